@@ -1,0 +1,64 @@
+//! The hypervisor as the agent sees it: disks, domains, addresses, events.
+//!
+//! [`Hypervisor`] has two implementations held to the same [`conformance`] suite: libvirt (crate
+//! `ec-libvirt`) and [`SimulatedHypervisor`], with latency and failures to set, for benchmarks and tests
+//! beyond one machine. Every effect is idempotent and named by the instance's uuid: doing it again after
+//! a crash is safe.
+
+mod types;
+
+use std::collections::HashMap;
+
+use async_trait::async_trait;
+use ec_model::{Address, BaseImage, InstanceId};
+use tokio::sync::broadcast;
+
+pub use types::{
+    DomainSpec, HostInfo, HypervisorError, HypervisorEvent, HypervisorResult, Observed, RunState,
+};
+
+/// What runs virtual machines on this node. Only what carries this node's mark is ever seen or touched.
+#[async_trait]
+pub trait Hypervisor: Send + Sync + 'static {
+    /// Connects where needed, and tells what is there. Also makes sure that the storage pool is there and
+    /// active, and that the network exists (starting it where it is defined and not running).
+    async fn prepare(&self) -> HypervisorResult<HostInfo>;
+
+    /// Everything of ours: domains with our mark, and volumes in our pool with no domain.
+    async fn list(&self) -> HypervisorResult<HashMap<InstanceId, Observed>>;
+
+    /// What is of one instance; [`Observed::default`] where nothing is.
+    async fn observe(&self, instance: InstanceId) -> HypervisorResult<Observed>;
+
+    /// Makes the instance's overlay volume on `base`. Capacity is `capacity_bytes`, or the base's own
+    /// where `None`. An overlay that is there already is kept where it is whole and has that base,
+    /// and replaced otherwise.
+    async fn create_overlay(
+        &self,
+        instance: InstanceId,
+        base: &BaseImage,
+        capacity_bytes: Option<u64>,
+    ) -> HypervisorResult<()>;
+
+    /// Defines the domain, persistent and not running. One that is there already is left as it is.
+    async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()>;
+
+    /// Starts the domain; running already is not an error.
+    async fn start(&self, instance: InstanceId) -> HypervisorResult<()>;
+
+    /// Ends the domain (hard), undefines it, deletes its volume and its console log. What is not there is
+    /// not an error, so that a half-done destroy is finished by calling it again.
+    async fn destroy(&self, instance: InstanceId) -> HypervisorResult<()>;
+
+    /// The addresses of these instances, as far as known now. Cheap enough to be called every 150 ms.
+    async fn addresses(
+        &self,
+        instances: &[InstanceId],
+    ) -> HypervisorResult<HashMap<InstanceId, Vec<Address>>>;
+
+    /// The end of the guest's console, at most `max_bytes`, as text; empty where there is none.
+    async fn console_tail(&self, instance: InstanceId, max_bytes: usize) -> HypervisorResult<String>;
+
+    /// Hints that something changed. Each means only "look again"; a receiver that lags looks at all.
+    fn events(&self) -> broadcast::Receiver<HypervisorEvent>;
+}

@@ -1,0 +1,95 @@
+//! What the agent and the hypervisor tell each other.
+
+use ec_model::InstanceId;
+
+/// Result of a hypervisor operation.
+pub type HypervisorResult<T> = Result<T, HypervisorError>;
+
+/// What went wrong, by what the caller can do about it.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum HypervisorError {
+    /// The hypervisor cannot be reached now: wait and try again, nothing about the instance is wrong.
+    #[error("hypervisor is not reachable at {uri}: {detail}")]
+    Unreachable {
+        /// The connection URI.
+        uri: String,
+        /// Its own words.
+        detail: String,
+    },
+    /// A call did not come back in time. What it did is unknown; other domains are not affected.
+    #[error("{what} did not come back within {seconds} s")]
+    TimedOut {
+        /// The call and what it was for.
+        what: String,
+        /// The deadline that passed, in seconds.
+        seconds: u64,
+    },
+    /// The hypervisor refused or failed; trying the same again will not help.
+    #[error("failed to {what}: {detail}")]
+    Failed {
+        /// What was being done to what.
+        what: String,
+        /// The hypervisor's own words.
+        detail: String,
+    },
+}
+
+impl HypervisorError {
+    /// Whether trying the same again later may help.
+    pub fn is_transient(&self) -> bool {
+        !matches!(self, Self::Failed { .. })
+    }
+}
+
+/// What the hypervisor is, for `ecompute --check` and the node's record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostInfo {
+    /// For example `QEMU 7.2.0, libvirt 9.0.0`.
+    pub version: String,
+    /// `kvm` or `qemu`.
+    pub virt_type: String,
+    /// The bridge device of the libvirt network, where guests' metadata requests arrive.
+    pub bridge: Option<String>,
+}
+
+/// What is of an instance on this host.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Observed {
+    /// The domain, where there is one.
+    pub domain: Option<RunState>,
+    /// Whether its volume is there.
+    pub volume: bool,
+}
+
+/// Whether a domain runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RunState {
+    /// Running, or paused for a moment.
+    Running,
+    /// Defined; libvirt knows of no start (also after libvirtd itself was restarted).
+    NotStarted,
+    /// It ran and the guest or its process has ended.
+    Ended,
+}
+
+/// A hint that something changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HypervisorEvent {
+    /// Look at this instance again.
+    Changed(InstanceId),
+    /// Look at everything again: the connection was lost or came back.
+    LookAtAll,
+}
+
+/// What a domain shall be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DomainSpec {
+    /// Its name and its uuid.
+    pub instance: InstanceId,
+    /// A title for people who run `virsh list --title`: the hostname.
+    pub title: String,
+    /// Virtual processors, exactly as allocated.
+    pub vcpus: u64,
+    /// Memory in MiB, exactly as allocated.
+    pub memory_mb: u64,
+}

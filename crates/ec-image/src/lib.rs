@@ -1,0 +1,1 @@
+//! Image cache: fetch, verify, tell the format, evict.

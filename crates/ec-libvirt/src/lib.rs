@@ -1,0 +1,1 @@
+//! libvirt behind the hypervisor trait; the only crate that knows the bindings.

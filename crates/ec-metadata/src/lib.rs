@@ -1,0 +1,1 @@
+//! The metadata service: EC2 and OpenStack trees for guests.

@@ -1,0 +1,156 @@
+//! The layout of the keys under the root prefix; see `docs/keyspace.md`.
+
+use crate::{InstanceId, InvalidId, NodeId};
+
+/// A key below the prefix that is not of the form which belongs there.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("key `{key}` is not of the form `{form}`")]
+pub struct KeyError {
+    key: String,
+    form: &'static str,
+}
+
+/// Builds and parses every key of one cluster, all under one root prefix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Keyspace {
+    root: String,
+}
+
+impl Default for Keyspace {
+    fn default() -> Self {
+        Self::new(Self::DEFAULT_ROOT)
+    }
+}
+
+impl Keyspace {
+    /// The root where the configuration names none.
+    pub const DEFAULT_ROOT: &str = "/ecompute";
+
+    /// A keyspace under `root`; slashes at its end do not count.
+    pub fn new(root: &str) -> Self {
+        Self { root: root.trim_end_matches('/').to_owned() }
+    }
+
+    /// `<root>/nodes/`
+    pub fn nodes(&self) -> String {
+        format!("{}/nodes/", self.root)
+    }
+
+    /// The key that lives as long as the agent of `node` does.
+    pub fn node(&self, node: NodeId) -> String {
+        format!("{}/nodes/{node}", self.root)
+    }
+
+    /// `<root>/instances/`
+    pub fn instances(&self) -> String {
+        format!("{}/instances/", self.root)
+    }
+
+    /// Where an instance lives: the index that makes looking one up a single read.
+    pub fn instance(&self, instance: InstanceId) -> String {
+        format!("{}/instances/{instance}", self.root)
+    }
+
+    /// Every request of one node.
+    pub fn requests(&self, node: NodeId) -> String {
+        format!("{}/requests/{node}/", self.root)
+    }
+
+    /// What shall be of an instance.
+    pub fn request(&self, node: NodeId, instance: InstanceId) -> String {
+        format!("{}/requests/{node}/{instance}", self.root)
+    }
+
+    /// Every request of every node.
+    pub fn all_requests(&self) -> String {
+        format!("{}/requests/", self.root)
+    }
+
+    /// Every status of one node.
+    pub fn statuses(&self, node: NodeId) -> String {
+        format!("{}/status/{node}/", self.root)
+    }
+
+    /// What is of an instance.
+    pub fn status(&self, node: NodeId, instance: InstanceId) -> String {
+        format!("{}/status/{node}/{instance}", self.root)
+    }
+
+    /// Every status of every node.
+    pub fn all_statuses(&self) -> String {
+        format!("{}/status/", self.root)
+    }
+
+    /// The node of a `<root>/nodes/<node>` key.
+    pub fn parse_node(&self, key: &str) -> Result<NodeId, KeyError> {
+        parse_last(key, &self.nodes(), "<root>/nodes/<node uuid>")
+    }
+
+    /// The instance of a `<root>/instances/<instance>` key.
+    pub fn parse_instance(&self, key: &str) -> Result<InstanceId, KeyError> {
+        parse_last(key, &self.instances(), "<root>/instances/<instance uuid>")
+    }
+
+    /// Node and instance of a request key.
+    pub fn parse_request(&self, key: &str) -> Result<(NodeId, InstanceId), KeyError> {
+        parse_pair(key, &self.all_requests(), "<root>/requests/<node uuid>/<instance uuid>")
+    }
+
+    /// Node and instance of a status key.
+    pub fn parse_status(&self, key: &str) -> Result<(NodeId, InstanceId), KeyError> {
+        parse_pair(key, &self.all_statuses(), "<root>/status/<node uuid>/<instance uuid>")
+    }
+}
+
+/// One id has one key: only the canonical spelling of a uuid is accepted.
+fn canonical<T: std::str::FromStr<Err = InvalidId> + std::fmt::Display>(text: &str) -> Option<T> {
+    text.parse::<T>().ok().filter(|id| id.to_string() == text)
+}
+
+fn parse_last<T>(key: &str, prefix: &str, form: &'static str) -> Result<T, KeyError>
+where
+    T: std::str::FromStr<Err = InvalidId> + std::fmt::Display,
+{
+    key.strip_prefix(prefix).and_then(canonical).ok_or_else(|| KeyError { key: key.to_owned(), form })
+}
+
+fn parse_pair(key: &str, prefix: &str, form: &'static str) -> Result<(NodeId, InstanceId), KeyError> {
+    key.strip_prefix(prefix)
+        .and_then(|rest| rest.split_once('/'))
+        .and_then(|(node, instance)| Some((canonical(node)?, canonical(instance)?)))
+        .ok_or_else(|| KeyError { key: key.to_owned(), form })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn every_key_built_is_parsed_back(root in "/?[a-z]{1,8}(/[a-z]{1,4})?/?", n: u128, i: u128) {
+            let (node, instance) = (NodeId::new(uuid::Uuid::from_u128(n)), InstanceId::new(uuid::Uuid::from_u128(i)));
+            let keys = Keyspace::new(&root);
+            prop_assert_eq!(keys.parse_node(&keys.node(node)), Ok(node));
+            prop_assert_eq!(keys.parse_instance(&keys.instance(instance)), Ok(instance));
+            prop_assert_eq!(keys.parse_request(&keys.request(node, instance)), Ok((node, instance)));
+            prop_assert_eq!(keys.parse_status(&keys.status(node, instance)), Ok((node, instance)));
+            prop_assert!(keys.request(node, instance).starts_with(&keys.requests(node)));
+        }
+
+        #[test]
+        fn no_key_makes_the_parser_panic(key in ".*") {
+            let keys = Keyspace::default();
+            prop_assert!(keys.parse_request(&key).is_err());
+            let _ = keys.parse_request(&format!("{}{key}", keys.all_requests()));
+        }
+    }
+
+    #[test]
+    fn a_second_spelling_of_a_uuid_is_not_a_second_key() {
+        let keys = Keyspace::default();
+        assert!(keys.parse_node("/ecompute/nodes/7D3C1F0A-2B4E-4C55-9A7E-0123456789AB").is_err());
+        assert!(keys.parse_node("/ecompute/nodes/7d3c1f0a2b4e4c559a7e0123456789ab").is_err());
+    }
+}

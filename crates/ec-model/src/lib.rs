@@ -1,0 +1,20 @@
+//! What the parts of etcd-compute say to each other: ids as types, the records that lie in etcd, the
+//! layout of the keys, the states of an instance, and the grammar of a resources query.
+//!
+//! Pure: nothing here reads a clock, a file or a socket. `docs/keyspace.md` is the contract that
+//! [`Keyspace`] and the records implement.
+
+mod ids;
+mod image;
+mod keys;
+mod query;
+mod records;
+
+pub use ids::{InstanceId, InvalidId, InvalidMac, MacAddr, NodeId};
+pub use image::{BaseImage, DiskFormat};
+pub use keys::{KeyError, Keyspace};
+pub use query::{QueryError, ResourceQuery};
+pub use records::{
+    Address, AddressSource, Blob, Desired, ImageRef, IndexEntry, NodeRecord, Progress, RECORD_VERSION,
+    Record, RecordError, Request, Resources, State, Status, USER_DATA_MAX, decode, encode,
+};

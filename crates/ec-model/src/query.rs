@@ -1,0 +1,139 @@
+//! The grammar of an allocation-candidates query, as users write it on the command line.
+//!
+//! Only what can be told without the server is checked here: the form of the string and of the
+//! `resources` groups. Everything else goes through untouched, and the server has the last word
+//! (OpenStack Placement API reference, "List allocation candidates").
+
+use crate::Resources;
+
+/// A query that no Placement API would understand.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum QueryError {
+    /// There is no `resources` group at all.
+    #[error("the query asks for nothing; wanted for example `resources=VCPU:1,MEMORY_MB:256`")]
+    NoResources,
+    /// A part without `=`.
+    #[error("`{0}` is not of the form `key=value`")]
+    NotAPair(String),
+    /// A group's value is not a list of class and amount.
+    #[error("`{part}` in `{key}` is not of the form `CLASS:AMOUNT`, for example `VCPU:1`")]
+    NotAnAmount {
+        /// The group.
+        key: String,
+        /// The part in it.
+        part: String,
+    },
+    /// A broken percent escape.
+    #[error("`{0}` is not valid percent-encoded UTF-8")]
+    NotText(String),
+}
+
+/// A checked query: the parameters in their order, decoded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResourceQuery {
+    pairs: Vec<(String, String)>,
+}
+
+impl ResourceQuery {
+    /// Reads `resources=VCPU:1,…&required=…`; a leading `?` does not count.
+    pub fn parse(text: &str) -> Result<Self, QueryError> {
+        let mut pairs = Vec::new();
+        for part in text.trim_start_matches('?').split('&').filter(|part| !part.is_empty()) {
+            if !part.contains('=') {
+                return Err(QueryError::NotAPair(part.to_owned()));
+            }
+            let Some((key, value)) = url::form_urlencoded::parse(part.as_bytes()).next() else {
+                return Err(QueryError::NotAPair(part.to_owned()));
+            };
+            if key.contains('\u{fffd}') || value.contains('\u{fffd}') {
+                return Err(QueryError::NotText(part.to_owned()));
+            }
+            if is_group(&key) {
+                amounts(&key, &value)?;
+            }
+            pairs.push((key.into_owned(), value.into_owned()));
+        }
+        if pairs.iter().any(|(key, _)| is_group(key)) {
+            Ok(Self { pairs })
+        } else {
+            Err(QueryError::NoResources)
+        }
+    }
+
+    /// The parameters, decoded, in their order.
+    pub fn pairs(&self) -> &[(String, String)] {
+        &self.pairs
+    }
+
+    /// Amounts of all groups together, by class.
+    pub fn total(&self) -> Resources {
+        let mut total = Resources::new();
+        for (key, value) in self.pairs.iter().filter(|(key, _)| is_group(key)) {
+            for (class, amount) in amounts(key, value).unwrap_or_default() {
+                let sum: &mut u64 = total.entry(class).or_default();
+                *sum = sum.saturating_add(amount);
+            }
+        }
+        total
+    }
+}
+
+/// `resources` or `resources<suffix>`; suffixes are limited by the server, not here.
+fn is_group(key: &str) -> bool {
+    key.starts_with("resources")
+}
+
+fn amounts(key: &str, value: &str) -> Result<Vec<(String, u64)>, QueryError> {
+    value
+        .split(',')
+        .map(|part| {
+            part.split_once(':')
+                .filter(|(class, _)| !class.is_empty())
+                .and_then(|(class, amount)| Some((class.to_owned(), amount.parse().ok()?)))
+                .ok_or_else(|| QueryError::NotAnAmount { key: key.to_owned(), part: part.to_owned() })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_classic_query_and_granular_groups_are_read() {
+        let query = ResourceQuery::parse(
+            "resources=VCPU:1,MEMORY_MB:256&required=HW_CPU_X86_AVX2,!CUSTOM_X&resources_net=VCPU:2&member_of=in:a,b",
+        )
+        .unwrap();
+        assert_eq!(query.total(), [("MEMORY_MB".to_owned(), 256), ("VCPU".to_owned(), 3)].into());
+        assert_eq!(query.pairs()[1], ("required".to_owned(), "HW_CPU_X86_AVX2,!CUSTOM_X".to_owned()));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_what_would_be_right() {
+        for (text, wanted) in [
+            ("", "asks for nothing"),
+            ("required=X", "asks for nothing"),
+            ("resources", "`resources` is not of the form `key=value`"),
+            ("resources=VCPU", "`VCPU` in `resources`"),
+            ("resources=VCPU:x", "`VCPU:x`"),
+            ("resources=VCPU:-1", "`VCPU:-1`"),
+            ("resources=:1", "`:1`"),
+            ("resources=VCPU:1,", "``"),
+            ("resources=VCPU:%ff", "percent-encoded"),
+        ] {
+            let error = ResourceQuery::parse(text).unwrap_err().to_string();
+            assert!(error.contains(wanted), "{text}: {error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_the_parser_panic(text in ".*") {
+            let _ = ResourceQuery::parse(&text);
+            let _ = ResourceQuery::parse(&format!("resources={text}")).map(|query| query.total());
+        }
+    }
+}

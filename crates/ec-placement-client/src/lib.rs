@@ -1,0 +1,1 @@
+//! The Placement API over HTTP.

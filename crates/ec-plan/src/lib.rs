@@ -1,0 +1,1 @@
+//! Decisions as pure functions: what is, what shall be, so what to do.

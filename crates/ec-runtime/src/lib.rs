@@ -1,0 +1,1 @@
+//! What every binary needs: configuration, logging, exit codes.

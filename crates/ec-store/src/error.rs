@@ -1,0 +1,46 @@
+//! What can go wrong with a store, by what the caller can do about it.
+
+use crate::{LeaseId, Revision};
+
+/// Result of a store operation.
+pub type StoreResult<T> = Result<T, StoreError>;
+
+/// What went wrong. The texts are fragments that fit behind "failed to …:".
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum StoreError {
+    /// The store was not reached, and the operation has certainly not happened: try again.
+    #[error("etcd is not reachable at {endpoints}: {detail}")]
+    Unreachable {
+        /// Where it was looked for.
+        endpoints: String,
+        /// The transport's own words, with their causes.
+        detail: String,
+    },
+    /// The connection broke or time ran out after the request was sent: a write may have happened.
+    #[error("etcd did not answer, so the outcome is unknown: {0}")]
+    Unknown(String),
+    /// History from the wanted revision on is gone; list again.
+    #[error("revision {wanted} is compacted, history begins at {first}")]
+    Compacted {
+        /// The revision asked for.
+        wanted: Revision,
+        /// The first one still there.
+        first: Revision,
+    },
+    /// The lease has expired or was revoked.
+    #[error("lease {:x} is gone", .0.0)]
+    LeaseLost(LeaseId),
+    /// The server refused: credentials, permissions, size limits.
+    #[error("etcd refused: {0}")]
+    Refused(String),
+    /// The settings of the connection are wrong: a certificate file, an endpoint's form.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+impl StoreError {
+    /// Whether trying the same again later may help.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::Unknown(_))
+    }
+}

@@ -1,0 +1,52 @@
+//! The store that the parts of etcd-compute share: keys, transactions, watches and leases.
+//!
+//! [`Store`] has two implementations which pass the same [`conformance`] suite: [`EtcdStore`], the real
+//! thing, and [`MemoryStore`], a deterministic twin with revisions, watches, leases, compaction and
+//! injected faults. [`follow`] turns list and watch into one resilient stream of changes.
+
+mod error;
+mod types;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+pub use error::{StoreError, StoreResult};
+pub use types::{Compare, Event, KeyValue, LeaseId, Listing, Op, Revision, Txn, TxnOutcome, WatchBatch};
+
+/// A linearizable key-value store with revisions; the part of etcd that we use.
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    /// One key, or `None`, with the revision of the whole store at that moment.
+    async fn get(&self, key: &str) -> StoreResult<(Option<KeyValue>, Revision)>;
+
+    /// Every key under `prefix`, in key order, all as of one revision (big prefixes are read in pages
+    /// pinned to the revision of the first).
+    async fn list(&self, prefix: &str) -> StoreResult<Listing>;
+
+    /// Applies `txn.then` if every compare holds, else nothing. Atomic.
+    async fn txn(&self, txn: Txn) -> StoreResult<TxnOutcome>;
+
+    /// Changes under `prefix` from `from` on, inclusive. Returns when the server has accepted the watch.
+    async fn watch(&self, prefix: &str, from: Revision) -> StoreResult<Box<dyn Watch>>;
+
+    /// A new lease. The server may grant more than `ttl`, never less.
+    async fn grant(&self, ttl: Duration) -> StoreResult<LeaseId>;
+
+    /// Renews a lease once; answers the time it now has. [`StoreError::LeaseLost`] where it is gone.
+    async fn keep_alive(&self, lease: LeaseId) -> StoreResult<Duration>;
+
+    /// Ends a lease and deletes its keys. Ending one that is gone already is not an error.
+    async fn revoke(&self, lease: LeaseId) -> StoreResult<()>;
+
+    /// Forgets history before `revision`. Compacting the same revision twice is not an error.
+    async fn compact(&self, revision: Revision) -> StoreResult<()>;
+}
+
+/// A running watch; dropping it ends it.
+#[async_trait]
+pub trait Watch: Send {
+    /// The next changes; waits until there are some. After any error the watch is over and a new one is
+    /// wanted; [`StoreError::Compacted`] means that changes were missed, so list first.
+    async fn next(&mut self) -> StoreResult<WatchBatch>;
+}

@@ -1,0 +1,135 @@
+//! Keys, values, transactions and events, free of etcd's own types.
+
+/// A revision of the whole store: every change has one, and they only grow.
+pub type Revision = i64;
+
+/// A lease's id, as the store gave it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LeaseId(pub i64);
+
+/// A key with its value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyValue {
+    /// The key.
+    pub key: String,
+    /// The value.
+    pub value: Vec<u8>,
+    /// The revision that created the key.
+    pub create_revision: Revision,
+    /// The revision that last changed it.
+    pub mod_revision: Revision,
+    /// The lease it hangs on.
+    pub lease: Option<LeaseId>,
+}
+
+/// What lay under a prefix at one revision.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listing {
+    /// In key order.
+    pub pairs: Vec<KeyValue>,
+    /// The revision at which they were read; a watch goes on from the one after it.
+    pub revision: Revision,
+}
+
+/// A condition of a transaction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Compare {
+    /// There is no such key.
+    Absent(String),
+    /// There is such a key.
+    Present(String),
+    /// The key was last changed at exactly this revision.
+    Unchanged(String, Revision),
+}
+
+/// A change of a transaction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Op {
+    /// Write a key.
+    Put {
+        /// The key.
+        key: String,
+        /// The new value.
+        value: Vec<u8>,
+        /// The lease to hang it on.
+        lease: Option<LeaseId>,
+    },
+    /// Delete a key; none there is not an error.
+    Delete(String),
+}
+
+/// Changes that happen together if every condition holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Txn {
+    /// All must hold.
+    pub when: Vec<Compare>,
+    /// Done in this order; a key may stand in it once.
+    pub then: Vec<Op>,
+}
+
+impl Txn {
+    /// An empty transaction.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a condition.
+    #[must_use]
+    pub fn when(mut self, compare: Compare) -> Self {
+        self.when.push(compare);
+        self
+    }
+
+    /// Adds a write.
+    #[must_use]
+    pub fn put(mut self, key: impl Into<String>, value: impl Into<Vec<u8>>) -> Self {
+        self.then.push(Op::Put { key: key.into(), value: value.into(), lease: None });
+        self
+    }
+
+    /// Adds a write of a key that goes with its lease.
+    #[must_use]
+    pub fn put_leased(mut self, key: impl Into<String>, value: impl Into<Vec<u8>>, lease: LeaseId) -> Self {
+        self.then.push(Op::Put { key: key.into(), value: value.into(), lease: Some(lease) });
+        self
+    }
+
+    /// Adds a deletion.
+    #[must_use]
+    pub fn delete(mut self, key: impl Into<String>) -> Self {
+        self.then.push(Op::Delete(key.into()));
+        self
+    }
+}
+
+/// How a transaction ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TxnOutcome {
+    /// Whether the conditions held, so that the changes were made.
+    pub succeeded: bool,
+    /// The store's revision afterwards.
+    pub revision: Revision,
+}
+
+/// One change under a watched prefix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A key was written.
+    Put(KeyValue),
+    /// A key was deleted, at this revision.
+    Delete {
+        /// The key.
+        key: String,
+        /// The revision of the deletion.
+        revision: Revision,
+    },
+}
+
+/// Changes that arrived together. May be empty: a sign of life, with progress.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WatchBatch {
+    /// In order of revision.
+    pub events: Vec<Event>,
+    /// Where a new watch must begin so that nothing is missed and nothing comes twice.
+    pub resume_from: Revision,
+}
