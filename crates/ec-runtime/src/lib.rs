@@ -1,1 +1,16 @@
-//! What every binary needs: configuration, logging, exit codes.
+//! What every binary needs at its edges: reading its configuration, logging, shutting down on signals,
+//! and turning errors into one line and an exit code.
+
+pub mod config;
+pub mod exit;
+mod logging;
+mod shutdown;
+
+pub use logging::{LogFormat, init_logging};
+pub use shutdown::shutdown_on_signals;
+
+/// Installs the one TLS provider of the process; to be called first in every `main`.
+pub fn install_tls_provider() {
+    // Err means that it is installed already, which is what we want.
+    rustls::crypto::ring::default_provider().install_default().ok();
+}

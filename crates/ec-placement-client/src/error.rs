@@ -1,0 +1,56 @@
+//! What the Placement API answers when it does not do what was asked.
+
+/// Result of a placement operation.
+pub type PlacementResult<T> = Result<T, PlacementError>;
+
+/// Why a placement operation failed, by what the caller can do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum PlacementError {
+    /// No usable answer: not there, broken off, or a server error. What a write did is unknown.
+    #[error("placement is not reachable at {endpoint}: {detail}")]
+    Unreachable {
+        /// Where it was looked for.
+        endpoint: String,
+        /// The transport's own words, or the server's status.
+        detail: String,
+    },
+    /// Somebody else changed what this write was based on: read again and decide again.
+    #[error("placement refused because of a concurrent change: {0}")]
+    Conflict(String),
+    /// There is no such thing.
+    #[error("placement knows no {0}")]
+    NotFound(String),
+    /// The token is wrong or lacks a role.
+    #[error("placement at {endpoint} refuses the token (HTTP {status}): check `placement.token`")]
+    Denied {
+        /// Where it was asked.
+        endpoint: String,
+        /// 401 or 403.
+        status: u16,
+    },
+    /// The request itself is wrong.
+    #[error("placement refused the request: {0}")]
+    Refused(String),
+    /// The name belongs to another provider.
+    #[error(
+        "the name `{name}` belongs to resource provider {owner}, not to this node {node}: set another `name`, or `uuid: {owner}` to take it over, or delete that provider"
+    )]
+    NameTaken {
+        /// The name.
+        name: String,
+        /// The uuid that has it.
+        owner: String,
+        /// The uuid that wanted it.
+        node: String,
+    },
+    /// The settings are wrong.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+impl PlacementError {
+    /// Whether trying the same again later may help.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::Conflict(_))
+    }
+}

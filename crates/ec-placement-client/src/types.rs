@@ -1,0 +1,156 @@
+//! The documents of the API, as far as we read and write them.
+
+use std::collections::{BTreeMap, HashMap};
+
+use ec_model::{InstanceId, NodeId, Resources};
+use serde::{Deserialize, Serialize};
+
+/// A resource provider.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Provider {
+    /// Its uuid; of a node, the node's own.
+    pub uuid: NodeId,
+    /// Its unique name.
+    pub name: String,
+    /// Counts its changes; a write that carries an old one is refused.
+    pub generation: u64,
+}
+
+/// What a provider has of one resource class.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Inventory {
+    /// All there is, in the unit of the class.
+    pub total: u64,
+    /// What is not for allocation; equal to `total` locks the class.
+    pub reserved: u64,
+    /// The least one allocation may take.
+    pub min_unit: u64,
+    /// The most one allocation may take.
+    pub max_unit: u64,
+    /// Allocations come in multiples of this.
+    pub step_size: u64,
+    /// `(total - reserved) * allocation_ratio` may be allocated.
+    pub allocation_ratio: f64,
+}
+
+/// One way to satisfy a query.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Candidate {
+    /// What to take from which provider, as the claim must send it.
+    pub allocations: BTreeMap<NodeId, Resources>,
+    /// Which provider serves which group; sent back with the claim.
+    pub mappings: BTreeMap<String, Vec<NodeId>>,
+}
+
+/// What a query found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Candidates {
+    /// In the server's order.
+    pub candidates: Vec<Candidate>,
+    /// The root of each provider's tree: where a candidate takes from a part of a host, its root is the host.
+    pub roots: HashMap<NodeId, NodeId>,
+}
+
+impl Candidates {
+    /// The hosts that a candidate touches: the roots of its providers, without repetition.
+    pub fn hosts(&self, candidate: &Candidate) -> Vec<NodeId> {
+        let mut hosts: Vec<_> =
+            candidate.allocations.keys().map(|rp| self.roots.get(rp).copied().unwrap_or(*rp)).collect();
+        hosts.sort_unstable();
+        hosts.dedup();
+        hosts
+    }
+}
+
+/// A claim to be made for a consumer that must not exist yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claim<'a> {
+    /// The consumer.
+    pub instance: InstanceId,
+    /// What it takes.
+    pub candidate: &'a Candidate,
+    /// Whom it is accounted to.
+    pub project: &'a str,
+    /// Who asked.
+    pub user: &'a str,
+}
+
+/// Everything one consumer holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConsumerAllocations {
+    /// By provider.
+    pub allocations: BTreeMap<NodeId, Resources>,
+}
+
+impl ConsumerAllocations {
+    /// Amounts of all providers together, by class.
+    pub fn total(&self) -> Resources {
+        let mut total = Resources::new();
+        for resources in self.allocations.values() {
+            for (class, amount) in resources {
+                let sum = total.entry(class.clone()).or_default();
+                *sum = sum.saturating_add(*amount);
+            }
+        }
+        total
+    }
+}
+
+// The wire forms.
+
+#[derive(Deserialize)]
+pub(crate) struct CandidatesBody {
+    pub(crate) allocation_requests: Vec<AllocationRequest>,
+    #[serde(default)]
+    pub(crate) provider_summaries: HashMap<NodeId, Summary>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct AllocationRequest {
+    pub(crate) allocations: BTreeMap<NodeId, ResourcesOf>,
+    #[serde(default)]
+    pub(crate) mappings: BTreeMap<String, Vec<NodeId>>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Summary {
+    pub(crate) root_provider_uuid: Option<NodeId>,
+}
+
+#[derive(Deserialize, Serialize)]
+pub(crate) struct ResourcesOf {
+    pub(crate) resources: Resources,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct ConsumerBody {
+    pub(crate) allocations: BTreeMap<NodeId, ResourcesOf>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct ProviderAllocationsBody {
+    pub(crate) allocations: HashMap<InstanceId, ResourcesOf>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct InventoriesBody {
+    pub(crate) inventories: BTreeMap<String, Inventory>,
+    pub(crate) resource_provider_generation: u64,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct TraitsBody {
+    pub(crate) traits: Vec<String>,
+    #[serde(default)]
+    pub(crate) resource_provider_generation: u64,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct TraitNamesBody {
+    pub(crate) traits: Vec<String>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct ProvidersBody {
+    pub(crate) resource_providers: Vec<Provider>,
+}

@@ -1,0 +1,105 @@
+//! Exit codes, the same for every binary, and the one line that goes with them.
+
+use std::{error::Error, process::ExitCode};
+
+use ec_placement_client::PlacementError;
+use ec_store::StoreError;
+
+/// Refused or failed: no capacity, not found, an instance in ERROR.
+pub const FAILED: u8 = 1;
+/// Wrong usage or configuration (clap's own code for usage, too).
+pub const USAGE: u8 = 2;
+/// etcd or placement is not reachable.
+pub const UNREACHABLE: u8 = 3;
+
+/// An error that has found its exit code: what `main` prints in one line.
+#[derive(Debug)]
+pub struct Failure {
+    /// The process's exit code.
+    pub code: u8,
+    /// The whole message, in one line, without a full stop.
+    pub message: String,
+}
+
+impl Failure {
+    /// Refused or failed.
+    pub fn failed(message: impl Into<String>) -> Self {
+        Self { code: FAILED, message: message.into() }
+    }
+
+    /// Wrong usage or configuration.
+    pub fn usage(message: impl Into<String>) -> Self {
+        Self { code: USAGE, message: message.into() }
+    }
+
+    /// The code for `ExitCode`, after printing the line to standard error.
+    pub fn report(self, program: &str) -> ExitCode {
+        eprintln!("{program}: {}", one_line(&self.message));
+        ExitCode::from(self.code)
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        let code = match &error {
+            StoreError::Invalid(_) => USAGE,
+            error if error.is_transient() => UNREACHABLE,
+            _ => FAILED,
+        };
+        Self { code, message: chain(&error) }
+    }
+}
+
+impl From<PlacementError> for Failure {
+    fn from(error: PlacementError) -> Self {
+        let code = match &error {
+            PlacementError::Invalid(_) => USAGE,
+            PlacementError::Unreachable { .. } => UNREACHABLE,
+            _ => FAILED,
+        };
+        Self { code, message: chain(&error) }
+    }
+}
+
+impl From<crate::config::ConfigError> for Failure {
+    fn from(error: crate::config::ConfigError) -> Self {
+        Self::usage(chain(&error))
+    }
+}
+
+/// An error and its causes, joined by colons. Our errors never repeat their source in their own text.
+pub fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+/// Line breaks and control characters become spaces: an error is one line, whoever worded it.
+fn one_line(text: &str) -> String {
+    let clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    clean.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_a_server_says_becomes_one_line() {
+        assert_eq!(one_line("a\n  b\r\n\u{1b}[31mc"), "a b [31mc");
+    }
+
+    #[test]
+    fn each_kind_of_failure_has_its_code() {
+        let unreachable = StoreError::Unreachable { endpoints: "x".into(), detail: "y".into() };
+        assert_eq!(Failure::from(unreachable).code, UNREACHABLE);
+        assert_eq!(Failure::from(StoreError::Invalid("x".into())).code, USAGE);
+        assert_eq!(Failure::from(StoreError::Refused("x".into())).code, FAILED);
+        assert_eq!(Failure::from(PlacementError::NotFound("x".into())).code, FAILED);
+    }
+}
