@@ -1,1 +1,73 @@
-fn main() {}
+//! `ecompute`: parses its command line, runs the agent, maps the end to an exit code.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Parser, ValueEnum};
+use ec_runtime::{LogFormat, exit::Failure, init_logging, install_tls_provider, shutdown_on_signals};
+use ecompute::{agent, check::check, config::Settings};
+
+/// The agent of etcd-compute: one per host.
+///
+/// Registers this host's capacity with placement, watches its requests in etcd, and builds and destroys
+/// virtual machines through libvirt. SIGINT or SIGTERM lock the inventory and end the agent; guests go on
+/// running and are adopted by the next start.
+#[derive(Parser)]
+#[command(
+    version,
+    after_help = "Exit codes: 0 ended as asked, 1 failed, 2 wrong usage or configuration, 3 etcd or placement not reachable (--check)"
+)]
+struct Cli {
+    /// Configuration file [default: ./compute.yaml, then /etc/ecompute/compute.yaml, then defaults]
+    #[arg(long, value_name = "FILE", env = "ECOMPUTE_CONFIG")]
+    config: Option<PathBuf>,
+
+    /// Check the configuration and everything it names, tell what is wrong and how to mend it, and end
+    #[arg(long)]
+    check: bool,
+
+    /// How log lines look; RUST_LOG decides which there are
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    log_format: Format,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Format {
+    Text,
+    Json,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let format = match cli.log_format {
+        Format::Text => LogFormat::Text,
+        Format::Json => LogFormat::Json,
+    };
+    // A check answers on standard output; what it meets on the way would only repeat it.
+    init_logging(format, if cli.check { "off" } else { "info" });
+    install_tls_provider();
+    #[cfg(feature = "failpoints")]
+    let _scenario = fail::FailScenario::setup();
+    match run(&cli) {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => failure.report("ecompute"),
+    }
+}
+
+fn run(cli: &Cli) -> Result<u8, Failure> {
+    let (settings, file) = Settings::load(cli.config.as_deref())?;
+    // The agent waits far more than it works: two threads keep its memory small.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::failed(format!("failed to start: {error}")))?;
+    runtime.block_on(async {
+        if cli.check {
+            return Ok(check(&settings, file).await);
+        }
+        let shutdown = shutdown_on_signals()
+            .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
+        agent::run(settings, shutdown).await.map_err(|error| Failure::failed(format!("{error:#}")))?;
+        Ok(0)
+    })
+}

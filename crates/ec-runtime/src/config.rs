@@ -46,13 +46,17 @@ pub struct Loaded<T> {
 impl<T> Loaded<T> {
     /// An error about a value of this configuration.
     pub fn wrong(&self, message: impl Into<String>) -> ConfigError {
-        let location = self.path.as_ref().map_or("configuration".to_owned(), |path| path.display().to_string());
+        let location =
+            self.path.as_ref().map_or("configuration".to_owned(), |path| path.display().to_string());
         ConfigError::Wrong { location, message: message.into() }
     }
 }
 
 /// Reads the named file, else the first of `places` that is there, else defaults.
-pub fn load<T: DeserializeOwned + Default>(named: Option<&Path>, places: &[&Path]) -> Result<Loaded<T>, ConfigError> {
+pub fn load<T: DeserializeOwned + Default>(
+    named: Option<&Path>,
+    places: &[&Path],
+) -> Result<Loaded<T>, ConfigError> {
     let candidates = named.map_or_else(|| places.to_vec(), |path| vec![path]);
     for path in candidates {
         match fs::read_to_string(path) {
@@ -68,7 +72,10 @@ pub fn load<T: DeserializeOwned + Default>(named: Option<&Path>, places: &[&Path
 pub fn parse<T: DeserializeOwned + Default>(text: &str, path: &Path) -> Result<T, ConfigError> {
     // An empty file, or one with comments only, is no mapping for the YAML reader; for people it is
     // a file that changes nothing.
-    if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#') || line.trim() == "---") {
+    if text
+        .lines()
+        .all(|line| line.trim().is_empty() || line.trim_start().starts_with('#') || line.trim() == "---")
+    {
         return Ok(T::default());
     }
     serde_yaml::from_str(text).map_err(|error| {
@@ -167,16 +174,24 @@ impl EtcdSection {
     pub fn settings(&self) -> Result<EtcdConfig, String> {
         let endpoints = match (&self.endpoints, &self.host, self.port) {
             (Some(_), Some(_), _) | (Some(_), _, Some(_)) => {
-                return Err("etcd.endpoints stands instead of etcd.host and etcd.port: give one or the other".into());
+                return Err(
+                    "etcd.endpoints stands instead of etcd.host and etcd.port: give one or the other".into(),
+                );
             }
             (Some(endpoints), None, None) if endpoints.is_empty() => {
-                return Err("etcd.endpoints is empty: name at least one member, for example [\"etcd1:2379\"]".into());
+                return Err(
+                    "etcd.endpoints is empty: name at least one member, for example [\"etcd1:2379\"]".into(),
+                );
             }
             (Some(endpoints), None, None) => endpoints.clone(),
             (None, host, port) => {
                 let host = host.as_deref().unwrap_or(ETCD_DEFAULT.0);
                 // An IPv6 address needs its brackets before a port.
-                let host = if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host.into() };
+                let host = if host.contains(':') && !host.starts_with('[') {
+                    format!("[{host}]")
+                } else {
+                    host.into()
+                };
                 vec![format!("{host}:{}", port.unwrap_or(ETCD_DEFAULT.1))]
             }
         };
@@ -189,7 +204,7 @@ impl EtcdSection {
             _ => return Err("etcd.cert_cert and etcd.cert_key go together: one of them is missing".into()),
         };
         let tls = match (&self.ca_cert, client_cert) {
-            (Some(ca_cert), client_cert) => Some(EtcdTls { ca_cert: ca_cert.clone(), client_cert }),
+            (Some(ca_cert), client_cert) => Some(EtcdTls { ca_cert: ca_cert.clone(), client: client_cert }),
             (None, None) => None,
             (None, Some(_)) => return Err("etcd.cert_cert needs etcd.ca_cert beside it".into()),
         };
@@ -247,9 +262,15 @@ mod tests {
     #[test]
     fn an_unknown_key_is_named_with_its_place_and_the_nearest_right_one() {
         let text = wrong("etcd:\n  host: a\n  prot: 2379\n");
-        assert!(text.starts_with("compute.yaml:3:3: etcd: unknown key `prot`; did you mean `port`?"), "{text}");
+        assert!(
+            text.starts_with("compute.yaml:3:3: etcd: unknown key `prot`; did you mean `port`?"),
+            "{text}"
+        );
         let text = wrong("plaecment:\n  endpoint: x\n");
-        assert!(text.starts_with("compute.yaml:1:1: unknown key `plaecment`; did you mean `placement`?"), "{text}");
+        assert!(
+            text.starts_with("compute.yaml:1:1: unknown key `plaecment`; did you mean `placement`?"),
+            "{text}"
+        );
         let text = wrong("zzzzzzzzzzzzzzzz: 1\n");
         assert!(text.contains("known keys are etcd, placement"), "{text}");
     }
@@ -257,7 +278,10 @@ mod tests {
     #[test]
     fn a_wrong_type_is_named_with_its_key_and_place() {
         let text = wrong("etcd:\n  port: many\n");
-        assert!(text.starts_with("compute.yaml:2:9: etcd.port: invalid type: string \"many\", expected u16"), "{text}");
+        assert!(
+            text.starts_with("compute.yaml:2:9: etcd.port: invalid type: string \"many\", expected u16"),
+            "{text}"
+        );
         let text = wrong("- a\n");
         assert!(text.starts_with("compute.yaml:1:1: invalid type: sequence"), "{text}");
     }
@@ -289,7 +313,8 @@ mod tests {
 
     #[test]
     fn secrets_do_not_show() {
-        let config: Example = parse("etcd: {user: a, password: hunter2}\nplacement: {token: hunter2}", Path::new("x")).unwrap();
+        let config: Example =
+            parse("etcd: {user: a, password: hunter2}\nplacement: {token: hunter2}", Path::new("x")).unwrap();
         assert!(!format!("{config:?}").contains("hunter2"));
     }
 

@@ -1,0 +1,58 @@
+//! Looking for guests' addresses. Waiting for one holds no worker.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use ec_hypervisor::Hypervisor;
+use ec_model::{Address, InstanceId};
+use tokio::sync::{mpsc, watch};
+
+/// How soon a new address is noticed while somebody waits for one: within the 200 ms that we promise.
+const WAITING_PERIOD: Duration = Duration::from_millis(150);
+/// How soon a changed or further address is noticed.
+const KNOWN_PERIOD: Duration = Duration::from_secs(10);
+
+/// Whose addresses are looked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Guests that have none yet.
+    pub waiting: Vec<InstanceId>,
+    /// Guests that have one, which may change or get a second.
+    pub known: Vec<InstanceId>,
+}
+
+/// What was found, by instance.
+pub type Found = HashMap<InstanceId, Vec<Address>>;
+
+/// Looks as often as is wanted, until the receiver is gone.
+pub async fn look_for_addresses(
+    hypervisor: Arc<dyn Hypervisor>,
+    mut wanted: watch::Receiver<Wanted>,
+    found: mpsc::Sender<Found>,
+) {
+    let mut known_due = tokio::time::Instant::now() + KNOWN_PERIOD;
+    loop {
+        let now = tokio::time::Instant::now();
+        let mut look_at = wanted.borrow_and_update().waiting.clone();
+        let period = if look_at.is_empty() { KNOWN_PERIOD } else { WAITING_PERIOD };
+        if now >= known_due {
+            look_at.extend(wanted.borrow().known.iter().copied());
+            known_due = now + KNOWN_PERIOD;
+        }
+        if !look_at.is_empty() {
+            match hypervisor.addresses(&look_at).await {
+                Ok(addresses) if addresses.values().any(|list| !list.is_empty()) => {
+                    if found.send(addresses).await.is_err() {
+                        return;
+                    }
+                }
+                Ok(_) => {}
+                // The driver notices a lost hypervisor by itself; here it only means not yet.
+                Err(error) => tracing::debug!(%error, "failed to look for addresses"),
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep_until((now + period).min(known_due).max(tokio::time::Instant::now())) => {}
+            changed = wanted.changed() => if changed.is_err() { return },
+        }
+    }
+}

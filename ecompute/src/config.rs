@@ -1,0 +1,309 @@
+//! `compute.yaml`: the form on disk, and the checked settings that the agent runs with.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use ec_libvirt::VirtType;
+use ec_model::{Keyspace, NodeId};
+use ec_placement_client::PlacementConfig;
+use ec_runtime::config::{ConfigError, EtcdSection, Loaded, PlacementSection, load};
+use ec_store::EtcdConfig;
+use jiff::SignedDuration;
+use serde::Deserialize;
+
+/// Looked for in this order where `--config` names none.
+pub const PLACES: [&str; 2] = ["compute.yaml", "/etc/ecompute/compute.yaml"];
+
+/// The classes of an ordinary host, which is what this agent measures.
+pub const CLASSES: [&str; 3] = ["VCPU", "MEMORY_MB", "DISK_GB"];
+
+/// The file's form. Every key may be left out; the shipped `compute.yaml` explains each.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ComputeFile {
+    uuid: Option<String>,
+    name: Option<String>,
+    etcd: EtcdSection,
+    placement: PlacementSection,
+    resize: Option<bool>,
+    bridge: Option<String>,
+    state_dir: Option<PathBuf>,
+    images: ImagesSection,
+    workers: Option<usize>,
+    reserved: BTreeMap<String, u64>,
+    allocation_ratio: BTreeMap<String, f64>,
+    libvirt: LibvirtSection,
+    traits: Vec<String>,
+    address_timeout: Option<u64>,
+    audit_grace: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct ImagesSection {
+    directory: Option<PathBuf>,
+    max_gb: Option<u64>,
+    stall_timeout: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct LibvirtSection {
+    uri: Option<String>,
+    virt_type: Option<VirtTypeName>,
+    network: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum VirtTypeName {
+    #[default]
+    Auto,
+    Kvm,
+    Qemu,
+}
+
+/// Everything the agent needs to know, checked.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The uuid to use instead of the one kept in the state directory.
+    pub uuid: Option<NodeId>,
+    /// The provider's name.
+    pub name: String,
+    /// How to reach etcd.
+    pub etcd: EtcdConfig,
+    /// The keys' layout.
+    pub keys: Keyspace,
+    /// How to reach placement.
+    pub placement: PlacementConfig,
+    /// Whether a disk is as large as the allocated DISK_GB, or as its image.
+    pub resize: bool,
+    /// A host bridge for a second interface.
+    pub bridge: Option<String>,
+    /// Where the agent keeps what must outlive it.
+    pub state_dir: PathBuf,
+    /// The image cache's directory.
+    pub images: PathBuf,
+    /// The image cache's bound, in bytes.
+    pub images_max_bytes: u64,
+    /// A download without a byte for so long has stalled.
+    pub stall_timeout: Duration,
+    /// How many builds and destroys run at once.
+    pub workers: usize,
+    /// Per class, what is not for allocation.
+    pub reserved: BTreeMap<String, u64>,
+    /// Per class, how often what is there may be given out.
+    pub allocation_ratio: BTreeMap<String, f64>,
+    /// libvirt's connection URI.
+    pub libvirt_uri: String,
+    /// How guests run.
+    pub virt_type: VirtType,
+    /// The libvirt network of the first interface.
+    pub network: String,
+    /// The operator's own traits.
+    pub traits: BTreeSet<String>,
+    /// A guest without an address for so long after its start has failed.
+    pub address_timeout: SignedDuration,
+    /// An allocation without a request for so long is released.
+    pub audit_grace: SignedDuration,
+}
+
+/// Processors are shared in time, so several guests may count on one (what OpenStack's Nova gives out too).
+const VCPU_RATIO: f64 = 4.0;
+/// Room for a few dozen base images.
+const IMAGES_MAX_GB: u64 = 50;
+/// A mirror that sends nothing for this long will not send anything.
+const STALL_TIMEOUT: u64 = 30;
+/// An emulated guest on a busy host takes minutes to ask for its address.
+const ADDRESS_TIMEOUT: u64 = 300;
+/// Far more than the milliseconds between a claim and its request.
+const AUDIT_GRACE: u64 = 60;
+
+impl Settings {
+    /// Reads and checks the configuration.
+    pub fn load(named: Option<&Path>) -> Result<(Self, Option<PathBuf>), ConfigError> {
+        let loaded: Loaded<ComputeFile> = load(named, &PLACES.map(Path::new))?;
+        let settings = Self::check(&loaded.config).map_err(|why| loaded.wrong(why))?;
+        Ok((settings, loaded.path))
+    }
+
+    /// Checks what the form alone does not show. All mistakes are told at once.
+    pub fn check(file: &ComputeFile) -> Result<Self, String> {
+        let mut wrong = Vec::new();
+        let mut note = |why: String| wrong.push(why);
+
+        let uuid =
+            file.uuid.as_deref().and_then(|text| text.parse().map_err(|e| note(format!("uuid: {e}"))).ok());
+        let name = file.name.clone().unwrap_or_else(hostname);
+        if name.is_empty() || name.chars().count() > 200 {
+            note("name: wanted 1 to 200 characters, as placement has it".to_owned());
+        }
+        let etcd = file.etcd.settings().map_err(&mut note).ok();
+        let keys = file.etcd.keyspace().map_err(&mut note).ok();
+        for class in file.reserved.keys().chain(file.allocation_ratio.keys()) {
+            if !CLASSES.contains(&class.as_str()) {
+                note(format!(
+                    "`{class}` is not a resource class of this agent: wanted {}",
+                    CLASSES.join(", ")
+                ));
+            }
+        }
+        for (class, ratio) in &file.allocation_ratio {
+            if !(ratio.is_finite() && *ratio > 0.0 && *ratio <= 1000.0) {
+                note(format!("allocation_ratio.{class} is {ratio}: wanted more than 0, up to 1000"));
+            }
+        }
+        for name in &file.traits {
+            let custom = name.strip_prefix("CUSTOM_").is_some_and(|rest| {
+                !rest.is_empty()
+                    && rest.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_')
+            });
+            if !custom || name.len() > 255 {
+                note(format!("traits: `{name}` is not a custom trait: wanted CUSTOM_ and then A-Z, 0-9, _"));
+            }
+        }
+        if let Some(bridge) = &file.bridge
+            && !is_interface_name(bridge)
+        {
+            note(format!("bridge: `{bridge}` is not the name of a network interface"));
+        }
+        let state_dir = file.state_dir.clone().unwrap_or_else(|| PathBuf::from("/var/lib/ecompute"));
+        let images = file.images.directory.clone().unwrap_or_else(|| state_dir.join("images"));
+        for (key, path) in [("state_dir", &state_dir), ("images.directory", &images)] {
+            if !path.is_absolute() {
+                note(format!("{key}: `{}` is not an absolute path", path.display()));
+            }
+        }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let workers = file.workers.unwrap_or_else(|| (cores / 2).max(1));
+        if !(1..=256).contains(&workers) {
+            note(format!("workers is {workers}: wanted 1 to 256"));
+        }
+        let mut seconds = |key: &str, value: Option<u64>, default: u64| {
+            let value = value.unwrap_or(default);
+            if !(1..=86_400).contains(&value) {
+                note(format!("{key} is {value}: wanted seconds from 1 to 86400"));
+            }
+            value.clamp(1, 86_400)
+        };
+        let stall_timeout =
+            Duration::from_secs(seconds("images.stall_timeout", file.images.stall_timeout, STALL_TIMEOUT));
+        let address = seconds("address_timeout", file.address_timeout, ADDRESS_TIMEOUT);
+        let grace = seconds("audit_grace", file.audit_grace, AUDIT_GRACE);
+        let max_gb = file.images.max_gb.unwrap_or(IMAGES_MAX_GB);
+        if !(1..=1_000_000).contains(&max_gb) {
+            note(format!("images.max_gb is {max_gb}: wanted 1 to 1000000"));
+        }
+
+        let (Some(etcd), Some(keys), true) = (etcd, keys, wrong.is_empty()) else {
+            return Err(wrong.join("; "));
+        };
+        Ok(Self {
+            uuid,
+            name,
+            etcd,
+            keys,
+            placement: file.placement.settings(),
+            resize: file.resize.unwrap_or(true),
+            bridge: file.bridge.clone(),
+            state_dir,
+            images,
+            images_max_bytes: max_gb << 30,
+            stall_timeout,
+            workers,
+            reserved: file.reserved.clone(),
+            allocation_ratio: file.allocation_ratio.clone(),
+            libvirt_uri: file.libvirt.uri.clone().unwrap_or_else(|| "qemu:///system".to_owned()),
+            virt_type: match file.libvirt.virt_type.unwrap_or_default() {
+                VirtTypeName::Auto => VirtType::Auto,
+                VirtTypeName::Kvm => VirtType::Kvm,
+                VirtTypeName::Qemu => VirtType::Qemu,
+            },
+            network: file.libvirt.network.clone().unwrap_or_else(|| "default".to_owned()),
+            traits: file.traits.iter().cloned().collect(),
+            address_timeout: SignedDuration::from_secs(i64::try_from(address).unwrap_or(i64::MAX)),
+            audit_grace: SignedDuration::from_secs(i64::try_from(grace).unwrap_or(i64::MAX)),
+        })
+    }
+
+    /// The ratio of a class.
+    pub fn ratio(&self, class: &str) -> f64 {
+        let default = if class == "VCPU" { VCPU_RATIO } else { 1.0 };
+        self.allocation_ratio.get(class).copied().unwrap_or(default)
+    }
+
+    /// Where the overlays lie.
+    pub fn disks(&self) -> PathBuf {
+        self.state_dir.join("disks")
+    }
+
+    /// Where the guests' console logs lie.
+    pub fn consoles(&self) -> PathBuf {
+        self.state_dir.join("consoles")
+    }
+
+    /// Where the node's own records of its instances lie.
+    pub fn records(&self) -> PathBuf {
+        self.state_dir.join("instances")
+    }
+}
+
+fn hostname() -> String {
+    nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default()
+}
+
+fn is_interface_name(name: &str) -> bool {
+    // IFNAMSIZ is 16 with its closing zero.
+    (1..16).contains(&name.len()) && name.chars().all(|c| c.is_ascii_graphic() && c != '/')
+}
+
+#[cfg(test)]
+mod tests {
+    use ec_runtime::config::parse;
+
+    use super::*;
+
+    fn check(text: &str) -> Result<Settings, String> {
+        Settings::check(&parse(text, Path::new("compute.yaml")).map_err(|error| error.to_string())?)
+    }
+
+    #[test]
+    fn the_shipped_file_is_valid_and_says_nothing_but_defaults() {
+        let shipped = check(include_str!("../../compute.yaml")).unwrap();
+        let defaults = Settings::check(&ComputeFile::default()).unwrap();
+        let mut shipped = shipped;
+        // The file spells out the ratios, which the defaults compute.
+        for class in CLASSES {
+            assert_eq!(shipped.ratio(class), defaults.ratio(class));
+        }
+        shipped.allocation_ratio.clear();
+        assert_eq!(format!("{shipped:?}"), format!("{defaults:?}"));
+    }
+
+    #[test]
+    fn the_classic_keys_keep_working() {
+        let settings = check(
+            "uuid: c1a6523e-c50a-42c2-8952-f2d3a8479e99\netcd:\n  host: ds1\nplacement:\n  endpoint: http://ds1:8080\nresize: False\nbridge: br0\n",
+        )
+        .unwrap();
+        assert_eq!(settings.etcd.endpoints, ["ds1:2379"]);
+        assert!(!settings.resize);
+        assert_eq!(settings.bridge.as_deref(), Some("br0"));
+    }
+
+    #[test]
+    fn all_mistakes_are_told_at_once_by_key() {
+        let error = check(
+            "uuid: x\nworkers: 0\ntraits: [gpu]\nreserved: {CPU: 1}\nallocation_ratio: {VCPU: -1}\nstate_dir: here\netcd: {user: a}",
+        )
+        .unwrap_err();
+        for wanted in
+            ["uuid:", "workers is 0", "`gpu`", "`CPU`", "allocation_ratio.VCPU", "state_dir", "etcd.user"]
+        {
+            assert!(error.contains(wanted), "{wanted} is missing in: {error}");
+        }
+    }
+}

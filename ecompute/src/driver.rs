@@ -1,0 +1,571 @@
+//! The one loop of the agent: list, compare, act, watch.
+//!
+//! Everything that happens arrives here as a hint that an instance deserves a look: a change under the
+//! node's request prefix, an event of the hypervisor, the end of a job, an address, the clock. The look
+//! itself ([`Driver::consider`]) takes only facts and asks [`ec_plan::decide`] what to do, so that a hint
+//! that never came costs time and nothing else: every [`LOOK_PERIOD`] everything is looked at anyway.
+//!
+//! One instance has at most one job. A destroy that arrives meanwhile asks the job to stop at its next
+//! safe point, and is decided when it has.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use ec_hypervisor::{HypervisorError, HypervisorEvent};
+use ec_model::{InstanceId, Observed, Resources, Status, decode};
+use ec_placement_client::{ConsumerAllocations, PlacementError};
+use ec_plan::{Decision, Limits, Wanted, decide};
+use ec_store::{Change, Event, FollowOptions, StoreError, follow};
+use jiff::Timestamp;
+use tokio::{
+    sync::{Semaphore, broadcast, mpsc, watch},
+    time::Instant,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    addresses::{self, Found, look_for_addresses},
+    parts::Parts,
+    worker::{Job, Outcome, Report, Work, perform},
+    world::{Entry, Held, Running, World},
+};
+
+/// Everything is looked at so often, whatever hints came. Catches what events missed.
+const LOOK_PERIOD: Duration = Duration::from_secs(30);
+/// Timers (another try, a deadline) are looked at so often.
+const TICK: Duration = Duration::from_millis(250);
+/// The prefix is listed anew so often, should a watch ever lose an event.
+const RESYNC: Duration = Duration::from_secs(300);
+/// Jobs under way get so long to reach a safe point when the agent ends.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(20);
+
+/// What asynchronous questions answer.
+enum Answer {
+    /// Everything there is, as of the moment a look began.
+    Looked { begun: u64, seen: Result<Seen, String> },
+    /// One instance's domain and volume.
+    Observed(InstanceId, u64, Result<Observed, HypervisorError>),
+    /// One instance's allocation.
+    Allocation(InstanceId, Result<Option<ConsumerAllocations>, PlacementError>),
+    /// Every allocation on this node.
+    Audited(u64, Result<HashMap<InstanceId, Resources>, PlacementError>),
+}
+
+struct Seen {
+    statuses: HashMap<InstanceId, Status>,
+    observed: HashMap<InstanceId, Observed>,
+    records: Vec<InstanceId>,
+}
+
+/// Runs until `shutdown`; returns when every job has reached a safe point.
+pub async fn run(parts: Arc<Parts>, shutdown: CancellationToken) {
+    let (answers, inbox) = mpsc::channel(1024);
+    let (reports, finished) = mpsc::channel(1024);
+    let (wanted_addresses, wanted) = watch::channel(addresses::Wanted::default());
+    let (found, addresses) = mpsc::channel(64);
+    let tasks = TaskTracker::new();
+    tasks.spawn(look_for_addresses(Arc::clone(&parts.hypervisor), wanted, found));
+    let prefix = parts.settings.keys.requests(parts.node);
+    let options = FollowOptions { resync: RESYNC, ..FollowOptions::default() };
+    let changes = follow(Arc::clone(&parts.store), prefix, options);
+    let driver = Driver {
+        limits: Limits { address: parts.settings.address_timeout, grace: parts.settings.audit_grace },
+        pool: Arc::new(Semaphore::new(parts.settings.workers)),
+        world: World::default(),
+        answers,
+        reports,
+        wanted_addresses,
+        listed: false,
+        looked: false,
+        looking: false,
+        auditing: false,
+        look_due: Instant::now(),
+        tasks: tasks.clone(),
+        parts,
+    };
+    driver.run(changes, inbox, finished, addresses, &shutdown).await;
+    tasks.close();
+    if tokio::time::timeout(SHUTDOWN_GRACE, tasks.wait()).await.is_err() {
+        tracing::warn!(
+            "work is still under way after {} s; the next start goes on with it",
+            SHUTDOWN_GRACE.as_secs()
+        );
+    }
+}
+
+struct Driver {
+    parts: Arc<Parts>,
+    limits: Limits,
+    world: World,
+    pool: Arc<Semaphore>,
+    tasks: TaskTracker,
+    answers: mpsc::Sender<Answer>,
+    reports: mpsc::Sender<Report>,
+    wanted_addresses: watch::Sender<addresses::Wanted>,
+    /// The requests have been listed once.
+    listed: bool,
+    /// Statuses, domains and records have been listed once. Before both, nothing is decided.
+    looked: bool,
+    looking: bool,
+    auditing: bool,
+    look_due: Instant,
+}
+
+impl Driver {
+    async fn run(
+        mut self,
+        mut changes: mpsc::Receiver<Change>,
+        mut inbox: mpsc::Receiver<Answer>,
+        mut finished: mpsc::Receiver<Report>,
+        mut addresses: mpsc::Receiver<Found>,
+        shutdown: &CancellationToken,
+    ) {
+        let mut events = self.parts.hypervisor.events();
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        // Every arm is a channel or a timer: dropping one that did not fire loses nothing.
+        loop {
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => break,
+                Some(change) = changes.recv() => self.changed(change),
+                Some(report) = finished.recv() => self.finished(report),
+                Some(answer) = inbox.recv() => self.answered(answer),
+                Some(found) = addresses.recv() => self.found(found),
+                event = events.recv() => self.happened(event),
+                _ = tick.tick() => self.tick(),
+            }
+        }
+        for (_, entry) in self.world.iter() {
+            if let Some(running) = &entry.running {
+                running.cancel.cancel();
+            }
+        }
+        // The senders of this driver go with it; jobs under way report to nobody, and that is fine.
+    }
+
+    fn changed(&mut self, change: Change) {
+        let (keys, node) = (&self.parts.settings.keys, self.parts.node);
+        match change {
+            Change::Reset(listing) => {
+                self.world.reset_requests(keys, node, &listing.pairs);
+                self.listed = true;
+                self.look();
+                self.consider_all();
+            }
+            Change::Event(Event::Put(pair)) => {
+                if let Some(instance) = self.world.put_request(keys, node, &pair) {
+                    self.consider(instance);
+                }
+            }
+            Change::Event(Event::Delete { key, .. }) => {
+                if let Some(instance) = self.world.delete_request(keys, node, &key) {
+                    self.consider(instance);
+                }
+            }
+            Change::Lost(error) => {
+                tracing::warn!(%error, "lost the watch on this node's requests; trying on")
+            }
+        }
+    }
+
+    fn happened(&mut self, event: Result<HypervisorEvent, broadcast::error::RecvError>) {
+        match event {
+            Ok(HypervisorEvent::Changed(instance)) => {
+                if self.world.get(instance).is_some() {
+                    self.observe(instance);
+                }
+            }
+            Ok(HypervisorEvent::LookAtAll) | Err(broadcast::error::RecvError::Lagged(_)) => self.look(),
+            // The hypervisor lives as long as the agent; the periodic look serves should it not.
+            Err(broadcast::error::RecvError::Closed) => {}
+        }
+    }
+
+    fn tick(&mut self) {
+        let now = Instant::now();
+        if now >= self.look_due {
+            self.look();
+            self.audit();
+        }
+        let wall = Timestamp::now();
+        let due: Vec<_> = self
+            .world
+            .iter_mut()
+            .filter(|(_, entry)| entry.running.is_none())
+            .filter_map(|(instance, entry)| {
+                let retry = entry.retry.is_some_and(|retry| now >= retry.at);
+                let wake = entry.wake.is_some_and(|wake| wall >= wake);
+                if wake {
+                    entry.wake = None;
+                }
+                (retry || wake).then_some(instance)
+            })
+            .collect();
+        for instance in due {
+            self.consider(instance);
+        }
+    }
+
+    /// Asks etcd, the hypervisor and the records for everything there is.
+    fn look(&mut self) {
+        self.look_due = Instant::now() + if self.looked { LOOK_PERIOD } else { Duration::from_secs(1) };
+        if self.looking {
+            return;
+        }
+        self.looking = true;
+        let begun = self.world.begin_look();
+        let (parts, answers) = (Arc::clone(&self.parts), self.answers.clone());
+        self.tasks.spawn(async move {
+            let seen = look_at_all(&parts).await;
+            answers.send(Answer::Looked { begun, seen }).await.ok();
+        });
+    }
+
+    fn observe(&mut self, instance: InstanceId) {
+        let begun = self.world.begin_look();
+        let (parts, answers) = (Arc::clone(&self.parts), self.answers.clone());
+        self.tasks.spawn(async move {
+            let observed = parts.hypervisor.observe(instance).await;
+            answers.send(Answer::Observed(instance, begun, observed)).await.ok();
+        });
+    }
+
+    fn ask_placement(&mut self, instance: InstanceId) {
+        let (parts, answers) = (Arc::clone(&self.parts), self.answers.clone());
+        // Asking counts as work under way, so that it is done once at a time.
+        let cancel = CancellationToken::new();
+        let entry = self.world.touch(instance);
+        entry.running = Some(Running { cancel, wanted: entry.wanted() });
+        self.tasks.spawn(async move {
+            let held = parts.placement.allocations(instance).await;
+            answers.send(Answer::Allocation(instance, held)).await.ok();
+        });
+    }
+
+    fn audit(&mut self) {
+        if self.auditing || !self.looked {
+            return;
+        }
+        self.auditing = true;
+        let begun = self.world.begin_look();
+        let (parts, answers) = (Arc::clone(&self.parts), self.answers.clone());
+        self.tasks.spawn(async move {
+            let held = parts.placement.provider_allocations(parts.node).await;
+            answers.send(Answer::Audited(begun, held)).await.ok();
+        });
+    }
+
+    fn answered(&mut self, answer: Answer) {
+        match answer {
+            Answer::Looked { begun, seen: Ok(seen) } => {
+                self.looking = false;
+                self.look_due = Instant::now() + LOOK_PERIOD;
+                self.take_look(begun, seen);
+                let first = !self.looked;
+                self.looked = true;
+                if first {
+                    self.audit();
+                }
+                self.consider_all();
+            }
+            Answer::Looked { seen: Err(error), .. } => {
+                self.looking = false;
+                self.look_due = Instant::now() + Duration::from_secs(1);
+                tracing::warn!(error, "failed to look at everything; trying on");
+            }
+            Answer::Observed(instance, begun, Ok(observed)) => {
+                if let Some(entry) = self.world.get_mut(instance)
+                    && entry.touched < begun
+                    && entry.running.is_none()
+                {
+                    entry.observed = observed;
+                    self.consider(instance);
+                }
+            }
+            Answer::Observed(_, _, Err(error)) => tracing::debug!(%error, "failed to observe an instance"),
+            Answer::Allocation(instance, held) => {
+                let entry = self.world.touch(instance);
+                entry.running = None;
+                match held {
+                    Ok(held) => {
+                        entry.retry = None;
+                        entry.allocation =
+                            Some(Held { amounts: held.map(|held| held.total()), since: Timestamp::now() });
+                    }
+                    Err(error) => {
+                        entry.retry_later();
+                        tracing::warn!(%instance, %error, "failed to ask for its allocation; trying on");
+                    }
+                }
+                self.consider(instance);
+            }
+            Answer::Audited(begun, held) => {
+                self.auditing = false;
+                match held {
+                    Ok(held) => self.take_audit(begun, &held),
+                    Err(error) => tracing::warn!(%error, "failed to audit this node's allocations"),
+                }
+            }
+        }
+    }
+
+    fn take_look(&mut self, begun: u64, mut seen: Seen) {
+        let listed: Vec<_> =
+            seen.observed.keys().chain(seen.statuses.keys()).chain(&seen.records).copied().collect();
+        for instance in listed {
+            if self.world.get(instance).is_none() {
+                self.world.touch(instance).touched = 0;
+            }
+        }
+        for (instance, entry) in self.world.iter_mut() {
+            // What changed after the look began is not what the look saw.
+            if entry.touched >= begun || entry.running.is_some() {
+                continue;
+            }
+            entry.observed = seen.observed.remove(&instance).unwrap_or_default();
+            entry.status = seen.statuses.remove(&instance);
+            entry.record = seen.records.contains(&instance);
+        }
+    }
+
+    /// Allocations of this node that nobody here knows of, and those that are gone.
+    fn take_audit(&mut self, begun: u64, held: &HashMap<InstanceId, Resources>) {
+        let now = Timestamp::now();
+        for instance in held.keys() {
+            if self.world.get(*instance).is_none() {
+                self.world.touch(*instance).touched = 0;
+            }
+        }
+        for (instance, entry) in self.world.iter_mut() {
+            if entry.touched >= begun || entry.running.is_some() {
+                continue;
+            }
+            let since = entry
+                .allocation
+                .as_ref()
+                .filter(|known| known.amounts.is_some())
+                .map_or(now, |known| known.since);
+            let amounts = held.get(&instance).cloned();
+            if amounts.is_none() && entry.observed.domain.is_some() {
+                tracing::warn!(%instance, "its domain is here, but placement holds no allocation for it");
+            }
+            // Before a build the consumer itself is asked: it may hold parts on other providers too.
+            if entry.wanted() == Wanted::Nothing {
+                entry.allocation = Some(Held { amounts, since });
+            }
+        }
+        self.consider_all();
+    }
+
+    fn found(&mut self, found: Found) {
+        for (instance, addresses) in found {
+            let Some(entry) = self.world.get(instance) else { continue };
+            let Some(status) = &entry.status else { continue };
+            let waiting = status.ip.is_none();
+            let merged = merge(&status.addresses, addresses);
+            let busy = entry.running.is_some() || entry.wanted() == Wanted::Destroyed;
+            if !busy
+                && status.started_at.is_some()
+                && !merged.is_empty()
+                && (waiting || merged != status.addresses)
+            {
+                self.begin(instance, Work::Addresses(merged));
+            }
+        }
+    }
+
+    fn finished(&mut self, report: Report) {
+        let instance = report.instance;
+        let entry = self.world.touch(instance);
+        let cancelled = entry.running.take().is_some_and(|running| running.cancel.is_cancelled());
+        entry.status = report.status;
+        if let Some(observed) = report.observed {
+            entry.observed = observed;
+        }
+        if let Some(record) = report.record {
+            entry.record = record;
+        }
+        if report.released {
+            entry.allocation = Some(Held { amounts: None, since: Timestamp::now() });
+        }
+        if report.request_dropped {
+            entry.request = None;
+        }
+        match report.outcome {
+            Outcome::Done => entry.retry = None,
+            Outcome::Abandoned if cancelled => {}
+            Outcome::Abandoned => entry.retry_later(),
+            Outcome::Retry(why) => {
+                tracing::warn!(%instance, why, "did not work for now; trying again");
+                entry.retry_later();
+                // What stopped it may have changed what is there.
+                self.observe(instance);
+            }
+            Outcome::Failed(reason) => {
+                self.begin(instance, Work::Fail(reason));
+                return;
+            }
+        }
+        self.consider(instance);
+    }
+
+    fn consider_all(&mut self) {
+        for instance in self.world.ids() {
+            self.consider(instance);
+        }
+        self.want_addresses();
+    }
+
+    /// Decides about one instance and begins what is to be done.
+    fn consider(&mut self, instance: InstanceId) {
+        if !(self.listed && self.looked) {
+            return;
+        }
+        let Some(entry) = self.world.get_mut(instance) else { return };
+        let wanted = entry.wanted();
+        if let Some(running) = &entry.running {
+            // The newest wish wins over work begun for another.
+            if running.wanted != wanted {
+                running.cancel.cancel();
+            }
+            return;
+        }
+        if entry.retry.is_some_and(|retry| Instant::now() < retry.at) {
+            return;
+        }
+        entry.wake = None;
+        let decision = decide(&entry.facts(), Timestamp::now(), &self.limits);
+        match decision {
+            Decision::Settled => entry.retry = None,
+            Decision::Run(effects) => self.begin(instance, Work::Effects(effects)),
+            Decision::Fail(reason) => {
+                let reason = explained(entry, reason);
+                self.begin(instance, Work::Fail(reason));
+            }
+            Decision::AskPlacement => self.ask_placement(instance),
+            Decision::AwaitAddress(deadline) => {
+                entry.wake = Some(deadline);
+                self.want_addresses();
+            }
+            Decision::LookAgain(at) => entry.wake = Some(at),
+            Decision::Report(what) => {
+                if entry.reported != Some(what) {
+                    entry.reported = Some(what);
+                    tracing::warn!(%instance, "{what}");
+                }
+            }
+        }
+        self.world.forget_if_empty(instance);
+    }
+
+    fn begin(&mut self, instance: InstanceId, work: Work) {
+        let cancel = CancellationToken::new();
+        let entry = self.world.touch(instance);
+        entry.running = Some(Running { cancel: cancel.clone(), wanted: entry.wanted() });
+        let request = entry.request.as_ref();
+        let job = Job {
+            instance,
+            work,
+            request: request.and_then(|request| request.record.as_ref().ok()).cloned(),
+            request_revision: request.map(|request| request.revision),
+            status: entry.status.clone(),
+            allocated: entry.allocation.as_ref().and_then(|held| held.amounts.clone()),
+        };
+        let (parts, pool, reports) = (Arc::clone(&self.parts), Arc::clone(&self.pool), self.reports.clone());
+        self.tasks.spawn(async move {
+            let report = perform(parts, pool, job, cancel).await;
+            reports.send(report).await.ok();
+        });
+    }
+
+    fn want_addresses(&self) {
+        let mut wanted = addresses::Wanted::default();
+        for (instance, entry) in self.world.iter() {
+            let running = entry.observed.domain == Some(ec_model::RunState::Running);
+            let Some(status) = entry.status.as_ref().filter(|_| running && entry.wanted() == Wanted::Active)
+            else {
+                continue;
+            };
+            let list = if status.ip.is_none() { &mut wanted.waiting } else { &mut wanted.known };
+            list.push(instance);
+        }
+        wanted.waiting.sort_unstable();
+        wanted.known.sort_unstable();
+        self.wanted_addresses.send_if_modified(|current| {
+            let changed = *current != wanted;
+            *current = wanted;
+            changed
+        });
+    }
+}
+
+/// A reason with what the record's reader said, where that was the cause.
+fn explained(entry: &Entry, reason: String) -> String {
+    match entry.request.as_ref().map(|request| &request.record) {
+        Some(Err(why)) => format!("{reason}: {why}"),
+        _ => reason,
+    }
+}
+
+/// What is known now replaces what was known of the same interface; interfaces of which nothing is
+/// known now keep what they had.
+fn merge(old: &[ec_model::Address], new: Vec<ec_model::Address>) -> Vec<ec_model::Address> {
+    let mut merged: Vec<_> =
+        old.iter().filter(|address| new.iter().all(|fresh| fresh.nic != address.nic)).cloned().collect();
+    merged.extend(new);
+    merged.sort_by_key(|address| (address.nic, address.ip));
+    merged
+}
+
+async fn look_at_all(parts: &Parts) -> Result<Seen, String> {
+    let statuses = parts
+        .store
+        .list(&parts.settings.keys.statuses(parts.node))
+        .await
+        .map_err(|error: StoreError| error.to_string())?
+        .pairs
+        .into_iter()
+        .filter_map(|pair| {
+            let (_, instance) = parts.settings.keys.parse_status(&pair.key).ok()?;
+            match decode::<Status>(&pair.value) {
+                Ok(status) => Some((instance, status)),
+                // Written by something else: it will be written anew.
+                Err(error) => {
+                    tracing::warn!(%instance, %error, "its status cannot be read");
+                    None
+                }
+            }
+        })
+        .collect();
+    let observed = parts.hypervisor.list().await.map_err(|error| error.to_string())?;
+    let records = Arc::clone(&parts.records);
+    let records = tokio::task::spawn_blocking(move || {
+        records.list().into_iter().map(|record| record.instance).collect()
+    })
+    .await
+    .map_err(|error| error.to_string())?;
+    Ok(Seen { statuses, observed, records })
+}
+
+#[cfg(test)]
+mod tests {
+    use ec_model::{Address, AddressSource, MacAddr};
+
+    use super::*;
+
+    #[test]
+    fn a_new_address_replaces_the_old_one_of_its_interface_only() {
+        let address = |nic, ip: &str| Address {
+            ip: ip.parse().unwrap(),
+            mac: MacAddr([0x52, 0, 0, 0, 0, nic]),
+            nic,
+            source: AddressSource::Lease,
+        };
+        let old = [address(0, "10.0.0.1"), address(1, "10.1.0.1")];
+        assert_eq!(
+            merge(&old, vec![address(0, "10.0.0.2")]),
+            [address(0, "10.0.0.2"), address(1, "10.1.0.1")]
+        );
+        assert_eq!(merge(&old, vec![]), old);
+    }
+}

@@ -1,0 +1,124 @@
+//! Who this node is: its uuid, kept in the state directory, and the lock that keeps a second agent out.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+use ec_model::{InvalidId, NodeId};
+use nix::fcntl::{Flock, FlockArg};
+
+/// Why the state directory cannot serve.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// Reading or writing failed.
+    #[error("failed to {what} {}", path.display())]
+    Io {
+        /// What was being done.
+        what: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// The file does not hold a uuid.
+    #[error("{} does not hold this node's uuid: put it there again, or set `uuid` in the configuration", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What it holds.
+        #[source]
+        source: InvalidId,
+    },
+    /// Another agent runs.
+    #[error("another ecompute uses {}: end it first, or give this one its own `state_dir`", path.display())]
+    Busy {
+        /// The state directory.
+        path: PathBuf,
+    },
+}
+
+/// A state directory that is ours as long as this value lives.
+#[derive(Debug)]
+pub struct StateDir {
+    /// Held, not read: the lock ends with the process, however it ends.
+    _lock: Flock<File>,
+    path: PathBuf,
+}
+
+impl StateDir {
+    /// Makes the directory where it is missing, and takes it.
+    pub fn take(path: &Path) -> Result<Self, IdentityError> {
+        let failed = |what, path: &Path| {
+            let path = path.to_owned();
+            move |source| IdentityError::Io { what, path, source }
+        };
+        fs::create_dir_all(path).map_err(failed("make directory", path))?;
+        let lock_path = path.join("lock");
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&lock_path)
+            .map_err(failed("open", &lock_path))?;
+        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
+            nix::errno::Errno::EWOULDBLOCK => IdentityError::Busy { path: path.to_owned() },
+            errno => IdentityError::Io { what: "lock", path: lock_path.clone(), source: errno.into() },
+        })?;
+        Ok(Self { _lock: lock, path: path.to_owned() })
+    }
+
+    /// The configured uuid, else the one kept here, else a new one, kept from now on.
+    pub fn node(&self, configured: Option<NodeId>) -> Result<NodeId, IdentityError> {
+        let path = self.path.join("uuid");
+        if let Some(node) = configured {
+            return Ok(node);
+        }
+        match fs::read_to_string(&path) {
+            Ok(text) => text.trim().parse().map_err(|source| IdentityError::Damaged { path, source }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let node = NodeId::new(uuid::Uuid::new_v4());
+                keep(&path, node).map_err(|source| IdentityError::Io { what: "write", path, source })?;
+                Ok(node)
+            }
+            Err(source) => Err(IdentityError::Io { what: "read", path, source }),
+        }
+    }
+}
+
+/// Whole or not at all: a crash must not leave half a uuid, which would orphan the provider.
+fn keep(path: &Path, node: NodeId) -> io::Result<()> {
+    let temporary = path.with_extension("new");
+    let mut file = File::create(&temporary)?;
+    writeln!(file, "{node}")?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_restart_is_the_same_node_and_a_second_agent_is_kept_out() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDir::take(directory.path()).unwrap();
+        let node = state.node(None).unwrap();
+        assert!(matches!(StateDir::take(directory.path()), Err(IdentityError::Busy { .. })));
+        drop(state);
+        let state = StateDir::take(directory.path()).unwrap();
+        assert_eq!(state.node(None).unwrap(), node);
+        let other = NodeId::new(uuid::Uuid::new_v4());
+        assert_eq!(state.node(Some(other)).unwrap(), other);
+    }
+
+    #[test]
+    fn a_damaged_uuid_is_an_error_and_never_a_new_node() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDir::take(directory.path()).unwrap();
+        fs::write(directory.path().join("uuid"), "half").unwrap();
+        assert!(matches!(state.node(None), Err(IdentityError::Damaged { .. })));
+    }
+}

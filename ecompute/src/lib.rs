@@ -1,0 +1,16 @@
+//! The agent: one per host. It watches its own requests in etcd, makes them so through libvirt, and
+//! writes what is. `docs/architecture.md` tells how the parts play together.
+
+mod addresses;
+pub mod agent;
+pub mod check;
+pub mod config;
+mod driver;
+pub mod identity;
+mod inventory;
+mod parts;
+mod register;
+mod worker;
+mod world;
+
+pub use parts::Parts;

@@ -1,0 +1,164 @@
+//! Reading and checking what the user gives for the guest, before anything is claimed.
+
+use std::{fs, path::Path};
+
+use ec_model::{Blob, ImageRef, USER_DATA_MAX};
+use ec_runtime::exit::Failure;
+
+use crate::cli::Spec;
+
+/// Keys for one guest; more is a mistake rather than a wish.
+const KEYS_MAX: usize = 64;
+
+/// A checked [`Spec`].
+pub(crate) struct GuestSpec {
+    pub(crate) name: Option<String>,
+    pub(crate) user_data: Option<Blob>,
+    pub(crate) keys: Vec<String>,
+    pub(crate) image: ImageRef,
+}
+
+impl GuestSpec {
+    pub(crate) fn read(spec: &Spec, image: &str) -> Result<Self, Failure> {
+        Ok(Self {
+            name: spec.name.as_deref().map(hostname).transpose()?,
+            user_data: spec.user_data.as_deref().map(user_data).transpose()?,
+            keys: keys(&spec.key)?,
+            image: ImageRef {
+                url: image_url(image)?,
+                sha256: spec.sha256.as_deref().map(sha256).transpose()?,
+            },
+        })
+    }
+}
+
+/// RFC 1123: labels of letters, digits and hyphens, at most 63 each and 253 in all.
+fn hostname(name: &str) -> Result<String, Failure> {
+    let label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    if name.len() <= 253 && name.split('.').all(label) && name.parse::<ec_model::InstanceId>().is_err() {
+        Ok(name.to_owned())
+    } else {
+        Err(Failure::usage(format!(
+            "--name `{name}` is not a hostname: wanted letters, digits and hyphens, at most 63 in each part, and not a uuid"
+        )))
+    }
+}
+
+fn user_data(path: &Path) -> Result<Blob, Failure> {
+    let bytes = read(path, "--user-data")?;
+    if bytes.len() > USER_DATA_MAX {
+        return Err(Failure::usage(format!(
+            "--user-data {} has {} bytes, more than the {USER_DATA_MAX} that a guest can be given",
+            path.display(),
+            bytes.len()
+        )));
+    }
+    Ok(Blob(bytes))
+}
+
+fn keys(files: &[impl AsRef<Path>]) -> Result<Vec<String>, Failure> {
+    let mut keys = Vec::new();
+    for path in files.iter().map(AsRef::as_ref) {
+        let wrong = |why: &str| Failure::usage(format!("--key {} {why}", path.display()));
+        let text = String::from_utf8(read(path, "--key")?).map_err(|_| wrong("is not text"))?;
+        if text.contains("PRIVATE KEY") {
+            return Err(wrong("is a private key: give the public one, which ends in .pub"));
+        }
+        let before = keys.len();
+        for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            if !is_public_key(line) {
+                return Err(wrong(
+                    "has a line that is not a public key: wanted for example `ssh-ed25519 AAAA… name`",
+                ));
+            }
+            keys.push(line.to_owned());
+        }
+        if keys.len() == before {
+            return Err(wrong("has no public key in it"));
+        }
+    }
+    if keys.len() > KEYS_MAX {
+        return Err(Failure::usage(format!(
+            "{} keys are more than the {KEYS_MAX} that a guest can be given",
+            keys.len()
+        )));
+    }
+    Ok(keys)
+}
+
+/// `type base64 comment`, as sshd(8) describes the format.
+fn is_public_key(line: &str) -> bool {
+    use base64::{Engine, prelude::BASE64_STANDARD};
+    let mut words = line.split_whitespace();
+    let kind = words.next().unwrap_or_default();
+    let blob = words.next().and_then(|text| BASE64_STANDARD.decode(text).ok()).unwrap_or_default();
+    // The blob begins with the length of the type's name and the name again (RFC 4253, section 6.6).
+    let length = blob.first_chunk::<4>().map_or(0, |bytes| u32::from_be_bytes(*bytes) as usize);
+    ["ssh-", "ecdsa-", "sk-"].iter().any(|start| kind.starts_with(start))
+        && blob.get(4..4 + length.min(blob.len())).is_some_and(|name| name == kind.as_bytes())
+}
+
+fn image_url(url: &str) -> Result<String, Failure> {
+    let absolute = |rest: &str| rest.starts_with('/') || rest.starts_with("localhost/");
+    let right = match url.split_once("://") {
+        Some(("http" | "https", rest)) => !rest.is_empty() && !rest.starts_with('/'),
+        Some(("file", rest)) => absolute(rest),
+        _ => false,
+    };
+    if right && !url.chars().any(|c| c.is_control() || c == ' ') {
+        Ok(url.to_owned())
+    } else {
+        Err(Failure::usage(format!(
+            "image `{url}` is not usable: wanted http://…, https://… or file:///absolute/path"
+        )))
+    }
+}
+
+fn sha256(digest: &str) -> Result<String, Failure> {
+    if digest.len() == 64 && digest.chars().all(|c| c.is_ascii_hexdigit()) {
+        Ok(digest.to_ascii_lowercase())
+    } else {
+        Err(Failure::usage(format!("--sha256 `{digest}` is not a SHA-256: wanted 64 hexadecimal digits")))
+    }
+}
+
+fn read(path: &Path, option: &str) -> Result<Vec<u8>, Failure> {
+    fs::read(path)
+        .map_err(|error| Failure::usage(format!("{option} {} cannot be read: {error}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: &str =
+        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGPPDZ0RoaDTsdTuMBMHFLPz5VvQGVcTQWqXkTfpZzYJ me@here";
+
+    #[test]
+    fn only_public_keys_are_keys() {
+        assert!(is_public_key(KEY));
+        assert!(!is_public_key("ssh-ed25519"));
+        assert!(!is_public_key(
+            "ssh-rsa AAAAC3NzaC1lZDI1NTE5AAAAIGPPDZ0RoaDTsdTuMBMHFLPz5VvQGVcTQWqXkTfpZzYJ"
+        ));
+        assert!(!is_public_key("hello world"));
+    }
+
+    #[test]
+    fn names_urls_and_digests_are_checked_before_anything_is_claimed() {
+        for name in ["", "-a", "a-", "a_b", "a b", &"a".repeat(64), "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab"] {
+            assert!(hostname(name).is_err(), "{name}");
+        }
+        assert!(hostname("web-1.example").is_ok());
+        for url in ["", "x", "ftp://a/b", "file://rel", "http://", "http:///x", "https://a/ b"] {
+            assert!(image_url(url).is_err(), "{url}");
+        }
+        assert!(image_url("file:///a/b").is_ok() && image_url("https://a/b").is_ok());
+        assert!(sha256("ab").is_err() && sha256(&"AB".repeat(32)).is_ok());
+    }
+}
