@@ -13,18 +13,18 @@ const KNOWN_PERIOD: Duration = Duration::from_secs(10);
 
 /// Whose addresses are looked for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub(crate) struct Wanted {
     /// Guests that have none yet.
-    pub waiting: Vec<InstanceId>,
+    pub(crate) waiting: Vec<InstanceId>,
     /// Guests that have one, which may change or get a second.
-    pub known: Vec<InstanceId>,
+    pub(crate) known: Vec<InstanceId>,
 }
 
 /// What was found, by instance.
-pub type Found = HashMap<InstanceId, Vec<Address>>;
+pub(crate) type Found = HashMap<InstanceId, Vec<Address>>;
 
 /// Looks as often as is wanted, until the receiver is gone.
-pub async fn look_for_addresses(
+pub(crate) async fn look_for_addresses(
     hypervisor: Arc<dyn Hypervisor>,
     mut wanted: watch::Receiver<Wanted>,
     found: mpsc::Sender<Found>,

@@ -2,7 +2,6 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use ec_hypervisor::Hypervisor;
 use ec_libvirt::LibvirtHypervisor;
 use ec_model::NodeId;
 use ec_placement_client::PlacementClient;

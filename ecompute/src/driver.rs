@@ -57,7 +57,7 @@ struct Seen {
 }
 
 /// Runs until `shutdown`; returns when every job has reached a safe point.
-pub async fn run(parts: Arc<Parts>, shutdown: CancellationToken) {
+pub(crate) async fn run(parts: Arc<Parts>, shutdown: CancellationToken) {
     let (answers, inbox) = mpsc::channel(1024);
     let (reports, finished) = mpsc::channel(1024);
     let (wanted_addresses, wanted) = watch::channel(addresses::Wanted::default());

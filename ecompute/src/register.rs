@@ -13,10 +13,10 @@ use crate::{config::Settings, inventory};
 
 /// How long the node's key outlives a dead agent. Long enough for etcd to elect a leader and for an
 /// agent to be restarted, short enough that schedulers soon pass a dead node over.
-pub const LEASE_TTL: Duration = Duration::from_secs(15);
+pub(crate) const LEASE_TTL: Duration = Duration::from_secs(15);
 
 /// Sets provider, inventory and traits anew. What was locked by the last end is unlocked by this.
-pub async fn register(
+pub(crate) async fn register(
     placement: &PlacementClient,
     node: NodeId,
     settings: &Settings,
@@ -36,7 +36,7 @@ pub async fn register(
 
 /// Keeps the node's key alive until asked to end, then revokes its lease. A lost lease, a wiped or
 /// restarted etcd: the key is put again.
-pub async fn keep_alive(
+pub(crate) async fn keep_alive(
     store: Arc<dyn Store>,
     keys: Keyspace,
     node: NodeId,

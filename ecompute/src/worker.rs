@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::parts::Parts;
 
 /// How long the status of a failed instance can be read before it goes by itself.
-pub const ERROR_RETENTION: Duration = Duration::from_secs(24 * 3600);
+pub(crate) const ERROR_RETENTION: Duration = Duration::from_secs(24 * 3600);
 
 /// Progress is for people: once a second is enough, and keeps etcd's history small.
 const PROGRESS_PERIOD: Duration = Duration::from_secs(1);
@@ -29,7 +29,7 @@ const CONSOLE_TAIL_BYTES: usize = 4096;
 
 /// What is to be done for an instance.
 #[derive(Debug)]
-pub enum Work {
+pub(crate) enum Work {
     /// These effects, in order.
     Effects(&'static [Effect]),
     /// Write ERROR with this reason.
@@ -40,24 +40,24 @@ pub enum Work {
 
 /// Everything a worker needs to know of its instance.
 #[derive(Debug)]
-pub struct Job {
+pub(crate) struct Job {
     /// The instance.
-    pub instance: InstanceId,
+    pub(crate) instance: InstanceId,
     /// What to do.
-    pub work: Work,
+    pub(crate) work: Work,
     /// Its request, where there is a readable one.
-    pub request: Option<Request>,
+    pub(crate) request: Option<Request>,
     /// The revision of its request's key, where there is one.
-    pub request_revision: Option<Revision>,
+    pub(crate) request_revision: Option<Revision>,
     /// Its status as last written.
-    pub status: Option<Status>,
+    pub(crate) status: Option<Status>,
     /// What it holds in placement.
-    pub allocated: Option<Resources>,
+    pub(crate) allocated: Option<Resources>,
 }
 
 /// How a job ended.
 #[derive(Debug)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// All was done.
     Done,
     /// It was asked to stop, at a safe point.
@@ -70,21 +70,21 @@ pub enum Outcome {
 
 /// What the driver learns of a job's end.
 #[derive(Debug)]
-pub struct Report {
+pub(crate) struct Report {
     /// The instance.
-    pub instance: InstanceId,
+    pub(crate) instance: InstanceId,
     /// How it ended.
-    pub outcome: Outcome,
+    pub(crate) outcome: Outcome,
     /// The status as it now lies in etcd.
-    pub status: Option<Status>,
+    pub(crate) status: Option<Status>,
     /// What the hypervisor has now; `None` where it could not be asked or need not be.
-    pub observed: Option<Observed>,
+    pub(crate) observed: Option<Observed>,
     /// Whether the node's record is there now.
-    pub record: Option<bool>,
+    pub(crate) record: Option<bool>,
     /// Whether the allocation was given back.
-    pub released: bool,
+    pub(crate) released: bool,
     /// Whether the request's key was deleted by this job.
-    pub request_dropped: bool,
+    pub(crate) request_dropped: bool,
 }
 
 enum Stop {
@@ -119,7 +119,7 @@ impl From<ImageError> for Stop {
 }
 
 /// Performs a job to its end.
-pub async fn perform(parts: Arc<Parts>, pool: Arc<Semaphore>, job: Job, cancel: CancellationToken) -> Report {
+pub(crate) async fn perform(parts: Arc<Parts>, pool: Arc<Semaphore>, job: Job, cancel: CancellationToken) -> Report {
     let mut worker = Worker {
         report: Report {
             instance: job.instance,
@@ -432,7 +432,7 @@ impl Worker {
 }
 
 /// The guest's hostname: as asked for, else made from the uuid's first part.
-pub fn hostname(request: &Request) -> String {
+pub(crate) fn hostname(request: &Request) -> String {
     request.name.clone().unwrap_or_else(|| {
         let uuid = request.instance.to_string();
         format!("vm-{}", uuid.split('-').next().unwrap_or(&uuid))
@@ -440,7 +440,7 @@ pub fn hostname(request: &Request) -> String {
 }
 
 /// The digests of all bases that some overlay lies on, as the node's records say.
-pub fn bases_in_use(records: &ec_metadata::RecordDir) -> HashSet<String> {
+pub(crate) fn bases_in_use(records: &ec_metadata::RecordDir) -> HashSet<String> {
     records.list().into_iter().filter_map(|record| record.base_digest).collect()
 }
 

@@ -16,68 +16,68 @@ use tokio_util::sync::CancellationToken;
 
 /// A request as it was read.
 #[derive(Debug, Clone)]
-pub struct RequestEntry {
+pub(crate) struct RequestEntry {
     /// The record, or why it cannot be read.
-    pub record: Result<Request, String>,
+    pub(crate) record: Result<Request, String>,
     /// The revision that wrote it.
-    pub revision: Revision,
+    pub(crate) revision: Revision,
 }
 
 /// Work under way for an instance; there is never more than one.
 #[derive(Debug)]
-pub struct Running {
+pub(crate) struct Running {
     /// Asks it to stop at its next safe point.
-    pub cancel: CancellationToken,
+    pub(crate) cancel: CancellationToken,
     /// What it was begun for.
-    pub wanted: Wanted,
+    pub(crate) wanted: Wanted,
 }
 
 /// When to try again what failed for a passing reason.
 #[derive(Debug, Clone, Copy)]
-pub struct Retry {
+pub(crate) struct Retry {
     /// Not before.
-    pub at: Instant,
+    pub(crate) at: Instant,
     /// How often it has failed in a row.
-    pub failures: u32,
+    pub(crate) failures: u32,
 }
 
 /// Everything known of one instance.
 #[derive(Debug, Default)]
-pub struct Entry {
+pub(crate) struct Entry {
     /// Its request.
-    pub request: Option<RequestEntry>,
+    pub(crate) request: Option<RequestEntry>,
     /// Its status as last written.
-    pub status: Option<Status>,
+    pub(crate) status: Option<Status>,
     /// What the hypervisor has.
-    pub observed: Observed,
+    pub(crate) observed: Observed,
     /// Whether the node's record is there.
-    pub record: bool,
+    pub(crate) record: bool,
     /// What placement has; `None` is not known.
-    pub allocation: Option<Held>,
+    pub(crate) allocation: Option<Held>,
     /// Work under way.
-    pub running: Option<Running>,
+    pub(crate) running: Option<Running>,
     /// After a passing failure.
-    pub retry: Option<Retry>,
+    pub(crate) retry: Option<Retry>,
     /// A time at which a decision changes by itself.
-    pub wake: Option<Timestamp>,
+    pub(crate) wake: Option<Timestamp>,
     /// What was reported to the operator last, so that it is said once.
-    pub reported: Option<&'static str>,
+    pub(crate) reported: Option<&'static str>,
     /// The look or change that last touched it; older looks say nothing about it.
-    pub touched: u64,
+    pub(crate) touched: u64,
 }
 
 /// What placement holds for an instance.
 #[derive(Debug, Clone)]
-pub struct Held {
+pub(crate) struct Held {
     /// Amounts; nothing where there is no allocation.
-    pub amounts: Option<Resources>,
+    pub(crate) amounts: Option<Resources>,
     /// When it was first seen.
-    pub since: Timestamp,
+    pub(crate) since: Timestamp,
 }
 
 impl Entry {
     /// What the request wants.
-    pub fn wanted(&self) -> Wanted {
+    pub(crate) fn wanted(&self) -> Wanted {
         match &self.request {
             None => Wanted::Nothing,
             Some(RequestEntry { record: Err(_), .. }) => Wanted::Unreadable,
@@ -89,7 +89,7 @@ impl Entry {
     }
 
     /// The facts, as the decision wants them.
-    pub fn facts(&self) -> Facts {
+    pub(crate) fn facts(&self) -> Facts {
         Facts {
             wanted: self.wanted(),
             status: self.status.as_ref().map(|status| StatusFacts {
@@ -108,7 +108,7 @@ impl Entry {
     }
 
     /// Plans another try, later each time: half a second, doubled up to half a minute.
-    pub fn retry_later(&mut self) {
+    pub(crate) fn retry_later(&mut self) {
         let failures = self.retry.map_or(0, |retry| retry.failures) + 1;
         let pause =
             Duration::from_millis(500 << failures.min(7).saturating_sub(1)).min(Duration::from_secs(30));
@@ -127,7 +127,7 @@ impl Entry {
 
 /// All instances of this node.
 #[derive(Debug, Default)]
-pub struct World {
+pub(crate) struct World {
     entries: HashMap<InstanceId, Entry>,
     /// Counts looks and changes, to tell an old look from a new change.
     clock: u64,
@@ -135,13 +135,13 @@ pub struct World {
 
 impl World {
     /// The moment of a look that begins now.
-    pub fn begin_look(&mut self) -> u64 {
+    pub(crate) fn begin_look(&mut self) -> u64 {
         self.clock += 1;
         self.clock
     }
 
     /// The entry, made where there is none, marked as changed now.
-    pub fn touch(&mut self, instance: InstanceId) -> &mut Entry {
+    pub(crate) fn touch(&mut self, instance: InstanceId) -> &mut Entry {
         self.clock += 1;
         let entry = self.entries.entry(instance).or_default();
         entry.touched = self.clock;
@@ -149,39 +149,39 @@ impl World {
     }
 
     /// The entry, where there is one.
-    pub fn get_mut(&mut self, instance: InstanceId) -> Option<&mut Entry> {
+    pub(crate) fn get_mut(&mut self, instance: InstanceId) -> Option<&mut Entry> {
         self.entries.get_mut(&instance)
     }
 
     /// The entry, where there is one.
-    pub fn get(&self, instance: InstanceId) -> Option<&Entry> {
+    pub(crate) fn get(&self, instance: InstanceId) -> Option<&Entry> {
         self.entries.get(&instance)
     }
 
     /// Every instance known.
-    pub fn ids(&self) -> Vec<InstanceId> {
+    pub(crate) fn ids(&self) -> Vec<InstanceId> {
         self.entries.keys().copied().collect()
     }
 
     /// Every entry.
-    pub fn iter(&self) -> impl Iterator<Item = (InstanceId, &Entry)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (InstanceId, &Entry)> {
         self.entries.iter().map(|(id, entry)| (*id, entry))
     }
 
     /// Every entry, to change.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = (InstanceId, &mut Entry)> {
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (InstanceId, &mut Entry)> {
         self.entries.iter_mut().map(|(id, entry)| (*id, entry))
     }
 
     /// Drops the entry if nothing is known any more.
-    pub fn forget_if_empty(&mut self, instance: InstanceId) {
+    pub(crate) fn forget_if_empty(&mut self, instance: InstanceId) {
         if self.entries.get(&instance).is_some_and(Entry::is_empty) {
             self.entries.remove(&instance);
         }
     }
 
     /// Takes a request as read from its key. Answers whose it is, where the key is one of ours.
-    pub fn put_request(&mut self, keys: &Keyspace, node: NodeId, pair: &KeyValue) -> Option<InstanceId> {
+    pub(crate) fn put_request(&mut self, keys: &Keyspace, node: NodeId, pair: &KeyValue) -> Option<InstanceId> {
         let instance = request_instance(keys, node, &pair.key)?;
         let record = decode::<Request>(&pair.value).map_err(|error| error.to_string()).and_then(|request| {
             if request.instance == instance {
@@ -198,7 +198,7 @@ impl World {
     }
 
     /// Takes note that a request's key is gone.
-    pub fn delete_request(&mut self, keys: &Keyspace, node: NodeId, key: &str) -> Option<InstanceId> {
+    pub(crate) fn delete_request(&mut self, keys: &Keyspace, node: NodeId, key: &str) -> Option<InstanceId> {
         let instance = request_instance(keys, node, key)?;
         if self.entries.contains_key(&instance) {
             self.touch(instance).request = None;
@@ -207,7 +207,7 @@ impl World {
     }
 
     /// Takes the whole list of requests: what is not on it is gone.
-    pub fn reset_requests(&mut self, keys: &Keyspace, node: NodeId, pairs: &[KeyValue]) {
+    pub(crate) fn reset_requests(&mut self, keys: &Keyspace, node: NodeId, pairs: &[KeyValue]) {
         let listed: HashSet<InstanceId> =
             pairs.iter().filter_map(|pair| self.put_request(keys, node, pair)).collect();
         for (instance, entry) in &mut self.entries {

@@ -1,1 +1,70 @@
-fn main() {}
+//! `mdserver`: the metadata server as a program of its own.
+
+use std::{net::Ipv4Addr, path::PathBuf, process::ExitCode};
+
+use clap::Parser;
+use ec_metadata::{MetadataConfig, RecordDir, serve};
+use ec_runtime::{
+    LogFormat,
+    exit::{Failure, chain},
+    init_logging, shutdown_on_signals,
+};
+
+/// The metadata server of etcd-compute: answers guests on a bridge.
+///
+/// Guests ask http://169.254.169.254/ for their hostname, keys and user-data, in the form of EC2 or of
+/// OpenStack. The answers come from the record files that ecompute writes, so guests are answered while
+/// ecompute, etcd and placement are down. A guest is told by the hardware address it sends from; whoever
+/// is not a guest on the bridge, this host included, gets 404.
+///
+/// Needs root: it puts the address on the bridge, and takes it off when it ends. It waits where there is
+/// no such bridge yet, and where another server answers already (ecompute has one built in).
+#[derive(Parser)]
+#[command(
+    version,
+    after_help = "Signals: SIGINT or SIGTERM remove the address and end; a second one ends at once.\n\
+                  Logging: to standard error; RUST_LOG=debug shows each request.\n\
+                  Exit codes: 0 ended as asked, 1 failed, 2 wrong usage\n\
+                  Example: mdserver --bridge virbr0 --state-dir /var/lib/ecompute"
+)]
+struct Cli {
+    /// Directory of ecompute's state; the records are in DIR/instances
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/ecompute")]
+    state_dir: PathBuf,
+
+    /// Bridge that the guests are on
+    #[arg(long, value_name = "NAME", default_value = "virbr0")]
+    bridge: String,
+
+    /// Address to answer at; put on the bridge as a /32
+    #[arg(long, value_name = "IPV4", default_value_t = MetadataConfig::ADDRESS)]
+    address: Ipv4Addr,
+
+    /// Port to answer at
+    #[arg(long, value_name = "PORT", default_value_t = MetadataConfig::PORT, value_parser = clap::value_parser!(u16).range(1..))]
+    port: u16,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    init_logging(LogFormat::Text, "info");
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report("mdserver"),
+    }
+}
+
+fn run(cli: Cli) -> Result<(), Failure> {
+    let records = RecordDir::reader(cli.state_dir.join("instances"));
+    let config = MetadataConfig { bridge: cli.bridge, address: cli.address, port: cli.port, records };
+    // One thread, and one more while a request is looked up: guests ask rarely.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::failed(format!("failed to start: {error}")))?;
+    runtime.block_on(async {
+        let shutdown = shutdown_on_signals()
+            .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
+        serve(config, shutdown).await.map_err(|error| Failure::failed(chain(&error)))
+    })
+}

@@ -5,6 +5,8 @@
 //! beyond one machine. Every effect is idempotent and named by the instance's uuid: doing it again after
 //! a crash is safe.
 
+pub mod conformance;
+mod simulated;
 mod types;
 
 use std::collections::HashMap;
@@ -13,9 +15,9 @@ use async_trait::async_trait;
 use ec_model::{Address, BaseImage, InstanceId};
 use tokio::sync::broadcast;
 
-pub use types::{
-    DomainSpec, HostInfo, HypervisorError, HypervisorEvent, HypervisorResult, Observed, RunState,
-};
+pub use ec_model::{Observed, RunState};
+pub use simulated::{Operation, SimulatedHypervisor};
+pub use types::{DomainSpec, HostInfo, HypervisorError, HypervisorEvent, HypervisorResult};
 
 /// What runs virtual machines on this node. Only what carries this node's mark is ever seen or touched.
 #[async_trait]

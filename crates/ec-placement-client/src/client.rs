@@ -39,6 +39,15 @@ pub struct PlacementConfig {
     pub timeout: Duration,
 }
 
+impl std::fmt::Debug for PlacementConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PlacementConfig")
+            .field("endpoint", &self.endpoint)
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
+    }
+}
+
 /// A client of one Placement endpoint. Cheap to clone.
 #[derive(Clone)]
 pub struct PlacementClient {
@@ -233,7 +242,8 @@ impl PlacementClient {
         change: impl Fn(&BTreeMap<String, Inventory>) -> BTreeMap<String, Inventory>,
     ) -> PlacementResult<()> {
         let path = format!("resource_providers/{node}/inventories");
-        retry_conflicts(async || {
+        let mut tries = 0;
+        loop {
             let current: InventoriesBody = self.get(&path, NO_QUERY).await?;
             let wanted = change(&current.inventories);
             if wanted == current.inventories {
@@ -243,9 +253,11 @@ impl PlacementClient {
                 "resource_provider_generation": current.resource_provider_generation,
                 "inventories": wanted,
             });
-            self.send(Method::PUT, &path, Some(&body)).await.map(drop)
-        })
-        .await
+            let written = self.send(Method::PUT, &path, Some(&body)).await;
+            if !is_worth_another_try(&written, &mut tries) {
+                return written.map(drop);
+            }
+        }
     }
 
     /// Sets the provider's traits: `ours` are added, and those that `is_ours` says we manage are dropped
@@ -268,7 +280,8 @@ impl PlacementClient {
             known.extend(body.traits);
         }
         let path = format!("resource_providers/{node}/traits");
-        retry_conflicts(async || {
+        let mut tries = 0;
+        loop {
             let current: TraitsBody = self.get(&path, NO_QUERY).await?;
             let current_set: BTreeSet<String> = current.traits.into_iter().collect();
             let wanted: BTreeSet<String> =
@@ -280,9 +293,11 @@ impl PlacementClient {
                 "resource_provider_generation": current.resource_provider_generation,
                 "traits": wanted,
             });
-            self.send(Method::PUT, &path, Some(&body)).await.map(drop)
-        })
-        .await
+            let written = self.send(Method::PUT, &path, Some(&body)).await;
+            if !is_worth_another_try(&written, &mut tries) {
+                return written.map(drop);
+            }
+        }
     }
 
     /// Usage of a provider by resource class.
@@ -364,14 +379,10 @@ impl PlacementClient {
 
 const NO_QUERY: &[(&str, &str)] = &[];
 
-async fn retry_conflicts<T>(mut attempt: impl AsyncFnMut() -> PlacementResult<T>) -> PlacementResult<T> {
-    for _ in 1..CONFLICT_TRIES {
-        match attempt().await {
-            Err(PlacementError::Conflict(why)) => tracing::debug!(why, "generation conflict, reading again"),
-            outcome => return outcome,
-        }
-    }
-    attempt().await
+/// After a generation conflict the provider is read again and the write decided anew.
+fn is_worth_another_try<T>(written: &PlacementResult<T>, tries: &mut usize) -> bool {
+    *tries += 1;
+    matches!(written, Err(PlacementError::Conflict(_))) && *tries < CONFLICT_TRIES
 }
 
 fn parse<T: DeserializeOwned>(base: &Url, body: &[u8]) -> PlacementResult<T> {

@@ -1,10 +1,19 @@
 //! The store that the parts of etcd-compute share: keys, transactions, watches and leases.
 //!
-//! [`Store`] has two implementations which pass the same [`conformance`] suite: [`EtcdStore`], the real
+//! [`Store`] has two implementations which pass the same suite (`conformance`): [`EtcdStore`], the real
 //! thing, and [`MemoryStore`], a deterministic twin with revisions, watches, leases, compaction and
 //! injected faults. [`follow`] turns list and watch into one resilient stream of changes.
+//!
+//! With the feature `testing` come that suite and `testing::EtcdServer`, which runs an etcd of its own.
 
+#[cfg(feature = "testing")]
+pub mod conformance;
 mod error;
+mod etcd;
+mod follow;
+mod memory;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod types;
 
 use std::time::Duration;
@@ -12,6 +21,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 pub use error::{StoreError, StoreResult};
+pub use etcd::{EtcdConfig, EtcdStore, EtcdTls};
+pub use follow::{Change, FollowOptions, follow};
+pub use memory::{Backup, Faults, MemoryStore};
 pub use types::{Compare, Event, KeyValue, LeaseId, Listing, Op, Revision, Txn, TxnOutcome, WatchBatch};
 
 /// A linearizable key-value store with revisions; the part of etcd that we use.

@@ -125,6 +125,24 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// The key that changed.
+    pub fn key(&self) -> &str {
+        match self {
+            Self::Put(pair) => &pair.key,
+            Self::Delete { key, .. } => key,
+        }
+    }
+
+    /// The revision that changed it.
+    pub fn revision(&self) -> Revision {
+        match self {
+            Self::Put(pair) => pair.mod_revision,
+            Self::Delete { revision, .. } => *revision,
+        }
+    }
+}
+
 /// Changes that arrived together. May be empty: a sign of life, with progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WatchBatch {

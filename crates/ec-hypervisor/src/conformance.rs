@@ -1,0 +1,205 @@
+//! What every [`Hypervisor`] must do, told as tests that an implementation runs on itself.
+//!
+//! Each check makes instances of its own and leaves nothing behind, so that checks may run side by side
+//! on one host. They panic where the implementation is wrong. The base image must be one that boots.
+#![expect(clippy::expect_used, clippy::panic, reason = "a suite for tests says what is wrong by panicking")]
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use ec_model::{BaseImage, InstanceId};
+use tokio::{
+    sync::broadcast::error::RecvError,
+    time::{Instant, sleep, timeout_at},
+};
+
+use crate::{DomainSpec, Hypervisor, HypervisorError, HypervisorEvent, Observed, RunState};
+
+/// Bound of every wait; emulated guests on a busy host are slow.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Ids for the checks, so that the suite itself brings no randomness: the caller gives fresh ones.
+pub type FreshId<'a> = &'a (dyn Fn() -> InstanceId + Send + Sync);
+
+/// Runs every check that needs one node.
+pub async fn all(hypervisor: Arc<dyn Hypervisor>, base: &BaseImage, fresh: FreshId<'_>) {
+    let info = hypervisor.prepare().await.expect("prepare");
+    assert_eq!(hypervisor.prepare().await.expect("prepare again"), info, "preparing twice changes nothing");
+    what_is_not_there_is_absent_and_not_an_error(&*hypervisor, fresh()).await;
+    an_overlay_is_made_once_and_replaced_when_it_is_another(&*hypervisor, base, fresh()).await;
+    a_capacity_below_the_image_is_refused(&*hypervisor, base, fresh()).await;
+    a_life_from_overlay_to_gone_is_idempotent_at_every_step(&*hypervisor, base, fresh()).await;
+    half_made_instances_are_destroyed(&*hypervisor, base, fresh(), fresh()).await;
+    a_start_that_cannot_work_fails_and_is_not_a_run(&*hypervisor, base, fresh(), fresh()).await;
+    changes_are_told(&*hypervisor, base, fresh()).await;
+}
+
+/// The spec of a small domain, as the checks use it.
+pub fn small_domain(instance: InstanceId) -> DomainSpec {
+    // The title tries to break out of its element; nothing may be injected that way.
+    DomainSpec { instance, title: "conform & <b>'\"".into(), vcpus: 1, memory_mb: 128 }
+}
+
+/// Makes an instance run, as an agent does it.
+pub async fn build(hypervisor: &dyn Hypervisor, base: &BaseImage, instance: InstanceId) {
+    hypervisor.create_overlay(instance, base, None).await.expect("create the overlay");
+    hypervisor.define(&small_domain(instance)).await.expect("define");
+    hypervisor.start(instance).await.expect("start");
+}
+
+/// `observe` and `list` must tell the same.
+async fn expect(hypervisor: &dyn Hypervisor, instance: InstanceId, domain: Option<RunState>, volume: bool) {
+    let wanted = Observed { domain, volume };
+    assert_eq!(hypervisor.observe(instance).await.expect("observe"), wanted, "observe {instance}");
+    let listed = hypervisor.list().await.expect("list").remove(&instance);
+    assert_eq!(listed.unwrap_or_default(), wanted, "list {instance}");
+}
+
+fn expect_failed<T>(result: Result<T, HypervisorError>, what: &str) {
+    match result {
+        Err(HypervisorError::Failed { .. }) => {}
+        Err(other) => panic!("{what}: wanted a lasting failure, got: {other}"),
+        Ok(_) => panic!("{what}: wanted a failure, but it worked"),
+    }
+}
+
+async fn what_is_not_there_is_absent_and_not_an_error(hypervisor: &dyn Hypervisor, instance: InstanceId) {
+    expect(hypervisor, instance, None, false).await;
+    assert!(!hypervisor.list().await.expect("list").contains_key(&instance));
+    hypervisor.destroy(instance).await.expect("destroy what is not there");
+    assert!(hypervisor.addresses(&[instance]).await.expect("addresses").is_empty());
+    assert_eq!(hypervisor.console_tail(instance, 100).await.expect("console"), "");
+}
+
+async fn an_overlay_is_made_once_and_replaced_when_it_is_another(
+    hypervisor: &dyn Hypervisor,
+    base: &BaseImage,
+    instance: InstanceId,
+) {
+    for capacity in [None, None, Some(base.virtual_size), Some(base.virtual_size + (64 << 20)), None] {
+        hypervisor.create_overlay(instance, base, capacity).await.expect("create the overlay");
+        expect(hypervisor, instance, None, true).await;
+    }
+    hypervisor.destroy(instance).await.expect("destroy a volume with no domain");
+    expect(hypervisor, instance, None, false).await;
+}
+
+async fn a_capacity_below_the_image_is_refused(
+    hypervisor: &dyn Hypervisor,
+    base: &BaseImage,
+    instance: InstanceId,
+) {
+    let result = hypervisor.create_overlay(instance, base, Some(base.virtual_size - 512)).await;
+    expect_failed(result, "an overlay smaller than its base");
+    assert!(!hypervisor.observe(instance).await.expect("observe").volume);
+    hypervisor.destroy(instance).await.expect("destroy");
+}
+
+async fn a_life_from_overlay_to_gone_is_idempotent_at_every_step(
+    hypervisor: &dyn Hypervisor,
+    base: &BaseImage,
+    instance: InstanceId,
+) {
+    hypervisor.create_overlay(instance, base, None).await.expect("create the overlay");
+    for _ in 0..2 {
+        hypervisor.define(&small_domain(instance)).await.expect("define");
+        expect(hypervisor, instance, Some(RunState::NotStarted), true).await;
+    }
+    for _ in 0..2 {
+        hypervisor.start(instance).await.expect("start");
+        expect(hypervisor, instance, Some(RunState::Running), true).await;
+    }
+    // A build done again after a crash goes through every step and must not disturb the guest.
+    build(hypervisor, base, instance).await;
+    expect(hypervisor, instance, Some(RunState::Running), true).await;
+    let other = BaseImage { path: PathBuf::from("/nonexistent/other.qcow2"), ..base.clone() };
+    let result = hypervisor.create_overlay(instance, &other, None).await;
+    expect_failed(result, "another overlay under a running guest");
+    expect(hypervisor, instance, Some(RunState::Running), true).await;
+    for _ in 0..2 {
+        hypervisor.destroy(instance).await.expect("destroy");
+        expect(hypervisor, instance, None, false).await;
+    }
+}
+
+async fn half_made_instances_are_destroyed(
+    hypervisor: &dyn Hypervisor,
+    base: &BaseImage,
+    no_volume: InstanceId,
+    not_started: InstanceId,
+) {
+    hypervisor.define(&small_domain(no_volume)).await.expect("define without a volume");
+    expect(hypervisor, no_volume, Some(RunState::NotStarted), false).await;
+    hypervisor.create_overlay(not_started, base, None).await.expect("create the overlay");
+    hypervisor.define(&small_domain(not_started)).await.expect("define");
+    for instance in [no_volume, not_started] {
+        hypervisor.destroy(instance).await.expect("destroy half of an instance");
+        expect(hypervisor, instance, None, false).await;
+    }
+}
+
+async fn a_start_that_cannot_work_fails_and_is_not_a_run(
+    hypervisor: &dyn Hypervisor,
+    base: &BaseImage,
+    no_domain: InstanceId,
+    no_volume: InstanceId,
+) {
+    expect_failed(hypervisor.start(no_domain).await, "start without a domain");
+    hypervisor.define(&small_domain(no_volume)).await.expect("define");
+    expect_failed(hypervisor.start(no_volume).await, "start without a volume");
+    expect(hypervisor, no_volume, Some(RunState::NotStarted), false).await;
+    hypervisor.create_overlay(no_volume, base, None).await.expect("create the overlay");
+    hypervisor.start(no_volume).await.expect("start once the volume is there");
+    hypervisor.destroy(no_volume).await.expect("destroy");
+}
+
+async fn changes_are_told(hypervisor: &dyn Hypervisor, base: &BaseImage, instance: InstanceId) {
+    let mut events = hypervisor.events();
+    build(hypervisor, base, instance).await;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match timeout_at(deadline, events.recv()).await.expect("an event about the start in time") {
+            Ok(HypervisorEvent::Changed(changed)) if changed == instance => break,
+            Ok(_) => {}
+            Err(RecvError::Lagged(_)) => break,
+            Err(RecvError::Closed) => panic!("the events ended"),
+        }
+    }
+    hypervisor.destroy(instance).await.expect("destroy");
+}
+
+/// A started guest has an address of its first interface within the suite's patience.
+pub async fn a_guest_gets_an_address(hypervisor: &dyn Hypervisor, base: &BaseImage, instance: InstanceId) {
+    build(hypervisor, base, instance).await;
+    let deadline = Instant::now() + PATIENCE;
+    let addresses = loop {
+        let mut known = hypervisor.addresses(&[instance]).await.expect("addresses");
+        if let Some(addresses) = known.remove(&instance) {
+            break addresses;
+        }
+        assert!(Instant::now() < deadline, "no address in {PATIENCE:?}");
+        sleep(Duration::from_millis(150)).await;
+    };
+    assert!(addresses.iter().any(|a| a.nic == 0 && a.mac == instance.mac(0)), "{addresses:?}");
+    hypervisor.destroy(instance).await.expect("destroy");
+    assert!(
+        hypervisor.addresses(&[instance]).await.expect("addresses").is_empty(),
+    );
+}
+
+/// Two nodes' agents on one host do not see or touch each other's instances.
+pub async fn another_nodes_mark_is_neither_seen_nor_touched(
+    ours: &dyn Hypervisor,
+    theirs: &dyn Hypervisor,
+    base: &BaseImage,
+    instance: InstanceId,
+) {
+    ours.prepare().await.expect("prepare ours");
+    theirs.prepare().await.expect("prepare theirs");
+    build(ours, base, instance).await;
+    expect(theirs, instance, None, false).await;
+    expect_failed(theirs.destroy(instance).await, "destroy with another node's mark");
+    expect_failed(theirs.start(instance).await, "start with another node's mark");
+    expect_failed(theirs.define(&small_domain(instance)).await, "define over another node's domain");
+    expect(ours, instance, Some(RunState::Running), true).await;
+    ours.destroy(instance).await.expect("destroy ours");
+}

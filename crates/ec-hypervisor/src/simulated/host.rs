@@ -1,0 +1,178 @@
+//! The state of the simulated host and what the operations do to it.
+
+use std::{collections::HashMap, net::Ipv4Addr, path::PathBuf, time::Duration};
+
+use ec_model::{Address, AddressSource, BaseImage, InstanceId, NodeId};
+use tokio::time::Instant;
+
+use crate::{DomainSpec, Observed, RunState};
+
+#[derive(Debug, Default)]
+pub(super) struct Host {
+    machines: HashMap<InstanceId, Machine>,
+    addresses_given: u32,
+    pub(super) address_delay: Duration,
+}
+
+/// What is of one instance; never without domain and volume both.
+#[derive(Debug)]
+struct Machine {
+    node: NodeId,
+    volume: Option<Volume>,
+    domain: Option<Domain>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Volume {
+    base: PathBuf,
+    capacity: u64,
+}
+
+#[derive(Debug)]
+struct Domain {
+    state: RunState,
+    address: Option<(Ipv4Addr, Instant)>,
+    console: String,
+}
+
+impl Machine {
+    fn observed(&self) -> Observed {
+        Observed { domain: self.domain.as_ref().map(|domain| domain.state), volume: self.volume.is_some() }
+    }
+}
+
+impl Host {
+    fn ours(&self, node: NodeId, instance: InstanceId) -> Option<&Machine> {
+        self.machines.get(&instance).filter(|machine| machine.node == node)
+    }
+
+    /// The machine, made where there is none; an error where it is another node's.
+    fn machine(&mut self, node: NodeId, instance: InstanceId) -> Result<&mut Machine, String> {
+        let machine = self.machines.entry(instance).or_insert(Machine { node, volume: None, domain: None });
+        if machine.node == node { Ok(machine) } else { Err(foreign()) }
+    }
+
+    pub(super) fn list(&self, node: NodeId) -> HashMap<InstanceId, Observed> {
+        let ours = self.machines.iter().filter(|(_, machine)| machine.node == node);
+        ours.map(|(instance, machine)| (*instance, machine.observed())).collect()
+    }
+
+    pub(super) fn observe(&self, node: NodeId, instance: InstanceId) -> Observed {
+        self.ours(node, instance).map(Machine::observed).unwrap_or_default()
+    }
+
+    pub(super) fn create_overlay(
+        &mut self,
+        node: NodeId,
+        instance: InstanceId,
+        base: &BaseImage,
+        capacity: Option<u64>,
+    ) -> Result<bool, String> {
+        let capacity = capacity.unwrap_or(base.virtual_size);
+        if capacity < base.virtual_size {
+            return Err(format!("{capacity} bytes are less than the image's {}", base.virtual_size));
+        }
+        let volume = Volume { base: base.path.clone(), capacity };
+        let machine = self.machine(node, instance)?;
+        if machine.volume.as_ref() == Some(&volume) {
+            return Ok(false);
+        }
+        if machine.domain.as_ref().is_some_and(|domain| domain.state == RunState::Running) {
+            return Err("the domain runs on another overlay".into());
+        }
+        machine.volume = Some(volume);
+        Ok(true)
+    }
+
+    pub(super) fn define(&mut self, node: NodeId, spec: &DomainSpec) -> Result<bool, String> {
+        let machine = self.machine(node, spec.instance)?;
+        if machine.domain.is_some() {
+            return Ok(false);
+        }
+        machine.domain = Some(Domain { state: RunState::NotStarted, address: None, console: String::new() });
+        Ok(true)
+    }
+
+    pub(super) fn start(&mut self, node: NodeId, instance: InstanceId) -> Result<bool, String> {
+        let next = self.addresses_given + 1;
+        let known_at = Instant::now() + self.address_delay;
+        let machine = self.machines.get_mut(&instance).ok_or("domain not found")?;
+        if machine.node != node {
+            return Err(foreign());
+        }
+        let domain = machine.domain.as_mut().ok_or("domain not found")?;
+        if domain.state == RunState::Running {
+            return Ok(false);
+        }
+        if machine.volume.is_none() {
+            return Err("cannot access the volume: no such file or directory".into());
+        }
+        let [_, b, c, d] = next.to_be_bytes();
+        let address = domain.address.map_or(Ipv4Addr::new(10, b, c, d), |(address, _)| address);
+        domain.state = RunState::Running;
+        domain.address = Some((address, known_at));
+        self.addresses_given = next;
+        Ok(true)
+    }
+
+    pub(super) fn destroy(&mut self, node: NodeId, instance: InstanceId) -> Result<bool, String> {
+        match self.machines.get(&instance) {
+            Some(machine) if machine.node != node => Err(foreign()),
+            _ => Ok(self.machines.remove(&instance).is_some()),
+        }
+    }
+
+    pub(super) fn addresses(
+        &self,
+        node: NodeId,
+        instances: &[InstanceId],
+    ) -> HashMap<InstanceId, Vec<Address>> {
+        let address = |instance: &InstanceId| {
+            let domain = self.ours(node, *instance)?.domain.as_ref()?;
+            let (ip, known_at) = domain.address?;
+            let known = domain.state == RunState::Running && known_at <= Instant::now();
+            known.then(|| {
+                let mac = instance.mac(0);
+                (*instance, vec![Address { ip: ip.into(), mac, nic: 0, source: AddressSource::Lease }])
+            })
+        };
+        instances.iter().filter_map(address).collect()
+    }
+
+    pub(super) fn console_tail(&self, node: NodeId, instance: InstanceId, max_bytes: usize) -> String {
+        let console = self
+            .ours(node, instance)
+            .and_then(|machine| machine.domain.as_ref())
+            .map_or("", |domain| domain.console.as_str());
+        let mut start = console.len().saturating_sub(max_bytes);
+        while !console.is_char_boundary(start) {
+            start += 1;
+        }
+        console[start..].to_owned()
+    }
+
+    pub(super) fn set_console(&mut self, instance: InstanceId, text: &str) {
+        if let Some(domain) = self.machines.get_mut(&instance).and_then(|machine| machine.domain.as_mut()) {
+            text.clone_into(&mut domain.console);
+        }
+    }
+
+    pub(super) fn end(&mut self, instance: InstanceId) -> bool {
+        match self.machines.get_mut(&instance).and_then(|machine| machine.domain.as_mut()) {
+            Some(domain) if domain.state == RunState::Running => {
+                domain.state = RunState::Ended;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    pub(super) fn count(&self, state: RunState) -> usize {
+        let domains = self.machines.values().filter_map(|machine| machine.domain.as_ref());
+        domains.filter(|domain| domain.state == state).count()
+    }
+}
+
+fn foreign() -> String {
+    "it does not carry this node's mark, so it is left alone".into()
+}

@@ -1,0 +1,123 @@
+//! What a test sets and what it asks for afterwards.
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
+
+use ec_model::InstanceId;
+
+use super::{Operation, SimulatedHypervisor};
+use crate::{HypervisorError, HypervisorEvent, RunState};
+
+#[derive(Debug, Default)]
+pub(super) struct Knobs {
+    latency: HashMap<Operation, Duration>,
+    /// Failures by the number of the call, counted from the first call of all.
+    faults: HashMap<Operation, HashMap<u64, HypervisorError>>,
+    hanging: HashSet<Operation>,
+    pub(super) unreachable: bool,
+    calls: HashMap<Operation, u64>,
+    calls_of: HashMap<(Operation, InstanceId), u64>,
+    effects: HashMap<(Operation, InstanceId), u64>,
+}
+
+impl Knobs {
+    pub(super) fn begin(
+        &mut self,
+        operation: Operation,
+        instance: Option<InstanceId>,
+    ) -> (Duration, Option<HypervisorError>) {
+        let calls = self.calls.entry(operation).or_default();
+        *calls += 1;
+        let fault = self.faults.get_mut(&operation).and_then(|faults| faults.remove(calls));
+        if let Some(instance) = instance {
+            *self.calls_of.entry((operation, instance)).or_default() += 1;
+        }
+        (self.latency.get(&operation).copied().unwrap_or_default(), fault)
+    }
+
+    pub(super) fn hangs(&self, operation: Operation) -> bool {
+        self.hanging.contains(&operation)
+    }
+
+    pub(super) fn count_effect(&mut self, operation: Operation, instance: InstanceId) {
+        *self.effects.entry((operation, instance)).or_default() += 1;
+    }
+}
+
+impl SimulatedHypervisor {
+    /// Every call of `operation` takes this long before it does anything.
+    pub fn set_latency(&self, operation: Operation, latency: Duration) {
+        self.inner().knobs.latency.insert(operation, latency);
+    }
+
+    /// The next call of `operation` fails with `error` and changes nothing.
+    pub fn fail_next(&self, operation: Operation, error: HypervisorError) {
+        self.fail_nth(operation, 1, error);
+    }
+
+    /// The `nth` call of `operation` from now (1 is the next) fails with `error` and changes nothing.
+    pub fn fail_nth(&self, operation: Operation, nth: u64, error: HypervisorError) {
+        let mut inner = self.inner();
+        let call = inner.knobs.calls.get(&operation).copied().unwrap_or_default() + nth;
+        inner.knobs.faults.entry(operation).or_default().insert(call, error);
+    }
+
+    /// From now on calls of `operation` do not come back until [`release`](Self::release), and have no
+    /// effect before that.
+    pub fn hang(&self, operation: Operation) {
+        self.inner().knobs.hanging.insert(operation);
+    }
+
+    /// Lets calls of `operation` go on, those that hang and those to come.
+    pub fn release(&self, operation: Operation) {
+        self.inner().knobs.hanging.remove(&operation);
+        self.shared.released.notify_waiters();
+    }
+
+    /// Takes the hypervisor away or gives it back; guests run on meanwhile. Listeners are told to look at
+    /// everything both times.
+    pub fn set_unreachable(&self, unreachable: bool) {
+        self.inner().knobs.unreachable = unreachable;
+        self.tell(HypervisorEvent::LookAtAll);
+    }
+
+    /// Guests started from now on have their address this long after their start.
+    pub fn set_address_delay(&self, delay: Duration) {
+        self.inner().host.address_delay = delay;
+    }
+
+    /// The guest powers off by itself; nothing happens where it does not run.
+    pub fn end_guest(&self, instance: InstanceId) {
+        if self.inner().host.end(instance) {
+            self.tell(HypervisorEvent::Changed(instance));
+        }
+    }
+
+    /// What the guest has written to its console; nothing happens where there is no such domain.
+    pub fn set_console(&self, instance: InstanceId, text: &str) {
+        self.inner().host.set_console(instance, text);
+    }
+
+    /// How often `operation` was called, failed and hanging calls included.
+    pub fn calls(&self, operation: Operation) -> u64 {
+        self.inner().knobs.calls.get(&operation).copied().unwrap_or_default()
+    }
+
+    /// How often `operation` was called for `instance`; operations without an instance count nowhere here.
+    pub fn calls_of(&self, operation: Operation, instance: InstanceId) -> u64 {
+        self.inner().knobs.calls_of.get(&(operation, instance)).copied().unwrap_or_default()
+    }
+
+    /// How often `operation` changed something of `instance`: a second start of a running guest is a call
+    /// and no effect.
+    pub fn effects(&self, operation: Operation, instance: InstanceId) -> u64 {
+        self.inner().knobs.effects.get(&(operation, instance)).copied().unwrap_or_default()
+    }
+
+    /// How many guests run now, of every node on this host.
+    pub fn running(&self) -> usize {
+        self.inner().host.count(RunState::Running)
+    }
+}

@@ -1,0 +1,211 @@
+//! A hypervisor in memory: no guests, but the same answers, with latency, failures and hangs to set.
+//!
+//! Tests of the agent and benchmarks of many nodes in one process use it. It keeps time by the tokio
+//! clock, so that it runs under paused time, and it counts every call and every effect per instance: a
+//! test asks "was this defined once and started once" instead of guessing from the outcome.
+
+mod host;
+mod knobs;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use async_trait::async_trait;
+use ec_model::{Address, BaseImage, InstanceId, NodeId};
+use tokio::sync::{Notify, broadcast};
+
+use crate::{DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent, HypervisorResult, Observed};
+use host::Host;
+use knobs::Knobs;
+
+/// Hints waiting for a slow receiver; one that lags behind further looks at everything.
+const EVENTS: usize = 256;
+
+/// The operations of [`Hypervisor`], to set knobs on and to count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "each is the method of the same name")]
+pub enum Operation {
+    Prepare,
+    List,
+    Observe,
+    CreateOverlay,
+    Define,
+    Start,
+    Destroy,
+    Addresses,
+    ConsoleTail,
+}
+
+impl Operation {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Prepare => "prepare the host",
+            Self::List => "list the instances",
+            Self::Observe => "observe the instance",
+            Self::CreateOverlay => "create the overlay",
+            Self::Define => "define the domain",
+            Self::Start => "start the domain",
+            Self::Destroy => "destroy the domain",
+            Self::Addresses => "read the addresses",
+            Self::ConsoleTail => "read the console",
+        }
+    }
+}
+
+/// A simulated host as one node sees it. A clone is the same host and the same node.
+#[derive(Debug, Clone)]
+pub struct SimulatedHypervisor {
+    node: NodeId,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    inner: Mutex<Inner>,
+    /// Wakes calls that hang, when what they hang on may have been released.
+    released: Notify,
+    events: broadcast::Sender<HypervisorEvent>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    host: Host,
+    knobs: Knobs,
+}
+
+impl SimulatedHypervisor {
+    /// An empty host where guests have their address as soon as they run.
+    pub fn new(node: NodeId) -> Self {
+        Self {
+            node,
+            shared: Arc::new(Shared {
+                inner: Mutex::new(Inner { host: Host::default(), knobs: Knobs::default() }),
+                released: Notify::new(),
+                events: broadcast::channel(EVENTS).0,
+            }),
+        }
+    }
+
+    /// The same host as another node's agent sees it: what carries the other mark is not there for it.
+    pub fn as_node(&self, node: NodeId) -> Self {
+        Self { node, shared: Arc::clone(&self.shared) }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        // No code panics while it holds the lock with the state half changed.
+        self.shared.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, event: HypervisorEvent) {
+        // Nobody listening is not an error: events are hints.
+        let _ = self.shared.events.send(event);
+    }
+
+    /// Counts the call, then takes the time and the failure that the knobs ask for.
+    async fn enter(&self, operation: Operation, instance: Option<InstanceId>) -> HypervisorResult<()> {
+        let (latency, fault) = self.inner().knobs.begin(operation, instance);
+        if !latency.is_zero() {
+            tokio::time::sleep(latency).await;
+        }
+        loop {
+            let mut released = std::pin::pin!(self.shared.released.notified());
+            // Registered before the check, so that a release in between is not missed.
+            released.as_mut().enable();
+            if !self.inner().knobs.hangs(operation) {
+                break;
+            }
+            released.await;
+        }
+        if self.inner().knobs.unreachable {
+            return Err(HypervisorError::Unreachable {
+                uri: "simulated:///".into(),
+                detail: format!("switched off, could not {}", operation.name()),
+            });
+        }
+        fault.map_or(Ok(()), Err)
+    }
+
+    /// Runs `change` on the host; when it changed something, counts the effect and tells the listeners.
+    fn change(
+        &self,
+        operation: Operation,
+        instance: InstanceId,
+        change: impl FnOnce(&mut Host) -> Result<bool, String>,
+    ) -> HypervisorResult<()> {
+        let mut inner = self.inner();
+        let changed = change(&mut inner.host).map_err(|detail| HypervisorError::Failed {
+            what: format!("{} {instance}", operation.name()),
+            detail,
+        })?;
+        if changed {
+            inner.knobs.count_effect(operation, instance);
+            drop(inner);
+            self.tell(HypervisorEvent::Changed(instance));
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Hypervisor for SimulatedHypervisor {
+    async fn prepare(&self) -> HypervisorResult<HostInfo> {
+        self.enter(Operation::Prepare, None).await?;
+        Ok(HostInfo { version: "simulated hypervisor".into(), virt_type: "simulated".into(), bridge: None })
+    }
+
+    async fn list(&self) -> HypervisorResult<HashMap<InstanceId, Observed>> {
+        self.enter(Operation::List, None).await?;
+        Ok(self.inner().host.list(self.node))
+    }
+
+    async fn observe(&self, instance: InstanceId) -> HypervisorResult<Observed> {
+        self.enter(Operation::Observe, Some(instance)).await?;
+        Ok(self.inner().host.observe(self.node, instance))
+    }
+
+    async fn create_overlay(
+        &self,
+        instance: InstanceId,
+        base: &BaseImage,
+        capacity_bytes: Option<u64>,
+    ) -> HypervisorResult<()> {
+        self.enter(Operation::CreateOverlay, Some(instance)).await?;
+        self.change(Operation::CreateOverlay, instance, |host| {
+            host.create_overlay(self.node, instance, base, capacity_bytes)
+        })
+    }
+
+    async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()> {
+        self.enter(Operation::Define, Some(spec.instance)).await?;
+        self.change(Operation::Define, spec.instance, |host| host.define(self.node, spec))
+    }
+
+    async fn start(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.enter(Operation::Start, Some(instance)).await?;
+        self.change(Operation::Start, instance, |host| host.start(self.node, instance))
+    }
+
+    async fn destroy(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.enter(Operation::Destroy, Some(instance)).await?;
+        self.change(Operation::Destroy, instance, |host| host.destroy(self.node, instance))
+    }
+
+    async fn addresses(
+        &self,
+        instances: &[InstanceId],
+    ) -> HypervisorResult<HashMap<InstanceId, Vec<Address>>> {
+        self.enter(Operation::Addresses, None).await?;
+        Ok(self.inner().host.addresses(self.node, instances))
+    }
+
+    async fn console_tail(&self, instance: InstanceId, max_bytes: usize) -> HypervisorResult<String> {
+        self.enter(Operation::ConsoleTail, Some(instance)).await?;
+        Ok(self.inner().host.console_tail(self.node, instance, max_bytes))
+    }
+
+    fn events(&self) -> broadcast::Receiver<HypervisorEvent> {
+        self.shared.events.subscribe()
+    }
+}

@@ -1,0 +1,167 @@
+//! The cache as its user sees it.
+
+use std::{collections::HashSet, path::PathBuf, sync::Arc, time::Duration};
+
+use ec_model::{BaseImage, ImageRef, Progress};
+use tokio::sync::{Semaphore, watch};
+
+use crate::{
+    ImageError,
+    flight::{self, Flights, State},
+    http::Origin,
+    index::Index,
+    landing::Ground,
+    local,
+    shelf::{Landed, Pin, Shelf},
+    source::{Source, Wanted},
+};
+
+/// Downloads at once; each has a thread and a file. More wait for their turn.
+const DOWNLOADS_MAX: usize = 16;
+
+/// How a cache is set up.
+#[derive(Debug, Clone)]
+pub struct CacheConfig {
+    /// Where it lies; made where there is none.
+    pub directory: PathBuf,
+    /// The most that bases and downloads under way may take together, in bytes.
+    pub max_bytes: u64,
+    /// An origin from which not a byte comes for so long is given up.
+    pub stall_timeout: Duration,
+}
+
+impl CacheConfig {
+    /// Long enough for a server that has to wake its disks.
+    pub const STALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+    /// A cache of at most `max_bytes` in `directory`, with the usual time-out.
+    pub fn new(directory: impl Into<PathBuf>, max_bytes: u64) -> Self {
+        Self { directory: directory.into(), max_bytes, stall_timeout: Self::STALL_TIMEOUT }
+    }
+}
+
+/// A cache of base images. Clones are the same cache; a directory belongs to one cache at a time.
+#[derive(Clone)]
+pub struct ImageCache {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    ground: Ground,
+    origin: Origin,
+    flights: Arc<Flights>,
+    downloads: Semaphore,
+}
+
+/// A base image that stays in the cache at least as long as this value lives.
+///
+/// Once an overlay lies on it, the closure given to [`ImageCache::open`] must name its digest before
+/// this is dropped.
+#[derive(Clone)]
+pub struct CachedImage {
+    /// The image.
+    pub base: BaseImage,
+    _pin: Arc<Pin>,
+}
+
+impl std::fmt::Debug for CachedImage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CachedImage").field("base", &self.base).finish_non_exhaustive()
+    }
+}
+
+impl ImageCache {
+    /// Opens the cache: makes its directories and sweeps what a crash left.
+    ///
+    /// `in_use` gives the digests of the bases that overlays lie on. It is asked from a blocking thread,
+    /// and only when something has to be evicted.
+    pub async fn open(
+        config: CacheConfig,
+        in_use: impl Fn() -> HashSet<String> + Send + Sync + 'static,
+    ) -> Result<Self, ImageError> {
+        let CacheConfig { directory, max_bytes, stall_timeout } = config;
+        let ground = tokio::task::spawn_blocking(move || {
+            let shelf = Shelf::open(&directory, max_bytes, Box::new(in_use))?;
+            let index = Index::open(&directory)?;
+            index.prune(|entry| shelf.has(&entry.digest, entry.size))?;
+            Ok(Ground { shelf: Arc::new(shelf), index: Arc::new(index) })
+        })
+        .await
+        .map_err(|_| ImageError::Interrupted)??;
+        let inner = Inner {
+            ground,
+            origin: Origin::new(stall_timeout),
+            flights: Arc::default(),
+            downloads: Semaphore::new(DOWNLOADS_MAX),
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The image, from the cache where its origin says that it is still the same.
+    ///
+    /// However many ask for the same image at once, it comes once, and `progress` tells each of them how
+    /// far it is. Dropping the future lets go; when the last one does, the download ends and leaves
+    /// nothing behind. An image whose disk is bigger than `max_virtual_size` bytes is refused to this
+    /// caller as soon as that is known.
+    ///
+    /// With a digest demanded that the cache has, the origin is not asked at all. An origin that cannot
+    /// be reached does not matter where the cache has what it gave last.
+    pub async fn fetch(
+        &self,
+        wanted: &ImageRef,
+        max_virtual_size: Option<u64>,
+        progress: watch::Sender<Option<Progress>>,
+    ) -> Result<CachedImage, ImageError> {
+        let key = flight::key(wanted);
+        let wanted = Wanted::parse(wanted)?;
+        let fits = |needed: u64| match max_virtual_size {
+            Some(allowed) if needed > allowed => {
+                Err(ImageError::VirtualSize { url: wanted.label.clone(), needed, allowed })
+            }
+            _ => Ok(()),
+        };
+        let hand_out = |landed: Landed| {
+            fits(landed.base.virtual_size)?;
+            Ok(CachedImage { base: landed.base, _pin: landed.pin })
+        };
+        if let Some(digest) = wanted.digest.clone() {
+            let shelf = Arc::clone(&self.inner.ground.shelf);
+            let found = tokio::task::spawn_blocking(move || shelf.find(&digest)).await;
+            if let Some(landed) = found.map_err(|_| ImageError::Interrupted)? {
+                return hand_out(landed);
+            }
+        }
+        let flight = self.inner.flights.join(key, |state| {
+            let (inner, wanted) = (Arc::clone(&self.inner), wanted.clone());
+            async move { inner.bring(wanted, state).await }
+        });
+        let mut state = flight.state.clone();
+        loop {
+            {
+                let now = state.borrow_and_update();
+                if now.progress.is_some() {
+                    progress.send_if_modified(|told| {
+                        let news = *told != now.progress;
+                        told.clone_from(&now.progress);
+                        news
+                    });
+                }
+                if let Some(outcome) = &now.outcome {
+                    return hand_out(outcome.clone()?);
+                }
+                now.virtual_size.map_or(Ok(()), fits)?;
+            }
+            state.changed().await.map_err(|_| ImageError::Interrupted)?;
+        }
+    }
+}
+
+impl Inner {
+    async fn bring(&self, wanted: Wanted, state: watch::Sender<State>) -> Result<Landed, ImageError> {
+        let _turn = self.downloads.acquire().await.map_err(|_| ImageError::Interrupted)?;
+        match wanted.source.clone() {
+            Source::Http(_) => self.origin.bring(self.ground.clone(), wanted, state).await,
+            Source::File { path, .. } => local::bring(self.ground.clone(), wanted, path, state).await,
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! What can go wrong with an image, and whether trying again may help.
+
+use std::{fmt, io, path::PathBuf, sync::Arc, time::Duration};
+
+use crate::Refusal;
+
+/// A failed fetch. Everyone who waited for the same download gets the same error, so it can be cloned.
+///
+/// URLs in it are fit for logs: without user, password and query.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ImageError {
+    /// The URL is of no kind that can be fetched.
+    #[error("cannot fetch the image `{url}`: {why} (wanted `http://…`, `https://…` or `file:///…`)")]
+    BadUrl {
+        /// The URL.
+        url: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The demanded digest is not one.
+    #[error("`{text}` is not a SHA-256 in hex (wanted 64 digits)")]
+    BadDigest {
+        /// What was demanded.
+        text: String,
+    },
+    /// No connection, or one that broke before an answer came.
+    #[error("cannot reach the origin of the image {url}")]
+    Unreachable {
+        /// The URL.
+        url: String,
+        /// What the HTTP client says.
+        #[source]
+        source: Arc<reqwest::Error>,
+    },
+    /// Not a byte came for too long.
+    #[error("the origin of the image {url} stalled: nothing came for {after:?}")]
+    Stalled {
+        /// The URL.
+        url: String,
+        /// How long it was waited for.
+        after: Duration,
+    },
+    /// The origin answered, and not with the image.
+    #[error("the origin of the image {url} answered with HTTP status {status}")]
+    Status {
+        /// The URL.
+        url: String,
+        /// The status code.
+        status: u16,
+    },
+    /// The origin sends from one place to the next.
+    #[error("the origin of the image {url} redirects more than {limit} times")]
+    TooManyRedirects {
+        /// The URL.
+        url: String,
+        /// How many redirects are followed.
+        limit: usize,
+    },
+    /// The request cannot be made, or its answer not be understood.
+    #[error("the origin of the image {url} cannot be asked, or not be understood")]
+    BadAnswer {
+        /// The URL.
+        url: String,
+        /// What the HTTP client says.
+        #[source]
+        source: Arc<reqwest::Error>,
+    },
+    /// The connection ended before the image did.
+    #[error("the image {url} came truncated: {received} bytes received{}", expected_text(*.expected))]
+    Truncated {
+        /// The URL.
+        url: String,
+        /// Bytes that came.
+        received: u64,
+        /// Bytes that were announced, where they were.
+        expected: Option<u64>,
+    },
+    /// Other content than was demanded.
+    #[error("the image {url} has SHA-256 {actual}, {expected} was demanded")]
+    Checksum {
+        /// The URL.
+        url: String,
+        /// The digest demanded, in hex.
+        expected: String,
+        /// The digest found, in hex.
+        actual: String,
+    },
+    /// The content is not a disk that can be used.
+    #[error("the image {url} cannot be used")]
+    Refused {
+        /// The URL.
+        url: String,
+        /// Why not.
+        #[source]
+        refusal: Refusal,
+    },
+    /// The disk in it is bigger than what was allocated.
+    #[error("the image {url} needs a disk of {}, DISK_GB allocated is {}", Size(*.needed), Size(*.allowed))]
+    VirtualSize {
+        /// The URL.
+        url: String,
+        /// The size of the disk in it, in bytes.
+        needed: u64,
+        /// The size allowed, in bytes.
+        allowed: u64,
+    },
+    /// The image alone is bigger than the whole cache may be.
+    #[error("an image of {} does not fit the image cache, which may hold {}", Size(*.size), Size(*.max_bytes))]
+    TooBig {
+        /// Size of the image, as far as known, in bytes.
+        size: u64,
+        /// Bound of the cache, in bytes.
+        max_bytes: u64,
+    },
+    /// Everything in the cache is in use.
+    #[error(
+        "the image cache is full: {} wanted, {} of {} held by images in use",
+        Size(*.wanted), Size(*.held), Size(*.max_bytes)
+    )]
+    CacheFull {
+        /// Bytes wanted.
+        wanted: u64,
+        /// Bytes that cannot be evicted.
+        held: u64,
+        /// Bound of the cache, in bytes.
+        max_bytes: u64,
+    },
+    /// The file system of the cache is full.
+    #[error("no space left on the disk of the image cache at {path}", path = .path.display())]
+    DiskFull {
+        /// The file being written.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        source: Arc<io::Error>,
+    },
+    /// The cache's own files cannot be worked on.
+    #[error("failed to {doing} {path}", path = .path.display())]
+    Cache {
+        /// What was being done.
+        doing: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        source: Arc<io::Error>,
+    },
+    /// The file that a `file://` URL names cannot be read.
+    #[error("cannot read the image file {path}", path = .path.display())]
+    Local {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        source: Arc<io::Error>,
+    },
+    /// A `file://` URL names something that is not a file.
+    #[error("the image {path} is not a regular file", path = .path.display())]
+    NotAFile {
+        /// What the URL names.
+        path: PathBuf,
+    },
+    /// The file was written to while it was being copied.
+    #[error("the image file {path} changed while it was being copied", path = .path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The HTTP client cannot be made.
+    #[error("failed to set up the HTTP client")]
+    Client {
+        /// What the HTTP client says.
+        #[source]
+        source: Arc<reqwest::Error>,
+    },
+    /// The work ended without an outcome: the program is shutting down.
+    #[error("fetching the image was interrupted")]
+    Interrupted,
+}
+
+impl ImageError {
+    /// Whether the same fetch may succeed later with nothing changed by the user.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Unreachable { .. }
+            | Self::Stalled { .. }
+            | Self::Truncated { .. }
+            | Self::Changed { .. }
+            | Self::CacheFull { .. }
+            | Self::DiskFull { .. }
+            | Self::Interrupted => true,
+            Self::Status { status, .. } => matches!(status, 408 | 429 | 500..),
+            _ => false,
+        }
+    }
+
+    /// Whether the origin never came to speak: a cached copy may serve then.
+    pub(crate) fn origin_is_away(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } | Self::Stalled { .. } => true,
+            // A gateway speaks for an origin that it cannot reach.
+            Self::Status { status, .. } => matches!(status, 502..=504),
+            _ => false,
+        }
+    }
+
+    pub(crate) fn cache(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                Self::DiskFull { path, source: Arc::new(source) }
+            }
+            _ => Self::Cache { doing, path, source: Arc::new(source) },
+        }
+    }
+}
+
+fn expected_text(expected: Option<u64>) -> String {
+    expected.map(|bytes| format!(" of {bytes}")).unwrap_or_default()
+}
+
+/// Bytes, as people read them: `3.0 GiB`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size(pub u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+        if self.0 < 1024 {
+            return write!(f, "{} bytes", self.0);
+        }
+        let mut unit = 0;
+        // Tenths in integers, so that no number is too big to print.
+        let mut tenths = u128::from(self.0) * 10 / 1024;
+        while tenths >= 10_240 && unit + 1 < UNITS.len() {
+            tenths /= 1024;
+            unit += 1;
+        }
+        write!(f, "{}.{} {}", tenths / 10, tenths % 10, UNITS[unit])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_read_as_people_write_them() {
+        for (bytes, text) in [
+            (0, "0 bytes"),
+            (1023, "1023 bytes"),
+            (1024, "1.0 KiB"),
+            (3 << 30, "3.0 GiB"),
+            ((3 << 30) + (1 << 29), "3.5 GiB"),
+            (u64::MAX, "15.9 EiB"),
+        ] {
+            assert_eq!(Size(bytes).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn an_image_too_big_for_its_disk_says_both_sizes() {
+        let error = ImageError::VirtualSize { url: "file:///x".into(), needed: 3 << 30, allowed: 1 << 30 };
+        assert_eq!(
+            error.to_string(),
+            "the image file:///x needs a disk of 3.0 GiB, DISK_GB allocated is 1.0 GiB"
+        );
+        assert!(!error.is_transient());
+    }
+}

@@ -1,0 +1,183 @@
+//! What each URL gave last, and how to ask its origin whether that still holds.
+//!
+//! An entry that cannot be read is as good as none: the image is fetched again.
+
+use std::{
+    fs::{self, Metadata},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use url::Url;
+
+use crate::{ImageError, shelf::make_directory, source::is_digest};
+
+/// Links that are signed anew each time would fill the index, one entry each.
+const ENTRIES_MAX: usize = 1024;
+
+const VERSION: u32 = 1;
+
+pub(crate) struct Index {
+    directory: PathBuf,
+    tmp: PathBuf,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Entry {
+    version: u32,
+    /// For people who look into the directory; without secrets.
+    pub(crate) url: String,
+    /// The base that the URL gave.
+    pub(crate) digest: String,
+    /// Its size as a file, in bytes.
+    pub(crate) size: u64,
+    pub(crate) validators: Validators,
+    /// When the origin was last asked.
+    pub(crate) checked_at: Timestamp,
+}
+
+/// What tells whether the content of a URL is still the same.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Validators {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) etag: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) last_modified: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) file: Option<FileStamp>,
+}
+
+/// A local file at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FileStamp {
+    modified_seconds: i64,
+    modified_nanoseconds: i64,
+    size: u64,
+    inode: u64,
+}
+
+impl FileStamp {
+    pub(crate) fn of(meta: &Metadata) -> Self {
+        Self {
+            modified_seconds: meta.mtime(),
+            modified_nanoseconds: meta.mtime_nsec(),
+            size: meta.len(),
+            inode: meta.ino(),
+        }
+    }
+}
+
+impl Entry {
+    pub(crate) fn new(url: String, digest: String, size: u64, validators: Validators) -> Self {
+        Self { version: VERSION, url, digest, size, validators, checked_at: Timestamp::now() }
+    }
+}
+
+impl Index {
+    pub(crate) fn open(directory: &Path) -> Result<Self, ImageError> {
+        let index = Self { directory: directory.join("index"), tmp: directory.join("tmp") };
+        make_directory(&index.directory)?;
+        Ok(index)
+    }
+
+    fn path(&self, url: &Url) -> PathBuf {
+        self.directory.join(format!("{}.json", hex(&Sha256::digest(url.as_str().as_bytes()))))
+    }
+
+    pub(crate) fn get(&self, url: &Url) -> Option<Entry> {
+        read(&self.path(url))
+    }
+
+    /// Remembers what the URL gave. A crash loses the entry or keeps the one before.
+    pub(crate) fn put(&self, url: &Url, entry: &Entry) -> Result<(), ImageError> {
+        let path = self.path(url);
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let tmp = self.tmp.join(format!("{}-{name}", std::process::id()));
+        // Numbers and strings only: serde_json cannot fail on it.
+        fs::write(&tmp, serde_json::to_vec(entry).unwrap_or_default())
+            .map_err(ImageError::cache("write", &tmp))?;
+        fs::rename(&tmp, &path).map_err(ImageError::cache("rename", &tmp))
+    }
+
+    /// Drops entries of bases that are gone, and the oldest where there are too many.
+    pub(crate) fn prune(&self, has: impl Fn(&Entry) -> bool) -> Result<(), ImageError> {
+        let list = fs::read_dir(&self.directory).map_err(ImageError::cache("list", &self.directory))?;
+        let mut kept = Vec::new();
+        let mut dropped = Vec::new();
+        for path in list.flatten().map(|file| file.path()) {
+            match read(&path).filter(&has) {
+                Some(entry) => kept.push((entry.checked_at, path)),
+                None => dropped.push(path),
+            }
+        }
+        kept.sort();
+        let surplus = kept.len().saturating_sub(ENTRIES_MAX);
+        dropped.extend(kept.drain(..surplus).map(|(_, path)| path));
+        for path in dropped {
+            // Two at once may prune the same entry; what matters is that it is gone.
+            if let Err(error) = fs::remove_file(&path)
+                && error.kind() != std::io::ErrorKind::NotFound
+            {
+                return Err(ImageError::cache("remove", &path)(error));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn read(path: &Path) -> Option<Entry> {
+    let entry: Entry = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+    // The digest becomes a file name.
+    (entry.version == VERSION && is_digest(&entry.digest)).then_some(entry)
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_of_bases_that_are_gone_are_dropped_and_damaged_ones_count_as_none() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("tmp")).unwrap();
+        let index = Index::open(dir.path()).unwrap();
+        let url = |n: usize| Url::parse(&format!("http://host/{n}")).unwrap();
+        for n in 0..4 {
+            let validators = Validators { etag: Some(format!("\"{n}\"")), ..Validators::default() };
+            let entry = Entry::new(url(n).to_string(), n.to_string().repeat(64), 512, validators);
+            index.put(&url(n), &entry).unwrap();
+            assert_eq!(index.get(&url(n)), Some(entry));
+        }
+        fs::write(index.path(&url(1)), "{").unwrap();
+        fs::write(index.path(&url(2)), r#"{"version":1,"digest":"../../etc/shadow"}"#).unwrap();
+        assert_eq!(index.get(&url(1)), None);
+        assert_eq!(index.get(&url(2)), None);
+        index.prune(|entry| entry.digest.starts_with('3')).unwrap();
+        assert_eq!(fs::read_dir(&index.directory).unwrap().count(), 1);
+        assert!(index.get(&url(3)).is_some());
+    }
+
+    #[test]
+    fn the_index_does_not_grow_without_bound() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("tmp")).unwrap();
+        let index = Index::open(dir.path()).unwrap();
+        for n in 0..ENTRIES_MAX + 3 {
+            let url = Url::parse(&format!("http://host/?sig={n}")).unwrap();
+            index.put(&url, &Entry::new(String::new(), "a".repeat(64), 1, Validators::default())).unwrap();
+        }
+        index.prune(|_| true).unwrap();
+        assert_eq!(fs::read_dir(&index.directory).unwrap().count(), ENTRIES_MAX);
+    }
+}

@@ -1,0 +1,354 @@
+//! The files of the cache: bases under their digests, what is pinned, and room for what comes.
+//!
+//! Everything here blocks and is called from blocking threads only; the exception is dropping a [`Pin`],
+//! which takes the ledger's lock for a moment. The lock is never held while a big file is removed or the
+//! caller is asked which bases are in use.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fs::{self, File, Permissions},
+    io::{self, Read},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::SystemTime,
+};
+
+use ec_model::{BaseImage, DiskFormat};
+
+use crate::{HEADER_LEN, ImageError, inspect, source::is_digest};
+
+/// Room for content of unknown length is taken in steps of so many bytes, as long as there is plenty;
+/// and in the smaller ones when something has to go for it.
+const STEP: u64 = 64 << 20;
+const SMALL_STEP: u64 = 1 << 20;
+
+pub(crate) type InUse = Box<dyn Fn() -> HashSet<String> + Send + Sync>;
+
+pub(crate) struct Shelf {
+    base: PathBuf,
+    tmp: PathBuf,
+    max_bytes: u64,
+    in_use: InUse,
+    /// Held through a whole eviction, so that there is one at a time.
+    evicting: Mutex<()>,
+    ledger: Mutex<Ledger>,
+}
+
+#[derive(Default)]
+struct Ledger {
+    pins: HashMap<String, usize>,
+    /// While an eviction runs: every base that was pinned at any moment since it began. The caller's
+    /// answer about overlays may be older than an overlay whose base was pinned meanwhile.
+    touched: Option<HashSet<String>>,
+    /// Bytes promised to downloads under way.
+    reserved: u64,
+    temporary: u64,
+}
+
+/// A base in the cache that cannot be evicted while this lives.
+#[derive(Clone)]
+pub(crate) struct Landed {
+    pub(crate) base: BaseImage,
+    pub(crate) pin: Arc<Pin>,
+}
+
+impl Shelf {
+    /// Makes the directories and removes what a crash left behind.
+    pub(crate) fn open(directory: &Path, max_bytes: u64, in_use: InUse) -> Result<Self, ImageError> {
+        let (base, tmp) = (directory.join("base"), directory.join("tmp"));
+        if !directory.is_dir() {
+            make_directory(directory)?;
+        }
+        make_directory(&base)?;
+        make_directory(&tmp)?;
+        for entry in fs::read_dir(&tmp).map_err(ImageError::cache("list", &tmp))?.flatten() {
+            let path = entry.path();
+            fs::remove_file(&path).map_err(ImageError::cache("remove", &path))?;
+        }
+        let (evicting, ledger) = Default::default();
+        Ok(Self { base, tmp, max_bytes, in_use, evicting, ledger })
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        // The ledger is whole between any two of its changes, so a panic elsewhere does not spoil it.
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn path(&self, digest: &str, format: DiskFormat) -> PathBuf {
+        self.base.join(format!("{digest}.{}", format.name()))
+    }
+
+    /// The base with this digest, where the cache has it whole; pinned and marked as used now.
+    pub(crate) fn find(self: &Arc<Self>, digest: &str) -> Option<Landed> {
+        let (pin, path, format) = {
+            let mut ledger = self.ledger();
+            let (path, format) = [DiskFormat::Qcow2, DiskFormat::Raw]
+                .map(|format| (self.path(digest, format), format))
+                .into_iter()
+                .find(|(path, _)| path.is_file())?;
+            (self.pin(&mut ledger, digest), path, format)
+        };
+        let virtual_size = match virtual_size(&path, format) {
+            Ok(size) => size,
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "a base image in the cache is damaged");
+                return None;
+            }
+        };
+        touch(&path);
+        Some(Landed { base: BaseImage { path, format, virtual_size, digest: digest.to_owned() }, pin })
+    }
+
+    /// Whether the base with this digest is there and has this size.
+    pub(crate) fn has(&self, digest: &str, size: u64) -> bool {
+        [DiskFormat::Qcow2, DiskFormat::Raw].into_iter().any(|format| {
+            fs::metadata(self.path(digest, format)).is_ok_and(|meta| meta.is_file() && meta.len() == size)
+        })
+    }
+
+    fn pin(self: &Arc<Self>, ledger: &mut Ledger, digest: &str) -> Arc<Pin> {
+        *ledger.pins.entry(digest.to_owned()).or_default() += 1;
+        if let Some(touched) = &mut ledger.touched {
+            touched.insert(digest.to_owned());
+        }
+        Arc::new(Pin { shelf: Arc::clone(self), digest: digest.to_owned() })
+    }
+
+    /// A new file to write to, which is removed when it is dropped.
+    pub(crate) fn temporary(&self) -> Result<Temporary, ImageError> {
+        let number = {
+            let mut ledger = self.ledger();
+            ledger.temporary += 1;
+            ledger.temporary
+        };
+        let path = self.tmp.join(format!("{}-{number}.part", std::process::id()));
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .map_err(ImageError::cache("create", &path))?;
+        Ok(Temporary { file, path, placed: false })
+    }
+
+    /// Gives a whole and checked file its place.
+    pub(crate) fn place(
+        self: &Arc<Self>,
+        mut temporary: Temporary,
+        base: BaseImage,
+    ) -> Result<Landed, ImageError> {
+        let failed = |doing| ImageError::cache(doing, &temporary.path);
+        let size = temporary.file.metadata().map_err(failed("look at"))?.len();
+        temporary.file.set_permissions(Permissions::from_mode(0o444)).map_err(failed("protect"))?;
+        temporary.file.sync_all().map_err(failed("sync"))?;
+
+        let path = self.path(&base.digest, base.format);
+        let pin = {
+            let mut ledger = self.ledger();
+            // What is there already has the same content, and overlays may lie on it: it stays. One of
+            // another size is a damaged one; it is put right under a new inode.
+            if !self.has(&base.digest, size) {
+                fs::rename(&temporary.path, &path).map_err(failed("rename"))?;
+                temporary.placed = true;
+            }
+            self.pin(&mut ledger, &base.digest)
+        };
+        File::open(&self.base)
+            .and_then(|dir| dir.sync_all())
+            .map_err(ImageError::cache("sync", &self.base))?;
+        touch(&path);
+        Ok(Landed { base: BaseImage { path, ..base }, pin })
+    }
+
+    /// A promise of room that has no bytes yet.
+    pub(crate) fn reservation(self: &Arc<Self>) -> Reservation {
+        Reservation { shelf: Arc::clone(self), bytes: 0 }
+    }
+
+    fn bases(&self) -> Result<Vec<Base>, ImageError> {
+        let entries = fs::read_dir(&self.base).map_err(ImageError::cache("list", &self.base))?;
+        Ok(entries
+            .flatten()
+            .filter_map(|entry| {
+                let meta = entry.metadata().ok().filter(fs::Metadata::is_file)?;
+                let path = entry.path();
+                let digest = path.file_stem()?.to_str().filter(|stem| is_digest(stem))?.to_owned();
+                let used = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+                Some(Base { digest, path, size: meta.len(), used })
+            })
+            .collect())
+    }
+
+    /// Removes what was used longest ago until `wanted` bytes fit.
+    fn evict(&self, wanted: u64) -> Result<(), ImageError> {
+        let _one_at_a_time = self.evicting.lock().unwrap_or_else(PoisonError::into_inner);
+        {
+            let mut ledger = self.ledger();
+            ledger.touched = Some(ledger.pins.keys().cloned().collect());
+        }
+        let in_use = (self.in_use)();
+        let mut bases = self.bases()?;
+        bases.sort_by_key(|base| base.used);
+
+        let mut ledger = self.ledger();
+        let touched = ledger.touched.take().unwrap_or_default();
+        let mut total = bases.iter().map(|base| base.size).sum::<u64>() + ledger.reserved;
+        let mut doomed = Vec::new();
+        for base in bases {
+            if total + wanted <= self.max_bytes {
+                break;
+            }
+            if in_use.contains(&base.digest) || touched.contains(&base.digest) {
+                continue;
+            }
+            // Out of everyone's sight at once; giving its blocks back can take longer.
+            ledger.temporary += 1;
+            let away = self.tmp.join(format!("{}-{}.evicted", std::process::id(), ledger.temporary));
+            match fs::rename(&base.path, &away) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(ImageError::cache("evict", &base.path)(error)),
+            }
+            tracing::info!(digest = base.digest, bytes = base.size, "evicted a base image");
+            total -= base.size;
+            doomed.push(away);
+        }
+        drop(ledger);
+        for path in doomed {
+            fs::remove_file(&path).map_err(ImageError::cache("remove", &path))?;
+        }
+        if total + wanted > self.max_bytes {
+            return Err(ImageError::CacheFull { wanted, held: total, max_bytes: self.max_bytes });
+        }
+        Ok(())
+    }
+}
+
+struct Base {
+    digest: String,
+    path: PathBuf,
+    size: u64,
+    used: SystemTime,
+}
+
+/// Keeps a base from being evicted.
+pub(crate) struct Pin {
+    shelf: Arc<Shelf>,
+    digest: String,
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        let mut ledger = self.shelf.ledger();
+        if let Some(count) = ledger.pins.get_mut(&self.digest) {
+            *count -= 1;
+            if *count == 0 {
+                ledger.pins.remove(&self.digest);
+            }
+        }
+    }
+}
+
+/// Room in the cache, promised to a download until this is dropped.
+pub(crate) struct Reservation {
+    shelf: Arc<Shelf>,
+    bytes: u64,
+}
+
+impl Reservation {
+    /// Makes sure that `total` bytes are promised, `exactly` or with some to spare for what follows.
+    pub(crate) fn cover(&mut self, total: u64, exactly: bool) -> Result<(), ImageError> {
+        if total <= self.bytes {
+            return Ok(());
+        }
+        let max_bytes = self.shelf.max_bytes;
+        if total > max_bytes {
+            return Err(ImageError::TooBig { size: total, max_bytes });
+        }
+        let least = total - self.bytes;
+        let spare = |step: u64| if exactly { least } else { (least + step).min(max_bytes - self.bytes) };
+        let (plenty, some) = (spare(STEP), spare(SMALL_STEP));
+        if self.take(plenty)? || self.take(some)? || self.take(least)? {
+            return Ok(());
+        }
+        match self.shelf.evict(some) {
+            Ok(()) if self.take(some)? => return Ok(()),
+            Ok(()) | Err(ImageError::CacheFull { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        if !self.take(least)? {
+            self.shelf.evict(least)?;
+            if !self.take(least)? {
+                // Another download was quicker to take what was evicted.
+                return Err(ImageError::CacheFull { wanted: least, held: max_bytes, max_bytes });
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, more: u64) -> Result<bool, ImageError> {
+        let mut ledger = self.shelf.ledger();
+        let held: u64 = self.shelf.bases()?.iter().map(|base| base.size).sum();
+        let fits = held.saturating_add(ledger.reserved).saturating_add(more) <= self.shelf.max_bytes;
+        if fits {
+            ledger.reserved += more;
+            self.bytes += more;
+        }
+        Ok(fits)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.shelf.ledger().reserved -= self.bytes;
+    }
+}
+
+/// A file of a download under way; removed on drop unless it got its place.
+pub(crate) struct Temporary {
+    pub(crate) file: File,
+    pub(crate) path: PathBuf,
+    placed: bool,
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if !self.placed
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            tracing::warn!(path = %self.path.display(), %error, "failed to remove a temporary file");
+        }
+    }
+}
+
+/// QEMU runs as another user and must be able to reach the bases, whatever the umask is.
+pub(crate) fn make_directory(path: &Path) -> Result<(), ImageError> {
+    fs::create_dir_all(path).map_err(ImageError::cache("create", path))?;
+    fs::set_permissions(path, Permissions::from_mode(0o755))
+        .map_err(ImageError::cache("set the mode of", path))
+}
+
+/// Only the order of evictions hangs on it, so a failure is no reason to fail.
+fn touch(path: &Path) {
+    if let Err(error) = File::open(path).and_then(|file| file.set_modified(SystemTime::now())) {
+        tracing::debug!(path = %path.display(), %error, "failed to mark a base image as used");
+    }
+}
+
+fn virtual_size(path: &Path, format: DiskFormat) -> Result<u64, String> {
+    let text = |error: io::Error| error.to_string();
+    let file = File::open(path).map_err(text)?;
+    let size = file.metadata().map_err(text)?.len();
+    let mut header = Vec::new();
+    file.take(HEADER_LEN as u64).read_to_end(&mut header).map_err(text)?;
+    let inspected = inspect(&header, Some(size)).map_err(|refusal| refusal.to_string())?;
+    if inspected.format != format {
+        return Err(format!("it is {}, its name says {}", inspected.format.name(), format.name()));
+    }
+    Ok(inspected.virtual_size.unwrap_or(size))
+}
+
+#[cfg(test)]
+#[path = "shelf_tests.rs"]
+mod tests;

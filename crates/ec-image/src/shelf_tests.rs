@@ -1,0 +1,119 @@
+use super::*;
+
+fn shelf(directory: &Path, max_bytes: u64, in_use: &[&str]) -> Arc<Shelf> {
+    let in_use: HashSet<String> = in_use.iter().map(|digest| (*digest).to_owned()).collect();
+    Arc::new(Shelf::open(directory, max_bytes, Box::new(move || in_use.clone())).unwrap())
+}
+
+fn digest(letter: char) -> String {
+    letter.to_string().repeat(64)
+}
+
+/// Puts a raw base of `size` bytes on the shelf.
+fn put(shelf: &Arc<Shelf>, letter: char, size: u64) -> Result<Landed, ImageError> {
+    let mut room = shelf.reservation();
+    room.cover(size, true)?;
+    let temporary = shelf.temporary()?;
+    temporary.file.set_len(size).unwrap();
+    let base = BaseImage {
+        path: PathBuf::new(),
+        format: DiskFormat::Raw,
+        virtual_size: size,
+        digest: digest(letter),
+    };
+    shelf.place(temporary, base)
+}
+
+fn age(shelf: &Arc<Shelf>, letter: char, seconds: u64) {
+    let used = SystemTime::now() - std::time::Duration::from_secs(seconds);
+    File::open(shelf.path(&digest(letter), DiskFormat::Raw)).unwrap().set_modified(used).unwrap();
+}
+
+#[test]
+fn what_was_used_longest_ago_goes_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let shelf = shelf(dir.path(), 3 * 512, &[]);
+    for (letter, seconds) in [('a', 30), ('b', 20), ('c', 10)] {
+        put(&shelf, letter, 512).unwrap();
+        age(&shelf, letter, seconds);
+    }
+    assert!(shelf.find(&digest('a')).is_some(), "use makes it young again");
+    put(&shelf, 'd', 512).unwrap();
+    let left = ['a', 'b', 'c', 'd'].map(|letter| shelf.has(&digest(letter), 512));
+    assert_eq!(left, [true, false, true, true]);
+    assert_eq!(fs::read_dir(dir.path().join("tmp")).unwrap().count(), 0);
+}
+
+#[test]
+fn what_is_pinned_or_in_use_stays_and_the_cache_says_it_is_full() {
+    let dir = tempfile::tempdir().unwrap();
+    let shelf = shelf(dir.path(), 2 * 512, &[&digest('a')]);
+    put(&shelf, 'a', 512).unwrap();
+    let pinned = put(&shelf, 'b', 512).unwrap();
+    let error = put(&shelf, 'c', 512).map(|_| ()).unwrap_err();
+    assert!(matches!(error, ImageError::CacheFull { wanted: 512, held: 1024, max_bytes: 1024 }), "{error}");
+    drop(pinned);
+    put(&shelf, 'c', 512).unwrap();
+    assert!(shelf.has(&digest('a'), 512) && !shelf.has(&digest('b'), 512));
+    assert_eq!(shelf.ledger().reserved, 0);
+}
+
+#[test]
+fn a_base_pinned_while_the_caller_is_asked_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let slot: Arc<Mutex<Option<Arc<Shelf>>>> = Arc::default();
+    let inner = Arc::clone(&slot);
+    // An overlay is laid on `a` just after the caller has looked: its answer does not name it.
+    let in_use = move || {
+        if let Some(shelf) = &*inner.lock().unwrap() {
+            drop(shelf.find(&digest('a')));
+        }
+        HashSet::new()
+    };
+    let shelf = Arc::new(Shelf::open(dir.path(), 512, Box::new(in_use)).unwrap());
+    put(&shelf, 'a', 512).unwrap();
+    *slot.lock().unwrap() = Some(Arc::clone(&shelf));
+    assert!(matches!(put(&shelf, 'b', 512).map(|_| ()), Err(ImageError::CacheFull { .. })));
+    assert!(shelf.has(&digest('a'), 512));
+    *slot.lock().unwrap() = None;
+}
+
+#[test]
+fn an_image_bigger_than_the_cache_is_refused_before_anything_is_evicted() {
+    let dir = tempfile::tempdir().unwrap();
+    let shelf = shelf(dir.path(), 1024, &[]);
+    put(&shelf, 'a', 512).unwrap();
+    assert!(matches!(put(&shelf, 'b', 1536).map(|_| ()), Err(ImageError::TooBig { size: 1536, .. })));
+    assert!(shelf.has(&digest('a'), 512));
+}
+
+#[test]
+fn leftovers_of_a_crash_are_swept_and_bases_are_readable_by_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = dir.path().join("cache");
+    fs::create_dir_all(cache.join("tmp")).unwrap();
+    fs::write(cache.join("tmp/7-1.part"), "half a disk").unwrap();
+    let shelf = shelf(&cache, 1024, &[]);
+    assert_eq!(fs::read_dir(cache.join("tmp")).unwrap().count(), 0);
+    let landed = put(&shelf, 'a', 512).unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&landed.base.path), 0o444);
+    assert_eq!(mode(&cache.join("base")), 0o755);
+}
+
+#[test]
+fn a_base_that_is_there_already_keeps_its_inode_and_a_damaged_one_is_put_right() {
+    use std::os::unix::fs::MetadataExt;
+    let dir = tempfile::tempdir().unwrap();
+    let shelf = shelf(dir.path(), 8192, &[]);
+    let path = put(&shelf, 'a', 1024).unwrap().base.path;
+    let inode = fs::metadata(&path).unwrap().ino();
+    put(&shelf, 'a', 1024).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().ino(), inode);
+
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, [0; 100]).unwrap();
+    assert!(shelf.find(&digest('a')).is_none());
+    put(&shelf, 'a', 1024).unwrap();
+    assert!(shelf.find(&digest('a')).is_some());
+}

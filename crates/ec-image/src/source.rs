@@ -1,0 +1,127 @@
+//! Where an image comes from: its URL, told apart and made fit for logs.
+
+use std::path::PathBuf;
+
+use ec_model::ImageRef;
+use url::Url;
+
+use crate::ImageError;
+
+/// What is wanted, checked.
+#[derive(Debug, Clone)]
+pub(crate) struct Wanted {
+    pub(crate) source: Source,
+    /// The URL without secrets.
+    pub(crate) label: String,
+    /// The digest demanded, in lower case.
+    pub(crate) digest: Option<String>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Source {
+    Http(Url),
+    File { url: Url, path: PathBuf },
+}
+
+impl Source {
+    pub(crate) fn url(&self) -> &Url {
+        match self {
+            Self::Http(url) | Self::File { url, .. } => url,
+        }
+    }
+}
+
+impl Wanted {
+    pub(crate) fn parse(image: &ImageRef) -> Result<Self, ImageError> {
+        let bad = |url: String, why: &str| ImageError::BadUrl { url, why: why.to_owned() };
+        let url = Url::parse(&image.url).map_err(|error| bad(excerpt(&image.url), &error.to_string()))?;
+        let label = label(&url);
+        let source = match url.scheme() {
+            "http" | "https" => Source::Http(url),
+            "file" => {
+                let path = url
+                    .to_file_path()
+                    .map_err(|()| bad(label.clone(), "a file on another host cannot be read"))?;
+                Source::File { url, path }
+            }
+            scheme => return Err(bad(label.clone(), &format!("`{scheme}` is not supported"))),
+        };
+        let digest = image.sha256.as_deref().map(digest).transpose()?;
+        Ok(Self { source, label, digest })
+    }
+}
+
+/// What does not parse may hold a password all the same.
+fn excerpt(text: &str) -> String {
+    if text.contains('@') {
+        return "(not shown: it has an `@`)".to_owned();
+    }
+    text.chars().take_while(|c| *c != '?').take(120).collect()
+}
+
+fn digest(text: &str) -> Result<String, ImageError> {
+    if is_digest(text) {
+        Ok(text.to_ascii_lowercase())
+    } else {
+        Err(ImageError::BadDigest { text: text.chars().take(80).collect() })
+    }
+}
+
+/// Whether it is a SHA-256 in hex. Digests become file names, so nothing else may pass for one.
+pub(crate) fn is_digest(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
+/// The URL without user, password, fragment and the values of its query, which may be a signature.
+fn label(url: &Url) -> String {
+    let mut url = url.clone();
+    // Both fail only for URLs that cannot have a user.
+    let _ = url.set_username("");
+    let _ = url.set_password(None);
+    url.set_fragment(None);
+    let query = url.query().is_some();
+    url.set_query(None);
+    if query { format!("{url}?…") } else { url.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(url: &str, sha256: Option<&str>) -> Result<Wanted, ImageError> {
+        Wanted::parse(&ImageRef { url: url.into(), sha256: sha256.map(Into::into) })
+    }
+
+    #[test]
+    fn other_kinds_of_url_are_refused_with_what_would_be_right() {
+        for (url, wanted) in [
+            ("ftp://host/x", "`ftp` is not supported"),
+            ("debian.qcow2", "relative URL"),
+            ("", "relative URL"),
+            ("file://elsewhere/x", "another host"),
+            ("http://", "empty host"),
+        ] {
+            let error = parse(url, None).unwrap_err().to_string();
+            assert!(error.contains(wanted) && error.contains("file:///"), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn secrets_in_urls_never_show() {
+        let wanted = parse("https://user:secret@host:8443/disk.qcow2?sig=secret#secret", None).unwrap();
+        assert_eq!(wanted.label, "https://host:8443/disk.qcow2?…");
+        let error = parse("ftp://user:secret@host/x", None).unwrap_err().to_string();
+        assert!(!error.contains("secret"), "{error}");
+        let error = parse("http://user:secret@host:port/x", None).unwrap_err().to_string();
+        assert!(!error.contains("secret"), "{error}");
+    }
+
+    #[test]
+    fn a_digest_is_64_digits_of_either_case() {
+        let digest = "A".repeat(64);
+        assert_eq!(parse("file:///x", Some(&digest)).unwrap().digest, Some("a".repeat(64)));
+        for bad in ["", "abc", &"g".repeat(64), &format!("../{}", "a".repeat(61))] {
+            assert!(matches!(parse("file:///x", Some(bad)), Err(ImageError::BadDigest { .. })), "{bad}");
+        }
+    }
+}

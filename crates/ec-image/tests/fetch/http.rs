@@ -1,0 +1,378 @@
+//! Fetching over HTTP, from servers of every kind of misbehaviour.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use crate::support::*;
+use ec_image::{ImageError, Refusal};
+use ec_model::{DiskFormat, ImageRef};
+use tokio::sync::{Semaphore, watch};
+
+const SHORT: Duration = Duration::from_millis(300);
+
+#[tokio::test]
+async fn an_image_lands_under_its_digest_for_all_to_read() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(|_, _| ok(&disk(1, 100))).await;
+    let got = fetch(&open(dir.path()).await, &server.image()).await.unwrap();
+    assert_eq!((got.base.format, got.base.virtual_size), (DiskFormat::Raw, 51_200));
+    assert_eq!(got.base.path, dir.path().join(format!("base/{}.raw", got.base.digest)));
+    assert_eq!(std::fs::read(&got.base.path).unwrap(), disk(1, 100));
+    assert_eq!(std::fs::metadata(&got.base.path).unwrap().permissions().mode() & 0o777, 0o444);
+    assert_eq!(temporary_files(dir.path()), 0);
+}
+
+#[tokio::test]
+async fn fifty_who_ask_at_once_share_one_download_and_all_see_how_far_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&gate);
+    let body = disk(2, 8192);
+    let server = Server::start(move |_, _| {
+        let whole = answer("200 OK", "", &body);
+        let (first, rest) = whole.split_at(3 << 20);
+        vec![Step::Send(first.to_vec()), Step::Wait(Arc::clone(&held)), Step::Send(rest.to_vec())]
+    })
+    .await;
+    let cache = open(dir.path()).await;
+    let mut watchers = Vec::new();
+    let mut tasks = Vec::new();
+    for _ in 0..50 {
+        let (sender, receiver) = watch::channel(None);
+        let (cache, image) = (cache.clone(), server.image());
+        tasks.push(tokio::spawn(async move { cache.fetch(&image, None, sender).await }));
+        watchers.push(receiver);
+    }
+    // One who goes away does not take the others along.
+    tasks.pop().unwrap().abort();
+    watchers.pop();
+    for watcher in &mut watchers {
+        let seen = watcher
+            .wait_for(|told| told.as_ref().is_some_and(|told| told.done >= 2 << 20))
+            .await
+            .unwrap()
+            .clone()
+            .unwrap();
+        assert_eq!((seen.step.as_str(), seen.total), ("image", Some(4 << 20)));
+    }
+    gate.add_permits(1);
+    for task in tasks {
+        task.await.unwrap().unwrap();
+    }
+    assert_eq!(server.hits(), 1);
+}
+
+#[tokio::test]
+async fn when_the_last_one_leaves_the_download_ends_without_a_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(|_, _| {
+        let whole = answer("200 OK", "", &disk(3, 8192));
+        vec![Step::Send(whole[..2 << 20].to_vec()), Step::Wait(Arc::new(Semaphore::new(0)))]
+    })
+    .await;
+    let cache = open(dir.path()).await;
+    let (sender, mut receiver) = watch::channel(None);
+    let (asker, image) = (cache.clone(), server.image());
+    let task = tokio::spawn(async move { asker.fetch(&image, None, sender).await.map(|_| ()) });
+    receiver.wait_for(|told| told.as_ref().is_some_and(|told| told.done > 0)).await.unwrap();
+    assert_eq!(temporary_files(dir.path()), 1);
+    task.abort();
+    eventually("the temporary file is gone", || async { temporary_files(dir.path()) == 0 }).await;
+}
+
+#[tokio::test]
+async fn the_origin_is_asked_whether_the_image_has_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(|number, head| {
+        let unchanged = head.contains("if-none-match: \"v1\"")
+            && head.contains("if-modified-since: Wed, 01 Jan 2025 00:00:00 GMT");
+        let tags = "etag: \"v1\"\r\nlast-modified: Wed, 01 Jan 2025 00:00:00 GMT\r\n";
+        vec![Step::Send(match number {
+            0 => answer("200 OK", tags, &disk(1, 10)),
+            1 if unchanged => b"HTTP/1.1 304 Not Modified\r\n\r\n".to_vec(),
+            _ => answer("200 OK", "etag: \"v2\"\r\n", &disk(2, 10)),
+        })]
+    })
+    .await;
+    let first = fetch(&open(dir.path()).await, &server.image()).await.unwrap();
+    // What was remembered outlives the program.
+    let cache = open(dir.path()).await;
+    assert_eq!(fetch(&cache, &server.image()).await.unwrap().base, first.base);
+    let changed = fetch(&cache, &server.image()).await.unwrap();
+    assert_ne!(changed.base.digest, first.base.digest);
+    assert_eq!(server.hits(), 3);
+    assert!(first.base.path.exists(), "overlays may lie on the old one");
+}
+
+#[tokio::test]
+async fn what_the_cache_has_serves_while_the_origin_is_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path()).await;
+    let server = Server::start(|number, _| match number {
+        0 => ok(&disk(1, 10)),
+        _ => vec![Step::Send(answer("503 Service Unavailable", "", b"later"))],
+    })
+    .await;
+    let image = server.image();
+    let first = fetch(&cache, &image).await.unwrap();
+    assert_eq!(fetch(&cache, &image).await.unwrap().base, first.base, "a gateway without its origin");
+    drop(server);
+    assert_eq!(fetch(&cache, &image).await.unwrap().base, first.base, "nobody listens");
+    // Another digest than the cached one is not served from the cache.
+    let other = ImageRef { sha256: Some("0".repeat(64)), ..image };
+    assert!(matches!(fetch(&cache, &other).await, Err(ImageError::Unreachable { .. })));
+}
+
+#[tokio::test]
+async fn a_demanded_digest_that_the_cache_has_needs_no_network() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path()).await;
+    let server = Server::start(|_, _| ok(&disk(1, 10))).await;
+    let digest = fetch(&cache, &server.image()).await.unwrap().base.digest;
+    let elsewhere = ImageRef { sha256: Some(digest.to_uppercase()), ..image("http://nowhere.invalid/x") };
+    assert_eq!(fetch(&cache, &elsewhere).await.unwrap().base.digest, digest);
+    assert_eq!(server.hits(), 1);
+}
+
+#[tokio::test]
+async fn a_wrong_digest_is_an_error_and_keeps_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path()).await;
+    let server = Server::start(|_, _| ok(&disk(1, 10))).await;
+    let wanted = ImageRef { sha256: Some("1".repeat(64)), ..server.image() };
+    let error = fetch(&cache, &wanted).await.unwrap_err();
+    assert!(
+        matches!(&error, ImageError::Checksum { expected, .. } if *expected == "1".repeat(64)),
+        "{error}"
+    );
+    assert!(!error.is_transient());
+    assert_eq!(std::fs::read_dir(dir.path().join("base")).unwrap().count(), 0);
+    assert_eq!(temporary_files(dir.path()), 0);
+}
+
+#[tokio::test]
+async fn a_refusal_names_status_and_url_without_secrets_and_is_not_repeated() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path()).await;
+    for (status, transient) in [("404 Not Found", false), ("403 Forbidden", false), ("500 Oops", true)] {
+        let server =
+            Server::start(move |_, _| vec![Step::Send(answer(status, "", b"<html>no</html>"))]).await;
+        let url = format!("{}/disk?sig=hidden", server.url).replace("http://", "http://user:hidden@");
+        let error = fetch(&cache, &image(&url)).await.unwrap_err();
+        let text = chain(&error);
+        assert!(text.contains(&status[..3]) && text.contains(&format!("{}/disk", server.url)), "{text}");
+        assert!(!text.contains("hidden"), "{text}");
+        assert_eq!((error.is_transient(), server.hits()), (transient, 1));
+        assert!(server.heads.lock().unwrap()[0].contains("authorization: Basic"), "but they are sent");
+    }
+}
+
+#[tokio::test]
+async fn redirects_are_followed_up_to_a_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path()).await;
+    let hop = |to: &str| vec![Step::Send(answer("302 Found", &format!("location: {to}\r\n"), b""))];
+    let server = Server::start(move |number, _| match number {
+        0 => hop("/elsewhere"),
+        1 => ok(&disk(1, 10)),
+        _ => hop("/round"),
+    })
+    .await;
+    fetch(&cache, &server.image()).await.unwrap();
+    let error = fetch(&cache, &image(&format!("{}/round", server.url))).await.unwrap_err();
+    assert!(matches!(error, ImageError::TooManyRedirects { limit: 10, .. }), "{}", chain(&error));
+
+    let server = Server::start(move |_, _| hop("file:///etc/passwd")).await;
+    let error = fetch(&cache, &server.image()).await.unwrap_err();
+    assert!(matches!(error, ImageError::Status { status: 302, .. }), "{}", chain(&error));
+    assert_eq!(server.hits(), 1);
+}
+
+#[tokio::test]
+async fn a_server_that_stalls_is_given_up_wherever_it_stalls() {
+    let whole = answer("200 OK", "", &disk(1, 4096));
+    let head = whole.iter().position(|byte| *byte == b'\n').unwrap();
+    for sent in [0, head, 100_000] {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = open_with(dir.path(), 64 << 20, SHORT).await;
+        let part = whole[..sent].to_vec();
+        let server = Server::start(move |_, _| {
+            vec![Step::Send(part.clone()), Step::Wait(Arc::new(Semaphore::new(0)))]
+        })
+        .await;
+        let begun = Instant::now();
+        let error = fetch(&cache, &server.image()).await.unwrap_err();
+        assert!(matches!(error, ImageError::Stalled { after: SHORT, .. }), "{sent}: {}", chain(&error));
+        assert!(error.is_transient() && begun.elapsed() < Duration::from_secs(5));
+        eventually("the temporary file is gone", || async { temporary_files(dir.path()) == 0 }).await;
+    }
+}
+
+#[tokio::test]
+async fn a_slow_server_that_keeps_sending_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open_with(dir.path(), 64 << 20, SHORT).await;
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&gate);
+    let server = Server::start(move |_, _| {
+        answer("200 OK", "", &disk(1, 10))
+            .chunks(600)
+            .flat_map(|part| [Step::Send(part.to_vec()), Step::Wait(Arc::clone(&held))])
+            .collect()
+    })
+    .await;
+    let pulse = tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(SHORT / 3).await;
+            gate.add_permits(1);
+        }
+    });
+    let begun = Instant::now();
+    fetch(&cache, &server.image()).await.unwrap();
+    assert!(begun.elapsed() > SHORT, "longer in all than any one pause may be");
+    pulse.abort();
+}
+
+#[tokio::test]
+async fn a_connection_that_breaks_is_tried_again_and_a_short_body_is_never_taken_for_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path()).await;
+    let server = Server::start(|number, _| match number {
+        0 => vec![],
+        1 => vec![Step::Send(answer("200 OK", "", &disk(1, 10))[..3000].to_vec())],
+        _ => ok(&disk(1, 10)),
+    })
+    .await;
+    assert_eq!(fetch(&cache, &server.image()).await.unwrap().base.virtual_size, 5120);
+    assert_eq!(server.hits(), 3);
+
+    let server =
+        Server::start(|_, _| vec![Step::Send(answer("200 OK", "", &disk(2, 10))[..3000].to_vec())]).await;
+    let error = fetch(&cache, &server.image()).await.unwrap_err();
+    assert!(matches!(error, ImageError::Truncated { expected: Some(5120), .. }), "{error}");
+    assert_eq!(server.hits(), 4);
+    assert_eq!(temporary_files(dir.path()), 0);
+}
+
+#[tokio::test]
+async fn bodies_without_a_length_are_taken_and_a_broken_one_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path()).await;
+    let chunked = |whole: bool| {
+        let mut bytes = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
+        for part in disk(1, 10).chunks(1024) {
+            bytes.extend(format!("{:x}\r\n", part.len()).into_bytes());
+            bytes.extend(part);
+            bytes.extend(b"\r\n");
+        }
+        if whole {
+            bytes.extend(b"0\r\n\r\n");
+        }
+        vec![Step::Send(bytes)]
+    };
+    let server = Server::start(move |_, _| chunked(true)).await;
+    assert_eq!(fetch(&cache, &server.image()).await.unwrap().base.virtual_size, 5120);
+    let server = Server::start(move |_, _| chunked(false)).await;
+    let error = fetch(&cache, &server.image()).await.unwrap_err();
+    assert!(matches!(error, ImageError::Truncated { expected: None, .. }), "{error}");
+
+    let server = Server::start(|_, _| {
+        let mut bytes = b"HTTP/1.0 200 OK\r\n\r\n".to_vec();
+        bytes.extend(disk(3, 10));
+        vec![Step::Send(bytes)]
+    })
+    .await;
+    assert_eq!(fetch(&cache, &server.image()).await.unwrap().base.virtual_size, 5120);
+}
+
+#[tokio::test]
+async fn an_error_page_with_status_200_is_no_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path()).await;
+    for (body, wanted) in [
+        (&b"<!DOCTYPE html><html>please log in</html>"[..], Refusal::Html),
+        (b"not found", Refusal::Text),
+        (b"", Refusal::Empty),
+        (b"\x1f\x8b\x08\x00\x00\x00", Refusal::Compressed { with: "gzip" }),
+    ] {
+        let server = Server::start(move |_, _| ok(body)).await;
+        let error = fetch(&cache, &server.image()).await.unwrap_err();
+        assert!(matches!(&error, ImageError::Refused { refusal, .. } if *refusal == wanted), "{error:?}");
+    }
+    assert_eq!(temporary_files(dir.path()), 0);
+}
+
+#[tokio::test]
+async fn an_image_bigger_than_the_cache_is_refused_with_and_without_a_length() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open_with(dir.path(), 1 << 20, SHORT).await;
+    let server = Server::start(|number, _| {
+        let head = if number == 0 { "content-length: 2097152\r\n" } else { "" };
+        let mut bytes = format!("HTTP/1.1 200 OK\r\n{head}\r\n").into_bytes();
+        bytes.extend(disk(1, 4096));
+        vec![Step::Send(bytes)]
+    })
+    .await;
+    for _ in 0..2 {
+        let error = fetch(&cache, &server.image()).await.unwrap_err();
+        assert!(matches!(error, ImageError::TooBig { max_bytes: 1_048_576, .. }), "{error}");
+    }
+    assert_eq!(temporary_files(dir.path()), 0);
+}
+
+#[tokio::test]
+async fn a_full_cache_makes_room_and_never_from_what_is_held() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open_with(dir.path(), 3 * 512 * 10, SHORT).await;
+    let server = Server::start(|_, head| {
+        let seed = head.as_bytes()["GET /".len()];
+        ok(&disk(seed, 10))
+    })
+    .await;
+    let at = |path: &str| image(&format!("{}/{path}", server.url));
+    let held = fetch(&cache, &at("a")).await.unwrap();
+    for path in ["b", "c", "d", "e"] {
+        fetch(&cache, &at(path)).await.unwrap();
+    }
+    assert!(held.base.path.exists());
+    assert_eq!(std::fs::read_dir(dir.path().join("base")).unwrap().count(), 3);
+    let all = [fetch(&cache, &at("d")).await.unwrap(), fetch(&cache, &at("e")).await.unwrap()];
+    let error = fetch(&cache, &at("f")).await.unwrap_err();
+    assert!(matches!(error, ImageError::CacheFull { wanted: 5120, .. }) && error.is_transient(), "{error}");
+    drop(all);
+    fetch(&cache, &at("f")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_new_version_takes_the_room_of_the_old_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open_with(dir.path(), 512 * 15, SHORT).await;
+    let server = Server::start(|number, _| ok(&disk(u8::try_from(number).unwrap(), 10))).await;
+    fetch(&cache, &server.image()).await.unwrap();
+    fetch(&cache, &server.image()).await.unwrap();
+    assert_eq!(std::fs::read_dir(dir.path().join("base")).unwrap().count(), 1);
+}
+
+#[tokio::test]
+async fn a_disk_that_is_too_big_is_refused_before_the_rest_has_come() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path()).await;
+    let mut header = vec![0_u8; 1 << 20];
+    header[..8].copy_from_slice(b"QFI\xfb\0\0\0\x02");
+    for (at, value) in [(20, 16_u32), (36, 64), (56, 1)] {
+        header[at..at + 4].copy_from_slice(&value.to_be_bytes());
+    }
+    header[24..32].copy_from_slice(&(3_u64 << 30).to_be_bytes());
+    let server = Server::start(move |_, _| {
+        let mut bytes = b"HTTP/1.1 200 OK\r\ncontent-length: 50000000\r\n\r\n".to_vec();
+        bytes.extend(&header);
+        vec![Step::Send(bytes), Step::Wait(Arc::new(Semaphore::new(0)))]
+    })
+    .await;
+    let error = cache.fetch(&server.image(), Some(1 << 30), no_progress()).await.unwrap_err();
+    assert!(matches!(error, ImageError::VirtualSize { needed: 3_221_225_472, allowed: 1_073_741_824, .. }));
+    eventually("the temporary file is gone", || async { temporary_files(dir.path()) == 0 }).await;
+}

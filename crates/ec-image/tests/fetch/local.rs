@@ -1,0 +1,83 @@
+//! Fetching from `file://`, and a file system that fills up.
+
+use std::{fs, path::Path, process::Command};
+
+use crate::support::*;
+use ec_image::{ImageError, Refusal};
+use ec_model::ImageRef;
+
+fn url(path: &Path) -> ImageRef {
+    image(&format!("file://{}", path.display()))
+}
+
+#[tokio::test]
+async fn a_file_is_copied_once_and_again_when_it_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(&dir.path().join("cache")).await;
+    let source = dir.path().join("a disk.raw");
+    fs::write(&source, disk(1, 10)).unwrap();
+    let wanted = image(&format!("file://{}", source.display().to_string().replace(' ', "%20")));
+
+    let first = fetch(&cache, &wanted).await.unwrap();
+    let again = fetch(&cache, &wanted).await.unwrap();
+    assert_eq!(first.base, again.base);
+    fs::write(&source, disk(2, 10)).unwrap();
+    let changed = fetch(&cache, &wanted).await.unwrap();
+    assert_ne!(changed.base.digest, first.base.digest);
+    assert_eq!(fs::read(&first.base.path).unwrap(), disk(1, 10), "the old base is as it was");
+    assert_eq!(fs::read_dir(dir.path().join("cache/base")).unwrap().count(), 2);
+}
+
+#[tokio::test]
+async fn what_is_not_a_readable_disk_file_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(&dir.path().join("cache")).await;
+    let missing = fetch(&cache, &url(&dir.path().join("none"))).await.unwrap_err();
+    assert!(matches!(missing, ImageError::Local { .. }) && chain(&missing).contains("No such file"));
+    assert!(matches!(fetch(&cache, &url(dir.path())).await, Err(ImageError::NotAFile { .. })));
+    let pipe = dir.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    assert!(matches!(fetch(&cache, &url(&pipe)).await, Err(ImageError::NotAFile { .. })));
+    let page = dir.path().join("disk.qcow2");
+    fs::write(&page, "<html>").unwrap();
+    let error = fetch(&cache, &url(&page)).await.unwrap_err();
+    assert!(matches!(error, ImageError::Refused { refusal: Refusal::Html, .. }), "the name says nothing");
+}
+
+/// A small file system of its own.
+struct Mount(tempfile::TempDir);
+
+impl Mount {
+    /// None where this may not mount.
+    fn new(bytes: u64) -> Option<Self> {
+        let dir = tempfile::tempdir().unwrap();
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "tmpfs"])
+            .arg(dir.path())
+            .status();
+        mounted.is_ok_and(|status| status.success()).then_some(Self(dir))
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0.path()).status();
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_is_an_error_of_its_own_and_leaves_no_temporary_file() {
+    let Some(small) = Mount::new(1 << 20) else {
+        eprintln!("skipped: mounting a tmpfs needs root");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(small.0.path()).await;
+    let source = dir.path().join("disk");
+    fs::write(&source, disk(1, 4096)).unwrap();
+    let error = fetch(&cache, &url(&source)).await.unwrap_err();
+    assert!(matches!(error, ImageError::DiskFull { .. }), "{}", chain(&error));
+    assert_eq!(temporary_files(small.0.path()), 0);
+    fs::write(&source, disk(1, 100)).unwrap();
+    fetch(&cache, &url(&source)).await.unwrap();
+}

@@ -1,0 +1,58 @@
+//! What an operator decides about libvirt.
+
+use std::{path::PathBuf, time::Duration};
+
+use ec_model::NodeId;
+
+/// How guests run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum VirtType {
+    /// By the processor where it can, else emulated.
+    #[default]
+    Auto,
+    /// By the processor; an error where it cannot.
+    Kvm,
+    /// Emulated (TCG): slow, works everywhere.
+    Qemu,
+}
+
+/// Where libvirt is and what to use of it.
+#[derive(Debug, Clone)]
+pub struct LibvirtConfig {
+    /// The connection URI. The daemon must be on this host: its files are read directly.
+    pub uri: String,
+    /// Whose instances these are: the mark on every domain.
+    pub node: NodeId,
+    /// How guests run.
+    pub virt_type: VirtType,
+    /// Name of the libvirt network of the first interface.
+    pub network: String,
+    /// Name of a bridge of this host for a second interface, where guests shall have one.
+    pub bridge: Option<String>,
+    /// Name of the storage pool of the overlays; made where there is none.
+    pub pool: String,
+    /// The pool's directory, absolute.
+    pub pool_path: PathBuf,
+    /// The directory of the guests' console logs, absolute.
+    pub console_dir: PathBuf,
+    /// How long one call may take.
+    pub call_timeout: Duration,
+}
+
+impl LibvirtConfig {
+    /// The system's libvirt with its network `default`.
+    pub fn new(node: NodeId) -> Self {
+        Self {
+            uri: "qemu:///system".into(),
+            node,
+            virt_type: VirtType::Auto,
+            network: "default".into(),
+            bridge: None,
+            pool: "ecompute".into(),
+            pool_path: "/var/lib/ecompute/instances".into(),
+            console_dir: "/var/lib/ecompute/consoles".into(),
+            // libvirt itself waits 30 s for the lock of a domain before it gives up.
+            call_timeout: Duration::from_secs(30),
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Overlays in the pool.
+
+use std::{
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
+
+use ec_model::{BaseImage, InstanceId};
+use virt::{connect::Connect, error::ErrorNumber, storage_pool::StoragePool, storage_vol::StorageVol};
+
+use crate::{
+    error::{CallError, absent},
+    xml::{self, VolumeXml},
+};
+
+/// The pool by its name in libvirt and its directory on this host.
+#[derive(Debug, Clone)]
+pub(crate) struct Pool {
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+}
+
+const SUFFIX: &str = ".qcow2";
+
+impl Pool {
+    /// Where the instance's overlay lies.
+    pub(crate) fn volume_path(&self, instance: InstanceId) -> PathBuf {
+        self.path.join(volume_name(instance))
+    }
+
+    /// Whether the instance's volume is there. Asks the directory, not libvirt: it is what libvirt would
+    /// find after a refresh, at none of the cost, and shows half-made files that libvirt does not know.
+    pub(crate) fn has_volume(&self, instance: InstanceId) -> bool {
+        self.volume_path(instance).is_file()
+    }
+
+    /// Every instance with a volume.
+    pub(crate) fn volumes(&self) -> Result<Vec<InstanceId>, CallError> {
+        let failed = |error| CallError::io("list the pool's directory", &self.path, &error);
+        let entries = match std::fs::read_dir(&self.path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other.map_err(failed)?,
+        };
+        let mut found = Vec::new();
+        for entry in entries {
+            let name = entry.map_err(failed)?.file_name();
+            let id = name.to_str().and_then(|name| name.strip_suffix(SUFFIX)).and_then(|id| id.parse().ok());
+            found.extend(id.filter(|id| name == volume_name(*id).as_str()));
+        }
+        Ok(found)
+    }
+
+    fn open(&self, connect: &Connect) -> Result<StoragePool, CallError> {
+        let pool = connect.lookup_storage_pool_by_name(&self.name)?;
+        // After a restart of libvirtd, where somebody has switched its autostart off.
+        if !pool.is_active()? {
+            pool.create(0)?;
+        }
+        Ok(pool)
+    }
+
+    /// Makes the overlay where it is not there as wanted. `in_use` tells whether a guest runs on it.
+    pub(crate) fn create_overlay(
+        &self,
+        connect: &Connect,
+        instance: InstanceId,
+        base: &BaseImage,
+        capacity: Option<u64>,
+        in_use: bool,
+    ) -> Result<(), CallError> {
+        let capacity = capacity.unwrap_or(base.virtual_size);
+        if capacity < base.virtual_size {
+            return Err(CallError::Refused(format!(
+                "the disk is to have {capacity} bytes, but the image {} has {} already; give it at least that",
+                base.path.display(),
+                base.virtual_size
+            )));
+        }
+        let name = volume_name(instance);
+        let wanted = VolumeXml::overlay(&name, base, capacity).map_err(CallError::Refused)?;
+        let pool = self.open(connect)?;
+        let existing = self.find(&pool, instance)?;
+        if let Some(volume) = &existing {
+            // What cannot be read is not whole.
+            let found = volume.xml_desc(0).ok().and_then(|text| xml::read::<VolumeXml>(&text).ok());
+            if found.as_ref() == Some(&wanted) && self.has_volume(instance) {
+                return Ok(());
+            }
+        }
+        if in_use {
+            return Err(CallError::Refused("the guest runs on another overlay than the one wanted".into()));
+        }
+        self.remove(existing, instance)?;
+        StorageVol::create_xml(&pool, &xml::write(&wanted).map_err(CallError::Refused)?, 0)?;
+        Ok(())
+    }
+
+    /// The volume as libvirt knows it. A file that it does not know (its daemon ended while making it)
+    /// is made known by a refresh, which is the only time one is needed.
+    fn find(&self, pool: &StoragePool, instance: InstanceId) -> Result<Option<StorageVol>, CallError> {
+        let name = volume_name(instance);
+        let look = || absent(pool.lookup_storage_vol_by_name(&name), ErrorNumber::NoStorageVolume);
+        let found = look()?;
+        if found.is_some() || !self.has_volume(instance) {
+            return Ok(found);
+        }
+        pool.refresh(0)?;
+        Ok(look()?)
+    }
+
+    /// Deletes the volume; what is not there is not an error.
+    pub(crate) fn delete_volume(&self, connect: &Connect, instance: InstanceId) -> Result<(), CallError> {
+        let Some(pool) = absent(connect.lookup_storage_pool_by_name(&self.name), ErrorNumber::NoStoragePool)?
+        else {
+            return self.remove(None, instance);
+        };
+        let volume = if pool.is_active()? {
+            absent(pool.lookup_storage_vol_by_name(&volume_name(instance)), ErrorNumber::NoStorageVolume)?
+        } else {
+            None
+        };
+        self.remove(volume, instance)
+    }
+
+    /// By libvirt where it knows the volume, then by hand whatever is left of it.
+    fn remove(&self, volume: Option<StorageVol>, instance: InstanceId) -> Result<(), CallError> {
+        if let Some(volume) = volume {
+            absent(volume.delete(0), ErrorNumber::NoStorageVolume)?;
+        }
+        let path = self.volume_path(instance);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(CallError::io("remove", &path, &error)),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn volume_name(instance: InstanceId) -> String {
+    format!("{instance}{SUFFIX}")
+}
+
+/// The first directory above `path` that others than its owner's group may not pass.
+pub(crate) fn impassable_ancestor(path: &Path) -> Option<&Path> {
+    use std::os::unix::fs::PermissionsExt;
+    path.ancestors().skip(1).filter(|ancestor| !ancestor.as_os_str().is_empty()).find(|ancestor| {
+        std::fs::metadata(ancestor).is_ok_and(|metadata| metadata.permissions().mode() & 0o001 == 0)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn only_files_named_by_an_instance_are_volumes() {
+        let directory = tempfile::tempdir().unwrap();
+        let pool = Pool { name: "p".into(), path: directory.path().into() };
+        let instance: InstanceId = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
+        for name in
+            [volume_name(instance), "x.qcow2".into(), "7D3C1F0A-2B4E-4C55-9A7E-0123456789AC.qcow2".into()]
+        {
+            std::fs::write(directory.path().join(name), "").unwrap();
+        }
+        assert_eq!(pool.volumes().unwrap(), [instance]);
+        assert!(pool.has_volume(instance));
+        let missing = Pool { path: directory.path().join("no"), ..pool };
+        assert!(missing.volumes().unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_directory_that_stops_qemu_is_found() {
+        let directory = tempfile::tempdir().unwrap();
+        let (open, closed) = (directory.path().join("open"), directory.path().join("open/closed"));
+        std::fs::create_dir_all(&closed).unwrap();
+        let mode = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        mode(directory.path(), 0o711);
+        mode(&open, 0o755);
+        mode(&closed, 0o750);
+        assert_eq!(impassable_ancestor(&closed.join("x.qcow2")), Some(closed.as_path()));
+        assert_eq!(impassable_ancestor(&open.join("x.qcow2")), None);
+    }
+}

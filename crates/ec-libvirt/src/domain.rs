@@ -1,0 +1,136 @@
+//! Domains: whose they are, whether they run, starting and ending them.
+
+use ec_hypervisor::RunState;
+use ec_model::{InstanceId, NodeId};
+use virt::{
+    connect::Connect,
+    domain::{Domain, DomainShutoffReason, DomainState, DomainStateReason},
+    enumutil::Enum,
+    error::{Error, ErrorNumber},
+    sys,
+};
+
+use crate::{
+    disk::impassable_ancestor,
+    error::{CallError, absent},
+    xml::{self, MARK_NAMESPACE},
+};
+
+/// The domain of an instance, by whose mark it carries.
+pub(crate) enum Found {
+    Ours(Domain),
+    Foreign,
+    Nothing,
+}
+
+/// Looks the instance's domain up.
+pub(crate) fn find(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<Found, Error> {
+    match absent(connect.lookup_domain_by_uuid(instance.uuid()), ErrorNumber::NoDomain)? {
+        None => Ok(Found::Nothing),
+        Some(domain) if is_ours(&domain, node)? => Ok(Found::Ours(domain)),
+        Some(_) => Ok(Found::Foreign),
+    }
+}
+
+/// Whether the domain carries our mark with our node. A domain that goes meanwhile is not ours.
+pub(crate) fn is_ours(domain: &Domain, node: NodeId) -> Result<bool, Error> {
+    let kind = sys::VIR_DOMAIN_METADATA_ELEMENT.try_into().unwrap_or_default();
+    match domain.metadata(kind, Some(MARK_NAMESPACE), 0) {
+        Ok(element) => Ok(xml::marked_node(&element) == Some(node)),
+        Err(error)
+            if [ErrorNumber::NoDomainMetadata, ErrorNumber::NoDomain]
+                .into_iter()
+                .any(|code| crate::error::has_code(&error, code)) =>
+        {
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Why a domain with another mark is not worked on.
+pub(crate) fn foreign(instance: InstanceId) -> CallError {
+    CallError::Refused(format!(
+        "there is a domain with the uuid {instance} that does not carry this node's mark, so it is left alone"
+    ))
+}
+
+/// Whether the domain runs; `None` where it went meanwhile.
+pub(crate) fn run_state(domain: &Domain) -> Result<Option<RunState>, Error> {
+    let (state, reason) = domain.state()?;
+    let state = match state {
+        Enum::Known(DomainState::Shutoff) => match reason {
+            Enum::Known(DomainStateReason::Shutoff(Enum::Known(
+                // A start that failed is no run, and neither is a definition.
+                DomainShutoffReason::Unknown | DomainShutoffReason::Failed,
+            ))) => RunState::NotStarted,
+            _ => RunState::Ended,
+        },
+        Enum::Known(DomainState::Crashed) => RunState::Ended,
+        // Paused, blocked, shutting down, suspended: there is a process, and it holds the disk.
+        Enum::Known(_) => RunState::Running,
+        // The bindings drop the error of this call and return a state that does not exist.
+        Enum::Unknown(_) => {
+            let error = Error::last_error();
+            return if crate::error::has_code(&error, ErrorNumber::NoDomain) { Ok(None) } else { Err(error) };
+        }
+    };
+    Ok(Some(state))
+}
+
+/// Starts the domain; running already is not an error.
+pub(crate) fn start(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<(), CallError> {
+    let domain = match find(connect, node, instance)? {
+        Found::Ours(domain) => domain,
+        Found::Foreign => return Err(foreign(instance)),
+        Found::Nothing => return Err(CallError::Refused("there is no such domain".into())),
+    };
+    if domain.is_active()? {
+        return Ok(());
+    }
+    match domain.create() {
+        Ok(()) => Ok(()),
+        // Somebody else was faster.
+        Err(_) if domain.is_active().unwrap_or(false) => Ok(()),
+        Err(error) => Err(with_hint(error)),
+    }
+}
+
+/// qemu does not run as root, and is stopped by directories that root does not notice.
+fn with_hint(error: Error) -> CallError {
+    let message = error.message();
+    if !message.contains("Permission denied") {
+        return error.into();
+    }
+    let path = message.split('\'').find(|part| part.starts_with('/'));
+    let directory = path.and_then(|path| impassable_ancestor(path.as_ref()));
+    CallError::Refused(match directory {
+        Some(directory) => format!(
+            "{message}; qemu runs as another user, who may not pass {0}: chmod o+x {0}",
+            directory.display()
+        ),
+        None => format!("{message}; qemu runs as another user, who must be able to read it"),
+    })
+}
+
+/// Ends the domain hard and undefines it; what is not there is not an error.
+pub(crate) fn remove(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<(), CallError> {
+    let domain = match find(connect, node, instance)? {
+        Found::Ours(domain) => domain,
+        Found::Foreign => return Err(foreign(instance)),
+        Found::Nothing => return Ok(()),
+    };
+    if let Err(error) = domain.destroy() {
+        // Ended by itself in between is as good.
+        let gone = absent(domain.is_active(), ErrorNumber::NoDomain)? != Some(true);
+        if !gone {
+            return Err(error.into());
+        }
+    }
+    let everything = sys::VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
+        | sys::VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+        | sys::VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
+        | sys::VIR_DOMAIN_UNDEFINE_NVRAM;
+    absent(domain.undefine_flags(everything), ErrorNumber::NoDomain)?;
+    Ok(())
+}

@@ -1,0 +1,101 @@
+//! From libvirt's errors to what the agent can do about them.
+
+use ec_hypervisor::HypervisorError;
+use virt::error::{Error, ErrorDomain, ErrorNumber};
+
+/// Why work on a connection did not succeed.
+#[derive(Debug)]
+pub(crate) enum CallError {
+    /// libvirt's error.
+    Libvirt(Error),
+    /// Our own refusal, or a failure beside libvirt.
+    Refused(String),
+}
+
+impl From<Error> for CallError {
+    fn from(error: Error) -> Self {
+        Self::Libvirt(error)
+    }
+}
+
+impl CallError {
+    /// A failure of the file system.
+    pub(crate) fn io(doing: &str, path: &std::path::Path, error: &std::io::Error) -> Self {
+        Self::Refused(format!("could not {doing} {}: {error}", path.display()))
+    }
+
+    /// In the terms of the trait. `lost` tells that the connection is gone, whatever the error says.
+    pub(crate) fn classify(self, what: &str, uri: &str, seconds: u64, lost: bool) -> HypervisorError {
+        match self {
+            Self::Refused(detail) => HypervisorError::Failed { what: what.to_owned(), detail },
+            Self::Libvirt(error) if lost || is_connection_error(&error) => {
+                unreachable(uri, error.message().to_owned())
+            }
+            // libvirtd's own deadlines: another call holds the domain, or its process does not die.
+            Self::Libvirt(error)
+                if has_code(&error, ErrorNumber::OperationTimeout)
+                    || has_code(&error, ErrorNumber::ResourceBusy) =>
+            {
+                HypervisorError::TimedOut { what: format!("to {what} ({})", error.message()), seconds }
+            }
+            Self::Libvirt(error) => {
+                HypervisorError::Failed { what: what.to_owned(), detail: error.message().to_owned() }
+            }
+        }
+    }
+}
+
+/// The hypervisor cannot be reached at `uri`.
+pub(crate) fn unreachable(uri: &str, detail: String) -> HypervisorError {
+    HypervisorError::Unreachable { uri: uri.to_owned(), detail }
+}
+
+/// Whether libvirt gave this number to its error.
+pub(crate) fn has_code(error: &Error, code: ErrorNumber) -> bool {
+    error.code().is(code)
+}
+
+/// Errors of the transport come from the RPC code; errors about domains and volumes come from elsewhere.
+fn is_connection_error(error: &Error) -> bool {
+    error.domain().is(ErrorDomain::Rpc)
+        || [ErrorNumber::NoConnect, ErrorNumber::InvalidConn, ErrorNumber::Rpc]
+            .into_iter()
+            .any(|code| has_code(error, code))
+}
+
+/// Turns "there is no such thing" into `None`.
+pub(crate) fn absent<T>(result: Result<T, Error>, code: ErrorNumber) -> Result<Option<T>, Error> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if has_code(&error, code) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use virt::connect::Connect;
+
+    use super::*;
+
+    #[test]
+    fn a_daemon_that_is_not_there_is_unreachable_and_not_a_failure() {
+        virt::error::clear_error_callback();
+        let uri = "qemu+unix:///system?socket=/nonexistent/libvirt-sock";
+        let error = Connect::open(Some(uri)).err().expect("there is no daemon");
+        let error = CallError::from(error).classify("connect", uri, 1, false);
+        assert!(matches!(error, HypervisorError::Unreachable { .. }), "{error}");
+        assert!(error.to_string().contains(uri), "{error}");
+    }
+
+    #[test]
+    fn what_libvirt_refuses_is_a_failure_unless_the_connection_is_gone() {
+        virt::error::clear_error_callback();
+        let connect = Connect::open(Some("test:///default")).unwrap();
+        let refused = || CallError::from(connect.define_domain_xml("<domain/>").err().expect("bad XML"));
+        assert!(!refused().classify("define domain x", "test:", 1, false).is_transient());
+        assert!(refused().classify("define domain x", "test:", 1, true).is_transient());
+        let missing = absent(connect.lookup_domain_by_name("no such"), ErrorNumber::NoDomain);
+        assert!(missing.unwrap().is_none());
+    }
+}

@@ -1,0 +1,264 @@
+//! The trait on libvirt: which lane, which scope, which words for the error.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, OnceLock},
+};
+
+use async_trait::async_trait;
+use ec_hypervisor::{
+    DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent, HypervisorResult, Observed,
+};
+use ec_model::{Address, BaseImage, InstanceId};
+use tokio::sync::broadcast;
+
+use crate::{
+    addresses::{self, Agents},
+    calls::{Hung, Scope},
+    config::LibvirtConfig,
+    console,
+    disk::Pool,
+    domain::{self, Found},
+    error::CallError,
+    lane::{Lane, Listener, Notice},
+    prepare::{self, Facts},
+    xml::{self, DomainXml, Machine},
+};
+
+/// Hints waiting for a slow receiver; one that lags behind further looks at everything.
+const EVENTS: usize = 256;
+
+/// Threads per lane. Together with their openings they stay below the 20 workers of libvirtd, so that
+/// stuck calls of ours leave it able to answer.
+const ACTING: usize = 8;
+const LOOKING: usize = 6;
+const ASKING_AGENTS: usize = 3;
+
+/// libvirt on this host. Cheap to share behind an `Arc`; connects with the first call.
+pub struct LibvirtHypervisor {
+    config: Arc<LibvirtConfig>,
+    pool: Arc<Pool>,
+    /// Starting, destroying, making disks.
+    act: Arc<Lane>,
+    /// Everything that only looks; it also listens to events.
+    look: Arc<Lane>,
+    agent: Arc<Lane>,
+    agents: Arc<Agents>,
+    facts: OnceLock<Facts>,
+    events: broadcast::Sender<HypervisorEvent>,
+}
+
+impl LibvirtHypervisor {
+    /// A hypervisor of that configuration; the connection comes with the first call.
+    ///
+    /// Fails where the configuration cannot be told to libvirt.
+    pub fn connect(config: LibvirtConfig) -> HypervisorResult<Self> {
+        let texts = [Some(&config.uri), Some(&config.network), Some(&config.pool), config.bridge.as_ref()];
+        if texts.into_iter().flatten().any(|text| text.is_empty() || text.contains('\0')) {
+            return Err(HypervisorError::Failed {
+                what: "use the configuration of libvirt".into(),
+                detail: "the URI and the names of network, pool and bridge must not be empty".into(),
+            });
+        }
+        let events = broadcast::channel(EVENTS).0;
+        let hung = Arc::new(Hung::default());
+        let lane = |threads, listener| Lane::new(&config.uri, config.call_timeout, threads, &hung, listener);
+        Ok(Self {
+            act: lane(ACTING, None),
+            look: lane(LOOKING, Some(listener(events.clone()))),
+            agent: lane(ASKING_AGENTS, None),
+            agents: Arc::default(),
+            pool: Arc::new(Pool { name: config.pool.clone(), path: config.pool_path.clone() }),
+            config: Arc::new(config),
+            facts: OnceLock::new(),
+            events,
+        })
+    }
+
+    /// What is there, without making or starting anything.
+    pub async fn probe(&self) -> HypervisorResult<HostInfo> {
+        let config = Arc::clone(&self.config);
+        let what = "look at libvirt and its network".to_owned();
+        let facts =
+            self.look.call(what, Scope::Host, move |connect| prepare::survey(connect, &config)).await?;
+        Ok(facts.info)
+    }
+
+    /// What `prepare` found; done here where nobody has called it.
+    async fn facts(&self) -> HypervisorResult<Facts> {
+        match self.facts.get() {
+            Some(facts) => Ok(facts.clone()),
+            None => self.find_facts().await,
+        }
+    }
+
+    async fn find_facts(&self) -> HypervisorResult<Facts> {
+        let config = Arc::clone(&self.config);
+        let what = "prepare libvirt's pool and network".to_owned();
+        let facts =
+            self.look.call(what, Scope::Host, move |connect| prepare::prepare(connect, &config)).await?;
+        // Of two at once, both found the same.
+        let _ = self.facts.set(facts.clone());
+        Ok(facts)
+    }
+
+    fn machine(&self, facts: &Facts, instance: InstanceId) -> Result<Machine, String> {
+        Ok(Machine {
+            node: self.config.node,
+            kvm: facts.kvm,
+            maximum_cpu: facts.maximum_cpu,
+            translation_cache: facts.translation_cache,
+            network: self.config.network.clone(),
+            bridge: self.config.bridge.clone(),
+            disk: xml::utf8(&self.pool.volume_path(instance))?.to_owned(),
+            console: xml::utf8(&console::path(&self.config.console_dir, instance))?.to_owned(),
+        })
+    }
+}
+
+/// From libvirt's notices to the trait's hints. A domain whose name is no uuid is none of ours.
+fn listener(events: broadcast::Sender<HypervisorEvent>) -> Listener {
+    Arc::new(move |notice| {
+        let event = match notice {
+            Notice::Everything => Some(HypervisorEvent::LookAtAll),
+            Notice::Domain(name) => name.parse().ok().map(HypervisorEvent::Changed),
+        };
+        if let Some(event) = event {
+            // Nobody listening is not an error: events are hints.
+            let _ = events.send(event);
+        }
+    })
+}
+
+#[async_trait]
+impl Hypervisor for LibvirtHypervisor {
+    async fn prepare(&self) -> HypervisorResult<HostInfo> {
+        // Always done: pool and network may have gone since.
+        Ok(self.find_facts().await?.info)
+    }
+
+    async fn list(&self) -> HypervisorResult<HashMap<InstanceId, Observed>> {
+        let (node, pool) = (self.config.node, Arc::clone(&self.pool));
+        let work = move |connect: &virt::connect::Connect| {
+            let mut found: HashMap<InstanceId, Observed> = HashMap::new();
+            let mut foreign = HashSet::new();
+            for domain in connect.list_all_domains(0)? {
+                let Ok(instance) = domain.uuid().map(InstanceId::new) else { continue };
+                if !domain::is_ours(&domain, node)? {
+                    foreign.insert(instance);
+                } else if let Some(state) = domain::run_state(&domain)? {
+                    found.insert(instance, Observed { domain: Some(state), volume: false });
+                }
+            }
+            for instance in pool.volumes()? {
+                if !foreign.contains(&instance) {
+                    found.entry(instance).or_default().volume = true;
+                }
+            }
+            Ok(found)
+        };
+        self.look.call("list the domains".into(), Scope::Host, work).await
+    }
+
+    async fn observe(&self, instance: InstanceId) -> HypervisorResult<Observed> {
+        let (node, pool) = (self.config.node, Arc::clone(&self.pool));
+        let work = move |connect: &virt::connect::Connect| {
+            let domain = match domain::find(connect, node, instance)? {
+                Found::Ours(domain) => domain::run_state(&domain)?,
+                Found::Foreign => return Ok(Observed::default()),
+                Found::Nothing => None,
+            };
+            Ok(Observed { domain, volume: pool.has_volume(instance) })
+        };
+        self.look.call(format!("observe domain {instance}"), Scope::Instance(instance), work).await
+    }
+
+    async fn create_overlay(
+        &self,
+        instance: InstanceId,
+        base: &BaseImage,
+        capacity_bytes: Option<u64>,
+    ) -> HypervisorResult<()> {
+        let (node, pool, base) = (self.config.node, Arc::clone(&self.pool), base.clone());
+        let work = move |connect: &virt::connect::Connect| {
+            let in_use = match domain::find(connect, node, instance)? {
+                Found::Ours(domain) => domain.is_active()?,
+                Found::Foreign => return Err(domain::foreign(instance)),
+                Found::Nothing => false,
+            };
+            pool.create_overlay(connect, instance, &base, capacity_bytes, in_use)
+        };
+        self.act.call(format!("create the overlay of {instance}"), Scope::Instance(instance), work).await
+    }
+
+    async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()> {
+        let facts = self.facts().await?;
+        let (node, instance) = (self.config.node, spec.instance);
+        let document =
+            self.machine(&facts, instance).and_then(|machine| xml::write(&DomainXml::new(spec, &machine)));
+        let work = move |connect: &virt::connect::Connect| match domain::find(connect, node, instance)? {
+            Found::Ours(_) => Ok(()),
+            Found::Foreign => Err(domain::foreign(instance)),
+            Found::Nothing => {
+                connect.define_domain_xml(&document.map_err(CallError::Refused)?)?;
+                Ok(())
+            }
+        };
+        self.act.call(format!("define domain {instance}"), Scope::Instance(instance), work).await
+    }
+
+    async fn start(&self, instance: InstanceId) -> HypervisorResult<()> {
+        let node = self.config.node;
+        let work = move |connect: &virt::connect::Connect| domain::start(connect, node, instance);
+        self.act.call(format!("start domain {instance}"), Scope::Instance(instance), work).await
+    }
+
+    async fn destroy(&self, instance: InstanceId) -> HypervisorResult<()> {
+        let (node, pool) = (self.config.node, Arc::clone(&self.pool));
+        let log = console::path(&self.config.console_dir, instance);
+        let work = move |connect: &virt::connect::Connect| {
+            domain::remove(connect, node, instance)?;
+            pool.delete_volume(connect, instance)?;
+            console::remove(&log)
+        };
+        self.act.call(format!("destroy domain {instance}"), Scope::Destroy(instance), work).await?;
+        self.agents.forget(instance);
+        Ok(())
+    }
+
+    async fn addresses(
+        &self,
+        instances: &[InstanceId],
+    ) -> HypervisorResult<HashMap<InstanceId, Vec<Address>>> {
+        if instances.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let network = self.config.network.clone();
+        let what = format!("read the leases of network {network}");
+        let work = move |connect: &virt::connect::Connect| addresses::seen_by_host(connect, &network);
+        let seen = self.look.call(what, Scope::Host, work).await?;
+        let nics = if self.config.bridge.is_some() { 2 } else { 1 };
+        Ok(addresses::collect(instances, nics, seen, &self.agents, |instance| {
+            let (lane, agents) = (Arc::clone(&self.agent), Arc::clone(&self.agents));
+            // Ends by the lane's deadlines, and there is one per instance at most.
+            tokio::spawn(addresses::ask_agent(lane, agents, self.config.node, instance));
+        }))
+    }
+
+    async fn console_tail(&self, instance: InstanceId, max_bytes: usize) -> HypervisorResult<String> {
+        let log = console::path(&self.config.console_dir, instance);
+        let failed =
+            |detail| HypervisorError::Failed { what: format!("read the console of {instance}"), detail };
+        // A local file, not libvirt: the runtime's own threads will do.
+        match tokio::task::spawn_blocking(move || console::tail(&log, max_bytes)).await {
+            Ok(Ok(text)) => Ok(text),
+            Ok(Err(CallError::Refused(detail))) => Err(failed(detail)),
+            Ok(Err(CallError::Libvirt(error))) => Err(failed(error.message().to_owned())),
+            Err(ended) => Err(failed(ended.to_string())),
+        }
+    }
+
+    fn events(&self) -> broadcast::Receiver<HypervisorEvent> {
+        self.events.subscribe()
+    }
+}

@@ -1,0 +1,301 @@
+//! A lane: one connection that is opened when needed, replaced when lost or stuck, and the bound on the
+//! threads that work on it.
+//!
+//! ```text
+//!           first call                  opened
+//!  Closed ─────────────▶ Opening ───────────────────▶ Open
+//!    ▲                      │ refused                  │ closed by the daemon, or a call on it
+//!    └──────────────────────┴──────────────────────────┘ passed its deadline
+//! ```
+//! Opening may hang too, so it happens on one thread of its own and callers only wait for it.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use ec_hypervisor::{HypervisorError, HypervisorResult};
+use tokio::{
+    sync::{Semaphore, watch},
+    time::timeout_at,
+};
+use virt::connect::Connect;
+
+use crate::{
+    calls::{self, Hung, NoResult, Scope},
+    error::{CallError, unreachable},
+    events,
+    sys::{Callbacks, Signal},
+};
+
+/// Keepalive: a daemon that is silent for 5 × 4 s is gone, and calls on that connection come back.
+const KEEPALIVE_INTERVAL: i32 = 5;
+const KEEPALIVE_COUNT: u32 = 4;
+
+/// How often a lost connection is tried again while nobody calls, so that its return is told.
+const RETURN_INTERVAL: Duration = Duration::from_millis(500);
+
+/// What a lane tells its owner: a domain changed, or the connection was lost or came back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Notice {
+    /// The domain of that name changed.
+    Domain(String),
+    /// Anything may have changed.
+    Everything,
+}
+
+pub(crate) type Listener = Arc<dyn Fn(Notice) + Send + Sync>;
+
+/// One connection. Ends on the thread that lets go of it last, never on an async one.
+#[derive(Debug)]
+struct Session {
+    connect: Connect,
+    callbacks: Callbacks,
+    alive: Arc<AtomicBool>,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.callbacks.deregister(&self.connect);
+    }
+}
+
+#[derive(Debug)]
+enum Link {
+    Closed(Option<HypervisorError>),
+    Opening(Instant),
+    Open(Arc<Session>),
+}
+
+/// See the module.
+pub(crate) struct Lane {
+    uri: String,
+    timeout: Duration,
+    permits: Arc<Semaphore>,
+    hung: Arc<Hung>,
+    link: Mutex<Link>,
+    /// Counts the openings that ended.
+    opened: watch::Sender<u64>,
+    /// Where there is one, this lane listens to domains, and comes back by itself.
+    listener: Option<Listener>,
+    returning: AtomicBool,
+}
+
+impl Lane {
+    pub(crate) fn new(
+        uri: &str,
+        timeout: Duration,
+        threads: usize,
+        hung: &Arc<Hung>,
+        listener: Option<Listener>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            uri: uri.to_owned(),
+            timeout,
+            permits: Arc::new(Semaphore::new(threads)),
+            hung: Arc::clone(hung),
+            link: Mutex::new(Link::Closed(None)),
+            opened: watch::Sender::new(0),
+            listener,
+            returning: AtomicBool::new(false),
+        })
+    }
+
+    /// Runs `work` on this lane's connection. `what` completes "failed to …". Waiting for a free thread,
+    /// for the connection and for the work itself are each bounded by the call timeout.
+    pub(crate) async fn call<T: Send + 'static>(
+        self: &Arc<Self>,
+        what: String,
+        scope: Scope,
+        work: impl FnOnce(&Connect) -> Result<T, CallError> + Send + 'static,
+    ) -> HypervisorResult<T> {
+        let timed_out = |what| HypervisorError::TimedOut { what, seconds: self.timeout.as_secs() };
+        if self.hung.is(scope) {
+            return Err(timed_out(format!("an earlier call than the one to {what}")));
+        }
+        let permit = tokio::time::timeout(self.timeout, Arc::clone(&self.permits).acquire_owned()).await;
+        let Ok(Ok(permit)) = permit else {
+            return Err(timed_out(format!("any of the calls before the one to {what}")));
+        };
+        let session = self.session().await?;
+        let (lane, used) = (Arc::clone(self), Arc::downgrade(&session));
+        let on_thread = what.clone();
+        let result = calls::run(permit, &self.hung, scope, self.timeout, move || {
+            work(&session.connect).map_err(|error| {
+                // Told without asking the daemon.
+                let lost = !session.connect.is_alive().unwrap_or(false);
+                let error = error.classify(&on_thread, &lane.uri, lane.timeout.as_secs(), lost);
+                if lost || matches!(error, HypervisorError::Unreachable { .. }) {
+                    lane.replace(&Arc::downgrade(&session));
+                }
+                error
+            })
+        })
+        .await;
+        result.unwrap_or_else(|no_result| match no_result {
+            NoResult::Deadline => {
+                self.replace(&used);
+                Err(timed_out(format!("the call to {what}")))
+            }
+            NoResult::Thread(detail) => Err(unreachable(&self.uri, detail)),
+        })
+    }
+
+    fn link(&self) -> MutexGuard<'_, Link> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connection, opened where it is not.
+    async fn session(self: &Arc<Self>) -> HypervisorResult<Arc<Session>> {
+        let mut opened = self.opened.subscribe();
+        let deadline = tokio::time::Instant::now() + self.timeout;
+        let mut waited = false;
+        loop {
+            match &mut *self.link() {
+                Link::Open(session) if session.alive.load(Ordering::Acquire) => {
+                    return Ok(Arc::clone(session));
+                }
+                Link::Opening(since) if since.elapsed() >= self.timeout => {
+                    let detail = format!("connecting has hung for {} s", since.elapsed().as_secs());
+                    return Err(unreachable(&self.uri, detail));
+                }
+                Link::Closed(Some(error)) if waited => return Err(error.clone()),
+                Link::Opening(_) => {}
+                link => self.begin_opening(link),
+            }
+            waited = true;
+            if timeout_at(deadline, opened.changed()).await.is_err() {
+                return Err(HypervisorError::TimedOut {
+                    what: format!("connecting to {}", self.uri),
+                    seconds: self.timeout.as_secs(),
+                });
+            }
+        }
+    }
+
+    /// Starts the one thread that opens the connection.
+    fn begin_opening(self: &Arc<Self>, link: &mut Link) {
+        let before = std::mem::replace(link, Link::Opening(Instant::now()));
+        let lane = Arc::clone(self);
+        let spawned = thread::Builder::new().name("libvirt-open".into()).spawn(move || {
+            drop(before);
+            let result = lane.open();
+            let is_open = result.is_ok();
+            *lane.link() = match result {
+                Ok(session) => Link::Open(Arc::new(session)),
+                Err(error) => Link::Closed(Some(error)),
+            };
+            let again = *lane.opened.borrow() > 0;
+            if is_open {
+                lane.opened.send_modify(|count| *count += 1);
+                if again {
+                    lane.tell(Notice::Everything);
+                }
+            } else {
+                lane.opened.send_modify(|_| ());
+            }
+        });
+        if let Err(error) = spawned {
+            *link = Link::Closed(Some(unreachable(&self.uri, format!("no thread to connect: {error}"))));
+            self.opened.send_modify(|_| ());
+        }
+    }
+
+    fn open(self: &Arc<Self>) -> HypervisorResult<Session> {
+        let failed = |error: virt::error::Error| unreachable(&self.uri, error.message().to_owned());
+        events::start_loop().map_err(|detail| unreachable(&self.uri, detail))?;
+        let connect = Connect::open(Some(&self.uri)).map_err(failed)?;
+        connect.set_keep_alive(KEEPALIVE_INTERVAL, KEEPALIVE_COUNT).map_err(failed)?;
+        let alive = Arc::new(AtomicBool::new(true));
+        let (lane, flag) = (Arc::downgrade(self), Arc::clone(&alive));
+        let callbacks = Callbacks::register(&connect, self.listener.is_some(), move |signal| {
+            if signal == Signal::Closed {
+                flag.store(false, Ordering::SeqCst);
+            }
+            if let Some(lane) = lane.upgrade() {
+                match signal {
+                    Signal::Domain(name) => lane.tell(Notice::Domain(name)),
+                    Signal::Closed => lane.lost(),
+                }
+            }
+        })
+        .map_err(failed)?;
+        Ok(Session { connect, callbacks, alive })
+    }
+
+    fn tell(&self, notice: Notice) {
+        if let Some(listener) = &self.listener {
+            listener(notice);
+        }
+    }
+
+    /// Lets go of a connection that is lost or on which a call hangs; the next call opens another.
+    fn replace(self: &Arc<Self>, used: &Weak<Session>) {
+        let mut link = self.link();
+        let Link::Open(current) = &*link else { return };
+        if !std::ptr::eq(Arc::as_ptr(current), used.as_ptr()) {
+            return;
+        }
+        let before = std::mem::replace(&mut *link, Link::Closed(None));
+        drop(link);
+        end_elsewhere(before);
+        self.lost();
+    }
+
+    /// Tells the loss, and sees to the return where somebody listens.
+    fn lost(self: &Arc<Self>) {
+        if self.listener.is_none() || self.returning.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        self.tell(Notice::Everything);
+        let lane = Arc::downgrade(self);
+        let spawned = thread::Builder::new().name("libvirt-return".into()).spawn(move || {
+            while let Some(lane) = lane.upgrade() {
+                match &mut *lane.link() {
+                    Link::Open(session) if session.alive.load(Ordering::Acquire) => {
+                        lane.returning.store(false, Ordering::SeqCst);
+                        // A loss between the two lines before found somebody still at it.
+                        if session.alive.load(Ordering::SeqCst) || lane.returning.swap(true, Ordering::SeqCst)
+                        {
+                            return;
+                        }
+                    }
+                    Link::Opening(_) => {}
+                    link => lane.begin_opening(link),
+                }
+                drop(lane);
+                thread::sleep(RETURN_INTERVAL);
+            }
+        });
+        if spawned.is_err() {
+            // The next call opens the connection all the same, and tells.
+            self.returning.store(false, Ordering::Release);
+        }
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        let link = self.link.get_mut().unwrap_or_else(PoisonError::into_inner);
+        end_elsewhere(std::mem::replace(link, Link::Closed(None)));
+    }
+}
+
+/// Closing asks the daemon, so it does not happen where the caller stands.
+fn end_elsewhere(link: Link) {
+    if matches!(link, Link::Open(_)) {
+        let kept = Arc::new(Mutex::new(Some(link)));
+        let on_thread = Arc::clone(&kept);
+        let spawned = thread::Builder::new().name("libvirt-close".into()).spawn(move || {
+            drop(on_thread.lock().unwrap_or_else(PoisonError::into_inner).take());
+        });
+        if spawned.is_err() {
+            // Without a thread the connection is rather leaked than closed on an async thread.
+            std::mem::forget(kept);
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! What must be there before the first guest: pool, network, and the way guests run.
+
+use std::{
+    fs::{self, DirBuilder},
+    os::unix::fs::DirBuilderExt,
+    path::Path,
+};
+
+use ec_hypervisor::HostInfo;
+use virt::{connect::Connect, error::ErrorNumber, network::Network};
+
+use crate::{
+    config::{LibvirtConfig, VirtType},
+    error::{CallError, absent},
+    xml::{self, PoolXml},
+};
+
+/// What was found out about the host once, and every definition needs.
+#[derive(Debug, Clone)]
+pub(crate) struct Facts {
+    pub(crate) info: HostInfo,
+    pub(crate) kvm: bool,
+    pub(crate) maximum_cpu: bool,
+    pub(crate) translation_cache: bool,
+}
+
+/// Since this libvirt, the translation cache has a size in the domain's XML.
+const TRANSLATION_CACHE_SINCE: u32 = 8_000_000;
+
+/// Makes ready what can be, and says what cannot.
+pub(crate) fn prepare(connect: &Connect, config: &LibvirtConfig) -> Result<Facts, CallError> {
+    directory(&config.pool_path)?;
+    directory(&config.console_dir)?;
+    pool(connect, config)?;
+    start_network(connect, &config.network)?;
+    survey(connect, config)
+}
+
+/// What is there; changes nothing.
+pub(crate) fn survey(connect: &Connect, config: &LibvirtConfig) -> Result<Facts, CallError> {
+    // A network of type macvtap or hostdev has no bridge.
+    let bridge = network(connect, &config.network)?.bridge_name().ok();
+    if let Some(bridge) = &config.bridge {
+        second_bridge(bridge)?;
+    }
+    let kvm = match config.virt_type {
+        VirtType::Qemu => false,
+        VirtType::Kvm => {
+            capabilities(connect, "kvm")?;
+            true
+        }
+        VirtType::Auto => processor_virtualises() && capabilities(connect, "kvm").is_ok(),
+    };
+    let virt_type = if kvm { "kvm" } else { "qemu" };
+    let maximum_cpu = xml::offers_maximum_cpu(&capabilities(connect, virt_type)?);
+    let libvirt = connect.lib_version()?;
+    Ok(Facts {
+        info: HostInfo {
+            version: format!("QEMU {}, libvirt {}", version(connect.hyp_version()?), version(libvirt)),
+            virt_type: virt_type.into(),
+            bridge,
+        },
+        kvm,
+        maximum_cpu,
+        translation_cache: libvirt >= TRANSLATION_CACHE_SINCE,
+    })
+}
+
+/// libvirt counts versions as one number: a million for the first part, a thousand for the second.
+fn version(number: u32) -> String {
+    format!("{}.{}.{}", number / 1_000_000, number / 1000 % 1000, number % 1000)
+}
+
+/// Made so that qemu, which is not root, may pass.
+fn directory(path: &Path) -> Result<(), CallError> {
+    if !path.is_absolute() {
+        return Err(CallError::Refused(format!("the directory {} is not an absolute path", path.display())));
+    }
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o711)
+        .create(path)
+        .map_err(|error| CallError::io("make the directory", path, &error))
+}
+
+fn pool(connect: &Connect, config: &LibvirtConfig) -> Result<(), CallError> {
+    let refused = |detail| Err(CallError::Refused(detail));
+    let (name, path) = (&config.pool, &config.pool_path);
+    let text = path.to_str().ok_or_else(|| CallError::Refused(format!("{} is not UTF-8", path.display())))?;
+    let pool = match absent(connect.lookup_storage_pool_by_name(name), ErrorNumber::NoStoragePool)? {
+        Some(pool) => {
+            let found: PoolXml = xml::read(&pool.xml_desc(0)?).map_err(CallError::Refused)?;
+            let target = found.target.map(|target| target.path).unwrap_or_default();
+            if found.kind != "dir" {
+                return refused(format!(
+                    "the storage pool `{name}` is of type {}, but a directory is needed: set another name",
+                    found.kind
+                ));
+            }
+            if !same_directory(Path::new(&target), path) {
+                return refused(format!(
+                    "the storage pool `{name}` lies in {target}, but the configuration says {text}: \
+                     set that directory or another name"
+                ));
+            }
+            pool
+        }
+        None => {
+            if let Ok(other) = connect.lookup_storage_pool_by_target_path(text) {
+                return refused(format!(
+                    "the directory {text} belongs to the storage pool `{}`: set that name, or another directory \
+                     for `{name}`",
+                    other.name()?
+                ));
+            }
+            let document = xml::write(&PoolXml::directory(name, text)).map_err(CallError::Refused)?;
+            connect.define_storage_pool_xml(&document, 0)?
+        }
+    };
+    // So that it is there after a restart of libvirtd.
+    pool.set_autostart(true)?;
+    if !pool.is_active()? {
+        let started = pool.build(0).and_then(|()| pool.create(0));
+        // Somebody else may have been faster.
+        if let Err(error) = started
+            && !pool.is_active()?
+        {
+            return Err(error.into());
+        }
+    }
+    Ok(())
+}
+
+fn same_directory(one: &Path, other: &Path) -> bool {
+    let canonical = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    one == other || canonical(one) == canonical(other)
+}
+
+/// Starts the network where it does not run; its bridge device, where it has one.
+fn network(connect: &Connect, name: &str) -> Result<Network, CallError> {
+    absent(connect.lookup_network_by_name(name), ErrorNumber::NoNetwork)?.ok_or_else(|| {
+        CallError::Refused(format!(
+            "libvirt has no network `{name}`: define it (virsh net-define) or set another name"
+        ))
+    })
+}
+
+fn start_network(connect: &Connect, name: &str) -> Result<(), CallError> {
+    let network = network(connect, name)?;
+    if !network.is_active()?
+        && let Err(error) = network.create()
+        && !network.is_active()?
+    {
+        return Err(error.into());
+    }
+    Ok(())
+}
+
+fn second_bridge(name: &str) -> Result<(), CallError> {
+    let is_bridge = !name.contains('/') && Path::new("/sys/class/net").join(name).join("bridge").is_dir();
+    if is_bridge {
+        return Ok(());
+    }
+    Err(CallError::Refused(format!("this host has no bridge device `{name}` for guests' second interface")))
+}
+
+/// A device node alone proves nothing: it is there in guests and containers that cannot use it.
+fn processor_virtualises() -> bool {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    has_virtualisation_flag(&cpuinfo) && Path::new("/dev/kvm").exists()
+}
+
+fn has_virtualisation_flag(cpuinfo: &str) -> bool {
+    let flags = cpuinfo.lines().filter(|line| line.starts_with("flags"));
+    flags.flat_map(str::split_whitespace).any(|flag| flag == "vmx" || flag == "svm")
+}
+
+fn capabilities(connect: &Connect, virt_type: &str) -> Result<String, CallError> {
+    Ok(connect.domain_capabilities(None, Some("x86_64"), Some("pc"), Some(virt_type), 0)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_written_as_people_write_them() {
+        assert_eq!(version(9_000_000), "9.0.0");
+        assert_eq!(version(7_002_022), "7.2.22");
+    }
+
+    #[test]
+    fn the_processors_flag_is_a_word_of_its_flags() {
+        assert!(has_virtualisation_flag("model name : x\nflags\t\t: fpu vmx sse\n"));
+        assert!(has_virtualisation_flag("flags : svm"));
+        assert!(!has_virtualisation_flag("model name : vmx\nflags : fpu svm_lock\nvmx flags : vnmi\n"));
+    }
+}

@@ -1,0 +1,204 @@
+//! Where the `virt` crate falls short: DHCP leases, the guest agent's addresses, and callbacks.
+//! The only unsafe code of the workspace; each function is a safe wrapper around one libvirt call.
+#![allow(unsafe_code, reason = "libvirt's C interface")]
+
+use std::{
+    ffi::{CStr, c_char, c_int, c_void},
+    ptr,
+};
+
+use virt::{connect::Connect, domain::Domain, error::Error, network::Network, sys};
+
+/// How long libvirtd waits for the answer of a guest agent, in seconds; by default it waits for ever.
+const AGENT_TIMEOUT: c_int = 5;
+
+/// One DHCP lease as libvirt tells it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Lease {
+    /// Hardware address; absent for some DHCPv6 clients.
+    pub(crate) mac: Option<String>,
+    /// The address given.
+    pub(crate) ip: String,
+    /// When it ends, in seconds since 1970; 0 or less never ends.
+    pub(crate) expires: i64,
+}
+
+/// An interface of a guest with its addresses, as the guest's agent tells it.
+#[derive(Debug)]
+pub(crate) struct GuestInterface {
+    /// Hardware address, where it has one.
+    pub(crate) mac: Option<String>,
+    /// Its addresses.
+    pub(crate) ips: Vec<String>,
+}
+
+/// # Safety
+/// `text` is null or a NUL-terminated string that lives during the call.
+unsafe fn owned(text: *const c_char) -> Option<String> {
+    // SAFETY: as the caller promises.
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+}
+
+/// Every lease of the network, in one call.
+pub(crate) fn dhcp_leases(network: &Network) -> Result<Vec<Lease>, Error> {
+    let mut leases: *mut sys::virNetworkDHCPLeasePtr = ptr::null_mut();
+    // SAFETY: the network outlives the call; libvirt fills `leases` with an array of the count returned.
+    let count = unsafe { sys::virNetworkGetDHCPLeases(network.as_ptr(), ptr::null(), &mut leases, 0) };
+    let Ok(count) = usize::try_from(count) else { return Err(Error::last_error()) };
+    let mut found = Vec::with_capacity(count);
+    for index in 0..count {
+        // SAFETY: `index` is below the count; each lease and its strings are ours until freed here, once.
+        unsafe {
+            let lease = *leases.add(index);
+            if let Some(ip) = owned((*lease).ipaddr) {
+                found.push(Lease { mac: owned((*lease).mac), ip, expires: (*lease).expirytime });
+            }
+            sys::virNetworkDHCPLeaseFree(lease);
+        }
+    }
+    // SAFETY: libvirt allocated the array with malloc and left it to us; null is allowed.
+    unsafe { free(leases.cast()) };
+    Ok(found)
+}
+
+/// What the guest agent says about the guest's interfaces.
+pub(crate) fn agent_addresses(domain: &Domain) -> Result<Vec<GuestInterface>, Error> {
+    // SAFETY: the domain outlives the call. A refusal leaves the default, and the next call will tell.
+    unsafe { sys::virDomainAgentSetResponseTimeout(domain.as_ptr(), AGENT_TIMEOUT, 0) };
+    let mut interfaces: *mut sys::virDomainInterfacePtr = ptr::null_mut();
+    let source = sys::VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_AGENT;
+    // SAFETY: the domain outlives the call; libvirt fills `interfaces` with an array of the count returned.
+    let count = unsafe { sys::virDomainInterfaceAddresses(domain.as_ptr(), &mut interfaces, source, 0) };
+    let Ok(count) = usize::try_from(count) else { return Err(Error::last_error()) };
+    let mut found = Vec::with_capacity(count);
+    for index in 0..count {
+        // SAFETY: `index` is below the count; each interface holds `naddrs` addresses and is ours until
+        // freed here, once.
+        unsafe {
+            let interface = *interfaces.add(index);
+            let count = usize::try_from((*interface).naddrs).unwrap_or(0);
+            let ips = (0..count).filter_map(|n| owned((*(*interface).addrs.add(n)).addr)).collect();
+            found.push(GuestInterface { mac: owned((*interface).hwaddr), ips });
+            sys::virDomainInterfaceFree(interface);
+        }
+    }
+    // SAFETY: as above.
+    unsafe { free(interfaces.cast()) };
+    Ok(found)
+}
+
+unsafe extern "C" {
+    // libvirt's contract is that arrays it returns are freed with the C library's free().
+    fn free(pointer: *mut c_void);
+}
+
+/// What a connection tells by itself. Called on the event loop's thread, so it must not block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Signal {
+    /// A domain of that name changed.
+    Domain(String),
+    /// The connection is gone.
+    Closed,
+}
+
+type Sink = Box<dyn Fn(Signal) + Send + Sync>;
+
+/// The callbacks registered on one connection. libvirt holds the connection open while they are
+/// registered, so [`Callbacks::deregister`] must be called for it to end.
+#[derive(Debug)]
+pub(crate) struct Callbacks {
+    lifecycle: Option<c_int>,
+}
+
+impl Callbacks {
+    /// Registers `sink` for the end of the connection and, with `lifecycle`, for changes of any domain.
+    pub(crate) fn register(
+        connect: &Connect,
+        lifecycle: bool,
+        sink: impl Fn(Signal) + Clone + Send + Sync + 'static,
+    ) -> Result<Self, Error> {
+        let opaque = into_opaque(Box::new(sink.clone()));
+        // SAFETY: `opaque` belongs to libvirt from here on, which gives it to `drop_sink` when it is done
+        // with it; `closed` matches the callback's type.
+        let status = unsafe {
+            sys::virConnectRegisterCloseCallback(connect.as_ptr(), Some(closed), opaque, Some(drop_sink))
+        };
+        if status < 0 {
+            let error = Error::last_error();
+            // SAFETY: libvirt refused, so it never took the sink.
+            unsafe { drop_sink(opaque) };
+            return Err(error);
+        }
+        if !lifecycle {
+            return Ok(Self { lifecycle: None });
+        }
+        let opaque = into_opaque(Box::new(sink));
+        // SAFETY: libvirt calls every domain callback through the generic type and casts it back to the
+        // type of the event id, which for lifecycle events is that of `changed`.
+        let id = unsafe {
+            let callback = std::mem::transmute::<LifecycleCallback, GenericCallback>(changed);
+            sys::virConnectDomainEventRegisterAny(
+                connect.as_ptr(),
+                ptr::null_mut(),
+                sys::VIR_DOMAIN_EVENT_ID_LIFECYCLE as c_int,
+                Some(callback),
+                opaque,
+                Some(drop_sink),
+            )
+        };
+        if id < 0 {
+            let error = Error::last_error();
+            // SAFETY: libvirt refused, so it never took the sink.
+            unsafe { drop_sink(opaque) };
+            Self { lifecycle: None }.deregister(connect);
+            return Err(error);
+        }
+        Ok(Self { lifecycle: Some(id) })
+    }
+
+    /// Takes the callbacks away again. Errors do not matter: on a dead connection they are gone already.
+    pub(crate) fn deregister(&self, connect: &Connect) {
+        // SAFETY: the connection outlives the calls; both refuse what is not registered.
+        unsafe {
+            if let Some(id) = self.lifecycle {
+                sys::virConnectDomainEventDeregisterAny(connect.as_ptr(), id);
+            }
+            sys::virConnectUnregisterCloseCallback(connect.as_ptr(), Some(closed));
+        }
+    }
+}
+
+type GenericCallback = unsafe extern "C" fn(sys::virConnectPtr, sys::virDomainPtr, *mut c_void);
+type LifecycleCallback =
+    unsafe extern "C" fn(sys::virConnectPtr, sys::virDomainPtr, c_int, c_int, *mut c_void) -> c_int;
+
+fn into_opaque(sink: Sink) -> *mut c_void {
+    // A box of a box: a pointer to a trait object is wider than C's pointer.
+    Box::into_raw(Box::new(sink)).cast()
+}
+
+unsafe extern "C" fn drop_sink(opaque: *mut c_void) {
+    // SAFETY: `opaque` came from `into_opaque`, and libvirt gives it back once.
+    drop(unsafe { Box::from_raw(opaque.cast::<Sink>()) });
+}
+
+unsafe extern "C" fn closed(_: sys::virConnectPtr, _reason: c_int, opaque: *mut c_void) {
+    // SAFETY: `opaque` came from `into_opaque` and lives until `drop_sink`.
+    let sink = unsafe { &*opaque.cast::<Sink>() };
+    sink(Signal::Closed);
+}
+
+unsafe extern "C" fn changed(
+    _: sys::virConnectPtr,
+    domain: sys::virDomainPtr,
+    _event: c_int,
+    _detail: c_int,
+    opaque: *mut c_void,
+) -> c_int {
+    // SAFETY: libvirt keeps the domain and its name alive during the callback; `opaque` as above.
+    let (name, sink) = unsafe { (owned(sys::virDomainGetName(domain)), &*opaque.cast::<Sink>()) };
+    if let Some(name) = name {
+        sink(Signal::Domain(name));
+    }
+    0
+}

@@ -1,0 +1,492 @@
+//! The domain. What is in it and why:
+//!
+//! * Machine `pc`: its virtio devices also speak the protocol of before 1.0, so that old images boot on
+//!   it as surely as new ones; `q35` puts them behind PCI Express ports, where they do not.
+//! * Firmware BIOS, boot from the first disk; no network boot ROM, which only costs time.
+//! * SMBIOS says OpenStack, as Nova's guests do: by it cloud-init's detection finds the metadata service
+//!   in stock images, and takes `uuid` for the instance's id.
+//! * The disk is written back through the host's cache: a guest's flush reaches the disk, and the pages of
+//!   a base image are shared by all its guests. Discard gives space back to the host.
+//! * The console is a file of virtlogd's, which rotates it, so that it is bounded (2 MiB and 3 old ones as
+//!   shipped).
+//! * Emulated guests get a translation cache of 32 MiB, where libvirt can say so: by default qemu takes up
+//!   to 1 GiB, which no claim accounts for.
+//! * Whatever ends the guest leaves the domain defined: only the agent takes it away.
+
+use ec_hypervisor::DomainSpec;
+use ec_model::NodeId;
+use serde::Serialize;
+
+use super::{Empty, MARK_NAMESPACE, Size};
+
+/// What this host and its configuration add to a spec.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Machine {
+    pub(crate) node: NodeId,
+    /// By the processor, else emulated.
+    pub(crate) kvm: bool,
+    /// Whether emulated guests can have the processor `maximum`.
+    pub(crate) maximum_cpu: bool,
+    /// Whether libvirt knows the size of the translation cache.
+    pub(crate) translation_cache: bool,
+    pub(crate) network: String,
+    pub(crate) bridge: Option<String>,
+    /// Absolute paths.
+    pub(crate) disk: String,
+    pub(crate) console: String,
+}
+
+/// The document for [`DomainSpec`] on [`Machine`].
+#[derive(Debug, Serialize)]
+#[serde(rename = "domain")]
+pub(crate) struct DomainXml {
+    #[serde(rename = "@type")]
+    kind: &'static str,
+    name: String,
+    uuid: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    title: String,
+    metadata: Metadata,
+    memory: Size,
+    vcpu: u64,
+    os: Os,
+    sysinfo: SysInfo,
+    features: Features,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu: Option<Cpu>,
+    clock: Clock,
+    on_poweroff: &'static str,
+    on_reboot: &'static str,
+    on_crash: &'static str,
+    devices: Devices,
+}
+
+#[derive(Debug, Serialize)]
+struct Metadata {
+    instance: MarkOut,
+}
+
+#[derive(Debug, Serialize)]
+struct MarkOut {
+    #[serde(rename = "@xmlns")]
+    namespace: &'static str,
+    #[serde(rename = "@node")]
+    node: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Os {
+    #[serde(rename = "type")]
+    kind: OsType,
+    boot: Dev,
+    smbios: Mode,
+}
+
+#[derive(Debug, Serialize)]
+struct OsType {
+    #[serde(rename = "@arch")]
+    arch: &'static str,
+    #[serde(rename = "@machine")]
+    machine: &'static str,
+    #[serde(rename = "$text")]
+    kind: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct Dev {
+    #[serde(rename = "@dev")]
+    dev: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct Mode {
+    #[serde(rename = "@mode")]
+    mode: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct SysInfo {
+    #[serde(rename = "@type")]
+    kind: &'static str,
+    system: System,
+}
+
+#[derive(Debug, Serialize)]
+struct System {
+    entry: Vec<Entry>,
+}
+
+#[derive(Debug, Serialize)]
+struct Entry {
+    #[serde(rename = "@name")]
+    name: &'static str,
+    #[serde(rename = "$text")]
+    value: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Features {
+    acpi: Empty,
+    apic: Empty,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tcg: Option<Tcg>,
+}
+
+#[derive(Debug, Serialize)]
+struct Tcg {
+    #[serde(rename = "tb-cache")]
+    cache: Size,
+}
+
+#[derive(Debug, Serialize)]
+struct Cpu {
+    #[serde(rename = "@mode")]
+    mode: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct Clock {
+    #[serde(rename = "@offset")]
+    offset: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct Devices {
+    disk: Disk,
+    interface: Vec<Interface>,
+    serial: Serial,
+    channel: Channel,
+    rng: Rng,
+    memballoon: Model,
+}
+
+#[derive(Debug, Serialize)]
+struct Disk {
+    #[serde(rename = "@type")]
+    kind: &'static str,
+    #[serde(rename = "@device")]
+    device: &'static str,
+    driver: DiskDriver,
+    source: File,
+    target: Target,
+}
+
+#[derive(Debug, Serialize)]
+struct DiskDriver {
+    #[serde(rename = "@name")]
+    name: &'static str,
+    #[serde(rename = "@type")]
+    kind: &'static str,
+    #[serde(rename = "@cache")]
+    cache: &'static str,
+    #[serde(rename = "@discard")]
+    discard: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct File {
+    #[serde(rename = "@file")]
+    file: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Target {
+    #[serde(rename = "@dev")]
+    dev: &'static str,
+    #[serde(rename = "@bus")]
+    bus: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct Interface {
+    #[serde(rename = "@type")]
+    kind: &'static str,
+    mac: Mac,
+    source: Source,
+    model: Type,
+    rom: Rom,
+}
+
+#[derive(Debug, Serialize)]
+struct Mac {
+    #[serde(rename = "@address")]
+    address: String,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Source {
+    #[serde(rename = "@network", skip_serializing_if = "Option::is_none")]
+    network: Option<String>,
+    #[serde(rename = "@bridge", skip_serializing_if = "Option::is_none")]
+    bridge: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Type {
+    #[serde(rename = "@type")]
+    kind: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct Rom {
+    #[serde(rename = "@enabled")]
+    enabled: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct Serial {
+    #[serde(rename = "@type")]
+    kind: &'static str,
+    log: Log,
+    target: Port,
+}
+
+#[derive(Debug, Serialize)]
+struct Log {
+    #[serde(rename = "@file")]
+    file: String,
+    #[serde(rename = "@append")]
+    append: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct Port {
+    #[serde(rename = "@port")]
+    port: u8,
+}
+
+#[derive(Debug, Serialize)]
+struct Channel {
+    #[serde(rename = "@type")]
+    kind: &'static str,
+    target: ChannelTarget,
+}
+
+#[derive(Debug, Serialize)]
+struct ChannelTarget {
+    #[serde(rename = "@type")]
+    kind: &'static str,
+    #[serde(rename = "@name")]
+    name: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct Rng {
+    #[serde(rename = "@model")]
+    model: &'static str,
+    backend: Backend,
+}
+
+#[derive(Debug, Serialize)]
+struct Backend {
+    #[serde(rename = "@model")]
+    model: &'static str,
+    #[serde(rename = "$text")]
+    source: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct Model {
+    #[serde(rename = "@model")]
+    model: &'static str,
+}
+
+impl DomainXml {
+    pub(crate) fn new(spec: &DomainSpec, machine: &Machine) -> Self {
+        let uuid = spec.instance.to_string();
+        let entry = |name, value: &str| Entry { name, value: value.to_owned() };
+        Self {
+            kind: if machine.kvm { "kvm" } else { "qemu" },
+            name: uuid.clone(),
+            title: title(&spec.title),
+            metadata: Metadata {
+                instance: MarkOut { namespace: MARK_NAMESPACE, node: machine.node.to_string() },
+            },
+            memory: Size::new(spec.memory_mb, "MiB"),
+            vcpu: spec.vcpus,
+            os: Os {
+                kind: OsType { arch: "x86_64", machine: "pc", kind: "hvm" },
+                boot: Dev { dev: "hd" },
+                smbios: Mode { mode: "sysinfo" },
+            },
+            sysinfo: SysInfo {
+                kind: "smbios",
+                system: System {
+                    entry: vec![
+                        entry("manufacturer", "OpenStack Foundation"),
+                        entry("product", "OpenStack Nova"),
+                        entry("serial", &uuid),
+                        entry("uuid", &uuid),
+                        entry("family", "Virtual Machine"),
+                    ],
+                },
+            },
+            uuid,
+            features: Features {
+                acpi: Empty {},
+                apic: Empty {},
+                tcg: (!machine.kvm && machine.translation_cache).then(|| Tcg { cache: Size::new(32, "MiB") }),
+            },
+            cpu: match (machine.kvm, machine.maximum_cpu) {
+                (true, _) => Some(Cpu { mode: "host-passthrough" }),
+                (false, true) => Some(Cpu { mode: "maximum" }),
+                (false, false) => None,
+            },
+            clock: Clock { offset: "utc" },
+            on_poweroff: "destroy",
+            on_reboot: "restart",
+            on_crash: "destroy",
+            devices: Devices::new(spec, machine),
+        }
+    }
+}
+
+impl Devices {
+    fn new(spec: &DomainSpec, machine: &Machine) -> Self {
+        let interface = |nic, kind, source| Interface {
+            kind,
+            mac: Mac { address: spec.instance.mac(nic).to_string() },
+            source,
+            model: Type { kind: "virtio" },
+            rom: Rom { enabled: "no" },
+        };
+        let network = Source { network: Some(machine.network.clone()), ..Source::default() };
+        let mut interfaces = vec![interface(0, "network", network)];
+        if let Some(bridge) = &machine.bridge {
+            let source = Source { bridge: Some(bridge.clone()), ..Source::default() };
+            interfaces.push(interface(1, "bridge", source));
+        }
+        Self {
+            disk: Disk {
+                kind: "file",
+                device: "disk",
+                driver: DiskDriver { name: "qemu", kind: "qcow2", cache: "writeback", discard: "unmap" },
+                source: File { file: machine.disk.clone() },
+                target: Target { dev: "vda", bus: "virtio" },
+            },
+            interface: interfaces,
+            serial: Serial {
+                kind: "pty",
+                log: Log { file: machine.console.clone(), append: "on" },
+                target: Port { port: 0 },
+            },
+            channel: Channel {
+                kind: "unix",
+                target: ChannelTarget { kind: "virtio", name: "org.qemu.guest_agent.0" },
+            },
+            rng: Rng { model: "virtio", backend: Backend { model: "random", source: "/dev/urandom" } },
+            memballoon: Model { model: "virtio" },
+        }
+    }
+}
+
+/// libvirt refuses line ends in titles, and XML has no way to write other control characters.
+fn title(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() || "\u{fffe}\u{ffff}".contains(c) { ' ' } else { c })
+        .take(255)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::write, *};
+
+    fn spec() -> DomainSpec {
+        DomainSpec {
+            instance: "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap(),
+            title: "web".into(),
+            vcpus: 2,
+            memory_mb: 513,
+        }
+    }
+
+    fn machine() -> Machine {
+        Machine {
+            node: "11111111-2222-4333-8444-555555555555".parse().unwrap(),
+            kvm: false,
+            maximum_cpu: true,
+            translation_cache: true,
+            network: "default".into(),
+            bridge: None,
+            disk: "/pool/x.qcow2".into(),
+            console: "/log/x.log".into(),
+        }
+    }
+
+    #[track_caller]
+    fn contains(xml: &str, parts: &[&str]) {
+        for part in parts {
+            assert!(xml.contains(part), "no {part} in {xml}");
+        }
+    }
+
+    #[test]
+    fn an_emulated_domain_is_what_was_allocated_and_carries_the_mark() {
+        let xml = write(&DomainXml::new(&spec(), &machine())).unwrap();
+        let mac = spec().instance.mac(0);
+        contains(
+            &xml,
+            &[
+                r#"<domain type="qemu"><name>7d3c1f0a-2b4e-4c55-9a7e-0123456789ab</name>"#,
+                "<uuid>7d3c1f0a-2b4e-4c55-9a7e-0123456789ab</uuid><title>web</title>",
+                r#"<metadata><instance xmlns="urn:project:etcd-compute/1" node="11111111-2222-4333-8444-555555555555"/></metadata>"#,
+                r#"<memory unit="MiB">513</memory><vcpu>2</vcpu>"#,
+                r#"<type arch="x86_64" machine="pc">hvm</type><boot dev="hd"/><smbios mode="sysinfo"/>"#,
+                r#"<entry name="product">OpenStack Nova</entry>"#,
+                r#"<entry name="uuid">7d3c1f0a-2b4e-4c55-9a7e-0123456789ab</entry>"#,
+                r#"<features><acpi/><apic/><tcg><tb-cache unit="MiB">32</tb-cache></tcg></features><cpu mode="maximum"/>"#,
+                "<on_poweroff>destroy</on_poweroff><on_reboot>restart</on_reboot><on_crash>destroy</on_crash>",
+                r#"<driver name="qemu" type="qcow2" cache="writeback" discard="unmap"/><source file="/pool/x.qcow2"/>"#,
+                &format!(r#"<interface type="network"><mac address="{mac}"/><source network="default"/>"#),
+                r#"<serial type="pty"><log file="/log/x.log" append="on"/><target port="0"/></serial>"#,
+                r#"<target type="virtio" name="org.qemu.guest_agent.0"/>"#,
+                r#"<backend model="random">/dev/urandom</backend>"#,
+            ],
+        );
+        assert!(!xml.contains("graphics") && !xml.contains("type=\"bridge\""), "{xml}");
+    }
+
+    #[test]
+    fn a_domain_by_the_processor_has_its_features_and_no_translation_cache() {
+        let machine = Machine { kvm: true, ..machine() };
+        let xml = write(&DomainXml::new(&spec(), &machine)).unwrap();
+        contains(&xml, &[r#"<domain type="kvm">"#, r#"<cpu mode="host-passthrough"/>"#]);
+        assert!(!xml.contains("tcg"), "{xml}");
+    }
+
+    #[test]
+    fn an_old_libvirt_is_not_told_what_it_does_not_know() {
+        let machine = Machine { maximum_cpu: false, translation_cache: false, ..machine() };
+        let xml = write(&DomainXml::new(&spec(), &machine)).unwrap();
+        assert!(!xml.contains("tcg") && !xml.contains("<cpu"), "{xml}");
+    }
+
+    #[test]
+    fn a_bridge_adds_a_second_interface_with_its_own_address() {
+        let machine = Machine { bridge: Some("br0".into()), ..machine() };
+        let xml = write(&DomainXml::new(&spec(), &machine)).unwrap();
+        let mac = spec().instance.mac(1);
+        contains(
+            &xml,
+            &[&format!(r#"<interface type="bridge"><mac address="{mac}"/><source bridge="br0"/>"#)],
+        );
+    }
+
+    #[test]
+    fn nothing_breaks_out_of_its_element() {
+        let hostile = r#"</title><x a='"'>&\n"#.to_owned() + "\n\0\u{1b}";
+        let machine = Machine {
+            network: hostile.clone(),
+            bridge: Some(hostile.clone()),
+            disk: hostile.clone(),
+            console: hostile.clone(),
+            ..machine()
+        };
+        let xml = write(&DomainXml::new(&DomainSpec { title: hostile, ..spec() }, &machine)).unwrap();
+        assert!(!xml.contains("<x"), "{xml}");
+        contains(&xml, &["<title>&lt;/title&gt;&lt;x a="]);
+        let title = xml.split("title>").nth(1).unwrap();
+        assert!(!title.contains(char::is_control), "{title:?}");
+    }
+}

@@ -1,0 +1,107 @@
+//! libvirt's documents as types. Written and read by serde only, so that no text from outside can become
+//! markup, and what libvirt adds in later versions is passed over.
+
+mod domain;
+mod storage;
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+pub(crate) use domain::{DomainXml, Machine};
+pub(crate) use storage::{PoolXml, VolumeXml, utf8};
+
+/// The namespace of our mark in a domain's metadata. A name, not an address.
+pub(crate) const MARK_NAMESPACE: &str = "urn:project:etcd-compute/1";
+
+/// An element without content, whose presence says it.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Empty {}
+
+/// A number of bytes, as libvirt writes sizes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Size {
+    #[serde(rename = "@unit")]
+    unit: String,
+    #[serde(rename = "$text")]
+    amount: u64,
+}
+
+impl Size {
+    fn new(amount: u64, unit: &str) -> Self {
+        Self { unit: unit.to_owned(), amount }
+    }
+}
+
+/// The mark that makes a domain ours.
+#[derive(Debug, Deserialize)]
+struct Mark {
+    #[serde(rename = "@node")]
+    node: String,
+}
+
+/// The node in a mark, as libvirt returns the metadata element; `None` where it is no mark.
+pub(crate) fn marked_node(element: &str) -> Option<ec_model::NodeId> {
+    quick_xml::de::from_str::<Mark>(element).ok()?.node.parse().ok()
+}
+
+/// Whether the capabilities of a domain type offer the processor mode `maximum`.
+pub(crate) fn offers_maximum_cpu(capabilities: &str) -> bool {
+    #[derive(Deserialize)]
+    struct Capabilities {
+        cpu: Cpu,
+    }
+    #[derive(Deserialize)]
+    struct Cpu {
+        #[serde(rename = "mode", default)]
+        modes: Vec<Mode>,
+    }
+    #[derive(Deserialize)]
+    struct Mode {
+        #[serde(rename = "@name")]
+        name: String,
+        #[serde(rename = "@supported")]
+        supported: String,
+    }
+    quick_xml::de::from_str::<Capabilities>(capabilities).is_ok_and(|capabilities| {
+        capabilities.cpu.modes.iter().any(|mode| mode.name == "maximum" && mode.supported == "yes")
+    })
+}
+
+pub(crate) fn write<T: Serialize>(document: &T) -> Result<String, String> {
+    quick_xml::se::to_string(document).map_err(|error| format!("could not write XML: {error}"))
+}
+
+pub(crate) fn read<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    quick_xml::de::from_str(text).map_err(|error| format!("could not read libvirt's XML: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mark_is_read_whatever_the_prefix_and_anything_else_is_no_mark() {
+        let node = "11111111-2222-4333-8444-555555555555";
+        for element in [
+            format!(r#"<instance xmlns="{MARK_NAMESPACE}" node="{node}"/>"#),
+            format!(r#"<ec:instance xmlns:ec="{MARK_NAMESPACE}" node="{node}"></ec:instance>"#),
+        ] {
+            assert_eq!(marked_node(&element).unwrap().to_string(), node, "{element}");
+        }
+        for element in ["", "<instance/>", "<instance node='x'/>", "<instance", "node"] {
+            assert!(marked_node(element).is_none(), "{element}");
+        }
+    }
+
+    #[test]
+    fn the_maximum_processor_is_taken_only_where_it_is_offered() {
+        let mode = |supported: &str| {
+            format!(
+                "<domainCapabilities><path>/q</path><cpu><mode name='host-passthrough' supported='no'/>\
+                 <mode name='maximum' supported='{supported}'><enum name='m'/></mode></cpu></domainCapabilities>"
+            )
+        };
+        assert!(offers_maximum_cpu(&mode("yes")));
+        assert!(!offers_maximum_cpu(&mode("no")));
+        assert!(!offers_maximum_cpu("<domainCapabilities/>"));
+    }
+}

@@ -1,0 +1,286 @@
+//! The libvirt hypervisor against a real libvirtd of its own. Needs root and the programs that
+//! `ec_libvirt::testing` names.
+
+use std::{
+    future::Future,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use ec_hypervisor::{Hypervisor, HypervisorError, HypervisorEvent, HypervisorResult, RunState, conformance};
+use ec_libvirt::{
+    LibvirtConfig, LibvirtHypervisor,
+    testing::{LibvirtServer, base_image, tiny_image},
+};
+use ec_model::{AddressSource, BaseImage, InstanceId, NodeId};
+use tokio::time::{Instant, sleep, timeout};
+use uuid::Uuid;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn fresh() -> InstanceId {
+    InstanceId::new(Uuid::new_v4())
+}
+
+fn node() -> NodeId {
+    NodeId::new(Uuid::new_v4())
+}
+
+fn base() -> BaseImage {
+    static BASE: OnceLock<BaseImage> = OnceLock::new();
+    BASE.get_or_init(|| base_image(&tiny_image())).clone()
+}
+
+/// Servers block while they start and end, which the runtime must not see.
+struct Test {
+    server: Option<LibvirtServer>,
+    hypervisor: Arc<LibvirtHypervisor>,
+    config: LibvirtConfig,
+}
+
+impl Test {
+    async fn new(change: impl FnOnce(&mut LibvirtConfig)) -> Self {
+        let server = tokio::task::spawn_blocking(LibvirtServer::start).await.unwrap();
+        let mut config = server.config(node());
+        change(&mut config);
+        let hypervisor = Arc::new(LibvirtHypervisor::connect(config.clone()).unwrap());
+        Self { server: Some(server), hypervisor, config }
+    }
+
+    fn server(&self) -> &LibvirtServer {
+        self.server.as_ref().unwrap()
+    }
+
+    fn second(&self, change: impl FnOnce(&mut LibvirtConfig)) -> LibvirtHypervisor {
+        let mut config = self.config.clone();
+        change(&mut config);
+        LibvirtHypervisor::connect(config).unwrap()
+    }
+
+    async fn end(mut self) {
+        let (bridge, directory) = (self.server().bridge().to_owned(), self.server().directory().to_owned());
+        let server = self.server.take();
+        tokio::task::spawn_blocking(move || drop(server)).await.unwrap();
+        assert!(!std::path::Path::new("/sys/class/net").join(bridge).exists(), "the bridge is gone");
+        assert!(!directory.exists(), "and the files");
+    }
+}
+
+async fn wait_for<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl FnMut() -> F) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look().await {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "no {what} within {PATIENCE:?}");
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn failure<T>(result: HypervisorResult<T>) -> String {
+    match result {
+        Err(error @ HypervisorError::Failed { .. }) => error.to_string(),
+        Err(other) => panic!("wanted a lasting failure, got {other}"),
+        Ok(_) => panic!("wanted a failure"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn libvirt_passes_the_conformance_suite() {
+    let test = Test::new(|_| ()).await;
+    let begin = Instant::now();
+    conformance::all(Arc::clone(&test.hypervisor) as Arc<dyn Hypervisor>, &base(), &fresh).await;
+    println!("conformance: {:?}", begin.elapsed());
+    let begin = Instant::now();
+    conformance::a_guest_gets_an_address(&*test.hypervisor, &base(), fresh()).await;
+    println!("build, address and destroy: {:?}", begin.elapsed());
+    let other = test.second(|config| config.node = node());
+    conformance::another_nodes_mark_is_neither_seen_nor_touched(&*test.hypervisor, &other, &base(), fresh())
+        .await;
+    assert!(test.hypervisor.list().await.unwrap().is_empty());
+    test.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_libvirtd_is_told_and_reconnected_to_and_guests_run_on() {
+    let test = Test::new(|_| ()).await;
+    let (hypervisor, instance) = (&test.hypervisor, fresh());
+    hypervisor.prepare().await.unwrap();
+    conformance::build(&**hypervisor, &base(), instance).await;
+    let process = test.server().guest_process(instance).expect("the guest's process");
+    let mut events = hypervisor.events();
+    for round in 0..2 {
+        tokio::task::block_in_place(|| test.server().kill_daemon());
+        assert!(hypervisor.list().await.unwrap_err().is_transient(), "gone is unreachable, not a failure");
+        wait_for_event(&mut events, HypervisorEvent::LookAtAll).await;
+        assert!(hypervisor.start(instance).await.unwrap_err().is_transient());
+        tokio::task::block_in_place(|| test.server().start_daemon());
+        // Nobody calls: the return is told by itself.
+        wait_for_event(&mut events, HypervisorEvent::LookAtAll).await;
+        let state = hypervisor.observe(instance).await.unwrap();
+        assert_eq!(state.domain, Some(RunState::Running), "round {round}");
+        assert_eq!(test.server().guest_process(instance), Some(process), "the same process");
+        hypervisor.start(instance).await.expect("every lane reconnects by its next call");
+    }
+    // Events come again over the new connection.
+    kill(process);
+    wait_for_event(&mut events, HypervisorEvent::Changed(instance)).await;
+    wait_for("end of the guest", || async {
+        let observed = hypervisor.observe(instance).await.unwrap();
+        (observed.domain == Some(RunState::Ended)).then_some(())
+    })
+    .await;
+    hypervisor.destroy(instance).await.unwrap();
+    test.end().await;
+}
+
+fn kill(process: i32) {
+    let status = std::process::Command::new("kill").args(["-9", &process.to_string()]).status();
+    assert!(status.unwrap().success());
+}
+
+async fn wait_for_event(
+    events: &mut tokio::sync::broadcast::Receiver<HypervisorEvent>,
+    wanted: HypervisorEvent,
+) {
+    let wait = async { while events.recv().await.unwrap() != wanted {} };
+    assert!(timeout(PATIENCE, wait).await.is_ok(), "no event {wanted:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_libvirtd_that_does_not_answer_costs_the_deadline_and_no_more() {
+    let limit = Duration::from_secs(2);
+    let test = Test::new(|config| config.call_timeout = limit).await;
+    let (hypervisor, instance) = (&test.hypervisor, fresh());
+    wait_for("libvirt", || async { hypervisor.prepare().await.ok() }).await;
+    test.server().pause_daemon();
+    let begin = Instant::now();
+    let error = hypervisor.observe(instance).await.unwrap_err();
+    assert!(matches!(error, HypervisorError::TimedOut { .. }), "{error}");
+    assert!(begin.elapsed() < limit * 2, "{:?}", begin.elapsed());
+    let begin = Instant::now();
+    let error = hypervisor.observe(instance).await.unwrap_err();
+    assert!(error.is_transient() && begin.elapsed() < limit / 2, "at once: {error}, {:?}", begin.elapsed());
+    // Many calls meanwhile neither pile up nor block: each is bounded.
+    let begin = Instant::now();
+    let calls: Vec<_> = (0..50)
+        .map(|_| {
+            let hypervisor = Arc::clone(hypervisor);
+            tokio::spawn(async move { hypervisor.observe(fresh()).await.is_err() })
+        })
+        .collect();
+    for call in calls {
+        assert!(call.await.unwrap());
+    }
+    assert!(begin.elapsed() < limit * 4, "{:?}", begin.elapsed());
+    test.server().resume_daemon();
+    wait_for("answer after the pause", || async { hypervisor.observe(instance).await.ok() }).await;
+    wait_for("act lane", || async { hypervisor.destroy(instance).await.ok() }).await;
+    test.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_guests_start_side_by_side_and_get_addresses_while_looking_stays_fast() {
+    let test = Test::new(|_| ()).await;
+    let hypervisor = &test.hypervisor;
+    hypervisor.prepare().await.unwrap();
+    let instances: Vec<_> = (0..10).map(|_| fresh()).collect();
+    let begin = Instant::now();
+    let builds: Vec<_> = instances
+        .iter()
+        .map(|instance| {
+            let (hypervisor, instance) = (Arc::clone(hypervisor), *instance);
+            tokio::spawn(async move { conformance::build(&*hypervisor, &base(), instance).await })
+        })
+        .collect();
+    let mut slowest = Duration::ZERO;
+    let mut seen = 0;
+    while builds.iter().any(|build| !build.is_finished()) {
+        let look = Instant::now();
+        hypervisor.addresses(&instances).await.unwrap();
+        slowest = slowest.max(look.elapsed());
+        sleep(Duration::from_millis(20)).await;
+    }
+    for build in builds {
+        build.await.unwrap();
+    }
+    println!("ten built: {:?}, slowest look at addresses meanwhile: {slowest:?}", begin.elapsed());
+    while seen < instances.len() {
+        let addresses = hypervisor.addresses(&instances).await.unwrap();
+        seen = addresses.values().filter(|all| all[0].source == AddressSource::Lease).count();
+        assert!(begin.elapsed() < PATIENCE * 3, "{seen} addresses only");
+        sleep(Duration::from_millis(150)).await;
+    }
+    println!("ten addresses: {:?}", begin.elapsed());
+    let look = Instant::now();
+    assert_eq!(hypervisor.list().await.unwrap().len(), 10);
+    println!("list of ten: {:?}", look.elapsed());
+    let begin = Instant::now();
+    let ends: Vec<_> = instances
+        .iter()
+        .map(|instance| {
+            let (hypervisor, instance) = (Arc::clone(hypervisor), *instance);
+            tokio::spawn(async move { hypervisor.destroy(instance).await.unwrap() })
+        })
+        .collect();
+    for end in ends {
+        end.await.unwrap();
+    }
+    println!("ten destroyed: {:?}", begin.elapsed());
+    assert!(slowest < Duration::from_secs(1), "{slowest:?}");
+    assert_eq!(std::fs::read_dir(&test.config.pool_path).unwrap().count(), 0, "no volume is left");
+    assert_eq!(std::fs::read_dir(&test.config.console_dir).unwrap().count(), 0, "no console log is left");
+    test.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_console_is_text_and_half_made_overlays_are_made_again() {
+    let test = Test::new(|_| ()).await;
+    let (hypervisor, instance) = (&test.hypervisor, fresh());
+    hypervisor.prepare().await.unwrap();
+    // As left by a daemon that ended while making it: libvirt does not know the file.
+    std::fs::write(test.config.pool_path.join(format!("{instance}.qcow2")), "half").unwrap();
+    assert!(hypervisor.observe(instance).await.unwrap().volume);
+    let begin = Instant::now();
+    hypervisor.create_overlay(instance, &base(), Some(100 << 20)).await.unwrap();
+    println!("overlay: {:?}", begin.elapsed());
+    let begin = Instant::now();
+    hypervisor.define(&conformance::small_domain(instance)).await.unwrap();
+    println!("define: {:?}", begin.elapsed());
+    let begin = Instant::now();
+    hypervisor.start(instance).await.unwrap();
+    println!("start: {:?}", begin.elapsed());
+    let text = wait_for("line on the console", || async {
+        let text = hypervisor.console_tail(instance, 4000).await.unwrap();
+        text.contains("vda 100 MiB").then_some(text)
+    })
+    .await;
+    println!("console: {:?}", begin.elapsed());
+    assert!(!text.contains(|c: char| c.is_control() && c != '\n' && c != '\t'), "{text:?}");
+    assert!(hypervisor.console_tail(instance, 10).await.unwrap().len() <= 10);
+    hypervisor.destroy(instance).await.unwrap();
+    assert_eq!(hypervisor.console_tail(instance, 10).await.unwrap(), "");
+
+    std::fs::write(test.config.pool_path.join(format!("{instance}.qcow2")), "half").unwrap();
+    hypervisor.destroy(instance).await.unwrap();
+    assert!(!hypervisor.observe(instance).await.unwrap().volume);
+    test.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_configured_wrong_is_refused_with_the_names_in_question() {
+    let test = Test::new(|_| ()).await;
+    test.hypervisor.prepare().await.unwrap();
+    let elsewhere = test.server().directory().join("elsewhere");
+    let error = failure(test.second(|config| config.pool_path = elsewhere.clone()).prepare().await);
+    for part in ["`ecompute`", "elsewhere", "instances"] {
+        assert!(error.contains(part), "{error}");
+    }
+    let error = failure(test.second(|config| config.pool = "other".into()).prepare().await);
+    assert!(error.contains("`ecompute`") && error.contains("`other`"), "{error}");
+    let error = failure(test.second(|config| config.network = "nowhere".into()).prepare().await);
+    assert!(error.contains("`nowhere`"), "{error}");
+    let error = failure(test.second(|config| config.bridge = Some("nobr0".into())).prepare().await);
+    assert!(error.contains("`nobr0`"), "{error}");
+    test.end().await;
+}

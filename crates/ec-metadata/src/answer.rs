@@ -1,0 +1,141 @@
+//! From a request to its answer: who asks, may they, what do they get.
+
+use std::{
+    fmt::Display,
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+};
+
+use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use jiff::Timestamp;
+use serde_json::Value;
+
+use crate::{InstanceRecord, ec2, openstack, token::Tokens};
+
+const TOKEN: &str = "x-aws-ec2-metadata-token";
+const TOKEN_TTL: &str = "x-aws-ec2-metadata-token-ttl-seconds";
+const TTL_MAX: i64 = 21_600;
+
+/// What is found at a path.
+pub(crate) enum Content {
+    Text(String),
+    Json(Value),
+    Bytes(Vec<u8>),
+}
+
+type Lookup = dyn Fn(Ipv4Addr) -> Result<Option<InstanceRecord>, String> + Send + Sync;
+
+/// Answers requests. Clones are the same service.
+#[derive(Clone)]
+pub struct MetadataService {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    lookup: Box<Lookup>,
+    tokens: Tokens,
+}
+
+impl MetadataService {
+    /// A service that learns from `lookup` which instance has an address. It may block.
+    pub fn new<E: Display>(
+        lookup: impl Fn(Ipv4Addr) -> Result<Option<InstanceRecord>, E> + Send + Sync + 'static,
+    ) -> Self {
+        let lookup = move |address| lookup(address).map_err(|error| error.to_string());
+        Self { inner: Arc::new(Inner { lookup: Box::new(lookup), tokens: Tokens::new() }) }
+    }
+
+    /// The answer to a request that came from `peer`. Blocks as the lookup does.
+    pub fn answer<B>(&self, peer: IpAddr, request: &Request<B>) -> Response<Vec<u8>> {
+        let record = match self.who(peer) {
+            Ok(Some(record)) => record,
+            Ok(None) => {
+                tracing::debug!(%peer, "a stranger asks");
+                return status(StatusCode::NOT_FOUND);
+            }
+            Err(error) => {
+                tracing::warn!(%peer, error, "failed to look up who asks");
+                return status(StatusCode::INTERNAL_SERVER_ERROR);
+            }
+        };
+        let response = self.answer_instance(&record, peer, request);
+        tracing::debug!(
+            instance = %record.instance, method = %request.method(), path = request.uri().path(),
+            status = response.status().as_u16(), "answered"
+        );
+        response
+    }
+
+    fn who(&self, peer: IpAddr) -> Result<Option<InstanceRecord>, String> {
+        match peer.to_canonical() {
+            IpAddr::V4(address) => (self.inner.lookup)(address),
+            IpAddr::V6(_) => Ok(None),
+        }
+    }
+
+    fn answer_instance<B>(
+        &self,
+        record: &InstanceRecord,
+        peer: IpAddr,
+        request: &Request<B>,
+    ) -> Response<Vec<u8>> {
+        // Guests write paths with slashes doubled and at the end; names have none in them.
+        let path: Vec<&str> = request.uri().path().split('/').filter(|part| !part.is_empty()).collect();
+        let now = Timestamp::now().as_second();
+        if path == ["latest", "api", "token"] {
+            return match *request.method() {
+                Method::PUT => self.issue(record, request.headers(), now),
+                _ => not_allowed("PUT"),
+            };
+        }
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            return not_allowed("GET, HEAD");
+        }
+        if let Some(token) = request.headers().get(TOKEN)
+            && !self.inner.tokens.holds(record.instance, token.as_bytes(), now)
+        {
+            return status(StatusCode::UNAUTHORIZED);
+        }
+        let found = match path.as_slice() {
+            ["openstack", rest @ ..] => openstack::find(record, rest),
+            path => ec2::find(record, peer.to_canonical(), path),
+        };
+        match found {
+            Some(Content::Text(text)) => with_type("text/plain", text.into_bytes()),
+            Some(Content::Json(json)) => with_type("application/json", json.to_string().into_bytes()),
+            Some(Content::Bytes(bytes)) => with_type("application/octet-stream", bytes),
+            None => status(StatusCode::NOT_FOUND),
+        }
+    }
+
+    fn issue(&self, record: &InstanceRecord, headers: &HeaderMap, now: i64) -> Response<Vec<u8>> {
+        let ttl = headers
+            .get(TOKEN_TTL)
+            .and_then(|value| value.to_str().ok()?.parse::<i64>().ok())
+            .filter(|ttl| (1..=TTL_MAX).contains(ttl));
+        let Some(ttl) = ttl else { return status(StatusCode::BAD_REQUEST) };
+        let token = self.inner.tokens.issue(record.instance, now + ttl);
+        let mut response = with_type("text/plain", token.into_bytes());
+        response.headers_mut().insert(TOKEN_TTL, ttl.into());
+        response
+    }
+}
+
+fn with_type(kind: &'static str, body: Vec<u8>) -> Response<Vec<u8>> {
+    let mut response = Response::new(body);
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}
+
+fn status(status: StatusCode) -> Response<Vec<u8>> {
+    let reason = status.canonical_reason().unwrap_or_default();
+    let mut response = with_type("text/plain", format!("{} {reason}\n", status.as_u16()).into_bytes());
+    *response.status_mut() = status;
+    response
+}
+
+fn not_allowed(allowed: &'static str) -> Response<Vec<u8>> {
+    let mut response = status(StatusCode::METHOD_NOT_ALLOWED);
+    response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
+    response
+}

@@ -1,0 +1,108 @@
+use std::time::Instant;
+
+use ec_model::{Blob, RECORD_VERSION};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::*;
+use crate::InstanceRecord;
+
+#[test]
+fn one_guest_cannot_take_every_connection_and_all_together_are_bounded() {
+    let guests = Arc::new(Guests::default());
+    let at = |last: usize| IpAddr::from([10, 0, 0, u8::try_from(last).unwrap()]);
+    let mut places: Vec<Place> = (0..CONNECTIONS_PER_GUEST).filter_map(|_| guests.admit(at(1))).collect();
+    assert!(guests.admit(at(1)).is_none());
+    for guest in 2..100 {
+        places.extend((0..CONNECTIONS_PER_GUEST).filter_map(|_| guests.admit(at(guest))));
+    }
+    assert_eq!(places.len(), CONNECTIONS_MAX);
+    drop(places);
+    assert!(guests.0.lock().unwrap().is_empty());
+    assert!(guests.admit(at(1)).is_some());
+}
+
+/// A server on loopback that takes everyone for the same guest.
+async fn server() -> (SocketAddr, CancellationToken, tokio::task::JoinHandle<TcpListener>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let stop = CancellationToken::new();
+    let record = InstanceRecord {
+        version: RECORD_VERSION,
+        instance: "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap(),
+        name: "web".into(),
+        macs: vec![],
+        base_digest: None,
+        keys: vec![],
+        user_data: Some(Blob(vec![0, 255, 10])),
+        project: String::new(),
+        created_at: jiff::Timestamp::UNIX_EPOCH,
+    };
+    let service = MetadataService::new(move |_| Ok::<_, String>(Some(record.clone())));
+    (address, stop.clone(), tokio::spawn(run(listener, service, stop)))
+}
+
+/// Sends, and reads until the server closes.
+async fn talk(address: SocketAddr, request: &[u8]) -> Vec<u8> {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(request).await.unwrap();
+    let mut answer = Vec::new();
+    // A reset ends the answer as well.
+    let _ = timeout(Duration::from_secs(20), stream.read_to_end(&mut answer)).await.unwrap();
+    answer
+}
+
+#[tokio::test]
+async fn answers_are_whole_and_a_head_request_gets_the_length_without_the_body() {
+    let (address, ..) = server().await;
+    let get = talk(address, b"GET /latest/user-data HTTP/1.0\r\n\r\n").await;
+    assert!(get.ends_with(b"\r\n\r\n\0\xff\n") && get.starts_with(b"HTTP/1.0 200 OK"), "{get:?}");
+    let head =
+        talk(address, b"HEAD /latest/user-data HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+    let head = String::from_utf8(head).unwrap();
+    assert!(head.contains("content-length: 3") && head.ends_with("\r\n\r\n"), "{head}");
+    let two = b"GET /latest/meta-data/hostname HTTP/1.1\r\nhost: x\r\n\r\n\
+        GET /latest/meta-data/hostname HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    let answers = String::from_utf8(talk(address, two).await).unwrap();
+    assert_eq!(answers.matches("\r\n\r\nweb").count(), 2, "{answers}");
+}
+
+#[tokio::test]
+async fn requests_that_are_too_big_or_too_slow_are_cut_off_and_the_next_guest_is_served() {
+    let (address, ..) = server().await;
+    let mut big = b"GET / HTTP/1.1\r\nhost: x\r\n".to_vec();
+    big.extend(format!("x: {}\r\n\r\n", "y".repeat(HEAD_MAX)).into_bytes());
+    assert!(talk(address, &big).await.starts_with(b"HTTP/1.1 431"));
+    let mut many = b"GET / HTTP/1.1\r\nhost: x\r\n".to_vec();
+    many.extend("a: b\r\n".repeat(HEADERS_MAX + 1).into_bytes());
+    assert!(talk(address, &[&many[..], b"\r\n"].concat()).await.starts_with(b"HTTP/1.1 431"));
+    assert!(talk(address, b"\x16\x03\x01 what?\r\n\r\n").await.starts_with(b"HTTP/1.1 400"));
+
+    let begun = Instant::now();
+    talk(address, b"GET / HTTP/1.1\r\nhost: x\r\n").await;
+    let waited = begun.elapsed();
+    assert!(waited >= HEAD_TIMEOUT && waited < HEAD_TIMEOUT * 2, "{waited:?}");
+    assert!(talk(address, b"GET / HTTP/1.0\r\n\r\n").await.starts_with(b"HTTP/1.0 200"));
+}
+
+#[tokio::test]
+async fn a_body_that_nobody_asked_for_is_not_read() {
+    let (address, ..) = server().await;
+    let request = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\nxxxx";
+    let begun = Instant::now();
+    assert!(talk(address, request).await.starts_with(b"HTTP/1.1 405"));
+    assert!(begun.elapsed() < HEAD_TIMEOUT * 2);
+}
+
+#[tokio::test]
+async fn the_server_ends_with_connections_open_and_gives_its_listener_back() {
+    let (address, stop, task) = server().await;
+    let idle = TcpStream::connect(address).await.unwrap();
+    let mut asking = TcpStream::connect(address).await.unwrap();
+    asking.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
+    let begun = Instant::now();
+    stop.cancel();
+    let listener = timeout(DRAIN * 3, task).await.unwrap().unwrap();
+    assert_eq!(listener.local_addr().unwrap(), address);
+    assert!(begun.elapsed() < DRAIN * 2);
+    drop((idle, asking));
+}

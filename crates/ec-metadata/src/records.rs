@@ -1,0 +1,287 @@
+//! One file for each instance: `<directory>/<uuid>.json`, mode 0600 in a directory of mode 0700, because
+//! user-data holds secrets.
+//!
+//! The agent writes them, each by renaming a whole file into place; any number of servers read them. A
+//! file that cannot be read is passed over with a warning: one damaged record must not take the metadata
+//! of all other guests away. All calls block for about as long as a small file takes.
+
+use std::{
+    collections::HashMap,
+    fs::{self, DirBuilder, File, Metadata},
+    io::{self, Read, Write},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use ec_model::{Blob, InstanceId, MacAddr, RECORD_VERSION};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// Far more than the most user-data there can be, with its keys.
+const FILE_MAX: u64 = 1 << 20;
+
+/// A directory can change twice within one tick of the clock that stamps it. Until it has been quiet for
+/// so long, its stamp proves nothing.
+const QUIET: Duration = Duration::from_secs(1);
+
+const TEMPORARY: &str = ".new-";
+
+/// What a guest may learn about itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstanceRecord {
+    /// See [`RECORD_VERSION`].
+    pub version: u32,
+    /// The instance.
+    pub instance: InstanceId,
+    /// Its hostname.
+    pub name: String,
+    /// The hardware addresses of its interfaces, the first first. A guest fails to configure its network
+    /// where one is named here that it does not have.
+    pub macs: Vec<MacAddr>,
+    /// SHA-256 of the image it was made from, in hex.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_digest: Option<String>,
+    /// Public keys in OpenSSH's form.
+    #[serde(default)]
+    pub keys: Vec<String>,
+    /// User-data, byte for byte.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user_data: Option<Blob>,
+    /// The project that it is accounted to.
+    #[serde(default)]
+    pub project: String,
+    /// When it was asked for.
+    pub created_at: Timestamp,
+}
+
+/// The record files cannot be worked on.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to {doing} {path}", path = .path.display())]
+pub struct RecordFileError {
+    doing: &'static str,
+    path: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+/// The directory of the records. Clones share what they have learnt.
+#[derive(Debug, Clone)]
+pub struct RecordDir {
+    directory: PathBuf,
+    index: Arc<Mutex<Index>>,
+}
+
+/// Which instance has which hardware address; the records themselves stay on the disk.
+#[derive(Debug, Default)]
+struct Index {
+    directory: Option<Stamp>,
+    files: HashMap<InstanceId, (Stamp, Vec<MacAddr>)>,
+    by_mac: HashMap<MacAddr, InstanceId>,
+}
+
+/// A file or directory at one moment: another one under the same name differs in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    modified: (i64, i64),
+    size: u64,
+    inode: u64,
+}
+
+impl Stamp {
+    fn of(meta: &Metadata) -> Self {
+        Self { modified: (meta.mtime(), meta.mtime_nsec()), size: meta.len(), inode: meta.ino() }
+    }
+}
+
+impl RecordDir {
+    /// The directory for the one who writes: made where there is none, rid of what a crash left.
+    pub fn open(directory: impl Into<PathBuf>) -> Result<Self, RecordFileError> {
+        let directory = directory.into();
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&directory)
+            .map_err(failed("create", &directory))?;
+        for entry in fs::read_dir(&directory).map_err(failed("list", &directory))?.flatten() {
+            if entry.file_name().to_string_lossy().starts_with(TEMPORARY) {
+                fs::remove_file(entry.path()).map_err(failed("remove", &entry.path()))?;
+            }
+        }
+        Ok(Self::reader(directory))
+    }
+
+    /// The directory for one who only reads; it need not be there yet.
+    pub fn reader(directory: impl Into<PathBuf>) -> Self {
+        Self { directory: directory.into(), index: Arc::default() }
+    }
+
+    fn path(&self, instance: InstanceId) -> PathBuf {
+        self.directory.join(format!("{instance}.json"))
+    }
+
+    /// Writes a record, in place of the one before. When this returns it outlives a crash.
+    pub fn put(&self, record: &InstanceRecord) -> Result<(), RecordFileError> {
+        let path = self.path(record.instance);
+        let new = self.directory.join(format!("{TEMPORARY}{}", record.instance));
+        // Left by an attempt that failed half-way; its mode may be anything.
+        remove(&new)?;
+        // Strings and numbers only: serde_json cannot fail on it.
+        let json = serde_json::to_vec(record).unwrap_or_default();
+        File::options()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&new)
+            .and_then(|mut file| {
+                file.write_all(&json)?;
+                file.sync_all()
+            })
+            .map_err(failed("write", &new))?;
+        fs::rename(&new, &path).map_err(failed("rename", &new))?;
+        self.sync()
+    }
+
+    /// The record of an instance, where there is one that can be read.
+    pub fn get(&self, instance: InstanceId) -> Result<Option<InstanceRecord>, RecordFileError> {
+        read(&self.path(instance), instance)
+    }
+
+    /// Removes the record of an instance; none being there is fine.
+    pub fn remove(&self, instance: InstanceId) -> Result<(), RecordFileError> {
+        if remove(&self.path(instance))? {
+            self.sync()?;
+        }
+        Ok(())
+    }
+
+    /// Every record that can be read, in no order.
+    pub fn list(&self) -> Result<Vec<InstanceRecord>, RecordFileError> {
+        let mut records = Vec::new();
+        for (instance, path) in self.files()? {
+            records.extend(read(&path, instance)?);
+        }
+        Ok(records)
+    }
+
+    /// The record of the instance that has this hardware address. With nothing changed since the last
+    /// call this costs a look at the directory and the reading of one file.
+    pub fn find_by_mac(&self, mac: MacAddr) -> Result<Option<InstanceRecord>, RecordFileError> {
+        let found = {
+            let mut index = self.index.lock().unwrap_or_else(PoisonError::into_inner);
+            self.refresh(&mut index)?;
+            index.by_mac.get(&mac).copied()
+        };
+        match found {
+            Some(instance) => self.get(instance),
+            None => Ok(None),
+        }
+    }
+
+    fn refresh(&self, index: &mut Index) -> Result<(), RecordFileError> {
+        let meta = match fs::metadata(&self.directory) {
+            Ok(meta) => meta,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                *index = Index::default();
+                return Ok(());
+            }
+            Err(error) => return Err(failed("look at", &self.directory)(error)),
+        };
+        let stamp = Stamp::of(&meta);
+        if index.directory == Some(stamp) {
+            return Ok(());
+        }
+        let mut known = std::mem::take(&mut index.files);
+        for (instance, path) in self.files()? {
+            let Ok(stamp) = fs::metadata(&path).map(|meta| Stamp::of(&meta)) else { continue };
+            let macs = match known.remove(&instance) {
+                Some((seen, macs)) if seen == stamp => macs,
+                _ => read(&path, instance)?.map(|record| record.macs).unwrap_or_default(),
+            };
+            index.files.insert(instance, (stamp, macs));
+        }
+        index.by_mac =
+            index.files.iter().flat_map(|(id, (_, macs))| macs.iter().map(|mac| (*mac, *id))).collect();
+        let quiet = meta
+            .modified()
+            .ok()
+            .and_then(|modified| SystemTime::now().duration_since(modified).ok())
+            .is_some_and(|since| since > QUIET);
+        index.directory = quiet.then_some(stamp);
+        Ok(())
+    }
+
+    fn files(&self) -> Result<Vec<(InstanceId, PathBuf)>, RecordFileError> {
+        let entries = match fs::read_dir(&self.directory) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(failed("list", &self.directory)(error)),
+        };
+        Ok(entries
+            .flatten()
+            .filter_map(|entry| {
+                let path = entry.path();
+                let stem = path.file_name()?.to_str()?.strip_suffix(".json")?;
+                let instance: InstanceId = stem.parse().ok()?;
+                (instance.to_string() == stem).then_some((instance, path))
+            })
+            .collect())
+    }
+
+    fn sync(&self) -> Result<(), RecordFileError> {
+        File::open(&self.directory)
+            .and_then(|directory| directory.sync_all())
+            .map_err(failed("sync", &self.directory))
+    }
+}
+
+/// Whether there was something to remove.
+fn remove(path: &Path) -> Result<bool, RecordFileError> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(failed("remove", path)(error)),
+    }
+}
+
+fn read(path: &Path, instance: InstanceId) -> Result<Option<InstanceRecord>, RecordFileError> {
+    let mut bytes = Vec::new();
+    match File::open(path).and_then(|file| file.take(FILE_MAX + 1).read_to_end(&mut bytes)) {
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed("read", path)(error)),
+    }
+    match parse(&bytes, instance) {
+        Ok(record) => Ok(Some(record)),
+        Err(error) => {
+            tracing::warn!(path = %path.display(), error, "passed over a damaged instance record");
+            Ok(None)
+        }
+    }
+}
+
+fn parse(bytes: &[u8], instance: InstanceId) -> Result<InstanceRecord, String> {
+    if bytes.len() as u64 > FILE_MAX {
+        return Err(format!("it is longer than {FILE_MAX} bytes"));
+    }
+    // The reader's own message would quote the file.
+    let record: InstanceRecord = serde_json::from_slice(bytes)
+        .map_err(|error| format!("it is not a record, at line {} column {}", error.line(), error.column()))?;
+    if record.version > RECORD_VERSION {
+        return Err(format!("it has version {}, this program reads up to {RECORD_VERSION}", record.version));
+    }
+    if record.instance != instance {
+        return Err(format!("it is of instance {}", record.instance));
+    }
+    Ok(record)
+}
+
+fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RecordFileError {
+    let path = path.to_owned();
+    move |source| RecordFileError { doing, path, source }
+}
+
+#[cfg(test)]
+#[path = "records_tests.rs"]
+mod tests;

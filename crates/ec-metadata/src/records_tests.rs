@@ -1,0 +1,126 @@
+use std::{os::unix::fs::PermissionsExt, time::Instant};
+
+use super::*;
+
+fn id(number: u32) -> InstanceId {
+    format!("7d3c1f0a-2b4e-4c55-9a7e-{number:012}").parse().unwrap()
+}
+
+fn record(number: u32) -> InstanceRecord {
+    InstanceRecord {
+        version: RECORD_VERSION,
+        instance: id(number),
+        name: format!("guest-{number}"),
+        macs: vec![id(number).mac(0), id(number).mac(1)],
+        base_digest: None,
+        keys: vec!["ssh-ed25519 AAAA me".into()],
+        user_data: Some(Blob(vec![0, 255, b'\n'])),
+        project: "p".into(),
+        created_at: Timestamp::UNIX_EPOCH,
+    }
+}
+
+#[test]
+fn a_record_is_found_by_any_of_its_addresses_until_it_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let records = RecordDir::open(dir.path().join("state/instances")).unwrap();
+    let reader = RecordDir::reader(dir.path().join("state/instances"));
+    assert_eq!(reader.find_by_mac(id(1).mac(0)).unwrap(), None);
+    records.put(&record(1)).unwrap();
+    records.put(&record(2)).unwrap();
+    for dir in [&records, &reader] {
+        assert_eq!(dir.find_by_mac(id(1).mac(1)).unwrap(), Some(record(1)));
+        assert_eq!(dir.find_by_mac(id(2).mac(0)).unwrap(), Some(record(2)));
+        assert_eq!(dir.find_by_mac(id(3).mac(0)).unwrap(), None);
+    }
+    records.remove(id(1)).unwrap();
+    records.remove(id(1)).unwrap();
+    assert_eq!(reader.find_by_mac(id(1).mac(0)).unwrap(), None);
+    assert_eq!(records.list().unwrap(), vec![record(2)]);
+    assert_eq!(records.get(id(1)).unwrap(), None);
+}
+
+#[test]
+fn a_change_is_seen_at_once_even_within_one_tick_of_the_clock() {
+    let dir = tempfile::tempdir().unwrap();
+    let records = RecordDir::open(dir.path()).unwrap();
+    for number in 0..200 {
+        records.put(&record(number)).unwrap();
+        assert!(records.find_by_mac(id(number).mac(0)).unwrap().is_some());
+        let renamed = InstanceRecord { macs: vec![id(number).mac(7)], ..record(number) };
+        records.put(&renamed).unwrap();
+        assert!(records.find_by_mac(id(number).mac(0)).unwrap().is_none());
+        assert_eq!(records.find_by_mac(id(number).mac(7)).unwrap(), Some(renamed));
+    }
+}
+
+#[test]
+fn a_directory_that_is_not_there_yet_is_an_empty_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let reader = RecordDir::reader(dir.path().join("later"));
+    assert_eq!(reader.find_by_mac(id(1).mac(0)).unwrap(), None);
+    assert!(reader.list().unwrap().is_empty());
+    RecordDir::open(dir.path().join("later")).unwrap().put(&record(1)).unwrap();
+    assert!(reader.find_by_mac(id(1).mac(0)).unwrap().is_some());
+}
+
+#[test]
+fn files_and_directory_are_for_their_owner_only_and_leftovers_are_swept() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("instances");
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let records = RecordDir::open(&path).unwrap();
+    records.put(&record(1)).unwrap();
+    assert_eq!((mode(&path), mode(&records.path(id(1)))), (0o700, 0o600));
+    fs::write(path.join(format!("{TEMPORARY}{}", id(2))), "half").unwrap();
+    RecordDir::open(&path).unwrap();
+    assert_eq!(fs::read_dir(&path).unwrap().count(), 1);
+    // And one that was left since is no obstacle.
+    fs::write(path.join(format!("{TEMPORARY}{}", id(2))), "half").unwrap();
+    records.put(&record(2)).unwrap();
+    assert_eq!(records.list().unwrap().len(), 2);
+}
+
+#[test]
+fn damaged_records_are_passed_over_and_the_others_serve() {
+    let dir = tempfile::tempdir().unwrap();
+    let records = RecordDir::open(dir.path()).unwrap();
+    records.put(&record(1)).unwrap();
+    let good = fs::read(records.path(id(1))).unwrap();
+    let text = String::from_utf8(good).unwrap();
+    for (number, content) in [
+        (2, String::new()),
+        (3, "{".to_owned()),
+        (4, text.replace("\"version\":1", "\"version\":99")),
+        (5, text.clone()),
+        (6, "x".repeat(2 << 20)),
+    ] {
+        fs::write(records.path(id(number)), content).unwrap();
+    }
+    fs::write(dir.path().join("notes.json"), "{}").unwrap();
+    assert_eq!(records.list().unwrap(), vec![record(1)]);
+    assert_eq!(records.find_by_mac(id(1).mac(0)).unwrap(), Some(record(1)));
+    assert_eq!(records.find_by_mac(id(3).mac(0)).unwrap(), None);
+    // Put right, it serves again.
+    records.put(&record(3)).unwrap();
+    assert_eq!(records.find_by_mac(id(3).mac(0)).unwrap(), Some(record(3)));
+}
+
+#[test]
+fn a_thousand_instances_are_looked_up_within_milliseconds() {
+    let dir = tempfile::tempdir().unwrap();
+    let records = RecordDir::open(dir.path()).unwrap();
+    for number in 0..1000 {
+        let json = serde_json::to_vec(&record(number)).unwrap();
+        fs::write(records.path(id(number)), json).unwrap();
+    }
+    let past = SystemTime::now() - Duration::from_secs(60);
+    File::open(dir.path()).unwrap().set_modified(past).unwrap();
+    records.find_by_mac(id(0).mac(0)).unwrap();
+    let begun = Instant::now();
+    for number in 0..1000 {
+        assert!(records.find_by_mac(id(number).mac(0)).unwrap().is_some());
+    }
+    let each = begun.elapsed() / 1000;
+    assert!(each < Duration::from_millis(2), "{each:?}");
+}

@@ -1,0 +1,235 @@
+//! The life of a server: bridge, address, port; hold them; give them back.
+//!
+//! ```text
+//! wait (no bridge, or another server answers) ──▶ hold (answer; put the address back when it vanishes)
+//!            └──────────── asked to end ──────────────────────┴──▶ drain, remove the address, close
+//! ```
+//!
+//! Only trouble that no waiting mends ends it: missing rights, or a kernel that refuses from the start.
+
+use std::{io, net::Ipv4Addr, time::Duration};
+
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    MetadataService, RecordDir,
+    bridge::{Bridge, BridgeError, Presence},
+    http, neighbour,
+};
+
+/// How often a server that cannot answer yet tries again, and one that answers looks after its address.
+/// Guests take longer than this to boot, and a look costs one message to the kernel.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// What a metadata server needs to know.
+#[derive(Debug, Clone)]
+pub struct MetadataConfig {
+    /// The bridge that the guests are on.
+    pub bridge: String,
+    /// The address they ask.
+    pub address: Ipv4Addr,
+    /// The port they ask.
+    pub port: u16,
+    /// The records of the instances.
+    pub records: RecordDir,
+}
+
+impl MetadataConfig {
+    /// Where every cloud's guests look for metadata.
+    pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
+    /// And on which port.
+    pub const PORT: u16 = 80;
+
+    /// A server for the guests on `bridge`, at the usual address and port.
+    pub fn new(bridge: impl Into<String>, records: RecordDir) -> Self {
+        Self { bridge: bridge.into(), address: Self::ADDRESS, port: Self::PORT, records }
+    }
+}
+
+/// Why a metadata server had to give up.
+#[derive(Debug, thiserror::Error)]
+pub enum MetadataError {
+    /// Not root.
+    #[error("not permitted to {doing}: the metadata server must run as root")]
+    NotPermitted {
+        /// What is not permitted.
+        doing: String,
+    },
+    /// The kernel refused.
+    #[error("failed to {doing}")]
+    System {
+        /// What was being done.
+        doing: String,
+        /// What the kernel says.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Answers the guests on a bridge until `shutdown`, and leaves the host as it was found.
+///
+/// Waits for as long as there is no such bridge or another server holds address and port. Must be called
+/// as root, in a multi-threaded or current-thread runtime with I/O and time.
+pub async fn serve(config: MetadataConfig, shutdown: CancellationToken) -> Result<(), MetadataError> {
+    let bridge = Bridge::open(config.bridge.clone(), config.address)
+        .map_err(|source| MetadataError::System { doing: "talk to the kernel".to_owned(), source })?;
+    let mut post = Post { config, bridge, owned: false, said: None };
+    let outcome = post.hold(&shutdown).await;
+    // Also after a failure: what was put on the bridge does not stay there.
+    let left = post.leave().await;
+    outcome.and(left)
+}
+
+/// The place on the bridge from which guests are answered.
+struct Post {
+    config: MetadataConfig,
+    bridge: Bridge,
+    /// Whether the address is to be removed at the end.
+    owned: bool,
+    /// What was logged last: the same is not said twice in a row.
+    said: Option<Said>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Said {
+    WaitsForBridge,
+    WaitsForOther,
+    Troubled,
+    Answers,
+}
+
+impl Post {
+    async fn hold(&mut self, shutdown: &CancellationToken) -> Result<(), MetadataError> {
+        let listener = loop {
+            if let Some(listener) = self.take().await? {
+                break listener;
+            }
+            if !pause(shutdown).await {
+                return Ok(());
+            }
+        };
+        let server = tokio::spawn(http::run(listener, self.service(), shutdown.clone()));
+        let mut outcome = Ok(());
+        while outcome.is_ok() && pause(shutdown).await {
+            outcome = self.look_after().await;
+        }
+        if outcome.is_err() {
+            server.abort();
+        }
+        // The address goes while the port is still taken: whoever waits for the port puts up an address
+        // of its own and finds it not removed under its feet.
+        if let Ok(_listener) = server.await {
+            self.leave().await?;
+        }
+        outcome
+    }
+
+    fn service(&self) -> MetadataService {
+        let (bridge, records) = (self.config.bridge.clone(), self.config.records.clone());
+        MetadataService::new(move |address| {
+            let Some(mac) = neighbour(&bridge, address).map_err(|error| error.to_string())? else {
+                return Ok(None);
+            };
+            records.find_by_mac(mac).map_err(|error| error.to_string())
+        })
+    }
+
+    /// Takes address and port, where the bridge is there and nobody else has them.
+    async fn take(&mut self) -> Result<Option<TcpListener>, MetadataError> {
+        if self.ensure().await? == Presence::NoBridge {
+            return Ok(None);
+        }
+        match TcpListener::bind((self.config.address, self.config.port)).await {
+            Ok(listener) => {
+                // Nobody else answers, so one with our label is left from a server that was killed.
+                let ours = self.bridge.is_ours().await;
+                self.owned |= ours.map_err(|error| self.failed("look at", error))?;
+                self.say(Said::Answers);
+                Ok(Some(listener))
+            }
+            Err(error) => match error.kind() {
+                io::ErrorKind::AddrInUse => {
+                    self.say(Said::WaitsForOther);
+                    Ok(None)
+                }
+                // The bridge went away between the two steps.
+                io::ErrorKind::AddrNotAvailable => Ok(None),
+                io::ErrorKind::PermissionDenied => Err(MetadataError::NotPermitted {
+                    doing: format!("listen on {}:{}", self.config.address, self.config.port),
+                }),
+                _ => Err(MetadataError::System {
+                    doing: format!("listen on {}:{}", self.config.address, self.config.port),
+                    source: error,
+                }),
+            },
+        }
+    }
+
+    /// A network that is restarted brings a new bridge without the address. The listening socket is bound
+    /// to the address, not to the bridge, and works again as soon as the address is back.
+    async fn look_after(&mut self) -> Result<(), MetadataError> {
+        match self.ensure().await {
+            Ok(Presence::NoBridge) => {}
+            Ok(_) => self.say(Said::Answers),
+            // It worked before: a bridge that is half there, a kernel short of memory.
+            Err(MetadataError::System { doing, source }) => {
+                if self.said.replace(Said::Troubled) != Some(Said::Troubled) {
+                    tracing::warn!(error = %source, "failed to {doing}: trying again");
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    async fn ensure(&mut self) -> Result<Presence, MetadataError> {
+        let presence = self.bridge.ensure().await.map_err(|error| self.failed("put", error))?;
+        match presence {
+            Presence::NoBridge => self.say(Said::WaitsForBridge),
+            Presence::Added => self.owned = true,
+            Presence::There => {}
+        }
+        Ok(presence)
+    }
+
+    async fn leave(&mut self) -> Result<(), MetadataError> {
+        if std::mem::take(&mut self.owned) {
+            self.bridge.remove().await.map_err(|error| self.failed("remove", error))?;
+        }
+        Ok(())
+    }
+
+    fn failed(&self, verb: &str, error: BridgeError) -> MetadataError {
+        let doing = format!("{verb} {} on bridge {}", self.config.address, self.config.bridge);
+        match error {
+            BridgeError::NotPermitted => MetadataError::NotPermitted { doing },
+            BridgeError::Kernel(source) => MetadataError::System { doing, source },
+            BridgeError::Netlink(error) => MetadataError::System { doing, source: io::Error::other(error) },
+        }
+    }
+
+    fn say(&mut self, what: Said) {
+        if self.said.replace(what) == Some(what) {
+            return;
+        }
+        let MetadataConfig { bridge, address, port, .. } = &self.config;
+        match what {
+            Said::WaitsForBridge => tracing::warn!(bridge, "there is no such bridge: waiting for it"),
+            Said::WaitsForOther => {
+                tracing::info!(%address, port, "another server answers: waiting to take over");
+            }
+            // Said where the error is at hand.
+            Said::Troubled => {}
+            Said::Answers => tracing::info!(bridge, %address, port, "answering guests' metadata requests"),
+        }
+    }
+}
+
+/// Waits for one period; false where the server is to end.
+async fn pause(shutdown: &CancellationToken) -> bool {
+    tokio::select! {
+        () = shutdown.cancelled() => false,
+        () = tokio::time::sleep(PERIOD) => true,
+    }
+}

@@ -1,0 +1,74 @@
+//! Transactions.
+
+use super::{Scene, assert_refused};
+use crate::{Compare, Txn};
+
+pub(super) async fn a_key_is_created_once(scene: Scene) {
+    let create = |value: &str| Txn::new().when(Compare::Absent(scene.key("a"))).put(scene.key("a"), value);
+    let first = scene.txn(create("1")).await.unwrap();
+    let second = scene.txn(create("2")).await.unwrap();
+    assert!(first.succeeded && !second.succeeded);
+    assert_eq!(first.revision, second.revision, "a failed transaction has no revision of its own");
+
+    let (pair, revision) = scene.store.get(&scene.key("a")).await.unwrap();
+    let pair = pair.unwrap();
+    assert_eq!((pair.value.as_slice(), pair.create_revision), (b"1".as_slice(), first.revision));
+    assert_eq!((pair.mod_revision, pair.lease, revision), (first.revision, None, first.revision));
+    assert_eq!(scene.value("b").await, None);
+}
+
+pub(super) async fn a_changed_key_is_not_overwritten(scene: Scene) {
+    let seen = scene.put("a", "1").await;
+    let swap =
+        |value: &str| Txn::new().when(Compare::Unchanged(scene.key("a"), seen)).put(scene.key("a"), value);
+    assert!(scene.txn(swap("2")).await.unwrap().succeeded);
+    assert!(!scene.txn(swap("3")).await.unwrap().succeeded);
+    assert_eq!(scene.value("a").await.unwrap(), b"2");
+
+    let (pair, _) = scene.store.get(&scene.key("a")).await.unwrap();
+    let pair = pair.unwrap();
+    assert!(pair.create_revision == seen && pair.mod_revision > seen);
+    // A key that is not there was last changed at revision 0.
+    let absent = Txn::new().when(Compare::Unchanged(scene.key("b"), 0)).put(scene.key("b"), "");
+    assert!(scene.txn(absent).await.unwrap().succeeded);
+}
+
+pub(super) async fn a_transaction_happens_as_a_whole_or_not_at_all(scene: Scene) {
+    scene.put("a", "1").await;
+    let change = |present: &str| {
+        Txn::new()
+            .when(Compare::Present(scene.key("a")))
+            .when(Compare::Present(scene.key(present)))
+            .put(scene.key("b"), "2")
+            .delete(scene.key("a"))
+    };
+    assert!(!scene.txn(change("missing")).await.unwrap().succeeded);
+    assert_eq!((scene.value("a").await.is_some(), scene.value("b").await.is_some()), (true, false));
+    assert!(scene.txn(change("a")).await.unwrap().succeeded);
+    assert_eq!((scene.value("a").await.is_some(), scene.value("b").await.is_some()), (false, true));
+}
+
+pub(super) async fn a_transaction_that_changes_nothing_has_no_revision(scene: Scene) {
+    let before = scene.put("a", "1").await;
+    assert_eq!(scene.commit(Txn::new().delete(scene.key("missing"))).await, before);
+    assert_eq!(scene.commit(Txn::new().when(Compare::Present(scene.key("a")))).await, before);
+    assert_eq!(scene.put("a", "1").await, before + 1, "the same value again is a change");
+}
+
+pub(super) async fn what_etcd_refuses_is_refused(scene: Scene) {
+    let twice = Txn::new().put(scene.key("a"), "1").put(scene.key("a"), "2");
+    assert_refused(scene.txn(twice).await, "duplicate key");
+    let both = Txn::new().put(scene.key("a"), "1").delete(scene.key("a"));
+    assert_refused(scene.txn(both).await, "duplicate key");
+    let many = (0..200).fold(Txn::new(), |txn, i| txn.put(scene.key(i), ""));
+    assert_refused(scene.txn(many).await, "too many operations");
+    assert_refused(scene.txn(Txn::new().put(scene.key("a"), vec![0; 1800 * 1024])).await, "large");
+    assert_eq!(scene.value("a").await, None);
+}
+
+pub(super) async fn values_may_be_any_bytes(scene: Scene) {
+    let value: Vec<u8> = (0..=255).cycle().take(64 * 1024 + 1).collect();
+    scene.commit(Txn::new().put(scene.key("binary"), value.clone()).put(scene.key("empty"), "")).await;
+    assert!(scene.value("binary").await.unwrap() == value, "64 KiB and a byte came back different");
+    assert_eq!(scene.value("empty").await.unwrap(), b"");
+}

@@ -1,0 +1,216 @@
+//! The settings of a connection, checked before anything is sent.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+
+use crate::{StoreError, StoreResult};
+
+/// etcd answers pings that come more often than every 5 s by closing the connection.
+const PING_EVERY: Duration = Duration::from_secs(10);
+/// With [`PING_EVERY`], a peer that froze is noticed within 15 s even where nothing is asked of it.
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
+/// A host that swallows packets must not use up a request's whole time.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How to reach etcd.
+#[derive(Clone)]
+pub struct EtcdConfig {
+    /// `host:port`, or URLs (`http://host:port`, `https://host:port`).
+    pub endpoints: Vec<String>,
+    /// Who to authenticate as, where etcd wants that.
+    pub user: Option<String>,
+    /// The user's password.
+    pub password: Option<String>,
+    /// TLS, where etcd speaks it; `https://` endpoints need it.
+    pub tls: Option<EtcdTls>,
+    /// How long one request to one endpoint may take.
+    pub timeout: Duration,
+}
+
+/// The files of a TLS connection, all PEM.
+#[derive(Debug, Clone)]
+pub struct EtcdTls {
+    /// The authority that signed etcd's certificate.
+    pub ca_cert: PathBuf,
+    /// Our own certificate and its key, where etcd demands one.
+    pub client: Option<(PathBuf, PathBuf)>,
+}
+
+impl Default for EtcdConfig {
+    fn default() -> Self {
+        Self {
+            endpoints: vec!["127.0.0.1:2379".into()],
+            user: None,
+            password: None,
+            tls: None,
+            timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+// By hand, because the password must not reach a log.
+impl fmt::Debug for EtcdConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdConfig")
+            .field("endpoints", &self.endpoints)
+            .field("user", &self.user)
+            .field("password", &self.password.as_ref().map(|_| "(hidden)"))
+            .field("tls", &self.tls)
+            .field("timeout", &self.timeout)
+            .finish()
+    }
+}
+
+impl EtcdConfig {
+    /// User and password, together or not at all.
+    pub(super) fn credentials(&self) -> StoreResult<Option<(String, String)>> {
+        match (&self.user, &self.password) {
+            (Some(user), Some(password)) => Ok(Some((user.clone(), password.clone()))),
+            (None, None) => Ok(None),
+            (Some(user), None) => {
+                Err(StoreError::Invalid(format!("etcd user `{user}` is given without a password")))
+            }
+            (None, Some(_)) => Err(StoreError::Invalid("an etcd password is given without a user".into())),
+        }
+    }
+
+    /// Every endpoint as a URL, with its port checked.
+    pub(super) fn urls(&self) -> StoreResult<Vec<String>> {
+        if self.endpoints.is_empty() {
+            return Err(StoreError::Invalid("no etcd endpoint is given".into()));
+        }
+        self.endpoints.iter().map(|endpoint| self.url(endpoint.trim())).collect()
+    }
+
+    fn url(&self, endpoint: &str) -> StoreResult<String> {
+        let invalid = |why: &str| StoreError::Invalid(format!("etcd endpoint `{endpoint}` {why}"));
+        let (scheme, rest) = endpoint.split_once("://").map_or((None, endpoint), |(s, r)| (Some(s), r));
+        match (scheme, &self.tls) {
+            (Some("http"), Some(_)) => {
+                return Err(invalid("is http:// while TLS files are given; wanted https://"));
+            }
+            (Some("https"), None) => return Err(invalid("is https:// but no CA certificate is given")),
+            (None | Some("http" | "https"), _) => {}
+            (Some(_), _) => return Err(invalid("is neither http:// nor https://")),
+        }
+        let authority = rest.trim_end_matches('/');
+        let port = authority.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
+        if port.and_then(|port| port.parse::<u16>().ok()).is_none_or(|port| port == 0) {
+            return Err(invalid("is not of the form `host:port`"));
+        }
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        Ok(format!("{scheme}://{authority}"))
+    }
+
+    /// What the client library is told. Without credentials, because with them it would connect at once.
+    pub(super) async fn options(&self, require_leader: bool) -> StoreResult<ConnectOptions> {
+        let connect_timeout = CONNECT_TIMEOUT.min(self.timeout * 3 / 4);
+        let options = ConnectOptions::new()
+            .with_connect_timeout(connect_timeout)
+            .with_keep_alive(PING_EVERY, PING_TIMEOUT)
+            .with_keep_alive_while_idle(true)
+            .with_require_leader(require_leader)
+            .with_auto_token_refresh(true);
+        Ok(match &self.tls {
+            Some(tls) => options.with_tls(tls.options().await?),
+            None => options,
+        })
+    }
+}
+
+impl EtcdTls {
+    async fn options(&self) -> StoreResult<TlsOptions> {
+        let ca = read_certificates(&self.ca_cert, "CA certificate").await?;
+        let options = TlsOptions::new().ca_certificate(Certificate::from_pem(ca));
+        let Some((certificate, key)) = &self.client else { return Ok(options) };
+        let certificate = read_certificates(certificate, "client certificate").await?;
+        let key_pem = read(key, "client key").await?;
+        PrivateKeyDer::from_pem_slice(&key_pem).map_err(|error| {
+            StoreError::Invalid(format!("etcd client key {} is not usable: {error}", key.display()))
+        })?;
+        Ok(options.identity(Identity::from_pem(certificate, key_pem)))
+    }
+}
+
+async fn read(path: &Path, what: &str) -> StoreResult<Vec<u8>> {
+    tokio::fs::read(path).await.map_err(|error| {
+        StoreError::Invalid(format!("failed to read the etcd {what} {}: {error}", path.display()))
+    })
+}
+
+/// Reads a file and sees to it that it holds a certificate: an empty trust store is accepted silently
+/// by the layers below, and then refuses every server.
+async fn read_certificates(path: &Path, what: &str) -> StoreResult<Vec<u8>> {
+    let pem = read(path, what).await?;
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+    match certificates {
+        Ok(found) if !found.is_empty() => Ok(pem),
+        Ok(_) => Err(StoreError::Invalid(format!("etcd {what} {} holds no certificate", path.display()))),
+        Err(error) => {
+            Err(StoreError::Invalid(format!("etcd {what} {} is not usable: {error}", path.display())))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(endpoint: &str) -> EtcdConfig {
+        EtcdConfig { endpoints: vec![endpoint.into()], ..EtcdConfig::default() }
+    }
+
+    #[test]
+    fn endpoints_may_be_bare_or_urls() {
+        for (given, url) in [
+            ("10.0.0.1:2379", "http://10.0.0.1:2379"),
+            ("http://etcd.example:2379/", "http://etcd.example:2379"),
+            (" [::1]:2379", "http://[::1]:2379"),
+        ] {
+            assert_eq!(config(given).urls().unwrap(), [url]);
+        }
+    }
+
+    #[test]
+    fn an_endpoint_that_cannot_work_is_refused_by_name() {
+        for (given, why) in [
+            ("etcd.example", "form `host:port`"),
+            ("etcd.example:0", "form `host:port`"),
+            (":2379", "form `host:port`"),
+            ("ftp://a:1", "neither http"),
+            ("https://a:1", "no CA certificate"),
+        ] {
+            let error = config(given).urls().unwrap_err().to_string();
+            assert!(error.contains(given) && error.contains(why), "{error}");
+        }
+        assert!(EtcdConfig { endpoints: vec![], ..EtcdConfig::default() }.urls().is_err());
+    }
+
+    #[test]
+    fn debug_hides_the_password() {
+        let config =
+            EtcdConfig { user: Some("u".into()), password: Some("hunter2".into()), ..EtcdConfig::default() };
+        assert!(!format!("{config:?}").contains("hunter2"));
+    }
+
+    #[tokio::test]
+    async fn missing_and_useless_certificate_files_are_named() {
+        let tls = |ca: &Path| EtcdConfig {
+            tls: Some(EtcdTls { ca_cert: ca.into(), client: None }),
+            ..EtcdConfig::default()
+        };
+        let error = tls(Path::new("/nowhere/ca.pem")).options(false).await.unwrap_err().to_string();
+        assert!(error.contains("/nowhere/ca.pem") && error.contains("No such file"), "{error}");
+
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "no pem at all").unwrap();
+        let error = tls(file.path()).options(false).await.unwrap_err().to_string();
+        assert!(error.contains("holds no certificate"), "{error}");
+    }
+}

@@ -1,0 +1,244 @@
+//! One client per endpoint and the choice between them.
+//!
+//! The library's own balancer keeps handing requests to dead endpoints, so we stay with one endpoint
+//! until it fails, and then move on to the next. Whether a failed request is tried again there depends
+//! on what it does: see [`Repeat`].
+
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
+use etcd_client::Client;
+use tokio::{
+    sync::Mutex,
+    time::{Instant, sleep, timeout_at},
+};
+
+use super::{
+    config::EtcdConfig,
+    failure::{Failure, classify},
+};
+use crate::{StoreError, StoreResult};
+
+/// Before the only endpoint is asked once more: long enough for a listener that is just being opened.
+const SECOND_TRY_AFTER: Duration = Duration::from_millis(100);
+
+/// Which connection of an endpoint to use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lane {
+    /// Requests with one answer.
+    Requests,
+    /// Watches. On a connection of their own, so that a large catch-up does not delay a lease's renewal.
+    Watches,
+}
+
+/// Whether doing it twice is the same as doing it once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Repeat {
+    /// Yes: tried again whenever an attempt failed.
+    Safe,
+    /// No: tried again only if it was certainly not sent.
+    Unsafe,
+}
+
+/// The endpoints, and which of them is in use.
+pub(super) struct Endpoints {
+    slots: Vec<Slot>,
+    current: AtomicUsize,
+    timeout: Duration,
+}
+
+struct Slot {
+    url: String,
+    requests: Connection,
+    watches: Connection,
+}
+
+struct Connection {
+    client: Client,
+    credentials: Option<(String, String)>,
+    /// Held while authenticating, so that requests which start together authenticate once.
+    authenticated: Mutex<bool>,
+}
+
+impl Connection {
+    /// The client, authenticated where that is wanted.
+    async fn client(&self) -> Result<Client, Failure> {
+        let client = self.client.clone();
+        if let Some(credentials) = &self.credentials {
+            let mut authenticated = self.authenticated.lock().await;
+            if !*authenticated {
+                // The token is shared by every clone of the client.
+                client.clone().update_user(Some(credentials.clone())).await.map_err(classify)?;
+                *authenticated = true;
+            }
+        }
+        Ok(client)
+    }
+}
+
+impl Endpoints {
+    /// Checks the settings and makes the clients, which connect when they are used.
+    pub(super) async fn prepare(config: &EtcdConfig) -> StoreResult<Self> {
+        let urls = config.urls()?;
+        let credentials = config.credentials()?;
+        let connection = async |url: &str, require_leader| {
+            let options = config.options(require_leader).await?;
+            let client = Client::connect([url], Some(options)).await.map_err(|error| {
+                StoreError::Invalid(format!(
+                    "etcd endpoint `{url}` cannot be used: {}",
+                    text(classify(error))
+                ))
+            })?;
+            Ok(Connection { client, credentials: credentials.clone(), authenticated: Mutex::new(false) })
+        };
+        let mut slots = Vec::with_capacity(urls.len());
+        for url in urls {
+            let requests = connection(&url, false).await?;
+            // Without a leader a watch would only be silent; so it is made to fail instead.
+            let watches = connection(&url, true).await?;
+            slots.push(Slot { url, requests, watches });
+        }
+        Ok(Self { slots, current: AtomicUsize::new(0), timeout: config.timeout })
+    }
+
+    /// The endpoints for messages.
+    pub(super) fn names(&self) -> String {
+        let urls: Vec<_> = self.slots.iter().map(|slot| slot.url.as_str()).collect();
+        urls.join(", ")
+    }
+
+    /// The time for one request to one endpoint.
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Which endpoint is in use.
+    pub(super) fn current(&self) -> usize {
+        self.current.load(Ordering::Relaxed) % self.slots.len()
+    }
+
+    /// Moves away from an endpoint, unless somebody else has done so meanwhile. Answers the next one.
+    pub(super) fn leave(&self, failed: usize) -> usize {
+        let next = (failed + 1) % self.slots.len();
+        match self.current.compare_exchange(failed, next, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => {
+                if next != failed {
+                    tracing::debug!(
+                        from = self.slots[failed].url,
+                        to = self.slots[next].url,
+                        "changing etcd endpoint"
+                    );
+                }
+                next
+            }
+            Err(other) => other % self.slots.len(),
+        }
+    }
+
+    /// Lets the next request of a lane authenticate again.
+    pub(super) async fn forget_token(&self, lane: Lane, index: usize) {
+        *self.connection(lane, index).authenticated.lock().await = false;
+    }
+
+    fn connection(&self, lane: Lane, index: usize) -> &Connection {
+        let slot = &self.slots[index % self.slots.len()];
+        match lane {
+            Lane::Requests => &slot.requests,
+            Lane::Watches => &slot.watches,
+        }
+    }
+
+    /// Runs `op` with the client of the endpoint in use, and of the others where that one fails.
+    ///
+    /// Takes at most the timeout for every endpoint; where all refuse connections, next to no time.
+    pub(super) async fn run<T, F, R>(&self, lane: Lane, repeat: Repeat, op: F) -> Result<T, Failure>
+    where
+        F: Fn(Client) -> R,
+        R: Future<Output = Result<T, Failure>>,
+    {
+        self.run_at(lane, repeat, |client, _| op(client)).await
+    }
+
+    /// Like [`Self::run`], for an `op` that wants to know which endpoint it got.
+    pub(super) async fn run_at<T, F, R>(&self, lane: Lane, repeat: Repeat, op: F) -> Result<T, Failure>
+    where
+        F: Fn(Client, usize) -> R,
+        R: Future<Output = Result<T, Failure>>,
+    {
+        let count = self.slots.len();
+        let deadline = Instant::now() + self.timeout * u32::try_from(count).unwrap_or(u32::MAX);
+        let mut index = self.current();
+        let mut authenticate_again = true;
+        let mut attempt = 1;
+        loop {
+            let until = deadline.min(Instant::now() + self.timeout);
+            let failure = match self.attempt(lane, index, until, &op).await {
+                Ok(value) => return Ok(value),
+                Err(failure) => failure,
+            };
+            match failure {
+                Failure::StaleToken(_) if authenticate_again => {
+                    authenticate_again = false;
+                    self.forget_token(lane, index).await;
+                    continue;
+                }
+                Failure::Broken(_) if repeat == Repeat::Unsafe => {
+                    self.leave(index);
+                    return Err(failure);
+                }
+                Failure::Unsent(_) | Failure::Broken(_) => index = self.leave(index),
+                definite => return Err(definite),
+            }
+            if attempt >= count.max(2) || Instant::now() >= deadline {
+                return Err(failure);
+            }
+            if attempt >= count {
+                sleep(SECOND_TRY_AFTER).await;
+            }
+            attempt += 1;
+        }
+    }
+
+    async fn attempt<T, F, R>(&self, lane: Lane, index: usize, until: Instant, op: &F) -> Result<T, Failure>
+    where
+        F: Fn(Client, usize) -> R,
+        R: Future<Output = Result<T, Failure>>,
+    {
+        let silent = || format!("no answer within {:?}", self.timeout);
+        // Until the client is there, the request itself has not been sent.
+        let client = match timeout_at(until, self.connection(lane, index).client()).await {
+            Ok(Ok(client)) => client,
+            Ok(Err(Failure::Broken(text))) => return Err(Failure::Unsent(text)),
+            Ok(Err(failure)) => return Err(failure),
+            Err(_) => return Err(Failure::Unsent(silent())),
+        };
+        timeout_at(until, op(client, index)).await.unwrap_or_else(|_| Err(Failure::Broken(silent())))
+    }
+
+    /// What the caller is told. What is safe to repeat is never reported as of unknown outcome.
+    pub(super) fn error(&self, failure: Failure, repeat: Repeat) -> StoreError {
+        match failure {
+            Failure::Broken(text) if repeat == Repeat::Unsafe => StoreError::Unknown(text),
+            Failure::Unsent(detail) | Failure::Broken(detail) => {
+                StoreError::Unreachable { endpoints: self.names(), detail }
+            }
+            failure => StoreError::Refused(text(failure)),
+        }
+    }
+}
+
+/// The text of a failure whose kind no longer matters.
+pub(super) fn text(failure: Failure) -> String {
+    match failure {
+        Failure::Unsent(text)
+        | Failure::Broken(text)
+        | Failure::StaleToken(text)
+        | Failure::TooBig(text)
+        | Failure::Refused(text) => text,
+        Failure::LeaseGone => "requested lease not found".into(),
+        Failure::Compacted => "required revision has been compacted".into(),
+        Failure::Future => "required revision is a future revision".into(),
+    }
+}

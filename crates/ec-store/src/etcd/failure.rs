@@ -1,0 +1,133 @@
+//! What an error of the client library means: was the request sent, may it be sent again.
+//!
+//! Decided by the gRPC code, and where one code stands for several things, by the server's fixed
+//! phrases. The text kept is the whole chain of causes, because the useful part is at its end.
+
+use std::error::Error as _;
+
+/// Why an attempt failed.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The request never reached etcd, or etcd turned it away before looking at it.
+    Unsent(String),
+    /// The connection broke, or etcd itself gave up: it may or may not have happened.
+    Broken(String),
+    /// The authentication token is not, or no longer, valid.
+    StaleToken(String),
+    /// There is no such lease.
+    LeaseGone,
+    /// The revision asked for is compacted.
+    Compacted,
+    /// The revision asked for has not been reached.
+    Future,
+    /// The answer is larger than we accept.
+    TooBig(String),
+    /// etcd said no, and will say no again.
+    Refused(String),
+}
+
+/// Phrases of the layers below for "no connection came about".
+const NEVER_SENT: [&str; 6] = [
+    "tcp connect error",
+    "dns error",
+    "invalid peer certificate",
+    "received fatal alert",
+    "tls handshake eof",
+    "received corrupt message of type",
+];
+
+/// The meaning of an error.
+pub(super) fn classify(error: etcd_client::Error) -> Failure {
+    use etcd_client::Error as E;
+    match error {
+        // Tonic's codes are plain gRPC numbers, and etcd-client does not export their type.
+        E::GRpcStatus(status) => {
+            by_code(status.code() as i32, with_causes(status.message().to_owned(), status.source()))
+        }
+        E::LeaseKeepAliveError(text) if text.contains("lease not found") => Failure::LeaseGone,
+        E::LeaseKeepAliveError(text) | E::WatchError(text) => Failure::Broken(text),
+        E::TransportError(error) => Failure::Unsent(with_causes(error.to_string(), error.source())),
+        E::IoError(error) => Failure::Broken(error.to_string()),
+        other => Failure::Refused(other.to_string()),
+    }
+}
+
+fn by_code(code: i32, text: String) -> Failure {
+    let says = |phrase: &str| text.contains(phrase);
+    if NEVER_SENT.iter().any(|phrase| says(phrase)) {
+        return Failure::Unsent(text);
+    }
+    match code {
+        // Cancelled, Unknown, DeadlineExceeded, Aborted, Internal, Unavailable, DataLoss.
+        1 | 2 | 4 | 10 | 13..=15 => Failure::Broken(text),
+        // NotFound.
+        5 if says("lease not found") => Failure::LeaseGone,
+        // ResourceExhausted: too many requests passes by, a full database does not.
+        8 if says("too many requests") => Failure::Unsent(text),
+        // OutOfRange.
+        11 if says("has been compacted") => Failure::Compacted,
+        11 if says("future revision") => Failure::Future,
+        11 if says("message length too large") => Failure::TooBig(text),
+        // Unauthenticated; and InvalidArgument after users or roles were changed.
+        16 => Failure::StaleToken(text),
+        3 if says("revision of auth store is old") => Failure::StaleToken(text),
+        _ => Failure::Refused(text),
+    }
+}
+
+/// Joins causes with colons and leaves out those which the text already ends with.
+fn with_causes(mut text: String, mut cause: Option<&(dyn std::error::Error + 'static)>) -> String {
+    while let Some(error) = cause {
+        let next = error.to_string();
+        if !next.is_empty() && !text.ends_with(&next) {
+            text.push_str(": ");
+            text.push_str(&next);
+        }
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_certainly_not_sent_counts_as_unsent() {
+        assert!(matches!(by_code(14, "tcp connect error: Connection refused".into()), Failure::Unsent(_)));
+        assert!(matches!(by_code(2, "transport error: received fatal alert: x".into()), Failure::Unsent(_)));
+        assert!(matches!(by_code(8, "etcdserver: too many requests".into()), Failure::Unsent(_)));
+        for (code, text) in [
+            (14, "etcdserver: request timed out"),
+            (14, "keep-alive timed out"),
+            (2, "h2 protocol error: error reading a body from connection"),
+            (1, "operation was canceled"),
+            (4, "context deadline exceeded"),
+        ] {
+            assert!(matches!(by_code(code, text.into()), Failure::Broken(_)), "{code} {text}");
+        }
+    }
+
+    #[test]
+    fn refusals_are_told_from_trouble() {
+        assert!(matches!(by_code(7, "etcdserver: permission denied".into()), Failure::Refused(_)));
+        assert!(matches!(
+            by_code(8, "etcdserver: mvcc: database space exceeded".into()),
+            Failure::Refused(_)
+        ));
+        assert!(matches!(by_code(5, "etcdserver: requested lease not found".into()), Failure::LeaseGone));
+        assert!(matches!(by_code(16, "etcdserver: invalid auth token".into()), Failure::StaleToken(_)));
+        let compacted = "etcdserver: mvcc: required revision has been compacted";
+        assert!(matches!(by_code(11, compacted.into()), Failure::Compacted));
+    }
+
+    #[test]
+    fn a_cause_is_not_said_twice() {
+        let cause = std::io::Error::other("connection refused");
+        assert_eq!(
+            with_causes("tcp connect error".into(), Some(&cause)),
+            "tcp connect error: connection refused"
+        );
+        assert_eq!(with_causes("x: connection refused".into(), Some(&cause)), "x: connection refused");
+    }
+}

@@ -1,0 +1,182 @@
+//! Whatever goes wrong, a follower's view becomes the store's content. Seeded, under paused time.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests are no tests to clippy")]
+
+mod support;
+
+use std::{sync::Arc, time::Duration};
+
+use ec_store::{FollowOptions, MemoryStore, Store, StoreError, Txn, follow};
+use proptest::prelude::*;
+use support::{OPTIONS, PATIENCE, View, pairs};
+use tokio::{
+    runtime::Builder,
+    time::{Instant, sleep, timeout, timeout_at},
+};
+
+#[derive(Debug, Clone)]
+enum Step {
+    Put(u8, u8),
+    Delete(u8),
+    PutLeased(u8),
+    Fail(usize),
+    LoseAnswers(usize),
+    BreakWatches,
+    Unreachable(u64),
+    Restart,
+    Compact,
+    Backup,
+    Restore,
+    Wait(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => (0u8..6, any::<u8>()).prop_map(|(key, value)| Step::Put(key, value)),
+        4 => (0u8..6).prop_map(Step::Delete),
+        1 => (0u8..6).prop_map(Step::PutLeased),
+        1 => (1usize..4).prop_map(Step::Fail),
+        1 => (1usize..3).prop_map(Step::LoseAnswers),
+        2 => Just(Step::BreakWatches),
+        1 => (0u64..3000).prop_map(Step::Unreachable),
+        1 => Just(Step::Restart),
+        2 => Just(Step::Compact),
+        1 => Just(Step::Backup),
+        1 => Just(Step::Restore),
+        6 => (0u64..400).prop_map(Step::Wait),
+    ]
+}
+
+async fn perform(store: &MemoryStore, steps: &[Step]) {
+    let faults = store.faults();
+    let mut backup = faults.backup();
+    for step in steps {
+        match step {
+            Step::Put(key, value) => _ = store.txn(Txn::new().put(format!("/f/{key}"), [*value])).await,
+            Step::Delete(key) => _ = store.txn(Txn::new().delete(format!("/f/{key}"))).await,
+            Step::PutLeased(key) => {
+                if let Ok(lease) = store.grant(Duration::from_secs(1)).await {
+                    _ = store.txn(Txn::new().put_leased(format!("/f/{key}"), "leased", lease)).await;
+                }
+            }
+            Step::Fail(count) => faults.fail_next(*count, StoreError::Unknown("on request".into())),
+            Step::LoseAnswers(count) => faults.lose_answers(*count),
+            Step::BreakWatches => faults.break_watches(),
+            Step::Unreachable(ms) => {
+                faults.set_reachable(false);
+                sleep(Duration::from_millis(*ms)).await;
+                faults.set_reachable(true);
+            }
+            Step::Restart => faults.restart(),
+            Step::Compact => _ = store.compact(store.revision()).await,
+            Step::Backup => backup = faults.backup(),
+            // A store put back is known by its lower revision, as long as it is lower: the follower
+            // must have the time to look. The rest is for the resync.
+            Step::Restore => {
+                faults.restore(&backup);
+                sleep(Duration::from_secs(2)).await;
+            }
+            Step::Wait(ms) => sleep(Duration::from_millis(*ms)).await,
+        }
+    }
+}
+
+/// Lets `steps` happen to a store while it is followed, and then a quiet time; answers the view and
+/// the store.
+fn run(steps: &[Step], options: FollowOptions) -> (View, MemoryStore) {
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let store = MemoryStore::new();
+        let troubled = store.clone();
+        let mut changes = follow(Arc::new(store.clone()), "/f/".into(), options);
+        let mut view = View::default();
+        let mut trouble = std::pin::pin!(perform(&troubled, steps));
+        loop {
+            tokio::select! {
+                change = changes.recv() => view.apply(change.expect("the follower ended")),
+                () = &mut trouble => break,
+            }
+        }
+        // Longer than any lease, backoff or outage above; the time is virtual.
+        let quiet = Instant::now() + Duration::from_secs(30);
+        while let Ok(change) = timeout_at(quiet, changes.recv()).await {
+            view.apply(change.expect("the follower ended"));
+        }
+        (view, store)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 500,
+        // Prints the steps that failed; a case worth keeping becomes a test of its own.
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn a_view_becomes_the_content_whatever_happens(steps in prop::collection::vec(step(), 0..60)) {
+        let (view, store) = run(&steps, OPTIONS);
+        prop_assert_eq!(&view.pairs, &pairs(&store.content("/f/")));
+        prop_assert!(view.outages <= steps.len() && view.resets >= 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_events_are_made_good_by_the_next_resync() {
+    let store = MemoryStore::new();
+    let options = FollowOptions { resync: Duration::from_secs(30), ..OPTIONS };
+    let mut changes = follow(Arc::new(store.clone()), "/f/".into(), options);
+    let mut view = View::default();
+    view.until(&mut changes, |view| view.resets == 1).await;
+    store.faults().lose_events(1);
+    let begin = Instant::now();
+    store.txn(Txn::new().put("/f/a", "1")).await.unwrap();
+    view.until_key(&mut changes, "/f/a", "1").await;
+    assert!(view.events.is_empty() && view.resets == 2);
+    assert!(begin.elapsed() <= options.resync + Duration::from_secs(1), "{:?}", begin.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_outage_is_told_once_however_long_it_lasts() {
+    let store = MemoryStore::new();
+    store.faults().set_reachable(false);
+    let mut changes = follow(Arc::new(store.clone()), "/f/".into(), FollowOptions::default());
+    let mut view = View::default();
+    view.until(&mut changes, |view| view.outages == 1).await;
+    sleep(Duration::from_secs(600)).await;
+    assert!(changes.try_recv().is_err(), "nothing more to say");
+    store.faults().set_reachable(true);
+    let begin = Instant::now();
+    view.until(&mut changes, |view| view.resets == 1).await;
+    assert!(begin.elapsed() <= FollowOptions::default().backoff_max);
+    store.faults().set_reachable(false);
+    view.until(&mut changes, |view| view.outages == 2).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_follower_ends_with_its_receiver() {
+    let store = Arc::new(MemoryStore::new());
+    let changes = follow(store.clone(), "/f/".into(), OPTIONS);
+    drop(changes);
+    let wait = async {
+        while Arc::strong_count(&store) > 1 {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(PATIENCE, wait).await.expect("the follower still holds the store");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_receiver_that_takes_nothing_holds_the_follower_up_and_loses_nothing() {
+    let store = MemoryStore::new();
+    let mut changes = follow(Arc::new(store.clone()), "/f/".into(), OPTIONS);
+    let mut view = View::default();
+    view.until(&mut changes, |view| view.resets == 1).await;
+    for n in 0..2_000 {
+        store.txn(Txn::new().put("/f/a", n.to_string())).await.unwrap();
+        tokio::task::yield_now().await;
+    }
+    assert!(changes.len() < 2_000, "the queue is bounded");
+    view.until_key(&mut changes, "/f/a", "1999").await;
+    assert_eq!(view.events.len(), 2_000);
+}

@@ -1,0 +1,11 @@
+//! Statuses, as agents write them: whatever is read is written and read again the same.
+#![no_main]
+
+use ec_model::{Status, decode, encode};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|value: &[u8]| {
+    if let Ok(record) = decode::<Status>(value) {
+        assert_eq!(decode::<Status>(&encode(&record)).expect("what we write, we read"), record);
+    }
+});

@@ -1,0 +1,326 @@
+//! The program on a real bridge with real guests (network namespaces on veth pairs), as root.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on ends there")]
+
+use std::{
+    fs,
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, Instant},
+};
+
+use ec_metadata::{InstanceRecord, RecordDir};
+use ec_model::{Blob, InstanceId, RECORD_VERSION};
+use jiff::Timestamp;
+
+const URL: &str = "http://169.254.169.254";
+const USER_DATA: &[u8] = b"#!/bin/sh\n\0\xff\r\n";
+const WAIT: Duration = Duration::from_secs(20);
+
+fn run(program: &str, args: &[&str]) -> Output {
+    Command::new(program).args(args).output().unwrap()
+}
+
+fn ip(args: &str) {
+    let output = run("ip", &args.split(' ').collect::<Vec<_>>());
+    assert!(output.status.success(), "ip {args}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn eventually(what: &str, check: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !check() {
+        assert!(begun.elapsed() < WAIT, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A host with a bridge `br0`, and two guests on it of which one has a record; gone on drop.
+struct Lab {
+    host: String,
+    guests: [String; 2],
+    instance: InstanceId,
+    state: tempfile::TempDir,
+}
+
+impl Lab {
+    /// None where namespaces cannot be made.
+    fn new() -> Option<Self> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let name = format!("mdt{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let host = format!("{name}-h");
+        if !run("ip", &["netns", "add", &host]).status.success() {
+            eprintln!("skipped: making network namespaces needs root");
+            return None;
+        }
+        let instance: InstanceId = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
+        let guests = [1, 2].map(|number| format!("{name}-g{number}"));
+        let lab = Self { host, guests, instance, state: tempfile::tempdir().unwrap() };
+        ip(&format!("-n {} link set lo up", lab.host));
+        for guest in &lab.guests {
+            ip(&format!("netns add {guest}"));
+        }
+        let records = RecordDir::open(lab.state.path().join("instances")).unwrap();
+        records
+            .put(&InstanceRecord {
+                version: RECORD_VERSION,
+                instance,
+                name: "web".into(),
+                macs: vec![instance.mac(0)],
+                base_digest: None,
+                keys: vec!["ssh-ed25519 AAAA me".into()],
+                user_data: Some(Blob(USER_DATA.to_vec())),
+                project: "p".into(),
+                created_at: Timestamp::UNIX_EPOCH,
+            })
+            .unwrap();
+        Some(lab)
+    }
+
+    /// Brings the bridge up with both guests on it, as a network that is started does.
+    fn start_network(&self) {
+        let host = &self.host;
+        ip(&format!("-n {host} link add br0 type bridge"));
+        ip(&format!("-n {host} addr add 192.168.150.1/24 dev br0"));
+        ip(&format!("-n {host} link set br0 up"));
+        for (number, guest) in (1..).zip(&self.guests) {
+            let mac = self.instance.mac(number - 1);
+            ip(&format!(
+                "-n {host} link add tap{number} type veth peer name eth0 address {mac} netns {guest}"
+            ));
+            ip(&format!("-n {host} link set tap{number} master br0 up"));
+            ip(&format!("-n {guest} addr add 192.168.150.1{number}/24 dev eth0"));
+            ip(&format!("-n {guest} link set eth0 up"));
+            ip(&format!("-n {guest} route add default via 192.168.150.1"));
+        }
+    }
+
+    fn stop_network(&self) {
+        for number in [1, 2] {
+            ip(&format!("-n {} link del tap{number}", self.host));
+        }
+        ip(&format!("-n {} link del br0", self.host));
+    }
+
+    fn server(&self) -> Server {
+        let log = self.state.path().join(format!("log-{}", Timestamp::now().as_nanosecond()));
+        let child = Command::new("ip")
+            .args([
+                "netns",
+                "exec",
+                &self.host,
+                env!("CARGO_BIN_EXE_mdserver"),
+                "--bridge",
+                "br0",
+                "--state-dir",
+            ])
+            .arg(self.state.path())
+            .stderr(fs::File::create(&log).unwrap())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        Server { child, log }
+    }
+
+    /// Status and body of what `namespace` gets from the server; status 0 where there is no answer.
+    fn get(&self, namespace: &str, path: &str) -> (u16, Vec<u8>) {
+        let body = self.state.path().join("body");
+        let _ = fs::remove_file(&body);
+        let url = format!("{URL}{path}");
+        let output = run(
+            "ip",
+            &[
+                "netns",
+                "exec",
+                namespace,
+                "curl",
+                "-s",
+                "-m",
+                "2",
+                "-o",
+                body.to_str().unwrap(),
+                "-w",
+                "%{http_code}",
+                &url,
+            ],
+        );
+        let status = String::from_utf8(output.stdout).unwrap().parse().unwrap_or(0);
+        (status, fs::read(&body).unwrap_or_default())
+    }
+
+    fn guest_is_answered(&self) -> bool {
+        self.get(&self.guests[0], "/latest/meta-data/hostname") == (200, b"web".to_vec())
+    }
+
+    fn addresses(&self) -> String {
+        String::from_utf8(run("ip", &["-n", &self.host, "-4", "addr", "show"]).stdout).unwrap()
+    }
+
+    fn has_address(&self) -> bool {
+        self.addresses().contains("169.254.169.254/32")
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        for namespace in self.guests.iter().chain([&self.host]) {
+            run("ip", &["netns", "del", namespace]);
+        }
+    }
+}
+
+struct Server {
+    child: Child,
+    log: std::path::PathBuf,
+}
+
+impl Server {
+    fn signal(&self, signal: &str) {
+        // `ip netns exec` has become the program itself.
+        assert!(run("kill", &[signal, &self.child.id().to_string()]).status.success());
+    }
+
+    fn end(mut self, signal: &str) -> Option<i32> {
+        self.signal(signal);
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(begun.elapsed() < WAIT, "the server does not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap()
+    }
+
+    fn resident_kib(&self) -> u64 {
+        let status =
+            fs::read_to_string(Path::new("/proc").join(self.child.id().to_string()).join("status")).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        line.split_ascii_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_guest_is_answered_a_stranger_is_not_and_the_bridge_is_left_as_it_was() {
+    let Some(lab) = Lab::new() else { return };
+    let server = lab.server();
+    eventually("the server says that it waits", || server.log().contains("no such bridge"));
+    lab.start_network();
+    eventually("the guest is answered", || lab.guest_is_answered());
+    assert_eq!(lab.get(&lab.guests[0], "/openstack/latest/user_data"), (200, USER_DATA.to_vec()));
+    assert_eq!(lab.get(&lab.guests[0], "/latest/meta-data/local-ipv4"), (200, b"192.168.150.11".to_vec()));
+    assert_eq!(lab.get(&lab.guests[1], "/latest/meta-data/").0, 404, "a neighbour without a record");
+    assert_eq!(lab.get(&lab.host, "/latest/meta-data/").0, 404, "the host itself");
+    eprintln!("resident: {} KiB", server.resident_kib());
+    assert_eq!(server.end("-TERM"), Some(0));
+    assert!(!lab.has_address(), "{}", lab.addresses());
+}
+
+#[test]
+fn a_network_that_is_restarted_is_served_again() {
+    let Some(lab) = Lab::new() else { return };
+    lab.start_network();
+    let server = lab.server();
+    eventually("the guest is answered", || lab.guest_is_answered());
+    lab.stop_network();
+    eventually("the server has noticed", || server.log().contains("no such bridge"));
+    lab.start_network();
+    eventually("the guest is answered again", || lab.guest_is_answered());
+    assert_eq!(server.log().matches("no such bridge").count(), 1);
+    assert_eq!(server.end("-INT"), Some(0));
+    assert!(!lab.has_address());
+}
+
+#[test]
+fn the_address_of_a_killed_server_is_taken_over_and_removed_and_one_of_the_operators_stays() {
+    let Some(lab) = Lab::new() else { return };
+    lab.start_network();
+    let killed = lab.server();
+    eventually("the guest is answered", || lab.guest_is_answered());
+    assert_eq!(killed.end("-KILL"), None);
+    assert!(lab.has_address());
+    let server = lab.server();
+    eventually("the guest is answered", || lab.guest_is_answered());
+    assert_eq!(server.end("-TERM"), Some(0));
+    assert!(!lab.has_address());
+
+    ip(&format!("-n {} addr add 169.254.169.254/32 dev br0", lab.host));
+    let server = lab.server();
+    eventually("the guest is answered", || lab.guest_is_answered());
+    assert_eq!(server.end("-TERM"), Some(0));
+    assert!(lab.has_address());
+}
+
+#[test]
+fn a_second_server_waits_and_takes_over_when_the_first_one_ends_or_is_killed() {
+    let Some(lab) = Lab::new() else { return };
+    lab.start_network();
+    for (signal, code) in [("-TERM", Some(0)), ("-KILL", None)] {
+        let first = lab.server();
+        eventually("the guest is answered", || lab.guest_is_answered());
+        let second = lab.server();
+        eventually("the second one waits", || second.log().contains("another server answers"));
+        // One that ends while it waits takes nothing away from the one that answers.
+        let third = lab.server();
+        eventually("the third one waits", || third.log().contains("another server answers"));
+        assert_eq!(third.end("-TERM"), Some(0));
+        assert!(lab.has_address());
+        assert_eq!(first.end(signal), code);
+        eventually("the second one answers", || {
+            second.log().contains("answering") && lab.guest_is_answered()
+        });
+        assert_eq!(second.end("-TERM"), Some(0));
+        assert!(!lab.has_address(), "{signal}");
+    }
+}
+
+#[test]
+fn without_the_rights_it_says_so_and_fails() {
+    let Some(lab) = Lab::new() else { return };
+    lab.start_network();
+    let output = run(
+        "ip",
+        &[
+            "netns",
+            "exec",
+            &lab.host,
+            "setpriv",
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            "--inh-caps=-all",
+            env!("CARGO_BIN_EXE_mdserver"),
+            "--bridge",
+            "br0",
+        ],
+    );
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("mdserver: not permitted to put 169.254.169.254 on bridge br0"), "{text}");
+    assert!(text.contains("must run as root") && text.lines().count() == 1, "{text}");
+}
+
+#[test]
+fn wrong_usage_ends_with_code_2() {
+    for args in [&["--port", "0"][..], &["--address", "nowhere"], &["--colour"], &["extra"]] {
+        let output = run(env!("CARGO_BIN_EXE_mdserver"), args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+    }
+    let help = run(env!("CARGO_BIN_EXE_mdserver"), &["--help"]);
+    assert!(help.status.success());
+    let text = String::from_utf8(help.stdout).unwrap();
+    for wanted in ["virbr0", "/var/lib/ecompute", "169.254.169.254", "Exit codes", "SIGTERM"] {
+        assert!(text.contains(wanted), "{wanted}: {text}");
+    }
+}
