@@ -82,13 +82,13 @@ libvirt_up() {
   fi
   echo "starting libvirtd"
   command -v virtlogd >/dev/null || die "virtlogd is missing: install libvirt-daemon-system"
-  if ! pgrep -x virtlogd >/dev/null; then start virtlogd virtlogd; fi
+  if [ ! -S /run/libvirt/virtlogd-sock ]; then start virtlogd virtlogd; fi
   # Where the processor has no virtualisation, a /dev/kvm that QEMU cannot use makes libvirt probe it
   # again at every start of a guest, for seconds; out of sight it does not.
   if [ -e /dev/kvm ] && ! grep -qwE 'vmx|svm' /proc/cpuinfo; then
-    start libvirtd unshare -m sh -c 'mount --bind /dev/null /dev/kvm && exec libvirtd'
+    start libvirtd scripts/reaper.py unshare -m sh -c 'mount --bind /dev/null /dev/kvm && exec libvirtd'
   else
-    start libvirtd libvirtd
+    start libvirtd scripts/reaper.py libvirtd
   fi
   await 30 libvirtd virsh version
 }
@@ -134,7 +134,7 @@ up() {
 
   say "Guest image and OpenStack Placement (built once, kept in $CACHE)"
   mkdir -p "$CACHE"
-  scripts/guests/build-tiny.sh "$CACHE/tiny.qcow2" "$CACHE/debs"
+  [ -n "${SKIP_GUEST-}" ] || scripts/guests/build-tiny.sh "$CACHE/tiny.qcow2" "$CACHE/debs"
   scripts/placement-venv.sh "$CACHE/placement"
 
   say "Starting the stack"

@@ -1,6 +1,6 @@
 //! Putting the agent together, and taking it apart in the right order.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use ec_hypervisor::{HostInfo, Hypervisor};
@@ -18,7 +18,6 @@ use crate::{
     identity::StateDir,
     parts::Parts,
     register::{keep_alive, register},
-    worker::bases_in_use,
 };
 
 /// Placement gets so long to take the lock when the agent ends.
@@ -70,11 +69,24 @@ pub async fn assemble(
         max_bytes: settings.images_max_bytes,
         stall_timeout: settings.stall_timeout,
     };
-    let in_use = Arc::clone(&records);
-    let images = ImageCache::open(cache, move || bases_in_use(&in_use))
+    let (in_use, bases) = (Arc::clone(&records), settings.images.join("base"));
+    let images = ImageCache::open(cache, move || bases_in_use(&in_use, &bases))
         .await
         .context("failed to open the image cache")?;
     Ok(Arc::new(Parts { node, settings, store, hypervisor, placement, images, records }))
+}
+
+/// The digests of the bases that some overlay lies on. Where the records cannot be read, that is all of
+/// them: rather a full disk than a guest without its base.
+fn bases_in_use(records: &RecordDir, bases: &Path) -> HashSet<String> {
+    match records.list() {
+        Ok(records) => records.into_iter().filter_map(|record| record.base_digest).collect(),
+        Err(error) => {
+            tracing::warn!(error = ec_runtime::exit::chain(&error), "no image is evicted");
+            let names = std::fs::read_dir(bases).into_iter().flatten().flatten();
+            names.filter_map(|entry| Some(entry.path().file_stem()?.to_str()?.to_owned())).collect()
+        }
+    }
 }
 
 /// Runs an agent on these parts until `shutdown`: the way for benchmarks and tests, too.
@@ -91,7 +103,7 @@ pub async fn run_with(parts: Arc<Parts>, shutdown: CancellationToken) -> Result<
     let stop = CancellationToken::new();
     let presence = tokio::spawn(be_present(Arc::clone(&parts), host.clone(), stop.clone(), fatal.clone()));
     let metadata = host.bridge.clone().map(|bridge| {
-        let config = MetadataConfig::new(bridge, parts.settings.records());
+        let config = MetadataConfig::new(bridge, RecordDir::clone(&parts.records));
         let stop = stop.clone();
         tokio::spawn(async move {
             if let Err(error) = ec_metadata::serve(config, stop).await {

@@ -539,11 +539,13 @@ async fn look_at_all(parts: &Parts) -> Result<Seen, String> {
         .collect();
     let observed = parts.hypervisor.list().await.map_err(|error| error.to_string())?;
     let records = Arc::clone(&parts.records);
-    let records = tokio::task::spawn_blocking(move || {
-        records.list().into_iter().map(|record| record.instance).collect()
-    })
-    .await
-    .map_err(|error| error.to_string())?;
+    let records = tokio::task::spawn_blocking(move || records.list())
+        .await
+        .map_err(|error| error.to_string())?
+        .map_err(|error| ec_runtime::exit::chain(&error))?
+        .into_iter()
+        .map(|record| record.instance)
+        .collect();
     Ok(Seen { statuses, observed, records })
 }
 

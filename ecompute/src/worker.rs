@@ -1,6 +1,6 @@
 //! Performing effects for one instance. Each is idempotent; between any two a crash is safe.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use ec_hypervisor::{DomainSpec, HypervisorError};
 use ec_image::ImageError;
@@ -437,11 +437,6 @@ pub(crate) fn hostname(request: &Request) -> String {
         let uuid = request.instance.to_string();
         format!("vm-{}", uuid.split('-').next().unwrap_or(&uuid))
     })
-}
-
-/// The digests of all bases that some overlay lies on, as the node's records say.
-pub(crate) fn bases_in_use(records: &ec_metadata::RecordDir) -> HashSet<String> {
-    records.list().into_iter().filter_map(|record| record.base_digest).collect()
 }
 
 /// A named stop for crash tests; nothing at all in a shipped binary.

@@ -181,9 +181,6 @@ pub async fn a_guest_gets_an_address(hypervisor: &dyn Hypervisor, base: &BaseIma
     };
     assert!(addresses.iter().any(|a| a.nic == 0 && a.mac == instance.mac(0)), "{addresses:?}");
     hypervisor.destroy(instance).await.expect("destroy");
-    assert!(
-        hypervisor.addresses(&[instance]).await.expect("addresses").is_empty(),
-    );
 }
 
 /// Two nodes' agents on one host do not see or touch each other's instances.

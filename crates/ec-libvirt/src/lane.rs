@@ -248,10 +248,10 @@ impl Lane {
 
     /// Tells the loss, and sees to the return where somebody listens.
     fn lost(self: &Arc<Self>) {
+        self.tell(Notice::Everything);
         if self.listener.is_none() || self.returning.swap(true, Ordering::SeqCst) {
             return;
         }
-        self.tell(Notice::Everything);
         let lane = Arc::downgrade(self);
         let spawned = thread::Builder::new().name("libvirt-return".into()).spawn(move || {
             while let Some(lane) = lane.upgrade() {

@@ -18,8 +18,9 @@ use nix::{
 use super::PATIENCE;
 
 /// Process 1 of the namespace: makes the private mounts, says so, and then reaps what is orphaned (qemu is,
-/// and libvirtd waits 40 s for a zombie). Emulation only where the processor cannot virtualise: libvirt
-/// would probe qemu anew at every start because of a /dev/kvm that does not work.
+/// and libvirtd waits 40 s for a zombie). Where the processor cannot
+/// virtualise, /dev/kvm is covered by what nobody can write, root included: libvirt would take a device
+/// that can be opened for one that works, and probe qemu anew, 5 s long, at every definition and start.
 const INIT: &str = r#"
 set -e
 mount -t tmpfs -o mode=755 tmpfs /run
@@ -29,7 +30,11 @@ for d in etc/libvirt var/lib/libvirt var/cache/libvirt var/log/libvirt; do
 done
 mount --bind "$1/hosts" /etc/hosts
 mount --bind "$1/resolv.conf" /etc/resolv.conf
-if [ -e /dev/kvm ] && ! grep -qwE 'vmx|svm' /proc/cpuinfo; then mount --bind /dev/null /dev/kvm; fi
+if [ -e /dev/kvm ] && ! grep -qwE 'vmx|svm' /proc/cpuinfo; then
+  : > "$1/no-kvm"
+  mount --bind "$1/no-kvm" /dev/kvm
+  mount -o remount,bind,ro /dev/kvm
+fi
 echo ready
 exec </dev/null >/dev/null
 while :; do sleep 3600 & wait $!; done

@@ -1,0 +1,40 @@
+# The developer's and the newcomer's commands; each says what it does. `make demo` is the place to begin.
+SHELL := /bin/bash
+# Built things that are worth keeping between runs.
+CACHE ?= /var/cache/etcd-compute
+SUDO := $(shell [ "$$(id -u)" -eq 0 ] || echo sudo)
+# Through sudo the user's own Rust serves.
+export PATH := $(PATH):$(shell getent passwd "$${SUDO_USER:-$$(id -un)}" | cut -d: -f6)/.cargo/bin:$(HOME)/.cargo/bin
+ifdef SUDO_USER
+export RUSTUP_HOME ?= $(shell getent passwd $(SUDO_USER) | cut -d: -f6)/.rustup
+endif
+
+.PHONY: help demo demo-down test check fuzz
+
+help:
+	@echo "make demo       install what is missing, build, start the stack, boot a guest, log in"
+	@echo "make demo-down  end the demo; nothing stays but caches in $(CACHE)"
+	@echo "make test       all tests, on real etcd, placement, libvirt guests and Docker"
+	@echo "make check      formatting, lints, licences"
+	@echo "make fuzz       each parser of outside data for a minute"
+
+demo:
+	scripts/install-deps.sh demo
+	cargo build --release --locked -p ecompute -p eschedule -p mdserver
+	$(SUDO) scripts/demo.sh up
+
+demo-down:
+	$(SUDO) scripts/demo.sh down
+
+test:
+	scripts/install-deps.sh test
+	scripts/test.sh
+
+check:
+	scripts/install-deps.sh build
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	scripts/deny.sh
+
+fuzz:
+	scripts/fuzz.sh 60

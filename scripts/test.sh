@@ -1,0 +1,16 @@
+#!/bin/bash
+# All tests, on real parts. Needs root: bridges, network namespaces and libvirt.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+if [ "$(id -u)" -ne 0 ]; then exec sudo --preserve-env=PATH,CI "$0" "$@"; fi
+cache=${CACHE:-/var/cache/etcd-compute}
+mkdir -p "$cache"
+command -v cargo-nextest >/dev/null || cargo install --locked cargo-nextest
+export EC_TEST_TINY_IMAGE=$cache/tiny.qcow2 EC_TEST_PLACEMENT=$cache/placement
+scripts/guests/build-tiny.sh "$EC_TEST_TINY_IMAGE" "$cache/debs"
+scripts/placement-venv.sh "$EC_TEST_PLACEMENT"
+ETCD_BIN_NEW=$(scripts/fetch-newer-etcd.sh)
+export ETCD_BIN_NEW
+cargo build --locked -p ecompute -p eschedule -p mdserver
+cargo nextest run --workspace --locked --all-features
+scripts/docker-test.sh target/debug
