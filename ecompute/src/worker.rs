@@ -119,7 +119,12 @@ impl From<ImageError> for Stop {
 }
 
 /// Performs a job to its end.
-pub(crate) async fn perform(parts: Arc<Parts>, pool: Arc<Semaphore>, job: Job, cancel: CancellationToken) -> Report {
+pub(crate) async fn perform(
+    parts: Arc<Parts>,
+    pool: Arc<Semaphore>,
+    job: Job,
+    cancel: CancellationToken,
+) -> Report {
     let mut worker = Worker {
         report: Report {
             instance: job.instance,

@@ -181,7 +181,12 @@ impl World {
     }
 
     /// Takes a request as read from its key. Answers whose it is, where the key is one of ours.
-    pub(crate) fn put_request(&mut self, keys: &Keyspace, node: NodeId, pair: &KeyValue) -> Option<InstanceId> {
+    pub(crate) fn put_request(
+        &mut self,
+        keys: &Keyspace,
+        node: NodeId,
+        pair: &KeyValue,
+    ) -> Option<InstanceId> {
         let instance = request_instance(keys, node, &pair.key)?;
         let record = decode::<Request>(&pair.value).map_err(|error| error.to_string()).and_then(|request| {
             if request.instance == instance {

@@ -98,7 +98,8 @@ async fn ten_guests_asked_for_at_once_all_get_their_addresses() -> Result<()> {
 async fn an_image_that_is_not_there_ends_in_error_with_the_reason_and_without_a_claim() -> Result<()> {
     let mut stack = Stack::start().await?;
     stack.start_agent("").await?;
-    let output = stack.eschedule(&["--wait", "resources=VCPU:1,MEMORY_MB:128", "file:///nonexistent.qcow2"])?;
+    let output =
+        stack.eschedule(&["--wait", "resources=VCPU:1,MEMORY_MB:128", "file:///nonexistent.qcow2"])?;
     let error = String::from_utf8(output.stderr)?;
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.contains("ERROR") && error.contains("/nonexistent.qcow2"), "{error}");

@@ -82,7 +82,8 @@ impl Stack {
 
     /// Starts the agent, stopping for ever at the named points.
     pub async fn start_agent(&mut self, failpoints: &str) -> Result<()> {
-        let log = fs::File::options().create(true).append(true).open(self.directory.path().join("ecompute.log"))?;
+        let log =
+            fs::File::options().create(true).append(true).open(self.directory.path().join("ecompute.log"))?;
         let agent = Command::new(program("ecompute"))
             .arg("--config")
             .arg(self.directory.path().join("compute.yaml"))
@@ -92,7 +93,10 @@ impl Stack {
             .spawn()
             .context("failed to start ecompute")?;
         self.agent = Some(agent);
-        self.until("the agent is alive", async || Ok(self.eschedule(&["-o", "json", "nodes"])?.stdout.len() > 4)).await
+        self.until("the agent is alive", async || {
+            Ok(self.eschedule(&["-o", "json", "nodes"])?.stdout.len() > 4)
+        })
+        .await
     }
 
     /// SIGKILL: nothing is said, nothing is finished.
@@ -106,7 +110,10 @@ impl Stack {
     /// SIGTERM; answers the exit code.
     pub fn end_agent(&mut self) -> Result<Option<i32>> {
         let mut agent = self.agent.take().context("no agent runs")?;
-        nix::sys::signal::kill(nix::unistd::Pid::from_raw(i32::try_from(agent.id())?), nix::sys::signal::SIGTERM)?;
+        nix::sys::signal::kill(
+            nix::unistd::Pid::from_raw(i32::try_from(agent.id())?),
+            nix::sys::signal::SIGTERM,
+        )?;
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = agent.try_wait()? {
@@ -176,7 +183,8 @@ impl Stack {
         let mut wanted = wanted.to_vec();
         wanted.sort_unstable();
         self.until(&format!("exactly {wanted:?} are there"), async || {
-            let mut allocated: Vec<_> = self.placement.provider_allocations(self.node).await?.into_keys().collect();
+            let mut allocated: Vec<_> =
+                self.placement.provider_allocations(self.node).await?.into_keys().collect();
             allocated.sort_unstable();
             let mut domains = Vec::new();
             for domain in self.libvirt.connection().list_all_domains(0)? {
@@ -218,7 +226,8 @@ fn program(name: &str) -> PathBuf {
 }
 
 fn start_placement(directory: &Path) -> Result<(Child, u16)> {
-    let venv = std::env::var("EC_TEST_PLACEMENT").unwrap_or_else(|_| "/var/cache/etcd-compute/placement".into());
+    let venv =
+        std::env::var("EC_TEST_PLACEMENT").unwrap_or_else(|_| "/var/cache/etcd-compute/placement".into());
     let venv = Path::new(&venv);
     let database = directory.join("placement.sqlite");
     fs::copy(venv.join("template.sqlite"), &database)

@@ -173,6 +173,10 @@ pub(super) struct Daemon {
 impl Daemon {
     pub(super) fn signal(&self, signal: Signal) {
         let _ = kill(Pid::from_raw(self.process), signal);
+        if signal != Signal::SIGSTOP {
+            // `nsenter` stops itself with what it waits for, and must go on to see the end of it.
+            let _ = kill(Pid::from_raw(pid(&self.child)), Signal::SIGCONT);
+        }
     }
 
     pub(super) fn kill(mut self) {
