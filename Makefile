@@ -9,13 +9,14 @@ ifdef SUDO_USER
 export RUSTUP_HOME ?= $(shell getent passwd $(SUDO_USER) | cut -d: -f6)/.rustup
 endif
 
-.PHONY: help demo demo-down test check fuzz
+.PHONY: help demo demo-down test check deny fuzz
 
 help:
 	@echo "make demo       install what is missing, build, start the stack, boot a guest, log in"
 	@echo "make demo-down  end the demo; nothing stays but caches in $(CACHE)"
 	@echo "make test       all tests, on real etcd, placement, libvirt guests and Docker"
-	@echo "make check      formatting, lints, licences"
+	@echo "make check      formatting, lints"
+	@echo "make deny       dependencies, with cargo-deny"
 	@echo "make fuzz       each parser of outside data for a minute"
 
 demo:
@@ -34,6 +35,8 @@ check:
 	scripts/install-deps.sh build
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+deny:
 	scripts/deny.sh
 
 fuzz:
