@@ -34,7 +34,7 @@ test:
 check:
 	scripts/install-deps.sh build
 	cargo fmt --all --check
-	cargo clippy --workspace --locked -- -D warnings
+	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
 
 deny:
 	scripts/deny.sh

@@ -15,7 +15,7 @@ use tokio::{
 use crate::{DomainSpec, Hypervisor, HypervisorError, HypervisorEvent, Observed, RunState};
 
 /// Bound of every wait; emulated guests on a busy host are slow.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Ids for the checks, so that the suite itself brings no randomness: the caller gives fresh ones.
 pub type FreshId<'a> = &'a (dyn Fn() -> InstanceId + Send + Sync);

@@ -1,4 +1,5 @@
 //! The simulated hypervisor passes the suite, and its knobs do what they say.
+#![expect(clippy::unwrap_used, reason = "what tests share")]
 
 use std::{
     path::PathBuf,

@@ -82,7 +82,7 @@ mod tests {
     fn a_daemon_that_is_not_there_is_unreachable_and_not_a_failure() {
         virt::error::clear_error_callback();
         let uri = "qemu+unix:///system?socket=/nonexistent/libvirt-sock";
-        let error = Connect::open(Some(uri)).err().expect("there is no daemon");
+        let error = Connect::open(Some(uri)).expect_err("there is no daemon");
         let error = CallError::from(error).classify("connect", uri, 1, false);
         assert!(matches!(error, HypervisorError::Unreachable { .. }), "{error}");
         assert!(error.to_string().contains(uri), "{error}");
@@ -92,7 +92,7 @@ mod tests {
     fn what_libvirt_refuses_is_a_failure_unless_the_connection_is_gone() {
         virt::error::clear_error_callback();
         let connect = Connect::open(Some("test:///default")).unwrap();
-        let refused = || CallError::from(connect.define_domain_xml("<domain/>").err().expect("bad XML"));
+        let refused = || CallError::from(connect.define_domain_xml("<domain/>").expect_err("bad XML"));
         assert!(!refused().classify("define domain x", "test:", 1, false).is_transient());
         assert!(refused().classify("define domain x", "test:", 1, true).is_transient());
         let missing = absent(connect.lookup_domain_by_name("no such"), ErrorNumber::NoDomain);

@@ -1,5 +1,6 @@
 //! The libvirt hypervisor against a real libvirtd of its own. Needs root and the programs that
 //! `ec_libvirt::testing` names.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "what tests share")]
 
 use std::{
     future::Future,
@@ -16,7 +17,7 @@ use ec_model::{AddressSource, BaseImage, InstanceId, NodeId};
 use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn fresh() -> InstanceId {
     InstanceId::new(Uuid::new_v4())
