@@ -62,7 +62,7 @@ pub(crate) struct Entry {
     pub(crate) wake: Option<Timestamp>,
     /// What was reported to the operator last, so that it is said once.
     pub(crate) reported: Option<&'static str>,
-    /// The look or change that last touched it; older looks say nothing about it.
+    /// When our own work last changed what a look sees; looks begun before say nothing about it.
     pub(crate) touched: u64,
 }
 
@@ -195,7 +195,8 @@ impl World {
                 Err(format!("it names instance {}, its key another", request.instance))
             }
         });
-        let entry = self.touch(instance);
+        // Not marked as changed: a look under way says nothing of requests, and all of the rest.
+        let entry = self.entries.entry(instance).or_default();
         // A new wish is tried at once, whatever failed before.
         entry.retry = None;
         entry.request = Some(RequestEntry { record, revision: pair.mod_revision });
@@ -205,8 +206,8 @@ impl World {
     /// Takes note that a request's key is gone.
     pub(crate) fn delete_request(&mut self, keys: &Keyspace, node: NodeId, key: &str) -> Option<InstanceId> {
         let instance = request_instance(keys, node, key)?;
-        if self.entries.contains_key(&instance) {
-            self.touch(instance).request = None;
+        if let Some(entry) = self.entries.get_mut(&instance) {
+            entry.request = None;
         }
         Some(instance)
     }
@@ -231,5 +232,40 @@ fn request_instance(keys: &Keyspace, node: NodeId, key: &str) -> Option<Instance
             tracing::warn!(%error, "a key under this node's prefix is not a request; left alone");
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ec_model::{RECORD_VERSION, encode};
+
+    use super::*;
+
+    #[test]
+    fn a_request_that_comes_during_a_look_does_not_make_the_look_worthless() {
+        let (keys, node) = (Keyspace::default(), NodeId::new(uuid::Uuid::from_u128(1)));
+        let instance = InstanceId::new(uuid::Uuid::from_u128(2));
+        let request = Request {
+            version: RECORD_VERSION,
+            instance,
+            desired: Desired::Active,
+            name: None,
+            resources: Resources::default(),
+            image: None,
+            keys: vec![],
+            user_data: None,
+            project: String::new(),
+            user: String::new(),
+            created_at: Timestamp::UNIX_EPOCH,
+        };
+        let mut world = World::default();
+        let begun = world.begin_look();
+        let key = keys.request(node, instance);
+        let pair =
+            KeyValue { key, value: encode(&request), create_revision: 5, mod_revision: 5, lease: None };
+        assert_eq!(world.put_request(&keys, node, &pair), Some(instance));
+        assert!(world.get(instance).unwrap().touched < begun);
+        world.touch(instance);
+        assert!(world.get(instance).unwrap().touched > begun, "our own work does");
     }
 }
