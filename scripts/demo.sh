@@ -250,7 +250,8 @@ down() {
         virsh undefine "$domain" --managed-save --snapshots-metadata >/dev/null
       fi
     done
-    local pool="ecompute-${node:0:8}"
+    local pool
+    pool=ecompute$(tr / - <<<"$STATE/ecompute/disks")
     if virsh pool-info "$pool" >/dev/null 2>&1; then
       virsh pool-destroy "$pool" >/dev/null 2>&1 || true # it may be inactive already
       virsh pool-undefine "$pool" >/dev/null

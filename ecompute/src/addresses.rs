@@ -14,9 +14,9 @@ const KNOWN_PERIOD: Duration = Duration::from_secs(10);
 /// Whose addresses are looked for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
-    /// Guests that have none yet.
+    /// Guests that have none yet, or not yet one for each interface.
     pub(crate) waiting: Vec<InstanceId>,
-    /// Guests that have one, which may change or get a second.
+    /// Guests that have theirs, which may change.
     pub(crate) known: Vec<InstanceId>,
 }
 

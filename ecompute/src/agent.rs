@@ -47,7 +47,8 @@ pub fn libvirt_config(settings: &Settings, node: NodeId) -> LibvirtConfig {
         virt_type: settings.virt_type,
         network: settings.network.clone(),
         bridge: settings.bridge.clone(),
-        pool: format!("ecompute-{}", &node.to_string()[..8]),
+        // By the directory and not by the node: `uuid` may be set anew, the directory stays.
+        pool: format!("ecompute{}", settings.disks().display()).replace('/', "-"),
         pool_path: settings.disks(),
         console_dir: settings.consoles(),
         call_timeout: Duration::from_secs(30),

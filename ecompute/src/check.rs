@@ -32,6 +32,7 @@ pub async fn check(settings: &Settings, file: Option<PathBuf>) -> u8 {
         Line { what: "etcd", found: bounded(etcd(settings)).await },
         Line { what: "placement", found: bounded(placement(settings)).await },
         Line { what: "libvirt", found: bounded(libvirt(settings)).await },
+        Line { what: "network", found: bounded(network(settings)).await },
         Line { what: "disk", found: disk(settings) },
     ];
     let mut code = 0;
@@ -74,23 +75,31 @@ async fn placement(settings: &Settings) -> Result<String, (u8, String)> {
 }
 
 async fn libvirt(settings: &Settings) -> Result<String, (u8, String)> {
+    let host = hypervisor(settings)?.probe().await.map_err(|error| {
+        (FAILED, format!("{}; start libvirtd, or set `libvirt.uri` in compute.yaml", chain(&error)))
+    })?;
+    Ok(format!("{}, guests run as {}", host.version, host.virt_type))
+}
+
+async fn network(settings: &Settings) -> Result<String, (u8, String)> {
+    let bridge = hypervisor(settings)?.probe_network().await.map_err(|error| {
+        let mend = "`virsh net-list --all` shows what there is; set `libvirt.network` and `bridge` to that";
+        (FAILED, format!("{}; {mend}", chain(&error)))
+    })?;
+    let first = match bridge {
+        Some(bridge) => format!("{} on bridge {bridge}", settings.network),
+        None => format!("{}, which has no bridge: there will be no metadata service", settings.network),
+    };
+    Ok(match &settings.bridge {
+        Some(second) => format!("{first}, second interface on {second}"),
+        None => first,
+    })
+}
+
+fn hypervisor(settings: &Settings) -> Result<LibvirtHypervisor, (u8, String)> {
     // The node's own uuid does not matter for probing; nothing is made under it.
     let config = libvirt_config(settings, NodeId::new(uuid::Uuid::nil()));
-    let hypervisor = LibvirtHypervisor::connect(config).map_err(|error| (FAILED, chain(&error)))?;
-    match hypervisor.probe().await {
-        Ok(host) => {
-            let bridge =
-                host.bridge.map_or_else(|| "no bridge".to_owned(), |bridge| format!("bridge {bridge}"));
-            Ok(format!(
-                "{}, guests run as {}, network {} on {bridge}",
-                host.version, host.virt_type, settings.network
-            ))
-        }
-        Err(error) => Err((
-            FAILED,
-            format!("{}; is libvirtd running, is the network defined (virsh net-list --all)?", chain(&error)),
-        )),
-    }
+    LibvirtHypervisor::connect(config).map_err(|error| (FAILED, chain(&error)))
 }
 
 fn disk(settings: &Settings) -> Result<String, (u8, String)> {

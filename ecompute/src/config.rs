@@ -235,6 +235,11 @@ impl Settings {
         self.allocation_ratio.get(class).copied().unwrap_or(default)
     }
 
+    /// How many network interfaces a guest has.
+    pub fn nics(&self) -> u8 {
+        if self.bridge.is_some() { 2 } else { 1 }
+    }
+
     /// Where the overlays lie.
     pub fn disks(&self) -> PathBuf {
         self.state_dir.join("disks")

@@ -303,6 +303,8 @@ impl Driver {
                 self.auditing = false;
                 match held {
                     Ok(held) => self.take_audit(begun, &held),
+                    // Not registered yet, or not any more, which the registration makes good.
+                    Err(PlacementError::NotFound(_)) => {}
                     Err(error) => tracing::warn!(%error, "failed to audit this node's allocations"),
                 }
             }
@@ -392,7 +394,11 @@ impl Driver {
             entry.request = None;
         }
         match report.outcome {
-            Outcome::Done => entry.retry = None,
+            Outcome::Done => {
+                entry.retry = None;
+                // Who has its addresses is not waited for any more.
+                self.want_addresses();
+            }
             Outcome::Abandoned if cancelled => {}
             Outcome::Abandoned => entry.retry_later(),
             Outcome::Retry(why) => {
@@ -479,6 +485,7 @@ impl Driver {
     }
 
     fn want_addresses(&self) {
+        let (nics, now) = (self.parts.settings.nics(), Timestamp::now());
         let mut wanted = addresses::Wanted::default();
         for (instance, entry) in self.world.iter() {
             let running = entry.observed.domain == Some(ec_model::RunState::Running);
@@ -486,7 +493,13 @@ impl Driver {
             else {
                 continue;
             };
-            let list = if status.ip.is_none() { &mut wanted.waiting } else { &mut wanted.known };
+            // Nobody may ever ask for an address on the second interface's network: not waited for endlessly.
+            let fresh = status.started_at.is_some_and(|started| {
+                started.saturating_add(self.limits.address).is_ok_and(|deadline| now < deadline)
+            });
+            let complete = (0..nics).all(|nic| status.addresses.iter().any(|address| address.nic == nic));
+            let waiting = status.ip.is_none() || (fresh && !complete);
+            let list = if waiting { &mut wanted.waiting } else { &mut wanted.known };
             list.push(instance);
         }
         wanted.waiting.sort_unstable();

@@ -185,6 +185,7 @@ impl Worker {
             }
             Work::Addresses(addresses) => {
                 let addresses = std::mem::take(addresses);
+                pause_for_test_named("before-addresses");
                 let mut status = self.next_status(State::Active);
                 status.ip =
                     addresses.iter().find(|address| address.nic == 0).or(addresses.first()).map(|a| a.ip);
@@ -299,8 +300,7 @@ impl Worker {
     }
 
     fn macs(&self) -> Vec<ec_model::MacAddr> {
-        let nics = if self.parts.settings.bridge.is_some() { 2 } else { 1 };
-        (0..nics).map(|nic| self.job.instance.mac(nic)).collect()
+        (0..self.parts.settings.nics()).map(|nic| self.job.instance.mac(nic)).collect()
     }
 
     fn domain_spec(&self) -> Result<DomainSpec, Stop> {
@@ -461,8 +461,13 @@ fn pause_for_test(effect: Effect) {
     pause_for_test_named(name);
 }
 
+#[cfg(feature = "failpoints")]
 fn pause_for_test_named(name: &'static str) {
-    fail::fail_point!(name);
-    // Without the feature the macro is empty and the name unused.
-    let _ = name;
+    // Tests wait for this line before they kill.
+    tracing::info!(point = name, "failpoint");
+    // A point that sleeps holds up its own instance only.
+    tokio::task::block_in_place(|| fail::fail_point!(name));
 }
+
+#[cfg(not(feature = "failpoints"))]
+fn pause_for_test_named(_: &'static str) {}

@@ -3,28 +3,42 @@
 //!
 //! Everything is ended when the value is dropped, also after a failed test.
 
+mod bridge;
+mod placement;
+
 use std::{
     fs,
-    net::TcpListener,
+    net::IpAddr,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use ec_libvirt::testing::{LibvirtServer, tiny_image};
+pub use bridge::Bridge;
+use ec_libvirt::testing::LibvirtServer;
+pub use ec_libvirt::testing::tiny_image;
 use ec_model::{InstanceId, NodeId, State, Status, decode};
 use ec_placement_client::{PlacementClient, PlacementConfig};
 use ec_store::{EtcdConfig, EtcdStore, Store, testing::EtcdServer};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+pub use placement::PlacementServer;
 use tempfile::TempDir;
 
 /// Longer than anything here takes on a small machine; a test that waits so long has failed.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// What a tiny guest needs.
+pub const TINY: &str = "resources=VCPU:1,MEMORY_MB:128,DISK_GB:1";
+
 /// One node's whole cloud.
 pub struct Stack {
     agent: Option<Child>,
-    placement_process: Child,
+    /// The real placement.
+    pub placement_server: PlacementServer,
     /// The real etcd.
     pub etcd: EtcdServer,
     /// The private libvirtd.
@@ -41,24 +55,30 @@ pub struct Stack {
 impl Stack {
     /// Everything but the agent.
     pub async fn start() -> Result<Self> {
+        Self::start_with("").await
+    }
+
+    /// Everything but the agent, whose configuration gets these lines, too.
+    pub async fn start_with(more: &str) -> Result<Self> {
         ec_runtime::install_tls_provider();
         // QEMU must be able to pass through.
         let directory = tempfile::Builder::new().prefix("ec-e2e-").tempdir()?;
         let etcd = EtcdServer::start(None).await?;
         let endpoint = etcd.endpoint();
-        let (placement_process, port) = start_placement(directory.path())?;
+        let placement_server = PlacementServer::start(directory.path())?;
+        let placement = placement_server.endpoint();
         let libvirt = LibvirtServer::start();
         let node = NodeId::new(uuid::Uuid::new_v4());
         let config = format!(
-            "uuid: {node}\nname: {node}\netcd: {{endpoints: [\"{endpoint}\"]}}\nplacement: {{endpoint: \"http://127.0.0.1:{port}\"}}\n\
-             state_dir: {}\nlibvirt: {{uri: \"{}\", network: {}}}\nallocation_ratio: {{VCPU: 16.0}}\naudit_grace: 5\n",
+            "uuid: {node}\nname: {node}\netcd: {{endpoints: [\"{endpoint}\"]}}\nplacement: {{endpoint: \"{placement}\"}}\n\
+             state_dir: {}\nlibvirt: {{uri: \"{}\", network: {}}}\nallocation_ratio: {{VCPU: 16.0}}\naudit_grace: 5\n{more}\n",
             directory.path().join("state").display(),
             libvirt.uri(),
             libvirt.network(),
         );
         fs::write(directory.path().join("compute.yaml"), config)?;
         let config = format!(
-            "etcd: {{endpoints: [\"{endpoint}\"]}}\nplacement: {{endpoint: \"http://127.0.0.1:{port}\"}}\nimage: file://{}\n",
+            "etcd: {{endpoints: [\"{endpoint}\"]}}\nplacement: {{endpoint: \"{placement}\"}}\nimage: file://{}\n",
             tiny_image().display()
         );
         fs::write(directory.path().join("schedule.yaml"), config)?;
@@ -71,22 +91,21 @@ impl Stack {
         })
         .await?;
         let placement = PlacementClient::new(&PlacementConfig {
-            endpoint: format!("http://127.0.0.1:{port}"),
+            endpoint: placement_server.endpoint(),
             token: "admin".into(),
             timeout: Duration::from_secs(30),
         })?;
-        let stack = Self { agent: None, placement_process, etcd, libvirt, store, placement, node, directory };
+        let stack = Self { agent: None, placement_server, etcd, libvirt, store, placement, node, directory };
         stack.until("placement answers", async || Ok(stack.placement.probe().await.is_ok())).await?;
         Ok(stack)
     }
 
     /// Starts the agent, stopping for ever at the named points.
     pub async fn start_agent(&mut self, failpoints: &str) -> Result<()> {
-        let log =
-            fs::File::options().create(true).append(true).open(self.directory.path().join("ecompute.log"))?;
-        let agent = Command::new(program("ecompute"))
-            .arg("--config")
-            .arg(self.directory.path().join("compute.yaml"))
+        // A log for each start: what is waited for must come from this one.
+        let log = fs::File::create(self.directory.path().join("ecompute.log"))?;
+        let agent = self
+            .command("ecompute")
             .env("FAILPOINTS", failpoints)
             .stdout(Stdio::null())
             .stderr(log)
@@ -110,10 +129,7 @@ impl Stack {
     /// SIGTERM; answers the exit code.
     pub fn end_agent(&mut self) -> Result<Option<i32>> {
         let mut agent = self.agent.take().context("no agent runs")?;
-        nix::sys::signal::kill(
-            nix::unistd::Pid::from_raw(i32::try_from(agent.id())?),
-            nix::sys::signal::SIGTERM,
-        )?;
+        kill(Pid::from_raw(i32::try_from(agent.id())?), Signal::SIGTERM)?;
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = agent.try_wait()? {
@@ -128,19 +144,38 @@ impl Stack {
         }
     }
 
+    /// Sends the agent a signal, SIGSTOP and SIGCONT for example.
+    pub fn signal_agent(&self, signal: Signal) -> Result<()> {
+        let agent = self.agent.as_ref().context("no agent runs")?;
+        Ok(kill(Pid::from_raw(i32::try_from(agent.id())?), signal)?)
+    }
+
+    /// Waits until the agent of this start has come to a failpoint.
+    pub async fn until_reached(&self, point: &str) -> Result<()> {
+        let wanted = format!("failpoint point=\"{point}\"");
+        self.until(&format!("the agent comes to {point}"), async || Ok(self.log().contains(&wanted))).await
+    }
+
+    /// A program of the product with the stack's configuration, not started yet.
+    pub fn command(&self, name: &str) -> Command {
+        let file = if name == "ecompute" { "compute.yaml" } else { "schedule.yaml" };
+        let mut command = Command::new(program(name));
+        command.arg("--config").arg(self.directory.path().join(file));
+        command
+    }
+
     /// Runs the command line to its end.
     pub fn eschedule(&self, arguments: &[&str]) -> Result<Output> {
-        Command::new(program("eschedule"))
-            .arg("--config")
-            .arg(self.directory.path().join("schedule.yaml"))
-            .args(arguments)
-            .output()
-            .context("failed to run eschedule")
+        self.command("eschedule").args(arguments).output().context("failed to run eschedule")
     }
 
     /// Schedules a tiny guest; answers its instance.
     pub fn schedule(&self, arguments: &[&str]) -> Result<InstanceId> {
-        let query = "resources=VCPU:1,MEMORY_MB:128,DISK_GB:1";
+        self.schedule_as(TINY, arguments)
+    }
+
+    /// Schedules a guest by this query; answers its instance.
+    pub fn schedule_as(&self, query: &str, arguments: &[&str]) -> Result<InstanceId> {
         let output = self.eschedule(&[&[query], arguments].concat())?;
         let text = String::from_utf8_lossy(&output.stdout);
         let line = text.lines().next().unwrap_or_default();
@@ -186,24 +221,63 @@ impl Stack {
             let mut allocated: Vec<_> =
                 self.placement.provider_allocations(self.node).await?.into_keys().collect();
             allocated.sort_unstable();
+            let requests = ec_model::Keyspace::default().requests(self.node);
+            let requests: Vec<InstanceId> = (self.store.list(&requests).await?.pairs.iter())
+                .filter_map(|pair| pair.key.rsplit('/').next()?.parse().ok())
+                .collect();
             let mut domains = Vec::new();
             for domain in self.libvirt.connection().list_all_domains(0)? {
                 domains.push(domain.name()?.parse::<InstanceId>()?);
             }
             domains.sort_unstable();
-            let mut disks: Vec<InstanceId> = fs::read_dir(self.directory.path().join("state/disks"))?
-                .filter_map(|entry| entry.ok()?.path().file_stem()?.to_str()?.parse().ok())
-                .collect();
-            disks.sort_unstable();
+            ensure!(requests == wanted, "requests are {requests:?}");
             ensure!(allocated == wanted, "allocations are {allocated:?}");
             ensure!(domains == wanted, "domains are {domains:?}");
-            ensure!(disks == wanted, "disks are {disks:?}");
+            for kind in ["disks", "instances", "consoles"] {
+                let files = instances_in(&self.directory.path().join("state").join(kind))?;
+                ensure!(files == wanted, "{kind} are {files:?}");
+            }
             Ok(true)
         })
         .await
     }
 
-    fn log(&self) -> String {
+    /// Makes a key pair; answers the private key's path. The public one has `.pub` behind it.
+    pub fn key_pair(&self) -> Result<String> {
+        let path = self.directory.path().join("id").display().to_string();
+        let output =
+            Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f", &path]).output()?;
+        ensure!(output.status.success(), "ssh-keygen: {output:?}");
+        Ok(path)
+    }
+
+    /// Runs a command in a guest, trying until it lets us in; answers what it printed.
+    pub async fn ssh(&self, key: &str, user: &str, ip: IpAddr, command: &str) -> Result<String> {
+        let deadline = Instant::now() + PATIENCE * 3;
+        loop {
+            let mut ssh = tokio::process::Command::new("ssh");
+            ssh.args(["-n", "-i", key, "-o", "BatchMode=yes", "-o", "ConnectTimeout=5"])
+                .args(["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"])
+                .args(["-o", "LogLevel=ERROR", &format!("{user}@{ip}"), command])
+                .kill_on_drop(true);
+            let output = tokio::time::timeout(PATIENCE, ssh.output()).await??;
+            // 255 is ssh's own: not let in, or not there yet.
+            if output.status.code() != Some(255) {
+                ensure!(output.status.success(), "`{command}` in the guest: {output:?}");
+                return Ok(String::from_utf8(output.stdout)?.trim().to_owned());
+            }
+            ensure!(Instant::now() < deadline, "no login at {ip}: {output:?}\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    }
+
+    /// The test's directory: `state` in it is the agent's.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// What the agent said since its last start.
+    pub fn log(&self) -> String {
         fs::read_to_string(self.directory.path().join("ecompute.log")).unwrap_or_default()
     }
 }
@@ -214,8 +288,6 @@ impl Drop for Stack {
             agent.kill().ok();
             agent.wait().ok();
         }
-        self.placement_process.kill().ok();
-        self.placement_process.wait().ok();
     }
 }
 
@@ -225,26 +297,13 @@ fn program(name: &str) -> PathBuf {
     me.ancestors().nth(2).unwrap_or(Path::new(".")).join(name)
 }
 
-fn start_placement(directory: &Path) -> Result<(Child, u16)> {
-    let venv =
-        std::env::var("EC_TEST_PLACEMENT").unwrap_or_else(|_| "/var/cache/etcd-compute/placement".into());
-    let venv = Path::new(&venv);
-    let database = directory.join("placement.sqlite");
-    fs::copy(venv.join("template.sqlite"), &database)
-        .context("OpenStack Placement is missing: run scripts/placement-venv.sh")?;
-    let config = format!(
-        "[api]\nauth_strategy = noauth2\n[placement_database]\nconnection = sqlite:///{}\n",
-        database.display()
-    );
-    fs::write(directory.join("placement.conf"), config)?;
-    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-    // One synchronous worker: SQLite knows no concurrent writers.
-    let child = Command::new(venv.join("bin/gunicorn"))
-        .args(["--workers", "1", "--bind", &format!("127.0.0.1:{port}"), "placement.wsgi.api:application"])
-        .env("OS_PLACEMENT_CONFIG_DIR", directory)
-        .stdout(Stdio::null())
-        .stderr(fs::File::create(directory.join("placement.log"))?)
-        .spawn()
-        .context("failed to start OpenStack Placement")?;
-    Ok((child, port))
+/// The instances that a directory has a file of, in order.
+fn instances_in(directory: &Path) -> Result<Vec<InstanceId>> {
+    let mut found: Vec<InstanceId> = fs::read_dir(directory)?
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.split('.').next()?.parse().ok())
+        .collect();
+    found.sort_unstable();
+    // A console log may have been put aside as full.
+    found.dedup();
+    Ok(found)
 }

@@ -32,6 +32,8 @@ mod local;
 mod qcow2;
 mod shelf;
 mod source;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use cache::{CacheConfig, CachedImage, ImageCache};
 pub use error::{ImageError, Size};

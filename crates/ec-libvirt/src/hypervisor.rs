@@ -75,13 +75,20 @@ impl LibvirtHypervisor {
         })
     }
 
-    /// What is there, without making or starting anything.
+    /// What libvirt is, without a look at its networks, and without making or starting anything.
     pub async fn probe(&self) -> HypervisorResult<HostInfo> {
         let config = Arc::clone(&self.config);
-        let what = "look at libvirt and its network".to_owned();
+        let what = "look at libvirt".to_owned();
         let facts =
             self.look.call(what, Scope::Host, move |connect| prepare::survey(connect, &config)).await?;
         Ok(facts.info)
+    }
+
+    /// The bridge of the configured network, where it has one, without starting it.
+    pub async fn probe_network(&self) -> HypervisorResult<Option<String>> {
+        let config = Arc::clone(&self.config);
+        let what = format!("look at the network `{}`", config.network);
+        self.look.call(what, Scope::Host, move |connect| prepare::survey_network(connect, &config)).await
     }
 
     /// What `prepare` found; done here where nobody has called it.

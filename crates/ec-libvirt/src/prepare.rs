@@ -33,16 +33,24 @@ pub(crate) fn prepare(connect: &Connect, config: &LibvirtConfig) -> Result<Facts
     directory(&config.console_dir)?;
     pool(connect, config)?;
     start_network(connect, &config.network)?;
-    survey(connect, config)
+    let mut facts = survey(connect, config)?;
+    facts.info.bridge = survey_network(connect, config)?;
+    Ok(facts)
 }
 
-/// What is there; changes nothing.
-pub(crate) fn survey(connect: &Connect, config: &LibvirtConfig) -> Result<Facts, CallError> {
-    // A network of type macvtap or hostdev has no bridge.
-    let bridge = network(connect, &config.network)?.bridge_name().ok();
+/// The bridge of the first interface's network, where it has one, and that the second interface's is
+/// there. Changes nothing.
+pub(crate) fn survey_network(connect: &Connect, config: &LibvirtConfig) -> Result<Option<String>, CallError> {
+    let network = network(connect, &config.network)?;
     if let Some(bridge) = &config.bridge {
         second_bridge(bridge)?;
     }
+    // A network of type macvtap or hostdev has no bridge.
+    Ok(network.bridge_name().ok())
+}
+
+/// The hypervisor itself, without its networks. Changes nothing.
+pub(crate) fn survey(connect: &Connect, config: &LibvirtConfig) -> Result<Facts, CallError> {
     let kvm = match config.virt_type {
         VirtType::Qemu => false,
         VirtType::Kvm => {
@@ -58,7 +66,7 @@ pub(crate) fn survey(connect: &Connect, config: &LibvirtConfig) -> Result<Facts,
         info: HostInfo {
             version: format!("QEMU {}, libvirt {}", version(connect.hyp_version()?), version(libvirt)),
             virt_type: virt_type.into(),
-            bridge,
+            bridge: None,
         },
         kvm,
         maximum_cpu,

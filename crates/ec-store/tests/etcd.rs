@@ -14,7 +14,7 @@ use ec_store::{
     EtcdConfig, EtcdStore, EtcdTls, LeaseId, Store, StoreError, StoreResult, Txn,
     testing::{EtcdServer, ServerTls},
 };
-use support::{binaries, connect, put};
+use support::{PATIENCE, binaries, connect, connect_within, put};
 use tokio::time::{Instant, timeout};
 
 /// A port that nobody listens on.
@@ -139,7 +139,8 @@ async fn a_watch_ends_with_an_error_when_etcd_dies_and_stays_ended() {
 #[tokio::test]
 async fn a_listing_larger_than_one_message_comes_in_smaller_pages() {
     let server = EtcdServer::start(None).await.unwrap();
-    let store = connect(&[server.endpoint()]).await;
+    // 64 MiB in one answer, which is then given up: on a busy machine that takes seconds.
+    let store = connect_within(&[server.endpoint()], PATIENCE).await;
     let value = vec![7; 1 << 20];
     for n in 0..80 {
         store.txn(Txn::new().put(format!("/big/{n:02}"), value.clone())).await.unwrap();

@@ -1,105 +1,20 @@
-//! A web server that does exactly as a script says, also what no real one would.
+//! What the tests share.
 
 use std::{
     collections::HashSet,
     future::Future,
     path::Path,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
     time::{Duration, Instant},
 };
 
 use ec_image::{CacheConfig, CachedImage, ImageCache, ImageError};
 use ec_model::{ImageRef, Progress};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpListener,
-    sync::{Semaphore, watch},
-};
+use tokio::sync::watch;
 
-/// One thing that the server does on a connection; after the last it closes.
-pub(crate) enum Step {
-    Send(Vec<u8>),
-    /// Waits for a permit, without end where none comes.
-    Wait(Arc<Semaphore>),
-}
-
-pub(crate) struct Server {
-    pub(crate) url: String,
-    hits: Arc<AtomicUsize>,
-    pub(crate) heads: Arc<Mutex<Vec<String>>>,
-    task: tokio::task::JoinHandle<()>,
-}
-
-impl Server {
-    /// `script` gets the number of the request (0 is the first) and its head.
-    pub(crate) async fn start(script: impl Fn(usize, &str) -> Vec<Step> + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let (hits, heads) = (Arc::new(AtomicUsize::new(0)), Arc::<Mutex<Vec<String>>>::default());
-        let script = Arc::new(script);
-        let (count, log) = (Arc::clone(&hits), Arc::clone(&heads));
-        let task = tokio::spawn(async move {
-            while let Ok((mut socket, _)) = listener.accept().await {
-                let (count, log, script) = (Arc::clone(&count), Arc::clone(&log), Arc::clone(&script));
-                tokio::spawn(async move {
-                    let mut head = Vec::new();
-                    while !head.ends_with(b"\r\n\r\n") {
-                        match socket.read_u8().await {
-                            Ok(byte) => head.push(byte),
-                            Err(_) => return,
-                        }
-                    }
-                    let head = String::from_utf8(head).unwrap();
-                    let number = count.fetch_add(1, Ordering::SeqCst);
-                    log.lock().unwrap().push(head.clone());
-                    for step in script(number, &head) {
-                        match step {
-                            Step::Send(bytes) => {
-                                if socket.write_all(&bytes).await.is_err() {
-                                    return;
-                                }
-                            }
-                            Step::Wait(permit) => permit.acquire().await.unwrap().forget(),
-                        }
-                    }
-                    let _ = socket.shutdown().await;
-                });
-            }
-        });
-        Self { url, hits, heads, task }
-    }
-
-    pub(crate) fn hits(&self) -> usize {
-        self.hits.load(Ordering::SeqCst)
-    }
-
-    pub(crate) fn image(&self) -> ImageRef {
-        image(&format!("{}/disk", self.url))
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
+pub(crate) use ec_image::testing::{Server, Step, answer, ok};
 
 pub(crate) fn image(url: &str) -> ImageRef {
     ImageRef { url: url.to_owned(), sha256: None }
-}
-
-pub(crate) fn answer(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
-    let mut bytes =
-        format!("HTTP/1.1 {status}\r\n{headers}content-length: {}\r\n\r\n", body.len()).into_bytes();
-    bytes.extend(body);
-    bytes
-}
-
-pub(crate) fn ok(body: &[u8]) -> Vec<Step> {
-    vec![Step::Send(answer("200 OK", "", body))]
 }
 
 /// A raw disk that no two seeds share.

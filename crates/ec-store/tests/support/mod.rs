@@ -26,11 +26,11 @@ pub(crate) const OPTIONS: FollowOptions = FollowOptions {
 };
 
 pub(crate) async fn connect(endpoints: &[String]) -> Arc<EtcdStore> {
-    let config = EtcdConfig {
-        endpoints: endpoints.to_vec(),
-        timeout: Duration::from_secs(2),
-        ..EtcdConfig::default()
-    };
+    connect_within(endpoints, Duration::from_secs(2)).await
+}
+
+pub(crate) async fn connect_within(endpoints: &[String], timeout: Duration) -> Arc<EtcdStore> {
+    let config = EtcdConfig { endpoints: endpoints.to_vec(), timeout, ..EtcdConfig::default() };
     Arc::new(EtcdStore::connect(config).await.unwrap())
 }
 

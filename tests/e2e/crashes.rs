@@ -1,0 +1,94 @@
+//! kill -9 of the agent at every step of a build and of a destroy, and destroys in the middle of a build.
+
+use anyhow::Result;
+use ec_model::State;
+use ec_tests::{Stack, TINY};
+
+/// Each step of a build, with the step of a destroy to be killed at afterwards.
+const POINTS: [(&str, &str); 7] = [
+    ("before-announce", "before-announce"),
+    ("before-disk", "before-remove-domain"),
+    ("before-overlay", "before-drop-record"),
+    ("before-define", "before-release"),
+    ("before-start", "before-drop-keys"),
+    ("before-note-start", "before-release"),
+    ("before-addresses", "before-remove-domain"),
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_killed_between_any_two_steps_loses_nothing_and_builds_once() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    for (build, destroy) in POINTS {
+        stack.start_agent(&format!("{build}=pause")).await?;
+        let instance = stack.schedule(&[])?;
+        stack.until_reached(build).await?;
+        stack.kill_agent()?;
+        stack.start_agent("").await?;
+        stack.until_state(instance, State::Active).await?;
+        stack.until_exactly(&[instance]).await?;
+        stack.kill_agent()?;
+
+        stack.start_agent(&format!("{destroy}=pause")).await?;
+        assert!(stack.eschedule(&["destroy", &instance.to_string()])?.status.success());
+        stack.until_reached(destroy).await?;
+        stack.kill_agent()?;
+        stack.start_agent("").await?;
+        stack.until_exactly(&[]).await?;
+        stack.kill_agent()?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_destroy_that_comes_during_a_build_wins_at_every_step() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    for (build, _) in POINTS {
+        // Long enough to ask for the destroy meanwhile.
+        stack.start_agent(&format!("{build}=1*sleep(1500)")).await?;
+        let instance = stack.schedule(&[])?;
+        stack.until_reached(build).await?;
+        let destroy = stack.eschedule(&["destroy", "--wait", &instance.to_string()])?;
+        assert!(destroy.status.success(), "{build}: {destroy:?}");
+        stack.until_exactly(&[]).await?;
+        assert!(stack.status(instance).await?.is_none(), "{build}");
+        stack.kill_agent()?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_killed_while_it_cleans_up_after_a_failure_leaves_the_reason_and_no_claim() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    for point in ["before-release", "before-end-in-error"] {
+        stack.start_agent(&format!("{point}=pause")).await?;
+        let instance = stack.schedule_as(TINY, &["file:///nonexistent.qcow2"])?;
+        stack.until_reached(point).await?;
+        stack.kill_agent()?;
+        stack.start_agent("").await?;
+        stack.until_exactly(&[]).await?;
+        let status = stack.until_state(instance, State::Error).await?;
+        assert!(status.reason.unwrap_or_default().contains("/nonexistent.qcow2"));
+        stack.kill_agent()?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_whose_request_never_came_is_released_and_others_are_kept() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    let kept = stack.schedule(&[])?;
+    // What an eschedule leaves that is killed between its claim and its request.
+    let lost = ec_model::InstanceId::new(uuid::Uuid::new_v4());
+    let query = ec_model::ResourceQuery::parse(TINY)?;
+    let found = stack.placement.candidates(&query).await?;
+    let claim = ec_placement_client::Claim {
+        instance: lost,
+        candidate: &found.candidates[0],
+        project: "p",
+        user: "u",
+    };
+    stack.placement.claim(&claim).await?;
+    assert_eq!(stack.placement.provider_allocations(stack.node).await?.len(), 2);
+    stack.until_exactly(&[kept]).await
+}

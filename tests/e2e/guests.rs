@@ -1,0 +1,88 @@
+//! What arrives inside the guests: their metadata, their disks, their second interface.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+use ec_model::State;
+use ec_tests::{Bridge, Stack};
+use sha2::{Digest, Sha256};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_gets_its_own_name_key_and_user_data_byte_for_byte() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    let key = stack.key_pair()?;
+    // Every byte there is, up to the bound: no reader may take it for text.
+    let data: Vec<u8> = (0..64 * 1024_u32).map(|n| (n % 251 + n / 251) as u8).collect();
+    let path = stack.directory().join("user-data");
+    fs::write(&path, &data)?;
+    let (path, public) = (path.display().to_string(), format!("{key}.pub"));
+    let first = stack.schedule(&["--name", "one", "--key", &public, "--user-data", &path])?;
+    let second = stack.schedule(&["--name", "two", "--key", &public])?;
+    for (instance, name) in [(first, "one"), (second, "two")] {
+        let ip = stack.until_state(instance, State::Active).await?.ip.context("no address")?;
+        let seen = stack
+            .ssh(
+                &key,
+                "root",
+                ip,
+                "hostname; wget -q -O - http://169.254.169.254/latest/meta-data/instance-id",
+            )
+            .await?;
+        assert_eq!(seen, format!("{name}\ni-{instance}"));
+        // No header makes it another guest.
+        let forged = format!(
+            "wget -q -O - --header 'X-Forwarded-For: 127.0.0.1' --header 'X-Instance-ID: {first}' \
+             http://169.254.169.254/latest/meta-data/local-hostname"
+        );
+        assert_eq!(stack.ssh(&key, "root", ip, &forged).await?, name);
+        if instance == first {
+            let sum = stack
+                .ssh(&key, "root", ip, "wget -q -O - http://169.254.169.254/latest/user-data | sha256sum")
+                .await?;
+            let wanted: String = Sha256::digest(&data).iter().map(|byte| format!("{byte:02x}")).collect();
+            assert!(sum.starts_with(&wanted), "{sum}");
+        }
+    }
+    // From the host itself nobody is found.
+    let host = std::net::TcpStream::connect("169.254.169.254:80");
+    assert!(host.is_ok(), "the service listens: {host:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_interface_on_a_bridge_gets_its_address_told_too() -> Result<()> {
+    let mut bridge = Bridge::add()?;
+    let mut stack = Stack::start_with(&format!("bridge: {}", bridge.name())).await?;
+    bridge.serve_dhcp(stack.directory())?;
+    stack.start_agent("").await?;
+    let instance = stack.schedule(&[])?;
+    stack.until_state(instance, State::Active).await?;
+    stack
+        .until("both interfaces have addresses", async || {
+            let addresses = stack.status(instance).await?.map(|status| status.addresses).unwrap_or_default();
+            Ok(addresses.iter().any(|address| address.nic == 0)
+                && addresses.iter().any(|a| a.nic == 1 && a.ip.to_string().starts_with("198.51.100.")))
+        })
+        .await?;
+    let status = stack.status(instance).await?.context("no status")?;
+    let first = status.addresses.iter().find(|address| address.nic == 0).map(|address| address.ip);
+    assert_eq!(status.ip, first, "the libvirt network's address is the instance's IP");
+    assert!(stack.eschedule(&["destroy", "--wait", &instance.to_string()])?.status.success());
+    stack.until_exactly(&[]).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_never_asks_for_an_address_is_an_error_with_its_console() -> Result<()> {
+    let mut stack = Stack::start_with("address_timeout: 15").await?;
+    stack.start_agent("").await?;
+    // Nothing to boot on it: the firmware says so on its console and waits.
+    let blank = stack.directory().join("blank.raw");
+    fs::File::create(&blank)?.set_len(1 << 20)?;
+    let url = format!("file://{}", blank.display());
+    let output = stack.eschedule(&["--wait", ec_tests::TINY, &url])?;
+    let error = String::from_utf8(output.stderr)?;
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("no address 15 s after its start"), "{error}");
+    stack.until_exactly(&[]).await
+}

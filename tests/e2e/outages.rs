@@ -1,0 +1,120 @@
+//! etcd, placement, libvirtd and the agent come and go; nothing that was asked for is lost.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use ec_model::State;
+use ec_store::Store;
+use ec_tests::Stack;
+use nix::sys::signal::Signal;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn guests_outlive_agent_etcd_and_libvirtd_and_nothing_asked_meanwhile_is_lost() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    let first = stack.schedule(&[])?;
+    stack.until_state(first, State::Active).await?;
+
+    stack.etcd.kill();
+    stack.etcd.restart().await?;
+    let second = stack.schedule(&[])?;
+    stack.until_state(second, State::Active).await?;
+
+    stack.libvirt.kill_daemon();
+    let third = stack.schedule(&[])?;
+    stack.libvirt.start_daemon();
+    stack.until_state(third, State::Active).await?;
+
+    assert_eq!(stack.end_agent()?, Some(0));
+    let locked = stack.placement.inventory(stack.node).await?;
+    assert_eq!(locked["VCPU"].reserved, locked["VCPU"].total);
+    let nodes = stack.eschedule(&["-o", "json", "nodes"])?;
+    assert_eq!(String::from_utf8(nodes.stdout)?.trim(), "[]", "the lease is revoked");
+    stack.start_agent("").await?;
+    let free = stack.placement.inventory(stack.node).await?;
+    assert_eq!(free["VCPU"].reserved, 0);
+    stack.until_exactly(&[first, second, third]).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn history_compacted_under_the_watch_costs_nothing() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    let first = stack.schedule(&[])?;
+    stack.until_state(first, State::Active).await?;
+    // While the agent hears nothing: one more guest, one less, all of that compacted away, and the
+    // connection broken, so that its watch must begin in history that is gone.
+    stack.signal_agent(Signal::SIGSTOP)?;
+    let second = stack.schedule(&[])?;
+    assert!(stack.eschedule(&["destroy", &first.to_string()])?.status.success());
+    let (_, now) = stack.store.get("any").await?;
+    stack.store.compact(now).await?;
+    stack.etcd.kill();
+    stack.etcd.restart().await?;
+    stack.signal_agent(Signal::SIGCONT)?;
+    stack.until_state(second, State::Active).await?;
+    stack.until_exactly(&[second]).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_placement_that_is_away_holds_builds_and_destroys_up_and_loses_none() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    let first = stack.schedule(&[])?;
+    stack.until_state(first, State::Active).await?;
+    stack.signal_agent(Signal::SIGSTOP)?;
+    let second = stack.schedule(&[])?;
+    assert!(stack.eschedule(&["destroy", &first.to_string()])?.status.success());
+    stack.placement_server.end();
+    stack.signal_agent(Signal::SIGCONT)?;
+    stack
+        .until("both wait for placement", async || {
+            let log = stack.log();
+            Ok(log.contains("failed to ask for its allocation") && log.contains("did not work for now"))
+        })
+        .await?;
+    let output = stack.eschedule(&[ec_tests::TINY])?;
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    stack.placement_server.go_on()?;
+    stack.until_state(second, State::Active).await?;
+    stack.until_exactly(&[second]).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_etcd_guests_go_on_and_ask_for_their_metadata() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    let key = stack.key_pair()?;
+    let instance = stack.schedule(&["--name", "lone", "--key", &format!("{key}.pub")])?;
+    let ip = stack.until_state(instance, State::Active).await?.ip.context("no address")?;
+    stack.ssh(&key, "root", ip, "true").await?;
+    stack.etcd.kill();
+    let name =
+        stack.ssh(&key, "root", ip, "wget -q -O - http://169.254.169.254/latest/meta-data/hostname").await?;
+    assert_eq!(name, "lone");
+    let output = stack.eschedule(&["list"])?;
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    stack.etcd.restart().await?;
+    stack.until_exactly(&[instance]).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_signal_ends_an_agent_at_once() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("before-define=1*sleep(1000)").await?;
+    let instance = stack.schedule(&[])?;
+    stack.until_reached("before-define").await?;
+    // The agent will wait for an answer that does not come.
+    stack.libvirt.pause_daemon();
+    stack.signal_agent(Signal::SIGTERM)?;
+    stack
+        .until("the first signal is noticed", async || Ok(stack.log().contains("locked the inventory")))
+        .await?;
+    let begin = std::time::Instant::now();
+    let code = stack.end_agent()?;
+    assert!(code.is_none_or(|code| code != 0) && begin.elapsed() < Duration::from_secs(2), "{code:?}");
+    stack.libvirt.resume_daemon();
+    stack.start_agent("").await?;
+    stack.until_state(instance, State::Active).await?;
+    stack.until_exactly(&[instance]).await
+}
