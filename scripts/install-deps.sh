@@ -10,7 +10,7 @@ build) ;;
 demo | test)
   packages+=(etcd-server etcd-client qemu-system-x86 qemu-utils libvirt-daemon-system libvirt-clients
     dnsmasq-base iproute2 iptables python3 python3-venv openssh-client cpio e2fsprogs curl util-linux
-    dpkg-dev procps)
+    dpkg-dev procps kmod binutils xz-utils zstd)
   ;;&
 test) packages+=(docker.io docker-compose mmdebstrap) ;;
 demo) ;;

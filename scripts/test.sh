@@ -6,8 +6,11 @@ if [ "$(id -u)" -ne 0 ]; then exec sudo --preserve-env=PATH,CI "$0" "$@"; fi
 cache=${CACHE:-/var/cache/etcd-compute}
 mkdir -p "$cache"
 command -v cargo-nextest >/dev/null || cargo install --locked cargo-nextest
-export EC_TEST_TINY_IMAGE=$cache/tiny.qcow2 EC_TEST_PLACEMENT=$cache/placement
+export EC_TEST_TINY_IMAGE=$cache/tiny.qcow2 EC_TEST_DEBIAN_IMAGE=$cache/debian.qcow2
+export EC_TEST_PLACEMENT=$cache/placement
 scripts/guests/build-tiny.sh "$EC_TEST_TINY_IMAGE" "$cache/debs"
+# Also with the data source that stock images do not look for by themselves.
+scripts/guests/build-debian.sh "$EC_TEST_DEBIAN_IMAGE" Ec2
 scripts/placement-venv.sh "$EC_TEST_PLACEMENT"
 ETCD_BIN_NEW=$(scripts/fetch-newer-etcd.sh)
 export ETCD_BIN_NEW

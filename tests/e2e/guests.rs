@@ -4,7 +4,7 @@ use std::fs;
 
 use anyhow::{Context, Result};
 use ec_model::State;
-use ec_tests::{Bridge, Stack};
+use ec_tests::{Bridge, Stack, debian_image};
 use sha2::{Digest, Sha256};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -85,4 +85,39 @@ async fn a_guest_that_never_asks_for_an_address_is_an_error_with_its_console() -
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.contains("no address 15 s after its start"), "{error}");
     stack.until_exactly(&[]).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn real_cloud_init_takes_key_name_and_cloud_config_from_both_trees_and_grows_its_disk() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    let key = stack.key_pair()?;
+    let config = stack.directory().join("cloud-config");
+    fs::write(&config, "#cloud-config\nwrite_files:\n- {path: /etc/written, content: by cloud-config}\n")?;
+    let (config, public) = (config.display().to_string(), format!("{key}.pub"));
+    let mut guests = Vec::new();
+    // Found by itself, as in every stock image; and the other tree, which an image must be told to use.
+    for (name, image, platform) in
+        [("found", debian_image("")?, "openstack"), ("told", debian_image("-Ec2")?, "ec2")]
+    {
+        let url = format!("file://{}", image.display());
+        let arguments = ["--name", name, "--key", &public, "--user-data", &config, &url];
+        let instance = stack.schedule_as("resources=VCPU:1,MEMORY_MB:768,DISK_GB:4", &arguments)?;
+        guests.push((instance, name, platform));
+    }
+    // The distribution's own first user.
+    let os = fs::read_to_string("/etc/os-release")?;
+    let user = if os.contains("ID=ubuntu") { "ubuntu" } else { "debian" };
+    for (instance, name, platform) in guests {
+        let ip = stack.until_state(instance, State::Active).await?.ip.context("no address")?;
+        // Exit code 2 only tells of warnings, which an unknown EC2 gives.
+        let wait = "cloud-init status --wait >/dev/null; cloud-init query v1.platform; hostname; \
+                    cat /etc/written; echo; df -BM --output=size / | tail -1";
+        let told = stack.ssh(&key, user, ip, wait).await?;
+        let lines: Vec<&str> = told.lines().map(str::trim).collect();
+        assert_eq!(lines[..3], [platform, name, "by cloud-config"], "{told}");
+        let size: u64 = lines.last().context("no size")?.trim_end_matches('M').parse()?;
+        assert!(size > 3500, "4 GiB are allocated, the root file system has {size} MiB");
+    }
+    Ok(())
 }

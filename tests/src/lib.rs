@@ -71,7 +71,7 @@ impl Stack {
         let node = NodeId::new(uuid::Uuid::new_v4());
         let config = format!(
             "uuid: {node}\nname: {node}\netcd: {{endpoints: [\"{endpoint}\"]}}\nplacement: {{endpoint: \"{placement}\"}}\n\
-             state_dir: {}\nlibvirt: {{uri: \"{}\", network: {}}}\nallocation_ratio: {{VCPU: 16.0}}\naudit_grace: 5\n{more}\n",
+             state_dir: {}\nlibvirt: {{uri: \"{}\", network: {}}}\nallocation_ratio: {{VCPU: 1000.0}}\naudit_grace: 5\n{more}\n",
             directory.path().join("state").display(),
             libvirt.uri(),
             libvirt.network(),
@@ -148,6 +148,11 @@ impl Stack {
     pub fn signal_agent(&self, signal: Signal) -> Result<()> {
         let agent = self.agent.as_ref().context("no agent runs")?;
         Ok(kill(Pid::from_raw(i32::try_from(agent.id())?), signal)?)
+    }
+
+    /// The running agent's process.
+    pub fn agent_pid(&self) -> Option<u32> {
+        self.agent.as_ref().map(Child::id)
     }
 
     /// Waits until the agent of this start has come to a failpoint.
@@ -291,10 +296,24 @@ impl Drop for Stack {
     }
 }
 
-/// Beside the test's own executable, where cargo puts every program.
+/// Beside our own executable, or above it where that is a test: where cargo puts every program.
 fn program(name: &str) -> PathBuf {
     let me = std::env::current_exe().unwrap_or_default();
-    me.ancestors().nth(2).unwrap_or(Path::new(".")).join(name)
+    me.ancestors()
+        .skip(1)
+        .map(|directory| directory.join(name))
+        .find(|path| path.exists())
+        .unwrap_or_default()
+}
+
+/// The image with real cloud-init that `scripts/guests/build-debian.sh` built, or its copy with this ending.
+pub fn debian_image(ending: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("EC_TEST_DEBIAN_IMAGE")
+        .map_or_else(|| PathBuf::from("/var/cache/etcd-compute/debian.qcow2"), PathBuf::from);
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let path = path.with_file_name(format!("{stem}{ending}.qcow2"));
+    ensure!(path.exists(), "{} is missing: run scripts/guests/build-debian.sh", path.display());
+    Ok(path)
 }
 
 /// The instances that a directory has a file of, in order.

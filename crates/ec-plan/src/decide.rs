@@ -53,8 +53,9 @@ use Effect::{
     Announce, Define, DropKeys, DropRecord, EndInError, NoteStart, PrepareDisk, Release, RemoveDomain, Start,
 };
 
-const BUILD: &[Effect] =
-    &[Announce(State::Preparing), PrepareDisk, Announce(State::Starting), Define, Start, NoteStart];
+/// Told before placement is asked: whoever waits sees at once that the node has the request.
+const TAKE_ON: &[Effect] = &[Announce(State::Preparing)];
+const BUILD: &[Effect] = &[PrepareDisk, Announce(State::Starting), Define, Start, NoteStart];
 const FINISH_START: &[Effect] = &[Announce(State::Starting), Start, NoteStart];
 const NOTE_START: &[Effect] = &[NoteStart];
 const STOPPED: &[Effect] = &[Announce(State::Stopped)];
@@ -94,7 +95,8 @@ fn bring_up(facts: &Facts, now: Timestamp, limits: &Limits) -> Decision {
         None if was_up => {
             Decision::Fail("its domain is gone from the hypervisor; something else removed it".to_owned())
         }
-        None => if_allocated(facts, BUILD),
+        None if state == Some(State::Preparing) => if_allocated(facts, BUILD),
+        None => Decision::Run(TAKE_ON),
     }
 }
 
