@@ -2,25 +2,35 @@
 # Tests the containers from nothing: builds them, brings the stack up on ports of its own, uses it with
 # the real command line, and takes it down again with its data.
 #
-# usage: docker-test.sh [DIRECTORY]     where eschedule, ecompute and mdserver lie; default target/release,
-#                                       else target/debug
+# usage: docker-test.sh DIRECTORY IMAGE     DIRECTORY holds eschedule, ecompute and mdserver; IMAGE is the tiny guest
 #
-# Starts dockerd where none runs, and ends exactly that one again. Needs root for it.
+# Starts dockerd where none runs, and a libvirtd of its own in namespaces of its own, and ends exactly these
+# again. Needs root.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-directory=${1:-}
-if [ -z "$directory" ]; then
-  directory=target/release
-  [ -x "$directory/eschedule" ] || directory=target/debug
-fi
+directory=$(realpath "${1:?usage: $0 DIRECTORY IMAGE}")
+image=$(realpath "${2:?usage: $0 DIRECTORY IMAGE}")
 # Far from the usual ports, so that a stack or demo in use goes on.
 export ETCD_PORT=${ETCD_PORT:-32379} PLACEMENT_PORT=${PLACEMENT_PORT:-38080}
 # The builder that needs no plugin; the files suit both.
 export DOCKER_BUILDKIT=0 COMPOSE_DOCKER_CLI_BUILD=0
 project=etcd-compute-test
 work=$(mktemp -d)
-dockerd_pid=
+# dnsmasq does not stay root, and must pass.
+chmod 755 "$work"
+dockerd_pid= libvirt_pid=
+bridge=ecdocker0
+# The agent's container, as compose.yaml has it, on directories of this test.
+export AGENT_TAG=test AGENT_CONTEXT=$work/agent LIBVIRT_RUN=$work/sock
+export ECOMPUTE_STATE=$work/state ECOMPUTE_CONFIG=$work/config
+# The release that the binaries were built on.
+. /etc/os-release
+case $ID in
+ubuntu) AGENT_BASE_IMAGE=ubuntu:$VERSION_CODENAME ;;
+*) AGENT_BASE_IMAGE=debian:$VERSION_CODENAME-slim ;;
+esac
+export AGENT_BASE_IMAGE
 
 say() { printf '== %s\n' "$*"; }
 die() {
@@ -41,7 +51,14 @@ finish() {
   trap - EXIT
   if docker info >/dev/null 2>&1; then
     [ "$status" -eq 0 ] || compose logs --tail=20 >&2 || true
-    compose down -v >/dev/null 2>&1 || true
+    compose --profile agent down -v >/dev/null 2>&1 || true
+    docker image rm "etcd-compute/agent:$AGENT_TAG" >/dev/null 2>&1 || true
+  fi
+  if [ -n "$libvirt_pid" ]; then
+    # Its namespace ends with it, and everything in there.
+    kill -KILL "$libvirt_pid" 2>/dev/null || true
+    wait "$libvirt_pid" 2>/dev/null || true
+    ip link del "$bridge" 2>/dev/null || true # a clean end has removed it
   fi
   if [ -n "$dockerd_pid" ]; then
     kill -TERM "$dockerd_pid" 2>/dev/null || true
@@ -75,19 +92,22 @@ if ! docker_answers; then
   within 60 "dockerd" dockerd_is_up
 fi
 
-say "base image"
-if ! docker image inspect debian:bookworm-slim >/dev/null 2>&1; then
-  timeout 60 docker pull -q debian:bookworm-slim 2>/dev/null || docker/import-base.sh
-fi
+say "base images"
+for base in debian:bookworm-slim "$AGENT_BASE_IMAGE"; do
+  docker image inspect "$base" >/dev/null 2>&1 || timeout 60 docker pull -q "$base" 2>/dev/null ||
+    docker/import-base.sh "$base"
+done
 
 say "building"
+install -D -m 644 -t "$work/agent" docker/agent/Dockerfile
+install -D -s -t "$work/agent/bin" "$directory/ecompute" "$directory/eschedule" "$directory/mdserver"
 if [ -z "${PIP_INDEX_URL:-}" ] && command -v pip >/dev/null; then
   # A site's own mirror, where pip on this host is told of one.
   PIP_INDEX_URL=$(pip config get global.index-url 2>/dev/null || true)
   PIP_TRUSTED_HOST=$(pip config get global.trusted-host 2>/dev/null || true)
   [ -z "$PIP_INDEX_URL" ] && unset PIP_INDEX_URL || export PIP_INDEX_URL PIP_TRUSTED_HOST
 fi
-compose build etcd placement >"$work/build.log" 2>&1 || die "build failed: $(tail -n 20 "$work/build.log")"
+compose --profile agent build >"$work/build.log" 2>&1 || die "build failed: $(tail -n 20 "$work/build.log")"
 
 say "up on ports $ETCD_PORT and $PLACEMENT_PORT"
 compose up -d etcd placement >"$work/up.log" 2>&1 || die "up failed: $(tail -n 20 "$work/up.log")"
@@ -121,41 +141,102 @@ PYTHON
 ask GET "$placement/" | grep -q '"max_version": "1.39"' || die "placement does not tell its versions"
 ask POST "$placement/resource_providers" '{"name": "test"}' | grep -q '"name": "test"' || die "no provider was made"
 
-if [ -x "$directory/eschedule" ]; then
-  say "$directory/eschedule uses both"
-  cat >"$work/schedule.yaml" <<YAML
+say "eschedule uses both"
+cat >"$work/schedule.yaml" <<YAML
 etcd: {host: 127.0.0.1, port: $ETCD_PORT}
 placement: {endpoint: "$placement"}
+image: file://$work/state/tiny.qcow2
 YAML
-  eschedule() { "$directory/eschedule" --config "$work/schedule.yaml" "$@"; }
-  eschedule nodes || die "eschedule nodes failed with exit code $?"
-  code=0
-  answer=$(eschedule 'resources=VCPU:1,DISK_GB:1,MEMORY_MB:256') || code=$?
-  [ "$answer" = "NO ALLOCATIONS LEFT" ] || die "without room it said: $answer"
-  [ "$code" -eq 1 ] || die "without room its exit code was $code"
-else
-  say "skipped: there is no $directory/eschedule"
-fi
+eschedule() { "$directory/eschedule" --config "$work/schedule.yaml" "$@"; }
+eschedule nodes || die "eschedule nodes failed with exit code $?"
+code=0
+answer=$(eschedule 'resources=VCPU:1,DISK_GB:1,MEMORY_MB:256') || code=$?
+[ "$answer" = "NO ALLOCATIONS LEFT" ] || die "without room it said: $answer"
+[ "$code" -eq 1 ] || die "without room its exit code was $code"
 
-if [ -x "$directory/ecompute" ] && [ -x "$directory/mdserver" ] && [ -x "$directory/eschedule" ]; then
-  say "the agent's image has what its programs need"
-  mkdir -p "$work/agent"
-  cp docker/agent/Dockerfile "$work/agent/"
-  install -D -s -t "$work/agent/bin" "$directory/ecompute" "$directory/eschedule" "$directory/mdserver"
-  docker build -q --network host -t etcd-compute/agent:test "$work/agent" >/dev/null 2>"$work/agent.log" ||
-    die "build of the agent failed: $(tail -n 20 "$work/agent.log")"
-  for program in ecompute eschedule mdserver; do
-    docker run --rm etcd-compute/agent:test "$program" --version
-  done
-  docker run --rm --network host -v "$work/schedule.yaml:/etc/ecompute/schedule.yaml:ro" \
-    etcd-compute/agent:test eschedule nodes || die "eschedule in the container failed with exit code $?"
-  docker image rm etcd-compute/agent:test >/dev/null
-else
-  say "skipped: $directory does not hold all three programs"
-fi
+say "a libvirtd for the agent"
+for name in sock etc/libvirt var/lib/libvirt var/cache/libvirt var/log/libvirt state config; do
+  mkdir -p "$work/$name"
+done
+printf 'unix_sock_dir = "%s"\nunix_sock_rw_perms = "0700"\nauth_unix_rw = "none"\n' "$work/sock" \
+  >"$work/etc/libvirt/libvirtd.conf"
+printf '%s\n' 'user = "root"' 'group = "root"' 'security_driver = "none"' 'namespaces = []' \
+  'cgroup_controllers = []' 'remember_owner = 0' >"$work/etc/libvirt/qemu.conf"
+: >"$work/etc/libvirt/virtlogd.conf"
+# libvirtd looks its own name up at every start of a guest.
+echo "127.0.0.1 localhost $(hostname)" >"$work/hosts"
+: >"$work/resolv.conf"
+cat >"$work/init" <<'INIT'
+set -e
+mount -t tmpfs tmpfs /run
+mkdir -p /run/libvirt /run/lock
+for name in etc/libvirt var/lib/libvirt var/cache/libvirt var/log/libvirt; do
+  mkdir -p "/$name"
+  mount --bind "$1/$name" "/$name"
+done
+mount --bind "$1/hosts" /etc/hosts
+mount --bind "$1/resolv.conf" /etc/resolv.conf
+# Where the processor cannot virtualise, libvirt would probe a device that can be opened at every start.
+if [ -e /dev/kvm ] && ! grep -qwE 'vmx|svm' /proc/cpuinfo; then mount --bind /dev/null /dev/kvm; fi
+virtlogd -f /etc/libvirt/virtlogd.conf &
+libvirtd -f /etc/libvirt/libvirtd.conf &
+# Process 1 of its namespace: orphaned guests are reaped here.
+while :; do wait -n || sleep 1; done
+INIT
+unshare --mount --pid --fork --kill-child --mount-proc --propagation private bash "$work/init" "$work" \
+  >"$work/libvirtd.log" 2>&1 &
+libvirt_pid=$!
+virsh() { command virsh -q -c "qemu+unix:///system?socket=$work/sock/libvirt-sock" "$@"; }
+libvirt_answers() {
+  kill -0 "$libvirt_pid" 2>/dev/null || die "libvirtd ended: $(tail -n 3 "$work/libvirtd.log")"
+  virsh version >/dev/null 2>&1
+}
+within 60 "libvirtd" libvirt_answers
+for n in $(seq 201 250); do ip -o route | grep -q "192\.168\.$n\." || break; done
+virsh net-define /dev/stdin >/dev/null <<XML
+<network>
+  <name>guests</name>
+  <forward mode='nat'/>
+  <bridge name='$bridge' stp='off' delay='0'/>
+  <ip address='192.168.$n.1' netmask='255.255.255.0'>
+    <dhcp><range start='192.168.$n.10' end='192.168.$n.250'/></dhcp>
+  </ip>
+</network>
+XML
+virsh net-start guests >/dev/null
+
+say "the agent in its container"
+cp "$image" "$work/state/tiny.qcow2"
+cp "$work/schedule.yaml" "$work/config/"
+cat >"$work/config/compute.yaml" <<YAML
+name: docker-test
+etcd: {host: 127.0.0.1, port: $ETCD_PORT}
+placement: {endpoint: "$placement"}
+state_dir: $work/state
+libvirt: {network: guests}
+YAML
+compose --profile agent up -d --no-build agent >"$work/up.log" 2>&1 ||
+  die "the agent did not start: $(tail -n 20 "$work/up.log")"
+for program in ecompute eschedule mdserver; do compose --profile agent exec -T agent "$program" --version </dev/null; done
+node_is_there() { eschedule -o json nodes | grep -q docker-test; }
+within 60 "the agent's registration" node_is_there
+compose --profile agent exec -T agent ecompute --check </dev/null
+
+say "a guest, built from the container"
+eschedule --wait --timeout 180 --name contained 'resources=VCPU:1,MEMORY_MB:128,DISK_GB:1' ||
+  die "no guest: $(compose --profile agent logs --tail=20 agent)"
+eschedule contained | grep -q "^192\.168\.$n\." || die "its address is not of the network"
+[ "$(virsh list --name | grep -c .)" -eq 1 ] || die "wanted one domain: $(virsh list --all)"
+eschedule destroy --wait --timeout 60 contained
+[ -z "$(virsh list --all --name | tr -d '[:space:]')" ] || die "a domain is left: $(virsh list --all)"
 
 say "down"
-compose down -v >/dev/null 2>&1
+compose --profile agent stop agent >/dev/null 2>&1
+[ "$(docker inspect -f '{{.State.ExitCode}}' "$(compose --profile agent ps -q agent)")" = 0 ] ||
+  die "the agent did not end well: $(compose --profile agent logs --tail=20 agent)"
+if ip -o addr show dev "$bridge" | grep -q '169\.254\.169\.254'; then die "the metadata address is left"; fi
+compose --profile agent down -v >/dev/null 2>&1
 [ -z "$(docker ps -aq --filter "label=com.docker.compose.project=$project")" ] || die "containers are left"
 [ -z "$(docker volume ls -q --filter "label=com.docker.compose.project=$project")" ] || die "volumes are left"
+virsh net-destroy guests >/dev/null
 say "all is well"

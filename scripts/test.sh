@@ -17,4 +17,4 @@ export ETCD_BIN_NEW
 # With the failpoints, at which the crash tests stop the agent.
 cargo build --locked --all-features -p ecompute -p eschedule -p mdserver
 cargo nextest run --workspace --locked --all-features
-scripts/docker-test.sh target/debug
+scripts/docker-test.sh target/debug "$EC_TEST_TINY_IMAGE"
