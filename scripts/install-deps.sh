@@ -12,7 +12,7 @@ demo | test)
     dnsmasq-base iproute2 iptables python3 python3-venv openssh-client cpio e2fsprogs curl util-linux
     dpkg-dev procps kmod binutils xz-utils zstd)
   ;;&
-test) packages+=(docker.io docker-compose mmdebstrap) ;;
+test) packages+=(docker.io mmdebstrap postgresql debian-archive-keyring) ;;
 demo) ;;
 *) echo "install-deps: \`$level\` is not known: wanted build, demo or test" >&2; exit 2 ;;
 esac
@@ -20,14 +20,25 @@ esac
 installed() { dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null | grep -qx installed; }
 missing=()
 for package in "${packages[@]}"; do installed "$package" || missing+=("$package"); done
-[ ${#missing[@]} -eq 0 ] && exit 0
+# Releases differ in the packages that these two come from, which only apt's lists tell.
+docker_missing= compose_missing=
+if [ "$level" = test ]; then
+  command -v docker >/dev/null || docker_missing=yes
+  docker compose version >/dev/null 2>&1 || command -v docker-compose >/dev/null || compose_missing=yes
+fi
+[ "${#missing[@]}$docker_missing$compose_missing" = 0 ] && exit 0
 
 as_root=()
 [ "$(id -u)" -eq 0 ] || as_root=(sudo)
-echo "installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
 apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends)
 "${as_root[@]}" apt-get -q update
+available() { [ -n "$(apt-cache show "$1" 2>/dev/null)" ]; }
+if [ -n "$docker_missing" ] && available docker-cli; then missing+=(docker-cli); fi
+if [ -n "$compose_missing" ]; then
+  if available docker-compose-v2; then missing+=(docker-compose-v2); else missing+=(docker-compose); fi
+fi
+echo "installing ${missing[*]}"
 if ! "${apt[@]}" install "${missing[@]}"; then
   # An image may carry qemu-utils from backports, which then does not go with the release's QEMU.
   release=$(. /etc/os-release && echo "${VERSION_CODENAME}")

@@ -13,17 +13,40 @@ use crate::{config::Session, spec::GuestSpec};
 /// How long to find out what became of a write whose answer was lost.
 const RESOLVE_TRIES: u32 = 10;
 
+/// How often candidates are asked for anew after races were lost.
+const ROUNDS: u32 = 5;
+
 /// An instance with its node.
 pub(crate) struct Scheduled {
     pub(crate) instance: InstanceId,
     pub(crate) node: NodeId,
 }
 
-/// Claims the first candidate that can be had and requests the instance there. `None`: no room.
+/// Claims the first candidate that can be had and requests the instance there; the inner error says why
+/// there is no room.
 pub(crate) async fn schedule(
     session: &Session,
     query: &ResourceQuery,
     guest: GuestSpec,
+) -> Result<Result<Scheduled, NoRoom>, Failure> {
+    let mut no_room = NoRoom::default();
+    for _ in 0..ROUNDS {
+        match attempt(session, query, &guest).await? {
+            Ok(scheduled) => return Ok(Ok(scheduled)),
+            Err(none) => no_room = none,
+        }
+        // Whoever won took room somewhere, but there may be other room that no candidate of then showed.
+        if no_room.lost_races == 0 {
+            break;
+        }
+    }
+    Ok(Err(no_room))
+}
+
+async fn attempt(
+    session: &Session,
+    query: &ResourceQuery,
+    guest: &GuestSpec,
 ) -> Result<Result<Scheduled, NoRoom>, Failure> {
     let nodes = session.settings.keys.nodes();
     // etcd is asked at the same time, so that nothing is claimed which could not be requested.
@@ -35,7 +58,6 @@ pub(crate) async fn schedule(
         error => error.into(),
     })?;
 
-    let instance = InstanceId::new(uuid::Uuid::new_v4());
     let mut no_room = NoRoom { candidates: found.candidates.len(), ..NoRoom::default() };
     for candidate in &found.candidates {
         let Some(node) = found.hosts(candidate).into_iter().find(|host| alive.contains(host)) else {
@@ -43,6 +65,8 @@ pub(crate) async fn schedule(
             continue;
         };
         needs_of_a_machine(candidate)?;
+        // A new one for each claim: OpenStack keeps the consumer of some claims that it refused.
+        let instance = InstanceId::new(uuid::Uuid::new_v4());
         let claim =
             Claim { instance, candidate, project: &session.settings.project, user: &session.settings.user };
         match session.placement.claim(&claim).await {

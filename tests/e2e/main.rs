@@ -7,3 +7,4 @@ mod guests;
 mod images;
 mod life;
 mod outages;
+mod races;

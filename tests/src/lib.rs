@@ -5,6 +5,7 @@
 
 mod bridge;
 mod placement;
+mod postgres;
 
 use std::{
     fs,
@@ -60,12 +61,21 @@ impl Stack {
 
     /// Everything but the agent, whose configuration gets these lines, too.
     pub async fn start_with(more: &str) -> Result<Self> {
+        Self::start_on(more, PlacementServer::start).await
+    }
+
+    /// Everything but the agent, for many clients at a time.
+    pub async fn start_concurrent() -> Result<Self> {
+        Self::start_on("", PlacementServer::start_concurrent).await
+    }
+
+    async fn start_on(more: &str, start: fn(&Path) -> Result<PlacementServer>) -> Result<Self> {
         ec_runtime::install_tls_provider();
         // QEMU must be able to pass through.
         let directory = tempfile::Builder::new().prefix("ec-e2e-").tempdir()?;
         let etcd = EtcdServer::start(None).await?;
         let endpoint = etcd.endpoint();
-        let placement_server = PlacementServer::start(directory.path())?;
+        let placement_server = start(directory.path())?;
         let placement = placement_server.endpoint();
         let libvirt = LibvirtServer::start();
         let node = NodeId::new(uuid::Uuid::new_v4());

@@ -7,31 +7,56 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use anyhow::{Context, Result};
+use crate::postgres::Postgres;
+use anyhow::{Context, Result, ensure};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 
-/// A placement of one test, on SQLite. Ended when dropped.
+/// A placement of one test. Ended when dropped.
 pub struct PlacementServer {
     process: Option<Child>,
+    /// Where there is one; else the database is a file.
+    postgres: Option<Postgres>,
     directory: PathBuf,
     port: u16,
 }
 
 impl PlacementServer {
+    /// On SQLite, with one worker: it knows no concurrent writers.
     pub(crate) fn start(directory: &Path) -> Result<Self> {
         let database = directory.join("placement.sqlite");
         fs::copy(environment().join("template.sqlite"), &database)
             .context("OpenStack Placement is missing: run scripts/placement-venv.sh")?;
+        Self::start_on(directory, &format!("sqlite:///{}", database.display()), None)
+    }
+
+    /// On a PostgreSQL of its own, with several workers, for tests with many writers.
+    pub(crate) fn start_concurrent(directory: &Path) -> Result<Self> {
+        let postgres = Postgres::start(directory)?;
+        let url = postgres.url();
+        let server = Self::start_on(directory, &url, Some(postgres))?;
+        Ok(server)
+    }
+
+    fn start_on(directory: &Path, database: &str, postgres: Option<Postgres>) -> Result<Self> {
         let config = format!(
-            "[api]\nauth_strategy = noauth2\n[placement_database]\nconnection = sqlite:///{}\n",
-            database.display()
+            "[api]\nauth_strategy = noauth2\n[placement_database]\nconnection = {database}\n\
+             max_pool_size = 20\n[placement]\nallocation_conflict_retry_count = 100\n"
         );
-        fs::write(directory.join("placement.conf"), config)?;
+        let file = directory.join("placement.conf");
+        fs::write(&file, config)?;
+        if postgres.is_some() {
+            let output = Command::new(environment().join("bin/placement-manage"))
+                .arg("--config-file")
+                .arg(&file)
+                .args(["db", "sync"])
+                .output()?;
+            ensure!(output.status.success(), "placement-manage db sync: {output:?}");
+        }
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let mut server = Self { process: None, directory: directory.to_owned(), port };
+        let mut server = Self { process: None, postgres, directory: directory.to_owned(), port };
         server.go_on()?;
         Ok(server)
     }
@@ -43,9 +68,9 @@ impl PlacementServer {
 
     /// Starts it, with the data that it had. It answers a little later.
     pub fn go_on(&mut self) -> Result<()> {
-        // One synchronous worker: SQLite knows no concurrent writers.
+        let workers = if self.postgres.is_some() { "4" } else { "1" };
         let child = Command::new(environment().join("bin/gunicorn"))
-            .args(["--workers", "1", "--bind", &format!("127.0.0.1:{}", self.port)])
+            .args(["--workers", workers, "--bind", &format!("127.0.0.1:{}", self.port)])
             .arg("placement.wsgi.api:application")
             .env("OS_PLACEMENT_CONFIG_DIR", &self.directory)
             .stdout(Stdio::null())
