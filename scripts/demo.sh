@@ -178,6 +178,8 @@ C
 
   say "Scheduling a virtual machine"
   ssh-keygen -q -t ed25519 -N '' -C demo -f "$STATE/id_ed25519"
+  # Through sudo the stack, and so the key, is for the user who called it.
+  if [ -n "${SUDO_USER-}" ]; then chown "$SUDO_USER" "$STATE/id_ed25519"; fi
   printf '#!/bin/sh\necho "hello from user-data on $(hostname)"\n' >"$STATE/user-data"
   eschedule --wait --timeout 300 --name demo --key "$STATE/id_ed25519.pub" --user-data "$STATE/user-data" \
     'resources=VCPU:1,MEMORY_MB:128,DISK_GB:1' | tee "$STATE/scheduled"
@@ -194,6 +196,8 @@ C
     sleep 1
   done
   guest "$ip" 'echo "I am $(hostname), $(uname -sr), up $(cut -d. -f1 /proc/uptime) s, address $(cat /run/ip)"'
+  # What user-data printed is on the console, which libvirt keeps.
+  grep -a "hello from user-data" "$STATE/ecompute/consoles/$instance.log" || die "user-data did not run"
   [ "$(guest "$ip" hostname)" = demo ] || die "the guest did not get its name from the metadata server"
 
   say "What etcd knows (etcdctl get --prefix /ecompute --keys-only)"

@@ -104,7 +104,8 @@ fn table(header: &[&str]) -> Table {
     table
 }
 
-/// Without the blanks at the lines' ends.
+/// Without the blanks at both ends of the lines, of which each has one at its beginning.
 fn trimmed(table: &Table) -> String {
-    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
+    let line = |line: String| line.strip_prefix(' ').unwrap_or(&line).trim_end().to_owned();
+    table.lines().map(line).collect::<Vec<_>>().join("\n")
 }

@@ -69,7 +69,9 @@ C
   printf "$(word $start)$(word $((mb * 2048)))" | $at seek=454
   printf '\x55\xaa' | $at seek=510
   qemu-img convert -c -O qcow2 "$work/disk.img" "$out.new"
+  rm -f "$out.recipe"
   mv "$out.new" "$out"
+  echo "$recipe" >"$out.recipe"
   echo "built $out: $(stat -c %s "$out") bytes, $suite"
 }
 
@@ -89,7 +91,9 @@ pin() {
   echo "built $to"
 }
 
-if [ ! "$out" -nt "$0" ]; then
+# What it is made by, so that a new checkout of the same files does not build it again.
+recipe=$(cat "$0" /etc/os-release | sha256sum)
+if [ ! -e "$out" ] || [ "$(cat "$out.recipe" 2>/dev/null)" != "$recipe" ]; then
   mkdir -p "$(dirname "$out")"
   build
 fi

@@ -9,7 +9,9 @@ set -euo pipefail
 export PATH=$PATH:/usr/sbin:/sbin
 here=$(cd "$(dirname "$0")" && pwd)
 out=$(realpath -m "${1:?usage: $0 OUT.qcow2 [PACKAGES]}")
-if [ -e "$out" ] && [ -z "$(find "$0" "$here/tiny" -newer "$out")" ]; then
+# What it is made by, so that a new checkout of the same files does not build it again.
+recipe=$(cat "$0" "$here"/tiny/* | sha256sum)
+if [ -e "$out" ] && [ "$(cat "$out.recipe" 2>/dev/null)" = "$recipe" ]; then
   echo "tiny guest image is there already: $out"
   exit 0
 fi
@@ -157,5 +159,7 @@ syslinux --install --offset $((start * 512)) "$disk"
 
 mkdir -p "$(dirname "$out")"
 qemu-img convert -c -O qcow2 "$disk" "$out.new"
+rm -f "$out.recipe"
 mv "$out.new" "$out"
+echo "$recipe" >"$out.recipe"
 echo "built $out: $(stat -c %s "$out") bytes, kernel $version"
