@@ -9,14 +9,15 @@ ifdef SUDO_USER
 export RUSTUP_HOME ?= $(shell getent passwd $(SUDO_USER) | cut -d: -f6)/.rustup
 endif
 
-.PHONY: help demo demo-down test check deny fuzz
+.PHONY: help demo demo-down test bench check deny fuzz
 
 help:
 	@echo "make demo       install what is missing, build, start the stack, boot a guest, log in"
 	@echo "make demo-down  end the demo; nothing stays but caches in $(CACHE)"
 	@echo "make test       all tests, on real etcd, placement, libvirt guests and Docker"
-	@echo "make check      formatting, lints"
-	@echo "make deny       dependencies, with cargo-deny"
+	@echo "make bench      what we promise, beside the bare calls, as medians and ratios"
+	@echo "make check      formatting, lints, dependencies and their licences"
+	@echo "make deny       the last of these alone"
 	@echo "make fuzz       each parser of outside data for a minute"
 
 demo:
@@ -31,7 +32,12 @@ test:
 	scripts/install-deps.sh test
 	scripts/test.sh
 
-check:
+bench:
+	scripts/install-deps.sh test
+	cargo build --release --locked -p ecompute -p eschedule -p ec-bench
+	$(SUDO) scripts/bench.sh
+
+check: deny
 	scripts/install-deps.sh build
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings

@@ -129,6 +129,8 @@ impl Template {
         domain.create()?;
         let elapsed = begin.elapsed();
         remove(&domain, &volume)?;
+        // The agent would; here nobody else does.
+        std::fs::remove_file(stack.directory().join(format!("state/consoles/{other}.log"))).ok();
         Ok(elapsed)
     }
 }

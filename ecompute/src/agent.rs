@@ -179,6 +179,10 @@ async fn be_present(
             () = tokio::time::sleep(RETRY) => {}
         }
     }
+    // The start is over, and what comes now needs little of its code.
+    if let Err(error) = ec_runtime::memory::forget_code() {
+        tracing::debug!(%error, "code that only the start needed stays resident");
+    }
     let settings = &parts.settings;
     let alive = keep_alive(
         Arc::clone(&parts.store),

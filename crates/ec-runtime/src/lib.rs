@@ -4,6 +4,7 @@
 pub mod config;
 pub mod exit;
 mod logging;
+pub mod memory;
 mod shutdown;
 
 pub use logging::{LogFormat, init_logging};
