@@ -1,4 +1,4 @@
-//! `eschedule` from the start of its process to `NOTIFIED TARGET`, beside the same requests by bare clients.
+//! `eschedule` from the start of its process to `NOTIFIED TARGET`, against the round trips it needs.
 
 use std::{
     io::{BufRead, BufReader},
@@ -7,131 +7,150 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use ec_model::{InstanceId, Keyspace, NodeId, NodeRecord, RECORD_VERSION, encode};
+use ec_model::{IndexEntry, InstanceId, NodeId, NodeRecord, RECORD_VERSION, encode};
 use ec_placement_client::Inventory;
 use ec_store::{Store, Txn};
 use ec_tests::{Stack, TINY};
 use etcd_client::{Compare, CompareOp, GetOptions, TxnOp};
-use serde_json::json;
+use jiff::Timestamp;
 
-use crate::figures::{Comparison, Goal, Rounds};
+use crate::{
+    bare::{ask, claim_of},
+    orders::Orders,
+    stats::{Figure, Goal, Samples},
+};
 
-const GOAL: Goal = Goal { ratio: 2.0, ms: None };
-/// Not measured: caches fill, the placement's interpreter warms up.
+const ROUNDS: usize = 40;
+/// Not counted: the servers' own caches fill, and the program's pages are read.
 const WARM_UP: usize = 3;
 
-/// Measures. The node is there by its records only, so that nothing is built meanwhile.
-pub(crate) async fn measure(stack: &Stack, rounds: usize) -> Result<Comparison> {
-    stand_in(stack).await?;
-    let mut measured = Rounds::default();
-    for round in 0..rounds + WARM_UP {
-        let (instance, ours) = tokio::task::block_in_place(|| ours(stack))?;
-        clean_up(stack, instance).await?;
-        let instance = InstanceId::new(uuid::Uuid::new_v4());
-        let begin = Instant::now();
-        bare(stack, instance).await?;
-        let bare = begin.elapsed();
-        clean_up(stack, instance).await?;
+/// Measures on a node that nobody serves, so that nothing is built beside.
+pub(crate) async fn measure(stack: &Stack) -> Result<Vec<Figure>> {
+    let node = NodeId::new(uuid::Uuid::new_v4());
+    let orders = Orders::new(stack, node, &[("VCPU", 1), ("MEMORY_MB", 128), ("DISK_GB", 1)]).await?;
+    pretend_to_live(&orders).await?;
+    let (mut bare, mut ours, mut start) = (Samples::default(), Samples::default(), Samples::default());
+    for round in 0..WARM_UP + ROUNDS {
+        let (time, instance) = bare_round(&orders).await?;
+        clean(&orders, instance).await?;
+        let (time_of_ours, instance) = tokio::task::block_in_place(|| run(&orders))?;
+        clean(&orders, instance).await?;
+        let time_of_start = tokio::task::block_in_place(|| only_start(stack))?;
         if round >= WARM_UP {
-            measured.ours.push(ours);
-            measured.bare.push(bare);
+            bare.push_time(time);
+            ours.push_time(time_of_ours);
+            start.push_time(time_of_start);
         }
     }
-    let keys = Keyspace::default();
-    stack.store.txn(Txn::new().delete(keys.node(stack.node))).await?;
-    Ok(measured.compare("eschedule: process start to NOTIFIED", GOAL))
+    ask(&orders.placement, "DELETE", &format!("/resource_providers/{node}"), None).await?;
+    stack.store.txn(Txn::new().delete(orders.keys.node(node))).await?;
+    Ok(vec![
+        Figure {
+            name: "eschedule: process start → NOTIFIED TARGET",
+            unit: "ms",
+            ours,
+            bare: Some((
+                "its two placement and two etcd requests on fresh connections, the first two at once",
+                bare,
+            )),
+            goals: vec![Goal::Ratio(2.0)],
+        },
+        Figure {
+            name: "  of it the process alone (eschedule --version)",
+            unit: "ms",
+            ours: start,
+            bare: None,
+            goals: vec![],
+        },
+    ])
 }
 
-/// A provider with room, and the key of an agent that lives.
-async fn stand_in(stack: &Stack) -> Result<()> {
-    stack.placement.ensure_provider(stack.node, &stack.node.to_string()).await?;
-    let inventory = |total| Inventory {
-        total,
+/// A provider with room for everything and the key of a living node.
+async fn pretend_to_live(orders: &Orders<'_>) -> Result<()> {
+    let (node, placement) = (orders.node, &orders.stack.placement);
+    placement.ensure_provider(node, &node.to_string()).await?;
+    let plenty = Inventory {
+        total: 1 << 20,
         reserved: 0,
         min_unit: 1,
-        max_unit: total,
+        max_unit: 1 << 20,
         step_size: 1,
         allocation_ratio: 1.0,
     };
-    let inventories = [("VCPU", 64), ("MEMORY_MB", 65_536), ("DISK_GB", 1000)];
-    let inventories =
-        inventories.into_iter().map(|(class, total)| (class.to_owned(), inventory(total))).collect();
-    stack.placement.set_inventory(stack.node, &inventories).await?;
+    let inventory = orders.resources.keys().map(|class| (class.clone(), plenty.clone())).collect();
+    placement.set_inventory(node, &inventory).await?;
     let record = NodeRecord {
         version: RECORD_VERSION,
-        node: stack.node,
-        name: stack.node.to_string(),
-        agent: "bench".to_owned(),
-        virt_type: "qemu".to_owned(),
-        started_at: jiff::Timestamp::now(),
+        node,
+        name: node.to_string(),
+        agent: env!("CARGO_PKG_VERSION").to_owned(),
+        virt_type: "simulated".to_owned(),
+        started_at: Timestamp::now(),
     };
-    let key = Keyspace::default().node(stack.node);
-    stack.store.txn(Txn::new().put(key, encode(&record))).await?;
+    orders.put(orders.keys.node(node), encode(&record)).await
+}
+
+/// Nothing stays of a round, so that the last finds what the first found.
+async fn clean(orders: &Orders<'_>, instance: InstanceId) -> Result<()> {
+    orders.stack.placement.release(instance).await?;
+    let keys = &orders.keys;
+    let txn = Txn::new().delete(keys.request(orders.node, instance)).delete(keys.instance(instance));
+    orders.stack.store.txn(txn).await?;
     Ok(())
 }
 
-fn ours(stack: &Stack) -> Result<(InstanceId, Duration)> {
-    let begin = Instant::now();
-    let mut child =
-        stack.command("eschedule").arg(TINY).stdout(Stdio::piped()).spawn().context("eschedule")?;
+/// Runs the program; its own bounds on every request bound the wait for its line.
+fn run(orders: &Orders<'_>) -> Result<(Duration, InstanceId)> {
+    let mut command = orders.stack.command("eschedule");
+    command.arg(TINY).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut line = String::new();
-    BufReader::new(child.stdout.take().context("no output")?).read_line(&mut line)?;
-    let elapsed = begin.elapsed();
-    ensure!(child.wait()?.success() && line.starts_with("NOTIFIED TARGET"), "unexpected answer: {line}");
-    let instance = line.trim_end().rsplit(' ').next().context("no instance")?.parse()?;
-    Ok((instance, elapsed))
+    let begun = Instant::now();
+    let mut child = command.spawn().context("failed to start eschedule")?;
+    let stdout = child.stdout.take().context("eschedule has no output")?;
+    BufReader::new(stdout).read_line(&mut line)?;
+    let time = begun.elapsed();
+    let status = child.wait()?;
+    let wanted = format!("NOTIFIED TARGET, {}, OF INSTANCE ", orders.node);
+    let instance = line.trim_end().strip_prefix(&wanted);
+    let instance = instance.with_context(|| format!("eschedule ended with {status} and said `{line}`"))?;
+    Ok((time, instance.parse()?))
 }
 
-/// What cannot be left out: who is alive, who has room, the claim, the request; over new connections, as
-/// any new process has them.
-async fn bare(stack: &Stack, instance: InstanceId) -> Result<()> {
-    let keys = Keyspace::default();
-    let endpoint = stack.placement_server.endpoint();
-    let http = reqwest::Client::builder().tls_certs_only([]).build()?;
-    let request = |method, path: &str| {
-        http.request(method, format!("{endpoint}/{path}"))
-            .header("X-Auth-Token", "admin")
-            .header("OpenStack-API-Version", "placement 1.39")
-    };
-    let alive = async {
-        let mut etcd = etcd_client::Client::connect([stack.etcd.endpoint()], None).await?;
-        let nodes = etcd.get(keys.nodes(), Some(GetOptions::new().with_prefix())).await?;
-        ensure!(nodes.kvs().len() == 1, "one node is alive");
+/// A process that only starts, to tell what of the time no code of `schedule` can change.
+fn only_start(stack: &Stack) -> Result<Duration> {
+    let mut command = stack.command("eschedule");
+    command.arg("--version").stdin(Stdio::null()).stdout(Stdio::null());
+    let begun = Instant::now();
+    let status = command.status().context("failed to start eschedule")?;
+    ensure!(status.success(), "eschedule --version ended with {status}");
+    Ok(begun.elapsed())
+}
+
+async fn bare_round(orders: &Orders<'_>) -> Result<(Duration, InstanceId)> {
+    let (node, keys, instance) = (orders.node, &orders.keys, Orders::instance());
+    let index = encode(&IndexEntry { version: RECORD_VERSION, node, name: None });
+    let request = orders.request(instance, ec_model::Desired::Active);
+    let endpoint = orders.stack.etcd.endpoint();
+    let path = format!("/allocation_candidates?{TINY}");
+
+    let begun = Instant::now();
+    let nodes = async {
+        let mut etcd = etcd_client::Client::connect([endpoint], None).await?.kv_client();
+        let answer = etcd.get(keys.nodes(), Some(GetOptions::new().with_prefix())).await?;
+        ensure!(answer.count() == 1, "{} nodes live where one was made", answer.count());
         Ok(etcd)
     };
-    let room = async {
-        let answer = request(reqwest::Method::GET, &format!("allocation_candidates?{TINY}")).send().await?;
-        Ok(answer.error_for_status()?.json::<serde_json::Value>().await?)
-    };
-    let (mut etcd, candidates) = tokio::try_join!(alive, room)?;
-    let chosen = &candidates["allocation_requests"][0];
-    let claim = json!({
-        "allocations": chosen["allocations"], "mappings": chosen["mappings"], "consumer_generation": null,
-        "project_id": "bench", "user_id": "bench", "consumer_type": "INSTANCE",
-    });
-    let answer =
-        request(reqwest::Method::PUT, &format!("allocations/{instance}")).json(&claim).send().await?;
-    answer.error_for_status()?;
-    let (key, value) = (keys.request(stack.node, instance), vec![b' '; 400]);
+    let (etcd, candidates) = tokio::join!(nodes, ask(&orders.placement, "GET", &path, None));
+    let (mut etcd, candidates) = (etcd?, candidates?);
+    let claim = claim_of(&candidates["allocation_requests"][0]);
+    ask(&orders.placement, "PUT", &format!("/allocations/{instance}"), Some(&claim)).await?;
+    let key = keys.request(node, instance);
     let txn = etcd_client::Txn::new()
         .when([
-            Compare::create_revision(keys.node(stack.node), CompareOp::Greater, 0),
-            Compare::create_revision(key.as_str(), CompareOp::Equal, 0),
+            Compare::create_revision(keys.node(node), CompareOp::Greater, 0),
+            Compare::create_revision(key.clone(), CompareOp::Equal, 0),
         ])
-        .and_then([TxnOp::put(key.as_str(), value, None), TxnOp::put(keys.instance(instance), "{}", None)]);
-    ensure!(etcd.txn(txn).await?.succeeded(), "the request was not written");
-    Ok(())
-}
-
-async fn clean_up(stack: &Stack, instance: InstanceId) -> Result<()> {
-    stack.placement.release(instance).await?;
-    let keys = Keyspace::default();
-    let txn = Txn::new().delete(keys.request(stack.node, instance)).delete(keys.instance(instance));
-    stack.store.txn(txn).await?;
-    Ok(())
-}
-
-/// Another node's uuid, for what the agent under test must not see.
-pub(crate) fn nobody() -> NodeId {
-    NodeId::new(uuid::Uuid::new_v4())
+        .and_then([TxnOp::put(key, request, None), TxnOp::put(keys.instance(instance), index, None)]);
+    ensure!(etcd.txn(txn).await?.succeeded(), "etcd refused the request's transaction");
+    Ok((begun.elapsed(), instance))
 }

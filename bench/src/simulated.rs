@@ -1,25 +1,144 @@
-//! The product's agent on a simulated hypervisor: for what real guests would only slow down.
+//! An agent whose hypervisor is simulated: in this process to see its first act, in one of its own to
+//! see its memory.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
-use anyhow::Result;
+use anyhow::{Context, Result, anyhow};
+use async_trait::async_trait;
 use ec_hypervisor::SimulatedHypervisor;
 use ec_model::NodeId;
-use ec_store::{EtcdStore, Store};
+use ec_runtime::shutdown_on_signals;
+use ec_store::{
+    EtcdStore, KeyValue, LeaseId, Listing, Op, Revision, Store, StoreResult, Txn, TxnOutcome, Watch,
+};
 use ecompute::{agent, config::Settings};
+use tokio::{runtime::Runtime, sync::mpsc};
 use tokio_util::sync::CancellationToken;
 
-/// Runs the agent until `shutdown`, on the store that `wrap` makes of the configured etcd.
-pub(crate) async fn run(
-    config: &Path,
-    shutdown: CancellationToken,
-    wrap: impl FnOnce(EtcdStore) -> Arc<dyn Store>,
-) -> Result<()> {
+/// A write that an agent is about to send.
+#[derive(Debug)]
+pub(crate) struct Noted {
+    /// When the agent asked its store for it.
+    pub(crate) at: Instant,
+    pub(crate) key: String,
+    pub(crate) value: Vec<u8>,
+}
+
+/// Writes the configuration of a simulated agent into a directory, which becomes its state directory.
+pub(crate) fn configure(directory: &Path, node: NodeId, etcd: &str, placement: &str) -> Result<PathBuf> {
+    let path = directory.join("compute.yaml");
+    // Simulated guests take nothing, so there is room for a thousand on any host.
+    let text = format!(
+        "uuid: {node}\nname: {node}\netcd: {{endpoints: [\"{etcd}\"]}}\nplacement: {{endpoint: \"{placement}\"}}\n\
+         state_dir: {}\nallocation_ratio: {{VCPU: 1000.0, MEMORY_MB: 1000.0}}\n",
+        directory.display()
+    );
+    fs::write(&path, text).with_context(|| format!("failed to write {}", path.display()))?;
+    Ok(path)
+}
+
+/// As many threads as the real agent has.
+fn runtime() -> Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("failed to start a runtime")
+}
+
+async fn run(config: &Path, noted: Option<mpsc::Sender<Noted>>, shutdown: CancellationToken) -> Result<()> {
     let (settings, _) = Settings::load(Some(config))?;
-    let node = settings.uuid.unwrap_or_else(|| NodeId::new(uuid::Uuid::new_v4()));
-    std::fs::create_dir_all(&settings.state_dir)?;
-    let store = wrap(EtcdStore::connect(settings.etcd.clone()).await?);
+    let node = settings.uuid.context("the configuration names no uuid")?;
+    let etcd = EtcdStore::connect(settings.etcd.clone()).await?;
+    let store: Arc<dyn Store> = match noted {
+        Some(noted) => Arc::new(NotingStore { etcd, noted }),
+        None => Arc::new(etcd),
+    };
     let hypervisor = Arc::new(SimulatedHypervisor::new(node));
     let parts = agent::assemble(settings, node, store, hypervisor).await?;
     agent::run_with(parts, shutdown).await
+}
+
+/// The whole of a process that is such an agent, until a signal ends it.
+pub(crate) fn process(config: &Path) -> Result<()> {
+    runtime()?.block_on(async { run(config, None, shutdown_on_signals()?).await })
+}
+
+/// Such an agent on threads of this process.
+pub(crate) struct AgentThread {
+    shutdown: CancellationToken,
+    thread: thread::JoinHandle<Result<()>>,
+}
+
+impl AgentThread {
+    /// Starts it; it tells what it writes.
+    pub(crate) fn start(config: PathBuf, noted: mpsc::Sender<Noted>) -> Result<Self> {
+        let shutdown = CancellationToken::new();
+        let stop = shutdown.clone();
+        let thread = thread::Builder::new()
+            .name("agent".to_owned())
+            .spawn(move || runtime()?.block_on(run(&config, Some(noted), stop)))?;
+        Ok(Self { shutdown, thread })
+    }
+
+    /// Ends it; answers how it ended.
+    pub(crate) fn end(self) -> Result<()> {
+        self.shutdown.cancel();
+        tokio::task::block_in_place(|| self.thread.join())
+            .map_err(|_| anyhow!("the simulated agent panicked"))?
+    }
+}
+
+/// etcd, telling each put before it is sent.
+struct NotingStore {
+    etcd: EtcdStore,
+    noted: mpsc::Sender<Noted>,
+}
+
+#[async_trait]
+impl Store for NotingStore {
+    async fn txn(&self, txn: Txn) -> StoreResult<TxnOutcome> {
+        let at = Instant::now();
+        for op in &txn.then {
+            if let Op::Put { key, value, .. } = op {
+                // Nobody waits for more than a handful: a full queue is one that is not read now.
+                self.noted.try_send(Noted { at, key: key.clone(), value: value.clone() }).ok();
+            }
+        }
+        self.etcd.txn(txn).await
+    }
+
+    async fn get(&self, key: &str) -> StoreResult<(Option<KeyValue>, Revision)> {
+        self.etcd.get(key).await
+    }
+
+    async fn list(&self, prefix: &str) -> StoreResult<Listing> {
+        self.etcd.list(prefix).await
+    }
+
+    async fn watch(&self, prefix: &str, from: Revision) -> StoreResult<Box<dyn Watch>> {
+        self.etcd.watch(prefix, from).await
+    }
+
+    async fn grant(&self, ttl: Duration) -> StoreResult<LeaseId> {
+        self.etcd.grant(ttl).await
+    }
+
+    async fn keep_alive(&self, lease: LeaseId) -> StoreResult<Duration> {
+        self.etcd.keep_alive(lease).await
+    }
+
+    async fn revoke(&self, lease: LeaseId) -> StoreResult<()> {
+        self.etcd.revoke(lease).await
+    }
+
+    async fn compact(&self, revision: Revision) -> StoreResult<()> {
+        self.etcd.compact(revision).await
+    }
 }
