@@ -14,7 +14,10 @@ scripts/guests/build-debian.sh "$EC_TEST_DEBIAN_IMAGE" Ec2
 scripts/placement-venv.sh "$EC_TEST_PLACEMENT"
 ETCD_BIN_NEW=$(scripts/fetch-newer-etcd.sh)
 export ETCD_BIN_NEW
-# With the failpoints, at which the crash tests stop the agent.
-cargo build --locked --all-features -p ecompute -p eschedule -p mdserver
+# With the failpoints, at which the crash tests stop the agent. In one go with the tests: apart, the
+# dependencies would be built twice, with different features.
+cargo build --locked --workspace --all-features --bins --tests
+host=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
+export "CARGO_TARGET_${host}_RUNNER=$PWD/scripts/in-netns.sh"
 cargo nextest run --workspace --locked --all-features
 scripts/docker-test.sh target/debug "$EC_TEST_TINY_IMAGE"

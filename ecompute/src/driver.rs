@@ -11,10 +11,10 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use ec_hypervisor::{HypervisorError, HypervisorEvent};
-use ec_model::{InstanceId, Observed, Resources, Status, decode};
+use ec_model::{InstanceId, Observed, Resources};
 use ec_placement_client::{ConsumerAllocations, PlacementError};
 use ec_plan::{Decision, Limits, Wanted, decide};
-use ec_store::{Change, Event, FollowOptions, StoreError, follow};
+use ec_store::{Change, Event, FollowOptions, follow};
 use jiff::Timestamp;
 use tokio::{
     sync::{Semaphore, broadcast, mpsc, watch},
@@ -24,6 +24,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     addresses::{self, Found, look_for_addresses},
+    look::{Seen, look_at_all},
     parts::Parts,
     worker::{Job, Outcome, Report, Work, perform},
     world::{Entry, Held, Running, World},
@@ -48,12 +49,6 @@ enum Answer {
     Allocation(InstanceId, Result<Option<ConsumerAllocations>, PlacementError>),
     /// Every allocation on this node.
     Audited(u64, Result<HashMap<InstanceId, Resources>, PlacementError>),
-}
-
-struct Seen {
-    statuses: HashMap<InstanceId, Status>,
-    observed: HashMap<InstanceId, Observed>,
-    records: Vec<InstanceId>,
 }
 
 /// Runs until `shutdown`; returns when every job has reached a safe point.
@@ -260,7 +255,7 @@ impl Driver {
             Answer::Looked { begun, seen: Ok(seen) } => {
                 self.looking = false;
                 self.look_due = Instant::now() + LOOK_PERIOD;
-                self.take_look(begun, seen);
+                self.world.take_look(begun, seen);
                 let first = !self.looked;
                 self.looked = true;
                 if first {
@@ -302,61 +297,16 @@ impl Driver {
             Answer::Audited(begun, held) => {
                 self.auditing = false;
                 match held {
-                    Ok(held) => self.take_audit(begun, &held),
+                    Ok(held) => {
+                        self.world.take_audit(begun, &held, Timestamp::now());
+                        self.consider_all();
+                    }
                     // Not registered yet, or not any more, which the registration makes good.
                     Err(PlacementError::NotFound(_)) => {}
                     Err(error) => tracing::warn!(%error, "failed to audit this node's allocations"),
                 }
             }
         }
-    }
-
-    fn take_look(&mut self, begun: u64, mut seen: Seen) {
-        let listed: Vec<_> =
-            seen.observed.keys().chain(seen.statuses.keys()).chain(&seen.records).copied().collect();
-        for instance in listed {
-            if self.world.get(instance).is_none() {
-                self.world.touch(instance).touched = 0;
-            }
-        }
-        for (instance, entry) in self.world.iter_mut() {
-            // What changed after the look began is not what the look saw.
-            if entry.touched >= begun || entry.running.is_some() {
-                continue;
-            }
-            entry.observed = seen.observed.remove(&instance).unwrap_or_default();
-            entry.status = seen.statuses.remove(&instance);
-            entry.record = seen.records.contains(&instance);
-        }
-    }
-
-    /// Allocations of this node that nobody here knows of, and those that are gone.
-    fn take_audit(&mut self, begun: u64, held: &HashMap<InstanceId, Resources>) {
-        let now = Timestamp::now();
-        for instance in held.keys() {
-            if self.world.get(*instance).is_none() {
-                self.world.touch(*instance).touched = 0;
-            }
-        }
-        for (instance, entry) in self.world.iter_mut() {
-            if entry.touched >= begun || entry.running.is_some() {
-                continue;
-            }
-            let since = entry
-                .allocation
-                .as_ref()
-                .filter(|known| known.amounts.is_some())
-                .map_or(now, |known| known.since);
-            let amounts = held.get(&instance).cloned();
-            if amounts.is_none() && entry.observed.domain.is_some() {
-                tracing::warn!(%instance, "its domain is here, but placement holds no allocation for it");
-            }
-            // Before a build the consumer itself is asked: it may hold parts on other providers too.
-            if entry.wanted() == Wanted::Nothing {
-                entry.allocation = Some(Held { amounts, since });
-            }
-        }
-        self.consider_all();
     }
 
     fn found(&mut self, found: Found) {
@@ -528,38 +478,6 @@ fn merge(old: &[ec_model::Address], new: Vec<ec_model::Address>) -> Vec<ec_model
     merged.extend(new);
     merged.sort_by_key(|address| (address.nic, address.ip));
     merged
-}
-
-async fn look_at_all(parts: &Parts) -> Result<Seen, String> {
-    let statuses = parts
-        .store
-        .list(&parts.settings.keys.statuses(parts.node))
-        .await
-        .map_err(|error: StoreError| error.to_string())?
-        .pairs
-        .into_iter()
-        .filter_map(|pair| {
-            let (_, instance) = parts.settings.keys.parse_status(&pair.key).ok()?;
-            match decode::<Status>(&pair.value) {
-                Ok(status) => Some((instance, status)),
-                // Written by something else: it will be written anew.
-                Err(error) => {
-                    tracing::warn!(%instance, %error, "its status cannot be read");
-                    None
-                }
-            }
-        })
-        .collect();
-    let observed = parts.hypervisor.list().await.map_err(|error| error.to_string())?;
-    let records = Arc::clone(&parts.records);
-    let records = tokio::task::spawn_blocking(move || records.list())
-        .await
-        .map_err(|error| error.to_string())?
-        .map_err(|error| ec_runtime::exit::chain(&error))?
-        .into_iter()
-        .map(|record| record.instance)
-        .collect();
-    Ok(Seen { statuses, observed, records })
 }
 
 #[cfg(test)]

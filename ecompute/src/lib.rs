@@ -8,6 +8,7 @@ pub mod config;
 mod driver;
 pub mod identity;
 mod inventory;
+mod look;
 mod parts;
 mod register;
 mod worker;
