@@ -3,7 +3,7 @@
 #
 # usage: fuzz.sh [SECONDS_PER_TARGET [TARGET...]]      (default: 60, all of them)
 #
-# Needs `cargo install cargo-fuzz`. Uses the nightly toolchain; where there is none, the pinned one with
+# Installs cargo-fuzz where it is missing; a C++ compiler must be there. Uses the nightly toolchain; where there is none, the pinned one with
 # its unstable flags unlocked. A failure leaves its input in fuzz/artifacts/TARGET/ and ends the script.
 set -eu
 
@@ -11,10 +11,7 @@ seconds=${1:-60}
 [ $# -eq 0 ] || shift
 cd "$(dirname "$0")/.."
 
-command -v cargo-fuzz >/dev/null || {
-    echo "fuzz.sh: cargo-fuzz is missing; hint: cargo install cargo-fuzz" >&2
-    exit 1
-}
+command -v cargo-fuzz >/dev/null || cargo install --locked cargo-fuzz
 if rustup toolchain list 2>/dev/null | grep -q '^nightly'; then
     toolchain=+nightly
 else
