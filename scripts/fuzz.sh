@@ -3,8 +3,9 @@
 #
 # usage: fuzz.sh [SECONDS_PER_TARGET [TARGET...]]      (default: 60, all of them)
 #
-# Installs cargo-fuzz where it is missing; a C++ compiler must be there. Uses the nightly toolchain; where there is none, the pinned one with
-# its unstable flags unlocked. A failure leaves its input in fuzz/artifacts/TARGET/ and ends the script.
+# Installs cargo-fuzz where it is missing; a C++ compiler must be there. Uses the nightly toolchain; where
+# there is none, the pinned one with its unstable flags unlocked. A failure leaves its input in
+# fuzz/artifacts/TARGET/ and ends the script.
 set -eu
 
 seconds=${1:-60}

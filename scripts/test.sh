@@ -2,7 +2,14 @@
 # All tests, on real parts. Needs root: bridges, network namespaces and libvirt.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-if [ "$(id -u)" -ne 0 ]; then exec sudo --preserve-env=PATH,CI "$0" "$@"; fi
+if [ "$(id -u)" -ne 0 ]; then
+  # The user's own Rust serves, and what it builds is the user's again at the end.
+  rust=("RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup}" "CARGO_HOME=${CARGO_HOME:-$HOME/.cargo}")
+  code=0
+  sudo env "PATH=$PATH" "${rust[@]}" "$0" "$@" || code=$?
+  sudo chown -R "$(id -u):$(id -g)" target .cache "${CARGO_HOME:-$HOME/.cargo}"
+  exit $code
+fi
 cache=${CACHE:-/var/cache/etcd-compute}
 mkdir -p "$cache"
 command -v cargo-nextest >/dev/null || cargo install --locked cargo-nextest
