@@ -77,6 +77,7 @@ async fn measure() -> Result<Vec<Figure>> {
     eprintln!("measuring how soon an agent acts");
     figures.extend(react::measure(&stack).await?);
     stack.start_agent("").await?;
+    eprintln!("measuring idle memory");
     let idle = memory::idle(&stack).await?;
     eprintln!("measuring builds");
     figures.extend(build::measure(&stack).await?);

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use ec_hypervisor::{DomainSpec, HypervisorError};
 use ec_image::ImageError;
-use ec_metadata::InstanceRecord;
+use ec_metadata::{InstanceRecord, RecordDir};
 use ec_model::{
     Address, IndexEntry, InstanceId, Observed, Progress, RECORD_VERSION, Request, Resources, State, Status,
     encode,
@@ -227,10 +227,7 @@ impl Worker {
                 parts.hypervisor.destroy(instance).await.map_err(|error| Stop::Retry(error.to_string()))
             }
             Effect::DropRecord => {
-                parts
-                    .records
-                    .remove(instance)
-                    .map_err(|error| Stop::Retry(ec_runtime::exit::chain(&error)))?;
+                self.records(move |records| records.remove(instance)).await?;
                 self.report.record = Some(false);
                 Ok(())
             }
@@ -290,13 +287,29 @@ impl Worker {
             project: request.project.clone(),
             created_at: request.created_at,
         };
-        parts.records.put(&record).map_err(|error| Stop::Retry(ec_runtime::exit::chain(&error)))?;
+        self.records(move |records| records.put(&record)).await?;
         self.report.record = Some(true);
         pause_for_test_named("before-overlay");
         let capacity = disk_bytes.filter(|_| parts.settings.resize);
         self.touched_hypervisor = true;
         parts.hypervisor.create_overlay(instance, &image.base, capacity).await?;
         Ok(())
+    }
+
+    /// Works on the node's records, which waits for the disk.
+    async fn records<T, E>(
+        &self,
+        work: impl FnOnce(&RecordDir) -> Result<T, E> + Send + 'static,
+    ) -> Result<T, Stop>
+    where
+        T: Send + 'static,
+        E: std::error::Error + Send + 'static,
+    {
+        let records = Arc::clone(&self.parts.records);
+        tokio::task::spawn_blocking(move || work(&records))
+            .await
+            .map_err(|error| Stop::Retry(error.to_string()))?
+            .map_err(|error| Stop::Retry(ec_runtime::exit::chain(&error)))
     }
 
     fn macs(&self) -> Vec<ec_model::MacAddr> {
