@@ -19,12 +19,20 @@ die() {
   echo "build-tiny: $*" >&2
   exit 1
 }
+trap 'die "failed at line $LINENO: $BASH_COMMAND"' ERR
 for tool in apt-get apt-cache dpkg-deb cpio qemu-img objdump depmod modprobe xz zstd gzip; do
   command -v $tool >/dev/null || die "$tool is missing: run scripts/install-deps.sh demo"
 done
 
+# Says the first line of what failed, and only that.
+run() {
+  local said
+  said=$("$@" 2>&1) || die "$1 failed: ${said%%$'\n'*}"
+}
+
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'rm -rf "$work" "${half-}"' EXIT
+half=$({ mkdir -p "$(dirname "$out")" && mktemp "$out.XXXXXX"; } 2>/dev/null) || die "$out cannot be written"
 packages=$(realpath -m "${2:-$work/packages}")
 tree=$work/tree root=$work/root
 mkdir -p "$packages" "$tree" "$root"
@@ -34,31 +42,37 @@ export SOURCE_DATE_EPOCH=1700000000
 # ---- packages -----------------------------------------------------------------------------------
 
 available() { [ -n "$(apt-cache show "$1" 2>/dev/null)" ]; }
-available busybox-static || apt-get -qq update || die "the package lists are missing: run apt-get update as root"
 
 # All that a package needs, itself included; names only.
 with_dependencies() {
   apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
     --no-enhances "$1" | grep -v '^[ |<]' | sed 's/:.*//' | sort -u
 }
-kernel=
-for name in linux-image-cloud-amd64 linux-image-virtual linux-image-generic linux-image-amd64; do
-  if available $name; then kernel=$name && break; fi
-done
-[ -n "$kernel" ] || die "no kernel package is available"
-wanted=(busybox-static syslinux syslinux-common mtools dropbear-bin)
-mapfile -t more < <(
-  with_dependencies "$kernel" | grep -E '^linux-(image|modules)-[0-9]'
-  with_dependencies dropbear-bin | grep -E '^(lib|zlib)'
-)
-for package in "${wanted[@]}" "${more[@]}"; do
-  if ! ls "$packages/${package}"_*.deb >/dev/null 2>&1; then
-    (cd "$packages" && apt-get -qq -o APT::Sandbox::User=root download "$package") ||
-      die "failed to download $package"
-  fi
-  # The newest, should there be several.
-  dpkg-deb -x "$(ls -t "$packages/${package}"_*.deb | head -1)" "$tree"
-done
+
+# Fills `files` with what apt has now. It takes nothing that is there already, and knows what is broken or
+# of another release by its checksum.
+fetch() {
+  local kernel='' name apt=(apt-get -qq -o APT::Sandbox::User=root download)
+  for name in linux-image-cloud-amd64 linux-image-virtual linux-image-generic linux-image-amd64; do
+    if available $name; then kernel=$name && break; fi
+  done
+  [ -n "$kernel" ] || return 1
+  local names=(busybox-static syslinux syslinux-common mtools dropbear-bin)
+  mapfile -t -O ${#names[@]} names < <(
+    with_dependencies $kernel | grep -E '^linux-(image|modules)-[0-9]'
+    with_dependencies dropbear-bin | grep -E '^(lib|zlib)'
+  )
+  (cd "$packages" && "${apt[@]}" "${names[@]}") || return 1
+  # Asked in an empty directory, it tells all their files.
+  mapfile -t files < <(cd "$work" && "${apt[@]}" --print-uris "${names[@]}" | cut -d' ' -f2)
+  [ ${#files[@]} -ge ${#names[@]} ]
+}
+# Lists that are not there, or so old that the mirror has newer packages: only root can renew them.
+if ! fetch 2>/dev/null; then
+  apt-get -qq update 2>"$work/apt" && fetch 2>"$work/apt" ||
+    die "failed to download packages; run apt-get update as root: $(head -1 "$work/apt")"
+fi
+for file in "${files[@]}"; do run dpkg-deb -x "$packages/$file" "$tree"; done
 
 image=$(ls "$tree"/boot/vmlinuz-* | sort -V | tail -1)
 version=${image##*/vmlinuz-}
@@ -95,7 +109,7 @@ cp -L "$(find_one ld-linux-x86-64.so.2)" "$root/lib64/"
 modules=$(find "$tree" -type d -path "*/lib/modules/$version")
 mkdir -p "$work/kmod/lib/modules"
 mv "$modules" "$work/kmod/lib/modules/"
-depmod -b "$work/kmod" "$version"
+run depmod -b "$work/kmod" "$version"
 number=10
 for name in virtio_pci virtio_blk virtio_net virtio_balloon virtio_rng button evdev; do
   while read -r _ file _; do
@@ -141,7 +155,7 @@ printf '\x80\xfe\xff\xff\x06\xfe\xff\xff' | at 446
 printf "$(word $start)$(word $sectors)" | at 454
 printf '\x55\xaa' | at 510
 fat="$disk@@$((start * 512))"
-mformat -i "$fat" -T $sectors -h 16 -s 63 -H $start -v TINY -N 74696e79 ::
+run mformat -i "$fat" -T $sectors -h 16 -s 63 -H $start -v TINY -N 74696e79 ::
 cat >"$work/syslinux.cfg" <<'C'
 SERIAL 0 115200
 PROMPT 0
@@ -150,16 +164,16 @@ DEFAULT tiny
 LABEL tiny
   KERNEL /vmlinuz
   INITRD /initrd
-  APPEND console=tty0 console=ttyS0,115200 quiet loglevel=4 net.ifnames=0 panic=5 random.trust_cpu=on
+  APPEND console=tty0 console=ttyS0,115200 quiet loglevel=4 net.ifnames=0 panic=5 random.trust_cpu=on no_timer_check
 C
-mcopy -i "$fat" "$image" ::/vmlinuz
-mcopy -i "$fat" "$work/initrd" ::/initrd
-mcopy -i "$fat" "$work/syslinux.cfg" ::/syslinux.cfg
-syslinux --install --offset $((start * 512)) "$disk"
+run mcopy -i "$fat" "$image" ::/vmlinuz
+run mcopy -i "$fat" "$work/initrd" ::/initrd
+run mcopy -i "$fat" "$work/syslinux.cfg" ::/syslinux.cfg
+run syslinux --install --offset $((start * 512)) "$disk"
 
-mkdir -p "$(dirname "$out")"
-qemu-img convert -c -O qcow2 "$disk" "$out.new"
+run qemu-img convert -c -O qcow2 "$disk" "$half"
+chmod 644 "$half"
 rm -f "$out.recipe"
-mv "$out.new" "$out"
+mv "$half" "$out"
 echo "$recipe" >"$out.recipe"
 echo "built $out: $(stat -c %s "$out") bytes, kernel $version"

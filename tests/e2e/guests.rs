@@ -13,7 +13,7 @@ async fn a_guest_gets_its_own_name_key_and_user_data_byte_for_byte() -> Result<(
     stack.start_agent("").await?;
     let key = stack.key_pair()?;
     // Every byte there is, up to the bound: no reader may take it for text.
-    let data: Vec<u8> = (0..64 * 1024_u32).map(|n| (n % 251 + n / 251) as u8).collect();
+    let data: Vec<u8> = (0..64 * 1024_u32).map(|n| (n % 251 + n / 251).to_le_bytes()[0]).collect();
     let path = stack.directory().join("user-data");
     fs::write(&path, &data)?;
     let (path, public) = (path.display().to_string(), format!("{key}.pub"));

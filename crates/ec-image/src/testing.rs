@@ -1,5 +1,5 @@
 //! A web server for tests that does exactly as a script says, also what no real one would.
-#![expect(clippy::expect_used, clippy::unwrap_used, reason = "support of tests, which end by panicking")]
+#![expect(clippy::unwrap_used, reason = "support of tests, which end by panicking")]
 
 use std::sync::{
     Arc, Mutex,
