@@ -76,6 +76,9 @@ impl Pool {
                 base.virtual_size
             )));
         }
+        // libvirt hands qemu-img whole KiB, rounded up, and reports what came of it: an image of an odd
+        // number of sectors would never be found as wanted.
+        let capacity = capacity.next_multiple_of(1024);
         let name = volume_name(instance);
         let wanted = VolumeXml::overlay(&name, base, capacity).map_err(CallError::Refused)?;
         let pool = self.open(connect)?;
