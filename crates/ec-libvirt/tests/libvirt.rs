@@ -13,7 +13,7 @@ use ec_libvirt::{
     LibvirtConfig, LibvirtHypervisor,
     testing::{LibvirtServer, base_image, tiny_image},
 };
-use ec_model::{AddressSource, BaseImage, InstanceId, NodeId};
+use ec_model::{AddressSource, BaseImage, DiskFormat, InstanceId, NodeId};
 use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
 
@@ -237,6 +237,26 @@ async fn five_guests_start_side_by_side_and_get_addresses_while_looking_stays_fa
     assert!(slowest < Duration::from_secs(1), "{slowest:?}");
     assert_eq!(std::fs::read_dir(&test.config.pool_path).unwrap().count(), 0, "no volume is left");
     assert_eq!(std::fs::read_dir(&test.config.console_dir).unwrap().count(), 0, "no console log is left");
+    test.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_overlay_of_an_image_with_an_odd_number_of_sectors_is_found_as_wanted() {
+    use std::os::unix::fs::MetadataExt;
+
+    let test = Test::new(|_| ()).await;
+    let (hypervisor, instance) = (&test.hypervisor, fresh());
+    hypervisor.prepare().await.unwrap();
+    let path = test.config.pool_path.with_extension("odd.raw");
+    std::fs::write(&path, vec![0; 2049 * 512]).unwrap();
+    let odd = BaseImage { path, format: DiskFormat::Raw, virtual_size: 2049 * 512, digest: "odd".into() };
+    let volume = test.config.pool_path.join(format!("{instance}.qcow2"));
+    hypervisor.create_overlay(instance, &odd, None).await.unwrap();
+    let made = std::fs::metadata(&volume).unwrap();
+    hypervisor.create_overlay(instance, &odd, None).await.unwrap();
+    let found = std::fs::metadata(&volume).unwrap();
+    assert_eq!((found.ino(), found.ctime_nsec()), (made.ino(), made.ctime_nsec()), "made again");
+    hypervisor.destroy(instance).await.unwrap();
     test.end().await;
 }
 
