@@ -332,7 +332,8 @@ fn is_uuid_like(text: &str) -> bool {
     }
 }
 
-/// Whether it can be read as a uuid and has dashes where one has them.
+/// Whether it can be read as a uuid and has dashes where one has them. (Python reads the digits as
+/// it does any number, with `_` between them; that is left out.)
 fn is_dashed_uuid(text: &str) -> bool {
     is_uuid_like(text) && [8, 13, 18, 23].iter().all(|at| text.as_bytes().get(*at) == Some(&b'-'))
 }
@@ -374,8 +375,8 @@ impl<'a> Fault<'a> {
     }
 
     fn to_text(&self) -> String {
-        let as_float =
-            self.schema.keywords.iter().any(|keyword| matches!(keyword, Keyword::Type(Type::Number)));
+        let asks_number = |keyword: &Keyword| matches!(keyword, Keyword::Type(Type::Number));
+        let as_float = self.node.is(Type::Number) && self.schema.keywords.iter().any(asks_number);
         let instance = self.node.quoted(as_float);
         format!(
             "{}\n\nFailed validating '{}' in schema{}:\n{}\n\nOn instance{}:\n{}",

@@ -3,8 +3,8 @@
 //!
 //! OpenStack's server checks with Python's `jsonschema` and sends its message on to the client,
 //! and clients' tests look into that text. So the text is part of the interface: which of several
-//! errors is told ([`check`](self) finds all of them and takes the most relevant one, by the same
-//! rules), its first line, the part of the schema that refused, and the part of the document that
+//! errors is told (all of them are found, and the most relevant one is taken by the same rules),
+//! its first line, the part of the schema that refused, and the part of the document that
 //! was refused, both laid out as Python's `pprint` does it.
 //!
 //! ```text
@@ -17,16 +17,16 @@
 //!     0
 //! ```
 //!
-//! The schemas use sixteen keywords and a handful of patterns, so the checker is written for
+//! The schemas use seventeen keywords and a handful of patterns, so the checker is written for
 //! these: it tells the errors in the order of Python's, takes a document as it lies, allocates
-//! nothing for one that is right, and needs no regular expressions.
+//! next to nothing for one that is right, and needs no regular expressions.
 //!
 //! It differs from Python's where it must:
 //! * What is quoted of a document ends after about 2,000 characters, with `...`.
 //! * `serde_json` sorts the keys of an object (unless its `preserve_order` is on), so an object is
 //!   quoted sorted where Python quotes it as it was written. Queries are quoted as written.
 //! * `serde_json` holds an integer beyond 64 bits as a float. It is quoted with the digits which
-//!   that float has.
+//!   that float has. A float may also be off in its last digit, as `serde_json` reads it.
 //!
 //! As in JSON Schema, `2.0` is an integer. What passed as an integer may therefore be a float of
 //! integral value, and, where a schema has no maximum, one beyond 64 bits.

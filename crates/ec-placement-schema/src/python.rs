@@ -384,7 +384,7 @@ impl Sink {
     }
 
     fn new_line(&mut self, indent: isize) {
-        let spaces = usize::try_from(indent).unwrap_or(0).min(self.room + 1);
+        let spaces = usize::try_from(indent).unwrap_or(0).min(self.room.saturating_add(1));
         self.put("\n");
         self.put(&" ".repeat(spaces));
     }
