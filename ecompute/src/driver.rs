@@ -147,13 +147,12 @@ impl Driver {
                 self.look();
                 self.consider_all();
             }
-            Change::Event(Event::Put(pair)) => {
-                if let Some(instance) = self.world.put_request(keys, node, &pair) {
-                    self.consider(instance);
-                }
-            }
-            Change::Event(Event::Delete { key, .. }) => {
-                if let Some(instance) = self.world.delete_request(keys, node, &key) {
+            Change::Events(batch) => {
+                let touched = batch.events.into_iter().filter_map(|event| match event {
+                    Event::Put(pair) => self.world.put_request(keys, node, &pair),
+                    Event::Delete { key, .. } => self.world.delete_request(keys, node, &key),
+                });
+                for instance in touched.collect::<Vec<_>>() {
                     self.consider(instance);
                 }
             }

@@ -81,13 +81,18 @@ async fn watch_key<T>(
             Some(Change::Reset(listing)) => {
                 judge(listing.pairs.iter().find(|pair| pair.key == key).map(|pair| pair.value.as_slice()))?
             }
-            Some(Change::Event(Event::Put(pair))) if pair.key == key => judge(Some(&pair.value))?,
-            Some(Change::Event(Event::Delete { key: gone, .. })) if gone == key => judge(None)?,
+            // The last word on the key is the one that holds.
+            Some(Change::Events(batch)) => {
+                match batch.events.into_iter().rev().find(|event| event.key() == key) {
+                    Some(Event::Put(pair)) => judge(Some(&pair.value))?,
+                    Some(Event::Delete { .. }) => judge(None)?,
+                    None => None,
+                }
+            }
             Some(Change::Lost(error)) => {
                 eprintln!("eschedule: {error}; waiting on");
                 None
             }
-            Some(Change::Event(_)) => None,
             None => return Err(Failure::failed("the watch ended")),
         };
         if let Some(answer) = answer {

@@ -3,7 +3,7 @@
 //! ```text
 //!          ┌────────────── compacted · gone back · resync due ─────────────┐
 //!          ▼                                                               │
-//!   list ──▶ Reset ──▶ watch from the revision after it ──▶ Event Event …──┤
+//!   list ──▶ Reset ──▶ watch from the revision after it ──▶ Events Events …─┤
 //!          ▲                     ▲                                         │ broken
 //!          └── nothing seen yet ─┴───────── wait, with jitter ◀── Lost ◀───┘
 //! ```
@@ -19,9 +19,9 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use crate::{Event, Listing, Revision, Store, StoreError, StoreResult};
+use crate::{Listing, Revision, Store, StoreError, StoreResult, WatchBatch};
 
-/// Changes that may wait for the receiver. Beyond them the follower waits too, and etcd holds the rest.
+/// Batches of changes that may wait for the receiver. Beyond them the follower waits too, and etcd holds the rest.
 const QUEUE: usize = 256;
 
 /// The times of a follower.
@@ -50,8 +50,9 @@ impl Default for FollowOptions {
 pub enum Change {
     /// Everything there is under the prefix, in place of all that was told before.
     Reset(Listing),
-    /// One change to what was told before.
-    Event(Event),
+    /// Changes to what was told before: all of one or more revisions. None at all where the store only told
+    /// how far it has come.
+    Events(WatchBatch),
     /// The store was lost; the follower goes on trying. Once per outage, to be logged or shown.
     Lost(StoreError),
 }
@@ -162,10 +163,9 @@ impl Follower {
                 batch = watch.next() => batch?,
                 () = sleep_until(resync_at) => return Err(End::Relist),
             };
-            for event in batch.events {
-                self.tell(Change::Event(event)).await?;
-            }
-            self.next = Some(batch.resume_from);
+            let next = batch.resume_from;
+            self.tell(Change::Events(batch)).await?;
+            self.next = Some(next);
         }
     }
 

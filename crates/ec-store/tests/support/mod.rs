@@ -74,23 +74,29 @@ impl View {
                 self.revision = listing.revision;
                 self.pairs = pairs(&listing);
             }
-            Change::Event(event) => {
-                assert!(event.revision() >= self.revision, "{event:?} came after revision {}", self.revision);
-                self.revision = event.revision();
-                match event {
-                    Event::Put(pair) => {
-                        self.events.push(format!("{}={}", pair.key, String::from_utf8_lossy(&pair.value)));
-                        self.pairs.insert(pair.key, (pair.value, pair.mod_revision));
-                    }
-                    Event::Delete { key, .. } => {
-                        self.events.push(format!("{key}-"));
-                        self.pairs.remove(&key);
-                    }
+            Change::Events(batch) => {
+                for event in batch.events {
+                    self.event(event);
                 }
             }
             Change::Lost(error) => {
                 assert!(error.is_transient(), "{error}");
                 self.outages += 1;
+            }
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        assert!(event.revision() >= self.revision, "{event:?} came after revision {}", self.revision);
+        self.revision = event.revision();
+        match event {
+            Event::Put(pair) => {
+                self.events.push(format!("{}={}", pair.key, String::from_utf8_lossy(&pair.value)));
+                self.pairs.insert(pair.key, (pair.value, pair.mod_revision));
+            }
+            Event::Delete { key, .. } => {
+                self.events.push(format!("{key}-"));
+                self.pairs.remove(&key);
             }
         }
     }

@@ -1,0 +1,224 @@
+//! The Placement API over HTTP.
+//!
+//! ```text
+//!   connection ─▶ answer: request id ─▶ CORS ─▶ who is it ─▶ microversion ─▶ route ─▶ handler ─▶ Reply
+//! ```
+//!
+//! The order of the checks, and the texts of what is refused, are those of OpenStack Placement, since
+//! clients and their tests look at them.
+
+mod accept;
+mod allocations;
+mod auth;
+mod body;
+mod candidates;
+mod classes;
+mod cors;
+mod error;
+mod inventories;
+mod params;
+mod policy;
+mod providers;
+mod reply;
+mod reshaper;
+mod route;
+mod server;
+mod traits;
+mod usages;
+mod version;
+
+use std::{sync::Arc, time::Instant};
+
+use http_body_util::Full;
+use hyper::{Request, Response, body::Incoming};
+
+pub use self::{
+    auth::{Auth, Token, Tokens, digest},
+    cors::Cors,
+    policy::Policy,
+    server::{ServerConfig, serve, tls_acceptor},
+};
+use self::{
+    auth::Identity,
+    error::{ApiError, ApiResult},
+    reply::Reply,
+    route::Route,
+};
+use crate::{
+    metrics::Metrics,
+    model::{Command, ModelError, Outcome, State},
+    search::Options,
+    store::{Replica, Unavailable, WriteError},
+};
+
+/// How the API is served.
+#[derive(Debug, Clone)]
+pub struct ApiConfig {
+    /// Who may come in.
+    pub auth: Auth,
+    /// Who may do what.
+    pub policy: Policy,
+    /// Which web pages of other origins may.
+    pub cors: Cors,
+    /// How candidates are chosen.
+    pub search: Options,
+}
+
+/// The API on a replica.
+pub struct Api {
+    replica: Replica,
+    config: ApiConfig,
+    metrics: Arc<Metrics>,
+    /// `http` or `https`, for locations.
+    scheme: &'static str,
+}
+
+/// A request on its way to its handler.
+struct Call<'a> {
+    api: &'a Api,
+    /// N of the microversion 1.N.
+    minor: u32,
+    identity: Identity,
+    /// The parts of the path that name something.
+    names: Vec<String>,
+    /// Decoded, in order.
+    query: Vec<(String, String)>,
+    /// Whole, for those that take one.
+    body: bytes::Bytes,
+}
+
+impl Api {
+    /// The API on a replica.
+    pub fn new(replica: Replica, config: ApiConfig, metrics: Arc<Metrics>, tls: bool) -> Self {
+        Self { replica, config, metrics, scheme: if tls { "https" } else { "http" } }
+    }
+
+    /// Answers a request. Never fails: what goes wrong is an answer, too.
+    pub async fn answer(&self, request: Request<Incoming>) -> Response<Full<bytes::Bytes>> {
+        let began = Instant::now();
+        let method = request.method().clone();
+        let (route, response) = self.dispatch(request).await;
+        self.metrics.answered(route, method.as_str(), response.status().as_u16(), began.elapsed());
+        response
+    }
+
+    async fn dispatch(&self, request: Request<Incoming>) -> (&'static str, Response<Full<bytes::Bytes>>) {
+        match request.uri().path() {
+            "/healthz" => return ("/healthz", reply::text(200, "ok\n")),
+            "/readyz" if self.replica.is_ready() => return ("/readyz", reply::text(200, "ok\n")),
+            "/readyz" => return ("/readyz", reply::text(503, "the state is not being followed\n")),
+            "/metrics" => return ("/metrics", reply::text(200, &self.measurements())),
+            _ => {}
+        }
+        let (parts, body) = request.into_parts();
+        let id = format!("req-{}", uuid::Uuid::new_v4());
+        let mut frame = reply::Frame::new(&parts, id, self.scheme);
+        let (name, result) = self.handle(&parts, body, &mut frame).await;
+        let mut response = match result {
+            Ok(reply) => frame.reply(reply),
+            Err(error) => frame.error(&error),
+        };
+        self.config.cors.decorate(&parts, &mut response);
+        (name, response)
+    }
+
+    async fn handle(
+        &self,
+        parts: &hyper::http::request::Parts,
+        body: Incoming,
+        frame: &mut reply::Frame,
+    ) -> (&'static str, ApiResult<Reply>) {
+        let path = match percent_encoding::percent_decode_str(parts.uri.path()).decode_utf8() {
+            Ok(path) => path.into_owned(),
+            Err(_) => return ("unknown", Err(ApiError::bad_request("The path is not UTF-8."))),
+        };
+        let found = Route::find(&path);
+        let name = found.as_ref().map_or("unknown", |(route, _)| route.pattern());
+        (name, self.checked(parts, body, &path, found, frame).await)
+    }
+
+    async fn checked(
+        &self,
+        parts: &hyper::http::request::Parts,
+        body: Incoming,
+        path: &str,
+        found: Option<(Route, Vec<String>)>,
+        frame: &mut reply::Frame,
+    ) -> ApiResult<Reply> {
+        let identity = self.config.auth.identify(parts, path)?;
+        let minor = version::wanted(&parts.headers)?;
+        frame.minor = Some(minor);
+        body::check_declared(&parts.headers)?;
+        let (route, names) = found.ok_or_else(|| ApiError::new(404, ""))?;
+        route.check(parts, minor, frame)?;
+        let query = if route.takes_query() { params::decode(parts.uri.query().unwrap_or(""))? } else { Vec::new() };
+        let body = if route.takes_body(&parts.method) { body::read(&parts.headers, body).await? } else { body::ignore(body) };
+        let call = Call { api: self, minor, identity, names, query, body };
+        route.call(&parts.method, &call).await
+    }
+
+    fn measurements(&self) -> String {
+        let revision = self.replica.view().revision();
+        let (providers, consumers) = self.replica.peek(|state| (state.provider_count(), state.consumer_count()));
+        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        self.metrics.render(&[
+            ("eplacement_revision", "Revision of etcd that the state in memory has.", revision),
+            (
+                "eplacement_revision_lag",
+                "Revisions of the state known to be in etcd and not in memory yet.",
+                self.replica.lag(),
+            ),
+            ("eplacement_providers", "Resource providers.", number(providers)),
+            ("eplacement_consumers", "Consumers.", number(consumers)),
+        ])
+    }
+}
+
+impl Call<'_> {
+    /// Refuses whoever may not do this.
+    fn allow(&self, rule: policy::Rule) -> ApiResult<()> {
+        self.api.config.policy.check(rule, &self.identity, self.identity.project.as_deref())
+    }
+
+    fn at_least(&self, minor: u32) -> bool {
+        self.minor >= minor
+    }
+
+    fn name(&self, index: usize) -> &str {
+        self.names.get(index).map_or("", String::as_str)
+    }
+
+    /// Reads the state as of now.
+    async fn read<T>(&self, look: impl FnOnce(&State) -> ApiResult<T>) -> ApiResult<T> {
+        self.api.replica.fresh().await?;
+        self.api.replica.peek(look)
+    }
+
+    /// Makes a command of the request, from what is known here; what is refused is looked at again with
+    /// what is known of etcd.
+    async fn prepare<T>(&self, make: impl Fn(&State) -> ApiResult<T>) -> ApiResult<T> {
+        match self.api.replica.peek(&make) {
+            Err(_) => self.read(make).await,
+            made => made,
+        }
+    }
+
+    /// Carries a command out; `refused` words why it must not be.
+    async fn write(
+        &self,
+        command: Command,
+        refused: impl FnOnce(ModelError) -> ApiError,
+    ) -> ApiResult<Outcome> {
+        self.api.replica.write(command).await.map_err(|error| match error {
+            WriteError::Refused(error) => refused(error),
+            WriteError::TooBig { .. } => ApiError::bad_request(error.to_string()),
+            WriteError::Unavailable(unavailable) => unavailable.into(),
+        })
+    }
+}
+
+impl From<Unavailable> for ApiError {
+    fn from(unavailable: Unavailable) -> Self {
+        Self::new(503, unavailable.0)
+    }
+}

@@ -1,0 +1,135 @@
+//! Who sends a request.
+
+use std::{collections::HashMap, path::Path};
+
+use hyper::{HeaderMap, http::request::Parts};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+
+use super::error::{ApiError, ApiResult};
+
+/// Who a request is from.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub(super) roles: Vec<String>,
+    pub(super) project: Option<String>,
+    /// Whether it speaks for the whole system instead of a project.
+    pub(super) system: bool,
+}
+
+/// How it is told who a request is from.
+#[derive(Debug, Clone)]
+pub enum Auth {
+    /// Whoever says so: as upstream's noauth2, for tests and a trusted host.
+    NoAuth,
+    /// By tokens that are listed.
+    Tokens(Tokens),
+}
+
+/// A token's owner, as the file has it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Token {
+    /// SHA-256 of the token, in hex.
+    pub sha256: String,
+    /// Who it is, for people.
+    #[serde(default)]
+    pub name: String,
+    /// `admin`, `service` or `reader`.
+    pub roles: Vec<String>,
+    /// The project that it speaks for.
+    #[serde(default)]
+    pub project: Option<String>,
+}
+
+/// Tokens that let in, by their digests: the tokens themselves are nowhere.
+#[derive(Debug, Clone, Default)]
+pub struct Tokens(HashMap<String, Token>);
+
+/// SHA-256 in hex, as tokens are kept.
+pub fn digest(token: &str) -> String {
+    Sha256::digest(token.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Tokens {
+    /// Takes tokens up.
+    ///
+    /// # Errors
+    /// What is wrong with one of them.
+    pub fn new(tokens: Vec<Token>) -> Result<Self, String> {
+        let mut by_digest = HashMap::new();
+        for token in tokens {
+            let digest = token.sha256.to_ascii_lowercase();
+            if digest.len() != 64 || !digest.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+                return Err(format!(
+                    "token `{}`: sha256 must be 64 hexadecimal digits; `eplacement hash-token` makes them",
+                    token.name
+                ));
+            }
+            if let Some(role) = token.roles.iter().find(|role| !["admin", "service", "reader"].contains(&role.as_str())) {
+                return Err(format!("token `{}`: unknown role `{role}`; roles are admin, service and reader", token.name));
+            }
+            by_digest.insert(digest, token);
+        }
+        Ok(Self(by_digest))
+    }
+
+    /// Reads a YAML list of tokens.
+    ///
+    /// # Errors
+    /// The file, and what is wrong with it.
+    pub fn load(path: &Path) -> Result<Self, String> {
+        #[derive(Default, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct File {
+            tokens: Vec<Token>,
+        }
+        let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        let file: File = ec_runtime::config::parse(&text, path).map_err(|error| error.to_string())?;
+        Self::new(file.tokens).map_err(|error| format!("{}: {error}", path.display()))
+    }
+
+    /// Whether nobody is let in.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+fn header<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+fn nobody() -> ApiError {
+    ApiError::new(401, "Send a token in the header X-Auth-Token.")
+}
+
+impl Auth {
+    /// Who a request is from. The root of the API may be seen by anybody.
+    pub(super) fn identify(&self, parts: &Parts, path: &str) -> ApiResult<Identity> {
+        if path == "/" || path.is_empty() {
+            return Ok(Identity::default());
+        }
+        let token = header(&parts.headers, "x-auth-token").ok_or_else(nobody)?;
+        match self {
+            Self::NoAuth => Ok(as_said(&parts.headers, token)),
+            Self::Tokens(tokens) => {
+                // Looking up a digest tells nothing about the token by the time that it takes.
+                let owner = tokens.0.get(&digest(token)).ok_or_else(nobody)?;
+                Ok(Identity { roles: owner.roles.clone(), project: owner.project.clone(), system: false })
+            }
+        }
+    }
+}
+
+fn as_said(headers: &HeaderMap, token: &str) -> Identity {
+    let (user, project) = token.split_once(':').unwrap_or((token, ""));
+    let roles = match header(headers, "x-roles") {
+        Some(roles) => roles.split(',').map(|role| role.trim().to_owned()).collect(),
+        None if user == "admin" => vec!["admin".to_owned()],
+        None => Vec::new(),
+    };
+    let system = header(headers, "openstack-system-scope").is_some_and(|scope| !scope.is_empty());
+    let own = if project.is_empty() { user } else { project };
+    let project = header(headers, "x-project-id").unwrap_or(own);
+    Identity { roles, project: (!system).then(|| project.to_owned()), system }
+}

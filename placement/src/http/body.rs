@@ -1,0 +1,90 @@
+//! Bodies of requests: bounded in size and time.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use ec_placement_schema::{Body, check_body};
+use http_body_util::BodyExt;
+use hyper::{HeaderMap, body::Incoming, header};
+use serde_json::Value;
+use tokio::time::{Instant, timeout_at};
+
+use super::{
+    Call,
+    error::{ApiError, ApiResult},
+};
+
+/// The largest body that is taken. What changes all that one transaction may is a tenth of it.
+const LARGEST: usize = 4 << 20;
+/// What is too large is read to its end all the same, up to this, since many clients look at the answer only
+/// when they have sent everything.
+const DRAINED: usize = 256 << 20;
+/// So long may a body take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A body must be declared, as upstream wants it even of those that take none.
+pub(super) fn check_declared(headers: &HeaderMap) -> ApiResult<()> {
+    let Some(length) = headers.get(header::CONTENT_LENGTH) else { return Ok(()) };
+    let length = length.to_str().ok().and_then(|length| length.trim().parse::<u64>().ok());
+    match length {
+        None => Err(ApiError::bad_request("content-length header must be an integer")),
+        Some(0) => Ok(()),
+        Some(_) => match headers.get(header::CONTENT_TYPE) {
+            Some(kind) if !kind.is_empty() => Ok(()),
+            _ => Err(ApiError::bad_request("content-type header required when content-length > 0")),
+        },
+    }
+}
+
+/// Reads a body to its end.
+pub(super) async fn read(headers: &HeaderMap, mut body: Incoming) -> ApiResult<Bytes> {
+    let deadline = Instant::now() + PATIENCE;
+    let declared = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    let mut read = BytesMut::with_capacity(declared.unwrap_or(0).min(LARGEST));
+    let mut size = 0;
+    while let Some(frame) =
+        timeout_at(deadline, body.frame()).await.map_err(|_| ApiError::new(408, "The body did not come in time."))?
+    {
+        let frame = frame.map_err(|error| ApiError::bad_request(format!("The body broke off: {error}")))?;
+        let Ok(data) = frame.into_data() else { continue };
+        size += data.len();
+        if size > DRAINED {
+            break;
+        }
+        if size <= LARGEST {
+            read.extend_from_slice(&data);
+        } else {
+            read = BytesMut::new();
+        }
+    }
+    if size > LARGEST {
+        return Err(ApiError::new(413, format!("A body may have {LARGEST} bytes at most.")));
+    }
+    Ok(read.freeze())
+}
+
+/// For those that take none.
+pub(super) fn ignore(_: Incoming) -> Bytes {
+    Bytes::new()
+}
+
+impl Call<'_> {
+    /// The body as JSON that is as it should be.
+    pub(super) fn json(&self, kind: Body) -> ApiResult<Value> {
+        let document: Value = serde_json::from_slice(&self.body)
+            .map_err(|error| ApiError::bad_request(format!("Malformed JSON: {error}")))?;
+        check_body(kind, self.minor, &document)
+            .map_err(|error| ApiError::bad_request(format!("JSON does not validate: {error}")))?;
+        Ok(document)
+    }
+}
+
+/// A number that the schema calls an integer: JSON's 2.0 is one, and there are some too large for us.
+pub(super) fn integer(value: &Value) -> ApiResult<i64> {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "looked at before")]
+    let from_float = |float: f64| (float.abs() < i64::MAX as f64 && float.fract() == 0.0).then_some(float as i64);
+    value
+        .as_i64()
+        .or_else(|| value.as_f64().and_then(from_float))
+        .ok_or_else(|| ApiError::bad_request(format!("JSON does not validate: {value} is too large a number")))
+}

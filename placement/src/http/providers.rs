@@ -1,0 +1,251 @@
+//! `/resource_providers`, with their aggregates.
+
+use std::sync::Arc;
+
+use ec_placement_schema::Body;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::{
+    Call,
+    body::integer,
+    error::{ApiError, ApiResult, code},
+    params::{exact_uuid, uuid_like},
+    policy::Rule,
+    reply::{Reply, now},
+};
+use crate::{
+    model::{Command, ModelError, Outcome, Provider, Seconds, State},
+    search::{self, SearchError},
+};
+
+const LIST: Rule = Rule("placement:resource_providers:list");
+const CREATE: Rule = Rule("placement:resource_providers:create");
+const SHOW: Rule = Rule("placement:resource_providers:show");
+const UPDATE: Rule = Rule("placement:resource_providers:update");
+const DELETE: Rule = Rule("placement:resource_providers:delete");
+const AGGREGATES: Rule = Rule("placement:resource_providers:aggregates:list");
+const SET_AGGREGATES: Rule = Rule("placement:resource_providers:aggregates:update");
+
+/// The path of a provider.
+pub(super) fn path(uuid: &Uuid) -> String {
+    format!("/resource_providers/{uuid}")
+}
+
+/// A provider that is there, as handlers look at it.
+pub(super) struct Found {
+    pub(super) uuid: Uuid,
+    pub(super) provider: Arc<Provider>,
+    pub(super) generation: i64,
+    pub(super) root: Uuid,
+}
+
+/// The provider that a path names.
+pub(super) fn find(state: &State, text: &str) -> ApiResult<Found> {
+    let missing = || ApiError::not_found(format!("No resource provider with uuid {text} found"));
+    let node = exact_uuid(text).and_then(|uuid| state.find(&uuid)).ok_or_else(missing)?;
+    let provider = Arc::clone(node.provider.as_ref().ok_or_else(missing)?);
+    let generation = node.generation.as_ref().map_or(0, |stored| stored.record);
+    Ok(Found { uuid: node.uuid, provider, generation, root: state.node(node.root).uuid })
+}
+
+/// What came of a write, as a provider. Every command on a provider answers with one.
+pub(super) fn written(outcome: Outcome) -> ApiResult<Found> {
+    match outcome {
+        Outcome::Provider { uuid, provider, generation, root } => Ok(Found { uuid, provider, generation, root }),
+        _ => Err(ApiError::new(500, "the command did not answer with a provider")),
+    }
+}
+
+/// Refusals that are the same wherever a provider is named in the path.
+pub(super) fn gone(error: &ModelError) -> Option<ApiError> {
+    match error {
+        ModelError::ProviderNotFound(_) => Some(ApiError::not_found(error.to_string())),
+        _ => None,
+    }
+}
+
+impl Call<'_> {
+    fn provider_json(&self, found: &Found) -> Value {
+        let path = path(&found.uuid);
+        let mut links = vec![json!({"rel": "self", "href": path})];
+        let kinds = [("inventories", 0), ("usages", 0), ("aggregates", 1), ("traits", 6), ("allocations", 11)];
+        for (rel, since) in kinds {
+            if self.at_least(since) {
+                links.push(json!({"rel": rel, "href": format!("{path}/{rel}")}));
+            }
+        }
+        let mut document = json!({
+            "uuid": found.uuid,
+            "name": found.provider.name,
+            "generation": found.generation,
+            "links": links,
+        });
+        if self.at_least(14) {
+            document["parent_provider_uuid"] = json!(found.provider.parent);
+            document["root_provider_uuid"] = json!(found.root);
+        }
+        document
+    }
+}
+
+pub(super) async fn list(call: &Call<'_>) -> ApiResult<Reply> {
+    call.allow(LIST)?;
+    let filter = call.provider_filter()?;
+    let (documents, modified) = call
+        .read(|state| {
+            let slots = search::providers(state, &filter).map_err(|error| {
+                ApiError::bad_request(match error {
+                    SearchError::UnknownTrait(_) => format!("Invalid trait(s) in \"required\" parameter: {error}"),
+                    _ => format!("Invalid resource class in resources parameter: {error}"),
+                })
+            })?;
+            let mut modified: Option<Seconds> = None;
+            let mut documents = Vec::with_capacity(slots.len());
+            for slot in slots {
+                let node = state.node(slot);
+                let Some(provider) = &node.provider else { continue };
+                modified = modified.max(Some(provider.updated_at));
+                documents.push(call.provider_json(&Found {
+                    uuid: node.uuid,
+                    provider: Arc::clone(provider),
+                    generation: node.generation.as_ref().map_or(0, |stored| stored.record),
+                    root: state.node(node.root).uuid,
+                }));
+            }
+            Ok((documents, modified))
+        })
+        .await?;
+    Ok(Reply::json(&json!({ "resource_providers": documents }), modified.unwrap_or_else(now)))
+}
+
+/// What a body says of a parent. Nil where it is nobody's uuid.
+fn parent_in(document: &Value) -> Option<Option<Uuid>> {
+    let parent = document.get("parent_provider_uuid")?;
+    Some(parent.as_str().map(|text| exact_uuid(text).unwrap_or_default()))
+}
+
+fn name_in(document: &Value) -> String {
+    document.get("name").and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+pub(super) async fn create(call: &Call<'_>) -> ApiResult<Reply> {
+    call.allow(CREATE)?;
+    let document = call.json(Body::ResourceProviderCreate)?;
+    let name = name_in(&document);
+    let given = document.get("uuid").and_then(Value::as_str).filter(|text| !text.is_empty());
+    let uuid = given.and_then(uuid_like).unwrap_or_else(Uuid::new_v4);
+    let parent = parent_in(&document).flatten();
+    let command = Command::CreateProvider { uuid, name: name.clone(), parent };
+    let outcome = call
+        .write(command, |error| match error {
+            ModelError::ProviderExists(_) => ApiError::conflict(error.to_string()).code(code::DUPLICATE_NAME),
+            error => {
+                ApiError::bad_request(format!("Unable to create resource provider \"{name}\", {uuid}: {error}"))
+            }
+        })
+        .await?;
+    let found = written(outcome)?;
+    let location = path(&uuid);
+    if call.at_least(20) {
+        Ok(Reply::json(&call.provider_json(&found), found.provider.updated_at).location(location))
+    } else {
+        Ok(Reply::empty(201).location(location))
+    }
+}
+
+pub(super) async fn show(call: &Call<'_>) -> ApiResult<Reply> {
+    call.allow(SHOW)?;
+    let found = call.read(|state| find(state, call.name(0))).await?;
+    Ok(Reply::json(&call.provider_json(&found), found.provider.updated_at))
+}
+
+pub(super) async fn update(call: &Call<'_>) -> ApiResult<Reply> {
+    call.allow(UPDATE)?;
+    let command = call
+        .prepare(|state| {
+            let found = find(state, call.name(0))?;
+            let document = call.json(Body::ResourceProviderUpdate)?;
+            Ok(Command::UpdateProvider {
+                uuid: found.uuid,
+                name: name_in(&document),
+                parent: parent_in(&document),
+                may_move: call.at_least(37),
+            })
+        })
+        .await?;
+    let outcome = call
+        .write(command, |error| {
+            if let Some(error) = gone(&error) {
+                return error;
+            }
+            match error {
+                ModelError::ProviderExists(name) => {
+                    ApiError::conflict(format!("Conflicting resource provider {name} already exists."))
+                        .code(code::DUPLICATE_NAME)
+                }
+                error => ApiError::bad_request(format!("Unable to save resource provider {}: {error}", call.name(0))),
+            }
+        })
+        .await?;
+    let found = written(outcome)?;
+    Ok(Reply::json(&call.provider_json(&found), found.provider.updated_at))
+}
+
+pub(super) async fn delete(call: &Call<'_>) -> ApiResult<Reply> {
+    call.allow(DELETE)?;
+    let text = call.name(0);
+    let missing = || ApiError::not_found(format!("No resource provider with uuid {text} found for delete"));
+    let uuid = exact_uuid(text).ok_or_else(missing)?;
+    call.write(Command::DeleteProvider(uuid), |error| match error {
+        ModelError::ProviderHasChildren => {
+            ApiError::conflict(format!("Unable to delete parent resource provider {uuid}: {error}"))
+                .code(code::CANNOT_DELETE_PARENT)
+        }
+        ModelError::ProviderInUse => {
+            ApiError::conflict(format!("Unable to delete resource provider {uuid}: {error}"))
+                .code(code::PROVIDER_IN_USE)
+        }
+        _ => missing(),
+    })
+    .await?;
+    Ok(Reply::empty(204))
+}
+
+fn aggregates_reply(call: &Call<'_>, found: &Found) -> Reply {
+    let mut document = json!({ "aggregates": found.provider.aggregates });
+    if call.at_least(19) {
+        document["resource_provider_generation"] = found.generation.into();
+    }
+    Reply::json(&document, now())
+}
+
+pub(super) async fn aggregates(call: &Call<'_>) -> ApiResult<Reply> {
+    call.allow(AGGREGATES)?;
+    let found = call.read(|state| find(state, call.name(0))).await?;
+    Ok(aggregates_reply(call, &found))
+}
+
+pub(super) async fn set_aggregates(call: &Call<'_>) -> ApiResult<Reply> {
+    call.allow(SET_AGGREGATES)?;
+    let conflict = || {
+        ApiError::conflict("Resource provider's generation already changed. Please update the generation and try again.")
+            .code(code::CONCURRENT_UPDATE)
+    };
+    let command = call
+        .prepare(|state| {
+            let found = find(state, call.name(0))?;
+            let document = call.json(Body::Aggregates)?;
+            let (generation, list) = if call.at_least(19) {
+                (Some(integer(&document["resource_provider_generation"])?), &document["aggregates"])
+            } else {
+                (None, &document)
+            };
+            let texts = list.as_array().into_iter().flatten().filter_map(Value::as_str);
+            let aggregates = texts.filter_map(uuid_like).collect();
+            Ok(Command::SetAggregates { provider: found.uuid, generation, aggregates })
+        })
+        .await?;
+    let outcome = call.write(command, |error| gone(&error).unwrap_or_else(conflict)).await?;
+    Ok(aggregates_reply(call, &written(outcome)?))
+}

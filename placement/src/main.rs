@@ -1,0 +1,197 @@
+//! `eplacement`: the Placement API, with its state in etcd.
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+};
+
+use clap::{Parser, Subcommand};
+use ec_runtime::{
+    LogFormat, config,
+    exit::{Failure, chain},
+    init_logging, install_tls_provider, shutdown_on_signals,
+};
+use ec_store::{EtcdStore, Store};
+use placement::{
+    config::{AuthKind, Config},
+    http::{Api, Policy, ServerConfig, digest, serve, tls_acceptor},
+    metrics::Metrics,
+    store::Replica,
+};
+
+/// Where the configuration is looked for.
+const PLACES: [&str; 2] = ["eplacement.yaml", "/etc/eplacement/eplacement.yaml"];
+
+/// The Placement API server of etcd-compute: counts what hosts have and who uses it.
+///
+/// Speaks the OpenStack Placement API, microversions 1.0 to 1.39. All its state lies in etcd under one
+/// prefix; any number of replicas may serve it, there is no leader, and a replica may be killed at any
+/// moment. With no options it serves 127.0.0.1:8080 from an etcd at localhost:2379.
+#[derive(Parser)]
+#[command(
+    name = "eplacement",
+    version,
+    args_conflicts_with_subcommands = true,
+    after_help = "Beside the API: GET /healthz (alive), /readyz (follows etcd), /metrics (Prometheus).\n\
+                  Signals: SIGINT or SIGTERM finish what is being answered and end; a second one ends at once.\n\
+                  Logging: to standard error; RUST_LOG=debug shows more.\n\
+                  Exit codes: 0 ended as asked, 1 failed, 2 wrong usage or configuration, 3 etcd is not reachable\n\n\
+                  Examples:\n  \
+                  eplacement --etcd http://10.0.0.1:2379,http://10.0.0.2:2379\n  \
+                  eplacement --listen 0.0.0.0:8778 --auth tokens --config /etc/eplacement/eplacement.yaml\n  \
+                  curl -H 'X-Auth-Token: admin' http://127.0.0.1:8080/resource_providers"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Tool>,
+    #[command(flatten)]
+    server: ServerOptions,
+}
+
+#[derive(clap::Args)]
+struct ServerOptions {
+    /// Address and port to serve [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<String>,
+    /// Who may do what [default: legacy]
+    #[arg(long)]
+    policy: Option<Policy>,
+    /// How it is told who a request is from [default: noauth]
+    #[arg(long)]
+    auth: Option<AuthKind>,
+    /// Serve noauth beyond loopback, where everybody is believed
+    #[arg(long)]
+    allow_remote_noauth: bool,
+    #[command(flatten)]
+    store: StoreOptions,
+}
+
+#[derive(clap::Args)]
+struct StoreOptions {
+    /// etcd, as URLs or host:port [default: localhost:2379]
+    #[arg(long, value_name = "URL[,URL…]", value_delimiter = ',')]
+    etcd: Vec<String>,
+    /// What every key begins with [default: /ecompute/placement]
+    #[arg(long, value_name = "KEY")]
+    prefix: Option<String>,
+    /// Configuration [default: ./eplacement.yaml, then /etc/eplacement/eplacement.yaml, then defaults]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Subcommand)]
+enum Tool {
+    /// Make an entry for `tokens` of a token read from standard input
+    HashToken {
+        /// Who it is, for people
+        #[arg(long, default_value = "")]
+        name: String,
+        /// admin, service or reader
+        #[arg(long, default_value = "admin")]
+        role: String,
+        /// The project that it speaks for
+        #[arg(long)]
+        project: Option<String>,
+    },
+    /// Print a completion script
+    Completions {
+        /// For which shell
+        shell: clap_complete::Shell,
+    },
+}
+
+impl StoreOptions {
+    fn load(&self) -> Result<config::Loaded<Config>, Failure> {
+        let mut loaded = config::load::<Config>(self.config.as_deref(), &PLACES.map(Path::new))?;
+        if !self.etcd.is_empty() {
+            loaded.config.etcd.endpoints = Some(self.etcd.clone());
+            (loaded.config.etcd.host, loaded.config.etcd.port) = (None, None);
+        }
+        if let Some(prefix) = &self.prefix {
+            loaded.config.prefix = Some(prefix.clone());
+        }
+        Ok(loaded)
+    }
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    init_logging(LogFormat::Text, "info");
+    install_tls_provider();
+    let result = match cli.command {
+        None => run(&cli.server),
+        Some(Tool::HashToken { name, role, project }) => hash_token(&name, &role, project.as_deref()),
+        Some(Tool::Completions { shell }) => {
+            let mut command = <Cli as clap::CommandFactory>::command();
+            clap_complete::generate(shell, &mut command, "eplacement", &mut std::io::stdout());
+            Ok(())
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report("eplacement"),
+    }
+}
+
+fn run(options: &ServerOptions) -> Result<(), Failure> {
+    let mut loaded = options.store.load()?;
+    let config = &mut loaded.config;
+    if let Some(listen) = &options.listen {
+        config.listen = Some(listen.clone());
+    }
+    config.policy = options.policy.unwrap_or(config.policy);
+    config.auth = options.auth.unwrap_or(config.auth);
+    config.allow_remote_noauth |= options.allow_remote_noauth;
+    let settings = loaded.config.settings().map_err(|error| Failure::from(loaded.wrong(error)))?;
+    let tls = match &settings.tls {
+        Some(tls) => {
+            Some(tls_acceptor(&tls.certificate, &tls.key, tls.client_ca.as_deref()).map_err(Failure::usage)?)
+        }
+        None => None,
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::failed(format!("failed to start: {error}")))?;
+    runtime.block_on(async {
+        let stop = shutdown_on_signals()
+            .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
+        let listener = tokio::net::TcpListener::bind(settings.listen).await.map_err(|error| {
+            Failure::failed(format!(
+                "cannot listen at {}: {error}; another program may, or choose another with --listen",
+                settings.listen
+            ))
+        })?;
+        let store: Arc<dyn Store> = Arc::new(EtcdStore::connect(settings.etcd).await?);
+        let metrics = Arc::new(Metrics::default());
+        let replica =
+            Replica::start(store, settings.keys, settings.limits, Arc::clone(&metrics), stop.clone());
+        let with_tls = tls.is_some();
+        tracing::info!(listen = %settings.listen, tls = with_tls, "serving the Placement API");
+        let api = Arc::new(Api::new(replica, settings.api, metrics, with_tls));
+        serve(ServerConfig { listener, tls }, api, stop).await;
+        Ok(())
+    })
+}
+
+fn hash_token(name: &str, role: &str, project: Option<&str>) -> Result<(), Failure> {
+    let mut token = String::new();
+    std::io::stdin()
+        .read_line(&mut token)
+        .map_err(|error| Failure::failed(format!("cannot read standard input: {}", chain(&error))))?;
+    let token = token.trim();
+    if token.len() < 16 {
+        return Err(Failure::usage(
+            "the token on standard input has less than 16 characters; `openssl rand -hex 32` makes a good one",
+        ));
+    }
+    let entry = serde_json::json!({
+        "sha256": digest(token), "name": name, "roles": [role], "project": project,
+    });
+    #[expect(clippy::print_stdout, reason = "what was asked for")]
+    {
+        println!("{entry}");
+    }
+    Ok(())
+}

@@ -1,0 +1,31 @@
+//! The model of placement: what is stored, what may be asked of it, and what follows. Pure: it knows
+//! neither etcd nor HTTP nor the time of day.
+//!
+//! ```text
+//!   records ──▶ State (all of them, with indexes) ──▶ Draft (a State with changes not yet written)
+//!                                                       ▲
+//!                    Command ── decide ─────────────────┘ ──▶ Outcome or ModelError
+//! ```
+
+mod allocate;
+mod command;
+mod draft;
+mod error;
+mod names;
+mod provide;
+mod records;
+pub mod standard;
+mod state;
+
+pub use self::{
+    allocate::{ConsumerWrite, ExpectedGeneration},
+    command::{Command, Outcome, decide},
+    draft::{Draft, Key, Record},
+    error::ModelError,
+    names::{is_custom, is_standard_class, is_standard_trait},
+    records::{Amounts, Consumer, Inventory, MAX_INT, Name, NamedRecord, Provider, Seconds, intern},
+    state::{Change, Node, Slot, State, Stored},
+};
+
+/// The trait of a provider whose inventory serves every provider of its aggregates.
+pub const SHARING: &str = "MISC_SHARES_VIA_AGGREGATE";

@@ -1,0 +1,323 @@
+//! A state with changes on top that are not written yet: what commands are decided on, one after the other,
+//! until they go to the store together.
+//!
+//! It remembers which records were looked at. The write holds only if none of them has changed meanwhile,
+//! so a decision made here is as good as one made at the moment of the write.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use uuid::Uuid;
+
+use super::{
+    names::{is_standard_class, is_standard_trait},
+    records::{Consumer, Name, NamedRecord, Provider, intern},
+    state::State,
+};
+
+/// What a record is of. A provider's record and generation are one here.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Key {
+    /// A provider with its generation.
+    Provider(Uuid),
+    /// A consumer.
+    Consumer(Uuid),
+    /// Whose name it is.
+    ProviderName(Name),
+    /// A trait that a user made.
+    Trait(Name),
+    /// A resource class that a user made.
+    Class(Name),
+}
+
+/// The record of a key.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Record {
+    /// A provider with its generation.
+    Provider(Arc<Provider>, i64),
+    /// A consumer.
+    Consumer(Arc<Consumer>),
+    /// Whose name it is.
+    ProviderName(Uuid),
+    /// A trait that a user made.
+    Trait(NamedRecord),
+    /// A resource class that a user made.
+    Class(NamedRecord),
+}
+
+/// See the module.
+pub struct Draft<'a> {
+    base: &'a State,
+    written: HashMap<Key, Option<Record>>,
+    /// Every record looked at or written, with its revision in the base; 0: it was not there.
+    seen: BTreeMap<Key, i64>,
+    /// What each write replaced, to take it back.
+    undo: Vec<(Key, Option<Option<Record>>)>,
+    // What the changes add to the indexes of the base.
+    used: HashMap<(Uuid, Name), i64>,
+    children: HashMap<Uuid, i64>,
+    trait_users: HashMap<Name, i64>,
+    class_users: HashMap<Name, i64>,
+}
+
+/// A place to go back to.
+#[derive(Debug, Clone, Copy)]
+pub struct Savepoint(usize);
+
+impl<'a> Draft<'a> {
+    /// No changes yet.
+    pub fn new(base: &'a State) -> Self {
+        Self {
+            base,
+            written: HashMap::new(),
+            seen: BTreeMap::new(),
+            undo: Vec::new(),
+            used: HashMap::new(),
+            children: HashMap::new(),
+            trait_users: HashMap::new(),
+            class_users: HashMap::new(),
+        }
+    }
+
+    /// What it stands on.
+    pub fn base(&self) -> &'a State {
+        self.base
+    }
+
+    /// Every record that decisions stand on, with its revision in the base; 0: it must not be there.
+    pub fn seen(&self) -> &BTreeMap<Key, i64> {
+        &self.seen
+    }
+
+    /// Every change, in no order.
+    pub fn changes(&self) -> impl ExactSizeIterator<Item = (&Key, &Option<Record>)> {
+        self.written.iter()
+    }
+
+    /// How many conditions or changes a transaction of this draft has, whichever are more.
+    pub fn operations(&self) -> usize {
+        let providers = self.written.iter().filter(|(key, record)| match (key, record) {
+            (Key::Provider(uuid), Some(Record::Provider(record, _))) => !self.is_base_record(uuid, record),
+            (Key::Provider(_), None) => true,
+            _ => false,
+        });
+        // A provider that changed is two keys, and the clock is one more.
+        self.seen.len().max(self.written.len() + providers.count() + 1)
+    }
+
+    /// Whether a provider's record is still that of the base.
+    pub fn is_base_record(&self, uuid: &Uuid, record: &Arc<Provider>) -> bool {
+        let base = self.base.find(uuid).and_then(|node| node.provider.as_ref());
+        base.is_some_and(|base| Arc::ptr_eq(base, record))
+    }
+
+    /// Here, to come back to.
+    pub fn savepoint(&self) -> Savepoint {
+        Savepoint(self.undo.len())
+    }
+
+    /// Takes back every change since. What was looked at stays: the refusal stands on it.
+    pub fn roll_back(&mut self, to: Savepoint) {
+        while self.undo.len() > to.0 {
+            if let Some((key, before)) = self.undo.pop() {
+                let now = self.record(&key);
+                let then = match &before {
+                    Some(written) => written.clone(),
+                    None => self.base_record(&key),
+                };
+                self.count(now.as_ref(), -1);
+                self.count(then.as_ref(), 1);
+                match before {
+                    Some(written) => self.written.insert(key, written),
+                    None => self.written.remove(&key),
+                };
+            }
+        }
+    }
+
+    /// A provider and its generation.
+    pub fn provider(&mut self, uuid: Uuid) -> Option<(Arc<Provider>, i64)> {
+        match self.get(Key::Provider(uuid))? {
+            Record::Provider(provider, generation) => Some((provider, generation)),
+            _ => None,
+        }
+    }
+
+    /// A consumer.
+    pub fn consumer(&mut self, uuid: Uuid) -> Option<Arc<Consumer>> {
+        match self.get(Key::Consumer(uuid))? {
+            Record::Consumer(consumer) => Some(consumer),
+            _ => None,
+        }
+    }
+
+    /// Whose name it is.
+    pub fn named(&mut self, name: &str) -> Option<Uuid> {
+        match self.get(Key::ProviderName(name.into()))? {
+            Record::ProviderName(uuid) => Some(uuid),
+            _ => None,
+        }
+    }
+
+    /// Whether there is such a trait.
+    pub fn has_trait(&mut self, name: &str) -> bool {
+        is_standard_trait(name) || self.get(Key::Trait(intern(name))).is_some()
+    }
+
+    /// Whether there is such a resource class.
+    pub fn has_class(&mut self, name: &str) -> bool {
+        is_standard_class(name) || self.get(Key::Class(intern(name))).is_some()
+    }
+
+    /// What is used of a provider's class.
+    pub fn used(&self, provider: Uuid, class: &Name) -> i64 {
+        let base = self.base.find(&provider).map_or(0, |node| node.used(class));
+        base + self.used.get(&(provider, Arc::clone(class))).copied().unwrap_or(0)
+    }
+
+    /// Whether anything is used of a provider.
+    pub fn is_used(&self, provider: Uuid) -> bool {
+        let mut amounts: HashMap<&Name, i64> = HashMap::new();
+        if let Some(node) = self.base.find(&provider) {
+            amounts.extend(node.usages().iter().map(|(class, used)| (class, *used)));
+        }
+        for ((of, class), more) in &self.used {
+            if *of == provider {
+                *amounts.entry(class).or_default() += more;
+            }
+        }
+        amounts.values().any(|used| *used != 0)
+    }
+
+    /// Whether a provider has children.
+    pub fn has_children(&self, provider: Uuid) -> bool {
+        let base = self.base.find(&provider).map_or(0, |node| node.children.len());
+        let more = self.children.get(&provider).copied().unwrap_or(0);
+        i64::try_from(base).unwrap_or(i64::MAX) + more > 0
+    }
+
+    /// Whether any provider has a trait.
+    pub fn trait_is_used(&self, name: &Name) -> bool {
+        let base = self.base.with_trait(name).len();
+        let more = self.trait_users.get(name).copied().unwrap_or(0);
+        i64::try_from(base).unwrap_or(i64::MAX) + more > 0
+    }
+
+    /// Whether any provider has inventory of a class.
+    pub fn class_is_used(&self, name: &Name) -> bool {
+        let base = self.base.with_class(name).len();
+        let more = self.class_users.get(name).copied().unwrap_or(0);
+        i64::try_from(base).unwrap_or(i64::MAX) + more > 0
+    }
+
+    /// The providers and consumers whose records hold a resource class.
+    pub fn holders_of(&self, class: &Name) -> (Vec<Uuid>, Vec<Uuid>) {
+        let mut providers: BTreeSet<Uuid> = BTreeSet::new();
+        let mut consumers: BTreeSet<Uuid> = BTreeSet::new();
+        for (_, slot) in self.base.with_class(class) {
+            let node = self.base.node(*slot);
+            providers.insert(node.uuid);
+            consumers.extend(&node.consumers);
+        }
+        for (key, record) in &self.written {
+            match (key, record) {
+                (Key::Provider(uuid), Some(_)) => drop(providers.insert(*uuid)),
+                (Key::Consumer(uuid), Some(_)) => drop(consumers.insert(*uuid)),
+                (Key::Provider(uuid), None) => drop(providers.remove(uuid)),
+                (Key::Consumer(uuid), None) => drop(consumers.remove(uuid)),
+                _ => {}
+            }
+        }
+        (providers.into_iter().collect(), consumers.into_iter().collect())
+    }
+
+    /// Looks a record up, and remembers that it was looked at.
+    pub fn get(&mut self, key: Key) -> Option<Record> {
+        self.see(&key);
+        self.record(&key)
+    }
+
+    /// Writes a record; `None` deletes it.
+    pub fn put(&mut self, key: Key, record: Option<Record>) {
+        self.see(&key);
+        let before = self.record(&key);
+        self.count(before.as_ref(), -1);
+        self.count(record.as_ref(), 1);
+        let replaced = self.written.insert(key.clone(), record);
+        self.undo.push((key, replaced));
+    }
+
+    /// Writes a record as it is, so that whoever decides on it at the same moment has to decide again.
+    pub fn touch(&mut self, key: Key) {
+        if let Some(record) = self.get(key.clone()) {
+            self.put(key, Some(record));
+        }
+    }
+
+    fn see(&mut self, key: &Key) {
+        if !self.seen.contains_key(key) {
+            self.seen.insert(key.clone(), self.base_revision(key));
+        }
+    }
+
+    fn record(&self, key: &Key) -> Option<Record> {
+        match self.written.get(key) {
+            Some(written) => written.clone(),
+            None => self.base_record(key),
+        }
+    }
+
+    fn base_record(&self, key: &Key) -> Option<Record> {
+        let base = self.base;
+        match key {
+            Key::Provider(uuid) => base.find(uuid).and_then(|node| {
+                let generation = node.generation.as_ref().map_or(0, |stored| stored.record);
+                Some(Record::Provider(Arc::clone(node.provider.as_ref()?), generation))
+            }),
+            Key::Consumer(uuid) => base.consumer(uuid).map(|stored| Record::Consumer(Arc::clone(&stored.record))),
+            Key::ProviderName(name) => base.provider_name(name).map(|stored| Record::ProviderName(stored.record)),
+            Key::Trait(name) => base.custom_traits().get(name).map(|stored| Record::Trait(stored.record.clone())),
+            Key::Class(name) => base.custom_classes().get(name).map(|stored| Record::Class(stored.record.clone())),
+        }
+    }
+
+    fn base_revision(&self, key: &Key) -> i64 {
+        let base = self.base;
+        match key {
+            Key::Provider(uuid) => {
+                base.find(uuid).and_then(|node| node.generation.as_ref()).map_or(0, |stored| stored.revision)
+            }
+            Key::Consumer(uuid) => base.consumer(uuid).map_or(0, |stored| stored.revision),
+            Key::ProviderName(name) => base.provider_name(name).map_or(0, |stored| stored.revision),
+            Key::Trait(name) => base.custom_traits().get(name).map_or(0, |stored| stored.revision),
+            Key::Class(name) => base.custom_classes().get(name).map_or(0, |stored| stored.revision),
+        }
+    }
+
+    /// Adds a record to what the changes add to the indexes, or takes it out.
+    fn count(&mut self, record: Option<&Record>, sign: i64) {
+        match record {
+            Some(Record::Consumer(consumer)) => {
+                for (provider, amounts) in &consumer.allocations {
+                    for (class, amount) in amounts {
+                        *self.used.entry((*provider, Arc::clone(class))).or_default() += sign * amount;
+                    }
+                }
+            }
+            Some(Record::Provider(provider, _)) => {
+                if let Some(parent) = provider.parent {
+                    *self.children.entry(parent).or_default() += sign;
+                }
+                for name in &provider.traits {
+                    *self.trait_users.entry(Arc::clone(name)).or_default() += sign;
+                }
+                for (class, _) in &provider.inventories {
+                    *self.class_users.entry(Arc::clone(class)).or_default() += sign;
+                }
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! Which trait and resource class names there are without anybody having made them.
+
+use std::{collections::HashSet, sync::LazyLock};
+
+use super::standard;
+
+/// What every name begins with that users make.
+const CUSTOM: &str = "CUSTOM_";
+
+static TRAITS: LazyLock<HashSet<&str>> = LazyLock::new(|| standard::TRAITS.iter().copied().collect());
+static CLASSES: LazyLock<HashSet<&str>> = LazyLock::new(|| standard::RESOURCE_CLASSES.iter().copied().collect());
+
+/// Whether a name is one that users make and delete.
+pub fn is_custom(name: &str) -> bool {
+    name.starts_with(CUSTOM)
+}
+
+/// Whether a trait is in os-traits.
+pub fn is_standard_trait(name: &str) -> bool {
+    TRAITS.contains(name)
+}
+
+/// Whether a resource class is in os-resource-classes.
+pub fn is_standard_class(name: &str) -> bool {
+    CLASSES.contains(name)
+}

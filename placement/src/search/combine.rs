@@ -1,0 +1,309 @@
+//! Groups, each with those who could serve it, put together into candidates.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    sync::Arc,
+};
+
+use super::{
+    Candidate, Candidates, Query, SearchError, Summary,
+    fit::{Fit, Pool},
+};
+use crate::model::{Name, Slot, State};
+
+/// Calls `each` with every way to pick one out of each list, until it says `false`.
+pub(super) fn product(lists: &[Vec<Slot>], each: &mut dyn FnMut(&[Slot]) -> bool) {
+    fn go(lists: &[Vec<Slot>], picked: &mut Vec<Slot>, each: &mut dyn FnMut(&[Slot]) -> bool) -> bool {
+        let Some(list) = lists.get(picked.len()) else { return each(picked) };
+        for slot in list {
+            picked.push(*slot);
+            let go_on = go(lists, picked, each);
+            picked.pop();
+            if !go_on {
+                return false;
+            }
+        }
+        true
+    }
+    go(lists, &mut Vec::with_capacity(lists.len()), each);
+}
+
+/// A way to serve the group: who serves each of its resources; one provider where it has none.
+type Picks = Vec<Slot>;
+
+/// Goes through anchors and gathers candidates. Providers in them are slots of the state.
+pub(super) struct Combiner<'a> {
+    state: &'a State,
+    query: &'a Query,
+    fits: &'a [Fit<'a>],
+    /// The classes of each group's resources, as numbers.
+    classes: Vec<Vec<usize>>,
+    /// By number.
+    class_names: Vec<Name>,
+    /// Whether the same candidate may be found at two anchors.
+    repeats: bool,
+    seen: HashSet<Candidate>,
+    budget: u64,
+    pub(super) found: Vec<Candidate>,
+}
+
+impl<'a> Combiner<'a> {
+    pub(super) fn new(state: &'a State, query: &'a Query, fits: &'a [Fit<'a>], budget: u64) -> Self {
+        let repeats = !state.sharing().is_empty();
+        let mut class_names: Vec<Name> = Vec::new();
+        let mut numbers: HashMap<Name, usize> = HashMap::new();
+        let mut number = |class: &Name| {
+            *numbers.entry(Arc::clone(class)).or_insert_with(|| {
+                class_names.push(Arc::clone(class));
+                class_names.len() - 1
+            })
+        };
+        let classes = query
+            .groups
+            .iter()
+            .map(|group| group.resources.iter().map(|(class, _)| number(class)).collect())
+            .collect();
+        Self { state, query, fits, classes, class_names, repeats, seen: HashSet::new(), budget, found: Vec::new() }
+    }
+
+    /// All of one anchor, then all of the next, until there are `most`.
+    pub(super) fn depth_first(
+        &mut self,
+        anchors: impl Iterator<Item = Slot>,
+        most: Option<usize>,
+    ) -> Result<(), SearchError> {
+        let most = most.unwrap_or(usize::MAX);
+        for anchor in anchors {
+            if self.found.len() >= most {
+                break;
+            }
+            self.at(anchor, most)?;
+        }
+        Ok(())
+    }
+
+    /// One of each anchor in turn, until there are `most`.
+    pub(super) fn breadth_first(
+        &mut self,
+        anchors: impl Iterator<Item = Slot>,
+        most: Option<usize>,
+    ) -> Result<(), SearchError> {
+        let most = most.unwrap_or(usize::MAX);
+        let mut by_anchor = Vec::new();
+        for anchor in anchors {
+            self.at(anchor, most)?;
+            by_anchor.push(std::mem::take(&mut self.found).into_iter());
+        }
+        while self.found.len() < most && !by_anchor.is_empty() {
+            by_anchor.retain_mut(|candidates| {
+                let next = if self.found.len() < most { candidates.next() } else { None };
+                let goes_on = next.is_some();
+                self.found.extend(next);
+                goes_on
+            });
+        }
+        Ok(())
+    }
+
+    fn spend(&mut self, steps: usize) -> Result<(), SearchError> {
+        let steps = u64::try_from(steps).unwrap_or(u64::MAX);
+        self.budget = self.budget.checked_sub(steps).ok_or(SearchError::TooWide)?;
+        Ok(())
+    }
+
+    fn at(&mut self, anchor: Slot, most: usize) -> Result<(), SearchError> {
+        let pool = Pool::new(self.state, anchor);
+        self.spend(1 + pool.tree.len() + pool.sharing.len())?;
+        let mut ways = Vec::with_capacity(self.fits.len());
+        for fit in self.fits {
+            let group_ways = if fit.together { self.together(fit, &pool)? } else { self.alone(fit, &pool) };
+            if group_ways.is_empty() {
+                return Ok(());
+            }
+            self.spend(group_ways.len())?;
+            ways.push(group_ways);
+        }
+        let mut partial = Partial { chosen: Vec::with_capacity(ways.len()), taken: Vec::new() };
+        self.combine(&ways, &mut partial, most)?;
+        Ok(())
+    }
+
+    fn alone(&self, fit: &Fit<'_>, pool: &Pool) -> Vec<Picks> {
+        let resources = fit.group.resources.len().max(1);
+        fit.alone(pool).into_iter().map(|slot| vec![slot; resources]).collect()
+    }
+
+    fn together(&mut self, fit: &Fit<'_>, pool: &Pool) -> Result<Vec<Picks>, SearchError> {
+        let choices = fit.choices(pool);
+        let mut ways = Vec::new();
+        let mut steps = 0;
+        let budget = usize::try_from(self.budget).unwrap_or(usize::MAX);
+        product(&choices, &mut |picked| {
+            steps += picked.len();
+            if fit.traits_together(picked) {
+                ways.push(picked.to_vec());
+            }
+            steps <= budget
+        });
+        self.spend(steps)?;
+        Ok(ways)
+    }
+
+    /// Chooses a way for the next group, and the next; a choice that cannot be is not followed further.
+    /// Answers whether to go on.
+    fn combine(&mut self, ways: &[Vec<Picks>], partial: &mut Partial, most: usize) -> Result<bool, SearchError> {
+        let index = partial.chosen.len();
+        let Some(group_ways) = ways.get(index) else {
+            if self.same_subtrees_hold(&partial.chosen) && self.shape_is_known(&partial.taken) {
+                self.emit(partial)?;
+            }
+            return Ok(self.found.len() < most);
+        };
+        let group = &self.query.groups[index];
+        for picks in group_ways {
+            // What was taken before is looked through.
+            self.spend(1 + partial.taken.len())?;
+            if self.query.isolate && !group.suffix.is_empty() && self.is_taken(&partial.chosen, picks[0]) {
+                continue;
+            }
+            let before = partial.taken.len();
+            if self.take(index, picks, &mut partial.taken) {
+                partial.chosen.push(picks.clone());
+                let go_on = self.combine(ways, partial, most);
+                partial.chosen.pop();
+                if !go_on? {
+                    return Ok(false);
+                }
+            }
+            partial.taken.truncate(before);
+        }
+        Ok(true)
+    }
+
+    /// Adds what a group takes, as long as there is enough for it and for what was taken before.
+    fn take(&self, index: usize, picks: &Picks, taken: &mut Vec<Taken>) -> bool {
+        let resources = self.query.groups[index].resources.iter().zip(&self.classes[index]);
+        resources.zip(picks).all(|(((class, amount), id), slot)| {
+            let before: i64 = taken
+                .iter()
+                .filter(|(own_slot, own_class, _)| own_slot == slot && own_class == id)
+                .fold(0, |sum, (.., amount)| sum.saturating_add(*amount));
+            taken.push((*slot, *id, *amount));
+            // Alone it fits: that was looked at.
+            before == 0 || {
+                let node = self.state.node(*slot);
+                let sum = before.saturating_add(*amount);
+                let inventory = node.provider.as_ref().and_then(|provider| provider.inventory(class));
+                inventory.is_some_and(|inventory| {
+                    sum <= inventory.max_unit && node.used(class).saturating_add(sum) <= inventory.capacity()
+                })
+            }
+        })
+    }
+
+    fn is_taken(&self, chosen: &[Picks], slot: Slot) -> bool {
+        chosen.iter().zip(&self.query.groups).any(|(picks, group)| !group.suffix.is_empty() && picks[0] == slot)
+    }
+
+    fn same_subtrees_hold(&self, chosen: &[Picks]) -> bool {
+        self.query.same_subtrees.iter().all(|groups| {
+            let members: BTreeSet<Slot> = groups.iter().flat_map(|index| &chosen[*index]).copied().collect();
+            members.len() <= 1
+                || members.iter().any(|top| members.iter().all(|member| self.is_below(*member, *top)))
+        })
+    }
+
+    fn is_below(&self, slot: Slot, top: Slot) -> bool {
+        let mut at = Some(slot);
+        for _ in 0..=self.state.provider_count() {
+            match at {
+                Some(here) if here == top => return true,
+                Some(here) => at = self.state.node(here).parent,
+                None => return false,
+            }
+        }
+        false
+    }
+
+    /// Clients that do not know of trees get no two providers of one.
+    fn shape_is_known(&self, taken: &[Taken]) -> bool {
+        if self.query.nested_aware || !self.state.has_trees() {
+            return true;
+        }
+        let used: BTreeSet<Slot> = taken.iter().map(|(slot, ..)| *slot).collect();
+        let roots: BTreeSet<Slot> = used.iter().map(|slot| self.state.node(*slot).root).collect();
+        roots.len() == used.len()
+    }
+
+    fn emit(&mut self, partial: &Partial) -> Result<(), SearchError> {
+        self.spend(partial.taken.len() + partial.chosen.len())?;
+        let mut taken = partial.taken.clone();
+        taken.sort_by_key(|(slot, class, _)| (*slot, *class));
+        let mut allocations: Vec<(Slot, Name, i64)> = Vec::with_capacity(taken.len());
+        let mut last = None;
+        for (slot, class, amount) in taken {
+            match allocations.last_mut() {
+                Some(sum) if last == Some((slot, class)) => sum.2 += amount,
+                _ => allocations.push((slot, Arc::clone(&self.class_names[class]), amount)),
+            }
+            last = Some((slot, class));
+        }
+        let mappings = partial
+            .chosen
+            .iter()
+            .map(|picks| {
+                let mut providers = picks.clone();
+                providers.sort_unstable();
+                providers.dedup();
+                providers
+            })
+            .collect();
+        let candidate = Candidate { allocations, mappings };
+        if !self.repeats || self.seen.insert(candidate.clone()) {
+            self.found.push(candidate);
+        }
+        Ok(())
+    }
+}
+
+/// Provider, class as a number, amount.
+type Taken = (Slot, usize, i64);
+
+struct Partial {
+    chosen: Vec<Picks>,
+    taken: Vec<Taken>,
+}
+
+/// Turns slots into what outlives the state, and adds the summaries.
+pub(super) fn answer(state: &State, query: &Query, mut found: Vec<Candidate>) -> Candidates {
+    let mut places: HashMap<Slot, u32> = HashMap::new();
+    let mut providers = Vec::new();
+    let mut place = |slot: Slot| {
+        *places.entry(slot).or_insert_with(|| {
+            providers.push(state.node(slot).uuid);
+            u32::try_from(providers.len() - 1).unwrap_or(u32::MAX)
+        })
+    };
+    let mut shown: BTreeSet<Slot> = BTreeSet::new();
+    let only_used = !query.nested_aware && state.has_trees();
+    for candidate in &mut found {
+        for (slot, ..) in &mut candidate.allocations {
+            shown.insert(if only_used { *slot } else { state.node(*slot).root });
+            *slot = place(*slot);
+        }
+        for slot in candidate.mappings.iter_mut().flatten() {
+            *slot = place(*slot);
+        }
+    }
+    let slots: Vec<Slot> =
+        if only_used { shown.into_iter().collect() } else { shown.into_iter().flat_map(|root| state.subtree(root)).collect() };
+    let summaries = slots.into_iter().filter_map(|slot| summary(state, slot)).collect();
+    Candidates { providers, candidates: found, summaries }
+}
+
+fn summary(state: &State, slot: Slot) -> Option<Summary> {
+    let node = state.node(slot);
+    let provider = Arc::clone(node.provider.as_ref()?);
+    let used = provider.inventories.iter().map(|(class, _)| node.used(class)).collect();
+    Some(Summary { uuid: node.uuid, root: state.node(node.root).uuid, provider, used })
+}

@@ -1,0 +1,81 @@
+//! The list of providers, filtered.
+
+use uuid::Uuid;
+
+use super::{
+    SearchError,
+    fit::{has_room, has_traits, in_any, is_member},
+    known_class, known_trait,
+};
+use crate::model::{Name, Slot, State};
+
+/// Which providers are wanted.
+#[derive(Debug, Clone, Default)]
+pub struct ProviderFilter {
+    /// The one with this name.
+    pub name: Option<String>,
+    /// The one with this uuid; nil where what was said is nobody's.
+    pub uuid: Option<Uuid>,
+    /// Those in the tree of this provider; nil where what was said is nobody's uuid.
+    pub in_tree: Option<Uuid>,
+    /// Of each of these lists, one trait at least.
+    pub required: Vec<Vec<Name>>,
+    /// None of these traits.
+    pub forbidden: Vec<Name>,
+    /// Of each of these lists, one aggregate at least.
+    pub member_of: Vec<Vec<Uuid>>,
+    /// None of these aggregates.
+    pub forbidden_aggregates: Vec<Uuid>,
+    /// With so much left of each.
+    pub resources: Vec<(Name, i64)>,
+}
+
+/// The providers that are wanted.
+///
+/// # Errors
+/// A name that is not known, unless what stands before it has no match anyway.
+pub fn providers(state: &State, filter: &ProviderFilter) -> Result<Vec<Slot>, SearchError> {
+    let tree = match filter.in_tree {
+        Some(uuid) => match state.find(&uuid) {
+            Some(node) => Some(node.root),
+            None => return Ok(Vec::new()),
+        },
+        None => None,
+    };
+    filter.required.iter().flatten().try_for_each(|name| known_trait(state, name))?;
+    let anyone = |wanted: &dyn Fn(Slot) -> bool| state.providers().any(|(slot, _)| wanted(slot));
+    let provider = |slot: Slot| state.node(slot).provider.as_ref();
+    if !filter.required.is_empty()
+        && !anyone(&|slot| provider(slot).is_some_and(|record| has_traits(record, &filter.required)))
+    {
+        return Ok(Vec::new());
+    }
+    filter.forbidden.iter().try_for_each(|name| known_trait(state, name))?;
+    if !filter.member_of.is_empty() && !anyone(&|slot| is_member(state.node(slot), &filter.member_of)) {
+        return Ok(Vec::new());
+    }
+    for (class, _) in &filter.resources {
+        known_class(state, class)?;
+    }
+    let wanted = |slot: Slot| {
+        let node = state.node(slot);
+        node.provider.as_ref().is_some_and(|record| {
+            filter.name.as_ref().is_none_or(|name| **name == *record.name)
+                && filter.uuid.is_none_or(|uuid| uuid == node.uuid)
+                && tree.is_none_or(|root| root == node.root)
+                && has_traits(record, &filter.required)
+                && !filter.forbidden.iter().any(|name| record.has_trait(name))
+                && is_member(node, &filter.member_of)
+                && !in_any(node, &filter.forbidden_aggregates)
+                && filter.resources.iter().all(|(class, amount)| has_room(node, record, class, *amount))
+        })
+    };
+    // One provider, or one tree, is found without going through all.
+    let candidates: Vec<Slot> = match (&filter.name, filter.uuid, tree) {
+        (Some(name), ..) => state.provider_name(name).and_then(|own| state.slot_of(&own.record)).into_iter().collect(),
+        (_, Some(uuid), _) => state.slot_of(&uuid).into_iter().collect(),
+        (_, _, Some(root)) => state.subtree(root),
+        _ => state.providers().map(|(slot, _)| slot).collect(),
+    };
+    Ok(candidates.into_iter().filter(|slot| wanted(*slot)).collect())
+}
