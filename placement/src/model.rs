@@ -22,7 +22,7 @@ pub use self::{
     command::{Command, Outcome, decide},
     draft::{Draft, Key, Record},
     error::ModelError,
-    names::{is_custom, is_standard_class, is_standard_trait},
+    names::{is_custom, is_standard_class, is_standard_trait, standard_first},
     records::{Amounts, Consumer, Inventory, MAX_INT, Name, NamedRecord, Provider, Seconds, intern},
     state::{Change, Node, Slot, State, Stored},
 };

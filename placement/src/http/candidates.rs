@@ -10,6 +10,7 @@ use super::{
     policy::Rule,
     reply::{Reply, now},
 };
+use crate::model::standard_first;
 use crate::search::{Candidate, Candidates, Query, SearchError, Summary, search};
 
 const LIST: Rule = Rule("placement:allocation_candidates:list");
@@ -154,7 +155,7 @@ impl Writer {
         self.raw("}");
         if self.minor >= 17 {
             self.raw(",\"traits\":[");
-            for (index, name) in summary.provider.traits.iter().enumerate() {
+            for (index, name) in standard_first(&summary.provider.traits).enumerate() {
                 self.comma(index);
                 self.name(name);
             }

@@ -212,8 +212,8 @@ pub(super) async fn delete(call: &Call<'_>) -> ApiResult<Reply> {
     Ok(Reply::empty(204))
 }
 
-fn aggregates_reply(call: &Call<'_>, found: &Found) -> Reply {
-    let mut document = json!({ "aggregates": found.provider.aggregates });
+fn aggregates_reply(call: &Call<'_>, found: &Found, aggregates: &[Uuid]) -> Reply {
+    let mut document = json!({ "aggregates": aggregates });
     if call.at_least(19) {
         document["resource_provider_generation"] = found.generation.into();
     }
@@ -223,7 +223,7 @@ fn aggregates_reply(call: &Call<'_>, found: &Found) -> Reply {
 pub(super) async fn aggregates(call: &Call<'_>) -> ApiResult<Reply> {
     call.allow(AGGREGATES)?;
     let found = call.read(|state| find(state, call.name(0))).await?;
-    Ok(aggregates_reply(call, &found))
+    Ok(aggregates_reply(call, &found, &found.provider.aggregates))
 }
 
 pub(super) async fn set_aggregates(call: &Call<'_>) -> ApiResult<Reply> {
@@ -232,7 +232,7 @@ pub(super) async fn set_aggregates(call: &Call<'_>) -> ApiResult<Reply> {
         ApiError::conflict("Resource provider's generation already changed. Please update the generation and try again.")
             .code(code::CONCURRENT_UPDATE)
     };
-    let command = call
+    let (provider, generation, aggregates) = call
         .prepare(|state| {
             let found = find(state, call.name(0))?;
             let document = call.json(Body::Aggregates)?;
@@ -242,10 +242,11 @@ pub(super) async fn set_aggregates(call: &Call<'_>) -> ApiResult<Reply> {
                 (None, &document)
             };
             let texts = list.as_array().into_iter().flatten().filter_map(Value::as_str);
-            let aggregates = texts.filter_map(uuid_like).collect();
-            Ok(Command::SetAggregates { provider: found.uuid, generation, aggregates })
+            Ok((found.uuid, generation, texts.filter_map(uuid_like).collect::<Vec<_>>()))
         })
         .await?;
+    let command = Command::SetAggregates { provider, generation, aggregates: aggregates.clone() };
     let outcome = call.write(command, |error| gone(&error).unwrap_or_else(conflict)).await?;
-    Ok(aggregates_reply(call, &written(outcome)?))
+    // In the order in which they came.
+    Ok(aggregates_reply(call, &written(outcome)?, &aggregates))
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, sync::LazyLock};
 
-use super::standard;
+use super::{records::Name, standard};
 
 /// What every name begins with that users make.
 const CUSTOM: &str = "CUSTOM_";
@@ -23,4 +23,15 @@ pub fn is_standard_trait(name: &str) -> bool {
 /// Whether a resource class is in os-resource-classes.
 pub fn is_standard_class(name: &str) -> bool {
     CLASSES.contains(name)
+}
+
+/// Standard classes in the order of their list, then those of users.
+pub(super) fn class_order(name: &str) -> usize {
+    standard::RESOURCE_CLASSES.iter().position(|own| *own == name).unwrap_or(usize::MAX)
+}
+
+/// Names of traits, standard ones first.
+pub fn standard_first(traits: &[Name]) -> impl Iterator<Item = &Name> {
+    let own = |custom| traits.iter().filter(move |name| is_custom(name) == custom);
+    own(false).chain(own(true))
 }

@@ -8,7 +8,7 @@ use super::{
     command::Outcome,
     draft::{Draft, Key, Record},
     error::ModelError,
-    names::{is_custom, is_standard_class, is_standard_trait},
+    names::{class_order, is_custom, is_standard_class, is_standard_trait},
     records::{Inventory, Name, NamedRecord, Provider, Seconds},
 };
 
@@ -164,13 +164,14 @@ pub(super) fn set_inventories(
             take_up_class(draft, class)?;
         }
     }
-    let gone: Vec<&str> = before
+    let mut gone: Vec<&str> = before
         .inventories
         .iter()
         .filter(|(class, _)| inventories.iter().all(|(own, _)| own != class) && draft.used(uuid, class) != 0)
         .map(|(class, _)| &**class)
         .collect();
     if !gone.is_empty() {
+        gone.sort_by_key(|class| class_order(class));
         return Err(ModelError::InventoryInUse { classes: gone.join(", "), provider: uuid });
     }
     inventories.sort_by(|a, b| a.0.cmp(&b.0));
