@@ -22,7 +22,7 @@ help:
 
 demo:
 	scripts/install-deps.sh demo
-	cargo build --release --locked -p ecompute -p eschedule -p mdserver
+	cargo build --release --locked -p ecompute -p placement -p eschedule -p mdserver
 	$(SUDO) scripts/demo.sh up
 
 demo-down:

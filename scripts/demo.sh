@@ -132,10 +132,9 @@ up() {
   chmod 755 "$STATE"
   trap 'echo "demo: failed; \`make demo-down\` cleans up, the logs are in $STATE" >&2' ERR
 
-  say "Guest image and OpenStack Placement (built once, kept in $CACHE)"
+  say "Guest image (built once, kept in $CACHE)"
   mkdir -p "$CACHE"
   scripts/guests/build-tiny.sh "$CACHE/tiny.qcow2" "$CACHE/debs"
-  scripts/placement-venv.sh "$CACHE/placement"
 
   say "Starting the stack"
   local etcd peer placement
@@ -147,16 +146,11 @@ up() {
     --listen-peer-urls "http://127.0.0.1:$peer" --initial-advertise-peer-urls "http://127.0.0.1:$peer" \
     --initial-cluster "demo=http://127.0.0.1:$peer" \
     --auto-compaction-mode periodic --auto-compaction-retention 1h
-  cp "$CACHE/placement/template.sqlite" "$STATE/placement.sqlite"
-  mkdir -p "$STATE/placement"
-  printf '[api]\nauth_strategy = noauth2\n[placement_database]\nconnection = sqlite:///%s\n' \
-    "$STATE/placement.sqlite" >"$STATE/placement/placement.conf"
-  OS_PLACEMENT_CONFIG_DIR=$STATE/placement start placement "$CACHE/placement/bin/gunicorn" \
-    --workers 1 --bind "127.0.0.1:$placement" placement.wsgi.api:application
+  start eplacement "$BIN/eplacement" --listen "127.0.0.1:$placement" --etcd "http://127.0.0.1:$etcd"
   libvirt_up
   network_up
   await 30 etcd env ETCDCTL_API=3 etcdctl --endpoints "127.0.0.1:$etcd" endpoint health
-  await 30 placement curl -fsS "http://127.0.0.1:$placement/"
+  await 30 eplacement curl -fsS "http://127.0.0.1:$placement/readyz"
 
   cat >"$STATE/compute.yaml" <<C
 etcd: {host: 127.0.0.1, port: $etcd}
@@ -210,6 +204,7 @@ C
   eschedule list
   eschedule --wait 'resources=VCPU:1,MEMORY_MB:128,DISK_GB:1'
   eschedule destroy --wait demo
+  curl -sH 'X-Auth-Token: admin' http://127.0.0.1:$placement/resource_providers
   etcdctl --endpoints 127.0.0.1:$etcd get --prefix /ecompute
   Logs: $STATE/*.log        End: make demo-down
 T
@@ -232,7 +227,7 @@ down() {
   fi
   mkdir -p "$RUN"
   # The proper way first: ask, and let the agent do it.
-  if alive ecompute && alive etcd && alive placement; then
+  if alive ecompute && alive etcd && alive eplacement; then
     local instance
     for instance in $(eschedule -o json list | sed -n 's/^ *"instance": "\(.*\)",*/\1/p'); do
       eschedule destroy --wait --timeout 60 "$instance" || echo "demo: will remove $instance by hand" >&2
@@ -269,7 +264,7 @@ down() {
     virsh net-destroy "$(cat "$RUN/network-defined")" >/dev/null 2>&1 || true # it may be inactive already
     virsh net-undefine "$(cat "$RUN/network-defined")" >/dev/null || true     # or never have been defined
   fi
-  stop placement
+  stop eplacement
   stop etcd
   stop libvirtd
   stop virtlogd

@@ -2,7 +2,7 @@
 # Tests the containers from nothing: builds them, brings the stack up on ports of its own, uses it with
 # the real command line, and takes it down again with its data.
 #
-# usage: docker-test.sh DIRECTORY IMAGE     DIRECTORY holds eschedule, ecompute and mdserver; IMAGE is the tiny guest
+# usage: docker-test.sh DIRECTORY IMAGE     DIRECTORY holds eplacement, eschedule, ecompute and mdserver; IMAGE is the tiny guest
 #
 # Starts dockerd where none runs, and a libvirtd of its own in namespaces of its own, and ends exactly these
 # again. Needs root.
@@ -13,6 +13,7 @@ directory=$(realpath "${1:?usage: $0 DIRECTORY IMAGE}")
 image=$(realpath "${2:?usage: $0 DIRECTORY IMAGE}")
 # Far from the usual ports, so that a stack or demo in use goes on.
 export ETCD_PORT=${ETCD_PORT:-32379} PLACEMENT_PORT=${PLACEMENT_PORT:-38080}
+export OPENSTACK_PLACEMENT_PORT=${OPENSTACK_PLACEMENT_PORT:-38778}
 # The builder that needs no plugin; the files suit both.
 export DOCKER_BUILDKIT=0 COMPOSE_DOCKER_CLI_BUILD=0
 project=etcd-compute-test
@@ -22,7 +23,7 @@ chmod 755 "$work"
 dockerd_pid= libvirt_pid=
 bridge=ecdocker0
 # The agent's container, as compose.yaml has it, on directories of this test.
-export AGENT_TAG=test AGENT_CONTEXT=$work/agent LIBVIRT_RUN=$work/sock
+export AGENT_TAG=test AGENT_CONTEXT=$work/agent EPLACEMENT_CONTEXT=$work/eplacement LIBVIRT_RUN=$work/sock
 export ECOMPUTE_STATE=$work/state ECOMPUTE_CONFIG=$work/config
 # The release that the binaries were built on.
 . /etc/os-release
@@ -51,8 +52,8 @@ finish() {
   trap - EXIT
   if docker info >/dev/null 2>&1; then
     [ "$status" -eq 0 ] || compose logs --tail=20 >&2 || true
-    compose --profile agent down -v >/dev/null 2>&1 || true
-    docker image rm "etcd-compute/agent:$AGENT_TAG" >/dev/null 2>&1 || true
+    compose --profile agent --profile openstack down -v >/dev/null 2>&1 || true
+    docker image rm "etcd-compute/agent:$AGENT_TAG" "etcd-compute/eplacement:$AGENT_TAG" >/dev/null 2>&1 || true
   fi
   if [ -n "$libvirt_pid" ]; then
     # Its namespace ends with it, and everything in there.
@@ -101,13 +102,15 @@ done
 say "building"
 install -D -m 644 -t "$work/agent" docker/agent/Dockerfile
 install -D -s -t "$work/agent/bin" "$directory/ecompute" "$directory/eschedule" "$directory/mdserver"
+install -D -m 644 -t "$work/eplacement" docker/eplacement/Dockerfile
+install -D -s -t "$work/eplacement/bin" "$directory/eplacement"
 if [ -z "${PIP_INDEX_URL:-}" ] && command -v pip >/dev/null; then
   # A site's own mirror, where pip on this host is told of one.
   PIP_INDEX_URL=$(pip config get global.index-url 2>/dev/null || true)
   PIP_TRUSTED_HOST=$(pip config get global.trusted-host 2>/dev/null || true)
   [ -z "$PIP_INDEX_URL" ] && unset PIP_INDEX_URL || export PIP_INDEX_URL PIP_TRUSTED_HOST
 fi
-compose --profile agent build >"$work/build.log" 2>&1 || die "build failed: $(tail -n 20 "$work/build.log")"
+compose --profile agent --profile openstack build >"$work/build.log" 2>&1 || die "build failed: $(tail -n 20 "$work/build.log")"
 
 say "up on ports $ETCD_PORT and $PLACEMENT_PORT"
 compose up -d etcd placement >"$work/up.log" 2>&1 || die "up failed: $(tail -n 20 "$work/up.log")"
@@ -126,8 +129,10 @@ compose restart etcd >/dev/null 2>&1
 within 60 "etcd after its restart" is_healthy etcd
 [ "$(etcdctl get --print-value-only /test/key | tr -d '\r')" = value ] || die "etcd lost a key in a restart"
 
-say "placement makes a resource provider"
+say "placement makes a resource provider, ours and OpenStack's"
 placement=http://127.0.0.1:$PLACEMENT_PORT
+compose --profile openstack up -d openstack-placement >"$work/up.log" 2>&1 ||
+  die "OpenStack's placement did not start: $(tail -n 20 "$work/up.log")"
 ask() {
   python3 - "$@" <<'PYTHON'
 import json, sys, urllib.request
@@ -138,8 +143,12 @@ with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, 
     print(answer.read().decode())
 PYTHON
 }
-ask GET "$placement/" | grep -q '"max_version": "1.39"' || die "placement does not tell its versions"
-ask POST "$placement/resource_providers" '{"name": "test"}' | grep -q '"name": "test"' || die "no provider was made"
+within 90 "health of OpenStack's placement" is_healthy openstack-placement
+for server in "$placement" "http://127.0.0.1:$OPENSTACK_PLACEMENT_PORT"; do
+  ask GET "$server/" | grep -q '"max_version": *"1.39"' || die "$server does not tell its versions"
+  ask POST "$server/resource_providers" '{"name": "test"}' | grep -q '"name": *"test"' || die "no provider was made"
+done
+compose --profile openstack stop openstack-placement >/dev/null 2>&1
 
 say "eschedule uses both"
 cat >"$work/schedule.yaml" <<YAML
@@ -235,7 +244,7 @@ compose --profile agent stop agent >/dev/null 2>&1
 [ "$(docker inspect -f '{{.State.ExitCode}}' "$(compose --profile agent ps -q agent)")" = 0 ] ||
   die "the agent did not end well: $(compose --profile agent logs --tail=20 agent)"
 if ip -o addr show dev "$bridge" | grep -q '169\.254\.169\.254'; then die "the metadata address is left"; fi
-compose --profile agent down -v >/dev/null 2>&1
+compose --profile agent --profile openstack down -v >/dev/null 2>&1
 [ -z "$(docker ps -aq --filter "label=com.docker.compose.project=$project")" ] || die "containers are left"
 [ -z "$(docker volume ls -q --filter "label=com.docker.compose.project=$project")" ] || die "volumes are left"
 virsh net-destroy guests >/dev/null

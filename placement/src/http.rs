@@ -128,28 +128,27 @@ impl Api {
         body: Incoming,
         frame: &mut reply::Frame,
     ) -> (&'static str, ApiResult<Reply>) {
-        let path = match percent_encoding::percent_decode_str(parts.uri.path()).decode_utf8() {
-            Ok(path) => path.into_owned(),
-            Err(_) => return ("unknown", Err(ApiError::bad_request("The path is not UTF-8."))),
+        let path = percent_encoding::percent_decode_str(parts.uri.path()).decode_utf8();
+        let found = match &path {
+            Ok(path) => Route::find(path).ok_or_else(|| ApiError::new(404, "")),
+            Err(_) => Err(ApiError::bad_request("The path is not UTF-8.")),
         };
-        let found = Route::find(&path);
         let name = found.as_ref().map_or("unknown", |(route, _)| route.pattern());
-        (name, self.checked(parts, body, &path, found, frame).await)
+        (name, self.checked(parts, body, found, frame).await)
     }
 
     async fn checked(
         &self,
         parts: &hyper::http::request::Parts,
         body: Incoming,
-        path: &str,
-        found: Option<(Route, Vec<String>)>,
+        found: ApiResult<(Route, Vec<String>)>,
         frame: &mut reply::Frame,
     ) -> ApiResult<Reply> {
-        let identity = self.config.auth.identify(parts, path)?;
+        let identity = self.config.auth.identify(parts)?;
         let minor = version::wanted(&parts.headers)?;
         frame.minor = Some(minor);
         body::check_declared(&parts.headers)?;
-        let (route, names) = found.ok_or_else(|| ApiError::new(404, ""))?;
+        let (route, names) = found?;
         route.check(parts, minor, frame)?;
         let query = if route.takes_query() { params::decode(parts.uri.query().unwrap_or(""))? } else { Vec::new() };
         let body = if route.takes_body(&parts.method) { body::read(&parts.headers, body).await? } else { body::ignore(body) };

@@ -10,3 +10,4 @@ pub mod metrics;
 pub mod model;
 pub mod search;
 pub mod store;
+pub mod transfer;

@@ -1,6 +1,7 @@
 //! `eplacement`: the Placement API, with its state in etcd.
 
 use std::{
+    io::Write,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -9,7 +10,7 @@ use std::{
 use clap::{Parser, Subcommand};
 use ec_runtime::{
     LogFormat, config,
-    exit::{Failure, chain},
+    exit::{Failure, UNREACHABLE, chain},
     init_logging, install_tls_provider, shutdown_on_signals,
 };
 use ec_store::{EtcdStore, Store};
@@ -17,7 +18,8 @@ use placement::{
     config::{AuthKind, Config},
     http::{Api, Policy, ServerConfig, digest, serve, tls_acceptor},
     metrics::Metrics,
-    store::Replica,
+    store::{Keys, Limits, Replica},
+    transfer::{self, Snapshot, TransferError},
 };
 
 /// Where the configuration is looked for.
@@ -80,8 +82,51 @@ struct StoreOptions {
     config: Option<PathBuf>,
 }
 
+/// Another Placement API, to read from.
+#[derive(clap::Args)]
+struct SourceOptions {
+    /// Read from this Placement API, OpenStack's or ours, instead
+    #[arg(long, value_name = "URL")]
+    from: Option<String>,
+    /// A token that may read all of it [default: admin]
+    #[arg(long, env = "EPLACEMENT_SOURCE_TOKEN", hide_env_values = true, default_value = "admin", requires = "from")]
+    token: String,
+}
+
 #[derive(Subcommand)]
 enum Tool {
+    /// Write everything that placement knows to a JSON document
+    Export {
+        /// Where to [default: standard output]
+        file: Option<PathBuf>,
+        #[command(flatten)]
+        source: SourceOptions,
+        #[command(flatten)]
+        store: StoreOptions,
+    },
+    /// Move a cloud in, from a document or live from another Placement API, and compare both sides
+    ///
+    /// The place must be empty. Nobody should write to the source meanwhile.
+    Import {
+        /// The document
+        #[arg(required_unless_present = "from", conflicts_with = "from")]
+        file: Option<PathBuf>,
+        #[command(flatten)]
+        source: SourceOptions,
+        #[command(flatten)]
+        store: StoreOptions,
+    },
+    /// Prove that what is stored fits together: usages, consumers, generations, trees
+    Check {
+        #[command(flatten)]
+        store: StoreOptions,
+    },
+    /// Ask a running server whether it is ready; exit code 3 where it is not
+    Health {
+        /// Where it serves
+        #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
+        url: String,
+    },
     /// Make an entry for `tokens` of a token read from standard input
     HashToken {
         /// Who it is, for people
@@ -121,6 +166,10 @@ fn main() -> ExitCode {
     install_tls_provider();
     let result = match cli.command {
         None => run(&cli.server),
+        Some(Tool::Export { file, source, store }) => tool(export(file, source, store)),
+        Some(Tool::Import { file, source, store }) => tool(import(file, source, store)),
+        Some(Tool::Check { store }) => tool(check(store)),
+        Some(Tool::Health { url }) => tool(health(url)),
         Some(Tool::HashToken { name, role, project }) => hash_token(&name, &role, project.as_deref()),
         Some(Tool::Completions { shell }) => {
             let mut command = <Cli as clap::CommandFactory>::command();
@@ -173,6 +222,129 @@ fn run(options: &ServerOptions) -> Result<(), Failure> {
         serve(ServerConfig { listener, tls }, api, stop).await;
         Ok(())
     })
+}
+
+/// Runs a tool to its end.
+fn tool(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::failed(format!("failed to start: {error}")))?
+        .block_on(work)
+}
+
+fn transfer_failure(error: TransferError) -> Failure {
+    match error {
+        TransferError::Store(error) => error.into(),
+        error => Failure::failed(error.to_string()),
+    }
+}
+
+fn seconds() -> i64 {
+    jiff::Timestamp::now().as_second()
+}
+
+async fn open(options: &StoreOptions) -> Result<(EtcdStore, Keys, Config), Failure> {
+    let loaded = options.load()?;
+    let (etcd, keys) = loaded.config.store().map_err(|error| Failure::from(loaded.wrong(error)))?;
+    Ok((EtcdStore::connect(etcd).await?, keys, loaded.config))
+}
+
+async fn fetch(url: &str, token: &str) -> Result<Snapshot, Failure> {
+    eprintln!("eplacement: reading {url}");
+    transfer::fetch(url, token, seconds()).await.map_err(transfer_failure)
+}
+
+async fn export(file: Option<PathBuf>, source: SourceOptions, options: StoreOptions) -> Result<(), Failure> {
+    let snapshot = match &source.from {
+        Some(url) => fetch(url, &source.token).await?,
+        None => {
+            let (store, keys, _) = open(&options).await?;
+            Snapshot::of(&transfer::load(&store, &keys).await.map_err(transfer_failure)?)
+        }
+    };
+    let text = serde_json::to_string_pretty(&snapshot)
+        .map_err(|error| Failure::failed(format!("cannot write the document: {error}")))?;
+    let cannot = |error| Failure::failed(format!("cannot write the document: {error}"));
+    match &file {
+        Some(path) => std::fs::write(path, text + "\n").map_err(cannot)?,
+        None => writeln!(std::io::stdout(), "{text}").map_err(cannot)?,
+    }
+    eprintln!(
+        "eplacement: exported {} providers and {} consumers",
+        snapshot.providers.len(),
+        snapshot.consumers.len()
+    );
+    Ok(())
+}
+
+async fn import(file: Option<PathBuf>, source: SourceOptions, options: StoreOptions) -> Result<(), Failure> {
+    let snapshot = match (&source.from, &file) {
+        (Some(url), _) => fetch(url, &source.token).await?,
+        (None, Some(path)) => {
+            let wrong = |error: &dyn std::fmt::Display| Failure::usage(format!("{}: {error}", path.display()));
+            let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
+            serde_json::from_str(&text).map_err(|error| wrong(&error))?
+        }
+        (None, None) => return Err(Failure::usage("say a document, or --from URL")),
+    };
+    let (store, keys, config) = open(&options).await?;
+    let operations = config.max_txn_ops.unwrap_or(Limits::default().operations);
+    transfer::import(&store, &keys, &snapshot, operations, seconds()).await.map_err(transfer_failure)?;
+    if let Some(url) = &source.from {
+        // What changed at the source meanwhile would be lost without a word.
+        let again = fetch(url, &source.token).await?;
+        if let Some(first) = snapshot.differences(&again).first() {
+            return Err(Failure::failed(format!(
+                "{url} changed during the import ({first}); nobody may write there meanwhile: delete what lies under \
+                 {} and import again",
+                keys.prefix()
+            )));
+        }
+    }
+    eprintln!(
+        "eplacement: imported {} providers and {} consumers; both sides are the same",
+        snapshot.providers.len(),
+        snapshot.consumers.len()
+    );
+    Ok(())
+}
+
+async fn check(options: StoreOptions) -> Result<(), Failure> {
+    let (store, keys, _) = open(&options).await?;
+    let state = transfer::load(&store, &keys).await.map_err(transfer_failure)?;
+    let findings = Vec::<String>::new();
+    for finding in &findings {
+        writeln!(std::io::stdout(), "{finding}")
+            .map_err(|error| Failure::failed(format!("cannot write: {error}")))?;
+    }
+    if findings.is_empty() {
+        eprintln!(
+            "eplacement: {} providers and {} consumers fit together",
+            state.providers().count(),
+            state.consumer_count()
+        );
+        return Ok(());
+    }
+    Err(Failure::failed(format!("{} findings", findings.len())))
+}
+
+async fn health(url: String) -> Result<(), Failure> {
+    let unreachable = |error: String| Failure { code: UNREACHABLE, message: error };
+    let client = reqwest::Client::builder()
+        .timeout(std::time::Duration::from_secs(4))
+        .no_proxy()
+        .build()
+        .map_err(|error| unreachable(error.to_string()))?;
+    let answer = client
+        .get(format!("{}/readyz", url.trim_end_matches('/')))
+        .send()
+        .await
+        .map_err(|error| unreachable(format!("nothing answers at {url}: {}", chain(&error.without_url()))))?;
+    if answer.status().is_success() {
+        return Ok(());
+    }
+    Err(unreachable(format!("{url} is not ready: it does not follow etcd")))
 }
 
 fn hash_token(name: &str, role: &str, project: Option<&str>) -> Result<(), Failure> {

@@ -6,7 +6,15 @@ use ec_tests::Stack;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guest_is_built_tells_its_ip_and_is_destroyed_without_a_trace() -> Result<()> {
-    let mut stack = Stack::start().await?;
+    whole_life(Stack::start().await?).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_works_with_openstacks_placement() -> Result<()> {
+    whole_life(Stack::start_openstack().await?).await
+}
+
+async fn whole_life(mut stack: Stack) -> Result<()> {
     stack.start_agent("").await?;
     let instance = stack.schedule(&["--wait", "--name", "web"])?;
     let ip = stack.eschedule(&["web"])?;

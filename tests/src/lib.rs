@@ -1,4 +1,4 @@
-//! A whole stack of real parts for one test: etcd, OpenStack Placement, a libvirtd of its own, an agent as
+//! A whole stack of real parts for one test: etcd, placement, a libvirtd of its own, an agent as
 //! a process that can be killed, and the command line.
 //!
 //! Everything is ended when the value is dropped, also after a failed test.
@@ -64,18 +64,23 @@ impl Stack {
         Self::start_on(more, PlacementServer::start).await
     }
 
-    /// Everything but the agent, for many clients at a time.
-    pub async fn start_concurrent() -> Result<Self> {
-        Self::start_on("", PlacementServer::start_concurrent).await
+    /// Everything but the agent, with OpenStack's Placement in place of ours.
+    pub async fn start_openstack() -> Result<Self> {
+        Self::start_on("", PlacementServer::start_openstack).await
     }
 
-    async fn start_on(more: &str, start: fn(&Path) -> Result<PlacementServer>) -> Result<Self> {
+    /// The same, for many clients at a time.
+    pub async fn start_openstack_concurrent() -> Result<Self> {
+        Self::start_on("", PlacementServer::start_openstack_concurrent).await
+    }
+
+    async fn start_on(more: &str, start: fn(&Path, &str) -> Result<PlacementServer>) -> Result<Self> {
         ec_runtime::install_tls_provider();
         // QEMU must be able to pass through.
         let directory = tempfile::Builder::new().prefix("ec-e2e-").tempdir()?;
         let etcd = EtcdServer::start(None).await?;
         let endpoint = etcd.endpoint();
-        let placement_server = start(directory.path())?;
+        let placement_server = start(directory.path(), &endpoint)?;
         let placement = placement_server.endpoint();
         let libvirt = LibvirtServer::start();
         let node = NodeId::new(uuid::Uuid::new_v4());
@@ -307,7 +312,7 @@ impl Drop for Stack {
 }
 
 /// Beside our own executable, or above it where that is a test: where cargo puts every program.
-fn program(name: &str) -> PathBuf {
+pub(crate) fn program(name: &str) -> PathBuf {
     let me = std::env::current_exe().unwrap_or_default();
     me.ancestors()
         .skip(1)

@@ -1,4 +1,4 @@
-//! OpenStack Placement, as its package in a virtual environment has it.
+//! The placement of a test: ours, or OpenStack's as its package in a virtual environment has it.
 
 use std::{
     fs,
@@ -7,7 +7,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use crate::postgres::Postgres;
+use crate::{postgres::Postgres, program};
 use anyhow::{Context, Result, ensure};
 use nix::{
     sys::signal::{Signal, kill},
@@ -17,46 +17,52 @@ use nix::{
 /// A placement of one test. Ended when dropped.
 pub struct PlacementServer {
     process: Option<Child>,
-    /// Where there is one; else the database is a file.
-    postgres: Option<Postgres>,
+    kind: Kind,
     directory: PathBuf,
     port: u16,
 }
 
+/// Which server it is, and where its data lie.
+enum Kind {
+    /// Ours, on this etcd.
+    Ours(String),
+    /// OpenStack's, on a file.
+    Sqlite,
+    /// OpenStack's, on a PostgreSQL of its own, which ends with it.
+    Postgres(#[expect(dead_code, reason = "kept running")] Postgres),
+}
+
 impl PlacementServer {
-    /// On SQLite, with one worker: it knows no concurrent writers.
-    pub(crate) fn start(directory: &Path) -> Result<Self> {
+    /// Ours, on the test's etcd.
+    pub(crate) fn start(directory: &Path, etcd: &str) -> Result<Self> {
+        Self::begin(directory, Kind::Ours(etcd.to_owned()))
+    }
+
+    /// OpenStack's on SQLite, with one worker: it knows no concurrent writers.
+    pub(crate) fn start_openstack(directory: &Path, _etcd: &str) -> Result<Self> {
         let database = directory.join("placement.sqlite");
         fs::copy(environment().join("template.sqlite"), &database)
             .context("OpenStack Placement is missing: run scripts/placement-venv.sh")?;
-        Self::start_on(directory, &format!("sqlite:///{}", database.display()), None)
+        configure(directory, &format!("sqlite:///{}", database.display()))?;
+        Self::begin(directory, Kind::Sqlite)
     }
 
-    /// On a PostgreSQL of its own, with several workers, for tests with many writers.
-    pub(crate) fn start_concurrent(directory: &Path) -> Result<Self> {
+    /// OpenStack's on a PostgreSQL of its own, with several workers, for tests with many writers.
+    pub(crate) fn start_openstack_concurrent(directory: &Path, _etcd: &str) -> Result<Self> {
         let postgres = Postgres::start(directory)?;
-        let url = postgres.url();
-        let server = Self::start_on(directory, &url, Some(postgres))?;
-        Ok(server)
+        let file = configure(directory, &postgres.url())?;
+        let output = Command::new(environment().join("bin/placement-manage"))
+            .arg("--config-file")
+            .arg(&file)
+            .args(["db", "sync"])
+            .output()?;
+        ensure!(output.status.success(), "placement-manage db sync: {output:?}");
+        Self::begin(directory, Kind::Postgres(postgres))
     }
 
-    fn start_on(directory: &Path, database: &str, postgres: Option<Postgres>) -> Result<Self> {
-        let config = format!(
-            "[api]\nauth_strategy = noauth2\n[placement_database]\nconnection = {database}\n\
-             max_pool_size = 20\n[placement]\nallocation_conflict_retry_count = 100\n"
-        );
-        let file = directory.join("placement.conf");
-        fs::write(&file, config)?;
-        if postgres.is_some() {
-            let output = Command::new(environment().join("bin/placement-manage"))
-                .arg("--config-file")
-                .arg(&file)
-                .args(["db", "sync"])
-                .output()?;
-            ensure!(output.status.success(), "placement-manage db sync: {output:?}");
-        }
+    fn begin(directory: &Path, kind: Kind) -> Result<Self> {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let mut server = Self { process: None, postgres, directory: directory.to_owned(), port };
+        let mut server = Self { process: None, kind, directory: directory.to_owned(), port };
         server.go_on()?;
         Ok(server)
     }
@@ -68,15 +74,28 @@ impl PlacementServer {
 
     /// Starts it, with the data that it had. It answers a little later.
     pub fn go_on(&mut self) -> Result<()> {
-        let workers = if self.postgres.is_some() { "4" } else { "1" };
-        let child = Command::new(environment().join("bin/gunicorn"))
-            .args(["--workers", workers, "--bind", &format!("127.0.0.1:{}", self.port)])
-            .arg("placement.wsgi.api:application")
-            .env("OS_PLACEMENT_CONFIG_DIR", &self.directory)
+        let listen = format!("127.0.0.1:{}", self.port);
+        let mut command = match &self.kind {
+            Kind::Ours(etcd) => {
+                let mut command = Command::new(program("eplacement"));
+                command.args(["--listen", &listen, "--etcd", etcd]);
+                command
+            }
+            Kind::Sqlite | Kind::Postgres(_) => {
+                let workers = if matches!(self.kind, Kind::Sqlite) { "1" } else { "4" };
+                let mut command = Command::new(environment().join("bin/gunicorn"));
+                command
+                    .args(["--workers", workers, "--bind", &listen, "placement.wsgi.api:application"])
+                    .env("OS_PLACEMENT_CONFIG_DIR", &self.directory);
+                command
+            }
+        };
+        let child = command
+            .current_dir(&self.directory)
             .stdout(Stdio::null())
             .stderr(fs::File::options().create(true).append(true).open(self.directory.join("placement.log"))?)
             .spawn()
-            .context("failed to start OpenStack Placement")?;
+            .context("failed to start placement")?;
         self.process = Some(child);
         Ok(())
     }
@@ -97,6 +116,17 @@ impl Drop for PlacementServer {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+/// Writes the configuration of OpenStack's server; answers its file.
+fn configure(directory: &Path, database: &str) -> Result<PathBuf> {
+    let config = format!(
+        "[api]\nauth_strategy = noauth2\n[placement_database]\nconnection = {database}\n\
+         max_pool_size = 20\n[placement]\nallocation_conflict_retry_count = 100\n"
+    );
+    let file = directory.join("placement.conf");
+    fs::write(&file, config)?;
+    Ok(file)
 }
 
 fn environment() -> PathBuf {

@@ -105,8 +105,8 @@ fn nobody() -> ApiError {
 
 impl Auth {
     /// Who a request is from. The root of the API may be seen by anybody.
-    pub(super) fn identify(&self, parts: &Parts, path: &str) -> ApiResult<Identity> {
-        if path == "/" || path.is_empty() {
+    pub(super) fn identify(&self, parts: &Parts) -> ApiResult<Identity> {
+        if matches!(parts.uri.path(), "/" | "") {
             return Ok(Identity::default());
         }
         let token = header(&parts.headers, "x-auth-token").ok_or_else(nobody)?;

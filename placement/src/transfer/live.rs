@@ -1,0 +1,163 @@
+//! A snapshot of a running Placement API: OpenStack's, or ours.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures::{StreamExt, TryStreamExt, stream};
+use reqwest::Client;
+use serde::{Deserialize, de::DeserializeOwned};
+use uuid::Uuid;
+
+use super::{Snapshot, SnapshotProvider, TransferError, VERSION, named};
+use crate::model::{Amounts, Consumer, Inventory, Provider, Seconds, is_custom};
+
+/// Requests at a time.
+const AT_A_TIME: usize = 8;
+/// What is asked for.
+const MICROVERSION: &str = "placement 1.39";
+
+#[derive(Deserialize)]
+struct Listed {
+    uuid: Uuid,
+    name: String,
+    generation: i64,
+    parent_provider_uuid: Option<Uuid>,
+}
+
+#[derive(Deserialize)]
+struct Providers {
+    resource_providers: Vec<Listed>,
+}
+
+#[derive(Deserialize)]
+struct Traits {
+    traits: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Aggregates {
+    aggregates: Vec<Uuid>,
+}
+
+#[derive(Deserialize)]
+struct Inventories {
+    inventories: BTreeMap<String, Inventory>,
+}
+
+#[derive(Deserialize)]
+struct Named {
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct Classes {
+    resource_classes: Vec<Named>,
+}
+
+#[derive(Deserialize)]
+struct OfProvider {
+    allocations: BTreeMap<Uuid, serde_json::Value>,
+}
+
+#[derive(Deserialize)]
+struct Resources {
+    resources: BTreeMap<String, i64>,
+}
+
+#[derive(Deserialize)]
+struct OfConsumer {
+    allocations: BTreeMap<Uuid, Resources>,
+    project_id: Option<String>,
+    user_id: Option<String>,
+    consumer_generation: Option<i64>,
+    consumer_type: Option<String>,
+}
+
+struct Source<'a> {
+    client: Client,
+    endpoint: &'a str,
+    token: &'a str,
+}
+
+impl Source<'_> {
+    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, TransferError> {
+        let url = format!("{}{path}", self.endpoint);
+        let failed = |error: reqwest::Error| TransferError::Source(format!("GET {url}: {}", error.without_url()));
+        let request = self.client.get(&url).header("X-Auth-Token", self.token);
+        let answer = request.header("OpenStack-API-Version", MICROVERSION).send().await.map_err(failed)?;
+        if !answer.status().is_success() {
+            return Err(TransferError::Source(format!("GET {url}: {}", answer.status())));
+        }
+        answer.json().await.map_err(failed)
+    }
+
+    async fn provider(&self, listed: Listed, now: Seconds) -> Result<(Uuid, SnapshotProvider, Vec<Uuid>), TransferError> {
+        let path = format!("/resource_providers/{}", listed.uuid);
+        let mut provider = Provider::new(&listed.name, listed.parent_provider_uuid, now);
+        let inventories: Inventories = self.get(&format!("{path}/inventories")).await?;
+        provider.inventories = inventories.inventories.into_iter().map(|(class, own)| (named(&class), own)).collect();
+        let traits: Traits = self.get(&format!("{path}/traits")).await?;
+        provider.traits = traits.traits.iter().map(|name| named(name)).collect();
+        provider.traits.sort_unstable();
+        let aggregates: Aggregates = self.get(&format!("{path}/aggregates")).await?;
+        provider.aggregates = aggregates.aggregates;
+        provider.aggregates.sort_unstable();
+        let users: OfProvider = self.get(&format!("{path}/allocations")).await?;
+        let users = users.allocations.into_keys().collect();
+        Ok((listed.uuid, SnapshotProvider { generation: listed.generation, provider }, users))
+    }
+
+    async fn consumer(&self, uuid: Uuid, now: Seconds) -> Result<Option<(Uuid, Consumer)>, TransferError> {
+        let found: OfConsumer = self.get(&format!("/allocations/{uuid}")).await?;
+        let (Some(project), Some(user)) = (found.project_id, found.user_id) else { return Ok(None) };
+        let kind = found.consumer_type.filter(|kind| kind != "unknown").map(|kind| named(&kind));
+        let mut consumer = Consumer::new(named(&project), named(&user), kind, now);
+        consumer.generation = found.consumer_generation.unwrap_or(1);
+        consumer.allocations = found
+            .allocations
+            .into_iter()
+            .map(|(provider, own)| {
+                let amounts: Amounts = own.resources.into_iter().map(|(class, amount)| (named(&class), amount)).collect();
+                (provider, amounts)
+            })
+            .collect();
+        Ok(Some((uuid, consumer)))
+    }
+}
+
+/// Reads everything from a Placement API. Nobody should write there meanwhile: an API tells one thing after
+/// the other.
+///
+/// # Errors
+/// The request that failed, and how.
+pub async fn fetch(endpoint: &str, token: &str, now: Seconds) -> Result<Snapshot, TransferError> {
+    let client = Client::builder()
+        .timeout(std::time::Duration::from_secs(60))
+        .no_proxy()
+        .build()
+        .map_err(|error| TransferError::Source(error.to_string()))?;
+    let source = Source { client, endpoint: endpoint.trim_end_matches('/'), token };
+    let traits: Traits = source.get("/traits").await?;
+    let classes: Classes = source.get("/resource_classes").await?;
+    let listed: Providers = source.get("/resource_providers").await?;
+    let mut snapshot = Snapshot {
+        version: VERSION,
+        traits: traits.traits.into_iter().filter(|name| is_custom(name)).collect(),
+        resource_classes: classes.resource_classes.into_iter().map(|class| class.name).filter(|name| is_custom(name)).collect(),
+        ..Snapshot::default()
+    };
+    let mut consumers: BTreeSet<Uuid> = BTreeSet::new();
+    let mut providers = stream::iter(listed.resource_providers)
+        .map(|listed| source.provider(listed, now))
+        .buffer_unordered(AT_A_TIME);
+    while let Some((uuid, provider, users)) = providers.try_next().await? {
+        snapshot.providers.insert(uuid, provider);
+        consumers.extend(users);
+    }
+    drop(providers);
+    let mut found = stream::iter(consumers).map(|uuid| source.consumer(uuid, now)).buffer_unordered(AT_A_TIME);
+    while let Some(consumer) = found.try_next().await? {
+        snapshot.consumers.extend(consumer);
+    }
+    drop(found);
+    Ok(snapshot)
+}

@@ -1,0 +1,243 @@
+//! Whatever a client sends, it gets a 4xx in the API's own form, soon, and nothing changes.
+#![expect(clippy::unwrap_used, reason = "what tests share")]
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use proptest::{prelude::*, test_runner::Config};
+use reqwest::Method;
+use serde_json::{Value, json};
+use support::{Server, claim, uuid};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+/// Every route with a body: method, path, and a body that is right.
+fn writes(host: &str) -> Vec<(Method, String, Value)> {
+    let provider = format!("/resource_providers/{host}");
+    let inventory = json!({"resource_provider_generation": 99, "total": 5});
+    vec![
+        (Method::POST, "/resource_providers".into(), json!({"name": "n", "uuid": uuid(77)})),
+        (Method::PUT, provider.clone(), json!({"name": "n"})),
+        (Method::POST, "/resource_classes".into(), json!({"name": "CUSTOM_A"})),
+        (Method::POST, format!("{provider}/inventories"), json!({"resource_class": "DISK_GB", "total": 5})),
+        (Method::PUT, format!("{provider}/inventories"), json!({"resource_provider_generation": 99, "inventories": {"VCPU": {"total": 5}}})),
+        (Method::PUT, format!("{provider}/inventories/VCPU"), inventory),
+        (Method::PUT, format!("{provider}/aggregates"), json!({"resource_provider_generation": 99, "aggregates": []})),
+        (Method::PUT, format!("{provider}/traits"), json!({"resource_provider_generation": 99, "traits": []})),
+        (Method::PUT, format!("/allocations/{}", uuid(60)), claim(host, "VCPU", 1)),
+        (Method::POST, "/allocations".into(), json!({uuid(60): claim(host, "VCPU", 1)})),
+        (Method::POST, "/reshaper".into(), json!({"inventories": {}, "allocations": {uuid(60): claim(host, "VCPU", 1)}})),
+    ]
+}
+
+/// Everything with a number, text or object in it made something else, one at a time.
+fn broken(document: &Value) -> Vec<Value> {
+    let wrong = [
+        Value::Null,
+        json!(true),
+        json!(-1),
+        json!(1.5),
+        json!(1e300),
+        json!(u64::MAX),
+        json!("\u{0}\u{fffd}😀"),
+        json!("x".repeat(5000)),
+        json!([]),
+        json!([[[]]]),
+        json!({"unknown": {"unknown": 1}}),
+    ];
+    let mut found: Vec<Value> = wrong.to_vec();
+    if let Value::Object(object) = document {
+        for key in object.keys() {
+            let mut without = object.clone();
+            without.remove(key);
+            found.push(without.into());
+            for inner in broken(&object[key]) {
+                let mut with = object.clone();
+                with.insert(key.clone(), inner);
+                found.push(with.into());
+            }
+        }
+        let mut more = object.clone();
+        more.insert("unknown".into(), json!(1));
+        found.push(more.into());
+    }
+    found
+}
+
+fn is_error_document(answer: &Value, status: u16) {
+    let error = &answer["errors"][0];
+    assert_eq!(error["status"], status, "{answer}");
+    assert!(error["detail"].as_str().is_some_and(|detail| detail.len() < 60_000), "{answer}");
+    assert!(error["request_id"].as_str().is_some_and(|id| id.starts_with("req-")), "{answer}");
+    assert!(error["code"].is_string() && error["title"].is_string(), "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_body_makes_more_than_a_4xx() {
+    let server = Server::start().await;
+    let host = server.provider(1, None, &[("VCPU", 8)], &[], &[]).await;
+    let mut sent = 0;
+    for (method, path, good) in writes(&host) {
+        for body in broken(&good) {
+            let (status, answer) = server.send(method.clone(), &path, Some(body.clone())).await;
+            sent += 1;
+            assert!(status < 500, "{method} {path} {body}: {answer}");
+            if status >= 400 {
+                is_error_document(&answer, status);
+            }
+        }
+    }
+    assert!(sent > 500, "{sent}");
+    assert_eq!(server.get("/resource_providers").await.0, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_that_are_no_json_of_ours_are_refused_by_name() {
+    let server = Server::start().await;
+    let send = async |body: Vec<u8>| {
+        let request = server
+            .client
+            .post(format!("{}/resource_providers", server.url))
+            .header("X-Auth-Token", "admin")
+            .header("OpenStack-API-Version", "placement latest")
+            .header("Content-Type", "application/json")
+            .body(body);
+        let answer = request.send().await.unwrap();
+        let status = answer.status().as_u16();
+        is_error_document(&answer.json().await.unwrap(), status);
+        status
+    };
+    assert_eq!(send(Vec::new()).await, 400);
+    assert_eq!(send(b"{\"name\": \"\xff\xfe\"}".to_vec()).await, 400, "no UTF-8");
+    assert_eq!(send("[".repeat(100_000).into_bytes()).await, 400, "deep");
+    assert_eq!(send(b"{\"name\": 1e999}".to_vec()).await, 400, "no number");
+    assert_eq!(send(b"{\"name\": NaN}".to_vec()).await, 400);
+    let began = Instant::now();
+    assert_eq!(send(vec![b' '; 100 << 20]).await, 413, "100 MiB");
+    assert!(began.elapsed() < Duration::from_secs(30));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn queries_of_any_kind_are_answered_soon() {
+    let server = Server::start().await;
+    for number in 0..20 {
+        server.provider(100 + number, None, &[("VCPU", 8), ("MEMORY_MB", 4096)], &["HW_CPU_X86_AVX"], &[]).await;
+    }
+    let many: String = (1..=2000).map(|group| format!("&resources{group}=VCPU:1")).collect();
+    let product: String = (1..=12).map(|group| format!("&resources_{group}=VCPU:1")).collect();
+    let never: String = (1..=2000).map(|group| format!("_{group},")).collect();
+    let queries = [
+        ("/allocation_candidates?resources=%ff%fe".to_owned(), 400),
+        ("/allocation_candidates?resources=VCPU:99999999999999999999".into(), 400),
+        ("/allocation_candidates?resources=VCPU:9223372036854775807".into(), 200),
+        ("/allocation_candidates?resources=VCPU:1&limit=99999999999999999999999".into(), 200),
+        ("/allocation_candidates?resources=VCPU:1&limit=0".into(), 400),
+        ("/allocation_candidates?resources=VCPU:1&limit=-1".into(), 400),
+        ("/allocation_candidates?".into(), 400),
+        ("/allocation_candidates?unknown=1".into(), 400),
+        (format!("/allocation_candidates?group_policy=isolate{many}"), 200),
+        (format!("/allocation_candidates?group_policy=none{product}&limit=3"), 200),
+        (format!("/allocation_candidates?resources_1=VCPU:1&same_subtree={never}"), 400),
+        ("/resource_providers?resources=VCPU".into(), 400),
+        ("/resource_providers?uuid=x".into(), 400),
+        ("/resource_providers?required=".into(), 400),
+        ("/resource_providers?member_of=in:x".into(), 400),
+        ("/resource_providers?name=%00".into(), 200),
+        ("/traits?name=x".into(), 400),
+        ("/usages".into(), 400),
+        ("/resource_providers/%ff".into(), 400),
+        ("/resource_providers/%2e%2e%2f".into(), 404),
+    ];
+    for (query, wanted) in queries {
+        let began = Instant::now();
+        let (status, answer) = server.get(&query).await;
+        let shown: String = query.chars().take(80).collect();
+        assert_eq!(status, wanted, "{shown}: {answer}");
+        assert!(began.elapsed() < Duration::from_secs(10), "{shown}: {:?}", began.elapsed());
+        if status >= 400 {
+            is_error_document(&answer, status);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_combinations_than_anybody_can_count_are_refused() {
+    let server = Server::start().await;
+    server.provider(1, None, &[], &[], &[]).await;
+    for number in 0..30 {
+        server.provider(100 + number, Some(1), &[("VCPU", 800)], &[], &[]).await;
+    }
+    let groups: String = (1..=12).map(|group| format!("&resources_{group}=VCPU:1")).collect();
+    let began = Instant::now();
+    let (status, answer) = server.get(&format!("/allocation_candidates?group_policy=none{groups}")).await;
+    assert_eq!(status, 400, "{answer}");
+    assert!(answer.to_string().contains("limit"), "{answer}");
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    let (status, answer) = server.get(&format!("/allocation_candidates?group_policy=none&limit=2{groups}")).await;
+    assert_eq!((status, answer["allocation_requests"].as_array().unwrap().len()), (200, 2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_is_slow_or_speaks_no_http_holds_nobody_up() {
+    let server = Server::start().await;
+    let address = server.url.trim_start_matches("http://").to_owned();
+    let mut slow = tokio::net::TcpStream::connect(&address).await.unwrap();
+    slow.write_all(b"POST /resource_providers HTTP/1.1\r\nHost: x\r\nX-Auth-Token: admin\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
+        .await
+        .unwrap();
+    let mut garbage = tokio::net::TcpStream::connect(&address).await.unwrap();
+    garbage.write_all(b"\x16\x03\x01\x00garbage\r\n\r\n").await.unwrap();
+    let mut answer = Vec::new();
+    garbage.read_to_end(&mut answer).await.unwrap();
+    assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 400"), "{}", String::from_utf8_lossy(&answer));
+    assert_eq!(server.get("/resource_providers").await.0, 200);
+    // Half a head, and then nothing more.
+    slow.shutdown().await.unwrap();
+    assert_eq!(server.get("/resource_providers").await.0, 200);
+}
+
+#[test]
+fn random_queries_never_make_a_500() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let server = runtime.block_on(async {
+        let server = Server::start().await;
+        server.provider(1, None, &[("VCPU", 8)], &["MISC_SHARES_VIA_AGGREGATE"], &[9]).await;
+        server.provider(2, Some(1), &[("DISK_GB", 8)], &["HW_CPU_X86_AVX"], &[9]).await;
+        server
+    });
+    let key = prop_oneof![
+        Just("resources".to_owned()),
+        Just("required".to_owned()),
+        Just("member_of".to_owned()),
+        Just("in_tree".to_owned()),
+        Just("same_subtree".to_owned()),
+        Just("root_required".to_owned()),
+        Just("group_policy".to_owned()),
+        Just("limit".to_owned()),
+        "[a-z_]{1,12}",
+    ];
+    let value = prop_oneof![
+        Just("VCPU:1".to_owned()),
+        Just("VCPU:1,DISK_GB:1".to_owned()),
+        Just("!HW_CPU_X86_AVX".to_owned()),
+        Just("in:HW_CPU_X86_AVX,CUSTOM_X".to_owned()),
+        Just(uuid(9)),
+        Just(format!("!in:{},{}", uuid(9), uuid(8))),
+        Just("none".to_owned()),
+        Just("_A,_B".to_owned()),
+        "[!-~]{0,20}",
+    ];
+    let suffix = prop_oneof![Just(String::new()), Just("_A".to_owned()), Just("_B".to_owned()), "[0-9]{1,3}"];
+    let pairs = prop::collection::vec((key, suffix, value), 0..8);
+    let path = prop_oneof![Just("allocation_candidates"), Just("resource_providers"), Just("traits"), Just("usages")];
+    let config = Config { cases: 600, failure_persistence: None, ..Config::default() };
+    proptest!(config, |(path in path, pairs in pairs)| {
+        let query: Vec<String> = pairs.iter().map(|(key, suffix, value)| {
+            let value: String = url::form_urlencoded::byte_serialize(value.as_bytes()).collect();
+            format!("{key}{suffix}={value}")
+        }).collect();
+        let query = format!("/{path}?{}", query.join("&"));
+        let (status, answer) = runtime.block_on(server.get(&query));
+        prop_assert!(status < 500, "{query}: {answer}");
+    });
+}

@@ -1,0 +1,172 @@
+//! The server itself: tokens, TLS, metrics, signs of life, moving a cloud.
+#![expect(clippy::unwrap_used, reason = "what tests share")]
+
+mod support;
+
+use std::{path::Path, process::Command, sync::Arc};
+
+use ec_store::MemoryStore;
+use placement::{
+    config::{AuthKind, Config},
+    http::{Api, ApiConfig, Auth, ServerConfig, Token, Tokens, digest, serve, tls_acceptor},
+    metrics::Metrics,
+    store::{Keys, Limits, Replica},
+    transfer::{self, Snapshot, TransferError},
+};
+use serde_json::json;
+use support::{Server, claim, open, uuid};
+use tokio_util::sync::CancellationToken;
+
+fn token(secret: &str, role: &str, project: Option<&str>) -> Token {
+    Token {
+        sha256: digest(secret),
+        name: role.into(),
+        roles: vec![role.into()],
+        project: project.map(Into::into),
+    }
+}
+
+#[tokio::test]
+async fn a_token_lets_in_with_its_role_and_its_project_and_nothing_else_does() {
+    let tokens = Tokens::new(vec![
+        token("the-token-of-an-admin", "admin", None),
+        token("the-token-of-a-reader", "reader", Some("mine")),
+    ])
+    .unwrap();
+    let config = ApiConfig { auth: Auth::Tokens(tokens), ..open() };
+    let server = Server::start_on(&MemoryStore::new(), config).await;
+    let status = async |path: &str, token: Option<&str>| {
+        let mut request = server.client.get(format!("{}{path}", server.url)).header("X-Roles", "admin");
+        if let Some(token) = token {
+            request = request.header("X-Auth-Token", token);
+        }
+        let request = request.header("OpenStack-API-Version", "placement latest");
+        request.send().await.unwrap().status().as_u16()
+    };
+    assert_eq!(status("/", None).await, 200);
+    assert_eq!(status("/traits", None).await, 401);
+    assert_eq!(status("/traits", Some("admin")).await, 401);
+    assert_eq!(status("/traits", Some("the-token-of-an-admin")).await, 200);
+    assert_eq!(status("/traits", Some("the-token-of-a-reader")).await, 403);
+    assert_eq!(status("/usages?project_id=mine", Some("the-token-of-a-reader")).await, 200);
+    assert_eq!(status("/usages?project_id=theirs", Some("the-token-of-a-reader")).await, 403);
+}
+
+#[test]
+fn what_cannot_serve_is_refused_with_what_would() {
+    let wrong = |change: fn(&mut Config)| {
+        let mut config = Config::default();
+        change(&mut config);
+        config.settings().unwrap_err()
+    };
+    assert!(Config::default().settings().is_ok());
+    assert!(wrong(|config| config.listen = Some("0.0.0.0:8080".into())).contains("--allow-remote-noauth"));
+    assert!(wrong(|config| config.listen = Some("here".into())).contains("127.0.0.1:8080"));
+    assert!(wrong(|config| config.auth = AuthKind::Tokens).contains("hash-token"));
+    assert!(wrong(|config| config.prefix = Some("/".into())).contains("/ecompute/placement"));
+    assert!(wrong(|config| config.max_txn_ops = Some(1)).contains("max-txn-ops"));
+    let bad = Tokens::new(vec![Token { sha256: "x".into(), name: "n".into(), roles: vec![], project: None }]);
+    assert!(bad.unwrap_err().contains("64 hexadecimal digits"));
+    let bad = Tokens::new(vec![token("x", "king", None)]);
+    assert!(bad.unwrap_err().contains("roles are admin, service and reader"));
+}
+
+/// A CA, and a certificate of it for the server and for a client.
+fn certificates(directory: &Path) {
+    let openssl = |args: &str| {
+        let output = Command::new("openssl").args(args.split(' ')).current_dir(directory).output().unwrap();
+        assert!(output.status.success(), "openssl {args}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    openssl("req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=ca");
+    std::fs::write(directory.join("san"), "subjectAltName=IP:127.0.0.1").unwrap();
+    for name in ["server", "client"] {
+        openssl(&format!("req -newkey rsa:2048 -nodes -keyout {name}.key -out {name}.csr -subj /CN={name}"));
+        openssl(&format!(
+            "x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out {name}.pem -days 2 -extfile san"
+        ));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_tls_clients_must_show_the_certificate_that_is_wanted() {
+    ec_runtime::install_tls_provider();
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    certificates(directory.path());
+    assert!(tls_acceptor(&path("none.pem"), &path("server.key"), None).err().unwrap().contains("none.pem"));
+    assert!(tls_acceptor(&path("server.key"), &path("server.key"), None).err().unwrap().contains("no certificate"));
+    let tls = tls_acceptor(&path("server.pem"), &path("server.key"), Some(&path("ca.pem"))).unwrap();
+    let (stop, metrics) = (CancellationToken::new(), Arc::new(Metrics::default()));
+    let store = Arc::new(MemoryStore::new());
+    let replica = Replica::start(store, Keys::new("/p"), Limits::default(), Arc::clone(&metrics), stop.clone());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://{}/resource_providers", listener.local_addr().unwrap());
+    let api = Arc::new(Api::new(replica, open(), metrics, true));
+    tokio::spawn(serve(ServerConfig { listener, tls: Some(tls) }, api, stop.clone()));
+    let root = reqwest::Certificate::from_pem(&std::fs::read(path("ca.pem")).unwrap()).unwrap();
+    let client = || reqwest::Client::builder().no_proxy().tls_certs_only([root.clone()]);
+    assert!(client().build().unwrap().get(&url).send().await.is_err(), "no certificate");
+    let mut pem = std::fs::read(path("client.pem")).unwrap();
+    pem.extend(std::fs::read(path("client.key")).unwrap());
+    let known = client().identity(reqwest::Identity::from_pem(&pem).unwrap()).build().unwrap();
+    let post = known.post(&url).header("X-Auth-Token", "admin").json(&json!({"name": "n"}));
+    let answer = post.send().await.unwrap();
+    assert_eq!(answer.status(), 201);
+    let location = answer.headers()["location"].to_str().unwrap();
+    assert!(location.starts_with("https://127.0.0.1:"), "{location}");
+    stop.cancel();
+}
+
+#[tokio::test]
+async fn metrics_and_signs_of_life_need_no_token() {
+    let server = Server::start().await;
+    server.provider(1, None, &[("VCPU", 4)], &[], &[]).await;
+    let text = async |path: &str| {
+        let answer = server.client.get(format!("{}{path}", server.url)).send().await.unwrap();
+        assert_eq!(answer.status(), 200, "{path}");
+        answer.text().await.unwrap()
+    };
+    assert_eq!(text("/healthz").await, "ok\n");
+    assert_eq!(text("/readyz").await, "ok\n");
+    let metrics = text("/metrics").await;
+    for line in [
+        "eplacement_requests_total{route=\"/resource_providers\",method=\"POST\",status=\"200\"} 1",
+        "eplacement_request_duration_seconds_count{route=\"/resource_providers\",method=\"POST\"} 1",
+        "eplacement_batch_commands_count",
+        "eplacement_transaction_conflicts_total 0",
+        "eplacement_revision_lag 0",
+        "eplacement_providers 1",
+    ] {
+        assert!(metrics.contains(line), "{line}\n{metrics}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cloud_moves_by_document_and_live_and_both_sides_are_the_same() {
+    let source = MemoryStore::new();
+    let server = Server::start_on(&source, open()).await;
+    server.put("/traits/CUSTOM_T", json!(null)).await;
+    server.put("/resource_classes/CUSTOM_R", json!(null)).await;
+    let host = server.provider(1, None, &[("VCPU", 8), ("CUSTOM_R", 5)], &["CUSTOM_T"], &[9]).await;
+    server.provider(2, Some(1), &[("DISK_GB", 100)], &["MISC_SHARES_VIA_AGGREGATE"], &[9]).await;
+    for number in 0..5 {
+        assert_eq!(server.put(&format!("/allocations/{}", uuid(100 + number)), claim(&host, "VCPU", 1)).await.0, 204);
+    }
+    let keys = Keys::new("/p");
+    let snapshot = Snapshot::of(&transfer::load(&source, &keys).await.unwrap());
+    assert_eq!((snapshot.providers.len(), snapshot.consumers.len()), (2, 5));
+
+    let live = transfer::fetch(&server.url, "admin", 0).await.unwrap();
+    assert_eq!(snapshot.differences(&live), Vec::<String>::new());
+
+    let text = serde_json::to_string(&live).unwrap();
+    let read: Snapshot = serde_json::from_str(&text).unwrap();
+    let target = MemoryStore::new();
+    transfer::import(&target, &keys, &read, 16, 7).await.unwrap();
+    let moved = Server::start_on(&target, open()).await;
+    for path in [format!("/resource_providers/{host}/usages"), format!("/allocations/{}", uuid(101)), "/resource_providers".into()] {
+        assert_eq!(moved.get(&path).await, server.get(&path).await, "{path}");
+    }
+    let again = transfer::import(&target, &keys, &read, 16, 7).await.unwrap_err();
+    assert!(matches!(again, TransferError::NotEmpty(..)), "{again}");
+}
