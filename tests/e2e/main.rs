@@ -2,6 +2,7 @@
 
 mod chaos;
 mod cli;
+mod clients;
 mod crashes;
 mod guests;
 mod images;

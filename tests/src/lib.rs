@@ -312,7 +312,7 @@ impl Drop for Stack {
 }
 
 /// Beside our own executable, or above it where that is a test: where cargo puts every program.
-pub(crate) fn program(name: &str) -> PathBuf {
+pub fn program(name: &str) -> PathBuf {
     let me = std::env::current_exe().unwrap_or_default();
     me.ancestors()
         .skip(1)

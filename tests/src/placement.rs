@@ -5,10 +5,12 @@ use std::{
     net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 use crate::{postgres::Postgres, program};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use ec_placement_client::{PlacementClient, PlacementConfig};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -34,12 +36,12 @@ enum Kind {
 
 impl PlacementServer {
     /// Ours, on the test's etcd.
-    pub(crate) fn start(directory: &Path, etcd: &str) -> Result<Self> {
+    pub fn start(directory: &Path, etcd: &str) -> Result<Self> {
         Self::begin(directory, Kind::Ours(etcd.to_owned()))
     }
 
     /// OpenStack's on SQLite, with one worker: it knows no concurrent writers.
-    pub(crate) fn start_openstack(directory: &Path, _etcd: &str) -> Result<Self> {
+    pub fn start_openstack(directory: &Path, _etcd: &str) -> Result<Self> {
         let database = directory.join("placement.sqlite");
         fs::copy(environment().join("template.sqlite"), &database)
             .context("OpenStack Placement is missing: run scripts/placement-venv.sh")?;
@@ -48,7 +50,7 @@ impl PlacementServer {
     }
 
     /// OpenStack's on a PostgreSQL of its own, with several workers, for tests with many writers.
-    pub(crate) fn start_openstack_concurrent(directory: &Path, _etcd: &str) -> Result<Self> {
+    pub fn start_openstack_concurrent(directory: &Path, _etcd: &str) -> Result<Self> {
         let postgres = Postgres::start(directory)?;
         let file = configure(directory, &postgres.url())?;
         let output = Command::new(environment().join("bin/placement-manage"))
@@ -98,6 +100,23 @@ impl PlacementServer {
             .context("failed to start placement")?;
         self.process = Some(child);
         Ok(())
+    }
+
+    /// Waits until it answers, bounded.
+    pub async fn until_it_answers(&self) -> Result<()> {
+        ec_runtime::install_tls_provider();
+        let client = PlacementClient::new(&PlacementConfig {
+            endpoint: self.endpoint(),
+            token: "admin".into(),
+            timeout: Duration::from_secs(5),
+        })?;
+        for _ in 0..300 {
+            if client.probe().await.is_ok() {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        bail!("placement does not answer at {}", self.endpoint())
     }
 
     /// Ends it; its data stays.
