@@ -89,8 +89,9 @@ pub struct Config {
 
 fn policy<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Policy, D::Error> {
     let name = String::deserialize(from)?;
-    Policy::from_str(&name, true)
-        .map_err(|_| serde::de::Error::custom(format!("unknown policy `{name}`: wanted legacy, secure or open")))
+    Policy::from_str(&name, true).map_err(|_| {
+        serde::de::Error::custom(format!("unknown policy `{name}`: wanted legacy, secure or open"))
+    })
 }
 
 /// What a server needs, checked.
@@ -121,7 +122,9 @@ impl Config {
             return Err(format!("prefix `{prefix}` is empty: wanted for example {PREFIX}"));
         }
         if self.etcd.prefix.is_some() {
-            return Err(format!("etcd.prefix has no meaning here: the keys begin with `prefix`, by default {PREFIX}"));
+            return Err(format!(
+                "etcd.prefix has no meaning here: the keys begin with `prefix`, by default {PREFIX}"
+            ));
         }
         Ok((self.etcd.settings()?, Keys::new(prefix)))
     }
@@ -148,7 +151,9 @@ impl Config {
         let (etcd, keys) = self.store()?;
         let operations = self.max_txn_ops.unwrap_or(Limits::default().operations);
         if operations < 16 {
-            return Err(format!("max_txn_ops is {operations}: wanted what etcd's --max-txn-ops is, 16 at least"));
+            return Err(format!(
+                "max_txn_ops is {operations}: wanted what etcd's --max-txn-ops is, 16 at least"
+            ));
         }
         let search = Options {
             randomize: self.randomize_allocation_candidates,
@@ -167,7 +172,9 @@ impl Config {
 
     fn tokens(&self) -> Result<Tokens, String> {
         let tokens = match (&self.tokens, &self.tokens_file) {
-            (Some(_), Some(_)) => return Err("tokens stands instead of tokens_file: give one or the other".into()),
+            (Some(_), Some(_)) => {
+                return Err("tokens stands instead of tokens_file: give one or the other".into());
+            }
             (Some(tokens), None) => Tokens::new(tokens.clone())?,
             (None, Some(path)) => Tokens::load(path)?,
             (None, None) => Tokens::default(),

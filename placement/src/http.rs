@@ -32,17 +32,17 @@ use std::{sync::Arc, time::Instant};
 use http_body_util::Full;
 use hyper::{Request, Response, body::Incoming};
 
-pub use self::{
-    auth::{Auth, Token, Tokens, digest},
-    cors::Cors,
-    policy::Policy,
-    server::{ServerConfig, serve, tls_acceptor},
-};
 use self::{
     auth::Identity,
     error::{ApiError, ApiResult},
     reply::Reply,
     route::Route,
+};
+pub use self::{
+    auth::{Auth, Token, Tokens, digest},
+    cors::Cors,
+    policy::Policy,
+    server::{ServerConfig, serve, tls_acceptor},
 };
 use crate::{
     metrics::Metrics,
@@ -150,15 +150,21 @@ impl Api {
         body::check_declared(&parts.headers)?;
         let (route, names) = found?;
         route.check(parts, minor, frame)?;
-        let query = if route.takes_query() { params::decode(parts.uri.query().unwrap_or(""))? } else { Vec::new() };
-        let body = if route.takes_body(&parts.method) { body::read(&parts.headers, body).await? } else { body::ignore(body) };
+        let query =
+            if route.takes_query() { params::decode(parts.uri.query().unwrap_or(""))? } else { Vec::new() };
+        let body = if route.takes_body(&parts.method) {
+            body::read(&parts.headers, body).await?
+        } else {
+            body::ignore(body)
+        };
         let call = Call { api: self, minor, identity, names, query, body };
         route.call(&parts.method, &call).await
     }
 
     fn measurements(&self) -> String {
         let revision = self.replica.view().revision();
-        let (providers, consumers) = self.replica.peek(|state| (state.provider_count(), state.consumer_count()));
+        let (providers, consumers) =
+            self.replica.peek(|state| (state.provider_count(), state.consumer_count()));
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.metrics.render(&[
             ("eplacement_revision", "Revision of etcd that the state in memory has.", revision),

@@ -89,7 +89,13 @@ struct SourceOptions {
     #[arg(long, value_name = "URL")]
     from: Option<String>,
     /// A token that may read all of it [default: admin]
-    #[arg(long, env = "EPLACEMENT_SOURCE_TOKEN", hide_env_values = true, default_value = "admin", requires = "from")]
+    #[arg(
+        long,
+        env = "EPLACEMENT_SOURCE_TOKEN",
+        hide_env_values = true,
+        default_value = "admin",
+        requires = "from"
+    )]
     token: String,
 }
 
@@ -282,7 +288,8 @@ async fn import(file: Option<PathBuf>, source: SourceOptions, options: StoreOpti
     let snapshot = match (&source.from, &file) {
         (Some(url), _) => fetch(url, &source.token).await?,
         (None, Some(path)) => {
-            let wrong = |error: &dyn std::fmt::Display| Failure::usage(format!("{}: {error}", path.display()));
+            let wrong =
+                |error: &dyn std::fmt::Display| Failure::usage(format!("{}: {error}", path.display()));
             let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
             serde_json::from_str(&text).map_err(|error| wrong(&error))?
         }
@@ -336,11 +343,10 @@ async fn health(url: String) -> Result<(), Failure> {
         .no_proxy()
         .build()
         .map_err(|error| unreachable(error.to_string()))?;
-    let answer = client
-        .get(format!("{}/readyz", url.trim_end_matches('/')))
-        .send()
-        .await
-        .map_err(|error| unreachable(format!("nothing answers at {url}: {}", chain(&error.without_url()))))?;
+    let answer =
+        client.get(format!("{}/readyz", url.trim_end_matches('/'))).send().await.map_err(|error| {
+            unreachable(format!("nothing answers at {url}: {}", chain(&error.without_url())))
+        })?;
     if answer.status().is_success() {
         return Ok(());
     }

@@ -38,7 +38,12 @@ pub struct Histogram<const N: usize> {
 
 impl<const N: usize> Histogram<N> {
     const fn new(bounds: [u64; N]) -> Self {
-        Self { bounds, counts: [const { AtomicU64::new(0) }; N], above: AtomicU64::new(0), sum: AtomicU64::new(0) }
+        Self {
+            bounds,
+            counts: [const { AtomicU64::new(0) }; N],
+            above: AtomicU64::new(0),
+            sum: AtomicU64::new(0),
+        }
     }
 
     fn add(&self, value: u64) {
@@ -107,12 +112,12 @@ impl Metrics {
     /// Counts a request that was answered. `route` is one of few: never what a client made up.
     pub fn answered(&self, route: &'static str, method: &str, status: u16, took: Duration) {
         // A client may send any method; only those that there are get a place of their own.
-        let method = if ["GET", "PUT", "POST", "DELETE", "OPTIONS"].contains(&method) { method } else { "other" };
+        let method =
+            if ["GET", "PUT", "POST", "DELETE", "OPTIONS"].contains(&method) { method } else { "other" };
         let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
-        let route = routes.entry((route, method.to_owned())).or_insert_with(|| Route {
-            by_status: BTreeMap::new(),
-            latency: Histogram::new(LATENCY_BOUNDS),
-        });
+        let route = routes
+            .entry((route, method.to_owned()))
+            .or_insert_with(|| Route { by_status: BTreeMap::new(), latency: Histogram::new(LATENCY_BOUNDS) });
         *route.by_status.entry(status).or_default() += 1;
         route.latency.add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
     }

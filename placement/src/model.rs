@@ -23,7 +23,9 @@ pub use self::{
     draft::{Draft, Key, Record},
     error::ModelError,
     names::{is_custom, is_standard_class, is_standard_trait, standard_first},
-    records::{Amounts, Consumer, Inventory, MAX_INT, Name, NamedRecord, Provider, Seconds, intern},
+    records::{
+        Amounts, Consumer, Inventories, Inventory, MAX_INT, Name, NamedRecord, Provider, Seconds, intern,
+    },
     state::{Change, Node, Slot, State, Stored},
 };
 

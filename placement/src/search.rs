@@ -146,7 +146,8 @@ pub fn search(state: &State, query: &Query, options: Options) -> Result<Candidat
     // match make an empty answer: what comes first counts.
     for (index, group) in query.groups.iter().enumerate() {
         if let Some(error) = unknown_name(state, group, &fits[index]) {
-            let empty = fits[..index].iter().any(|fit| !anchors.of_group(fit).any(|anchor| fit.matches_at(anchor)));
+            let empty =
+                fits[..index].iter().any(|fit| !anchors.of_group(fit).any(|anchor| fit.matches_at(anchor)));
             return match error {
                 Some(error) if !empty => Err(error),
                 _ => Ok(Candidates::default()),
@@ -156,7 +157,8 @@ pub fn search(state: &State, query: &Query, options: Options) -> Result<Candidat
     if fits.iter().any(Fit::is_hopeless) {
         return Ok(Candidates::default());
     }
-    let most = if options.randomize { options.max_candidates } else { least(query.limit, options.max_candidates) };
+    let most =
+        if options.randomize { options.max_candidates } else { least(query.limit, options.max_candidates) };
     let mut combiner = Combiner::new(state, query, &fits, BUDGET);
     if options.breadth_first {
         combiner.breadth_first(anchors.smallest(&fits), most)?;

@@ -21,14 +21,14 @@ use std::{sync::Arc, time::Duration};
 use ec_store::Store;
 use tokio_util::sync::CancellationToken;
 
+use self::{
+    barrier::Barrier,
+    commit::{Committer, Pending},
+};
 pub use self::{
     commit::{Limits, WriteError},
     keys::{Keys, Put},
     view::View,
-};
-use self::{
-    barrier::Barrier,
-    commit::{Committer, Pending},
 };
 use crate::{
     metrics::Metrics,
@@ -64,8 +64,7 @@ impl Replica {
         let barrier = Barrier::start(Arc::clone(&store), keys.clock(), Arc::clone(&view), stop.clone());
         tokio::spawn(view::follow(Arc::clone(&view), Arc::clone(&store), keys.clone(), stop.clone()));
         let (commands, queue) = tokio::sync::mpsc::channel(commit::QUEUE);
-        let committer =
-            Committer::new(store, keys, limits, Arc::clone(&view), barrier.clone(), metrics);
+        let committer = Committer::new(store, keys, limits, Arc::clone(&view), barrier.clone(), metrics);
         tokio::spawn(committer.run(queue, stop));
         Self { view, barrier, commands }
     }

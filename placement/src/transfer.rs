@@ -51,7 +51,9 @@ pub enum TransferError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// There is something already.
-    #[error("there are {0} records under {1} already; an import goes into an empty place only: choose another --prefix")]
+    #[error(
+        "there are {0} records under {1} already; an import goes into an empty place only: choose another --prefix"
+    )]
     NotEmpty(usize, String),
     /// A stored record cannot be read.
     #[error("{0}")]
@@ -99,9 +101,24 @@ impl Snapshot {
     pub fn differences(&self, other: &Self) -> Vec<String> {
         let mut found = Vec::new();
         compare("trait", &keyed(&self.traits), &keyed(&other.traits), &mut found);
-        compare("resource class", &keyed(&self.resource_classes), &keyed(&other.resource_classes), &mut found);
-        compare("provider", &timeless(&self.providers, strip_provider), &timeless(&other.providers, strip_provider), &mut found);
-        compare("consumer", &timeless(&self.consumers, strip_consumer), &timeless(&other.consumers, strip_consumer), &mut found);
+        compare(
+            "resource class",
+            &keyed(&self.resource_classes),
+            &keyed(&other.resource_classes),
+            &mut found,
+        );
+        compare(
+            "provider",
+            &timeless(&self.providers, strip_provider),
+            &timeless(&other.providers, strip_provider),
+            &mut found,
+        );
+        compare(
+            "consumer",
+            &timeless(&self.consumers, strip_consumer),
+            &timeless(&other.consumers, strip_consumer),
+            &mut found,
+        );
         found
     }
 
@@ -116,7 +133,10 @@ impl Snapshot {
         for (uuid, one) in &self.providers {
             let name = Arc::clone(&one.provider.name);
             records.push((Key::ProviderName(name), Record::ProviderName(*uuid)));
-            records.push((Key::Provider(*uuid), Record::Provider(Arc::new(one.provider.clone()), one.generation)));
+            records.push((
+                Key::Provider(*uuid),
+                Record::Provider(Arc::new(one.provider.clone()), one.generation),
+            ));
         }
         for (uuid, consumer) in &self.consumers {
             records.push((Key::Consumer(*uuid), Record::Consumer(Arc::new(consumer.clone()))));
@@ -157,7 +177,9 @@ fn compare<K: Ord + std::fmt::Display, V: PartialEq>(
             Some(_) => {}
         }
     }
-    found.extend(right.keys().filter(|key| !left.contains_key(key)).map(|key| format!("{what} {key} is too many")));
+    found.extend(
+        right.keys().filter(|key| !left.contains_key(key)).map(|key| format!("{what} {key} is too many")),
+    );
 }
 
 /// Reads what lies under the prefix, as of one revision.

@@ -1,6 +1,4 @@
 //! Whatever a client sends, it gets a 4xx in the API's own form, soon, and nothing changes.
-#![expect(clippy::unwrap_used, reason = "what tests share")]
-
 mod support;
 
 use std::time::{Duration, Instant};
@@ -20,13 +18,29 @@ fn writes(host: &str) -> Vec<(Method, String, Value)> {
         (Method::PUT, provider.clone(), json!({"name": "n"})),
         (Method::POST, "/resource_classes".into(), json!({"name": "CUSTOM_A"})),
         (Method::POST, format!("{provider}/inventories"), json!({"resource_class": "DISK_GB", "total": 5})),
-        (Method::PUT, format!("{provider}/inventories"), json!({"resource_provider_generation": 99, "inventories": {"VCPU": {"total": 5}}})),
+        (
+            Method::PUT,
+            format!("{provider}/inventories"),
+            json!({"resource_provider_generation": 99, "inventories": {"VCPU": {"total": 5}}}),
+        ),
         (Method::PUT, format!("{provider}/inventories/VCPU"), inventory),
-        (Method::PUT, format!("{provider}/aggregates"), json!({"resource_provider_generation": 99, "aggregates": []})),
-        (Method::PUT, format!("{provider}/traits"), json!({"resource_provider_generation": 99, "traits": []})),
+        (
+            Method::PUT,
+            format!("{provider}/aggregates"),
+            json!({"resource_provider_generation": 99, "aggregates": []}),
+        ),
+        (
+            Method::PUT,
+            format!("{provider}/traits"),
+            json!({"resource_provider_generation": 99, "traits": []}),
+        ),
         (Method::PUT, format!("/allocations/{}", uuid(60)), claim(host, "VCPU", 1)),
         (Method::POST, "/allocations".into(), json!({uuid(60): claim(host, "VCPU", 1)})),
-        (Method::POST, "/reshaper".into(), json!({"inventories": {}, "allocations": {uuid(60): claim(host, "VCPU", 1)}})),
+        (
+            Method::POST,
+            "/reshaper".into(),
+            json!({"inventories": {}, "allocations": {uuid(60): claim(host, "VCPU", 1)}}),
+        ),
     ]
 }
 
@@ -121,7 +135,9 @@ async fn bodies_that_are_no_json_of_ours_are_refused_by_name() {
 async fn queries_of_any_kind_are_answered_soon() {
     let server = Server::start().await;
     for number in 0..20 {
-        server.provider(100 + number, None, &[("VCPU", 8), ("MEMORY_MB", 4096)], &["HW_CPU_X86_AVX"], &[]).await;
+        server
+            .provider(100 + number, None, &[("VCPU", 8), ("MEMORY_MB", 4096)], &["HW_CPU_X86_AVX"], &[])
+            .await;
     }
     let many: String = (1..=2000).map(|group| format!("&resources{group}=VCPU:1")).collect();
     let product: String = (1..=12).map(|group| format!("&resources_{group}=VCPU:1")).collect();
@@ -173,7 +189,8 @@ async fn more_combinations_than_anybody_can_count_are_refused() {
     assert_eq!(status, 400, "{answer}");
     assert!(answer.to_string().contains("limit"), "{answer}");
     assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
-    let (status, answer) = server.get(&format!("/allocation_candidates?group_policy=none&limit=2{groups}")).await;
+    let (status, answer) =
+        server.get(&format!("/allocation_candidates?group_policy=none&limit=2{groups}")).await;
     assert_eq!((status, answer["allocation_requests"].as_array().unwrap().len()), (200, 2));
 }
 
@@ -229,7 +246,12 @@ fn random_queries_never_make_a_500() {
     ];
     let suffix = prop_oneof![Just(String::new()), Just("_A".to_owned()), Just("_B".to_owned()), "[0-9]{1,3}"];
     let pairs = prop::collection::vec((key, suffix, value), 0..8);
-    let path = prop_oneof![Just("allocation_candidates"), Just("resource_providers"), Just("traits"), Just("usages")];
+    let path = prop_oneof![
+        Just("allocation_candidates"),
+        Just("resource_providers"),
+        Just("traits"),
+        Just("usages")
+    ];
     let config = Config { cases: 600, failure_persistence: None, ..Config::default() };
     proptest!(config, |(path in path, pairs in pairs)| {
         let query: Vec<String> = pairs.iter().map(|(key, suffix, value)| {

@@ -1,6 +1,4 @@
 //! Where OpenStack Placement 16 is wrong, and what is right.
-#![expect(clippy::unwrap_used, reason = "what tests share")]
-
 mod support;
 
 use std::collections::BTreeSet;

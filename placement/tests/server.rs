@@ -94,11 +94,17 @@ async fn with_tls_clients_must_show_the_certificate_that_is_wanted() {
     let path = |name: &str| directory.path().join(name);
     certificates(directory.path());
     assert!(tls_acceptor(&path("none.pem"), &path("server.key"), None).err().unwrap().contains("none.pem"));
-    assert!(tls_acceptor(&path("server.key"), &path("server.key"), None).err().unwrap().contains("no certificate"));
+    assert!(
+        tls_acceptor(&path("server.key"), &path("server.key"), None)
+            .err()
+            .unwrap()
+            .contains("no certificate")
+    );
     let tls = tls_acceptor(&path("server.pem"), &path("server.key"), Some(&path("ca.pem"))).unwrap();
     let (stop, metrics) = (CancellationToken::new(), Arc::new(Metrics::default()));
     let store = Arc::new(MemoryStore::new());
-    let replica = Replica::start(store, Keys::new("/p"), Limits::default(), Arc::clone(&metrics), stop.clone());
+    let replica =
+        Replica::start(store, Keys::new("/p"), Limits::default(), Arc::clone(&metrics), stop.clone());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("https://{}/resource_providers", listener.local_addr().unwrap());
     let api = Arc::new(Api::new(replica, open(), metrics, true));
@@ -150,7 +156,10 @@ async fn a_cloud_moves_by_document_and_live_and_both_sides_are_the_same() {
     let host = server.provider(1, None, &[("VCPU", 8), ("CUSTOM_R", 5)], &["CUSTOM_T"], &[9]).await;
     server.provider(2, Some(1), &[("DISK_GB", 100)], &["MISC_SHARES_VIA_AGGREGATE"], &[9]).await;
     for number in 0..5 {
-        assert_eq!(server.put(&format!("/allocations/{}", uuid(100 + number)), claim(&host, "VCPU", 1)).await.0, 204);
+        assert_eq!(
+            server.put(&format!("/allocations/{}", uuid(100 + number)), claim(&host, "VCPU", 1)).await.0,
+            204
+        );
     }
     let keys = Keys::new("/p");
     let snapshot = Snapshot::of(&transfer::load(&source, &keys).await.unwrap());
@@ -164,7 +173,11 @@ async fn a_cloud_moves_by_document_and_live_and_both_sides_are_the_same() {
     let target = MemoryStore::new();
     transfer::import(&target, &keys, &read, 16, 7).await.unwrap();
     let moved = Server::start_on(&target, open()).await;
-    for path in [format!("/resource_providers/{host}/usages"), format!("/allocations/{}", uuid(101)), "/resource_providers".into()] {
+    for path in [
+        format!("/resource_providers/{host}/usages"),
+        format!("/allocations/{}", uuid(101)),
+        "/resource_providers".into(),
+    ] {
         assert_eq!(moved.get(&path).await, server.get(&path).await, "{path}");
     }
     let again = transfer::import(&target, &keys, &read, 16, 7).await.unwrap_err();

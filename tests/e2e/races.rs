@@ -51,7 +51,8 @@ async fn of_many_clients_each_gets_room_with_its_request_or_is_told_that_there_i
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_many_clients_on_openstacks_placement_each_gets_room_or_is_told_that_there_is_none() -> Result<()> {
+async fn of_many_clients_on_openstacks_placement_each_gets_room_or_is_told_that_there_is_none() -> Result<()>
+{
     let placed = many_clients(&Stack::start_openstack_concurrent().await?).await?;
     // OpenStack's own server may grant a little more than there is, never less.
     assert!(placed as u64 >= ROOM * NODES as u64, "{placed} placed");

@@ -13,7 +13,9 @@ fn quality(accept: &str, kind: &str, sub: &str) -> Option<u32> {
     let mut best: Option<(u8, u32)> = None;
     for range in accept.split(',') {
         let mut parts = range.split(';').map(str::trim);
-        let Some((range_kind, range_sub)) = parts.next().and_then(|range| range.split_once('/')) else { continue };
+        let Some((range_kind, range_sub)) = parts.next().and_then(|range| range.split_once('/')) else {
+            continue;
+        };
         let precision = match (range_kind, range_sub) {
             ("*", "*") => 0,
             (own, "*") if own.eq_ignore_ascii_case(kind) => 1,

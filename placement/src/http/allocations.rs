@@ -39,8 +39,10 @@ pub(super) async fn show(call: &Call<'_>) -> ApiResult<Reply> {
             let consumer = &stored.record;
             let mut allocations = Map::new();
             for (provider, amounts) in &consumer.allocations {
-                let generation =
-                    state.find(provider).and_then(|node| node.generation.as_ref()).map_or(0, |stored| stored.record);
+                let generation = state
+                    .find(provider)
+                    .and_then(|node| node.generation.as_ref())
+                    .map_or(0, |stored| stored.record);
                 allocations.insert(
                     provider.to_string(),
                     json!({"generation": generation, "resources": amounts_json(amounts)}),
@@ -176,11 +178,14 @@ pub(super) fn refused(error: &ModelError, whose: &str) -> ApiError {
 pub(super) async fn set(call: &Call<'_>) -> ApiResult<Reply> {
     call.allow(UPDATE)?;
     let text = call.name(0);
-    let uuid = uuid_like(text).ok_or_else(|| ApiError::bad_request(format!("Malformed consumer_uuid: {text}")))?;
+    let uuid =
+        uuid_like(text).ok_or_else(|| ApiError::bad_request(format!("Malformed consumer_uuid: {text}")))?;
     let document = call.json(Body::AllocationsPut)?;
     let consumer = call.consumer_in(uuid, &document)?;
-    call.write(Command::SetAllocations(vec![consumer]), |error| refused(&error, &format!(" for consumer {uuid}:")))
-        .await?;
+    call.write(Command::SetAllocations(vec![consumer]), |error| {
+        refused(&error, &format!(" for consumer {uuid}:"))
+    })
+    .await?;
     Ok(Reply::empty(204))
 }
 

@@ -66,8 +66,13 @@ impl Tokens {
                     token.name
                 ));
             }
-            if let Some(role) = token.roles.iter().find(|role| !["admin", "service", "reader"].contains(&role.as_str())) {
-                return Err(format!("token `{}`: unknown role `{role}`; roles are admin, service and reader", token.name));
+            if let Some(role) =
+                token.roles.iter().find(|role| !["admin", "service", "reader"].contains(&role.as_str()))
+            {
+                return Err(format!(
+                    "token `{}`: unknown role `{role}`; roles are admin, service and reader",
+                    token.name
+                ));
             }
             by_digest.insert(digest, token);
         }
@@ -84,7 +89,8 @@ impl Tokens {
         struct File {
             tokens: Vec<Token>,
         }
-        let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
         let file: File = ec_runtime::config::parse(&text, path).map_err(|error| error.to_string())?;
         Self::new(file.tokens).map_err(|error| format!("{}: {error}", path.display()))
     }

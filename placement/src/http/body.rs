@@ -42,8 +42,9 @@ pub(super) async fn read(headers: &HeaderMap, mut body: Incoming) -> ApiResult<B
     let declared = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     let mut read = BytesMut::with_capacity(declared.unwrap_or(0).min(LARGEST));
     let mut size = 0;
-    while let Some(frame) =
-        timeout_at(deadline, body.frame()).await.map_err(|_| ApiError::new(408, "The body did not come in time."))?
+    while let Some(frame) = timeout_at(deadline, body.frame())
+        .await
+        .map_err(|_| ApiError::new(408, "The body did not come in time."))?
     {
         let frame = frame.map_err(|error| ApiError::bad_request(format!("The body broke off: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
@@ -82,9 +83,9 @@ impl Call<'_> {
 /// A number that the schema calls an integer: JSON's 2.0 is one, and there are some too large for us.
 pub(super) fn integer(value: &Value) -> ApiResult<i64> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "looked at before")]
-    let from_float = |float: f64| (float.abs() < i64::MAX as f64 && float.fract() == 0.0).then_some(float as i64);
-    value
-        .as_i64()
-        .or_else(|| value.as_f64().and_then(from_float))
-        .ok_or_else(|| ApiError::bad_request(format!("JSON does not validate: {value} is too large a number")))
+    let from_float =
+        |float: f64| (float.abs() < i64::MAX as f64 && float.fract() == 0.0).then_some(float as i64);
+    value.as_i64().or_else(|| value.as_f64().and_then(from_float)).ok_or_else(|| {
+        ApiError::bad_request(format!("JSON does not validate: {value} is too large a number"))
+    })
 }

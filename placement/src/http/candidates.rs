@@ -30,7 +30,9 @@ pub(super) async fn list(call: &Call<'_>) -> ApiResult<Reply> {
     let work = move || -> ApiResult<Vec<u8>> {
         let found = replica.peek(|state| search(state, &query, options)).map_err(|error| {
             ApiError::bad_request(match error {
-                SearchError::UnknownClass(_) => format!("Invalid resource class in resources parameter: {error}"),
+                SearchError::UnknownClass(_) => {
+                    format!("Invalid resource class in resources parameter: {error}")
+                }
                 _ => error.to_string(),
             })
         })?;

@@ -62,7 +62,10 @@ impl Cors {
         let header = |name: HeaderName| parts.headers.get(name).and_then(|value| value.to_str().ok());
         let origin = header(header::ORIGIN);
         if parts.method == Method::OPTIONS {
-            if matches!(response.status(), StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::UNAUTHORIZED) {
+            if matches!(
+                response.status(),
+                StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::UNAUTHORIZED
+            ) {
                 *response.status_mut() = StatusCode::OK;
                 *response.body_mut() = Full::default();
                 for name in [header::CONTENT_TYPE, header::ALLOW, header::WWW_AUTHENTICATE] {
@@ -75,7 +78,8 @@ impl Cors {
                 return;
             }
             let wanted = header(header::ACCESS_CONTROL_REQUEST_HEADERS).unwrap_or("");
-            let wanted: Vec<&str> = wanted.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+            let wanted: Vec<&str> =
+                wanted.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
             let permitted = |name: &&str| {
                 SIMPLE.iter().any(|own| own.eq_ignore_ascii_case(name))
                     || self.allow_headers.iter().any(|own| own.eq_ignore_ascii_case(name))

@@ -10,7 +10,8 @@ pub(super) mod code {
     pub(in super::super) const CONCURRENT_UPDATE: &str = "placement.concurrent_update";
     pub(in super::super) const DUPLICATE_NAME: &str = "placement.duplicate_name";
     pub(in super::super) const PROVIDER_IN_USE: &str = "placement.resource_provider.inuse";
-    pub(in super::super) const CANNOT_DELETE_PARENT: &str = "placement.resource_provider.cannot_delete_parent";
+    pub(in super::super) const CANNOT_DELETE_PARENT: &str =
+        "placement.resource_provider.cannot_delete_parent";
     pub(in super::super) const PROVIDER_NOT_FOUND: &str = "placement.resource_provider.not_found";
     pub(in super::super) const DUPLICATE_KEY: &str = "placement.query.duplicate_key";
     pub(in super::super) const BAD_VALUE: &str = "placement.query.bad_value";

@@ -13,7 +13,7 @@ use super::{
     providers::{Found, find, gone, path, written},
     reply::{Reply, now},
 };
-use crate::model::{Command, Inventory, ModelError, Name, intern};
+use crate::model::{Command, Inventories, Inventory, ModelError, intern};
 
 const LIST: Rule = Rule("placement:resource_providers:inventories:list");
 const CREATE: Rule = Rule("placement:resource_providers:inventories:create");
@@ -75,7 +75,7 @@ pub(super) fn inventory_in(document: &Value) -> ApiResult<Inventory> {
 }
 
 /// The inventories of a body, by class.
-pub(super) fn inventories_in(document: &Value) -> ApiResult<Vec<(Name, Inventory)>> {
+pub(super) fn inventories_in(document: &Value) -> ApiResult<Inventories> {
     let entries = document.as_object().into_iter().flatten();
     entries.map(|(class, value)| Ok((intern(class), inventory_in(value)?))).collect()
 }
@@ -83,7 +83,8 @@ pub(super) fn inventories_in(document: &Value) -> ApiResult<Vec<(Name, Inventory
 impl Call<'_> {
     /// What can be allocated must be more than nothing; from 1.26 on, not less.
     fn check_capacity(&self, provider: &Uuid, class: &str, inventory: &Inventory) -> Result<(), String> {
-        let (least, words) = if self.at_least(26) { (0, "greater than") } else { (1, "greater than or equal to") };
+        let (least, words) =
+            if self.at_least(26) { (0, "greater than") } else { (1, "greater than or equal to") };
         if inventory.capacity() >= least {
             return Ok(());
         }
@@ -102,9 +103,10 @@ pub(super) async fn show(call: &Call<'_>) -> ApiResult<Reply> {
     call.allow(SHOW)?;
     let found = call.read(|state| find(state, call.name(0))).await?;
     let class = call.name(1);
-    let inventory = found.provider.inventory(class).ok_or_else(|| {
-        ApiError::not_found(format!("No inventory of class {class} for {}", found.uuid))
-    })?;
+    let inventory = found
+        .provider
+        .inventory(class)
+        .ok_or_else(|| ApiError::not_found(format!("No inventory of class {class} for {}", found.uuid)))?;
     Ok(one_reply(&found, inventory))
 }
 
@@ -125,7 +127,8 @@ pub(super) async fn create(call: &Call<'_>) -> ApiResult<Reply> {
             let document = call.json(Body::InventoryPost)?;
             let class = document.get("resource_class").and_then(Value::as_str).unwrap_or_default();
             let inventory = inventory_in(&document)?;
-            call.check_capacity(&found.uuid, class, &inventory).map_err(|error| unable("create", text, error))?;
+            call.check_capacity(&found.uuid, class, &inventory)
+                .map_err(|error| unable("create", text, error))?;
             Ok((found, intern(class), inventory))
         })
         .await?;
@@ -157,7 +160,8 @@ pub(super) async fn set(call: &Call<'_>) -> ApiResult<Reply> {
             let generation = integer(&document["resource_provider_generation"])?;
             expect_generation(&found, generation)?;
             for (class, inventory) in &inventories {
-                call.check_capacity(&found.uuid, class, inventory).map_err(|error| unable("update", text, error))?;
+                call.check_capacity(&found.uuid, class, inventory)
+                    .map_err(|error| unable("update", text, error))?;
             }
             Ok(Command::SetInventories { provider: found.uuid, generation: Some(generation), inventories })
         })
@@ -197,7 +201,8 @@ pub(super) async fn update(call: &Call<'_>) -> ApiResult<Reply> {
             let generation = integer(&document["resource_provider_generation"])?;
             expect_generation(&found, generation)?;
             let inventory = inventory_in(&document)?;
-            call.check_capacity(&found.uuid, class, &inventory).map_err(|error| unable("update", text, error))?;
+            call.check_capacity(&found.uuid, class, &inventory)
+                .map_err(|error| unable("update", text, error))?;
             let command = Command::UpdateInventory {
                 provider: found.uuid,
                 generation,
@@ -235,9 +240,7 @@ pub(super) async fn delete(call: &Call<'_>) -> ApiResult<Reply> {
                 ApiError::conflict(format!("Unable to delete inventory of class {class}: {error}"))
                     .code(code::CONCURRENT_UPDATE)
             }
-            _ => ApiError::not_found(format!(
-                "No inventory of class {class} found for delete: {error}"
-            )),
+            _ => ApiError::not_found(format!("No inventory of class {class} found for delete: {error}")),
         })
     })
     .await?;

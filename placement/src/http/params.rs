@@ -65,10 +65,14 @@ fn resources(text: &str) -> ApiResult<Vec<(Name, i64)>> {
             .filter(|(_, amount)| !amount.contains(':'))
             .ok_or_else(|| ApiError::bad_request(format!("{form} {part}.")))?;
         let number = amount.trim().replace('_', "").parse::<i64>().map_err(|_| {
-            ApiError::bad_request(format!("Requested resource {class} expected positive integer amount. Got: {amount}."))
+            ApiError::bad_request(format!(
+                "Requested resource {class} expected positive integer amount. Got: {amount}."
+            ))
         })?;
         if number < 1 {
-            return Err(ApiError::bad_request(format!("Requested resource {class} requires amount >= 1. Got: {number}.")));
+            return Err(ApiError::bad_request(format!(
+                "Requested resource {class} requires amount >= 1. Got: {number}."
+            )));
         }
         // Said twice, the last counts.
         match found.iter_mut().find(|(own, _)| **own == *class) {
@@ -87,7 +91,9 @@ fn traits(text: &str, may_forbid: bool, may_choose: bool) -> ApiResult<Traits> {
     if let Some(list) = text.strip_prefix("in:") {
         let form = "HW_CPU_X86_VMX,CUSTOM_MAGIC";
         if !may_choose {
-            return Err(invalid(format!("The format 'in:{form}' only supported since microversion 1.39. Got: {text}")));
+            return Err(invalid(format!(
+                "The format 'in:{form}' only supported since microversion 1.39. Got: {text}"
+            )));
         }
         let names: Vec<&str> = list.split(',').map(str::trim).collect();
         if names.iter().any(|name| name.is_empty()) {
@@ -96,7 +102,9 @@ fn traits(text: &str, may_forbid: bool, may_choose: bool) -> ApiResult<Traits> {
             )));
         }
         if names.iter().any(|name| name.starts_with('!')) {
-            return Err(invalid(format!("The format 'in:{form}' does not support forbidden traits. Got: {text}")));
+            return Err(invalid(format!(
+                "The format 'in:{form}' does not support forbidden traits. Got: {text}"
+            )));
         }
         return Ok((vec![names.into_iter().map(intern).collect()], Vec::new()));
     }
@@ -177,7 +185,9 @@ impl Call<'_> {
     fn members(&self, suffix: &str) -> ApiResult<(Vec<Vec<Uuid>>, Vec<Uuid>)> {
         let key = format!("member_of{suffix}");
         if !self.at_least(24) && self.params(&key).nth(1).is_some() {
-            return Err(ApiError::bad_request(format!("Multiple member_of{suffix} parameters are not supported")));
+            return Err(ApiError::bad_request(format!(
+                "Multiple member_of{suffix} parameters are not supported"
+            )));
         }
         let (mut required, mut forbidden) = (Vec::new(), Vec::new());
         for value in self.params(&key) {
@@ -223,8 +233,12 @@ impl Call<'_> {
         self.root_required(&mut query)?;
         let same_subtrees = self.same_subtrees()?;
         self.groups(&mut query)?;
-        let empty: Vec<&str> =
-            query.groups.iter().filter(|group| group.resources.is_empty()).map(|group| group.suffix.as_str()).collect();
+        let empty: Vec<&str> = query
+            .groups
+            .iter()
+            .filter(|group| group.resources.is_empty())
+            .map(|group| group.suffix.as_str())
+            .collect();
         if self.at_least(36) {
             check_resourceless(&query, &same_subtrees, &empty)?;
         } else {
@@ -319,7 +333,8 @@ impl Call<'_> {
     fn split_key<'k>(&self, key: &'k str) -> Option<(&'static str, &'k str)> {
         let kinds = ["resources", "required", "member_of", "in_tree"];
         let (kind, suffix) = kinds.into_iter().find_map(|kind| Some((kind, key.strip_prefix(kind)?)))?;
-        let numeric = |suffix: &str| !suffix.starts_with('0') && suffix.bytes().all(|byte| byte.is_ascii_digit());
+        let numeric =
+            |suffix: &str| !suffix.starts_with('0') && suffix.bytes().all(|byte| byte.is_ascii_digit());
         let word = |suffix: &str| {
             suffix.len() <= 64
                 && suffix.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
@@ -336,10 +351,13 @@ fn quoted(suffixes: &[&str]) -> String {
 
 fn check_resourceless(query: &Query, same_subtrees: &[Vec<String>], empty: &[&str]) -> ApiResult<()> {
     if empty.len() == query.groups.len() {
-        return Err(ApiError::bad_request("There must be at least one resources or resources[$S] parameter.")
-            .code(code::MISSING_VALUE));
+        return Err(ApiError::bad_request(
+            "There must be at least one resources or resources[$S] parameter.",
+        )
+        .code(code::MISSING_VALUE));
     }
-    let mentioned: std::collections::HashSet<&str> = same_subtrees.iter().flatten().map(String::as_str).collect();
+    let mentioned: std::collections::HashSet<&str> =
+        same_subtrees.iter().flatten().map(String::as_str).collect();
     let bad: Vec<&str> = empty.iter().copied().filter(|suffix| !mentioned.contains(suffix)).collect();
     if !bad.is_empty() {
         return Err(ApiError::bad_request(format!(
@@ -348,7 +366,8 @@ fn check_resourceless(query: &Query, same_subtrees: &[Vec<String>], empty: &[&st
         ))
         .code(code::BAD_VALUE));
     }
-    let real: std::collections::HashSet<&str> = query.groups.iter().map(|group| group.suffix.as_str()).collect();
+    let real: std::collections::HashSet<&str> =
+        query.groups.iter().map(|group| group.suffix.as_str()).collect();
     let mut bad: Vec<&str> = mentioned.into_iter().filter(|suffix| !real.contains(suffix)).collect();
     bad.sort_unstable();
     if !bad.is_empty() {
@@ -375,7 +394,8 @@ fn check_orphans(query: &Query) -> ApiResult<()> {
             traits.join(", ")
         )));
     }
-    let members = without(|group| !group.member_of.is_empty() || !group.forbidden_aggregates.is_empty(), "member_of");
+    let members =
+        without(|group| !group.member_of.is_empty() || !group.forbidden_aggregates.is_empty(), "member_of");
     if !members.is_empty() {
         return Err(ApiError::bad_request(format!(
             "All member_of parameters must be associated with resources. Found the following orphaned member_of \
@@ -433,6 +453,9 @@ mod tests {
     #[test]
     fn what_is_not_utf8_is_refused() {
         assert!(decode("a=%ff").is_err());
-        assert_eq!(decode("a=b+c%20d&&e").unwrap(), [("a".into(), "b c d".into()), ("e".into(), String::new())]);
+        assert_eq!(
+            decode("a=b+c%20d&&e").unwrap(),
+            [("a".into(), "b c d".into()), ("e".into(), String::new())]
+        );
     }
 }

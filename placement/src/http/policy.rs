@@ -35,7 +35,13 @@ impl Policy {
             // Rules are for those who speak for a project.
             _ if identity.system => false,
             Self::Secure if rule == RESHAPE => is("service"),
-            _ if rule == TOTAL_USAGES && is("reader") && project.is_some() && identity.project.as_deref() == project => true,
+            _ if rule == TOTAL_USAGES
+                && is("reader")
+                && project.is_some()
+                && identity.project.as_deref() == project =>
+            {
+                true
+            }
             _ => is("admin") || is("service"),
         };
         if allowed {

@@ -52,7 +52,9 @@ pub(super) fn find(state: &State, text: &str) -> ApiResult<Found> {
 /// What came of a write, as a provider. Every command on a provider answers with one.
 pub(super) fn written(outcome: Outcome) -> ApiResult<Found> {
     match outcome {
-        Outcome::Provider { uuid, provider, generation, root } => Ok(Found { uuid, provider, generation, root }),
+        Outcome::Provider { uuid, provider, generation, root } => {
+            Ok(Found { uuid, provider, generation, root })
+        }
         _ => Err(ApiError::new(500, "the command did not answer with a provider")),
     }
 }
@@ -69,7 +71,8 @@ impl Call<'_> {
     fn provider_json(&self, found: &Found) -> Value {
         let path = path(&found.uuid);
         let mut links = vec![json!({"rel": "self", "href": path})];
-        let kinds = [("inventories", 0), ("usages", 0), ("aggregates", 1), ("traits", 6), ("allocations", 11)];
+        let kinds =
+            [("inventories", 0), ("usages", 0), ("aggregates", 1), ("traits", 6), ("allocations", 11)];
         for (rel, since) in kinds {
             if self.at_least(since) {
                 links.push(json!({"rel": rel, "href": format!("{path}/{rel}")}));
@@ -96,7 +99,9 @@ pub(super) async fn list(call: &Call<'_>) -> ApiResult<Reply> {
         .read(|state| {
             let slots = search::providers(state, &filter).map_err(|error| {
                 ApiError::bad_request(match error {
-                    SearchError::UnknownTrait(_) => format!("Invalid trait(s) in \"required\" parameter: {error}"),
+                    SearchError::UnknownTrait(_) => {
+                        format!("Invalid trait(s) in \"required\" parameter: {error}")
+                    }
                     _ => format!("Invalid resource class in resources parameter: {error}"),
                 })
             })?;
@@ -140,9 +145,9 @@ pub(super) async fn create(call: &Call<'_>) -> ApiResult<Reply> {
     let outcome = call
         .write(command, |error| match error {
             ModelError::ProviderExists(_) => ApiError::conflict(error.to_string()).code(code::DUPLICATE_NAME),
-            error => {
-                ApiError::bad_request(format!("Unable to create resource provider \"{name}\", {uuid}: {error}"))
-            }
+            error => ApiError::bad_request(format!(
+                "Unable to create resource provider \"{name}\", {uuid}: {error}"
+            )),
         })
         .await?;
     let found = written(outcome)?;
@@ -184,7 +189,10 @@ pub(super) async fn update(call: &Call<'_>) -> ApiResult<Reply> {
                     ApiError::conflict(format!("Conflicting resource provider {name} already exists."))
                         .code(code::DUPLICATE_NAME)
                 }
-                error => ApiError::bad_request(format!("Unable to save resource provider {}: {error}", call.name(0))),
+                error => ApiError::bad_request(format!(
+                    "Unable to save resource provider {}: {error}",
+                    call.name(0)
+                )),
             }
         })
         .await?;
@@ -229,8 +237,10 @@ pub(super) async fn aggregates(call: &Call<'_>) -> ApiResult<Reply> {
 pub(super) async fn set_aggregates(call: &Call<'_>) -> ApiResult<Reply> {
     call.allow(SET_AGGREGATES)?;
     let conflict = || {
-        ApiError::conflict("Resource provider's generation already changed. Please update the generation and try again.")
-            .code(code::CONCURRENT_UPDATE)
+        ApiError::conflict(
+            "Resource provider's generation already changed. Please update the generation and try again.",
+        )
+        .code(code::CONCURRENT_UPDATE)
     };
     let (provider, generation, aggregates) = call
         .prepare(|state| {

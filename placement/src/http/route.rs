@@ -135,11 +135,19 @@ impl Route {
 
     fn methods(self) -> &'static str {
         match self {
-            Self::Root | Self::ProviderUsages | Self::ProviderAllocations | Self::Candidates | Self::Traits | Self::TotalUsages => "GET",
+            Self::Root
+            | Self::ProviderUsages
+            | Self::ProviderAllocations
+            | Self::Candidates
+            | Self::Traits
+            | Self::TotalUsages => "GET",
             Self::Classes | Self::Providers => "GET, POST",
-            Self::Class | Self::Provider | Self::Inventory | Self::ProviderTraits | Self::Allocations | Self::Trait => {
-                "GET, PUT, DELETE"
-            }
+            Self::Class
+            | Self::Provider
+            | Self::Inventory
+            | Self::ProviderTraits
+            | Self::Allocations
+            | Self::Trait => "GET, PUT, DELETE",
             Self::Inventories => "GET, POST, PUT, DELETE",
             Self::Aggregates => "GET, PUT",
             Self::AllocationsOfMany | Self::Reshaper => "POST",
@@ -152,9 +160,7 @@ impl Route {
             (Self::Root, "GET") => operation(Plain),
             (Self::Classes, "GET") | (Self::Class, "GET") => operation(Answers).since(2).version_first(),
             (Self::Classes, "POST") => operation(Takes).since(2).version_first(),
-            (Self::Class, "PUT") => {
-                operation(if minor < 7 { Takes } else { Plain }).since(2).version_first()
-            }
+            (Self::Class, "PUT") => operation(if minor < 7 { Takes } else { Plain }).since(2).version_first(),
             (Self::Class, "DELETE") => operation(Plain).since(2),
             (Self::Providers | Self::Provider | Self::Inventories | Self::Inventory, "GET")
             | (Self::ProviderUsages | Self::ProviderAllocations, "GET") => operation(Answers),
@@ -286,7 +292,10 @@ mod tests {
         let route = |path| Route::find(path).map(|(route, names)| (route, names.join("|")));
         assert_eq!(route(""), Some((Route::Root, String::new())));
         assert_eq!(route("/traits/CUSTOM_X"), Some((Route::Trait, "CUSTOM_X".into())));
-        assert_eq!(route("/resource_providers/u/inventories/VCPU"), Some((Route::Inventory, "u|VCPU".into())));
+        assert_eq!(
+            route("/resource_providers/u/inventories/VCPU"),
+            Some((Route::Inventory, "u|VCPU".into()))
+        );
         assert_eq!(route("/resource_providers/u/cows"), None);
         assert_eq!(route("/resource_providers/"), None);
         assert_eq!(route("//"), None);

@@ -12,7 +12,9 @@ use super::{
     providers::{Found, find, gone, written},
     reply::{Reply, now},
 };
-use crate::model::{Command, ModelError, Outcome, Seconds, State, intern, is_standard_trait, standard, standard_first};
+use crate::model::{
+    Command, ModelError, Outcome, Seconds, State, intern, is_standard_trait, standard, standard_first,
+};
 
 const LIST: Rule = Rule("placement:traits:list");
 const SHOW: Rule = Rule("placement:traits:show");
@@ -133,8 +135,7 @@ pub(super) async fn delete(call: &Call<'_>) -> ApiResult<Reply> {
 
 fn provider_reply(found: &Found) -> Reply {
     let names: Vec<_> = standard_first(&found.provider.traits).collect();
-    let document =
-        json!({"traits": names, "resource_provider_generation": found.generation});
+    let document = json!({"traits": names, "resource_provider_generation": found.generation});
     let modified = if found.provider.traits.is_empty() { now() } else { found.provider.updated_at };
     Reply::json(&document, modified)
 }

@@ -54,7 +54,9 @@ impl Sum {
 
 fn grouped(state: &State, project: &str, user: Option<&str>, kind: Option<&str>) -> BTreeMap<String, Sum> {
     let mut sums: BTreeMap<String, Sum> = BTreeMap::new();
-    for consumer in state.consumers_of(project).filter(|consumer| user.is_none_or(|user| *consumer.user == *user)) {
+    for consumer in
+        state.consumers_of(project).filter(|consumer| user.is_none_or(|user| *consumer.user == *user))
+    {
         let own = consumer.consumer_type.as_deref();
         let group = match kind {
             Some("all") => "all",
@@ -79,7 +81,11 @@ pub(super) async fn total(call: &Call<'_>) -> ApiResult<Reply> {
     let kind = call.param("consumer_type").filter(|kind| by_kind && !kind.is_empty());
     let sums = call
         .read(|state| {
-            Ok(if by_kind { grouped(state, project, user, kind) } else { grouped(state, project, user, Some("all")) })
+            Ok(if by_kind {
+                grouped(state, project, user, kind)
+            } else {
+                grouped(state, project, user, Some("all"))
+            })
         })
         .await?;
     let usages: Value = if by_kind {

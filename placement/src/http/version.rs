@@ -35,7 +35,9 @@ fn parse(version: &str) -> ApiResult<u32> {
     let (major, minor) = version.split_once('.').ok_or_else(malformed)?;
     let number = |text: &str| text.trim().parse::<i64>().map_err(|_| malformed());
     match (number(major)?, number(minor)?) {
-        (1, minor) if (0..=i64::from(NEWEST)).contains(&minor) => u32::try_from(minor).map_err(|_| malformed()),
+        (1, minor) if (0..=i64::from(NEWEST)).contains(&minor) => {
+            u32::try_from(minor).map_err(|_| malformed())
+        }
         _ => Err(ApiError::new(406, format!("Invalid microversion: Unacceptable version header: {version}"))),
     }
 }

@@ -58,7 +58,8 @@ pub(super) fn set(draft: &mut Draft<'_>, writes: &[ConsumerWrite], now: Seconds)
     for write in writes {
         let old = draft.consumer(write.uuid);
         let old = old.as_ref().map_or(&[][..], |consumer| consumer.allocations.as_slice());
-        let (new, keep) = if write.allocations.is_empty() { (old, 0) } else { (write.allocations.as_slice(), 1) };
+        let (new, keep) =
+            if write.allocations.is_empty() { (old, 0) } else { (write.allocations.as_slice(), 1) };
         for (uuid, amounts) in new {
             let record = draft.provider(*uuid).ok_or(ModelError::AllocationProviderNotFound(*uuid))?;
             records.insert(*uuid, record);
@@ -103,7 +104,8 @@ fn expect_generation(draft: &mut Draft<'_>, write: &ConsumerWrite) -> Result<(),
         return Ok(());
     }
     // As upstream words it: what is there in Python's words, what is not there in JSON's.
-    let number = |value: Option<i64>, none: &str| value.map_or_else(|| none.to_owned(), |value| value.to_string());
+    let number =
+        |value: Option<i64>, none: &str| value.map_or_else(|| none.to_owned(), |value| value.to_string());
     Err(ModelError::ConsumerGeneration { expected: number(actual, "null"), given: number(given, "None") })
 }
 
@@ -136,13 +138,19 @@ fn check_capacity(
             });
         };
         if !inventory.admits(one.amount) {
-            return Err(ModelError::ConstraintsViolated { class: one.class.to_string(), provider: one.provider });
+            return Err(ModelError::ConstraintsViolated {
+                class: one.class.to_string(),
+                provider: one.provider,
+            });
         }
         let key = (one.provider, Arc::clone(&one.class));
         let used = others.get(&key).copied().unwrap_or(0).saturating_add(*sum);
         // Who uses too much already may go on with less.
         if used > inventory.capacity() && used > previous.get(&key).copied().unwrap_or(0) {
-            return Err(ModelError::CapacityExceeded { class: one.class.to_string(), provider: one.provider });
+            return Err(ModelError::CapacityExceeded {
+                class: one.class.to_string(),
+                provider: one.provider,
+            });
         }
     }
     Ok(())
@@ -156,7 +164,8 @@ fn put_consumer(draft: &mut Draft<'_>, write: &ConsumerWrite, now: Seconds) {
         }
         return;
     }
-    let (project, user) = write.owner.clone().unwrap_or_else(|| (intern(UNKNOWN_OWNER), intern(UNKNOWN_OWNER)));
+    let (project, user) =
+        write.owner.clone().unwrap_or_else(|| (intern(UNKNOWN_OWNER), intern(UNKNOWN_OWNER)));
     let consumer_type = write.consumer_type.clone().or_else(|| before.as_ref()?.consumer_type.clone());
     let mut after = Consumer::new(project, user, consumer_type, now);
     after.generation = before.map_or(0, |before| before.generation) + 1;

@@ -9,7 +9,7 @@ use super::{
     draft::Draft,
     error::ModelError,
     provide,
-    records::{Inventory, Name, Provider, Seconds},
+    records::{Inventories, Inventory, Name, Provider, Seconds},
 };
 
 /// A change that somebody asks for.
@@ -64,7 +64,7 @@ pub enum Command {
         /// The generation that the client saw; none: whichever.
         generation: Option<i64>,
         /// By class.
-        inventories: Vec<(Name, Inventory)>,
+        inventories: Inventories,
     },
     /// Inventory of one class goes.
     DeleteInventory {
@@ -115,7 +115,7 @@ pub enum Command {
     /// Inventories and allocations move together.
     Reshape {
         /// Provider, the generation that the client saw, and all its inventories.
-        inventories: Vec<(Uuid, i64, Vec<(Name, Inventory)>)>,
+        inventories: Vec<(Uuid, i64, Inventories)>,
         /// The allocations of these consumers.
         consumers: Vec<ConsumerWrite>,
     },
@@ -177,7 +177,9 @@ fn dispatch(draft: &mut Draft<'_>, command: &Command, now: Seconds) -> Result<Ou
             provide::set_inventories(draft, *provider, inventories.clone(), now)?;
             provide::shown(draft, *provider)
         }
-        Command::DeleteInventory { provider, class } => provide::delete_inventory(draft, *provider, class, now),
+        Command::DeleteInventory { provider, class } => {
+            provide::delete_inventory(draft, *provider, class, now)
+        }
         Command::SetAggregates { provider, generation, aggregates } => {
             provide::set_aggregates(draft, *provider, *generation, aggregates, now)
         }
@@ -204,7 +206,11 @@ fn dispatch(draft: &mut Draft<'_>, command: &Command, now: Seconds) -> Result<Ou
                 let (record, _) = draft.provider(*provider).ok_or(ModelError::ProviderNotFound(*provider))?;
                 let mut both = after.clone();
                 both.extend(
-                    record.inventories.iter().filter(|(class, _)| after.iter().all(|(own, _)| own != class)).cloned(),
+                    record
+                        .inventories
+                        .iter()
+                        .filter(|(class, _)| after.iter().all(|(own, _)| own != class))
+                        .cloned(),
                 );
                 provide::set_inventories(draft, *provider, both, now)?;
             }

@@ -276,10 +276,18 @@ impl<'a> Draft<'a> {
                 let generation = node.generation.as_ref().map_or(0, |stored| stored.record);
                 Some(Record::Provider(Arc::clone(node.provider.as_ref()?), generation))
             }),
-            Key::Consumer(uuid) => base.consumer(uuid).map(|stored| Record::Consumer(Arc::clone(&stored.record))),
-            Key::ProviderName(name) => base.provider_name(name).map(|stored| Record::ProviderName(stored.record)),
-            Key::Trait(name) => base.custom_traits().get(name).map(|stored| Record::Trait(stored.record.clone())),
-            Key::Class(name) => base.custom_classes().get(name).map(|stored| Record::Class(stored.record.clone())),
+            Key::Consumer(uuid) => {
+                base.consumer(uuid).map(|stored| Record::Consumer(Arc::clone(&stored.record)))
+            }
+            Key::ProviderName(name) => {
+                base.provider_name(name).map(|stored| Record::ProviderName(stored.record))
+            }
+            Key::Trait(name) => {
+                base.custom_traits().get(name).map(|stored| Record::Trait(stored.record.clone()))
+            }
+            Key::Class(name) => {
+                base.custom_classes().get(name).map(|stored| Record::Class(stored.record.clone()))
+            }
         }
     }
 

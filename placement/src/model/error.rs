@@ -27,7 +27,9 @@ pub enum ModelError {
     #[error("Another thread concurrently updated the data. Please retry your update")]
     InventoryExists,
     /// A provider's generation is another.
-    #[error("resource provider generation conflict for provider {provider}: actual: {actual}, given: {given}")]
+    #[error(
+        "resource provider generation conflict for provider {provider}: actual: {actual}, given: {given}"
+    )]
     ProviderGeneration {
         /// Whose.
         provider: Uuid,

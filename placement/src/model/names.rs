@@ -8,7 +8,8 @@ use super::{records::Name, standard};
 const CUSTOM: &str = "CUSTOM_";
 
 static TRAITS: LazyLock<HashSet<&str>> = LazyLock::new(|| standard::TRAITS.iter().copied().collect());
-static CLASSES: LazyLock<HashSet<&str>> = LazyLock::new(|| standard::RESOURCE_CLASSES.iter().copied().collect());
+static CLASSES: LazyLock<HashSet<&str>> =
+    LazyLock::new(|| standard::RESOURCE_CLASSES.iter().copied().collect());
 
 /// Whether a name is one that users make and delete.
 pub fn is_custom(name: &str) -> bool {

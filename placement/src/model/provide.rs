@@ -9,7 +9,7 @@ use super::{
     draft::{Draft, Key, Record},
     error::ModelError,
     names::{class_order, is_custom, is_standard_class, is_standard_trait},
-    records::{Inventory, Name, NamedRecord, Provider, Seconds},
+    records::{Inventories, Inventory, Name, NamedRecord, Provider, Seconds},
 };
 
 type Refusable<T> = Result<T, ModelError>;
@@ -21,7 +21,9 @@ fn provider(draft: &mut Draft<'_>, uuid: Uuid) -> Refusable<(Arc<Provider>, i64)
 pub(super) fn expect_generation(draft: &mut Draft<'_>, uuid: Uuid, given: Option<i64>) -> Refusable<()> {
     let (_, actual) = provider(draft, uuid)?;
     match given {
-        Some(given) if given != actual => Err(ModelError::ProviderGeneration { provider: uuid, actual, given }),
+        Some(given) if given != actual => {
+            Err(ModelError::ProviderGeneration { provider: uuid, actual, given })
+        }
         _ => Ok(()),
     }
 }
@@ -107,7 +109,10 @@ pub(super) fn update(
     match parent {
         Some(Some(parent)) => {
             if draft.provider(parent).is_none() {
-                return Err(ModelError::Tree { action: "create", reason: "parent provider UUID does not exist." });
+                return Err(ModelError::Tree {
+                    action: "create",
+                    reason: "parent provider UUID does not exist.",
+                });
             }
             if before.parent.is_some_and(|old| old != parent) && !may_move {
                 return Err(refused("re-parenting a provider is not currently allowed."));
@@ -155,7 +160,7 @@ pub(super) fn delete(draft: &mut Draft<'_>, uuid: Uuid) -> Refusable<Outcome> {
 pub(super) fn set_inventories(
     draft: &mut Draft<'_>,
     uuid: Uuid,
-    mut inventories: Vec<(Name, Inventory)>,
+    mut inventories: Inventories,
     now: Seconds,
 ) -> Refusable<()> {
     let (before, generation) = provider(draft, uuid)?;
@@ -276,7 +281,8 @@ pub(super) fn set_traits(
     let mut traits = traits.to_vec();
     traits.sort_unstable();
     traits.dedup();
-    let unknown: Vec<&str> = traits.iter().filter(|name| !draft.has_trait(name)).map(|name| &**name).collect();
+    let unknown: Vec<&str> =
+        traits.iter().filter(|name| !draft.has_trait(name)).map(|name| &**name).collect();
     if !unknown.is_empty() {
         return Err(ModelError::TraitsNotFound(unknown.join(", ")));
     }
@@ -345,7 +351,12 @@ pub(super) fn delete_class(draft: &mut Draft<'_>, name: &Name) -> Refusable<Outc
 }
 
 /// Records hold names, so every one that holds this name is written again.
-pub(super) fn rename_class(draft: &mut Draft<'_>, from: &Name, to: &Name, now: Seconds) -> Refusable<Outcome> {
+pub(super) fn rename_class(
+    draft: &mut Draft<'_>,
+    from: &Name,
+    to: &Name,
+    now: Seconds,
+) -> Refusable<Outcome> {
     if !draft.has_class(from) {
         return Err(ModelError::ClassNotFound(from.to_string()));
     }

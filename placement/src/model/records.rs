@@ -28,6 +28,9 @@ pub type Name = Arc<str>;
 /// Amounts by resource class, sorted by it.
 pub type Amounts = Vec<(Name, i64)>;
 
+/// Inventories by resource class, sorted by it.
+pub type Inventories = Vec<(Name, Inventory)>;
+
 /// Names that nobody uses any more are dropped whenever the pool has doubled.
 struct Pool {
     names: HashSet<Name>,
@@ -125,7 +128,7 @@ pub struct Provider {
     pub parent: Option<Uuid>,
     /// By resource class, sorted by it.
     #[serde(default, with = "by_name", skip_serializing_if = "Vec::is_empty")]
-    pub inventories: Vec<(Name, Inventory)>,
+    pub inventories: Inventories,
     /// Sorted.
     #[serde(default, deserialize_with = "names", skip_serializing_if = "Vec::is_empty")]
     pub traits: Vec<Name>,
@@ -182,7 +185,12 @@ pub struct Consumer {
     #[serde(deserialize_with = "name")]
     pub user: Name,
     /// What kind it is; none where it was written by a client that does not know kinds.
-    #[serde(default, rename = "type", deserialize_with = "optional_name", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        rename = "type",
+        deserialize_with = "optional_name",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub consumer_type: Option<Name>,
     /// What it uses, by provider.
     #[serde(with = "by_provider")]
@@ -289,7 +297,10 @@ fn read_map<'de, D: Deserializer<'de>, K: Deserialize<'de>, V: Deserialize<'de>>
 mod by_name {
     use super::{Deserialize, Deserializer, Interned, Name, Serialize, Serializer, read_map, write_map};
 
-    pub(super) fn serialize<S: Serializer, V: Serialize>(pairs: &[(Name, V)], to: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer, V: Serialize>(
+        pairs: &[(Name, V)],
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
         write_map(pairs.iter().map(|(name, value)| (&**name, value)), to)
     }
 
@@ -304,7 +315,9 @@ mod by_name {
 }
 
 mod by_provider {
-    use super::{Amounts, Deserialize, Deserializer, Serialize, Serializer, Uuid, by_name, read_map, write_map};
+    use super::{
+        Amounts, Deserialize, Deserializer, Serialize, Serializer, Uuid, by_name, read_map, write_map,
+    };
 
     #[derive(Serialize, Deserialize)]
     struct Resources(#[serde(with = "by_name")] Amounts);

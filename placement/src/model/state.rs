@@ -391,7 +391,8 @@ impl State {
 
     fn use_more(&mut self, slot: Slot, class: &Name, amount: i64) {
         let node = self.node_mut(slot);
-        let capacity = node.provider.as_ref().and_then(|record| record.inventory(class)).map(|i| i.capacity());
+        let capacity =
+            node.provider.as_ref().and_then(|record| record.inventory(class)).map(|i| i.capacity());
         let at = node.used.iter().position(|(name, _)| name == class);
         let before = at.map_or(0, |at| node.used[at].1);
         let after = before + amount;

@@ -22,7 +22,10 @@ impl<'a> Anchors<'a> {
     /// Whether what is asked of roots rules all of them out.
     pub(super) fn is_empty(&self) -> bool {
         (!self.query.root_required.is_empty() || !self.query.root_forbidden.is_empty())
-            && !self.state.providers().any(|(slot, _)| self.state.node(slot).root == slot && self.allows(slot))
+            && !self
+                .state
+                .providers()
+                .any(|(slot, _)| self.state.node(slot).root == slot && self.allows(slot))
     }
 
     fn allows(&self, anchor: Slot) -> bool {
@@ -103,7 +106,8 @@ impl<'a> Anchors<'a> {
 
     /// How many anchors a group has at most, roughly: what shares has many.
     fn weight(&self, fit: &'a Fit<'a>) -> usize {
-        let Some(source) = self.sources(fit).into_iter().min_by_key(|source| self.source_weight(source)) else {
+        let Some(source) = self.sources(fit).into_iter().min_by_key(|source| self.source_weight(source))
+        else {
             return usize::MAX;
         };
         let weight = self.source_weight(&source);

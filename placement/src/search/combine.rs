@@ -63,7 +63,17 @@ impl<'a> Combiner<'a> {
             .iter()
             .map(|group| group.resources.iter().map(|(class, _)| number(class)).collect())
             .collect();
-        Self { state, query, fits, classes, class_names, repeats, seen: HashSet::new(), budget, found: Vec::new() }
+        Self {
+            state,
+            query,
+            fits,
+            classes,
+            class_names,
+            repeats,
+            seen: HashSet::new(),
+            budget,
+            found: Vec::new(),
+        }
     }
 
     /// All of one anchor, then all of the next, until there are `most`.
@@ -151,7 +161,12 @@ impl<'a> Combiner<'a> {
 
     /// Chooses a way for the next group, and the next; a choice that cannot be is not followed further.
     /// Answers whether to go on.
-    fn combine(&mut self, ways: &[Vec<Picks>], partial: &mut Partial, most: usize) -> Result<bool, SearchError> {
+    fn combine(
+        &mut self,
+        ways: &[Vec<Picks>],
+        partial: &mut Partial,
+        most: usize,
+    ) -> Result<bool, SearchError> {
         let index = partial.chosen.len();
         let Some(group_ways) = ways.get(index) else {
             if self.same_subtrees_hold(&partial.chosen) && self.shape_is_known(&partial.taken) {
@@ -202,7 +217,10 @@ impl<'a> Combiner<'a> {
     }
 
     fn is_taken(&self, chosen: &[Picks], slot: Slot) -> bool {
-        chosen.iter().zip(&self.query.groups).any(|(picks, group)| !group.suffix.is_empty() && picks[0] == slot)
+        chosen
+            .iter()
+            .zip(&self.query.groups)
+            .any(|(picks, group)| !group.suffix.is_empty() && picks[0] == slot)
     }
 
     fn same_subtrees_hold(&self, chosen: &[Picks]) -> bool {
@@ -295,8 +313,11 @@ pub(super) fn answer(state: &State, query: &Query, mut found: Vec<Candidate>) ->
             *slot = place(*slot);
         }
     }
-    let slots: Vec<Slot> =
-        if only_used { shown.into_iter().collect() } else { shown.into_iter().flat_map(|root| state.subtree(root)).collect() };
+    let slots: Vec<Slot> = if only_used {
+        shown.into_iter().collect()
+    } else {
+        shown.into_iter().flat_map(|root| state.subtree(root)).collect()
+    };
     let summaries = slots.into_iter().filter_map(|slot| summary(state, slot)).collect();
     Candidates { providers, candidates: found, summaries }
 }

@@ -135,7 +135,8 @@ impl<'a> Fit<'a> {
         }
         (0..group.resources.len())
             .map(|index| {
-                let fitting = candidates.iter().filter(|(_, node, provider)| self.has_room(node, provider, index));
+                let fitting =
+                    candidates.iter().filter(|(_, node, provider)| self.has_room(node, provider, index));
                 fitting.map(|(slot, ..)| *slot).collect()
             })
             .collect()
@@ -144,9 +145,10 @@ impl<'a> Fit<'a> {
     /// Whether providers together have the traits that are required.
     pub(super) fn traits_together(&self, picked: &[Slot]) -> bool {
         self.group.required.iter().all(|any| {
-            picked.iter().filter_map(|slot| self.state.node(*slot).provider.as_ref()).any(|provider| {
-                any.iter().any(|name| provider.has_trait(name))
-            })
+            picked
+                .iter()
+                .filter_map(|slot| self.state.node(*slot).provider.as_ref())
+                .any(|provider| any.iter().any(|name| provider.has_trait(name)))
         })
     }
 

@@ -72,7 +72,9 @@ pub fn providers(state: &State, filter: &ProviderFilter) -> Result<Vec<Slot>, Se
     };
     // One provider, or one tree, is found without going through all.
     let candidates: Vec<Slot> = match (&filter.name, filter.uuid, tree) {
-        (Some(name), ..) => state.provider_name(name).and_then(|own| state.slot_of(&own.record)).into_iter().collect(),
+        (Some(name), ..) => {
+            state.provider_name(name).and_then(|own| state.slot_of(&own.record)).into_iter().collect()
+        }
         (_, Some(uuid), _) => state.slot_of(&uuid).into_iter().collect(),
         (_, _, Some(root)) => state.subtree(root),
         _ => state.providers().map(|(slot, _)| slot).collect(),

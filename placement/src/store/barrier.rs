@@ -30,7 +30,12 @@ pub(super) struct Barrier {
 }
 
 impl Barrier {
-    pub(super) fn start(store: Arc<dyn Store>, clock: String, view: Arc<View>, stop: CancellationToken) -> Self {
+    pub(super) fn start(
+        store: Arc<dyn Store>,
+        clock: String,
+        view: Arc<View>,
+        stop: CancellationToken,
+    ) -> Self {
         let (questions, queue) = mpsc::channel(QUEUE);
         tokio::spawn(async move {
             stop.run_until_cancelled(ask(store, clock, queue)).await;

@@ -91,7 +91,9 @@ impl Keys {
         let uuid = || id.parse::<Uuid>().map_err(|error| bad(error.to_string()));
         let revision = pair.mod_revision;
         Ok(Some(match kind {
-            "providers" => Change::Provider(uuid()?, Some(Arc::new(decode::<Provider>(&pair.value).map_err(bad)?))),
+            "providers" => {
+                Change::Provider(uuid()?, Some(Arc::new(decode::<Provider>(&pair.value).map_err(bad)?)))
+            }
             "generations" => {
                 let record = serde_json::from_slice(&pair.value).map_err(|error| bad(error.to_string()))?;
                 Change::Generation(uuid()?, Some(Stored { record, revision }))
@@ -202,6 +204,10 @@ fn encode<T: Serialize>(record: &T) -> Vec<u8> {
 fn decode<T: DeserializeOwned>(value: &[u8]) -> Result<T, String> {
     serde_json::from_slice::<T>(value).map_err(|error| error.to_string()).and_then(|record| {
         let Versioned { version } = serde_json::from_slice(value).map_err(|error| error.to_string())?;
-        if version > VERSION { Err(format!("its version is {version}, newer than this program")) } else { Ok(record) }
+        if version > VERSION {
+            Err(format!("its version is {version}, newer than this program"))
+        } else {
+            Ok(record)
+        }
     })
 }

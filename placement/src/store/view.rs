@@ -79,7 +79,8 @@ impl View {
     /// Waits until everything up to `revision` is in the state.
     pub(super) async fn reach(&self, revision: Revision, patience: Duration) -> Result<(), Unavailable> {
         let mut progress = self.revision.subscribe();
-        let reached = tokio::time::timeout(patience, progress.wait_for(|now| *now >= revision && *now > 0)).await;
+        let reached =
+            tokio::time::timeout(patience, progress.wait_for(|now| *now >= revision && *now > 0)).await;
         match (reached, self.trouble()) {
             (_, Some(trouble)) => Err(Unavailable(trouble)),
             (Ok(Ok(_)), None) => Ok(()),
@@ -99,7 +100,10 @@ impl View {
         match self.try_apply(keys, change) {
             Ok(()) => {}
             Err(trouble) => {
-                tracing::error!(trouble, "the stored state cannot be read; requests are refused until it can");
+                tracing::error!(
+                    trouble,
+                    "the stored state cannot be read; requests are refused until it can"
+                );
                 *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = Some(trouble);
             }
         }

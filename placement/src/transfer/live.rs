@@ -81,7 +81,8 @@ struct Source<'a> {
 impl Source<'_> {
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, TransferError> {
         let url = format!("{}{path}", self.endpoint);
-        let failed = |error: reqwest::Error| TransferError::Source(format!("GET {url}: {}", error.without_url()));
+        let failed =
+            |error: reqwest::Error| TransferError::Source(format!("GET {url}: {}", error.without_url()));
         let request = self.client.get(&url).header("X-Auth-Token", self.token);
         let answer = request.header("OpenStack-API-Version", MICROVERSION).send().await.map_err(failed)?;
         if !answer.status().is_success() {
@@ -90,11 +91,16 @@ impl Source<'_> {
         answer.json().await.map_err(failed)
     }
 
-    async fn provider(&self, listed: Listed, now: Seconds) -> Result<(Uuid, SnapshotProvider, Vec<Uuid>), TransferError> {
+    async fn provider(
+        &self,
+        listed: Listed,
+        now: Seconds,
+    ) -> Result<(Uuid, SnapshotProvider, Vec<Uuid>), TransferError> {
         let path = format!("/resource_providers/{}", listed.uuid);
         let mut provider = Provider::new(&listed.name, listed.parent_provider_uuid, now);
         let inventories: Inventories = self.get(&format!("{path}/inventories")).await?;
-        provider.inventories = inventories.inventories.into_iter().map(|(class, own)| (named(&class), own)).collect();
+        provider.inventories =
+            inventories.inventories.into_iter().map(|(class, own)| (named(&class), own)).collect();
         let traits: Traits = self.get(&format!("{path}/traits")).await?;
         provider.traits = traits.traits.iter().map(|name| named(name)).collect();
         provider.traits.sort_unstable();
@@ -116,7 +122,8 @@ impl Source<'_> {
             .allocations
             .into_iter()
             .map(|(provider, own)| {
-                let amounts: Amounts = own.resources.into_iter().map(|(class, amount)| (named(&class), amount)).collect();
+                let amounts: Amounts =
+                    own.resources.into_iter().map(|(class, amount)| (named(&class), amount)).collect();
                 (provider, amounts)
             })
             .collect();
@@ -142,7 +149,12 @@ pub async fn fetch(endpoint: &str, token: &str, now: Seconds) -> Result<Snapshot
     let mut snapshot = Snapshot {
         version: VERSION,
         traits: traits.traits.into_iter().filter(|name| is_custom(name)).collect(),
-        resource_classes: classes.resource_classes.into_iter().map(|class| class.name).filter(|name| is_custom(name)).collect(),
+        resource_classes: classes
+            .resource_classes
+            .into_iter()
+            .map(|class| class.name)
+            .filter(|name| is_custom(name))
+            .collect(),
         ..Snapshot::default()
     };
     let mut consumers: BTreeSet<Uuid> = BTreeSet::new();
@@ -154,7 +166,8 @@ pub async fn fetch(endpoint: &str, token: &str, now: Seconds) -> Result<Snapshot
         consumers.extend(users);
     }
     drop(providers);
-    let mut found = stream::iter(consumers).map(|uuid| source.consumer(uuid, now)).buffer_unordered(AT_A_TIME);
+    let mut found =
+        stream::iter(consumers).map(|uuid| source.consumer(uuid, now)).buffer_unordered(AT_A_TIME);
     while let Some(consumer) = found.try_next().await? {
         snapshot.consumers.extend(consumer);
     }

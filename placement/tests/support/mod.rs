@@ -17,7 +17,12 @@ use tokio_util::sync::CancellationToken;
 
 /// The configuration that most tests want.
 pub(crate) fn open() -> ApiConfig {
-    ApiConfig { auth: Auth::NoAuth, policy: Policy::Legacy, cors: Cors::default(), search: Options::default() }
+    ApiConfig {
+        auth: Auth::NoAuth,
+        policy: Policy::Legacy,
+        cors: Cors::default(),
+        search: Options::default(),
+    }
 }
 
 /// A replica that serves.
@@ -86,7 +91,8 @@ impl Server {
     ) -> String {
         let id = uuid(number);
         let parent = parent.map(uuid);
-        let document = serde_json::json!({"name": format!("p{number}"), "uuid": id, "parent_provider_uuid": parent});
+        let document =
+            serde_json::json!({"name": format!("p{number}"), "uuid": id, "parent_provider_uuid": parent});
         assert_eq!(self.post("/resource_providers", document).await.0, 200);
         let inventories: serde_json::Map<String, Value> = inventories
             .iter()
@@ -100,7 +106,8 @@ impl Server {
         assert_eq!(status, 200, "{answer}");
         let generation = answer["resource_provider_generation"].clone();
         let aggregates: Vec<String> = aggregates.iter().map(|number| uuid(*number)).collect();
-        let document = serde_json::json!({"resource_provider_generation": generation, "aggregates": aggregates});
+        let document =
+            serde_json::json!({"resource_provider_generation": generation, "aggregates": aggregates});
         assert_eq!(self.put(&format!("{path}/aggregates"), document).await.0, 200);
         id
     }
