@@ -32,6 +32,12 @@ const ANSWER_MAX: usize = 64 << 20;
 /// Keys in the first page of a listing: with values of 64 KiB a page stays well under [`ANSWER_MAX`].
 const PAGE: i64 = 512;
 
+/// Pages of small values grow up to here: etcd 3.4 walks all keys that are left for every page.
+const PAGE_MAX: i64 = 16_384;
+
+/// A page with less than so many bytes is followed by a larger one.
+const PAGE_SMALL: usize = 2 << 20;
+
 /// The smallest page tried: 16 values of etcd's largest request (1.5 MiB) fit into [`ANSWER_MAX`].
 const PAGE_MIN: i64 = 16;
 
@@ -63,8 +69,8 @@ impl EtcdStore {
         Ok(Self { endpoints, keepers: Arc::default() })
     }
 
-    /// One attempt at a whole listing, in pages of at most `page` keys.
-    async fn list_once(&self, prefix: &str, page: i64) -> Result<Listing, Failure> {
+    /// One attempt at a whole listing, in pages of `page` keys at first.
+    async fn list_once(&self, prefix: &str, mut page: i64) -> Result<Listing, Failure> {
         let end = prefix_end(prefix);
         let mut start = if prefix.is_empty() { vec![0] } else { prefix.as_bytes().to_vec() };
         let mut listing = Listing { pairs: Vec::new(), revision: 0 };
@@ -86,6 +92,11 @@ impl EtcdStore {
             }
             let more = answer.more();
             let pairs = answer.take_kvs();
+            let size: usize = pairs.iter().map(|pair| pair.key().len() + pair.value().len()).sum();
+            // Not where a page was too big before.
+            if page >= PAGE && size < PAGE_SMALL {
+                page = (page * 2).min(PAGE_MAX);
+            }
             let Some(last) = pairs.last() else { return Ok(listing) };
             // The first key after `last` is `last` with a zero byte behind it.
             start = last.key().to_vec();

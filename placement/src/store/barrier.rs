@@ -37,9 +37,8 @@ impl Barrier {
         stop: CancellationToken,
     ) -> Self {
         let (questions, queue) = mpsc::channel(QUEUE);
-        tokio::spawn(async move {
-            stop.run_until_cancelled(ask(store, clock, queue)).await;
-        });
+        let asked = ask(store, clock, Arc::clone(&view), queue);
+        tokio::spawn(async move { stop.run_until_cancelled(asked).await });
         Self { questions, view, known: Arc::default() }
     }
 
@@ -64,12 +63,22 @@ impl Barrier {
     }
 }
 
-async fn ask(store: Arc<dyn Store>, clock: String, mut queue: mpsc::Receiver<oneshot::Sender<Answer>>) {
+async fn ask(
+    store: Arc<dyn Store>,
+    clock: String,
+    view: Arc<View>,
+    mut queue: mpsc::Receiver<oneshot::Sender<Answer>>,
+) {
     let mut waiting = Vec::new();
     while queue.recv_many(&mut waiting, QUEUE).await > 0 {
+        let seen = view.revision();
         // The clock's own revision, not that of all of etcd: others write there, too, and of that we see
         // nothing.
         let answer = match store.get(&clock).await {
+            // Emptied, or restored from a backup: what is in memory is of another etcd.
+            Ok((_, revision)) if revision < seen => {
+                Err(Unavailable(format!("etcd went back from revision {seen} to {revision}; reading it anew")))
+            }
             Ok((pair, _)) => Ok(pair.map_or(0, |pair| pair.mod_revision)),
             Err(error) => Err(Unavailable(error.to_string())),
         };
