@@ -9,7 +9,7 @@ ifdef SUDO_USER
 export RUSTUP_HOME ?= $(shell getent passwd $(SUDO_USER) | cut -d: -f6)/.rustup
 endif
 
-.PHONY: help demo demo-down test bench check deny fuzz
+.PHONY: help demo demo-down test bench check deny fuzz fuzz-placement
 
 help:
 	@echo "make demo       install what is missing, build, start the stack, boot a guest, log in"
@@ -19,6 +19,7 @@ help:
 	@echo "make check      formatting, lints, dependencies and their licences"
 	@echo "make deny       the last of these alone"
 	@echo "make fuzz       each parser of outside data for a minute"
+	@echo "make fuzz-placement  OpenStack's placement and ours, compared at random for MINUTES (10)"
 
 demo:
 	scripts/install-deps.sh demo
@@ -47,3 +48,9 @@ deny:
 
 fuzz:
 	scripts/fuzz.sh 60
+
+MINUTES ?= 10
+fuzz-placement:
+	scripts/install-deps.sh test
+	cargo build --release --locked -p placement
+	scripts/fuzz-placement.sh $(MINUTES)

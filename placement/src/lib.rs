@@ -4,6 +4,7 @@
 //!   model ◀── search ◀── store ◀── http        arrows point at what is known
 //! ```
 
+pub mod check;
 pub mod config;
 pub mod http;
 pub mod metrics;

@@ -325,7 +325,7 @@ async fn import(file: Option<PathBuf>, source: SourceOptions, options: StoreOpti
 async fn check(options: StoreOptions) -> Result<(), Failure> {
     let (store, keys, _) = open(&options).await?;
     let state = transfer::load(&store, &keys).await.map_err(transfer_failure)?;
-    let findings = Vec::<String>::new();
+    let findings = placement::check::check(&state);
     for finding in &findings {
         writeln!(std::io::stdout(), "{finding}")
             .map_err(|error| Failure::failed(format!("cannot write: {error}")))?;

@@ -5,6 +5,7 @@ use std::{path::PathBuf, process::Command};
 use anyhow::{Result, ensure};
 use ec_store::testing::EtcdServer;
 use ec_tests::{PlacementServer, program};
+use tempfile::TempDir;
 
 fn environment() -> PathBuf {
     std::env::var_os("EC_TEST_PLACEMENT")
@@ -23,17 +24,57 @@ fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
+/// OpenStack's server and ours, both empty.
+struct Both {
+    theirs: PlacementServer,
+    ours: PlacementServer,
+    _etcd: EtcdServer,
+    directories: [TempDir; 2],
+}
+
+impl Both {
+    async fn start() -> Result<Self> {
+        let directories = [tempfile::tempdir()?, tempfile::tempdir()?];
+        let etcd = EtcdServer::start(None).await?;
+        let theirs = PlacementServer::start_openstack(directories[0].path(), "")?;
+        let ours = PlacementServer::start(directories[1].path(), &etcd.endpoint())?;
+        theirs.until_it_answers().await?;
+        ours.until_it_answers().await?;
+        Ok(Self { theirs, ours, _etcd: etcd, directories })
+    }
+
+    /// Runs a script that compares them.
+    fn compare(&self, name: &str, arguments: &[&str]) -> Result<()> {
+        run(Command::new(environment().join("bin/python"))
+            .arg(script(name))
+            .args([self.theirs.endpoint(), self.ours.endpoint()])
+            .args(arguments)
+            .current_dir(self.directories[0].path()))
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_openstack_command_line_prints_the_same_of_both() -> Result<()> {
-    let (ours, theirs) = (tempfile::tempdir()?, tempfile::tempdir()?);
-    let etcd = EtcdServer::start(None).await?;
-    let theirs = PlacementServer::start_openstack(theirs.path(), "")?;
-    let ours = PlacementServer::start(ours.path(), &etcd.endpoint())?;
-    theirs.until_it_answers().await?;
-    ours.until_it_answers().await?;
-    run(Command::new(environment().join("bin/python"))
-        .arg(script("osc-compare.py"))
-        .args([theirs.endpoint(), ours.endpoint()]))
+    Both::start().await?.compare("osc-compare.py", &[])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn random_worlds_writes_and_queries_are_answered_alike_by_both() -> Result<()> {
+    Both::start().await?.compare("placement-diff.py", &["--rounds", "16"])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_once_answered_differently_is_answered_alike() -> Result<()> {
+    let both = Both::start().await?;
+    let mut files: Vec<_> = std::fs::read_dir(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("replays"))?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<_>>()?;
+    files.sort();
+    ensure!(!files.is_empty(), "no replays");
+    for file in files {
+        both.compare("placement-diff.py", &["--replay", &file.display().to_string()])?;
+    }
+    Ok(())
 }
 
 fn api_tests(arguments: &[&str]) -> Result<()> {

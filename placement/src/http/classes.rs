@@ -79,7 +79,7 @@ pub(super) async fn rename(call: &Call<'_>) -> ApiResult<Reply> {
     })
     .await?;
     // Upstream sends no date here.
-    Ok(Reply { last_modified: None, ..Reply::json(&class_json(to), now()) })
+    Ok(Reply { last_modified: None, no_cache: false, ..Reply::json(&class_json(to), now()) })
 }
 
 pub(super) async fn ensure(call: &Call<'_>) -> ApiResult<Reply> {

@@ -11,7 +11,7 @@ use super::{
     params::exact_uuid,
     policy::Rule,
     providers::{Found, find, gone, path, written},
-    reply::{Reply, now},
+    reply::Reply,
 };
 use crate::model::{Command, Inventories, Inventory, ModelError, intern};
 
@@ -39,9 +39,10 @@ fn all_reply(found: &Found) -> Reply {
         .iter()
         .map(|(class, inventory)| (class.to_string(), inventory_json(inventory)))
         .collect();
-    let modified = if inventories.is_empty() { now() } else { found.provider.updated_at };
+    // As upstream has it, nothing has no date.
+    let modified = (!inventories.is_empty()).then_some(found.provider.updated_at);
     let document = json!({"resource_provider_generation": found.generation, "inventories": inventories});
-    Reply::json(&document, modified)
+    Reply { last_modified: modified, ..Reply::json(&document, found.provider.updated_at) }
 }
 
 fn one_reply(found: &Found, inventory: &Inventory) -> Reply {

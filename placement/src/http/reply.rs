@@ -26,8 +26,10 @@ pub(super) struct Reply {
     pub(super) body: Option<Vec<u8>>,
     /// A path.
     pub(super) location: Option<String>,
-    /// Sent, with the word not to cache, where the client knows it (1.15).
+    /// Sent where the client knows it (1.15).
     pub(super) last_modified: Option<Seconds>,
+    /// The word not to cache, for the same clients.
+    pub(super) no_cache: bool,
 }
 
 impl Reply {
@@ -38,7 +40,12 @@ impl Reply {
 
     /// 200 with a document that has been written already.
     pub(super) fn raw(body: Vec<u8>, last_modified: Seconds) -> Self {
-        Self { status: 200, body: Some(body), location: None, last_modified: Some(last_modified) }
+        Self { status: 200, body: Some(body), ..Self::default() }.dated(last_modified)
+    }
+
+    /// With a date, and the word not to cache.
+    pub(super) fn dated(self, last_modified: Seconds) -> Self {
+        Self { last_modified: Some(last_modified), no_cache: true, ..self }
     }
 
     /// No more than a status.
@@ -118,12 +125,14 @@ impl Frame {
         {
             headers.insert(header::LOCATION, location);
         }
+        if self.minor >= Some(15) && reply.no_cache {
+            headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+        }
         if let Some(seconds) = reply.last_modified
             && self.minor >= Some(15)
             && let Ok(date) = HeaderValue::try_from(http_date(seconds))
         {
             headers.insert(header::LAST_MODIFIED, date);
-            headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
         }
         response
     }

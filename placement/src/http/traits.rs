@@ -99,7 +99,7 @@ pub(super) async fn show(call: &Call<'_>) -> ApiResult<Reply> {
     call.allow(SHOW)?;
     let name = call.name(0);
     let created = call.read(|state| created_at(state, name).ok_or_else(|| not_found(name))).await?;
-    Ok(Reply { last_modified: Some(created), ..Reply::empty(204) })
+    Ok(Reply::empty(204).dated(created))
 }
 
 pub(super) async fn ensure(call: &Call<'_>) -> ApiResult<Reply> {
@@ -119,7 +119,7 @@ pub(super) async fn ensure(call: &Call<'_>) -> ApiResult<Reply> {
         _ => (false, now()),
     };
     let reply = Reply::empty(if created { 201 } else { 204 }).location(format!("/traits/{name}"));
-    Ok(Reply { last_modified: Some(at), ..reply })
+    Ok(reply.dated(at))
 }
 
 pub(super) async fn delete(call: &Call<'_>) -> ApiResult<Reply> {

@@ -1,0 +1,180 @@
+//! Whether what is stored fits together.
+
+use std::collections::{BTreeMap, HashSet};
+
+use uuid::Uuid;
+
+use crate::model::{Name, State, is_standard_class, is_standard_trait};
+
+/// What does not fit, one line each; nothing where all is well.
+///
+/// That more is used than there is, is no finding: an inventory may be made smaller under its users.
+pub fn check(state: &State) -> Vec<String> {
+    let mut findings = Vec::new();
+    check_providers(state, &mut findings);
+    check_trees(state, &mut findings);
+    check_consumers(state, &mut findings);
+    findings
+}
+
+fn known_class(state: &State, name: &Name) -> bool {
+    is_standard_class(name) || state.custom_classes().contains_key(name)
+}
+
+fn check_providers(state: &State, findings: &mut Vec<String>) {
+    for (_, node) in state.providers() {
+        let (uuid, Some(provider)) = (node.uuid, &node.provider) else { continue };
+        match &node.generation {
+            None => findings.push(format!("provider {uuid} has no generation")),
+            Some(stored) if stored.record < 0 => {
+                findings.push(format!("provider {uuid} has the generation {}", stored.record));
+            }
+            Some(_) => {}
+        }
+        match state.provider_name(&provider.name) {
+            None => findings.push(format!("provider {uuid}: its name {} is nobody's", provider.name)),
+            Some(owner) if owner.record != uuid => {
+                findings.push(format!("provider {uuid}: its name {} is that of {}", provider.name, owner.record));
+            }
+            Some(_) => {}
+        }
+        for (class, _) in &provider.inventories {
+            if !known_class(state, class) {
+                findings.push(format!("provider {uuid} has inventory of {class}, which is no resource class"));
+            }
+        }
+        for name in &provider.traits {
+            if !is_standard_trait(name) && !state.custom_traits().contains_key(name) {
+                findings.push(format!("provider {uuid} has {name}, which is no trait"));
+            }
+        }
+    }
+    for (name, owner) in state.provider_names() {
+        let named = state.find(&owner.record).and_then(|node| node.provider.as_ref());
+        if named.is_none_or(|provider| provider.name != *name) {
+            findings.push(format!("the name {name} is that of {}, which does not have it", owner.record));
+        }
+    }
+}
+
+fn check_trees(state: &State, findings: &mut Vec<String>) {
+    for (_, node) in state.providers() {
+        let mut seen = HashSet::from([node.uuid]);
+        let mut above = node.provider.as_ref().and_then(|provider| provider.parent);
+        while let Some(uuid) = above {
+            let Some(parent) = state.find(&uuid).and_then(|node| node.provider.as_ref()) else {
+                findings.push(format!("provider {}: {uuid} above it is not there", node.uuid));
+                break;
+            };
+            if !seen.insert(uuid) {
+                findings.push(format!("provider {} is in a loop with {uuid}", node.uuid));
+                break;
+            }
+            above = parent.parent;
+        }
+    }
+}
+
+fn check_consumers(state: &State, findings: &mut Vec<String>) {
+    let mut sums: BTreeMap<(Uuid, &Name), i64> = BTreeMap::new();
+    for (uuid, stored) in state.consumers() {
+        let consumer = &stored.record;
+        if consumer.generation < 1 {
+            findings.push(format!("consumer {uuid} has the generation {}", consumer.generation));
+        }
+        if consumer.allocations.iter().all(|(_, amounts)| amounts.is_empty()) {
+            findings.push(format!("consumer {uuid} has no allocations"));
+        }
+        for (owner, amounts) in &consumer.allocations {
+            let provider = state.find(owner).and_then(|node| node.provider.as_ref());
+            if provider.is_none() {
+                findings.push(format!("consumer {uuid} uses provider {owner}, which is not there"));
+            }
+            for (class, amount) in amounts {
+                if *amount < 1 {
+                    findings.push(format!("consumer {uuid} uses {amount} {class} of {owner}"));
+                }
+                if provider.is_some_and(|provider| provider.inventory(class).is_none()) {
+                    findings.push(format!("consumer {uuid} uses {class} of {owner}, which has none"));
+                }
+                *sums.entry((*owner, class)).or_default() += amount;
+            }
+        }
+    }
+    for (_, node) in state.providers() {
+        for (class, used) in node.usages() {
+            let sum = sums.get(&(node.uuid, class)).copied().unwrap_or(0);
+            if sum != *used {
+                findings.push(format!("provider {}: {used} {class} are used, and {sum} allocated", node.uuid));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::model::{Change, Consumer, Inventory, Provider, Stored, intern};
+
+    fn stored<T>(record: T) -> Option<Stored<T>> {
+        Some(Stored { record, revision: 1 })
+    }
+
+    /// One provider with one consumer, all as it should be.
+    fn sound() -> Vec<Change> {
+        let (host, user) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let mut provider = Provider::new("host", None, 0);
+        provider.inventories = vec![(intern("VCPU"), Inventory { total: 4, ..Inventory::default() })];
+        let mut consumer = Consumer::new(intern("p"), intern("u"), None, 0);
+        consumer.generation = 1;
+        consumer.allocations = vec![(host, vec![(intern("VCPU"), 2)])];
+        vec![
+            Change::Consumer(user, stored(Arc::new(consumer))),
+            Change::Generation(host, stored(2)),
+            Change::ProviderName("host".into(), stored(host)),
+            Change::Provider(host, Some(Arc::new(provider))),
+        ]
+    }
+
+    fn findings(changes: Vec<Change>) -> Vec<String> {
+        let mut state = State::default();
+        state.apply(sound());
+        state.apply(changes);
+        check(&state)
+    }
+
+    #[test]
+    fn what_is_sound_has_no_findings() {
+        assert_eq!(findings(Vec::new()), Vec::<String>::new());
+    }
+
+    #[test]
+    fn each_thing_that_does_not_fit_is_told() {
+        let host = Uuid::from_u128(1);
+        let told = |changes, wanted: &str| {
+            let found = findings(changes);
+            assert!(found.iter().any(|line| line.contains(wanted)), "{wanted}: {found:?}");
+        };
+        told(vec![Change::Generation(host, None)], "has no generation");
+        told(vec![Change::ProviderName("host".into(), None)], "is nobody's");
+        told(vec![Change::ProviderName("other".into(), stored(host))], "does not have it");
+        told(vec![Change::Provider(host, None)], "which is not there");
+        let changed = |change: fn(&mut Provider)| {
+            let mut provider = Provider::new("host", None, 0);
+            change(&mut provider);
+            vec![Change::Provider(Uuid::from_u128(1), Some(Arc::new(provider)))]
+        };
+        told(changed(|_| {}), "uses VCPU of");
+        told(changed(|provider| provider.traits = vec![intern("CUSTOM_NO")]), "which is no trait");
+        told(changed(|provider| provider.parent = Some(Uuid::from_u128(9))), "above it is not there");
+        told(changed(|provider| provider.parent = Some(Uuid::from_u128(1))), "in a loop");
+        told(
+            changed(|provider| provider.inventories = vec![(intern("CUSTOM_NO"), Inventory::default())]),
+            "which is no resource class",
+        );
+        let empty = Consumer::new(intern("p"), intern("u"), None, 0);
+        told(vec![Change::Consumer(Uuid::from_u128(3), stored(Arc::new(empty)))], "has no allocations");
+    }
+}
