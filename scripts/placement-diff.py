@@ -110,7 +110,15 @@ class Verdict:
             return False
         extra = [one for text, one in found.items() if text not in known]
         sharing = {uuid_ for uuid_, provider in world.items() if SHARING in provider["traits"]}
-        return bool(extra) and all(set(one.get("mappings", {}).get("", ["-"])) <= sharing for one in extra)
+        # Before 1.34 an answer does not say who serves which group.
+        told = [set(one["mappings"].get("", ["-"])) <= sharing if "mappings" in one else users(one) & sharing for one in extra]
+        return bool(told) and all(told)
+
+
+def users(candidate):
+    """The providers of a candidate."""
+    found = candidate["allocations"]
+    return set(found) if isinstance(found, dict) else {one["resource_provider"]["uuid"] for one in found}
 
 
 def count(document):

@@ -34,13 +34,15 @@ fn check_providers(state: &State, findings: &mut Vec<String>) {
         match state.provider_name(&provider.name) {
             None => findings.push(format!("provider {uuid}: its name {} is nobody's", provider.name)),
             Some(owner) if owner.record != uuid => {
-                findings.push(format!("provider {uuid}: its name {} is that of {}", provider.name, owner.record));
+                findings
+                    .push(format!("provider {uuid}: its name {} is that of {}", provider.name, owner.record));
             }
             Some(_) => {}
         }
         for (class, _) in &provider.inventories {
             if !known_class(state, class) {
-                findings.push(format!("provider {uuid} has inventory of {class}, which is no resource class"));
+                findings
+                    .push(format!("provider {uuid} has inventory of {class}, which is no resource class"));
             }
         }
         for name in &provider.traits {
@@ -105,7 +107,8 @@ fn check_consumers(state: &State, findings: &mut Vec<String>) {
         for (class, used) in node.usages() {
             let sum = sums.get(&(node.uuid, class)).copied().unwrap_or(0);
             if sum != *used {
-                findings.push(format!("provider {}: {used} {class} are used, and {sum} allocated", node.uuid));
+                findings
+                    .push(format!("provider {}: {used} {class} are used, and {sum} allocated", node.uuid));
             }
         }
     }

@@ -9,3 +9,4 @@ mod images;
 mod life;
 mod outages;
 mod races;
+mod replicas;

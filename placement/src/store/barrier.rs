@@ -76,9 +76,9 @@ async fn ask(
         // nothing.
         let answer = match store.get(&clock).await {
             // Emptied, or restored from a backup: what is in memory is of another etcd.
-            Ok((_, revision)) if revision < seen => {
-                Err(Unavailable(format!("etcd went back from revision {seen} to {revision}; reading it anew")))
-            }
+            Ok((_, revision)) if revision < seen => Err(Unavailable(format!(
+                "etcd went back from revision {seen} to {revision}; reading it anew"
+            ))),
             Ok((pair, _)) => Ok(pair.map_or(0, |pair| pair.mod_revision)),
             Err(error) => Err(Unavailable(error.to_string())),
         };
