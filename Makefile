@@ -35,7 +35,7 @@ test:
 
 bench:
 	scripts/install-deps.sh test
-	cargo build --release --locked -p ecompute -p eschedule -p ec-bench
+	cargo build --release --locked -p ecompute -p eschedule -p placement -p ec-bench
 	$(SUDO) scripts/bench.sh
 
 check: deny

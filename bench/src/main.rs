@@ -7,6 +7,7 @@ mod bare;
 mod build;
 mod memory;
 mod orders;
+mod placement;
 mod react;
 mod report;
 mod schedule;
@@ -35,6 +36,12 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Measure eplacement beside OpenStack Placement and bare etcd
+    Placement {
+        /// Small clouds and short runs
+        #[arg(long)]
+        quick: bool,
+    },
     /// Be an agent with simulated guests: how this program starts itself to see the agent's memory
     #[command(hide = true)]
     AgentSimulated { config: PathBuf },
@@ -46,6 +53,13 @@ fn main() -> ExitCode {
     install_tls_provider();
     let outcome = match &cli.command {
         Some(Command::AgentSimulated { config }) => simulated::process(config),
+        Some(Command::Placement { quick }) => on_runtime(placement::measure(*quick)).and_then(|rows| {
+            print(if cli.json {
+                format!("{:#}\n", placement::document(&rows))
+            } else {
+                placement::table(&rows)
+            })
+        }),
         None => run(cli.json),
     };
     match outcome {
@@ -58,13 +72,20 @@ fn main() -> ExitCode {
 }
 
 fn run(json: bool) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
+    let figures = on_runtime(measure())?;
+    print(if json { format!("{:#}\n", report::document(&figures)) } else { report::table(&figures) })
+}
+
+fn on_runtime<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
-        .context("failed to start a runtime")?;
-    let figures = runtime.block_on(measure())?;
-    let text = if json { format!("{:#}\n", report::document(&figures)) } else { report::table(&figures) };
+        .context("failed to start a runtime")?
+        .block_on(work)
+}
+
+fn print(text: String) -> Result<()> {
     std::io::stdout().write_all(text.as_bytes()).context("failed to print the result")
 }
 

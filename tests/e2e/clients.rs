@@ -19,7 +19,7 @@ fn script(name: &str) -> PathBuf {
 fn run(command: &mut Command) -> Result<()> {
     let output = command.output()?;
     let text = String::from_utf8_lossy(&output.stdout);
-    println!("{text}");
+    eprintln!("{text}");
     ensure!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     Ok(())
 }

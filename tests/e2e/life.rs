@@ -20,7 +20,7 @@ async fn whole_life(mut stack: Stack) -> Result<()> {
     let ip = stack.eschedule(&["web"])?;
     assert!(ip.status.success(), "{ip:?}");
     let status = stack.until_state(instance, State::Active).await?;
-    assert_eq!(String::from_utf8(ip.stdout)?.trim(), status.ip.unwrap().to_string());
+    assert_eq!(Some(String::from_utf8(ip.stdout)?.trim().parse()?), status.ip);
     stack.until_exactly(&[instance]).await?;
 
     assert!(stack.eschedule(&["destroy", "--wait", "web"])?.status.success());

@@ -31,7 +31,7 @@ enum Kind {
     /// OpenStack's, on a file.
     Sqlite,
     /// OpenStack's, on a PostgreSQL of its own, which ends with it.
-    Postgres(#[expect(dead_code, reason = "kept running")] Postgres),
+    Postgres(Postgres),
 }
 
 impl PlacementServer {
@@ -84,10 +84,12 @@ impl PlacementServer {
                 command
             }
             Kind::Sqlite | Kind::Postgres(_) => {
+                // SQLite has one writer.
                 let workers = if matches!(self.kind, Kind::Sqlite) { "1" } else { "4" };
                 let mut command = Command::new(environment().join("bin/gunicorn"));
                 command
-                    .args(["--workers", workers, "--bind", &listen, "placement.wsgi.api:application"])
+                    .args(["--worker-class", "gthread", "--workers", workers, "--threads", workers])
+                    .args(["--bind", &listen, "placement.wsgi.api:application"])
                     .env("OS_PLACEMENT_CONFIG_DIR", &self.directory);
                 command
             }
@@ -100,6 +102,19 @@ impl PlacementServer {
             .context("failed to start placement")?;
         self.process = Some(child);
         Ok(())
+    }
+
+    /// Its process, while there is one.
+    pub fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(Child::id)
+    }
+
+    /// Where its PostgreSQL is, as `psql` takes it; none where it has no such thing.
+    pub fn database(&self) -> Option<String> {
+        match &self.kind {
+            Kind::Postgres(postgres) => Some(postgres.psql_url()),
+            Kind::Ours(_) | Kind::Sqlite => None,
+        }
     }
 
     /// Waits until it answers, bounded.

@@ -66,6 +66,11 @@ impl Postgres {
         format!("postgresql+psycopg2://{USER}@/postgres?host={}", self.directory.display())
     }
 
+    /// What its own command line connects by.
+    pub(crate) fn psql_url(&self) -> String {
+        format!("postgresql://{USER}@/postgres?host={}", self.directory.display())
+    }
+
     fn command(program: &str, user: &User) -> Result<Command> {
         use std::os::unix::process::CommandExt;
         let mut command = Command::new(programs()?.join(program));
