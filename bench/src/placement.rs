@@ -56,7 +56,7 @@ const WHOLE: Plan = Plan {
     both: &[100, 1_000, 5_000],
     ours_only: &[10_000, 100_000],
     time: Duration::from_secs(4),
-    nested_hosts: 100,
+    nested_hosts: 200,
     held: (10_000, 100_000),
 };
 const QUICK: Plan = Plan {
