@@ -105,8 +105,8 @@ impl Api {
     async fn dispatch(&self, request: Request<Incoming>) -> (&'static str, Response<Full<bytes::Bytes>>) {
         match request.uri().path() {
             "/healthz" => return ("/healthz", reply::text(200, "ok\n")),
-            "/readyz" if self.replica.is_ready() => return ("/readyz", reply::text(200, "ok\n")),
-            "/readyz" => return ("/readyz", reply::text(503, "the state is not being followed\n")),
+            "/readyz" if self.replica.is_ready().await => return ("/readyz", reply::text(200, "ok\n")),
+            "/readyz" => return ("/readyz", reply::text(503, "the state is not up to date: etcd does not answer, or is being read anew\n")),
             "/metrics" => return ("/metrics", reply::text(200, &self.measurements())),
             _ => {}
         }

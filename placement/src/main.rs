@@ -40,7 +40,7 @@ const PLACES: [&str; 2] = ["eplacement.yaml", "/etc/eplacement/eplacement.yaml"]
     name = "eplacement",
     version,
     args_conflicts_with_subcommands = true,
-    after_help = "Beside the API: GET /healthz (alive), /readyz (follows etcd), /metrics (Prometheus).\n\
+    after_help = "Beside the API: GET /healthz (alive), /readyz (up to date with etcd), /metrics (Prometheus).\n\
                   Signals: SIGINT or SIGTERM finish what is being answered and end; a second one ends at once.\n\
                   Logging: to standard error; RUST_LOG=debug shows more.\n\
                   Exit codes: 0 ended as asked, 1 failed, 2 wrong usage or configuration, 3 etcd is not reachable\n\n\
@@ -355,7 +355,7 @@ async fn health(url: String) -> Result<(), Failure> {
     if answer.status().is_success() {
         return Ok(());
     }
-    Err(unreachable(format!("{url} is not ready: it does not follow etcd")))
+    Err(unreachable(format!("{url} is not ready: its state is not up to date with etcd")))
 }
 
 fn hash_token(name: &str, role: &str, project: Option<&str>) -> Result<(), Failure> {

@@ -38,6 +38,9 @@ use crate::{
 /// So long a request waits for etcd before it is told to come again.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Who is not up to date within this time is not ready.
+const READY: Duration = Duration::from_secs(2);
+
 /// The state cannot be read or written now; nothing was done, or it is not known.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -94,9 +97,9 @@ impl Replica {
         answered.await.map_err(|_| ended())?
     }
 
-    /// Whether the state has been read and is being followed.
-    pub fn is_ready(&self) -> bool {
-        self.view.is_following()
+    /// Whether the state can be read as it is now.
+    pub async fn is_ready(&self) -> bool {
+        self.barrier.pass(READY).await.is_ok()
     }
 
     /// How many revisions of etcd are known of and not in memory.

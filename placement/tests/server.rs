@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::{path::Path, process::Command, sync::Arc};
+use std::{path::Path, process::Command, sync::Arc, time::Duration};
 
 use ec_store::MemoryStore;
 use placement::{
@@ -145,6 +145,54 @@ async fn metrics_and_signs_of_life_need_no_token() {
     ] {
         assert!(metrics.contains(line), "{line}\n{metrics}");
     }
+}
+
+#[tokio::test]
+async fn with_etcd_away_requests_are_told_to_come_again_and_later_answered_rightly() {
+    let store = MemoryStore::new();
+    let server = Server::start_on(&store, open()).await;
+    let host = server.provider(1, None, &[("VCPU", 4)], &[], &[]).await;
+    let path = format!("/resource_providers/{host}");
+    store.faults().set_reachable(false);
+    for request in [
+        server.client.get(format!("{}{path}", server.url)),
+        server.client.get(format!("{}/readyz", server.url)),
+    ] {
+        let answer = request.header("X-Auth-Token", "admin").send().await.unwrap();
+        assert_eq!(answer.status(), 503);
+    }
+    let answer = server.client.get(format!("{}{path}", server.url)).header("X-Auth-Token", "admin").send().await;
+    assert_eq!(answer.unwrap().headers()["retry-after"], "1");
+    assert_eq!(server.client.get(format!("{}/healthz", server.url)).send().await.unwrap().status(), 200);
+    store.faults().set_reachable(true);
+    let mut tries = 0;
+    while server.get(&path).await.0 == 503 {
+        tries += 1;
+        assert!(tries < 100);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(server.get(&path).await.0, 200);
+}
+
+#[tokio::test]
+async fn an_etcd_restored_from_a_backup_is_read_anew_and_nothing_old_is_told() {
+    let store = MemoryStore::new();
+    let server = Server::start_on(&store, open()).await;
+    let first = server.provider(1, None, &[("VCPU", 4)], &[], &[]).await;
+    let backup = store.faults().backup();
+    let second = server.provider(2, None, &[("VCPU", 4)], &[], &[]).await;
+    store.faults().restore(&backup);
+    let mut tries = 0;
+    loop {
+        match server.get(&format!("/resource_providers/{second}")).await.0 {
+            404 => break,
+            503 => tokio::time::sleep(Duration::from_millis(50)).await,
+            other => unreachable!("{other}: what is not stored any more is not there"),
+        }
+        tries += 1;
+        assert!(tries < 200);
+    }
+    assert_eq!(server.get(&format!("/resource_providers/{first}")).await.0, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -28,6 +28,9 @@ pub(super) fn product(lists: &[Vec<Slot>], each: &mut dyn FnMut(&[Slot]) -> bool
     go(lists, &mut Vec::with_capacity(lists.len()), each);
 }
 
+/// Steps that stand for the memory of what is kept, so that the budget bounds that, too.
+const KEPT: usize = 8;
+
 /// A way to serve the group: who serves each of its resources; one provider where it has none.
 type Picks = Vec<Slot>;
 
@@ -151,6 +154,7 @@ impl<'a> Combiner<'a> {
         product(&choices, &mut |picked| {
             steps += picked.len();
             if fit.traits_together(picked) {
+                steps += KEPT;
                 ways.push(picked.to_vec());
             }
             steps <= budget
@@ -254,7 +258,7 @@ impl<'a> Combiner<'a> {
     }
 
     fn emit(&mut self, partial: &Partial) -> Result<(), SearchError> {
-        self.spend(partial.taken.len() + partial.chosen.len())?;
+        self.spend(partial.taken.len() + partial.chosen.len() + KEPT)?;
         let mut taken = partial.taken.clone();
         taken.sort_by_key(|(slot, class, _)| (*slot, *class));
         let mut allocations: Vec<(Slot, Name, i64)> = Vec::with_capacity(taken.len());

@@ -4,7 +4,7 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc, Mutex, PoisonError, RwLock, RwLockReadGuard,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -24,7 +24,6 @@ pub struct View {
     state: RwLock<State>,
     /// Everything up to here is in the state. 0: nothing was read yet.
     revision: watch::Sender<Revision>,
-    following: AtomicBool,
     /// How often the state was listed anew, so that events may have passed unseen.
     listings: AtomicU64,
     /// The newest transactions, by the ids that they wrote.
@@ -39,7 +38,6 @@ impl View {
         Self {
             state: RwLock::default(),
             revision: watch::Sender::new(0),
-            following: AtomicBool::new(false),
             listings: AtomicU64::new(0),
             transactions: Mutex::default(),
             broken: Mutex::default(),
@@ -55,11 +53,6 @@ impl View {
     /// How far it is.
     pub fn revision(&self) -> Revision {
         *self.revision.borrow()
-    }
-
-    /// Whether it has been read and is being followed.
-    pub fn is_following(&self) -> bool {
-        self.following.load(Ordering::Acquire) && self.trouble().is_none()
     }
 
     fn trouble(&self) -> Option<String> {
@@ -124,7 +117,6 @@ impl View {
                 *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
                 *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = None;
                 self.listings.fetch_add(1, Ordering::AcqRel);
-                self.following.store(true, Ordering::Release);
                 // A store that was replaced by an older one has smaller revisions again.
                 self.revision.send_replace(listing.revision);
             }
@@ -141,7 +133,6 @@ impl View {
                 if !changes.is_empty() {
                     self.state.write().unwrap_or_else(PoisonError::into_inner).apply(changes);
                 }
-                self.following.store(true, Ordering::Release);
                 let through = batch.resume_from - 1;
                 self.revision.send_if_modified(|now| {
                     let further = through > *now;
@@ -151,7 +142,6 @@ impl View {
             }
             StoreChange::Lost(error) => {
                 tracing::warn!(%error, "lost the watch on the state; trying on");
-                self.following.store(false, Ordering::Release);
             }
         }
         Ok(())
