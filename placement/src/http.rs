@@ -106,7 +106,15 @@ impl Api {
         match request.uri().path() {
             "/healthz" => return ("/healthz", reply::text(200, "ok\n")),
             "/readyz" if self.replica.is_ready().await => return ("/readyz", reply::text(200, "ok\n")),
-            "/readyz" => return ("/readyz", reply::text(503, "the state is not up to date: etcd does not answer, or is being read anew\n")),
+            "/readyz" => {
+                return (
+                    "/readyz",
+                    reply::text(
+                        503,
+                        "the state is not up to date: etcd does not answer, or is being read anew\n",
+                    ),
+                );
+            }
             "/metrics" => return ("/metrics", reply::text(200, &self.measurements())),
             _ => {}
         }
@@ -217,7 +225,9 @@ impl Call<'_> {
     ) -> ApiResult<Outcome> {
         self.api.replica.write(command).await.map_err(|error| match error {
             WriteError::Refused(error) => refused(error),
-            WriteError::TooBig { .. } => ApiError::bad_request(error.to_string()),
+            WriteError::TooBig { .. } | WriteError::TooLarge { .. } => {
+                ApiError::bad_request(error.to_string())
+            }
             WriteError::Unavailable(unavailable) => unavailable.into(),
         })
     }

@@ -132,6 +132,27 @@ async fn bodies_that_are_no_json_of_ours_are_refused_by_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_does_not_fit_into_one_transaction_is_refused_and_nobody_else_is() {
+    let server = Server::start().await;
+    let host = server.provider(1, None, &[("VCPU", 1000)], &[], &[]).await;
+    let aggregates: Vec<String> = (0..40_000).map(uuid).collect();
+    let large = json!({"resource_provider_generation": 1, "aggregates": aggregates});
+    let path = format!("/resource_providers/{host}/aggregates");
+    let claim_path = format!("/allocations/{}", uuid(60));
+    let (refused, claimed) =
+        tokio::join!(server.put(&path, large), server.put(&claim_path, claim(&host, "VCPU", 1)));
+    assert_eq!(claimed.0, 204);
+    // The claim may have been first, and counted the generation up.
+    assert!([400, 409].contains(&refused.0), "{}", refused.1);
+    let many: serde_json::Map<String, Value> =
+        (0..500).map(|number| (uuid(100 + number), claim(&host, "VCPU", 1))).collect();
+    let (status, answer) = server.post("/allocations", many.into()).await;
+    assert_eq!(status, 400, "{answer}");
+    assert!(answer.to_string().contains("max_txn_ops"), "{answer}");
+    assert_eq!(server.get(&format!("/resource_providers/{host}/usages")).await.1["usages"]["VCPU"], 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn queries_of_any_kind_are_answered_soon() {
     let server = Server::start().await;
     for number in 0..20 {

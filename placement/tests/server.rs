@@ -148,6 +148,20 @@ async fn metrics_and_signs_of_life_need_no_token() {
 }
 
 #[tokio::test]
+async fn two_replicas_started_on_nothing_at_the_same_moment_agree() {
+    let store = MemoryStore::new();
+    let (a, b) = tokio::join!(Server::start_on(&store, open()), Server::start_on(&store, open()));
+    let path = "/resource_classes/CUSTOM_X";
+    let (first, second) = tokio::join!(a.put(path, json!(null)), b.put(path, json!(null)));
+    let mut made = [first.0, second.0];
+    made.sort_unstable();
+    assert_eq!(made, [201, 204], "one of them made it");
+    for path in ["/traits", "/resource_classes"] {
+        assert_eq!(a.get(path).await, b.get(path).await, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn with_etcd_away_requests_are_told_to_come_again_and_later_answered_rightly() {
     let store = MemoryStore::new();
     let server = Server::start_on(&store, open()).await;
@@ -161,7 +175,8 @@ async fn with_etcd_away_requests_are_told_to_come_again_and_later_answered_right
         let answer = request.header("X-Auth-Token", "admin").send().await.unwrap();
         assert_eq!(answer.status(), 503);
     }
-    let answer = server.client.get(format!("{}{path}", server.url)).header("X-Auth-Token", "admin").send().await;
+    let answer =
+        server.client.get(format!("{}{path}", server.url)).header("X-Auth-Token", "admin").send().await;
     assert_eq!(answer.unwrap().headers()["retry-after"], "1");
     assert_eq!(server.client.get(format!("{}/healthz", server.url)).send().await.unwrap().status(), 200);
     store.faults().set_reachable(true);

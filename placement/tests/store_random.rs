@@ -195,7 +195,7 @@ impl History {
                     *states = changed;
                     self.acknowledged += 1;
                 }
-                Err(WriteError::Refused(_) | WriteError::TooBig { .. }) => {}
+                Err(WriteError::Refused(_) | WriteError::TooBig { .. } | WriteError::TooLarge { .. }) => {}
                 Err(WriteError::Unavailable(_)) => {
                     states.extend(changed);
                     self.unknown += 1;

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ec_store::{Revision, Store, StoreError, Txn};
+use ec_store::{Op, Revision, Store, StoreError, Txn};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -26,6 +26,9 @@ pub(super) const QUEUE: usize = 4096;
 /// The wait before etcd is tried again, and what it grows to.
 const PAUSE: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// Bytes of a transaction's keys and values. etcd takes requests of 1.5 MiB where nothing else is said.
+const BYTES_MAX: usize = 1 << 20;
 
 /// What one transaction may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +59,14 @@ pub enum WriteError {
         operations: usize,
         /// What there may be.
         limit: usize,
+    },
+    /// Its records are too large for one transaction.
+    #[error(
+        "The request writes {bytes} bytes at once, more than the {BYTES_MAX} that one transaction may write."
+    )]
+    TooLarge {
+        /// What it needs.
+        bytes: usize,
     },
     /// Not now.
     #[error(transparent)]
@@ -190,6 +201,14 @@ impl Committer {
                 continue;
             }
             let Some(txn) = plan.txn else { return Ok(plan.answers) };
+            let bytes = size_of(&txn);
+            if bytes > BYTES_MAX {
+                if size == 1 {
+                    return Ok(vec![Err(WriteError::TooLarge { bytes })]);
+                }
+                size /= 2;
+                continue;
+            }
             self.metrics.batch_sizes.observe(size);
             match self.store.txn(txn).await {
                 Ok(outcome) if outcome.succeeded => {
@@ -245,6 +264,17 @@ impl Committer {
         let txn = (draft.changes().len() > 0).then(|| self.keys.txn(&draft, id));
         Plan { needs_fresh: needs_fresh || txn.is_none(), answers, txn }
     }
+}
+
+/// Bytes of what a transaction writes.
+fn size_of(txn: &Txn) -> usize {
+    txn.then
+        .iter()
+        .map(|op| match op {
+            Op::Put { key, value, .. } => key.len() + value.len(),
+            Op::Delete(key) => key.len(),
+        })
+        .sum()
 }
 
 fn in_doubt() -> Unavailable {
