@@ -1,6 +1,6 @@
 #!/bin/bash
-# Compares OpenStack's placement and ours at random for some minutes; at a difference, its requests are in
-# placement-diff.jsonl, to be kept under tests/replays/ once it is mended.
+# Runs OpenStack's API tests against both servers, then compares them at random for some minutes. At a difference, its
+# requests are in placement-diff.jsonl, to be kept under tests/replays/ once it is mended.
 # usage: fuzz-placement.sh MINUTES [SEED]
 set -euo pipefail
 minutes=${1:?usage: $0 MINUTES [SEED]}
@@ -8,6 +8,10 @@ seed=${2:-$RANDOM}
 repository=$(cd "$(dirname "$0")/.." && pwd)
 cache=${CACHE:-/var/cache/etcd-compute}
 "$repository/scripts/placement-venv.sh" "$cache/placement"
+echo "OpenStack's own API tests, on OpenStack's server and on ours"
+"$repository/scripts/placement-api-tests/run.py" --target openstack --venv "$cache/placement" | tail -n 1
+"$repository/scripts/placement-api-tests/run.py" --target eplacement --venv "$cache/placement" \
+  --binary "$repository/target/release/eplacement" | tail -n 1
 work=$(mktemp -d)
 pids=()
 finish() {
