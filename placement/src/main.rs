@@ -144,7 +144,7 @@ enum Tool {
         #[arg(long, default_value = "")]
         name: String,
         /// admin, service or reader
-        #[arg(long, default_value = "admin")]
+        #[arg(long, default_value = "admin", value_parser = ["admin", "service", "reader"])]
         role: String,
         /// The project that it speaks for
         #[arg(long)]
