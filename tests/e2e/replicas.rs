@@ -163,6 +163,21 @@ impl Api {
         Some((status, serde_json::from_str(&text).unwrap_or(Value::Null)))
     }
 
+    /// Sends to one replica after the other until one has done it. What was done without an answer is a
+    /// conflict the next time.
+    async fn until_done(&self, method: Method, path: &str, body: &Value) -> Result<()> {
+        let end = Instant::now() + Duration::from_secs(60);
+        for at in 0.. {
+            match self.send(at, method.clone(), path, Some(body)).await {
+                Some((200 | 409, _)) => return Ok(()),
+                Some((status, answer)) => bail!("{method} {path}: {status} {answer}"),
+                None => ensure!(Instant::now() < end, "{method} {path}: no replica answers"),
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        Ok(())
+    }
+
     /// Asks one replica after the other until one answers.
     async fn get(&self, from: usize, path: &str) -> Result<(u16, Value)> {
         let end = Instant::now() + Duration::from_secs(60);
@@ -304,18 +319,10 @@ async fn whatever_is_killed_no_acknowledged_claim_is_lost_and_none_is_over_capac
     let mut providers = Vec::new();
     for number in 0..PROVIDERS {
         let uuid = Uuid::new_v4().to_string();
-        let end = Instant::now() + Duration::from_secs(30);
         let body = json!({"name": format!("host-{number}"), "uuid": uuid});
-        while !matches!(
-            api.send(0, Method::POST, "/resource_providers", Some(&body)).await,
-            Some((200 | 409, _))
-        ) {
-            ensure!(Instant::now() < end, "no provider can be made");
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
+        api.until_done(Method::POST, "/resource_providers", &body).await?;
         let body = json!({"resource_provider_generation": 0, "inventories": {"VCPU": {"total": ROOM}}});
-        let path = format!("/resource_providers/{uuid}/inventories");
-        ensure!(matches!(api.send(1, Method::PUT, &path, Some(&body)).await, Some((200, _))));
+        api.until_done(Method::PUT, &format!("/resource_providers/{uuid}/inventories"), &body).await?;
         providers.push(uuid);
     }
     let (known, counts, stop) =
