@@ -85,6 +85,8 @@ async fn pretend_to_live(orders: &Orders<'_>) -> Result<()> {
         name: node.to_string(),
         agent: env!("CARGO_PKG_VERSION").to_owned(),
         virt_type: "simulated".to_owned(),
+        machine: String::new(),
+        host: String::new(),
         started_at: Timestamp::now(),
     };
     orders.put(orders.keys.node(node), encode(&record)).await
@@ -128,7 +130,13 @@ fn only_start(stack: &Stack) -> Result<Duration> {
 
 async fn bare_round(orders: &Orders<'_>) -> Result<(Duration, InstanceId)> {
     let (node, keys, instance) = (orders.node, &orders.keys, Orders::instance());
-    let index = encode(&IndexEntry { version: RECORD_VERSION, node, name: None });
+    let index = encode(&IndexEntry {
+        version: RECORD_VERSION,
+        node: Some(node),
+        name: None,
+        project: "default".into(),
+        created_at: jiff::Timestamp::now(),
+    });
     let request = orders.request(instance, ec_model::Desired::Active);
     let endpoint = orders.stack.etcd.endpoint();
     let path = format!("/allocation_candidates?{TINY}");

@@ -50,6 +50,8 @@ pub(crate) async fn keep_alive(
         name,
         agent: env!("CARGO_PKG_VERSION").to_owned(),
         virt_type: host.virt_type,
+        machine: String::new(),
+        host: String::new(),
         started_at: Timestamp::now(),
     };
     let (key, value) = (keys.node(node), encode(&record));

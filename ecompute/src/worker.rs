@@ -6,8 +6,7 @@ use ec_hypervisor::{DomainSpec, HypervisorError};
 use ec_image::ImageError;
 use ec_metadata::{InstanceRecord, RecordDir};
 use ec_model::{
-    Address, IndexEntry, InstanceId, Observed, Progress, RECORD_VERSION, Request, Resources, State, Status,
-    encode,
+    Address, Blob, InstanceId, Observed, Progress, RECORD_VERSION, Request, Resources, State, Status, encode,
 };
 use ec_placement_client::PlacementError;
 use ec_plan::Effect;
@@ -283,7 +282,7 @@ impl Worker {
             macs: self.macs(),
             base_digest: Some(image.base.digest.clone()),
             keys: request.keys.clone(),
-            user_data: request.user_data.clone(),
+            user_data: self.user_data(&request).await?,
             project: request.project.clone(),
             created_at: request.created_at,
         };
@@ -294,6 +293,20 @@ impl Worker {
         self.touched_hypervisor = true;
         parts.hypervisor.create_overlay(instance, &image.base, capacity).await?;
         Ok(())
+    }
+
+    async fn user_data(&self, request: &Request) -> Result<Option<Blob>, Stop> {
+        let Some(bytes) = request.user_data_bytes else { return Ok(None) };
+        let key = self.parts.settings.keys.user_data(self.parts.node, self.job.instance);
+        let data = self.parts.store.get(&key).await?.0.map(|pair| pair.value).unwrap_or_default();
+        // Written with the request: a part of it, or none, is not what the user gave.
+        if data.len() as u64 != bytes {
+            return Err(Stop::Failed(format!(
+                "its user-data has {} bytes in etcd where its request says {bytes}",
+                data.len()
+            )));
+        }
+        Ok(Some(Blob(data)))
     }
 
     /// Works on the node's records, which waits for the disk.
@@ -369,26 +382,25 @@ impl Worker {
         let txn = Txn::new()
             .when(self.request_as_seen())
             .delete(self.parts.request_key(instance))
-            .delete(self.parts.status_key(instance))
-            .delete(keys.instance(instance));
+            .delete(keys.user_data(self.parts.node, instance))
+            .delete(self.parts.status_key(instance));
         self.end(txn).await?;
         self.report.status = None;
         Ok(())
     }
 
-    /// The request goes; status and index stay, on a lease, for people to read.
+    /// The request goes; the status stays, on a lease, for people to read.
     async fn end_in_error(&mut self) -> Result<(), Stop> {
         let instance = self.job.instance;
         let mut status = self.next_status(State::Error);
         status.reason = self.report.status.as_ref().and_then(|old| old.reason.clone());
         status.console = self.report.status.as_ref().and_then(|old| old.console.clone());
-        let index = IndexEntry { version: RECORD_VERSION, node: self.parts.node, name: status.name.clone() };
         let lease = self.parts.store.grant(ERROR_RETENTION).await?;
         let txn = Txn::new()
             .when(self.request_as_seen())
             .delete(self.parts.request_key(instance))
-            .put_leased(self.parts.status_key(instance), encode(&status), lease)
-            .put_leased(self.parts.settings.keys.instance(instance), encode(&index), lease);
+            .delete(self.parts.settings.keys.user_data(self.parts.node, instance))
+            .put_leased(self.parts.status_key(instance), encode(&status), lease);
         let ended = self.end(txn).await;
         if ended.is_err() {
             // Where the outcome is unknown the keys may hang on it: they would go with it, so it stays

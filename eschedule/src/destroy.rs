@@ -1,6 +1,6 @@
 //! Destroying: change what is wanted; the node's agent does it, now or when it is back.
 
-use ec_model::{Desired, IndexEntry, RECORD_VERSION, Request, encode};
+use ec_model::{Desired, RECORD_VERSION, Request, encode};
 use ec_runtime::exit::Failure;
 use ec_store::{Compare, Store, Txn};
 use jiff::Timestamp;
@@ -27,11 +27,7 @@ pub(crate) async fn destroy(session: &Session, mut known: Known) -> Result<Known
             // After an ERROR, or when somebody deleted the key: what is left is cleaned up the same way.
             None => (gone(session, &known), Compare::Absent(key.clone())),
         };
-        let index = IndexEntry { version: RECORD_VERSION, node: known.node, name: request.name.clone() };
-        let txn = Txn::new()
-            .when(unchanged)
-            .put(key, encode(&request))
-            .put(keys.instance(known.instance), encode(&index));
+        let txn = Txn::new().when(unchanged).put(key, encode(&request)).delete(keys.instance(known.instance));
         // Where the outcome is unknown the next look tells it.
         match session.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => return Ok(known),
@@ -51,7 +47,8 @@ fn gone(session: &Session, known: &Known) -> Request {
         resources: ec_model::Resources::new(),
         image: None,
         keys: Vec::new(),
-        user_data: None,
+        user_data_bytes: None,
+        token_required: false,
         project: session.settings.project.clone(),
         user: session.settings.user.clone(),
         created_at: Timestamp::now(),

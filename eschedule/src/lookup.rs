@@ -50,8 +50,8 @@ pub(crate) async fn find(session: &Session, instance: InstanceId) -> Result<Know
     let keys = &session.settings.keys;
     let (index, _) = session.store.get(&keys.instance(instance)).await?;
     let index: Option<IndexEntry> = index.and_then(|pair| decode(&pair.value).ok());
-    let node = match index {
-        Some(index) => index.node,
+    let node = match index.and_then(|index| index.node) {
+        Some(node) => node,
         None => held_on(session, instance).await?,
     };
     let (request_key, status_key) = (keys.request(node, instance), keys.status(node, instance));
@@ -92,12 +92,7 @@ impl View {
             known.request.as_ref().map(|(r, _)| r),
             known.status.as_ref(),
         );
-        view.request = known.request.as_ref().map(|(request, _)| {
-            let mut request = request.clone();
-            // It may hold secrets, and is for the guest alone.
-            request.user_data = None;
-            request
-        });
+        view.request = known.request.as_ref().map(|(request, _)| request.clone());
         view.status = known.status.clone();
         view
     }

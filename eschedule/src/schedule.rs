@@ -2,7 +2,9 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use ec_model::{Desired, IndexEntry, InstanceId, NodeId, RECORD_VERSION, Request, ResourceQuery, encode};
+use ec_model::{
+    Blob, Desired, IndexEntry, InstanceId, NodeId, RECORD_VERSION, Request, ResourceQuery, encode,
+};
 use ec_placement_client::{Candidate, Claim, PlacementError};
 use ec_runtime::exit::{Failure, UNREACHABLE};
 use ec_store::{Compare, Store, StoreError, Txn};
@@ -90,12 +92,13 @@ async fn attempt(
             resources: query.total(),
             image: Some(guest.image.clone()),
             keys: guest.keys.clone(),
-            user_data: guest.user_data.clone(),
+            user_data_bytes: guest.user_data.as_ref().map(|data| data.0.len() as u64),
+            token_required: false,
             project: session.settings.project.clone(),
             user: session.settings.user.clone(),
             created_at: Timestamp::now(),
         };
-        if write_request(session, node, &request).await? {
+        if write_request(session, node, &request, guest.user_data.as_ref()).await? {
             return Ok(Ok(Scheduled { instance, node }));
         }
         // The agent has died since it was listed.
@@ -143,15 +146,29 @@ fn needs_of_a_machine(candidate: &Candidate) -> Result<(), Failure> {
 }
 
 /// Whether the request was written: not where the node's agent is no longer alive.
-async fn write_request(session: &Session, node: NodeId, request: &Request) -> Result<bool, Failure> {
+async fn write_request(
+    session: &Session,
+    node: NodeId,
+    request: &Request,
+    user_data: Option<&Blob>,
+) -> Result<bool, Failure> {
     let keys = &session.settings.keys;
-    let index = IndexEntry { version: RECORD_VERSION, node, name: request.name.clone() };
+    let index = IndexEntry {
+        version: RECORD_VERSION,
+        node: Some(node),
+        name: request.name.clone(),
+        project: request.project.clone(),
+        created_at: request.created_at,
+    };
     let key = keys.request(node, request.instance);
-    let txn = Txn::new()
+    let mut txn = Txn::new()
         .when(Compare::Present(keys.node(node)))
         .when(Compare::Absent(key.clone()))
         .put(key.clone(), encode(request))
         .put(keys.instance(request.instance), encode(&index));
+    if let Some(data) = user_data {
+        txn = txn.put(keys.user_data(node, request.instance), data.0.clone());
+    }
     match session.store.txn(txn).await {
         Ok(outcome) => Ok(outcome.succeeded),
         Err(StoreError::Unknown(why)) => match resolve(session, &key).await {

@@ -36,6 +36,8 @@ async fn node(stack: &Stack, alive: bool) -> Result<NodeId> {
             name: node.to_string(),
             agent: "test".to_owned(),
             virt_type: "qemu".to_owned(),
+            machine: String::new(),
+            host: String::new(),
             started_at: jiff::Timestamp::now(),
         };
         stack.store.txn(Txn::new().put(Keyspace::default().node(node), encode(&record))).await?;

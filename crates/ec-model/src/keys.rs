@@ -1,5 +1,9 @@
 //! The layout of the keys under the root prefix; see `docs/keyspace.md`.
 
+use std::fmt;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+
 use crate::{InstanceId, InvalidId, NodeId};
 
 /// A key below the prefix that is not of the form which belongs there.
@@ -51,6 +55,26 @@ impl Keyspace {
         format!("{}/instances/{instance}", self.root)
     }
 
+    /// All instances that bear this name within a project. Letters' case makes no other name, as in DNS.
+    pub fn names(&self, project: &str, name: &str) -> String {
+        format!("{}/names/{}/{}/", self.root, escaped(project), escaped(&name.to_ascii_lowercase()))
+    }
+
+    /// That an instance bears its name. The value is empty.
+    pub fn name(&self, project: &str, name: &str, instance: InstanceId) -> String {
+        format!("{}{instance}", self.names(project, name))
+    }
+
+    /// All user-data of one node's guests.
+    pub fn all_user_data(&self, node: NodeId) -> String {
+        format!("{}/userdata/{node}/", self.root)
+    }
+
+    /// An instance's user-data, byte for byte.
+    pub fn user_data(&self, node: NodeId, instance: InstanceId) -> String {
+        format!("{}{instance}", self.all_user_data(node))
+    }
+
     /// Every request of one node.
     pub fn requests(&self, node: NodeId) -> String {
         format!("{}/requests/{node}/", self.root)
@@ -100,6 +124,12 @@ impl Keyspace {
     pub fn parse_status(&self, key: &str) -> Result<(NodeId, InstanceId), KeyError> {
         parse_pair(key, &self.all_statuses(), "<root>/status/<node uuid>/<instance uuid>")
     }
+}
+
+/// What a user may have typed, as one segment of a key.
+fn escaped(text: &str) -> impl fmt::Display {
+    const SAFE: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_');
+    utf8_percent_encode(text, SAFE)
 }
 
 /// One id has one key: only the canonical spelling of a uuid is accepted.
