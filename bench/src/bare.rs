@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use ec_model::{InstanceId, NodeId, Resources};
-use ec_placement_client::MICROVERSION;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -27,7 +26,7 @@ async fn exchange(host: &str, method: &str, path: &str, body: Option<&Value>) ->
     let body = body.map(Value::to_string).unwrap_or_default();
     let request = format!(
         "{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nX-Auth-Token: admin\r\n\
-         OpenStack-API-Version: {MICROVERSION}\r\nAccept: application/json\r\n\
+         OpenStack-API-Version: placement 1.39\r\nAccept: application/json\r\n\
          Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
     );

@@ -143,6 +143,7 @@ impl Settings {
         }
         let etcd = file.etcd.settings().map_err(&mut note).ok();
         let keys = file.etcd.keyspace().map_err(&mut note).ok();
+        let placement = file.placement.settings().map_err(&mut note).ok();
         for class in file.reserved.keys().chain(file.allocation_ratio.keys()) {
             if !CLASSES.contains(&class.as_str()) {
                 note(format!(
@@ -198,7 +199,8 @@ impl Settings {
             note(format!("images.max_gb is {max_gb}: wanted 1 to 1000000"));
         }
 
-        let (Some(etcd), Some(keys), true) = (etcd, keys, wrong.is_empty()) else {
+        let (Some(etcd), Some(keys), Some(placement), true) = (etcd, keys, placement, wrong.is_empty())
+        else {
             return Err(wrong.join("; "));
         };
         Ok(Self {
@@ -206,7 +208,7 @@ impl Settings {
             name,
             etcd,
             keys,
-            placement: file.placement.settings(),
+            placement,
             resize: file.resize.unwrap_or(true),
             bridge: file.bridge.clone(),
             state_dir,

@@ -51,7 +51,7 @@ impl Settings {
         Ok(Self {
             etcd: file.etcd.settings().map_err(wrong)?,
             keys: file.etcd.keyspace().map_err(wrong)?,
-            placement: file.placement.settings(),
+            placement: file.placement.settings().map_err(wrong)?,
             image: file.image.clone().unwrap_or_else(|| DEFAULT_IMAGE.to_owned()),
             project: name("project", &file.project)?,
             user: name("user", &file.user)?,

@@ -109,6 +109,7 @@ impl Stack {
             endpoint: placement_server.endpoint(),
             token: "admin".into(),
             timeout: Duration::from_secs(30),
+            ..PlacementConfig::default()
         })?;
         let stack = Self { agent: None, placement_server, etcd, libvirt, store, placement, node, directory };
         stack.until("placement answers", async || Ok(stack.placement.probe().await.is_ok())).await?;

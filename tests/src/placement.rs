@@ -124,6 +124,7 @@ impl PlacementServer {
             endpoint: self.endpoint(),
             token: "admin".into(),
             timeout: Duration::from_secs(5),
+            ..PlacementConfig::default()
         })?;
         for _ in 0..300 {
             if client.probe().await.is_ok() {

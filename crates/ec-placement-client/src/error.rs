@@ -21,12 +21,26 @@ pub enum PlacementError {
     #[error("placement knows no {0}")]
     NotFound(String),
     /// The token is wrong or lacks a role.
-    #[error("placement at {endpoint} refuses the token (HTTP {status}): check `placement.token`")]
+    #[error("placement at {endpoint} refuses the token (HTTP {status}): check `{setting}`")]
     Denied {
         /// Where it was asked.
         endpoint: String,
         /// 401 or 403.
         status: u16,
+        /// Where the token comes from.
+        setting: String,
+    },
+    /// The server's API is older than what must be done needs.
+    #[error(
+        "placement at {endpoint} speaks only up to version 1.{speaks}, and the oldest that serves is 1.{oldest} (OpenStack Rocky): update it, or use eplacement"
+    )]
+    TooOld {
+        /// Where it was asked.
+        endpoint: String,
+        /// The newest minor version that it speaks.
+        speaks: u32,
+        /// The oldest that would do.
+        oldest: u32,
     },
     /// The request itself is wrong.
     #[error("placement refused the request: {0}")]

@@ -1,12 +1,15 @@
 //! The Placement API over HTTP, as far as an agent and a scheduler need it: providers, inventory, traits,
 //! allocation candidates, claims. Works against OpenStack Placement and against our own server alike.
 //!
-//! Rules come from the OpenStack Placement API reference; every request is sent at [`MICROVERSION`].
+//! Rules come from the OpenStack Placement API reference; we speak 1.39, and with an older server
+//! the newest version it has, down to 1.28.
 
 mod client;
 mod error;
 mod types;
+mod wire;
 
-pub use client::{MICROVERSION, PlacementClient, PlacementConfig};
+pub use client::{CONSUMER_TYPE, PlacementClient};
 pub use error::{PlacementError, PlacementResult};
 pub use types::{Candidate, Candidates, Claim, ConsumerAllocations, Inventory, Provider};
+pub use wire::PlacementConfig;

@@ -80,6 +80,13 @@ pub struct Claim<'a> {
 pub struct ConsumerAllocations {
     /// By provider.
     pub allocations: BTreeMap<NodeId, Resources>,
+    /// What kind of consumer it is: of ours [`crate::CONSUMER_TYPE`]. None where nobody said it, and from a
+    /// server older than 1.38.
+    pub consumer_type: Option<String>,
+    /// Whom it is accounted to.
+    pub project: Option<String>,
+    /// Who asked.
+    pub user: Option<String>,
 }
 
 impl ConsumerAllocations {
@@ -125,6 +132,12 @@ pub(crate) struct ResourcesOf {
 #[derive(Deserialize)]
 pub(crate) struct ConsumerBody {
     pub(crate) allocations: BTreeMap<NodeId, ResourcesOf>,
+    #[serde(default)]
+    pub(crate) consumer_type: Option<String>,
+    #[serde(default)]
+    pub(crate) project_id: Option<String>,
+    #[serde(default)]
+    pub(crate) user_id: Option<String>,
 }
 
 #[derive(Deserialize)]

@@ -3,6 +3,7 @@
 
 use std::{
     fs, io,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -145,6 +146,14 @@ pub struct PlacementSection {
     pub endpoint: Option<String>,
     /// Sent as `X-Auth-Token`; default `admin`.
     pub token: Option<Secret>,
+    /// A file with the token, instead of `token`; read again when it changes.
+    pub token_file: Option<PathBuf>,
+    /// The certificate authority's file; without one the system's authorities count.
+    pub ca_cert: Option<PathBuf>,
+    /// Our certificate's file; goes with `cert_key`.
+    pub cert_cert: Option<PathBuf>,
+    /// Our key's file.
+    pub cert_key: Option<PathBuf>,
 }
 
 /// A text that never shows in logs.
@@ -160,14 +169,10 @@ impl std::fmt::Debug for Secret {
 
 /// Where etcd listens on a developer's machine.
 const ETCD_DEFAULT: (&str, u16) = ("localhost", 2379);
+/// Of a file's mode, as in stat(2): S_IROTH.
+const READABLE_FOR_OTHERS: u32 = 0o004;
 /// One request to etcd is milliseconds; five seconds outlast a leader election.
 const ETCD_TIMEOUT: f64 = 5.0;
-/// Where the classic placement container listens.
-const PLACEMENT_DEFAULT: &str = "http://localhost:8080";
-/// What OpenStack Placement's noauth2 strategy takes for an administrator.
-const PLACEMENT_TOKEN: &str = "admin";
-/// A busy placement on SQLite takes seconds for a claim.
-const PLACEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl EtcdSection {
     /// The checked settings; the error names the key.
@@ -232,14 +237,51 @@ impl EtcdSection {
 }
 
 impl PlacementSection {
-    /// The settings with their defaults.
-    pub fn settings(&self) -> PlacementConfig {
-        PlacementConfig {
-            endpoint: self.endpoint.clone().unwrap_or_else(|| PLACEMENT_DEFAULT.to_owned()),
-            token: self.token.as_ref().map_or_else(|| PLACEMENT_TOKEN.to_owned(), |secret| secret.0.clone()),
-            timeout: PLACEMENT_TIMEOUT,
+    /// The checked settings; the error names the key.
+    pub fn settings(&self) -> Result<PlacementConfig, String> {
+        let defaults = PlacementConfig::default();
+        if self.token.is_some() && self.token_file.is_some() {
+            return Err(
+                "placement.token_file stands instead of placement.token: give one or the other".into()
+            );
         }
+        let client_cert = match (&self.cert_cert, &self.cert_key) {
+            (Some(cert), Some(key)) => Some((cert.clone(), key.clone())),
+            (None, None) => None,
+            _ => {
+                return Err(
+                    "placement.cert_cert and placement.cert_key go together: one of them is missing".into()
+                );
+            }
+        };
+        Ok(PlacementConfig {
+            endpoint: self.endpoint.clone().unwrap_or(defaults.endpoint),
+            token: self.token.as_ref().map_or(defaults.token, |secret| secret.0.clone()),
+            token_file: self.token_file.clone(),
+            ca_cert: self.ca_cert.clone(),
+            client_cert,
+            timeout: defaults.timeout,
+        })
     }
+}
+
+/// One line for each file with a secret in it that every user of this machine may read.
+pub fn exposed(file: Option<&Path>, etcd: &EtcdConfig, placement: &PlacementConfig) -> Vec<String> {
+    // The default token is no secret: it only says that nobody is asked for one.
+    let in_file = etcd.password.is_some()
+        || (placement.token_file.is_none() && placement.token != PlacementConfig::default().token);
+    let keys = [etcd.tls.as_ref().and_then(|tls| tls.client.as_ref()), placement.client_cert.as_ref()];
+    let keys = keys.into_iter().flatten().map(|(_, key)| key.as_path());
+    let secret = file.filter(|_| in_file).into_iter().chain(placement.token_file.as_deref()).chain(keys);
+    secret
+        .filter(|path| {
+            fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & READABLE_FOR_OTHERS != 0)
+        })
+        .map(|path| {
+            let path = path.display();
+            format!("{path} holds a secret and every user may read it: chmod o-r {path}")
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -309,6 +351,35 @@ mod tests {
             let error = config.etcd.settings().unwrap_err();
             assert!(error.contains(wanted), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn what_does_not_fit_together_for_placement_is_refused_by_name() {
+        for (text, wanted) in [
+            ("placement: {token: a, token_file: b}", "placement.token_file stands instead"),
+            ("placement: {cert_cert: a}", "placement.cert_cert and placement.cert_key"),
+        ] {
+            let config: Example = parse(text, Path::new("x")).unwrap();
+            let error = config.placement.settings().unwrap_err();
+            assert!(error.contains(wanted), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_secret_that_everybody_may_read_is_told() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let told = |text: &str, mode: u32| {
+            fs::set_permissions(file.path(), fs::Permissions::from_mode(mode)).unwrap();
+            let config: Example = parse(text, file.path()).unwrap();
+            let (etcd, placement) = (config.etcd.settings().unwrap(), config.placement.settings().unwrap());
+            exposed(Some(file.path()), &etcd, &placement)
+        };
+        assert_eq!(told("placement: {token: s3cret}", 0o644).len(), 1);
+        assert_eq!(told("etcd: {user: a, password: b}", 0o604).len(), 1);
+        assert_eq!(told(&format!("placement: {{token_file: {}}}", file.path().display()), 0o644).len(), 1);
+        assert!(told("placement: {token: s3cret}", 0o640).is_empty());
+        assert!(told("placement: {token: admin}", 0o644).is_empty());
+        assert!(told("", 0o644).is_empty());
     }
 
     #[test]

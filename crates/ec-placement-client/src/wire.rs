@@ -1,0 +1,423 @@
+//! One exchange with the server: where it is, who we are, and in which version we speak.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use reqwest::{Certificate, Identity, Method, StatusCode, Url, header};
+use serde::de::DeserializeOwned;
+
+use crate::{PlacementError, PlacementResult};
+
+/// The newest version that we know, of major 1. Every conversation begins with it.
+pub(crate) const NEWEST: u32 = 39;
+/// The oldest that can do what must be done: a claim for a consumer that must not exist (1.28, OpenStack Rocky).
+pub(crate) const OLDEST: u32 = 28;
+/// From here on a claim says which provider serves which group.
+const MAPPINGS: u32 = 34;
+/// From here on a claim says what kind of consumer it is for.
+const CONSUMER_TYPE: u32 = 38;
+
+/// Where placement is and how to be let in.
+#[derive(Clone)]
+pub struct PlacementConfig {
+    /// Base URL.
+    pub endpoint: String,
+    /// Sent as `X-Auth-Token`.
+    pub token: String,
+    /// Where the token stands instead of in `token`. Read for every request, so that it may change.
+    pub token_file: Option<PathBuf>,
+    /// The authority that signed the server's certificate (PEM); none: the system's own.
+    pub ca_cert: Option<PathBuf>,
+    /// Our own certificate and its key (PEM), where the server demands one.
+    pub client_cert: Option<(PathBuf, PathBuf)>,
+    /// For one request, from begin to end.
+    pub timeout: Duration,
+}
+
+impl Default for PlacementConfig {
+    fn default() -> Self {
+        Self {
+            endpoint: "http://localhost:8080".to_owned(),
+            // What OpenStack Placement's noauth2 strategy takes for an administrator.
+            token: "admin".to_owned(),
+            token_file: None,
+            ca_cert: None,
+            client_cert: None,
+            // A busy placement on SQLite takes seconds for a claim.
+            timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+// By hand, because the token must not reach a log.
+impl std::fmt::Debug for PlacementConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PlacementConfig")
+            .field("endpoint", &self.endpoint)
+            .field("token_file", &self.token_file)
+            .field("ca_cert", &self.ca_cert)
+            .field("client_cert", &self.client_cert)
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A server, and what was learned of it. Clones share that.
+#[derive(Clone)]
+pub(crate) struct Wire {
+    http: reqwest::Client,
+    pub(crate) base: Url,
+    token: Arc<Token>,
+    /// The version that the server speaks, as far as we know.
+    version: Arc<AtomicU32>,
+}
+
+impl Wire {
+    pub(crate) fn new(config: &PlacementConfig) -> PlacementResult<Self> {
+        let invalid = |why: String| {
+            PlacementError::Invalid(format!("placement.endpoint `{}` is not usable: {why}", config.endpoint))
+        };
+        let mut base = Url::parse(&config.endpoint).map_err(|error| invalid(error.to_string()))?;
+        if !matches!(base.scheme(), "http" | "https") || base.host().is_none() {
+            return Err(invalid("wanted for example http://localhost:8080".to_owned()));
+        }
+        // Url::join replaces the last segment unless the path ends with a slash.
+        if !base.path().ends_with('/') {
+            base.set_path(&format!("{}/", base.path()));
+        }
+        let plain = base.scheme() == "http";
+        if plain && (config.ca_cert.is_some() || config.client_cert.is_some()) {
+            return Err(invalid("certificates are given, and http:// uses none; wanted https://".to_owned()));
+        }
+        let mut builder = reqwest::Client::builder()
+            .timeout(config.timeout)
+            .connect_timeout(config.timeout.min(Duration::from_secs(3)))
+            .user_agent(concat!("etcd-compute/", env!("CARGO_PKG_VERSION")));
+        if plain {
+            // Loading the system's certificates costs milliseconds that a plain connection never needs.
+            builder = builder.tls_certs_only([]);
+        } else if let Some(path) = &config.ca_cert {
+            builder = builder.tls_certs_only(authorities(path)?);
+        }
+        if let Some((certificate, key)) = &config.client_cert {
+            builder = builder.identity(identity(certificate, key)?);
+        }
+        let http = builder.build().map_err(|error| invalid(chain(&error)))?;
+        let token = Arc::new(Token::new(config)?);
+        Ok(Self { http, base, token, version: Arc::new(AtomicU32::new(NEWEST)) })
+    }
+
+    /// The minor version of 1 that is spoken, as far as is known.
+    pub(crate) fn version(&self) -> u32 {
+        self.version.load(Ordering::Relaxed)
+    }
+
+    pub(crate) async fn get<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        query: &[(impl AsRef<str>, impl AsRef<str>)],
+    ) -> PlacementResult<T> {
+        let mut url = self.url(path)?;
+        if !query.is_empty() {
+            url.query_pairs_mut().extend_pairs(query);
+        }
+        let answer = self.exchange(path, |_| self.http.get(url.clone())).await?;
+        self.parse(&answer)
+    }
+
+    /// A write. Of its body the server gets what its version knows.
+    pub(crate) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&serde_json::Value>,
+    ) -> PlacementResult<Vec<u8>> {
+        let url = self.url(path)?;
+        self.exchange(path, |version| {
+            let request = self.http.request(method.clone(), url.clone());
+            match body {
+                Some(body) => request.json(&as_of(version, body)),
+                None => request,
+            }
+        })
+        .await
+    }
+
+    pub(crate) fn parse<T: DeserializeOwned>(&self, body: &[u8]) -> PlacementResult<T> {
+        serde_json::from_slice(body).map_err(|error| {
+            PlacementError::Refused(format!(
+                "{} answers something that is not the Placement API: {error}",
+                self.base
+            ))
+        })
+    }
+
+    fn url(&self, path: &str) -> PlacementResult<Url> {
+        self.base
+            .join(path)
+            .map_err(|error| PlacementError::Invalid(format!("`{path}` is not a path: {error}")))
+    }
+
+    /// Asks in the version that is known, and again in the server's own where it does not speak that.
+    async fn exchange(
+        &self,
+        path: &str,
+        request: impl Fn(u32) -> reqwest::RequestBuilder,
+    ) -> PlacementResult<Vec<u8>> {
+        let version = self.version();
+        let (status, body) = self.ask(request(version), version).await?;
+        if status != StatusCode::NOT_ACCEPTABLE {
+            return self.judge(path, status, body);
+        }
+        let theirs = self.negotiated(&body)?;
+        let (status, body) = self.ask(request(theirs), theirs).await?;
+        self.judge(path, status, body)
+    }
+
+    async fn ask(
+        &self,
+        request: reqwest::RequestBuilder,
+        version: u32,
+    ) -> PlacementResult<(StatusCode, Vec<u8>)> {
+        let unreachable = |error: reqwest::Error| self.unreachable(chain(&error.without_url()));
+        let answer = request
+            .header("X-Auth-Token", self.token.now())
+            .header("OpenStack-API-Version", format!("placement 1.{version}"))
+            .header(header::ACCEPT, "application/json")
+            .send()
+            .await
+            .map_err(unreachable)?;
+        let status = answer.status();
+        Ok((status, answer.bytes().await.map_err(unreachable)?.to_vec()))
+    }
+
+    /// The newest version that both speak, from the answer of a server that is older than the one we spoke.
+    fn negotiated(&self, body: &[u8]) -> PlacementResult<u32> {
+        let speaks = speaks(body).ok_or_else(|| {
+            PlacementError::Refused(format!(
+                "{} does not speak version 1.{} of the Placement API, and does not say which it does",
+                self.base,
+                self.version()
+            ))
+        })?;
+        if speaks < OLDEST {
+            return Err(PlacementError::TooOld { endpoint: self.base.to_string(), speaks, oldest: OLDEST });
+        }
+        let version = speaks.min(NEWEST);
+        tracing::debug!(version = format!("1.{version}"), "placement is older than we are");
+        self.version.store(version, Ordering::Relaxed);
+        Ok(version)
+    }
+
+    fn judge(&self, path: &str, status: StatusCode, body: Vec<u8>) -> PlacementResult<Vec<u8>> {
+        if status.is_success() {
+            return Ok(body);
+        }
+        let detail = detail(&body).unwrap_or_else(|| format!("HTTP {status}"));
+        Err(match status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => PlacementError::Denied {
+                endpoint: self.base.to_string(),
+                status: status.as_u16(),
+                setting: self.token.setting(),
+            },
+            StatusCode::NOT_FOUND => {
+                PlacementError::NotFound(path.replacen("resource_providers/", "resource provider ", 1))
+            }
+            StatusCode::CONFLICT => PlacementError::Conflict(detail),
+            status if status.is_server_error() => self.unreachable(format!("HTTP {status}: {detail}")),
+            _ if self.version() < NEWEST => PlacementError::Refused(format!(
+                "{detail} (it speaks version 1.{} of the API, the newest is 1.{NEWEST})",
+                self.version()
+            )),
+            _ => PlacementError::Refused(detail),
+        })
+    }
+
+    fn unreachable(&self, detail: String) -> PlacementError {
+        PlacementError::Unreachable { endpoint: self.base.to_string(), detail }
+    }
+}
+
+/// Who we are.
+enum Token {
+    /// It stands in the configuration.
+    Text(header::HeaderValue),
+    /// It stands in a file; with what was read last, for the moment at which somebody writes it anew.
+    File(PathBuf, Mutex<header::HeaderValue>),
+}
+
+impl Token {
+    fn new(config: &PlacementConfig) -> PlacementResult<Self> {
+        match &config.token_file {
+            None => Ok(Self::Text(token_value(&config.token, "placement.token")?)),
+            Some(path) => Ok(Self::File(path.clone(), Mutex::new(read_token(path)?))),
+        }
+    }
+
+    fn now(&self) -> header::HeaderValue {
+        match self {
+            Self::Text(value) => value.clone(),
+            Self::File(path, last) => {
+                let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+                match read_token(path) {
+                    Ok(value) => *last = value,
+                    Err(error) => tracing::warn!(%error, "the token read last is used"),
+                }
+                last.clone()
+            }
+        }
+    }
+
+    /// Where to look when the server refuses it.
+    fn setting(&self) -> String {
+        match self {
+            Self::Text(_) => "placement.token".to_owned(),
+            Self::File(path, _) => format!("placement.token_file {}", path.display()),
+        }
+    }
+}
+
+fn read_token(path: &Path) -> PlacementResult<header::HeaderValue> {
+    let what = format!("placement.token_file {}", path.display());
+    let text = fs::read_to_string(path)
+        .map_err(|error| PlacementError::Invalid(format!("{what} cannot be read: {error}")))?;
+    match text.trim() {
+        "" => Err(PlacementError::Invalid(format!("{what} is empty"))),
+        token => token_value(token, &what),
+    }
+}
+
+fn token_value(text: &str, what: &str) -> PlacementResult<header::HeaderValue> {
+    let mut value = header::HeaderValue::from_str(text)
+        .map_err(|_| PlacementError::Invalid(format!("{what} has characters that no header may have")))?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+fn read_pem(path: &Path, key: &str) -> PlacementResult<Vec<u8>> {
+    fs::read(path).map_err(|error| {
+        PlacementError::Invalid(format!("placement.{key} {} cannot be read: {error}", path.display()))
+    })
+}
+
+fn authorities(path: &Path) -> PlacementResult<Vec<Certificate>> {
+    let wrong = |why: &str| {
+        PlacementError::Invalid(format!("placement.ca_cert {} is not usable: {why}", path.display()))
+    };
+    let found =
+        Certificate::from_pem_bundle(&read_pem(path, "ca_cert")?).map_err(|error| wrong(&chain(&error)))?;
+    // With none the connection would refuse every server and not say why.
+    if found.is_empty() { Err(wrong("it holds no certificate")) } else { Ok(found) }
+}
+
+fn identity(certificate: &Path, key: &Path) -> PlacementResult<Identity> {
+    let mut pem = read_pem(certificate, "cert_cert")?;
+    pem.push(b'\n');
+    pem.extend(read_pem(key, "cert_key")?);
+    Identity::from_pem(&pem).map_err(|error| {
+        PlacementError::Invalid(format!(
+            "placement.cert_cert {} and cert_key {} are not usable: {}",
+            certificate.display(),
+            key.display(),
+            chain(&error)
+        ))
+    })
+}
+
+/// The body without what a version does not know yet, which it would refuse.
+fn as_of(version: u32, body: &serde_json::Value) -> serde_json::Value {
+    let mut body = body.clone();
+    if let Some(fields) = body.as_object_mut() {
+        if version < MAPPINGS {
+            fields.remove("mappings");
+        }
+        if version < CONSUMER_TYPE {
+            fields.remove("consumer_type");
+        }
+    }
+    body
+}
+
+/// The newest minor version of 1, from the error document of a version that is not spoken.
+fn speaks(body: &[u8]) -> Option<u32> {
+    let body: serde_json::Value = serde_json::from_slice(body).ok()?;
+    body["errors"][0]["max_version"].as_str()?.strip_prefix("1.")?.parse().ok()
+}
+
+/// The `detail` of the API's error document, in one line and without webob's preamble.
+fn detail(body: &[u8]) -> Option<String> {
+    let body: serde_json::Value = serde_json::from_slice(body).ok()?;
+    let text = body["errors"][0]["detail"].as_str()?;
+    let text = text.rsplit("\n\n").find(|part| !part.trim().is_empty()).unwrap_or(text);
+    Some(text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(500).collect())
+}
+
+/// An error with its causes: the transport's own text alone says only that something failed.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_detail_of_an_error_is_one_line_without_preamble() {
+        let body = br#"{"errors":[{"status":400,"title":"Bad Request","detail":"The server could not comply with the request since it is either malformed or otherwise incorrect.\n\n No such trait(s): NOPE.  ","request_id":"x"}]}"#;
+        assert_eq!(detail(body).unwrap(), "No such trait(s): NOPE.");
+        assert_eq!(detail(b"<html>"), None);
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_refused_by_its_key() {
+        rustls::crypto::ring::default_provider().install_default().ok();
+        let wrong = |config: PlacementConfig| match Wire::new(&config) {
+            Err(PlacementError::Invalid(why)) => why,
+            Err(other) => panic!("{other}"),
+            Ok(_) => panic!("{config:?} was taken"),
+        };
+        for endpoint in ["", "localhost:8080", "ftp://x", "http://"] {
+            wrong(PlacementConfig { endpoint: endpoint.into(), ..PlacementConfig::default() });
+        }
+        let https = || PlacementConfig { endpoint: "https://p".into(), ..PlacementConfig::default() };
+        let nowhere = PathBuf::from("/nowhere/x.pem");
+        let why = wrong(PlacementConfig { ca_cert: Some(nowhere.clone()), ..https() });
+        assert!(why.contains("placement.ca_cert /nowhere/x.pem cannot be read"), "{why}");
+        let empty = std::env::current_exe().unwrap().with_file_name("no-certificate.pem");
+        fs::write(&empty, "nothing").unwrap();
+        let why = wrong(PlacementConfig { ca_cert: Some(empty.clone()), ..https() });
+        assert!(why.contains("holds no certificate"), "{why}");
+        let why = wrong(PlacementConfig { client_cert: Some((empty.clone(), empty.clone())), ..https() });
+        assert!(why.contains("cert_key"), "{why}");
+        let why = wrong(PlacementConfig { token_file: Some(nowhere.clone()), ..https() });
+        assert!(why.contains("placement.token_file /nowhere/x.pem cannot be read"), "{why}");
+        let why = wrong(PlacementConfig { ca_cert: Some(nowhere), ..PlacementConfig::default() });
+        assert!(why.contains("wanted https://"), "{why}");
+    }
+
+    #[test]
+    fn a_body_is_sent_without_what_its_reader_does_not_know() {
+        let body = json!({"mappings": {}, "consumer_type": "INSTANCE", "project_id": "p"});
+        assert_eq!(as_of(39, &body), body);
+        assert_eq!(as_of(37, &body), json!({"mappings": {}, "project_id": "p"}));
+        assert_eq!(as_of(28, &body), json!({"project_id": "p"}));
+    }
+}
