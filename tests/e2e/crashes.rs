@@ -81,7 +81,7 @@ async fn a_claim_whose_request_never_came_is_released_and_others_are_kept() -> R
     // What an eschedule leaves that is killed between its claim and its request.
     let lost = ec_model::InstanceId::new(uuid::Uuid::new_v4());
     let query = ec_model::ResourceQuery::parse(TINY)?;
-    let found = stack.placement.candidates(&query).await?;
+    let found = stack.placement.candidates(&query, None).await?;
     let claim = ec_placement_client::Claim {
         instance: lost,
         candidate: &found.candidates[0],

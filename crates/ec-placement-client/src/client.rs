@@ -52,14 +52,22 @@ impl PlacementClient {
         Ok(newest.to_owned())
     }
 
-    /// Every way to satisfy the query, in the server's order.
-    pub async fn candidates(&self, query: &ResourceQuery) -> PlacementResult<Candidates> {
-        let body: CandidatesBody = self.wire.get("allocation_candidates", query.pairs()).await?;
-        let roots = body
-            .provider_summaries
-            .into_iter()
-            .filter_map(|(provider, summary)| Some((provider, summary.root_provider_uuid?)))
+    /// Ways to satisfy the query, in the server's order: all, or so many. A limit in the query itself does
+    /// not count.
+    pub async fn candidates(
+        &self,
+        query: &ResourceQuery,
+        limit: Option<usize>,
+    ) -> PlacementResult<Candidates> {
+        let limit = limit.map(|limit| limit.to_string());
+        let pairs: Vec<(&str, &str)> = query
+            .pairs()
+            .iter()
+            .map(|(key, value)| (key.as_str(), value.as_str()))
+            .filter(|(key, _)| *key != "limit")
+            .chain(limit.iter().map(|limit| ("limit", limit.as_str())))
             .collect();
+        let body: CandidatesBody = self.wire.get("allocation_candidates", &pairs).await?;
         let candidates = body
             .allocation_requests
             .into_iter()
@@ -68,7 +76,18 @@ impl PlacementClient {
                 mappings: request.mappings,
             })
             .collect();
-        Ok(Candidates { candidates, roots })
+        Ok(Candidates { candidates, summaries: body.provider_summaries })
+    }
+
+    /// Those of the traits that some provider has.
+    pub async fn associated_traits(&self, names: &BTreeSet<String>) -> PlacementResult<BTreeSet<String>> {
+        let mut found = BTreeSet::new();
+        for query in trait_queries(names) {
+            let pairs = [("name", query), ("associated", "true".to_owned())];
+            let body: TraitNamesBody = self.wire.get("traits", &pairs).await?;
+            found.extend(body.traits);
+        }
+        Ok(found)
     }
 
     /// Claims a candidate for a consumer that must not exist. [`PlacementError::Conflict`] where the
@@ -156,6 +175,21 @@ impl PlacementClient {
         }
     }
 
+    /// A provider as it is; `None` where there is no such.
+    pub async fn provider(&self, provider: NodeId) -> PlacementResult<Option<Provider>> {
+        match self.wire.get(&format!("resource_providers/{provider}"), NO_QUERY).await {
+            Ok(provider) => Ok(Some(provider)),
+            Err(PlacementError::NotFound(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The provider with this name.
+    pub async fn named(&self, name: &str) -> PlacementResult<Option<Provider>> {
+        let body: ProvidersBody = self.wire.get("resource_providers", &[("name", name)]).await?;
+        Ok(body.resource_providers.into_iter().next())
+    }
+
     /// Makes sure that the node's provider exists under this name; an existing one is taken over.
     pub async fn ensure_provider(&self, node: NodeId, name: &str) -> PlacementResult<Provider> {
         let path = format!("resource_providers/{node}");
@@ -191,8 +225,7 @@ impl PlacementClient {
     }
 
     async fn name_taken(&self, node: NodeId, name: &str) -> PlacementResult<PlacementError> {
-        let body: ProvidersBody = self.wire.get("resource_providers", &[("name", name)]).await?;
-        Ok(match body.resource_providers.first() {
+        Ok(match self.named(name).await? {
             Some(owner) => PlacementError::NameTaken {
                 name: name.to_owned(),
                 owner: owner.uuid.to_string(),
@@ -266,10 +299,8 @@ impl PlacementClient {
             self.wire.send(Method::PUT, &format!("traits/{custom}"), None).await?;
         }
         let mut known = BTreeSet::new();
-        // One query may name many traits, but a URL has its bounds.
-        for chunk in ours.iter().collect::<Vec<_>>().chunks(40) {
-            let names = chunk.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(",");
-            let body: TraitNamesBody = self.wire.get("traits", &[("name", format!("in:{names}"))]).await?;
+        for query in trait_queries(ours) {
+            let body: TraitNamesBody = self.wire.get("traits", &[("name", query)]).await?;
             known.extend(body.traits);
         }
         let path = format!("resource_providers/{node}/traits");
@@ -315,4 +346,10 @@ const NO_QUERY: &[(&str, &str)] = &[];
 fn is_worth_another_try<T>(written: &PlacementResult<T>, tries: &mut usize) -> bool {
     *tries += 1;
     matches!(written, Err(PlacementError::Conflict(_))) && *tries < CONFLICT_TRIES
+}
+
+/// The names for as many `name` parameters: one may name many traits, but a URL has its bounds.
+fn trait_queries(names: &BTreeSet<String>) -> Vec<String> {
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    names.chunks(40).map(|chunk| format!("in:{}", chunk.join(","))).collect()
 }

@@ -11,5 +11,5 @@ mod wire;
 
 pub use client::{CONSUMER_TYPE, PlacementClient};
 pub use error::{PlacementError, PlacementResult};
-pub use types::{Candidate, Candidates, Claim, ConsumerAllocations, Inventory, Provider};
+pub use types::{Amount, Candidate, Candidates, Claim, ConsumerAllocations, Inventory, Provider, Summary};
 pub use wire::PlacementConfig;

@@ -1,6 +1,6 @@
 //! The documents of the API, as far as we read and write them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ec_model::{InstanceId, NodeId, Resources};
 use serde::{Deserialize, Serialize};
@@ -14,6 +14,16 @@ pub struct Provider {
     pub name: String,
     /// Counts its changes; a write that carries an old one is refused.
     pub generation: u64,
+    /// The top of its tree: itself, where it is no part of another.
+    #[serde(default)]
+    pub root_provider_uuid: Option<NodeId>,
+}
+
+impl Provider {
+    /// The host that it is, or is a part of.
+    pub fn root(&self) -> NodeId {
+        self.root_provider_uuid.unwrap_or(self.uuid)
+    }
 }
 
 /// What a provider has of one resource class.
@@ -47,18 +57,45 @@ pub struct Candidate {
 pub struct Candidates {
     /// In the server's order.
     pub candidates: Vec<Candidate>,
-    /// The root of each provider's tree: where a candidate takes from a part of a host, its root is the host.
-    pub roots: HashMap<NodeId, NodeId>,
+    /// All providers of the trees that they touch.
+    pub summaries: HashMap<NodeId, Summary>,
+}
+
+/// A provider, as an answer to a query shows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct Summary {
+    /// The root of its tree: where a candidate takes from a part of a host, its root is the host.
+    #[serde(default)]
+    pub root_provider_uuid: Option<NodeId>,
+    /// What it has, by class.
+    #[serde(default)]
+    pub resources: BTreeMap<String, Amount>,
+    /// What it can.
+    #[serde(default)]
+    pub traits: BTreeSet<String>,
+}
+
+/// How much of a class there is, and how much is taken.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+pub struct Amount {
+    /// `(total - reserved) * allocation_ratio`.
+    pub capacity: u64,
+    /// What is allocated.
+    pub used: u64,
 }
 
 impl Candidates {
     /// The hosts that a candidate touches: the roots of its providers, without repetition.
     pub fn hosts(&self, candidate: &Candidate) -> Vec<NodeId> {
-        let mut hosts: Vec<_> =
-            candidate.allocations.keys().map(|rp| self.roots.get(rp).copied().unwrap_or(*rp)).collect();
+        let mut hosts: Vec<_> = candidate.allocations.keys().map(|rp| self.root(*rp)).collect();
         hosts.sort_unstable();
         hosts.dedup();
         hosts
+    }
+
+    /// The root of a provider's tree.
+    pub fn root(&self, provider: NodeId) -> NodeId {
+        self.summaries.get(&provider).and_then(|summary| summary.root_provider_uuid).unwrap_or(provider)
     }
 }
 
@@ -117,11 +154,6 @@ pub(crate) struct AllocationRequest {
     pub(crate) allocations: BTreeMap<NodeId, ResourcesOf>,
     #[serde(default)]
     pub(crate) mappings: BTreeMap<String, Vec<NodeId>>,
-}
-
-#[derive(Deserialize)]
-pub(crate) struct Summary {
-    pub(crate) root_provider_uuid: Option<NodeId>,
 }
 
 #[derive(Deserialize, Serialize)]

@@ -97,7 +97,7 @@ async fn an_older_server_is_spoken_to_in_its_newest_version_from_its_first_answe
     assert_eq!(heard[0].0, "placement 1.31");
 
     let query = ec_model::ResourceQuery::parse("resources_A=VCPU:1&same_subtree=_A").unwrap();
-    let error = client.candidates(&query).await.unwrap_err().to_string();
+    let error = client.candidates(&query, None).await.unwrap_err().to_string();
     assert!(error.contains("'same_subtree' was unexpected (it speaks version 1.31"), "{error}");
 }
 

@@ -44,6 +44,13 @@ const PAGE_MIN: i64 = 16;
 /// How often a listing begins again because its revision was compacted away between two pages.
 const LIST_ATTEMPTS: usize = 5;
 
+/// What a listing is read for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    Pairs,
+    Keys,
+}
+
 /// etcd as a [`Store`]. Clones share connections.
 #[derive(Clone)]
 pub struct EtcdStore {
@@ -69,14 +76,32 @@ impl EtcdStore {
         Ok(Self { endpoints, keepers: Arc::default() })
     }
 
+    /// A whole listing, begun anew where it must be.
+    async fn list_wanted(&self, prefix: &str, what: Wanted) -> StoreResult<Listing> {
+        let mut page = PAGE;
+        let mut restarts = 0;
+        loop {
+            match self.list_once(prefix, page, what).await {
+                Ok(listing) => return Ok(listing),
+                Err(Failure::TooBig(_)) if page > PAGE_MIN => page = (page / 4).max(PAGE_MIN),
+                // Compacted between two pages; or the store was replaced by an older one.
+                Err(Failure::Compacted | Failure::Future) if restarts < LIST_ATTEMPTS => restarts += 1,
+                Err(failure) => return Err(self.endpoints.error(failure, Repeat::Safe)),
+            }
+        }
+    }
+
     /// One attempt at a whole listing, in pages of `page` keys at first.
-    async fn list_once(&self, prefix: &str, mut page: i64) -> Result<Listing, Failure> {
+    async fn list_once(&self, prefix: &str, mut page: i64, what: Wanted) -> Result<Listing, Failure> {
         let end = prefix_end(prefix);
         let mut start = if prefix.is_empty() { vec![0] } else { prefix.as_bytes().to_vec() };
         let mut listing = Listing { pairs: Vec::new(), revision: 0 };
         loop {
-            let options =
+            let mut options =
                 GetOptions::new().with_range(end.clone()).with_limit(page).with_revision(listing.revision);
+            if what == Wanted::Keys {
+                options = options.with_keys_only();
+            }
             let mut answer = self
                 .endpoints
                 .run(Lane::Requests, Repeat::Safe, |client| {
@@ -125,17 +150,12 @@ impl Store for EtcdStore {
     }
 
     async fn list(&self, prefix: &str) -> StoreResult<Listing> {
-        let mut page = PAGE;
-        let mut restarts = 0;
-        loop {
-            match self.list_once(prefix, page).await {
-                Ok(listing) => return Ok(listing),
-                Err(Failure::TooBig(_)) if page > PAGE_MIN => page = (page / 4).max(PAGE_MIN),
-                // Compacted between two pages; or the store was replaced by an older one.
-                Err(Failure::Compacted | Failure::Future) if restarts < LIST_ATTEMPTS => restarts += 1,
-                Err(failure) => return Err(self.endpoints.error(failure, Repeat::Safe)),
-            }
-        }
+        self.list_wanted(prefix, Wanted::Pairs).await
+    }
+
+    async fn keys(&self, prefix: &str) -> StoreResult<Vec<String>> {
+        let listing = self.list_wanted(prefix, Wanted::Keys).await?;
+        Ok(listing.pairs.into_iter().map(|pair| pair.key).collect())
     }
 
     async fn txn(&self, txn: Txn) -> StoreResult<TxnOutcome> {
@@ -251,6 +271,11 @@ fn wire_txn(txn: Txn) -> etcd_client::Txn {
             Compare::Present(key) => etcd_client::Compare::create_revision(key, CompareOp::Greater, 0),
             Compare::Unchanged(key, revision) => {
                 etcd_client::Compare::mod_revision(key, CompareOp::Equal, revision)
+            }
+            // Of a range, every key must compare, and where there is none, one that was never made does.
+            Compare::NoneUnder(prefix) => {
+                let end = prefix_end(&prefix);
+                etcd_client::Compare::create_revision(prefix, CompareOp::Equal, 0).with_range(end)
             }
         })
         .collect();

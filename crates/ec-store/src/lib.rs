@@ -36,6 +36,11 @@ pub trait Store: Send + Sync + 'static {
     /// pinned to the revision of the first).
     async fn list(&self, prefix: &str) -> StoreResult<Listing>;
 
+    /// The keys under `prefix`, as [`Self::list`] reads them, without their values.
+    async fn keys(&self, prefix: &str) -> StoreResult<Vec<String>> {
+        Ok(self.list(prefix).await?.pairs.into_iter().map(|pair| pair.key).collect())
+    }
+
     /// Applies `txn.then` if every compare holds, else nothing. Atomic.
     async fn txn(&self, txn: Txn) -> StoreResult<TxnOutcome>;
 

@@ -40,6 +40,8 @@ pub enum Compare {
     Present(String),
     /// The key was last changed at exactly this revision.
     Unchanged(String, Revision),
+    /// There is no key that begins with this prefix.
+    NoneUnder(String),
 }
 
 /// A change of a transaction.

@@ -24,6 +24,16 @@ pub(super) async fn a_listing_holds_its_prefix_and_nothing_else(scene: Scene) {
     assert_eq!(listing.pairs[2].mod_revision, last);
 }
 
+pub(super) async fn keys_are_those_of_the_listing(scene: Scene) {
+    let names: Vec<_> = (0..MANY).map(|i| format!("{i:05}")).collect();
+    for chunk in names.chunks(100) {
+        scene.commit(chunk.iter().fold(Txn::new(), |txn, name| txn.put(scene.key(name), "x"))).await;
+    }
+    let listing = bounded(scene.store.list(&scene.prefix)).await.unwrap();
+    let keys = bounded(scene.store.keys(&scene.prefix)).await.unwrap();
+    assert!(keys.len() == MANY && keys.iter().eq(listing.pairs.iter().map(|pair| &pair.key)));
+}
+
 pub(super) async fn a_listing_is_of_one_revision_however_long(scene: Scene) {
     let names: Vec<_> = (0..MANY).map(|i| format!("{i:05}")).collect();
     // Every transaction rewrites the first and the last key alike; were the pages of a listing of

@@ -33,6 +33,20 @@ pub(super) async fn a_changed_key_is_not_overwritten(scene: Scene) {
     assert!(scene.txn(absent).await.unwrap().succeeded);
 }
 
+pub(super) async fn a_prefix_is_taken_once(scene: Scene) {
+    let take = |name: &str| {
+        Txn::new().when(Compare::NoneUnder(scene.key("web/"))).put(scene.key(format!("web/{name}")), "")
+    };
+    // Neighbours in key order do not count: what ends before the prefix does, and what begins after it.
+    scene.put("web", "").await;
+    scene.put("web0", "").await;
+    assert!(scene.txn(take("1")).await.unwrap().succeeded);
+    assert!(!scene.txn(take("1")).await.unwrap().succeeded);
+    assert!(!scene.txn(take("2")).await.unwrap().succeeded);
+    scene.commit(Txn::new().delete(scene.key("web/1"))).await;
+    assert!(scene.txn(take("2")).await.unwrap().succeeded);
+}
+
 pub(super) async fn a_transaction_happens_as_a_whole_or_not_at_all(scene: Scene) {
     scene.put("a", "1").await;
     let change = |present: &str| {

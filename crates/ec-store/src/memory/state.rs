@@ -93,6 +93,7 @@ impl State {
                 // As in etcd, a key that is not there was last changed at revision 0.
                 self.keys.get(key).map_or(0, |pair| pair.mod_revision) == *revision
             }
+            Compare::NoneUnder(prefix) => self.list(prefix).pairs.is_empty(),
         }
     }
 
