@@ -20,8 +20,14 @@ pub(crate) struct Wanted {
     pub(crate) known: Vec<InstanceId>,
 }
 
-/// What was found, by instance.
-pub(crate) type Found = HashMap<InstanceId, Vec<Address>>;
+/// What a look found. One that failed finds nothing and is not told.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// Those among the looked at that had no address yet, or not all of them.
+    pub(crate) waiting: Vec<InstanceId>,
+    /// The addresses, by instance.
+    pub(crate) addresses: HashMap<InstanceId, Vec<Address>>,
+}
 
 /// Looks as often as is wanted, until the receiver is gone.
 pub(crate) async fn look_for_addresses(
@@ -32,7 +38,8 @@ pub(crate) async fn look_for_addresses(
     let mut known_due = tokio::time::Instant::now() + KNOWN_PERIOD;
     loop {
         let now = tokio::time::Instant::now();
-        let mut look_at = wanted.borrow_and_update().waiting.clone();
+        let waiting = wanted.borrow_and_update().waiting.clone();
+        let mut look_at = waiting.clone();
         let period = if look_at.is_empty() { KNOWN_PERIOD } else { WAITING_PERIOD };
         if now >= known_due {
             look_at.extend(wanted.borrow().known.iter().copied());
@@ -40,12 +47,11 @@ pub(crate) async fn look_for_addresses(
         }
         if !look_at.is_empty() {
             match hypervisor.addresses(&look_at).await {
-                Ok(addresses) if addresses.values().any(|list| !list.is_empty()) => {
-                    if found.send(addresses).await.is_err() {
+                Ok(addresses) => {
+                    if found.send(Found { waiting, addresses }).await.is_err() {
                         return;
                     }
                 }
-                Ok(_) => {}
                 // The driver notices a lost hypervisor by itself; here it only means not yet.
                 Err(error) => tracing::debug!(%error, "failed to look for addresses"),
             }

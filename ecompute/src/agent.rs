@@ -7,9 +7,11 @@ use ec_hypervisor::{HostInfo, Hypervisor};
 use ec_image::{CacheConfig, ImageCache};
 use ec_libvirt::{LibvirtConfig, LibvirtHypervisor};
 use ec_metadata::{MetadataConfig, RecordDir};
-use ec_model::NodeId;
+use ec_model::{NodeId, NodeRecord, RECORD_VERSION};
 use ec_placement_client::{PlacementClient, PlacementError};
 use ec_store::{EtcdStore, Store};
+use jiff::Timestamp;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -17,15 +19,14 @@ use crate::{
     driver,
     identity::StateDir,
     parts::Parts,
-    register::{keep_alive, register},
+    presence::{self, Presence, machine},
+    register::keep_registered,
 };
 
 /// Placement gets so long to take the lock when the agent ends.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two tries to reach what is not there yet.
 const RETRY: Duration = Duration::from_secs(2);
-/// How often an agent makes sure that placement still knows its node.
-const REGISTRATION_PERIOD: Duration = Duration::from_secs(60);
 
 /// Runs an agent on the real parts until `shutdown`.
 pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> {
@@ -70,24 +71,50 @@ pub async fn assemble(
         max_bytes: settings.images_max_bytes,
         stall_timeout: settings.stall_timeout,
     };
-    let (in_use, bases) = (Arc::clone(&records), settings.images.join("base"));
-    let images = ImageCache::open(cache, move || bases_in_use(&in_use, &bases))
+    let (in_use, bases, disks) = (Arc::clone(&records), settings.images.join("base"), settings.disks());
+    let images = ImageCache::open(cache, move || bases_in_use(&in_use, &bases, &disks))
         .await
         .context("failed to open the image cache")?;
-    Ok(Arc::new(Parts { node, settings, store, hypervisor, placement, images, records }))
+    let presence = Presence::new(&settings.keys, node);
+    let uncounted = watch::Sender::default();
+    Ok(Arc::new(Parts { node, settings, store, hypervisor, placement, images, records, presence, uncounted }))
 }
 
-/// The digests of the bases that some overlay lies on. Where the records cannot be read, that is all of
-/// them: rather a full disk than a guest without its base.
-fn bases_in_use(records: &RecordDir, bases: &Path) -> HashSet<String> {
-    match records.list() {
-        Ok(records) => records.into_iter().filter_map(|record| record.base_digest).collect(),
-        Err(error) => {
-            tracing::warn!(error = ec_runtime::exit::chain(&error), "no image is evicted");
-            let names = std::fs::read_dir(bases).into_iter().flatten().flatten();
-            names.filter_map(|entry| Some(entry.path().file_stem()?.to_str()?.to_owned())).collect()
+/// The digests of the bases that some overlay lies on. Where a record cannot be read, or a disk is here without
+/// one, that is all of them: rather a full disk than a guest without its base.
+fn bases_in_use(records: &RecordDir, bases: &Path, disks: &Path) -> HashSet<String> {
+    let known = records.list().map_err(|error| ec_runtime::exit::chain(&error)).and_then(|records| {
+        let mut digests = HashSet::new();
+        let mut recorded = HashSet::new();
+        for (instance, record) in records {
+            let digest = record.and_then(|record| record.base_digest);
+            digests.insert(digest.ok_or_else(|| format!("the record of {instance} does not tell its base"))?);
+            recorded.insert(instance.to_string());
         }
-    }
+        match disk_names(disks)?.into_iter().find(|name| !recorded.contains(name)) {
+            Some(name) => Err(format!("the disk {name} has no record that tells its base")),
+            None => Ok(digests),
+        }
+    });
+    known.unwrap_or_else(|why| {
+        tracing::warn!(why, "no image is evicted");
+        disk_names(bases).unwrap_or_default().into_iter().collect()
+    })
+}
+
+/// The names of the files in a directory, without their last extension; none where there is no directory.
+fn disk_names(directory: &Path) -> Result<Vec<String>, String> {
+    let failed = |error: std::io::Error| format!("failed to list {}: {error}", directory.display());
+    let entries = match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(failed)?,
+    };
+    entries
+        .map(|entry| {
+            let path = entry.map_err(failed)?.path();
+            Ok(path.file_stem().unwrap_or_default().to_string_lossy().into_owned())
+        })
+        .collect()
 }
 
 /// Runs an agent on these parts until `shutdown`: the way for benchmarks and tests, too.
@@ -100,9 +127,34 @@ pub async fn run_with(parts: Arc<Parts>, shutdown: CancellationToken) -> Result<
         "hypervisor is ready"
     );
 
-    let fatal = CancellationToken::new();
     let stop = CancellationToken::new();
-    let presence = tokio::spawn(be_present(Arc::clone(&parts), host.clone(), stop.clone(), fatal.clone()));
+    let record = NodeRecord {
+        version: RECORD_VERSION,
+        node: parts.node,
+        name: parts.settings.name.clone(),
+        agent: env!("CARGO_PKG_VERSION").to_owned(),
+        virt_type: host.virt_type.clone(),
+        machine: machine(&parts.settings.state_dir).context("failed to tell this machine from others")?,
+        host: nix::unistd::gethostname().unwrap_or_default().to_string_lossy().into_owned(),
+        started_at: Timestamp::now(),
+    };
+    let (in_presence, stop_presence) = (Arc::clone(&parts), stop.clone());
+    let mut presence = tokio::spawn(async move {
+        let (store, state_dir) = (Arc::clone(&in_presence.store), &in_presence.settings.state_dir);
+        presence::keep(&in_presence.presence, store, record, state_dir, stop_presence).await
+    });
+    // Nothing is told to anybody as this node before it is certain that no other agent is it.
+    tokio::select! {
+        () = parts.presence.wait() => {}
+        () = shutdown.cancelled() => {
+            stop.cancel();
+            return presence.await.context("the node's key broke")?.map_err(Into::into);
+        }
+        ended = &mut presence => return ended.context("the node's key broke")?.map_err(Into::into),
+    }
+    let (in_registration, stop_registration) = (Arc::clone(&parts), stop.clone());
+    let mut registration =
+        tokio::spawn(async move { keep_registered(&in_registration, stop_registration).await });
     let metadata = host.bridge.clone().map(|bridge| {
         let config = MetadataConfig::new(bridge, RecordDir::clone(&parts.records));
         let stop = stop.clone();
@@ -113,27 +165,50 @@ pub async fn run_with(parts: Arc<Parts>, shutdown: CancellationToken) -> Result<
         })
     });
 
-    let ending = shutdown.clone();
-    let cancel_on_fatal = fatal.clone();
     let driver_stop = CancellationToken::new();
-    let driver = tokio::spawn(driver::run(Arc::clone(&parts), driver_stop.clone()));
-    tokio::select! {
-        () = ending.cancelled() => {}
-        () = cancel_on_fatal.cancelled() => {}
-    }
-    // Nothing new may be claimed here while work comes to its end.
-    if !fatal.is_cancelled() {
+    let mut driver = tokio::spawn(driver::run(Arc::clone(&parts), driver_stop.clone()));
+    // Whichever of the three ends before it was asked to takes the agent along: nothing lives on deaf.
+    let broken: Option<anyhow::Error> = tokio::select! {
+        () = shutdown.cancelled() => None,
+        ended = &mut presence => Some(early(ended, "the node's key")),
+        ended = &mut registration => Some(early(ended, "the registration with placement")),
+        ended = &mut driver => Some(early(ended, "the agent's loop")),
+    };
+    // Nothing new may be claimed here while work comes to its end. Who is not the node any more locks nothing.
+    if parts.presence.fence().is_some() {
         lock(&parts).await;
     }
     driver_stop.cancel();
-    driver.await.context("the agent's loop broke")?;
+    if !driver.is_finished() {
+        driver.await.context("the agent's loop broke")??;
+    }
     stop.cancel();
     if let Some(metadata) = metadata {
         metadata.await.context("the metadata service broke")?;
     }
-    presence.await.context("the registration broke")??;
+    if !registration.is_finished() {
+        registration.await.context("the registration broke")??;
+    }
+    if !presence.is_finished() {
+        presence.await.context("the node's key broke")??;
+    }
+    if let Some(error) = broken {
+        return Err(error);
+    }
     tracing::info!("ended; guests go on running");
     Ok(())
+}
+
+/// Why a task that is to live as long as the agent has ended.
+fn early<E: std::error::Error + Send + Sync + 'static>(
+    ended: Result<Result<(), E>, tokio::task::JoinError>,
+    what: &'static str,
+) -> anyhow::Error {
+    match ended {
+        Ok(Err(error)) => anyhow::Error::from(error).context(what),
+        Ok(Ok(())) => anyhow::anyhow!("{what} ended unexpectedly"),
+        Err(error) => anyhow::Error::from(error).context(what),
+    }
 }
 
 /// Waits for the hypervisor: an agent may be started before libvirtd is. `None` when asked to end.
@@ -155,59 +230,6 @@ async fn prepare(parts: &Parts, shutdown: &CancellationToken) -> Result<Option<H
             () = tokio::time::sleep(RETRY) => {}
         }
     }
-}
-
-/// Registers with placement, then shows the node as alive, and keeps both so.
-async fn be_present(
-    parts: Arc<Parts>,
-    host: HostInfo,
-    stop: CancellationToken,
-    fatal: CancellationToken,
-) -> Result<()> {
-    let mut told = false;
-    while let Err(error) = register(&parts.placement, parts.node, &parts.settings).await {
-        if !error.is_transient() {
-            fatal.cancel();
-            return Err(error).context("failed to register with placement");
-        }
-        if !told {
-            tracing::warn!(%error, "waiting for placement");
-            told = true;
-        }
-        tokio::select! {
-            () = stop.cancelled() => return Ok(()),
-            () = tokio::time::sleep(RETRY) => {}
-        }
-    }
-    // The start is over, and what comes now needs little of its code.
-    if let Err(error) = ec_runtime::memory::forget_code() {
-        tracing::debug!(%error, "code that only the start needed stays resident");
-    }
-    let settings = &parts.settings;
-    let alive = keep_alive(
-        Arc::clone(&parts.store),
-        settings.keys.clone(),
-        parts.node,
-        settings.name.clone(),
-        host,
-        stop.clone(),
-    );
-    let known = async {
-        loop {
-            tokio::time::sleep(REGISTRATION_PERIOD).await;
-            // A placement that was wiped or restored does not know us any more.
-            if let Err(PlacementError::NotFound(_)) = parts.placement.inventory(parts.node).await
-                && let Err(error) = register(&parts.placement, parts.node, settings).await
-            {
-                tracing::warn!(%error, "failed to register again with a placement that forgot this node");
-            }
-        }
-    };
-    tokio::select! {
-        () = alive => {}
-        () = known => {}
-    }
-    Ok(())
 }
 
 async fn lock(parts: &Parts) {

@@ -103,7 +103,7 @@ fn hypervisor(settings: &Settings) -> Result<LibvirtHypervisor, (u8, String)> {
 }
 
 fn disk(settings: &Settings) -> Result<String, (u8, String)> {
-    let measured = inventory::measure(&settings.state_dir).map_err(|error| (FAILED, error))?;
+    let measured = inventory::measure(settings).map_err(|error| (FAILED, error))?;
     let place = settings.state_dir.display();
     if measured.disk_free_gb < DISK_LOW_GB {
         let free = measured.disk_free_gb;

@@ -115,6 +115,9 @@ pub struct Settings {
 const VCPU_RATIO: f64 = 4.0;
 /// Room for a few dozen base images.
 const IMAGES_MAX_GB: u64 = 50;
+/// As many as libvirt takes at once from one client beside those that look: its daemon has 20 threads, and waits
+/// for QEMU more than it works. The host's processors bound nothing here.
+const WORKERS: usize = 10;
 /// A mirror that sends nothing for this long will not send anything.
 const STALL_TIMEOUT: u64 = 30;
 /// An emulated guest on a busy host takes minutes to ask for its address.
@@ -178,8 +181,7 @@ impl Settings {
                 note(format!("{key}: `{}` is not an absolute path", path.display()));
             }
         }
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let workers = file.workers.unwrap_or_else(|| (cores / 2).max(1));
+        let workers = file.workers.unwrap_or(WORKERS);
         if !(1..=256).contains(&workers) {
             note(format!("workers is {workers}: wanted 1 to 256"));
         }

@@ -11,11 +11,10 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use ec_hypervisor::{HypervisorError, HypervisorEvent};
-use ec_model::{InstanceId, Observed, Resources};
-use ec_placement_client::{ConsumerAllocations, PlacementError};
-use ec_plan::{Decision, Limits, Wanted, decide};
-use ec_store::{Change, Event, FollowOptions, follow};
-use jiff::Timestamp;
+use ec_model::{InstanceId, Observed, Resources, RunState, State};
+use ec_placement_client::PlacementError;
+use ec_plan::{Decision, Effect, Limits, Wanted, decide, ran};
+use ec_store::{Change, Event, FollowOptions, StoreError, follow};
 use tokio::{
     sync::{Semaphore, broadcast, mpsc, watch},
     time::Instant,
@@ -24,10 +23,10 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     addresses::{self, Found, look_for_addresses},
-    look::{Seen, look_at_all},
+    look::{Seen, ask_placement, look_at_all},
     parts::Parts,
     worker::{Job, Outcome, Report, Work, perform},
-    world::{Entry, Held, Running, World},
+    world::{Held, Running, World},
 };
 
 /// Everything is looked at so often, whatever hints came. Catches what events missed.
@@ -36,6 +35,10 @@ const LOOK_PERIOD: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_millis(250);
 /// The prefix is listed anew so often, should a watch ever lose an event.
 const RESYNC: Duration = Duration::from_secs(300);
+/// A paused guest that was let go on is let go on again at the earliest after so long.
+const RESUME_PERIOD: Duration = Duration::from_secs(10);
+/// An image that could not be had so often is given up: after some four minutes, as the pauses grow.
+const IMAGE_TRIES: u32 = 12;
 /// Jobs under way get so long to reach a safe point when the agent ends.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(20);
 
@@ -46,13 +49,20 @@ enum Answer {
     /// One instance's domain and volume.
     Observed(InstanceId, u64, Result<Observed, HypervisorError>),
     /// One instance's allocation.
-    Allocation(InstanceId, Result<Option<ConsumerAllocations>, PlacementError>),
+    Allocation(InstanceId, Result<Held, PlacementError>),
+    /// Whether control tools asked for an instance.
+    Whose(InstanceId, Result<bool, StoreError>),
     /// Every allocation on this node.
     Audited(u64, Result<HashMap<InstanceId, Resources>, PlacementError>),
 }
 
+/// Something that the loop cannot do without has ended.
+#[derive(Debug, thiserror::Error)]
+#[error("{0} ended unexpectedly; the agent is deaf without")]
+pub(crate) struct Deaf(&'static str);
+
 /// Runs until `shutdown`; returns when every job has reached a safe point.
-pub(crate) async fn run(parts: Arc<Parts>, shutdown: CancellationToken) {
+pub(crate) async fn run(parts: Arc<Parts>, shutdown: CancellationToken) -> Result<(), Deaf> {
     let (answers, inbox) = mpsc::channel(1024);
     let (reports, finished) = mpsc::channel(1024);
     let (wanted_addresses, wanted) = watch::channel(addresses::Wanted::default());
@@ -63,7 +73,10 @@ pub(crate) async fn run(parts: Arc<Parts>, shutdown: CancellationToken) {
     let options = FollowOptions { resync: RESYNC, ..FollowOptions::default() };
     let changes = follow(Arc::clone(&parts.store), prefix, options);
     let driver = Driver {
-        limits: Limits { address: parts.settings.address_timeout, grace: parts.settings.audit_grace },
+        limits: Limits {
+            address: parts.settings.address_timeout.unsigned_abs(),
+            grace: parts.settings.audit_grace.unsigned_abs(),
+        },
         pool: Arc::new(Semaphore::new(parts.settings.workers)),
         world: World::default(),
         answers,
@@ -77,7 +90,7 @@ pub(crate) async fn run(parts: Arc<Parts>, shutdown: CancellationToken) {
         tasks: tasks.clone(),
         parts,
     };
-    driver.run(changes, inbox, finished, addresses, &shutdown).await;
+    let ended = driver.run(changes, inbox, finished, addresses, &shutdown).await;
     tasks.close();
     if tokio::time::timeout(SHUTDOWN_GRACE, tasks.wait()).await.is_err() {
         tracing::warn!(
@@ -85,6 +98,7 @@ pub(crate) async fn run(parts: Arc<Parts>, shutdown: CancellationToken) {
             SHUTDOWN_GRACE.as_secs()
         );
     }
+    ended
 }
 
 struct Driver {
@@ -113,29 +127,46 @@ impl Driver {
         mut finished: mpsc::Receiver<Report>,
         mut addresses: mpsc::Receiver<Found>,
         shutdown: &CancellationToken,
-    ) {
+    ) -> Result<(), Deaf> {
         let mut events = self.parts.hypervisor.events();
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         // Every arm is a channel or a timer: dropping one that did not fire loses nothing.
-        loop {
+        let ended = loop {
             tokio::select! {
                 biased;
-                () = shutdown.cancelled() => break,
-                Some(change) = changes.recv() => self.changed(change),
-                Some(report) = finished.recv() => self.finished(report),
-                Some(answer) = inbox.recv() => self.answered(answer),
-                Some(found) = addresses.recv() => self.found(found),
-                event = events.recv() => self.happened(event),
+                () = shutdown.cancelled() => break Ok(()),
+                change = changes.recv() => match change {
+                    Some(change) => self.changed(change),
+                    None => break Err(Deaf("the watch on this node's requests")),
+                },
+                report = finished.recv() => match report {
+                    Some(report) => self.finished(report),
+                    None => break Err(Deaf("the workers' channel")),
+                },
+                answer = inbox.recv() => match answer {
+                    Some(answer) => self.answered(answer),
+                    None => break Err(Deaf("the channel of answers")),
+                },
+                found = addresses.recv() => match found {
+                    Some(found) => self.found(found),
+                    None => break Err(Deaf("the search for addresses")),
+                },
+                event = events.recv() => match event {
+                    Ok(HypervisorEvent::Changed(instance)) => self.happened(instance),
+                    Ok(HypervisorEvent::LookAtAll) | Err(broadcast::error::RecvError::Lagged(_)) => self.look(),
+                    Err(broadcast::error::RecvError::Closed) => break Err(Deaf("the hypervisor's events")),
+                },
                 _ = tick.tick() => self.tick(),
             }
-        }
+        };
         for (_, entry) in self.world.iter() {
             if let Some(running) = &entry.running {
                 running.cancel.cancel();
             }
         }
         // The senders of this driver go with it; jobs under way report to nobody, and that is fine.
+        ended
     }
 
     fn changed(&mut self, change: Change) {
@@ -162,17 +193,9 @@ impl Driver {
         }
     }
 
-    fn happened(&mut self, event: Result<HypervisorEvent, broadcast::error::RecvError>) {
-        match event {
-            Ok(HypervisorEvent::Changed(instance)) => {
-                if self.world.get(instance).is_some() {
-                    self.observe(instance);
-                }
-            }
-            Ok(HypervisorEvent::LookAtAll) | Err(broadcast::error::RecvError::Lagged(_)) => self.look(),
-            // The hypervisor lives as long as the agent; the periodic look serves should it not.
-            Err(broadcast::error::RecvError::Closed) => {}
-        }
+    fn happened(&mut self, instance: InstanceId) {
+        // Also of one that nobody here knows: a call of ours that came back late may have made it.
+        self.observe(instance);
     }
 
     fn tick(&mut self) {
@@ -181,14 +204,13 @@ impl Driver {
             self.look();
             self.audit();
         }
-        let wall = Timestamp::now();
         let due: Vec<_> = self
             .world
             .iter_mut()
             .filter(|(_, entry)| entry.running.is_none())
             .filter_map(|(instance, entry)| {
                 let retry = entry.retry.is_some_and(|retry| now >= retry.at);
-                let wake = entry.wake.is_some_and(|wake| wall >= wake);
+                let wake = entry.wake.is_some_and(|wake| now >= wake);
                 if wake {
                     entry.wake = None;
                 }
@@ -225,15 +247,27 @@ impl Driver {
     }
 
     fn ask_placement(&mut self, instance: InstanceId) {
+        self.asking(instance);
         let (parts, answers) = (Arc::clone(&self.parts), self.answers.clone());
-        // Asking counts as work under way, so that it is done once at a time.
-        let cancel = CancellationToken::new();
-        let entry = self.world.touch(instance);
-        entry.running = Some(Running { cancel, wanted: entry.wanted() });
         self.tasks.spawn(async move {
-            let held = parts.placement.allocations(instance).await;
+            let held = ask_placement(&parts, instance).await;
             answers.send(Answer::Allocation(instance, held)).await.ok();
         });
+    }
+
+    fn ask_whose(&mut self, instance: InstanceId) {
+        self.asking(instance);
+        let (parts, answers) = (Arc::clone(&self.parts), self.answers.clone());
+        self.tasks.spawn(async move {
+            let index = parts.store.get(&parts.settings.keys.instance(instance)).await;
+            answers.send(Answer::Whose(instance, index.map(|(pair, _)| pair.is_some()))).await.ok();
+        });
+    }
+
+    /// Asking counts as work under way, so that it is done once at a time.
+    fn asking(&mut self, instance: InstanceId) {
+        let entry = self.world.touch(instance);
+        entry.running = Some(Running { cancel: CancellationToken::new(), wanted: entry.wanted() });
     }
 
     fn audit(&mut self) {
@@ -268,11 +302,19 @@ impl Driver {
                 tracing::warn!(error, "failed to look at everything; trying on");
             }
             Answer::Observed(instance, begun, Ok(observed)) => {
+                if self.world.get(instance).is_none() {
+                    if observed == Observed::default() {
+                        return;
+                    }
+                    // What else is known of it, the look that follows tells.
+                    self.look();
+                    return;
+                }
                 if let Some(entry) = self.world.get_mut(instance)
                     && entry.touched < begun
                     && entry.running.is_none()
                 {
-                    entry.observed = observed;
+                    entry.observe(observed);
                     self.consider(instance);
                 }
             }
@@ -283,8 +325,7 @@ impl Driver {
                 match held {
                     Ok(held) => {
                         entry.retry = None;
-                        entry.allocation =
-                            Some(Held { amounts: held.map(|held| held.total()), since: Timestamp::now() });
+                        entry.allocation = Some(held);
                     }
                     Err(error) => {
                         entry.retry_later();
@@ -293,11 +334,25 @@ impl Driver {
                 }
                 self.consider(instance);
             }
+            Answer::Whose(instance, asked_for) => {
+                let entry = self.world.touch(instance);
+                entry.running = None;
+                match asked_for {
+                    Ok(asked_for) => entry.asked_for = Some(asked_for),
+                    Err(error) => {
+                        entry.retry_later();
+                        tracing::warn!(%instance, %error, "failed to ask whether it is ours; trying on");
+                    }
+                }
+                self.consider(instance);
+            }
             Answer::Audited(begun, held) => {
                 self.auditing = false;
                 match held {
                     Ok(held) => {
-                        self.world.take_audit(begun, &held, Timestamp::now());
+                        for instance in self.world.take_audit(begun, &held) {
+                            self.ask_placement(instance);
+                        }
                         self.consider_all();
                     }
                     // Not registered yet, or not any more, which the registration makes good.
@@ -308,17 +363,27 @@ impl Driver {
         }
     }
 
-    fn found(&mut self, found: Found) {
-        for (instance, addresses) in found {
+    fn found(&mut self, mut found: Found) {
+        for instance in found.waiting {
+            let Some(entry) = self.world.get_mut(instance) else { continue };
+            let in_vain = entry.status.known().is_some_and(|status| status.ip.is_none())
+                && found.addresses.get(&instance).is_none_or(Vec::is_empty);
+            if in_vain && entry.searched_in_vain(self.limits.address) {
+                self.consider(instance);
+            }
+        }
+        found.addresses.retain(|_, addresses| !addresses.is_empty());
+        for (instance, addresses) in found.addresses {
             let Some(entry) = self.world.get(instance) else { continue };
-            let Some(status) = &entry.status else { continue };
-            let waiting = status.ip.is_none();
+            let Some(status) = entry.status.known() else { continue };
             let merged = merge(&status.addresses, addresses);
-            let busy = entry.running.is_some() || entry.wanted() == Wanted::Destroyed;
-            if !busy
+            let runs = entry.observed().domain == Some(RunState::Running)
+                && matches!(status.state, State::Starting | State::Active);
+            let free = entry.running.is_none() && entry.wanted() == Wanted::Active;
+            if runs
+                && free
                 && status.started_at.is_some()
-                && !merged.is_empty()
-                && (waiting || merged != status.addresses)
+                && (status.ip.is_none() || merged != status.addresses)
             {
                 self.begin(instance, Work::Addresses(merged));
             }
@@ -331,20 +396,29 @@ impl Driver {
         let cancelled = entry.running.take().is_some_and(|running| running.cancel.is_cancelled());
         entry.status = report.status;
         if let Some(observed) = report.observed {
-            entry.observed = observed;
+            entry.observe(observed);
         }
         if let Some(record) = report.record {
             entry.record = record;
         }
-        if report.released {
-            entry.allocation = Some(Held { amounts: None, since: Timestamp::now() });
+        entry.buried |= report.buried;
+        if let Some(allocation) = report.allocation {
+            entry.allocation = Some(allocation);
         }
         if report.request_dropped {
             entry.request = None;
         }
         match report.outcome {
+            Outcome::Done if report.resumed => {
+                entry.resumed = Some(Instant::now());
+                self.observe(instance);
+                return;
+            }
             Outcome::Done => {
-                entry.retry = None;
+                // What failed for good stays so until its time comes, although telling it worked.
+                if !report.told_failure {
+                    entry.retry = None;
+                }
                 // Who has its addresses is not waited for any more.
                 self.want_addresses();
             }
@@ -356,7 +430,15 @@ impl Driver {
                 // What stopped it may have changed what is there.
                 self.observe(instance);
             }
-            Outcome::Failed(reason) => {
+            Outcome::RetryBounded(why) if entry.failures() < IMAGE_TRIES => {
+                tracing::warn!(%instance, why, "did not work for now; trying again");
+                entry.retry_later();
+            }
+            Outcome::RetryBounded(reason) | Outcome::Failed(reason) => {
+                if ran(&entry.facts()) {
+                    // It is kept, and tried again: what is wrong with it may be mended.
+                    entry.retry_later();
+                }
                 self.begin(instance, Work::Fail(reason));
                 return;
             }
@@ -389,24 +471,26 @@ impl Driver {
             return;
         }
         entry.wake = None;
-        let decision = decide(&entry.facts(), Timestamp::now(), &self.limits);
+        let decision = decide(&entry.facts(), &self.limits);
         match decision {
+            // It ran into the same wall again.
+            Decision::Run(effects)
+                if effects.contains(&Effect::Resume) && entry.resumed_lately(RESUME_PERIOD) =>
+            {
+                entry.wake_in(RESUME_PERIOD);
+            }
             Decision::Settled => entry.retry = None,
             Decision::Run(effects) => self.begin(instance, Work::Effects(effects)),
-            Decision::Fail(reason) => {
-                let reason = explained(entry, reason);
-                self.begin(instance, Work::Fail(reason));
-            }
+            Decision::Fail(reason) => self.begin(instance, Work::Fail(reason)),
             Decision::AskPlacement => self.ask_placement(instance),
-            Decision::AwaitAddress(deadline) => {
-                entry.wake = Some(deadline);
-                self.want_addresses();
-            }
-            Decision::LookAgain(at) => entry.wake = Some(at),
+            Decision::AskWhose => self.ask_whose(instance),
+            Decision::AwaitAddress => self.want_addresses(),
+            Decision::LookAgain(after) => entry.wake_in(after),
             Decision::Report(what) => {
                 if entry.reported != Some(what) {
                     entry.reported = Some(what);
-                    tracing::warn!(%instance, "{what}");
+                    let why = entry.request.as_ref().and_then(|request| request.record.as_ref().err());
+                    tracing::warn!(%instance, why, "{what}");
                 }
             }
         }
@@ -424,7 +508,7 @@ impl Driver {
             request: request.and_then(|request| request.record.as_ref().ok()).cloned(),
             request_revision: request.map(|request| request.revision),
             status: entry.status.clone(),
-            allocated: entry.allocation.as_ref().and_then(|held| held.amounts.clone()),
+            allocated: entry.allocation.as_ref().and_then(Held::amounts),
         };
         let (parts, pool, reports) = (Arc::clone(&self.parts), Arc::clone(&self.pool), self.reports.clone());
         self.tasks.spawn(async move {
@@ -434,17 +518,17 @@ impl Driver {
     }
 
     fn want_addresses(&self) {
-        let (nics, now) = (self.parts.settings.nics(), Timestamp::now());
+        let nics = self.parts.settings.nics();
         let mut wanted = addresses::Wanted::default();
         for (instance, entry) in self.world.iter() {
-            let running = entry.observed.domain == Some(ec_model::RunState::Running);
-            let Some(status) = entry.status.as_ref().filter(|_| running && entry.wanted() == Wanted::Active)
+            let running = entry.observed().domain == Some(RunState::Running);
+            let Some(status) = entry.status.known().filter(|_| running && entry.wanted() == Wanted::Active)
             else {
                 continue;
             };
             // Nobody may ever ask for an address on the second interface's network: not waited for endlessly.
             let fresh = status.started_at.is_some_and(|started| {
-                started.saturating_add(self.limits.address).is_ok_and(|deadline| now < deadline)
+                jiff::Timestamp::now().duration_since(started).unsigned_abs() < self.limits.address
             });
             let complete = (0..nics).all(|nic| status.addresses.iter().any(|address| address.nic == nic));
             let waiting = status.ip.is_none() || (fresh && !complete);
@@ -458,14 +542,6 @@ impl Driver {
             *current = wanted;
             changed
         });
-    }
-}
-
-/// A reason with what the record's reader said, where that was the cause.
-fn explained(entry: &Entry, reason: String) -> String {
-    match entry.request.as_ref().map(|request| &request.record) {
-        Some(Err(why)) => format!("{reason}: {why}"),
-        _ => reason,
     }
 }
 

@@ -94,7 +94,9 @@ fn keep(path: &Path, node: NodeId) -> io::Result<()> {
     let mut file = File::create(&temporary)?;
     writeln!(file, "{node}")?;
     file.sync_all()?;
-    fs::rename(&temporary, path)
+    fs::rename(&temporary, path)?;
+    // The name too must outlive a power cut: placement and etcd will know this uuid in a moment.
+    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 
 #[cfg(test)]

@@ -2,15 +2,24 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::Path,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
 };
 
+use ec_model::Resources;
 use ec_placement_client::Inventory;
 
 use crate::config::Settings;
 
 /// The largest amount that placement takes for `max_unit` and `total` (a signed 32-bit integer).
 const MAX_AMOUNT: u64 = i32::MAX as u64;
+
+/// What QEMU takes of the host's memory for each guest, beside the guest's own, in MiB. Measured; see
+/// docs/performance.md.
+const GUEST_OVERHEAD_MB: u64 = 96;
+/// What the host itself needs of its memory: so many MiB, and so much of a hundred.
+const HOST_MB: u64 = 512;
+const HOST_PERCENT: u64 = 3;
 
 /// What was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,47 +30,108 @@ pub(crate) struct Measured {
     pub(crate) memory_mb: u64,
     /// The file system of the state directory, in GiB.
     pub(crate) disk_gb: u64,
-    /// Of these, not used yet, in GiB.
+    /// Of these, what neither guests' disks nor cached images take, in GiB, rounded up.
+    pub(crate) disk_others_gb: u64,
+    /// What is free, in GiB.
     pub(crate) disk_free_gb: u64,
+    /// Whether the image cache lies on that file system.
+    pub(crate) images_there: bool,
 }
 
 /// Measures this host.
-pub(crate) fn measure(state_dir: &Path) -> Result<Measured, String> {
+pub(crate) fn measure(settings: &Settings) -> Result<Measured, String> {
     let mut system =
         sysinfo::System::new().map_err(|error| format!("failed to measure this host: {error}"))?;
     system.refresh_memory();
     let vcpus = std::thread::available_parallelism()
         .map_err(|error| format!("failed to count processors: {error}"))?;
-    let disks = sysinfo::Disks::new_with_refreshed_list()
-        .map_err(|error| format!("failed to list file systems: {error}"))?;
-    // The path may not exist yet; its mount point is that of the nearest directory above that does.
-    let existing =
-        state_dir.ancestors().find_map(|path| path.canonicalize().ok()).unwrap_or_else(|| "/".into());
-    let disk = disks
-        .iter()
-        .filter(|disk| existing.starts_with(disk.mount_point()))
-        .max_by_key(|disk| disk.mount_point().as_os_str().len())
-        .ok_or_else(|| format!("failed to find the file system of {}", state_dir.display()))?;
+    let disks = existing(&settings.disks());
+    let failed = |error| format!("failed to measure the file system of {}: {error}", disks.display());
+    let stat = nix::sys::statvfs::statvfs(&disks).map_err(failed)?;
+    let device = device(&disks);
+    let images_there = device.is_some() && device == self::device(&existing(&settings.images));
+    let mut ours = bytes_in(&settings.disks());
+    if images_there {
+        ours += bytes_in(&settings.images);
+    }
+    // What only root may still write is not for guests, whose QEMU is not root.
+    let unavailable = (stat.blocks() - stat.blocks_available().min(stat.blocks())) * stat.fragment_size();
     Ok(Measured {
         vcpus: vcpus.get() as u64,
         memory_mb: system.total_memory() >> 20,
-        disk_gb: disk.total_space() >> 30,
-        disk_free_gb: disk.available_space() >> 30,
+        disk_gb: (stat.blocks() * stat.fragment_size()) >> 30,
+        disk_others_gb: unavailable.saturating_sub(ours).div_ceil(1 << 30),
+        disk_free_gb: (stat.blocks_available() * stat.fragment_size()) >> 30,
+        images_there,
     })
 }
 
-/// The inventory to register, with what the configuration reserves.
-pub(crate) fn inventory(measured: &Measured, settings: &Settings) -> BTreeMap<String, Inventory> {
+/// The nearest directory at or above the path that is there: its file system is the one that it will be on.
+fn existing(path: &Path) -> PathBuf {
+    path.ancestors().find_map(|path| path.canonicalize().ok()).unwrap_or_else(|| "/".into())
+}
+
+fn device(path: &Path) -> Option<u64> {
+    std::fs::metadata(path).ok().map(|metadata| metadata.dev())
+}
+
+/// What the files of a directory and those below it take on the disk. What goes meanwhile takes nothing.
+fn bytes_in(directory: &Path) -> u64 {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries
+        .map(|entry| match entry.metadata() {
+            Ok(metadata) if metadata.is_dir() => bytes_in(&entry.path()),
+            // Blocks are counted in units of 512 bytes, whatever the file system's are.
+            Ok(metadata) => metadata.blocks() * 512,
+            Err(_) => 0,
+        })
+        .sum()
+}
+
+/// What is not for allocation where the configuration says nothing: the host's own memory and what QEMU takes
+/// for as many guests as there are processors to give out; what else lies on the disk, and the image cache at
+/// its fullest.
+fn default_reserve(class: &str, measured: &Measured, settings: &Settings) -> u64 {
+    match class {
+        "MEMORY_MB" => {
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                clippy::cast_precision_loss,
+                reason = "placement itself truncates the product to an integer"
+            )]
+            let guests = (measured.vcpus as f64 * settings.ratio("VCPU")) as u64;
+            let host = HOST_MB + measured.memory_mb * HOST_PERCENT / 100;
+            // A small host gives half of what it has all the same: it will not have that many guests.
+            (host + guests * GUEST_OVERHEAD_MB).min(measured.memory_mb / 2)
+        }
+        "DISK_GB" => {
+            let images = if measured.images_there { settings.images_max_bytes.div_ceil(1 << 30) } else { 0 };
+            measured.disk_others_gb + images
+        }
+        _ => 0,
+    }
+}
+
+/// The inventory to register, with what is reserved: as configured, else by default; and what guests take that
+/// placement could not count.
+pub(crate) fn inventory(
+    measured: &Measured,
+    settings: &Settings,
+    uncounted: &Resources,
+) -> BTreeMap<String, Inventory> {
     [("VCPU", measured.vcpus), ("MEMORY_MB", measured.memory_mb), ("DISK_GB", measured.disk_gb)]
         .into_iter()
         // Placement refuses a total of nothing.
         .filter(|(_, total)| *total > 0)
         .map(|(class, total)| {
             let total = total.min(MAX_AMOUNT);
-            let reserved = settings.reserved.get(class).copied().unwrap_or(0).min(total);
+            let configured = settings.reserved.get(class).copied();
+            let reserved = configured.unwrap_or_else(|| default_reserve(class, measured, settings))
+                + per_unit(uncounted.get(class).copied().unwrap_or(0), settings.ratio(class));
             let inventory = Inventory {
                 total,
-                reserved,
+                reserved: reserved.min(total),
                 min_unit: 1,
                 max_unit: total,
                 step_size: 1,
@@ -70,6 +140,18 @@ pub(crate) fn inventory(measured: &Measured, settings: &Settings) -> BTreeMap<St
             (class.to_owned(), inventory)
         })
         .collect()
+}
+
+/// How much of a total makes up for an amount that may be given out `ratio` times.
+fn per_unit(amount: u64, ratio: f64) -> u64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "amounts are far below 2^52"
+    )]
+    let units = (amount as f64 / ratio).ceil() as u64;
+    units
 }
 
 /// Whether a trait speaks of the processor, so that the agent alone decides about it.
@@ -155,7 +237,43 @@ mod tests {
 
     #[test]
     fn this_host_has_something_to_give_even_for_a_directory_still_to_be_made() {
-        let measured = measure(Path::new("/nonexistent/deep/down")).unwrap();
+        let settings = settings("state_dir: /nonexistent/deep/down");
+        let measured = measure(&settings).unwrap();
         assert!(measured.vcpus >= 1 && measured.memory_mb >= 64 && measured.disk_gb >= 1, "{measured:?}");
+    }
+
+    fn settings(yaml: &str) -> Settings {
+        Settings::check(&serde_yaml::from_str(yaml).unwrap()).unwrap()
+    }
+
+    const HOST: Measured = Measured {
+        vcpus: 8,
+        memory_mb: 16_384,
+        disk_gb: 500,
+        disk_others_gb: 30,
+        disk_free_gb: 400,
+        images_there: true,
+    };
+
+    #[test]
+    fn what_the_host_the_guests_processes_and_the_images_need_is_not_offered() {
+        let settings = settings("images: {max_gb: 40}");
+        let reserved = |uncounted: &Resources| {
+            let inventory = inventory(&HOST, &settings, uncounted);
+            ["VCPU", "MEMORY_MB", "DISK_GB"].map(|class| inventory[class].reserved)
+        };
+        assert_eq!(reserved(&Resources::new()), [0, 512 + 491 + 32 * 96, 70]);
+        // Six processors that are given out four times each are one and a half.
+        let uncounted =
+            [("VCPU".to_owned(), 6), ("MEMORY_MB".to_owned(), 1024), ("DISK_GB".to_owned(), 5)].into();
+        assert_eq!(reserved(&uncounted), [2, 512 + 491 + 32 * 96 + 1024, 75]);
+    }
+
+    #[test]
+    fn what_is_configured_holds_and_no_reserve_passes_the_total() {
+        let settings = settings("{reserved: {MEMORY_MB: 0}, images: {max_gb: 400}}");
+        let tiny = Measured { memory_mb: 1024, disk_gb: 10, disk_others_gb: 9, ..HOST };
+        let inventory = inventory(&tiny, &settings, &Resources::new());
+        assert_eq!((inventory["MEMORY_MB"].reserved, inventory["DISK_GB"].reserved), (0, 10));
     }
 }

@@ -10,6 +10,7 @@ pub mod identity;
 mod inventory;
 mod look;
 mod parts;
+mod presence;
 mod register;
 mod worker;
 mod world;

@@ -1,15 +1,16 @@
 //! The parts that an agent works with, made once at its start.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use ec_hypervisor::Hypervisor;
 use ec_image::ImageCache;
 use ec_metadata::RecordDir;
-use ec_model::{InstanceId, NodeId};
+use ec_model::{InstanceId, NodeId, Resources};
 use ec_placement_client::PlacementClient;
 use ec_store::Store;
+use tokio::sync::watch;
 
-use crate::config::Settings;
+use crate::{config::Settings, presence::Presence};
 
 /// Everything outside the agent that it talks to.
 pub struct Parts {
@@ -27,6 +28,10 @@ pub struct Parts {
     pub images: ImageCache,
     /// The node's own records, which the metadata service reads.
     pub records: Arc<RecordDir>,
+    /// Whether this agent is the node.
+    pub presence: Presence,
+    /// What guests take that are here and that placement has no room to count: reserved in the inventory.
+    pub uncounted: watch::Sender<BTreeMap<InstanceId, Resources>>,
 }
 
 impl Parts {

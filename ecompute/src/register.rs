@@ -1,29 +1,64 @@
-//! The node's presence: its resource provider in placement, and its key in etcd under a lease.
+//! The node's resource provider in placement: what it has to give, and what it can.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
-use ec_hypervisor::HostInfo;
-use ec_model::{Keyspace, NodeId, NodeRecord, RECORD_VERSION, encode};
-use ec_placement_client::{PlacementClient, PlacementError};
-use ec_store::{LeaseId, Store, StoreError, Txn};
-use jiff::Timestamp;
+use ec_model::Resources;
+use ec_placement_client::PlacementError;
 use tokio_util::sync::CancellationToken;
 
-use crate::{config::Settings, inventory};
+use crate::{inventory, parts::Parts};
 
-/// How long the node's key outlives a dead agent. Long enough for etcd to elect a leader and for an
-/// agent to be restarted, short enough that schedulers soon pass a dead node over.
-pub(crate) const LEASE_TTL: Duration = Duration::from_secs(15);
+/// How often an agent makes sure that placement still knows its node, and as it is.
+const PERIOD: Duration = Duration::from_secs(60);
+/// Between two tries to reach a placement that is not there yet.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// Registers, and keeps the registration true until asked to end: a placement that was wiped or restored is told
+/// anew, and so is what guests take that it could not count. Fails only where placement refuses for good.
+pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> Result<(), PlacementError> {
+    let mut uncounted = parts.uncounted.subscribe();
+    let mut told = false;
+    while let Err(error) = register(parts).await {
+        if !error.is_transient() {
+            return Err(error);
+        }
+        if !told {
+            tracing::warn!(%error, "waiting for placement");
+            told = true;
+        }
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            () = tokio::time::sleep(RETRY) => {}
+        }
+    }
+    parts.presence.show();
+    // The start is over, and what comes now needs little of its code.
+    if let Err(error) = ec_runtime::memory::forget_code() {
+        tracing::debug!(%error, "code that only the start needed stays resident");
+    }
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            () = tokio::time::sleep(PERIOD) => {}
+            // The sender lives in the parts.
+            _ = uncounted.changed() => {}
+        }
+        let refreshed = match refresh(parts).await {
+            Err(PlacementError::NotFound(_)) => register(parts).await,
+            other => other,
+        };
+        if let Err(error) = refreshed {
+            tracing::warn!(%error, "failed to tell placement of this node; trying on");
+        }
+    }
+}
 
 /// Sets provider, inventory and traits anew. What was locked by the last end is unlocked by this.
-pub(crate) async fn register(
-    placement: &PlacementClient,
-    node: NodeId,
-    settings: &Settings,
-) -> Result<(), PlacementError> {
-    let measured = inventory::measure(&settings.state_dir).map_err(PlacementError::Invalid)?;
+async fn register(parts: &Parts) -> Result<(), PlacementError> {
+    let (placement, node, settings) = (&parts.placement, parts.node, &parts.settings);
+    let measured = inventory::measure(settings).map_err(PlacementError::Invalid)?;
     let provider = placement.ensure_provider(node, &settings.name).await?;
-    placement.set_inventory(node, &inventory::inventory(&measured, settings)).await?;
+    placement.set_inventory(node, &inventory::inventory(&measured, settings, &uncounted(parts))).await?;
     let mut traits: BTreeSet<String> = settings.traits.clone();
     // Not a Linux on x86, or no /proc: then there are no such traits.
     traits.extend(
@@ -34,85 +69,32 @@ pub(crate) async fn register(
     Ok(())
 }
 
-/// Keeps the node's key alive until asked to end, then revokes its lease. A lost lease, a wiped or
-/// restarted etcd: the key is put again.
-pub(crate) async fn keep_alive(
-    store: Arc<dyn Store>,
-    keys: Keyspace,
-    node: NodeId,
-    name: String,
-    host: HostInfo,
-    shutdown: CancellationToken,
-) {
-    let record = NodeRecord {
-        version: RECORD_VERSION,
-        node,
-        name,
-        agent: env!("CARGO_PKG_VERSION").to_owned(),
-        virt_type: host.virt_type,
-        machine: String::new(),
-        host: String::new(),
-        started_at: Timestamp::now(),
-    };
-    let (key, value) = (keys.node(node), encode(&record));
-    let mut lease: Option<LeaseId> = None;
-    let mut lost = false;
-    loop {
-        let outcome = renew(store.as_ref(), lease, &key, &value).await;
-        let pause = match outcome {
-            Ok(renewed) => {
-                if lost {
-                    tracing::info!("etcd is back");
-                }
-                (lease, lost) = (Some(renewed), false);
-                LEASE_TTL / 3
-            }
-            Err(StoreError::LeaseLost(_)) => {
-                lease = None;
-                Duration::ZERO
-            }
-            Err(error) => {
-                if !lost {
-                    tracing::warn!(%error, "failed to renew this node's lease; trying on");
-                }
-                lost = true;
-                Duration::from_secs(1)
-            }
-        };
-        tokio::select! {
-            () = shutdown.cancelled() => break,
-            () = tokio::time::sleep(pause) => {}
-        }
+/// Brings what is reserved up to date, where it is out by more than the disk's breathing. What an operator set
+/// otherwise (a lock, say) stays.
+async fn refresh(parts: &Parts) -> Result<(), PlacementError> {
+    let current = parts.placement.inventory(parts.node).await?;
+    let measured = inventory::measure(&parts.settings).map_err(PlacementError::Invalid)?;
+    let mut wanted = inventory::inventory(&measured, &parts.settings, &uncounted(parts));
+    wanted.retain(|class, inventory| {
+        let slack = if class == "DISK_GB" { 1 } else { 0 };
+        current.get(class).is_none_or(|current| {
+            current.reserved < current.total && current.reserved.abs_diff(inventory.reserved) > slack
+        })
+    });
+    if wanted.is_empty() {
+        return Ok(());
     }
-    if let Some(lease) = lease
-        && let Err(error) = store.revoke(lease).await
-    {
-        tracing::warn!(%error, "failed to revoke this node's lease; it runs out by itself");
-    }
+    tracing::info!(classes = ?wanted.keys().collect::<Vec<_>>(), "what is reserved on this node has changed");
+    parts.placement.set_inventory(parts.node, &wanted).await
 }
 
-async fn renew(
-    store: &dyn Store,
-    lease: Option<LeaseId>,
-    key: &str,
-    value: &[u8],
-) -> Result<LeaseId, StoreError> {
-    let Some(lease) = lease else {
-        let lease = store.grant(LEASE_TTL).await?;
-        return match store.txn(Txn::new().put_leased(key, value, lease)).await {
-            Ok(_) => Ok(lease),
-            Err(error) => {
-                // Not left behind: the next try takes a new one.
-                store.revoke(lease).await.ok();
-                Err(error)
-            }
-        };
-    };
-    store.keep_alive(lease).await?;
-    // Somebody deleted the key by hand, or a predecessor's lease took it along.
-    let (current, _) = store.get(key).await?;
-    if current.is_none_or(|current| current.lease != Some(lease)) {
-        store.txn(Txn::new().put_leased(key, value, lease)).await?;
+/// What guests take that are here and not counted, by class.
+fn uncounted(parts: &Parts) -> Resources {
+    let mut sum = Resources::new();
+    for amounts in parts.uncounted.borrow().values() {
+        for (class, amount) in amounts {
+            *sum.entry(class.clone()).or_default() += amount;
+        }
     }
-    Ok(lease)
+    sum
 }

@@ -1,27 +1,34 @@
 //! Performing effects for one instance. Each is idempotent; between any two a crash is safe.
 
+mod guest;
+
 use std::{sync::Arc, time::Duration};
 
-use ec_hypervisor::{DomainSpec, HypervisorError};
+use ec_hypervisor::{HypervisorError, RunState};
 use ec_image::ImageError;
-use ec_metadata::{InstanceRecord, RecordDir};
-use ec_model::{
-    Address, Blob, InstanceId, Observed, Progress, RECORD_VERSION, Request, Resources, State, Status, encode,
-};
+use ec_metadata::InstanceRecord;
+use ec_model::{Address, InstanceId, Observed, RECORD_VERSION, Request, Resources, State, Status, encode};
 use ec_placement_client::PlacementError;
-use ec_plan::Effect;
+use ec_plan::{Effect, RecordFacts};
 use ec_store::{Compare, Revision, StoreError, Txn};
 use jiff::Timestamp;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 
-use crate::parts::Parts;
+use crate::{
+    look::ask_placement,
+    parts::Parts,
+    world::{Held, StatusEntry},
+};
 
 /// How long the status of a failed instance can be read before it goes by itself.
 pub(crate) const ERROR_RETENTION: Duration = Duration::from_secs(24 * 3600);
 
-/// Progress is for people: once a second is enough, and keeps etcd's history small.
-const PROGRESS_PERIOD: Duration = Duration::from_secs(1);
+/// Nothing is written under a node that may be another's by now.
+const NOT_OURS: &str = "this node's key in etcd is not ours at this moment";
 
 /// How much of a failed guest's console goes with its ERROR.
 const CONSOLE_TAIL_BYTES: usize = 4096;
@@ -30,10 +37,10 @@ const CONSOLE_TAIL_BYTES: usize = 4096;
 #[derive(Debug)]
 pub(crate) enum Work {
     /// These effects, in order.
-    Effects(&'static [Effect]),
+    Effects(Vec<Effect>),
     /// Write ERROR with this reason.
     Fail(String),
-    /// Write these addresses, which also makes it ACTIVE.
+    /// Write these addresses of a guest that runs, which also makes it ACTIVE.
     Addresses(Vec<Address>),
 }
 
@@ -48,8 +55,8 @@ pub(crate) struct Job {
     pub(crate) request: Option<Request>,
     /// The revision of its request's key, where there is one.
     pub(crate) request_revision: Option<Revision>,
-    /// Its status as last written.
-    pub(crate) status: Option<Status>,
+    /// Its status as last read or written.
+    pub(crate) status: StatusEntry,
     /// What it holds in placement.
     pub(crate) allocated: Option<Resources>,
 }
@@ -63,6 +70,8 @@ pub(crate) enum Outcome {
     Abandoned,
     /// For a passing reason; try again later.
     Retry(String),
+    /// For a reason that may pass; if it has not in a while, it is for good.
+    RetryBounded(String),
     /// For good.
     Failed(String),
 }
@@ -75,13 +84,19 @@ pub(crate) struct Report {
     /// How it ended.
     pub(crate) outcome: Outcome,
     /// The status as it now lies in etcd.
-    pub(crate) status: Option<Status>,
+    pub(crate) status: StatusEntry,
     /// What the hypervisor has now; `None` where it could not be asked or need not be.
     pub(crate) observed: Option<Observed>,
-    /// Whether the node's record is there now.
-    pub(crate) record: Option<bool>,
-    /// Whether the allocation was given back.
-    pub(crate) released: bool,
+    /// The node's record now, where this job changed it.
+    pub(crate) record: Option<RecordFacts>,
+    /// Whether it was noted that a user destroyed the instance here.
+    pub(crate) buried: bool,
+    /// What it holds in placement now, where this job changed that.
+    pub(crate) allocation: Option<Held>,
+    /// Whether a paused guest was let go on.
+    pub(crate) resumed: bool,
+    /// Whether all that it did was to tell a failure.
+    pub(crate) told_failure: bool,
     /// Whether the request's key was deleted by this job.
     pub(crate) request_dropped: bool,
 }
@@ -89,6 +104,7 @@ pub(crate) struct Report {
 enum Stop {
     Abandoned,
     Retry(String),
+    RetryBounded(String),
     Failed(String),
 }
 
@@ -113,7 +129,8 @@ impl From<HypervisorError> for Stop {
 
 impl From<ImageError> for Stop {
     fn from(error: ImageError) -> Self {
-        Self::Failed(ec_runtime::exit::chain(&error))
+        let text = ec_runtime::exit::chain(&error);
+        if error.is_transient() { Self::RetryBounded(text) } else { Self::Failed(text) }
     }
 }
 
@@ -131,7 +148,10 @@ pub(crate) async fn perform(
             status: job.status.clone(),
             observed: None,
             record: None,
-            released: false,
+            buried: false,
+            allocation: None,
+            resumed: false,
+            told_failure: matches!(job.work, Work::Fail(_)),
             request_dropped: false,
         },
         parts,
@@ -140,12 +160,17 @@ pub(crate) async fn perform(
         cancel,
         job,
         touched_hypervisor: false,
+        first_start: false,
     };
-    let stopped = worker.run().await;
-    worker.report.outcome = match stopped {
+    worker.report.outcome = match worker.run().await {
         Ok(()) => Outcome::Done,
         Err(Stop::Abandoned) => Outcome::Abandoned,
         Err(Stop::Retry(why)) => Outcome::Retry(why),
+        Err(Stop::RetryBounded(why)) => {
+            // Whoever waits is told what it waits for.
+            worker.announce(State::Preparing, Some(format!("{why}; trying again"))).await.ok();
+            Outcome::RetryBounded(why)
+        }
         Err(Stop::Failed(why)) => Outcome::Failed(why),
     };
     if worker.touched_hypervisor {
@@ -157,30 +182,33 @@ pub(crate) async fn perform(
 struct Worker {
     parts: Arc<Parts>,
     pool: Arc<Semaphore>,
-    /// Held from the first effect that loads the host until the end of the job.
+    /// Held from the first effect that loads the host until the last.
     permit: Option<OwnedSemaphorePermit>,
     cancel: CancellationToken,
     job: Job,
     report: Report,
     touched_hypervisor: bool,
+    /// This job marked the guest as started, which before it was not.
+    first_start: bool,
 }
 
 impl Worker {
     async fn run(&mut self) -> Result<(), Stop> {
         match &mut self.job.work {
             Work::Effects(effects) => {
-                for effect in *effects {
+                for effect in std::mem::take(effects) {
                     if self.cancel.is_cancelled() {
                         return Err(Stop::Abandoned);
                     }
-                    pause_for_test(*effect);
-                    self.effect(*effect).await?;
+                    pause_for_test(&effect);
+                    self.effect(effect).await?;
                 }
                 Ok(())
             }
             Work::Fail(reason) => {
                 let reason = std::mem::take(reason);
-                self.fail(reason).await
+                tracing::warn!(instance = %self.job.instance, reason, "instance failed");
+                self.announce(State::Error, Some(reason)).await
             }
             Work::Addresses(addresses) => {
                 let addresses = std::mem::take(addresses);
@@ -199,26 +227,32 @@ impl Worker {
         tracing::debug!(%instance, ?effect, "acting");
         let parts = Arc::clone(&self.parts);
         match effect {
-            Effect::Announce(state) => {
-                let status = self.next_status(state);
-                self.write(status).await
-            }
+            Effect::Announce(state, reason) => self.announce(state, reason).await,
             Effect::PrepareDisk => self.prepare_disk().await,
+            Effect::KeepRecord => self.keep_record().await,
             Effect::Define => {
                 self.take_permit().await?;
-                let spec = self.domain_spec()?;
+                let spec = self.domain_spec().await?;
                 self.touched_hypervisor = true;
                 Ok(parts.hypervisor.define(&spec).await?)
             }
-            Effect::Start => {
-                self.take_permit().await?;
-                self.touched_hypervisor = true;
-                Ok(parts.hypervisor.start(instance).await?)
-            }
+            Effect::MarkStarted => self.mark_started(true).await,
+            Effect::Start => self.start().await,
             Effect::NoteStart => {
                 let mut status = self.next_status(State::Starting);
                 status.started_at = Some(status.updated_at);
                 self.write(status).await
+            }
+            Effect::Resume => {
+                tracing::info!(%instance, "there is room again: letting the paused guest go on");
+                self.touched_hypervisor = true;
+                self.report.resumed = true;
+                parts.hypervisor.resume(instance).await.map_err(|error| Stop::Retry(error.to_string()))
+            }
+            Effect::Bury => {
+                self.records(move |records| records.bury(instance)).await?;
+                self.report.buried = true;
+                Ok(())
             }
             Effect::RemoveDomain => {
                 self.take_permit().await?;
@@ -227,130 +261,121 @@ impl Worker {
             }
             Effect::DropRecord => {
                 self.records(move |records| records.remove(instance)).await?;
-                self.report.record = Some(false);
+                self.report.record = Some(RecordFacts::Absent);
                 Ok(())
             }
-            Effect::Release => {
-                parts.placement.release(instance).await?;
-                self.report.released = true;
-                Ok(())
-            }
+            Effect::Claim => self.claim().await,
+            Effect::Release => self.release().await,
             Effect::DropKeys => self.drop_keys().await,
             Effect::EndInError => self.end_in_error().await,
         }
     }
 
-    async fn prepare_disk(&mut self) -> Result<(), Stop> {
+    /// Writes the status with that state; what people may have to act upon is logged too.
+    async fn announce(&mut self, state: State, reason: Option<String>) -> Result<(), Stop> {
+        let mut status = self.next_status(state);
+        if let Some(reason) = &reason {
+            tracing::info!(instance = %self.job.instance, %state, reason, "told");
+        }
+        // What a guest said last is what people need where it did not come up.
+        if matches!(state, State::Stopped | State::Error)
+            && status.ip.is_none()
+            && status.started_at.is_some()
+        {
+            let console = self.parts.hypervisor.console_tail(self.job.instance, CONSOLE_TAIL_BYTES).await;
+            status.console = console.ok().filter(|text| !text.is_empty());
+        }
+        status.reason = reason;
+        self.write(status).await
+    }
+
+    /// Starts the domain. One that certainly did not start is as one that never was started.
+    async fn start(&mut self) -> Result<(), Stop> {
         let instance = self.job.instance;
-        let parts = Arc::clone(&self.parts);
-        let request = self.request()?.clone();
-        let Some(wanted) = &request.image else {
-            return Err(Stop::Failed("its request names no image".to_owned()));
-        };
-        let disk_gb = self.job.allocated.as_ref().and_then(|amounts| amounts.get("DISK_GB")).copied();
-        let disk_bytes = disk_gb.map(|gb| gb.saturating_mul(1 << 30));
-
-        let (progress, mut steps) = watch::channel(None::<Progress>);
-        let fetch = parts.images.fetch(wanted, disk_bytes, progress);
-        tokio::pin!(fetch);
-        let mut period = tokio::time::interval(PROGRESS_PERIOD);
-        period.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        // The first tick comes at once, when there is nothing to tell yet.
-        period.tick().await;
-        let cancel = self.cancel.clone();
-        let image = loop {
-            tokio::select! {
-                image = &mut fetch => break image?,
-                () = cancel.cancelled() => return Err(Stop::Abandoned),
-                _ = period.tick() => {
-                    let step = steps.borrow_and_update().clone();
-                    if step.is_some() && self.report.status.as_ref().is_none_or(|status| status.progress != step) {
-                        let mut status = self.next_status(State::Preparing);
-                        status.progress = step;
-                        // Not telling progress must not end a download.
-                        self.write(status).await.ok();
-                    }
-                }
-            }
-        };
-
         self.take_permit().await?;
-        let record = InstanceRecord {
-            version: RECORD_VERSION,
-            instance,
-            name: hostname(&request),
-            macs: self.macs(),
-            base_digest: Some(image.base.digest.clone()),
-            keys: request.keys.clone(),
-            user_data: self.user_data(&request).await?,
-            project: request.project.clone(),
-            created_at: request.created_at,
-        };
-        self.records(move |records| records.put(&record)).await?;
-        self.report.record = Some(true);
-        pause_for_test_named("before-overlay");
-        let capacity = disk_bytes.filter(|_| parts.settings.resize);
         self.touched_hypervisor = true;
-        parts.hypervisor.create_overlay(instance, &image.base, capacity).await?;
+        match self.parts.hypervisor.start(instance).await {
+            Ok(()) => {
+                tracing::info!("STARTED INSTANCE {instance}");
+                // What comes now loads only etcd.
+                self.permit = None;
+                Ok(())
+            }
+            Err(error @ HypervisorError::Failed { .. }) if self.first_start => {
+                let observed = self.parts.hypervisor.observe(instance).await?;
+                if matches!(observed.domain, None | Some(RunState::NotStarted)) {
+                    self.mark_started(false).await?;
+                }
+                Err(error.into())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Notes on the node's disk whether a guest may have written its own.
+    async fn mark_started(&mut self, started: bool) -> Result<(), Stop> {
+        let instance = self.job.instance;
+        let changed = self
+            .records(move |records| match records.get(instance)? {
+                Some(record) if record.started != started => {
+                    records.put(&InstanceRecord { started, ..record }).map(|()| true)
+                }
+                _ => Ok(false),
+            })
+            .await?;
+        if changed {
+            self.first_start = started;
+            self.report.record = Some(RecordFacts::Kept { started });
+        }
         Ok(())
     }
 
-    async fn user_data(&self, request: &Request) -> Result<Option<Blob>, Stop> {
-        let Some(bytes) = request.user_data_bytes else { return Ok(None) };
-        let key = self.parts.settings.keys.user_data(self.parts.node, self.job.instance);
-        let data = self.parts.store.get(&key).await?.0.map(|pair| pair.value).unwrap_or_default();
-        // Written with the request: a part of it, or none, is not what the user gave.
-        if data.len() as u64 != bytes {
-            return Err(Stop::Failed(format!(
-                "its user-data has {} bytes in etcd where its request says {bytes}",
-                data.len()
-            )));
+    /// Claims what a guest takes that is here and that placement does not know of. Where there is no room, as
+    /// much of the inventory is reserved.
+    async fn claim(&mut self) -> Result<(), Stop> {
+        let instance = self.job.instance;
+        let amounts = self.amounts().await?;
+        let (project, user) = match &self.job.request {
+            Some(request) => (request.project.clone(), request.user.clone()),
+            None => (self.record().await?.map(|record| record.project).unwrap_or_default(), String::new()),
+        };
+        let [project, user] =
+            [project, user].map(|text| if text.is_empty() { "default".to_owned() } else { text });
+        let (placement, node) = (&self.parts.placement, self.parts.node);
+        match placement.claim_exact(instance, node, &amounts, &project, &user).await {
+            Ok(()) => {
+                tracing::info!(%instance, ?amounts, "counted a guest that placement did not know of");
+                self.parts.uncounted.send_if_modified(|uncounted| uncounted.remove(&instance).is_some());
+                self.report.allocation = Some(Held::Here { amounts, since: Instant::now() });
+                Ok(())
+            }
+            Err(PlacementError::Conflict(why)) => {
+                self.parts.uncounted.send_if_modified(|uncounted| {
+                    uncounted.insert(instance, amounts.clone()).as_ref() != Some(&amounts)
+                });
+                Err(Stop::Retry(format!("placement has no room to count it, so as much is reserved: {why}")))
+            }
+            Err(error) => Err(error.into()),
         }
-        Ok(Some(Blob(data)))
     }
 
-    /// Works on the node's records, which waits for the disk.
-    async fn records<T, E>(
-        &self,
-        work: impl FnOnce(&RecordDir) -> Result<T, E> + Send + 'static,
-    ) -> Result<T, Stop>
-    where
-        T: Send + 'static,
-        E: std::error::Error + Send + 'static,
-    {
-        let records = Arc::clone(&self.parts.records);
-        tokio::task::spawn_blocking(move || work(&records))
-            .await
-            .map_err(|error| Stop::Retry(error.to_string()))?
-            .map_err(|error| Stop::Retry(ec_runtime::exit::chain(&error)))
-    }
-
-    fn macs(&self) -> Vec<ec_model::MacAddr> {
-        (0..self.parts.settings.nics()).map(|nic| self.job.instance.mac(nic)).collect()
-    }
-
-    fn domain_spec(&self) -> Result<DomainSpec, Stop> {
-        let amount = |class: &str| {
-            self.job
-                .allocated
-                .as_ref()
-                .and_then(|amounts| amounts.get(class))
-                .copied()
-                .filter(|amount| *amount > 0)
-        };
-        let missing = |class: &str| {
-            Stop::Failed(format!("its allocation has no {class}, which a virtual machine needs"))
-        };
-        Ok(DomainSpec {
-            instance: self.job.instance,
-            title: hostname(self.request()?),
-            vcpus: amount("VCPU").ok_or_else(|| missing("VCPU"))?,
-            memory_mb: amount("MEMORY_MB").ok_or_else(|| missing("MEMORY_MB"))?,
-        })
+    /// Gives back what the instance holds here. What it holds on other nodes is not this node's to give back.
+    async fn release(&mut self) -> Result<(), Stop> {
+        let instance = self.job.instance;
+        match ask_placement(&self.parts, instance).await? {
+            Held::Here { .. } => self.parts.placement.release(instance).await?,
+            Held::Elsewhere => {
+                tracing::warn!(%instance, "its allocation is on other resource providers, and stays there");
+            }
+            Held::Nothing => {}
+        }
+        self.parts.uncounted.send_if_modified(|uncounted| uncounted.remove(&instance).is_some());
+        self.report.allocation = Some(Held::Nothing);
+        Ok(())
     }
 
     fn request(&self) -> Result<&Request, Stop> {
-        self.job.request.as_ref().ok_or_else(|| Stop::Failed("its request cannot be read".to_owned()))
+        self.job.request.as_ref().ok_or_else(|| Stop::Retry("it has no request that can be read".to_owned()))
     }
 
     /// Waiting for a place in the pool ends when the work is not wanted any more.
@@ -365,27 +390,17 @@ impl Worker {
         Ok(())
     }
 
-    async fn fail(&mut self, reason: String) -> Result<(), Stop> {
-        let mut status = self.next_status(State::Error);
-        if status.started_at.is_some() {
-            let console = self.parts.hypervisor.console_tail(self.job.instance, CONSOLE_TAIL_BYTES).await;
-            status.console = console.ok().filter(|text| !text.is_empty());
-        }
-        tracing::warn!(instance = %self.job.instance, reason, "instance failed");
-        status.reason = Some(reason);
-        self.write(status).await
-    }
-
     async fn drop_keys(&mut self) -> Result<(), Stop> {
         let instance = self.job.instance;
-        let keys = &self.parts.settings.keys;
+        let user_data = self.parts.settings.keys.user_data(self.parts.node, instance);
         let txn = Txn::new()
             .when(self.request_as_seen())
             .delete(self.parts.request_key(instance))
-            .delete(keys.user_data(self.parts.node, instance))
+            .delete(user_data)
             .delete(self.parts.status_key(instance));
         self.end(txn).await?;
-        self.report.status = None;
+        self.report.status = StatusEntry::Absent;
+        tracing::info!("ENDED INSTANCE {instance}");
         Ok(())
     }
 
@@ -393,8 +408,9 @@ impl Worker {
     async fn end_in_error(&mut self) -> Result<(), Stop> {
         let instance = self.job.instance;
         let mut status = self.next_status(State::Error);
-        status.reason = self.report.status.as_ref().and_then(|old| old.reason.clone());
-        status.console = self.report.status.as_ref().and_then(|old| old.console.clone());
+        let old = self.report.status.known();
+        status.reason = old.and_then(|old| old.reason.clone());
+        status.console = old.and_then(|old| old.console.clone());
         let lease = self.parts.store.grant(ERROR_RETENTION).await?;
         let txn = Txn::new()
             .when(self.request_as_seen())
@@ -410,13 +426,14 @@ impl Worker {
             }
             return ended;
         }
-        self.report.status = Some(status);
+        self.report.status = StatusEntry::Known(Box::new(status));
+        tracing::info!("ENDED INSTANCE {instance} IN ERROR");
         Ok(())
     }
 
     /// Commits the end of a request, unless somebody changed it meanwhile: then all is decided anew.
     async fn end(&mut self, txn: Txn) -> Result<(), Stop> {
-        if self.parts.store.txn(txn).await?.succeeded {
+        if self.fenced(txn).await? {
             self.report.request_dropped = true;
             Ok(())
         } else {
@@ -435,7 +452,7 @@ impl Worker {
     /// The status to write next: what was known, in this state, now.
     fn next_status(&self, state: State) -> Status {
         let now = Timestamp::now();
-        let old = self.report.status.as_ref();
+        let old = self.report.status.known();
         Status {
             version: RECORD_VERSION,
             instance: self.job.instance,
@@ -455,9 +472,21 @@ impl Worker {
 
     async fn write(&mut self, status: Status) -> Result<(), Stop> {
         let key = self.parts.status_key(self.job.instance);
-        self.parts.store.txn(Txn::new().put(key, encode(&status))).await?;
-        self.report.status = Some(status);
+        if !self.fenced(Txn::new().put(key, encode(&status))).await? {
+            return Err(Stop::Retry(NOT_OURS.to_owned()));
+        }
+        self.report.status = StatusEntry::Known(Box::new(status));
         Ok(())
+    }
+
+    /// Commits a transaction if the node's key is still ours; whether all its conditions held.
+    async fn fenced(&self, txn: Txn) -> Result<bool, Stop> {
+        let fence = self.parts.presence.fence().ok_or_else(|| Stop::Retry(NOT_OURS.to_owned()))?;
+        let succeeded = self.parts.store.txn(txn.when(fence)).await?.succeeded;
+        if !succeeded {
+            self.parts.presence.doubt();
+        }
+        Ok(succeeded)
     }
 }
 
@@ -470,15 +499,20 @@ pub(crate) fn hostname(request: &Request) -> String {
 }
 
 /// A named stop for crash tests; nothing at all in a shipped binary.
-fn pause_for_test(effect: Effect) {
+fn pause_for_test(effect: &Effect) {
     let name = match effect {
-        Effect::Announce(_) => "before-announce",
+        Effect::Announce(..) => "before-announce",
         Effect::PrepareDisk => "before-disk",
+        Effect::KeepRecord => "before-keep-record",
         Effect::Define => "before-define",
+        Effect::MarkStarted => "before-mark-started",
         Effect::Start => "before-start",
         Effect::NoteStart => "before-note-start",
+        Effect::Resume => "before-resume",
+        Effect::Bury => "before-bury",
         Effect::RemoveDomain => "before-remove-domain",
         Effect::DropRecord => "before-drop-record",
+        Effect::Claim => "before-claim",
         Effect::Release => "before-release",
         Effect::DropKeys => "before-drop-keys",
         Effect::EndInError => "before-end-in-error",

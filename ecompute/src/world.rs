@@ -7,10 +7,11 @@ use std::{
     time::Duration,
 };
 
-use ec_model::{Desired, InstanceId, Keyspace, NodeId, Observed, Request, Resources, Status, decode};
-use ec_plan::{Allocation, Facts, StatusFacts, Wanted};
+use ec_model::{
+    Desired, InstanceId, Keyspace, NodeId, Observed, Request, Resources, RunState, Status, decode,
+};
+use ec_plan::{Allocation, Facts, KnownStatus, RecordFacts, StatusFacts, Wanted};
 use ec_store::{KeyValue, Revision};
-use jiff::Timestamp;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -41,39 +42,118 @@ pub(crate) struct Retry {
     pub(crate) failures: u32,
 }
 
+/// A status as it lies in etcd.
+#[derive(Debug, Clone, Default)]
+pub(crate) enum StatusEntry {
+    /// There is none.
+    #[default]
+    Absent,
+    /// It cannot be read.
+    Unreadable,
+    /// It was read, or written by us.
+    Known(Box<Status>),
+}
+
+impl StatusEntry {
+    /// The status, where it can be read.
+    pub(crate) fn known(&self) -> Option<&Status> {
+        match self {
+            Self::Known(status) => Some(status),
+            Self::Absent | Self::Unreadable => None,
+        }
+    }
+}
+
+impl From<Option<Status>> for StatusEntry {
+    fn from(status: Option<Status>) -> Self {
+        status.map_or(Self::Absent, |status| Self::Known(Box::new(status)))
+    }
+}
+
 /// Everything known of one instance.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Entry {
     /// Its request.
     pub(crate) request: Option<RequestEntry>,
-    /// Its status as last written.
-    pub(crate) status: Option<Status>,
+    /// Its status as last read or written.
+    pub(crate) status: StatusEntry,
     /// What the hypervisor has.
-    pub(crate) observed: Observed,
-    /// Whether the node's record is there.
-    pub(crate) record: bool,
+    observed: Observed,
+    /// The node's own record.
+    pub(crate) record: RecordFacts,
+    /// Its user destroyed it here.
+    pub(crate) buried: bool,
     /// What placement has; `None` is not known.
     pub(crate) allocation: Option<Held>,
+    /// Whether control tools asked for it, where that was looked up.
+    pub(crate) asked_for: Option<bool>,
     /// Work under way.
     pub(crate) running: Option<Running>,
     /// After a passing failure.
     pub(crate) retry: Option<Retry>,
     /// A time at which a decision changes by itself.
-    pub(crate) wake: Option<Timestamp>,
+    pub(crate) wake: Option<Instant>,
+    /// For how long an address was looked for in vain since the guest runs. Counts only looks that worked.
+    searched: Duration,
+    last_search: Option<Instant>,
+    /// When it was let go on last, after a pause.
+    pub(crate) resumed: Option<Instant>,
     /// What was reported to the operator last, so that it is said once.
     pub(crate) reported: Option<&'static str>,
     /// When our own work last changed what a look sees; looks begun before say nothing about it.
     pub(crate) touched: u64,
 }
 
+impl Default for Entry {
+    fn default() -> Self {
+        Self {
+            request: None,
+            status: StatusEntry::Absent,
+            observed: Observed::default(),
+            record: RecordFacts::Absent,
+            buried: false,
+            allocation: None,
+            asked_for: None,
+            running: None,
+            retry: None,
+            wake: None,
+            searched: Duration::ZERO,
+            last_search: None,
+            resumed: None,
+            reported: None,
+            touched: 0,
+        }
+    }
+}
+
 /// What placement holds for an instance.
 #[derive(Debug, Clone)]
-pub(crate) struct Held {
-    /// Amounts; nothing where there is no allocation.
-    pub(crate) amounts: Option<Resources>,
-    /// When it was first seen.
-    pub(crate) since: Timestamp,
+pub(crate) enum Held {
+    /// Nothing.
+    Nothing,
+    /// Something, but from other nodes' providers.
+    Elsewhere,
+    /// These amounts, from this node's providers.
+    Here {
+        /// By class.
+        amounts: Resources,
+        /// When this agent saw it first.
+        since: Instant,
+    },
 }
+
+impl Held {
+    /// The amounts, where there are some from this node.
+    pub(crate) fn amounts(&self) -> Option<Resources> {
+        match self {
+            Self::Here { amounts, .. } => Some(amounts.clone()),
+            Self::Nothing | Self::Elsewhere => None,
+        }
+    }
+}
+
+/// Between two searches for an address more time may pass in which nobody looked; no more than this counts.
+const SEARCH_STEP: Duration = Duration::from_secs(1);
 
 impl Entry {
     /// What the request wants.
@@ -92,19 +172,50 @@ impl Entry {
     pub(crate) fn facts(&self) -> Facts {
         Facts {
             wanted: self.wanted(),
-            status: self.status.as_ref().map(|status| StatusFacts {
-                state: status.state,
-                has_address: status.ip.is_some(),
-                started_at: status.started_at,
-            }),
+            status: match &self.status {
+                StatusEntry::Absent => StatusFacts::Absent,
+                StatusEntry::Unreadable => StatusFacts::Unreadable,
+                StatusEntry::Known(status) => StatusFacts::Known(KnownStatus {
+                    state: status.state,
+                    reason: status.reason.clone(),
+                    has_address: status.ip.is_some(),
+                    start_noted: status.started_at.is_some(),
+                }),
+            },
             observed: self.observed,
             record: self.record,
+            buried: self.buried,
             allocation: match &self.allocation {
                 None => Allocation::Unknown,
-                Some(Held { amounts: None, .. }) => Allocation::Absent,
-                Some(Held { amounts: Some(_), since }) => Allocation::Held { since: *since },
+                Some(Held::Nothing) => Allocation::Absent,
+                Some(Held::Elsewhere) => Allocation::Elsewhere,
+                Some(Held::Here { since, .. }) => Allocation::Held { seen_for: since.elapsed() },
             },
+            asked_for: self.asked_for,
+            searched: self.searched,
         }
+    }
+
+    /// What the hypervisor has.
+    pub(crate) fn observed(&self) -> Observed {
+        self.observed
+    }
+
+    /// Takes what the hypervisor has now.
+    pub(crate) fn observe(&mut self, observed: Observed) {
+        if observed.domain != Some(RunState::Running) {
+            (self.searched, self.last_search) = (Duration::ZERO, None);
+        }
+        self.observed = observed;
+    }
+
+    /// Counts a search for an address that worked and found none; whether it made `limit` full.
+    pub(crate) fn searched_in_vain(&mut self, limit: Duration) -> bool {
+        let now = Instant::now();
+        let before = self.searched;
+        self.searched += self.last_search.map_or(Duration::ZERO, |last| (now - last).min(SEARCH_STEP));
+        self.last_search = Some(now);
+        before < limit && self.searched >= limit
     }
 
     /// Plans another try, later each time: half a second, doubled up to half a minute.
@@ -115,13 +226,29 @@ impl Entry {
         self.retry = Some(Retry { at: Instant::now() + pause, failures });
     }
 
+    /// Whether it was let go on within this time.
+    pub(crate) fn resumed_lately(&self, within: Duration) -> bool {
+        self.resumed.is_some_and(|resumed| resumed.elapsed() < within)
+    }
+
+    /// How often it has failed in a row.
+    pub(crate) fn failures(&self) -> u32 {
+        self.retry.map_or(0, |retry| retry.failures)
+    }
+
+    /// Decides again after so long.
+    pub(crate) fn wake_in(&mut self, after: Duration) {
+        self.wake = Some(Instant::now() + after);
+    }
+
     fn is_empty(&self) -> bool {
         self.request.is_none()
-            && self.status.is_none()
+            && matches!(self.status, StatusEntry::Absent)
             && self.observed == Observed::default()
-            && !self.record
+            && self.record == RecordFacts::Absent
+            && !self.buried
             && self.running.is_none()
-            && self.allocation.as_ref().is_none_or(|held| held.amounts.is_none())
+            && !matches!(self.allocation, Some(Held::Here { .. }))
     }
 }
 
@@ -257,7 +384,7 @@ mod tests {
             token_required: false,
             project: String::new(),
             user: String::new(),
-            created_at: Timestamp::UNIX_EPOCH,
+            created_at: jiff::Timestamp::UNIX_EPOCH,
         };
         let mut world = World::default();
         let begun = world.begin_look();

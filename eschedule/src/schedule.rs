@@ -52,7 +52,7 @@ async fn attempt(
 ) -> Result<Result<Scheduled, NoRoom>, Failure> {
     let nodes = session.settings.keys.nodes();
     // etcd is asked at the same time, so that nothing is claimed which could not be requested.
-    let (alive, found) = tokio::join!(session.store.list(&nodes), session.placement.candidates(query));
+    let (alive, found) = tokio::join!(session.store.list(&nodes), session.placement.candidates(query, None));
     let alive: HashSet<NodeId> =
         alive?.pairs.iter().filter_map(|pair| session.settings.keys.parse_node(&pair.key).ok()).collect();
     let found = found.map_err(|error| match error {

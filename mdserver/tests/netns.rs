@@ -71,6 +71,8 @@ impl Lab {
                 keys: vec!["ssh-ed25519 AAAA me".into()],
                 user_data: Some(Blob(USER_DATA.to_vec())),
                 project: "p".into(),
+                resources: ec_model::Resources::new(),
+                started: false,
                 created_at: Timestamp::UNIX_EPOCH,
             })
             .unwrap();

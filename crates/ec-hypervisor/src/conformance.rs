@@ -48,7 +48,7 @@ pub async fn build(hypervisor: &dyn Hypervisor, base: &BaseImage, instance: Inst
 
 /// `observe` and `list` must tell the same.
 async fn expect(hypervisor: &dyn Hypervisor, instance: InstanceId, domain: Option<RunState>, volume: bool) {
-    let wanted = Observed { domain, volume };
+    let wanted = Observed { domain, volume, transient: false };
     assert_eq!(hypervisor.observe(instance).await.expect("observe"), wanted, "observe {instance}");
     let listed = hypervisor.list().await.expect("list").remove(&instance);
     assert_eq!(listed.unwrap_or_default(), wanted, "list {instance}");
@@ -67,6 +67,8 @@ async fn what_is_not_there_is_absent_and_not_an_error(hypervisor: &dyn Hyperviso
     assert!(!hypervisor.list().await.expect("list").contains_key(&instance));
     hypervisor.destroy(instance).await.expect("destroy what is not there");
     assert!(hypervisor.addresses(&[instance]).await.expect("addresses").is_empty());
+    assert_eq!(hypervisor.size(instance).await.expect("size"), None);
+    expect_failed(hypervisor.resume(instance).await, "resume what is not there");
     assert_eq!(hypervisor.console_tail(instance, 100).await.expect("console"), "");
 }
 
@@ -108,6 +110,12 @@ async fn a_life_from_overlay_to_gone_is_idempotent_at_every_step(
         hypervisor.start(instance).await.expect("start");
         expect(hypervisor, instance, Some(RunState::Running), true).await;
     }
+    hypervisor.resume(instance).await.expect("resume what runs");
+    let size = hypervisor.size(instance).await.expect("size").expect("there is a domain");
+    assert_eq!(
+        (size.vcpus, size.memory_mb, size.disk_bytes),
+        (1, 128, base.virtual_size.next_multiple_of(1024))
+    );
     // A build done again after a crash goes through every step and must not disturb the guest.
     build(hypervisor, base, instance).await;
     expect(hypervisor, instance, Some(RunState::Running), true).await;

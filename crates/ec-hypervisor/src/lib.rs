@@ -15,9 +15,9 @@ use async_trait::async_trait;
 use ec_model::{Address, BaseImage, InstanceId};
 use tokio::sync::broadcast;
 
-pub use ec_model::{Observed, RunState};
+pub use ec_model::{End, Observed, Pause, RunState};
 pub use simulated::{Operation, SimulatedHypervisor};
-pub use types::{DomainSpec, HostInfo, HypervisorError, HypervisorEvent, HypervisorResult};
+pub use types::{DomainSize, DomainSpec, HostInfo, HypervisorError, HypervisorEvent, HypervisorResult};
 
 /// What runs virtual machines on this node. Only what carries this node's mark is ever seen or touched.
 #[async_trait]
@@ -42,11 +42,18 @@ pub trait Hypervisor: Send + Sync + 'static {
         capacity_bytes: Option<u64>,
     ) -> HypervisorResult<()>;
 
-    /// Defines the domain, persistent and not running. One that is there already is left as it is.
+    /// Defines the domain for good. One that is there for good already is left as it is; one that only lives
+    /// until it ends (somebody undefined it while it ran) goes on running.
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()>;
 
     /// Starts the domain; running already is not an error.
     async fn start(&self, instance: InstanceId) -> HypervisorResult<()>;
+
+    /// Lets a paused domain go on; running already is not an error.
+    async fn resume(&self, instance: InstanceId) -> HypervisorResult<()>;
+
+    /// How large the domain is, where there is one.
+    async fn size(&self, instance: InstanceId) -> HypervisorResult<Option<DomainSize>>;
 
     /// Ends the domain (hard), undefines it, deletes its volume and its console log. What is not there is
     /// not an error, so that a half-done destroy is finished by calling it again.

@@ -73,3 +73,14 @@ pub struct DomainSpec {
     /// Memory in MiB, exactly as allocated.
     pub memory_mb: u64,
 }
+
+/// How large a domain is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DomainSize {
+    /// Virtual processors.
+    pub vcpus: u64,
+    /// Memory in MiB.
+    pub memory_mb: u64,
+    /// The capacity of its disk in bytes; 0 where it has none.
+    pub disk_bytes: u64,
+}

@@ -11,7 +11,7 @@ use std::{
 };
 
 use ec_hypervisor::{
-    Hypervisor, HypervisorError, HypervisorEvent, Operation, RunState, SimulatedHypervisor, conformance,
+    End, Hypervisor, HypervisorError, HypervisorEvent, Operation, RunState, SimulatedHypervisor, conformance,
 };
 use ec_model::{BaseImage, DiskFormat, InstanceId, NodeId};
 use tokio::time::{Instant, timeout};
@@ -108,7 +108,7 @@ async fn an_ended_guest_and_a_lost_connection_are_told() {
     let mut events = hypervisor.events();
     hypervisor.end_guest(instance);
     assert_eq!(events.recv().await.unwrap(), HypervisorEvent::Changed(instance));
-    assert_eq!(hypervisor.observe(instance).await.unwrap().domain, Some(RunState::Ended));
+    assert_eq!(hypervisor.observe(instance).await.unwrap().domain, Some(RunState::Ended(End::ByGuest)));
     assert!(hypervisor.addresses(&[instance]).await.unwrap().is_empty());
     assert_eq!(hypervisor.console_tail(instance, 7).await.unwrap(), " panic", "never half a character");
 

@@ -20,6 +20,9 @@ pub(crate) struct Pool {
     pub(crate) path: PathBuf,
 }
 
+/// With less than this many bytes left a guest that goes on would soon be paused again.
+const ROOM_TO_GO_ON: u64 = 64 << 20;
+
 const SUFFIX: &str = ".qcow2";
 
 impl Pool {
@@ -30,8 +33,24 @@ impl Pool {
 
     /// Whether the instance's volume is there. Asks the directory, not libvirt: it is what libvirt would
     /// find after a refresh, at none of the cost, and shows half-made files that libvirt does not know.
-    pub(crate) fn has_volume(&self, instance: InstanceId) -> bool {
-        self.volume_path(instance).is_file()
+    /// A directory that cannot be looked into says nothing, least of all that the disk is gone.
+    pub(crate) fn has_volume(&self, instance: InstanceId) -> Result<bool, CallError> {
+        let path = self.volume_path(instance);
+        path.try_exists().map_err(|error| CallError::io("look for the disk", &path, &error))
+    }
+
+    /// Whether the file system below the disks has room for a guest to go on.
+    pub(crate) fn has_room(&self) -> bool {
+        nix::sys::statvfs::statvfs(&self.path)
+            .is_ok_and(|stat| stat.blocks_available() * stat.fragment_size() >= ROOM_TO_GO_ON)
+    }
+
+    /// The capacity of the instance's volume in bytes; 0 where there is none.
+    pub(crate) fn capacity(&self, connect: &Connect, instance: InstanceId) -> Result<u64, CallError> {
+        match self.find(&self.open(connect)?, instance)? {
+            Some(volume) => Ok(volume.info()?.capacity),
+            None => Ok(0),
+        }
     }
 
     /// Every instance with a volume.
@@ -86,7 +105,7 @@ impl Pool {
         if let Some(volume) = &existing {
             // What cannot be read is not whole.
             let found = volume.xml_desc(0).ok().and_then(|text| xml::read::<VolumeXml>(&text).ok());
-            if found.as_ref() == Some(&wanted) && self.has_volume(instance) {
+            if found.as_ref() == Some(&wanted) && self.has_volume(instance)? {
                 return Ok(());
             }
         }
@@ -104,7 +123,7 @@ impl Pool {
         let name = volume_name(instance);
         let look = || absent(pool.lookup_storage_vol_by_name(&name), ErrorNumber::NoStorageVolume);
         let found = look()?;
-        if found.is_some() || !self.has_volume(instance) {
+        if found.is_some() || !self.has_volume(instance)? {
             return Ok(found);
         }
         pool.refresh(0)?;
@@ -167,7 +186,7 @@ mod tests {
             std::fs::write(directory.path().join(name), "").unwrap();
         }
         assert_eq!(pool.volumes().unwrap(), [instance]);
-        assert!(pool.has_volume(instance));
+        assert!(pool.has_volume(instance).unwrap());
         let missing = Pool { path: directory.path().join("no"), ..pool };
         assert!(missing.volumes().unwrap().is_empty());
     }

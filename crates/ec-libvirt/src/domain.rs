@@ -1,10 +1,10 @@
 //! Domains: whose they are, whether they run, starting and ending them.
 
-use ec_hypervisor::RunState;
+use ec_hypervisor::{End, Pause, RunState};
 use ec_model::{InstanceId, NodeId};
 use virt::{
     connect::Connect,
-    domain::{Domain, DomainShutoffReason, DomainState, DomainStateReason},
+    domain::{Domain, DomainPausedReason, DomainShutoffReason, DomainState, DomainStateReason},
     enumutil::Enum,
     error::{Error, ErrorNumber},
     sys,
@@ -55,19 +55,21 @@ pub(crate) fn foreign(instance: InstanceId) -> CallError {
     ))
 }
 
-/// Whether the domain runs; `None` where it went meanwhile.
-pub(crate) fn run_state(domain: &Domain) -> Result<Option<RunState>, Error> {
+/// What libvirt says of the domain; `None` where it went meanwhile. `room` is asked only of one that is paused
+/// by an I/O error.
+pub(crate) fn run_state(domain: &Domain, room: impl FnOnce() -> bool) -> Result<Option<RunState>, Error> {
     let (state, reason) = domain.state()?;
     let state = match state {
         Enum::Known(DomainState::Shutoff) => match reason {
-            Enum::Known(DomainStateReason::Shutoff(Enum::Known(
-                // A start that failed is no run, and neither is a definition.
-                DomainShutoffReason::Unknown | DomainShutoffReason::Failed,
-            ))) => RunState::NotStarted,
-            _ => RunState::Ended,
+            Enum::Known(DomainStateReason::Shutoff(Enum::Known(why))) => shut_off(why),
+            _ => RunState::Ended(End::Unknown),
         },
-        Enum::Known(DomainState::Crashed) => RunState::Ended,
-        // Paused, blocked, shutting down, suspended: there is a process, and it holds the disk.
+        Enum::Known(DomainState::Crashed) => RunState::Ended(End::Crashed),
+        Enum::Known(DomainState::Paused) => match reason {
+            Enum::Known(DomainStateReason::Paused(Enum::Known(why))) => paused(why, room),
+            _ => RunState::Paused(Pause::Other),
+        },
+        // Blocked, shutting down, asleep by its own wish: there is a process, and it holds the disk.
         Enum::Known(_) => RunState::Running,
         // The bindings drop the error of this call and return a state that does not exist.
         Enum::Unknown(_) => {
@@ -76,6 +78,42 @@ pub(crate) fn run_state(domain: &Domain) -> Result<Option<RunState>, Error> {
         }
     };
     Ok(Some(state))
+}
+
+fn shut_off(why: DomainShutoffReason) -> RunState {
+    match why {
+        // A start that failed is no run, and neither is a definition.
+        DomainShutoffReason::Unknown | DomainShutoffReason::Failed => RunState::NotStarted,
+        DomainShutoffReason::Shutdown => RunState::Ended(End::ByGuest),
+        DomainShutoffReason::Destroyed => RunState::Ended(End::ByHand),
+        DomainShutoffReason::Crashed => RunState::Ended(End::Crashed),
+        _ => RunState::Ended(End::Unknown),
+    }
+}
+
+fn paused(why: DomainPausedReason, room: impl FnOnce() -> bool) -> RunState {
+    RunState::Paused(match why {
+        DomainPausedReason::IOError => Pause::Storage { room: room() },
+        DomainPausedReason::User => Pause::ByHand,
+        DomainPausedReason::Crashed | DomainPausedReason::Watchdog => Pause::Crashed,
+        // Every start and end passes through these.
+        DomainPausedReason::StartingUp | DomainPausedReason::ShuttingDown => return RunState::Running,
+        // Whoever migrates, dumps or saves lets it go on, or has it elsewhere already: never ours to resume.
+        _ => Pause::Other,
+    })
+}
+
+/// Lets a paused domain go on; running already is not an error.
+pub(crate) fn resume(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<(), CallError> {
+    let domain = match find(connect, node, instance)? {
+        Found::Ours(domain) => domain,
+        Found::Foreign => return Err(foreign(instance)),
+        Found::Nothing => return Err(CallError::Refused("there is no such domain".into())),
+    };
+    match domain.state()?.0 {
+        Enum::Known(DomainState::Paused) => Ok(domain.resume().map(drop)?),
+        _ => Ok(()),
+    }
 }
 
 /// Starts the domain; running already is not an error.

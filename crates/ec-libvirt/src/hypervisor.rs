@@ -7,7 +7,8 @@ use std::{
 
 use async_trait::async_trait;
 use ec_hypervisor::{
-    DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent, HypervisorResult, Observed,
+    DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent, HypervisorResult,
+    Observed,
 };
 use ec_model::{Address, BaseImage, InstanceId};
 use tokio::sync::broadcast;
@@ -30,8 +31,8 @@ const EVENTS: usize = 256;
 
 /// Threads per lane. Together with their openings they stay below the 20 workers of libvirtd, so that
 /// stuck calls of ours leave it able to answer.
-const ACTING: usize = 8;
-const LOOKING: usize = 6;
+const ACTING: usize = 10;
+const LOOKING: usize = 4;
 const ASKING_AGENTS: usize = 3;
 
 /// libvirt on this host. Cheap to share behind an `Arc`; connects with the first call.
@@ -153,8 +154,9 @@ impl Hypervisor for LibvirtHypervisor {
                 let Ok(instance) = domain.uuid().map(InstanceId::new) else { continue };
                 if !domain::is_ours(&domain, node)? {
                     foreign.insert(instance);
-                } else if let Some(state) = domain::run_state(&domain)? {
-                    found.insert(instance, Observed { domain: Some(state), volume: false });
+                } else if let Some(state) = domain::run_state(&domain, || pool.has_room())? {
+                    let transient = !domain.is_persistent()?;
+                    found.insert(instance, Observed { domain: Some(state), volume: false, transient });
                 }
             }
             for instance in pool.volumes()? {
@@ -170,12 +172,16 @@ impl Hypervisor for LibvirtHypervisor {
     async fn observe(&self, instance: InstanceId) -> HypervisorResult<Observed> {
         let (node, pool) = (self.config.node, Arc::clone(&self.pool));
         let work = move |connect: &virt::connect::Connect| {
-            let domain = match domain::find(connect, node, instance)? {
-                Found::Ours(domain) => domain::run_state(&domain)?,
+            let mut observed = Observed { volume: pool.has_volume(instance)?, ..Observed::default() };
+            match domain::find(connect, node, instance)? {
+                Found::Ours(domain) => {
+                    observed.domain = domain::run_state(&domain, || pool.has_room())?;
+                    observed.transient = observed.domain.is_some() && !domain.is_persistent()?;
+                }
                 Found::Foreign => return Ok(Observed::default()),
-                Found::Nothing => None,
-            };
-            Ok(Observed { domain, volume: pool.has_volume(instance) })
+                Found::Nothing => {}
+            }
+            Ok(observed)
         };
         self.look.call(format!("observe domain {instance}"), Scope::Instance(instance), work).await
     }
@@ -204,9 +210,9 @@ impl Hypervisor for LibvirtHypervisor {
         let document =
             self.machine(&facts, instance).and_then(|machine| xml::write(&DomainXml::new(spec, &machine)));
         let work = move |connect: &virt::connect::Connect| match domain::find(connect, node, instance)? {
-            Found::Ours(_) => Ok(()),
+            Found::Ours(domain) if domain.is_persistent()? => Ok(()),
             Found::Foreign => Err(domain::foreign(instance)),
-            Found::Nothing => {
+            Found::Ours(_) | Found::Nothing => {
                 connect.define_domain_xml(&document.map_err(CallError::Refused)?)?;
                 Ok(())
             }
@@ -218,6 +224,27 @@ impl Hypervisor for LibvirtHypervisor {
         let node = self.config.node;
         let work = move |connect: &virt::connect::Connect| domain::start(connect, node, instance);
         self.act.call(format!("start domain {instance}"), Scope::Instance(instance), work).await
+    }
+
+    async fn resume(&self, instance: InstanceId) -> HypervisorResult<()> {
+        let node = self.config.node;
+        let work = move |connect: &virt::connect::Connect| domain::resume(connect, node, instance);
+        self.act.call(format!("resume domain {instance}"), Scope::Instance(instance), work).await
+    }
+
+    async fn size(&self, instance: InstanceId) -> HypervisorResult<Option<DomainSize>> {
+        let (node, pool) = (self.config.node, Arc::clone(&self.pool));
+        let work = move |connect: &virt::connect::Connect| {
+            let Found::Ours(domain) = domain::find(connect, node, instance)? else { return Ok(None) };
+            let info = domain.info()?;
+            Ok(Some(DomainSize {
+                vcpus: info.nr_virt_cpu.into(),
+                // libvirt counts in KiB.
+                memory_mb: info.max_mem.div_ceil(1024),
+                disk_bytes: pool.capacity(connect, instance)?,
+            }))
+        };
+        self.look.call(format!("measure domain {instance}"), Scope::Instance(instance), work).await
     }
 
     async fn destroy(&self, instance: InstanceId) -> HypervisorResult<()> {

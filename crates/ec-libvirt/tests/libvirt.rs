@@ -134,7 +134,7 @@ async fn a_killed_libvirtd_is_told_and_reconnected_to_and_guests_run_on() {
     wait_for_event(&mut events, HypervisorEvent::Changed(instance)).await;
     wait_for("end of the guest", || async {
         let observed = hypervisor.observe(instance).await.unwrap();
-        (observed.domain == Some(RunState::Ended)).then_some(())
+        matches!(observed.domain, Some(RunState::Ended(_))).then_some(())
     })
     .await;
     hypervisor.destroy(instance).await.unwrap();

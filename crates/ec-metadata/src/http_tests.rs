@@ -35,6 +35,8 @@ async fn server() -> (SocketAddr, CancellationToken, tokio::task::JoinHandle<Tcp
         keys: vec![],
         user_data: Some(Blob(vec![0, 255, 10])),
         project: String::new(),
+        resources: ec_model::Resources::new(),
+        started: false,
         created_at: jiff::Timestamp::UNIX_EPOCH,
     };
     let service = MetadataService::new(move |_| Ok::<_, String>(Some(record.clone())));

@@ -6,7 +6,7 @@
 //! of all other guests away. All calls block for about as long as a small file takes.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs::{self, DirBuilder, File, Metadata},
     io::{self, Read, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
@@ -15,7 +15,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use ec_model::{Blob, InstanceId, MacAddr, RECORD_VERSION};
+use ec_model::{Blob, InstanceId, MacAddr, RECORD_VERSION, Resources};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +27,13 @@ const FILE_MAX: u64 = 1 << 20;
 const QUIET: Duration = Duration::from_secs(1);
 
 const TEMPORARY: &str = ".new-";
+
+/// The file that tells which instances were destroyed here: a line for each, with the time in seconds since 1970.
+const DESTROYED: &str = "destroyed";
+
+/// How long it is remembered that an instance was destroyed: far longer than any call of ours can be under
+/// way in the hypervisor, or a backup of etcd be brought back.
+const REMEMBERED: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// What a guest may learn about itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +59,12 @@ pub struct InstanceRecord {
     /// The project that it is accounted to.
     #[serde(default)]
     pub project: String,
+    /// What it was given, by resource class: what its domain is defined from again should libvirt lose it.
+    #[serde(default)]
+    pub resources: Resources,
+    /// Whether a start was begun: from then on a guest may have written its disk.
+    #[serde(default)]
+    pub started: bool,
     /// When it was asked for.
     pub created_at: Timestamp,
 }
@@ -109,7 +122,9 @@ impl RecordDir {
                 fs::remove_file(entry.path()).map_err(failed("remove", &entry.path()))?;
             }
         }
-        Ok(Self::reader(directory))
+        let records = Self::reader(directory);
+        records.forget_destroyed()?;
+        Ok(records)
     }
 
     /// The directory for one who only reads; it need not be there yet.
@@ -156,13 +171,63 @@ impl RecordDir {
         Ok(())
     }
 
-    /// Every record that can be read, in no order.
-    pub fn list(&self) -> Result<Vec<InstanceRecord>, RecordFileError> {
-        let mut records = Vec::new();
-        for (instance, path) in self.files()? {
-            records.extend(read(&path, instance)?);
+    /// Every instance that has a record, in no order; without the record where it cannot be read.
+    pub fn list(&self) -> Result<Vec<(InstanceId, Option<InstanceRecord>)>, RecordFileError> {
+        self.files()?.into_iter().map(|(instance, path)| Ok((instance, read(&path, instance)?))).collect()
+    }
+
+    /// Notes that the instance was destroyed here. When this returns it outlives a crash.
+    pub fn bury(&self, instance: InstanceId) -> Result<(), RecordFileError> {
+        let path = self.directory.join(DESTROYED);
+        let is_new = !path.exists();
+        let line = format!("{instance} {}\n", seconds(SystemTime::now()));
+        File::options()
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(&path)
+            .and_then(|mut file| {
+                file.write_all(line.as_bytes())?;
+                file.sync_all()
+            })
+            .map_err(failed("write", &path))?;
+        if is_new { self.sync() } else { Ok(()) }
+    }
+
+    /// The instances that were destroyed here. A line that a crash cut short is of a destroy that was not begun.
+    pub fn buried(&self) -> Result<HashSet<InstanceId>, RecordFileError> {
+        Ok(self.destroyed()?.into_iter().map(|(instance, _)| instance).collect())
+    }
+
+    fn destroyed(&self) -> Result<Vec<(InstanceId, u64)>, RecordFileError> {
+        let path = self.directory.join(DESTROYED);
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(failed("read", &path)(error)),
+        };
+        Ok(text
+            .lines()
+            .filter_map(|line| {
+                let (instance, when) = line.split_once(' ')?;
+                Some((instance.parse().ok()?, when.parse().ok()?))
+            })
+            .collect())
+    }
+
+    /// Forgets what was destroyed long ago, so that the file does not grow for ever.
+    fn forget_destroyed(&self) -> Result<(), RecordFileError> {
+        let all = self.destroyed()?;
+        let oldest = seconds(SystemTime::now()).saturating_sub(REMEMBERED.as_secs());
+        let kept: Vec<_> = all.iter().filter(|(_, when)| *when >= oldest).collect();
+        if kept.len() == all.len() {
+            return Ok(());
         }
-        Ok(records)
+        let new = self.directory.join(format!("{TEMPORARY}{DESTROYED}"));
+        let lines: String = kept.iter().map(|(instance, when)| format!("{instance} {when}\n")).collect();
+        fs::write(&new, lines).map_err(failed("write", &new))?;
+        fs::rename(&new, self.directory.join(DESTROYED)).map_err(failed("rename", &new))?;
+        self.sync()
     }
 
     /// The record of the instance that has this hardware address. With nothing changed since the last
@@ -234,6 +299,10 @@ impl RecordDir {
             .and_then(|directory| directory.sync_all())
             .map_err(failed("sync", &self.directory))
     }
+}
+
+fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 /// Whether there was something to remove.

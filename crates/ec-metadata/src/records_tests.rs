@@ -16,6 +16,8 @@ fn record(number: u32) -> InstanceRecord {
         keys: vec!["ssh-ed25519 AAAA me".into()],
         user_data: Some(Blob(vec![0, 255, b'\n'])),
         project: "p".into(),
+        resources: ec_model::Resources::new(),
+        started: false,
         created_at: Timestamp::UNIX_EPOCH,
     }
 }
@@ -36,7 +38,7 @@ fn a_record_is_found_by_any_of_its_addresses_until_it_is_removed() {
     records.remove(id(1)).unwrap();
     records.remove(id(1)).unwrap();
     assert_eq!(reader.find_by_mac(id(1).mac(0)).unwrap(), None);
-    assert_eq!(records.list().unwrap(), vec![record(2)]);
+    assert_eq!(records.list().unwrap(), [(id(2), Some(record(2)))]);
     assert_eq!(records.get(id(1)).unwrap(), None);
 }
 
@@ -98,7 +100,13 @@ fn damaged_records_are_passed_over_and_the_others_serve() {
         fs::write(records.path(id(number)), content).unwrap();
     }
     fs::write(dir.path().join("notes.json"), "{}").unwrap();
-    assert_eq!(records.list().unwrap(), vec![record(1)]);
+    let (read, unreadable): (Vec<_>, Vec<_>) =
+        records.list().unwrap().into_iter().partition(|(_, record)| record.is_some());
+    assert_eq!(
+        (read, unreadable.len()),
+        (vec![(id(1), Some(record(1)))], 5),
+        "those are there, and cannot be read"
+    );
     assert_eq!(records.find_by_mac(id(1).mac(0)).unwrap(), Some(record(1)));
     assert_eq!(records.find_by_mac(id(3).mac(0)).unwrap(), None);
     // Put right, it serves again.
@@ -123,4 +131,21 @@ fn a_thousand_instances_are_looked_up_within_milliseconds() {
     }
     let each = begun.elapsed() / 1000;
     assert!(each < Duration::from_millis(2), "{each:?}");
+}
+
+#[test]
+fn what_was_destroyed_is_remembered_for_a_while_and_no_line_is_believed_by_half() {
+    let dir = tempfile::tempdir().unwrap();
+    let records = RecordDir::open(dir.path()).unwrap();
+    assert!(records.buried().unwrap().is_empty());
+    records.bury(id(1)).unwrap();
+    records.bury(id(2)).unwrap();
+    let path = dir.path().join(DESTROYED);
+    let text = fs::read_to_string(&path).unwrap();
+    // A crash cut the last line short, and one is of long ago.
+    fs::write(&path, format!("{} 5\n{text}{}", id(3), &id(4).to_string()[..20])).unwrap();
+    assert_eq!(records.buried().unwrap(), [id(1), id(2), id(3)].into());
+    let records = RecordDir::open(dir.path()).unwrap();
+    assert_eq!(records.buried().unwrap(), [id(1), id(2)].into());
+    assert!(records.list().unwrap().is_empty());
 }

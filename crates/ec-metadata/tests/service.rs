@@ -27,6 +27,8 @@ fn record(address: Ipv4Addr) -> Option<InstanceRecord> {
         keys: vec!["ssh-ed25519 AAAA me@home".into(), "ssh-rsa BBBB me@home\n".into()],
         user_data: Some(Blob(BINARY.to_vec())),
         project: "proj".into(),
+        resources: ec_model::Resources::new(),
+        started: false,
         created_at: jiff::Timestamp::UNIX_EPOCH,
     };
     let bare = InstanceRecord {

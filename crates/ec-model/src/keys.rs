@@ -45,6 +45,11 @@ impl Keyspace {
         format!("{}/nodes/{node}", self.root)
     }
 
+    /// The key of the one agent that is `node`. Whatever an agent writes it writes only while this is its own.
+    pub fn agent(&self, node: NodeId) -> String {
+        format!("{}/agents/{node}", self.root)
+    }
+
     /// `<root>/instances/`
     pub fn instances(&self) -> String {
         format!("{}/instances/", self.root)

@@ -14,7 +14,7 @@ mod records;
 pub use ids::{InstanceId, InvalidId, InvalidMac, MacAddr, NodeId};
 pub use image::{BaseImage, DiskFormat};
 pub use keys::{KeyError, Keyspace};
-pub use observed::{Observed, RunState};
+pub use observed::{End, Observed, Pause, RunState};
 pub use query::{QueryError, ResourceQuery};
 pub use records::{
     Address, AddressSource, Blob, Desired, ImageRef, IndexEntry, NodeRecord, Progress, RECORD_VERSION,

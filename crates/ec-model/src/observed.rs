@@ -7,15 +7,48 @@ pub struct Observed {
     pub domain: Option<RunState>,
     /// Whether its volume is there.
     pub volume: bool,
+    /// The domain is not defined for good: somebody undefined it while it runs, and it is gone when it ends.
+    pub transient: bool,
 }
 
 /// Whether a domain runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunState {
-    /// Running, or paused for a moment.
+    /// Its processors run.
     Running,
-    /// Defined; libvirt knows of no start (also after libvirtd itself was restarted).
+    /// Its processors are halted, its process is there and holds the disk.
+    Paused(Pause),
+    /// Defined; the hypervisor knows of no start (also after libvirtd itself was restarted).
     NotStarted,
     /// It ran and the guest or its process has ended.
-    Ended,
+    Ended(End),
+}
+
+/// Why a domain is paused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pause {
+    /// Its disk could not be written or read.
+    Storage {
+        /// Whether the host's file system below the disk has room, so that going on may work.
+        room: bool,
+    },
+    /// Somebody suspended it.
+    ByHand,
+    /// The guest's system crashed and is kept as it is.
+    Crashed,
+    /// By a migration, a dump, a snapshot, or nobody knows: whoever did it will go on with it.
+    Other,
+}
+
+/// Why a domain does not run any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The guest powered itself off.
+    ByGuest,
+    /// Somebody ended its process.
+    ByHand,
+    /// Its process or its system crashed.
+    Crashed,
+    /// Not known.
+    Unknown,
 }

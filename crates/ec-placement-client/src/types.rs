@@ -113,7 +113,7 @@ pub struct Claim<'a> {
 }
 
 /// Everything one consumer holds.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ConsumerAllocations {
     /// By provider.
     pub allocations: BTreeMap<NodeId, Resources>,

@@ -1,30 +1,41 @@
 //! The comparison.
 
-use ec_model::{RunState, State};
-use jiff::Timestamp;
+use std::time::Duration;
 
-use crate::{Allocation, Facts, Limits, StatusFacts, Wanted};
+use ec_model::{End, Pause, RunState, State};
+
+use crate::{Allocation, Facts, KnownStatus, Limits, RecordFacts, StatusFacts, Wanted};
 
 /// One step in the world. Every one is idempotent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Effect {
-    /// Write the status with this state.
-    Announce(State),
+    /// Write the status with this state, for this reason.
+    Announce(State, Option<String>),
     /// Fetch the image, keep the node's record, make the overlay.
     PrepareDisk,
-    /// Define the domain as the allocation says.
+    /// Write the node's record of a guest that is here already.
+    KeepRecord,
+    /// Define the domain as allocated; one that is there for good already stays as it is.
     Define,
+    /// Note in the node's record that a guest may write its disk from now on.
+    MarkStarted,
     /// Start the domain.
     Start,
     /// Write the status with the time of the start.
     NoteStart,
+    /// Let a paused domain go on.
+    Resume,
+    /// Note on this node that a user destroyed the instance.
+    Bury,
     /// End and undefine the domain, delete its disk and its console log.
     RemoveDomain,
     /// Delete the node's record.
     DropRecord,
-    /// Give the allocation back.
+    /// Claim in placement what the guest takes.
+    Claim,
+    /// Give the allocation back, where it is one of this node.
     Release,
-    /// Delete request, status and index: the instance is gone.
+    /// Delete request, user-data and status: the instance is gone.
     DropKeys,
     /// Delete the request and leave the ERROR status on a lease.
     EndInError,
@@ -36,126 +47,299 @@ pub enum Decision {
     /// All is as it shall be.
     Settled,
     /// Perform these, in order, then decide again.
-    Run(&'static [Effect]),
+    Run(Vec<Effect>),
     /// Ask placement for the allocation, then decide again.
     AskPlacement,
-    /// The domain runs: look for its address, until then.
-    AwaitAddress(Timestamp),
-    /// Look again at that time.
-    LookAgain(Timestamp),
-    /// Write ERROR with this reason, then decide again.
+    /// Ask etcd whether the instance was asked for by this cloud's tools, then decide again.
+    AskWhose,
+    /// The domain runs: look for its address.
+    AwaitAddress,
+    /// Decide again after so long.
+    LookAgain(Duration),
+    /// Write ERROR with this reason, then decide again. Only of what never ran.
     Fail(String),
     /// Tell the operator; touch nothing.
     Report(&'static str),
 }
 
 use Effect::{
-    Announce, Define, DropKeys, DropRecord, EndInError, NoteStart, PrepareDisk, Release, RemoveDomain, Start,
+    Announce, Bury, Claim, Define, DropKeys, DropRecord, EndInError, KeepRecord, MarkStarted, NoteStart,
+    PrepareDisk, Release, RemoveDomain, Resume, Start,
 };
 
-/// Told before placement is asked: whoever waits sees at once that the node has the request.
-const TAKE_ON: &[Effect] = &[Announce(State::Preparing)];
-const BUILD: &[Effect] = &[PrepareDisk, Announce(State::Starting), Define, Start, NoteStart];
-const FINISH_START: &[Effect] = &[Announce(State::Starting), Start, NoteStart];
-const NOTE_START: &[Effect] = &[NoteStart];
-const STOPPED: &[Effect] = &[Announce(State::Stopped)];
-const ACTIVE: &[Effect] = &[Announce(State::Active)];
-const DESTROY: &[Effect] = &[Announce(State::Destroying), RemoveDomain, DropRecord, Release, DropKeys];
-/// The same way as a destroy, but the status stays for people to read.
-const CLEAN_UP: &[Effect] = &[RemoveDomain, DropRecord, Release, EndInError];
-const SWEEP: &[Effect] = &[RemoveDomain, DropRecord];
-const FORGET: &[Effect] = &[DropKeys];
-const RELEASE: &[Effect] = &[Release];
-
-/// What to do about an instance, from everything known of it at `now`.
-pub fn decide(facts: &Facts, now: Timestamp, limits: &Limits) -> Decision {
-    let failed = facts.status.is_some_and(|status| status.state == State::Error);
+/// What to do about an instance, from everything known of it.
+pub fn decide(facts: &Facts, limits: &Limits) -> Decision {
     match facts.wanted {
-        Wanted::Destroyed => Decision::Run(DESTROY),
-        Wanted::Active if failed => Decision::Run(CLEAN_UP),
-        Wanted::Active => bring_up(facts, now, limits),
-        Wanted::Unreadable => unreadable(facts, failed),
-        Wanted::Nothing => unrequested(facts, failed, now, limits),
-    }
-}
-
-fn bring_up(facts: &Facts, now: Timestamp, limits: &Limits) -> Decision {
-    let state = facts.status.map(|status| status.state);
-    // Only these two were ever complete: before them an instance may still be built.
-    let was_up = matches!(state, Some(State::Active | State::Stopped));
-    match facts.observed.domain {
-        Some(RunState::Running) => running(facts.status, now, limits),
-        // Stopped by its guest, by an operator or by the host's own restart: its disk is kept as it is.
-        Some(_) if state == Some(State::Stopped) => Decision::Settled,
-        Some(_) if was_up => Decision::Run(STOPPED),
-        // Without a status nobody knows whether its disk holds a user's data already: it is kept.
-        Some(RunState::Ended) if state.is_none() => Decision::Run(STOPPED),
-        Some(RunState::Ended) => Decision::Fail("the guest ended before it had an address".to_owned()),
-        Some(RunState::NotStarted) => if_allocated(facts, FINISH_START),
-        None if was_up => {
-            Decision::Fail("its domain is gone from the hypervisor; something else removed it".to_owned())
+        Wanted::Destroyed => destroy(),
+        Wanted::Unreadable => {
+            Decision::Report("its request cannot be read; everything of it is left as it is")
         }
-        None if state == Some(State::Preparing) => if_allocated(facts, BUILD),
-        None => Decision::Run(TAKE_ON),
+        _ if facts.status == StatusFacts::Unreadable => {
+            Decision::Report("its status cannot be read; everything of it is left as it is")
+        }
+        // The destroy was acknowledged. This request came back with an older etcd.
+        Wanted::Active if facts.buried => destroy(),
+        Wanted::Active if ran(facts) => keep(facts, limits),
+        Wanted::Active => build(facts),
+        Wanted::Nothing => unrequested(facts, limits),
     }
 }
 
-fn running(status: Option<StatusFacts>, now: Timestamp, limits: &Limits) -> Decision {
-    let Some(started_at) = status.and_then(|status| status.started_at) else {
-        // A crash came between the start and its note.
-        return Decision::Run(NOTE_START);
+fn destroy() -> Decision {
+    Decision::Run(vec![Announce(State::Destroying, None), Bury, RemoveDomain, DropRecord, Release, DropKeys])
+}
+
+/// Whether a guest may ever have written the disk. Where nobody can tell, it may have.
+pub fn ran(facts: &Facts) -> bool {
+    let told = match &facts.status {
+        StatusFacts::Known(status) => {
+            status.start_noted
+                || matches!(status.state, State::Active | State::Paused | State::Stopped | State::Unclaimed)
+        }
+        StatusFacts::Absent | StatusFacts::Unreadable => false,
     };
-    match status {
-        Some(StatusFacts { state: State::Active, has_address: true, .. }) => Decision::Settled,
-        Some(StatusFacts { has_address: true, .. }) => Decision::Run(ACTIVE),
-        _ => {
-            let deadline = started_at.saturating_add(limits.address).unwrap_or(Timestamp::MAX);
-            if now >= deadline {
-                let seconds = limits.address.as_secs();
-                Decision::Fail(format!("the guest had no address {seconds} s after its start"))
-            } else {
-                Decision::AwaitAddress(deadline)
-            }
-        }
+    let recorded = match facts.record {
+        RecordFacts::Kept { started } => started,
+        RecordFacts::Unreadable => true,
+        RecordFacts::Absent => facts.observed.volume,
+    };
+    let seen = !matches!(facts.observed.domain, None | Some(RunState::NotStarted));
+    told || recorded || seen
+}
+
+fn status(facts: &Facts) -> Option<&KnownStatus> {
+    match &facts.status {
+        StatusFacts::Known(status) => Some(status),
+        StatusFacts::Absent | StatusFacts::Unreadable => None,
     }
+}
+
+/// What never ran may be made anew, and is swept where it failed.
+fn build(facts: &Facts) -> Decision {
+    match (status(facts).map(|status| status.state), facts.observed.domain) {
+        // The same way as a destroy, but the status stays for people to read.
+        (Some(State::Error), _) => Decision::Run(vec![RemoveDomain, DropRecord, Release, EndInError]),
+        (_, Some(_)) if facts.observed.volume => if_allocated(facts, finish_start()),
+        // A domain whose disk is gone before it ever ran: both are made anew.
+        (_, Some(_)) => if_allocated(facts, vec![RemoveDomain]),
+        (Some(State::Preparing), None) => if_allocated(
+            facts,
+            vec![PrepareDisk, Announce(State::Starting, None), Define, MarkStarted, Start, NoteStart],
+        ),
+        // Told before placement is asked: whoever waits sees at once that the node has the request.
+        (_, None) => Decision::Run(vec![Announce(State::Preparing, None)]),
+    }
+}
+
+fn finish_start() -> Vec<Effect> {
+    vec![Announce(State::Starting, None), MarkStarted, Start, NoteStart]
 }
 
 /// A request without an allocation is refused, not built.
-fn if_allocated(facts: &Facts, effects: &'static [Effect]) -> Decision {
+fn if_allocated(facts: &Facts, effects: Vec<Effect>) -> Decision {
     match facts.allocation {
         Allocation::Held { .. } => Decision::Run(effects),
         Allocation::Unknown => Decision::AskPlacement,
         Allocation::Absent => Decision::Fail(
             "placement holds no allocation for it, so it has no claim to room on this node".to_owned(),
         ),
+        Allocation::Elsewhere => Decision::Fail(
+            "its allocation is on other resource providers, so it has no claim to room on this node"
+                .to_owned(),
+        ),
     }
 }
 
-fn unreadable(facts: &Facts, failed: bool) -> Decision {
-    if facts.observed.domain.is_some() {
-        Decision::Report("its request cannot be read; the domain is left as it is")
-    } else if failed {
-        Decision::Run(CLEAN_UP)
-    } else {
-        Decision::Fail("its request cannot be read".to_owned())
+/// What ever ran is kept: whatever is missing is made again or told, and nothing is deleted.
+fn keep(facts: &Facts, limits: &Limits) -> Decision {
+    let observed = facts.observed;
+    if facts.record == RecordFacts::Absent && (observed.domain.is_some() || observed.volume) {
+        return Decision::Run(vec![KeepRecord]);
+    }
+    let shown = match observed.domain {
+        None | Some(RunState::NotStarted | RunState::Ended(_)) if !observed.volume => {
+            say(facts, State::Error, "its disk is gone; the rest is kept until it is destroyed")
+        }
+        Some(RunState::Running | RunState::Paused(_)) if observed.transient => {
+            return Decision::Run(vec![Define]);
+        }
+        None => redefine(
+            facts,
+            State::Stopped,
+            "its domain was gone from libvirt; it was defined again from what this node knows",
+        ),
+        Some(RunState::Running) => running(facts, limits),
+        Some(RunState::Paused(why)) => paused(facts, why),
+        Some(RunState::NotStarted) => match status(facts).map(|status| status.state) {
+            Some(State::Scheduled | State::Preparing | State::Starting) => {
+                return match facts.allocation {
+                    Allocation::Held { .. } => Decision::Run(finish_start()),
+                    Allocation::Unknown => Decision::AskPlacement,
+                    Allocation::Absent => Decision::Run(vec![Claim]),
+                    Allocation::Elsewhere => say(
+                        facts,
+                        State::Stopped,
+                        "its allocation is on other resource providers, so it is not started here",
+                    ),
+                };
+            }
+            // Its reason, where it has one, is still the reason.
+            Some(State::Stopped) => Decision::Settled,
+            _ => say(facts, State::Stopped, "it does not run, perhaps since its host was started anew"),
+        },
+        Some(RunState::Ended(why)) => ended(facts, why),
+    };
+    match (shown, facts.allocation) {
+        // Placement forgot it: it is here all the same, and takes room.
+        (Decision::Settled | Decision::AwaitAddress, Allocation::Absent) => Decision::Run(vec![Claim]),
+        (shown, _) => shown,
     }
 }
 
-fn unrequested(facts: &Facts, failed: bool, now: Timestamp, limits: &Limits) -> Decision {
-    if facts.observed.domain.is_some() {
-        return Decision::Report("a domain of ours without a request; it is left as it is");
+fn running(facts: &Facts, limits: &Limits) -> Decision {
+    let Some(status) = status(facts).filter(|status| status.start_noted) else {
+        // A crash came between the start and its note, or the status was lost.
+        return Decision::Run(vec![NoteStart]);
+    };
+    if !facts.observed.volume {
+        return say(
+            facts,
+            State::Error,
+            "its disk file was deleted under the running guest; what the guest writes is lost when it ends",
+        );
     }
-    if facts.observed.volume || facts.record {
-        return Decision::Run(SWEEP);
+    if status.has_address {
+        return tell(facts, State::Active, None);
     }
-    if facts.status.is_some() && !failed {
-        return Decision::Run(FORGET);
+    if facts.searched < limits.address {
+        return match status.state {
+            State::Starting => Decision::AwaitAddress,
+            _ => tell(facts, State::Starting, None),
+        };
+    }
+    match say(
+        facts,
+        State::Starting,
+        &format!(
+            "the guest runs, but no address of it was seen in {} s: neither a lease, nor a neighbour, nor an answer of its agent",
+            limits.address.as_secs()
+        ),
+    ) {
+        Decision::Settled => Decision::AwaitAddress,
+        told => told,
+    }
+}
+
+fn paused(facts: &Facts, why: Pause) -> Decision {
+    match why {
+        Pause::Storage { room: true } => Decision::Run(vec![
+            Announce(
+                State::Paused,
+                Some("an I/O error on its disk; there is room again, it is let go on".to_owned()),
+            ),
+            Resume,
+        ]),
+        Pause::Storage { room: false } => {
+            say(facts, State::Paused, "no space on the host's disk; it goes on by itself when there is room")
+        }
+        Pause::ByHand => say(facts, State::Paused, "somebody suspended it; `virsh resume` lets it go on"),
+        Pause::Crashed => say(facts, State::Paused, "the guest's system crashed and is kept as it was"),
+        Pause::Other => {
+            say(facts, State::Paused, "its hypervisor holds it, by a migration, a dump or a snapshot")
+        }
+    }
+}
+
+fn ended(facts: &Facts, why: End) -> Decision {
+    let state = status(facts).map(|status| (status.state, status.has_address));
+    if matches!(state, Some((State::Stopped, _))) {
+        return Decision::Settled;
+    }
+    let before_address = matches!(state, Some((_, false)));
+    let reason = match why {
+        End::Crashed => "it crashed",
+        End::ByHand => "somebody ended it",
+        _ if before_address => "the guest ended before it had an address",
+        End::ByGuest => "the guest powered itself off",
+        End::Unknown => "it ended",
+    };
+    say(facts, State::Stopped, reason)
+}
+
+/// Defines a domain anew that libvirt does not know any more, as large as it was.
+fn redefine(facts: &Facts, state: State, reason: &str) -> Decision {
+    match (facts.allocation, facts.record) {
+        (Allocation::Held { .. }, _) | (_, RecordFacts::Kept { .. }) => {
+            Decision::Run(vec![Define, Announce(state, Some(reason.to_owned()))])
+        }
+        (Allocation::Unknown, _) => Decision::AskPlacement,
+        (Allocation::Absent | Allocation::Elsewhere, _) => say(
+            facts,
+            State::Error,
+            "its domain is gone from libvirt, and neither placement nor this node knows how large it was; its disk is kept",
+        ),
+    }
+}
+
+fn say(facts: &Facts, state: State, reason: &str) -> Decision {
+    tell(facts, state, Some(reason.to_owned()))
+}
+
+/// Writes the status unless it says so already.
+fn tell(facts: &Facts, state: State, reason: Option<String>) -> Decision {
+    match status(facts) {
+        Some(status) if status.state == state && status.reason == reason => Decision::Settled,
+        _ => Decision::Run(vec![Announce(state, reason)]),
+    }
+}
+
+fn unrequested(facts: &Facts, limits: &Limits) -> Decision {
+    let observed = facts.observed;
+    let here = observed.domain.is_some() || observed.volume;
+    if here && !facts.buried && ran(facts) {
+        return unclaimed(facts);
+    }
+    // Destroyed by a user, or never ran: what a call that came late left behind, or a build without its request.
+    if here || facts.record != RecordFacts::Absent {
+        return Decision::Run(vec![RemoveDomain, DropRecord]);
+    }
+    match status(facts).map(|status| status.state) {
+        // What this node counted by itself it gives back by itself.
+        Some(State::Unclaimed) => return Decision::Run(vec![Release, DropKeys]),
+        None | Some(State::Error) => {}
+        Some(_) => return Decision::Run(vec![DropKeys]),
+    }
+    match (facts.allocation, facts.asked_for) {
+        (Allocation::Held { seen_for }, _) if seen_for < limits.grace => {
+            Decision::LookAgain(limits.grace.saturating_sub(seen_for))
+        }
+        (Allocation::Held { .. }, None) => Decision::AskWhose,
+        (Allocation::Held { .. }, Some(true)) => Decision::Run(vec![Release]),
+        (Allocation::Held { .. }, Some(false)) => {
+            Decision::Report("an allocation on this node that none of our requests made; it is left alone")
+        }
+        (Allocation::Unknown | Allocation::Absent | Allocation::Elsewhere, _) => Decision::Settled,
+    }
+}
+
+/// A guest of this node without a request: etcd was restored to a time before it, or somebody deleted the
+/// request. It goes on as it is, and is counted.
+fn unclaimed(facts: &Facts) -> Decision {
+    let reason = match facts.observed.domain {
+        Some(RunState::Running) => "a guest of this node that runs without a request",
+        Some(_) => "a guest of this node that does not run and has no request",
+        None => "a disk of this node without a domain and without a request",
+    };
+    let reason = Some(format!("{reason}; it is kept until it is destroyed"));
+    if facts.observed.transient && facts.record != RecordFacts::Absent {
+        return Decision::Run(vec![Define]);
     }
     match facts.allocation {
-        Allocation::Held { since } => {
-            let due = since.saturating_add(limits.grace).unwrap_or(Timestamp::MAX);
-            if now >= due { Decision::Run(RELEASE) } else { Decision::LookAgain(due) }
-        }
-        Allocation::Unknown | Allocation::Absent => Decision::Settled,
+        Allocation::Unknown => Decision::AskPlacement,
+        Allocation::Absent => match tell(facts, State::Unclaimed, reason) {
+            Decision::Settled => Decision::Run(vec![Claim]),
+            told => told,
+        },
+        Allocation::Held { .. } | Allocation::Elsewhere => tell(facts, State::Unclaimed, reason),
     }
 }

@@ -5,7 +5,7 @@ use std::{collections::HashMap, net::Ipv4Addr, path::PathBuf, time::Duration};
 use ec_model::{Address, AddressSource, BaseImage, InstanceId, NodeId};
 use tokio::time::Instant;
 
-use crate::{DomainSpec, Observed, RunState};
+use crate::{DomainSize, DomainSpec, End, Observed, Pause, RunState};
 
 #[derive(Debug, Default)]
 pub(super) struct Host {
@@ -31,13 +31,20 @@ struct Volume {
 #[derive(Debug)]
 struct Domain {
     state: RunState,
+    transient: bool,
+    vcpus: u64,
+    memory_mb: u64,
     address: Option<(Ipv4Addr, Instant)>,
     console: String,
 }
 
 impl Machine {
     fn observed(&self) -> Observed {
-        Observed { domain: self.domain.as_ref().map(|domain| domain.state), volume: self.volume.is_some() }
+        Observed {
+            domain: self.domain.as_ref().map(|domain| domain.state),
+            volume: self.volume.is_some(),
+            transient: self.domain.as_ref().is_some_and(|domain| domain.transient),
+        }
     }
 }
 
@@ -86,11 +93,73 @@ impl Host {
 
     pub(super) fn define(&mut self, node: NodeId, spec: &DomainSpec) -> Result<bool, String> {
         let machine = self.machine(node, spec.instance)?;
-        if machine.domain.is_some() {
-            return Ok(false);
+        if let Some(domain) = &mut machine.domain {
+            return Ok(std::mem::take(&mut domain.transient));
         }
-        machine.domain = Some(Domain { state: RunState::NotStarted, address: None, console: String::new() });
+        machine.domain = Some(Domain {
+            state: RunState::NotStarted,
+            transient: false,
+            vcpus: spec.vcpus,
+            memory_mb: spec.memory_mb,
+            address: None,
+            console: String::new(),
+        });
         Ok(true)
+    }
+
+    pub(super) fn resume(&mut self, node: NodeId, instance: InstanceId) -> Result<bool, String> {
+        let machine = self.machines.get_mut(&instance).filter(|machine| machine.node == node);
+        let domain = machine.and_then(|machine| machine.domain.as_mut()).ok_or("domain not found")?;
+        match domain.state {
+            RunState::Running => Ok(false),
+            RunState::Paused(_) => {
+                domain.state = RunState::Running;
+                Ok(true)
+            }
+            RunState::NotStarted | RunState::Ended(_) => Err("domain is not running".into()),
+        }
+    }
+
+    pub(super) fn size(&self, node: NodeId, instance: InstanceId) -> Option<DomainSize> {
+        let machine = self.ours(node, instance)?;
+        let domain = machine.domain.as_ref()?;
+        Some(DomainSize {
+            vcpus: domain.vcpus,
+            memory_mb: domain.memory_mb,
+            disk_bytes: machine.volume.as_ref().map_or(0, |volume| volume.capacity),
+        })
+    }
+
+    /// Changes the domain's state from outside of the agent's hands; whether there was one.
+    fn happen(&mut self, instance: InstanceId, change: impl FnOnce(&mut RunState)) -> bool {
+        let domain = self.machines.get_mut(&instance).and_then(|machine| machine.domain.as_mut());
+        domain.map(|domain| change(&mut domain.state)).is_some()
+    }
+
+    /// As `virsh undefine`: a domain that runs lives on until it ends.
+    pub(super) fn undefine(&mut self, instance: InstanceId) {
+        let Some(machine) = self.machines.get_mut(&instance) else { return };
+        match &mut machine.domain {
+            Some(domain) if matches!(domain.state, RunState::Running | RunState::Paused(_)) => {
+                domain.transient = true;
+            }
+            _ => machine.domain = None,
+        }
+        self.forget_empty(instance);
+    }
+
+    pub(super) fn delete_volume(&mut self, instance: InstanceId) {
+        if let Some(machine) = self.machines.get_mut(&instance) {
+            machine.volume = None;
+        }
+        self.forget_empty(instance);
+    }
+
+    fn forget_empty(&mut self, instance: InstanceId) {
+        let empty = |machine: &Machine| machine.volume.is_none() && machine.domain.is_none();
+        if self.machines.get(&instance).is_some_and(empty) {
+            self.machines.remove(&instance);
+        }
     }
 
     pub(super) fn start(&mut self, node: NodeId, instance: InstanceId) -> Result<bool, String> {
@@ -160,11 +229,19 @@ impl Host {
     pub(super) fn end(&mut self, instance: InstanceId) -> bool {
         match self.machines.get_mut(&instance).and_then(|machine| machine.domain.as_mut()) {
             Some(domain) if domain.state == RunState::Running => {
-                domain.state = RunState::Ended;
+                domain.state = RunState::Ended(End::ByGuest);
+                let transient = domain.transient;
+                if transient {
+                    self.undefine(instance);
+                }
                 true
             }
             _ => false,
         }
+    }
+
+    pub(super) fn pause(&mut self, instance: InstanceId, why: Pause) -> bool {
+        self.happen(instance, |state| *state = RunState::Paused(why))
     }
 
     pub(super) fn count(&self, state: RunState) -> usize {

@@ -8,7 +8,7 @@ use std::{
 use ec_model::InstanceId;
 
 use super::{Operation, SimulatedHypervisor};
-use crate::{HypervisorError, HypervisorEvent, RunState};
+use crate::{HypervisorError, HypervisorEvent, Pause, RunState};
 
 #[derive(Debug, Default)]
 pub(super) struct Knobs {
@@ -93,6 +93,23 @@ impl SimulatedHypervisor {
         if self.inner().host.end(instance) {
             self.tell(HypervisorEvent::Changed(instance));
         }
+    }
+
+    /// The guest is paused for that reason; nothing happens where there is no such domain.
+    pub fn pause_guest(&self, instance: InstanceId, why: Pause) {
+        if self.inner().host.pause(instance, why) {
+            self.tell(HypervisorEvent::Changed(instance));
+        }
+    }
+
+    /// Somebody undefines the domain, as `virsh undefine` does; no event tells.
+    pub fn undefine(&self, instance: InstanceId) {
+        self.inner().host.undefine(instance);
+    }
+
+    /// Somebody deletes the disk's file; no event tells.
+    pub fn delete_volume(&self, instance: InstanceId) {
+        self.inner().host.delete_volume(instance);
     }
 
     /// What the guest has written to its console; nothing happens where there is no such domain.

@@ -16,7 +16,10 @@ use async_trait::async_trait;
 use ec_model::{Address, BaseImage, InstanceId, NodeId};
 use tokio::sync::{Notify, broadcast};
 
-use crate::{DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent, HypervisorResult, Observed};
+use crate::{
+    DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent, HypervisorResult,
+    Observed,
+};
 use host::Host;
 use knobs::Knobs;
 
@@ -33,6 +36,8 @@ pub enum Operation {
     CreateOverlay,
     Define,
     Start,
+    Resume,
+    Size,
     Destroy,
     Addresses,
     ConsoleTail,
@@ -47,6 +52,8 @@ impl Operation {
             Self::CreateOverlay => "create the overlay",
             Self::Define => "define the domain",
             Self::Start => "start the domain",
+            Self::Resume => "resume the domain",
+            Self::Size => "measure the domain",
             Self::Destroy => "destroy the domain",
             Self::Addresses => "read the addresses",
             Self::ConsoleTail => "read the console",
@@ -185,6 +192,16 @@ impl Hypervisor for SimulatedHypervisor {
     async fn start(&self, instance: InstanceId) -> HypervisorResult<()> {
         self.enter(Operation::Start, Some(instance)).await?;
         self.change(Operation::Start, instance, |host| host.start(self.node, instance))
+    }
+
+    async fn resume(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.enter(Operation::Resume, Some(instance)).await?;
+        self.change(Operation::Resume, instance, |host| host.resume(self.node, instance))
+    }
+
+    async fn size(&self, instance: InstanceId) -> HypervisorResult<Option<DomainSize>> {
+        self.enter(Operation::Size, Some(instance)).await?;
+        Ok(self.inner().host.size(self.node, instance))
     }
 
     async fn destroy(&self, instance: InstanceId) -> HypervisorResult<()> {

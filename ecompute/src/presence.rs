@@ -1,0 +1,340 @@
+//! The node's key in etcd, under a lease: this agent is alive, and it alone is this node.
+//!
+//! Whatever the agent writes into etcd is written only while the key is its own ([`Presence::fence`]). A cloned
+//! machine brings a second agent with the same uuid: it finds the key taken, says by whom, and ends without
+//! having touched anything.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use ec_model::{Keyspace, NodeId, NodeRecord, decode, encode};
+use ec_store::{Compare, LeaseId, Revision, Store, StoreError, StoreResult, Txn, TxnOutcome};
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+
+/// How long the node's key outlives a dead agent. Long enough for etcd to elect a leader and for an
+/// agent to be restarted, short enough that schedulers soon pass a dead node over.
+pub(crate) const LEASE_TTL: Duration = Duration::from_secs(15);
+/// A key of another that is still there after so long is kept alive by somebody: twice the lease, and an election.
+const OTHER_LIVES: Duration = Duration::from_secs(35);
+/// Between two looks at a key that another holds.
+const OTHER_PERIOD: Duration = Duration::from_secs(1);
+
+/// Whether this agent is the node, for everybody who writes.
+#[derive(Debug)]
+pub struct Presence {
+    /// Says which agent is the node.
+    agent_key: String,
+    /// Says that the node takes instances.
+    node_key: String,
+    /// The revision at which both were put.
+    held: watch::Sender<Option<Revision>>,
+    shown: AtomicBool,
+    look: Notify,
+}
+
+impl Presence {
+    /// Not held yet.
+    pub(crate) fn new(keys: &Keyspace, node: NodeId) -> Self {
+        Self {
+            agent_key: keys.agent(node),
+            node_key: keys.node(node),
+            held: watch::Sender::new(None),
+            shown: AtomicBool::new(false),
+            look: Notify::new(),
+        }
+    }
+
+    /// The condition under which this agent may write; `None` while it is not the node.
+    pub(crate) fn fence(&self) -> Option<Compare> {
+        (*self.held.borrow()).map(|revision| Compare::Unchanged(self.agent_key.clone(), revision))
+    }
+
+    /// A write failed that may have failed for the fence's sake: look at the keys at once.
+    pub(crate) fn doubt(&self) {
+        self.look.notify_one();
+    }
+
+    /// From now on the node is shown as alive: schedulers may choose it.
+    pub(crate) fn show(&self) {
+        if !self.shown.swap(true, Ordering::Relaxed) {
+            self.look.notify_one();
+        }
+    }
+
+    /// Waits until this agent is the node.
+    pub(crate) async fn wait(&self) {
+        let mut held = self.held.subscribe();
+        // The sender lives in `self`.
+        let _ = held.wait_for(Option::is_some).await;
+    }
+}
+
+/// Another agent is this node.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "node {node} is already served by another agent, on host {host} (alive since {since}); this one, on host {here}, \
+     ends and touches nothing. Two machines were made from one image or one copy of the state directory: on the one \
+     that is not to be {node}, remove the file {uuid_file} (its guests, if it has any, stay as they are)"
+)]
+pub(crate) struct Taken {
+    node: NodeId,
+    host: String,
+    since: String,
+    here: String,
+    uuid_file: String,
+}
+
+/// What tells this agent from any other: the kernel's boot, and the state directory, which only one process holds.
+pub(crate) fn machine(state_dir: &Path) -> io::Result<String> {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let directory = fs::metadata(state_dir)?;
+    Ok(format!("{}:{}:{}", boot.trim(), directory.dev(), directory.ino()))
+}
+
+/// Keeps the node's keys until asked to end, then revokes their lease. A lost lease, a wiped, restored or
+/// restarted etcd: the keys are put again. Fails only where another living agent is the node.
+pub(crate) async fn keep(
+    presence: &Presence,
+    store: Arc<dyn Store>,
+    record: NodeRecord,
+    state_dir: &Path,
+    shutdown: CancellationToken,
+) -> Result<(), Taken> {
+    let mut hold: Option<Hold> = None;
+    let mut lost = false;
+    let mut other_since: Option<Instant> = None;
+    let outcome = loop {
+        let pause = match renew(store.as_ref(), hold, presence, &record).await {
+            Ok(Renewed::Ours(renewed)) => {
+                if lost {
+                    tracing::info!("etcd is back");
+                }
+                (hold, lost, other_since) = (Some(renewed), false, None);
+                presence
+                    .held
+                    .send_if_modified(|held| held.replace(renewed.revision) != Some(renewed.revision));
+                LEASE_TTL / 3
+            }
+            Ok(Renewed::Others(other)) => {
+                presence.held.send_replace(None);
+                if let Some(hold) = hold.take() {
+                    store.revoke(hold.lease).await.ok();
+                }
+                let host = other.as_ref().map_or("unknown", |other| other.host.as_str()).to_owned();
+                let since = *other_since.get_or_insert_with(|| {
+                    tracing::warn!(
+                        node = %record.node,
+                        host,
+                        "another agent is this node, or this one was before its host was started anew; waiting up to {} s for that one's lease to run out",
+                        OTHER_LIVES.as_secs()
+                    );
+                    Instant::now()
+                });
+                if since.elapsed() >= OTHER_LIVES {
+                    break Err(Taken {
+                        node: record.node,
+                        host,
+                        since: other
+                            .map_or_else(|| "unknown".to_owned(), |other| other.started_at.to_string()),
+                        here: record.host.clone(),
+                        uuid_file: state_dir.join("uuid").display().to_string(),
+                    });
+                }
+                OTHER_PERIOD
+            }
+            Err(StoreError::LeaseLost(_)) => {
+                presence.held.send_replace(None);
+                hold = None;
+                // A lease that is lost at once each time must not spin.
+                Duration::from_millis(200)
+            }
+            Err(error) => {
+                if !lost {
+                    tracing::warn!(%error, "failed to renew this node's lease; trying on");
+                }
+                lost = true;
+                Duration::from_secs(1)
+            }
+        };
+        tokio::select! {
+            () = shutdown.cancelled() => break Ok(()),
+            () = presence.look.notified() => {}
+            () = tokio::time::sleep(pause) => {}
+        }
+    };
+    presence.held.send_replace(None);
+    if let Some(hold) = hold
+        && let Err(error) = store.revoke(hold.lease).await
+    {
+        tracing::warn!(%error, "failed to revoke this node's lease; it runs out by itself");
+    }
+    outcome
+}
+
+/// The keys as they were put, in one transaction on one lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Hold {
+    lease: LeaseId,
+    revision: Revision,
+    shown: bool,
+}
+
+enum Renewed {
+    /// This agent is the node.
+    Ours(Hold),
+    /// Another is; nothing is known of it where its record cannot be read.
+    Others(Option<NodeRecord>),
+}
+
+async fn renew(
+    store: &dyn Store,
+    hold: Option<Hold>,
+    presence: &Presence,
+    record: &NodeRecord,
+) -> StoreResult<Renewed> {
+    let Presence { agent_key, node_key, .. } = presence;
+    let shown = presence.shown.load(Ordering::Relaxed);
+    if let Some(hold) = hold {
+        store.keep_alive(hold.lease).await?;
+        if hold.shown == shown {
+            let mut unchanged = Txn::new().when(Compare::Unchanged(agent_key.clone(), hold.revision));
+            if shown {
+                unchanged = unchanged.when(Compare::Unchanged(node_key.clone(), hold.revision));
+            }
+            if store.txn(unchanged).await?.succeeded {
+                return Ok(Renewed::Ours(hold));
+            }
+        }
+    }
+    let (current, _) = store.get(agent_key).await?;
+    let unchanged = match current {
+        None => Compare::Absent(agent_key.clone()),
+        Some(pair) => {
+            let other = decode::<NodeRecord>(&pair.value).ok();
+            let ours = pair.lease.is_some() && pair.lease == hold.map(|hold| hold.lease);
+            let predecessor = other.as_ref().is_some_and(|other| other.machine == record.machine);
+            // A key on no lease was put by hand, and is nobody's sign of life.
+            if pair.lease.is_some() && !ours && !predecessor {
+                return Ok(Renewed::Others(other));
+            }
+            Compare::Unchanged(agent_key.clone(), pair.mod_revision)
+        }
+    };
+    let lease = match hold {
+        Some(hold) => hold.lease,
+        None => store.grant(LEASE_TTL).await?,
+    };
+    let value = encode(record);
+    let mut txn = Txn::new().when(unchanged).put_leased(agent_key, value.clone(), lease);
+    if shown {
+        txn = txn.put_leased(node_key, value, lease);
+    }
+    match store.txn(txn).await {
+        Ok(TxnOutcome { succeeded: true, revision }) => Ok(Renewed::Ours(Hold { lease, revision, shown })),
+        other => {
+            if hold.is_none() {
+                // Not left behind: the next try takes a new one.
+                store.revoke(lease).await.ok();
+            }
+            // Somebody was faster: the next look tells who.
+            other.map(|_| Renewed::Others(None))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ec_model::RECORD_VERSION;
+    use ec_store::MemoryStore;
+    use jiff::Timestamp;
+
+    use super::*;
+
+    fn record(machine: &str) -> NodeRecord {
+        NodeRecord {
+            version: RECORD_VERSION,
+            node: NodeId::new(uuid::Uuid::from_u128(1)),
+            name: "n".into(),
+            agent: "test".into(),
+            virt_type: "qemu".into(),
+            machine: machine.into(),
+            host: format!("host-{machine}"),
+            started_at: Timestamp::UNIX_EPOCH,
+        }
+    }
+
+    fn presence() -> Presence {
+        Presence::new(&Keyspace::default(), NodeId::new(uuid::Uuid::from_u128(1)))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_second_agent_with_the_same_uuid_is_refused_with_both_names_and_disturbs_nothing() {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let first = Arc::new(presence());
+        first.show();
+        let stop = CancellationToken::new();
+        let (one, in_one, stop_one) = (Arc::clone(&first), Arc::clone(&store), stop.clone());
+        let keeper =
+            tokio::spawn(async move { keep(&one, in_one, record("a"), Path::new("/state"), stop_one).await });
+        first.wait().await;
+        let (before, _) = store.get(&first.node_key).await.unwrap();
+        assert!(before.is_some());
+
+        let second = presence();
+        second.show();
+        let refused = keep(&second, Arc::clone(&store), record("b"), Path::new("/state"), stop.clone()).await;
+        let message = refused.unwrap_err().to_string();
+        let names = ["host-a", "host-b", "/state/uuid"];
+        assert!(names.iter().all(|name| message.contains(name)), "{message}");
+        assert!(second.fence().is_none());
+        let (after, _) = store.get(&first.node_key).await.unwrap();
+        assert_eq!(after, before, "the first one's key was not touched");
+        assert!(first.fence().is_some());
+        stop.cancel();
+        keeper.await.unwrap().unwrap();
+        assert_eq!(store.get(&first.node_key).await.unwrap().0, None);
+    }
+
+    async fn ours(store: &dyn Store, hold: Option<Hold>, presence: &Presence, machine: &str) -> Hold {
+        match renew(store, hold, presence, &record(machine)).await.unwrap() {
+            Renewed::Ours(hold) => hold,
+            Renewed::Others(other) => panic!("it is {other:?}'s"),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_next_start_of_the_same_agent_takes_over_at_once_and_is_shown_when_it_is_ready() {
+        let (store, presence) = (MemoryStore::new(), presence());
+        let before = ours(&store, None, &presence, "a").await;
+        let after = ours(&store, None, &presence, "a").await;
+        assert!(after.revision > before.revision, "what the predecessor still writes is refused");
+        let other = renew(&store, None, &presence, &record("b")).await.unwrap();
+        assert!(matches!(other, Renewed::Others(Some(_))));
+        assert_eq!(store.get(&presence.node_key).await.unwrap().0, None);
+
+        presence.show();
+        let shown = ours(&store, Some(after), &presence, "a").await;
+        assert_eq!(
+            ours(&store, Some(shown), &presence, "a").await,
+            shown,
+            "what is there is not written again"
+        );
+        // Somebody deletes the key by hand.
+        store.txn(Txn::new().delete(&presence.node_key)).await.unwrap();
+        let again = ours(&store, Some(shown), &presence, "a").await;
+        assert!(again.revision > shown.revision);
+        assert!(store.get(&presence.node_key).await.unwrap().0.is_some());
+    }
+}
