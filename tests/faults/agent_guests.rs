@@ -1,0 +1,273 @@
+//! What happens to guests and their disks behind the agent's back. Only a user's destroy deletes a disk that a
+//! guest ever wrote.
+
+use std::{
+    fs,
+    os::unix::fs::MetadataExt,
+    path::PathBuf,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use ec_model::{InstanceId, State};
+use ec_tests::Stack;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+fn disk(stack: &Stack, instance: InstanceId) -> PathBuf {
+    stack.directory().join(format!("state/disks/{instance}.qcow2"))
+}
+
+/// Which file it is: one that was made anew is another.
+fn identity(stack: &Stack, instance: InstanceId) -> Result<u64> {
+    Ok(fs::metadata(disk(stack, instance)).context("the disk is gone")?.ino())
+}
+
+/// A guest that is up, on a stack whose agent runs.
+async fn guest(stack: &Stack) -> Result<InstanceId> {
+    let instance = stack.schedule(&[])?;
+    stack.until_state(instance, State::Active).await?;
+    Ok(instance)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn guests_that_libvirt_forgot_are_defined_again_and_keep_disk_and_claim() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    let guests = [guest(&stack).await?, guest(&stack).await?];
+    let disks = [identity(&stack, guests[0])?, identity(&stack, guests[1])?];
+    // As on a host that was installed anew, with the disks on their own file system: all at once.
+    stack.kill_agent()?;
+    for instance in guests {
+        let domain = stack.libvirt.connection().lookup_domain_by_uuid(instance.uuid())?;
+        domain.destroy()?;
+        domain.undefine()?;
+    }
+    stack.start_agent("").await?;
+    for instance in guests {
+        let status = stack.until_state(instance, State::Stopped).await?;
+        assert!(status.reason.unwrap_or_default().contains("defined again"));
+    }
+    stack.until_exactly(&sorted(guests)).await?;
+    assert_eq!([identity(&stack, guests[0])?, identity(&stack, guests[1])?], disks);
+
+    // What it was defined as boots from what the guest wrote.
+    stack.libvirt.connection().lookup_domain_by_uuid(guests[0].uuid())?.create()?;
+    stack.until_state(guests[0], State::Active).await?;
+    for instance in guests {
+        assert!(stack.eschedule(&["destroy", "--wait", &instance.to_string()])?.status.success());
+    }
+    stack.until_exactly(&[]).await
+}
+
+fn sorted(mut instances: [InstanceId; 2]) -> [InstanceId; 2] {
+    instances.sort_unstable();
+    instances
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_guest_that_was_undefined_is_defined_again_and_survives_its_power_off() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    let instance = guest(&stack).await?;
+    let before = identity(&stack, instance)?;
+    let lookup = || stack.libvirt.connection().lookup_domain_by_uuid(instance.uuid());
+    lookup()?.undefine()?;
+    stack.until("it is there for good again", async || Ok(lookup()?.is_persistent()?)).await?;
+    assert!(lookup()?.is_active()?, "without a blink");
+
+    // And once more, with its end before anybody could look.
+    stack.signal_agent(nix::sys::signal::Signal::SIGSTOP)?;
+    lookup()?.undefine()?;
+    lookup()?.destroy()?;
+    stack.signal_agent(nix::sys::signal::Signal::SIGCONT)?;
+    stack.until_state(instance, State::Stopped).await?;
+    assert_eq!(identity(&stack, instance)?, before);
+    stack.until_exactly(&[instance]).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_is_not_given_up_for_time_in_which_nobody_looked_for_its_address() -> Result<()> {
+    let mut stack = Stack::start_with("address_timeout: 10").await?;
+    stack.start_agent("before-addresses=pause").await?;
+    let instance = stack.schedule(&[])?;
+    stack.until_reached("before-addresses").await?;
+    stack.kill_agent()?;
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    stack.start_agent("").await?;
+    stack.until_state(instance, State::Active).await?;
+    assert!(!stack.log().contains("instance failed"), "{}", stack.log());
+    stack.until_exactly(&[instance]).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_never_has_an_address_is_told_and_left_running() -> Result<()> {
+    let mut stack = Stack::start_with("address_timeout: 3").await?;
+    stack.start_agent("before-start=1*sleep(1000)").await?;
+    let instance = stack.schedule(&[])?;
+    stack.until_reached("before-start").await?;
+    // A guest that stands still asks nobody for an address, and neither does one of another network's.
+    let lookup = || stack.libvirt.connection().lookup_domain_by_uuid(instance.uuid());
+    stack.until("it runs", async || Ok(lookup()?.is_active()?)).await?;
+    stack
+        .until("its status says what is missing", async || {
+            let status = stack.status(instance).await?.context("no status")?;
+            Ok(status.state == State::Starting && status.reason.unwrap_or_default().contains("no address"))
+        })
+        .await?;
+    assert!(lookup()?.is_active()?);
+    // It boots on, and is up when it is up.
+    stack.until_state(instance, State::Active).await?;
+    assert_eq!(stack.status(instance).await?.context("no status")?.reason, None);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_suspended_guest_is_told_as_paused_and_a_crashed_one_as_stopped() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    let instance = guest(&stack).await?;
+    let domain = stack.libvirt.connection().lookup_domain_by_uuid(instance.uuid())?;
+    domain.suspend()?;
+    let status = stack.until_state(instance, State::Paused).await?;
+    assert!(status.reason.unwrap_or_default().contains("virsh resume"));
+    // It is not for the agent to resume it.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(stack.status(instance).await?.context("no status")?.state, State::Paused);
+    domain.resume()?;
+    stack.until_state(instance, State::Active).await?;
+    let process = stack.libvirt.guest_process(instance).context("no process")?;
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(process), nix::sys::signal::Signal::SIGKILL)?;
+    let status = stack.until_state(instance, State::Stopped).await?;
+    assert!(status.reason.unwrap_or_default().contains("crashed"));
+    stack.until_exactly(&[instance]).await
+}
+
+/// A small file system for the agent's state, as long as the value lives.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(path: PathBuf, megabytes: u32) -> Result<Self> {
+        fs::create_dir_all(&path)?;
+        let options = format!("size={megabytes}m,mode=755");
+        mount(Some("small"), &path, Some("tmpfs"), MsFlags::empty(), Some(options.as_str()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        umount2(&self.0, MntFlags::MNT_DETACH).ok();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_on_a_full_disk_is_paused_says_so_and_goes_on_by_itself() -> Result<()> {
+    let mut stack = Stack::start_with("images: {max_gb: 1}\nreserved: {DISK_GB: 0}\nallocation_ratio: {DISK_GB: 100.0}").await?;
+    let disk = SmallDisk::mount(stack.directory().join("state"), 1100)?;
+    stack.start_agent("").await?;
+    let key = stack.key_pair()?;
+    let instance = stack.schedule(&["--key", &format!("{key}.pub")])?;
+    let ip = stack.until_state(instance, State::Active).await?.ip.context("no address")?;
+    stack.ssh(&key, "root", ip, "true").await?;
+    let ballast = disk.0.join("ballast");
+    let free = nix::sys::statvfs::statvfs(&disk.0)?;
+    let free = free.blocks_available() * free.fragment_size();
+    let made = Command::new("fallocate").arg("-l").arg((free - (20 << 20)).to_string()).arg(&ballast).status()?;
+    ensure!(made.success());
+    let writing = tokio::spawn({
+        let (key, ip) = (key.clone(), ip);
+        async move {
+            tokio::process::Command::new("ssh")
+                .args(["-n", "-i", &key, "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no"])
+                .args(["-o", "UserKnownHostsFile=/dev/null", "-o", "ServerAliveInterval=0"])
+                .arg(format!("root@{ip}"))
+                .arg("dd if=/dev/zero bs=1M count=60 seek=500 of=/dev/vda conv=fsync && echo written")
+                .kill_on_drop(true)
+                .output()
+                .await
+        }
+    });
+    let status = stack.until_state(instance, State::Paused).await?;
+    let reason = status.reason.unwrap_or_default();
+    assert!(reason.contains("no space on the host's disk"), "{reason}");
+    fs::remove_file(&ballast)?;
+    stack.until_state(instance, State::Active).await?;
+    let written = tokio::time::timeout(Duration::from_secs(120), writing).await???;
+    assert!(String::from_utf8_lossy(&written.stdout).contains("written"), "{written:?}");
+    assert!(stack.eschedule(&["destroy", "--wait", &instance.to_string()])?.status.success());
+    stack.kill_agent()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_disk_or_record_is_noticed_and_nothing_else_is_taken_away() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    let instance = guest(&stack).await?;
+    let record = stack.directory().join(format!("state/instances/{instance}.json"));
+    fs::remove_file(&record)?;
+    stack.until("its record is there again", async || Ok(record.exists())).await?;
+    assert_eq!(stack.status(instance).await?.context("no status")?.state, State::Active);
+
+    fs::remove_file(disk(&stack, instance))?;
+    let status = stack.until_state(instance, State::Error).await?;
+    assert!(status.reason.unwrap_or_default().contains("disk file was deleted"));
+    let domain = stack.libvirt.connection().lookup_domain_by_uuid(instance.uuid())?;
+    assert!(domain.is_active()?, "the guest has it open, and runs on");
+    assert_eq!(stack.placement.provider_allocations(stack.node).await?.len(), 1);
+    domain.destroy()?;
+    stack
+        .until("it says that the disk is gone", async || {
+            let status = stack.status(instance).await?.context("no status")?;
+            Ok(status.state == State::Error && status.reason.unwrap_or_default().contains("disk is gone"))
+        })
+        .await?;
+    assert_eq!(stack.placement.provider_allocations(stack.node).await?.len(), 1, "kept until it is destroyed");
+    assert!(stack.eschedule(&["destroy", "--wait", &instance.to_string()])?.status.success());
+    stack.until_exactly(&[]).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_domain_that_a_late_call_brings_after_its_destroy_goes_too() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("before-define=pause").await?;
+    let instance = stack.schedule(&[])?;
+    stack.until_reached("before-define").await?;
+    stack.kill_agent()?;
+    stack.start_agent("").await?;
+    stack.until_state(instance, State::Active).await?;
+    let xml = stack.libvirt.connection().lookup_domain_by_uuid(instance.uuid())?.xml_desc(0)?;
+    assert!(stack.eschedule(&["destroy", "--wait", &instance.to_string()])?.status.success());
+    stack.until_exactly(&[]).await?;
+    // What a define does that was under way in libvirtd when its agent was killed.
+    stack.libvirt.connection().define_domain_xml(&xml)?;
+    stack.until_exactly(&[]).await?;
+    // Also where only the next agent can notice.
+    stack.kill_agent()?;
+    stack.libvirt.connection().define_domain_xml(&xml)?;
+    stack.start_agent("").await?;
+    stack.until_exactly(&[]).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_destroy_while_a_define_hangs_in_libvirtd_leaves_nothing() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("before-define=1*sleep(2000)").await?;
+    let instance = stack.schedule(&[])?;
+    stack.until_reached("before-define").await?;
+    stack.libvirt.pause_daemon();
+    // The define is sent to a daemon that does not answer, and then nobody waits for it any more.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    stack.kill_agent()?;
+    let destroyed = stack.eschedule(&["destroy", &instance.to_string()])?;
+    assert!(destroyed.status.success(), "{destroyed:?}");
+    stack.libvirt.resume_daemon();
+    stack.start_agent("").await?;
+    stack.until_exactly(&[]).await?;
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(5) {
+        ensure!(stack.libvirt.connection().list_all_domains(0)?.is_empty(), "it came back");
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+    Ok(())
+}

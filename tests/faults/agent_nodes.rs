@@ -1,0 +1,108 @@
+//! Who is a node, and who is not.
+
+use std::{
+    fs::File,
+    process::{Child, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use ec_model::{Keyspace, State};
+use ec_store::{Store, Txn};
+use ec_tests::Stack;
+
+/// A second agent with the same uuid and a state directory of its own, as on a cloned machine.
+fn clone_of(stack: &Stack) -> Result<Child> {
+    let config = std::fs::read_to_string(stack.directory().join("compute.yaml"))?;
+    let (state, other) = (stack.directory().join("state"), stack.directory().join("other"));
+    let config = config
+        .replace(&state.display().to_string(), &other.display().to_string())
+        .replace(&format!("name: {}", stack.node), "name: the-clone");
+    let path = stack.directory().join("clone.yaml");
+    std::fs::write(&path, config)?;
+    std::process::Command::new(ec_tests::program("ecompute"))
+        .arg("--config")
+        .arg(path)
+        .stdout(Stdio::null())
+        .stderr(File::create(stack.directory().join("clone.log"))?)
+        .spawn()
+        .context("failed to start the clone")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clone_of_a_node_is_refused_loudly_and_the_first_is_not_disturbed() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    let instance = stack.schedule(&[])?;
+    stack.until_state(instance, State::Active).await?;
+    let node_key = Keyspace::default().node(stack.node);
+    let before = stack.store.get(&node_key).await?.0.context("no node key")?;
+
+    let mut clone = clone_of(&stack)?;
+    let deadline = Instant::now() + Duration::from_secs(90);
+    let code = loop {
+        if let Some(status) = clone.try_wait()? {
+            break status.code();
+        }
+        if Instant::now() > deadline {
+            clone.kill()?;
+            clone.wait()?;
+            bail!("the clone goes on: {}", std::fs::read_to_string(stack.directory().join("clone.log"))?);
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    };
+    let log = std::fs::read_to_string(stack.directory().join("clone.log"))?;
+    let host = nix::unistd::gethostname()?.to_string_lossy().into_owned();
+    assert_eq!(code, Some(1), "{log}");
+    assert!(log.contains(&stack.node.to_string()) && log.contains(&format!("on host {host}")), "{log}");
+    assert!(log.contains("other/uuid"), "it says what to do: {log}");
+
+    let after = stack.store.get(&node_key).await?.0.context("no node key")?;
+    assert_eq!(after.mod_revision, before.mod_revision, "nobody put the node's key again");
+    let inventory = stack.placement.inventory(stack.node).await?;
+    assert_eq!(inventory["VCPU"].reserved, 0, "the end of the clone locks nothing");
+    let nodes = stack.eschedule(&["-o", "json", "nodes"])?;
+    assert!(!String::from_utf8(nodes.stdout)?.contains("the-clone"));
+    stack.until_exactly(&[instance]).await?;
+    assert!(stack.eschedule(&["destroy", "--wait", &instance.to_string()])?.status.success());
+    stack.until_exactly(&[]).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_whose_node_another_took_writes_nothing_any_more_and_ends() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    let instance = stack.schedule(&[])?;
+    stack.until_state(instance, State::Active).await?;
+    // While the first is stopped its lease runs out, and the clone takes the node.
+    stack.signal_agent(nix::sys::signal::Signal::SIGSTOP)?;
+    let node_key = Keyspace::default().node(stack.node);
+    stack.until("its lease has run out", async || Ok(stack.store.get(&node_key).await?.0.is_none())).await?;
+    let mut clone = clone_of(&stack)?;
+    stack.until("the clone is the node", async || Ok(stack.store.get(&node_key).await?.0.is_some())).await?;
+    let taken = stack.store.get(&node_key).await?.0.context("no node key")?;
+    stack.signal_agent(nix::sys::signal::Signal::SIGCONT)?;
+    stack
+        .until("the first one says who took its node", async || {
+            Ok(stack.log().contains("is already served by another agent"))
+        })
+        .await?;
+    let now = stack.store.get(&node_key).await?.0.context("no node key")?;
+    assert_eq!(now.mod_revision, taken.mod_revision);
+    clone.kill()?;
+    clone.wait()?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_deleted_by_hand_come_back() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    for key in [Keyspace::default().node(stack.node), Keyspace::default().agent(stack.node)] {
+        stack.store.txn(Txn::new().delete(&key)).await?;
+        stack.until("the key is back", async || Ok(stack.store.get(&key).await?.0.is_some())).await?;
+    }
+    let instance = stack.schedule(&[])?;
+    stack.until_state(instance, State::Active).await?;
+    stack.until_exactly(&[instance]).await
+}

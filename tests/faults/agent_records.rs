@@ -1,0 +1,185 @@
+//! Records and allocations that are not as the agent left them.
+
+use std::{fs, time::Duration};
+
+use anyhow::{Context, Result};
+use ec_model::{InstanceId, Keyspace, NodeId, State};
+use ec_placement_client::Inventory;
+use ec_store::{Store, Txn};
+use ec_tests::{Stack, TINY};
+
+/// Longer than the agent's grace in these tests, and than it takes to act on a change.
+const A_WHILE: Duration = Duration::from_secs(8);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_read_or_is_newer_is_touched_by_nobody() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    let up = stack.schedule(&[])?;
+    stack.until_state(up, State::Active).await?;
+    let keys = Keyspace::default();
+    let key = keys.request(stack.node, up);
+    let good = stack.store.get(&key).await?.0.context("no request")?.value;
+    let newer = String::from_utf8(good.clone())?.replace("\"version\":1", "\"version\":7");
+    let later = String::from_utf8(good.clone())?.replace("\"desired\":\"active\"", "\"desired\":\"hibernated\"");
+    // A second one, of which there is nothing but its claim.
+    stack.signal_agent(nix::sys::signal::Signal::SIGSTOP)?;
+    let waiting = stack.schedule(&[])?;
+    let waiting_key = keys.request(stack.node, waiting);
+    let waiting_good = stack.store.get(&waiting_key).await?.0.context("no request")?.value;
+    stack.store.txn(Txn::new().put(&waiting_key, "{")).await?;
+    stack.signal_agent(nix::sys::signal::Signal::SIGCONT)?;
+    for unreadable in ["garbage".to_owned(), newer, later] {
+        stack.store.txn(Txn::new().put(&key, unreadable.clone())).await?;
+        tokio::time::sleep(A_WHILE).await;
+        assert_eq!(stack.store.get(&key).await?.0.context("it was deleted")?.value, unreadable.as_bytes());
+        assert_eq!(stack.status(up).await?.context("no status")?.state, State::Active);
+        assert_eq!(stack.placement.provider_allocations(stack.node).await?.len(), 2, "no claim is given away");
+        assert!(stack.status(waiting).await?.is_none());
+    }
+    // Mended, all goes on.
+    stack.store.txn(Txn::new().put(&key, good).put(&waiting_key, waiting_good)).await?;
+    stack.until_state(waiting, State::Active).await?;
+
+    // The same of statuses, and of the node's own record.
+    let status_key = keys.status(stack.node, up);
+    let status = stack.store.get(&status_key).await?.0.context("no status")?.value;
+    let newer = String::from_utf8(status.clone())?.replace("\"version\":1", "\"version\":7");
+    stack.kill_agent()?;
+    stack.store.txn(Txn::new().put(&status_key, newer.clone())).await?;
+    stack.start_agent("").await?;
+    tokio::time::sleep(A_WHILE).await;
+    assert_eq!(stack.store.get(&status_key).await?.0.context("it was deleted")?.value, newer.as_bytes());
+    stack.store.txn(Txn::new().put(&status_key, status)).await?;
+    let mut both = [up, waiting];
+    both.sort_unstable();
+    stack.until_exactly(&both).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn images_under_guests_whose_records_cannot_be_read_are_not_evicted() -> Result<()> {
+    let mut stack = Stack::start_with("images: {max_gb: 1}").await?;
+    stack.start_agent("").await?;
+    let instance = stack.schedule(&[])?;
+    stack.until_state(instance, State::Active).await?;
+    stack.kill_agent()?;
+    let record = stack.directory().join(format!("state/instances/{instance}.json"));
+    fs::write(&record, "{\"version\": 99}")?;
+    stack.start_agent("").await?;
+    // An image that fills the cache to its bound.
+    let large = stack.directory().join("large.raw");
+    let file = fs::File::create(&large)?;
+    file.set_len(1 << 30)?;
+    drop(file);
+    let other = stack.schedule_as("resources=VCPU:1,MEMORY_MB:128,DISK_GB:2", &[&format!("file://{}", large.display())])?;
+    stack
+        .until("it is told or taken", async || {
+            let status = stack.status(other).await?;
+            Ok(status.is_some_and(|status| status.reason.is_some() || status.state == State::Error))
+        })
+        .await?;
+    let bases: Vec<_> = fs::read_dir(stack.directory().join("state/images/base"))?.collect();
+    assert!(!bases.is_empty(), "the base under the running guest is there");
+    assert_eq!(fs::read(&record)?, b"{\"version\": 99}", "and the record is as it was");
+    assert_eq!(stack.status(instance).await?.context("no status")?.state, State::Active);
+    Ok(())
+}
+
+fn plenty(total: u64) -> Inventory {
+    Inventory { total, reserved: 0, min_unit: 1, max_unit: total, step_size: 1, allocation_ratio: 1.0 }
+}
+
+/// A provider of another host.
+async fn other_node(stack: &Stack) -> Result<NodeId> {
+    let node = NodeId::new(uuid::Uuid::new_v4());
+    stack.placement.ensure_provider(node, &node.to_string()).await?;
+    let inventory = [("VCPU", 64), ("MEMORY_MB", 65_536), ("DISK_GB", 1000)];
+    let inventory = inventory.into_iter().map(|(class, total)| (class.to_owned(), plenty(total))).collect();
+    stack.placement.set_inventory(node, &inventory).await?;
+    Ok(node)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn room_on_another_node_builds_nothing_here_and_stays_where_it_is() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    let other = other_node(&stack).await?;
+    stack.start_agent("").await?;
+    // A request as eschedule writes it, whose claim an operator moved to another host before the agent saw it.
+    stack.signal_agent(nix::sys::signal::Signal::SIGSTOP)?;
+    let instance = stack.schedule(&[])?;
+    let amounts = stack.placement.provider_allocations(stack.node).await?.remove(&instance).context("no claim")?;
+    stack.placement.release(instance).await?;
+    stack.placement.claim_exact(instance, other, &amounts, "p", "u").await?;
+    stack.signal_agent(nix::sys::signal::Signal::SIGCONT)?;
+    let status = stack.until_state(instance, State::Error).await?;
+    assert!(status.reason.unwrap_or_default().contains("other resource providers"));
+    stack
+        .until("its request is taken back", async || {
+            Ok(stack.store.get(&Keyspace::default().request(stack.node, instance)).await?.0.is_none())
+        })
+        .await?;
+    assert!(stack.libvirt.connection().list_all_domains(0)?.is_empty());
+    let there = stack.placement.provider_allocations(other).await?;
+    assert_eq!(there.get(&instance), Some(&amounts), "the other host's allocation is not ours to delete");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn allocations_that_others_made_on_a_node_stay() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    let theirs = InstanceId::new(uuid::Uuid::new_v4());
+    let amounts = [("VCPU".to_owned(), 2), ("MEMORY_MB".to_owned(), 64)].into();
+    stack.placement.claim_exact(theirs, stack.node, &amounts, "p", "u").await?;
+    stack
+        .until("the audit has seen it", async || Ok(stack.log().contains("none of our requests made")))
+        .await?;
+    tokio::time::sleep(A_WHILE).await;
+    assert!(stack.placement.provider_allocations(stack.node).await?.contains_key(&theirs));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_placement_forgot_is_counted_again() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    let instance = stack.schedule(&[])?;
+    stack.until_state(instance, State::Active).await?;
+    let before = stack.placement.provider_allocations(stack.node).await?;
+    stack.placement.release(instance).await?;
+    stack
+        .until("it is counted again", async || Ok(stack.placement.provider_allocations(stack.node).await? == before))
+        .await?;
+    stack.until_exactly(&[instance]).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn guests_outlive_an_etcd_that_was_emptied_are_counted_and_can_be_destroyed() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    let instance = stack.schedule(&["--name", "older"])?;
+    stack.until_state(instance, State::Active).await?;
+    let disk = stack.directory().join(format!("state/disks/{instance}.qcow2"));
+    // Everything, placement's records too, by hand.
+    for pair in stack.store.list("/ecompute").await?.pairs {
+        stack.store.txn(Txn::new().delete(pair.key)).await?;
+    }
+    let status = stack.until_state(instance, State::Unclaimed).await?;
+    assert!(status.reason.unwrap_or_default().contains("without a request"));
+    let list = String::from_utf8(stack.eschedule(&["list"])?.stdout)?;
+    assert!(list.contains(&instance.to_string()) && list.contains("UNCLAIMED"), "{list}");
+    stack
+        .until("it is counted again", async || {
+            Ok(stack.placement.provider_allocations(stack.node).await.is_ok_and(|held| held.contains_key(&instance)))
+        })
+        .await?;
+    assert!(disk.exists() && stack.libvirt.connection().lookup_domain_by_uuid(instance.uuid())?.is_active()?);
+    // New ones go on beside it.
+    let output = stack.eschedule(&["--wait", TINY])?;
+    assert!(output.status.success(), "{output:?}");
+    let destroyed = stack.eschedule(&["destroy", "--wait", &instance.to_string()])?;
+    assert!(destroyed.status.success(), "{destroyed:?}");
+    assert!(!disk.exists());
+    assert!(!stack.placement.provider_allocations(stack.node).await?.contains_key(&instance));
+    Ok(())
+}

@@ -1,0 +1,5 @@
+//! Black-box histories against the programs as they are shipped: start real parts, do the fault, look.
+
+mod agent_guests;
+mod agent_nodes;
+mod agent_records;
