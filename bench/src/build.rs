@@ -92,7 +92,7 @@ fn joined(watcher: JoinHandle<Result<Instant>>) -> Result<Instant> {
 }
 
 /// What the product made of a request, to be made again by hand.
-struct Pattern {
+pub(crate) struct Pattern {
     connect: Connect,
     pool: StoragePool,
     instance: InstanceId,
@@ -103,7 +103,7 @@ struct Pattern {
 }
 
 impl Pattern {
-    fn of(stack: &Stack, instance: InstanceId) -> Result<Self> {
+    pub(crate) fn of(stack: &Stack, instance: InstanceId) -> Result<Self> {
         let connect = stack.libvirt.connection();
         let domain =
             connect.lookup_domain_by_uuid(instance.uuid())?.xml_desc(sys::VIR_DOMAIN_XML_INACTIVE)?;
@@ -122,8 +122,13 @@ impl Pattern {
         })
     }
 
-    /// Makes it again under another uuid, and takes it away.
-    fn build(&self, stack: &Stack, instance: InstanceId) -> Result<Duration> {
+    /// The pool's name.
+    pub(crate) fn pool_name(&self) -> Result<String> {
+        Ok(self.pool.name()?)
+    }
+
+    /// Volume and domain under another uuid.
+    pub(crate) fn documents(&self, instance: InstanceId) -> (String, String) {
         let volume = format!(
             "<volume><name>{instance}.qcow2</name><capacity unit='bytes'>{}</capacity>\
              <target><format type='qcow2'/></target>\
@@ -136,18 +141,29 @@ impl Pattern {
             .replace(&self.instance.mac(0).to_string(), &instance.mac(0).to_string())
             // Another mark, so that the agent knows it for none of its own.
             .replace(&self.node.to_string(), &InstanceId::new(uuid::Uuid::nil()).to_string());
+        (volume, domain)
+    }
+
+    /// Takes away what was made of it.
+    pub(crate) fn remove(&self, stack: &Stack, instance: InstanceId) -> Result<()> {
+        let domain = self.connect.lookup_domain_by_uuid(instance.uuid())?;
+        domain.destroy()?;
+        domain.undefine()?;
+        self.pool.lookup_storage_vol_by_name(&format!("{instance}.qcow2"))?.delete(0)?;
+        let console = stack.directory().join(format!("state/consoles/{instance}.log"));
+        std::fs::remove_file(&console).with_context(|| format!("failed to remove {}", console.display()))
+    }
+
+    /// Makes it again under another uuid, and takes it away.
+    fn build(&self, stack: &Stack, instance: InstanceId) -> Result<Duration> {
+        let (volume, domain) = self.documents(instance);
         thread::sleep(SETTLE);
         let watcher = when_running(stack, instance)?;
         let begun = Instant::now();
-        let volume = StorageVol::create_xml(&self.pool, &volume, 0)?;
-        let domain = self.connect.define_domain_xml(&domain)?;
-        domain.create()?;
+        StorageVol::create_xml(&self.pool, &volume, 0)?;
+        self.connect.define_domain_xml(&domain)?.create()?;
         let seen = joined(watcher)?;
-        domain.destroy()?;
-        domain.undefine()?;
-        volume.delete(0)?;
-        let console = stack.directory().join(format!("state/consoles/{instance}.log"));
-        std::fs::remove_file(&console).with_context(|| format!("failed to remove {}", console.display()))?;
+        self.remove(stack, instance)?;
         Ok(seen - begun)
     }
 }

@@ -5,6 +5,7 @@
 
 mod bare;
 mod build;
+mod burst;
 mod memory;
 mod orders;
 mod placement;
@@ -102,6 +103,8 @@ async fn measure() -> Result<Vec<Figure>> {
     let idle = memory::idle(&stack).await?;
     eprintln!("measuring builds");
     figures.extend(build::measure(&stack).await?);
+    eprintln!("measuring many builds at once");
+    figures.extend(burst::measure(&stack).await?);
     eprintln!("measuring memory");
     figures.extend(idle);
     figures.extend(memory::used(&stack).await?);

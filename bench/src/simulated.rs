@@ -36,7 +36,7 @@ pub(crate) fn configure(directory: &Path, node: NodeId, etcd: &str, placement: &
     // Simulated guests take nothing, so there is room for a thousand on any host.
     let text = format!(
         "uuid: {node}\nname: {node}\netcd: {{endpoints: [\"{etcd}\"]}}\nplacement: {{endpoint: \"{placement}\"}}\n\
-         state_dir: {}\nallocation_ratio: {{VCPU: 1000.0, MEMORY_MB: 1000.0}}\n",
+         state_dir: {}\nallocation_ratio: {{VCPU: 1000.0, MEMORY_MB: 1000.0}}\nreserved: {{MEMORY_MB: 0, DISK_GB: 0}}\n",
         directory.display()
     );
     fs::write(&path, text).with_context(|| format!("failed to write {}", path.display()))?;

@@ -113,8 +113,10 @@ pub struct Settings {
 
 /// Processors are shared in time, so several guests may count on one (what OpenStack's Nova gives out too).
 const VCPU_RATIO: f64 = 4.0;
-/// Room for a few dozen base images.
-const IMAGES_MAX_GB: u64 = 50;
+/// The image cache's bound where none is configured: a tenth of its file system, since as much is kept free of
+/// guests' disks for it, and at most room for a few dozen base images.
+const IMAGES_PART: u64 = 10;
+const IMAGES_GB: std::ops::RangeInclusive<u64> = 2..=50;
 /// As many as libvirt takes at once from one client beside those that look: its daemon has 20 threads, and waits
 /// for QEMU more than it works. The host's processors bound nothing here.
 const WORKERS: usize = 10;
@@ -124,6 +126,13 @@ const STALL_TIMEOUT: u64 = 30;
 const ADDRESS_TIMEOUT: u64 = 300;
 /// Far more than the milliseconds between a claim and its request.
 const AUDIT_GRACE: u64 = 60;
+
+/// See [`IMAGES_PART`].
+fn default_cache_gb(images: &Path) -> u64 {
+    let stat = images.ancestors().find_map(|path| nix::sys::statvfs::statvfs(path).ok());
+    let gb = stat.map_or(0, |stat| (stat.blocks() * stat.fragment_size()) >> 30);
+    (gb / IMAGES_PART).clamp(*IMAGES_GB.start(), *IMAGES_GB.end())
+}
 
 impl Settings {
     /// Reads and checks the configuration.
@@ -196,7 +205,7 @@ impl Settings {
             Duration::from_secs(seconds("images.stall_timeout", file.images.stall_timeout, STALL_TIMEOUT));
         let address = seconds("address_timeout", file.address_timeout, ADDRESS_TIMEOUT);
         let grace = seconds("audit_grace", file.audit_grace, AUDIT_GRACE);
-        let max_gb = file.images.max_gb.unwrap_or(IMAGES_MAX_GB);
+        let max_gb = file.images.max_gb.unwrap_or_else(|| default_cache_gb(&images));
         if !(1..=1_000_000).contains(&max_gb) {
             note(format!("images.max_gb is {max_gb}: wanted 1 to 1000000"));
         }

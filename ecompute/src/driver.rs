@@ -37,8 +37,8 @@ const TICK: Duration = Duration::from_millis(250);
 const RESYNC: Duration = Duration::from_secs(300);
 /// A paused guest that was let go on is let go on again at the earliest after so long.
 const RESUME_PERIOD: Duration = Duration::from_secs(10);
-/// An image that could not be had so often is given up: after some four minutes, as the pauses grow.
-const IMAGE_TRIES: u32 = 12;
+/// An image that could not be had so often is given up: after a minute and a half of pauses that grow.
+const IMAGE_TRIES: u32 = 8;
 /// Jobs under way get so long to reach a safe point when the agent ends.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(20);
 

@@ -163,7 +163,9 @@ impl Drop for SmallDisk {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guest_on_a_full_disk_is_paused_says_so_and_goes_on_by_itself() -> Result<()> {
-    let mut stack = Stack::start_with("images: {max_gb: 1}\nreserved: {DISK_GB: 0}\nallocation_ratio: {DISK_GB: 100.0}").await?;
+    let mut stack =
+        Stack::start_with("images: {max_gb: 1}\nreserved: {DISK_GB: 0}\nallocation_ratio: {DISK_GB: 100.0}")
+            .await?;
     let disk = SmallDisk::mount(stack.directory().join("state"), 1100)?;
     stack.start_agent("").await?;
     let key = stack.key_pair()?;
@@ -173,7 +175,8 @@ async fn a_guest_on_a_full_disk_is_paused_says_so_and_goes_on_by_itself() -> Res
     let ballast = disk.0.join("ballast");
     let free = nix::sys::statvfs::statvfs(&disk.0)?;
     let free = free.blocks_available() * free.fragment_size();
-    let made = Command::new("fallocate").arg("-l").arg((free - (20 << 20)).to_string()).arg(&ballast).status()?;
+    let made =
+        Command::new("fallocate").arg("-l").arg((free - (20 << 20)).to_string()).arg(&ballast).status()?;
     ensure!(made.success());
     let writing = tokio::spawn({
         let (key, ip) = (key.clone(), ip);
@@ -222,7 +225,11 @@ async fn a_deleted_disk_or_record_is_noticed_and_nothing_else_is_taken_away() ->
             Ok(status.state == State::Error && status.reason.unwrap_or_default().contains("disk is gone"))
         })
         .await?;
-    assert_eq!(stack.placement.provider_allocations(stack.node).await?.len(), 1, "kept until it is destroyed");
+    assert_eq!(
+        stack.placement.provider_allocations(stack.node).await?.len(),
+        1,
+        "kept until it is destroyed"
+    );
     assert!(stack.eschedule(&["destroy", "--wait", &instance.to_string()])?.status.success());
     stack.until_exactly(&[]).await
 }

@@ -21,7 +21,8 @@ async fn what_cannot_be_read_or_is_newer_is_touched_by_nobody() -> Result<()> {
     let key = keys.request(stack.node, up);
     let good = stack.store.get(&key).await?.0.context("no request")?.value;
     let newer = String::from_utf8(good.clone())?.replace("\"version\":1", "\"version\":7");
-    let later = String::from_utf8(good.clone())?.replace("\"desired\":\"active\"", "\"desired\":\"hibernated\"");
+    let later =
+        String::from_utf8(good.clone())?.replace("\"desired\":\"active\"", "\"desired\":\"hibernated\"");
     // A second one, of which there is nothing but its claim.
     stack.signal_agent(nix::sys::signal::Signal::SIGSTOP)?;
     let waiting = stack.schedule(&[])?;
@@ -34,7 +35,11 @@ async fn what_cannot_be_read_or_is_newer_is_touched_by_nobody() -> Result<()> {
         tokio::time::sleep(A_WHILE).await;
         assert_eq!(stack.store.get(&key).await?.0.context("it was deleted")?.value, unreadable.as_bytes());
         assert_eq!(stack.status(up).await?.context("no status")?.state, State::Active);
-        assert_eq!(stack.placement.provider_allocations(stack.node).await?.len(), 2, "no claim is given away");
+        assert_eq!(
+            stack.placement.provider_allocations(stack.node).await?.len(),
+            2,
+            "no claim is given away"
+        );
         assert!(stack.status(waiting).await?.is_none());
     }
     // Mended, all goes on.
@@ -71,7 +76,8 @@ async fn images_under_guests_whose_records_cannot_be_read_are_not_evicted() -> R
     let file = fs::File::create(&large)?;
     file.set_len(1 << 30)?;
     drop(file);
-    let other = stack.schedule_as("resources=VCPU:1,MEMORY_MB:128,DISK_GB:2", &[&format!("file://{}", large.display())])?;
+    let other = stack
+        .schedule_as("resources=VCPU:1,MEMORY_MB:128,DISK_GB:2", &[&format!("file://{}", large.display())])?;
     stack
         .until("it is told or taken", async || {
             let status = stack.status(other).await?;
@@ -107,7 +113,8 @@ async fn room_on_another_node_builds_nothing_here_and_stays_where_it_is() -> Res
     // A request as eschedule writes it, whose claim an operator moved to another host before the agent saw it.
     stack.signal_agent(nix::sys::signal::Signal::SIGSTOP)?;
     let instance = stack.schedule(&[])?;
-    let amounts = stack.placement.provider_allocations(stack.node).await?.remove(&instance).context("no claim")?;
+    let amounts =
+        stack.placement.provider_allocations(stack.node).await?.remove(&instance).context("no claim")?;
     stack.placement.release(instance).await?;
     stack.placement.claim_exact(instance, other, &amounts, "p", "u").await?;
     stack.signal_agent(nix::sys::signal::Signal::SIGCONT)?;
@@ -148,7 +155,9 @@ async fn a_guest_that_placement_forgot_is_counted_again() -> Result<()> {
     let before = stack.placement.provider_allocations(stack.node).await?;
     stack.placement.release(instance).await?;
     stack
-        .until("it is counted again", async || Ok(stack.placement.provider_allocations(stack.node).await? == before))
+        .until("it is counted again", async || {
+            Ok(stack.placement.provider_allocations(stack.node).await? == before)
+        })
         .await?;
     stack.until_exactly(&[instance]).await
 }
@@ -170,7 +179,11 @@ async fn guests_outlive_an_etcd_that_was_emptied_are_counted_and_can_be_destroye
     assert!(list.contains(&instance.to_string()) && list.contains("UNCLAIMED"), "{list}");
     stack
         .until("it is counted again", async || {
-            Ok(stack.placement.provider_allocations(stack.node).await.is_ok_and(|held| held.contains_key(&instance)))
+            Ok(stack
+                .placement
+                .provider_allocations(stack.node)
+                .await
+                .is_ok_and(|held| held.contains_key(&instance)))
         })
         .await?;
     assert!(disk.exists() && stack.libvirt.connection().lookup_domain_by_uuid(instance.uuid())?.is_active()?);

@@ -84,9 +84,11 @@ impl Stack {
         let placement = placement_server.endpoint();
         let libvirt = LibvirtServer::start();
         let node = NodeId::new(uuid::Uuid::new_v4());
+        // Tests ask for more than a small machine has to spare; what is reserved by default has its own tests.
+        let reserved = if more.contains("reserved:") { "" } else { "reserved: {MEMORY_MB: 0, DISK_GB: 0}" };
         let config = format!(
             "uuid: {node}\nname: {node}\netcd: {{endpoints: [\"{endpoint}\"]}}\nplacement: {{endpoint: \"{placement}\"}}\n\
-             state_dir: {}\nlibvirt: {{uri: \"{}\", network: {}}}\nallocation_ratio: {{VCPU: 1000.0}}\naudit_grace: 5\n{more}\n",
+             state_dir: {}\nlibvirt: {{uri: \"{}\", network: {}}}\nallocation_ratio: {{VCPU: 1000.0}}\naudit_grace: 5\n{reserved}\n{more}\n",
             directory.path().join("state").display(),
             libvirt.uri(),
             libvirt.network(),
