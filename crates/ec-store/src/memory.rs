@@ -21,7 +21,8 @@ use tokio::{
 pub use self::faults::{Backup, Faults};
 use self::{faults::Plan, state::State};
 use crate::{
-    KeyValue, LeaseId, Listing, Revision, Store, StoreError, StoreResult, Txn, TxnOutcome, Watch, WatchBatch,
+    KeyValue, LeaseId, Listing, Revision, Server, Store, StoreError, StoreResult, Txn, TxnOutcome, Watch,
+    WatchBatch,
 };
 
 /// Revisions in one batch of a watch that catches up; etcd's own is 1000.
@@ -120,6 +121,10 @@ impl Store for MemoryStore {
         self.read(|state| Ok((state.get(key), state.revision())))
     }
 
+    async fn get_at(&self, key: &str, revision: Revision) -> StoreResult<Option<KeyValue>> {
+        self.read(|state| state.get_at(key, revision))
+    }
+
     async fn list(&self, prefix: &str) -> StoreResult<Listing> {
         self.read(|state| Ok(state.list(prefix)))
     }
@@ -163,6 +168,12 @@ impl Store for MemoryStore {
         })
     }
 
+    async fn server(&self) -> StoreResult<Server> {
+        self.read(|state| {
+            Ok(Server { version: "3.5.0".into(), cluster: 1, member: 1, term: 1, revision: state.revision() })
+        })
+    }
+
     async fn compact(&self, revision: Revision) -> StoreResult<()> {
         self.write(|state| state.compact(revision))
     }
@@ -183,6 +194,9 @@ impl MemoryWatch {
     /// What there is now, or when the next lease ends.
     fn poll(&self) -> StoreResult<Result<WatchBatch, Option<Instant>>> {
         self.store.look(|shared| {
+            if shared.plan.is_frozen(self.generation) {
+                return Ok(Err(None));
+            }
             if shared.plan.generation() != self.generation {
                 return Err(shared.plan.broken());
             }

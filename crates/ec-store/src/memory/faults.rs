@@ -13,6 +13,8 @@ pub(super) struct Plan {
     /// Writes to come that are done and answered with "unknown".
     lose_answers: usize,
     unreachable: bool,
+    /// Watches opened before this generation tell nothing any more, not even that they broke.
+    frozen: u64,
     /// Counted up to break every watch opened before.
     generation: u64,
 }
@@ -20,6 +22,10 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn generation(&self) -> u64 {
         self.generation
+    }
+
+    pub(super) fn is_frozen(&self, generation: u64) -> bool {
+        generation < self.frozen
     }
 
     pub(super) fn before_operation(&mut self) -> StoreResult<()> {
@@ -92,6 +98,15 @@ impl Faults {
     /// Every watch open now ends with an error.
     pub fn break_watches(&self) {
         self.store.look(|shared| shared.plan.generation += 1);
+    }
+
+    /// Every watch open now tells nothing any more, not even that it broke, as if its peer had gone without a
+    /// word. New ones are not concerned.
+    pub fn freeze_watches(&self) {
+        self.store.look(|shared| {
+            shared.plan.generation += 1;
+            shared.plan.frozen = shared.plan.generation;
+        });
     }
 
     /// From now on every operation fails and every watch ends, until it is made reachable again. Leases
