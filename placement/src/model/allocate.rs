@@ -1,6 +1,9 @@
 //! Who uses what: the writes that must never go over capacity.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use uuid::Uuid;
 
@@ -47,7 +50,12 @@ struct Wanted {
 }
 
 pub(super) fn set(draft: &mut Draft<'_>, writes: &[ConsumerWrite], now: Seconds) -> Result<(), ModelError> {
+    let mut consumers = BTreeSet::new();
     for write in writes {
+        // Its old use would be given free twice, and the new one counted once.
+        if !consumers.insert(write.uuid) {
+            return Err(ModelError::ConsumerTwice(write.uuid));
+        }
         expect_generation(draft, write)?;
     }
     let mut records: BTreeMap<Uuid, (Arc<Provider>, i64)> = BTreeMap::new();
