@@ -107,7 +107,7 @@ impl MemoryStore {
     /// A write, with the planned faults.
     fn write<T>(&self, write: impl FnOnce(&mut State) -> StoreResult<T>) -> StoreResult<T> {
         self.look(|shared| {
-            shared.plan.before_operation()?;
+            shared.plan.before_write()?;
             let result = write(&mut shared.state);
             shared.plan.after_write()?;
             result

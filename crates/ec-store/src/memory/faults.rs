@@ -12,6 +12,8 @@ pub(super) struct Plan {
     fail: Option<(usize, StoreError)>,
     /// Writes to come that are done and answered with "unknown".
     lose_answers: usize,
+    /// What every write fails with, while reads work.
+    fail_writes: Option<StoreError>,
     unreachable: bool,
     /// Watches opened before this generation tell nothing any more, not even that they broke.
     frozen: u64,
@@ -39,6 +41,11 @@ impl Plan {
             }
             _ => Ok(()),
         }
+    }
+
+    pub(super) fn before_write(&mut self) -> StoreResult<()> {
+        self.before_operation()?;
+        self.fail_writes.clone().map_or(Ok(()), Err)
     }
 
     pub(super) fn after_write(&mut self) -> StoreResult<()> {
@@ -83,6 +90,11 @@ impl Faults {
     /// The next `count` operations fail with `error` and do nothing. Replaces an earlier request.
     pub fn fail_next(&self, count: usize, error: StoreError) {
         self.store.look(|shared| shared.plan.fail = Some((count, error)));
+    }
+
+    /// From now on every write fails with this, and reads work; `None`: they work again.
+    pub fn fail_writes(&self, error: Option<StoreError>) {
+        self.store.look(|shared| shared.plan.fail_writes = error);
     }
 
     /// The next `count` writes are done, and answered with [`StoreError::Unknown`].
