@@ -389,3 +389,38 @@ pub(super) async fn follow(
         view.apply(&keys, change);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn clock(version: i64) -> KeyValue {
+        KeyValue {
+            key: "/p/clock".into(),
+            value: format!("t-{version}").into_bytes(),
+            create_revision: 1,
+            mod_revision: version * 2,
+            version,
+            lease: None,
+        }
+    }
+
+    /// A thousand transactions a second, for a minute and a half.
+    #[tokio::test(start_paused = true)]
+    async fn a_transaction_is_known_for_longer_than_anybody_looks_for_it() {
+        let view = View::new(Arc::default(), Relist::default());
+        let mut known = Clock::default();
+        for version in 1..=90_000 {
+            view.tick(&mut known, &clock(version));
+            tokio::time::advance(Duration::from_millis(1)).await;
+            if version == 20_000 {
+                // As late as a request waits, and longer.
+                assert!(view.has_seen("t-5000"));
+            }
+        }
+        assert!(view.has_seen("t-90000") && view.has_seen("t-31000") && !view.has_seen("t-29000"));
+        assert!(view.trouble().is_none());
+        view.tick(&mut known, &clock(90_002));
+        assert!(view.trouble().is_some_and(|why| why.0.contains("not told by its watch")));
+    }
+}
