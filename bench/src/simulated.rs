@@ -15,7 +15,7 @@ use ec_hypervisor::SimulatedHypervisor;
 use ec_model::NodeId;
 use ec_runtime::shutdown_on_signals;
 use ec_store::{
-    EtcdStore, KeyValue, LeaseId, Listing, Op, Revision, Store, StoreResult, Txn, TxnOutcome, Watch,
+    EtcdStore, KeyValue, LeaseId, Listing, Op, Revision, Server, Store, StoreResult, Txn, TxnOutcome, Watch,
 };
 use ecompute::{agent, config::Settings};
 use tokio::{runtime::Runtime, sync::mpsc};
@@ -120,6 +120,14 @@ impl Store for NotingStore {
 
     async fn list(&self, prefix: &str) -> StoreResult<Listing> {
         self.etcd.list(prefix).await
+    }
+
+    async fn get_at(&self, key: &str, revision: Revision) -> StoreResult<Option<KeyValue>> {
+        self.etcd.get_at(key, revision).await
+    }
+
+    async fn server(&self) -> StoreResult<Server> {
+        self.etcd.server().await
     }
 
     async fn watch(&self, prefix: &str, from: Revision) -> StoreResult<Box<dyn Watch>> {

@@ -389,8 +389,14 @@ mod tests {
         let mut world = World::default();
         let begun = world.begin_look();
         let key = keys.request(node, instance);
-        let pair =
-            KeyValue { key, value: encode(&request), create_revision: 5, mod_revision: 5, lease: None };
+        let pair = KeyValue {
+            key,
+            value: encode(&request),
+            create_revision: 5,
+            mod_revision: 5,
+            version: 1,
+            lease: None,
+        };
         assert_eq!(world.put_request(&keys, node, &pair), Some(instance));
         assert!(world.get(instance).unwrap().touched < begun);
         world.touch(instance);

@@ -8,13 +8,32 @@ use crate::model::{Name, State, is_standard_class, is_standard_trait};
 
 /// What does not fit, one line each; nothing where all is well.
 ///
-/// That more is used than there is, is no finding: an inventory may be made smaller under its users.
+/// That more is used than there is, is no finding: an inventory may be made smaller under its users. See
+/// [`warnings`].
 pub fn check(state: &State) -> Vec<String> {
-    let mut findings = Vec::new();
+    let mut findings: Vec<String> = state.unreadable().map(str::to_owned).collect();
     check_providers(state, &mut findings);
     check_trees(state, &mut findings);
     check_consumers(state, &mut findings);
     findings
+}
+
+/// What fits together and should be looked at all the same: more used than there is.
+pub fn warnings(state: &State) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for (_, node) in state.providers() {
+        let Some(provider) = &node.provider else { continue };
+        for (class, inventory) in &provider.inventories {
+            let (used, capacity) = (node.used(class), inventory.capacity());
+            if used > capacity {
+                warnings.push(format!(
+                    "warning: provider {} ({}): {used} of {capacity} {class} are used, more than there is",
+                    node.uuid, provider.name
+                ));
+            }
+        }
+    }
+    warnings
 }
 
 fn known_class(state: &State, name: &Name) -> bool {
@@ -151,6 +170,20 @@ mod tests {
     #[test]
     fn what_is_sound_has_no_findings() {
         assert_eq!(findings(Vec::new()), Vec::<String>::new());
+    }
+
+    #[test]
+    fn more_used_than_there_is_is_a_warning() {
+        let host = Uuid::from_u128(1);
+        let mut state = State::default();
+        state.apply(sound());
+        assert_eq!(warnings(&state), Vec::<String>::new());
+        let mut smaller = Provider::new("host", None, 0);
+        smaller.inventories = vec![(intern("VCPU"), Inventory { total: 1, ..Inventory::default() })];
+        state.apply([Change::Provider(host, Some(Arc::new(smaller)))]);
+        assert_eq!(check(&state), Vec::<String>::new());
+        let found = warnings(&state);
+        assert!(found.len() == 1 && found[0].contains("2 of 1 VCPU are used"), "{found:?}");
     }
 
     #[test]

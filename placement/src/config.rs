@@ -148,6 +148,13 @@ impl Config {
             AuthKind::Noauth => Auth::NoAuth,
             AuthKind::Tokens => Auth::Tokens(self.tokens()?),
         };
+        if self.cors.lets_everybody_in_with_credentials() {
+            return Err(
+                "cors: allowed_origins has `*` and allow_credentials is on, so every web page that an administrator \
+                 opens could use the API: name the origins, or say allow_credentials: false"
+                    .into(),
+            );
+        }
         let (etcd, keys) = self.store()?;
         let operations = self.max_txn_ops.unwrap_or(Limits::default().operations);
         if operations < 16 {

@@ -15,6 +15,7 @@ mod candidates;
 mod classes;
 mod cors;
 mod error;
+mod guests;
 mod inventories;
 mod params;
 mod policy;
@@ -31,6 +32,7 @@ use std::{sync::Arc, time::Instant};
 
 use http_body_util::Full;
 use hyper::{Request, Response, body::Incoming};
+use tokio::sync::Semaphore;
 
 use self::{
     auth::Identity,
@@ -69,6 +71,8 @@ pub struct Api {
     replica: Replica,
     config: ApiConfig,
     metrics: Arc<Metrics>,
+    /// Places for searches that take long.
+    searches: Arc<Semaphore>,
     /// `http` or `https`, for locations.
     scheme: &'static str,
 }
@@ -90,7 +94,10 @@ struct Call<'a> {
 impl Api {
     /// The API on a replica.
     pub fn new(replica: Replica, config: ApiConfig, metrics: Arc<Metrics>, tls: bool) -> Self {
-        Self { replica, config, metrics, scheme: if tls { "https" } else { "http" } }
+        // Half of the processors, so that the other half answers everybody else.
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let searches = Arc::new(Semaphore::new((processors / 2).max(1)));
+        Self { replica, config, metrics, searches, scheme: if tls { "https" } else { "http" } }
     }
 
     /// Answers a request. Never fails: what goes wrong is an answer, too.
@@ -105,15 +112,11 @@ impl Api {
     async fn dispatch(&self, request: Request<Incoming>) -> (&'static str, Response<Full<bytes::Bytes>>) {
         match request.uri().path() {
             "/healthz" => return ("/healthz", reply::text(200, "ok\n")),
-            "/readyz" if self.replica.is_ready().await => return ("/readyz", reply::text(200, "ok\n")),
             "/readyz" => {
-                return (
-                    "/readyz",
-                    reply::text(
-                        503,
-                        "the state is not up to date: etcd does not answer, or is being read anew\n",
-                    ),
-                );
+                return match self.replica.ready().await {
+                    Ok(()) => ("/readyz", reply::text(200, "ok\n")),
+                    Err(why) => ("/readyz", reply::text(503, &format!("not ready: {why}\n"))),
+                };
             }
             "/metrics" => return ("/metrics", reply::text(200, &self.measurements())),
             _ => {}
@@ -172,8 +175,9 @@ impl Api {
 
     fn measurements(&self) -> String {
         let revision = self.replica.view().revision();
-        let (providers, consumers) =
-            self.replica.peek(|state| (state.provider_count(), state.consumer_count()));
+        let (providers, consumers, unreadable) = self
+            .replica
+            .peek(|state| (state.provider_count(), state.consumer_count(), state.unreadable().len()));
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.metrics.render(&[
             ("eplacement_revision", "Revision of etcd that the state in memory has.", revision),
@@ -184,6 +188,11 @@ impl Api {
             ),
             ("eplacement_providers", "Resource providers.", number(providers)),
             ("eplacement_consumers", "Consumers.", number(consumers)),
+            (
+                "eplacement_unreadable_records",
+                "Stored records that cannot be read; what depends on them is refused.",
+                number(unreadable),
+            ),
         ])
     }
 }
@@ -224,6 +233,10 @@ impl Call<'_> {
         refused: impl FnOnce(ModelError) -> ApiError,
     ) -> ApiResult<Outcome> {
         self.api.replica.write(command).await.map_err(|error| match error {
+            WriteError::Refused(ModelError::Unreadable(why)) => Unavailable(why).into(),
+            WriteError::Refused(ModelError::ConsumerTwice(uuid)) => {
+                ApiError::bad_request(ModelError::ConsumerTwice(uuid).to_string())
+            }
             WriteError::Refused(error) => refused(error),
             WriteError::TooBig { .. } | WriteError::TooLarge { .. } => {
                 ApiError::bad_request(error.to_string())

@@ -11,7 +11,7 @@ use clap::{Parser, Subcommand};
 use ec_runtime::{
     LogFormat, config,
     exit::{Failure, UNREACHABLE, chain},
-    init_logging, install_tls_provider, shutdown_on_signals,
+    init_logging, install_tls_provider, raise_file_limit, shutdown_on_signals,
 };
 use ec_store::{EtcdStore, Store};
 use placement::{
@@ -21,11 +21,15 @@ use placement::{
     store::{Keys, Limits, Replica},
     transfer::{self, Snapshot, TransferError},
 };
+use tokio_util::sync::CancellationToken;
 
 /// A request makes some hundred small allocations on one thread and frees some on another; glibc's allocator
 /// spends a quarter of the server's time on that.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Where etcd is away at the start, its release is asked for again after so long.
+const ADVISE_AGAIN: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// Where the configuration is looked for.
 const PLACES: [&str; 2] = ["eplacement.yaml", "/etc/eplacement/eplacement.yaml"];
@@ -210,6 +214,7 @@ fn run(options: &ServerOptions) -> Result<(), Failure> {
         }
         None => None,
     };
+    let files = raise_file_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -224,15 +229,43 @@ fn run(options: &ServerOptions) -> Result<(), Failure> {
             ))
         })?;
         let store: Arc<dyn Store> = Arc::new(EtcdStore::connect(settings.etcd).await?);
+        tokio::spawn(advise(Arc::clone(&store)));
         let metrics = Arc::new(Metrics::default());
+        // Ended after what is being answered: that may still want to read and write.
+        let end = CancellationToken::new();
         let replica =
-            Replica::start(store, settings.keys, settings.limits, Arc::clone(&metrics), stop.clone());
+            Replica::start(store, settings.keys, settings.limits, Arc::clone(&metrics), end.clone());
+        let watched = replica.clone();
         let with_tls = tls.is_some();
         tracing::info!(listen = %settings.listen, tls = with_tls, "serving the Placement API");
         let api = Arc::new(Api::new(replica, settings.api, metrics, with_tls));
-        serve(ServerConfig { listener, tls }, api, stop).await;
-        Ok(())
+        tokio::select! {
+            () = serve(ServerConfig { listener, tls, files }, api, stop) => {
+                end.cancel();
+                Ok(())
+            }
+            why = watched.failed() => Err(Failure::failed(format!("{why}; ending, to be started again"))),
+        }
     })
+}
+
+/// Says what is to be said of the etcd that is used, as soon as it answers.
+async fn advise(store: Arc<dyn Store>) {
+    loop {
+        match store.server().await {
+            Ok(server) => {
+                if let Some(advice) = server.advice() {
+                    tracing::warn!("{advice}");
+                }
+                return;
+            }
+            Err(error) if error.is_transient() => tokio::time::sleep(ADVISE_AGAIN).await,
+            Err(error) => {
+                tracing::debug!(%error, "etcd does not tell its release");
+                return;
+            }
+        }
+    }
 }
 
 /// Runs a tool to its end.
@@ -271,7 +304,8 @@ async fn export(file: Option<PathBuf>, source: SourceOptions, options: StoreOpti
         Some(url) => fetch(url, &source.token).await?,
         None => {
             let (store, keys, _) = open(&options).await?;
-            Snapshot::of(&transfer::load(&store, &keys).await.map_err(transfer_failure)?)
+            let loaded = transfer::load(&store, &keys).await.map_err(transfer_failure)?;
+            Snapshot::of(&loaded.whole().map_err(transfer_failure)?)
         }
     };
     let text = serde_json::to_string_pretty(&snapshot)
@@ -324,9 +358,12 @@ async fn import(file: Option<PathBuf>, source: SourceOptions, options: StoreOpti
 
 async fn check(options: StoreOptions) -> Result<(), Failure> {
     let (store, keys, _) = open(&options).await?;
-    let state = transfer::load(&store, &keys).await.map_err(transfer_failure)?;
+    let transfer::Loaded { state, foreign } =
+        transfer::load(&store, &keys).await.map_err(transfer_failure)?;
     let findings = placement::check::check(&state);
-    for finding in &findings {
+    let warnings = placement::check::warnings(&state);
+    let foreign = foreign.iter().map(|key| format!("warning: {key} is not ours, and is passed over"));
+    for finding in findings.iter().cloned().chain(warnings).chain(foreign) {
         writeln!(std::io::stdout(), "{finding}")
             .map_err(|error| Failure::failed(format!("cannot write: {error}")))?;
     }

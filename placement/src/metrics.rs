@@ -94,6 +94,12 @@ pub struct Metrics {
     routes: Mutex<BTreeMap<(&'static str, &'static str), Route>>,
     /// Transactions that met another's.
     pub conflicts: Counter,
+    /// Writes that were given up because others kept changing the same records.
+    pub contention: Counter,
+    /// How often other replicas were asked to let this one write.
+    pub turns: Counter,
+    /// How often all was read anew because etcd was not what was known of it.
+    pub relists: Counter,
     /// Records that came by the watch.
     pub events: Counter,
     /// Commands per transaction.
@@ -105,6 +111,9 @@ impl Default for Metrics {
         Self {
             routes: Mutex::default(),
             conflicts: Counter::default(),
+            contention: Counter::default(),
+            turns: Counter::default(),
+            relists: Counter::default(),
             events: Counter::default(),
             batch_sizes: Histogram::new([1, 2, 4, 8, 16, 32, 64, 128]),
         }
@@ -146,12 +155,32 @@ impl Metrics {
             counted.latency.write(&mut text, name, &format!("route=\"{route}\",method=\"{method}\""), 1e-6);
         }
         drop(routes);
-        let name = "eplacement_transaction_conflicts_total";
-        head(&mut text, name, "counter", "Transactions that met another's and were decided again.");
-        let _ = writeln!(text, "{name} {}", self.conflicts.get());
-        let name = "eplacement_watch_changes_total";
-        head(&mut text, name, "counter", "Records that came by the watch.");
-        let _ = writeln!(text, "{name} {}", self.events.get());
+        for (name, help, counter) in [
+            (
+                "eplacement_transaction_conflicts_total",
+                "Transactions that met another's and were decided again.",
+                &self.conflicts,
+            ),
+            (
+                "eplacement_contention_total",
+                "Writes given up because others kept changing the same records.",
+                &self.contention,
+            ),
+            (
+                "eplacement_turns_total",
+                "Times that other replicas were asked to let this one write.",
+                &self.turns,
+            ),
+            (
+                "eplacement_relists_total",
+                "Times that all was read anew because etcd was not what was known of it.",
+                &self.relists,
+            ),
+            ("eplacement_watch_changes_total", "Records that came by the watch.", &self.events),
+        ] {
+            head(&mut text, name, "counter", help);
+            let _ = writeln!(text, "{name} {}", counter.get());
+        }
         let name = "eplacement_batch_commands";
         head(&mut text, name, "histogram", "Commands written by one transaction.");
         self.batch_sizes.write(&mut text, name, "", 1.0);

@@ -11,6 +11,7 @@ mod allocate;
 mod command;
 mod draft;
 mod error;
+mod extra;
 mod names;
 mod provide;
 mod records;
@@ -20,8 +21,9 @@ mod state;
 pub use self::{
     allocate::{ConsumerWrite, ExpectedGeneration},
     command::{Command, Outcome, decide},
-    draft::{Draft, Key, Record},
+    draft::{Draft, Key, Part, Record},
     error::ModelError,
+    extra::Extra,
     names::{is_custom, is_standard_class, is_standard_trait, standard_first},
     records::{
         Amounts, Consumer, Inventories, Inventory, MAX_INT, Name, NamedRecord, Provider, Seconds, intern,

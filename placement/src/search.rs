@@ -28,7 +28,7 @@ use crate::model::{Name, Provider, State, is_standard_class, is_standard_trait};
 
 /// Steps that one search may take. A query of many groups over a wide tree has more combinations than
 /// anybody can count; it is refused when they have taken this long, which is some seconds.
-const BUDGET: u64 = 20_000_000;
+pub const BUDGET: u64 = 20_000_000;
 
 /// What one group asks for.
 #[derive(Debug, Clone, Default)]
@@ -129,11 +129,16 @@ pub struct Candidates {
     pub summaries: Vec<Summary>,
 }
 
-/// Finds candidates.
+/// Finds candidates, in so many steps: [`BUDGET`] where there is time.
 ///
 /// # Errors
 /// A name in the query that is not known, unless what stands before it in the query has no match anyway.
-pub fn search(state: &State, query: &Query, options: Options) -> Result<Candidates, SearchError> {
+pub fn search(
+    state: &State,
+    query: &Query,
+    options: Options,
+    budget: u64,
+) -> Result<Candidates, SearchError> {
     for name in query.root_required.iter().chain(&query.root_forbidden) {
         known_trait(state, name)?;
     }
@@ -159,7 +164,7 @@ pub fn search(state: &State, query: &Query, options: Options) -> Result<Candidat
     }
     let most =
         if options.randomize { options.max_candidates } else { least(query.limit, options.max_candidates) };
-    let mut combiner = Combiner::new(state, query, &fits, BUDGET);
+    let mut combiner = Combiner::new(state, query, &fits, budget);
     if options.breadth_first {
         combiner.breadth_first(anchors.smallest(&fits), most)?;
     } else {

@@ -16,9 +16,14 @@ mod commit;
 mod keys;
 mod view;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
-use ec_store::Store;
+use ec_runtime::Tasks;
+use ec_store::{FollowOptions, Store};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use self::{
@@ -27,7 +32,7 @@ use self::{
 };
 pub use self::{
     commit::{Limits, WriteError},
-    keys::{Keys, Put},
+    keys::{Keys, Put, Reading, Stand},
     view::View,
 };
 use crate::{
@@ -41,10 +46,36 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Who is not up to date within this time is not ready.
 const READY: Duration = Duration::from_secs(2);
 
+/// A write that worked within this time tells that writes work; else one is tried.
+const PROVEN: Duration = Duration::from_secs(30);
+
+/// Everything is read anew so often, in case an event was lost, for those who can afford it.
+const RESYNC: Duration = Duration::from_secs(24 * 3600);
+
 /// The state cannot be read or written now; nothing was done, or it is not known.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Unavailable(pub String);
+
+fn ended() -> Unavailable {
+    Unavailable("the server is ending".into())
+}
+
+/// How writes went.
+#[derive(Debug, Default)]
+struct Health(Mutex<Option<(Instant, Result<(), String>)>>);
+
+impl Health {
+    fn note(&self, outcome: Result<(), String>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), outcome));
+    }
+
+    /// Whether a write worked lately, and none failed since.
+    fn is_proven(&self) -> bool {
+        let last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        matches!(&*last, Some((at, Ok(()))) if at.elapsed() < PROVEN)
+    }
+}
 
 /// The state, as one replica serves it. Clones are the same replica.
 #[derive(Clone)]
@@ -52,6 +83,8 @@ pub struct Replica {
     view: Arc<View>,
     barrier: Barrier,
     commands: tokio::sync::mpsc::Sender<Pending>,
+    health: Arc<Health>,
+    tasks: Tasks,
 }
 
 impl Replica {
@@ -63,13 +96,35 @@ impl Replica {
         metrics: Arc<Metrics>,
         stop: CancellationToken,
     ) -> Self {
-        let view = Arc::new(View::new(Arc::clone(&metrics)));
-        let barrier = Barrier::start(Arc::clone(&store), keys.clock(), Arc::clone(&view), stop.clone());
-        tokio::spawn(view::follow(Arc::clone(&view), Arc::clone(&store), keys.clone(), stop.clone()));
+        let options = FollowOptions { resync: RESYNC, ..FollowOptions::default() };
+        let (changes, relist) =
+            ec_store::follow_on_demand(Arc::clone(&store), keys.prefix().to_owned(), options);
+        let tasks = Tasks::new(stop.clone());
+        let view = Arc::new(View::new(Arc::clone(&metrics), relist));
+        let health = Arc::<Health>::default();
+        let (barrier, asking) =
+            Barrier::new(Arc::clone(&store), keys.clock(), Arc::clone(&view), stop.clone());
+        tasks.spawn("reading how far etcd is", asking);
+        let following = view::follow(Arc::clone(&view), changes, keys.clone(), stop.clone());
+        tasks.spawn("following etcd", following);
         let (commands, queue) = tokio::sync::mpsc::channel(commit::QUEUE);
-        let committer = Committer::new(store, keys, limits, Arc::clone(&view), barrier.clone(), metrics);
-        tokio::spawn(committer.run(queue, stop));
-        Self { view, barrier, commands }
+        let committer = Committer::new(
+            store,
+            keys,
+            limits,
+            Arc::clone(&view),
+            barrier.clone(),
+            metrics,
+            Arc::clone(&health),
+        );
+        tasks.spawn("writing to etcd", committer.run(queue, stop));
+        Self { view, barrier, commands, health, tasks }
+    }
+
+    /// Waits until one of the tasks of this replica has ended though nobody asked for that; answers which, and
+    /// how. It serves nothing any more then.
+    pub async fn failed(&self) -> String {
+        self.tasks.failed().await
     }
 
     /// Reads the state as it is at some moment after this call, or later.
@@ -80,9 +135,14 @@ impl Replica {
         self.barrier.pass(PATIENCE).await
     }
 
-    /// Reads the state as far as it is known here, which may be behind.
+    /// Reads the state as far as it is known here, which may be behind. Briefly: see [`View::look`].
     pub fn peek<T>(&self, look: impl FnOnce(&State) -> T) -> T {
-        look(&self.view.state())
+        self.view.look(look)
+    }
+
+    /// The state as far as it is known here, to look at for long.
+    pub fn copy(&self) -> Arc<State> {
+        self.view.copy()
     }
 
     /// Carries a command out. The answer stands on what is in etcd, refusals too.
@@ -90,16 +150,35 @@ impl Replica {
     /// # Errors
     /// Refused, or not possible now.
     pub async fn write(&self, command: Command) -> Result<Outcome, WriteError> {
+        self.send(Some(command), PATIENCE).await
+    }
+
+    async fn send(&self, command: Option<Command>, patience: Duration) -> Result<Outcome, WriteError> {
         let (answer, answered) = tokio::sync::oneshot::channel();
-        let ended = || WriteError::Unavailable(Unavailable("the server is ending".into()));
-        let pending = Pending::new(command, answer, PATIENCE);
+        let ended = || WriteError::Unavailable(ended());
+        let pending = Pending::new(command, answer, patience);
         self.commands.send(pending).await.map_err(|_| ended())?;
         answered.await.map_err(|_| ended())?
     }
 
-    /// Whether the state can be read as it is now.
-    pub async fn is_ready(&self) -> bool {
-        self.barrier.pass(READY).await.is_ok()
+    /// Whether the state can be read as it is now, and written.
+    ///
+    /// # Errors
+    /// What is in the way.
+    pub async fn ready(&self) -> Result<(), Unavailable> {
+        if self.tasks.has_failed() {
+            return Err(Unavailable("a part of the server has ended".into()));
+        }
+        self.barrier.pass(READY).await?;
+        if self.health.is_proven() {
+            return Ok(());
+        }
+        let wrote = tokio::time::timeout(READY, self.send(None, READY)).await;
+        match wrote {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => Err(Unavailable(error.to_string())),
+            Err(_) => Err(Unavailable("etcd does not take writes in time".into())),
+        }
     }
 
     /// How many revisions of etcd are known of and not in memory.

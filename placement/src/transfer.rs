@@ -1,14 +1,17 @@
 //! A whole cloud as one document: out of our store, out of any Placement API, and into an empty store.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
 
-use ec_store::{Op, Store, StoreError, Txn};
+use ec_store::{Compare, KeyValue, Op, Revision, Store, StoreError, Txn};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::{
-    model::{Change, Consumer, Key, Name, NamedRecord, Provider, Record, Seconds, State, intern},
-    store::Keys,
+    model::{Consumer, Key, Name, NamedRecord, Provider, Record, Seconds, State, intern},
+    store::{Keys, Reading},
 };
 
 mod live;
@@ -55,6 +58,12 @@ pub enum TransferError {
         "there are {0} records under {1} already; an import goes into an empty place only: choose another --prefix"
     )]
     NotEmpty(usize, String),
+    /// Somebody else wrote meanwhile.
+    #[error(
+        "somebody else wrote under {0} during the import, and was not disturbed: nobody may write there meanwhile; delete \
+         what lies there, or choose another --prefix, and import again"
+    )]
+    Met(String),
     /// A stored record cannot be read.
     #[error("{0}")]
     Unreadable(String),
@@ -182,24 +191,111 @@ fn compare<K: Ord + std::fmt::Display, V: PartialEq>(
     );
 }
 
+/// What lies under the prefix.
+pub struct Loaded {
+    /// The state that it stands for, with what of it cannot be read.
+    pub state: State,
+    /// Keys that are not ours.
+    pub foreign: Vec<String>,
+}
+
+impl Loaded {
+    fn of(pairs: &[KeyValue], keys: &Keys) -> Self {
+        let mut loaded = Self { state: State::default(), foreign: Vec::new() };
+        for pair in pairs {
+            match keys.read(pair) {
+                Reading::Ours(changes) => loaded.state.apply(changes),
+                Reading::Foreign => loaded.foreign.push(pair.key.clone()),
+            }
+        }
+        loaded
+    }
+
+    /// The state, if all of it can be read.
+    ///
+    /// # Errors
+    /// The first record that cannot be.
+    pub fn whole(self) -> Result<State, TransferError> {
+        let trouble = self.state.unreadable().next().map(str::to_owned);
+        trouble.map_or(Ok(self.state), |why| Err(TransferError::Unreadable(why)))
+    }
+}
+
 /// Reads what lies under the prefix, as of one revision.
 ///
 /// # Errors
-/// etcd is not there, or a record cannot be read.
-pub async fn load(store: &dyn Store, keys: &Keys) -> Result<State, TransferError> {
-    let listing = store.list(keys.prefix()).await?;
-    let mut state = State::default();
-    for pair in &listing.pairs {
-        let change: Option<Change> = keys.read(pair).map_err(TransferError::Unreadable)?;
-        state.apply(change);
-    }
-    Ok(state)
+/// etcd is not there.
+pub async fn load(store: &dyn Store, keys: &Keys) -> Result<Loaded, TransferError> {
+    Ok(Loaded::of(&store.list(keys.prefix()).await?.pairs, keys))
 }
 
-/// Writes a snapshot where nothing is, and reads it back to compare.
+/// Bytes of one transaction of an import.
+const BYTES_MAX: usize = 1 << 20;
+
+/// What stands in the key that marks an import which is under way, or broke off.
+#[derive(Serialize, Deserialize)]
+struct Mark {
+    /// The id that the import gives to its transactions.
+    id: String,
+    /// When it began.
+    now: Seconds,
+}
+
+/// What is missing of an import: nothing where something else is there.
+struct Missing {
+    /// The changes left.
+    ops: VecDeque<Op>,
+    /// What the clock must still be; none: not there.
+    clock: Option<Revision>,
+    mark: Mark,
+}
+
+/// What an import has to write where this lies under the prefix.
+fn missing(
+    pairs: &[KeyValue],
+    keys: &Keys,
+    snapshot: &Snapshot,
+    now: Seconds,
+) -> Result<Missing, TransferError> {
+    // What a replica writes that has served nothing yet is no record.
+    let beside = [keys.clock(), keys.epoch(), keys.turn(), keys.import()];
+    let records: Vec<&KeyValue> = pairs.iter().filter(|pair| !beside.contains(&pair.key)).collect();
+    let not_empty = || TransferError::NotEmpty(records.len(), keys.prefix().to_owned());
+    let find = |key: &str| pairs.iter().find(|pair| pair.key == key);
+    let mark = find(&keys.import()).map(|pair| serde_json::from_slice::<Mark>(&pair.value));
+    let clock = find(&keys.clock());
+    let mark = match mark {
+        None if records.is_empty() => Mark { id: format!("import-{:016x}", rand::random::<u64>()), now },
+        None => return Err(not_empty()),
+        Some(mark) => {
+            let mark =
+                mark.map_err(|error| TransferError::Unreadable(format!("{}: {error}", keys.import())))?;
+            // Somebody has written there since: that is not ours to take away.
+            if clock.is_none_or(|clock| clock.value != mark.id.as_bytes()) {
+                return Err(not_empty());
+            }
+            mark
+        }
+    };
+    let mut there: BTreeMap<&str, &[u8]> =
+        records.iter().map(|pair| (pair.key.as_str(), pair.value.as_slice())).collect();
+    let mut ops: VecDeque<Op> = VecDeque::new();
+    for put in snapshot.records(mark.now).iter().flat_map(|(key, record)| keys.puts(key, record)) {
+        if there.remove(put.key.as_str()) != Some(put.value.as_slice()) {
+            ops.push_back(Op::Put { key: put.key, value: put.value, lease: None });
+        }
+    }
+    // Of another document whose import broke off.
+    ops.extend(there.into_keys().map(|key| Op::Delete(key.to_owned())));
+    Ok(Missing { ops, clock: clock.map(|pair| pair.mod_revision), mark })
+}
+
+/// Writes a snapshot where nothing is, and reads it back to compare. One that broke off goes on where it
+/// stopped when it is done again, with the same document or another.
 ///
 /// # Errors
-/// There is something already; etcd is not there; what was read back differs.
+/// There is something already, or somebody writes there meanwhile; etcd is not there; what was read back
+/// differs.
 pub async fn import(
     store: &dyn Store,
     keys: &Keys,
@@ -208,26 +304,50 @@ pub async fn import(
     now: Seconds,
 ) -> Result<(), TransferError> {
     snapshot.check_version()?;
-    let before = store.list(keys.prefix()).await?.pairs.len();
-    if before > 0 {
-        return Err(TransferError::NotEmpty(before, keys.prefix().to_owned()));
+    let listing = store.list(keys.prefix()).await?;
+    let Missing { mut ops, mut clock, mark } = missing(&listing.pairs, keys, snapshot, now)?;
+    let text = serde_json::to_string(&mark).map_err(|error| TransferError::Unreadable(error.to_string()))?;
+    loop {
+        // Every transaction writes the clock, so that one of anybody else would show there.
+        let mut txn = Txn::new().when(match clock {
+            None => Compare::Absent(keys.clock()),
+            Some(revision) => Compare::Unchanged(keys.clock(), revision),
+        });
+        txn = txn.put(keys.clock(), mark.id.clone()).put(keys.import(), text.clone());
+        let mut bytes = txn.bytes();
+        while txn.then.len() < operations
+            && let Some(op) = ops.pop_front()
+        {
+            let more = Txn { when: Vec::new(), then: vec![op.clone()] }.bytes();
+            if bytes + more > BYTES_MAX && txn.then.len() > 2 {
+                ops.push_front(op);
+                break;
+            }
+            bytes += more;
+            txn.then.push(op);
+        }
+        clock = Some(write(store, keys, txn).await?);
+        if ops.is_empty() {
+            break;
+        }
     }
-    let puts: Vec<Op> = snapshot
-        .records(now)
-        .iter()
-        .flat_map(|(key, record)| keys.puts(key, record))
-        .map(|put| Op::Put { key: put.key, value: put.value, lease: None })
-        .collect();
-    for chunk in puts.chunks(operations.saturating_sub(1).max(1)) {
-        let txn = Txn { when: Vec::new(), then: chunk.to_vec() };
-        store.txn(txn.put(keys.clock(), "import")).await?;
-    }
-    let after = Snapshot::of(&load(store, keys).await?);
+    let listing = store.list(keys.prefix()).await?;
+    let after = Snapshot::of(&Loaded::of(&listing.pairs, keys).whole()?);
     let differences = snapshot.differences(&after);
-    match differences.first() {
-        None => Ok(()),
-        Some(first) => Err(TransferError::Differs(format!("{first} ({} in all)", differences.len()))),
+    if let Some(first) = differences.first() {
+        return Err(TransferError::Differs(format!("{first} ({} in all)", differences.len())));
     }
+    let done = Txn::new().when(match clock {
+        None => Compare::Absent(keys.clock()),
+        Some(revision) => Compare::Unchanged(keys.clock(), revision),
+    });
+    write(store, keys, done.delete(keys.import())).await?;
+    Ok(())
+}
+
+async fn write(store: &dyn Store, keys: &Keys, txn: Txn) -> Result<Revision, TransferError> {
+    let outcome = store.txn(txn).await?;
+    if outcome.succeeded { Ok(outcome.revision) } else { Err(TransferError::Met(keys.prefix().to_owned())) }
 }
 
 /// A name from outside.

@@ -108,7 +108,7 @@ async fn with_tls_clients_must_show_the_certificate_that_is_wanted() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("https://{}/resource_providers", listener.local_addr().unwrap());
     let api = Arc::new(Api::new(replica, open(), metrics, true));
-    tokio::spawn(serve(ServerConfig { listener, tls: Some(tls) }, api, stop.clone()));
+    tokio::spawn(serve(ServerConfig { listener, tls: Some(tls), files: 1024 }, api, stop.clone()));
     let root = reqwest::Certificate::from_pem(&std::fs::read(path("ca.pem")).unwrap()).unwrap();
     let client = || reqwest::Client::builder().no_proxy().tls_certs_only([root.clone()]);
     assert!(client().build().unwrap().get(&url).send().await.is_err(), "no certificate");
@@ -225,7 +225,7 @@ async fn a_cloud_moves_by_document_and_live_and_both_sides_are_the_same() {
         );
     }
     let keys = Keys::new("/p");
-    let snapshot = Snapshot::of(&transfer::load(&source, &keys).await.unwrap());
+    let snapshot = Snapshot::of(&transfer::load(&source, &keys).await.unwrap().whole().unwrap());
     assert_eq!((snapshot.providers.len(), snapshot.consumers.len()), (2, 5));
 
     let live = transfer::fetch(&server.url, "admin", 0).await.unwrap();

@@ -163,9 +163,7 @@ impl Drop for SmallDisk {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guest_on_a_full_disk_is_paused_says_so_and_goes_on_by_itself() -> Result<()> {
-    let mut stack =
-        Stack::start_with("images: {max_gb: 1}\nreserved: {DISK_GB: 0}\nallocation_ratio: {DISK_GB: 100.0}")
-            .await?;
+    let mut stack = Stack::start_with("images: {max_gb: 1}").await?;
     let disk = SmallDisk::mount(stack.directory().join("state"), 1100)?;
     stack.start_agent("").await?;
     let key = stack.key_pair()?;

@@ -3,3 +3,7 @@
 mod agent_guests;
 mod agent_nodes;
 mod agent_records;
+mod placement_callers;
+mod placement_far;
+mod placement_records;
+mod placement_restore;

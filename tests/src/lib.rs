@@ -6,6 +6,7 @@
 mod bridge;
 mod placement;
 mod postgres;
+pub mod replica;
 
 use std::{
     fs,

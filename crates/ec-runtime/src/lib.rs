@@ -3,12 +3,16 @@
 
 pub mod config;
 pub mod exit;
+mod files;
 mod logging;
 pub mod memory;
 mod shutdown;
+mod tasks;
 
+pub use files::raise_file_limit;
 pub use logging::{LogFormat, init_logging};
 pub use shutdown::shutdown_on_signals;
+pub use tasks::Tasks;
 
 /// Installs the one TLS provider of the process; to be called first in every `main`.
 pub fn install_tls_provider() {

@@ -23,7 +23,8 @@ use self::{
     lease::Keepers,
 };
 use crate::{
-    Compare, KeyValue, LeaseId, Listing, Op, Revision, Store, StoreError, StoreResult, Txn, TxnOutcome, Watch,
+    Compare, KeyValue, LeaseId, Listing, Op, Revision, Server, Store, StoreError, StoreResult, Txn,
+    TxnOutcome, Watch,
 };
 
 /// The largest answer accepted, in bytes. gRPC's own limit of 4 MiB is soon passed by a listing.
@@ -149,6 +150,24 @@ impl Store for EtcdStore {
         answer.map_err(|failure| self.endpoints.error(failure, Repeat::Safe))
     }
 
+    async fn get_at(&self, key: &str, revision: Revision) -> StoreResult<Option<KeyValue>> {
+        let answer = self
+            .endpoints
+            .run(Lane::Requests, Repeat::Safe, |client| async move {
+                let options = GetOptions::new().with_revision(revision);
+                let mut kv = client.kv_client().max_decoding_message_size(ANSWER_MAX);
+                let mut answer = kv.get(key, Some(options)).await.map_err(classify)?;
+                Ok(answer.take_kvs().pop().map(key_value))
+            })
+            .await;
+        answer.map_err(|failure| match failure {
+            Failure::Compacted | Failure::Future => {
+                StoreError::Compacted { wanted: revision, first: revision + 1 }
+            }
+            failure => self.endpoints.error(failure, Repeat::Safe),
+        })
+    }
+
     async fn list(&self, prefix: &str) -> StoreResult<Listing> {
         self.list_wanted(prefix, Wanted::Pairs).await
     }
@@ -217,6 +236,24 @@ impl Store for EtcdStore {
         }
     }
 
+    async fn server(&self) -> StoreResult<Server> {
+        let answer = self
+            .endpoints
+            .run(Lane::Requests, Repeat::Safe, |client| async move {
+                client.maintenance_client().status().await.map_err(classify)
+            })
+            .await;
+        let status = answer.map_err(|failure| self.endpoints.error(failure, Repeat::Safe))?;
+        let header = status.header();
+        Ok(Server {
+            version: status.version().to_owned(),
+            cluster: header.map_or(0, etcd_client::ResponseHeader::cluster_id),
+            member: header.map_or(0, etcd_client::ResponseHeader::member_id),
+            term: status.raft_term(),
+            revision: header.map_or(0, etcd_client::ResponseHeader::revision),
+        })
+    }
+
     async fn compact(&self, revision: Revision) -> StoreResult<()> {
         let done = self
             .endpoints
@@ -251,9 +288,10 @@ fn header_revision(header: Option<&etcd_client::ResponseHeader>) -> Result<Revis
 
 fn key_value(pair: etcd_client::KeyValue) -> KeyValue {
     let (create_revision, mod_revision) = (pair.create_revision(), pair.mod_revision());
+    let version = pair.version();
     let lease = (pair.lease() != 0).then(|| LeaseId(pair.lease()));
     let (key, value) = pair.into_key_value();
-    KeyValue { key: key_text(key), value, create_revision, mod_revision, lease }
+    KeyValue { key: key_text(key), value, create_revision, mod_revision, version, lease }
 }
 
 /// Our own keys are text. Those of strangers need not be; they come out garbled, so that whoever
@@ -276,6 +314,9 @@ fn wire_txn(txn: Txn) -> etcd_client::Txn {
             Compare::NoneUnder(prefix) => {
                 let end = prefix_end(&prefix);
                 etcd_client::Compare::create_revision(prefix, CompareOp::Equal, 0).with_range(end)
+            }
+            Compare::NotBefore(key, revision) => {
+                etcd_client::Compare::mod_revision(key, CompareOp::Greater, revision - 1)
             }
         })
         .collect();

@@ -11,15 +11,26 @@
 //! A broken watch is opened again where it stopped, so nothing is missed and nothing comes twice. Where
 //! that cannot be, the receiver gets a new [`Change::Reset`], to be applied as a difference: what is not
 //! in it has been deleted, and no event will say so.
+//!
+//! While a watch is broken the store may have become another: restored from a backup, emptied, replaced. Its
+//! revisions may even have overtaken ours, and then a watch from where we stopped begins in the midst of a
+//! history that is not ours. So the follower keeps a *witness*, the newest change it knows of, and goes on
+//! only if the store has that very change in its history; in any doubt it lists again.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::{
-    sync::mpsc,
+    sync::{Notify, mpsc},
     time::{Instant, sleep, sleep_until},
 };
 
-use crate::{Listing, Revision, Store, StoreError, StoreResult, WatchBatch};
+use crate::{Event, KeyValue, Listing, Revision, Store, StoreError, WatchBatch};
 
 /// Batches of changes that may wait for the receiver. Beyond them the follower waits too, and etcd holds the rest.
 const QUEUE: usize = 256;
@@ -60,10 +71,50 @@ pub enum Change {
 /// Follows `prefix` until the receiver is dropped. The first change is a [`Change::Reset`], or a
 /// [`Change::Lost`] before it where the store is not there yet.
 pub fn follow(store: Arc<dyn Store>, prefix: String, options: FollowOptions) -> mpsc::Receiver<Change> {
+    follow_on_demand(store, prefix, options).0
+}
+
+/// A handle on a follower, for who knows better than it that its history is not the store's any more.
+#[derive(Debug, Clone, Default)]
+pub struct Relist(Arc<Wishes>);
+
+#[derive(Debug, Default)]
+struct Wishes {
+    wanted: Notify,
+    sessions: AtomicU64,
+}
+
+impl Relist {
+    /// Lists again, at once.
+    pub fn now(&self) {
+        self.0.wanted.notify_one();
+    }
+
+    /// How many watches were opened so far, and found to go on where the last one stopped.
+    pub fn sessions(&self) -> u64 {
+        self.0.sessions.load(Ordering::Acquire)
+    }
+}
+
+/// Like [`follow`], with a handle to have everything listed again.
+pub fn follow_on_demand(
+    store: Arc<dyn Store>,
+    prefix: String,
+    options: FollowOptions,
+) -> (mpsc::Receiver<Change>, Relist) {
     let (changes, receiver) = mpsc::channel(QUEUE);
     let closed = changes.clone();
-    let follower =
-        Follower { store, prefix, options, changes, next: None, lost: false, watching_since: None };
+    let relist = Relist::default();
+    let follower = Follower {
+        store,
+        prefix,
+        options,
+        changes,
+        relist: relist.clone(),
+        place: None,
+        lost: false,
+        watching_since: None,
+    };
     tokio::spawn(async move {
         tokio::select! {
             // Everything in the follower may be dropped at any await: it holds nothing but its place.
@@ -71,7 +122,7 @@ pub fn follow(store: Arc<dyn Store>, prefix: String, options: FollowOptions) -> 
             () = follower.run() => {}
         }
     });
-    receiver
+    (receiver, relist)
 }
 
 /// Why a session ended.
@@ -93,13 +144,60 @@ impl From<StoreError> for End {
     }
 }
 
+/// How far a follower has told, and how it can tell that the store's history is still the same.
+struct Place {
+    /// The first revision not told yet.
+    next: Revision,
+    /// The newest change that it knows of.
+    witness: Option<KeyValue>,
+    /// Whether the witness was listed, so that there may have been deletions between it and `next`.
+    listed: bool,
+}
+
+impl Place {
+    fn of(listing: &Listing) -> Self {
+        let witness = listing.pairs.iter().max_by_key(|pair| pair.mod_revision).cloned();
+        Self { next: listing.revision + 1, witness, listed: true }
+    }
+
+    /// The place after these changes were told.
+    fn after(&mut self, batch: &WatchBatch) -> Self {
+        let next = batch.resume_from;
+        let Some(newest) = batch.events.last().map(Event::revision) else {
+            return Self { next, witness: self.witness.take(), listed: self.listed };
+        };
+        // A deletion leaves nothing to ask for.
+        let witness =
+            batch.events.iter().rev().take_while(|event| event.revision() == newest).find_map(|event| {
+                match event {
+                    Event::Put(pair) => Some(pair.clone()),
+                    Event::Delete { .. } => None,
+                }
+            });
+        Self { next, witness, listed: false }
+    }
+
+    /// Where a new watch begins. After a break this is right behind the witness: with nothing but the word
+    /// of another store for what lies between them, it might be that of another history.
+    fn resume(&self, broken: bool) -> Option<Revision> {
+        match &self.witness {
+            _ if !broken => Some(self.next),
+            Some(witness) if !self.listed || witness.mod_revision + 1 == self.next => {
+                Some(witness.mod_revision + 1)
+            }
+            _ => None,
+        }
+    }
+}
+
 struct Follower {
     store: Arc<dyn Store>,
     prefix: String,
     options: FollowOptions,
     changes: mpsc::Sender<Change>,
-    /// The first revision not told yet; `None`: list first.
-    next: Option<Revision>,
+    relist: Relist,
+    /// How far it has told; `None`: list first.
+    place: Option<Place>,
     /// An outage was told of, and is not over.
     lost: bool,
     /// When the present session's watch was accepted.
@@ -110,18 +208,18 @@ impl Follower {
     async fn run(mut self) {
         let mut backoff = self.options.backoff_min;
         loop {
-            let before = self.next;
+            let before = self.place.as_ref().map(|place| place.next);
             self.watching_since = None;
             let Err(end) = self.session().await;
             let lasted = self.watching_since.is_some_and(|since| since.elapsed() > self.options.backoff_max);
-            if self.next != before || lasted {
+            if self.place.as_ref().map(|place| place.next) != before || lasted {
                 backoff = self.options.backoff_min;
             }
             match end {
                 End::Unwanted => return,
                 End::Relist => {
                     tracing::debug!(prefix = self.prefix, "listing again");
-                    self.next = None;
+                    self.place = None;
                     // A store that takes back every listing at once must not make this loop spin.
                     if before.is_some() {
                         continue;
@@ -138,49 +236,64 @@ impl Follower {
                 }
             }
             // Half of it random, so that a thousand agents do not come back in the same instant.
-            sleep(backoff.mul_f64(rand::random_range(0.5..1.0))).await;
+            tokio::select! {
+                () = sleep(backoff.mul_f64(rand::random_range(0.5..1.0))) => {}
+                () = self.relist.0.wanted.notified() => self.place = None,
+            }
             backoff = (backoff * 2).min(self.options.backoff_max);
         }
     }
 
     /// Lists if need be, then passes on events. Only ends with a reason.
     async fn session(&mut self) -> Result<std::convert::Infallible, End> {
-        let from = match self.next {
-            Some(next) => next,
-            None => self.list().await?,
-        };
+        let broken = self.place.is_some();
+        if !broken {
+            self.list().await?;
+        }
+        let from = self.place.as_ref().and_then(|place| place.resume(broken)).ok_or(End::Relist)?;
         let resync_at = Instant::now() + self.options.resync;
         let mut watch = self.store.watch(&self.prefix, from).await?;
         // Asked after the watch was accepted: a store that is replaced from now on breaks the watch.
-        if self.revision().await? + 1 < from {
-            // A restored backup, or a wiped store: a watch from the future would wait for ever.
-            return Err(End::Relist);
-        }
+        self.expect_same_history(from).await?;
+        self.relist.0.sessions.fetch_add(1, Ordering::AcqRel);
         self.lost = false;
         self.watching_since = Some(Instant::now());
         loop {
             let batch = tokio::select! {
                 batch = watch.next() => batch?,
                 () = sleep_until(resync_at) => return Err(End::Relist),
+                () = self.relist.0.wanted.notified() => return Err(End::Relist),
             };
-            let next = batch.resume_from;
+            let place = self.place.as_mut().map(|place| place.after(&batch));
             self.tell(Change::Events(batch)).await?;
-            self.next = Some(next);
+            self.place = place;
         }
     }
 
-    async fn list(&mut self) -> Result<Revision, End> {
+    async fn list(&mut self) -> Result<(), End> {
         let listing = self.store.list(&self.prefix).await?;
-        let next = listing.revision + 1;
+        let place = Place::of(&listing);
         self.tell(Change::Reset(listing)).await?;
-        self.next = Some(next);
-        Ok(next)
+        self.place = Some(place);
+        Ok(())
     }
 
-    /// The store's revision. The key asked for need not exist, but must be one that may be read.
-    async fn revision(&self) -> StoreResult<Revision> {
-        let key = if self.prefix.is_empty() { "/" } else { &self.prefix };
-        self.store.get(key).await.map(|(_, revision)| revision)
+    /// Fails where the store does not have in its history what was told of it.
+    async fn expect_same_history(&self, from: Revision) -> Result<(), End> {
+        let Some(witness) = self.place.as_ref().and_then(|place| place.witness.as_ref()) else {
+            // The key asked for need not exist, but must be one that may be read.
+            let key = if self.prefix.is_empty() { "/" } else { &self.prefix };
+            let (_, revision) = self.store.get(key).await?;
+            // A restored backup, or a wiped store: a watch from the future would wait for ever.
+            return if revision + 1 < from { Err(End::Relist) } else { Ok(()) };
+        };
+        // Where that is compacted or not reached yet, this ends in a listing, too.
+        let there = self.store.get_at(&witness.key, from - 1).await?;
+        let same = there.is_some_and(|pair| {
+            (pair.mod_revision, pair.version) == (witness.mod_revision, witness.version)
+                && pair.value == witness.value
+        });
+        if same { Ok(()) } else { Err(End::Relist) }
     }
 
     async fn tell(&self, change: Change) -> Result<(), End> {

@@ -22,15 +22,25 @@ use async_trait::async_trait;
 
 pub use error::{StoreError, StoreResult};
 pub use etcd::{EtcdConfig, EtcdStore, EtcdTls};
-pub use follow::{Change, FollowOptions, follow};
+pub use follow::{Change, FollowOptions, Relist, follow, follow_on_demand};
 pub use memory::{Backup, Faults, MemoryStore};
-pub use types::{Compare, Event, KeyValue, LeaseId, Listing, Op, Revision, Txn, TxnOutcome, WatchBatch};
+pub use types::{
+    Compare, Event, KeyValue, LeaseId, Listing, Op, Revision, Server, Txn, TxnOutcome, WatchBatch,
+};
 
 /// A linearizable key-value store with revisions; the part of etcd that we use.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
     /// One key, or `None`, with the revision of the whole store at that moment.
     async fn get(&self, key: &str) -> StoreResult<(Option<KeyValue>, Revision)>;
+
+    /// One key as it was at a past revision. [`StoreError::Compacted`] where that is not known any more, or
+    /// not yet reached.
+    async fn get_at(&self, key: &str, revision: Revision) -> StoreResult<Option<KeyValue>> {
+        let _ = key;
+        // Who cannot look back knows nothing of it.
+        Err(StoreError::Compacted { wanted: revision, first: revision + 1 })
+    }
 
     /// Every key under `prefix`, in key order, all as of one revision (big prefixes are read in pages
     /// pinned to the revision of the first).
@@ -55,6 +65,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// Ends a lease and deletes its keys. Ending one that is gone already is not an error.
     async fn revoke(&self, lease: LeaseId) -> StoreResult<()>;
+
+    /// The server that answers: which release, of which cluster.
+    async fn server(&self) -> StoreResult<Server>;
 
     /// Forgets history before `revision`. Compacting the same revision twice is not an error.
     async fn compact(&self, revision: Revision) -> StoreResult<()>;

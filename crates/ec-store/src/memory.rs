@@ -21,7 +21,8 @@ use tokio::{
 pub use self::faults::{Backup, Faults};
 use self::{faults::Plan, state::State};
 use crate::{
-    KeyValue, LeaseId, Listing, Revision, Store, StoreError, StoreResult, Txn, TxnOutcome, Watch, WatchBatch,
+    KeyValue, LeaseId, Listing, Revision, Server, Store, StoreError, StoreResult, Txn, TxnOutcome, Watch,
+    WatchBatch,
 };
 
 /// Revisions in one batch of a watch that catches up; etcd's own is 1000.
@@ -106,7 +107,7 @@ impl MemoryStore {
     /// A write, with the planned faults.
     fn write<T>(&self, write: impl FnOnce(&mut State) -> StoreResult<T>) -> StoreResult<T> {
         self.look(|shared| {
-            shared.plan.before_operation()?;
+            shared.plan.before_write()?;
             let result = write(&mut shared.state);
             shared.plan.after_write()?;
             result
@@ -118,6 +119,10 @@ impl MemoryStore {
 impl Store for MemoryStore {
     async fn get(&self, key: &str) -> StoreResult<(Option<KeyValue>, Revision)> {
         self.read(|state| Ok((state.get(key), state.revision())))
+    }
+
+    async fn get_at(&self, key: &str, revision: Revision) -> StoreResult<Option<KeyValue>> {
+        self.read(|state| state.get_at(key, revision))
     }
 
     async fn list(&self, prefix: &str) -> StoreResult<Listing> {
@@ -163,6 +168,12 @@ impl Store for MemoryStore {
         })
     }
 
+    async fn server(&self) -> StoreResult<Server> {
+        self.read(|state| {
+            Ok(Server { version: "3.5.0".into(), cluster: 1, member: 1, term: 1, revision: state.revision() })
+        })
+    }
+
     async fn compact(&self, revision: Revision) -> StoreResult<()> {
         self.write(|state| state.compact(revision))
     }
@@ -183,6 +194,9 @@ impl MemoryWatch {
     /// What there is now, or when the next lease ends.
     fn poll(&self) -> StoreResult<Result<WatchBatch, Option<Instant>>> {
         self.store.look(|shared| {
+            if shared.plan.is_frozen(self.generation) {
+                return Ok(Err(None));
+            }
             if shared.plan.generation() != self.generation {
                 return Err(shared.plan.broken());
             }

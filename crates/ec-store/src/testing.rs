@@ -177,6 +177,29 @@ impl EtcdServer {
         std::fs::remove_dir_all(self.directory.path().join("data"))
     }
 
+    /// Writes a backup of it to a file, as `etcdctl` does.
+    pub fn snapshot(&self, file: &Path) -> io::Result<()> {
+        let endpoint = self.endpoint();
+        run(Command::new("etcdctl").args(["--endpoints", &endpoint, "snapshot", "save"]).arg(file))
+    }
+
+    /// Ends it and puts a backup in place of its data, as operators are told to; the next [`Self::restart`]
+    /// serves that.
+    pub fn restore(&mut self, file: &Path) -> io::Result<()> {
+        self.wipe()?;
+        let peer = format!("http://127.0.0.1:{}", self.ports.peer);
+        // Newer releases have a tool of its own for that, beside the server.
+        let own = self.binary.with_file_name("etcdutl");
+        let tool = if own.exists() { own } else { PathBuf::from("etcdctl") };
+        run(Command::new(tool)
+            .args(["snapshot", "restore"])
+            .arg(file)
+            .arg("--data-dir")
+            .arg(self.directory.path().join("data"))
+            .args(["--name", "test", "--initial-advertise-peer-urls", &peer])
+            .args(["--initial-cluster", &format!("test={peer}")]))
+    }
+
     /// Stops it in its tracks (SIGSTOP): connections stay, nothing is answered.
     pub fn freeze(&self) -> io::Result<()> {
         self.signal(Signal::SIGSTOP)
@@ -253,6 +276,16 @@ impl Ports {
         let [client, peer, health] = listeners.map(|listener| listener?.local_addr().map(|addr| addr.port()));
         Ok(Self { client: client?, peer: peer?, health: health? })
     }
+}
+
+/// Runs a tool to its end.
+fn run(command: &mut Command) -> io::Result<()> {
+    let output = command.env("ETCDCTL_API", "3").output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(&output.stderr);
+    Err(io::Error::other(format!("{command:?}: {} {}", output.status, text.trim())))
 }
 
 fn version(binary: &Path) -> io::Result<String> {

@@ -18,6 +18,9 @@ pub struct KeyValue {
     pub create_revision: Revision,
     /// The revision that last changed it.
     pub mod_revision: Revision,
+    /// How often it was written since it was created: 1 for the first time. Whoever sees every write sees
+    /// it grow by one.
+    pub version: i64,
     /// The lease it hangs on.
     pub lease: Option<LeaseId>,
 }
@@ -42,6 +45,30 @@ pub enum Compare {
     Unchanged(String, Revision),
     /// There is no key that begins with this prefix.
     NoneUnder(String),
+    /// The key was last changed at this revision or later: the store is not one that went back behind it.
+    NotBefore(String, Revision),
+}
+
+impl Compare {
+    /// The key that is looked at, or the prefix.
+    pub fn key(&self) -> &str {
+        match self {
+            Self::Absent(key)
+            | Self::Present(key)
+            | Self::Unchanged(key, _)
+            | Self::NoneUnder(key)
+            | Self::NotBefore(key, _) => key,
+        }
+    }
+}
+
+impl Op {
+    /// The key that is changed.
+    pub fn key(&self) -> &str {
+        match self {
+            Self::Put { key, .. } | Self::Delete(key) => key,
+        }
+    }
 }
 
 /// A change of a transaction.
@@ -73,6 +100,25 @@ impl Txn {
     /// An empty transaction.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Conditions or changes, whichever are more: what etcd's `--max-txn-ops` bounds.
+    pub fn operations(&self) -> usize {
+        self.when.len().max(self.then.len())
+    }
+
+    /// Bytes of its keys and values, those of the conditions included; on the wire come some more for each.
+    pub fn bytes(&self) -> usize {
+        let when: usize = self.when.iter().map(|compare| compare.key().len()).sum();
+        let then: usize = self
+            .then
+            .iter()
+            .map(|op| match op {
+                Op::Put { key, value, .. } => key.len() + value.len(),
+                Op::Delete(key) => key.len(),
+            })
+            .sum();
+        when + then
     }
 
     /// Adds a condition.
@@ -152,4 +198,50 @@ pub struct WatchBatch {
     pub events: Vec<Event>,
     /// Where a new watch must begin so that nothing is missed and nothing comes twice.
     pub resume_from: Revision,
+}
+
+/// A server of the store, as it tells of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Server {
+    /// Its release: `3.5.16`.
+    pub version: String,
+    /// The cluster that it belongs to.
+    pub cluster: u64,
+    /// Which member of it.
+    pub member: u64,
+    /// The term of its leader. Within one cluster it only grows.
+    pub term: u64,
+    /// The revision of the store.
+    pub revision: Revision,
+}
+
+impl Server {
+    /// What is to be said of a release that works but is not what we recommend; `None`: nothing.
+    pub fn advice(&self) -> Option<String> {
+        let mut numbers = self.version.split('.').map_while(|part| part.parse::<u32>().ok());
+        let (major, minor) = (numbers.next()?, numbers.next()?);
+        ((major, minor) < (3, 5)).then(|| {
+            format!(
+                "this etcd is {}: 3.5 or newer is recommended, since 3.4 may lose watch events around compactions and \
+                 gets slower by large transactions until it is started anew",
+                self.version
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_old_server_gets_advice() {
+        let advice = |version: &str| {
+            Server { version: version.into(), cluster: 1, member: 1, term: 1, revision: 1 }.advice()
+        };
+        assert!(advice("3.4.23").unwrap().contains("3.5 or newer"));
+        assert_eq!((advice("3.5.16"), advice("3.6.0-rc.1"), advice("4.0.0")), (None, None, None));
+        // Whoever does not tell is not blamed.
+        assert_eq!(advice("3.x"), None);
+    }
 }

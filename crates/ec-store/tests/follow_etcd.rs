@@ -2,7 +2,9 @@
 
 mod support;
 
-use ec_store::{Store, Txn, follow, testing::EtcdServer};
+use std::time::Duration;
+
+use ec_store::{FollowOptions, Store, Txn, follow, testing::EtcdServer};
 use support::{OPTIONS, View, binaries, connect, pairs, put};
 
 #[tokio::test]
@@ -113,4 +115,39 @@ async fn changes_too_many_for_one_message_come_as_a_listing() {
     let mut watch = store.watch("/f/", from).await.unwrap();
     let error = watch.next().await.unwrap_err();
     assert!(matches!(error, ec_store::StoreError::Compacted { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_follower_notices_a_restored_etcd_whose_revision_overtook_it() {
+    for binary in binaries() {
+        for overtake in [false, true] {
+            let directory = tempfile::tempdir().unwrap();
+            let backup = directory.path().join("backup");
+            let mut server = EtcdServer::start(Some(&binary)).await.unwrap();
+            let store = connect(&[server.endpoint()]).await;
+            put(&*store, "/f/kept", "1").await;
+            put(&*store, "/f/goes", "1").await;
+            server.snapshot(&backup).unwrap();
+            // The resync is far away, and the wait after a failure long: as an agent's may be.
+            let options = FollowOptions { backoff_min: Duration::from_secs(2), ..OPTIONS };
+            let mut changes = follow(store.clone(), "/f/".into(), options);
+            let mut view = View::default();
+            view.until_key(&mut changes, "/f/goes", "1").await;
+            store.txn(Txn::new().delete("/f/goes")).await.unwrap();
+            let last = put(&*store, "/f/lost", "1").await;
+            view.until_key(&mut changes, "/f/lost", "1").await;
+
+            server.restore(&backup).unwrap();
+            server.restart().await.unwrap();
+            let other = connect(&[server.endpoint()]).await;
+            put(&*other, "/f/new", "1").await;
+            while overtake && put(&*other, "/others", "1").await <= last + 5 {}
+
+            let wanted = pairs(&other.list("/f/").await.unwrap());
+            assert!(wanted.contains_key("/f/goes") && !wanted.contains_key("/f/lost"));
+            view.until(&mut changes, |view| view.pairs == wanted).await;
+            put(&*other, "/f/new", "2").await;
+            view.until_key(&mut changes, "/f/new", "2").await;
+        }
+    }
 }

@@ -1,5 +1,7 @@
 //! `/allocations`, and those of a provider.
 
+use std::collections::HashMap;
+
 use ec_placement_schema::Body;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
@@ -10,10 +12,10 @@ use super::{
     error::{ApiError, ApiResult, code},
     params::{exact_uuid, uuid_like},
     policy::Rule,
-    providers::find,
+    providers::{find, readable},
     reply::{Reply, now},
 };
-use crate::model::{Amounts, Command, ConsumerWrite, ExpectedGeneration, ModelError, Seconds, intern};
+use crate::model::{Amounts, Command, ConsumerWrite, ExpectedGeneration, Key, ModelError, Seconds, intern};
 
 const MANAGE: Rule = Rule("placement:allocations:manage");
 const LIST: Rule = Rule("placement:allocations:list");
@@ -30,9 +32,12 @@ fn amounts_json(amounts: &Amounts) -> Value {
 
 pub(super) async fn show(call: &Call<'_>) -> ApiResult<Reply> {
     call.allow(LIST)?;
-    let uuid = exact_uuid(call.name(0));
+    let uuid = uuid_like(call.name(0));
     let (document, modified) = call
         .read(|state| {
+            if let Some(uuid) = uuid {
+                readable(state, &Key::Consumer(uuid))?;
+            }
             let Some(stored) = uuid.and_then(|uuid| state.consumer(&uuid)) else {
                 return Ok((json!({"allocations": {}}), now()));
             };
@@ -151,10 +156,16 @@ impl Call<'_> {
     /// All that a body says of many consumers.
     pub(super) fn consumers_in(&self, document: &Value) -> ApiResult<Vec<ConsumerWrite>> {
         let entries = document.as_object().into_iter().flatten();
+        let mut seen: HashMap<Uuid, &str> = HashMap::new();
         entries
             .map(|(text, one)| {
                 let uuid = uuid_like(text)
                     .ok_or_else(|| ApiError::bad_request(format!("Malformed consumer_uuid: {text}")))?;
+                if let Some(other) = seen.insert(uuid, text) {
+                    return Err(ApiError::bad_request(format!(
+                        "One consumer is in the request twice: {other} and {text}."
+                    )));
+                }
                 self.consumer_in(uuid, one)
             })
             .collect()
@@ -201,7 +212,7 @@ pub(super) async fn delete(call: &Call<'_>) -> ApiResult<Reply> {
     call.allow(DELETE)?;
     let text = call.name(0);
     let missing = || ApiError::not_found(format!("No allocations for consumer '{text}'"));
-    let uuid = exact_uuid(text).ok_or_else(missing)?;
+    let uuid = uuid_like(text).ok_or_else(missing)?;
     call.write(Command::DeleteAllocations(uuid), |_| missing()).await?;
     Ok(Reply::empty(204))
 }

@@ -66,6 +66,13 @@ impl Tokens {
                     token.name
                 ));
             }
+            if digest.bytes().all(|byte| byte == b'0') {
+                return Err(format!(
+                    "token `{}`: this sha256 is that of the example, which lets nobody in; `eplacement hash-token` makes \
+                     one of a token",
+                    token.name
+                ));
+            }
             if let Some(role) =
                 token.roles.iter().find(|role| !["admin", "service", "reader"].contains(&role.as_str()))
             {

@@ -1,6 +1,6 @@
 //! `/allocation_candidates`
 
-use std::{collections::HashSet, io::Write};
+use std::{collections::HashSet, io::Write, sync::Arc, time::Duration};
 
 use uuid::Uuid;
 
@@ -11,39 +11,53 @@ use super::{
     reply::{Reply, now},
 };
 use crate::model::standard_first;
-use crate::search::{Candidate, Candidates, Query, SearchError, Summary, search};
+use crate::search::{BUDGET, Candidate, Candidates, Query, SearchError, Summary, search};
 
 const LIST: Rule = Rule("placement:allocation_candidates:list");
 
-/// A search over more providers than these is done beside the threads that serve connections.
-const QUICK: usize = 2_000;
+/// Steps of a search that is done at once, where it was asked for: some milliseconds. What takes more is done
+/// on a copy of the state and beside the threads that serve connections, so that nobody waits for it.
+const QUICK: u64 = 100_000;
+
+/// A search that may take long waits so long for its turn.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) async fn list(call: &Call<'_>) -> ApiResult<Reply> {
     call.allow(LIST)?;
     let query = call.candidates_query()?;
     let options = call.api.config.search;
-    let quick = query.limit.is_some() && !options.randomize;
-    let few = call.api.replica.peek(|state| state.provider_count() <= QUICK);
-    call.api.replica.fresh().await?;
     let minor = call.minor;
-    let replica = call.api.replica.clone();
-    let work = move || -> ApiResult<Vec<u8>> {
-        let found = replica.peek(|state| search(state, &query, options)).map_err(|error| {
-            ApiError::bad_request(match error {
-                SearchError::UnknownClass(_) => {
-                    format!("Invalid resource class in resources parameter: {error}")
-                }
-                _ => error.to_string(),
-            })
-        })?;
-        Ok(write(&found, &query, minor))
-    };
-    let document = if quick || few {
-        work()?
-    } else {
-        tokio::task::spawn_blocking(work).await.map_err(|error| ApiError::new(500, error.to_string()))??
+    let replica = &call.api.replica;
+    replica.fresh().await?;
+    let document = match replica.peek(|state| search(state, &query, options, QUICK)) {
+        Ok(found) => write(&found, &query, minor),
+        Err(SearchError::TooWide) => {
+            let searches = Arc::clone(&call.api.searches);
+            let place = tokio::time::timeout(PATIENCE, searches.acquire_owned())
+                .await
+                .map_err(|_| ApiError::new(503, "Too many long searches wait for each other."))?;
+            let replica = replica.clone();
+            // Another thread, so that it goes on to its end whoever waits for it; its place goes with it.
+            let work = move || {
+                let found = search(&replica.copy(), &query, options, BUDGET).map_err(refused)?;
+                let document = write(&found, &query, minor);
+                drop(place);
+                Ok::<_, ApiError>(document)
+            };
+            tokio::task::spawn_blocking(work)
+                .await
+                .map_err(|error| ApiError::new(500, error.to_string()))??
+        }
+        Err(error) => return Err(refused(error)),
     };
     Ok(Reply::raw(document, now()))
+}
+
+fn refused(error: SearchError) -> ApiError {
+    ApiError::bad_request(match error {
+        SearchError::UnknownClass(_) => format!("Invalid resource class in resources parameter: {error}"),
+        _ => error.to_string(),
+    })
 }
 
 /// Writes the answer as it was asked for. By hand, since it may be large: names need no escaping, for they

@@ -54,6 +54,11 @@ impl Default for Cors {
 }
 
 impl Cors {
+    /// Whether any page may act for whoever looks at it.
+    pub fn lets_everybody_in_with_credentials(&self) -> bool {
+        self.allow_credentials && self.allowed_origins.iter().any(|own| own == "*")
+    }
+
     /// Adds what a page needs to be let at the answer; answers preflights that the API does not know.
     pub(super) fn decorate(&self, parts: &Parts, response: &mut Response<Full<Bytes>>) {
         if self.allowed_origins.is_empty() {

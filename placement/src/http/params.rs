@@ -304,6 +304,8 @@ impl Call<'_> {
 
     fn groups(&self, query: &mut Query) -> ApiResult<()> {
         let mut places = std::collections::HashMap::new();
+        // What is said of a group in several values is read with the first of them.
+        let mut read = std::collections::HashSet::new();
         for (key, value) in &self.query {
             let Some((kind, suffix)) = self.split_key(key) else { continue };
             let place = *places.entry(suffix.to_owned()).or_insert_with(|| {
@@ -313,6 +315,7 @@ impl Call<'_> {
             let group = &mut query.groups[place];
             match kind {
                 "resources" => group.resources = resources(value)?,
+                "required" | "member_of" if !read.insert(key) => {}
                 "required" => (group.required, group.forbidden) = self.required(suffix)?,
                 "member_of" => (group.member_of, group.forbidden_aggregates) = self.members(suffix)?,
                 _ => {

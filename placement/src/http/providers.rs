@@ -1,6 +1,6 @@
 //! `/resource_providers`, with their aggregates.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use ec_placement_schema::Body;
 use serde_json::{Value, json};
@@ -15,8 +15,9 @@ use super::{
     reply::{Reply, now},
 };
 use crate::{
-    model::{Command, ModelError, Outcome, Provider, Seconds, State},
+    model::{Command, Key, ModelError, Outcome, Provider, Seconds, State},
     search::{self, SearchError},
+    store::Unavailable,
 };
 
 const LIST: Rule = Rule("placement:resource_providers:list");
@@ -40,10 +41,20 @@ pub(super) struct Found {
     pub(super) root: Uuid,
 }
 
+/// Refuses to tell of what cannot be read.
+pub(super) fn readable(state: &State, key: &Key) -> ApiResult<()> {
+    match state.trouble_with(key) {
+        None => Ok(()),
+        Some(why) => Err(Unavailable(why.to_owned()).into()),
+    }
+}
+
 /// The provider that a path names.
 pub(super) fn find(state: &State, text: &str) -> ApiResult<Found> {
     let missing = || ApiError::not_found(format!("No resource provider with uuid {text} found"));
-    let node = exact_uuid(text).and_then(|uuid| state.find(&uuid)).ok_or_else(missing)?;
+    let uuid = exact_uuid(text).ok_or_else(missing)?;
+    readable(state, &Key::Provider(uuid))?;
+    let node = state.find(&uuid).ok_or_else(missing)?;
     let provider = Arc::clone(node.provider.as_ref().ok_or_else(missing)?);
     let generation = node.generation.as_ref().map_or(0, |stored| stored.record);
     Ok(Found { uuid: node.uuid, provider, generation, root: state.node(node.root).uuid })
@@ -252,7 +263,11 @@ pub(super) async fn set_aggregates(call: &Call<'_>) -> ApiResult<Reply> {
                 (None, &document)
             };
             let texts = list.as_array().into_iter().flatten().filter_map(Value::as_str);
-            Ok((found.uuid, generation, texts.filter_map(uuid_like).collect::<Vec<_>>()))
+            // One in two spellings is one.
+            let mut seen = HashSet::new();
+            let aggregates: Vec<Uuid> =
+                texts.filter_map(uuid_like).filter(|uuid| seen.insert(*uuid)).collect();
+            Ok((found.uuid, generation, aggregates))
         })
         .await?;
     let command = Command::SetAggregates { provider, generation, aggregates: aggregates.clone() };

@@ -15,22 +15,24 @@ use rustls::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
     time::timeout,
 };
 use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::Api;
+use super::{
+    Api,
+    guests::{Guests, Place, Watched},
+};
 
-/// Connections at a time; further ones wait to be accepted.
-const CONNECTIONS_MAX: usize = 4096;
 /// From the first byte of a request, or from the end of the one before, to the end of its head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+/// From the beginning of a connection to the end of its first head.
+const FIRST_HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// A handshake may take so long.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// What is being answered when the server ends may take so long.
-const DRAIN: Duration = Duration::from_secs(3);
+/// What is being answered when the server ends may take so long: longer than a request waits for etcd.
+const DRAIN: Duration = Duration::from_secs(12);
 /// Accepting fails when the process is out of files; it is tried again after so long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The head of a request; a query of some thousand groups fits.
@@ -42,6 +44,8 @@ pub struct ServerConfig {
     pub listener: TcpListener,
     /// With TLS where it is there.
     pub tls: Option<TlsAcceptor>,
+    /// So many files may the process have open.
+    pub files: usize,
 }
 
 /// Reads a certificate chain, its key, and the authorities of clients where those must show a certificate.
@@ -82,57 +86,81 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     }
 }
 
-/// Answers until `stop`, then ends what is under way.
+/// Answers until `stop`, then ends when what is under way has been answered.
 pub async fn serve(config: ServerConfig, api: Arc<Api>, stop: CancellationToken) {
+    let ServerConfig { listener, tls, files } = config;
     let connections = TaskTracker::new();
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let guests = Guests::new(files);
     loop {
         let accepted = tokio::select! {
             () = stop.cancelled() => break,
-            accepted = async {
-                let place = Arc::clone(&places).acquire_owned().await;
-                (place, config.listener.accept().await)
-            } => accepted,
+            accepted = listener.accept() => accepted,
         };
         match accepted {
-            (Ok(place), Ok((stream, _))) => {
-                let (api, tls, stop) = (Arc::clone(&api), config.tls.clone(), stop.clone());
-                connections.spawn(async move {
-                    begin(stream, tls, api, stop).await;
-                    drop(place);
-                });
+            Ok((stream, peer)) => {
+                let Some(place) = guests.admit(peer.ip()) else {
+                    tracing::debug!(%peer, "no place for one more connection");
+                    continue;
+                };
+                let (api, tls, stop) = (Arc::clone(&api), tls.clone(), stop.clone());
+                connections.spawn(begin(stream, tls, api, place, stop));
             }
-            (_, Err(error)) => {
+            Err(error) => {
                 tracing::warn!(%error, "failed to accept a connection");
+                guests.shed();
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
-            (Err(_), _) => break,
         }
     }
+    // Whoever comes now asks another replica at once.
+    drop(listener);
     connections.close();
-    // Whoever is cut off here asks another replica.
+    // Whoever is cut off here does, too.
     timeout(DRAIN, connections.wait()).await.ok();
 }
 
-async fn begin(stream: TcpStream, tls: Option<TlsAcceptor>, api: Arc<Api>, stop: CancellationToken) {
+async fn begin(
+    stream: TcpStream,
+    tls: Option<TlsAcceptor>,
+    api: Arc<Api>,
+    place: Place,
+    stop: CancellationToken,
+) {
     // Answers are small, and clients wait for them.
     stream.set_nodelay(true).ok();
-    let Some(tls) = tls else { return connection(stream, api, stop).await };
-    match timeout(HANDSHAKE, tls.accept(stream)).await {
-        Ok(Ok(stream)) => connection(stream, api, stop).await,
-        Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
-        Err(_) => tracing::debug!("a TLS handshake took too long"),
+    let close = place.close.clone();
+    let stream = Watched::new(stream, Arc::clone(&place.activity));
+    let served = async {
+        let Some(tls) = tls else { return connection(stream, api, &place, stop).await };
+        match timeout(HANDSHAKE, tls.accept(stream)).await {
+            Ok(Ok(stream)) => connection(stream, api, &place, stop).await,
+            Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
+            Err(_) => tracing::debug!("a TLS handshake took too long"),
+        }
+    };
+    tokio::select! {
+        () = served => {}
+        () = close.cancelled() => tracing::debug!("a connection made room for another"),
     }
 }
 
 async fn connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     api: Arc<Api>,
+    place: &Place,
     stop: CancellationToken,
 ) {
+    let asked = CancellationToken::new();
+    let (first, activity) = (asked.clone(), Arc::clone(&place.activity));
     let service = service_fn(move |request| {
-        let api = Arc::clone(&api);
-        async move { Ok::<_, std::convert::Infallible>(api.answer(request).await) }
+        first.cancel();
+        activity.set_answering(true);
+        let (api, activity) = (Arc::clone(&api), Arc::clone(&activity));
+        async move {
+            let answer = api.answer(request).await;
+            activity.set_answering(false);
+            Ok::<_, std::convert::Infallible>(answer)
+        }
     });
     let mut builder = Builder::new(TokioExecutor::new()).http1_only();
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).max_buf_size(HEAD_MAX);
@@ -144,8 +172,16 @@ async fn connection(
             served.as_mut().graceful_shutdown();
             served.await
         }
+        () = silence(&asked) => return,
     };
     if let Err(error) = outcome {
         tracing::debug!(error, "a connection broke");
+    }
+}
+
+/// Ends where nothing is asked in time.
+async fn silence(asked: &CancellationToken) {
+    if timeout(FIRST_HEAD_TIMEOUT, asked.cancelled()).await.is_ok() {
+        std::future::pending::<()>().await;
     }
 }

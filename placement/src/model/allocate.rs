@@ -1,6 +1,9 @@
 //! Who uses what: the writes that must never go over capacity.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use uuid::Uuid;
 
@@ -47,7 +50,12 @@ struct Wanted {
 }
 
 pub(super) fn set(draft: &mut Draft<'_>, writes: &[ConsumerWrite], now: Seconds) -> Result<(), ModelError> {
+    let mut consumers = BTreeSet::new();
     for write in writes {
+        // Its old use would be given free twice, and the new one counted once.
+        if !consumers.insert(write.uuid) {
+            return Err(ModelError::ConsumerTwice(write.uuid));
+        }
         expect_generation(draft, write)?;
     }
     let mut records: BTreeMap<Uuid, (Arc<Provider>, i64)> = BTreeMap::new();
@@ -182,4 +190,78 @@ pub(super) fn delete(draft: &mut Draft<'_>, uuid: Uuid) -> Result<Outcome, Model
     }
     draft.put(Key::Consumer(uuid), None);
     Ok(Outcome::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::model::{Change, Command, Inventory, State, Stored, command::decide};
+
+    const CAPACITY: i64 = 8;
+    const HOSTS: u128 = 3;
+
+    fn host(number: u128) -> Uuid {
+        Uuid::from_u128(number)
+    }
+
+    /// Consumer, and what it wants of each host.
+    type Wish = (u128, Vec<(u128, i64)>);
+
+    fn wish() -> impl Strategy<Value = Wish> {
+        (100..104_u128, prop::collection::vec((0..HOSTS, 1..8_i64), 0..3))
+    }
+
+    fn write((consumer, wanted): &Wish) -> ConsumerWrite {
+        let mut allocations: Vec<(Uuid, Amounts)> = Vec::new();
+        for (number, amount) in wanted {
+            allocations.retain(|(own, _)| *own != host(*number));
+            allocations.push((host(*number), vec![(intern("VCPU"), *amount)]));
+        }
+        ConsumerWrite {
+            uuid: Uuid::from_u128(*consumer),
+            generation: ExpectedGeneration::Any,
+            owner: None,
+            consumer_type: None,
+            allocations,
+        }
+    }
+
+    fn empty() -> State {
+        let mut state = State::default();
+        for number in 0..HOSTS {
+            let mut provider = Provider::new(&format!("h{number}"), None, 0);
+            let inventory = Inventory { total: CAPACITY, ..Inventory::default() };
+            provider.inventories = vec![(intern("VCPU"), inventory)];
+            state.apply([
+                Change::Provider(host(number), Some(Arc::new(provider))),
+                Change::Generation(host(number), Some(Stored { record: 0, revision: 1 })),
+            ]);
+        }
+        state
+    }
+
+    proptest! {
+        /// Documents in which consumers stand once or several times, one after the other: nothing is ever used
+        /// beyond capacity, whatever the order, and whoever stands twice gets nothing.
+        #[test]
+        fn nothing_is_over_capacity_however_often_a_consumer_is_named(
+            documents in prop::collection::vec(prop::collection::vec(wish(), 1..5), 1..12),
+        ) {
+            let state = empty();
+            let mut draft = Draft::new(&state);
+            for document in &documents {
+                let writes: Vec<ConsumerWrite> = document.iter().map(write).collect();
+                let distinct: BTreeSet<Uuid> = writes.iter().map(|write| write.uuid).collect();
+                let twice = distinct.len() < writes.len();
+                let outcome = decide(&mut draft, &Command::SetAllocations(writes), 0);
+                prop_assert_eq!(matches!(outcome, Err(ModelError::ConsumerTwice(_))), twice);
+                for number in 0..HOSTS {
+                    let used = draft.used(host(number), &intern("VCPU"));
+                    prop_assert!((0..=CAPACITY).contains(&used), "{} of {}", used, CAPACITY);
+                }
+            }
+        }
+    }
 }

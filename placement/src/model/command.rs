@@ -152,7 +152,13 @@ pub enum Outcome {
 /// Why it is refused.
 pub fn decide(draft: &mut Draft<'_>, command: &Command, now: Seconds) -> Result<Outcome, ModelError> {
     let before = draft.savepoint();
+    draft.take_trouble();
     let result = dispatch(draft, command, now);
+    // Whatever was decided: it stands on a record of which nothing is known.
+    let result = match draft.take_trouble() {
+        Some(why) => Err(ModelError::Unreadable(why)),
+        None => result,
+    };
     if result.is_err() {
         draft.roll_back(before);
     }

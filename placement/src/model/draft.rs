@@ -32,6 +32,15 @@ pub enum Key {
     Class(Name),
 }
 
+/// Which of the records of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Part {
+    /// The only one; of a provider its own.
+    Record,
+    /// A provider's generation.
+    Generation,
+}
+
 /// The record of a key.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Record {
@@ -55,6 +64,10 @@ pub struct Draft<'a> {
     seen: BTreeMap<Key, i64>,
     /// What each write replaced, to take it back.
     undo: Vec<(Key, Option<Option<Record>>)>,
+    /// The keys of `seen` in their order, to forget them.
+    looks: Vec<Key>,
+    /// Why a record cannot be read that was looked at since the last [`Draft::take_trouble`].
+    trouble: Option<String>,
     // What the changes add to the indexes of the base.
     used: HashMap<(Uuid, Name), i64>,
     children: HashMap<Uuid, i64>,
@@ -64,7 +77,10 @@ pub struct Draft<'a> {
 
 /// A place to go back to.
 #[derive(Debug, Clone, Copy)]
-pub struct Savepoint(usize);
+pub struct Savepoint {
+    writes: usize,
+    looks: usize,
+}
 
 impl<'a> Draft<'a> {
     /// No changes yet.
@@ -74,6 +90,8 @@ impl<'a> Draft<'a> {
             written: HashMap::new(),
             seen: BTreeMap::new(),
             undo: Vec::new(),
+            looks: Vec::new(),
+            trouble: None,
             used: HashMap::new(),
             children: HashMap::new(),
             trait_users: HashMap::new(),
@@ -96,15 +114,15 @@ impl<'a> Draft<'a> {
         self.written.iter()
     }
 
-    /// How many conditions or changes a transaction of this draft has, whichever are more.
-    pub fn operations(&self) -> usize {
+    /// How many conditions and changes a transaction of this draft has of its own.
+    pub fn operations(&self) -> (usize, usize) {
         let providers = self.written.iter().filter(|(key, record)| match (key, record) {
             (Key::Provider(uuid), Some(Record::Provider(record, _))) => !self.is_base_record(uuid, record),
             (Key::Provider(_), None) => true,
             _ => false,
         });
-        // A provider that changed is two keys, and the clock is one more.
-        self.seen.len().max(self.written.len() + providers.count() + 1)
+        // A provider that changed is two keys.
+        (self.seen.len(), self.written.len() + providers.count())
     }
 
     /// Whether a provider's record is still that of the base.
@@ -115,12 +133,25 @@ impl<'a> Draft<'a> {
 
     /// Here, to come back to.
     pub fn savepoint(&self) -> Savepoint {
-        Savepoint(self.undo.len())
+        Savepoint { writes: self.undo.len(), looks: self.looks.len() }
+    }
+
+    /// Why a record cannot be read that was looked at since this was last asked.
+    pub fn take_trouble(&mut self) -> Option<String> {
+        self.trouble.take()
+    }
+
+    /// Takes back every change since, and forgets what was looked at since: as if nothing had been.
+    pub fn forget(&mut self, to: Savepoint) {
+        self.roll_back(to);
+        for key in self.looks.drain(to.looks.min(self.looks.len())..) {
+            self.seen.remove(&key);
+        }
     }
 
     /// Takes back every change since. What was looked at stays: the refusal stands on it.
     pub fn roll_back(&mut self, to: Savepoint) {
-        while self.undo.len() > to.0 {
+        while self.undo.len() > to.writes {
             if let Some((key, before)) = self.undo.pop() {
                 let now = self.record(&key);
                 let then = match &before {
@@ -259,6 +290,10 @@ impl<'a> Draft<'a> {
     fn see(&mut self, key: &Key) {
         if !self.seen.contains_key(key) {
             self.seen.insert(key.clone(), self.base_revision(key));
+            self.looks.push(key.clone());
+        }
+        if let Some(why) = self.base.trouble_with(key) {
+            self.trouble = Some(why.to_owned());
         }
     }
 

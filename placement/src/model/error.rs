@@ -11,6 +11,12 @@ pub enum ModelError {
     /// Allocations name a provider that is not there.
     #[error("Allocation for resource provider '{0}' that does not exist.")]
     AllocationProviderNotFound(Uuid),
+    /// One consumer is to have two sets of allocations at once.
+    #[error("Consumer {0} is in the request more than once.")]
+    ConsumerTwice(Uuid),
+    /// The command concerns a record that cannot be read.
+    #[error("{0}")]
+    Unreadable(String),
     /// No such resource class.
     #[error("No such resource class {0}.")]
     ClassNotFound(String),

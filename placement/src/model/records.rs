@@ -156,6 +156,11 @@ impl Provider {
         }
     }
 
+    /// The version of the record.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
     /// What it has of a class.
     pub fn inventory(&self, class: &str) -> Option<&Inventory> {
         self.inventories.iter().find(|(name, _)| **name == *class).map(|(_, inventory)| inventory)
@@ -200,6 +205,11 @@ pub struct Consumer {
 }
 
 impl Consumer {
+    /// The version of the record.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
     /// One that is about to get allocations.
     pub fn new(project: Name, user: Name, consumer_type: Option<Name>, now: Seconds) -> Self {
         Self {
@@ -223,6 +233,11 @@ pub struct NamedRecord {
 }
 
 impl NamedRecord {
+    /// The version of the record.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
     /// One made now.
     pub fn new(now: Seconds) -> Self {
         Self { version: VERSION, created_at: now }

@@ -13,6 +13,8 @@ use uuid::Uuid;
 
 use super::{
     SHARING,
+    draft::{Key, Part},
+    extra::Extra,
     records::{Amounts, Consumer, Name, NamedRecord, Provider},
 };
 
@@ -43,10 +45,21 @@ pub enum Change {
     Trait(Name, Option<Stored<NamedRecord>>),
     /// A resource class that a user made.
     Class(Name, Option<Stored<NamedRecord>>),
+    /// What the record of a key, told of right before, holds that this release does not know.
+    Extra(Key, Arc<Extra>),
+    /// A record that cannot be read. What was known of it last may be as old as it wants.
+    Unreadable {
+        /// What it is of.
+        key: Key,
+        /// Which part of that.
+        part: Part,
+        /// Why.
+        why: String,
+    },
 }
 
 /// What is known of one provider.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Node {
     /// Its uuid.
     pub uuid: Uuid,
@@ -90,7 +103,7 @@ impl Node {
 type ByFree = BTreeSet<(Reverse<i64>, Slot)>;
 
 /// All there is.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct State {
     nodes: Vec<Option<Node>>,
     unused: Vec<Slot>,
@@ -107,6 +120,10 @@ pub struct State {
     sharing_by_aggregate: HashMap<Uuid, BTreeSet<Slot>>,
     /// Providers that have a parent.
     nested: usize,
+    /// Of few records.
+    extras: HashMap<Key, Arc<Extra>>,
+    /// Of hardly any.
+    unreadable: BTreeMap<(Key, Part), String>,
 }
 
 static NOBODY: BTreeSet<Slot> = BTreeSet::new();
@@ -224,6 +241,27 @@ impl State {
         self.nested > 0
     }
 
+    /// What a stored record holds that this release does not know.
+    pub fn extra(&self, key: &Key) -> Option<&Extra> {
+        self.extras.get(key).map(|extra| &**extra)
+    }
+
+    /// Why a key's record cannot be read, where it cannot.
+    pub fn trouble_with(&self, key: &Key) -> Option<&str> {
+        if self.unreadable.is_empty() {
+            return None;
+        }
+        [Part::Record, Part::Generation]
+            .into_iter()
+            .find_map(|part| self.unreadable.get(&(key.clone(), part)))
+            .map(String::as_str)
+    }
+
+    /// Every record that cannot be read, and why.
+    pub fn unreadable(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.unreadable.values().map(String::as_str)
+    }
+
     /// A provider and all those below it, itself first.
     pub fn subtree(&self, top: Slot) -> Vec<Slot> {
         let mut found = vec![top];
@@ -244,18 +282,54 @@ impl State {
     pub fn apply(&mut self, changes: impl IntoIterator<Item = Change>) {
         for change in changes {
             match change {
-                Change::Provider(uuid, record) => self.set_provider(uuid, record),
+                Change::Provider(uuid, record) => {
+                    self.renew(Key::Provider(uuid), Part::Record);
+                    self.set_provider(uuid, record);
+                }
                 Change::Generation(uuid, stored) => {
+                    self.renew(Key::Provider(uuid), Part::Generation);
                     let slot = self.slot_for(uuid);
                     self.node_mut(slot).generation = stored;
                     self.release(slot);
                 }
-                Change::Consumer(uuid, stored) => self.set_consumer(uuid, stored),
-                Change::ProviderName(name, stored) => set(&mut self.names, name, stored),
-                Change::Trait(name, stored) => set_ordered(&mut self.traits, name, stored),
-                Change::Class(name, stored) => set_ordered(&mut self.classes, name, stored),
+                Change::Consumer(uuid, stored) => {
+                    self.renew(Key::Consumer(uuid), Part::Record);
+                    self.set_consumer(uuid, stored);
+                }
+                Change::ProviderName(name, stored) => {
+                    self.renew(Key::ProviderName(Arc::clone(&name)), Part::Record);
+                    set(&mut self.names, name, stored);
+                }
+                Change::Trait(name, stored) => {
+                    self.renew(Key::Trait(Arc::clone(&name)), Part::Record);
+                    set_ordered(&mut self.traits, name, stored);
+                }
+                Change::Class(name, stored) => {
+                    self.renew(Key::Class(Arc::clone(&name)), Part::Record);
+                    set_ordered(&mut self.classes, name, stored);
+                }
+                Change::Extra(key, extra) => drop(self.extras.insert(key, extra)),
+                Change::Unreadable { key, part, why } => {
+                    // Nobody is to be placed there. Consumers keep what they were last known to use, so
+                    // that nobody else gets it.
+                    if let (Key::Provider(uuid), Part::Record) = (&key, part) {
+                        self.set_provider(*uuid, None);
+                    }
+                    self.unreadable.insert((key, part), why);
+                }
             }
         }
+    }
+
+    /// A record is told of anew: nothing that was beside it holds any more.
+    fn renew(&mut self, key: Key, part: Part) {
+        if self.unreadable.is_empty() && self.extras.is_empty() {
+            return;
+        }
+        if part == Part::Record {
+            self.extras.remove(&key);
+        }
+        self.unreadable.remove(&(key, part));
     }
 
     fn slot_for(&mut self, uuid: Uuid) -> Slot {

@@ -1,5 +1,8 @@
 //! How a read comes to see everything that was written before it: it asks etcd how far the state is, and
 //! waits until the view is there. Requests that wait at the same time share one question.
+//!
+//! The answer tells, too, whether etcd is still the one that was read: its clock never goes back, and never
+//! shows another transaction at the same revision.
 
 use std::{
     sync::{
@@ -10,36 +13,44 @@ use std::{
 };
 
 use ec_store::{Revision, Store};
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 
-use super::{Unavailable, view::View};
+use super::{
+    Unavailable, ended,
+    view::{Clock, Progress, View},
+};
 
 /// Requests that may wait for the question; beyond them, the next wait to be let in.
 const QUEUE: usize = 4096;
 
-type Answer = Result<Revision, Unavailable>;
+type Answer = Result<Clock, Unavailable>;
+type Question = oneshot::Sender<Answer>;
 
 /// See the module. Clones ask together.
 #[derive(Clone)]
 pub(super) struct Barrier {
-    questions: mpsc::Sender<oneshot::Sender<Answer>>,
+    questions: mpsc::Sender<Question>,
     view: Arc<View>,
     /// What etcd said last.
     known: Arc<AtomicI64>,
 }
 
 impl Barrier {
-    pub(super) fn start(
+    /// The barrier, and the task that asks for it.
+    pub(super) fn new(
         store: Arc<dyn Store>,
         clock: String,
         view: Arc<View>,
         stop: CancellationToken,
-    ) -> Self {
+    ) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let (questions, queue) = mpsc::channel(QUEUE);
         let asked = ask(store, clock, Arc::clone(&view), queue);
-        tokio::spawn(async move { stop.run_until_cancelled(asked).await });
-        Self { questions, view, known: Arc::default() }
+        let task = async move { _ = stop.run_until_cancelled(asked).await };
+        (Self { questions, view, known: Arc::default() }, task)
     }
 
     /// Revisions that are known to be in etcd and not in the view.
@@ -49,42 +60,107 @@ impl Barrier {
 
     /// Returns when the view has everything that was written before this call.
     pub(super) async fn pass(&self, patience: Duration) -> Result<(), Unavailable> {
-        let ended = || Unavailable("the server is ending".into());
+        let until = Instant::now() + patience;
         let asked = async {
             let (answer, answered) = oneshot::channel();
             self.questions.send(answer).await.map_err(|_| ended())?;
             answered.await.map_err(|_| ended())?
         };
-        let revision = tokio::time::timeout(patience, asked)
+        let clock = tokio::time::timeout_at(until, asked)
             .await
             .map_err(|_| Unavailable("etcd does not answer".into()))??;
-        self.known.store(revision, Ordering::Relaxed);
-        self.view.reach(revision, patience).await
+        self.known.store(clock.revision, Ordering::Relaxed);
+        self.view.reach(&clock, until.saturating_duration_since(Instant::now())).await
     }
 }
 
-async fn ask(
-    store: Arc<dyn Store>,
-    clock: String,
-    view: Arc<View>,
-    mut queue: mpsc::Receiver<oneshot::Sender<Answer>>,
-) {
+/// What an answer says of the etcd that gave it.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    /// It is the one that was read, or may be.
+    Same,
+    /// It is another one.
+    Other(String),
+}
+
+/// `before`: what was known when the question was sent.
+fn judge(before: &Progress, clock: &Clock, revision: Revision) -> Verdict {
+    if revision < before.through {
+        return Verdict::Other(format!(
+            "etcd went back from revision {} to {revision}: it was restored, emptied or replaced",
+            before.through
+        ));
+    }
+    if clock.revision < before.clock.revision {
+        return Verdict::Other(format!(
+            "the state in etcd went back from revision {} to {}: it was restored, emptied or replaced",
+            before.clock.revision, clock.revision
+        ));
+    }
+    if clock.revision == before.clock.revision && clock.id != before.clock.id {
+        return Verdict::Other(format!(
+            "etcd has another history than was seen here, at revision {}: it was restored or replaced",
+            clock.revision
+        ));
+    }
+    Verdict::Same
+}
+
+async fn ask(store: Arc<dyn Store>, clock: String, view: Arc<View>, mut queue: mpsc::Receiver<Question>) {
     let mut waiting = Vec::new();
     while queue.recv_many(&mut waiting, QUEUE).await > 0 {
-        let seen = view.revision();
+        let before = view.progress();
         // The clock's own revision, not that of all of etcd: others write there, too, and of that we see
         // nothing.
         let answer = match store.get(&clock).await {
-            // Emptied, or restored from a backup: what is in memory is of another etcd.
-            Ok((_, revision)) if revision < seen => Err(Unavailable(format!(
-                "etcd went back from revision {seen} to {revision}; reading it anew"
-            ))),
-            Ok((pair, _)) => Ok(pair.map_or(0, |pair| pair.mod_revision)),
+            Ok((pair, revision)) => {
+                let clock = Clock::of(pair.as_ref());
+                match judge(&before, &clock, revision) {
+                    Verdict::Same => Ok(clock),
+                    // Read anew meanwhile: the next question is about that.
+                    Verdict::Other(why) if view.progress().listings != before.listings => {
+                        Err(Unavailable(why))
+                    }
+                    Verdict::Other(why) => Err(view.doubt(&why)),
+                }
+            }
             Err(error) => Err(Unavailable(error.to_string())),
         };
         for question in waiting.drain(..) {
             // Whoever has gone does not wait for an answer.
             question.send(answer.clone()).ok();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ec_store::KeyValue;
+
+    use super::*;
+
+    fn clock(revision: Revision, id: &str) -> Clock {
+        let value = id.as_bytes().to_vec();
+        let key = String::new();
+        Clock::of(Some(&KeyValue {
+            key,
+            value,
+            create_revision: 1,
+            mod_revision: revision,
+            version: 1,
+            lease: None,
+        }))
+    }
+
+    #[test]
+    fn an_etcd_that_went_back_or_has_another_history_is_known() {
+        let before = Progress { through: 12, clock: clock(10, "a"), listings: 1 };
+        assert_eq!(judge(&before, &clock(10, "a"), 12), Verdict::Same);
+        assert_eq!(judge(&before, &clock(14, "b"), 14), Verdict::Same);
+        for (clock, revision) in
+            [(clock(10, "a"), 11), (clock(9, "b"), 40), (clock(10, "b"), 40), (Clock::default(), 40)]
+        {
+            assert!(matches!(judge(&before, &clock, revision), Verdict::Other(_)), "{clock:?} {revision}");
         }
     }
 }

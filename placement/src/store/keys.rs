@@ -9,15 +9,21 @@
 //!   <prefix>/traits/<name>        a trait that a user made
 //!   <prefix>/classes/<name>       a resource class that a user made
 //!   <prefix>/clock                written by every transaction: its revision is that of the newest
+//!   <prefix>/epoch                which replica was the last to find itself on this very store
+//!   <prefix>/turn                 which replica asks the others to let it write
+//!   <prefix>/import               there while an import is under way, or where one broke off
 //! ```
 
 use std::sync::Arc;
 
-use ec_store::{Compare, KeyValue, Op, Txn};
+use ec_store::{Compare, KeyValue, Op, Revision, Txn};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::Value;
 use uuid::Uuid;
 
-use crate::model::{Change, Consumer, Draft, Key, Name, NamedRecord, Provider, Record, Stored, intern};
+use crate::model::{
+    Change, Consumer, Draft, Extra, Key, Name, NamedRecord, Part, Provider, Record, Stored, intern, is_custom,
+};
 
 /// The newest version of records that is understood.
 const VERSION: u32 = 1;
@@ -44,10 +50,28 @@ struct NameRecord {
     provider: Uuid,
 }
 
-#[derive(Deserialize)]
-struct Versioned {
-    version: u32,
+/// What a pair of the store is.
+#[derive(Debug, Clone)]
+pub enum Reading {
+    /// A record of ours, and what it says; nothing where it is not of the state.
+    Ours(Vec<Change>),
+    /// Nothing of ours.
+    Foreign,
 }
+
+/// Where a transaction believes the store to be.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stand {
+    /// The revision of the clock that is known.
+    pub clock: Revision,
+    /// The revision of the epoch that is known; 0: there is none.
+    pub epoch: Revision,
+}
+
+/// Conditions that every transaction has beside those of its decisions: on the clock and on the epoch.
+pub(super) const CONDITIONS: usize = 2;
+/// Changes that it may have beside theirs: the clock, the epoch, and the turn that it gives back.
+pub(super) const CHANGES: usize = 3;
 
 impl Keys {
     /// The layout under `prefix`, with or without a slash at its end.
@@ -63,6 +87,21 @@ impl Keys {
     /// The key that every transaction writes.
     pub fn clock(&self) -> String {
         format!("{}clock", self.root)
+    }
+
+    /// The key that a replica writes before its first transaction on a store that it has come (back) to.
+    pub fn epoch(&self) -> String {
+        format!("{}epoch", self.root)
+    }
+
+    /// The key of whoever asks the others to wait.
+    pub fn turn(&self) -> String {
+        format!("{}turn", self.root)
+    }
+
+    /// The key that marks an import that is not complete.
+    pub fn import(&self) -> String {
+        format!("{}import", self.root)
     }
 
     fn provider(&self, uuid: &Uuid) -> String {
@@ -81,64 +120,105 @@ impl Keys {
         }
     }
 
-    /// Reads a pair from the store. `None`: not a record of ours, or one that says nothing about the state.
-    ///
-    /// # Errors
-    /// A record that cannot be read, with its key.
-    pub fn read(&self, pair: &KeyValue) -> Result<Option<Change>, String> {
-        let bad = |why: String| format!("cannot read {}: {why}", pair.key);
-        let Some((kind, id)) = self.split(&pair.key) else { return Ok(None) };
-        let uuid = || id.parse::<Uuid>().map_err(|error| bad(error.to_string()));
+    /// Reads a pair from the store. What cannot be read is a change, too: one that says so.
+    pub fn read(&self, pair: &KeyValue) -> Reading {
+        let Some(rest) = pair.key.strip_prefix(&*self.root) else { return Reading::Foreign };
+        if ["clock", "epoch", "turn", "import"].contains(&rest) {
+            return Reading::Ours(Vec::new());
+        }
+        let Some((key, part)) = self.split(&pair.key) else { return Reading::Foreign };
         let revision = pair.mod_revision;
-        Ok(Some(match kind {
-            "providers" => {
-                Change::Provider(uuid()?, Some(Arc::new(decode::<Provider>(&pair.value).map_err(bad)?)))
+        let read = match (&key, part) {
+            (Key::Provider(uuid), Part::Generation) => serde_json::from_slice(&pair.value)
+                .map(|record| (Change::Generation(*uuid, Some(Stored { record, revision })), None))
+                .map_err(|error| (error.to_string(), None)),
+            (Key::Provider(uuid), Part::Record) => decode::<Provider>(&pair.value)
+                .map(|(record, extra)| (Change::Provider(*uuid, Some(Arc::new(record))), extra))
+                .map_err(|(why, _)| (why, None)),
+            (Key::Consumer(uuid), _) => {
+                let stored = |record| Some(Stored { record: Arc::new(record), revision });
+                decode::<Consumer>(&pair.value)
+                    .map(|(record, extra)| (Change::Consumer(*uuid, stored(record)), extra))
+                    .map_err(|(why, record)| {
+                        (why, record.map(|record| Change::Consumer(*uuid, stored(record))))
+                    })
             }
-            "generations" => {
-                let record = serde_json::from_slice(&pair.value).map_err(|error| bad(error.to_string()))?;
-                Change::Generation(uuid()?, Some(Stored { record, revision }))
+            (Key::ProviderName(name), _) => decode::<NameRecord>(&pair.value)
+                .map(|(record, extra)| {
+                    let record = record.provider;
+                    (Change::ProviderName(Arc::clone(name), Some(Stored { record, revision })), extra)
+                })
+                .map_err(|(why, _)| (why, None)),
+            (Key::Trait(name), _) => decode::<NamedRecord>(&pair.value)
+                .map(|(record, extra)| {
+                    (Change::Trait(Arc::clone(name), Some(Stored { record, revision })), extra)
+                })
+                .map_err(|(why, _)| (why, None)),
+            (Key::Class(name), _) => decode::<NamedRecord>(&pair.value)
+                .map(|(record, extra)| {
+                    (Change::Class(Arc::clone(name), Some(Stored { record, revision })), extra)
+                })
+                .map_err(|(why, _)| (why, None)),
+        };
+        Reading::Ours(match read {
+            Ok((change, None)) => vec![change],
+            Ok((change, Some(extra))) => vec![change, Change::Extra(key, extra)],
+            Err((why, known)) => {
+                let why = format!("cannot read {}: {why}", pair.key);
+                known.into_iter().chain([Change::Unreadable { key, part, why }]).collect()
             }
-            "consumers" => {
-                let record = Arc::new(decode::<Consumer>(&pair.value).map_err(bad)?);
-                Change::Consumer(uuid()?, Some(Stored { record, revision }))
-            }
-            "names" => {
-                let record = decode::<NameRecord>(&pair.value).map_err(bad)?.provider;
-                Change::ProviderName(id.into(), Some(Stored { record, revision }))
-            }
-            "traits" => {
-                let record = decode::<NamedRecord>(&pair.value).map_err(bad)?;
-                Change::Trait(intern(id), Some(Stored { record, revision }))
-            }
-            "classes" => {
-                let record = decode::<NamedRecord>(&pair.value).map_err(bad)?;
-                Change::Class(intern(id), Some(Stored { record, revision }))
-            }
-            _ => return Ok(None),
-        }))
+        })
     }
 
     /// What the deletion of a key means.
     pub fn deleted(&self, key: &str) -> Option<Change> {
-        let (kind, id) = self.split(key)?;
+        Some(match self.split(key)? {
+            (Key::Provider(uuid), Part::Record) => Change::Provider(uuid, None),
+            (Key::Provider(uuid), Part::Generation) => Change::Generation(uuid, None),
+            (Key::Consumer(uuid), _) => Change::Consumer(uuid, None),
+            (Key::ProviderName(name), _) => Change::ProviderName(name, None),
+            (Key::Trait(name), _) => Change::Trait(name, None),
+            (Key::Class(name), _) => Change::Class(name, None),
+        })
+    }
+
+    /// What a key is of; none where it is not as we write it.
+    fn split(&self, key: &str) -> Option<(Key, Part)> {
+        let (kind, id) = key.strip_prefix(&*self.root)?.split_once('/')?;
+        // One spelling only: another one would be the same provider, or consumer, a second time.
+        let uuid = || {
+            let uuid = id.parse::<Uuid>().ok()?;
+            (*uuid.hyphenated().encode_lower(&mut Uuid::encode_buffer()) == *id).then_some(uuid)
+        };
         Some(match kind {
-            "providers" => Change::Provider(id.parse().ok()?, None),
-            "generations" => Change::Generation(id.parse().ok()?, None),
-            "consumers" => Change::Consumer(id.parse().ok()?, None),
-            "names" => Change::ProviderName(Name::from(id), None),
-            "traits" => Change::Trait(intern(id), None),
-            "classes" => Change::Class(intern(id), None),
+            "providers" => (Key::Provider(uuid()?), Part::Record),
+            "generations" => (Key::Provider(uuid()?), Part::Generation),
+            "consumers" => (Key::Consumer(uuid()?), Part::Record),
+            "names" => (Key::ProviderName(Name::from(id)), Part::Record),
+            "traits" if is_custom(id) => (Key::Trait(intern(id)), Part::Record),
+            "classes" if is_custom(id) => (Key::Class(intern(id)), Part::Record),
             _ => return None,
         })
     }
 
-    fn split<'k>(&self, key: &'k str) -> Option<(&'k str, &'k str)> {
-        key.strip_prefix(&*self.root)?.split_once('/')
+    /// The transaction that is nothing but a write: on the store that is known, where it is still that.
+    ///
+    /// A store that was put back behind what is known does not have the clock that far. Where it has been
+    /// written since, whoever did so has written the epoch before.
+    pub fn beat(&self, stand: Stand, id: &str) -> Txn {
+        let txn = Txn::new().put(self.clock(), id);
+        let epoch = self.epoch();
+        let txn = txn.when(if stand.epoch == 0 {
+            Compare::Absent(epoch)
+        } else {
+            Compare::Unchanged(epoch, stand.epoch)
+        });
+        if stand.clock == 0 { txn } else { txn.when(Compare::NotBefore(self.clock(), stand.clock)) }
     }
 
     /// The transaction that makes a draft true, if nothing that it stands on has changed.
-    pub fn txn(&self, draft: &Draft<'_>, id: &str) -> Txn {
-        let mut txn = Txn::new().put(self.clock(), id);
+    pub fn txn(&self, draft: &Draft<'_>, stand: Stand, id: &str) -> Txn {
+        let mut txn = self.beat(stand, id);
         for (key, revision) in draft.seen() {
             let guard = self.guard(key);
             txn.when.push(if *revision == 0 {
@@ -168,11 +248,15 @@ impl Keys {
             (Key::Provider(uuid), Record::Provider(provider, _)) => draft.is_base_record(uuid, provider),
             _ => false,
         };
-        ops.extend(self.puts(key, record).into_iter().skip(usize::from(unchanged)).map(|put| Op::Put {
-            key: put.key,
-            value: put.value,
-            lease: None,
-        }));
+        let extra = draft.base().extra(key);
+        for mut put in self.puts(key, record).into_iter().skip(usize::from(unchanged)) {
+            if let Some(extra) =
+                extra.filter(|_| self.split(&put.key).is_some_and(|(_, part)| part == Part::Record))
+            {
+                put.value = with_extra(put.value, extra);
+            }
+            ops.push(Op::Put { key: put.key, value: put.value, lease: None });
+        }
     }
 
     /// How a record is written: a provider as two keys, its own record first.
@@ -201,13 +285,64 @@ fn encode<T: Serialize>(record: &T) -> Vec<u8> {
     serde_json::to_vec(record).expect("records are JSON")
 }
 
-fn decode<T: DeserializeOwned>(value: &[u8]) -> Result<T, String> {
-    serde_json::from_slice::<T>(value).map_err(|error| error.to_string()).and_then(|record| {
-        let Versioned { version } = serde_json::from_slice(value).map_err(|error| error.to_string())?;
-        if version > VERSION {
-            Err(format!("its version is {version}, newer than this program"))
-        } else {
-            Ok(record)
-        }
-    })
+/// A record that says of which version it is.
+trait Versioned {
+    fn version(&self) -> u32;
+}
+
+impl Versioned for NameRecord {
+    fn version(&self) -> u32 {
+        self.version
+    }
+}
+
+impl Versioned for Provider {
+    fn version(&self) -> u32 {
+        Self::version(self)
+    }
+}
+
+impl Versioned for Consumer {
+    fn version(&self) -> u32 {
+        Self::version(self)
+    }
+}
+
+impl Versioned for NamedRecord {
+    fn version(&self) -> u32 {
+        Self::version(self)
+    }
+}
+
+/// Why a record cannot be read; and as much as can be read of it, where it is of a newer release.
+type Unread<T> = (String, Option<T>);
+
+/// A record, and what it holds that this release does not know.
+fn decode<T: DeserializeOwned + Serialize + Versioned>(
+    value: &[u8],
+) -> Result<(T, Option<Arc<Extra>>), Unread<T>> {
+    let record: T = serde_json::from_slice(value).map_err(|error| (error.to_string(), None))?;
+    let version = record.version();
+    if version > VERSION {
+        return Err((format!("its version is {version}, newer than this program"), Some(record)));
+    }
+    let known = encode(&record);
+    // Almost all are exactly as we write them.
+    let extra = if known == value { Extra::default() } else { unknown(value, &known) };
+    Ok((record, (!extra.is_empty()).then(|| Arc::new(extra))))
+}
+
+/// What one JSON document has that another does not.
+fn unknown(all: &[u8], known: &[u8]) -> Extra {
+    match (serde_json::from_slice(all), serde_json::from_slice(known)) {
+        (Ok(all), Ok(known)) => Extra::between(&all, &known),
+        _ => Extra::default(),
+    }
+}
+
+/// Puts what a record held beside what we know back into it.
+fn with_extra(value: Vec<u8>, extra: &Extra) -> Vec<u8> {
+    let Ok(mut record) = serde_json::from_slice::<Value>(&value) else { return value };
+    extra.restore(&mut record);
+    serde_json::to_vec(&record).unwrap_or(value)
 }

@@ -2,158 +2,425 @@
 
 use std::{
     collections::VecDeque,
-    sync::{
-        Arc, Mutex, PoisonError, RwLock, RwLockReadGuard,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak},
     time::Duration,
 };
 
-use ec_store::{Change as StoreChange, Event, FollowOptions, Revision, Store};
-use tokio::sync::watch;
+use ec_store::{Change as StoreChange, Event, KeyValue, Listing, Relist, Revision, WatchBatch};
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 
-use super::{Unavailable, keys::Keys};
-use crate::{metrics::Metrics, model::State};
+use super::{
+    Unavailable,
+    keys::{Keys, Reading, Stand},
+};
+use crate::{
+    metrics::Metrics,
+    model::{Change, State},
+};
 
-/// So many transactions are remembered by their ids.
-const REMEMBERED: usize = 4096;
+/// So long transactions are remembered by their ids: longer than anybody looks for one.
+const REMEMBERED: Duration = Duration::from_secs(60);
+
+/// A watch that is so late is given up.
+const SILENT: Duration = Duration::from_secs(5);
+
+/// What the clock showed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Clock {
+    /// When it was last written. 0: never.
+    pub(super) revision: Revision,
+    /// How often it was.
+    version: i64,
+    /// By which transaction.
+    pub(super) id: Arc<str>,
+}
+
+impl Clock {
+    /// Of the clock's key.
+    pub(super) fn of(pair: Option<&KeyValue>) -> Self {
+        pair.map_or_else(Self::default, |pair| Self {
+            revision: pair.mod_revision,
+            version: pair.version,
+            id: String::from_utf8_lossy(&pair.value).into(),
+        })
+    }
+}
+
+/// How far the state is.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Progress {
+    /// Everything up to here is in the state. 0: nothing was read yet.
+    pub(super) through: Revision,
+    /// What the clock showed there.
+    pub(super) clock: Clock,
+    /// How often the state was listed anew, so that events may have passed unseen.
+    pub(super) listings: u64,
+}
+
+/// A replica that asks the others to let it write.
+#[derive(Debug, Clone)]
+pub(super) struct Turn {
+    /// Its name.
+    pub(super) holder: Arc<str>,
+    /// The revision of its wish.
+    pub(super) revision: Revision,
+    /// When it was seen here.
+    pub(super) since: Instant,
+}
+
+/// A transaction that was seen to have happened.
+struct Seen {
+    revision: Revision,
+    id: Arc<str>,
+    at: Instant,
+}
+
+/// All that must be seen together.
+#[derive(Default)]
+struct Held {
+    state: State,
+    stand: Stand,
+    turn: Option<Turn>,
+}
 
 /// See the module.
 pub struct View {
-    state: RwLock<State>,
-    /// Everything up to here is in the state. 0: nothing was read yet.
-    revision: watch::Sender<Revision>,
-    /// How often the state was listed anew, so that events may have passed unseen.
-    listings: AtomicU64,
-    /// The newest transactions, by the ids that they wrote.
-    transactions: Mutex<VecDeque<String>>,
-    /// A record that cannot be read: no answer would be right.
-    broken: Mutex<Option<String>>,
+    held: RwLock<Held>,
+    progress: watch::Sender<Progress>,
+    /// The newest transactions, in their order.
+    transactions: Mutex<VecDeque<Seen>>,
+    /// Why what is in memory is not what is in etcd; until it was read anew.
+    doubt: Mutex<Option<String>>,
+    /// The last copy of the state, as long as somebody looks at it.
+    copy: Mutex<(Revision, u64, Weak<State>)>,
+    relist: Relist,
     metrics: Arc<Metrics>,
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl View {
-    pub(super) fn new(metrics: Arc<Metrics>) -> Self {
+    pub(super) fn new(metrics: Arc<Metrics>, relist: Relist) -> Self {
         Self {
-            state: RwLock::default(),
-            revision: watch::Sender::new(0),
-            listings: AtomicU64::new(0),
+            held: RwLock::default(),
+            progress: watch::Sender::new(Progress::default()),
             transactions: Mutex::default(),
-            broken: Mutex::default(),
+            doubt: Mutex::default(),
+            copy: Mutex::default(),
+            relist,
             metrics,
         }
     }
 
-    /// The state now.
-    pub fn state(&self) -> RwLockReadGuard<'_, State> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    fn held(&self) -> RwLockReadGuard<'_, Held> {
+        self.held.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at the state as it is now. Briefly: what comes by the watch waits meanwhile, and then everybody.
+    pub fn look<T>(&self, look: impl FnOnce(&State) -> T) -> T {
+        look(&self.held().state)
+    }
+
+    /// Looks at the state together with where in the store's history it stands.
+    pub(super) fn stand<T>(&self, look: impl FnOnce(&State, Stand) -> T) -> T {
+        let held = self.held();
+        look(&held.state, held.stand)
+    }
+
+    /// A copy of the state, to look at for long. Who asks while it is the same shares one.
+    pub fn copy(&self) -> Arc<State> {
+        let mut copy = lock(&self.copy);
+        let held = self.held();
+        let now = (self.revision(), self.progress().listings);
+        if (copy.0, copy.1) == now
+            && let Some(state) = copy.2.upgrade()
+        {
+            return state;
+        }
+        let state = Arc::new(held.state.clone());
+        *copy = (now.0, now.1, Arc::downgrade(&state));
+        state
     }
 
     /// How far it is.
     pub fn revision(&self) -> Revision {
-        *self.revision.borrow()
+        self.progress.borrow().through
     }
 
-    fn trouble(&self) -> Option<String> {
-        self.broken.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(super) fn progress(&self) -> Progress {
+        self.progress.borrow().clone()
     }
 
-    pub(super) fn listings(&self) -> u64 {
-        self.listings.load(Ordering::Acquire)
+    /// Whoever wants to hear of progress.
+    pub(super) fn subscribe(&self) -> watch::Receiver<Progress> {
+        self.progress.subscribe()
+    }
+
+    /// How many watches were opened so far.
+    pub(super) fn sessions(&self) -> u64 {
+        self.relist.sessions()
+    }
+
+    /// Who asks for the others to wait.
+    pub(super) fn turn(&self) -> Option<Turn> {
+        self.held().turn.clone()
     }
 
     /// Whether a transaction was seen to have happened.
     pub(super) fn has_seen(&self, transaction: &str) -> bool {
-        let seen = self.transactions.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.iter().rev().any(|own| own == transaction)
+        lock(&self.transactions).iter().rev().any(|own| *own.id == *transaction)
     }
 
-    /// Waits until everything up to `revision` is in the state.
-    pub(super) async fn reach(&self, revision: Revision, patience: Duration) -> Result<(), Unavailable> {
-        let mut progress = self.revision.subscribe();
-        let reached =
-            tokio::time::timeout(patience, progress.wait_for(|now| *now >= revision && *now > 0)).await;
-        match (reached, self.trouble()) {
-            (_, Some(trouble)) => Err(Unavailable(trouble)),
-            (Ok(Ok(_)), None) => Ok(()),
-            _ => Err(Unavailable(format!("the state is not up to revision {revision} of etcd yet"))),
+    /// What is in memory is not what is in etcd: nothing is told of it any more, and all is read anew.
+    pub(super) fn doubt(&self, why: &str) -> Unavailable {
+        let why = format!("{why}; reading it anew");
+        let known = lock(&self.doubt).replace(why.clone()).is_some();
+        if !known {
+            self.metrics.relists.add(1);
+            tracing::warn!("{why}");
         }
+        self.relist.now();
+        Unavailable(why)
     }
 
-    fn remember(&self, transaction: &[u8]) {
-        let mut seen = self.transactions.lock().unwrap_or_else(PoisonError::into_inner);
-        if seen.len() == REMEMBERED {
+    fn trouble(&self) -> Option<Unavailable> {
+        lock(&self.doubt).clone().map(Unavailable)
+    }
+
+    /// Waits until everything up to what the clock showed is in the state.
+    pub(super) async fn reach(&self, clock: &Clock, patience: Duration) -> Result<(), Unavailable> {
+        let mut progress = self.progress.subscribe();
+        if let Some(trouble) = self.trouble() {
+            return Err(trouble);
+        }
+        let (wanted, listings) = (clock.revision, progress.borrow().listings);
+        // A listing begun since is newer than the question.
+        let there =
+            |now: &Progress| now.through > 0 && (now.clock.revision >= wanted || now.listings != listings);
+        let reached = tokio::time::timeout(patience, progress.wait_for(there)).await;
+        if let Some(trouble) = self.trouble() {
+            return Err(trouble);
+        }
+        if !matches!(reached, Ok(Ok(_))) {
+            if patience >= SILENT {
+                // A watch that tells nothing of what certainly is there may never do so again.
+                return Err(
+                    self.doubt(&format!("the watch on etcd did not come to revision {wanted} in time"))
+                );
+            }
+            return Err(Unavailable(format!("the state is not up to revision {wanted} of etcd yet")));
+        }
+        drop(reached);
+        // A revision alone says nothing: it may be that of another history.
+        let same = lock(&self.transactions)
+            .iter()
+            .rev()
+            .find(|own| own.revision <= wanted)
+            .is_none_or(|own| own.revision < wanted || own.id == clock.id);
+        if same {
+            return Ok(());
+        }
+        Err(self.doubt(&format!("etcd has another history than was seen here, at revision {wanted}")))
+    }
+
+    /// Waits until the state has what this replica wrote itself, or was listed since, or patience ends: this
+    /// spares a conflict and decides nothing.
+    pub(super) async fn reach_own(&self, written: Revision, listings: u64, patience: Duration) {
+        let mut progress = self.progress.subscribe();
+        let there = |now: &Progress| now.clock.revision >= written || now.listings != listings;
+        tokio::time::timeout(patience, progress.wait_for(there)).await.ok();
+    }
+
+    /// Takes a writing of the clock up. Its version counts them, so that none is missed unnoticed.
+    fn tick(&self, known: &mut Clock, pair: &KeyValue) {
+        let clock = Clock::of(Some(pair));
+        // Where it was made anew, all else was, too.
+        if known.version + 1 != clock.version {
+            self.doubt("a change of etcd was not told by its watch");
+        }
+        self.remember(&clock);
+        *known = clock;
+    }
+
+    fn remember(&self, clock: &Clock) {
+        let mut seen = lock(&self.transactions);
+        let now = Instant::now();
+        while seen.front().is_some_and(|oldest| now.duration_since(oldest.at) > REMEMBERED) {
             seen.pop_front();
         }
-        seen.push_back(String::from_utf8_lossy(transaction).into_owned());
+        seen.push_back(Seen { revision: clock.revision, id: Arc::clone(&clock.id), at: now });
     }
 
     fn apply(&self, keys: &Keys, change: StoreChange) {
-        match self.try_apply(keys, change) {
-            Ok(()) => {}
-            Err(trouble) => {
-                tracing::error!(
-                    trouble,
-                    "the stored state cannot be read; requests are refused until it can"
-                );
-                *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = Some(trouble);
-            }
-        }
-    }
-
-    fn try_apply(&self, keys: &Keys, change: StoreChange) -> Result<(), String> {
-        let clock = keys.clock();
         match change {
-            StoreChange::Reset(listing) => {
-                let mut state = State::default();
-                for pair in listing.pairs {
-                    if pair.key == clock {
-                        self.remember(&pair.value);
-                    } else {
-                        state.apply(keys.read(&pair)?);
-                    }
-                }
-                *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
-                *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = None;
-                self.listings.fetch_add(1, Ordering::AcqRel);
-                // A store that was replaced by an older one has smaller revisions again.
-                self.revision.send_replace(listing.revision);
-            }
-            StoreChange::Events(batch) => {
-                let mut changes = Vec::with_capacity(batch.events.len());
-                for event in &batch.events {
-                    match event {
-                        Event::Put(pair) if pair.key == clock => self.remember(&pair.value),
-                        Event::Put(pair) => changes.extend(keys.read(pair)?),
-                        Event::Delete { key, .. } => changes.extend(keys.deleted(key)),
-                    }
-                }
-                self.metrics.events.add(u64::try_from(changes.len()).unwrap_or(u64::MAX));
-                if !changes.is_empty() {
-                    self.state.write().unwrap_or_else(PoisonError::into_inner).apply(changes);
-                }
-                let through = batch.resume_from - 1;
-                self.revision.send_if_modified(|now| {
-                    let further = through > *now;
-                    *now = (*now).max(through);
-                    further
-                });
-            }
+            StoreChange::Reset(listing) => self.reset(keys, listing),
+            StoreChange::Events(batch) => self.events(keys, &batch),
             StoreChange::Lost(error) => {
                 tracing::warn!(%error, "lost the watch on the state; trying on");
             }
         }
-        Ok(())
+    }
+
+    fn reset(&self, keys: &Keys, listing: Listing) {
+        let mut held = Held::default();
+        let mut clock = Clock::default();
+        let mut foreign: Vec<String> = Vec::new();
+        for pair in listing.pairs {
+            self.beside(keys, &pair, &mut held.stand, &mut held.turn);
+            if pair.key == keys.clock() {
+                clock = Clock::of(Some(&pair));
+            }
+            match keys.read(&pair) {
+                Reading::Ours(changes) => {
+                    tell_unreadable(&changes);
+                    held.state.apply(changes);
+                }
+                Reading::Foreign => foreign.push(pair.key),
+            }
+        }
+        if let Some(first) = foreign.first() {
+            tracing::warn!(
+                count = foreign.len(),
+                first,
+                "keys under our prefix that are not ours; passed over"
+            );
+        }
+        *self.held.write().unwrap_or_else(PoisonError::into_inner) = held;
+        lock(&self.transactions).clear();
+        if clock.revision > 0 {
+            self.remember(&clock);
+        }
+        if lock(&self.doubt).take().is_some() {
+            tracing::info!(revision = listing.revision, "the state was read anew");
+        }
+        // A store that was replaced by an older one has smaller revisions again.
+        self.progress.send_modify(|now| {
+            *now = Progress { through: listing.revision, clock, listings: now.listings + 1 };
+        });
+    }
+
+    fn events(&self, keys: &Keys, batch: &WatchBatch) {
+        let mut clock = self.progress().clock;
+        let mut changes: Vec<Change> = Vec::with_capacity(batch.events.len());
+        let (mut stand, mut turn) = {
+            let held = self.held();
+            (held.stand, held.turn.clone())
+        };
+        for event in &batch.events {
+            match event {
+                Event::Put(pair) => {
+                    self.beside(keys, pair, &mut stand, &mut turn);
+                    if pair.key == keys.clock() {
+                        self.tick(&mut clock, pair);
+                    }
+                    match keys.read(pair) {
+                        Reading::Ours(more) => {
+                            tell_unreadable(&more);
+                            changes.extend(more);
+                        }
+                        Reading::Foreign => {
+                            tracing::warn!(
+                                key = pair.key,
+                                "a key under our prefix that is not ours; passed over"
+                            );
+                        }
+                    }
+                }
+                Event::Delete { key, .. } => {
+                    if *key == keys.turn() {
+                        turn = None;
+                    } else if *key == keys.epoch() {
+                        stand.epoch = 0;
+                    } else if *key == keys.clock() {
+                        clock = Clock::default();
+                        stand.clock = 0;
+                    }
+                    changes.extend(keys.deleted(key));
+                }
+            }
+        }
+        self.metrics.events.add(u64::try_from(changes.len()).unwrap_or(u64::MAX));
+        if !batch.events.is_empty() {
+            let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
+            held.state.apply(changes);
+            (held.stand, held.turn) = (stand, turn);
+        }
+        self.progress.send_modify(|now| {
+            now.through = now.through.max(batch.resume_from - 1);
+            now.clock = clock;
+        });
+    }
+
+    /// Takes up what is not of the state.
+    fn beside(&self, keys: &Keys, pair: &KeyValue, stand: &mut Stand, turn: &mut Option<Turn>) {
+        if pair.key == keys.clock() {
+            stand.clock = pair.mod_revision;
+        } else if pair.key == keys.epoch() {
+            stand.epoch = pair.mod_revision;
+        } else if pair.key == keys.turn() {
+            let holder = String::from_utf8_lossy(&pair.value).into();
+            *turn = Some(Turn { holder, revision: pair.mod_revision, since: Instant::now() });
+        }
+    }
+}
+
+fn tell_unreadable(changes: &[Change]) {
+    for change in changes {
+        if let Change::Unreadable { why, .. } = change {
+            tracing::error!(why, "what depends on this record is refused until it can be read, or is gone");
+        }
     }
 }
 
 /// Keeps the view up to date until `stop`.
-pub(super) async fn follow(view: Arc<View>, store: Arc<dyn Store>, keys: Keys, stop: CancellationToken) {
-    // Reading everything again in case an event was lost is for those who can afford it: once a day.
-    let options = FollowOptions { resync: Duration::from_secs(24 * 3600), ..FollowOptions::default() };
-    let mut changes = ec_store::follow(store, keys.prefix().to_owned(), options);
+pub(super) async fn follow(
+    view: Arc<View>,
+    mut changes: mpsc::Receiver<StoreChange>,
+    keys: Keys,
+    stop: CancellationToken,
+) {
     while let Some(Some(change)) = stop.run_until_cancelled(changes.recv()).await {
         view.apply(&keys, change);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn clock(version: i64) -> KeyValue {
+        KeyValue {
+            key: "/p/clock".into(),
+            value: format!("t-{version}").into_bytes(),
+            create_revision: 1,
+            mod_revision: version * 2,
+            version,
+            lease: None,
+        }
+    }
+
+    /// A thousand transactions a second, for a minute and a half.
+    #[tokio::test(start_paused = true)]
+    async fn a_transaction_is_known_for_longer_than_anybody_looks_for_it() {
+        let view = View::new(Arc::default(), Relist::default());
+        let mut known = Clock::default();
+        for version in 1..=90_000 {
+            view.tick(&mut known, &clock(version));
+            tokio::time::advance(Duration::from_millis(1)).await;
+            if version == 20_000 {
+                // As late as a request waits, and longer.
+                assert!(view.has_seen("t-5000"));
+            }
+        }
+        assert!(view.has_seen("t-90000") && view.has_seen("t-31000") && !view.has_seen("t-29000"));
+        assert!(view.trouble().is_none());
+        view.tick(&mut known, &clock(90_002));
+        assert!(view.trouble().is_some_and(|why| why.0.contains("not told by its watch")));
     }
 }

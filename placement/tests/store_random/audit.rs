@@ -6,7 +6,7 @@ use ec_store::MemoryStore;
 use placement::{
     check::check,
     model::{Name, State},
-    store::Keys,
+    store::{Keys, Reading},
 };
 use uuid::Uuid;
 
@@ -14,7 +14,10 @@ use uuid::Uuid;
 pub(crate) fn decode(store: &MemoryStore, keys: &Keys) -> State {
     let mut state = State::default();
     for pair in store.content(keys.prefix()).pairs {
-        state.apply(keys.read(&pair).unwrap());
+        match keys.read(&pair) {
+            Reading::Ours(changes) => state.apply(changes),
+            Reading::Foreign => unreachable!("{} is not ours", pair.key),
+        }
     }
     state
 }

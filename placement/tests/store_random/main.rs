@@ -1,21 +1,27 @@
 //! Random histories of several replicas on one store that breaks in every way it can, against a model.
 //!
-//! After every step what is stored fits together and nothing is over capacity; at the end every write that
-//! was acknowledged is there exactly once, every refused one is not, one of unknown outcome is there wholly
-//! or not at all, and all replicas know the same. `SEED=n` runs one history, `SEEDS=n` so many.
+//! After every transaction what is stored fits together and nothing is over capacity; at the end every write
+//! that was acknowledged is there exactly once, every refused one is not, one of unknown outcome is there
+//! wholly or not at all, and all replicas know the same, their indexes included. `SEED=n` runs one history,
+//! `SEEDS=n` so many.
 #![expect(clippy::unwrap_used, reason = "what tests share")]
+
+mod audit;
+mod portrait;
+mod shaky;
 
 use std::{collections::HashMap, sync::Arc};
 
-use ec_store::{MemoryStore, Store, StoreError};
+use audit::decode;
+use ec_store::{Backup, MemoryStore, Store, StoreError, Txn};
 use placement::{
-    check::check,
     metrics::Metrics,
     model::{Amounts, Command, ConsumerWrite, ExpectedGeneration, Inventory, Name, State, intern},
     store::{Keys, Limits, Replica, WriteError},
-    transfer::{Snapshot, load},
 };
+use portrait::{differences, portrait};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use shaky::{LATEST, Shaky};
 use tokio::time::{Duration, sleep};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -30,12 +36,17 @@ type Possible = Option<(Vec<(Uuid, Amounts)>, i64)>;
 struct History {
     dice: StdRng,
     store: MemoryStore,
+    /// What replicas have of the store.
+    shaky: Shaky,
     keys: Keys,
     replicas: Vec<(Replica, CancellationToken)>,
     /// Every state that a consumer may be in, by what was answered so far.
     possible: HashMap<Uuid, Vec<Possible>>,
     unknown: usize,
     acknowledged: usize,
+    /// What the store held some time ago.
+    backup: Option<Backup>,
+    restored: usize,
 }
 
 fn host(number: u128) -> Uuid {
@@ -54,19 +65,23 @@ fn after(before: &Possible, allocations: &[(Uuid, Amounts)]) -> Possible {
 
 impl History {
     fn new(seed: u64) -> Self {
+        let (store, keys) = (MemoryStore::new(), Keys::new("/p"));
         Self {
             dice: StdRng::seed_from_u64(seed),
-            store: MemoryStore::new(),
-            keys: Keys::new("/p"),
+            shaky: Shaky::new(store.clone(), keys.clone(), seed),
+            store,
+            keys,
             replicas: Vec::new(),
             possible: HashMap::new(),
             unknown: 0,
             acknowledged: 0,
+            backup: None,
+            restored: 0,
         }
     }
 
     fn start_replica(&mut self) {
-        let store: Arc<dyn Store> = Arc::new(self.store.clone());
+        let store: Arc<dyn Store> = Arc::new(self.shaky.clone());
         let stop = CancellationToken::new();
         let limits = Limits { operations: self.dice.random_range(16..64) };
         let replica =
@@ -157,6 +172,27 @@ impl History {
         }
     }
 
+    /// An older content takes the place of the present one. What was written since is lost, and that is no
+    /// fault; but nobody may go on as if it were there. Others write at once, so that the revisions that the
+    /// replicas know are soon overtaken.
+    async fn restore(&mut self) {
+        let Some(backup) = self.backup.take() else { return };
+        let faults = self.store.faults();
+        if self.chance(30) {
+            faults.freeze_watches();
+        }
+        faults.restore(&backup);
+        self.shaky.replaced();
+        self.restored += 1;
+        for _ in 0..self.dice.random_range(0..120) {
+            self.store.txn(Txn::new().put("/others", "")).await.ok();
+        }
+        let state = self.stored();
+        for (uuid, states) in &mut self.possible {
+            *states = vec![possible(&state, uuid)];
+        }
+    }
+
     /// Some commands at once, each through some replica.
     async fn step(&mut self) {
         let mut under_way = tokio::task::JoinSet::new();
@@ -205,28 +241,16 @@ impl History {
         }
     }
 
-    async fn stored(&self) -> State {
-        let faults = self.store.faults();
-        faults.fail_next(0, StoreError::Unknown(String::new()));
-        faults.lose_answers(0);
-        faults.set_reachable(true);
-        load(&self.store, &self.keys).await.unwrap()
+    fn stored(&self) -> State {
+        decode(&self.store, &self.keys)
     }
 
     /// Compares what is stored with what may be.
-    async fn look(&mut self, seed: u64) {
-        let state = self.stored().await;
-        assert_eq!(check(&state), Vec::<String>::new(), "seed {seed}");
-        for (_, node) in state.providers() {
-            for (class, inventory) in &node.provider.as_ref().unwrap().inventories {
-                let used = node.used(class);
-                assert!(used <= inventory.capacity(), "seed {seed}: {used} of {class} at {}", node.uuid);
-            }
-        }
-        for (uuid, states) in &mut self.possible {
-            let found: Possible = state
-                .consumer(uuid)
-                .map(|stored| (stored.record.allocations.clone(), stored.record.generation));
+    fn look(&self, seed: u64) {
+        assert_eq!(self.shaky.findings(), Vec::<String>::new(), "seed {seed}");
+        let state = self.stored();
+        for (uuid, states) in &self.possible {
+            let found = possible(&state, uuid);
             assert!(
                 states.contains(&found),
                 "seed {seed}: consumer {uuid} is {found:?}, and may be {states:?}"
@@ -234,34 +258,41 @@ impl History {
         }
     }
 
-    /// What was unknown is known now: nothing is under way any more.
-    async fn settle(&mut self) {
-        let state = self.stored().await;
+    /// Waits until nothing is under way and all is well, so that what was unknown is known.
+    async fn settle(&mut self, seed: u64) {
+        self.shaky.set_stormy(false);
+        let faults = self.store.faults();
+        faults.fail_next(0, StoreError::Unknown(String::new()));
+        faults.lose_answers(0);
+        faults.set_reachable(true);
+        sleep(LATEST).await;
+        self.look(seed);
+        let state = self.stored();
         for (uuid, states) in &mut self.possible {
-            *states = vec![
-                state
-                    .consumer(uuid)
-                    .map(|stored| (stored.record.allocations.clone(), stored.record.generation)),
-            ];
+            *states = vec![possible(&state, uuid)];
         }
     }
 
     async fn replicas_agree(&self, seed: u64) {
-        let stored = Snapshot::of(&self.stored().await);
         for (replica, _) in &self.replicas {
             let mut tries = 0;
-            while replica.fresh().await.is_err() {
+            while let Err(error) = replica.fresh().await {
                 tries += 1;
-                assert!(tries < 100, "seed {seed}: a replica does not come back");
+                assert!(tries < 100, "seed {seed}: a replica does not come back: {error}");
                 sleep(Duration::from_millis(200)).await;
             }
-            let known = replica.peek(Snapshot::of);
-            assert_eq!(stored.differences(&known), Vec::<String>::new(), "seed {seed}");
+            let known = replica.peek(portrait);
+            assert_eq!(differences(&portrait(&self.stored()), &known), Vec::<String>::new(), "seed {seed}");
         }
     }
 }
 
-async fn history(seed: u64) -> (usize, usize) {
+/// What a consumer is in a state.
+fn possible(state: &State, uuid: &Uuid) -> Possible {
+    state.consumer(uuid).map(|stored| (stored.record.allocations.clone(), stored.record.generation))
+}
+
+async fn history(seed: u64) -> (usize, usize, usize) {
     let mut history = History::new(seed);
     for _ in 0..2 {
         history.start_replica();
@@ -275,17 +306,23 @@ async fn history(seed: u64) -> (usize, usize) {
         first.write(Command::AddInventory { provider: uuid, class: vcpu(), inventory }).await.unwrap();
     }
     for step in 0..STEPS {
+        if history.chance(10) {
+            history.restore().await;
+        } else if history.backup.is_none() && history.chance(20) {
+            history.backup = Some(history.store.faults().backup());
+        }
+        history.shaky.set_stormy(true);
         history.step().await;
-        history.look(seed).await;
+        history.look(seed);
         if step % 10 == 9 {
-            history.settle().await;
+            history.settle(seed).await;
             history.replicas_agree(seed).await;
         }
     }
     for (_, stop) in &history.replicas {
         stop.cancel();
     }
-    (history.acknowledged, history.unknown)
+    (history.acknowledged, history.unknown, history.restored)
 }
 
 #[test]
@@ -295,16 +332,17 @@ fn whatever_breaks_acknowledged_writes_are_there_once_and_nothing_is_over_capaci
         Some(seed) => seed..seed + 1,
         None => 0..number("SEEDS").unwrap_or(150),
     };
-    let (mut acknowledged, mut unknown) = (0, 0);
+    let (mut acknowledged, mut unknown, mut restored) = (0, 0, 0);
     for seed in seeds.clone() {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-        let (more, more_unknown) = runtime.block_on(history(seed));
+        let (more, more_unknown, more_restored) = runtime.block_on(history(seed));
         acknowledged += more;
         unknown += more_unknown;
+        restored += more_restored;
     }
     println!(
-        "{} histories: {acknowledged} writes acknowledged, {unknown} of unknown outcome",
+        "{} histories: {acknowledged} writes acknowledged, {unknown} of unknown outcome, {restored} restores",
         seeds.end - seeds.start
     );
     assert!(acknowledged > 20 * usize::try_from(seeds.end - seeds.start).unwrap(), "{acknowledged}");

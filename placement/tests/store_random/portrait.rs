@@ -5,7 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use placement::model::{Name, State};
 use uuid::Uuid;
 
-use crate::command::{AGGREGATES, CLASSES, PROJECTS, TRAITS};
+/// The names that histories use, and by which the indexes are asked.
+const CLASSES: [&str; 2] = ["VCPU", "CUSTOM_C"];
+const TRAITS: [&str; 1] = ["CUSTOM_T"];
+const PROJECTS: [&str; 1] = ["project"];
+const AGGREGATES: [u128; 1] = [0x3000];
 
 /// What is told, by what is asked.
 pub(crate) type Portrait = BTreeMap<String, String>;

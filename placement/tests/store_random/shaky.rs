@@ -12,8 +12,8 @@ use std::{
 
 use async_trait::async_trait;
 use ec_store::{
-    KeyValue, LeaseId, Listing, MemoryStore, Op, Revision, Store, StoreError, StoreResult, Txn, TxnOutcome,
-    Watch, WatchBatch,
+    KeyValue, LeaseId, Listing, MemoryStore, Op, Revision, Server, Store, StoreError, StoreResult, Txn,
+    TxnOutcome, Watch, WatchBatch,
 };
 use placement::store::Keys;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -170,6 +170,17 @@ impl Store for Shaky {
                 unknown("the request is late")
             }
         }
+    }
+
+    async fn get_at(&self, key: &str, revision: Revision) -> StoreResult<Option<KeyValue>> {
+        self.way().await;
+        let answer = self.inner.get_at(key, revision).await;
+        self.way().await;
+        answer
+    }
+
+    async fn server(&self) -> StoreResult<Server> {
+        self.inner.server().await
     }
 
     async fn watch(&self, prefix: &str, from: Revision) -> StoreResult<Box<dyn Watch>> {

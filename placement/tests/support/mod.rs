@@ -48,7 +48,7 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let api = Arc::new(Api::new(replica, config, metrics, false));
-        tokio::spawn(serve(ServerConfig { listener, tls: None }, api, stop.clone()));
+        tokio::spawn(serve(ServerConfig { listener, tls: None, files: 1024 }, api, stop.clone()));
         Self { url, client: Client::builder().no_proxy().build().unwrap(), stop }
     }
 

@@ -1,7 +1,7 @@
 //! Listings.
 
 use super::{Scene, bounded};
-use crate::Txn;
+use crate::{StoreError, Txn};
 
 /// More than a page of any implementation, and not a multiple of one.
 const MANY: usize = 1_337;
@@ -60,4 +60,37 @@ pub(super) async fn a_listing_is_of_one_revision_however_long(scene: Scene) {
         }
     };
     tokio::join!(writes, lists);
+}
+
+pub(super) async fn a_key_is_told_as_it_was(scene: Scene) {
+    let key = scene.key("a");
+    let first = scene.put("a", "1").await;
+    scene.put("other", "").await;
+    let second = scene.put("a", "2").await;
+    let gone = scene.commit(Txn::new().delete(key.clone())).await;
+    let again = scene.put("a", "3").await;
+    let at = async |revision| {
+        let pair = bounded(scene.store.get_at(&key, revision)).await.unwrap();
+        pair.map(|pair| (pair.value, pair.mod_revision, pair.version))
+    };
+    assert_eq!(at(first - 1).await, None);
+    assert_eq!(at(first).await, Some((b"1".to_vec(), first, 1)));
+    assert_eq!(at(second - 1).await, Some((b"1".to_vec(), first, 1)));
+    assert_eq!(at(second).await, Some((b"2".to_vec(), second, 2)));
+    assert_eq!(at(gone).await, None);
+    assert_eq!(at(again).await, Some((b"3".to_vec(), again, 1)), "its versions begin anew");
+    let (_, now) = bounded(scene.store.get(&key)).await.unwrap();
+    let future = bounded(scene.store.get_at(&key, now + 100)).await;
+    assert!(matches!(future, Err(StoreError::Compacted { .. })), "{future:?}");
+    bounded(scene.store.compact(second)).await.unwrap();
+    let past = bounded(scene.store.get_at(&key, first)).await;
+    assert!(matches!(past, Err(StoreError::Compacted { .. })), "{past:?}");
+    assert_eq!(at(second).await, Some((b"2".to_vec(), second, 2)));
+}
+
+pub(super) async fn the_server_tells_of_itself(scene: Scene) {
+    let revision = scene.put("a", "1").await;
+    let server = bounded(scene.store.server()).await.unwrap();
+    assert!(server.revision >= revision && server.version.starts_with("3."), "{server:?}");
+    assert!(server.cluster != 0 && server.member != 0 && server.term != 0, "{server:?}");
 }

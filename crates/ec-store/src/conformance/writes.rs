@@ -76,7 +76,18 @@ pub(super) async fn what_etcd_refuses_is_refused(scene: Scene) {
     assert_refused(scene.txn(both).await, "duplicate key");
     let many = (0..200).fold(Txn::new(), |txn, i| txn.put(scene.key(i), ""));
     assert_refused(scene.txn(many).await, "too many operations");
+    let many = (0..129).fold(Txn::new(), |txn, i| txn.when(Compare::Absent(scene.key(i))));
+    assert_refused(scene.txn(many.put(scene.key("a"), "")).await, "too many operations");
+    // Exactly so many of both are let through.
+    let (when, then) = (0..128, 0..128);
+    let most = when.fold(Txn::new(), |txn, i| txn.when(Compare::Absent(scene.key(format!("most/{i}")))));
+    let most = then.fold(most, |txn, i| txn.put(scene.key(format!("most/{i}")), ""));
+    assert!(scene.txn(most).await.unwrap().succeeded);
     assert_refused(scene.txn(Txn::new().put(scene.key("a"), vec![0; 1800 * 1024])).await, "large");
+    // The keys of conditions count, too.
+    let long = "x".repeat(18 * 1024);
+    let long = (0..100).fold(Txn::new(), |txn, i| txn.when(Compare::Absent(scene.key(format!("{i}{long}")))));
+    assert_refused(scene.txn(long.put(scene.key("a"), "")).await, "large");
     assert_eq!(scene.value("a").await, None);
 }
 
@@ -85,4 +96,20 @@ pub(super) async fn values_may_be_any_bytes(scene: Scene) {
     scene.commit(Txn::new().put(scene.key("binary"), value.clone()).put(scene.key("empty"), "")).await;
     assert!(scene.value("binary").await.unwrap() == value, "64 KiB and a byte came back different");
     assert_eq!(scene.value("empty").await.unwrap(), b"");
+}
+
+pub(super) async fn a_store_that_went_back_is_not_written(scene: Scene) {
+    let seen = scene.put("a", "1").await;
+    let from = |revision| {
+        Txn::new()
+            .when(Compare::NotBefore(scene.key("a"), revision))
+            .put(scene.key("b"), revision.to_string())
+    };
+    assert!(scene.txn(from(seen)).await.unwrap().succeeded);
+    assert!(!scene.txn(from(seen + 1)).await.unwrap().succeeded);
+    let later = scene.put("a", "2").await;
+    assert!(scene.txn(from(seen + 1)).await.unwrap().succeeded);
+    assert!(!scene.txn(from(later + 1)).await.unwrap().succeeded);
+    let absent = Txn::new().when(Compare::NotBefore(scene.key("none"), 1)).put(scene.key("b"), "");
+    assert!(!scene.txn(absent).await.unwrap().succeeded, "what is not there was never written");
 }

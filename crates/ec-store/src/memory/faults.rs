@@ -12,7 +12,11 @@ pub(super) struct Plan {
     fail: Option<(usize, StoreError)>,
     /// Writes to come that are done and answered with "unknown".
     lose_answers: usize,
+    /// What every write fails with, while reads work.
+    fail_writes: Option<StoreError>,
     unreachable: bool,
+    /// Watches opened before this generation tell nothing any more, not even that they broke.
+    frozen: u64,
     /// Counted up to break every watch opened before.
     generation: u64,
 }
@@ -20,6 +24,10 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn generation(&self) -> u64 {
         self.generation
+    }
+
+    pub(super) fn is_frozen(&self, generation: u64) -> bool {
+        generation < self.frozen
     }
 
     pub(super) fn before_operation(&mut self) -> StoreResult<()> {
@@ -33,6 +41,11 @@ impl Plan {
             }
             _ => Ok(()),
         }
+    }
+
+    pub(super) fn before_write(&mut self) -> StoreResult<()> {
+        self.before_operation()?;
+        self.fail_writes.clone().map_or(Ok(()), Err)
     }
 
     pub(super) fn after_write(&mut self) -> StoreResult<()> {
@@ -79,6 +92,11 @@ impl Faults {
         self.store.look(|shared| shared.plan.fail = Some((count, error)));
     }
 
+    /// From now on every write fails with this, and reads work; `None`: they work again.
+    pub fn fail_writes(&self, error: Option<StoreError>) {
+        self.store.look(|shared| shared.plan.fail_writes = error);
+    }
+
     /// The next `count` writes are done, and answered with [`StoreError::Unknown`].
     pub fn lose_answers(&self, count: usize) {
         self.store.look(|shared| shared.plan.lose_answers = count);
@@ -92,6 +110,15 @@ impl Faults {
     /// Every watch open now ends with an error.
     pub fn break_watches(&self) {
         self.store.look(|shared| shared.plan.generation += 1);
+    }
+
+    /// Every watch open now tells nothing any more, not even that it broke, as if its peer had gone without a
+    /// word. New ones are not concerned.
+    pub fn freeze_watches(&self) {
+        self.store.look(|shared| {
+            shared.plan.generation += 1;
+            shared.plan.frozen = shared.plan.generation;
+        });
     }
 
     /// From now on every operation fails and every watch ends, until it is made reachable again. Leases

@@ -61,6 +61,24 @@ impl State {
         self.keys.get(key).cloned()
     }
 
+    /// A key as it was, from the history that there is of it.
+    pub(super) fn get_at(&self, key: &str, revision: Revision) -> StoreResult<Option<KeyValue>> {
+        let (oldest, unknown) =
+            (self.compacted, StoreError::Compacted { wanted: revision, first: self.compacted });
+        if revision < oldest || revision > self.revision {
+            return Err(unknown);
+        }
+        match self.keys.get(key) {
+            Some(now) if now.mod_revision <= revision => return Ok(Some(now.clone())),
+            _ => {}
+        }
+        let mut past = self.history.range(..=revision).rev().flat_map(|(_, events)| events);
+        match past.find(|event| event.key() == key) {
+            Some(Event::Put(pair)) => Ok(Some(pair.clone())),
+            Some(Event::Delete { .. }) | None => Ok(None),
+        }
+    }
+
     pub(super) fn list(&self, prefix: &str) -> Listing {
         let from = (Bound::Included(prefix), Bound::Unbounded);
         let pairs = self.keys.range::<str, _>(from).take_while(|(key, _)| key.starts_with(prefix));
@@ -94,19 +112,30 @@ impl State {
                 self.keys.get(key).map_or(0, |pair| pair.mod_revision) == *revision
             }
             Compare::NoneUnder(prefix) => self.list(prefix).pairs.is_empty(),
+            Compare::NotBefore(key, revision) => {
+                self.keys.get(key).map_or(0, |pair| pair.mod_revision) >= *revision
+            }
         }
     }
 
     fn apply(&mut self, op: Op, revision: Revision) -> Option<Event> {
         match op {
             Op::Put { key, value, lease } => {
-                let create_revision = self.keys.get(&key).map_or(revision, |old| old.create_revision);
+                let old = self.keys.get(&key);
+                let create_revision = old.map_or(revision, |old| old.create_revision);
+                let version = old.map_or(0, |old| old.version) + 1;
                 self.detach(&key);
                 if let Some(lease) = lease.and_then(|lease| self.leases.get_mut(&lease)) {
                     lease.keys.insert(key.clone());
                 }
-                let pair =
-                    KeyValue { key: key.clone(), value, create_revision, mod_revision: revision, lease };
+                let pair = KeyValue {
+                    key: key.clone(),
+                    value,
+                    create_revision,
+                    mod_revision: revision,
+                    version,
+                    lease,
+                };
                 self.keys.insert(key, pair.clone());
                 Some(Event::Put(pair))
             }
@@ -235,17 +264,12 @@ impl State {
 /// What etcd refuses before it looks at any key.
 fn check(txn: &Txn) -> StoreResult<()> {
     let refused = |text: &str| Err(StoreError::Refused(text.into()));
-    if txn.when.len() > TXN_MAX || txn.then.len() > TXN_MAX {
+    if txn.operations() > TXN_MAX {
         return refused("too many operations in txn request");
     }
     let mut keys = HashSet::new();
-    let mut size = 0;
     for op in &txn.then {
-        let (key, value) = match op {
-            Op::Put { key, value, .. } => (key, value.len()),
-            Op::Delete(key) => (key, 0),
-        };
-        size += key.len() + value;
+        let key = op.key();
         if key.is_empty() {
             return refused("key is not provided");
         }
@@ -253,5 +277,5 @@ fn check(txn: &Txn) -> StoreResult<()> {
             return refused("duplicate key given in txn request");
         }
     }
-    if size > REQUEST_MAX { refused("request is too large") } else { Ok(()) }
+    if txn.bytes() > REQUEST_MAX { refused("request is too large") } else { Ok(()) }
 }

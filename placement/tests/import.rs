@@ -1,0 +1,194 @@
+//! Moving a cloud in while things go wrong.
+#![expect(clippy::unwrap_used, reason = "what tests share")]
+
+use std::{collections::BTreeMap, sync::Mutex, time::Duration};
+
+use async_trait::async_trait;
+use ec_store::{
+    KeyValue, LeaseId, Listing, MemoryStore, Revision, Server, Store, StoreError, StoreResult, Txn,
+    TxnOutcome, Watch,
+};
+use placement::{
+    store::Keys,
+    transfer::{Snapshot, TransferError, import, load},
+};
+use serde_json::{Map, Value, json};
+use uuid::Uuid;
+
+fn keys() -> Keys {
+    Keys::new("/p")
+}
+
+/// A cloud of so many hosts, with a guest each; `first` tells its hosts from others'.
+fn cloud(first: u128, hosts: u128, name: &str) -> Snapshot {
+    let (mut providers, mut consumers) = (Map::new(), Map::new());
+    for number in 0..hosts {
+        let host = Uuid::from_u128(first + number).to_string();
+        providers.insert(
+            host.clone(),
+            json!({
+                "version": 1, "generation": 2, "name": format!("{name}-{number}"),
+                "inventories": {"VCPU": {"total": 4}}, "created_at": 1, "updated_at": 1,
+            }),
+        );
+        consumers.insert(
+            Uuid::from_u128(first + 100_000 + number).to_string(),
+            json!({
+                "version": 1, "generation": 1, "project": "p", "user": "u", "created_at": 1,
+                "allocations": {host: {"VCPU": 2}},
+            }),
+        );
+    }
+    let document: Value = json!({
+        "version": 1, "traits": ["CUSTOM_T"], "resource_classes": ["CUSTOM_R"],
+        "providers": providers, "consumers": consumers,
+    });
+    serde_json::from_value(document).unwrap()
+}
+
+async fn stored(store: &MemoryStore) -> Snapshot {
+    Snapshot::of(&load(store, &keys()).await.unwrap().whole().unwrap())
+}
+
+#[tokio::test]
+async fn an_import_that_broke_off_goes_on_when_it_is_done_again() {
+    let wanted = cloud(1, 100, "host");
+    // Broken at each of its transactions, with the answer lost and without.
+    for after in 0..12 {
+        for lose in [false, true] {
+            let store = MemoryStore::new();
+            let broken = Faulty::new(&store, Fault::Breaks(after, lose));
+            assert!(import(&broken, &keys(), &wanted, 40, 7).await.is_err(), "after {after}");
+            match import(&store, &keys(), &wanted, 40, 8).await {
+                Ok(()) => {}
+                // Of the very last transaction only the answer was lost: all is there.
+                Err(TransferError::NotEmpty(..)) if lose && after > 10 => {}
+                Err(error) => panic!("after {after}, lost {lose}: {error}"),
+            }
+            assert_eq!(wanted.differences(&stored(&store).await), Vec::<String>::new());
+            assert!(store.content(&keys().import()).pairs.is_empty());
+            let again = import(&store, &keys(), &wanted, 40, 9).await.unwrap_err();
+            assert!(matches!(again, TransferError::NotEmpty(..)), "{again}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn another_document_takes_the_place_of_one_that_broke_off() {
+    let store = MemoryStore::new();
+    let broken = Faulty::new(&store, Fault::Breaks(4, false));
+    assert!(import(&broken, &keys(), &cloud(1, 100, "old"), 40, 7).await.is_err());
+    let wanted = cloud(50, 30, "new");
+    import(&store, &keys(), &wanted, 40, 8).await.unwrap();
+    assert_eq!(wanted.differences(&stored(&store).await), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn whoever_writes_meanwhile_is_neither_overwritten_nor_deleted() {
+    let store = MemoryStore::new();
+    let broken = Faulty::new(&store, Fault::Breaks(3, false));
+    assert!(import(&broken, &keys(), &cloud(1, 100, "host"), 40, 7).await.is_err());
+    // A replica that serves there writes, as each does, the clock.
+    store.txn(Txn::new().put("/p/clock", "r-1").put("/p/traits/CUSTOM_X", "{}")).await.unwrap();
+    let before: BTreeMap<String, Vec<u8>> =
+        store.content("/p/").pairs.into_iter().map(|pair| (pair.key, pair.value)).collect();
+    let error = import(&store, &keys(), &cloud(1, 100, "host"), 40, 8).await.unwrap_err();
+    assert!(matches!(error, TransferError::NotEmpty(..)), "{error}");
+    let after: BTreeMap<String, Vec<u8>> =
+        store.content("/p/").pairs.into_iter().map(|pair| (pair.key, pair.value)).collect();
+    assert_eq!(before, after);
+    // And in the midst of it.
+    let store = MemoryStore::new();
+    let meddled = Faulty::new(&store, Fault::Meddles);
+    let error = import(&meddled, &keys(), &cloud(1, 100, "host"), 40, 8).await.unwrap_err();
+    assert!(matches!(error, TransferError::Met(_)), "{error}");
+}
+
+#[tokio::test]
+async fn large_records_are_written_in_bounded_pieces() {
+    // Forty of 100 kB each would be four megabytes in one transaction.
+    let wanted = cloud(1, 60, &"n".repeat(100_000));
+    let store = MemoryStore::new();
+    import(&store, &keys(), &wanted, 128, 7).await.unwrap();
+    assert_eq!(wanted.differences(&stored(&store).await), Vec::<String>::new());
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy)]
+enum Fault {
+    /// After so many transactions the next fails; whether it is done.
+    Breaks(u32, bool),
+    /// Somebody else writes after each.
+    Meddles,
+}
+
+struct Faulty {
+    inner: MemoryStore,
+    fault: Mutex<Fault>,
+}
+
+impl Faulty {
+    fn new(inner: &MemoryStore, fault: Fault) -> Self {
+        Self { inner: inner.clone(), fault: fault.into() }
+    }
+}
+
+#[async_trait]
+impl Store for Faulty {
+    async fn get(&self, key: &str) -> StoreResult<(Option<KeyValue>, Revision)> {
+        self.inner.get(key).await
+    }
+
+    async fn list(&self, prefix: &str) -> StoreResult<Listing> {
+        self.inner.list(prefix).await
+    }
+
+    async fn txn(&self, txn: Txn) -> StoreResult<TxnOutcome> {
+        let fault = {
+            let mut fault = self.fault.lock().unwrap();
+            let now = *fault;
+            if let Fault::Breaks(left, done) = now {
+                *fault = Fault::Breaks(left.saturating_sub(1), done);
+            }
+            now
+        };
+        match fault {
+            Fault::Breaks(0, done) => {
+                if done {
+                    self.inner.txn(txn).await?;
+                }
+                Err(StoreError::Unknown("on request".into()))
+            }
+            Fault::Breaks(..) => self.inner.txn(txn).await,
+            Fault::Meddles => {
+                let outcome = self.inner.txn(txn).await;
+                self.inner.txn(Txn::new().put("/p/clock", "r-1")).await?;
+                outcome
+            }
+        }
+    }
+
+    async fn watch(&self, prefix: &str, from: Revision) -> StoreResult<Box<dyn Watch>> {
+        self.inner.watch(prefix, from).await
+    }
+
+    async fn grant(&self, ttl: Duration) -> StoreResult<LeaseId> {
+        self.inner.grant(ttl).await
+    }
+
+    async fn keep_alive(&self, lease: LeaseId) -> StoreResult<Duration> {
+        self.inner.keep_alive(lease).await
+    }
+
+    async fn revoke(&self, lease: LeaseId) -> StoreResult<()> {
+        self.inner.revoke(lease).await
+    }
+
+    async fn server(&self) -> StoreResult<Server> {
+        self.inner.server().await
+    }
+
+    async fn compact(&self, revision: Revision) -> StoreResult<()> {
+        self.inner.compact(revision).await
+    }
+}
