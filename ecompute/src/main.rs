@@ -45,6 +45,8 @@ fn main() -> ExitCode {
     // A check answers on standard output; what it meets on the way would only repeat it.
     init_logging(format, if cli.check { "off" } else { "info" });
     install_tls_provider();
+    ec_runtime::abort_on_panic();
+    ec_runtime::raise_file_limit();
     #[cfg(feature = "failpoints")]
     let _scenario = fail::FailScenario::setup();
     match run(&cli) {

@@ -12,7 +12,7 @@ mod tasks;
 pub use files::raise_file_limit;
 pub use logging::{LogFormat, init_logging};
 pub use shutdown::shutdown_on_signals;
-pub use tasks::Tasks;
+pub use tasks::{Tasks, abort_on_panic};
 
 /// Installs the one TLS provider of the process; to be called first in every `main`.
 pub fn install_tls_provider() {

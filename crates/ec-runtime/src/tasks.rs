@@ -55,6 +55,16 @@ impl Tasks {
     }
 }
 
+/// Makes any panic, of whatever task or thread, the end of the process: for programs whose short tasks hold
+/// states that nobody else would bring on.
+pub fn abort_on_panic() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        print(panic);
+        std::process::abort();
+    }));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
