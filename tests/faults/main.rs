@@ -3,6 +3,7 @@
 mod agent_guests;
 mod agent_nodes;
 mod agent_records;
+mod agent_restore;
 mod placement_callers;
 mod placement_far;
 mod placement_records;
