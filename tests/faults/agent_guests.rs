@@ -12,7 +12,6 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use ec_model::{InstanceId, State};
 use ec_tests::Stack;
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 fn disk(stack: &Stack, instance: InstanceId) -> PathBuf {
     stack.directory().join(format!("state/disks/{instance}.qcow2"))
@@ -143,35 +142,17 @@ async fn a_suspended_guest_is_told_as_paused_and_a_crashed_one_as_stopped() -> R
     stack.until_exactly(&[instance]).await
 }
 
-/// A small file system for the agent's state, as long as the value lives.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    fn mount(path: PathBuf, megabytes: u32) -> Result<Self> {
-        fs::create_dir_all(&path)?;
-        let options = format!("size={megabytes}m,mode=755");
-        mount(Some("small"), &path, Some("tmpfs"), MsFlags::empty(), Some(options.as_str()))?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        umount2(&self.0, MntFlags::MNT_DETACH).ok();
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guest_on_a_full_disk_is_paused_says_so_and_goes_on_by_itself() -> Result<()> {
-    let mut stack = Stack::start_with("images: {max_gb: 1}").await?;
-    let disk = SmallDisk::mount(stack.directory().join("state"), 1100)?;
+    let mut stack = Stack::start_small("images: {max_gb: 1}", 1100).await?;
+    let state = stack.directory().join("state");
     stack.start_agent("").await?;
     let key = stack.key_pair()?;
     let instance = stack.schedule(&["--key", &format!("{key}.pub")])?;
     let ip = stack.until_state(instance, State::Active).await?.ip.context("no address")?;
     stack.ssh(&key, "root", ip, "true").await?;
-    let ballast = disk.0.join("ballast");
-    let free = nix::sys::statvfs::statvfs(&disk.0)?;
+    let ballast = state.join("ballast");
+    let free = nix::sys::statvfs::statvfs(&state)?;
     let free = free.blocks_available() * free.fragment_size();
     let made =
         Command::new("fallocate").arg("-l").arg((free - (20 << 20)).to_string()).arg(&ballast).status()?;

@@ -24,6 +24,7 @@ use ec_model::{InstanceId, NodeId, State, Status, decode};
 use ec_placement_client::{PlacementClient, PlacementConfig};
 use ec_store::{EtcdConfig, EtcdStore, Store, testing::EtcdServer};
 use nix::{
+    mount::{MntFlags, MsFlags, mount, umount2},
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
@@ -51,6 +52,7 @@ pub struct Stack {
     pub placement: PlacementClient,
     /// The node's uuid.
     pub node: NodeId,
+    _small_disk: Option<SmallDisk>,
     directory: TempDir,
 }
 
@@ -75,7 +77,20 @@ impl Stack {
         Self::start_on("", PlacementServer::start_openstack_concurrent).await
     }
 
+    /// Everything but the agent, whose state lies on a file system of so many megabytes.
+    pub async fn start_small(more: &str, megabytes: u32) -> Result<Self> {
+        Self::start_sized(more, PlacementServer::start, Some(megabytes)).await
+    }
+
     async fn start_on(more: &str, start: fn(&Path, &str) -> Result<PlacementServer>) -> Result<Self> {
+        Self::start_sized(more, start, None).await
+    }
+
+    async fn start_sized(
+        more: &str,
+        start: fn(&Path, &str) -> Result<PlacementServer>,
+        megabytes: Option<u32>,
+    ) -> Result<Self> {
         ec_runtime::install_tls_provider();
         // QEMU must be able to pass through.
         let directory = tempfile::Builder::new().prefix("ec-e2e-").tempdir()?;
@@ -83,6 +98,9 @@ impl Stack {
         let endpoint = etcd.endpoint();
         let placement_server = start(directory.path(), &endpoint)?;
         let placement = placement_server.endpoint();
+        // Before libvirtd, whose mount namespace is a copy of this one.
+        let state = directory.path().join("state");
+        let small_disk = megabytes.map(|size| SmallDisk::mount(state, size)).transpose()?;
         let libvirt = LibvirtServer::start();
         let node = NodeId::new(uuid::Uuid::new_v4());
         // Tests ask for more than a small machine has to spare; what is reserved by default has its own tests.
@@ -114,7 +132,17 @@ impl Stack {
             timeout: Duration::from_secs(30),
             ..PlacementConfig::default()
         })?;
-        let stack = Self { agent: None, placement_server, etcd, libvirt, store, placement, node, directory };
+        let stack = Self {
+            agent: None,
+            placement_server,
+            etcd,
+            libvirt,
+            store,
+            placement,
+            node,
+            _small_disk: small_disk,
+            directory,
+        };
         stack.until("placement answers", async || Ok(stack.placement.probe().await.is_ok())).await?;
         Ok(stack)
     }
@@ -303,6 +331,24 @@ impl Stack {
     /// What the agent said since its last start.
     pub fn log(&self) -> String {
         fs::read_to_string(self.directory.path().join("ecompute.log")).unwrap_or_default()
+    }
+}
+
+/// A small file system, as long as the value lives.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(path: PathBuf, megabytes: u32) -> Result<Self> {
+        fs::create_dir_all(&path)?;
+        let options = format!("size={megabytes}m,mode=755");
+        mount(Some("small"), &path, Some("tmpfs"), MsFlags::empty(), Some(options.as_str()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        umount2(&self.0, MntFlags::MNT_DETACH).ok();
     }
 }
 
