@@ -24,6 +24,8 @@ use crate::{
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two tries to reach what is not there yet.
 const RETRY: Duration = Duration::from_secs(2);
+/// How soon packet rules come back that somebody took away.
+const PROTECTION_PERIOD: Duration = Duration::from_secs(30);
 /// How often an agent makes sure that placement still knows its node.
 const REGISTRATION_PERIOD: Duration = Duration::from_secs(60);
 
@@ -47,6 +49,9 @@ pub fn libvirt_config(settings: &Settings, node: NodeId) -> LibvirtConfig {
         virt_type: settings.virt_type,
         network: settings.network.clone(),
         bridge: settings.bridge.clone(),
+        address_filter: settings.address_filter,
+        filter_required: settings.filter_required,
+        control: settings.control_endpoints(),
         // By the directory and not by the node: `uuid` may be set anew, the directory stays.
         pool: format!("ecompute{}", settings.disks().display()).replace('/', "-"),
         pool_path: settings.disks(),
@@ -113,6 +118,8 @@ pub async fn run_with(parts: Arc<Parts>, shutdown: CancellationToken) -> Result<
         })
     });
 
+    let protection = tokio::spawn(protect(Arc::clone(&parts), stop.clone()));
+
     let ending = shutdown.clone();
     let cancel_on_fatal = fatal.clone();
     let driver_stop = CancellationToken::new();
@@ -131,9 +138,28 @@ pub async fn run_with(parts: Arc<Parts>, shutdown: CancellationToken) -> Result<
     if let Some(metadata) = metadata {
         metadata.await.context("the metadata service broke")?;
     }
+    protection.await.context("looking after the packet rules broke")?;
     presence.await.context("the registration broke")??;
     tracing::info!("ended; guests go on running");
     Ok(())
+}
+
+/// Looks after what holds guests to their own addresses, until `stop`.
+async fn protect(parts: Arc<Parts>, stop: CancellationToken) {
+    let mut troubled = false;
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(PROTECTION_PERIOD) => {}
+        }
+        let outcome = parts.hypervisor.protect().await;
+        if let Err(error) = &outcome
+            && !troubled
+        {
+            tracing::warn!(%error, "failed to look after the packet rules around guests; trying on");
+        }
+        troubled = outcome.is_err();
+    }
 }
 
 /// Waits for the hypervisor: an agent may be started before libvirtd is. `None` when asked to end.

@@ -90,6 +90,11 @@ impl Guard {
         nft::run(&["-c", "-f", "-"], &rules::load()).map(drop)
     }
 
+    /// Whether this process has seen its rules in place.
+    pub fn is_loaded(&self) -> bool {
+        self.memory().loaded.is_some()
+    }
+
     fn memory(&self) -> MutexGuard<'_, Memory> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -103,7 +108,7 @@ impl Guard {
     /// Lets a guest in before it runs. Cheaper than a sync, which it falls back to where the tables are not
     /// there.
     pub fn admit(&self, want: &Want) -> Result<(), GuardError> {
-        if self.memory().loaded.is_some() {
+        if self.is_loaded() {
             match nft::run(&["-f", "-"], &plan::admit(&plain(&want.taps), &want.leases)) {
                 Ok(_) => return Ok(()),
                 Err(GuardError::Refused(why)) => tracing::debug!(why, "admitting a guest the long way"),
@@ -115,7 +120,7 @@ impl Guard {
 
     /// Forgets ports whose guests are gone. Tables that are not there are fine.
     pub fn dismiss(&self, ports: &[String]) -> Result<(), GuardError> {
-        if self.memory().loaded.is_none() {
+        if !self.is_loaded() {
             return Ok(());
         }
         self.apply(&Want::default(), &ports.iter().filter(|port| ports::is_plain(port)).cloned().collect())

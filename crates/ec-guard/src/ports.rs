@@ -3,7 +3,7 @@
 //! A guest chooses the hardware address and the IP address that it sends from; it does not choose the port
 //! that its frames come in on, nor that port's name and own address, which the host gives.
 
-use std::{fs, io, net::Ipv4Addr, os::unix::fs::FileExt, path::Path};
+use std::{collections::HashMap, fs, io, net::Ipv4Addr, os::unix::fs::FileExt, path::Path};
 
 use ec_model::MacAddr;
 
@@ -56,26 +56,38 @@ pub(crate) fn is_plain(device: &str) -> bool {
         && !device.starts_with('.')
 }
 
-/// The port of `bridge` behind which the kernel has last seen `mac`; `None` where it has not lately.
-pub fn port_of(bridge: &str, mac: MacAddr) -> io::Result<Option<String>> {
-    if !is_plain(bridge) {
-        return Ok(None);
-    }
-    let bridge = Path::new("/sys/class/net").join(bridge);
-    let table = match fs::File::open(bridge.join("brforward")) {
-        Ok(file) => read_table(&file)?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    let Some(number) = find_port(&table, mac) else { return Ok(None) };
-    for entry in fs::read_dir(bridge.join("brif"))?.flatten() {
-        let text = fs::read_to_string(entry.path().join("port_no")).unwrap_or_default();
-        let found = text.trim().strip_prefix("0x").and_then(|hex| u16::from_str_radix(hex, 16).ok());
-        if found == Some(number) {
-            return Ok(entry.file_name().into_string().ok());
+/// Where on a bridge the kernel has lately seen which hardware address.
+#[derive(Debug, Default)]
+pub struct Ports {
+    names: HashMap<u16, String>,
+    table: Vec<u8>,
+}
+
+impl Ports {
+    /// As it is now; nothing where there is no such bridge.
+    pub fn of(bridge: &str) -> io::Result<Self> {
+        if !is_plain(bridge) {
+            return Ok(Self::default());
         }
+        let bridge = Path::new("/sys/class/net").join(bridge);
+        let table = match fs::File::open(bridge.join("brforward")) {
+            Ok(file) => read_table(&file)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
+            Err(error) => return Err(error),
+        };
+        let mut names = HashMap::new();
+        for entry in fs::read_dir(bridge.join("brif"))?.flatten() {
+            let text = fs::read_to_string(entry.path().join("port_no")).unwrap_or_default();
+            let number = text.trim().strip_prefix("0x").and_then(|hex| u16::from_str_radix(hex, 16).ok());
+            names.extend(number.zip(entry.file_name().into_string().ok()));
+        }
+        Ok(Self { names, table })
     }
-    Ok(None)
+
+    /// The port behind which `mac` was last seen.
+    pub fn get(&self, mac: MacAddr) -> Option<&str> {
+        self.names.get(&find_port(&self.table, mac)?).map(String::as_str)
+    }
 }
 
 /// An entry of the kernel's table: address, number of the port (low half), whether it is the host's own,
@@ -177,8 +189,8 @@ mod tests {
 
     #[test]
     fn a_bridge_that_is_not_there_has_no_ports() {
-        assert_eq!(port_of("no-such-bridge", MAC).unwrap(), None);
-        assert_eq!(port_of("../..", MAC).unwrap(), None);
+        assert_eq!(Ports::of("no-such-bridge").unwrap().get(MAC), None);
+        assert_eq!(Ports::of("../..").unwrap().get(MAC), None);
         assert_eq!(neighbour_on("no-such-bridge", Ipv4Addr::LOCALHOST).unwrap(), None);
     }
 }

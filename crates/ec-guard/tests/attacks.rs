@@ -281,7 +281,7 @@ fn a_guest_reaches_dhcp_dns_metadata_and_icmp_of_its_host_and_no_control_endpoin
             guest.sh(&format!("python3 -c '{mark}'")).trim(),
             format!("{:08x}", ports::mark_of(guest.mac))
         );
-        assert_eq!(ports::port_of(BRIDGE, guest.mac).unwrap().as_deref(), Some(guest.tap.as_str()));
+        assert_eq!(ports::Ports::of(BRIDGE).unwrap().get(guest.mac), Some(guest.tap.as_str()));
     }
     want.bridge = Some(BRIDGE.into());
     guard.sync(&want).unwrap();
