@@ -284,6 +284,7 @@ impl Worker {
             base_digest: Some(image.base.digest.clone()),
             keys: request.keys.clone(),
             user_data: request.user_data.clone(),
+            token_required: false,
             project: request.project.clone(),
             created_at: request.created_at,
         };

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ec_guard::ports::tap_name;
 use ec_metadata::{InstanceRecord, RecordDir};
 use ec_model::{Blob, InstanceId, RECORD_VERSION};
 use jiff::Timestamp;
@@ -70,6 +71,7 @@ impl Lab {
                 base_digest: None,
                 keys: vec!["ssh-ed25519 AAAA me".into()],
                 user_data: Some(Blob(USER_DATA.to_vec())),
+                token_required: false,
                 project: "p".into(),
                 created_at: Timestamp::UNIX_EPOCH,
             })
@@ -85,10 +87,9 @@ impl Lab {
         ip(&format!("-n {host} link set br0 up"));
         for (number, guest) in (1..).zip(&self.guests) {
             let mac = self.instance.mac(number - 1);
-            ip(&format!(
-                "-n {host} link add tap{number} type veth peer name eth0 address {mac} netns {guest}"
-            ));
-            ip(&format!("-n {host} link set tap{number} master br0 up"));
+            let tap = tap_name(mac);
+            ip(&format!("-n {host} link add {tap} type veth peer name eth0 address {mac} netns {guest}"));
+            ip(&format!("-n {host} link set {tap} master br0 up"));
             ip(&format!("-n {guest} addr add 192.168.150.1{number}/24 dev eth0"));
             ip(&format!("-n {guest} link set eth0 up"));
             ip(&format!("-n {guest} route add default via 192.168.150.1"));
@@ -96,13 +97,18 @@ impl Lab {
     }
 
     fn stop_network(&self) {
-        for number in [1, 2] {
-            ip(&format!("-n {} link del tap{number}", self.host));
+        for number in [0, 1] {
+            ip(&format!("-n {} link del {}", self.host, tap_name(self.instance.mac(number))));
         }
         ip(&format!("-n {} link del br0", self.host));
     }
 
     fn server(&self) -> Server {
+        self.server_of(self.state.path(), "br0")
+    }
+
+    /// Another one, with records and a bridge of its own.
+    fn server_of(&self, state: &Path, bridge: &str) -> Server {
         let log = self.state.path().join(format!("log-{}", Timestamp::now().as_nanosecond()));
         let child = Command::new("ip")
             .args([
@@ -111,10 +117,10 @@ impl Lab {
                 &self.host,
                 env!("CARGO_BIN_EXE_mdserver"),
                 "--bridge",
-                "br0",
+                bridge,
                 "--state-dir",
             ])
-            .arg(self.state.path())
+            .arg(state)
             .stderr(fs::File::create(&log).unwrap())
             .stdout(Stdio::null())
             .spawn()
@@ -166,6 +172,15 @@ impl Drop for Lab {
         for namespace in self.guests.iter().chain([&self.host]) {
             run("ip", &["netns", "del", namespace]);
         }
+    }
+}
+
+/// A namespace more.
+struct Gone<'a>(&'a str);
+
+impl Drop for Gone<'_> {
+    fn drop(&mut self) {
+        run("ip", &["netns", "del", self.0]);
     }
 }
 
@@ -283,6 +298,74 @@ fn a_second_server_waits_and_takes_over_when_the_first_one_ends_or_is_killed() {
         assert_eq!(second.end("-TERM"), Some(0));
         assert!(!lab.has_address(), "{signal}");
     }
+}
+
+#[test]
+fn whoever_takes_a_guests_address_on_another_port_is_told_nothing() {
+    let Some(lab) = Lab::new() else { return };
+    lab.start_network();
+    let server = lab.server();
+    eventually("the guest is answered", || lab.guest_is_answered());
+    let [guest, attacker] = &lab.guests;
+    let mac = lab.instance.mac(0);
+    // Its hardware address, and then its IP address too.
+    ip(&format!("-n {attacker} link set eth0 address {mac}"));
+    for take in ["", "192.168.150.11/24"] {
+        if !take.is_empty() {
+            ip(&format!("-n {guest} link set eth0 down"));
+            ip(&format!("-n {attacker} addr flush dev eth0"));
+            ip(&format!("-n {attacker} addr add {take} dev eth0"));
+        }
+        ip(&format!("-n {attacker} route replace default via 192.168.150.1"));
+        ip(&format!("-n {} neigh flush dev br0", lab.host));
+        for _ in 0..3 {
+            for path in ["/latest/user-data", "/latest/meta-data/hostname", "/openstack/latest/user_data"] {
+                let (status, body) = lab.get(attacker, path);
+                assert_eq!(status, 404, "{take} {path}: {}", String::from_utf8_lossy(&body));
+            }
+        }
+    }
+    drop(server);
+}
+
+#[test]
+fn of_two_servers_with_records_of_their_own_one_answers_for_the_guests_of_both() {
+    let Some(lab) = Lab::new() else { return };
+    lab.start_network();
+    let (other, state): (InstanceId, _) =
+        ("7d3c1f0a-2b4e-4c55-9a7e-0123456789ac".parse().unwrap(), tempfile::tempdir().unwrap());
+    // The other one's guest is on a bridge of its own.
+    let (host, third) = (&lab.host, format!("{}3", lab.guests[0]));
+    ip(&format!("netns add {third}"));
+    let _third = Gone(&third);
+    ip(&format!("-n {host} link add br1 type bridge"));
+    ip(&format!("-n {host} addr add 192.168.151.1/24 dev br1"));
+    ip(&format!("-n {host} link set br1 up"));
+    let (mac, tap) = (other.mac(0), tap_name(other.mac(0)));
+    ip(&format!("-n {host} link add {tap} type veth peer name eth0 address {mac} netns {third}"));
+    ip(&format!("-n {host} link set {tap} master br1 up"));
+    ip(&format!("-n {third} addr add 192.168.151.2/24 dev eth0"));
+    ip(&format!("-n {third} link set eth0 up"));
+    ip(&format!("-n {third} route add default via 192.168.151.1"));
+    let own = RecordDir::reader(lab.state.path().join("instances")).get(lab.instance).unwrap().unwrap();
+    let record =
+        InstanceRecord { instance: other, name: "other".into(), macs: vec![mac], user_data: None, ..own };
+    RecordDir::open(state.path().join("instances")).unwrap().put(&record).unwrap();
+
+    let both = || {
+        lab.guest_is_answered()
+            && lab.get(&third, "/latest/meta-data/hostname") == (200, b"other".to_vec())
+            && lab.get(&lab.guests[1], "/latest/meta-data/hostname").0 == 404
+    };
+    let first = lab.server();
+    eventually("the first one answers", || lab.guest_is_answered());
+    let second = lab.server_of(state.path(), "br1");
+    eventually("the second one waits", || second.log().contains("another server answers"));
+    eventually("both guests are answered", both);
+    assert_eq!(first.end("-KILL"), None);
+    eventually("the second one takes over", || second.log().contains("answering guests"));
+    eventually("both guests are answered by the other", both);
+    assert_eq!(second.end("-TERM"), Some(0));
 }
 
 #[test]

@@ -15,6 +15,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use ec_guard::ports::mark_of;
 use ec_model::{Blob, InstanceId, MacAddr, RECORD_VERSION};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -49,6 +50,10 @@ pub struct InstanceRecord {
     /// User-data, byte for byte.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_data: Option<Blob>,
+    /// Whether every question needs a session token (IMDSv2), so that nothing which merely passes on a
+    /// request inside the guest can read its metadata.
+    #[serde(default)]
+    pub token_required: bool,
     /// The project that it is accounted to.
     #[serde(default)]
     pub project: String,
@@ -117,6 +122,11 @@ impl RecordDir {
         Self { directory: directory.into(), index: Arc::default() }
     }
 
+    /// Where the records lie.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     fn path(&self, instance: InstanceId) -> PathBuf {
         self.directory.join(format!("{instance}.json"))
     }
@@ -177,6 +187,13 @@ impl RecordDir {
             Some(instance) => self.get(instance),
             None => Ok(None),
         }
+    }
+
+    /// The hardware addresses of records whose port gives this mark.
+    pub(crate) fn macs_of_mark(&self, mark: u32) -> Result<Vec<MacAddr>, RecordFileError> {
+        let mut index = self.index.lock().unwrap_or_else(PoisonError::into_inner);
+        self.refresh(&mut index)?;
+        Ok(index.by_mac.keys().copied().filter(|mac| mark_of(*mac) == mark).collect())
     }
 
     fn refresh(&self, index: &mut Index) -> Result<(), RecordFileError> {
