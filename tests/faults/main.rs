@@ -1,0 +1,3 @@
+//! Histories in which the shipped programs once did harm, on real parts: start a stack, do the fault, look.
+
+mod guests_isolation;
