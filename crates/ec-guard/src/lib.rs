@@ -126,6 +126,23 @@ impl Guard {
         self.apply(&Want::default(), &ports.iter().filter(|port| ports::is_plain(port)).cloned().collect())
     }
 
+    /// Takes away what was said of these guests, their bridge and these endpoints. The tables stay for others.
+    pub fn release(&self, want: &Want) -> Result<(), GuardError> {
+        let mut refused = None;
+        for _ in 0..ATTEMPTS {
+            let script = plan::release(&list()?, want);
+            if script.is_empty() {
+                return Ok(());
+            }
+            match nft::run(&["-f", "-"], &script) {
+                Ok(_) => return Ok(()),
+                Err(GuardError::Refused(why)) => refused = Some(why),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(GuardError::Refused(refused.unwrap_or_default()))
+    }
+
     fn apply(&self, want: &Want, gone: &BTreeSet<String>) -> Result<(), GuardError> {
         let mut want = want.clone();
         want.taps = plain(&want.taps);

@@ -201,6 +201,7 @@ fn want(taps: Vec<Tap>) -> Want {
         owner: "a-node".into(),
         bridge: Some(BRIDGE.into()),
         control: [format!("{FAR}:2379").parse().unwrap()].into(),
+        control_known: true,
         taps,
         ..Want::default()
     }
@@ -242,6 +243,25 @@ fn a_guest_sends_as_itself_or_not_at_all() {
     assert!(victim.connects("169.254.169.254", 80), "the bridge has not learnt the attacker's port");
     attacker.sh(&format!("ip link set eth0 address {}", attacker.mac));
     assert!(attacker.connects("169.254.169.254", 80));
+}
+
+#[test]
+fn a_port_on_somebody_elses_network_has_its_hardware_address_only() {
+    let _host = Host::new();
+    let (attacker, victim) = (Guest::new(1), Guest::new(2));
+    let (a, v) = (attacker.dhcp().unwrap(), victim.dhcp().unwrap());
+    let tap = Tap { pin: Pin::Mac, ..attacker.tap() };
+    Guard::default().sync(&want(vec![tap])).unwrap();
+    let seen = Host::seen(&attacker, a, &victim, v);
+    for name in
+        ["mac-of-another", "mac-of-peer", "arp-mac-of-another", "advert-of-another", "solicit-of-another"]
+    {
+        assert!(!seen.contains(name), "{name}: {seen:?}");
+    }
+    for name in ["ok-udp", "ok-arp", "ip-free", "ok-ns", "router-advert"] {
+        assert!(seen.contains(name), "{name}: {seen:?}");
+    }
+    assert!(attacker.pings(GATEWAY) && !attacker.connects(FAR, 2379) && attacker.connects(FAR, 8080));
 }
 
 #[test]
@@ -355,6 +375,11 @@ fn whatever_others_do_to_the_tables_comes_back_and_running_guests_keep_their_add
         assert!(!one.try_sh(&format!("python3 {SCRIPT} ping {GATEWAY} 192.168.150.77")), "{damage}");
         one.sh("ip addr del 192.168.150.77/32 dev eth0");
     }
+    // Who does without rules takes its own away and leaves the other's.
+    second.release(&theirs).unwrap();
+    let left = sh("nft list ruleset");
+    assert!(!left.contains("vnet7") && left.contains(&one.tap), "{left}");
+    second.sync(&theirs).unwrap();
     // A guest that is gone is forgotten, and the next of that name has nothing of it.
     second.dismiss(&["vnet7".into()]).unwrap();
     let left = sh("nft list table bridge ecompute");

@@ -5,10 +5,10 @@
 //! their elements, so that one that is started by hand is held too.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     net::{IpAddr, SocketAddr},
     sync::{
-        Mutex, PoisonError,
+        Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -39,8 +39,10 @@ const NICS: u8 = 2;
 #[derive(Debug, Default)]
 pub(crate) struct Protection {
     guard: Guard,
-    /// What the names in the configuration meant when they were last asked for.
-    control: Mutex<BTreeSet<SocketAddr>>,
+    /// What the names in the configuration meant when they were last told.
+    control: Mutex<HashMap<(String, u16), BTreeSet<SocketAddr>>>,
+    /// Whether this process has taken its rules away, where there shall be none.
+    released: AtomicBool,
     /// That there can be no rules is said once.
     told: AtomicBool,
     /// Whether the network gives out addresses; not known before the first look.
@@ -53,26 +55,22 @@ impl Protection {
         if config.address_filter == AddressFilter::Off {
             return;
         }
-        let own = own_addresses();
-        let mut found = BTreeSet::new();
-        for (host, port) in &config.control {
-            match tokio::time::timeout(RESOLVE_TIMEOUT, tokio::net::lookup_host((host.as_str(), *port))).await
-            {
-                Ok(Ok(endpoints)) => found.extend(endpoints),
-                Ok(Err(error)) => tracing::debug!(host, %error, "an endpoint has no address now"),
-                Err(_) => tracing::debug!(host, "no name server tells an endpoint's address now"),
+        for name in &config.control {
+            match tokio::time::timeout(RESOLVE_TIMEOUT, tokio::net::lookup_host(name.clone())).await {
+                Ok(Ok(endpoints)) => drop(self.known().insert(name.clone(), endpoints.collect())),
+                Ok(Err(error)) => tracing::debug!(host = name.0, %error, "an endpoint has no address now"),
+                Err(_) => tracing::debug!(host = name.0, "no name server tells an endpoint's address now"),
             }
         }
-        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
-        if found.is_empty() {
-            return;
-        }
-        *control = reachable(&found, &own);
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<(String, u16), BTreeSet<SocketAddr>>> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes rules and elements as they shall be.
     pub(crate) fn sync(&self, connect: &Connect, config: &LibvirtConfig) -> Result<(), CallError> {
-        if config.address_filter == AddressFilter::Off {
+        if config.address_filter == AddressFilter::Off && self.released.load(Ordering::Relaxed) {
             return Ok(());
         }
         let network = connect.lookup_network_by_name(&config.network)?;
@@ -87,13 +85,29 @@ impl Protection {
                 taps.extend(self.taps(&domain, instance, config).unwrap_or_default());
             }
         }
+        let (control, control_known) = {
+            let known = self.known();
+            let all: BTreeSet<SocketAddr> = known.values().flatten().copied().collect();
+            (reachable(&all, &own_addresses()), config.control.iter().all(|name| known.contains_key(name)))
+        };
         let want = Want {
             owner: config.node.to_string(),
             bridge: what.has_own_bridge().then(|| network.bridge_name().ok()).flatten(),
-            control: self.control.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            control,
+            control_known,
             taps,
             leases: leases.into_iter().filter_map(|(mac, ip)| Some((as_ip4(ip)?, mac))).collect(),
         };
+        if config.address_filter == AddressFilter::Off {
+            // What an earlier configuration put there. Without the program there is nothing.
+            match self.guard.release(&want) {
+                Ok(()) | Err(GuardError::NoProgram | GuardError::NotPermitted) => {
+                    self.released.store(true, Ordering::Relaxed);
+                }
+                Err(error) => return Err(CallError::NotNow(error.to_string())),
+            }
+            return Ok(());
+        }
         self.judge(config, self.guard.sync(&want))
     }
 
