@@ -4,13 +4,14 @@
 
 use std::{
     fs,
+    io::Read,
     path::Path,
     process::{Child, Command, Output, Stdio},
     sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
-use ec_guard::ports::tap_name;
+use ec_guard::ports::{mark_of, tap_name};
 use ec_metadata::{InstanceRecord, RecordDir};
 use ec_model::{Blob, InstanceId, RECORD_VERSION};
 use jiff::Timestamp;
@@ -325,6 +326,67 @@ fn whoever_takes_a_guests_address_on_another_port_is_told_nothing() {
             }
         }
     }
+    drop(server);
+}
+
+#[test]
+fn one_guest_with_many_addresses_does_not_keep_the_others_from_being_answered() {
+    let Some(lab) = Lab::new() else { return };
+    lab.start_network();
+    let server = lab.server();
+    eventually("the guest is answered", || lab.guest_is_answered());
+    let attacker = &lab.guests[1];
+    for last in 100..140 {
+        ip(&format!("-n {attacker} addr add 192.168.150.{last}/24 dev eth0"));
+    }
+    // Far more than all connections there can be, from forty addresses, each of which says half a question.
+    let flood = "import socket, time
+held = []
+for n in range(600):
+    s = socket.socket(); s.settimeout(2)
+    try:
+        s.bind(('192.168.150.%d' % (100 + n % 40), 0)); s.connect(('169.254.169.254', 80)); s.send(b'GET / HT'); held.append(s)
+    except OSError: pass
+print('held', flush=True); time.sleep(30)";
+    let mut flood = Command::new("ip")
+        .args(["netns", "exec", attacker, "python3", "-c", flood])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = [0; 4];
+    flood.stdout.take().unwrap().read_exact(&mut line).unwrap();
+    let begun = Instant::now();
+    for _ in 0..5 {
+        assert!(lab.guest_is_answered(), "after {:?}", begun.elapsed());
+    }
+    flood.kill().unwrap();
+    flood.wait().unwrap();
+    drop(server);
+}
+
+#[test]
+fn a_port_that_gives_marks_is_not_believed_without_one() {
+    let Some(lab) = Lab::new() else { return };
+    lab.start_network();
+    let server = lab.server();
+    eventually("the guest is answered", || lab.guest_is_answered());
+    let nft = |rules: &str| {
+        let output = run("ip", &["netns", "exec", &lab.host, "nft", rules]);
+        assert!(output.status.success(), "{rules}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    // Somebody who sends as the guest from elsewhere could be taken for it, as the bridge has seen its
+    // address last here or there; but the guest's own question would have a mark.
+    let (tap, mark) = (tap_name(lab.instance.mac(0)), mark_of(lab.instance.mac(0)));
+    nft(&format!(
+        "table bridge ecompute {{ map marks {{ type ifname : mark; elements = {{ \"{tap}\" : {mark} }}; }}; \
+         chain pre {{ type filter hook prerouting priority -310; }}; }}"
+    ));
+    let refused = || lab.get(&lab.guests[0], "/latest/meta-data/hostname").0 == 404;
+    eventually("a question without a mark is nobody's", refused);
+    nft("add rule bridge ecompute pre meta mark set iifname map @marks");
+    assert!(lab.guest_is_answered(), "with it, it is the guest's");
+    nft("delete table bridge ecompute");
+    eventually("without rules the bridge tells", || lab.guest_is_answered());
     drop(server);
 }
 

@@ -241,3 +241,56 @@ async fn a_guest_of_a_release_that_did_not_name_its_tap_is_held_by_the_name_it_h
     assert_eq!(told["metadata"], "attacker", "{told:?}");
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_rules_cannot_be_the_check_and_the_agent_say_so() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    // Everything else that the agent may run.
+    let programs = stack.directory().join("programs");
+    fs::create_dir(&programs)?;
+    for directory in ["/usr/bin", "/usr/sbin"] {
+        for entry in fs::read_dir(directory)?.flatten().filter(|entry| entry.file_name() != "nft") {
+            // Both may have one.
+            let _ = std::os::unix::fs::symlink(entry.path(), programs.join(entry.file_name()));
+        }
+    }
+    let without = || {
+        let mut command = stack.command("ecompute");
+        command.env("PATH", &programs);
+        command
+    };
+    let output = without().arg("--check").output()?;
+    let text = String::from_utf8(output.stdout)?;
+    let line = text.lines().find(|line| line.starts_with("guests")).context("no line about guests")?;
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(line.contains("FAILED") && line.contains("install the package nftables"), "{line}");
+
+    // Asked for, it is needed: no guest runs without.
+    set_filter(&stack, "learned")?;
+    let output = without().output()?;
+    let text = String::from_utf8(output.stderr)?;
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let last = text.lines().last().unwrap_or_default();
+    assert!(last.contains("libvirt.address_filter is set") && last.contains("nftables"), "{text}");
+
+    // Not asked for, it is told, and guests run.
+    let path = stack.directory().join("compute.yaml");
+    fs::write(&path, fs::read_to_string(&path)?.replace("address_filter: learned, ", ""))?;
+    let log = stack.directory().join("without.log");
+    let mut agent = without().stdout(std::process::Stdio::null()).stderr(fs::File::create(&log)?).spawn()?;
+    let told = stack
+        .until("the agent says so", async || {
+            let text = fs::read_to_string(&log)?;
+            Ok(text
+                .lines()
+                .any(|line| line.contains("ERROR") && line.contains("not held to their own addresses")))
+        })
+        .await;
+    agent.kill()?;
+    agent.wait()?;
+    told?;
+    // With the program, there are rules.
+    stack.start_agent("").await?;
+    assert!(nft("list set inet ecompute bridges")?.contains(stack.libvirt.bridge()));
+    Ok(())
+}

@@ -97,8 +97,8 @@ impl Have {
         Some(())
     }
 
-    /// Every port that anything is said about.
-    pub(crate) fn ports(&self) -> BTreeSet<&str> {
+    /// Every port and bridge that anything is said about.
+    pub(crate) fn devices(&self) -> BTreeSet<&str> {
         let pairs = self.own_mac.iter().chain(&self.own_chaddr).map(|(tap, _)| tap);
         let pairs = pairs.chain(self.own_ip4.iter().map(|(tap, _)| tap));
         self.taps
@@ -106,6 +106,7 @@ impl Have {
             .chain(&self.taps_mac)
             .chain(self.marks.keys())
             .chain(pairs)
+            .chain(&self.bridges)
             .map(String::as_str)
             .collect()
     }
@@ -157,7 +158,7 @@ mod tests {
         assert_eq!(have.marks, BTreeMap::from([(tap.clone(), 0xec00_0001)]));
         assert_eq!(have.control["10.0.0.1:2379".parse::<SocketAddr>().as_ref().unwrap()], "n1");
         assert_eq!(have.control["[fe80::1]:2379".parse::<SocketAddr>().as_ref().unwrap()], "");
-        assert_eq!(have.ports(), BTreeSet::from([tap.as_str()]));
+        assert_eq!(have.devices(), BTreeSet::from([tap.as_str(), "virbr0"]));
         assert!(have.read("{").is_err());
     }
 }

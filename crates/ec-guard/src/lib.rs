@@ -152,7 +152,7 @@ impl Guard {
             let have = list()?;
             let mut memory = self.memory();
             let mut gone = gone.clone();
-            gone.extend(memory.long_gone(&have, &want, Instant::now(), ports::exists));
+            gone.extend(memory.long_gone(&have, &want, Instant::now(), device));
             let load = memory.must_load(&have);
             let mut script = if load { rules::load() } else { String::new() };
             script.push_str(&plan::elements(&have, &want, &gone));
@@ -190,19 +190,28 @@ impl Memory {
         }
     }
 
-    /// Ports of which elements are left, that are not wanted and have not been there for long.
+    /// Devices of which elements are left, that are not wanted and have not been there for long, and those
+    /// whose name somebody else's device has by now.
     fn long_gone(
         &mut self,
         have: &Have,
         want: &Want,
         now: Instant,
-        exists: impl Fn(&str) -> bool,
+        look: impl Fn(&str, &[MacAddr]) -> Device,
     ) -> BTreeSet<String> {
-        let wanted: BTreeSet<&str> = want.taps.iter().map(|tap| tap.name.as_str()).collect();
-        let missing: BTreeSet<&str> =
-            have.ports().into_iter().filter(|port| !wanted.contains(port) && !exists(port)).collect();
+        let wanted: BTreeSet<&str> =
+            want.taps.iter().map(|tap| &tap.name).chain(&want.bridge).map(|name| &**name).collect();
+        let (mut gone, mut missing) = (BTreeSet::new(), BTreeSet::new());
+        for name in have.devices().into_iter().filter(|name| !wanted.contains(name)) {
+            let macs: Vec<MacAddr> =
+                have.own_mac.iter().filter(|(port, _)| port == name).map(|(_, mac)| *mac).collect();
+            match look(name, &macs) {
+                Device::There => {}
+                Device::Missing => drop(missing.insert(name)),
+                Device::Another => drop(gone.insert(name.to_owned())),
+            }
+        }
         self.missing.retain(|port, _| missing.contains(port.as_str()));
-        let mut gone = BTreeSet::new();
         for port in missing {
             let since = *self.missing.entry(port.to_owned()).or_insert(now);
             if now.duration_since(since) >= GONE_AFTER {
@@ -213,9 +222,43 @@ impl Memory {
     }
 }
 
+/// What is under a name that elements are about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Device {
+    There,
+    Missing,
+    /// A device of somebody else: libvirt gives names like vnet0 out again.
+    Another,
+}
+
+fn device(name: &str, macs: &[MacAddr]) -> Device {
+    if !ports::exists(name) {
+        Device::Missing
+    } else if macs.is_empty() || macs.iter().any(|mac| ports::is_tap_of(name, *mac)) {
+        // A bridge has no element with a hardware address.
+        Device::There
+    } else {
+        Device::Another
+    }
+}
+
 /// Without names that no device of ours has.
 fn plain(taps: &[Tap]) -> Vec<Tap> {
     taps.iter().filter(|tap| ports::is_plain(&tap.name)).cloned().collect()
+}
+
+/// The ports whose questions for metadata the rules mark. Blocks for some milliseconds; nothing where there
+/// are no rules.
+pub fn marked_ports() -> BTreeSet<String> {
+    let listed = nft::run(&["-j", "list", "map", rules::FAMILIES[0], rules::TABLE, rules::MARKS], "");
+    let mut have = Have::default();
+    // Without the program, or the map, nothing is marked.
+    if let Ok(json) = listed
+        && let Err(why) = have.read(&json)
+    {
+        tracing::debug!(why, "the marks of ports cannot be read");
+    }
+    have.marks.into_keys().collect()
 }
 
 /// What is there. A table that is not there is an empty one without a version.
@@ -252,11 +295,12 @@ mod tests {
         let (mut memory, have, want) = (Memory::default(), have_port("ecother"), Want::default());
         let begin = Instant::now();
         let mut look =
-            |after: Duration, exists: bool| memory.long_gone(&have, &want, begin + after, |_| exists).len();
-        assert_eq!(look(Duration::ZERO, false), 0, "its guest may be about to start");
-        assert_eq!(look(GONE_AFTER / 2, true), 0);
-        assert_eq!(look(GONE_AFTER, false), 0, "it was there in between");
-        assert_eq!(look(GONE_AFTER * 2, false), 1);
+            |after: Duration, device| memory.long_gone(&have, &want, begin + after, |_, _| device).len();
+        assert_eq!(look(Duration::ZERO, Device::Missing), 0, "its guest may be about to start");
+        assert_eq!(look(GONE_AFTER / 2, Device::There), 0);
+        assert_eq!(look(GONE_AFTER, Device::Missing), 0, "it was there in between");
+        assert_eq!(look(GONE_AFTER * 2, Device::Missing), 1);
+        assert_eq!(look(GONE_AFTER * 2, Device::Another), 1, "a name that another guest has now");
     }
 
     #[test]

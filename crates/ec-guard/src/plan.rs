@@ -67,7 +67,8 @@ pub(crate) fn admit(taps: &[Tap], leases: &BTreeMap<Ipv4Addr, MacAddr>) -> Strin
     script.0
 }
 
-/// What makes the tables as they shall be, apart from the rules; `gone` are ports that nobody has any more.
+/// What makes the tables as they shall be, apart from the rules; `gone` are ports and bridges that nobody has
+/// any more.
 pub(crate) fn elements(have: &Have, want: &Want, gone: &BTreeSet<String>) -> String {
     let mut script = Script::default();
     for tap in gone {
@@ -179,6 +180,9 @@ fn forget(script: &mut Script, tap: &str, have: &Have) {
         if entries.contains(tap) {
             script.delete(set, &quoted);
         }
+    }
+    if have.bridges.contains(tap) {
+        script.element("delete", "inet", "bridges", &quoted);
     }
     if have.marks.contains_key(tap) {
         script.delete("marks", &quoted);

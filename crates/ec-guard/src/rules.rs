@@ -124,6 +124,9 @@ pub(crate) const TABLE: &str = "ecompute";
 /// And where they lie.
 pub(crate) const FAMILIES: [&str; 2] = ["bridge", "inet"];
 
+/// In the first of them, the map of ports to marks.
+pub(crate) const MARKS: &str = "marks";
+
 /// Makes what is missing and puts the rules in place of those that are there, leaving the sets alone.
 pub(crate) fn load() -> String {
     let mut script = FRAME.to_owned();

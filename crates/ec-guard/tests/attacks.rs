@@ -56,8 +56,10 @@ impl Guest {
     fn plug(mac: MacAddr, tap: String) -> Self {
         let guest = Self { process: namespace(), mac, tap };
         let (pid, mac, tap) = (guest.process.0.id(), guest.mac, &guest.tap);
+        // As libvirt does it.
+        let own = MacAddr([0xfe, mac.0[1], mac.0[2], mac.0[3], mac.0[4], mac.0[5]]);
         sh(&format!(
-            "ip link add {tap} type veth peer name eth0 address {mac} netns {pid}
+            "ip link add {tap} address {own} type veth peer name eth0 address {mac} netns {pid}
              ip link set {tap} master {BRIDGE} up
              sysctl -qw net.ipv6.conf.{tap}.disable_ipv6=1"
         ));
@@ -301,6 +303,7 @@ fn a_guest_reaches_dhcp_dns_metadata_and_icmp_of_its_host_and_no_control_endpoin
             guest.sh(&format!("python3 -c '{mark}'")).trim(),
             format!("{:08x}", ports::mark_of(guest.mac))
         );
+        assert!(ec_guard::marked_ports().contains(&guest.tap));
         assert_eq!(ports::Ports::of(BRIDGE).unwrap().get(guest.mac), Some(guest.tap.as_str()));
     }
     want.bridge = Some(BRIDGE.into());
@@ -385,6 +388,12 @@ fn whatever_others_do_to_the_tables_comes_back_and_running_guests_keep_their_add
     let left = sh("nft list table bridge ecompute");
     assert!(!left.contains("vnet7"), "{left}");
     assert!(one.pings(GATEWAY));
+    // Also where libvirt has given its name to a guest of somebody else's by now.
+    second.sync(&theirs).unwrap();
+    sh("ip link set vnet7 address fe:54:00:aa:bb:cc");
+    first.sync(&ours).unwrap();
+    assert!(!sh("nft list ruleset").contains("vnet7"));
+    sh("ip link set vnet7 address fe:00:00:00:00:02");
     // Admitting works with tables, and makes them where somebody took them away.
     sh("nft flush ruleset");
     second.admit(&theirs).unwrap();

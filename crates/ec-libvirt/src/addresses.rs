@@ -61,11 +61,20 @@ pub(crate) fn seen_by_host(
         if let Some(bridge) = bridge {
             // A host without the table has no IPv4 neighbours.
             for (mac, ip) in neighbours(&bridge, nic, instances).unwrap_or_default() {
-                seen.entry(mac).or_default().push((ip, AddressSource::Arp));
+                note_neighbour(&mut seen, mac, ip);
             }
         }
     }
     Ok(seen)
+}
+
+/// Where a lease tells, a neighbour tells nothing more: an entry of the table says who answered, not from
+/// where, and what the bridge has seen last may be another than who answered.
+fn note_neighbour(seen: &mut Seen, mac: MacAddr, ip: IpAddr) {
+    let known = seen.entry(mac).or_default();
+    if known.iter().all(|(_, source)| *source != AddressSource::Lease) {
+        known.push((ip, AddressSource::Arp));
+    }
 }
 
 /// The leases that have not ended.
@@ -288,6 +297,17 @@ mod tests {
 
     fn instance() -> InstanceId {
         "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap()
+    }
+
+    #[test]
+    fn nobody_gives_a_guest_with_a_lease_another_address_by_arp() {
+        let [lease, forged]: [IpAddr; 2] = ["10.0.0.7", "10.0.0.200"].map(|ip| ip.parse().unwrap());
+        let (with, without) = (instance().mac(0), instance().mac(1));
+        let mut seen = Seen::from([(with, vec![(lease, AddressSource::Lease)])]);
+        note_neighbour(&mut seen, with, forged);
+        note_neighbour(&mut seen, without, forged);
+        assert_eq!(seen[&with], [(lease, AddressSource::Lease)]);
+        assert_eq!(seen[&without], [(forged, AddressSource::Arp)]);
     }
 
     #[test]

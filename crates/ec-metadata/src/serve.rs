@@ -21,12 +21,10 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     Caller, InstanceRecord, MetadataService, Origin, RecordDir,
     bridge::{Bridge, BridgeError, Presence},
-    caller, http,
+    caller::{self, MARK_ACCEPTED, Marked},
+    http,
     registry::{self, Sources},
 };
-
-/// Where this is 1, an accepted socket has the mark of the packet that opened its connection.
-const MARK_ACCEPTED: &str = "/proc/sys/net/ipv4/tcp_fwmark_accept";
 
 /// How often a server that cannot answer yet tries again, and one that answers looks after its address.
 /// Guests take longer than this to boot, and a look costs one message to the kernel.
@@ -140,7 +138,7 @@ impl Post {
                 return Ok(());
             }
         };
-        let (service, callers) = (service(&self.sources), callers(&self.sources));
+        let (service, callers) = (service(&self.sources), callers(&self.sources, self.is_usual()));
         let server = tokio::spawn(http::run(listener, service, callers, shutdown.clone()));
         let mut outcome = Ok(());
         while outcome.is_ok() && pause(shutdown).await {
@@ -155,6 +153,11 @@ impl Post {
             self.leave().await?;
         }
         outcome
+    }
+
+    /// Whether it is this address and port that the rules know.
+    fn is_usual(&self) -> bool {
+        (self.config.address, self.config.port) == (MetadataConfig::ADDRESS, MetadataConfig::PORT)
     }
 
     /// Takes address and port, where the bridge is there and nobody else has them.
@@ -282,9 +285,9 @@ fn find(sources: &Sources, caller: &Caller) -> Result<Option<InstanceRecord>, St
 }
 
 /// Tells who made a connection that has no mark of ours.
-fn callers(sources: &Sources) -> Arc<http::ByPort> {
-    let sources = sources.clone();
-    Arc::new(move |address| caller::by_port(sources.bridges(), address))
+fn callers(sources: &Sources, marked: bool) -> Arc<http::ByPort> {
+    let (sources, marks) = (sources.clone(), Marked::default());
+    Arc::new(move |address| caller::by_port(sources.bridges(), address, |port| marked && marks.has(port)))
 }
 
 /// Waits for one period; false where the server is to end.
