@@ -291,6 +291,7 @@ async fn where_rules_cannot_be_the_check_and_the_agent_say_so() -> Result<()> {
     told?;
     // With the program, there are rules.
     stack.start_agent("").await?;
-    assert!(nft("list set inet ecompute bridges")?.contains(stack.libvirt.bridge()));
-    Ok(())
+    let bridge = stack.libvirt.bridge().to_owned();
+    let held = async || Ok(nft("list set inet ecompute bridges").is_ok_and(|text| text.contains(&bridge)));
+    stack.until("the rules are there", held).await
 }

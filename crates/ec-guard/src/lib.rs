@@ -102,7 +102,14 @@ impl Guard {
     /// Makes the tables as they shall be: the rules where they are missing, older or changed, the elements
     /// of these ports, and nothing of ports that are long gone.
     pub fn sync(&self, want: &Want) -> Result<(), GuardError> {
-        self.apply(want, &BTreeSet::new())
+        self.apply(want, &BTreeSet::new())?;
+        self.settle(want);
+        Ok(())
+    }
+
+    /// What can be said to a port only once it is there.
+    pub fn settle(&self, want: &Want) {
+        want.taps.iter().for_each(|tap| ports::refuse_bridges(&tap.name));
     }
 
     /// Lets a guest in before it runs. Cheaper than a sync, which it falls back to where the tables are not

@@ -40,6 +40,16 @@ pub fn is_tap_of(port: &str, mac: MacAddr) -> bool {
     device_file(port, "address").is_some_and(|text| text.trim().parse() == Ok(MacAddr([0xfe, a, b, c, d, e])))
 }
 
+/// Has the bridge close a port that takes part in its spanning tree, which no rule sees. Nothing happens on
+/// a device that is on no bridge.
+pub(crate) fn refuse_bridges(port: &str) {
+    let switch = Path::new("/sys/class/net").join(port).join("brport/bpdu_guard");
+    let is_off = is_plain(port) && fs::read_to_string(&switch).is_ok_and(|value| value.trim() == "0");
+    if is_off && let Err(error) = fs::write(&switch, "1") {
+        tracing::debug!(port, %error, "the port may take part in the bridge's spanning tree");
+    }
+}
+
 /// Whether there is a network device of that name.
 pub fn exists(device: &str) -> bool {
     is_plain(device) && Path::new("/sys/class/net").join(device).exists()

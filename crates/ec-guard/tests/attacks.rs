@@ -267,6 +267,25 @@ fn a_port_on_somebody_elses_network_has_its_hardware_address_only() {
 }
 
 #[test]
+fn a_guest_is_no_bridge() {
+    let _host = Host::new();
+    let (one, two, free) = (Guest::new(1), Guest::new(2), Guest::new(3));
+    sh(&format!("ip link set {BRIDGE} type bridge stp_state 1"));
+    thread::sleep(Duration::from_millis(300));
+    let root = || sh(&format!("cat /sys/class/net/{BRIDGE}/bridge/root_id"));
+    let own = root();
+    let guard = Guard::default();
+    guard.sync(&want(vec![one.tap(), Tap { pin: Pin::Mac, ..two.tap() }])).unwrap();
+    let claim = |guest: &Guest| guest.sh(&format!("python3 {SCRIPT} bpdu eth0 {}", guest.mac));
+    claim(&one);
+    claim(&two);
+    assert_eq!(root(), own);
+    // One that is not held is believed.
+    claim(&free);
+    assert_ne!(root(), own);
+}
+
+#[test]
 fn nobody_gives_back_or_takes_another_guests_lease() {
     let _host = Host::new();
     let (attacker, victim, late) = (Guest::new(1), Guest::new(2), Guest::new(3));

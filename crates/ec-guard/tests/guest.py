@@ -1,6 +1,7 @@
 """What a guest of the test does, with frames of its own making. usage: guest.py COMMAND ARGUMENTS…
 
 dhcp DEVICE MAC [CHADDR]       takes an address as a client does; prints it, or "none"
+bpdu DEVICE MAC                says that it is the root of the spanning tree
 release DEVICE MAC CHADDR IP SERVER   gives an address back
 attack DEVICE MAC IP PEER_MAC PEER_IP GATEWAY   sends one frame of each kind, with its name in it
 ping IP [SOURCE]               fails where no echo comes back
@@ -92,6 +93,15 @@ def release(device, own, chaddr, address, server):
     body = udp(68, 67, bootp(1, 99, ip(address), ANY, mac(chaddr), b"\x35\1\7" + b"\x36\4" + ip(server)))
     packets(device).send(ether(BROADCAST, mac(own), 0x800, ip4(ip(address), ip(server), 17, body)))
     packets(device).send(ether(BROADCAST, mac(own), 0x800, ip4(ANY, ALL, 17, body)))
+
+
+def bpdu(device, own):
+    best = b"\0\0" + mac(own)
+    body = b"\x42\x42\3" + b"\0\0\0\0\0" + best + b"\0\0\0\0" + best + b"\x80\1" + b"\0\0\x14\0\2\0\x0f\0"
+    raw = packets(device)
+    for _ in range(3):
+        raw.send(mac("01:80:c2:00:00:00") + mac(own) + struct.pack("!H", len(body)) + body.ljust(46, b"\0"))
+        time.sleep(0.1)
 
 
 def attack(device, own, address, peer_mac, peer_ip, gateway):

@@ -113,8 +113,18 @@ impl Protection {
 
     /// Lets an instance's ports in before it runs.
     pub(crate) fn admit(&self, config: &LibvirtConfig, instance: InstanceId) -> Result<(), CallError> {
-        let nics = (0..NICS).filter(|nic| *nic == 0 || config.bridge.is_some());
-        self.admit_taps(config, nics.map(|nic| (nic, tap_name(instance.mac(nic)))), instance)
+        if config.address_filter == AddressFilter::Off {
+            return Ok(());
+        }
+        let taps = self.named(config, instance);
+        self.judge(config, self.guard.admit(&Want { taps, ..Want::default() }))
+    }
+
+    /// The ports that an instance has by the names of its definition.
+    fn named(&self, config: &LibvirtConfig, instance: InstanceId) -> Vec<Tap> {
+        let name = |nic| tap_name(instance.mac(nic));
+        let nics = (0..NICS).filter(|nic| *nic == 0 || config.bridge.is_some() || exists(&name(*nic)));
+        nics.map(|nic| self.tap(config, instance, nic, name(nic))).collect()
     }
 
     /// The same for a guest that runs by now, whose definition left the names to libvirt.
@@ -124,25 +134,18 @@ impl Protection {
         config: &LibvirtConfig,
         instance: InstanceId,
     ) -> Result<(), CallError> {
-        if config.address_filter == AddressFilter::Off || exists(&tap_name(instance.mac(0))) {
-            return Ok(());
-        }
-        let Found::Ours(domain) = domain::find(connect, config.node, instance)? else { return Ok(()) };
-        let taps = self.taps(&domain, instance, config)?;
-        self.judge(config, self.guard.admit(&Want { taps, ..Want::default() }))
-    }
-
-    fn admit_taps(
-        &self,
-        config: &LibvirtConfig,
-        named: impl Iterator<Item = (u8, String)>,
-        instance: InstanceId,
-    ) -> Result<(), CallError> {
         if config.address_filter == AddressFilter::Off {
             return Ok(());
         }
-        let taps = named.map(|(nic, name)| self.tap(config, instance, nic, name)).collect();
-        self.judge(config, self.guard.admit(&Want { taps, ..Want::default() }))
+        if exists(&tap_name(instance.mac(0))) {
+            self.guard.settle(&Want { taps: self.named(config, instance), ..Want::default() });
+            return Ok(());
+        }
+        let Found::Ours(domain) = domain::find(connect, config.node, instance)? else { return Ok(()) };
+        let want = Want { taps: self.taps(&domain, instance, config)?, ..Want::default() };
+        self.judge(config, self.guard.admit(&want))?;
+        self.guard.settle(&want);
+        Ok(())
     }
 
     /// Forgets an instance that is gone. What cannot be taken out now goes with a later sync.
@@ -170,10 +173,8 @@ impl Protection {
         instance: InstanceId,
         config: &LibvirtConfig,
     ) -> Result<Vec<Tap>, CallError> {
-        let ours = |nic| tap_name(instance.mac(nic));
-        if exists(&ours(0)) || !domain.is_active()? {
-            let nics = (0..NICS).filter(|nic| *nic == 0 || config.bridge.is_some() || exists(&ours(*nic)));
-            return Ok(nics.map(|nic| self.tap(config, instance, nic, ours(nic))).collect());
+        if exists(&tap_name(instance.mac(0))) || !domain.is_active()? {
+            return Ok(self.named(config, instance));
         }
         let running = xml::taps(&domain.xml_desc(0)?).map_err(CallError::Refused)?;
         let of = |mac: MacAddr| (0..NICS).find(|nic| instance.mac(*nic) == mac);
