@@ -259,6 +259,13 @@ down() {
   if ip -o addr show dev "$bridge" 2>/dev/null | grep -q '169\.254\.169\.254'; then
     ip addr del 169.254.169.254/32 dev "$bridge"
   fi
+  # Packet rules and the metadata servers' meeting place serve all agents of a host: the last one takes them along.
+  find /run/ecompute/metadata -type l -lname "$STATE/*" -delete 2>/dev/null || true # there may never have been one
+  if ! find /run/ecompute/metadata -type l 2>/dev/null | grep -q .; then
+    for family in bridge inet; do nft delete table $family ecompute 2>/dev/null || true; done # nor these
+    rm -rf /run/ecompute/metadata
+    rmdir /run/ecompute 2>/dev/null || true
+  fi
   if [ -e "$RUN/network-started" ]; then virsh net-destroy "$(cat "$RUN/network-started")" >/dev/null || true; fi
   if [ -e "$RUN/network-defined" ]; then
     virsh net-destroy "$(cat "$RUN/network-defined")" >/dev/null 2>&1 || true # it may be inactive already

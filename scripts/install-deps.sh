@@ -9,7 +9,7 @@ case $level in
 build) ;;
 demo | test)
   packages+=(etcd-server etcd-client qemu-system-x86 qemu-utils libvirt-daemon-system libvirt-clients
-    dnsmasq-base iproute2 iptables python3 openssh-client cpio e2fsprogs curl util-linux
+    dnsmasq-base iproute2 iptables nftables python3 openssh-client cpio e2fsprogs curl util-linux
     dpkg-dev procps kmod binutils xz-utils zstd)
   ;;&
 test) packages+=(python3-venv docker.io mmdebstrap postgresql debian-archive-keyring) ;;

@@ -27,6 +27,8 @@ use crate::{
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two tries to reach what is not there yet.
 const RETRY: Duration = Duration::from_secs(2);
+/// How soon packet rules come back that somebody took away.
+const PROTECTION_PERIOD: Duration = Duration::from_secs(30);
 
 /// Runs an agent on the real parts until `shutdown`.
 pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> {
@@ -48,6 +50,9 @@ pub fn libvirt_config(settings: &Settings, node: NodeId) -> LibvirtConfig {
         virt_type: settings.virt_type,
         network: settings.network.clone(),
         bridge: settings.bridge.clone(),
+        address_filter: settings.address_filter,
+        filter_required: settings.filter_required,
+        control: settings.control_endpoints(),
         // By the directory and not by the node: `uuid` may be set anew, the directory stays.
         pool: format!("ecompute{}", settings.disks().display()).replace('/', "-"),
         pool_path: settings.disks(),
@@ -165,14 +170,16 @@ pub async fn run_with(parts: Arc<Parts>, shutdown: CancellationToken) -> Result<
         })
     });
 
+    let mut protection = tokio::spawn(protect(Arc::clone(&parts), stop.clone()));
     let driver_stop = CancellationToken::new();
     let mut driver = tokio::spawn(driver::run(Arc::clone(&parts), driver_stop.clone()));
-    // Whichever of the three ends before it was asked to takes the agent along: nothing lives on deaf.
+    // Whichever of these ends before it was asked to takes the agent along: nothing lives on deaf.
     let broken: Option<anyhow::Error> = tokio::select! {
         () = shutdown.cancelled() => None,
         ended = &mut presence => Some(early(ended, "the node's key")),
         ended = &mut registration => Some(early(ended, "the registration with placement")),
         ended = &mut driver => Some(early(ended, "the agent's loop")),
+        _ = &mut protection => Some(anyhow::anyhow!("looking after the packet rules ended unexpectedly")),
     };
     // Nothing new may be claimed here while work comes to its end. Who is not the node any more locks nothing.
     if parts.presence.fence().is_some() {
@@ -185,6 +192,9 @@ pub async fn run_with(parts: Arc<Parts>, shutdown: CancellationToken) -> Result<
     stop.cancel();
     if let Some(metadata) = metadata {
         metadata.await.context("the metadata service broke")?;
+    }
+    if !protection.is_finished() {
+        protection.await.context("looking after the packet rules broke")?;
     }
     if !registration.is_finished() {
         registration.await.context("the registration broke")??;
@@ -208,6 +218,24 @@ fn early<E: std::error::Error + Send + Sync + 'static>(
         Ok(Err(error)) => anyhow::Error::from(error).context(what),
         Ok(Ok(())) => anyhow::anyhow!("{what} ended unexpectedly"),
         Err(error) => anyhow::Error::from(error).context(what),
+    }
+}
+
+/// Looks after what holds guests to their own addresses, until `stop`.
+async fn protect(parts: Arc<Parts>, stop: CancellationToken) {
+    let mut troubled = false;
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(PROTECTION_PERIOD) => {}
+        }
+        let outcome = parts.hypervisor.protect().await;
+        if let Err(error) = &outcome
+            && !troubled
+        {
+            tracing::warn!(%error, "failed to look after the packet rules around guests; trying on");
+        }
+        troubled = outcome.is_err();
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use ec_libvirt::LibvirtHypervisor;
+use ec_guard::Guard;
+use ec_libvirt::{AddressFilter, LibvirtHypervisor};
 use ec_model::NodeId;
 use ec_placement_client::PlacementClient;
 use ec_runtime::exit::{FAILED, UNREACHABLE, chain};
@@ -33,6 +34,7 @@ pub async fn check(settings: &Settings, file: Option<PathBuf>) -> u8 {
         Line { what: "placement", found: bounded(placement(settings)).await },
         Line { what: "libvirt", found: bounded(libvirt(settings)).await },
         Line { what: "network", found: bounded(network(settings)).await },
+        Line { what: "guests", found: guests(settings).await },
         Line { what: "disk", found: disk(settings) },
     ];
     let mut code = 0;
@@ -94,6 +96,25 @@ async fn network(settings: &Settings) -> Result<String, (u8, String)> {
         Some(second) => format!("{first}, second interface on {second}"),
         None => first,
     })
+}
+
+/// Whether guests can be held to their own addresses here.
+async fn guests(settings: &Settings) -> Result<String, (u8, String)> {
+    let held = match settings.address_filter {
+        AddressFilter::Learned => "to the addresses that they were given",
+        AddressFilter::Mac => "to their hardware addresses",
+        AddressFilter::Off => {
+            return Ok("libvirt.address_filter is off: they can take each other's addresses".to_owned());
+        }
+    };
+    let probed = tokio::task::spawn_blocking(Guard::probe).await;
+    match probed.map_err(|error| (FAILED, error.to_string()))? {
+        Ok(()) => Ok(format!("packet rules hold them {held}")),
+        Err(error) => {
+            let meant = "`libvirt.address_filter: off` in compute.yaml does without";
+            Err((FAILED, format!("they can take each other's addresses: {error}; {meant}")))
+        }
+    }
 }
 
 fn hypervisor(settings: &Settings) -> Result<LibvirtHypervisor, (u8, String)> {

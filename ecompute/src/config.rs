@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ec_libvirt::VirtType;
+use ec_libvirt::{AddressFilter, VirtType};
 use ec_model::{Keyspace, NodeId};
 use ec_placement_client::PlacementConfig;
 use ec_runtime::config::{ConfigError, EtcdSection, Loaded, PlacementSection, load};
@@ -55,6 +55,15 @@ struct LibvirtSection {
     uri: Option<String>,
     virt_type: Option<VirtTypeName>,
     network: Option<String>,
+    address_filter: Option<AddressFilterName>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum AddressFilterName {
+    Learned,
+    Mac,
+    Off,
 }
 
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
@@ -103,6 +112,10 @@ pub struct Settings {
     pub virt_type: VirtType,
     /// The libvirt network of the first interface.
     pub network: String,
+    /// What guests' ports are held to.
+    pub address_filter: AddressFilter,
+    /// Whether the configuration says so, and does not leave it to what the host can.
+    pub filter_required: bool,
     /// The operator's own traits.
     pub traits: BTreeSet<String>,
     /// A guest without an address for so long after its start has failed.
@@ -124,6 +137,8 @@ const WORKERS: usize = 10;
 const STALL_TIMEOUT: u64 = 30;
 /// An emulated guest on a busy host takes minutes to ask for its address.
 const ADDRESS_TIMEOUT: u64 = 300;
+/// Where the members of an etcd cluster speak to each other, usually without a password.
+const ETCD_PEER_PORT: u16 = 2380;
 /// Far more than the milliseconds between a claim and its request.
 const AUDIT_GRACE: u64 = 60;
 
@@ -236,6 +251,12 @@ impl Settings {
                 VirtTypeName::Qemu => VirtType::Qemu,
             },
             network: file.libvirt.network.clone().unwrap_or_else(|| "default".to_owned()),
+            address_filter: match file.libvirt.address_filter {
+                None | Some(AddressFilterName::Learned) => AddressFilter::Learned,
+                Some(AddressFilterName::Mac) => AddressFilter::Mac,
+                Some(AddressFilterName::Off) => AddressFilter::Off,
+            },
+            filter_required: file.libvirt.address_filter.is_some(),
             traits: file.traits.iter().cloned().collect(),
             address_timeout: SignedDuration::from_secs(i64::try_from(address).unwrap_or(i64::MAX)),
             audit_grace: SignedDuration::from_secs(i64::try_from(grace).unwrap_or(i64::MAX)),
@@ -246,6 +267,20 @@ impl Settings {
     pub fn ratio(&self, class: &str) -> f64 {
         let default = if class == "VCPU" { VCPU_RATIO } else { 1.0 };
         self.allocation_ratio.get(class).copied().unwrap_or(default)
+    }
+
+    /// The hosts and ports of etcd, between its members too, and of placement: what no guest may reach.
+    pub fn control_endpoints(&self) -> Vec<(String, u16)> {
+        let mut found = BTreeSet::new();
+        for endpoint in &self.etcd.endpoints {
+            // Of the form `host:port` or a URL.
+            let text = if endpoint.contains("://") { endpoint.clone() } else { format!("http://{endpoint}") };
+            if let Some((host, port)) = host_and_port(&text) {
+                found.extend([(host.clone(), port), (host, ETCD_PEER_PORT)]);
+            }
+        }
+        found.extend(host_and_port(&self.placement.endpoint));
+        found.into_iter().collect()
     }
 
     /// How many network interfaces a guest has.
@@ -271,6 +306,18 @@ impl Settings {
 
 fn hostname() -> String {
     nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default()
+}
+
+fn host_and_port(url: &str) -> Option<(String, u16)> {
+    let url = url::Url::parse(url.trim()).ok()?;
+    let port = url.port_or_known_default()?;
+    // A resolver wants IPv6 addresses without their brackets.
+    let host = match url.host()? {
+        url::Host::Domain(name) => name.to_owned(),
+        url::Host::Ipv4(ip) => ip.to_string(),
+        url::Host::Ipv6(ip) => ip.to_string(),
+    };
+    Some((host, port))
 }
 
 fn is_interface_name(name: &str) -> bool {
@@ -310,6 +357,40 @@ mod tests {
         assert_eq!(settings.etcd.endpoints, ["ds1:2379"]);
         assert!(!settings.resize);
         assert_eq!(settings.bridge.as_deref(), Some("br0"));
+    }
+
+    #[test]
+    fn control_endpoints_are_found_in_every_form() {
+        let endpoints = |text: &str| {
+            let found = check(text).unwrap().control_endpoints();
+            found.into_iter().map(|(host, port)| format!("{host} {port}")).collect::<Vec<_>>()
+        };
+        assert_eq!(endpoints(""), ["localhost 2379", "localhost 2380", "localhost 8080"]);
+        assert_eq!(
+            endpoints(
+                "etcd: {endpoints: ['e1:2379', 'http://10.0.0.2:4001/', '[fd00::1]:2379']}\nplacement: {endpoint: 'https://p.example/placement'}"
+            ),
+            [
+                "10.0.0.2 2380",
+                "10.0.0.2 4001",
+                "e1 2379",
+                "e1 2380",
+                "fd00::1 2379",
+                "fd00::1 2380",
+                "p.example 443"
+            ]
+        );
+    }
+
+    #[test]
+    fn what_guests_are_held_to_is_left_to_the_host_where_nothing_is_said() {
+        let filter =
+            |text: &str| check(text).map(|settings| (settings.address_filter, settings.filter_required));
+        assert_eq!(filter("").unwrap(), (AddressFilter::Learned, false));
+        assert_eq!(filter("libvirt: {address_filter: learned}").unwrap(), (AddressFilter::Learned, true));
+        assert_eq!(filter("libvirt: {address_filter: mac}").unwrap(), (AddressFilter::Mac, true));
+        assert_eq!(filter("libvirt: {address_filter: off}").unwrap(), (AddressFilter::Off, true));
+        assert!(filter("libvirt: {address_filter: none}").unwrap_err().contains("learned"));
     }
 
     #[test]

@@ -14,11 +14,12 @@ use ec_runtime::{
 ///
 /// Guests ask http://169.254.169.254/ for their hostname, keys and user-data, in the form of EC2 or of
 /// OpenStack. The answers come from the record files that ecompute writes, so guests are answered while
-/// ecompute, etcd and placement are down. A guest is told by the hardware address it sends from; whoever
+/// ecompute, etcd and placement are down. A guest is told by the port of the bridge that it is on; whoever
 /// is not a guest on the bridge, this host included, gets 404.
 ///
 /// Needs root: it puts the address on the bridge, and takes it off when it ends. It waits where there is
-/// no such bridge yet, and where another server answers already (ecompute has one built in).
+/// no such bridge yet, and where another server answers already (ecompute has one built in), which then
+/// answers for the guests of both.
 #[derive(Parser)]
 #[command(
     version,
@@ -56,7 +57,8 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> Result<(), Failure> {
     let records = RecordDir::reader(cli.state_dir.join("instances"));
-    let config = MetadataConfig { bridge: cli.bridge, address: cli.address, port: cli.port, records };
+    let config =
+        MetadataConfig { address: cli.address, port: cli.port, ..MetadataConfig::new(cli.bridge, records) };
     // One thread, and one more while a request is looked up: guests ask rarely.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

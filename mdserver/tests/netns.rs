@@ -4,12 +4,14 @@
 
 use std::{
     fs,
+    io::Read,
     path::Path,
     process::{Child, Command, Output, Stdio},
     sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
+use ec_guard::ports::{mark_of, tap_name};
 use ec_metadata::{InstanceRecord, RecordDir};
 use ec_model::{Blob, InstanceId, RECORD_VERSION};
 use jiff::Timestamp;
@@ -70,6 +72,7 @@ impl Lab {
                 base_digest: None,
                 keys: vec!["ssh-ed25519 AAAA me".into()],
                 user_data: Some(Blob(USER_DATA.to_vec())),
+                token_required: false,
                 project: "p".into(),
                 resources: ec_model::Resources::new(),
                 started: false,
@@ -87,10 +90,9 @@ impl Lab {
         ip(&format!("-n {host} link set br0 up"));
         for (number, guest) in (1..).zip(&self.guests) {
             let mac = self.instance.mac(number - 1);
-            ip(&format!(
-                "-n {host} link add tap{number} type veth peer name eth0 address {mac} netns {guest}"
-            ));
-            ip(&format!("-n {host} link set tap{number} master br0 up"));
+            let tap = tap_name(mac);
+            ip(&format!("-n {host} link add {tap} type veth peer name eth0 address {mac} netns {guest}"));
+            ip(&format!("-n {host} link set {tap} master br0 up"));
             ip(&format!("-n {guest} addr add 192.168.150.1{number}/24 dev eth0"));
             ip(&format!("-n {guest} link set eth0 up"));
             ip(&format!("-n {guest} route add default via 192.168.150.1"));
@@ -98,13 +100,18 @@ impl Lab {
     }
 
     fn stop_network(&self) {
-        for number in [1, 2] {
-            ip(&format!("-n {} link del tap{number}", self.host));
+        for number in [0, 1] {
+            ip(&format!("-n {} link del {}", self.host, tap_name(self.instance.mac(number))));
         }
         ip(&format!("-n {} link del br0", self.host));
     }
 
     fn server(&self) -> Server {
+        self.server_of(self.state.path(), "br0")
+    }
+
+    /// Another one, with records and a bridge of its own.
+    fn server_of(&self, state: &Path, bridge: &str) -> Server {
         let log = self.state.path().join(format!("log-{}", Timestamp::now().as_nanosecond()));
         let child = Command::new("ip")
             .args([
@@ -113,10 +120,10 @@ impl Lab {
                 &self.host,
                 env!("CARGO_BIN_EXE_mdserver"),
                 "--bridge",
-                "br0",
+                bridge,
                 "--state-dir",
             ])
-            .arg(self.state.path())
+            .arg(state)
             .stderr(fs::File::create(&log).unwrap())
             .stdout(Stdio::null())
             .spawn()
@@ -168,6 +175,15 @@ impl Drop for Lab {
         for namespace in self.guests.iter().chain([&self.host]) {
             run("ip", &["netns", "del", namespace]);
         }
+    }
+}
+
+/// A namespace more.
+struct Gone<'a>(&'a str);
+
+impl Drop for Gone<'_> {
+    fn drop(&mut self) {
+        run("ip", &["netns", "del", self.0]);
     }
 }
 
@@ -285,6 +301,135 @@ fn a_second_server_waits_and_takes_over_when_the_first_one_ends_or_is_killed() {
         assert_eq!(second.end("-TERM"), Some(0));
         assert!(!lab.has_address(), "{signal}");
     }
+}
+
+#[test]
+fn whoever_takes_a_guests_address_on_another_port_is_told_nothing() {
+    let Some(lab) = Lab::new() else { return };
+    lab.start_network();
+    let server = lab.server();
+    eventually("the guest is answered", || lab.guest_is_answered());
+    let [guest, attacker] = &lab.guests;
+    let mac = lab.instance.mac(0);
+    // Its hardware address, and then its IP address too.
+    ip(&format!("-n {attacker} link set eth0 address {mac}"));
+    for take in ["", "192.168.150.11/24"] {
+        if !take.is_empty() {
+            ip(&format!("-n {guest} link set eth0 down"));
+            ip(&format!("-n {attacker} addr flush dev eth0"));
+            ip(&format!("-n {attacker} addr add {take} dev eth0"));
+        }
+        ip(&format!("-n {attacker} route replace default via 192.168.150.1"));
+        ip(&format!("-n {} neigh flush dev br0", lab.host));
+        for _ in 0..3 {
+            for path in ["/latest/user-data", "/latest/meta-data/hostname", "/openstack/latest/user_data"] {
+                let (status, body) = lab.get(attacker, path);
+                assert_eq!(status, 404, "{take} {path}: {}", String::from_utf8_lossy(&body));
+            }
+        }
+    }
+    drop(server);
+}
+
+#[test]
+fn one_guest_with_many_addresses_does_not_keep_the_others_from_being_answered() {
+    let Some(lab) = Lab::new() else { return };
+    lab.start_network();
+    let server = lab.server();
+    eventually("the guest is answered", || lab.guest_is_answered());
+    let attacker = &lab.guests[1];
+    for last in 100..140 {
+        ip(&format!("-n {attacker} addr add 192.168.150.{last}/24 dev eth0"));
+    }
+    // Far more than all connections there can be, from forty addresses, each of which says half a question.
+    let flood = "import socket, time
+held = []
+for n in range(600):
+    s = socket.socket(); s.settimeout(2)
+    try:
+        s.bind(('192.168.150.%d' % (100 + n % 40), 0)); s.connect(('169.254.169.254', 80)); s.send(b'GET / HT'); held.append(s)
+    except OSError: pass
+print('held', flush=True); time.sleep(30)";
+    let mut flood = Command::new("ip")
+        .args(["netns", "exec", attacker, "python3", "-c", flood])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = [0; 4];
+    flood.stdout.take().unwrap().read_exact(&mut line).unwrap();
+    let begun = Instant::now();
+    for _ in 0..5 {
+        assert!(lab.guest_is_answered(), "after {:?}", begun.elapsed());
+    }
+    flood.kill().unwrap();
+    flood.wait().unwrap();
+    drop(server);
+}
+
+#[test]
+fn a_port_that_gives_marks_is_not_believed_without_one() {
+    let Some(lab) = Lab::new() else { return };
+    lab.start_network();
+    let server = lab.server();
+    eventually("the guest is answered", || lab.guest_is_answered());
+    let nft = |rules: &str| {
+        let output = run("ip", &["netns", "exec", &lab.host, "nft", rules]);
+        assert!(output.status.success(), "{rules}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    // Somebody who sends as the guest from elsewhere could be taken for it, as the bridge has seen its
+    // address last here or there; but the guest's own question would have a mark.
+    let (tap, mark) = (tap_name(lab.instance.mac(0)), mark_of(lab.instance.mac(0)));
+    nft(&format!(
+        "table bridge ecompute {{ map marks {{ type ifname : mark; elements = {{ \"{tap}\" : {mark} }}; }}; \
+         chain pre {{ type filter hook prerouting priority -310; }}; }}"
+    ));
+    let refused = || lab.get(&lab.guests[0], "/latest/meta-data/hostname").0 == 404;
+    eventually("a question without a mark is nobody's", refused);
+    nft("add rule bridge ecompute pre meta mark set iifname map @marks");
+    assert!(lab.guest_is_answered(), "with it, it is the guest's");
+    nft("delete table bridge ecompute");
+    eventually("without rules the bridge tells", || lab.guest_is_answered());
+    drop(server);
+}
+
+#[test]
+fn of_two_servers_with_records_of_their_own_one_answers_for_the_guests_of_both() {
+    let Some(lab) = Lab::new() else { return };
+    lab.start_network();
+    let (other, state): (InstanceId, _) =
+        ("7d3c1f0a-2b4e-4c55-9a7e-0123456789ac".parse().unwrap(), tempfile::tempdir().unwrap());
+    // The other one's guest is on a bridge of its own.
+    let (host, third) = (&lab.host, format!("{}3", lab.guests[0]));
+    ip(&format!("netns add {third}"));
+    let _third = Gone(&third);
+    ip(&format!("-n {host} link add br1 type bridge"));
+    ip(&format!("-n {host} addr add 192.168.151.1/24 dev br1"));
+    ip(&format!("-n {host} link set br1 up"));
+    let (mac, tap) = (other.mac(0), tap_name(other.mac(0)));
+    ip(&format!("-n {host} link add {tap} type veth peer name eth0 address {mac} netns {third}"));
+    ip(&format!("-n {host} link set {tap} master br1 up"));
+    ip(&format!("-n {third} addr add 192.168.151.2/24 dev eth0"));
+    ip(&format!("-n {third} link set eth0 up"));
+    ip(&format!("-n {third} route add default via 192.168.151.1"));
+    let own = RecordDir::reader(lab.state.path().join("instances")).get(lab.instance).unwrap().unwrap();
+    let record =
+        InstanceRecord { instance: other, name: "other".into(), macs: vec![mac], user_data: None, ..own };
+    RecordDir::open(state.path().join("instances")).unwrap().put(&record).unwrap();
+
+    let both = || {
+        lab.guest_is_answered()
+            && lab.get(&third, "/latest/meta-data/hostname") == (200, b"other".to_vec())
+            && lab.get(&lab.guests[1], "/latest/meta-data/hostname").0 == 404
+    };
+    let first = lab.server();
+    eventually("the first one answers", || lab.guest_is_answered());
+    let second = lab.server_of(state.path(), "br1");
+    eventually("the second one waits", || second.log().contains("another server answers"));
+    eventually("both guests are answered", both);
+    assert_eq!(first.end("-KILL"), None);
+    eventually("the second one takes over", || second.log().contains("answering guests"));
+    eventually("both guests are answered by the other", both);
+    assert_eq!(second.end("-TERM"), Some(0));
 }
 
 #[test]

@@ -1,9 +1,11 @@
-//! Black-box histories against the programs as they are shipped: start real parts, do the fault, look.
+//! Histories in which the shipped programs once did harm, on real parts: start a stack, do the fault, look.
 
 mod agent_guests;
 mod agent_nodes;
 mod agent_records;
 mod agent_restore;
+mod guests_isolation;
+mod guests_two_agents;
 mod placement_callers;
 mod placement_far;
 mod placement_records;

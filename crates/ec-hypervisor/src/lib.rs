@@ -68,6 +68,12 @@ pub trait Hypervisor: Send + Sync + 'static {
     /// The end of the guest's console, at most `max_bytes`, as text; empty where there is none.
     async fn console_tail(&self, instance: InstanceId, max_bytes: usize) -> HypervisorResult<String>;
 
+    /// Looks after what holds guests to their own addresses, and makes it good where somebody took it away.
+    /// To be called every half minute.
+    async fn protect(&self) -> HypervisorResult<()> {
+        Ok(())
+    }
+
     /// Hints that something changed. Each means only "look again"; a receiver that lags looks at all.
     fn events(&self) -> broadcast::Receiver<HypervisorEvent>;
 }

@@ -24,6 +24,14 @@ pub enum HypervisorError {
         /// The deadline that passed, in seconds.
         seconds: u64,
     },
+    /// Something on the host is not as it must be for now: wait and try again.
+    #[error("cannot {what} for now: {detail}")]
+    NotNow {
+        /// What was being done to what.
+        what: String,
+        /// What is in the way.
+        detail: String,
+    },
     /// The hypervisor refused or failed; trying the same again will not help.
     #[error("failed to {what}: {detail}")]
     Failed {

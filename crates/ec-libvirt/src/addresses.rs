@@ -1,22 +1,27 @@
 //! What addresses guests have: DHCP leases, the host's neighbour table, the guest's own agent.
 //!
-//! Leases come in one call for all and tell of an address at once. The neighbour table is read from the
-//! kernel's file, because libvirt's own reader of it fails on newer kernels. The agent may block, so it
-//! is asked aside, seldom, only where the others cannot know, and its last answer is what counts.
+//! Leases come in one call for all and tell of an address at once. A neighbour counts only on a bridge of
+//! ours, and only where the bridge has seen its hardware address behind that guest's own port: anybody can
+//! answer ARP for anybody. The agent may block, so it is asked aside, seldom, only where the others cannot
+//! know, and its last answer is what counts.
+//!
+//! What a guest says is bounded: so many addresses for each interface, and so many changes in a time.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     net::IpAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use ec_guard::ports::{self, Ports, is_tap_of};
 use ec_hypervisor::HypervisorResult;
 use ec_model::{Address, AddressSource, InstanceId, MacAddr, NodeId};
-use virt::connect::Connect;
+use virt::{connect::Connect, network::Network};
 
 use crate::{
     calls::Scope,
+    config::LibvirtConfig,
     domain::{self, Found},
     error::CallError,
     lane::Lane,
@@ -29,22 +34,54 @@ const AGENT_INTERVAL: Duration = Duration::from_secs(2);
 /// How long an agent's answer is kept for an instance that nobody asks about.
 const AGENT_KEEP: Duration = Duration::from_secs(60);
 
+/// The most addresses that are told of one interface.
+const ADDRESSES_MAX: usize = 16;
+
+/// So many changes of an instance's addresses are told at once: a start brings one for each interface and
+/// family.
+const CHANGES_MAX: u32 = 8;
+
+/// And then one in such a time: a guest can have another address whenever it likes.
+const CHANGE_INTERVAL: Duration = Duration::from_secs(60);
+
 type Seen = HashMap<MacAddr, Vec<(IpAddr, AddressSource)>>;
 
-/// Leases and neighbours.
-pub(crate) fn seen_by_host(connect: &Connect, network: &str) -> Result<Seen, CallError> {
-    let leases = sys::dhcp_leases(&connect.lookup_network_by_name(network)?)?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+/// Leases, and the neighbours that are these instances' own.
+pub(crate) fn seen_by_host(
+    connect: &Connect,
+    config: &LibvirtConfig,
+    instances: &[InstanceId],
+) -> Result<Seen, CallError> {
+    let network = connect.lookup_network_by_name(&config.network)?;
     let mut seen = Seen::new();
-    for (mac, ip) in leases.iter().filter_map(|lease| living(lease, now)) {
+    for (mac, ip) in leases(&network)? {
         seen.entry(mac).or_default().push((ip, AddressSource::Lease));
     }
-    // A host without the file has no IPv4 neighbours.
-    let neighbours = std::fs::read_to_string("/proc/net/arp").unwrap_or_default();
-    for (mac, ip) in neighbours.lines().filter_map(neighbour) {
-        seen.entry(mac).or_default().push((ip, AddressSource::Arp));
+    for (nic, bridge) in [(0, network.bridge_name().ok()), (1, config.bridge.clone())] {
+        if let Some(bridge) = bridge {
+            // A host without the table has no IPv4 neighbours.
+            for (mac, ip) in neighbours(&bridge, nic, instances).unwrap_or_default() {
+                note_neighbour(&mut seen, mac, ip);
+            }
+        }
     }
     Ok(seen)
+}
+
+/// Where a lease tells, a neighbour tells nothing more: an entry of the table says who answered, not from
+/// where, and what the bridge has seen last may be another than who answered.
+fn note_neighbour(seen: &mut Seen, mac: MacAddr, ip: IpAddr) {
+    let known = seen.entry(mac).or_default();
+    if known.iter().all(|(_, source)| *source != AddressSource::Lease) {
+        known.push((ip, AddressSource::Arp));
+    }
+}
+
+/// The leases that have not ended.
+pub(crate) fn leases(network: &Network) -> Result<Vec<(MacAddr, IpAddr)>, CallError> {
+    let leases = sys::dhcp_leases(network)?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+    Ok(leases.iter().filter_map(|lease| living(lease, now)).collect())
 }
 
 fn living(lease: &Lease, now: u64) -> Option<(MacAddr, IpAddr)> {
@@ -52,14 +89,17 @@ fn living(lease: &Lease, now: u64) -> Option<(MacAddr, IpAddr)> {
     if ended { None } else { Some((lease.mac.as_ref()?.parse().ok()?, lease.ip.parse().ok()?)) }
 }
 
-/// A line of `/proc/net/arp`: address, hardware type, flags, hardware address, mask, device.
-fn neighbour(line: &str) -> Option<(MacAddr, IpAddr)> {
-    const COMPLETE: u32 = 0x2;
-    let mut fields = line.split_whitespace();
-    let ip = fields.next()?.parse().ok()?;
-    let flags = u32::from_str_radix(fields.nth(1)?.strip_prefix("0x")?, 16).ok()?;
-    let mac = fields.next()?.parse().ok()?;
-    (flags & COMPLETE != 0).then_some((mac, ip))
+/// The neighbours on a bridge that are one of these instances and sit on its port.
+fn neighbours(bridge: &str, nic: u8, instances: &[InstanceId]) -> std::io::Result<Vec<(MacAddr, IpAddr)>> {
+    let macs: HashSet<MacAddr> = instances.iter().map(|instance| instance.mac(nic)).collect();
+    let mut found = ports::neighbours()?;
+    found.retain(|neighbour| neighbour.device == bridge && macs.contains(&neighbour.mac));
+    if found.is_empty() {
+        return Ok(Vec::new());
+    }
+    let ports = Ports::of(bridge)?;
+    let sits = |mac| ports.get(mac).is_some_and(|port| is_tap_of(port, mac));
+    Ok(found.into_iter().filter(|found| sits(found.mac)).map(|found| (found.mac, found.ip.into())).collect())
 }
 
 /// Not an address to reach the guest by.
@@ -77,11 +117,9 @@ fn of_instance(instance: InstanceId, nics: u8, seen: &Seen) -> Vec<Address> {
         let mac = instance.mac(nic);
         let mut known: Vec<_> = seen.get(&mac).into_iter().flatten().collect();
         known.sort_by_key(|(ip, source)| (ip.is_ipv6(), rank(*source)));
-        for (ip, source) in known {
-            if !found.iter().any(|address| address.nic == nic && address.ip == *ip) {
-                found.push(Address { ip: *ip, mac, nic, source: *source });
-            }
-        }
+        let mut told = HashSet::new();
+        let distinct = known.into_iter().filter(|(ip, _)| told.insert(*ip)).take(ADDRESSES_MAX);
+        found.extend(distinct.map(|(ip, source)| Address { ip: *ip, mac, nic, source: *source }));
     }
     found
 }
@@ -142,12 +180,61 @@ impl Agents {
     }
 }
 
+/// What was last told of each instance's addresses, and how many changes it may still have.
+#[derive(Debug, Default)]
+pub(crate) struct Told(Mutex<HashMap<InstanceId, Last>>);
+
+#[derive(Debug)]
+struct Last {
+    addresses: Vec<Address>,
+    asked: Instant,
+    changes: u32,
+    counted: Instant,
+}
+
+impl Told {
+    /// What is told now: the addresses found, or those of before where they change too often.
+    fn settle(&self, instance: InstanceId, found: Vec<Address>, now: Instant) -> Vec<Address> {
+        let mut map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let keep = CHANGE_INTERVAL * CHANGES_MAX;
+        map.retain(|_, last| now.duration_since(last.asked) < keep);
+        let last = map.entry(instance).or_insert_with(|| Last {
+            addresses: Vec::new(),
+            asked: now,
+            changes: CHANGES_MAX,
+            counted: now,
+        });
+        last.asked = now;
+        while last.changes < CHANGES_MAX && now.duration_since(last.counted) >= CHANGE_INTERVAL {
+            last.changes += 1;
+            last.counted += CHANGE_INTERVAL;
+        }
+        // Which of a guest's addresses comes first may differ from look to look.
+        let same =
+            last.addresses.len() == found.len() && found.iter().all(|one| last.addresses.contains(one));
+        if !same && last.changes > 0 {
+            if last.changes == CHANGES_MAX {
+                last.counted = now;
+            }
+            last.changes -= 1;
+            last.addresses = found;
+        }
+        last.addresses.clone()
+    }
+
+    /// Forgets an instance that is gone.
+    pub(crate) fn forget(&self, instance: InstanceId) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&instance);
+    }
+}
+
 /// Puts together what the host sees and what agents said, and has those agents asked that are due.
 pub(crate) fn collect(
     instances: &[InstanceId],
     nics: u8,
     mut seen: Seen,
     agents: &Arc<Agents>,
+    told: &Told,
     ask: impl Fn(InstanceId),
 ) -> HashMap<InstanceId, Vec<Address>> {
     let mut found = HashMap::new();
@@ -164,7 +251,7 @@ pub(crate) fn collect(
                 ask(*instance);
             }
         }
-        let addresses = of_instance(*instance, nics, &seen);
+        let addresses = told.settle(*instance, of_instance(*instance, nics, &seen), Instant::now());
         if !addresses.is_empty() {
             found.insert(*instance, addresses);
         }
@@ -173,11 +260,21 @@ pub(crate) fn collect(
 }
 
 /// Asks one guest's agent and keeps the answer. No agent is the usual case and no error.
-pub(crate) async fn ask_agent(lane: Arc<Lane>, agents: Arc<Agents>, node: NodeId, instance: InstanceId) {
+pub(crate) async fn ask_agent(
+    lane: Arc<Lane>,
+    agents: Arc<Agents>,
+    node: NodeId,
+    instance: InstanceId,
+    nics: u8,
+) {
     let what = format!("ask the guest agent of {instance}");
     let result: HypervisorResult<Vec<GuestInterface>> = lane
         .call(what, Scope::Host, move |connect| match domain::find(connect, node, instance)? {
-            Found::Ours(domain) if domain.is_active()? => Ok(sys::agent_addresses(&domain)?),
+            Found::Ours(domain) if domain.is_active()? => {
+                let macs: Vec<String> = (0..nics).map(|nic| instance.mac(nic).to_string()).collect();
+                let ours = |mac: &str| macs.iter().any(|own| own.eq_ignore_ascii_case(mac));
+                Ok(sys::agent_addresses(&domain, ours, ADDRESSES_MAX)?)
+            }
             _ => Ok(Vec::new()),
         })
         .await;
@@ -203,14 +300,14 @@ mod tests {
     }
 
     #[test]
-    fn only_complete_neighbours_count() {
-        let line = "10.0.0.7         0x1         0x2         52:00:00:00:00:01     *        virbr0";
-        assert_eq!(neighbour(line).unwrap().1.to_string(), "10.0.0.7");
-        assert!(neighbour(&line.replace("0x2", "0x0")).is_none());
-        assert!(
-            neighbour("IP address       HW type     Flags       HW address            Mask     Device")
-                .is_none()
-        );
+    fn nobody_gives_a_guest_with_a_lease_another_address_by_arp() {
+        let [lease, forged]: [IpAddr; 2] = ["10.0.0.7", "10.0.0.200"].map(|ip| ip.parse().unwrap());
+        let (with, without) = (instance().mac(0), instance().mac(1));
+        let mut seen = Seen::from([(with, vec![(lease, AddressSource::Lease)])]);
+        note_neighbour(&mut seen, with, forged);
+        note_neighbour(&mut seen, without, forged);
+        assert_eq!(seen[&with], [(lease, AddressSource::Lease)]);
+        assert_eq!(seen[&without], [(forged, AddressSource::Arp)]);
     }
 
     #[test]
@@ -256,11 +353,55 @@ mod tests {
         let agents = Arc::new(agents);
         let asked = Mutex::new(0);
         let count = |_| *asked.lock().unwrap() += 1;
+        let told = Told::default();
         let lease = Seen::from([(instance().mac(0), vec![(ip, AddressSource::Lease)])]);
-        collect(&[instance()], 1, lease, &Arc::new(Agents::default()), count);
+        collect(&[instance()], 1, lease, &Arc::new(Agents::default()), &Told::default(), count);
         assert_eq!(*asked.lock().unwrap(), 0, "the lease tells");
-        let found = collect(&[instance()], 1, Seen::new(), &agents, count);
+        let found = collect(&[instance()], 1, Seen::new(), &agents, &told, count);
         assert_eq!(found[&instance()][0].source, AddressSource::Agent);
+    }
+
+    #[test]
+    fn a_guest_that_tells_of_a_hundred_thousand_addresses_is_cut_short_at_once() {
+        let addresses = (0..100_000_u32).map(|n| (IpAddr::from(n.to_be_bytes()), AddressSource::Agent));
+        let lease: IpAddr = "192.168.122.7".parse().unwrap();
+        let mut known: Vec<_> = addresses.collect();
+        known.push((lease, AddressSource::Lease));
+        known.extend(known.clone());
+        let seen = Seen::from([(instance().mac(0), known)]);
+        let begun = Instant::now();
+        let found = of_instance(instance(), 1, &seen);
+        assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+        assert_eq!(found.len(), ADDRESSES_MAX);
+        assert_eq!(found[0].ip, lease, "the surest comes first");
+    }
+
+    #[test]
+    fn a_guest_that_changes_its_addresses_all_the_time_is_told_of_once_in_a_while() {
+        let (told, begin) = (Told::default(), Instant::now());
+        let list = |n: u8| {
+            let ip = IpAddr::from([10, 0, 0, n]);
+            vec![Address { ip, mac: instance().mac(0), nic: 0, source: AddressSource::Agent }]
+        };
+        let mut changes = 0;
+        let mut before = Vec::new();
+        // Every ten seconds for an hour.
+        for look in 0..360_u32 {
+            let now = told.settle(
+                instance(),
+                list(u8::from(look % 2 == 0)),
+                begin + Duration::from_secs(10) * look,
+            );
+            changes += u32::from(now != before);
+            before = now;
+        }
+        assert!((60..=60 + CHANGES_MAX).contains(&changes), "{changes}");
+        // One that keeps still is told of soon.
+        let later = begin + Duration::from_secs(3600) + CHANGE_INTERVAL;
+        assert_eq!(told.settle(instance(), list(9), later), list(9));
+        // And those of another instance do not matter.
+        let other: InstanceId = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ac".parse().unwrap();
+        assert_eq!(told.settle(other, list(3), later), list(3));
     }
 
     #[test]

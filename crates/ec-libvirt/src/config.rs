@@ -16,6 +16,19 @@ pub enum VirtType {
     Qemu,
 }
 
+/// What a guest's port is held to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AddressFilter {
+    /// Its hardware address, and the addresses that the network's DHCP server gave it. Only the hardware
+    /// address on networks without one.
+    #[default]
+    Learned,
+    /// Its hardware address.
+    Mac,
+    /// Nothing: there are no rules.
+    Off,
+}
+
 /// Where libvirt is and what to use of it.
 #[derive(Debug, Clone)]
 pub struct LibvirtConfig {
@@ -29,6 +42,12 @@ pub struct LibvirtConfig {
     pub network: String,
     /// Name of a bridge of this host for a second interface, where guests shall have one.
     pub bridge: Option<String>,
+    /// What guests' ports are held to.
+    pub address_filter: AddressFilter,
+    /// Whether guests must not start where there can be no rules.
+    pub filter_required: bool,
+    /// Hosts and ports that guests must not reach.
+    pub control: Vec<(String, u16)>,
     /// Name of the storage pool of the overlays; made where there is none.
     pub pool: String,
     /// The pool's directory, absolute.
@@ -48,6 +67,9 @@ impl LibvirtConfig {
             virt_type: VirtType::Auto,
             network: "default".into(),
             bridge: None,
+            address_filter: AddressFilter::default(),
+            filter_required: false,
+            control: Vec::new(),
             pool: "ecompute".into(),
             pool_path: "/var/lib/ecompute/instances".into(),
             console_dir: "/var/lib/ecompute/consoles".into(),

@@ -10,6 +10,8 @@ pub(crate) enum CallError {
     Libvirt(Error),
     /// Our own refusal, or a failure beside libvirt.
     Refused(String),
+    /// Something beside libvirt that may work later.
+    NotNow(String),
 }
 
 impl From<Error> for CallError {
@@ -28,6 +30,7 @@ impl CallError {
     pub(crate) fn classify(self, what: &str, uri: &str, seconds: u64, lost: bool) -> HypervisorError {
         match self {
             Self::Refused(detail) => HypervisorError::Failed { what: what.to_owned(), detail },
+            Self::NotNow(detail) => HypervisorError::NotNow { what: what.to_owned(), detail },
             Self::Libvirt(error) if lost || is_connection_error(&error) => {
                 unreachable(uri, error.message().to_owned())
             }

@@ -14,7 +14,7 @@ use ec_model::{Address, BaseImage, InstanceId};
 use tokio::sync::broadcast;
 
 use crate::{
-    addresses::{self, Agents},
+    addresses::{self, Agents, Told},
     calls::{Hung, Scope},
     config::LibvirtConfig,
     console,
@@ -23,6 +23,7 @@ use crate::{
     error::CallError,
     lane::{Lane, Listener, Notice},
     prepare::{self, Facts},
+    protect::Protection,
     xml::{self, DomainXml, Machine},
 };
 
@@ -45,6 +46,8 @@ pub struct LibvirtHypervisor {
     look: Arc<Lane>,
     agent: Arc<Lane>,
     agents: Arc<Agents>,
+    told: Told,
+    protection: Arc<Protection>,
     facts: OnceLock<Facts>,
     events: broadcast::Sender<HypervisorEvent>,
 }
@@ -69,6 +72,8 @@ impl LibvirtHypervisor {
             look: lane(LOOKING, Some(listener(events.clone()))),
             agent: lane(ASKING_AGENTS, None),
             agents: Arc::default(),
+            told: Told::default(),
+            protection: Arc::default(),
             pool: Arc::new(Pool { name: config.pool.clone(), path: config.pool_path.clone() }),
             config: Arc::new(config),
             facts: OnceLock::new(),
@@ -110,6 +115,14 @@ impl LibvirtHypervisor {
         Ok(facts)
     }
 
+    /// Rules and elements as they shall be.
+    async fn guard(&self) -> HypervisorResult<()> {
+        let (config, protection) = (Arc::clone(&self.config), Arc::clone(&self.protection));
+        protection.resolve(&config).await;
+        let what = "put up the packet rules around guests".to_owned();
+        self.look.call(what, Scope::Host, move |connect| protection.sync(connect, &config)).await
+    }
+
     fn machine(&self, facts: &Facts, instance: InstanceId) -> Result<Machine, String> {
         Ok(Machine {
             node: self.config.node,
@@ -142,7 +155,9 @@ fn listener(events: broadcast::Sender<HypervisorEvent>) -> Listener {
 impl Hypervisor for LibvirtHypervisor {
     async fn prepare(&self) -> HypervisorResult<HostInfo> {
         // Always done: pool and network may have gone since.
-        Ok(self.find_facts().await?.info)
+        let info = self.find_facts().await?.info;
+        self.guard().await?;
+        Ok(info)
     }
 
     async fn list(&self) -> HypervisorResult<HashMap<InstanceId, Observed>> {
@@ -221,8 +236,12 @@ impl Hypervisor for LibvirtHypervisor {
     }
 
     async fn start(&self, instance: InstanceId) -> HypervisorResult<()> {
-        let node = self.config.node;
-        let work = move |connect: &virt::connect::Connect| domain::start(connect, node, instance);
+        let (config, protection) = (Arc::clone(&self.config), Arc::clone(&self.protection));
+        let work = move |connect: &virt::connect::Connect| {
+            protection.admit(&config, instance)?;
+            domain::start(connect, config.node, instance)?;
+            protection.admit_running(connect, &config, instance)
+        };
         self.act.call(format!("start domain {instance}"), Scope::Instance(instance), work).await
     }
 
@@ -248,15 +267,18 @@ impl Hypervisor for LibvirtHypervisor {
     }
 
     async fn destroy(&self, instance: InstanceId) -> HypervisorResult<()> {
-        let (node, pool) = (self.config.node, Arc::clone(&self.pool));
+        let (config, pool) = (Arc::clone(&self.config), Arc::clone(&self.pool));
+        let protection = Arc::clone(&self.protection);
         let log = console::path(&self.config.console_dir, instance);
         let work = move |connect: &virt::connect::Connect| {
-            domain::remove(connect, node, instance)?;
+            domain::remove(connect, config.node, instance)?;
+            protection.dismiss(&config, instance);
             pool.delete_volume(connect, instance)?;
             console::remove(&log)
         };
         self.act.call(format!("destroy domain {instance}"), Scope::Destroy(instance), work).await?;
         self.agents.forget(instance);
+        self.told.forget(instance);
         Ok(())
     }
 
@@ -267,16 +289,20 @@ impl Hypervisor for LibvirtHypervisor {
         if instances.is_empty() {
             return Ok(HashMap::new());
         }
-        let network = self.config.network.clone();
-        let what = format!("read the leases of network {network}");
-        let work = move |connect: &virt::connect::Connect| addresses::seen_by_host(connect, &network);
+        let (config, wanted) = (Arc::clone(&self.config), instances.to_vec());
+        let what = format!("read the leases of network {}", config.network);
+        let work = move |connect: &virt::connect::Connect| addresses::seen_by_host(connect, &config, &wanted);
         let seen = self.look.call(what, Scope::Host, work).await?;
         let nics = if self.config.bridge.is_some() { 2 } else { 1 };
-        Ok(addresses::collect(instances, nics, seen, &self.agents, |instance| {
+        Ok(addresses::collect(instances, nics, seen, &self.agents, &self.told, |instance| {
             let (lane, agents) = (Arc::clone(&self.agent), Arc::clone(&self.agents));
             // Ends by the lane's deadlines, and there is one per instance at most.
-            tokio::spawn(addresses::ask_agent(lane, agents, self.config.node, instance));
+            tokio::spawn(addresses::ask_agent(lane, agents, self.config.node, instance, nics));
         }))
+    }
+
+    async fn protect(&self) -> HypervisorResult<()> {
+        self.guard().await
     }
 
     async fn console_tail(&self, instance: InstanceId, max_bytes: usize) -> HypervisorResult<String> {
@@ -286,7 +312,7 @@ impl Hypervisor for LibvirtHypervisor {
         // A local file, not libvirt: the runtime's own threads will do.
         match tokio::task::spawn_blocking(move || console::tail(&log, max_bytes)).await {
             Ok(Ok(text)) => Ok(text),
-            Ok(Err(CallError::Refused(detail))) => Err(failed(detail)),
+            Ok(Err(CallError::Refused(detail) | CallError::NotNow(detail))) => Err(failed(detail)),
             Ok(Err(CallError::Libvirt(error))) => Err(failed(error.message().to_owned())),
             Err(ended) => Err(failed(ended.to_string())),
         }

@@ -27,10 +27,11 @@ mod events;
 mod hypervisor;
 mod lane;
 mod prepare;
+mod protect;
 mod sys;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod xml;
 
-pub use config::{LibvirtConfig, VirtType};
+pub use config::{AddressFilter, LibvirtConfig, VirtType};
 pub use hypervisor::LibvirtHypervisor;

@@ -61,8 +61,13 @@ pub(crate) fn dhcp_leases(network: &Network) -> Result<Vec<Lease>, Error> {
     Ok(found)
 }
 
-/// What the guest agent says about the guest's interfaces.
-pub(crate) fn agent_addresses(domain: &Domain) -> Result<Vec<GuestInterface>, Error> {
+/// What the guest agent says about the guest's interfaces with a hardware address that is `ours`, at most
+/// `max` addresses of all together for each of them. The guest may say anything.
+pub(crate) fn agent_addresses(
+    domain: &Domain,
+    ours: impl Fn(&str) -> bool,
+    max: usize,
+) -> Result<Vec<GuestInterface>, Error> {
     // SAFETY: the domain outlives the call. A refusal leaves the default, and the next call will tell.
     unsafe { sys::virDomainAgentSetResponseTimeout(domain.as_ptr(), AGENT_TIMEOUT, 0) };
     let mut interfaces: *mut sys::virDomainInterfacePtr = ptr::null_mut();
@@ -70,15 +75,20 @@ pub(crate) fn agent_addresses(domain: &Domain) -> Result<Vec<GuestInterface>, Er
     // SAFETY: the domain outlives the call; libvirt fills `interfaces` with an array of the count returned.
     let count = unsafe { sys::virDomainInterfaceAddresses(domain.as_ptr(), &mut interfaces, source, 0) };
     let Ok(count) = usize::try_from(count) else { return Err(Error::last_error()) };
-    let mut found = Vec::with_capacity(count);
+    let mut found: Vec<GuestInterface> = Vec::new();
     for index in 0..count {
         // SAFETY: `index` is below the count; each interface holds `naddrs` addresses and is ours until
         // freed here, once.
         unsafe {
             let interface = *interfaces.add(index);
-            let count = usize::try_from((*interface).naddrs).unwrap_or(0);
-            let ips = (0..count).filter_map(|n| owned((*(*interface).addrs.add(n)).addr)).collect();
-            found.push(GuestInterface { mac: owned((*interface).hwaddr), ips });
+            let mac = owned((*interface).hwaddr).filter(|mac| ours(mac));
+            // Several may claim one hardware address.
+            let told: usize = found.iter().filter(|one| one.mac == mac).map(|one| one.ips.len()).sum();
+            if mac.is_some() && told < max {
+                let count = usize::try_from((*interface).naddrs).unwrap_or(0).min(max - told);
+                let ips = (0..count).filter_map(|n| owned((*(*interface).addrs.add(n)).addr)).collect();
+                found.push(GuestInterface { mac, ips });
+            }
             sys::virDomainInterfaceFree(interface);
         }
     }

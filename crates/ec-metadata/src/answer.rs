@@ -1,17 +1,15 @@
 //! From a request to its answer: who asks, may they, what do they get.
 
-use std::{
-    fmt::Display,
-    net::{IpAddr, Ipv4Addr},
-    sync::Arc,
-};
+use std::{fmt::Display, net::IpAddr, sync::Arc};
 
 use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use jiff::Timestamp;
 use serde_json::Value;
 
-use crate::{InstanceRecord, ec2, openstack, token::Tokens};
+use crate::{Caller, InstanceRecord, ec2, openstack, token::Tokens};
 
+/// Whoever passes requests on says so here; it must not be given a token for its user.
+const FORWARDED: &str = "x-forwarded-for";
 const TOKEN: &str = "x-aws-ec2-metadata-token";
 const TOKEN_TTL: &str = "x-aws-ec2-metadata-token-ttl-seconds";
 const TTL_MAX: i64 = 21_600;
@@ -23,7 +21,7 @@ pub(crate) enum Content {
     Bytes(Vec<u8>),
 }
 
-type Lookup = dyn Fn(Ipv4Addr) -> Result<Option<InstanceRecord>, String> + Send + Sync;
+type Lookup = dyn Fn(&Caller) -> Result<Option<InstanceRecord>, String> + Send + Sync;
 
 /// Answers requests. Clones are the same service.
 #[derive(Clone)]
@@ -37,17 +35,18 @@ struct Inner {
 }
 
 impl MetadataService {
-    /// A service that learns from `lookup` which instance has an address. It may block.
+    /// A service that learns from `lookup` which instance asks. It may block.
     pub fn new<E: Display>(
-        lookup: impl Fn(Ipv4Addr) -> Result<Option<InstanceRecord>, E> + Send + Sync + 'static,
+        lookup: impl Fn(&Caller) -> Result<Option<InstanceRecord>, E> + Send + Sync + 'static,
     ) -> Self {
-        let lookup = move |address| lookup(address).map_err(|error| error.to_string());
+        let lookup = move |caller: &Caller| lookup(caller).map_err(|error| error.to_string());
         Self { inner: Arc::new(Inner { lookup: Box::new(lookup), tokens: Tokens::new() }) }
     }
 
-    /// The answer to a request that came from `peer`. Blocks as the lookup does.
-    pub fn answer<B>(&self, peer: IpAddr, request: &Request<B>) -> Response<Vec<u8>> {
-        let record = match self.who(peer) {
+    /// The answer to a request of `caller`. Blocks as the lookup does.
+    pub fn answer<B>(&self, caller: &Caller, request: &Request<B>) -> Response<Vec<u8>> {
+        let peer = caller.address;
+        let record = match (self.inner.lookup)(caller) {
             Ok(Some(record)) => record,
             Ok(None) => {
                 tracing::debug!(%peer, "a stranger asks");
@@ -64,13 +63,6 @@ impl MetadataService {
             status = response.status().as_u16(), "answered"
         );
         response
-    }
-
-    fn who(&self, peer: IpAddr) -> Result<Option<InstanceRecord>, String> {
-        match peer.to_canonical() {
-            IpAddr::V4(address) => (self.inner.lookup)(address),
-            IpAddr::V6(_) => Ok(None),
-        }
     }
 
     fn answer_instance<B>(
@@ -91,9 +83,11 @@ impl MetadataService {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return not_allowed("GET, HEAD");
         }
-        if let Some(token) = request.headers().get(TOKEN)
-            && !self.inner.tokens.holds(record.instance, token.as_bytes(), now)
-        {
+        let let_in = match request.headers().get(TOKEN) {
+            Some(token) => self.inner.tokens.holds(record.instance, token.as_bytes(), now),
+            None => !record.token_required,
+        };
+        if !let_in {
             return status(StatusCode::UNAUTHORIZED);
         }
         let found = match path.as_slice() {
@@ -109,6 +103,9 @@ impl MetadataService {
     }
 
     fn issue(&self, record: &InstanceRecord, headers: &HeaderMap, now: i64) -> Response<Vec<u8>> {
+        if headers.contains_key(FORWARDED) {
+            return status(StatusCode::FORBIDDEN);
+        }
         let ttl = headers
             .get(TOKEN_TTL)
             .and_then(|value| value.to_str().ok()?.parse::<i64>().ok())

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    io,
     net::{IpAddr, SocketAddr},
     pin::pin,
     sync::{Arc, Mutex, PoisonError},
@@ -19,21 +20,23 @@ use hyper_util::{
     server::conn::auto::Builder,
     service::TowerToHyperService,
 };
+use nix::sys::socket::{getsockopt, sockopt};
 use tokio::{
     net::{TcpListener, TcpStream},
     time::timeout,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::MetadataService;
+use crate::{Caller, MetadataService, Origin, caller::by_mark};
 
 const CONNECTIONS_MAX: usize = 256;
-/// So that one guest cannot take all connections from the others.
-const CONNECTIONS_PER_GUEST: usize = 16;
+/// So that one guest cannot take all connections from the others, whatever addresses it asks from.
+/// Strangers share one such part.
+const CONNECTIONS_PER_GUEST: usize = 8;
 /// From the first byte of a request, or from the end of the one before, to the end of its head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// A guest that reads slowly is cut off too.
-const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
 /// The least that hyper takes; a request of ours has a few hundred bytes.
 const HEAD_MAX: usize = 8192;
 const HEADERS_MAX: usize = 64;
@@ -42,14 +45,15 @@ const DRAIN: Duration = Duration::from_secs(2);
 /// Accepting fails when the process is out of files; it is tried again after so long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
-#[derive(Clone, Copy)]
-struct Peer(SocketAddr);
+/// Tells by the bridges' tables who has an address. May block.
+pub(crate) type ByPort = dyn Fn(IpAddr) -> io::Result<Origin> + Send + Sync;
 
 /// Accepts and answers until `stop`, then ends what is under way. Gives the listener back open: closing
 /// it is the moment when another server may take over.
 pub(crate) async fn run(
     listener: TcpListener,
     service: MetadataService,
+    by_port: Arc<ByPort>,
     stop: CancellationToken,
 ) -> TcpListener {
     let router = Router::new().fallback(answer).with_state(service);
@@ -62,11 +66,12 @@ pub(crate) async fn run(
         };
         match accepted {
             Ok((stream, peer)) => {
-                let Some(place) = guests.admit(peer.ip()) else {
+                let caller = identify(&stream, peer, &by_port).await;
+                let Some(place) = guests.admit(caller.origin) else {
                     tracing::debug!(%peer, "too many connections");
                     continue;
                 };
-                let (router, stop) = (router.clone().layer(Extension(Peer(peer))), stop.clone());
+                let (router, stop) = (router.clone().layer(Extension(caller)), stop.clone());
                 connections.spawn(async move {
                     connection(stream, router, stop).await;
                     drop(place);
@@ -84,12 +89,31 @@ pub(crate) async fn run(
     listener
 }
 
+/// Who made the connection, found once: what the guest does later on changes nothing.
+async fn identify(stream: &TcpStream, peer: SocketAddr, by_port: &Arc<ByPort>) -> Caller {
+    let address = peer.ip();
+    let origin = match by_mark(getsockopt(stream, sockopt::Mark).ok()) {
+        Some(origin) => origin,
+        None => {
+            let by_port = Arc::clone(by_port);
+            let found = tokio::task::spawn_blocking(move || by_port(address)).await;
+            found.map_err(io::Error::other).flatten().unwrap_or_else(|error| {
+                tracing::warn!(%peer, %error, "failed to look up who asks");
+                Origin::Stranger
+            })
+        }
+    };
+    Caller { address, origin }
+}
+
 async fn connection(stream: TcpStream, router: Router, stop: CancellationToken) {
     let mut builder = Builder::new(TokioExecutor::new()).http1_only();
     builder
         .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
+        // Who says that nothing more will come still waits for the answer.
+        .half_close(true)
         .max_buf_size(HEAD_MAX)
         .max_headers(HEADERS_MAX);
     let mut served = pin!(builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)));
@@ -109,12 +133,12 @@ async fn connection(stream: TcpStream, router: Router, stop: CancellationToken) 
 
 async fn answer(
     State(service): State<MetadataService>,
-    Extension(Peer(peer)): Extension<Peer>,
+    Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Response<Body> {
     // The body is never read: no request of ours has one.
     let request = request.map(drop);
-    let answered = tokio::task::spawn_blocking(move || service.answer(peer.ip(), &request)).await;
+    let answered = tokio::task::spawn_blocking(move || service.answer(&caller, &request)).await;
     match answered {
         Ok(response) => response.map(Body::from),
         Err(error) => {
@@ -128,15 +152,15 @@ async fn answer(
 
 /// Open connections by guest.
 #[derive(Default)]
-struct Guests(Mutex<HashMap<IpAddr, usize>>);
+struct Guests(Mutex<HashMap<Origin, usize>>);
 
 struct Place {
     guests: Arc<Guests>,
-    guest: IpAddr,
+    guest: Origin,
 }
 
 impl Guests {
-    fn admit(self: &Arc<Self>, guest: IpAddr) -> Option<Place> {
+    fn admit(self: &Arc<Self>, guest: Origin) -> Option<Place> {
         let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let all: usize = open.values().sum();
         let own = open.get(&guest).copied().unwrap_or_default();

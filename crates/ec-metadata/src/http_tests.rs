@@ -9,9 +9,10 @@ use crate::InstanceRecord;
 #[test]
 fn one_guest_cannot_take_every_connection_and_all_together_are_bounded() {
     let guests = Arc::new(Guests::default());
-    let at = |last: usize| IpAddr::from([10, 0, 0, u8::try_from(last).unwrap()]);
+    let at = |last: u32| Origin::Mark(last);
     let mut places: Vec<Place> = (0..CONNECTIONS_PER_GUEST).filter_map(|_| guests.admit(at(1))).collect();
     assert!(guests.admit(at(1)).is_none());
+    assert!(guests.admit(Origin::Stranger).is_some(), "another address is no other guest");
     for guest in 2..100 {
         places.extend((0..CONNECTIONS_PER_GUEST).filter_map(|_| guests.admit(at(guest))));
     }
@@ -34,13 +35,19 @@ async fn server() -> (SocketAddr, CancellationToken, tokio::task::JoinHandle<Tcp
         base_digest: None,
         keys: vec![],
         user_data: Some(Blob(vec![0, 255, 10])),
+        token_required: false,
         project: String::new(),
         resources: ec_model::Resources::new(),
         started: false,
         created_at: jiff::Timestamp::UNIX_EPOCH,
     };
-    let service = MetadataService::new(move |_| Ok::<_, String>(Some(record.clone())));
-    (address, stop.clone(), tokio::spawn(run(listener, service, stop)))
+    let service = MetadataService::new(move |_| {
+        // As long as a look at a busy disk.
+        std::thread::sleep(Duration::from_millis(20));
+        Ok::<_, String>(Some(record.clone()))
+    });
+    let by_port: Arc<ByPort> = Arc::new(|_| Ok(Origin::Stranger));
+    (address, stop.clone(), tokio::spawn(run(listener, service, by_port, stop)))
 }
 
 /// Sends, and reads until the server closes.
@@ -83,6 +90,44 @@ async fn requests_that_are_too_big_or_too_slow_are_cut_off_and_the_next_guest_is
     talk(address, b"GET / HTTP/1.1\r\nhost: x\r\n").await;
     let waited = begun.elapsed();
     assert!(waited >= HEAD_TIMEOUT && waited < HEAD_TIMEOUT * 2, "{waited:?}");
+    assert!(talk(address, b"GET / HTTP/1.0\r\n\r\n").await.starts_with(b"HTTP/1.0 200"));
+}
+
+#[tokio::test]
+async fn who_closes_its_half_after_the_question_gets_the_answer() {
+    let (address, ..) = server().await;
+    for _ in 0..20 {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET /latest/meta-data/hostname HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        stream.shutdown().await.unwrap();
+        let mut answer = String::new();
+        timeout(HEAD_TIMEOUT, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("\r\n\r\nweb"), "{answer:?}");
+    }
+    // Half a question is no question, and is not waited for.
+    let begun = Instant::now();
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(b"GET /latest/meta-data/hostname HT").await.unwrap();
+    stream.shutdown().await.unwrap();
+    let mut answer = Vec::new();
+    let _ = timeout(HEAD_TIMEOUT, stream.read_to_end(&mut answer)).await.unwrap();
+    assert!(begun.elapsed() < HEAD_TIMEOUT / 2, "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn who_says_nothing_is_cut_off_and_its_connections_are_bounded() {
+    let (address, ..) = server().await;
+    let begun = Instant::now();
+    let mut silent = Vec::new();
+    for _ in 0..CONNECTIONS_PER_GUEST * 2 {
+        silent.push(TcpStream::connect(address).await.unwrap());
+    }
+    let mut early = 0;
+    for stream in &mut silent {
+        let _ = timeout(HEAD_TIMEOUT * 2, stream.read(&mut [0])).await.expect("it is closed in time");
+        early += usize::from(begun.elapsed() < HEAD_TIMEOUT / 2);
+    }
+    assert!(begun.elapsed() >= HEAD_TIMEOUT && early <= CONNECTIONS_PER_GUEST, "{early}");
     assert!(talk(address, b"GET / HTTP/1.0\r\n\r\n").await.starts_with(b"HTTP/1.0 200"));
 }
 

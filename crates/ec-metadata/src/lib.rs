@@ -1,30 +1,31 @@
 //! The metadata service: what guests ask 169.254.169.254.
 //!
 //! ```text
-//! guest ──HTTP──▶ address on the bridge ──▶ who asks?  source address → hardware address (the kernel's
-//!                 (bridge, serve, http)                neighbour table) → instance (a record file)
+//! guest ──HTTP──▶ address on the bridge ──▶ who asks?  the port it came in on (caller) → hardware address
+//!                 (bridge, serve, http)                → instance (records of all servers here, registry)
 //!                                       ──▶ what?      the EC2 tree or the OpenStack tree (ec2, openstack)
 //! ```
 //!
 //! It needs nothing but the record files that the agent writes, one for each instance: it goes on
-//! answering while etcd, placement and the agent are down. A guest is told from the frames it sends, which
-//! the network's filter holds to its own address; nothing that a request says about itself counts. Whoever
-//! is not the guest of a record, this host included, gets 404 for everything.
+//! answering while etcd, placement and the agent are down. A guest is told by the port of the bridge that
+//! its question came in on; nothing that a request, a packet or a frame says about itself counts. Whoever is
+//! not the guest of a record, this host included, gets 404 for everything.
 //!
-//! The agent runs [`serve`] itself, and `mdserver` is the same as a program of its own; where both run,
-//! one answers and the other waits to take over.
+//! The agent runs [`serve`] itself, and `mdserver` is the same as a program of its own. Any number may run
+//! on a host: one answers, for the guests of all of them, and the others wait to take over.
 
 mod answer;
 mod bridge;
+mod caller;
 mod ec2;
 mod http;
-mod neighbours;
 mod openstack;
 mod records;
+mod registry;
 mod serve;
 mod token;
 
 pub use answer::MetadataService;
-pub use neighbours::neighbour;
+pub use caller::{Caller, Origin};
 pub use records::{InstanceRecord, RecordDir, RecordFileError};
 pub use serve::{MetadataConfig, MetadataError, serve};

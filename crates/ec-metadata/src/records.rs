@@ -15,6 +15,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use ec_guard::ports::mark_of;
 use ec_model::{Blob, InstanceId, MacAddr, RECORD_VERSION, Resources};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -56,6 +57,10 @@ pub struct InstanceRecord {
     /// User-data, byte for byte.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_data: Option<Blob>,
+    /// Whether every question needs a session token (IMDSv2), so that nothing which merely passes on a
+    /// request inside the guest can read its metadata.
+    #[serde(default)]
+    pub token_required: bool,
     /// The project that it is accounted to.
     #[serde(default)]
     pub project: String,
@@ -130,6 +135,11 @@ impl RecordDir {
     /// The directory for one who only reads; it need not be there yet.
     pub fn reader(directory: impl Into<PathBuf>) -> Self {
         Self { directory: directory.into(), index: Arc::default() }
+    }
+
+    /// Where the records lie.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
     }
 
     fn path(&self, instance: InstanceId) -> PathBuf {
@@ -242,6 +252,13 @@ impl RecordDir {
             Some(instance) => self.get(instance),
             None => Ok(None),
         }
+    }
+
+    /// The hardware addresses of records whose port gives this mark.
+    pub(crate) fn macs_of_mark(&self, mark: u32) -> Result<Vec<MacAddr>, RecordFileError> {
+        let mut index = self.index.lock().unwrap_or_else(PoisonError::into_inner);
+        self.refresh(&mut index)?;
+        Ok(index.by_mac.keys().copied().filter(|mac| mark_of(*mac) == mark).collect())
     }
 
     fn refresh(&self, index: &mut Index) -> Result<(), RecordFileError> {

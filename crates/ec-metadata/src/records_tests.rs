@@ -15,6 +15,7 @@ fn record(number: u32) -> InstanceRecord {
         base_digest: None,
         keys: vec!["ssh-ed25519 AAAA me".into()],
         user_data: Some(Blob(vec![0, 255, b'\n'])),
+        token_required: false,
         project: "p".into(),
         resources: ec_model::Resources::new(),
         started: false,
@@ -54,6 +55,16 @@ fn a_change_is_seen_at_once_even_within_one_tick_of_the_clock() {
         assert!(records.find_by_mac(id(number).mac(0)).unwrap().is_none());
         assert_eq!(records.find_by_mac(id(number).mac(7)).unwrap(), Some(renamed));
     }
+}
+
+#[test]
+fn a_record_of_before_there_were_tokens_to_require_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let records = RecordDir::open(dir.path()).unwrap();
+    let text = serde_json::to_string(&record(1)).unwrap();
+    assert!(text.contains("\"token_required\":false"), "{text}");
+    fs::write(records.path(id(1)), text.replace("\"token_required\":false,", "")).unwrap();
+    assert_eq!(records.get(id(1)).unwrap(), Some(record(1)));
 }
 
 #[test]

@@ -7,15 +7,23 @@
 //!
 //! Only trouble that no waiting mends ends it: missing rights, or a kernel that refuses from the start.
 
-use std::{io, net::Ipv4Addr, time::Duration};
+use std::{
+    fs, io,
+    net::{IpAddr, Ipv4Addr},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    MetadataService, RecordDir,
+    Caller, InstanceRecord, MetadataService, Origin, RecordDir,
     bridge::{Bridge, BridgeError, Presence},
-    http, neighbour,
+    caller::{self, MARK_ACCEPTED, Marked},
+    http,
+    registry::{self, Sources},
 };
 
 /// How often a server that cannot answer yet tries again, and one that answers looks after its address.
@@ -33,6 +41,8 @@ pub struct MetadataConfig {
     pub port: u16,
     /// The records of the instances.
     pub records: RecordDir,
+    /// Where the servers of this host find each other's records.
+    pub registry: PathBuf,
 }
 
 impl MetadataConfig {
@@ -43,7 +53,13 @@ impl MetadataConfig {
 
     /// A server for the guests on `bridge`, at the usual address and port.
     pub fn new(bridge: impl Into<String>, records: RecordDir) -> Self {
-        Self { bridge: bridge.into(), address: Self::ADDRESS, port: Self::PORT, records }
+        Self {
+            bridge: bridge.into(),
+            address: Self::ADDRESS,
+            port: Self::PORT,
+            records,
+            registry: registry::DIRECTORY.into(),
+        }
     }
 }
 
@@ -74,7 +90,9 @@ pub enum MetadataError {
 pub async fn serve(config: MetadataConfig, shutdown: CancellationToken) -> Result<(), MetadataError> {
     let bridge = Bridge::open(config.bridge.clone(), config.address)
         .map_err(|source| MetadataError::System { doing: "talk to the kernel".to_owned(), source })?;
-    let mut post = Post { config, bridge, owned: false, said: None };
+    let sources = Sources::new(config.bridge.clone(), config.records.clone(), &config.registry);
+    let mut post = Post { config, bridge, sources, owned: false, said: None, alone: false };
+    take_marks();
     let outcome = post.hold(&shutdown).await;
     // Also after a failure: what was put on the bridge does not stay there.
     let left = post.leave().await;
@@ -85,10 +103,21 @@ pub async fn serve(config: MetadataConfig, shutdown: CancellationToken) -> Resul
 struct Post {
     config: MetadataConfig,
     bridge: Bridge,
+    sources: Sources,
     /// Whether the address is to be removed at the end.
     owned: bool,
     /// What was logged last: the same is not said twice in a row.
     said: Option<Said>,
+    /// Whether it was logged that the other servers of this host cannot be met.
+    alone: bool,
+}
+
+/// Has accepted sockets marked as the packets were. Where that cannot be, ports are told by the bridge.
+fn take_marks() {
+    let is_on = fs::read_to_string(MARK_ACCEPTED).is_ok_and(|value| value.trim() == "1");
+    if !is_on && let Err(error) = fs::write(MARK_ACCEPTED, "1") {
+        tracing::debug!(%error, "connections carry no marks: guests are told by the bridge's tables");
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,7 +138,8 @@ impl Post {
                 return Ok(());
             }
         };
-        let server = tokio::spawn(http::run(listener, self.service(), shutdown.clone()));
+        let (service, callers) = (service(&self.sources), callers(&self.sources, self.is_usual()));
+        let server = tokio::spawn(http::run(listener, service, callers, shutdown.clone()));
         let mut outcome = Ok(());
         while outcome.is_ok() && pause(shutdown).await {
             outcome = self.look_after().await;
@@ -125,14 +155,9 @@ impl Post {
         outcome
     }
 
-    fn service(&self) -> MetadataService {
-        let (bridge, records) = (self.config.bridge.clone(), self.config.records.clone());
-        MetadataService::new(move |address| {
-            let Some(mac) = neighbour(&bridge, address).map_err(|error| error.to_string())? else {
-                return Ok(None);
-            };
-            records.find_by_mac(mac).map_err(|error| error.to_string())
-        })
+    /// Whether it is this address and port that the rules know.
+    fn is_usual(&self) -> bool {
+        (self.config.address, self.config.port) == (MetadataConfig::ADDRESS, MetadataConfig::PORT)
     }
 
     /// Takes address and port, where the bridge is there and nobody else has them.
@@ -185,6 +210,13 @@ impl Post {
 
     async fn ensure(&mut self) -> Result<Presence, MetadataError> {
         let presence = self.bridge.ensure().await.map_err(|error| self.failed("put", error))?;
+        // Whoever answers must know of our guests, and waiting makes no difference.
+        if let Err(error) = self.sources.register()
+            && !std::mem::replace(&mut self.alone, true)
+        {
+            tracing::warn!(%error, place = %self.config.registry.display(),
+                "other metadata servers of this host cannot answer for these guests");
+        }
         match presence {
             Presence::NoBridge => self.say(Said::WaitsForBridge),
             Presence::Added => self.owned = true,
@@ -217,13 +249,45 @@ impl Post {
         match what {
             Said::WaitsForBridge => tracing::warn!(bridge, "there is no such bridge: waiting for it"),
             Said::WaitsForOther => {
-                tracing::info!(%address, port, "another server answers: waiting to take over");
+                tracing::info!(%address, port, "another server answers, for these guests too: waiting to take over");
             }
             // Said where the error is at hand.
             Said::Troubled => {}
             Said::Answers => tracing::info!(bridge, %address, port, "answering guests' metadata requests"),
         }
     }
+}
+
+/// Finds the record of who asks.
+fn service(sources: &Sources) -> MetadataService {
+    let sources = sources.clone();
+    MetadataService::new(move |caller| find(&sources, caller))
+}
+
+fn find(sources: &Sources, caller: &Caller) -> Result<Option<InstanceRecord>, String> {
+    let failed = |error: crate::RecordFileError| error.to_string();
+    let mac = match caller.origin {
+        Origin::Guest(mac) => Some(mac),
+        Origin::Stranger => None,
+        Origin::Mark(mark) => match sources.macs_of_mark(mark).map_err(failed)?.as_slice() {
+            [] => None,
+            [mac] => Some(*mac),
+            // 24 bits that are the same: the rules hold each of them to its own address.
+            several => match caller.address.to_canonical() {
+                IpAddr::V4(address) => caller::neighbour(sources.bridges(), address)
+                    .map_err(|error| error.to_string())?
+                    .filter(|mac| several.contains(mac)),
+                IpAddr::V6(_) => None,
+            },
+        },
+    };
+    mac.map_or(Ok(None), |mac| sources.find_by_mac(mac).map_err(failed))
+}
+
+/// Tells who made a connection that has no mark of ours.
+fn callers(sources: &Sources, marked: bool) -> Arc<http::ByPort> {
+    let (sources, marks) = (sources.clone(), Marked::default());
+    Arc::new(move |address| caller::by_port(sources.bridges(), address, |port| marked && marks.has(port)))
 }
 
 /// Waits for one period; false where the server is to end.

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use axum::http::{Method, Request, Response, StatusCode};
 use base64::{Engine, prelude::BASE64_STANDARD};
-use ec_metadata::{InstanceRecord, MetadataService};
+use ec_metadata::{Caller, InstanceRecord, MetadataService, Origin};
 use ec_model::{Blob, InstanceId, RECORD_VERSION};
 use serde_json::{Value, json};
 
@@ -26,6 +26,7 @@ fn record(address: Ipv4Addr) -> Option<InstanceRecord> {
         base_digest: Some("0123456789abcdef".repeat(4)),
         keys: vec!["ssh-ed25519 AAAA me@home".into(), "ssh-rsa BBBB me@home\n".into()],
         user_data: Some(Blob(BINARY.to_vec())),
+        token_required: false,
         project: "proj".into(),
         resources: ec_model::Resources::new(),
         started: false,
@@ -42,7 +43,15 @@ fn record(address: Ipv4Addr) -> Option<InstanceRecord> {
 }
 
 fn service() -> MetadataService {
-    MetadataService::new(|address| if address == BROKEN { Err("disk on fire") } else { Ok(record(address)) })
+    MetadataService::new(|caller| match caller.address.to_canonical() {
+        IpAddr::V4(BROKEN) => Err("disk on fire"),
+        IpAddr::V4(address) => Ok(record(address)),
+        IpAddr::V6(_) => Ok(None),
+    })
+}
+
+fn caller(address: IpAddr) -> Caller {
+    Caller { address, origin: Origin::Stranger }
 }
 
 fn ask(
@@ -56,7 +65,7 @@ fn ask(
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    service.answer(IpAddr::V4(peer), &request.body(()).unwrap())
+    service.answer(&caller(IpAddr::V4(peer)), &request.body(()).unwrap())
 }
 
 fn get(peer: Ipv4Addr, path: &str) -> Response<Vec<u8>> {
@@ -239,8 +248,9 @@ fn a_stranger_gets_404_for_everything_whatever_it_says_about_itself() {
         assert_eq!(response.status(), StatusCode::NOT_FOUND, "{path}");
     }
     let request = Request::builder().uri("/latest/meta-data/").body(()).unwrap();
-    assert_eq!(service.answer("fe80::1".parse().unwrap(), &request).status(), StatusCode::NOT_FOUND);
-    assert_eq!(service.answer("::ffff:192.168.122.7".parse().unwrap(), &request).status(), StatusCode::OK);
+    assert_eq!(service.answer(&caller("fe80::1".parse().unwrap()), &request).status(), StatusCode::NOT_FOUND);
+    let mapped = caller("::ffff:192.168.122.7".parse().unwrap());
+    assert_eq!(service.answer(&mapped, &request).status(), StatusCode::OK);
 }
 
 #[test]
@@ -290,4 +300,40 @@ fn tokens_are_offered_checked_where_given_and_not_needed() {
         StatusCode::OK,
         "none is needed"
     );
+}
+
+#[test]
+fn where_a_token_is_required_nothing_is_told_without_one() {
+    const TOKEN: &str = "X-aws-ec2-metadata-token";
+    const TTL: &str = "X-aws-ec2-metadata-token-ttl-seconds";
+    let service = MetadataService::new(|_| {
+        Ok::<_, String>(record(GUEST).map(|record| InstanceRecord { token_required: true, ..record }))
+    });
+    let get =
+        |path: &str, headers: &[(&str, &str)]| ask(&service, GUEST, Method::GET, path, headers).status();
+    let paths = [
+        "/",
+        "/latest/meta-data/",
+        "/latest/user-data",
+        "/2009-04-04/meta-data/instance-id",
+        "/openstack",
+        "/openstack/latest/meta_data.json",
+        "/openstack/latest/user_data",
+    ];
+    for path in paths {
+        assert_eq!(get(path, &[]), StatusCode::UNAUTHORIZED, "{path}");
+        assert_eq!(get(path, &[(TOKEN, "AAAA")]), StatusCode::UNAUTHORIZED, "{path}");
+        let head = ask(&service, GUEST, Method::HEAD, path, &[]).status();
+        assert_eq!(head, StatusCode::UNAUTHORIZED, "{path}");
+    }
+    // Something that passes requests on does not get one for its user.
+    let forwarded = [(TTL, "60"), ("X-Forwarded-For", "10.0.0.9")];
+    let refused = ask(&service, GUEST, Method::PUT, "/latest/api/token", &forwarded);
+    assert_eq!(refused.status(), StatusCode::FORBIDDEN);
+    let issued = ask(&service, GUEST, Method::PUT, "/latest/api/token", &[(TTL, "60")]);
+    assert_eq!(issued.status(), StatusCode::OK);
+    let token = String::from_utf8(issued.into_body()).unwrap();
+    for path in paths {
+        assert_eq!(get(path, &[(TOKEN, &token)]), StatusCode::OK, "{path}");
+    }
 }

@@ -90,6 +90,7 @@ impl Worker {
             base_digest: None,
             keys: request.keys.clone(),
             user_data: self.user_data(request).await?,
+            token_required: request.token_required,
             project: request.project.clone(),
             resources: self.job.allocated.clone().unwrap_or_else(|| request.resources.clone()),
             started: false,

@@ -35,7 +35,7 @@ pub use image::{base_image, tiny_image};
 use namespace::{Daemon, Namespace};
 use network::TestNetwork;
 
-use crate::{LibvirtConfig, VirtType, events};
+use crate::{AddressFilter, LibvirtConfig, VirtType, events};
 
 /// Bound of every wait for a daemon.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -105,6 +105,8 @@ impl LibvirtServer {
             uri: self.uri.clone(),
             network: network::NAME.into(),
             virt_type: VirtType::Auto,
+            // Packet rules would be the host's, which is not the test's alone.
+            address_filter: AddressFilter::Off,
             pool: "ecompute".into(),
             pool_path: self.directory().join("instances"),
             console_dir: self.directory().join("consoles"),

@@ -13,6 +13,7 @@
 //!   to 1 GiB, which no claim accounts for.
 //! * Whatever ends the guest leaves the domain defined: only the agent takes it away.
 
+use ec_guard::ports::tap_name;
 use ec_hypervisor::DomainSpec;
 use ec_model::NodeId;
 use serde::Serialize;
@@ -203,6 +204,7 @@ struct Interface {
     kind: &'static str,
     mac: Mac,
     source: Source,
+    target: Tap,
     model: Type,
     rom: Rom,
 }
@@ -211,6 +213,13 @@ struct Interface {
 struct Mac {
     #[serde(rename = "@address")]
     address: String,
+}
+
+/// The device on the host. Named here, so that packet rules can stand before the guest runs.
+#[derive(Debug, Serialize)]
+struct Tap {
+    #[serde(rename = "@dev")]
+    dev: String,
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -347,6 +356,7 @@ impl Devices {
             kind,
             mac: Mac { address: spec.instance.mac(nic).to_string() },
             source,
+            target: Tap { dev: tap_name(spec.instance.mac(nic)) },
             model: Type { kind: "virtio" },
             rom: Rom { enabled: "no" },
         };
@@ -438,7 +448,10 @@ mod tests {
                 r#"<features><acpi/><apic/><tcg><tb-cache unit="MiB">32</tb-cache></tcg></features><cpu mode="maximum"/>"#,
                 "<on_poweroff>destroy</on_poweroff><on_reboot>restart</on_reboot><on_crash>destroy</on_crash>",
                 r#"<driver name="qemu" type="qcow2" cache="writeback" discard="unmap"/><source file="/pool/x.qcow2"/>"#,
-                &format!(r#"<interface type="network"><mac address="{mac}"/><source network="default"/>"#),
+                &format!(
+                    r#"<interface type="network"><mac address="{mac}"/><source network="default"/><target dev="{}"/>"#,
+                    tap_name(mac)
+                ),
                 r#"<serial type="pty"><log file="/log/x.log" append="on"/><target port="0"/></serial>"#,
                 r#"<target type="virtio" name="org.qemu.guest_agent.0"/>"#,
                 r#"<backend model="random">/dev/urandom</backend>"#,

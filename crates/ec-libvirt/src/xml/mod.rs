@@ -2,11 +2,13 @@
 //! markup, and what libvirt adds in later versions is passed over.
 
 mod domain;
+mod ports;
 mod storage;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 pub(crate) use domain::{DomainXml, Machine};
+pub(crate) use ports::{NetworkXml, taps};
 pub(crate) use storage::{PoolXml, VolumeXml, utf8};
 
 /// The namespace of our mark in a domain's metadata. A name, not an address.

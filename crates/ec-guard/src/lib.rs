@@ -1,0 +1,325 @@
+//! The host's packet rules around guests, and which port a guest is on.
+//!
+//! ```text
+//! Guard::sync ──▶ nft -j list ──▶ have ──▶ plan (pure) ──▶ one transaction ──▶ two tables of our own
+//!   (at the start, every 30 s)                 ▲
+//! Guard::admit (before a guest runs) ──────────┘ elements only
+//! ```
+//!
+//! A guest may send from the hardware address that it was given and from the addresses that the host's own
+//! DHCP server gave to that hardware address, which the kernel itself notes as the answer goes out. It
+//! reaches DHCP, DNS, metadata and ICMP of its host and nothing else there, and neither etcd nor placement
+//! anywhere. What it asks the metadata service carries a mark that says which port it came in on.
+//!
+//! The tables are shared by all agents of a host. Elements belong to ports, so two agents never touch each
+//! other's; whatever somebody else takes away (a firewall that is restarted flushes everything) comes back
+//! with the next sync. The rules stay when an agent ends, as its guests do.
+
+mod have;
+mod nft;
+mod plan;
+pub mod ports;
+mod rules;
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use ec_model::MacAddr;
+
+use have::Have;
+pub use plan::Want;
+
+/// Elements of a port that is not there may be of a guest that another agent is about to start.
+const GONE_AFTER: Duration = Duration::from_secs(600);
+
+/// Others change the tables too, the kernel among them.
+const ATTEMPTS: usize = 4;
+
+/// What a port is held to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pin {
+    /// Its hardware address, and the addresses that the host's DHCP server gave it.
+    Learned,
+    /// Its hardware address.
+    Mac,
+}
+
+/// A guest's port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tap {
+    /// The device's name.
+    pub name: String,
+    /// The guest's hardware address.
+    pub mac: MacAddr,
+    /// What it is held to.
+    pub pin: Pin,
+}
+
+/// Why there are no rules.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GuardError {
+    /// There is no such program.
+    #[error("there is no program `nft`: install the package nftables")]
+    NoProgram,
+    /// Not root.
+    #[error("not permitted to change packet rules: that needs root (CAP_NET_ADMIN)")]
+    NotPermitted,
+    /// The kernel or the program does not take them.
+    #[error("the kernel or nft refuses the rules: {0}")]
+    Refused(String),
+}
+
+/// The rules of this host as one agent keeps them. Its calls block for some milliseconds.
+#[derive(Debug, Default)]
+pub struct Guard(Mutex<Memory>);
+
+#[derive(Debug, Default)]
+struct Memory {
+    /// How the rules look that this process has loaded.
+    loaded: Option<Vec<String>>,
+    /// Since when ports of others have not been there.
+    missing: HashMap<String, Instant>,
+}
+
+impl Guard {
+    /// Whether rules can be here. Changes nothing.
+    pub fn probe() -> Result<(), GuardError> {
+        nft::run(&["-c", "-f", "-"], &rules::load()).map(drop)
+    }
+
+    /// Whether this process has seen its rules in place.
+    pub fn is_loaded(&self) -> bool {
+        self.memory().loaded.is_some()
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the tables as they shall be: the rules where they are missing, older or changed, the elements
+    /// of these ports, and nothing of ports that are long gone.
+    pub fn sync(&self, want: &Want) -> Result<(), GuardError> {
+        self.apply(want, &BTreeSet::new())?;
+        self.settle(want);
+        Ok(())
+    }
+
+    /// What can be said to a port only once it is there.
+    pub fn settle(&self, want: &Want) {
+        want.taps.iter().for_each(|tap| ports::refuse_bridges(&tap.name));
+    }
+
+    /// Lets a guest in before it runs. Cheaper than a sync, which it falls back to where the tables are not
+    /// there.
+    pub fn admit(&self, want: &Want) -> Result<(), GuardError> {
+        if self.is_loaded() {
+            match nft::run(&["-f", "-"], &plan::admit(&plain(&want.taps), &want.leases)) {
+                Ok(_) => return Ok(()),
+                Err(GuardError::Refused(why)) => tracing::debug!(why, "admitting a guest the long way"),
+                Err(error) => return Err(error),
+            }
+        }
+        self.apply(want, &BTreeSet::new())
+    }
+
+    /// Forgets ports whose guests are gone. Tables that are not there are fine.
+    pub fn dismiss(&self, ports: &[String]) -> Result<(), GuardError> {
+        if !self.is_loaded() {
+            return Ok(());
+        }
+        self.apply(&Want::default(), &ports.iter().filter(|port| ports::is_plain(port)).cloned().collect())
+    }
+
+    /// Takes away what was said of these guests, their bridge and these endpoints. The tables stay for others.
+    pub fn release(&self, want: &Want) -> Result<(), GuardError> {
+        let mut refused = None;
+        for _ in 0..ATTEMPTS {
+            let script = plan::release(&list()?, want);
+            if script.is_empty() {
+                return Ok(());
+            }
+            match nft::run(&["-f", "-"], &script) {
+                Ok(_) => return Ok(()),
+                Err(GuardError::Refused(why)) => refused = Some(why),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(GuardError::Refused(refused.unwrap_or_default()))
+    }
+
+    fn apply(&self, want: &Want, gone: &BTreeSet<String>) -> Result<(), GuardError> {
+        let mut want = want.clone();
+        want.taps = plain(&want.taps);
+        want.bridge = want.bridge.filter(|bridge| ports::is_plain(bridge));
+        let mut refused = None;
+        for _ in 0..ATTEMPTS {
+            let have = list()?;
+            let mut memory = self.memory();
+            let mut gone = gone.clone();
+            gone.extend(memory.long_gone(&have, &want, Instant::now(), device));
+            let load = memory.must_load(&have);
+            let mut script = if load { rules::load() } else { String::new() };
+            script.push_str(&plan::elements(&have, &want, &gone));
+            if script.is_empty() {
+                return Ok(());
+            }
+            match nft::run(&["-f", "-"], &script) {
+                Ok(_) if load => {
+                    if have.version.is_some() || memory.loaded.is_some() {
+                        tracing::info!("put the packet rules around guests back");
+                    }
+                    memory.loaded = Some(list()?.rules);
+                    return Ok(());
+                }
+                Ok(_) => return Ok(()),
+                // Somebody was in between: what was to be deleted is gone, or what was there is flushed.
+                Err(GuardError::Refused(why)) => refused = Some(why),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(GuardError::Refused(refused.unwrap_or_default()))
+    }
+}
+
+impl Memory {
+    fn must_load(&mut self, have: &Have) -> bool {
+        match have.version {
+            // A newer agent's, which it looks after.
+            Some(version) if version > rules::VERSION => {
+                self.loaded = Some(have.rules.clone());
+                false
+            }
+            Some(rules::VERSION) => self.loaded.as_ref() != Some(&have.rules),
+            _ => true,
+        }
+    }
+
+    /// Devices of which elements are left, that are not wanted and have not been there for long, and those
+    /// whose name somebody else's device has by now.
+    fn long_gone(
+        &mut self,
+        have: &Have,
+        want: &Want,
+        now: Instant,
+        look: impl Fn(&str, &[MacAddr]) -> Device,
+    ) -> BTreeSet<String> {
+        let wanted: BTreeSet<&str> =
+            want.taps.iter().map(|tap| &tap.name).chain(&want.bridge).map(|name| &**name).collect();
+        let (mut gone, mut missing) = (BTreeSet::new(), BTreeSet::new());
+        for name in have.devices().into_iter().filter(|name| !wanted.contains(name)) {
+            let macs: Vec<MacAddr> =
+                have.own_mac.iter().filter(|(port, _)| port == name).map(|(_, mac)| *mac).collect();
+            match look(name, &macs) {
+                Device::There => {}
+                Device::Missing => drop(missing.insert(name)),
+                Device::Another => drop(gone.insert(name.to_owned())),
+            }
+        }
+        self.missing.retain(|port, _| missing.contains(port.as_str()));
+        for port in missing {
+            let since = *self.missing.entry(port.to_owned()).or_insert(now);
+            if now.duration_since(since) >= GONE_AFTER {
+                gone.insert(port.to_owned());
+            }
+        }
+        gone
+    }
+}
+
+/// What is under a name that elements are about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Device {
+    There,
+    Missing,
+    /// A device of somebody else: libvirt gives names like vnet0 out again.
+    Another,
+}
+
+fn device(name: &str, macs: &[MacAddr]) -> Device {
+    if !ports::exists(name) {
+        Device::Missing
+    } else if macs.is_empty() || macs.iter().any(|mac| ports::is_tap_of(name, *mac)) {
+        // A bridge has no element with a hardware address.
+        Device::There
+    } else {
+        Device::Another
+    }
+}
+
+/// Without names that no device of ours has.
+fn plain(taps: &[Tap]) -> Vec<Tap> {
+    taps.iter().filter(|tap| ports::is_plain(&tap.name)).cloned().collect()
+}
+
+/// The ports whose questions for metadata the rules mark. Blocks for some milliseconds; nothing where there
+/// are no rules.
+pub fn marked_ports() -> BTreeSet<String> {
+    let listed = nft::run(&["-j", "list", "map", rules::FAMILIES[0], rules::TABLE, rules::MARKS], "");
+    let mut have = Have::default();
+    // Without the program, or the map, nothing is marked.
+    if let Ok(json) = listed
+        && let Err(why) = have.read(&json)
+    {
+        tracing::debug!(why, "the marks of ports cannot be read");
+    }
+    have.marks.into_keys().collect()
+}
+
+/// What is there. A table that is not there is an empty one without a version.
+fn list() -> Result<Have, GuardError> {
+    let mut have = Have::default();
+    let mut complete = true;
+    // One after the other: a script with both finds only the one of its first line.
+    for family in rules::FAMILIES {
+        match nft::run(&["-j", "list", "table", family, rules::TABLE], "") {
+            Ok(json) => have.read(&json).map_err(GuardError::Refused)?,
+            Err(GuardError::Refused(why)) => {
+                tracing::trace!(family, why, "no such table");
+                complete = false;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    if !complete {
+        have.version = None;
+    }
+    Ok(have)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn have_port(port: &str) -> Have {
+        Have { taps: [port.to_owned()].into(), ..Have::default() }
+    }
+
+    #[test]
+    fn a_port_of_another_agent_is_forgotten_only_when_it_is_long_gone() {
+        let (mut memory, have, want) = (Memory::default(), have_port("ecother"), Want::default());
+        let begin = Instant::now();
+        let mut look =
+            |after: Duration, device| memory.long_gone(&have, &want, begin + after, |_, _| device).len();
+        assert_eq!(look(Duration::ZERO, Device::Missing), 0, "its guest may be about to start");
+        assert_eq!(look(GONE_AFTER / 2, Device::There), 0);
+        assert_eq!(look(GONE_AFTER, Device::Missing), 0, "it was there in between");
+        assert_eq!(look(GONE_AFTER * 2, Device::Missing), 1);
+        assert_eq!(look(GONE_AFTER * 2, Device::Another), 1, "a name that another guest has now");
+    }
+
+    #[test]
+    fn rules_are_loaded_where_they_are_missing_older_or_changed_and_a_newer_agents_stay() {
+        let have = |version, rule: &str| Have { version, rules: vec![rule.to_owned()], ..Have::default() };
+        let mut memory = Memory::default();
+        assert!(memory.must_load(&Have::default()));
+        assert!(memory.must_load(&have(Some(rules::VERSION), "a")), "whose they are is not known");
+        memory.loaded = Some(vec!["a".to_owned()]);
+        assert!(!memory.must_load(&have(Some(rules::VERSION), "a")));
+        assert!(memory.must_load(&have(Some(rules::VERSION), "b")));
+        assert!(memory.must_load(&have(Some(0), "a")));
+        assert!(!memory.must_load(&have(Some(rules::VERSION + 1), "c")));
+    }
+}

@@ -1,0 +1,145 @@
+//! The rules themselves, as `nft` reads them.
+//!
+//! ```text
+//! frame from a guest ──▶ bridge prerouting: is the port one of ours?
+//!                          taps      the address is known: MAC, ARP, IPv4, DHCP, neighbour discovery pinned
+//!                          taps_mac  it is not (second interfaces): MAC pinned
+//!                        both: no connection to etcd and placement; the port's mark on questions for metadata
+//! packet for the host ─▶ inet input: does it come from a bridge of guests?
+//!                          DHCP, DNS, metadata and ICMP; what answers the host; nothing else
+//! DHCP answer of ours ─▶ bridge output: the kernel notes which address was given to which port
+//! ```
+//!
+//! A drop in any table is final and an accept is not, so these tables live beside libvirt's, Docker's and
+//! firewalld's. All that differs between hosts and guests is elements of sets: the rules are loaded anew
+//! (in one transaction, so that there is no moment without them) while the sets stay as they are. A flushed
+//! set would leave every guest mute until it renews its lease.
+
+/// Grows with each change of the rules. An older agent leaves a newer one's alone.
+pub(crate) const VERSION: u32 = 1;
+
+/// What a rule's comment begins with that tells the version.
+pub(crate) const VERSION_COMMENT: &str = "ecompute rules ";
+
+/// Tables, sets and chains without their rules: adding what is there already changes nothing.
+const FRAME: &str = r"
+table bridge ecompute {
+  set taps { type ifname; }
+  set taps_mac { type ifname; }
+  set own_mac { typeof iifname . ether saddr; }
+  set own_chaddr { typeof oifname . @th,288,48; }
+  set own_ip4 { typeof iifname . @nh,96,32; flags dynamic; size 65536; }
+  set control4 { typeof ip daddr . tcp dport; }
+  set control6 { typeof ip6 daddr . tcp dport; }
+  map marks { type ifname : mark; }
+  chain learn { type filter hook output priority -200; policy accept; }
+  chain pre { type filter hook prerouting priority -310; policy accept; }
+  chain port { }
+  chain port_arp { }
+  chain port_ip4 { }
+  chain port_ip6 { }
+  chain port_nd { }
+  chain port_mac { }
+}
+table inet ecompute {
+  set bridges { type ifname; }
+  chain input { type filter hook input priority -10; policy accept; }
+  chain guests_in { }
+}
+";
+
+/// The rules. Offsets in bits: in an ARP packet the sender's address is at 112; in a DHCP packet, from the
+/// UDP header on, the address given at 192, the client's hardware address at 288 and the first option, which
+/// dnsmasq makes the message's type, at 1984; in neighbour discovery the first option at 192.
+const RULES: &str = r#"
+table bridge ecompute {
+  chain learn {
+    ether type ip udp sport 67 udp dport 68 @th,1984,24 0x350105 oifname . @th,288,48 @own_chaddr update @own_ip4 { oifname . @th,192,32 } comment "ecompute rules VERSION"
+  }
+  chain pre {
+    iifname @taps goto port
+    iifname @taps_mac goto port_mac
+  }
+  chain port {
+    iifname . ether saddr != @own_mac counter drop
+    ether type arp goto port_arp
+    ether type ip goto port_ip4
+    ether type ip6 goto port_ip6
+    ether type 0x8035 accept
+    counter drop
+  }
+  chain port_arp {
+    iifname . arp saddr ether != @own_mac counter drop
+    arp saddr ip 0.0.0.0 accept
+    iifname . @nh,112,32 @own_ip4 accept
+    counter drop
+  }
+  chain port_ip4 {
+    ip daddr . tcp dport @control4 counter drop
+    udp sport 67 counter drop
+    udp dport 67 iifname . @th,288,48 != @own_chaddr counter drop
+    ip saddr 0.0.0.0 ip daddr 255.255.255.255 udp sport 68 udp dport 67 accept
+    ip daddr 169.254.169.254 tcp dport 80 meta mark set iifname map @marks
+    iifname . @nh,96,32 @own_ip4 accept
+    counter drop
+  }
+  chain port_ip6 {
+    ip6 daddr . tcp dport @control6 counter drop
+    icmpv6 type { nd-router-advert, nd-redirect } counter drop
+    icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } goto port_nd
+    udp sport 547 counter drop
+    accept
+  }
+  chain port_nd {
+    @th,192,16 { 0x0101, 0x0201 } iifname . @th,208,48 != @own_chaddr counter drop
+    accept
+  }
+  chain port_mac {
+    iifname . ether saddr != @own_mac counter drop
+    ether type arp iifname . arp saddr ether != @own_mac counter drop
+    ip daddr . tcp dport @control4 counter drop
+    ip6 daddr . tcp dport @control6 counter drop
+    icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } goto port_nd
+    ip daddr 169.254.169.254 tcp dport 80 meta mark set iifname map @marks
+  }
+}
+table inet ecompute {
+  chain input {
+    iifname @bridges goto guests_in
+  }
+  chain guests_in {
+    ct state established,related accept
+    udp dport { 53, 67, 547 } accept
+    tcp dport 53 accept
+    ip daddr 169.254.169.254 tcp dport 80 accept
+    meta l4proto { icmp, icmpv6 } accept
+    counter reject
+  }
+}
+"#;
+
+/// What both tables are called.
+pub(crate) const TABLE: &str = "ecompute";
+
+/// And where they lie.
+pub(crate) const FAMILIES: [&str; 2] = ["bridge", "inet"];
+
+/// In the first of them, the map of ports to marks.
+pub(crate) const MARKS: &str = "marks";
+
+/// Makes what is missing and puts the rules in place of those that are there, leaving the sets alone.
+pub(crate) fn load() -> String {
+    let mut script = FRAME.to_owned();
+    let mut table = "";
+    for line in FRAME.lines() {
+        let mut words = line.split_whitespace();
+        match (words.next(), words.next()) {
+            (Some("table"), Some(family)) => table = family,
+            (Some("chain"), Some(chain)) => {
+                script.push_str(&format!("flush chain {table} ecompute {chain}\n"));
+            }
+            _ => {}
+        }
+    }
+    script + &RULES.replace("VERSION", &VERSION.to_string())
+}

@@ -1,0 +1,116 @@
+//! What libvirt says of interfaces: the taps of a domain that runs, and what a network is.
+
+use ec_model::MacAddr;
+use serde::Deserialize;
+
+/// Each interface's hardware address and device on the host, where it has both.
+pub(crate) fn taps(domain: &str) -> Result<Vec<(MacAddr, String)>, String> {
+    #[derive(Deserialize)]
+    struct Domain {
+        devices: Devices,
+    }
+    #[derive(Deserialize)]
+    struct Devices {
+        #[serde(rename = "interface", default)]
+        interfaces: Vec<Interface>,
+    }
+    #[derive(Deserialize)]
+    struct Interface {
+        mac: Option<Mac>,
+        target: Option<Target>,
+    }
+    #[derive(Deserialize)]
+    struct Mac {
+        #[serde(rename = "@address")]
+        address: String,
+    }
+    #[derive(Deserialize)]
+    struct Target {
+        #[serde(rename = "@dev")]
+        dev: Option<String>,
+    }
+    let domain: Domain = super::read(domain)?;
+    let tap = |interface: Interface| Some((interface.mac?.address.parse().ok()?, interface.target?.dev?));
+    Ok(domain.devices.interfaces.into_iter().filter_map(tap).collect())
+}
+
+/// A libvirt network.
+#[derive(Debug, Deserialize)]
+pub(crate) struct NetworkXml {
+    forward: Option<Forward>,
+    #[serde(rename = "ip", default)]
+    ips: Vec<Ip>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Forward {
+    #[serde(rename = "@mode")]
+    mode: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Ip {
+    #[serde(rename = "@family")]
+    family: Option<String>,
+    dhcp: Option<Dhcp>,
+}
+
+/// That it is there is all that matters.
+#[derive(Debug, Deserialize)]
+struct Dhcp {}
+
+impl NetworkXml {
+    /// Whether libvirt made its bridge, so that only guests are on it. Others, with a card of the host in
+    /// them perhaps, are only used.
+    pub(crate) fn has_own_bridge(&self) -> bool {
+        let mode = self.forward.as_ref().map(|forward| forward.mode.as_deref().unwrap_or("nat"));
+        matches!(mode, None | Some("nat" | "route" | "open"))
+    }
+
+    /// Whether this host gives out its IPv4 addresses.
+    pub(crate) fn has_dhcp(&self) -> bool {
+        self.has_own_bridge()
+            && self.ips.iter().any(|ip| ip.dhcp.is_some() && ip.family.as_deref().unwrap_or("ipv4") == "ipv4")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn taps_of_all_releases_are_found() {
+        let xml = "<domain type='qemu' id='1'><name>x</name><devices><emulator>/q</emulator>\
+            <interface type='network'><mac address='52:00:00:00:00:01'/><source network='default' bridge='virbr0'/>\
+            <target dev='vnet3'/><model type='virtio'/></interface><serial type='pty'><target port='0'/></serial>\
+            <interface type='bridge'><mac address='52:00:00:00:00:02'/><target dev='ec0000000002'/></interface>\
+            <interface type='user'/></devices></domain>";
+        let found = taps(xml).unwrap();
+        assert_eq!(
+            found.iter().map(|(mac, dev)| format!("{mac} {dev}")).collect::<Vec<_>>(),
+            ["52:00:00:00:00:01 vnet3", "52:00:00:00:00:02 ec0000000002"]
+        );
+        assert!(taps("<domain/>").is_err());
+    }
+
+    #[test]
+    fn a_network_tells_whether_its_bridge_and_its_addresses_are_libvirts() {
+        let read = |xml: &str| {
+            let network: NetworkXml = super::super::read(xml).unwrap();
+            (network.has_own_bridge(), network.has_dhcp())
+        };
+        let dhcp = "<ip address='192.168.122.1' netmask='255.255.255.0'><dhcp><range start='192.168.122.2' end='192.168.122.254'/></dhcp></ip>";
+        let network = |forward: &str, rest: &str| {
+            format!("<network><name>n</name>{forward}<bridge name='b'/>{rest}</network>")
+        };
+        assert_eq!(
+            read(&network("<forward mode='nat'><nat><port start='1' end='2'/></nat></forward>", dhcp)),
+            (true, true)
+        );
+        assert_eq!(read(&network("<forward/>", dhcp)), (true, true));
+        assert_eq!(read(&network("", dhcp)), (true, true));
+        assert_eq!(read(&network("<forward mode='route'/>", "<ip address='10.0.0.1'/>")), (true, false));
+        assert_eq!(read(&network("", "<ip family='ipv6' address='fd00::1'><dhcp/></ip>")), (true, false));
+        assert_eq!(read(&network("<forward mode='bridge'/>", "")), (false, false));
+    }
+}

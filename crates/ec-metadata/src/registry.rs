@@ -1,0 +1,190 @@
+//! The metadata servers of one host and their records.
+//!
+//! 169.254.169.254 is one address, and whoever holds its port answers for all guests of the host: of two
+//! agents, each with its own records and perhaps its own bridge, both must be known to both. Each leaves a
+//! link to its records where the others look:
+//!
+//! ```text
+//! /run/ecompute/metadata/<network namespace>/<bridge>.<digest of the path> ──▶ <state_dir>/instances
+//! ```
+//!
+//! A link stays when its server ends, as its guests do, and goes when the records are gone.
+
+use std::{
+    collections::HashMap,
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::{DirBuilderExt, MetadataExt, symlink},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use ec_model::MacAddr;
+use sha2::{Digest, Sha256};
+
+use crate::{InstanceRecord, RecordDir, RecordFileError};
+
+/// Where servers of this host find each other.
+pub(crate) const DIRECTORY: &str = "/run/ecompute/metadata";
+
+/// The records of this server, and those of all others of this host.
+#[derive(Debug, Clone)]
+pub(crate) struct Sources {
+    bridge: String,
+    own: RecordDir,
+    /// Where there is no such place, there are no others.
+    place: Option<PathBuf>,
+    readers: Arc<Mutex<HashMap<PathBuf, RecordDir>>>,
+}
+
+impl Sources {
+    pub(crate) fn new(bridge: String, own: RecordDir, root: &Path) -> Self {
+        // Two hosts in namespaces of one machine have one /run.
+        let place = fs::metadata("/proc/self/ns/net").ok().map(|space| root.join(space.ino().to_string()));
+        Self { bridge, own, place, readers: Arc::default() }
+    }
+
+    /// Leaves the link for the others, where it is not there.
+    pub(crate) fn register(&self) -> io::Result<()> {
+        let Some(place) = &self.place else { return Ok(()) };
+        let records = std::path::absolute(self.own.directory())?;
+        let digest: String = Sha256::digest(records.as_os_str().as_encoded_bytes())
+            .iter()
+            .take(8)
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        let link = place.join(format!("{}.{digest}", self.bridge));
+        if link.is_symlink() {
+            return Ok(());
+        }
+        DirBuilder::new().recursive(true).mode(0o700).create(place)?;
+        for entry in fs::read_dir(place)?.flatten() {
+            // Follows the link: its records may be gone.
+            if !entry.path().exists() {
+                fs::remove_file(entry.path()).or_else(ignore_absence)?;
+            }
+        }
+        symlink(records, link).or_else(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => Ok(()),
+            _ => Err(error),
+        })
+    }
+
+    /// Bridges and records, our own first.
+    fn all(&self) -> Vec<(String, RecordDir)> {
+        let mut all = vec![(self.bridge.clone(), self.own.clone())];
+        let entries = self.place.as_ref().and_then(|place| fs::read_dir(place).ok());
+        let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = HashMap::new();
+        for entry in entries.into_iter().flatten().flatten() {
+            let (Ok(path), Ok(name)) = (fs::read_link(entry.path()), entry.file_name().into_string()) else {
+                continue;
+            };
+            let Some((bridge, _)) = name.rsplit_once('.') else { continue };
+            let reader = readers.remove(&path).unwrap_or_else(|| RecordDir::reader(&path));
+            if path != self.own.directory() || bridge != self.bridge {
+                all.push((bridge.to_owned(), reader.clone()));
+            }
+            found.insert(path, reader);
+        }
+        *readers = found;
+        all
+    }
+
+    pub(crate) fn bridges(&self) -> Vec<String> {
+        let mut bridges: Vec<String> = self.all().into_iter().map(|(bridge, _)| bridge).collect();
+        bridges.dedup();
+        bridges
+    }
+
+    /// The record of the guest with this hardware address.
+    pub(crate) fn find_by_mac(&self, mac: MacAddr) -> Result<Option<InstanceRecord>, RecordFileError> {
+        for (_, records) in self.all() {
+            if let Some(record) = records.find_by_mac(mac)? {
+                return Ok(Some(record));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The hardware addresses of all guests whose ports give this mark: one, as good as always.
+    pub(crate) fn macs_of_mark(&self, mark: u32) -> Result<Vec<MacAddr>, RecordFileError> {
+        let mut macs = Vec::new();
+        for (_, records) in self.all() {
+            macs.extend(records.macs_of_mark(mark)?);
+        }
+        macs.sort_unstable();
+        macs.dedup();
+        Ok(macs)
+    }
+}
+
+fn ignore_absence(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use ec_guard::ports::mark_of;
+    use ec_model::{InstanceId, RECORD_VERSION};
+
+    use super::*;
+
+    fn record(number: u32) -> InstanceRecord {
+        let instance: InstanceId = format!("7d3c1f0a-2b4e-4c55-9a7e-{number:012}").parse().unwrap();
+        InstanceRecord {
+            version: RECORD_VERSION,
+            instance,
+            name: format!("guest-{number}"),
+            macs: vec![instance.mac(0)],
+            base_digest: None,
+            keys: vec![],
+            user_data: None,
+            token_required: false,
+            project: String::new(),
+            resources: ec_model::Resources::new(),
+            started: false,
+            created_at: jiff::Timestamp::UNIX_EPOCH,
+        }
+    }
+
+    #[test]
+    fn servers_find_each_others_records_also_of_one_that_has_ended() {
+        let root = tempfile::tempdir().unwrap();
+        let place = root.path().join("run");
+        let open = |name: &str| RecordDir::open(root.path().join(name)).unwrap();
+        let (one, two, gone) = (open("one"), open("two"), open("gone"));
+        one.put(&record(1)).unwrap();
+        two.put(&record(2)).unwrap();
+        let ended = Sources::new("br2".into(), two.clone(), &place);
+        ended.register().unwrap();
+        ended.register().unwrap();
+        drop(ended);
+        let lost = Sources::new("br9".into(), gone, &place);
+        lost.register().unwrap();
+        fs::remove_dir(root.path().join("gone")).unwrap();
+        let sources = Sources::new("br1".into(), one, &place);
+        let mac = |number| record(number).macs[0];
+        assert_eq!(sources.find_by_mac(mac(2)).unwrap(), Some(record(2)), "before it is known itself");
+        sources.register().unwrap();
+        assert_eq!(sources.bridges(), ["br1", "br2"], "the lost one is swept");
+        for number in [1, 2] {
+            assert_eq!(sources.find_by_mac(mac(number)).unwrap(), Some(record(number)));
+            assert_eq!(sources.macs_of_mark(mark_of(mac(number))).unwrap(), [mac(number)]);
+        }
+        assert_eq!(sources.find_by_mac(mac(3)).unwrap(), None);
+        two.put(&record(3)).unwrap();
+        assert_eq!(sources.find_by_mac(mac(3)).unwrap(), Some(record(3)), "changes are seen");
+    }
+
+    #[test]
+    fn without_a_place_to_meet_a_server_has_its_own_records() {
+        let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join("file"), "").unwrap();
+        let records = RecordDir::open(root.path().join("one")).unwrap();
+        records.put(&record(1)).unwrap();
+        let sources = Sources::new("br1".into(), records, &root.path().join("file/run"));
+        assert!(sources.register().is_err());
+        assert_eq!(sources.find_by_mac(record(1).macs[0]).unwrap(), Some(record(1)));
+    }
+}
