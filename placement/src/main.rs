@@ -44,7 +44,7 @@ const PLACES: [&str; 2] = ["eplacement.yaml", "/etc/eplacement/eplacement.yaml"]
     name = "eplacement",
     version,
     args_conflicts_with_subcommands = true,
-    after_help = "Beside the API: GET /healthz (alive), /readyz (up to date with etcd), /metrics (Prometheus).\n\
+    after_help = "Beside the API: GET /healthz (alive), /readyz (up to date with etcd, and writes work), /metrics (Prometheus).\n\
                   Signals: SIGINT or SIGTERM finish what is being answered and end; a second one ends at once.\n\
                   Logging: to standard error; RUST_LOG=debug shows more.\n\
                   Exit codes: 0 ended as asked, 1 failed, 2 wrong usage or configuration, 3 etcd is not reachable\n\n\

@@ -119,6 +119,26 @@ async fn replicas_that_had_written_write_again_soon_after_a_restore() -> Result<
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_restore_that_bumps_the_revision_works_as_the_manual_says() -> Result<()> {
+    // The tool of the distribution may be too old for it.
+    for binary in EtcdServer::binaries().into_iter().skip(1) {
+        let directory = tempfile::tempdir()?;
+        let mut etcd = EtcdServer::start(Some(&binary)).await?;
+        let replica = Replica::start(&etcd.endpoint()).await?;
+        released_since(&etcd, &replica, &directory).await?;
+        let bump = ["--bump-revision", "1000000000", "--mark-compacted"];
+        etcd.restore_with(&directory.path().join("backup"), &bump)?;
+        etcd.restart().await?;
+        let (status, _) = until_told(&replica, SECOND, 8).await?;
+        ensure!(status == 409, "{status}\n{}", replica.log());
+        replica.until_ready().await?;
+        ensure!(replica.used(HOST).await? == 4);
+        ensure!(until_told(&replica, SECOND, 4).await?.0 == 204);
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn replicas_go_on_with_an_etcd_that_was_emptied() -> Result<()> {
     let mut etcd = EtcdServer::start(None).await?;
     let replicas = [Replica::start(&etcd.endpoint()).await?, Replica::start(&etcd.endpoint()).await?];

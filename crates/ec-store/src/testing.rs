@@ -186,6 +186,11 @@ impl EtcdServer {
     /// Ends it and puts a backup in place of its data, as operators are told to; the next [`Self::restart`]
     /// serves that.
     pub fn restore(&mut self, file: &Path) -> io::Result<()> {
+        self.restore_with(file, &[])
+    }
+
+    /// The same, with further arguments for the tool.
+    pub fn restore_with(&mut self, file: &Path, arguments: &[&str]) -> io::Result<()> {
         self.wipe()?;
         let peer = format!("http://127.0.0.1:{}", self.ports.peer);
         // Newer releases have a tool of its own for that, beside the server.
@@ -197,7 +202,8 @@ impl EtcdServer {
             .arg("--data-dir")
             .arg(self.directory.path().join("data"))
             .args(["--name", "test", "--initial-advertise-peer-urls", &peer])
-            .args(["--initial-cluster", &format!("test={peer}")]))
+            .args(["--initial-cluster", &format!("test={peer}")])
+            .args(arguments))
     }
 
     /// Stops it in its tracks (SIGSTOP): connections stay, nothing is answered.

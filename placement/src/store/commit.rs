@@ -143,7 +143,7 @@ impl std::fmt::Display for Obstacle {
                 f,
                 "too much contention: others changed the same records each of {times} times; nothing was done"
             ),
-            Self::Etcd(why) => write!(f, "etcd does not take the write: {why}; nothing was done"),
+            Self::Etcd(why) => write!(f, "{why}; nothing was done"),
         }
     }
 }
@@ -261,8 +261,11 @@ impl Committer {
             self.let_others_pass(rest).await;
             if catch_up {
                 if let Err(why) = self.barrier.pass(rest).await {
-                    let why = if doubtful.is_empty() { why } else { in_doubt(&why.0) };
-                    return Err(Failed { size, why });
+                    // It may be well again before the time is over.
+                    obstacle = Obstacle::Etcd(why.0);
+                    tokio::time::sleep(pause.min(rest)).await;
+                    pause = (pause * 2).min(PAUSE_MAX);
+                    continue;
                 }
                 (fresh, catch_up) = (true, false);
                 // Every attempt had the same commands, so one that happened has done all of them.
