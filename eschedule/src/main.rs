@@ -21,6 +21,7 @@ use destroy::Doomed;
 use ec_model::{InstanceId, NodeId, ResourceQuery, State};
 use ec_runtime::{
     LogFormat,
+    advice::{old_etcd, open_etcd, open_placement},
     exit::{Failure, INTERRUPTED, print, tell},
     init_logging, install_tls_provider, shutdown_on_signals,
 };
@@ -82,9 +83,9 @@ async fn run(cli: Cli) -> Result<(), Failure> {
             if json { output::json(&view) } else { output::instance(&view) }
         }
         (Some(Command::Nodes), _) => {
-            // The operator's look: here it is told what is not as it should be.
-            settings.exposed.iter().for_each(|line| tell(&format!("eschedule: {line}")));
-            let nodes = nodes::nodes(&Session::open(settings).await?).await?;
+            let session = Session::open(settings).await?;
+            let nodes = nodes::nodes(&session).await?;
+            warn(&session).await;
             if json { output::json(&nodes) } else { output::nodes(&nodes) }
         }
         (_, Some(target)) if target.contains('=') => {
@@ -251,6 +252,17 @@ fn manual_pages(directory: &Path) -> Result<(), Failure> {
     };
     fs::create_dir_all(directory).map_err(failed)?;
     clap_mangen::generate_to(Cli::command(), directory).map_err(failed)
+}
+
+/// Tells what is not as it should be, where an operator looks: at the nodes.
+async fn warn(session: &Session) {
+    let settings = &session.settings;
+    let version = session.store.server_version().await.unwrap_or_default();
+    let warnings = settings.exposed.iter().cloned();
+    let warnings = warnings.chain(open_etcd(&settings.etcd)).chain(open_placement(&settings.placement));
+    for warning in warnings.chain(old_etcd(&version)) {
+        tell(&format!("eschedule: {warning}"));
+    }
 }
 
 /// Tells once that the signal was heard: what is being written comes to its end first.

@@ -76,6 +76,18 @@ impl EtcdStore {
         Ok(Self { endpoints, keepers: Arc::default() })
     }
 
+    /// The version of the server that answers, as `3.5.16`.
+    pub async fn server_version(&self) -> StoreResult<String> {
+        let status = self
+            .endpoints
+            .run(Lane::Requests, Repeat::Safe, |client| async move {
+                client.maintenance_client().status().await.map_err(classify)
+            })
+            .await;
+        let status = status.map_err(|failure| self.endpoints.error(failure, Repeat::Safe))?;
+        Ok(status.version().to_owned())
+    }
+
     /// A whole listing, begun anew where it must be.
     async fn list_wanted(&self, prefix: &str, what: Wanted) -> StoreResult<Listing> {
         let mut page = PAGE;
