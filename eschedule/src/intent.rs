@@ -92,6 +92,17 @@ pub(crate) struct Intent {
     pub(crate) revision: Revision,
 }
 
+/// How far a command came with an intent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reached<'a> {
+    /// Nothing is claimed under its uuid.
+    Intent,
+    /// It may hold a claim.
+    Claim,
+    /// It holds one, and its request may be on its way to this key.
+    Request(&'a str),
+}
+
 /// How taking something back ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Back {
@@ -213,9 +224,9 @@ impl Intent {
     pub(crate) async fn take_back<P: Claims>(
         mut self,
         place: &Place<'_, P>,
-        request: Option<&str>,
+        reached: Reached<'_>,
     ) -> Result<Back, Failure> {
-        if let Some(key) = request {
+        if let Reached::Request(key) = reached {
             let index = place.keys.instance(self.instance);
             let fence = Txn::new()
                 .when(Compare::Unchanged(index.clone(), self.revision))
@@ -248,7 +259,9 @@ impl Intent {
                 },
             }
         }
-        place.placement.release(self.instance).await?;
+        if reached != Reached::Intent {
+            place.placement.release(self.instance).await?;
+        }
         match place.store.txn(self.delete(place, Txn::new())).await {
             // Not unchanged: whoever came across it has taken it away.
             Ok(_) => Ok(Back::Nothing),
@@ -325,6 +338,6 @@ pub(crate) async fn sweep<P: Claims>(
         return Ok(false);
     }
     let left = Intent { instance, entry, revision: outcome.revision };
-    left.take_back(place, None).await?;
+    left.take_back(place, Reached::Claim).await?;
     Ok(true)
 }

@@ -85,8 +85,9 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         (Some(Command::Nodes), _) => {
             let session = Session::open(settings).await?;
             let nodes = nodes::nodes(&session).await?;
+            if json { output::json(&nodes) } else { output::nodes(&nodes) }?;
             warn(&session).await;
-            if json { output::json(&nodes) } else { output::nodes(&nodes) }
+            Ok(())
         }
         (_, Some(target)) if target.contains('=') => {
             let query = ResourceQuery::parse(&target).map_err(|error| Failure::usage(error.to_string()))?;

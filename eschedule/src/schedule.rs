@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    intent::{Back, Claims, Intent, Place, STALE},
+    intent::{Back, Claims, Intent, Place, Reached, STALE},
     spec::GuestSpec,
 };
 
@@ -92,7 +92,7 @@ pub(crate) async fn schedule<P: Claims>(
     loop {
         let (candidates, alive) = match found {
             Ok(found) => found,
-            Err(failure) => return Err(given_up(place, intent, failure).await),
+            Err(failure) => return Err(given_up(place, intent, Reached::Intent, failure).await),
         };
         let lost_before = seen.lost_races;
         let mut tried = 0;
@@ -113,10 +113,10 @@ pub(crate) async fn schedule<P: Claims>(
             if begun.elapsed() > STALE.unsigned_abs() / 2 {
                 // Stopped and continued, perhaps: what was begun may count as left over at any moment.
                 let late = Failure::failed("this took minutes, so it was given up; try again");
-                return Err(given_up(place, intent, late).await);
+                return Err(given_up(place, intent, Reached::Intent, late).await);
             }
             if stop.is_cancelled() {
-                return Err(given_up(place, intent, interrupted()).await);
+                return Err(given_up(place, intent, Reached::Intent, interrupted()).await);
             }
             match claim(place, &intent, candidate).await {
                 Ok(true) => {}
@@ -137,25 +137,27 @@ pub(crate) async fn schedule<P: Claims>(
                         ),
                     });
                 }
-                Err(error) => return Err(given_up(place, intent, error.into()).await),
+                Err(error) => return Err(given_up(place, intent, Reached::Intent, error.into()).await),
             }
             if stop.is_cancelled() {
-                return Err(given_up(place, intent, interrupted()).await);
+                return Err(given_up(place, intent, Reached::Claim, interrupted()).await);
             }
             match request(place, &intent, node, wanted).await {
                 Requested::Yes => return Ok(Ok(Scheduled { instance: intent.instance, node })),
                 // The agent has died since it was looked for, or the index was taken away.
                 Requested::No(None) => {
                     if let Err(error) = place.placement.release(intent.instance).await {
-                        return Err(given_up(place, intent, error.into()).await);
+                        return Err(given_up(place, intent, Reached::Claim, error.into()).await);
                     }
                     seen.not_alive.insert(node);
                 }
-                Requested::No(Some(failure)) => return Err(given_up(place, intent, failure).await),
+                Requested::No(Some(failure)) => {
+                    return Err(given_up(place, intent, Reached::Claim, failure).await);
+                }
                 Requested::Unknown(failure) => {
                     let instance = intent.instance;
                     let key = place.keys.request(node, instance);
-                    return match intent.take_back(place, Some(&key)).await {
+                    return match intent.take_back(place, Reached::Request(&key)).await {
                         Ok(Back::Requested) => Ok(Ok(Scheduled { instance, node })),
                         Ok(Back::Nothing) => {
                             Err(and(failure, "nothing was requested and the claim is given back"))
@@ -178,7 +180,7 @@ pub(crate) async fn schedule<P: Claims>(
             intent = intent.renewed(place, &wanted.guest.naming).await?;
         }
     }
-    intent.take_back(place, None).await?;
+    intent.take_back(place, Reached::Intent).await?;
     Ok(Err(seen))
 }
 
@@ -217,9 +219,14 @@ fn and(mut failure: Failure, more: &str) -> Failure {
 }
 
 /// The failure, after what was begun is taken back.
-async fn given_up<P: Claims>(place: &Place<'_, P>, intent: Intent, failure: Failure) -> Failure {
+async fn given_up<P: Claims>(
+    place: &Place<'_, P>,
+    intent: Intent,
+    reached: Reached<'_>,
+    failure: Failure,
+) -> Failure {
     let instance = intent.instance;
-    match intent.take_back(place, None).await {
+    match intent.take_back(place, reached).await {
         Ok(_) => failure,
         Err(second) => and(
             failure,
