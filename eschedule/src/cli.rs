@@ -5,6 +5,9 @@ use std::{ffi::OsString, path::PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+/// Nobody waits longer for a virtual machine.
+const YEAR: u64 = 365 * 24 * 3600;
+
 const EXAMPLES: &str = "\
 Examples:
   eschedule 'resources=VCPU:1,DISK_GB:1,MEMORY_MB:256'
@@ -90,7 +93,7 @@ pub(crate) struct Waiting {
     pub(crate) wait: bool,
 
     /// Stop waiting after so many seconds (exit code 1; the instance goes on)
-    #[arg(long, value_name = "SECONDS", default_value_t = 1800)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 1800, value_parser = clap::value_parser!(u64).range(..=YEAR))]
     pub(crate) timeout: u64,
 }
 

@@ -15,14 +15,17 @@ pub(crate) fn json(value: &impl Serialize) -> Result<(), Failure> {
 pub(crate) fn instances(views: &[View]) -> Result<(), Failure> {
     let mut table = table(&["INSTANCE", "NAME", "NODE", "STATE", "IP", "REASON"]);
     for view in views {
-        table.add_row([
-            view.instance.to_string(),
-            view.name.clone().unwrap_or_else(|| "-".to_owned()),
-            view.node.map_or_else(|| "-".to_owned(), |node| node.to_string()),
-            view.state.clone(),
-            view.ip.map_or_else(|| "-".to_owned(), |ip| ip.to_string()),
-            reason(view),
-        ]);
+        row(
+            &mut table,
+            [
+                view.instance.to_string(),
+                view.name.clone().unwrap_or_else(|| "-".to_owned()),
+                view.node.map_or_else(|| "-".to_owned(), |node| node.to_string()),
+                view.state.clone(),
+                view.ip.map_or_else(|| "-".to_owned(), |ip| ip.to_string()),
+                reason(view),
+            ],
+        );
     }
     print(&trimmed(&table))
 }
@@ -43,26 +46,27 @@ pub(crate) fn nodes(nodes: &[NodeView]) -> Result<(), Failure> {
             let used = node.used.get(class).copied().unwrap_or(0);
             or_dash(node.capacity.get(class).map(|capacity| format!("{used}/{capacity}")))
         };
-        table.add_row([
-            node.node.to_string(),
-            node.name.clone(),
-            or_dash(node.virt_type.clone()),
-            amount("VCPU"),
-            amount("MEMORY_MB"),
-            amount("DISK_GB"),
-            or_dash(node.agent.clone()),
-            or_dash(node.started_at.map(|since| since.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())),
-            node.note.clone().unwrap_or_default(),
-        ]);
+        row(
+            &mut table,
+            [
+                node.node.to_string(),
+                node.name.clone(),
+                or_dash(node.virt_type.clone()),
+                amount("VCPU"),
+                amount("MEMORY_MB"),
+                amount("DISK_GB"),
+                or_dash(node.agent.clone()),
+                or_dash(node.started_at.map(|since| since.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())),
+                node.note.clone().unwrap_or_default(),
+            ],
+        );
     }
     print(&trimmed(&table))
 }
 
 pub(crate) fn instance(view: &View) -> Result<(), Failure> {
     let mut table = table(&[]);
-    let mut row = |key: &str, value: String| {
-        table.add_row([key.to_owned(), value]);
-    };
+    let mut row = |key: &str, value: String| row(&mut table, [key.to_owned(), value]);
     row("instance", view.instance.to_string());
     row("name", view.name.clone().unwrap_or_else(|| "-".to_owned()));
     if let Some(node) = view.node {
@@ -98,9 +102,19 @@ pub(crate) fn instance(view: &View) -> Result<(), Failure> {
     }
     let mut text = trimmed(&table);
     if let Some(console) = view.status.as_ref().and_then(|status| status.console.as_ref()) {
-        text.push_str(&format!("\n\nend of the console:\n{console}"));
+        text.push_str(&format!("\n\nend of the console:\n{}", plain(console, &['\n', '\t'])));
     }
     print(&text)
+}
+
+fn row<const N: usize>(table: &mut Table, cells: [String; N]) {
+    table.add_row(cells.map(|cell| plain(&cell, &[])));
+}
+
+/// Text that guests, servers and other people's records may have put together, without what would move a
+/// terminal's cursor or break a line. Of a console the lines stay.
+fn plain(text: &str, keep: &[char]) -> String {
+    text.chars().map(|c| if c.is_control() && !keep.contains(&c) { ' ' } else { c }).collect()
 }
 
 fn table(header: &[&str]) -> Table {
@@ -116,4 +130,18 @@ fn table(header: &[&str]) -> Table {
 fn trimmed(table: &Table) -> String {
     let line = |line: String| line.strip_prefix(' ').unwrap_or(&line).trim_end().to_owned();
     table.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_guests_say_moves_no_cursor() {
+        assert_eq!(plain("a\u{1b}[2Jb\r\n\u{9b}c", &[]), "a [2Jb   c");
+        assert_eq!(plain("login:\n\u{7}\tok", &['\n', '\t']), "login:\n \tok");
+        let mut lines = table(&["A", "B"]);
+        row(&mut lines, ["x\ny".to_owned(), "z".to_owned()]);
+        assert_eq!(trimmed(&lines).lines().count(), 2);
+    }
 }

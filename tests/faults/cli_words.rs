@@ -335,3 +335,25 @@ async fn an_empty_variable_names_no_configuration_and_lines_stay_apart() -> Resu
     assert!(text.ends_with("IP 10.0.0.7\n10.0.0.7\n") && !text.contains("\n\n"), "{text}");
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_guests_and_callers_say_neither_moves_a_terminal_nor_overflows() -> Result<()> {
+    let control = Control::start().await?;
+    let node = control.node("host", true, PLENTY).await?;
+    let (_, instance) = control.schedule(&["--name", "web", TINY])?;
+    control.status(node, instance, State::Error, None).await?;
+    let key = control.keys.status(node, instance);
+    let mut status: Value = serde_json::from_slice(&control.get(&key).await?.context("no status")?.value)?;
+    status["reason"] = "bad\u{1b}[2J\nimage".into();
+    status["console"] = "login:\u{1b}]0;owned\u{7}\nroot".into();
+    control.put(key, status.to_string()).await?;
+    let list = control.done(&["list"])?;
+    ensure!(list.lines().count() == 2 && !list.contains('\u{1b}'), "{list:?}");
+    let show = control.done(&["show", "web"])?;
+    ensure!(show.ends_with("owned \nroot\n") && !show.contains(['\u{1b}', '\u{7}']), "{show:?}");
+    for timeout in ["18446744073709551615", "-1", "x", "99999999999"] {
+        let output = control.eschedule(&["--wait", "--timeout", timeout, "web"])?;
+        assert_eq!(output.status.code(), Some(2), "{timeout}: {output:?}");
+    }
+    Ok(())
+}
