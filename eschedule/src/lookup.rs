@@ -203,7 +203,7 @@ pub(crate) struct View {
     pub(crate) status: Option<Status>,
 }
 
-/// What no [`State`] is for: a record that cannot be read.
+/// What no [`State`] is for: a record that cannot be read, or none at all.
 const UNKNOWN: &str = "UNKNOWN";
 
 impl View {
@@ -224,13 +224,17 @@ impl View {
         is: &Read<Status>,
     ) -> Self {
         let (request, status) = (wish.record(), is.record());
-        let unreadable = match (wish.unreadable(), is.unreadable()) {
+        let unknown = match (wish.unreadable(), is.unreadable()) {
             (Some(why), _) => Some(format!("its request cannot be read: {why}")),
             (None, Some(why)) => Some(format!("its status cannot be read: {why}")),
+            (None, None) if wish.is_absent() && is.is_absent() => Some(
+                "nobody asks for it and no agent tells of it: it failed long ago, or its keys were deleted"
+                    .to_owned(),
+            ),
             (None, None) => None,
         };
         let state = match (request, status) {
-            _ if unreadable.is_some() => UNKNOWN.to_owned(),
+            _ if unknown.is_some() => UNKNOWN.to_owned(),
             (Some(Request { desired: Desired::Destroyed, .. }), _) => State::Destroying.to_string(),
             (_, Some(status)) => status.state.to_string(),
             (_, None) => State::Scheduled.to_string(),
@@ -242,7 +246,7 @@ impl View {
             node_alive,
             state,
             ip: status.and_then(|status| status.ip),
-            reason: unreadable.or_else(|| status.and_then(|status| status.reason.clone())),
+            reason: unknown.or_else(|| status.and_then(|status| status.reason.clone())),
             request: None,
             status: None,
         }

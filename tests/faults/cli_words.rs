@@ -135,6 +135,14 @@ async fn an_instance_without_index_is_found_by_its_claim_and_among_the_keys() ->
     control.done(&["destroy", &unclaimed.to_string()])?;
     assert!(control.request(node, unclaimed).await?.is_some());
 
+    // A claim, and nothing else: etcd was emptied, and no agent has looked yet.
+    let silent = InstanceId::new(uuid::Uuid::new_v4());
+    control.placement.claim_exact(silent, node, &[("VCPU".to_owned(), 1)].into(), "p", "u").await?;
+    let show = control.done(&["show", &silent.to_string()])?;
+    ensure!(show.contains("UNKNOWN") && show.contains("no agent tells of it"), "{show}");
+    control.done(&["destroy", &silent.to_string()])?;
+    assert!(control.request(node, silent).await?.is_some());
+
     let missing = control.eschedule(&["destroy", &uuid::Uuid::new_v4().to_string()])?;
     assert_eq!(missing.status.code(), Some(1));
     assert!(error(&missing).contains("there is no instance"));
