@@ -34,7 +34,8 @@ const FEW: usize = 5;
 const MANY: usize = 5_000;
 /// Whoever waits for an answer waits at most so long without noticing it.
 const GOAL_MS: f64 = 15.0;
-const GOAL_MB: f64 = 15.0 * 1.048_576;
+/// 15 MiB.
+const GOAL_MB: f64 = 15.7;
 /// Well under a second, for a look that people take.
 const GOAL_NODES_MS: f64 = 500.0;
 
@@ -58,7 +59,6 @@ pub(crate) async fn measure() -> Result<Vec<Figure>> {
             nodes.push_time(looking);
         }
     }
-    let goals = || vec![Goal::AtMost(GOAL_MS), Goal::Ratio(2.0)];
     let what = "its two placement and three etcd requests on fresh connections, the first two at once";
     let figure = |name, unit, ours, goals| Figure { name, unit, ours, bare: None, goals };
     Ok(vec![
@@ -67,14 +67,15 @@ pub(crate) async fn measure() -> Result<Vec<Figure>> {
             unit: "ms",
             ours: few,
             bare: Some((what, bare)),
-            goals: goals(),
+            goals: vec![Goal::AtMost(GOAL_MS), Goal::Ratio(2.0)],
         },
         Figure {
             name: "eschedule among 5,000 nodes: process start → NOTIFIED TARGET",
             unit: "ms",
             ours: many,
             bare: Some((what, bare_many)),
-            goals: goals(),
+            // Ours looks for the nodes of all sixteen candidates, the bare one for that of the first.
+            goals: vec![Goal::AtMost(GOAL_MS)],
         },
         figure("  of it the process alone (eschedule --version)", "ms", start, vec![]),
         figure("eschedule among 5 nodes: resident at most", "MB", few_memory, vec![Goal::AtMost(GOAL_MB)]),

@@ -17,6 +17,9 @@ pub(crate) const STALE: SignedDuration = SignedDuration::from_mins(10);
 /// How long to find out what became of a write whose answer was lost.
 const RESOLVE_TRIES: u32 = 10;
 
+/// Between two tries.
+const PAUSE: Duration = Duration::from_millis(300);
+
 /// Names come and go while we look; so often is enough for anybody.
 const TRIES: usize = 5;
 
@@ -227,36 +230,9 @@ impl Intent {
         reached: Reached<'_>,
     ) -> Result<Back, Failure> {
         if let Reached::Request(key) = reached {
-            let index = place.keys.instance(self.instance);
-            let fence = Txn::new()
-                .when(Compare::Unchanged(index.clone(), self.revision))
-                .put(index.clone(), encode(&self.entry));
-            let fenced = match place.store.txn(fence).await {
-                Ok(outcome) => outcome.succeeded.then_some(outcome.revision),
-                // Whether it was written shows in the index: with the request it names a node.
-                Err(StoreError::Unknown(_)) => None,
-                Err(error) => return Err(error.into()),
-            };
-            match fenced {
+            match self.fence(place, key).await? {
                 Some(revision) => self.revision = revision,
-                None => match tokio::join!(read(place.store, key), read(place.store, &index)) {
-                    (Some(Some(_)), _) => return Ok(Back::Requested),
-                    (Some(None), Some(Some(pair)))
-                        if decode::<IndexEntry>(&pair.value).is_ok_and(|entry| entry.node.is_none()) =>
-                    {
-                        self.revision = pair.mod_revision;
-                    }
-                    (Some(None), Some(_)) => return Err(lost(self.instance)),
-                    _ => {
-                        return Err(Failure {
-                            code: UNREACHABLE,
-                            message: format!(
-                                "etcd does not answer; `eschedule show {}` will tell whether the request arrived",
-                                self.instance
-                            ),
-                        });
-                    }
-                },
+                None => return Ok(Back::Requested),
             }
         }
         if reached != Reached::Intent {
@@ -268,6 +244,40 @@ impl Intent {
             Err(error) => Err(error.into()),
         }
     }
+
+    /// Writes the index anew, so that a request which demands it as it was cannot arrive any more. Answers its
+    /// revision; none where the request is there already.
+    async fn fence<P>(&self, place: &Place<'_, P>, request: &str) -> Result<Option<Revision>, Failure> {
+        let index = place.keys.instance(self.instance);
+        for _ in 0..RESOLVE_TRIES {
+            let fence = Txn::new()
+                .when(Compare::Unchanged(index.clone(), self.revision))
+                .put(index.clone(), encode(&self.entry));
+            match place.store.txn(fence).await {
+                Ok(outcome) if outcome.succeeded => return Ok(Some(outcome.revision)),
+                // The request came first, or an earlier try was done after all.
+                Ok(_) => {
+                    let ((request, _), (found, _)) =
+                        tokio::try_join!(place.store.get(request), place.store.get(&index))?;
+                    if request.is_some() {
+                        return Ok(None);
+                    }
+                    let fenced = found
+                        .filter(|pair| decode::<IndexEntry>(&pair.value).is_ok_and(|e| e.node.is_none()));
+                    return fenced.map(|pair| Some(pair.mod_revision)).ok_or_else(|| lost(self.instance));
+                }
+                Err(error) if error.is_transient() => tokio::time::sleep(PAUSE).await,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(Failure {
+            code: UNREACHABLE,
+            message: format!(
+                "etcd does not answer; `eschedule show {}` will tell whether the request arrived",
+                self.instance
+            ),
+        })
+    }
 }
 
 fn lost(instance: InstanceId) -> Failure {
@@ -277,12 +287,12 @@ fn lost(instance: InstanceId) -> Failure {
 }
 
 /// The key after a write whose answer was lost; `None` where etcd does not answer.
-pub(crate) async fn read(store: &dyn Store, key: &str) -> Option<Option<KeyValue>> {
+async fn read(store: &dyn Store, key: &str) -> Option<Option<KeyValue>> {
     for _ in 0..RESOLVE_TRIES {
         if let Ok((pair, _)) = store.get(key).await {
             return Some(pair);
         }
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        tokio::time::sleep(PAUSE).await;
     }
     None
 }
