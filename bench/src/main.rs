@@ -43,6 +43,8 @@ enum Command {
         #[arg(long)]
         quick: bool,
     },
+    /// Measure the command line alone, among few nodes and among thousands
+    Schedule,
     /// Be an agent with simulated guests: how this program starts itself to see the agent's memory
     #[command(hide = true)]
     AgentSimulated { config: PathBuf },
@@ -61,7 +63,10 @@ fn main() -> ExitCode {
                 placement::table(&rows)
             })
         }),
-        None => run(cli.json),
+        Some(Command::Schedule) => {
+            on_runtime(schedule::measure()).and_then(|figures| report(&figures, cli.json))
+        }
+        None => on_runtime(measure()).and_then(|figures| report(&figures, cli.json)),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -72,9 +77,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(json: bool) -> Result<()> {
-    let figures = on_runtime(measure())?;
-    print(if json { format!("{:#}\n", report::document(&figures)) } else { report::table(&figures) })
+fn report(figures: &[Figure], json: bool) -> Result<()> {
+    print(if json { format!("{:#}\n", report::document(figures)) } else { report::table(figures) })
 }
 
 fn on_runtime<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
@@ -91,11 +95,10 @@ fn print(text: String) -> Result<()> {
 }
 
 async fn measure() -> Result<Vec<Figure>> {
+    eprintln!("measuring eschedule");
+    let mut figures = schedule::measure().await?;
     eprintln!("starting etcd, placement and libvirtd");
     let mut stack = Stack::start().await?;
-    let mut figures = Vec::new();
-    eprintln!("measuring eschedule");
-    figures.extend(schedule::measure(&stack).await?);
     eprintln!("measuring how soon an agent acts");
     figures.extend(react::measure(&stack).await?);
     stack.start_agent("").await?;

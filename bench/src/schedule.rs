@@ -1,164 +1,253 @@
-//! `eschedule` from the start of its process to `NOTIFIED TARGET`, against the round trips it needs.
+//! `eschedule` from the start of its process to `NOTIFIED TARGET`, against the round trips it needs, among few
+//! nodes and among thousands.
 
 use std::{
+    fs,
     io::{BufRead, BufReader},
-    process::Stdio,
+    process::{Child, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
-use ec_model::{IndexEntry, InstanceId, NodeId, NodeRecord, RECORD_VERSION, encode};
-use ec_placement_client::Inventory;
+use ec_model::{
+    Desired, ImageRef, IndexEntry, InstanceId, NodeId, NodeRecord, RECORD_VERSION, Request, encode,
+};
 use ec_store::{Store, Txn};
-use ec_tests::{Stack, TINY};
-use etcd_client::{Compare, CompareOp, GetOptions, TxnOp};
+use ec_tests::{
+    TINY,
+    control::{Control, all_of, notified},
+};
+use etcd_client::{Compare, CompareOp, TxnOp};
+use futures::{StreamExt, TryStreamExt};
 use jiff::Timestamp;
 
 use crate::{
     bare::{ask, claim_of},
-    orders::Orders,
     stats::{Figure, Goal, Samples},
 };
 
 const ROUNDS: usize = 40;
 /// Not counted: the servers' own caches fill, and the program's pages are read.
 const WARM_UP: usize = 3;
+/// As many nodes as a demonstration has, and as a large cloud.
+const FEW: usize = 5;
+const MANY: usize = 5_000;
+/// Whoever waits for an answer waits at most so long without noticing it.
+const GOAL_MS: f64 = 15.0;
+/// 15 MiB.
+const GOAL_MB: f64 = 15.7;
+/// Well under a second, for a look that people take.
+const GOAL_NODES_MS: f64 = 500.0;
 
-/// Measures on a node that nobody serves, so that nothing is built beside.
-pub(crate) async fn measure(stack: &Stack) -> Result<Vec<Figure>> {
-    let node = NodeId::new(uuid::Uuid::new_v4());
-    let orders = Orders::new(stack, node, &[("VCPU", 1), ("MEMORY_MB", 128), ("DISK_GB", 1)]).await?;
-    pretend_to_live(&orders).await?;
-    let (mut bare, mut ours, mut start) = (Samples::default(), Samples::default(), Samples::default());
+/// Measures on nodes that nobody serves, so that nothing is built beside.
+pub(crate) async fn measure() -> Result<Vec<Figure>> {
+    let cloud = Control::start().await?;
+    grow(&cloud, 0..FEW).await?;
+    let (few, bare) = rounds(&cloud).await?;
+    let few_memory = memory(&cloud).await?;
+    grow(&cloud, FEW..MANY).await?;
+    let (many, bare_many) = rounds(&cloud).await?;
+    let many_memory = memory(&cloud).await?;
+    let mut start = Samples::default();
+    let mut nodes = Samples::default();
     for round in 0..WARM_UP + ROUNDS {
-        let (time, instance) = bare_round(&orders).await?;
-        clean(&orders, instance).await?;
-        let (time_of_ours, instance) = tokio::task::block_in_place(|| run(&orders))?;
-        clean(&orders, instance).await?;
-        let time_of_start = tokio::task::block_in_place(|| only_start(stack))?;
+        let (starting, looking) = tokio::task::block_in_place(|| {
+            Ok::<_, anyhow::Error>((whole(&cloud, "--version")?, whole(&cloud, "nodes")?))
+        })?;
         if round >= WARM_UP {
-            bare.push_time(time);
-            ours.push_time(time_of_ours);
-            start.push_time(time_of_start);
+            start.push_time(starting);
+            nodes.push_time(looking);
         }
     }
-    ask(&orders.placement, "DELETE", &format!("/resource_providers/{node}"), None).await?;
-    stack.store.txn(Txn::new().delete(orders.keys.node(node))).await?;
+    let what = "its two placement and three etcd requests on fresh connections, the first two at once";
+    let figure = |name, unit, ours, goals| Figure { name, unit, ours, bare: None, goals };
     Ok(vec![
         Figure {
-            name: "eschedule: process start → NOTIFIED TARGET",
+            name: "eschedule among 5 nodes: process start → NOTIFIED TARGET",
             unit: "ms",
-            ours,
-            bare: Some((
-                "its two placement and two etcd requests on fresh connections, the first two at once",
-                bare,
-            )),
-            goals: vec![Goal::Ratio(2.0)],
+            ours: few,
+            bare: Some((what, bare)),
+            goals: vec![Goal::AtMost(GOAL_MS), Goal::Ratio(2.0)],
         },
         Figure {
-            name: "  of it the process alone (eschedule --version)",
+            name: "eschedule among 5,000 nodes: process start → NOTIFIED TARGET",
             unit: "ms",
-            ours: start,
-            bare: None,
-            goals: vec![],
+            ours: many,
+            bare: Some((what, bare_many)),
+            // Ours looks for the nodes of all sixteen candidates, the bare one for that of the first.
+            goals: vec![Goal::AtMost(GOAL_MS)],
         },
+        figure("  of it the process alone (eschedule --version)", "ms", start, vec![]),
+        figure("eschedule among 5 nodes: resident at most", "MB", few_memory, vec![Goal::AtMost(GOAL_MB)]),
+        figure(
+            "eschedule among 5,000 nodes: resident at most",
+            "MB",
+            many_memory,
+            vec![Goal::AtMost(GOAL_MB)],
+        ),
+        figure("eschedule nodes, of 5,000", "ms", nodes, vec![Goal::Under(GOAL_NODES_MS)]),
     ])
 }
 
-/// A provider with room for everything and the key of a living node.
-async fn pretend_to_live(orders: &Orders<'_>) -> Result<()> {
-    let (node, placement) = (orders.node, &orders.stack.placement);
-    placement.ensure_provider(node, &node.to_string()).await?;
-    let plenty = Inventory {
-        total: 1 << 20,
-        reserved: 0,
-        min_unit: 1,
-        max_unit: 1 << 20,
-        step_size: 1,
-        allocation_ratio: 1.0,
-    };
-    let inventory = orders.resources.keys().map(|class| (class.clone(), plenty.clone())).collect();
-    placement.set_inventory(node, &inventory).await?;
-    let record = NodeRecord {
-        version: RECORD_VERSION,
-        node,
-        name: node.to_string(),
-        agent: env!("CARGO_PKG_VERSION").to_owned(),
-        virt_type: "simulated".to_owned(),
-        machine: String::new(),
-        host: String::new(),
-        started_at: Timestamp::now(),
-    };
-    orders.put(orders.keys.node(node), encode(&record)).await
-}
-
-/// Nothing stays of a round, so that the last finds what the first found.
-async fn clean(orders: &Orders<'_>, instance: InstanceId) -> Result<()> {
-    orders.stack.placement.release(instance).await?;
-    let keys = &orders.keys;
-    let txn = Txn::new().delete(keys.request(orders.node, instance)).delete(keys.instance(instance));
-    orders.stack.store.txn(txn).await?;
+/// Nodes with room for everything, which say that they live.
+async fn grow(cloud: &Control, numbers: std::ops::Range<usize>) -> Result<()> {
+    let inventory = ["VCPU", "MEMORY_MB", "DISK_GB"].map(|class| (class.to_owned(), all_of(1 << 20))).into();
+    let nodes: Vec<(NodeId, String)> = futures::stream::iter(numbers)
+        .map(async |number| {
+            let (node, name) = (NodeId::new(uuid::Uuid::new_v4()), format!("node{number:05}"));
+            cloud.placement.ensure_provider(node, &name).await?;
+            cloud.placement.set_inventory(node, &inventory).await?;
+            Ok::<_, anyhow::Error>((node, name))
+        })
+        .buffer_unordered(16)
+        .try_collect()
+        .await?;
+    for chunk in nodes.chunks(100) {
+        let txn = chunk.iter().fold(Txn::new(), |txn, (node, name)| {
+            let record = NodeRecord {
+                version: RECORD_VERSION,
+                node: *node,
+                name: name.clone(),
+                agent: env!("CARGO_PKG_VERSION").to_owned(),
+                virt_type: "simulated".to_owned(),
+                machine: String::new(),
+                host: String::new(),
+                started_at: Timestamp::now(),
+            };
+            txn.put(cloud.keys.node(*node), encode(&record))
+        });
+        cloud.store.txn(txn).await?;
+    }
     Ok(())
 }
 
-/// Runs the program; its own bounds on every request bound the wait for its line.
-fn run(orders: &Orders<'_>) -> Result<(Duration, InstanceId)> {
-    let mut command = orders.stack.command("eschedule");
-    command.arg(TINY).stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut line = String::new();
-    let begun = Instant::now();
-    let mut child = command.spawn().context("failed to start eschedule")?;
-    let stdout = child.stdout.take().context("eschedule has no output")?;
-    BufReader::new(stdout).read_line(&mut line)?;
-    let time = begun.elapsed();
-    let status = child.wait()?;
-    let wanted = format!("NOTIFIED TARGET, {}, OF INSTANCE ", orders.node);
-    let instance = line.trim_end().strip_prefix(&wanted);
-    let instance = instance.with_context(|| format!("eschedule ended with {status} and said `{line}`"))?;
-    Ok((time, instance.parse()?))
+/// Ours and the bare one by turns.
+async fn rounds(cloud: &Control) -> Result<(Samples, Samples)> {
+    let (mut ours, mut bare) = (Samples::default(), Samples::default());
+    for round in 0..WARM_UP + ROUNDS {
+        let (bare_time, node, instance) = bare_round(cloud).await?;
+        clean(cloud, node, instance).await?;
+        let (time, node, instance) = tokio::task::block_in_place(|| {
+            let begun = Instant::now();
+            let (mut child, node, instance) = scheduling(cloud, &[TINY])?;
+            let time = begun.elapsed();
+            ensure!(child.wait()?.success(), "eschedule failed");
+            Ok((time, node, instance))
+        })?;
+        clean(cloud, node, instance).await?;
+        if round >= WARM_UP {
+            ours.push_time(time);
+            bare.push_time(bare_time);
+        }
+    }
+    Ok((ours, bare))
 }
 
-/// A process that only starts, to tell what of the time no code of `schedule` can change.
-fn only_start(stack: &Stack) -> Result<Duration> {
-    let mut command = stack.command("eschedule");
-    command.arg("--version").stdin(Stdio::null()).stdout(Stdio::null());
+/// The most that was resident until the line was printed.
+async fn memory(cloud: &Control) -> Result<Samples> {
+    let mut samples = Samples::default();
+    for _ in 0..WARM_UP {
+        // It waits on, so that it can be looked at.
+        let (mut child, node, instance) =
+            tokio::task::block_in_place(|| scheduling(cloud, &["--wait", TINY]))?;
+        let status = fs::read_to_string(format!("/proc/{}/status", child.id()))?;
+        child.kill()?;
+        child.wait()?;
+        clean(cloud, node, instance).await?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
+        let kib: f64 = line.trim().trim_end_matches(" kB").parse()?;
+        samples.push(kib * 1024.0 / 1e6);
+    }
+    Ok(samples)
+}
+
+/// Nothing stays of a round, so that the last finds what the first found.
+async fn clean(cloud: &Control, node: NodeId, instance: InstanceId) -> Result<()> {
+    cloud.placement.release(instance).await?;
+    let keys = &cloud.keys;
+    let txn = Txn::new().delete(keys.request(node, instance)).delete(keys.instance(instance));
+    cloud.store.txn(txn).await?;
+    Ok(())
+}
+
+/// Runs the program until its line; its own bounds on every request bound the wait.
+fn scheduling(cloud: &Control, arguments: &[&str]) -> Result<(Child, NodeId, InstanceId)> {
+    let mut command = cloud.command(arguments);
+    command.stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().context("failed to start eschedule")?;
+    let stdout = child.stdout.take().context("eschedule has no output")?;
+    let mut line = String::new();
+    BufReader::new(stdout).read_line(&mut line)?;
+    let (node, instance) = notified(&line)?;
+    Ok((child, node, instance))
+}
+
+/// A whole run whose output nobody needs.
+fn whole(cloud: &Control, argument: &str) -> Result<Duration> {
+    let mut command = cloud.command(&[argument]);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
     let begun = Instant::now();
     let status = command.status().context("failed to start eschedule")?;
-    ensure!(status.success(), "eschedule --version ended with {status}");
+    ensure!(status.success(), "eschedule {argument} ended with {status}");
     Ok(begun.elapsed())
 }
 
-async fn bare_round(orders: &Orders<'_>) -> Result<(Duration, InstanceId)> {
-    let (node, keys, instance) = (orders.node, &orders.keys, Orders::instance());
-    let index = encode(&IndexEntry {
-        version: RECORD_VERSION,
-        node: Some(node),
-        name: None,
-        project: "default".into(),
-        created_at: jiff::Timestamp::now(),
-    });
-    let request = orders.request(instance, ec_model::Desired::Active);
-    let endpoint = orders.stack.etcd.endpoint();
-    let path = format!("/allocation_candidates?{TINY}");
+async fn bare_round(cloud: &Control) -> Result<(Duration, NodeId, InstanceId)> {
+    let (keys, instance) = (&cloud.keys, InstanceId::new(uuid::Uuid::new_v4()));
+    let entry = |node| {
+        encode(&IndexEntry {
+            version: RECORD_VERSION,
+            node,
+            name: None,
+            project: "default".into(),
+            created_at: Timestamp::now(),
+        })
+    };
+    let endpoint = cloud.etcd.endpoint();
+    let host = cloud.placement_server.endpoint().trim_start_matches("http://").to_owned();
+    let path = format!("/allocation_candidates?{TINY}&limit=16");
+    let index = keys.instance(instance);
 
     let begun = Instant::now();
-    let nodes = async {
+    let intent = async {
         let mut etcd = etcd_client::Client::connect([endpoint], None).await?.kv_client();
-        let answer = etcd.get(keys.nodes(), Some(GetOptions::new().with_prefix())).await?;
-        ensure!(answer.count() == 1, "{} nodes live where one was made", answer.count());
+        let txn = etcd_client::Txn::new()
+            .when([Compare::create_revision(index.clone(), CompareOp::Equal, 0)])
+            .and_then([TxnOp::put(index.clone(), entry(None), None)]);
+        ensure!(etcd.txn(txn).await?.succeeded(), "etcd refused the intent");
         Ok(etcd)
     };
-    let (etcd, candidates) = tokio::join!(nodes, ask(&orders.placement, "GET", &path, None));
+    let (etcd, candidates) = tokio::join!(intent, ask(&host, "GET", &path, None));
     let (mut etcd, candidates) = (etcd?, candidates?);
-    let claim = claim_of(&candidates["allocation_requests"][0]);
-    ask(&orders.placement, "PUT", &format!("/allocations/{instance}"), Some(&claim)).await?;
+    let request = &candidates["allocation_requests"][0];
+    let node = request["allocations"].as_object().and_then(|of| of.keys().next()).context("no candidate")?;
+    let node: NodeId = node.parse()?;
+    ensure!(etcd.get(keys.node(node), None).await?.count() == 1, "the node is not there");
+    ask(&host, "PUT", &format!("/allocations/{instance}"), Some(&claim_of(request))).await?;
     let key = keys.request(node, instance);
     let txn = etcd_client::Txn::new()
         .when([
             Compare::create_revision(keys.node(node), CompareOp::Greater, 0),
             Compare::create_revision(key.clone(), CompareOp::Equal, 0),
         ])
-        .and_then([TxnOp::put(key, request, None), TxnOp::put(keys.instance(instance), index, None)]);
+        .and_then([TxnOp::put(key, request_of(instance), None), TxnOp::put(index, entry(Some(node)), None)]);
     ensure!(etcd.txn(txn).await?.succeeded(), "etcd refused the request's transaction");
-    Ok((begun.elapsed(), instance))
+    Ok((begun.elapsed(), node, instance))
+}
+
+fn request_of(instance: InstanceId) -> Vec<u8> {
+    encode(&Request {
+        version: RECORD_VERSION,
+        instance,
+        desired: Desired::Active,
+        name: None,
+        resources: [("VCPU".to_owned(), 1), ("MEMORY_MB".to_owned(), 128), ("DISK_GB".to_owned(), 1)].into(),
+        image: Some(ImageRef { url: "file:///nowhere".to_owned(), sha256: None }),
+        keys: Vec::new(),
+        user_data_bytes: None,
+        token_required: false,
+        project: "default".to_owned(),
+        user: "default".to_owned(),
+        created_at: Timestamp::now(),
+    })
 }

@@ -1,91 +1,202 @@
 //! `ecompute --check`: is everything there that an agent needs, and if not, how to mend it.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use ec_guard::Guard;
 use ec_libvirt::{AddressFilter, LibvirtHypervisor};
 use ec_model::NodeId;
-use ec_placement_client::PlacementClient;
-use ec_runtime::exit::{FAILED, UNREACHABLE, chain};
-use ec_store::{EtcdStore, Store};
+use ec_placement_client::{PlacementClient, PlacementError, Provider};
+use ec_runtime::{
+    advice::{open_etcd, open_placement},
+    config::exposed,
+    exit::{FAILED, Failure, UNREACHABLE, chain, print},
+};
+use ec_store::{EtcdStore, Store, StoreError};
+use nix::unistd::{AccessFlags, Group, Uid, access, getgroups};
 
-use crate::{agent::libvirt_config, config::Settings, inventory};
+use crate::{agent::libvirt_config, config::Settings, identity, inventory};
 
 /// A probe that takes longer counts as failed.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Less free disk than this and the next image will not fit.
 const DISK_LOW_GB: u64 = 2;
 
+/// What was found, or the exit code and what is wrong and how to mend it.
+type Found<T = String> = Result<T, (u8, String)>;
+
 /// One line of the answer.
 struct Line {
     what: &'static str,
-    /// What was found, or what is wrong and how to mend it.
-    found: Result<String, (u8, String)>,
+    found: Found,
 }
 
 /// Probes everything, prints a line for each, and answers the exit code.
-#[expect(clippy::print_stdout, reason = "the lines are what the user asked for")]
-pub async fn check(settings: &Settings, file: Option<PathBuf>) -> u8 {
-    let file =
-        file.map_or_else(|| "defaults (no compute.yaml)".to_owned(), |path| path.display().to_string());
+pub async fn check(settings: &Settings, file: Option<PathBuf>) -> Result<u8, Failure> {
+    let named = file
+        .as_ref()
+        .map_or_else(|| "defaults (no compute.yaml)".to_owned(), |path| path.display().to_string());
     let lines = [
-        Line { what: "configuration", found: Ok(file) },
+        Line { what: "configuration", found: Ok(named) },
         Line { what: "etcd", found: bounded(etcd(settings)).await },
         Line { what: "placement", found: bounded(placement(settings)).await },
+        Line { what: "cluster", found: bounded(cluster(settings)).await },
         Line { what: "libvirt", found: bounded(libvirt(settings)).await },
         Line { what: "network", found: bounded(network(settings)).await },
         Line { what: "guests", found: guests(settings).await },
         Line { what: "disk", found: disk(settings) },
     ];
     let mut code = 0;
+    let mut text = String::new();
     for Line { what, found } in &lines {
         match found {
-            Ok(text) => println!("{what:<14} ok      {text}"),
-            Err((failure, text)) => {
-                println!("{what:<14} FAILED  {text}");
+            Ok(found) => text.push_str(&format!("{what:<14} ok      {found}\n")),
+            // Nothing that must be mended: code 0.
+            Err((0, found)) => text.push_str(&format!("{what:<14} WARNING {found}\n")),
+            Err((failure, found)) => {
+                text.push_str(&format!("{what:<14} FAILED  {found}\n"));
                 code = code.max(*failure);
             }
         }
     }
-    code
+    for warning in warnings(settings, file.as_deref()).await {
+        text.push_str(&format!("{:<14} WARNING {warning}\n", ""));
+    }
+    print(&text)?;
+    Ok(code)
 }
 
-async fn bounded(probe: impl Future<Output = Result<String, (u8, String)>>) -> Result<String, (u8, String)> {
+/// What does not keep an agent from working, and should be known: secrets that everybody may read, services that
+/// let everybody in, an etcd with known faults. Asks etcd; where that does not answer, nothing is said of it.
+pub async fn warnings(settings: &Settings, file: Option<&Path>) -> Vec<String> {
+    let mut warnings = exposed(file, &settings.etcd, &settings.placement);
+    warnings.extend(open_etcd(&settings.etcd));
+    warnings.extend(open_placement(&settings.placement));
+    let server = async { EtcdStore::connect(settings.etcd.clone()).await?.server().await };
+    if let Ok(Ok(server)) = tokio::time::timeout(PROBE_TIMEOUT, server).await {
+        warnings.extend(server.advice());
+    }
+    warnings
+}
+
+async fn bounded(probe: impl Future<Output = Found>) -> Found {
     tokio::time::timeout(PROBE_TIMEOUT, probe)
         .await
         .unwrap_or_else(|_| Err((UNREACHABLE, format!("no answer within {} s", PROBE_TIMEOUT.as_secs()))))
 }
 
-async fn etcd(settings: &Settings) -> Result<String, (u8, String)> {
-    let wrong = |error: ec_store::StoreError| {
-        let code = if error.is_transient() { UNREACHABLE } else { FAILED };
-        (code, format!("{error}; start etcd there, or set `etcd` in compute.yaml"))
-    };
-    let store = EtcdStore::connect(settings.etcd.clone()).await.map_err(wrong)?;
-    let (_, revision) = store.get(&settings.keys.nodes()).await.map_err(wrong)?;
+fn etcd_failed(error: StoreError) -> (u8, String) {
+    let code = if error.is_transient() { UNREACHABLE } else { FAILED };
+    (code, format!("{error}; start etcd there, or set `etcd` in compute.yaml"))
+}
+
+fn placement_failed(error: PlacementError) -> (u8, String) {
+    let code = if error.is_transient() { UNREACHABLE } else { FAILED };
+    (code, format!("{}; start placement there, or set `placement` in compute.yaml", chain(&error)))
+}
+
+async fn etcd(settings: &Settings) -> Found {
+    let store = EtcdStore::connect(settings.etcd.clone()).await.map_err(etcd_failed)?;
+    let (_, revision) = store.get(&settings.keys.nodes()).await.map_err(etcd_failed)?;
     Ok(format!("{} at revision {revision}", settings.etcd.endpoints.join(", ")))
 }
 
-async fn placement(settings: &Settings) -> Result<String, (u8, String)> {
-    let wrong = |error: ec_placement_client::PlacementError| {
-        let code = if error.is_transient() { UNREACHABLE } else { FAILED };
-        (code, format!("{}; start placement there, or set `placement` in compute.yaml", chain(&error)))
-    };
-    let client = PlacementClient::new(&settings.placement).map_err(wrong)?;
-    let newest = client.probe().await.map_err(wrong)?;
+async fn placement(settings: &Settings) -> Found {
+    let client = PlacementClient::new(&settings.placement).map_err(placement_failed)?;
+    let newest = client.probe().await.map_err(placement_failed)?;
     Ok(format!("{} speaks up to {newest}", client.endpoint()))
 }
 
-async fn libvirt(settings: &Settings) -> Result<String, (u8, String)> {
-    let host = hypervisor(settings)?.probe().await.map_err(|error| {
-        (FAILED, format!("{}; start libvirtd, or set `libvirt.uri` in compute.yaml", chain(&error)))
-    })?;
+/// Whether etcd and placement are of one cluster, and this node has its place there.
+async fn cluster(settings: &Settings) -> Found {
+    let store = EtcdStore::connect(settings.etcd.clone()).await.map_err(etcd_failed)?;
+    let client = PlacementClient::new(&settings.placement).map_err(placement_failed)?;
+    let keys = &settings.keys;
+    let alive = store.keys(&keys.nodes()).await.map_err(etcd_failed)?;
+    let alive = alive.iter().filter_map(|key| keys.parse_node(key).ok()).collect();
+    let speaks_of = store.keys(&keys.all_statuses()).await.map_err(etcd_failed)?;
+    let speaks_of = speaks_of.iter().filter_map(|key| Some(keys.parse_status(key).ok()?.0)).collect();
+    let providers = client.providers().await.map_err(placement_failed)?;
+    let me = settings.uuid.or_else(|| identity::kept(&settings.state_dir));
+    fits(me, &settings.name, &alive, &speaks_of, &providers)
+}
+
+/// The decision of [`cluster`].
+fn fits(
+    me: Option<NodeId>,
+    name: &str,
+    alive: &BTreeSet<NodeId>,
+    speaks_of: &BTreeSet<NodeId>,
+    providers: &[Provider],
+) -> Found {
+    if let Some(owner) = providers.iter().find(|provider| provider.name == name && Some(provider.uuid) != me)
+    {
+        let me =
+            me.map_or_else(|| "this node, which has no uuid yet".to_owned(), |me| format!("this node {me}"));
+        return Err((
+            FAILED,
+            format!(
+                "the name `{name}` belongs to resource provider {}, not to {me}: set another `name`, or `uuid: {}` to take it over, or delete that provider",
+                owner.uuid, owner.uuid
+            ),
+        ));
+    }
+    let known: BTreeSet<NodeId> = providers.iter().map(|provider| provider.uuid).collect();
+    let mixed =
+        "they seem to be of two clusters: check `etcd` (with its prefix) and `placement` in compute.yaml";
+    if !alive.is_empty() && alive.is_disjoint(&known) {
+        return Err((
+            FAILED,
+            format!("etcd shows {} living nodes and placement knows none of them; {mixed}", alive.len()),
+        ));
+    }
+    let spoken_of = speaks_of.iter().chain(alive).chain(&me).any(|node| known.contains(node));
+    if !known.is_empty() && !spoken_of {
+        // Others may use placement, too.
+        return Err((
+            0,
+            format!(
+                "placement knows {} nodes and etcd speaks of none of them; if one of them should be an agent of this etcd, {mixed}",
+                known.len()
+            ),
+        ));
+    }
+    Ok(format!("{} nodes alive, {} known to placement", alive.len(), known.len()))
+}
+
+async fn libvirt(settings: &Settings) -> Found {
+    let host = hypervisor(settings)?
+        .probe()
+        .await
+        .map_err(|error| (FAILED, format!("{}; {}", chain(&error), libvirt_mend(settings))))?;
     Ok(format!("{}, guests run as {}", host.version, host.virt_type))
 }
 
-async fn network(settings: &Settings) -> Result<String, (u8, String)> {
+/// What to do where libvirt does not answer: most people may not speak to the system's.
+fn libvirt_mend(settings: &Settings) -> &'static str {
+    let of_the_system = settings.libvirt_uri.contains("/system");
+    if of_the_system && !Uid::effective().is_root() && !in_group("libvirt") {
+        "run as root or in group libvirt"
+    } else {
+        "start libvirtd, or set `libvirt.uri` in compute.yaml"
+    }
+}
+
+fn in_group(name: &str) -> bool {
+    let group = Group::from_name(name).ok().flatten();
+    group.is_some_and(|group| getgroups().is_ok_and(|groups| groups.contains(&group.gid)))
+}
+
+async fn network(settings: &Settings) -> Found {
     let bridge = hypervisor(settings)?.probe_network().await.map_err(|error| {
-        let mend = "`virsh net-list --all` shows what there is; set `libvirt.network` and `bridge` to that";
+        let mend = if error.is_transient() {
+            libvirt_mend(settings)
+        } else {
+            "`virsh net-list --all` shows what there is; set `libvirt.network` and `bridge` to that"
+        };
         (FAILED, format!("{}; {mend}", chain(&error)))
     })?;
     let first = match bridge {
@@ -99,7 +210,7 @@ async fn network(settings: &Settings) -> Result<String, (u8, String)> {
 }
 
 /// Whether guests can be held to their own addresses here.
-async fn guests(settings: &Settings) -> Result<String, (u8, String)> {
+async fn guests(settings: &Settings) -> Found {
     let held = match settings.address_filter {
         AddressFilter::Learned => "to the addresses that they were given",
         AddressFilter::Mac => "to their hardware addresses",
@@ -117,18 +228,86 @@ async fn guests(settings: &Settings) -> Result<String, (u8, String)> {
     }
 }
 
-fn hypervisor(settings: &Settings) -> Result<LibvirtHypervisor, (u8, String)> {
+fn hypervisor(settings: &Settings) -> Found<LibvirtHypervisor> {
     // The node's own uuid does not matter for probing; nothing is made under it.
     let config = libvirt_config(settings, NodeId::new(uuid::Uuid::nil()));
     LibvirtHypervisor::connect(config).map_err(|error| (FAILED, chain(&error)))
 }
 
-fn disk(settings: &Settings) -> Result<String, (u8, String)> {
+fn disk(settings: &Settings) -> Found {
     let measured = inventory::measure(settings).map_err(|error| (FAILED, error))?;
     let place = settings.state_dir.display();
+    // Where the directory is not there yet, it is made in the nearest one that is.
+    let existing = settings.state_dir.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+    if let Err(error) = access(existing, AccessFlags::W_OK | AccessFlags::X_OK) {
+        return Err((
+            FAILED,
+            format!(
+                "{} cannot be written to ({error}), so there can be no {place}: run as root, or set `state_dir` to a directory of yours",
+                existing.display()
+            ),
+        ));
+    }
     if measured.disk_free_gb < DISK_LOW_GB {
         let free = measured.disk_free_gb;
         return Err((FAILED, format!("{free} GiB free at {place}: make room, or set `state_dir` elsewhere")));
     }
     Ok(format!("{} of {} GiB free at {place}", measured.disk_free_gb, measured.disk_gb))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(n: u128) -> NodeId {
+        NodeId::new(uuid::Uuid::from_u128(n))
+    }
+
+    fn judged(me: Option<u128>, alive: &[u128], speaks_of: &[u128], providers: &[(u128, &str)]) -> Found {
+        let providers: Vec<_> = providers
+            .iter()
+            .map(|(n, name)| Provider {
+                uuid: node(*n),
+                name: (*name).to_owned(),
+                generation: 0,
+                root_provider_uuid: None,
+            })
+            .collect();
+        let nodes = |of: &[u128]| of.iter().copied().map(node).collect();
+        fits(me.map(node), "me", &nodes(alive), &nodes(speaks_of), &providers)
+    }
+
+    #[test]
+    fn a_name_that_another_uuid_has_is_told_before_the_start() {
+        let (code, why) = judged(Some(1), &[2], &[], &[(2, "me")]).unwrap_err();
+        assert_eq!(code, FAILED);
+        assert!(why.contains("the name `me` belongs to") && why.contains(&node(2).to_string()), "{why}");
+        assert!(judged(None, &[2], &[], &[(2, "me")]).unwrap_err().1.contains("no uuid yet"));
+        assert!(judged(Some(1), &[], &[], &[(1, "me")]).is_ok());
+    }
+
+    #[test]
+    fn two_clusters_are_told_and_one_is_not() {
+        for (alive, speaks_of, providers) in [
+            (&[][..], &[][..], &[][..]),
+            (&[2], &[], &[(2, "b")]),
+            // A node of an agent that registers at this moment.
+            (&[2, 3], &[], &[(2, "b")]),
+            // All agents have ended.
+            (&[], &[2], &[(2, "b")]),
+        ] {
+            assert!(
+                judged(Some(1), alive, speaks_of, providers).is_ok(),
+                "{alive:?} {speaks_of:?} {providers:?}"
+            );
+        }
+        // This one's own provider is there from its last start.
+        assert!(judged(Some(1), &[], &[], &[(1, "me"), (2, "b")]).is_ok());
+        for (alive, providers, wanted) in
+            [(&[7][..], &[(2, "b")][..], FAILED), (&[7], &[], FAILED), (&[], &[(2, "b")], 0)]
+        {
+            let (code, why) = judged(Some(1), alive, &[], providers).unwrap_err();
+            assert!(code == wanted && why.contains("two clusters"), "{code} {why}");
+        }
+    }
 }

@@ -88,6 +88,11 @@ impl StateDir {
     }
 }
 
+/// The uuid kept in a state directory that is not ours, perhaps; none where there is none yet.
+pub(crate) fn kept(state_dir: &Path) -> Option<NodeId> {
+    fs::read_to_string(state_dir.join("uuid")).ok()?.trim().parse().ok()
+}
+
 /// Whole or not at all: a crash must not leave half a uuid, which would orphan the provider.
 fn keep(path: &Path, node: NodeId) -> io::Result<()> {
     let temporary = path.with_extension("new");

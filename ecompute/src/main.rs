@@ -1,10 +1,14 @@
 //! `ecompute`: parses its command line, runs the agent, maps the end to an exit code.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{ffi::OsString, path::Path, process::ExitCode};
 
 use clap::{Parser, ValueEnum};
 use ec_runtime::{LogFormat, exit::Failure, init_logging, install_tls_provider, shutdown_on_signals};
-use ecompute::{agent, check::check, config::Settings};
+use ecompute::{
+    agent,
+    check::{check, warnings},
+    config::Settings,
+};
 
 /// The agent of etcd-compute: one per host.
 ///
@@ -19,7 +23,7 @@ use ecompute::{agent, check::check, config::Settings};
 struct Cli {
     /// Configuration file [default: ./compute.yaml, then /etc/ecompute/compute.yaml, then defaults]
     #[arg(long, value_name = "FILE", env = "ECOMPUTE_CONFIG")]
-    config: Option<PathBuf>,
+    config: Option<OsString>,
 
     /// Check the configuration and everything it names, tell what is wrong and how to mend it, and end
     #[arg(long)]
@@ -56,7 +60,9 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<u8, Failure> {
-    let (settings, file) = Settings::load(cli.config.as_deref())?;
+    // An empty variable is as good as none.
+    let named = cli.config.as_deref().filter(|file| !file.is_empty());
+    let (settings, file) = Settings::load(named.map(Path::new))?;
     // The agent waits far more than it works: two threads keep its memory small.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -65,8 +71,15 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         .map_err(|error| Failure::failed(format!("failed to start: {error}")))?;
     runtime.block_on(async {
         if cli.check {
-            return Ok(check(&settings, file).await);
+            return check(&settings, file).await;
         }
+        // Beside the start: where etcd is away, nothing waits for this.
+        let known = settings.clone();
+        tokio::spawn(async move {
+            for warning in warnings(&known, file.as_deref()).await {
+                tracing::warn!("{warning}");
+            }
+        });
         let shutdown = shutdown_on_signals()
             .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
         agent::run(settings, shutdown).await.map_err(|error| Failure::failed(format!("{error:#}")))?;

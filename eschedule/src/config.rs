@@ -1,15 +1,17 @@
 //! `schedule.yaml`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ec_model::Keyspace;
 use ec_placement_client::{PlacementClient, PlacementConfig};
 use ec_runtime::{
-    config::{EtcdSection, PlacementSection, load},
+    config::{EtcdSection, PlacementSection, exposed, load},
     exit::Failure,
 };
 use ec_store::{EtcdConfig, EtcdStore};
 use serde::Deserialize;
+
+use crate::intent::Place;
 
 /// Looked for in this order where `--config` names none.
 const PLACES: [&str; 2] = ["schedule.yaml", "/etc/ecompute/schedule.yaml"];
@@ -25,6 +27,33 @@ struct ScheduleFile {
     image: Option<String>,
     project: Option<String>,
     user: Option<String>,
+    defaults: Defaults,
+}
+
+/// What a guest gets where the command line says nothing.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Defaults {
+    /// Files with public keys.
+    pub(crate) keys: Vec<PathBuf>,
+    /// A file with user-data.
+    pub(crate) user_data: Option<PathBuf>,
+    /// What a name begins with; the uuid's beginning follows.
+    pub(crate) name_prefix: Option<String>,
+    /// Whether metadata is given only with a token.
+    pub(crate) require_token: bool,
+}
+
+impl Defaults {
+    /// Paths are seen from where the file is.
+    fn seen_from(mut self, file: Option<&Path>) -> Self {
+        if let Some(directory) = file.and_then(Path::parent) {
+            for path in self.keys.iter_mut().chain(&mut self.user_data) {
+                *path = directory.join(&*path);
+            }
+        }
+        self
+    }
 }
 
 /// Everything the command line needs to know, checked.
@@ -36,6 +65,9 @@ pub(crate) struct Settings {
     pub(crate) image: String,
     pub(crate) project: String,
     pub(crate) user: String,
+    pub(crate) defaults: Defaults,
+    /// Files with secrets in them that everybody may read.
+    pub(crate) exposed: Vec<String>,
 }
 
 impl Settings {
@@ -48,10 +80,14 @@ impl Settings {
             Some(text) if (1..=255).contains(&text.chars().count()) => Ok(text.clone()),
             Some(_) => Err(wrong(format!("{key}: wanted 1 to 255 characters, as placement has it"))),
         };
+        let etcd = file.etcd.settings().map_err(wrong)?;
+        let placement = file.placement.settings().map_err(wrong)?;
         Ok(Self {
-            etcd: file.etcd.settings().map_err(wrong)?,
+            exposed: exposed(loaded.path.as_deref(), &etcd, &placement),
+            defaults: file.defaults.clone().seen_from(loaded.path.as_deref()),
+            etcd,
             keys: file.etcd.keyspace().map_err(wrong)?,
-            placement: file.placement.settings().map_err(wrong)?,
+            placement,
             image: file.image.clone().unwrap_or_else(|| DEFAULT_IMAGE.to_owned()),
             project: name("project", &file.project)?,
             user: name("user", &file.user)?,
@@ -72,6 +108,17 @@ impl Session {
         let placement = PlacementClient::new(&settings.placement)?;
         Ok(Self { settings, store, placement })
     }
+
+    /// Where scheduling writes.
+    pub(crate) fn place(&self) -> Place<'_, PlacementClient> {
+        Place {
+            store: &self.store,
+            placement: &self.placement,
+            keys: &self.settings.keys,
+            project: &self.settings.project,
+            user: &self.settings.user,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -86,6 +133,8 @@ mod tests {
         assert_eq!(shipped.keys, Keyspace::default());
         assert_eq!(shipped.etcd.endpoints, ["localhost:2379"]);
         assert_eq!(shipped.placement.endpoint, "http://localhost:8080");
+        let defaults = shipped.defaults;
+        assert!(defaults.keys.is_empty() && defaults.user_data.is_none() && defaults.name_prefix.is_none());
         assert_eq!((shipped.project.as_str(), shipped.user.as_str()), ("default", "default"));
     }
 }

@@ -1,56 +1,113 @@
 //! Destroying: change what is wanted; the node's agent does it, now or when it is back.
 
-use ec_model::{Desired, RECORD_VERSION, Request, encode};
+use ec_model::{Desired, IndexEntry, InstanceId, NodeId, RECORD_VERSION, Request, encode};
 use ec_runtime::exit::Failure;
-use ec_store::{Compare, Store, Txn};
+use ec_store::{Compare, Revision, Store, Txn};
 use jiff::Timestamp;
 
 use crate::{
     config::Session,
-    lookup::{Known, find},
+    intent::{STALE, sweep},
+    lookup::{Found, Known, Read, find},
 };
 
 /// Another writer changed the request in between so often: something is wrong with the cluster.
 const TRIES: usize = 10;
 
+/// Who will do it.
+pub(crate) enum Doomed {
+    /// The agent of this node, when it is alive.
+    By { node: NodeId, alive: bool },
+    /// There was nothing but an index, and that is gone.
+    Already,
+}
+
 /// Asks for the instance's end. Asking again is not an error.
-pub(crate) async fn destroy(session: &Session, mut known: Known) -> Result<Known, Failure> {
-    let keys = &session.settings.keys;
+pub(crate) async fn destroy(session: &Session, instance: InstanceId) -> Result<Doomed, Failure> {
     for _ in 0..TRIES {
-        let key = keys.request(known.node, known.instance);
-        let (request, unchanged) = match &known.request {
-            Some((request, _)) if request.desired == Desired::Destroyed => return Ok(known),
-            Some((request, revision)) => (
-                Request { desired: Desired::Destroyed, ..request.clone() },
-                Compare::Unchanged(key.clone(), *revision),
-            ),
-            // After an ERROR, or when somebody deleted the key: what is left is cleaned up the same way.
-            None => (gone(session, &known), Compare::Absent(key.clone())),
+        let known = match find(session, instance).await? {
+            Found::Placed(known) => known,
+            Found::Unplaced(entry, revision) => match take_away(session, instance, entry, revision).await? {
+                true => return Ok(Doomed::Already),
+                // It was placed at this moment.
+                false => continue,
+            },
         };
-        let txn = Txn::new().when(unchanged).put(key, encode(&request)).delete(keys.instance(known.instance));
+        let doomed = Doomed::By { node: known.node, alive: known.node_alive };
+        let Some(txn) = wish(session, &known)? else { return Ok(doomed) };
         // Where the outcome is unknown the next look tells it.
         match session.store.txn(txn).await {
-            Ok(outcome) if outcome.succeeded => return Ok(known),
-            Ok(_) | Err(ec_store::StoreError::Unknown(_)) => known = find(session, known.instance).await?,
+            Ok(outcome) if outcome.succeeded => return Ok(doomed),
+            Ok(_) | Err(ec_store::StoreError::Unknown(_)) => {}
             Err(error) => return Err(error.into()),
         }
     }
-    Err(Failure::failed(format!("the request of {} keeps changing; try again", known.instance)))
+    Err(Failure::failed(format!("the request of {instance} keeps changing; try again")))
+}
+
+/// Writes the wish, and takes index and name away; nothing where it is written already.
+fn wish(session: &Session, known: &Known) -> Result<Option<Txn>, Failure> {
+    let keys = &session.settings.keys;
+    let key = keys.request(known.node, known.instance);
+    let (request, unchanged) = match &known.request {
+        Read::Here(request, revision) => {
+            if request.desired == Desired::Destroyed && known.index.is_none() {
+                return Ok(None);
+            }
+            let request = Request { desired: Desired::Destroyed, ..request.clone() };
+            (request, Compare::Unchanged(key.clone(), *revision))
+        }
+        // After an ERROR, of a guest that nobody claims, or when somebody deleted the key: what is left is cleaned
+        // up the same way.
+        Read::Absent => (gone(session, known), Compare::Absent(key.clone())),
+        Read::Unreadable(why) => {
+            return Err(Failure::failed(format!(
+                "the request of {} at {key} cannot be read, so nothing was changed: {why}; use the release that wrote it, or mend the key with etcdctl",
+                known.instance
+            )));
+        }
+    };
+    let mut txn = Txn::new().when(unchanged).put(key, encode(&request)).delete(keys.instance(known.instance));
+    if let Some(name) = &request.name {
+        txn = txn.delete(keys.name(&request.project, name, known.instance));
+    }
+    Ok(Some(txn))
 }
 
 fn gone(session: &Session, known: &Known) -> Request {
+    let index = known.index.as_ref().map(|(entry, _)| entry);
+    let named = index.and_then(|entry| entry.name.clone());
+    let project = index.map_or(&session.settings.project, |entry| &entry.project);
     Request {
         version: RECORD_VERSION,
         instance: known.instance,
         desired: Desired::Destroyed,
-        name: known.status.as_ref().and_then(|status| status.name.clone()),
+        name: named.or_else(|| known.status.record().and_then(|status| status.name.clone())),
         resources: ec_model::Resources::new(),
         image: None,
         keys: Vec::new(),
         user_data_bytes: None,
         token_required: false,
-        project: session.settings.project.clone(),
+        project: project.clone(),
         user: session.settings.user.clone(),
         created_at: Timestamp::now(),
     }
+}
+
+/// What a killed command left, when it is old enough to be that. Whether it was.
+async fn take_away(
+    session: &Session,
+    instance: InstanceId,
+    entry: IndexEntry,
+    revision: Revision,
+) -> Result<bool, Failure> {
+    let age = Timestamp::now().duration_since(entry.created_at);
+    if age < STALE {
+        return Err(Failure::failed(format!(
+            "instance {instance} is being placed since {}; if its command was killed, destroy it again in {} s",
+            entry.created_at,
+            (STALE - age).as_secs()
+        )));
+    }
+    sweep(&session.place(), instance, entry, revision).await
 }

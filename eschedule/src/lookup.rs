@@ -1,26 +1,71 @@
-//! Finding instances and nodes, and telling what is known of them.
+//! Finding instances, and telling what is known of them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashSet};
 
-use ec_model::{
-    Desired, IndexEntry, InstanceId, Keyspace, NodeId, NodeRecord, Request, Resources, State, Status, decode,
-};
+use ec_model::{Desired, IndexEntry, InstanceId, Keyspace, NodeId, Record, Request, State, Status, decode};
 use ec_runtime::exit::Failure;
-use ec_store::{KeyValue, Revision, Store};
+use ec_store::{KeyValue, Revision, Store, StoreResult};
 use futures::{StreamExt, TryStreamExt};
 use serde::Serialize;
 
-use crate::config::Session;
+use crate::{config::Session, intent::sweep};
 
-/// So many questions to placement at once.
-const CONCURRENCY: usize = 16;
+/// So many questions at once.
+pub(crate) const CONCURRENCY: usize = 16;
+
+/// What lies under a key.
+#[derive(Debug, Clone)]
+pub(crate) enum Read<R> {
+    Absent,
+    Here(R, Revision),
+    /// A newer release wrote it, or it is damaged. Nobody touches it.
+    Unreadable(String),
+}
+
+impl<R: Record> Read<R> {
+    fn of(pair: Option<&KeyValue>) -> Self {
+        match pair.map(|pair| (decode(&pair.value), pair.mod_revision)) {
+            None => Self::Absent,
+            Some((Ok(record), revision)) => Self::Here(record, revision),
+            Some((Err(error), _)) => Self::Unreadable(error.to_string()),
+        }
+    }
+
+    pub(crate) fn record(&self) -> Option<&R> {
+        match self {
+            Self::Here(record, _) => Some(record),
+            Self::Absent | Self::Unreadable(_) => None,
+        }
+    }
+
+    fn unreadable(&self) -> Option<&str> {
+        match self {
+            Self::Unreadable(why) => Some(why),
+            Self::Absent | Self::Here(..) => None,
+        }
+    }
+
+    fn is_absent(&self) -> bool {
+        matches!(self, Self::Absent)
+    }
+}
 
 /// An instance and all that etcd knows of it.
 pub(crate) struct Known {
     pub(crate) instance: InstanceId,
+    pub(crate) index: Option<(IndexEntry, Revision)>,
+    pub(crate) request: Read<Request>,
+    pub(crate) status: Read<Status>,
     pub(crate) node: NodeId,
-    pub(crate) request: Option<(Request, Revision)>,
-    pub(crate) status: Option<Status>,
+    pub(crate) node_alive: bool,
+}
+
+/// What is found under a uuid.
+pub(crate) enum Found {
+    /// It is placed.
+    Placed(Box<Known>),
+    /// It was asked for, and no request was written yet: a command is at it, or was killed.
+    Unplaced(IndexEntry, Revision),
 }
 
 /// The uuid that the text is, or that bears the name.
@@ -28,16 +73,15 @@ pub(crate) async fn resolve(session: &Session, text: &str) -> Result<InstanceId,
     if let Ok(instance) = text.parse() {
         return Ok(instance);
     }
-    let keys = &session.settings.keys;
-    let listing = session.store.list(&keys.instances()).await?;
-    let mut named = listing.pairs.iter().filter_map(|pair| {
-        let entry: IndexEntry = decode(&pair.value).ok()?;
-        (entry.name.as_deref() == Some(text)).then(|| keys.parse_instance(&pair.key).ok())?
-    });
-    match (named.next(), named.next()) {
+    let settings = &session.settings;
+    let names = settings.keys.names(&settings.project, text);
+    let bearers = session.store.keys(&names).await?;
+    let mut bearers = bearers.iter().filter_map(|key| key.strip_prefix(&names)?.parse().ok());
+    match (bearers.next(), bearers.next()) {
         (Some(instance), None) => Ok(instance),
         (None, _) => Err(Failure::failed(format!(
-            "no instance is named `{text}`, and it is neither a uuid nor a resources query; `eschedule list` shows all"
+            "no instance of project `{}` is named `{text}`, and it is neither a uuid nor a resources query; `eschedule list` shows all",
+            settings.project
         ))),
         (Some(_), Some(_)) => Err(Failure::failed(format!(
             "several instances are named `{text}`: give the uuid, `eschedule list` shows them"
@@ -45,28 +89,102 @@ pub(crate) async fn resolve(session: &Session, text: &str) -> Result<InstanceId,
     }
 }
 
-/// Everything that etcd knows of the instance; placement is asked where etcd has no index of it.
-pub(crate) async fn find(session: &Session, instance: InstanceId) -> Result<Known, Failure> {
-    let keys = &session.settings.keys;
-    let (index, _) = session.store.get(&keys.instance(instance)).await?;
-    let index: Option<IndexEntry> = index.and_then(|pair| decode(&pair.value).ok());
-    let node = match index.and_then(|index| index.node) {
-        Some(node) => node,
-        None => held_on(session, instance).await?,
+/// Everything that etcd knows of the instance. Where it has no index, it is looked for with placement, and last
+/// among all keys.
+pub(crate) async fn find(session: &Session, instance: InstanceId) -> Result<Found, Failure> {
+    let (index, _) = session.store.get(&session.settings.keys.instance(instance)).await?;
+    let index = match index {
+        None => None,
+        Some(pair) => Some((
+            decode::<IndexEntry>(&pair.value).map_err(|error| {
+                Failure::failed(format!("key {} cannot be read: {error}; nothing was changed", pair.key))
+            })?,
+            pair.mod_revision,
+        )),
     };
-    let (request_key, status_key) = (keys.request(node, instance), keys.status(node, instance));
-    let (request, status) = tokio::join!(session.store.get(&request_key), session.store.get(&status_key));
-    let ((request, _), (status, _)) = (request?, status?);
-    let request = request.and_then(|pair| Some((decode(&pair.value).ok()?, pair.mod_revision)));
-    let status = status.and_then(|pair| decode(&pair.value).ok());
-    Ok(Known { instance, node, request, status })
+    match index {
+        Some((entry, revision)) => match entry.node {
+            Some(node) => {
+                Ok(Found::Placed(Box::new(look(session, instance, node, Some((entry, revision))).await?)))
+            }
+            None => Ok(Found::Unplaced(entry, revision)),
+        },
+        None => Ok(Found::Placed(Box::new(without_index(session, instance).await?))),
+    }
 }
 
-async fn held_on(session: &Session, instance: InstanceId) -> Result<NodeId, Failure> {
-    let held = session.placement.allocations(instance).await?;
-    held.and_then(|held| held.allocations.into_keys().next()).ok_or_else(|| {
-        Failure::failed(format!("there is no instance {instance}; `eschedule list` shows all"))
+/// An instance that is placed; else an error that says how it stands.
+pub(crate) async fn find_placed(session: &Session, instance: InstanceId) -> Result<Known, Failure> {
+    match find(session, instance).await? {
+        Found::Placed(known) => Ok(*known),
+        Found::Unplaced(entry, _) => Err(Failure::failed(format!(
+            "instance {instance} is not placed: a command began with it at {} and has not finished; `eschedule destroy {instance}` takes away what it left",
+            entry.created_at
+        ))),
+    }
+}
+
+/// Reads what lies at known places, at once.
+async fn look(
+    session: &Session,
+    instance: InstanceId,
+    node: NodeId,
+    index: Option<(IndexEntry, Revision)>,
+) -> StoreResult<Known> {
+    let keys = &session.settings.keys;
+    let (request, status, alive) =
+        (keys.request(node, instance), keys.status(node, instance), keys.node(node));
+    let ((request, _), (status, _), (alive, _)) =
+        tokio::try_join!(session.store.get(&request), session.store.get(&status), session.store.get(&alive))?;
+    Ok(Known {
+        instance,
+        index,
+        request: Read::of(request.as_ref()),
+        status: Read::of(status.as_ref()),
+        node,
+        node_alive: alive.is_some(),
     })
+}
+
+async fn without_index(session: &Session, instance: InstanceId) -> Result<Known, Failure> {
+    let held = held_on(session, instance).await;
+    if let Ok(Some(node)) = held {
+        let known = look(session, instance, node, None).await?;
+        if !(known.request.is_absent() && known.status.is_absent()) {
+            return Ok(known);
+        }
+    }
+    // An operator moved the claim, or it was given up with an ERROR, or placement does not answer.
+    if let Some(node) = somewhere(session, instance).await? {
+        return Ok(look(session, instance, node, None).await?);
+    }
+    match held? {
+        // A guest that nobody has written of yet.
+        Some(node) => Ok(look(session, instance, node, None).await?),
+        None => Err(Failure::failed(format!("there is no instance {instance}; `eschedule list` shows all"))),
+    }
+}
+
+/// The host that the instance's claim is on: the root of the tree, where it holds a part of it. None where it holds
+/// nothing, or is not of our making.
+async fn held_on(session: &Session, instance: InstanceId) -> Result<Option<NodeId>, Failure> {
+    let Some(held) = session.placement.allocations(instance).await? else { return Ok(None) };
+    if held.consumer_type.is_some_and(|kind| kind != ec_placement_client::CONSUMER_TYPE) {
+        return Ok(None);
+    }
+    let Some(provider) = held.allocations.into_keys().next() else { return Ok(None) };
+    Ok(session.placement.provider(provider).await?.map(|provider| provider.root()))
+}
+
+/// The node under which any key speaks of the instance.
+async fn somewhere(session: &Session, instance: InstanceId) -> Result<Option<NodeId>, Failure> {
+    let keys = &session.settings.keys;
+    let (statuses, requests) = (keys.all_statuses(), keys.all_requests());
+    let (statuses, requests) =
+        tokio::try_join!(session.store.keys(&statuses), session.store.keys(&requests))?;
+    let statuses = statuses.iter().filter_map(|key| keys.parse_status(key).ok());
+    let requests = requests.iter().filter_map(|key| keys.parse_request(key).ok());
+    Ok(statuses.chain(requests).find(|(_, of)| *of == instance).map(|(node, _)| node))
 }
 
 /// What people and scripts see of an instance.
@@ -74,8 +192,9 @@ async fn held_on(session: &Session, instance: InstanceId) -> Result<NodeId, Fail
 pub(crate) struct View {
     pub(crate) instance: InstanceId,
     pub(crate) name: Option<String>,
-    pub(crate) node: NodeId,
-    pub(crate) state: State,
+    pub(crate) node: Option<NodeId>,
+    pub(crate) node_alive: bool,
+    pub(crate) state: String,
     pub(crate) ip: Option<std::net::IpAddr>,
     pub(crate) reason: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -84,32 +203,65 @@ pub(crate) struct View {
     pub(crate) status: Option<Status>,
 }
 
+/// What no [`State`] is for: a record that cannot be read, or none at all.
+const UNKNOWN: &str = "UNKNOWN";
+
 impl View {
+    /// All of it.
     pub(crate) fn of(known: &Known) -> Self {
-        let mut view = Self::brief(
-            known.instance,
-            known.node,
-            known.request.as_ref().map(|(r, _)| r),
-            known.status.as_ref(),
-        );
-        view.request = known.request.as_ref().map(|(request, _)| request.clone());
-        view.status = known.status.clone();
+        let mut view =
+            Self::brief(known.instance, known.node, known.node_alive, &known.request, &known.status);
+        view.request = known.request.record().cloned();
+        view.status = known.status.record().cloned();
         view
     }
 
-    fn brief(instance: InstanceId, node: NodeId, request: Option<&Request>, status: Option<&Status>) -> Self {
+    fn brief(
+        instance: InstanceId,
+        node: NodeId,
+        node_alive: bool,
+        wish: &Read<Request>,
+        is: &Read<Status>,
+    ) -> Self {
+        let (request, status) = (wish.record(), is.record());
+        let unknown = match (wish.unreadable(), is.unreadable()) {
+            (Some(why), _) => Some(format!("its request cannot be read: {why}")),
+            (None, Some(why)) => Some(format!("its status cannot be read: {why}")),
+            (None, None) if wish.is_absent() && is.is_absent() => Some(
+                "nobody asks for it and no agent tells of it: it failed long ago, or its keys were deleted"
+                    .to_owned(),
+            ),
+            (None, None) => None,
+        };
         let state = match (request, status) {
-            (Some(Request { desired: Desired::Destroyed, .. }), _) => State::Destroying,
-            (_, Some(status)) => status.state,
-            (_, None) => State::Scheduled,
+            _ if unknown.is_some() => UNKNOWN.to_owned(),
+            (Some(Request { desired: Desired::Destroyed, .. }), _) => State::Destroying.to_string(),
+            (_, Some(status)) => status.state.to_string(),
+            (_, None) => State::Scheduled.to_string(),
         };
         Self {
             instance,
             name: request.and_then(|r| r.name.clone()).or_else(|| status.and_then(|s| s.name.clone())),
-            node,
+            node: Some(node),
+            node_alive,
             state,
             ip: status.and_then(|status| status.ip),
-            reason: status.and_then(|status| status.reason.clone()),
+            reason: unknown.or_else(|| status.and_then(|status| status.reason.clone())),
+            request: None,
+            status: None,
+        }
+    }
+
+    /// One that has no node.
+    pub(crate) fn unplaced(instance: InstanceId, entry: &IndexEntry) -> Self {
+        Self {
+            instance,
+            name: entry.name.clone(),
+            node: None,
+            node_alive: false,
+            state: State::Scheduled.to_string(),
+            ip: None,
+            reason: Some(format!("being placed since {}", entry.created_at)),
             request: None,
             status: None,
         }
@@ -119,79 +271,102 @@ impl View {
 /// Every instance of every node, by node and name.
 pub(crate) async fn list(session: &Session) -> Result<Vec<View>, Failure> {
     let keys = &session.settings.keys;
-    let (requests, statuses) = (keys.all_requests(), keys.all_statuses());
-    let (requests, statuses) =
-        tokio::try_join!(session.store.list(&requests), session.store.list(&statuses))?;
-    let statuses = by_instance::<Status>(&statuses.pairs, keys, Keyspace::parse_status);
-    let requests = by_instance::<Request>(&requests.pairs, keys, Keyspace::parse_request);
-    let mut ids: Vec<_> = requests.keys().chain(statuses.keys()).copied().collect();
-    ids.sort_unstable();
-    ids.dedup();
-    let mut views: Vec<_> = ids
-        .into_iter()
-        .map(|id @ (node, instance)| View::brief(instance, node, requests.get(&id), statuses.get(&id)))
+    let prefixes = (keys.all_requests(), keys.all_statuses(), keys.nodes(), keys.instances());
+    let (requests, statuses, nodes, indexed) = tokio::try_join!(
+        session.store.list(&prefixes.0),
+        session.store.list(&prefixes.1),
+        session.store.keys(&prefixes.2),
+        session.store.keys(&prefixes.3)
+    )?;
+    let alive: HashSet<NodeId> = nodes.iter().filter_map(|key| keys.parse_node(key).ok()).collect();
+    let mut both: BTreeMap<(NodeId, InstanceId), (Read<Request>, Read<Status>)> = BTreeMap::new();
+    for pair in &requests.pairs {
+        if let Ok(id) = keys.parse_request(&pair.key) {
+            both.insert(id, (Read::of(Some(pair)), Read::Absent));
+        }
+    }
+    for pair in &statuses.pairs {
+        if let Ok(id) = keys.parse_status(&pair.key) {
+            both.entry(id).or_insert((Read::Absent, Read::Absent)).1 = Read::of(Some(pair));
+        }
+    }
+    let listed: HashSet<InstanceId> = both.keys().map(|(_, instance)| *instance).collect();
+    let alone = indexed.iter().filter_map(|key| keys.parse_instance(key).ok());
+    let alone: Vec<Option<View>> = futures::stream::iter(alone.filter(|instance| !listed.contains(instance)))
+        .map(|instance| index_only(session, instance))
+        .buffer_unordered(CONCURRENCY)
+        .try_collect()
+        .await?;
+    let mut views: Vec<View> = both
+        .iter()
+        .map(|((node, instance), (request, status))| {
+            View::brief(*instance, *node, alive.contains(node), request, status)
+        })
+        .chain(alone.into_iter().flatten())
         .collect();
     views.sort_by(|a, b| (a.node, &a.name, a.instance).cmp(&(b.node, &b.name, b.instance)));
     Ok(views)
 }
 
-fn by_instance<R: ec_model::Record>(
-    pairs: &[KeyValue],
+/// An instance of which only the index was listed: one that is being placed now, or what is left of one, which is
+/// taken away.
+async fn index_only(session: &Session, instance: InstanceId) -> Result<Option<View>, Failure> {
+    let (index, _) = session.store.get(&session.settings.keys.instance(instance)).await?;
+    let Some(index) = index else { return Ok(None) };
+    let entry = match decode::<IndexEntry>(&index.value) {
+        Ok(entry) => entry,
+        Err(error) => {
+            let mut view = View::unplaced(instance, &nobody());
+            (view.state, view.reason) =
+                (UNKNOWN.to_owned(), Some(format!("its index cannot be read: {error}")));
+            return Ok(Some(view));
+        }
+    };
+    if let Some(node) = entry.node {
+        // Placed, or given up, since the others were listed.
+        let known = look(session, instance, node, None).await?;
+        if !(known.request.is_absent() && known.status.is_absent()) {
+            return Ok(Some(View { request: None, status: None, ..View::of(&known) }));
+        }
+    }
+    // Whoever may only read, or has no placement at hand, is shown what there is.
+    match sweep(&session.place(), instance, entry.clone(), index.mod_revision).await {
+        Ok(true) => Ok(None),
+        Ok(false) | Err(_) => Ok(Some(View::unplaced(instance, &entry))),
+    }
+}
+
+fn nobody() -> IndexEntry {
+    IndexEntry {
+        version: ec_model::RECORD_VERSION,
+        node: None,
+        name: None,
+        project: String::new(),
+        created_at: jiff::Timestamp::UNIX_EPOCH,
+    }
+}
+
+/// The nodes that keys of this kind speak of.
+pub(crate) fn nodes_of(
+    keys: &[String],
+    parse: impl Fn(&str) -> Option<(NodeId, InstanceId)>,
+) -> BTreeMap<NodeId, HashSet<InstanceId>> {
+    let mut found: BTreeMap<NodeId, HashSet<InstanceId>> = BTreeMap::new();
+    for (node, instance) in keys.iter().filter_map(|key| parse(key)) {
+        found.entry(node).or_default().insert(instance);
+    }
+    found
+}
+
+/// As [`nodes_of`], of requests and statuses together.
+pub(crate) fn holders(
     keys: &Keyspace,
-    parse: impl Fn(&Keyspace, &str) -> Result<(NodeId, InstanceId), ec_model::KeyError>,
-) -> HashMap<(NodeId, InstanceId), R> {
-    pairs.iter().filter_map(|pair| Some((parse(keys, &pair.key).ok()?, decode(&pair.value).ok()?))).collect()
-}
-
-/// A living node and what it has left.
-#[derive(Debug, Serialize)]
-pub(crate) struct NodeView {
-    pub(crate) node: NodeId,
-    pub(crate) name: String,
-    pub(crate) agent: String,
-    pub(crate) virt_type: String,
-    pub(crate) started_at: jiff::Timestamp,
-    /// What is allocated, by class.
-    pub(crate) used: Resources,
-    /// What may be allocated in all: (total - reserved) × ratio, by class.
-    pub(crate) capacity: Resources,
-}
-
-/// The nodes whose agents are alive.
-pub(crate) async fn nodes(session: &Session) -> Result<Vec<NodeView>, Failure> {
-    let listing = session.store.list(&session.settings.keys.nodes()).await?;
-    let records = listing.pairs.iter().filter_map(|pair| decode::<NodeRecord>(&pair.value).ok());
-    let mut nodes: Vec<NodeView> = futures::stream::iter(records)
-        .map(async |record| {
-            let (inventory, used) = tokio::try_join!(
-                session.placement.inventory(record.node),
-                session.placement.usages(record.node)
-            )?;
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                clippy::cast_precision_loss,
-                reason = "placement itself truncates the product to an integer"
-            )]
-            let capacity = inventory
-                .into_iter()
-                .map(|(class, i)| {
-                    (class, (i.total.saturating_sub(i.reserved) as f64 * i.allocation_ratio) as u64)
-                })
-                .collect();
-            Ok::<_, Failure>(NodeView {
-                node: record.node,
-                name: record.name,
-                agent: record.agent,
-                virt_type: record.virt_type,
-                started_at: record.started_at,
-                used,
-                capacity,
-            })
-        })
-        .buffer_unordered(CONCURRENCY)
-        .try_collect()
-        .await?;
-    nodes.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(nodes)
+    requests: &[String],
+    statuses: &[String],
+) -> BTreeMap<NodeId, HashSet<InstanceId>> {
+    let mut found = nodes_of(requests, |key| keys.parse_request(key).ok());
+    for (node, instances) in nodes_of(statuses, |key| keys.parse_status(key).ok()) {
+        found.entry(node).or_default().extend(instances);
+    }
+    found
 }

@@ -3,7 +3,10 @@
 mod cli;
 mod config;
 mod destroy;
+mod explain;
+mod intent;
 mod lookup;
+mod nodes;
 mod output;
 mod schedule;
 mod spec;
@@ -14,11 +17,20 @@ use std::{fs, path::Path, process::ExitCode, time::Duration};
 use clap::{CommandFactory, Parser};
 use cli::{Cli, Command, Output, Waiting};
 use config::{Session, Settings};
-use ec_model::{ResourceQuery, State};
-use ec_runtime::{LogFormat, exit::Failure, init_logging, install_tls_provider};
-use lookup::{View, find, resolve};
+use destroy::Doomed;
+use ec_model::{InstanceId, NodeId, ResourceQuery, State};
+use ec_runtime::{
+    LogFormat,
+    advice::{open_etcd, open_placement},
+    exit::{Failure, INTERRUPTED, print, tell},
+    init_logging, install_tls_provider, shutdown_on_signals,
+};
+use ec_store::Store;
+use lookup::{Found, View, find, find_placed, resolve};
+use schedule::{NoRoom, Scheduled, Wanted};
 use serde_json::json;
 use spec::GuestSpec;
+use tokio_util::sync::CancellationToken;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -39,8 +51,9 @@ async fn run(cli: Cli) -> Result<(), Failure> {
     let json = cli.output == Output::Json;
     match (&cli.command, &cli.target) {
         (Some(Command::Completions { shell }), _) => {
-            clap_complete::generate(*shell, &mut Cli::command(), "eschedule", &mut std::io::stdout());
-            return Ok(());
+            let mut text = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "eschedule", &mut text);
+            return print(&String::from_utf8_lossy(&text));
         }
         (Some(Command::Man { directory }), _) => return manual_pages(directory),
         (Some(_), Some(target)) => {
@@ -50,44 +63,39 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         }
         _ => {}
     }
-    let settings = Settings::load(cli.config.as_deref())?;
+    // An empty variable is as good as none.
+    let config = cli.config.as_deref().filter(|file| !file.is_empty());
+    let settings = Settings::load(config.map(Path::new))?;
     match (cli.command, cli.target) {
         (Some(Command::Destroy { instance, waiting }), _) => {
             destroy(&Session::open(settings).await?, &instance, waiting, json).await
         }
         (Some(Command::List), _) => {
             let views = lookup::list(&Session::open(settings).await?).await?;
-            if json {
-                output::json(&views)
-            } else {
-                output::instances(&views)
-            }
-            Ok(())
+            if json { output::json(&views) } else { output::instances(&views) }
         }
         (Some(Command::Show { instance }), _) => {
             let session = Session::open(settings).await?;
-            let known = find(&session, resolve(&session, &instance).await?).await?;
-            let view = View::of(&known);
-            if json {
-                output::json(&view)
-            } else {
-                output::instance(&view)
-            }
-            Ok(())
+            let instance = resolve(&session, &instance).await?;
+            let view = match find(&session, instance).await? {
+                Found::Placed(known) => View::of(&known),
+                Found::Unplaced(entry, _) => View::unplaced(instance, &entry),
+            };
+            if json { output::json(&view) } else { output::instance(&view) }
         }
         (Some(Command::Nodes), _) => {
-            let nodes = lookup::nodes(&Session::open(settings).await?).await?;
-            if json {
-                output::json(&nodes)
-            } else {
-                output::nodes(&nodes)
-            }
+            let session = Session::open(settings).await?;
+            let nodes = nodes::nodes(&session).await?;
+            if json { output::json(&nodes) } else { output::nodes(&nodes) }?;
+            warn(&session).await;
             Ok(())
         }
         (_, Some(target)) if target.contains('=') => {
             let query = ResourceQuery::parse(&target).map_err(|error| Failure::usage(error.to_string()))?;
-            let guest = GuestSpec::read(&cli.spec, cli.image.as_deref().unwrap_or(&settings.image))?;
-            schedule(&Session::open(settings).await?, &query, guest, cli.waiting, json).await
+            let image = cli.image.as_deref().unwrap_or(&settings.image);
+            let guest = GuestSpec::read(&cli.spec, image, &settings.defaults)?;
+            let wanted = Wanted::new(&query, &guest)?;
+            schedule(&Session::open(settings).await?, &query, &wanted, cli.waiting, json).await
         }
         (_, Some(instance)) => {
             if cli.image.is_some() {
@@ -104,87 +112,140 @@ async fn run(cli: Cli) -> Result<(), Failure> {
 async fn schedule(
     session: &Session,
     query: &ResourceQuery,
-    guest: GuestSpec,
+    wanted: &Wanted<'_>,
     waiting: Waiting,
     json: bool,
 ) -> Result<(), Failure> {
-    let scheduled = match schedule::schedule(session, query, guest).await? {
+    let stop = shutdown_on_signals()
+        .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
+    hear(&stop);
+    let Scheduled { node, instance } = match schedule::schedule(&session.place(), wanted, &stop).await? {
         Ok(scheduled) => scheduled,
-        Err(no_room) => {
-            // The classic words are the result; the reason goes where errors go.
-            if !json {
-                output::line("NO ALLOCATIONS LEFT");
-            }
-            return Err(Failure::failed(format!("no allocations left: {}", no_room.explain())));
-        }
+        Err(no_room) => return Err(no_allocations(session, query, &no_room, json).await?),
     };
-    let (node, instance) = (scheduled.node, scheduled.instance);
+    // Whatever fails from here on, the instance is there.
+    let requested = |failure: Failure| beside(failure, node, instance);
     if !json {
-        output::line(&format!("NOTIFIED TARGET, {node}, OF INSTANCE {instance}"));
+        print(&format!("NOTIFIED TARGET, {node}, OF INSTANCE {instance}")).map_err(requested)?;
     }
-    if waiting.wait {
-        let status = match wait::until_active(session, node, instance, Duration::from_secs(waiting.timeout))
-            .await
-        {
-            Ok(status) => status,
+    let (state, ip) = if waiting.wait {
+        let timeout = Duration::from_secs(waiting.timeout);
+        let outcome = tokio::select! {
+            outcome = wait::until_active(session, node, instance, timeout) => outcome,
+            () = stop.cancelled() => Err(Failure { code: INTERRUPTED, message: going_on(instance) }),
+        };
+        match outcome {
+            Ok(status) => (status.state, status.ip),
             Err(failure) => {
                 if json {
                     output::json(
                         &json!({"instance": instance, "node": node, "state": null, "error": failure.message}),
-                    );
+                    )
+                    .map_err(requested)?;
                 }
                 return Err(failure);
             }
-        };
-        if json {
-            output::json(
-                &json!({"instance": instance, "node": node, "state": status.state, "ip": status.ip}),
-            );
-        } else if let Some(ip) = status.ip {
-            output::line(&ip.to_string());
         }
-    } else if json {
-        output::json(&json!({"instance": instance, "node": node, "state": State::Scheduled, "ip": null}));
+    } else {
+        (State::Scheduled, None)
+    };
+    if json {
+        output::json(&json!({"instance": instance, "node": node, "state": state, "ip": ip}))
+            .map_err(requested)?;
+    } else if let Some(ip) = ip {
+        print(&ip.to_string()).map_err(requested)?;
+    }
+    if stop.is_cancelled() {
+        return Err(Failure { code: INTERRUPTED, message: going_on(instance) });
     }
     Ok(())
+}
+
+fn going_on(instance: InstanceId) -> String {
+    format!(
+        "interrupted after the request was written: {instance} goes on, `eschedule destroy {instance}` ends it"
+    )
+}
+
+/// The failure, with the instance that nobody would know of otherwise.
+fn beside(mut failure: Failure, node: NodeId, instance: InstanceId) -> Failure {
+    let made = format!("instance {instance} is requested on {node} and goes on");
+    failure.message = if failure.message.is_empty() { made } else { format!("{}; {made}", failure.message) };
+    failure
+}
+
+/// The classic words are the result; the reason goes where errors go.
+async fn no_allocations(
+    session: &Session,
+    query: &ResourceQuery,
+    no_room: &NoRoom,
+    json: bool,
+) -> Result<Failure, Failure> {
+    let reasons = explain::explain(session, query, no_room).await;
+    let text = match &reasons {
+        Ok(reasons) => reasons.text(),
+        Err(failure) => format!("the reason cannot be told: {}", failure.message),
+    };
+    if json {
+        output::json(&json!({
+            "instance": null,
+            "node": null,
+            "error": "no allocations left",
+            "reason": text,
+            "reasons": reasons.ok(),
+        }))?;
+    } else {
+        print("NO ALLOCATIONS LEFT")?;
+    }
+    Ok(Failure::failed(format!("no allocations left: {text}")))
 }
 
 /// The classic question: `eschedule <instance>`.
 async fn address(session: &Session, instance: &str, waiting: Waiting, json: bool) -> Result<(), Failure> {
     let instance = resolve(session, instance).await?;
-    let mut known = find(session, instance).await?;
+    let known = find_placed(session, instance).await?;
+    let mut view = View::of(&known);
     if waiting.wait {
         let timeout = Duration::from_secs(waiting.timeout);
-        known.status = Some(wait::until_active(session, known.node, instance, timeout).await?);
+        let status = wait::until_active(session, known.node, instance, timeout).await?;
+        (view.state, view.ip, view.reason) = (status.state.to_string(), status.ip, status.reason);
     }
-    let view = View::of(&known);
     match view.ip {
         Some(ip) if json => output::json(&json!({"instance": instance, "state": view.state, "ip": ip})),
-        Some(ip) => output::line(&ip.to_string()),
+        Some(ip) => print(&ip.to_string()),
         None => {
             let reason = view.reason.map(|reason| format!(": {reason}")).unwrap_or_default();
-            return Err(Failure::failed(format!(
-                "instance {instance} has no IP, it is {}{reason}",
-                view.state
-            )));
+            Err(Failure::failed(format!("instance {instance} has no IP, it is {}{reason}", view.state)))
         }
     }
-    Ok(())
 }
 
 async fn destroy(session: &Session, instance: &str, waiting: Waiting, json: bool) -> Result<(), Failure> {
-    let known = find(session, resolve(session, instance).await?).await?;
-    let known = destroy::destroy(session, known).await?;
-    if waiting.wait {
-        wait::until_gone(session, known.node, known.instance, Duration::from_secs(waiting.timeout)).await?;
+    let instance = resolve(session, instance).await?;
+    let (node, alive) = match destroy::destroy(session, instance).await? {
+        Doomed::By { node, alive } => (Some(node), alive),
+        Doomed::Already => (None, false),
+    };
+    if let Some(node) = node.filter(|_| !alive) {
+        tell(&format!("eschedule: node {node} is not alive: {instance} is destroyed when it is back"));
     }
-    let done = if waiting.wait { "DESTROYED" } else { "DESTROYING" };
+    let done = match node {
+        Some(node) if waiting.wait => {
+            wait::until_gone(session, node, instance, Duration::from_secs(waiting.timeout)).await?;
+            "DESTROYED"
+        }
+        Some(_) => "DESTROYING",
+        None => "DESTROYED",
+    };
     if json {
-        output::json(&json!({"instance": known.instance, "node": known.node, "state": done}));
-    } else {
-        output::line(&format!("{done} INSTANCE {} ON {}", known.instance, known.node));
+        return output::json(
+            &json!({"instance": instance, "node": node, "node_alive": alive, "state": done}),
+        );
     }
-    Ok(())
+    match node {
+        Some(node) => print(&format!("{done} INSTANCE {instance} ON {node}")),
+        None => print(&format!("{done} INSTANCE {instance}, WHICH WAS NEVER PLACED")),
+    }
 }
 
 fn manual_pages(directory: &Path) -> Result<(), Failure> {
@@ -193,4 +254,24 @@ fn manual_pages(directory: &Path) -> Result<(), Failure> {
     };
     fs::create_dir_all(directory).map_err(failed)?;
     clap_mangen::generate_to(Cli::command(), directory).map_err(failed)
+}
+
+/// Tells what is not as it should be, where an operator looks: at the nodes.
+async fn warn(session: &Session) {
+    let settings = &session.settings;
+    let old = session.store.server().await.ok().and_then(|server| server.advice());
+    let warnings = settings.exposed.iter().cloned();
+    let warnings = warnings.chain(open_etcd(&settings.etcd)).chain(open_placement(&settings.placement));
+    for warning in warnings.chain(old) {
+        tell(&format!("eschedule: {warning}"));
+    }
+}
+
+/// Tells once that the signal was heard: what is being written comes to its end first.
+fn hear(stop: &CancellationToken) {
+    let stop = stop.clone();
+    tokio::spawn(async move {
+        stop.cancelled().await;
+        tell("eschedule: interrupted; a second time ends at once");
+    });
 }

@@ -1,67 +1,78 @@
-//! Printing results. The only place that writes to standard output.
-#![expect(clippy::print_stdout, reason = "results are what standard output is for")]
+//! What results look like.
 
 use comfy_table::{Table, presets::NOTHING};
+use ec_runtime::exit::{Failure, print};
 use serde::Serialize;
 
-use crate::lookup::{NodeView, View};
-
-/// A line of plain text.
-pub(crate) fn line(text: &str) {
-    println!("{text}");
-}
+use crate::{lookup::View, nodes::NodeView};
 
 /// A value as JSON.
-pub(crate) fn json(value: &impl Serialize) {
-    // Our own types: maps with string keys, which serde_json never fails on.
-    println!("{}", serde_json::to_string_pretty(value).unwrap_or_default());
+pub(crate) fn json(value: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value);
+    print(&text.map_err(|error| Failure::failed(format!("failed to write the answer as JSON: {error}")))?)
 }
 
-pub(crate) fn instances(views: &[View]) {
+pub(crate) fn instances(views: &[View]) -> Result<(), Failure> {
     let mut table = table(&["INSTANCE", "NAME", "NODE", "STATE", "IP", "REASON"]);
     for view in views {
-        table.add_row([
-            view.instance.to_string(),
-            view.name.clone().unwrap_or_else(|| "-".to_owned()),
-            view.node.to_string(),
-            view.state.to_string(),
-            view.ip.map_or_else(|| "-".to_owned(), |ip| ip.to_string()),
-            view.reason.clone().unwrap_or_default(),
-        ]);
+        row(
+            &mut table,
+            [
+                view.instance.to_string(),
+                view.name.clone().unwrap_or_else(|| "-".to_owned()),
+                view.node.map_or_else(|| "-".to_owned(), |node| node.to_string()),
+                view.state.clone(),
+                view.ip.map_or_else(|| "-".to_owned(), |ip| ip.to_string()),
+                reason(view),
+            ],
+        );
     }
-    println!("{}", trimmed(&table));
+    print(&trimmed(&table))
 }
 
-pub(crate) fn nodes(nodes: &[NodeView]) {
-    let mut table = table(&["NODE", "NAME", "VIRT", "VCPU", "MEMORY_MB", "DISK_GB", "AGENT", "SINCE"]);
+/// The reason, and before it that nobody keeps it up to date.
+fn reason(view: &View) -> String {
+    let dead = view.node.is_some() && !view.node_alive;
+    let dead = dead.then_some("its node is not alive");
+    dead.into_iter().chain(view.reason.as_deref()).collect::<Vec<_>>().join("; ")
+}
+
+pub(crate) fn nodes(nodes: &[NodeView]) -> Result<(), Failure> {
+    let mut table =
+        table(&["NODE", "NAME", "VIRT", "VCPU", "MEMORY_MB", "DISK_GB", "AGENT", "SINCE", "NOTE"]);
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     for node in nodes {
         let amount = |class: &str| {
             let used = node.used.get(class).copied().unwrap_or(0);
-            node.capacity.get(class).map_or_else(|| "-".to_owned(), |capacity| format!("{used}/{capacity}"))
+            or_dash(node.capacity.get(class).map(|capacity| format!("{used}/{capacity}")))
         };
-        table.add_row([
-            node.node.to_string(),
-            node.name.clone(),
-            node.virt_type.clone(),
-            amount("VCPU"),
-            amount("MEMORY_MB"),
-            amount("DISK_GB"),
-            node.agent.clone(),
-            node.started_at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
-        ]);
+        row(
+            &mut table,
+            [
+                node.node.to_string(),
+                node.name.clone(),
+                or_dash(node.virt_type.clone()),
+                amount("VCPU"),
+                amount("MEMORY_MB"),
+                amount("DISK_GB"),
+                or_dash(node.agent.clone()),
+                or_dash(node.started_at.map(|since| since.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())),
+                node.note.clone().unwrap_or_default(),
+            ],
+        );
     }
-    println!("{}", trimmed(&table));
+    print(&trimmed(&table))
 }
 
-pub(crate) fn instance(view: &View) {
+pub(crate) fn instance(view: &View) -> Result<(), Failure> {
     let mut table = table(&[]);
-    let mut row = |key: &str, value: String| {
-        table.add_row([key.to_owned(), value]);
-    };
+    let mut row = |key: &str, value: String| row(&mut table, [key.to_owned(), value]);
     row("instance", view.instance.to_string());
     row("name", view.name.clone().unwrap_or_else(|| "-".to_owned()));
-    row("node", view.node.to_string());
-    row("state", view.state.to_string());
+    if let Some(node) = view.node {
+        row("node", if view.node_alive { node.to_string() } else { format!("{node} (not alive)") });
+    }
+    row("state", view.state.clone());
     if let Some(reason) = &view.reason {
         row("reason", reason.clone());
     }
@@ -89,10 +100,21 @@ pub(crate) fn instance(view: &View) {
         }
         row("requested", request.created_at.to_string());
     }
-    println!("{}", trimmed(&table));
+    let mut text = trimmed(&table);
     if let Some(console) = view.status.as_ref().and_then(|status| status.console.as_ref()) {
-        println!("\nend of the console:\n{console}");
+        text.push_str(&format!("\n\nend of the console:\n{}", plain(console, &['\n', '\t'])));
     }
+    print(&text)
+}
+
+fn row<const N: usize>(table: &mut Table, cells: [String; N]) {
+    table.add_row(cells.map(|cell| plain(&cell, &[])));
+}
+
+/// Text that guests, servers and other people's records may have put together, without what would move a
+/// terminal's cursor or break a line. Of a console the lines stay.
+fn plain(text: &str, keep: &[char]) -> String {
+    text.chars().map(|c| if c.is_control() && !keep.contains(&c) { ' ' } else { c }).collect()
 }
 
 fn table(header: &[&str]) -> Table {
@@ -108,4 +130,18 @@ fn table(header: &[&str]) -> Table {
 fn trimmed(table: &Table) -> String {
     let line = |line: String| line.strip_prefix(' ').unwrap_or(&line).trim_end().to_owned();
     table.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_guests_say_moves_no_cursor() {
+        assert_eq!(plain("a\u{1b}[2Jb\r\n\u{9b}c", &[]), "a [2Jb   c");
+        assert_eq!(plain("login:\n\u{7}\tok", &['\n', '\t']), "login:\n \tok");
+        let mut lines = table(&["A", "B"]);
+        row(&mut lines, ["x\ny".to_owned(), "z".to_owned()]);
+        assert_eq!(trimmed(&lines).lines().count(), 2);
+    }
 }

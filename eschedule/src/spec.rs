@@ -5,29 +5,54 @@ use std::{fs, path::Path};
 use ec_model::{Blob, ImageRef, USER_DATA_MAX};
 use ec_runtime::exit::Failure;
 
-use crate::cli::Spec;
+use crate::{cli::Spec, config::Defaults, intent::Naming};
 
 /// Keys for one guest; more is a mistake rather than a wish.
 const KEYS_MAX: usize = 64;
 
-/// A checked [`Spec`].
+/// What of a name with a prefix is its own: the beginning of a uuid.
+const SUFFIX: &str = "01234567";
+
+/// A checked [`Spec`], with the site's defaults where it says nothing.
 pub(crate) struct GuestSpec {
-    pub(crate) name: Option<String>,
+    pub(crate) naming: Naming,
     pub(crate) user_data: Option<Blob>,
     pub(crate) keys: Vec<String>,
     pub(crate) image: ImageRef,
+    pub(crate) token_required: bool,
 }
 
 impl GuestSpec {
-    pub(crate) fn read(spec: &Spec, image: &str) -> Result<Self, Failure> {
+    pub(crate) fn read(spec: &Spec, image: &str, defaults: &Defaults) -> Result<Self, Failure> {
+        let naming = match (&spec.name, &defaults.name_prefix) {
+            (Some(name), _) => Naming::Name(hostname(name)?),
+            (None, Some(prefix)) => {
+                hostname(&format!("{prefix}{SUFFIX}")).map_err(|_| {
+                    Failure::usage(format!("defaults.name_prefix `{prefix}` begins no hostname"))
+                })?;
+                Naming::Prefix(prefix.clone())
+            }
+            (None, None) => Naming::None,
+        };
+        let user_data = match (&spec.user_data, &defaults.user_data) {
+            (Some(path), _) => Some(read_user_data(path, "--user-data")?),
+            (None, Some(path)) => Some(read_user_data(path, "defaults.user_data")?),
+            (None, None) => None,
+        };
+        let keys = if spec.key.is_empty() {
+            read_keys(&defaults.keys, "defaults.keys")?
+        } else {
+            read_keys(&spec.key, "--key")?
+        };
         Ok(Self {
-            name: spec.name.as_deref().map(hostname).transpose()?,
-            user_data: spec.user_data.as_deref().map(user_data).transpose()?,
-            keys: keys(&spec.key)?,
+            naming,
+            user_data,
+            keys,
             image: ImageRef {
                 url: image_url(image)?,
                 sha256: spec.sha256.as_deref().map(sha256).transpose()?,
             },
+            token_required: spec.require_token || defaults.require_token,
         })
     }
 }
@@ -49,11 +74,11 @@ fn hostname(name: &str) -> Result<String, Failure> {
     }
 }
 
-fn user_data(path: &Path) -> Result<Blob, Failure> {
-    let bytes = read(path, "--user-data")?;
+fn read_user_data(path: &Path, option: &str) -> Result<Blob, Failure> {
+    let bytes = read(path, option)?;
     if bytes.len() > USER_DATA_MAX {
         return Err(Failure::usage(format!(
-            "--user-data {} has {} bytes, more than the {USER_DATA_MAX} that a guest can be given",
+            "{option} {} has {} bytes, more than the {USER_DATA_MAX} that a guest can be given",
             path.display(),
             bytes.len()
         )));
@@ -61,11 +86,11 @@ fn user_data(path: &Path) -> Result<Blob, Failure> {
     Ok(Blob(bytes))
 }
 
-fn keys(files: &[impl AsRef<Path>]) -> Result<Vec<String>, Failure> {
+fn read_keys(files: &[impl AsRef<Path>], option: &str) -> Result<Vec<String>, Failure> {
     let mut keys = Vec::new();
     for path in files.iter().map(AsRef::as_ref) {
-        let wrong = |why: &str| Failure::usage(format!("--key {} {why}", path.display()));
-        let text = String::from_utf8(read(path, "--key")?).map_err(|_| wrong("is not text"))?;
+        let wrong = |why: &str| Failure::usage(format!("{option} {} {why}", path.display()));
+        let text = String::from_utf8(read(path, option)?).map_err(|_| wrong("is not text"))?;
         if text.contains("PRIVATE KEY") {
             return Err(wrong("is a private key: give the public one, which ends in .pub"));
         }

@@ -3,44 +3,72 @@
 use std::{io::IsTerminal, sync::Arc, time::Duration};
 
 use ec_model::{InstanceId, NodeId, State, Status, decode};
-use ec_runtime::exit::Failure;
+use ec_runtime::exit::{Failure, tell};
 use ec_store::{Change, Event, FollowOptions, Store, follow};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::config::Session;
 
-/// Waits until the instance is ACTIVE. ERROR, an end from elsewhere, and the time running out are failures.
+/// Waits until the instance is ACTIVE. ERROR, STOPPED, an end from elsewhere, and the time running out are failures.
 pub(crate) async fn until_active(
     session: &Session,
     node: NodeId,
     instance: InstanceId,
     timeout: Duration,
 ) -> Result<Status, Failure> {
+    let keys = &session.settings.keys;
     let shown = Shown::new();
     shown.tell("claimed");
-    let key = session.settings.keys.status(node, instance);
-    let mut seen = false;
-    let outcome = watch_key(session, key, timeout, |value| match value {
+    let status = watch_key(session, keys.status(node, instance), timeout, |value| match value {
         Some(value) => {
-            seen = true;
             let status: Status = decode(value).map_err(|error| Failure::failed(error.to_string()))?;
             shown.status(&status);
-            match status.state {
-                State::Active | State::Stopped => Ok(Some(status)),
-                State::Error => Err(Failure::failed(format!(
-                    "instance {instance} is in ERROR: {}",
-                    status.reason.as_deref().unwrap_or("no reason given")
-                ))),
-                State::Destroying => Err(Failure::failed(format!("instance {instance} is being destroyed"))),
-                _ => Ok(None),
-            }
+            settled(instance, status)
         }
-        None if seen => Err(Failure::failed(format!("instance {instance} was destroyed"))),
+        // Not there yet, or not any more: that the request tells.
         None => Ok(None),
-    })
-    .await;
+    });
+    let outcome = tokio::select! {
+        outcome = status => outcome,
+        failure = withdrawn(session, node, instance, timeout) => Err(failure),
+    };
     shown.finish();
     outcome
+}
+
+/// Whether there is nothing more to wait for.
+fn settled(instance: InstanceId, status: Status) -> Result<Option<Status>, Failure> {
+    let why = status.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
+    match status.state {
+        State::Active => Ok(Some(status)),
+        State::Scheduled | State::Preparing | State::Starting | State::Paused => Ok(None),
+        State::Error => Err(Failure::failed(format!("instance {instance} is in ERROR{why}"))),
+        State::Stopped => Err(Failure::failed(format!("instance {instance} is STOPPED and has no IP{why}"))),
+        State::Destroying => Err(Failure::failed(format!("instance {instance} is being destroyed"))),
+        State::Unclaimed => Err(Failure::failed(format!(
+            "instance {instance} is UNCLAIMED: it runs, and nobody asks for it{why}"
+        ))),
+    }
+}
+
+/// Waits until nobody wants the instance any more; never ends well.
+async fn withdrawn(session: &Session, node: NodeId, instance: InstanceId, timeout: Duration) -> Failure {
+    let keys = &session.settings.keys;
+    let key = keys.request(node, instance);
+    let gone = watch_key(session, key, timeout, |value| Ok(value.is_none().then_some(()))).await;
+    if let Err(failure) = gone {
+        return failure;
+    }
+    // A request goes at the end of a destroy, and after an ERROR, whose status stays.
+    let status = session.store.get(&keys.status(node, instance)).await;
+    match status.map(|(pair, _)| pair.and_then(|pair| decode::<Status>(&pair.value).ok())) {
+        Ok(Some(status)) => match settled(instance, status) {
+            Err(failure) => failure,
+            Ok(_) => Failure::failed(format!("the request of {instance} was deleted")),
+        },
+        Ok(None) => Failure::failed(format!("instance {instance} was destroyed")),
+        Err(error) => error.into(),
+    }
 }
 
 /// Waits until nothing is left of the instance.
@@ -90,7 +118,7 @@ async fn watch_key<T>(
                 }
             }
             Some(Change::Lost(error)) => {
-                eprintln!("eschedule: {error}; waiting on");
+                tell(&format!("eschedule: {error}; waiting on"));
                 None
             }
             None => return Err(Failure::failed("the watch ended")),
@@ -130,6 +158,10 @@ impl Shown {
             (State::Preparing, None) => "preparing".to_owned(),
             (State::Starting, _) if status.started_at.is_some() => "booting".to_owned(),
             (State::Starting, _) => "starting".to_owned(),
+            (State::Paused, _) => match &status.reason {
+                Some(reason) => format!("paused: {reason}"),
+                None => "paused".to_owned(),
+            },
             (State::Active, _) => status.ip.map_or_else(|| "active".to_owned(), |ip| format!("IP {ip}")),
             (state, _) => state.to_string().to_lowercase(),
         };
@@ -139,7 +171,7 @@ impl Shown {
     fn tell(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.set_message(text.to_owned()),
-            None if *self.last.borrow() != text => eprintln!("{text}"),
+            None if *self.last.borrow() != text => tell(text),
             None => {}
         }
         text.clone_into(&mut self.last.borrow_mut());

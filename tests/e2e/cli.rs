@@ -25,7 +25,7 @@ async fn what_cannot_be_is_refused_in_one_line_with_its_code() -> Result<()> {
 
     let full = stack.eschedule(&["resources=VCPU:1000,MEMORY_MB:128"])?;
     assert_eq!(full.stdout, b"NO ALLOCATIONS LEFT\n");
-    refused(&full, 1, &["no resource provider has room"]);
+    refused(&full, 1, &["VCPU", &stack.node.to_string()]);
     let missing = stack.eschedule(&["resources=VCPU:1,MEMORY_MB:128&required=CUSTOM_GOLD"])?;
     // Placement does not know the trait at all.
     assert!(matches!(missing.status.code(), Some(1 | 2)), "{missing:?}");

@@ -4,6 +4,7 @@
 //! Everything is ended when the value is dropped, also after a failed test.
 
 mod bridge;
+pub mod control;
 mod placement;
 mod postgres;
 pub mod replica;
@@ -160,7 +161,8 @@ impl Stack {
             .context("failed to start ecompute")?;
         self.agent = Some(agent);
         self.until("the agent is alive", async || {
-            Ok(self.eschedule(&["-o", "json", "nodes"])?.stdout.len() > 4)
+            let nodes = self.eschedule(&["-o", "json", "nodes"])?.stdout;
+            Ok(String::from_utf8_lossy(&nodes).contains("\"alive\": true"))
         })
         .await
     }

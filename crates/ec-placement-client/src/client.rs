@@ -184,6 +184,12 @@ impl PlacementClient {
         }
     }
 
+    /// All providers.
+    pub async fn providers(&self) -> PlacementResult<Vec<Provider>> {
+        let body: ProvidersBody = self.wire.get("resource_providers", NO_QUERY).await?;
+        Ok(body.resource_providers)
+    }
+
     /// The provider with this name.
     pub async fn named(&self, name: &str) -> PlacementResult<Option<Provider>> {
         let body: ProvidersBody = self.wire.get("resource_providers", &[("name", name)]).await?;

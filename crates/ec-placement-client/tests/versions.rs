@@ -1,4 +1,5 @@
 //! Servers that are older than we are, and tokens that change, against a server in this process.
+#![expect(clippy::unwrap_used, reason = "this is a test")]
 
 use std::sync::{Arc, Mutex};
 
@@ -12,11 +13,14 @@ use ec_model::{InstanceId, NodeId};
 use ec_placement_client::{PlacementClient, PlacementConfig, PlacementError};
 use serde_json::{Value, json};
 
-/// What a server of this version was asked: version, token, method and path, body.
+/// A request: version, token, method and path, body.
+type Heard = (String, String, String, Value);
+
+/// A server of this version, and what it was asked.
 #[derive(Clone)]
 struct Server {
     newest: u32,
-    heard: Arc<Mutex<Vec<(String, String, String, Value)>>>,
+    heard: Arc<Mutex<Vec<Heard>>>,
 }
 
 impl Server {
@@ -30,7 +34,7 @@ impl Server {
         (server, endpoint)
     }
 
-    fn heard(&self) -> Vec<(String, String, String, Value)> {
+    fn heard(&self) -> Vec<Heard> {
         std::mem::take(&mut self.heard.lock().unwrap())
     }
 }

@@ -1,6 +1,10 @@
-//! Exit codes, the same for every binary, and the one line that goes with them.
+//! Exit codes, the same for every binary, the one line that goes with them, and printing that may fail.
 
-use std::{error::Error, process::ExitCode};
+use std::{
+    error::Error,
+    io::{self, Write},
+    process::ExitCode,
+};
 
 use ec_placement_client::PlacementError;
 use ec_store::StoreError;
@@ -11,6 +15,10 @@ pub const FAILED: u8 = 1;
 pub const USAGE: u8 = 2;
 /// etcd or placement is not reachable.
 pub const UNREACHABLE: u8 = 3;
+/// Interrupted by a signal, as a shell reports SIGINT.
+pub const INTERRUPTED: u8 = 130;
+/// Nobody reads what is printed any more, as a shell reports SIGPIPE.
+pub const NOBODY_READS: u8 = 141;
 
 /// An error that has found its exit code: what `main` prints in one line.
 #[derive(Debug)]
@@ -32,11 +40,37 @@ impl Failure {
         Self { code: USAGE, message: message.into() }
     }
 
-    /// The code for `ExitCode`, after printing the line to standard error.
+    /// The code for `ExitCode`, after printing the line to standard error; where there is nothing to say,
+    /// nothing is.
     pub fn report(self, program: &str) -> ExitCode {
-        eprintln!("{program}: {}", one_line(&self.message));
+        if !self.message.is_empty() {
+            tell(&format!("{program}: {}", one_line(&self.message)));
+        }
         ExitCode::from(self.code)
     }
+}
+
+/// Writes lines to standard output, at once. A reader who has gone is no error that anybody wants to read of:
+/// the message is empty then.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    let mut lines = text.as_bytes().to_vec();
+    if !lines.ends_with(b"\n") {
+        lines.push(b'\n');
+    }
+    match stdout.write_all(&lines).and_then(|()| stdout.flush()) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+            Err(Failure { code: NOBODY_READS, message: String::new() })
+        }
+        Err(error) => Err(Failure::failed(format!("failed to write to standard output: {error}"))),
+    }
+}
+
+/// Writes a line to standard error, in one piece, so that nothing of another program comes between it and its
+/// end. Where that is not possible there is nobody to tell.
+pub fn tell(line: &str) {
+    io::stderr().lock().write_all(format!("{line}\n").as_bytes()).ok();
 }
 
 impl From<StoreError> for Failure {

@@ -1,6 +1,7 @@
 //! What every binary needs at its edges: reading its configuration, logging, shutting down on signals,
 //! and turning errors into one line and an exit code.
 
+pub mod advice;
 pub mod config;
 pub mod exit;
 mod files;

@@ -1,0 +1,353 @@
+//! The intent to place an instance: its index and its name, written before anything is claimed.
+//!
+//! A claim without a request is taken back by its node, but only where an index says that it is ours. So the
+//! index comes first and goes last: whatever moment a command is killed at, what it leaves is found by it.
+
+use std::time::Duration;
+
+use ec_model::{IndexEntry, InstanceId, Keyspace, RECORD_VERSION, decode, encode};
+use ec_placement_client::{Candidates, Claim, PlacementClient, PlacementResult};
+use ec_runtime::exit::{Failure, UNREACHABLE};
+use ec_store::{Compare, KeyValue, Revision, Store, StoreError, Txn};
+use jiff::{SignedDuration, Timestamp};
+
+/// A command takes seconds. What is left of one after so long will not be finished by it.
+pub(crate) const STALE: SignedDuration = SignedDuration::from_mins(10);
+
+/// How long to find out what became of a write whose answer was lost.
+const RESOLVE_TRIES: u32 = 10;
+
+/// Between two tries.
+const PAUSE: Duration = Duration::from_millis(300);
+
+/// Names come and go while we look; so often is enough for anybody.
+const TRIES: usize = 5;
+
+/// What scheduling asks of placement.
+pub(crate) trait Claims {
+    /// Ways to satisfy a query: all, or so many.
+    async fn candidates(
+        &self,
+        query: &ec_model::ResourceQuery,
+        limit: Option<usize>,
+    ) -> PlacementResult<Candidates>;
+    /// Claims one for a consumer that must not exist.
+    async fn claim(&self, claim: &Claim<'_>) -> PlacementResult<()>;
+    /// Gives back whatever the consumer holds.
+    async fn release(&self, instance: InstanceId) -> PlacementResult<()>;
+}
+
+impl Claims for PlacementClient {
+    async fn candidates(
+        &self,
+        query: &ec_model::ResourceQuery,
+        limit: Option<usize>,
+    ) -> PlacementResult<Candidates> {
+        Self::candidates(self, query, limit).await
+    }
+
+    async fn claim(&self, claim: &Claim<'_>) -> PlacementResult<()> {
+        Self::claim(self, claim).await
+    }
+
+    async fn release(&self, instance: InstanceId) -> PlacementResult<()> {
+        Self::release(self, instance).await
+    }
+}
+
+/// Where things are written, and for whom.
+pub(crate) struct Place<'a, P> {
+    pub(crate) store: &'a dyn Store,
+    pub(crate) placement: &'a P,
+    pub(crate) keys: &'a Keyspace,
+    pub(crate) project: &'a str,
+    pub(crate) user: &'a str,
+}
+
+/// What a guest shall be called.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Naming {
+    /// By its uuid alone.
+    None,
+    /// So.
+    Name(String),
+    /// This, and the beginning of its uuid.
+    Prefix(String),
+}
+
+impl Naming {
+    fn of(&self, instance: InstanceId) -> Option<String> {
+        match self {
+            Self::None => None,
+            Self::Name(name) => Some(name.clone()),
+            Self::Prefix(prefix) => {
+                Some(format!("{prefix}{}", instance.to_string().chars().take(8).collect::<String>()))
+            }
+        }
+    }
+}
+
+/// An index that stands in etcd, and the revision at which it does.
+#[derive(Debug)]
+pub(crate) struct Intent {
+    pub(crate) instance: InstanceId,
+    pub(crate) entry: IndexEntry,
+    pub(crate) revision: Revision,
+}
+
+/// How far a command came with an intent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reached<'a> {
+    /// Nothing is claimed under its uuid.
+    Intent,
+    /// It may hold a claim.
+    Claim,
+    /// It holds one, and its request may be on its way to this key.
+    Request(&'a str),
+}
+
+/// How taking something back ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Back {
+    /// Nothing is left.
+    Nothing,
+    /// The request is there after all: the instance will be built.
+    Requested,
+}
+
+impl Intent {
+    /// Writes index and name of a new instance. A name that is taken is refused, with who bears it.
+    pub(crate) async fn write<P: Claims>(place: &Place<'_, P>, naming: &Naming) -> Result<Self, Failure> {
+        for _ in 0..TRIES {
+            let intent = Self::new(place, naming);
+            match place.store.txn(intent.alone(place, intent.put(place, Txn::new()))).await {
+                Ok(outcome) if outcome.succeeded => {
+                    return Ok(Self { revision: outcome.revision, ..intent });
+                }
+                Ok(_) => {
+                    if let Some(name) = &intent.entry.name {
+                        free(place, name).await?;
+                    }
+                }
+                Err(StoreError::Unknown(why)) => return intent.resolved(place, &why).await,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(Failure::failed("the name is taken and given back again and again; try again"))
+    }
+
+    fn new<P>(place: &Place<'_, P>, naming: &Naming) -> Self {
+        let instance = InstanceId::new(uuid::Uuid::new_v4());
+        let entry = IndexEntry {
+            version: RECORD_VERSION,
+            node: None,
+            name: naming.of(instance),
+            project: place.project.to_owned(),
+            created_at: Timestamp::now(),
+        };
+        Self { instance, entry, revision: 0 }
+    }
+
+    /// Adds its writing to a transaction.
+    fn put<P>(&self, place: &Place<'_, P>, txn: Txn) -> Txn {
+        let index = place.keys.instance(self.instance);
+        let txn = txn.when(Compare::Absent(index.clone())).put(index, encode(&self.entry));
+        match &self.entry.name {
+            Some(name) => txn.put(place.keys.name(place.project, name, self.instance), ""),
+            None => txn,
+        }
+    }
+
+    /// Adds the demand that nobody bears its name.
+    fn alone<P>(&self, place: &Place<'_, P>, txn: Txn) -> Txn {
+        match &self.entry.name {
+            Some(name) => txn.when(Compare::NoneUnder(place.keys.names(place.project, name))),
+            None => txn,
+        }
+    }
+
+    /// Adds its end to a transaction.
+    fn delete<P>(&self, place: &Place<'_, P>, mut txn: Txn) -> Txn {
+        let index = place.keys.instance(self.instance);
+        txn = txn.when(Compare::Unchanged(index.clone(), self.revision)).delete(index);
+        match &self.entry.name {
+            Some(name) => txn.delete(place.keys.name(&self.entry.project, name, self.instance)),
+            None => txn,
+        }
+    }
+
+    /// After a write whose answer was lost: it stands, or an error. What may still arrive later holds nothing
+    /// but a name, which is taken over when it is old.
+    async fn resolved<P>(self, place: &Place<'_, P>, why: &str) -> Result<Self, Failure> {
+        match read(place.store, &place.keys.instance(self.instance)).await {
+            Some(Some(pair)) => Ok(Self { revision: pair.mod_revision, ..self }),
+            _ => Err(Failure {
+                code: UNREACHABLE,
+                message: format!("etcd broke off before anything was claimed: {why}; nothing was requested"),
+            }),
+        }
+    }
+
+    /// The same intent under a new uuid. Nothing may be claimed under the old one.
+    pub(crate) async fn renewed<P: Claims>(
+        self,
+        place: &Place<'_, P>,
+        naming: &Naming,
+    ) -> Result<Self, Failure> {
+        let next = Self::new(place, naming);
+        let mut txn = next.put(place, self.delete(place, Txn::new()));
+        if next.entry.name != self.entry.name {
+            txn = next.alone(place, txn);
+        }
+        match place.store.txn(txn).await {
+            Ok(outcome) if outcome.succeeded => Ok(Self { revision: outcome.revision, ..next }),
+            Ok(_) => Err(lost(self.instance)),
+            Err(StoreError::Unknown(why)) => next.resolved(place, &why).await,
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Gives up after a claim whose answer was lost. It may still arrive, and only where there is an index does its
+    /// node give it back; so that stays, without the name, until somebody comes across it.
+    pub(crate) async fn abandon<P: Claims>(self, place: &Place<'_, P>) -> Result<(), Failure> {
+        let index = place.keys.instance(self.instance);
+        let nameless = IndexEntry { name: None, ..self.entry.clone() };
+        let mut txn =
+            Txn::new().when(Compare::Unchanged(index.clone(), self.revision)).put(index, encode(&nameless));
+        if let Some(name) = &self.entry.name {
+            txn = txn.delete(place.keys.name(place.project, name, self.instance));
+        }
+        let (released, written) = tokio::join!(place.placement.release(self.instance), place.store.txn(txn));
+        written?;
+        Ok(released?)
+    }
+
+    /// Takes back what was begun: the claim where there may be one, then index and name. Where the request may
+    /// be on its way, the index is written anew first, so that it cannot arrive any more.
+    pub(crate) async fn take_back<P: Claims>(
+        mut self,
+        place: &Place<'_, P>,
+        reached: Reached<'_>,
+    ) -> Result<Back, Failure> {
+        if let Reached::Request(key) = reached {
+            match self.fence(place, key).await? {
+                Some(revision) => self.revision = revision,
+                None => return Ok(Back::Requested),
+            }
+        }
+        if reached != Reached::Intent {
+            place.placement.release(self.instance).await?;
+        }
+        match place.store.txn(self.delete(place, Txn::new())).await {
+            // Not unchanged: whoever came across it has taken it away.
+            Ok(_) => Ok(Back::Nothing),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Writes the index anew, so that a request which demands it as it was cannot arrive any more. Answers its
+    /// revision; none where the request is there already.
+    async fn fence<P>(&self, place: &Place<'_, P>, request: &str) -> Result<Option<Revision>, Failure> {
+        let index = place.keys.instance(self.instance);
+        for _ in 0..RESOLVE_TRIES {
+            let fence = Txn::new()
+                .when(Compare::Unchanged(index.clone(), self.revision))
+                .put(index.clone(), encode(&self.entry));
+            match place.store.txn(fence).await {
+                Ok(outcome) if outcome.succeeded => return Ok(Some(outcome.revision)),
+                // The request came first, or an earlier try was done after all.
+                Ok(_) => {
+                    let ((request, _), (found, _)) =
+                        tokio::try_join!(place.store.get(request), place.store.get(&index))?;
+                    if request.is_some() {
+                        return Ok(None);
+                    }
+                    let fenced = found
+                        .filter(|pair| decode::<IndexEntry>(&pair.value).is_ok_and(|e| e.node.is_none()));
+                    return fenced.map(|pair| Some(pair.mod_revision)).ok_or_else(|| lost(self.instance));
+                }
+                Err(error) if error.is_transient() => tokio::time::sleep(PAUSE).await,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(Failure {
+            code: UNREACHABLE,
+            message: format!(
+                "etcd does not answer; `eschedule show {}` will tell whether the request arrived",
+                self.instance
+            ),
+        })
+    }
+}
+
+fn lost(instance: InstanceId) -> Failure {
+    Failure::failed(format!(
+        "somebody else took {instance} away while it was being placed; nothing was requested, try again"
+    ))
+}
+
+/// The key after a write whose answer was lost; `None` where etcd does not answer.
+async fn read(store: &dyn Store, key: &str) -> Option<Option<KeyValue>> {
+    for _ in 0..RESOLVE_TRIES {
+        if let Ok((pair, _)) = store.get(key).await {
+            return Some(pair);
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+    None
+}
+
+/// Sees to it that nobody bears the name, where those who do are only left-overs; else the error says who.
+async fn free<P: Claims>(place: &Place<'_, P>, name: &str) -> Result<(), Failure> {
+    let names = place.keys.names(place.project, name);
+    let taken = |by: &str| {
+        Failure::failed(format!("the name `{name}` is taken within project `{}` by {by}", place.project))
+    };
+    for key in place.store.keys(&names).await? {
+        let Ok(instance) = key.trim_start_matches(&names).parse::<InstanceId>() else {
+            return Err(taken(&format!("the key {key}, which is none of ours")));
+        };
+        let index_key = place.keys.instance(instance);
+        let (index, _) = place.store.get(&index_key).await?;
+        let Some(index) = index else {
+            // Both are written and deleted together: somebody took the other away by hand.
+            place.store.txn(Txn::new().when(Compare::Absent(index_key)).delete(key)).await?;
+            continue;
+        };
+        let Ok(entry) = decode::<IndexEntry>(&index.value) else {
+            return Err(taken(&format!("{instance}, whose key {index_key} this release cannot read")));
+        };
+        if !sweep(place, instance, entry, index.mod_revision).await? {
+            return Err(taken(&instance.to_string()));
+        }
+    }
+    Ok(())
+}
+
+/// Takes away what is left of a command that was killed, or of an instance that failed long ago: no request, no
+/// status, and old. Whether it was that.
+pub(crate) async fn sweep<P: Claims>(
+    place: &Place<'_, P>,
+    instance: InstanceId,
+    entry: IndexEntry,
+    revision: Revision,
+) -> Result<bool, Failure> {
+    if Timestamp::now().duration_since(entry.created_at) < STALE {
+        return Ok(false);
+    }
+    let index = place.keys.instance(instance);
+    // Written anew, so that a command which only slept cannot finish any more.
+    let mut fence = Txn::new().when(Compare::Unchanged(index.clone(), revision)).put(index, encode(&entry));
+    if let Some(node) = entry.node {
+        fence = fence
+            .when(Compare::Absent(place.keys.request(node, instance)))
+            .when(Compare::Absent(place.keys.status(node, instance)));
+    }
+    let outcome = place.store.txn(fence).await?;
+    if !outcome.succeeded {
+        return Ok(false);
+    }
+    let left = Intent { instance, entry, revision: outcome.revision };
+    left.take_back(place, Reached::Claim).await?;
+    Ok(true)
+}

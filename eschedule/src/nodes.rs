@@ -1,0 +1,171 @@
+//! The nodes: who is alive, and what is taken of what they have.
+
+use std::collections::{BTreeMap, HashMap};
+
+use ec_model::{NodeId, NodeRecord, ResourceQuery, Resources, decode};
+use ec_placement_client::{Inventory, PlacementClient, PlacementError, Summary};
+use ec_runtime::exit::Failure;
+use ec_store::Store;
+use futures::{StreamExt, TryStreamExt};
+use serde::Serialize;
+
+use crate::{
+    config::Session,
+    lookup::{CONCURRENCY, holders},
+};
+
+/// Every node that can take anything answers to this, so that one question shows nearly all of them.
+const ANYTHING: &str = "resources=MEMORY_MB:1";
+
+/// A node and what it has left.
+#[derive(Debug, Serialize)]
+pub(crate) struct NodeView {
+    pub(crate) node: NodeId,
+    pub(crate) name: String,
+    /// Whether its agent is alive.
+    pub(crate) alive: bool,
+    pub(crate) agent: Option<String>,
+    pub(crate) virt_type: Option<String>,
+    pub(crate) started_at: Option<jiff::Timestamp>,
+    /// How many instances etcd speaks of there.
+    pub(crate) instances: usize,
+    /// What is allocated, by class.
+    pub(crate) used: Resources,
+    /// What may be allocated in all: (total - reserved) × ratio, by class.
+    pub(crate) capacity: Resources,
+    /// What is not as it should be.
+    pub(crate) note: Option<String>,
+}
+
+/// What placement knows of one node.
+enum Room {
+    Known { used: Resources, capacity: Resources },
+    Unknown,
+}
+
+/// Living nodes, and others that hold instances.
+pub(crate) async fn nodes(session: &Session) -> Result<Vec<NodeView>, Failure> {
+    let keys = &session.settings.keys;
+    let prefixes = (keys.nodes(), keys.all_requests(), keys.all_statuses());
+    let query = ResourceQuery::parse(ANYTHING).map_err(|error| Failure::failed(error.to_string()))?;
+    let etcd = async {
+        Ok::<_, Failure>(tokio::try_join!(
+            session.store.list(&prefixes.0),
+            session.store.keys(&prefixes.1),
+            session.store.keys(&prefixes.2)
+        )?)
+    };
+    let placement = async { Ok::<_, Failure>(session.placement.candidates(&query, None).await?) };
+    let ((alive, requests, statuses), found) = tokio::try_join!(etcd, placement)?;
+    let mut records: BTreeMap<NodeId, Result<NodeRecord, String>> = BTreeMap::new();
+    for pair in &alive.pairs {
+        if let Ok(node) = keys.parse_node(&pair.key) {
+            records.insert(node, decode(&pair.value).map_err(|error| error.to_string()));
+        }
+    }
+    let held = holders(keys, &requests, &statuses);
+    let all = records.keys().chain(held.keys().filter(|node| !records.contains_key(node)));
+    let rooms: HashMap<NodeId, (Room, Option<String>)> = futures::stream::iter(all.copied())
+        .map(async |node| {
+            let room = match found.summaries.get(&node) {
+                Some(summary) => (of_summary(summary), None),
+                None => singly(&session.placement, node, !records.contains_key(&node)).await?,
+            };
+            Ok::<_, Failure>((node, room))
+        })
+        .buffer_unordered(CONCURRENCY)
+        .try_collect()
+        .await?;
+    let mut nodes: Vec<NodeView> = rooms
+        .into_iter()
+        .map(|(node, (room, name))| {
+            view(node, records.get(&node), held.get(&node).map_or(0, |held| held.len()), room, name)
+        })
+        .collect();
+    nodes.sort_by(|a, b| (&a.name, a.node).cmp(&(&b.name, b.node)));
+    Ok(nodes)
+}
+
+fn view(
+    node: NodeId,
+    record: Option<&Result<NodeRecord, String>>,
+    instances: usize,
+    room: Room,
+    name: Option<String>,
+) -> NodeView {
+    let mut notes = Vec::new();
+    match record {
+        None => notes.push(format!("not alive, holds {}", counted(instances))),
+        Some(Err(why)) => notes.push(format!("its record cannot be read: {why}")),
+        Some(Ok(_)) => {}
+    }
+    let (used, capacity) = match room {
+        Room::Known { used, capacity } => {
+            if record.is_some() && is_locked(&capacity) {
+                notes.push("locked: all of it is reserved".to_owned());
+            }
+            (used, capacity)
+        }
+        Room::Unknown => {
+            notes.push("unknown to placement".to_owned());
+            (Resources::new(), Resources::new())
+        }
+    };
+    let known = record.and_then(|record| record.as_ref().ok());
+    NodeView {
+        node,
+        name: known.map(|known| known.name.clone()).or(name).unwrap_or_else(|| "-".to_owned()),
+        alive: record.is_some(),
+        agent: known.map(|known| known.agent.clone()),
+        virt_type: known.map(|known| known.virt_type.clone()),
+        started_at: known.map(|known| known.started_at),
+        instances,
+        used,
+        capacity,
+        note: (!notes.is_empty()).then(|| notes.join("; ")),
+    }
+}
+
+fn counted(instances: usize) -> String {
+    if instances == 1 { "1 instance".to_owned() } else { format!("{instances} instances") }
+}
+
+/// An agent that ends reserves all processors, so that nothing more comes.
+pub(crate) fn is_locked(capacity: &Resources) -> bool {
+    capacity.get("VCPU") == Some(&0)
+}
+
+fn of_summary(summary: &Summary) -> Room {
+    let amounts = |pick: fn(&ec_placement_client::Amount) -> u64| {
+        summary.resources.iter().map(|(class, amount)| (class.clone(), pick(amount))).collect()
+    };
+    Room::Known { used: amounts(|amount| amount.used), capacity: amounts(|amount| amount.capacity) }
+}
+
+/// Asks for one node that no summary showed: it is full, or locked, or not there. Its name, too, where etcd does
+/// not have it.
+async fn singly(
+    placement: &PlacementClient,
+    node: NodeId,
+    nameless: bool,
+) -> Result<(Room, Option<String>), Failure> {
+    let name = if nameless { placement.provider(node).await?.map(|provider| provider.name) } else { None };
+    match tokio::try_join!(placement.inventory(node), placement.usages(node)) {
+        Ok((inventory, used)) => {
+            let capacity = inventory.iter().map(|(class, of)| (class.clone(), capacity(of))).collect();
+            Ok((Room::Known { used, capacity }, name))
+        }
+        Err(PlacementError::NotFound(_)) => Ok((Room::Unknown, name)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "placement itself truncates the product to an integer"
+)]
+pub(crate) fn capacity(inventory: &Inventory) -> u64 {
+    (inventory.total.saturating_sub(inventory.reserved) as f64 * inventory.allocation_ratio) as u64
+}

@@ -1,0 +1,489 @@
+//! Every step of scheduling fails, loses its answer, or is the last one before the process dies: what is left is
+//! nothing, or a request with its claim, or something that an index leads to.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use ec_model::{ImageRef, decode};
+use ec_placement_client::{PlacementResult, Summary};
+use ec_store::{KeyValue, LeaseId, Listing, MemoryStore, Revision, Server, StoreResult, TxnOutcome, Watch};
+
+use jiff::SignedDuration;
+
+use super::*;
+use crate::intent::{Naming, sweep};
+
+/// What happens at a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    /// It fails before anything is done.
+    Fails,
+    /// It is done, and nobody hears of it.
+    AnswerLost,
+    /// The process dies before it.
+    KilledBefore,
+    /// The process dies after it was done.
+    KilledAfter,
+    /// It fails, and is done after the command has ended.
+    DoneLater,
+    /// SIGINT arrives while it is done.
+    Interrupted,
+}
+
+/// Steps are counted over store and placement together.
+#[derive(Clone, Default)]
+struct Plan {
+    step: Arc<AtomicUsize>,
+    faults: HashMap<usize, Fault>,
+    stop: CancellationToken,
+}
+
+impl Plan {
+    fn coming(&self) -> Option<Fault> {
+        self.faults.get(&self.step.load(Ordering::Relaxed)).copied()
+    }
+
+    fn next(&self) -> Option<Fault> {
+        let fault = self.coming();
+        self.step.fetch_add(1, Ordering::Relaxed);
+        if fault == Some(Fault::Interrupted) {
+            self.stop.cancel();
+        }
+        fault
+    }
+}
+
+async fn killed<T>() -> T {
+    std::future::pending().await
+}
+
+/// A store in memory with a plan.
+#[derive(Clone)]
+struct Etcd {
+    memory: MemoryStore,
+    plan: Plan,
+    later: Arc<Mutex<Vec<Txn>>>,
+}
+
+#[async_trait]
+impl Store for Etcd {
+    async fn get(&self, key: &str) -> StoreResult<(Option<KeyValue>, Revision)> {
+        self.memory.get(key).await
+    }
+
+    async fn list(&self, prefix: &str) -> StoreResult<Listing> {
+        self.memory.list(prefix).await
+    }
+
+    async fn txn(&self, txn: Txn) -> StoreResult<TxnOutcome> {
+        match self.plan.next() {
+            Some(Fault::Fails) => {
+                Err(StoreError::Unreachable { endpoints: "memory".into(), detail: "as told".into() })
+            }
+            Some(Fault::AnswerLost) => {
+                self.memory.txn(txn).await?;
+                Err(StoreError::Unknown("as told".into()))
+            }
+            Some(Fault::DoneLater) => {
+                self.later.lock().unwrap().push(txn);
+                Err(StoreError::Unknown("as told".into()))
+            }
+            Some(Fault::KilledBefore) => killed().await,
+            Some(Fault::KilledAfter) => {
+                self.memory.txn(txn).await?;
+                killed().await
+            }
+            Some(Fault::Interrupted) | None => self.memory.txn(txn).await,
+        }
+    }
+
+    async fn watch(&self, prefix: &str, from: Revision) -> StoreResult<Box<dyn Watch>> {
+        self.memory.watch(prefix, from).await
+    }
+
+    async fn grant(&self, ttl: Duration) -> StoreResult<LeaseId> {
+        self.memory.grant(ttl).await
+    }
+
+    async fn keep_alive(&self, lease: LeaseId) -> StoreResult<Duration> {
+        self.memory.keep_alive(lease).await
+    }
+
+    async fn revoke(&self, lease: LeaseId) -> StoreResult<()> {
+        self.memory.revoke(lease).await
+    }
+
+    async fn compact(&self, revision: Revision) -> StoreResult<()> {
+        self.memory.compact(revision).await
+    }
+
+    async fn server(&self) -> StoreResult<Server> {
+        self.memory.server().await
+    }
+}
+
+/// A placement whose nodes have room for some consumers each.
+#[derive(Clone)]
+struct Placement {
+    rooms: Vec<(NodeId, usize)>,
+    claims: Arc<Mutex<HashMap<InstanceId, NodeId>>>,
+    plan: Plan,
+    later: Arc<Mutex<Vec<(InstanceId, NodeId)>>>,
+    /// Somebody else is quicker so often.
+    rivals: Arc<AtomicUsize>,
+}
+
+impl Placement {
+    fn lost() -> PlacementError {
+        PlacementError::Unreachable { endpoint: "memory".into(), detail: "as told".into() }
+    }
+
+    async fn step<T>(&self, act: impl FnOnce() -> PlacementResult<T>) -> PlacementResult<T> {
+        match self.plan.next() {
+            Some(Fault::Fails | Fault::DoneLater) => Err(Self::lost()),
+            Some(Fault::AnswerLost) => act().and_then(|_| Err(Self::lost())),
+            Some(Fault::KilledBefore) => killed().await,
+            Some(Fault::KilledAfter) => {
+                act()?;
+                killed().await
+            }
+            Some(Fault::Interrupted) | None => act(),
+        }
+    }
+}
+
+impl Claims for Placement {
+    async fn candidates(&self, _: &ResourceQuery, limit: Option<usize>) -> PlacementResult<Candidates> {
+        let claims = self.claims.lock().unwrap().clone();
+        let found = self
+            .rooms
+            .iter()
+            .filter(|(node, room)| claims.values().filter(|claimed| *claimed == node).count() < *room);
+        let candidates: Vec<_> = found
+            .take(limit.unwrap_or(usize::MAX))
+            .map(|(node, _)| Candidate {
+                allocations: [(*node, BTreeMap::from([("VCPU".to_owned(), 1)]))].into(),
+                mappings: BTreeMap::new(),
+            })
+            .collect();
+        let summaries = candidates
+            .iter()
+            .flat_map(|candidate| candidate.allocations.keys().map(|node| (*node, Summary::default())))
+            .collect();
+        Ok(Candidates { candidates, summaries })
+    }
+
+    async fn claim(&self, claim: &Claim<'_>) -> PlacementResult<()> {
+        let node = *claim.candidate.allocations.keys().next().unwrap();
+        if self.plan.coming() == Some(Fault::DoneLater) {
+            self.later.lock().unwrap().push((claim.instance, node));
+        }
+        self.step(|| {
+            if self.rivals.load(Ordering::Relaxed) > 0 {
+                self.rivals.fetch_sub(1, Ordering::Relaxed);
+                return Err(PlacementError::Conflict("as told".into()));
+            }
+            self.claims.lock().unwrap().insert(claim.instance, node);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn release(&self, instance: InstanceId) -> PlacementResult<()> {
+        self.step(|| {
+            self.claims.lock().unwrap().remove(&instance);
+            Ok(())
+        })
+        .await
+    }
+}
+
+struct World {
+    etcd: Etcd,
+    placement: Placement,
+    keys: Keyspace,
+    stop: CancellationToken,
+}
+
+fn node(n: u128) -> NodeId {
+    NodeId::new(uuid::Uuid::from_u128(n))
+}
+
+impl World {
+    /// Nodes with room for one each, the first `dead` of them without an agent.
+    async fn new(nodes: u128, dead: u128, faults: &[(usize, Fault)]) -> Self {
+        let plan = Plan { faults: faults.iter().copied().collect(), ..Plan::default() };
+        let stop = plan.stop.clone();
+        let memory = MemoryStore::new();
+        let keys = Keyspace::default();
+        for n in dead..nodes {
+            memory.txn(Txn::new().put(keys.node(node(n)), "{}")).await.unwrap();
+        }
+        Self {
+            etcd: Etcd { memory, plan: plan.clone(), later: Arc::default() },
+            placement: Placement {
+                rooms: (0..nodes).map(|n| (node(n), 1)).collect(),
+                claims: Arc::default(),
+                plan,
+                later: Arc::default(),
+                rivals: Arc::default(),
+            },
+            keys,
+            stop,
+        }
+    }
+
+    fn place(&self) -> Place<'_, Placement> {
+        Place { store: &self.etcd, placement: &self.placement, keys: &self.keys, project: "p", user: "u" }
+    }
+
+    async fn schedule(&self, query: &str, name: Option<&str>) -> Result<Result<Scheduled, NoRoom>, Failure> {
+        let guest = GuestSpec {
+            naming: name.map_or(Naming::None, |name| Naming::Name(name.to_owned())),
+            user_data: Some(ec_model::Blob(b"secret".to_vec())),
+            keys: Vec::new(),
+            image: ImageRef { url: "file:///x".into(), sha256: None },
+            token_required: true,
+        };
+        let query = ResourceQuery::parse(query).map_err(|error| Failure::usage(error.to_string()))?;
+        let wanted = Wanted::new(&query, &guest)?;
+        schedule(&self.place(), &wanted, &self.stop).await
+    }
+
+    fn claims(&self) -> Vec<InstanceId> {
+        self.placement.claims.lock().unwrap().keys().copied().collect()
+    }
+
+    fn under(&self, prefix: &str) -> Vec<KeyValue> {
+        self.etcd.memory.content(prefix).pairs
+    }
+
+    /// What was sent and had not arrived arrives.
+    async fn late_arrivals(&self) {
+        let txns = std::mem::take(&mut *self.etcd.later.lock().unwrap());
+        for txn in txns {
+            self.etcd.memory.txn(txn).await.unwrap();
+        }
+        let claims = std::mem::take(&mut *self.placement.later.lock().unwrap());
+        self.placement.claims.lock().unwrap().extend(claims);
+    }
+
+    /// The instances that are requested; of each the claim, the user-data and an index that leads to it are there.
+    fn requested(&self) -> Vec<InstanceId> {
+        let requests = self.under(&self.keys.all_requests());
+        let requests: Vec<_> =
+            requests.iter().map(|pair| self.keys.parse_request(&pair.key).unwrap()).collect();
+        for (node, instance) in &requests {
+            assert_eq!(self.placement.claims.lock().unwrap().get(instance), Some(node), "claimed there");
+            assert_eq!(self.under(&self.keys.user_data(*node, *instance)).len(), 1);
+            let index: IndexEntry = decode(&self.under(&self.keys.instance(*instance))[0].value).unwrap();
+            assert_eq!(index.node, Some(*node));
+        }
+        requests.into_iter().map(|(_, instance)| instance).collect()
+    }
+
+    /// Every claim is of a request, or an index leads to it, so that its node gives it back.
+    fn every_claim_is_known(&self, what: &str) {
+        for instance in self.claims() {
+            assert_eq!(
+                self.under(&self.keys.instance(instance)).len(),
+                1,
+                "{what}: nobody knows of the claim {instance}"
+            );
+        }
+    }
+
+    /// Ten minutes later somebody comes across what is left.
+    async fn swept(&self) {
+        // Nothing more goes wrong.
+        self.etcd.plan.step.store(usize::MAX / 2, Ordering::Relaxed);
+        for pair in self.under(&self.keys.instances()) {
+            let instance = self.keys.parse_instance(&pair.key).unwrap();
+            let mut entry: IndexEntry = decode(&pair.value).unwrap();
+            entry.created_at = Timestamp::now() - STALE;
+            let aged = Txn::new().put(pair.key.clone(), encode(&entry));
+            let revision = self.etcd.memory.txn(aged).await.unwrap().revision;
+            sweep(&self.place(), instance, entry, revision).await.unwrap();
+        }
+    }
+}
+
+const QUERY: &str = "resources=VCPU:1,MEMORY_MB:1";
+
+/// More steps than any of these schedules takes.
+const STEPS: usize = 12;
+
+const FAULTS: [Fault; 6] = [
+    Fault::Fails,
+    Fault::AnswerLost,
+    Fault::KilledBefore,
+    Fault::KilledAfter,
+    Fault::DoneLater,
+    Fault::Interrupted,
+];
+
+#[tokio::test(start_paused = true)]
+async fn whatever_step_fails_nothing_is_lost_and_nothing_is_leaked() {
+    for (at, rivals) in (0..STEPS).flat_map(|at| [(at, 0), (at, 1), (at, 2)]) {
+        for first in FAULTS {
+            through(&[(at, first)], rivals).await;
+            for second in FAULTS {
+                through(&[(at, first), (at + 1, second)], rivals).await;
+            }
+        }
+    }
+}
+
+/// Schedules through these faults, and looks at what is left: at once, after what was sent has arrived late, and
+/// after somebody has come across it.
+async fn through(faults: &[(usize, Fault)], rivals: usize) {
+    let world = World::new(3, 0, faults).await;
+    world.placement.rivals.store(rivals, Ordering::Relaxed);
+    let what = format!("{faults:?} with {rivals} rivals");
+    let outcome = tokio::time::timeout(Duration::from_secs(60), world.schedule(QUERY, Some("web"))).await;
+    world.every_claim_is_known(&what);
+    let requested = world.requested();
+    // Where etcd does not answer at all, the error says that nobody knows.
+    let unsure = matches!(&outcome, Ok(Err(failure)) if failure.message.contains("will tell whether"));
+    match &outcome {
+        Ok(Ok(Ok(scheduled))) => assert_eq!(requested, [scheduled.instance], "{what}"),
+        Ok(Ok(Err(no_room))) => panic!("{what}: {no_room:?}"),
+        Ok(Err(failure)) => {
+            assert!(unsure || requested.is_empty(), "{what}: {} and yet requested", failure.message);
+        }
+        Err(_killed) => assert!(requested.len() <= 1, "{what}"),
+    }
+    let told = matches!(outcome, Ok(Ok(Ok(_))));
+    world.late_arrivals().await;
+    world.every_claim_is_known(&what);
+    let requested = world.requested();
+    assert!(told || unsure || requested.is_empty() || outcome.is_err(), "{what}: requested later");
+    world.swept().await;
+    assert_eq!(world.requested(), requested, "{what}: a request was swept away");
+    assert_eq!(world.claims(), requested, "{what}: claims");
+    assert_eq!(world.under(&world.keys.instances()).len(), requested.len(), "{what}: indexes");
+    assert_eq!(world.under("/ecompute/names/").len(), requested.len(), "{what}: names");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_interruption_takes_back_what_is_not_requested_and_says_so() {
+    let world = World::new(1, 0, &[(0, Fault::Interrupted)]).await;
+    let failure = world.schedule(QUERY, Some("web")).await.unwrap_err();
+    assert_eq!((failure.code, failure.message.as_str()), (INTERRUPTED, "interrupted; nothing was requested"));
+    assert!(world.claims().is_empty() && world.under("/ecompute/instances").is_empty());
+    assert!(world.under("/ecompute/names").is_empty());
+}
+
+#[tokio::test]
+async fn a_name_is_borne_by_one_within_its_project() {
+    let world = World::new(3, 0, &[]).await;
+    let first = world.schedule(QUERY, Some("web")).await.unwrap().unwrap();
+    for spelling in ["web", "WEB"] {
+        let failure = world.schedule(QUERY, Some(spelling)).await.unwrap_err();
+        assert!(failure.code == 1 && failure.message.contains(&first.instance.to_string()), "{failure:?}");
+    }
+    assert_eq!(world.claims(), [first.instance], "nothing was claimed for those");
+    assert_eq!(world.under(&world.keys.instances()).len(), 1);
+    world.schedule(QUERY, Some("web2")).await.unwrap().unwrap();
+    world.schedule(QUERY, None).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn of_two_at_once_one_gets_the_name() {
+    let world = World::new(9, 0, &[]).await;
+    let (a, b, c) = tokio::join!(
+        world.schedule(QUERY, Some("web")),
+        world.schedule(QUERY, Some("web")),
+        world.schedule(QUERY, Some("web"))
+    );
+    let won = [a, b, c].into_iter().filter(|outcome| matches!(outcome, Ok(Ok(_)))).count();
+    assert_eq!((won, world.claims().len(), world.requested().len()), (1, 1, 1));
+}
+
+#[tokio::test]
+async fn a_name_whose_bearer_is_gone_for_long_is_taken_over_and_one_that_is_not_is_kept() {
+    for (age, node_key, status, taken_over) in [
+        (SignedDuration::from_mins(11), false, false, true),
+        (SignedDuration::from_mins(9), false, false, false),
+        (SignedDuration::from_mins(11), true, false, true),
+        (SignedDuration::from_mins(11), true, true, false),
+    ] {
+        let world = World::new(2, 0, &[]).await;
+        let instance = InstanceId::new(uuid::Uuid::new_v4());
+        let entry = IndexEntry {
+            version: RECORD_VERSION,
+            node: node_key.then(|| node(0)),
+            name: Some("web".into()),
+            project: "p".into(),
+            created_at: Timestamp::now() - age,
+        };
+        let mut txn = Txn::new()
+            .put(world.keys.instance(instance), encode(&entry))
+            .put(world.keys.name("p", "web", instance), "");
+        if status {
+            txn = txn.put(world.keys.status(node(0), instance), "{}");
+        }
+        world.etcd.memory.txn(txn).await.unwrap();
+        world.placement.claims.lock().unwrap().insert(instance, node(0));
+        let outcome = world.schedule(QUERY, Some("web")).await;
+        assert_eq!(matches!(outcome, Ok(Ok(_))), taken_over, "{age} {node_key} {status}");
+        assert_eq!(world.claims().contains(&instance), !taken_over, "its claim is given back first");
+    }
+}
+
+#[tokio::test]
+async fn dead_nodes_are_passed_over_however_many_and_fill_no_limit() {
+    for (dead, query) in [(5, QUERY), (40, QUERY), (600, QUERY), (40, "resources=VCPU:1,MEMORY_MB:1&limit=1")]
+    {
+        let world = World::new(dead + 1, dead, &[]).await;
+        let scheduled = world.schedule(query, None).await.unwrap().unwrap();
+        assert_eq!(scheduled.node, node(dead), "{dead} dead ones before it");
+    }
+    let world = World::new(20, 20, &[]).await;
+    let no_room = world.schedule(QUERY, None).await.unwrap().unwrap_err();
+    assert_eq!((no_room.not_alive.len(), no_room.lost_races), (20, 0));
+    assert!(world.under("/ecompute/instances").is_empty() && world.claims().is_empty());
+}
+
+#[tokio::test]
+async fn a_limit_counts_the_living() {
+    let world = World::new(6, 3, &[]).await;
+    world.placement.rivals.store(2, Ordering::Relaxed);
+    let query = "resources=VCPU:1,MEMORY_MB:1&limit=2";
+    // Both of the living that it allows were lost, and so candidates are asked for anew.
+    let scheduled = world.schedule(query, None).await.unwrap().unwrap();
+    assert_eq!(scheduled.node, node(3));
+    for wrong in ["limit=0", "limit=x", "limit=-1"] {
+        let failure = world.schedule(&format!("{QUERY}&{wrong}"), None).await.unwrap_err();
+        assert!(failure.code == 2 && failure.message.contains(wrong), "{failure:?}");
+    }
+}
+
+#[tokio::test]
+async fn room_that_others_took_meanwhile_is_looked_for_elsewhere() {
+    let world = World::new(3, 0, &[]).await;
+    world.placement.rivals.store(4, Ordering::Relaxed);
+    let scheduled = world.schedule(QUERY, Some("web")).await.unwrap().unwrap();
+    assert_eq!(world.requested(), [scheduled.instance]);
+    assert_eq!(world.under(&world.keys.instances()).len(), 1);
+    assert_eq!(world.under("/ecompute/names/").len(), 1);
+}
+
+#[tokio::test]
+async fn the_request_says_what_was_asked_for() {
+    let world = World::new(1, 0, &[]).await;
+    let scheduled = world.schedule(QUERY, Some("Web")).await.unwrap().unwrap();
+    let pair = &world.under(&world.keys.all_requests())[0];
+    let request: Request = decode(&pair.value).unwrap();
+    assert_eq!((request.instance, request.name.as_deref()), (scheduled.instance, Some("Web")));
+    assert!(request.token_required);
+    assert_eq!(request.user_data_bytes, Some(6));
+    assert!(!String::from_utf8_lossy(&pair.value).contains("secret"));
+}

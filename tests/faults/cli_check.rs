@@ -1,0 +1,103 @@
+//! `ecompute --check` of what only another look shows: taken names, two clusters, rights that are missing.
+
+use std::{
+    fs,
+    os::unix::{fs::PermissionsExt, process::CommandExt},
+    process::{Command, Output},
+};
+
+use anyhow::{Result, ensure};
+use ec_tests::{control::Control, program};
+
+const SMALL: &[(&str, u64)] = &[("VCPU", 4), ("MEMORY_MB", 1024), ("DISK_GB", 10)];
+/// Debian's nobody and nogroup.
+const NOBODY: u32 = 65_534;
+
+fn configured(control: &Control, etcd: &str, more: &str) -> Result<()> {
+    let text = format!(
+        "etcd: {{endpoints: [\"{etcd}\"]}}\nplacement: {{endpoint: \"{}\"}}\nlibvirt: {{uri: \"qemu+unix:///system?socket=/nowhere\"}}\n{more}\n",
+        control.placement_server.endpoint(),
+    );
+    Ok(fs::write(control.directory().join("compute.yaml"), text)?)
+}
+
+fn check(control: &Control) -> Command {
+    let mut command = Command::new(program("ecompute"));
+    command.arg("--check").arg("--config").arg(control.directory().join("compute.yaml"));
+    command
+}
+
+fn line(output: &Output, what: &str) -> String {
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.lines().find(|line| line.starts_with(what)).unwrap_or_default().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_taken_name_and_two_clusters_are_told() -> Result<()> {
+    let control = Control::start().await?;
+    let state = format!("state_dir: {}", control.directory().join("state").display());
+    configured(&control, &control.etcd.endpoint(), &format!("name: me\n{state}"))?;
+    let output = check(&control).output()?;
+    ensure!(line(&output, "cluster").contains(" ok "), "{output:?}");
+    let owner = control.node("me", true, SMALL).await?;
+    let output = check(&control).output()?;
+    let told = line(&output, "cluster");
+    ensure!(told.contains("FAILED") && told.contains(&owner.to_string()) && told.contains("`me`"), "{told}");
+
+    configured(&control, &control.etcd.endpoint(), &format!("name: other\n{state}"))?;
+    ensure!(line(&check(&control).output()?, "cluster").contains(" ok "), "one cluster");
+    // The distribution's own etcd beside ours: empty.
+    let other = Control::start().await?;
+    configured(&control, &other.etcd.endpoint(), &format!("name: other\n{state}"))?;
+    let told = line(&check(&control).output()?, "cluster");
+    ensure!(told.contains("WARNING") && told.contains("two clusters"), "{told}");
+    // And one with nodes of its own.
+    other.node("theirs", true, SMALL).await?;
+    let output = check(&control).output()?;
+    let told = line(&output, "cluster");
+    ensure!(told.contains("FAILED") && told.contains("two clusters"), "{told}");
+    assert_eq!(output.status.code(), Some(1));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_may_not_is_told_what_to_become() -> Result<()> {
+    let control = Control::start().await?;
+    // Where everybody passes: the directories of a build may be root's alone.
+    let public = tempfile::Builder::new().prefix("ec-check-").tempdir()?;
+    fs::set_permissions(public.path(), fs::Permissions::from_mode(0o755))?;
+    let (binary, config) = (public.path().join("ecompute"), public.path().join("compute.yaml"));
+    fs::copy(program("ecompute"), &binary)?;
+    configured(&control, &control.etcd.endpoint(), "state_dir: /var/lib/no-such-directory/ecompute")?;
+    fs::copy(control.directory().join("compute.yaml"), &config)?;
+    let as_nobody = || {
+        let mut command = Command::new(&binary);
+        command.arg("--check").arg("--config").arg(&config).uid(NOBODY).gid(NOBODY);
+        command
+    };
+    let output = as_nobody().current_dir("/").output()?;
+    for what in ["libvirt", "network"] {
+        let told = line(&output, what);
+        ensure!(told.contains("FAILED") && told.contains("run as root or in group libvirt"), "{told}");
+    }
+    let told = line(&output, "disk");
+    ensure!(told.contains("FAILED") && told.contains("/var/lib cannot be written to"), "{told}");
+    let output = check(&control).output()?;
+    ensure!(line(&output, "libvirt").contains("start libvirtd"), "{output:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_etcd_of_3_4_and_secrets_for_all_are_told_and_fail_nothing() -> Result<()> {
+    let control = Control::start().await?;
+    configured(&control, &control.etcd.endpoint(), "name: me")?;
+    let file = control.directory().join("compute.yaml");
+    let text = fs::read_to_string(&file)?.replace("placement: {", "placement: {token: s3cret, ");
+    fs::write(&file, text)?;
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644))?;
+    let text = String::from_utf8(check(&control).output()?.stdout)?;
+    let warned = |word: &str| text.lines().any(|line| line.contains("WARNING") && line.contains(word));
+    ensure!(warned("chmod o-r"), "{text}");
+    assert_eq!(warned("etcd is 3.4"), control.etcd.version().starts_with("3.4."), "{text}");
+    Ok(())
+}

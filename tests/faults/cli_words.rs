@@ -1,0 +1,367 @@
+//! What the command line says of instances and nodes that are not as they should be, and where it says it.
+
+use std::{
+    fs::{self, File},
+    process::{Output, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use ec_model::{Desired, InstanceId, State};
+use ec_placement_client::Inventory;
+use ec_tests::{
+    TINY,
+    control::{Control, all_of, notified},
+};
+use serde_json::{Value, json};
+
+const PLENTY: &[(&str, u64)] = &[("VCPU", 1000), ("MEMORY_MB", 1 << 20), ("DISK_GB", 1000)];
+
+fn error(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn json_of(control: &Control, arguments: &[&str]) -> Result<Value> {
+    Ok(serde_json::from_str(&control.done(&[&["-o", "json"], arguments].concat())?)?)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_cannot_be_read_is_shown_and_left_alone() -> Result<()> {
+    let control = Control::start().await?;
+    control.node("host", true, PLENTY).await?;
+    let (node, instance) = control.schedule(&["--name", "web", TINY])?;
+    let key = control.keys.request(node, instance);
+    let good = control.get(&key).await?.context("no request")?.value;
+    let newer = String::from_utf8(good)?.replace("\"version\":1", "\"version\":9");
+    let desired = newer.replace("\"version\":9", "\"version\":1").replace("\"active\"", "\"migrated\"");
+    for value in [newer.as_str(), desired.as_str(), "garbage", ""] {
+        control.put(key.clone(), value).await?;
+        let before = control.get(&key).await?;
+        let output = control.eschedule(&["destroy", "web"])?;
+        assert_eq!(output.status.code(), Some(1), "{value}");
+        let text = error(&output);
+        ensure!(
+            text.lines().count() == 1 && text.contains(&key) && text.contains("cannot be read"),
+            "{text}"
+        );
+        assert_eq!(control.get(&key).await?, before, "it was touched");
+        assert!(control.index(instance).await?.is_some());
+        let list = json_of(&control, &["list"])?;
+        assert_eq!(list[0]["state"], "UNKNOWN");
+        assert!(
+            list[0]["reason"].as_str().is_some_and(|why| why.contains("request cannot be read")),
+            "{list}"
+        );
+    }
+    // A status alone that nobody can read is shown, too.
+    let other = InstanceId::new(uuid::Uuid::new_v4());
+    control.put(control.keys.status(node, other), "garbage").await?;
+    let text = control.done(&["list"])?;
+    ensure!(text.lines().any(|line| line.contains(&other.to_string()) && line.contains("UNKNOWN")), "{text}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn instances_of_dead_nodes_are_marked_and_their_destroy_says_when_it_happens() -> Result<()> {
+    let control = Control::start().await?;
+    control.node("host", true, PLENTY).await?;
+    let (node, instance) = control.schedule(&["--name", "web", TINY])?;
+    control.status(node, instance, State::Active, Some("10.0.0.7")).await?;
+    assert_eq!(json_of(&control, &["list"])?[0]["node_alive"], true);
+    control.delete(control.keys.node(node)).await?;
+    assert_eq!(json_of(&control, &["list"])?[0]["node_alive"], false);
+    assert!(control.done(&["list"])?.contains("its node is not alive"));
+    let nodes = json_of(&control, &["nodes"])?;
+    assert_eq!((&nodes[0]["alive"], &nodes[0]["instances"]), (&json!(false), &json!(1)), "{nodes}");
+    assert!(control.done(&["nodes"])?.contains("not alive, holds 1 instance"));
+    assert_eq!(control.done(&["web"])?, "10.0.0.7\n");
+
+    let output = control.eschedule(&["destroy", "web"])?;
+    assert!(output.status.success(), "{output:?}");
+    assert!(error(&output).contains(&format!("node {node} is not alive")), "{output:?}");
+    let (request, index) = (control.request(node, instance).await?, control.index(instance).await?);
+    assert!(request.is_some_and(|request| request.desired == Desired::Destroyed) && index.is_none());
+    assert_eq!(control.count("names/").await?, 0, "the name is free with the wish");
+
+    let begun = std::time::Instant::now();
+    let output = control.eschedule(&["destroy", "--wait", "--timeout", "2", &instance.to_string()])?;
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        begun.elapsed() > Duration::from_secs(2) && error(&output).contains("is not alive"),
+        "{output:?}"
+    );
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_instance_without_index_is_found_by_its_claim_and_among_the_keys() -> Result<()> {
+    let control = Control::start().await?;
+    let node = control.node("host", true, PLENTY).await?;
+    // A part of the host: the claim alone would lead to a uuid that no agent serves.
+    let part = uuid::Uuid::new_v4();
+    let http = reqwest::Client::new();
+    let url = format!("{}/resource_providers", control.placement_server.endpoint());
+    let answer = http
+        .post(&url)
+        .header("X-Auth-Token", "admin")
+        .header("OpenStack-API-Version", "placement 1.39")
+        .header("Content-Type", "application/json")
+        .body(json!({"name": "part", "uuid": part, "parent_provider_uuid": node}).to_string())
+        .send()
+        .await?;
+    ensure!(answer.status().is_success(), "{answer:?}");
+    let part = ec_model::NodeId::new(part);
+    let inventory: std::collections::BTreeMap<String, Inventory> = [("VCPU".to_owned(), all_of(4))].into();
+    control.placement.set_inventory(part, &inventory).await?;
+    let nested = InstanceId::new(uuid::Uuid::new_v4());
+    control.placement.claim_exact(nested, part, &[("VCPU".to_owned(), 1)].into(), "p", "u").await?;
+    control.done(&["destroy", &nested.to_string()])?;
+    assert!(control.request(node, nested).await?.is_some(), "the wish goes to the host");
+
+    // No claim at all: it failed, and only its status is left.
+    let failed = InstanceId::new(uuid::Uuid::new_v4());
+    control.status(node, failed, State::Error, None).await?;
+    control.done(&["show", &failed.to_string()])?;
+    control.done(&["destroy", &failed.to_string()])?;
+    assert!(control.request(node, failed).await?.is_some());
+    // A guest that nobody asks for since etcd was restored.
+    let unclaimed = InstanceId::new(uuid::Uuid::new_v4());
+    control.status(node, unclaimed, State::Unclaimed, Some("10.0.0.9")).await?;
+    let list = control.done(&["list"])?;
+    ensure!(
+        list.lines().any(|line| line.contains(&unclaimed.to_string()) && line.contains("UNCLAIMED")),
+        "{list}"
+    );
+    control.done(&["destroy", &unclaimed.to_string()])?;
+    assert!(control.request(node, unclaimed).await?.is_some());
+
+    // A claim, and nothing else: etcd was emptied, and no agent has looked yet.
+    let silent = InstanceId::new(uuid::Uuid::new_v4());
+    control.placement.claim_exact(silent, node, &[("VCPU".to_owned(), 1)].into(), "p", "u").await?;
+    let show = control.done(&["show", &silent.to_string()])?;
+    ensure!(show.contains("UNKNOWN") && show.contains("no agent tells of it"), "{show}");
+    control.done(&["destroy", &silent.to_string()])?;
+    assert!(control.request(node, silent).await?.is_some());
+
+    let missing = control.eschedule(&["destroy", &uuid::Uuid::new_v4().to_string()])?;
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(error(&missing).contains("there is no instance"));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_are_shown_although_placement_does_not_know_one_of_them() -> Result<()> {
+    let control = Control::start().await?;
+    let good = control.node("good", true, PLENTY).await?;
+    let full = control.node("full", true, &[("VCPU", 2), ("MEMORY_MB", 128), ("DISK_GB", 9)]).await?;
+    let amounts = [("VCPU".to_owned(), 1), ("MEMORY_MB".to_owned(), 128)].into();
+    control.placement.claim_exact(InstanceId::new(uuid::Uuid::new_v4()), full, &amounts, "p", "u").await?;
+    let stranger = ec_model::NodeId::new(uuid::Uuid::new_v4());
+    control.come_alive(stranger, "stranger").await?;
+    let nodes = json_of(&control, &["nodes"])?;
+    let nodes: Vec<_> = nodes.as_array().context("no list")?.iter().collect();
+    assert_eq!(nodes.len(), 3, "{nodes:?}");
+    assert_eq!((&nodes[0]["name"], &nodes[0]["used"]["MEMORY_MB"]), (&json!("full"), &json!(128)));
+    assert_eq!((&nodes[1]["node"], &nodes[1]["capacity"]["VCPU"]), (&json!(good), &json!(1000)));
+    assert_eq!((&nodes[2]["node"], &nodes[2]["note"]), (&json!(stranger), &json!("unknown to placement")));
+    assert!(control.done(&["nodes"])?.contains("unknown to placement"));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiting_ends_for_what_will_not_come_and_goes_on_for_a_pause() -> Result<()> {
+    let control = Control::start().await?;
+    let node = control.node("host", true, PLENTY).await?;
+    let wait = |control: &Control| -> Result<std::process::Child> {
+        let mut command = control.command(&["--wait", "--timeout", "60", TINY]);
+        Ok(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
+    };
+    let requested = async |known: usize| -> Result<Vec<InstanceId>> {
+        for _ in 0..200 {
+            let keys = control.store_keys(&format!("requests/{node}/")).await?;
+            if keys.len() > known {
+                return keys
+                    .iter()
+                    .map(|key| Ok(key.rsplit('/').next().unwrap_or_default().parse()?))
+                    .collect();
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        anyhow::bail!("nothing was requested")
+    };
+    let child = wait(&control)?;
+    let stopped = requested(0).await?[0];
+    control.status(node, stopped, State::Stopped, None).await?;
+    let output = child.wait_with_output()?;
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(error(&output).contains("is STOPPED and has no IP"), "{output:?}");
+    control.delete(control.keys.request(node, stopped)).await?;
+
+    // Destroyed before its first status.
+    let child = wait(&control)?;
+    let gone = requested(0).await?[0];
+    control.done(&["destroy", &gone.to_string()])?;
+    control.delete(control.keys.request(node, gone)).await?;
+    let begun = std::time::Instant::now();
+    let output = child.wait_with_output()?;
+    assert!(begun.elapsed() < Duration::from_secs(20), "it waited on");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(error(&output).contains("was destroyed"), "{output:?}");
+
+    let child = wait(&control)?;
+    let paused = requested(0).await?[0];
+    control.status(node, paused, State::Paused, None).await?;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    control.status(node, paused, State::Active, Some("10.0.0.8")).await?;
+    let output = child.wait_with_output()?;
+    assert!(output.status.success(), "{output:?}");
+    assert!(
+        String::from_utf8_lossy(&output.stdout).ends_with("10.0.0.8\n") && error(&output).contains("paused")
+    );
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn output_that_nobody_reads_or_that_finds_no_room_is_no_panic() -> Result<()> {
+    let control = Control::start().await?;
+    let node = control.node("host", true, PLENTY).await?;
+    let (_, instance) = control.schedule(&["--name", "web", TINY])?;
+    control.status(node, instance, State::Active, Some("10.0.0.7")).await?;
+    let web = instance.to_string();
+    for arguments in [
+        &["list"][..],
+        &["nodes"],
+        &["-o", "json", "list"],
+        &["-o", "json", "nodes"],
+        &["show", "web"],
+        &["-o", "json", "show", "web"],
+        &[web.as_str()],
+        &["completions", "bash"],
+        &["resources=VCPU:100000,MEMORY_MB:1"],
+        &["-o", "json", "resources=VCPU:100000,MEMORY_MB:1"],
+    ] {
+        let full =
+            control.command(arguments).stdout(File::options().write(true).open("/dev/full")?).output()?;
+        let text = error(&full);
+        assert_eq!(full.status.code(), Some(1), "{arguments:?}: {text}");
+        ensure!(
+            text.lines().count() == 1 && text.contains("No space left on device"),
+            "{arguments:?}: {text}"
+        );
+
+        let (reader, writer) = std::io::pipe()?;
+        drop(reader);
+        let closed = control.command(arguments).stdout(writer).output()?;
+        assert_eq!((closed.status.code(), error(&closed).as_str()), (Some(141), ""), "{arguments:?}");
+    }
+    // What was made is told on the other stream.
+    for arguments in [&[TINY][..], &["-o", "json", TINY], &["--wait", TINY]] {
+        let full =
+            control.command(arguments).stdout(File::options().write(true).open("/dev/full")?).output()?;
+        assert_eq!(full.status.code(), Some(1));
+        let text = error(&full);
+        ensure!(text.lines().count() == 1 && text.contains("is requested on"), "{text}");
+        let made = text.split("instance ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap_or_default();
+        assert!(control.request(node, made.parse()?).await?.is_some(), "{text}");
+    }
+    // With nobody to tell there is still no panic.
+    let output =
+        control.command(&["nosuch"]).stderr(File::options().write(true).open("/dev/full")?).output()?;
+    assert_eq!(output.status.code(), Some(1));
+    let check = std::process::Command::new(ec_tests::program("ecompute"))
+        .arg("--check")
+        .current_dir(control.directory())
+        .stdout(File::options().write(true).open("/dev/full")?)
+        .output()?;
+    assert_eq!(check.status.code(), Some(1), "{check:?}");
+    assert!(error(&check).contains("No space left on device"), "{check:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_sites_defaults_serve_where_the_command_line_says_nothing() -> Result<()> {
+    let control = Control::start().await?;
+    let node = control.node("host", true, PLENTY).await?;
+    let key = |name: &str| {
+        format!("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGPPDZ0RoaDTsdTuMBMHFLPz5VvQGVcTQWqXkTfpZzYJ {name}")
+    };
+    fs::write(control.directory().join("site.pub"), key("site"))?;
+    fs::write(control.directory().join("mine.pub"), key("mine"))?;
+    fs::write(control.directory().join("data"), b"\0site\xff")?;
+    // Seen from the file, wherever the command runs.
+    control
+        .configure("defaults: {keys: [site.pub], user_data: data, name_prefix: vm-, require_token: true}")?;
+    let (_, instance) = control.schedule(&[TINY])?;
+    let request = control.request(node, instance).await?.context("no request")?;
+    let name = format!("vm-{}", &instance.to_string()[..8]);
+    assert_eq!((request.name.as_deref(), request.keys), (Some(name.as_str()), vec![key("site")]));
+    assert!(request.token_required && request.user_data_bytes == Some(6));
+    let data = control.get(&control.keys.user_data(node, instance)).await?.context("no user-data")?;
+    assert_eq!(data.value, b"\0site\xff");
+    assert!(control.done(&["show", &name])?.contains(&instance.to_string()));
+
+    let mine = control.directory().join("mine.pub").display().to_string();
+    let (_, instance) = control.schedule(&["--name", "web", "--key", &mine, TINY])?;
+    let request = control.request(node, instance).await?.context("no request")?;
+    assert_eq!((request.name.as_deref(), request.keys), (Some("web"), vec![key("mine")]));
+
+    control.configure("defaults: {name_prefix: \"a b\"}")?;
+    let output = control.eschedule(&[TINY])?;
+    assert!(output.status.code() == Some(2) && error(&output).contains("defaults.name_prefix"), "{output:?}");
+    control.configure("")?;
+    let (_, instance) = control.schedule(&["--require-token", TINY])?;
+    let request = control.request(node, instance).await?.context("no request")?;
+    assert!(request.token_required && request.name.is_none());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_empty_variable_names_no_configuration_and_lines_stay_apart() -> Result<()> {
+    let control = Control::start().await?;
+    let node = control.node("host", true, PLENTY).await?;
+    let output = std::process::Command::new(ec_tests::program("eschedule"))
+        .arg("list")
+        .env("ESCHEDULE_CONFIG", "")
+        .current_dir(control.directory())
+        .output()?;
+    assert!(output.status.success(), "{output:?}");
+    // Both streams in one file, as in a log: the lines do not run into each other.
+    let log = control.directory().join("log");
+    let file = File::create(&log)?;
+    let mut child = control.command(&["--wait", TINY]).stdout(file.try_clone()?).stderr(file).spawn()?;
+    for _ in 0..200 {
+        if let Some(key) = control.store_keys(&format!("requests/{node}/")).await?.first() {
+            let instance = key.rsplit('/').next().unwrap_or_default().parse()?;
+            control.status(node, instance, State::Active, Some("10.0.0.7")).await?;
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(child.wait()?.success());
+    let text = fs::read_to_string(log)?;
+    notified(&text)?;
+    assert!(text.ends_with("IP 10.0.0.7\n10.0.0.7\n") && !text.contains("\n\n"), "{text}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_guests_and_callers_say_neither_moves_a_terminal_nor_overflows() -> Result<()> {
+    let control = Control::start().await?;
+    let node = control.node("host", true, PLENTY).await?;
+    let (_, instance) = control.schedule(&["--name", "web", TINY])?;
+    control.status(node, instance, State::Error, None).await?;
+    let key = control.keys.status(node, instance);
+    let mut status: Value = serde_json::from_slice(&control.get(&key).await?.context("no status")?.value)?;
+    status["reason"] = "bad\u{1b}[2J\nimage".into();
+    status["console"] = "login:\u{1b}]0;owned\u{7}\nroot".into();
+    control.put(key, status.to_string()).await?;
+    let list = control.done(&["list"])?;
+    ensure!(list.lines().count() == 2 && !list.contains('\u{1b}'), "{list:?}");
+    let show = control.done(&["show", "web"])?;
+    ensure!(show.ends_with("owned \nroot\n") && !show.contains(['\u{1b}', '\u{7}']), "{show:?}");
+    for timeout in ["18446744073709551615", "-1", "x", "99999999999"] {
+        let output = control.eschedule(&["--wait", "--timeout", timeout, "web"])?;
+        assert_eq!(output.status.code(), Some(2), "{timeout}: {output:?}");
+    }
+    Ok(())
+}
