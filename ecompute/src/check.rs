@@ -117,7 +117,11 @@ async fn cluster(settings: &Settings) -> Found {
     let keys = &settings.keys;
     let alive = store.keys(&keys.nodes()).await.map_err(etcd_failed)?;
     let alive = alive.iter().filter_map(|key| keys.parse_node(key).ok()).collect();
-    let speaks_of = store.keys(&keys.all_statuses()).await.map_err(etcd_failed)?;
+    let speaks_of = match store.keys(&keys.all_statuses()).await {
+        // An agent's own user need not read what is of other nodes.
+        Err(StoreError::Refused(_)) => Vec::new(),
+        other => other.map_err(etcd_failed)?,
+    };
     let speaks_of = speaks_of.iter().filter_map(|key| Some(keys.parse_status(key).ok()?.0)).collect();
     let providers = client.providers().await.map_err(placement_failed)?;
     let me = settings.uuid.or_else(|| identity::kept(&settings.state_dir));

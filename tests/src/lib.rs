@@ -80,49 +80,66 @@ impl Stack {
 
     /// Everything but the agent, whose state lies on a file system of so many megabytes.
     pub async fn start_small(more: &str, megabytes: u32) -> Result<Self> {
-        Self::start_sized(more, PlacementServer::start, Some(megabytes)).await
+        Self::start_as(Plan { megabytes: Some(megabytes), ..Plan::new(more) }).await
     }
 
-    async fn start_on(more: &str, start: fn(&Path, &str) -> Result<PlacementServer>) -> Result<Self> {
-        Self::start_sized(more, start, None).await
+    /// Everything but the agent, on an etcd with authentication: `users` makes the users `agent`, `control` and
+    /// `placement`, with the passwords `…-secret`.
+    pub async fn start_with_users(users: impl Fn(&EtcdUsers, NodeId) -> Result<()>) -> Result<Self> {
+        Self::start_as(Plan { users: Some(&users), ..Plan::new("") }).await
     }
 
-    async fn start_sized(
-        more: &str,
-        start: fn(&Path, &str) -> Result<PlacementServer>,
-        megabytes: Option<u32>,
-    ) -> Result<Self> {
+    async fn start_on(more: &str, placement: fn(&Path, &str) -> Result<PlacementServer>) -> Result<Self> {
+        Self::start_as(Plan { placement, ..Plan::new(more) }).await
+    }
+
+    async fn start_as(plan: Plan<'_>) -> Result<Self> {
         ec_runtime::install_tls_provider();
         // QEMU must be able to pass through.
         let directory = tempfile::Builder::new().prefix("ec-e2e-").tempdir()?;
         let etcd = EtcdServer::start(None).await?;
         let endpoint = etcd.endpoint();
-        let placement_server = start(directory.path(), &endpoint)?;
+        let node = NodeId::new(uuid::Uuid::new_v4());
+        let root = plan.users.map(|users| EtcdUsers::make(&endpoint, node, users)).transpose()?;
+        // What a part of the cloud says of itself to etcd.
+        let login = |user: &str| {
+            let user_and_password = format!(", user: {user}, password: {user}-secret");
+            format!(
+                "etcd: {{endpoints: [\"{endpoint}\"]{}}}",
+                root.as_ref().map_or("", |_| &user_and_password)
+            )
+        };
+        if root.is_some() {
+            fs::write(directory.path().join("eplacement.yaml"), login("placement"))?;
+        }
+        let placement_server = (plan.placement)(directory.path(), &endpoint)?;
         let placement = placement_server.endpoint();
         // Before libvirtd, whose mount namespace is a copy of this one.
         let state = directory.path().join("state");
-        let small_disk = megabytes.map(|size| SmallDisk::mount(state, size)).transpose()?;
+        let small_disk = plan.megabytes.map(|size| SmallDisk::mount(state, size)).transpose()?;
         let libvirt = LibvirtServer::start();
-        let node = NodeId::new(uuid::Uuid::new_v4());
+        let more = plan.more;
         // Tests ask for more than a small machine has to spare; what is reserved by default has its own tests.
         let reserved = if more.contains("reserved:") { "" } else { "reserved: {MEMORY_MB: 0, DISK_GB: 0}" };
         let config = format!(
-            "uuid: {node}\nname: {node}\netcd: {{endpoints: [\"{endpoint}\"]}}\nplacement: {{endpoint: \"{placement}\"}}\n\
+            "uuid: {node}\nname: {node}\n{}\nplacement: {{endpoint: \"{placement}\"}}\n\
              state_dir: {}\nlibvirt: {{uri: \"{}\", network: {}}}\nallocation_ratio: {{VCPU: 1000.0}}\naudit_grace: 5\n{reserved}\n{more}\n",
+            login("agent"),
             directory.path().join("state").display(),
             libvirt.uri(),
             libvirt.network(),
         );
         fs::write(directory.path().join("compute.yaml"), config)?;
         let config = format!(
-            "etcd: {{endpoints: [\"{endpoint}\"]}}\nplacement: {{endpoint: \"{placement}\"}}\nimage: file://{}\n",
+            "{}\nplacement: {{endpoint: \"{placement}\"}}\nimage: file://{}\n",
+            login("control"),
             tiny_image().display()
         );
         fs::write(directory.path().join("schedule.yaml"), config)?;
         let store = EtcdStore::connect(EtcdConfig {
-            endpoints: vec![endpoint],
-            user: None,
-            password: None,
+            endpoints: vec![endpoint.clone()],
+            user: root.as_ref().map(|_| "root".to_owned()),
+            password: root.as_ref().map(|root| root.root_password.clone()),
             tls: None,
             timeout: Duration::from_secs(5),
         })
@@ -333,6 +350,49 @@ impl Stack {
     /// What the agent said since its last start.
     pub fn log(&self) -> String {
         fs::read_to_string(self.directory.path().join("ecompute.log")).unwrap_or_default()
+    }
+}
+
+/// What a stack is to be.
+struct Plan<'a> {
+    more: &'a str,
+    placement: fn(&Path, &str) -> Result<PlacementServer>,
+    megabytes: Option<u32>,
+    users: Option<&'a dyn Fn(&EtcdUsers, NodeId) -> Result<()>>,
+}
+
+impl<'a> Plan<'a> {
+    fn new(more: &'a str) -> Self {
+        Self { more, placement: PlacementServer::start, megabytes: None, users: None }
+    }
+}
+
+/// An etcd that is about to ask who is there, and who may make users in it.
+pub struct EtcdUsers {
+    /// Where it is.
+    pub endpoint: String,
+    /// The password of `root`.
+    pub root_password: String,
+}
+
+impl EtcdUsers {
+    /// Makes `root`, lets `make` make the others, and switches authentication on.
+    fn make(endpoint: &str, node: NodeId, make: &dyn Fn(&Self, NodeId) -> Result<()>) -> Result<Self> {
+        let users = Self { endpoint: endpoint.to_owned(), root_password: "root-secret".to_owned() };
+        let etcdctl = |arguments: &[&str]| {
+            let output = Command::new("etcdctl")
+                .env("ETCDCTL_API", "3")
+                .args(["--endpoints", endpoint])
+                .args(arguments)
+                .output()?;
+            ensure!(output.status.success(), "etcdctl {arguments:?}: {output:?}");
+            anyhow::Ok(())
+        };
+        etcdctl(&["user", "add", &format!("root:{}", users.root_password)])?;
+        etcdctl(&["user", "grant-role", "root", "root"])?;
+        etcdctl(&["auth", "enable"])?;
+        make(&users, node)?;
+        Ok(users)
     }
 }
 

@@ -81,6 +81,10 @@ impl PlacementServer {
             Kind::Ours(etcd) => {
                 let mut command = Command::new(program("eplacement"));
                 command.args(["--listen", &listen, "--etcd", etcd]);
+                let config = self.directory.join("eplacement.yaml");
+                if config.exists() {
+                    command.arg("--config").arg(config);
+                }
                 command
             }
             Kind::Sqlite | Kind::Postgres(_) => {

@@ -1,0 +1,58 @@
+#!/bin/bash
+# Makes roles and users in an etcd with authentication, or for one that is about to get it: each part of the cloud
+# may do what it must, and no more. docs/security.md tells what that is.
+#
+# usage: etcd-roles.sh node UUID|control|placement [USER]
+#
+# Reads the new user's password from standard input. etcdctl finds the etcd, and who may make users there, as
+# always: ETCDCTL_ENDPOINTS, ETCDCTL_USER, ETCDCTL_CACERT … PREFIX (default /ecompute) is `etcd.prefix` of compute.yaml,
+# PLACEMENT_PREFIX (default PREFIX/placement) is `prefix` of eplacement.yaml. Doing it again changes nothing but the
+# password.
+set -euo pipefail
+export ETCDCTL_API=3
+prefix=${PREFIX:-/ecompute}
+prefix=${prefix%/}
+placement=${PLACEMENT_PREFIX:-$prefix/placement}
+usage() {
+  echo "etcd-roles: $1; usage: $0 node UUID|control|placement [USER], with the password on standard input" >&2
+  exit 2
+}
+
+keys=() trees=() readable=()
+case ${1:-} in
+node)
+  node=${2:-}
+  [[ $node =~ ^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$ ]] || usage "\`$node\` is no node's uuid (small letters, with dashes)"
+  role=ecompute-$node user=${3:-ecompute-$node}
+  keys=("agents/$node" "nodes/$node")
+  trees=("requests/$node/" "userdata/$node/" "status/$node/")
+  # Whether a claim is ours, and which nodes there are.
+  readable=("instances/" "nodes/")
+  ;;
+control)
+  role=ecompute-control user=${2:-eschedule}
+  trees=("instances/" "names/" "requests/" "userdata/")
+  readable=("nodes/" "status/")
+  ;;
+placement)
+  role=ecompute-placement user=${2:-eplacement}
+  ;;
+*) usage "\`${1:-}\` is not known" ;;
+esac
+read -r password || usage "no password came"
+[ -n "$password" ] || usage "the password is empty"
+
+etcdctl role get "$role" >/dev/null 2>&1 || etcdctl role add "$role" >/dev/null
+grant() { etcdctl role grant-permission "$role" "$@" >/dev/null; }
+for key in "${keys[@]}"; do grant readwrite "$prefix/$key"; done
+for tree in "${trees[@]}"; do grant --prefix readwrite "$prefix/$tree"; done
+for tree in "${readable[@]}"; do grant --prefix read "$prefix/$tree"; done
+[ "$1" != placement ] || grant --prefix readwrite "${placement%/}/"
+# The password goes through a pipe: arguments can be read by every user of this machine.
+if etcdctl user get "$user" >/dev/null 2>&1; then
+  etcdctl user passwd "$user" --interactive=false <<<"$password" >/dev/null
+else
+  etcdctl user add "$user" --interactive=false <<<"$password" >/dev/null
+fi
+etcdctl user grant-role "$user" "$role" >/dev/null
+echo "user $user has role $role"
