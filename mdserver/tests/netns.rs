@@ -309,11 +309,12 @@ fn whoever_takes_a_guests_address_on_another_port_is_told_nothing() {
     eventually("the guest is answered", || lab.guest_is_answered());
     let [guest, attacker] = &lab.guests;
     let mac = lab.instance.mac(0);
-    // Its hardware address, and then its IP address too.
+    // Its hardware address, and then its IP address too, while it is quiet: without packet rules the bridge's
+    // table has the port that was seen last.
+    ip(&format!("-n {guest} link set eth0 down"));
     ip(&format!("-n {attacker} link set eth0 address {mac}"));
     for take in ["", "192.168.150.11/24"] {
         if !take.is_empty() {
-            ip(&format!("-n {guest} link set eth0 down"));
             ip(&format!("-n {attacker} addr flush dev eth0"));
             ip(&format!("-n {attacker} addr add {take} dev eth0"));
         }
