@@ -386,6 +386,30 @@ fn a_port_that_gives_marks_is_not_believed_without_one() {
     eventually("a question without a mark is nobody's", refused);
     nft("add rule bridge ecompute pre meta mark set iifname map @marks");
     assert!(lab.guest_is_answered(), "with it, it is the guest's");
+    // Somebody on a port without rules, with the guest's hardware address, while the guest sends all the time.
+    let [guest, attacker] = &lab.guests;
+    let chatter = "import socket, time
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+while True: s.sendto(b'x', ('192.168.150.1', 9)); time.sleep(0.01)";
+    let mut command = Command::new("ip");
+    command.args(["netns", "exec", guest, "python3", "-c", chatter]);
+    let chatter = Server { child: command.spawn().unwrap(), log: std::path::PathBuf::new() };
+    ip(&format!("-n {attacker} link set eth0 address {}", lab.instance.mac(0)));
+    ip(&format!("-n {attacker} route replace default via 192.168.150.1"));
+    let flow = "import socket
+told = set()
+for n in range(150):
+    s = socket.socket(); s.settimeout(0.1)
+    try:
+        s.connect(('169.254.169.254', 80)); s.send(b'GET /latest/meta-data/hostname HTTP/1.0\\r\\n\\r\\n'); told.add(s.recv(12)[9:])
+    except OSError: pass
+print(b' '.join(sorted(told)).decode())";
+    let output = run("ip", &["netns", "exec", attacker, "python3", "-c", flow]);
+    let told = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(told.trim(), "404", "it is answered, as nobody");
+    ip(&format!("-n {attacker} link set eth0 address {}", lab.instance.mac(1)));
+    drop(chatter);
+    eventually("the guest itself is answered", || lab.guest_is_answered());
     nft("delete table bridge ecompute");
     eventually("without rules the bridge tells", || lab.guest_is_answered());
     drop(server);
