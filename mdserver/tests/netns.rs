@@ -311,11 +311,12 @@ fn whoever_takes_a_guests_address_on_another_port_is_told_nothing() {
     eventually("the guest is answered", || lab.guest_is_answered());
     let [guest, attacker] = &lab.guests;
     let mac = lab.instance.mac(0);
-    // Its hardware address, and then its IP address too.
+    // Its hardware address, and then its IP address too, while it is quiet: without packet rules the bridge's
+    // table has the port that was seen last.
+    ip(&format!("-n {guest} link set eth0 down"));
     ip(&format!("-n {attacker} link set eth0 address {mac}"));
     for take in ["", "192.168.150.11/24"] {
         if !take.is_empty() {
-            ip(&format!("-n {guest} link set eth0 down"));
             ip(&format!("-n {attacker} addr flush dev eth0"));
             ip(&format!("-n {attacker} addr add {take} dev eth0"));
         }
@@ -341,29 +342,29 @@ fn one_guest_with_many_addresses_does_not_keep_the_others_from_being_answered() 
     for last in 100..140 {
         ip(&format!("-n {attacker} addr add 192.168.150.{last}/24 dev eth0"));
     }
-    // Far more than all connections there can be, from forty addresses, each of which says half a question.
-    let flood = "import socket, time
-held = []
-for n in range(600):
-    s = socket.socket(); s.settimeout(2)
-    try:
-        s.bind(('192.168.150.%d' % (100 + n % 40), 0)); s.connect(('169.254.169.254', 80)); s.send(b'GET / HT'); held.append(s)
-    except OSError: pass
-print('held', flush=True); time.sleep(30)";
-    let mut flood = Command::new("ip")
-        .args(["netns", "exec", attacker, "python3", "-c", flood])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    // Far more than all connections there can be, again and again, each of which says half a question.
+    let flood = "import socket, threading, time
+def keep(n):
+    held = []
+    while True:
+        s = socket.socket(); s.settimeout(2)
+        try:
+            s.bind(('192.168.150.%d' % (100 + n), 0)); s.connect(('169.254.169.254', 80)); s.send(b'GET / HT'); held.append(s)
+        except OSError: pass
+        held = held[-20:]
+        time.sleep(0.05)
+for n in range(40): threading.Thread(target=keep, args=(n,), daemon=True).start()
+time.sleep(3); print('held', flush=True); time.sleep(30)";
+    let mut command = Command::new("ip");
+    command.args(["netns", "exec", attacker, "python3", "-c", flood]).stdout(Stdio::piped());
+    let mut flood = Server { child: command.spawn().unwrap(), log: std::path::PathBuf::new() };
     let mut line = [0; 4];
-    flood.stdout.take().unwrap().read_exact(&mut line).unwrap();
+    flood.child.stdout.take().unwrap().read_exact(&mut line).unwrap();
     let begun = Instant::now();
     for _ in 0..5 {
         assert!(lab.guest_is_answered(), "after {:?}", begun.elapsed());
     }
-    flood.kill().unwrap();
-    flood.wait().unwrap();
-    drop(server);
+    drop((flood, server));
 }
 
 #[test]
@@ -387,6 +388,30 @@ fn a_port_that_gives_marks_is_not_believed_without_one() {
     eventually("a question without a mark is nobody's", refused);
     nft("add rule bridge ecompute pre meta mark set iifname map @marks");
     assert!(lab.guest_is_answered(), "with it, it is the guest's");
+    // Somebody on a port without rules, with the guest's hardware address, while the guest sends all the time.
+    let [guest, attacker] = &lab.guests;
+    let chatter = "import socket, time
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+while True: s.sendto(b'x', ('192.168.150.1', 9)); time.sleep(0.01)";
+    let mut command = Command::new("ip");
+    command.args(["netns", "exec", guest, "python3", "-c", chatter]);
+    let chatter = Server { child: command.spawn().unwrap(), log: std::path::PathBuf::new() };
+    ip(&format!("-n {attacker} link set eth0 address {}", lab.instance.mac(0)));
+    ip(&format!("-n {attacker} route replace default via 192.168.150.1"));
+    let flow = "import socket
+told = set()
+for n in range(150):
+    s = socket.socket(); s.settimeout(0.1)
+    try:
+        s.connect(('169.254.169.254', 80)); s.send(b'GET /latest/meta-data/hostname HTTP/1.0\\r\\n\\r\\n'); told.add(s.recv(12)[9:])
+    except OSError: pass
+print(b' '.join(sorted(told)).decode())";
+    let output = run("ip", &["netns", "exec", attacker, "python3", "-c", flow]);
+    let told = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(told.trim(), "404", "it is answered, as nobody");
+    ip(&format!("-n {attacker} link set eth0 address {}", lab.instance.mac(1)));
+    drop(chatter);
+    eventually("the guest itself is answered", || lab.guest_is_answered());
     nft("delete table bridge ecompute");
     eventually("without rules the bridge tells", || lab.guest_is_answered());
     drop(server);

@@ -267,7 +267,11 @@ fn service(sources: &Sources) -> MetadataService {
 fn find(sources: &Sources, caller: &Caller) -> Result<Option<InstanceRecord>, String> {
     let failed = |error: crate::RecordFileError| error.to_string();
     let mac = match caller.origin {
-        Origin::Guest(mac) => Some(mac),
+        // Looked at again: the bridge's table says what was seen last, which may have been luck before.
+        Origin::Guest(mac) => caller::by_port(sources.bridges(), caller.address, |_| false)
+            .map_err(|error| error.to_string())?
+            .eq(&caller.origin)
+            .then_some(mac),
         Origin::Stranger => None,
         Origin::Mark(mark) => match sources.macs_of_mark(mark).map_err(failed)?.as_slice() {
             [] => None,
