@@ -278,10 +278,8 @@ impl Worker {
             tracing::info!(instance = %self.job.instance, %state, reason, "told");
         }
         // What a guest said last is what people need where it did not come up.
-        if matches!(state, State::Stopped | State::Error)
-            && status.ip.is_none()
-            && status.started_at.is_some()
-        {
+        let in_trouble = reason.is_some() && matches!(state, State::Starting | State::Stopped | State::Error);
+        if in_trouble && status.ip.is_none() && status.started_at.is_some() {
             let console = self.parts.hypervisor.console_tail(self.job.instance, CONSOLE_TAIL_BYTES).await;
             status.console = console.ok().filter(|text| !text.is_empty());
         }

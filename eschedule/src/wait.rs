@@ -41,6 +41,10 @@ fn settled(instance: InstanceId, status: Status) -> Result<Option<Status>, Failu
     let why = status.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
     match status.state {
         State::Active => Ok(Some(status)),
+        // The node has looked for an address as long as it was told to.
+        State::Starting if status.reason.is_some() => {
+            Err(Failure::failed(format!("instance {instance} is up and has no IP yet{why}")))
+        }
         State::Scheduled | State::Preparing | State::Starting | State::Paused => Ok(None),
         State::Error => Err(Failure::failed(format!("instance {instance} is in ERROR{why}"))),
         State::Stopped => Err(Failure::failed(format!("instance {instance} is STOPPED and has no IP{why}"))),

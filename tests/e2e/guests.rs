@@ -73,7 +73,7 @@ async fn a_second_interface_on_a_bridge_gets_its_address_told_too() -> Result<()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_guest_that_never_asks_for_an_address_is_an_error_with_its_console() -> Result<()> {
+async fn a_guest_that_never_asks_for_an_address_is_told_with_its_console_and_runs_on() -> Result<()> {
     let mut stack = Stack::start_with("address_timeout: 15").await?;
     stack.start_agent("").await?;
     // Nothing to boot on it: the firmware says so on its console and waits.
@@ -83,7 +83,32 @@ async fn a_guest_that_never_asks_for_an_address_is_an_error_with_its_console() -
     let output = stack.eschedule(&["--wait", ec_tests::TINY, &url])?;
     let error = String::from_utf8(output.stderr)?;
     assert_eq!(output.status.code(), Some(1), "{error}");
-    assert!(error.contains("no address 15 s after its start"), "{error}");
+    assert!(error.contains("no address of it was seen in 15 s"), "{error}");
+    let text = String::from_utf8(output.stdout)?;
+    let instance = text.split_whitespace().find_map(|word| word.parse().ok()).context("no instance")?;
+    assert!(stack.status(instance).await?.context("no status")?.console.is_some());
+    stack.until_exactly(&[instance]).await?;
+    assert!(stack.libvirt.connection().lookup_domain_by_uuid(instance.uuid())?.is_active()?);
+    assert!(stack.eschedule(&["destroy", "--wait", &instance.to_string()])?.status.success());
+    stack.until_exactly(&[]).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_resize_an_image_larger_than_its_allocation_is_taken_with_a_warning() -> Result<()> {
+    let mut stack = Stack::start_with("resize: False").await?;
+    stack.start_agent("").await?;
+    let large = stack.directory().join("large.raw");
+    fs::File::create(&large)?.set_len(3 << 30)?;
+    let instance = stack.schedule(&[&format!("file://{}", large.display())])?;
+    stack.until_state(instance, State::Starting).await?;
+    let log = stack.log();
+    assert!(log.contains("larger than the 1 GiB allocated"), "{log}");
+    let url = large.display();
+    assert!(log.contains(&format!("INSTANTIATE INSTANCE {instance} WITH IMAGE file://{url}")), "{log}");
+    assert!(log.contains("ALLOCATIONS ARE {\"DISK_GB\":1,\"MEMORY_MB\":128,\"VCPU\":1}"), "{log}");
+    let header = fs::read(stack.directory().join(format!("state/disks/{instance}.qcow2")))?;
+    assert_eq!(u64::from_be_bytes(header[24..32].try_into()?), 3 << 30, "as large as its image");
+    assert!(stack.eschedule(&["destroy", "--wait", &instance.to_string()])?.status.success());
     stack.until_exactly(&[]).await
 }
 

@@ -168,6 +168,11 @@ fn keep(facts: &Facts, limits: &Limits) -> Decision {
             State::Stopped,
             "its domain was gone from libvirt; it was defined again from what this node knows",
         ),
+        Some(RunState::Running | RunState::Paused(_)) if !observed.volume => say(
+            facts,
+            State::Error,
+            "its disk file was deleted under the running guest; what the guest writes is lost when it ends",
+        ),
         Some(RunState::Running) => running(facts, limits),
         Some(RunState::Paused(why)) => paused(facts, why),
         Some(RunState::NotStarted) => match status(facts).map(|status| status.state) {
@@ -201,13 +206,6 @@ fn running(facts: &Facts, limits: &Limits) -> Decision {
         // A crash came between the start and its note, or the status was lost.
         return Decision::Run(vec![NoteStart]);
     };
-    if !facts.observed.volume {
-        return say(
-            facts,
-            State::Error,
-            "its disk file was deleted under the running guest; what the guest writes is lost when it ends",
-        );
-    }
     if status.has_address {
         return tell(facts, State::Active, None);
     }

@@ -15,6 +15,9 @@ use proptest::prelude::*;
 
 const LIMITS: Limits = Limits { address: Duration::from_secs(300), grace: Duration::from_secs(60) };
 
+/// So often an agent looks in one of its lives.
+const LOOKS: usize = 8;
+
 /// What can happen from outside, and the agent's own looks.
 #[derive(Debug, Clone)]
 enum Happening {
@@ -54,7 +57,7 @@ enum Happening {
     StartBroken(bool),
     /// Seconds pass in which the agent looks for addresses.
     Time(u64),
-    /// The agent looks once, and is killed after so many effects (all of them, where there are fewer).
+    /// An agent starts, and is killed after so many effects, or has nothing more to do.
     Agent(usize),
 }
 
@@ -66,7 +69,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         Just(Pause::Other)
     ];
     prop_oneof![
-        3 => Just(Happening::Request),
+        8 => Just(Happening::Request),
         1 => Just(Happening::ClaimOnly),
         1 => Just(Happening::ForeignClaim),
         2 => Just(Happening::Destroy),
@@ -93,7 +96,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => any::<bool>().prop_map(Happening::ImageBroken),
         1 => any::<bool>().prop_map(Happening::StartBroken),
         2 => (1..400_u64).prop_map(Happening::Time),
-        16 => (0..8_usize).prop_map(Happening::Agent),
+        16 => (0..24_usize).prop_map(Happening::Agent),
     ]
 }
 
@@ -134,6 +137,8 @@ struct World {
     wrote: bool,
     /// A user destroyed the instance.
     user_destroyed: bool,
+    /// That destroy was done to its end once.
+    ended: bool,
     /// Somebody deleted the disk's file; that one is not on us.
     disk_deleted: bool,
     requested: bool,
@@ -160,6 +165,7 @@ impl World {
             asked_for: None,
             wrote: false,
             user_destroyed: false,
+            ended: false,
             disk_deleted: false,
             requested: false,
         }
@@ -239,7 +245,13 @@ impl World {
             Happening::StartBroken(broken) => self.start_broken = *broken,
             Happening::Time(seconds) => self.pass(Duration::from_secs(*seconds)),
             Happening::Agent(effects) => {
-                self.look(*effects);
+                // One life of an agent: it looks until it is killed, or for a while.
+                let mut budget = *effects;
+                for _ in 0..LOOKS {
+                    if budget == 0 || !self.look(&mut budget) {
+                        break;
+                    }
+                }
                 (self.known, self.asked_for, self.searched) = (Allocation::Unknown, None, Duration::ZERO);
             }
             _ => {}
@@ -291,8 +303,8 @@ impl World {
         }
     }
 
-    /// One look: decides, and performs at most `budget` effects. Answers whether anything is left to do.
-    fn look(&mut self, budget: usize) -> bool {
+    /// One look: decides, and performs effects as long as there is `budget`. Answers whether anything is left to do.
+    fn look(&mut self, budget: &mut usize) -> bool {
         if self.placement_up && (self.etcd.wanted == Wanted::Nothing || self.observed != Observed::default())
         {
             self.ask_placement(); // the audit
@@ -311,16 +323,18 @@ impl World {
             Decision::Fail(reason) => {
                 assert!(!reason.is_empty());
                 assert!(!self.wrote || self.disk_deleted, "what ever ran does not fail: {self:?}");
-                if budget > 0 {
+                if *budget > 0 {
+                    *budget -= 1;
                     self.announce(State::Error, Some(reason));
                 }
                 true
             }
             Decision::Run(effects) => {
-                for effect in effects.iter().take(budget) {
-                    if !self.perform(effect) {
+                for effect in &effects {
+                    if *budget == 0 || !self.perform(effect) {
                         break;
                     }
+                    *budget -= 1;
                 }
                 true
             }
@@ -426,6 +440,7 @@ impl World {
                 }
             }
             Effect::DropKeys => {
+                self.ended |= self.etcd.wanted == Wanted::Destroyed;
                 (self.etcd.wanted, self.etcd.status) = (Wanted::Nothing, StatusFacts::Absent);
             }
             Effect::EndInError => self.etcd.wanted = Wanted::Nothing,
@@ -451,7 +466,7 @@ proptest! {
         }
         let before = world.facts();
         let mut looks = 0;
-        while world.look(usize::MAX) {
+        while world.look(&mut usize::MAX.clone()) {
             world.address_known();
             world.pass(Duration::from_secs(10));
             looks += 1;
@@ -487,6 +502,10 @@ proptest! {
         }
         if world.runs() && world.etcd.wanted == Wanted::Nothing {
             prop_assert_eq!(state, Some(State::Unclaimed), "nobody runs unseen");
+        }
+        if world.ended {
+            prop_assert_eq!(world.observed, Observed::default(), "what was destroyed does not come back");
+            prop_assert_eq!(world.etcd.wanted, Wanted::Nothing, "what was destroyed does not come back");
         }
         if domain {
             prop_assert!(world.etcd.room != Room::None, "nobody runs uncounted: {world:?}");
