@@ -330,7 +330,7 @@ fn whatever_breaks_acknowledged_writes_are_there_once_and_nothing_is_over_capaci
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let seeds = match number("SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("SEEDS").unwrap_or(150),
+        None => 0..number("SEEDS").unwrap_or(100),
     };
     let (mut acknowledged, mut unknown, mut restored) = (0, 0, 0);
     for seed in seeds.clone() {
