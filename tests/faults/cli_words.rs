@@ -363,5 +363,12 @@ async fn what_guests_and_callers_say_neither_moves_a_terminal_nor_overflows() ->
         let output = control.eschedule(&["--wait", "--timeout", timeout, "web"])?;
         assert_eq!(output.status.code(), Some(2), "{timeout}: {output:?}");
     }
+    // Files without an end.
+    for (option, file) in [("--user-data", "/dev/zero"), ("--key", "/dev/zero"), ("--key", "/dev/urandom")] {
+        let output = control.eschedule(&[option, file, TINY])?;
+        assert_eq!((output.status.code(), error(&output).lines().count()), (Some(2), 1), "{option} {file}");
+    }
+    let twice = control.eschedule(&["resources=VCPU:1&resources=MEMORY_MB:128"])?;
+    assert!(twice.status.code() == Some(2) && error(&twice).contains("stands twice"), "{twice:?}");
     Ok(())
 }
