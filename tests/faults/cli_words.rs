@@ -73,6 +73,7 @@ async fn instances_of_dead_nodes_are_marked_and_their_destroy_says_when_it_happe
     assert!(control.done(&["list"])?.contains("its node is not alive"));
     let nodes = json_of(&control, &["nodes"])?;
     assert_eq!((&nodes[0]["alive"], &nodes[0]["instances"]), (&json!(false), &json!(1)), "{nodes}");
+    assert_eq!(nodes[0]["name"], "host", "placement has it");
     assert!(control.done(&["nodes"])?.contains("not alive, holds 1 instance"));
     assert_eq!(control.done(&["web"])?, "10.0.0.7\n");
 
