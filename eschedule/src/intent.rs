@@ -10,12 +10,13 @@ use ec_placement_client::{Candidates, Claim, PlacementClient, PlacementResult};
 use ec_runtime::exit::{Failure, UNREACHABLE};
 use ec_store::{Compare, KeyValue, Revision, Store, StoreError, Txn};
 use jiff::{SignedDuration, Timestamp};
+use tokio::time::Instant;
 
 /// A command takes seconds. What is left of one after so long will not be finished by it.
 pub(crate) const STALE: SignedDuration = SignedDuration::from_mins(10);
 
-/// How long to find out what became of a write whose answer was lost.
-const RESOLVE_TRIES: u32 = 10;
+/// How long to find out what became of a write whose answer was lost: a leader is elected meanwhile.
+const RESOLVE_TIME: Duration = Duration::from_secs(10);
 
 /// Between two tries.
 const PAUSE: Duration = Duration::from_millis(300);
@@ -35,6 +36,8 @@ pub(crate) trait Claims {
     async fn claim(&self, claim: &Claim<'_>) -> PlacementResult<()>;
     /// Gives back whatever the consumer holds.
     async fn release(&self, instance: InstanceId) -> PlacementResult<()>;
+    /// Whether the consumer holds anything.
+    async fn holds(&self, instance: InstanceId) -> PlacementResult<bool>;
 }
 
 impl Claims for PlacementClient {
@@ -52,6 +55,10 @@ impl Claims for PlacementClient {
 
     async fn release(&self, instance: InstanceId) -> PlacementResult<()> {
         Self::release(self, instance).await
+    }
+
+    async fn holds(&self, instance: InstanceId) -> PlacementResult<bool> {
+        Ok(self.allocations(instance).await?.is_some())
     }
 }
 
@@ -249,7 +256,8 @@ impl Intent {
     /// revision; none where the request is there already.
     async fn fence<P>(&self, place: &Place<'_, P>, request: &str) -> Result<Option<Revision>, Failure> {
         let index = place.keys.instance(self.instance);
-        for _ in 0..RESOLVE_TRIES {
+        let begun = Instant::now();
+        while begun.elapsed() < RESOLVE_TIME {
             let fence = Txn::new()
                 .when(Compare::Unchanged(index.clone(), self.revision))
                 .put(index.clone(), encode(&self.entry));
@@ -288,7 +296,8 @@ fn lost(instance: InstanceId) -> Failure {
 
 /// The key after a write whose answer was lost; `None` where etcd does not answer.
 async fn read(store: &dyn Store, key: &str) -> Option<Option<KeyValue>> {
-    for _ in 0..RESOLVE_TRIES {
+    let begun = Instant::now();
+    while begun.elapsed() < RESOLVE_TIME {
         if let Ok((pair, _)) = store.get(key).await {
             return Some(pair);
         }
@@ -326,6 +335,9 @@ async fn free<P: Claims>(place: &Place<'_, P>, name: &str) -> Result<(), Failure
 
 /// Takes away what is left of a command that was killed, or of an instance that failed long ago: no request, no
 /// status, and old. Whether it was that.
+///
+/// Once it was requested its claim is its node's matter: the guest may be there although somebody deleted its keys, and
+/// then it must stay counted. So only what holds nothing any more is taken away then.
 pub(crate) async fn sweep<P: Claims>(
     place: &Place<'_, P>,
     instance: InstanceId,
@@ -339,6 +351,9 @@ pub(crate) async fn sweep<P: Claims>(
     // Written anew, so that a command which only slept cannot finish any more.
     let mut fence = Txn::new().when(Compare::Unchanged(index.clone(), revision)).put(index, encode(&entry));
     if let Some(node) = entry.node {
+        if place.placement.holds(instance).await? {
+            return Ok(false);
+        }
         fence = fence
             .when(Compare::Absent(place.keys.request(node, instance)))
             .when(Compare::Absent(place.keys.status(node, instance)));
@@ -347,7 +362,8 @@ pub(crate) async fn sweep<P: Claims>(
     if !outcome.succeeded {
         return Ok(false);
     }
+    let reached = if entry.node.is_some() { Reached::Intent } else { Reached::Claim };
     let left = Intent { instance, entry, revision: outcome.revision };
-    left.take_back(place, Reached::Claim).await?;
+    left.take_back(place, reached).await?;
     Ok(true)
 }

@@ -322,17 +322,22 @@ async fn index_only(session: &Session, instance: InstanceId) -> Result<Option<Vi
             return Ok(Some(view));
         }
     };
-    if let Some(node) = entry.node {
-        // Placed, or given up, since the others were listed.
-        let known = look(session, instance, node, None).await?;
-        if !(known.request.is_absent() && known.status.is_absent()) {
-            return Ok(Some(View { request: None, status: None, ..View::of(&known) }));
+    let view = match entry.node {
+        Some(node) => {
+            let known = look(session, instance, node, None).await?;
+            let view = View { request: None, status: None, ..View::of(&known) };
+            // Placed since the others were listed.
+            if !(known.request.is_absent() && known.status.is_absent()) {
+                return Ok(Some(view));
+            }
+            View { name: entry.name.clone(), ..view }
         }
-    }
+        None => View::unplaced(instance, &entry),
+    };
     // Whoever may only read, or has no placement at hand, is shown what there is.
-    match sweep(&session.place(), instance, entry.clone(), index.mod_revision).await {
+    match sweep(&session.place(), instance, entry, index.mod_revision).await {
         Ok(true) => Ok(None),
-        Ok(false) | Err(_) => Ok(Some(View::unplaced(instance, &entry))),
+        Ok(false) | Err(_) => Ok(Some(view)),
     }
 }
 

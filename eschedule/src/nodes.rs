@@ -67,11 +67,16 @@ pub(crate) async fn nodes(session: &Session) -> Result<Vec<NodeView>, Failure> {
     let all = records.keys().chain(held.keys().filter(|node| !records.contains_key(node)));
     let rooms: HashMap<NodeId, (Room, Option<String>)> = futures::stream::iter(all.copied())
         .map(async |node| {
-            let room = match found.summaries.get(&node) {
-                Some(summary) => (of_summary(summary), None),
-                None => singly(&session.placement, node, !records.contains_key(&node)).await?,
+            // Of a dead one etcd does not have the name.
+            let name = match records.contains_key(&node) {
+                true => None,
+                false => session.placement.provider(node).await?.map(|provider| provider.name),
             };
-            Ok::<_, Failure>((node, room))
+            let room = match found.summaries.get(&node) {
+                Some(summary) => of_summary(summary),
+                None => singly(&session.placement, node).await?,
+            };
+            Ok::<_, Failure>((node, (room, name)))
         })
         .buffer_unordered(CONCURRENCY)
         .try_collect()
@@ -142,20 +147,14 @@ fn of_summary(summary: &Summary) -> Room {
     Room::Known { used: amounts(|amount| amount.used), capacity: amounts(|amount| amount.capacity) }
 }
 
-/// Asks for one node that no summary showed: it is full, or locked, or not there. Its name, too, where etcd does
-/// not have it.
-async fn singly(
-    placement: &PlacementClient,
-    node: NodeId,
-    nameless: bool,
-) -> Result<(Room, Option<String>), Failure> {
-    let name = if nameless { placement.provider(node).await?.map(|provider| provider.name) } else { None };
+/// Asks for one node that no summary showed: it is full, or locked, or not there.
+async fn singly(placement: &PlacementClient, node: NodeId) -> Result<Room, Failure> {
     match tokio::try_join!(placement.inventory(node), placement.usages(node)) {
         Ok((inventory, used)) => {
             let capacity = inventory.iter().map(|(class, of)| (class.clone(), capacity(of))).collect();
-            Ok((Room::Known { used, capacity }, name))
+            Ok(Room::Known { used, capacity })
         }
-        Err(PlacementError::NotFound(_)) => Ok((Room::Unknown, name)),
+        Err(PlacementError::NotFound(_)) => Ok(Room::Unknown),
         Err(error) => Err(error.into()),
     }
 }

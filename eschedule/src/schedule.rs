@@ -53,6 +53,15 @@ pub(crate) struct Wanted<'a> {
 
 impl<'a> Wanted<'a> {
     pub(crate) fn new(query: &'a ResourceQuery, guest: &'a GuestSpec) -> Result<Self, Failure> {
+        for (number, (key, _)) in query.pairs().iter().enumerate() {
+            // Of any other placement takes one and passes over the rest without a word.
+            let may_repeat = key.starts_with("required") || key.starts_with("member_of");
+            if !may_repeat && query.pairs().iter().take(number).any(|(other, _)| other == key) {
+                return Err(Failure::usage(format!(
+                    "`{key}` stands twice in the query: give it once, as in `resources=VCPU:1,MEMORY_MB:256`"
+                )));
+            }
+        }
         let total = query.total();
         for (class, example) in [("VCPU", 1), ("MEMORY_MB", 256)] {
             if total.get(class).is_none_or(|amount| *amount == 0) {
@@ -61,7 +70,7 @@ impl<'a> Wanted<'a> {
                 )));
             }
         }
-        let limit = query.pairs().iter().rfind(|(key, _)| key == "limit");
+        let limit = query.pairs().iter().find(|(key, _)| key == "limit");
         let limit = match limit.map(|(_, value)| (value, value.parse::<usize>())) {
             None => usize::MAX,
             Some((_, Ok(limit))) if limit > 0 => limit,

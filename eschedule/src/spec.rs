@@ -1,11 +1,14 @@
 //! Reading and checking what the user gives for the guest, before anything is claimed.
 
-use std::{fs, path::Path};
+use std::{fs::File, io::Read, path::Path};
 
 use ec_model::{Blob, ImageRef, USER_DATA_MAX};
 use ec_runtime::exit::Failure;
 
 use crate::{cli::Spec, config::Defaults, intent::Naming};
+
+/// A file of public keys is a few lines.
+const KEY_FILE_MAX: usize = 1 << 20;
 
 /// Keys for one guest; more is a mistake rather than a wish.
 const KEYS_MAX: usize = 64;
@@ -75,10 +78,10 @@ fn hostname(name: &str) -> Result<String, Failure> {
 }
 
 fn read_user_data(path: &Path, option: &str) -> Result<Blob, Failure> {
-    let bytes = read(path, option)?;
+    let bytes = read(path, option, USER_DATA_MAX)?;
     if bytes.len() > USER_DATA_MAX {
         return Err(Failure::usage(format!(
-            "{option} {} has {} bytes, more than the {USER_DATA_MAX} that a guest can be given",
+            "{option} {} has {} bytes or more, and a guest can be given {USER_DATA_MAX}",
             path.display(),
             bytes.len()
         )));
@@ -90,7 +93,10 @@ fn read_keys(files: &[impl AsRef<Path>], option: &str) -> Result<Vec<String>, Fa
     let mut keys = Vec::new();
     for path in files.iter().map(AsRef::as_ref) {
         let wrong = |why: &str| Failure::usage(format!("{option} {} {why}", path.display()));
-        let text = String::from_utf8(read(path, option)?).map_err(|_| wrong("is not text"))?;
+        let text = String::from_utf8(read(path, option, KEY_FILE_MAX)?).map_err(|_| wrong("is not text"))?;
+        if text.len() > KEY_FILE_MAX {
+            return Err(wrong("is too large for a file of public keys"));
+        }
         if text.contains("PRIVATE KEY") {
             return Err(wrong("is a private key: give the public one, which ends in .pub"));
         }
@@ -152,9 +158,13 @@ fn sha256(digest: &str) -> Result<String, Failure> {
     }
 }
 
-fn read(path: &Path, option: &str) -> Result<Vec<u8>, Failure> {
-    fs::read(path)
-        .map_err(|error| Failure::usage(format!("{option} {} cannot be read: {error}", path.display())))
+/// The file's bytes, and one more than `most` where it has more: some files never end.
+fn read(path: &Path, option: &str, most: usize) -> Result<Vec<u8>, Failure> {
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(most as u64 + 1).read_to_end(&mut bytes))
+        .map_err(|error| Failure::usage(format!("{option} {} cannot be read: {error}", path.display())))?;
+    Ok(bytes)
 }
 
 #[cfg(test)]

@@ -29,7 +29,12 @@ async fn guests_outlive_agent_etcd_and_libvirtd_and_nothing_asked_meanwhile_is_l
     let locked = stack.placement.inventory(stack.node).await?;
     assert_eq!(locked["VCPU"].reserved, locked["VCPU"].total);
     let nodes = stack.eschedule(&["-o", "json", "nodes"])?;
-    assert_eq!(String::from_utf8(nodes.stdout)?.trim(), "[]", "the lease is revoked");
+    let nodes: serde_json::Value = serde_json::from_slice(&nodes.stdout)?;
+    assert_eq!(
+        (&nodes[0]["alive"], &nodes[0]["instances"]),
+        (&false.into(), &3.into()),
+        "the lease is revoked"
+    );
     stack.start_agent("").await?;
     let free = stack.placement.inventory(stack.node).await?;
     assert_eq!(free["VCPU"].reserved, 0);

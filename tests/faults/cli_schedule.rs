@@ -250,3 +250,23 @@ async fn what_stands_in_the_way_is_told_by_name_and_amount() -> Result<()> {
     assert_eq!(json["reasons"]["locked"][0], "shut");
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_look_gives_no_claim_back_of_a_guest_whose_keys_were_deleted_by_hand() -> Result<()> {
+    let control = Control::start().await?;
+    let node = control.node("host", true, PLENTY).await?;
+    let (_, instance) = control.schedule(&["--name", "web", TINY])?;
+    let entry = control.index(instance).await?.context("no index")?;
+    let old = jiff::Timestamp::now() - jiff::SignedDuration::from_mins(11);
+    control.put(control.keys.instance(instance), encode(&IndexEntry { created_at: old, ..entry })).await?;
+    control.delete(control.keys.request(node, instance)).await?;
+    let list = control.done(&["list"])?;
+    ensure!(list.contains(&instance.to_string()) && list.contains("UNKNOWN"), "{list}");
+    assert_eq!(control.eschedule(&["--name", "web", TINY])?.status.code(), Some(1));
+    assert!(control.placement.provider_allocations(node).await?.contains_key(&instance));
+    // When its node has given it back, what is left goes.
+    control.placement.release(instance).await?;
+    control.done(&["list"])?;
+    assert!(control.index(instance).await?.is_none());
+    Ok(())
+}

@@ -73,6 +73,7 @@ async fn instances_of_dead_nodes_are_marked_and_their_destroy_says_when_it_happe
     assert!(control.done(&["list"])?.contains("its node is not alive"));
     let nodes = json_of(&control, &["nodes"])?;
     assert_eq!((&nodes[0]["alive"], &nodes[0]["instances"]), (&json!(false), &json!(1)), "{nodes}");
+    assert_eq!(nodes[0]["name"], "host", "placement has it");
     assert!(control.done(&["nodes"])?.contains("not alive, holds 1 instance"));
     assert_eq!(control.done(&["web"])?, "10.0.0.7\n");
 
@@ -363,5 +364,12 @@ async fn what_guests_and_callers_say_neither_moves_a_terminal_nor_overflows() ->
         let output = control.eschedule(&["--wait", "--timeout", timeout, "web"])?;
         assert_eq!(output.status.code(), Some(2), "{timeout}: {output:?}");
     }
+    // Files without an end.
+    for (option, file) in [("--user-data", "/dev/zero"), ("--key", "/dev/zero"), ("--key", "/dev/urandom")] {
+        let output = control.eschedule(&[option, file, TINY])?;
+        assert_eq!((output.status.code(), error(&output).lines().count()), (Some(2), 1), "{option} {file}");
+    }
+    let twice = control.eschedule(&["resources=VCPU:1&resources=MEMORY_MB:128"])?;
+    assert!(twice.status.code() == Some(2) && error(&twice).contains("stands twice"), "{twice:?}");
     Ok(())
 }
