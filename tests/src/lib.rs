@@ -85,7 +85,9 @@ impl Stack {
 
     /// Everything but the agent, on an etcd with authentication: `users` makes the users `agent`, `control` and
     /// `placement`, with the passwords `…-secret`.
-    pub async fn start_with_users(users: impl Fn(&EtcdUsers, NodeId) -> Result<()>) -> Result<Self> {
+    pub async fn start_with_users(
+        users: impl Fn(&EtcdUsers, NodeId) -> Result<()> + 'static,
+    ) -> Result<Self> {
         Self::start_as(Plan { users: Some(&users), ..Plan::new("") }).await
     }
 
@@ -353,12 +355,15 @@ impl Stack {
     }
 }
 
+/// Makes the users of a cloud with this node.
+type MakeUsers = dyn Fn(&EtcdUsers, NodeId) -> Result<()>;
+
 /// What a stack is to be.
 struct Plan<'a> {
     more: &'a str,
     placement: fn(&Path, &str) -> Result<PlacementServer>,
     megabytes: Option<u32>,
-    users: Option<&'a dyn Fn(&EtcdUsers, NodeId) -> Result<()>>,
+    users: Option<&'a MakeUsers>,
 }
 
 impl<'a> Plan<'a> {
@@ -377,7 +382,7 @@ pub struct EtcdUsers {
 
 impl EtcdUsers {
     /// Makes `root`, lets `make` make the others, and switches authentication on.
-    fn make(endpoint: &str, node: NodeId, make: &dyn Fn(&Self, NodeId) -> Result<()>) -> Result<Self> {
+    fn make(endpoint: &str, node: NodeId, make: &MakeUsers) -> Result<Self> {
         let users = Self { endpoint: endpoint.to_owned(), root_password: "root-secret".to_owned() };
         let etcdctl = |arguments: &[&str]| {
             let output = Command::new("etcdctl")
