@@ -479,8 +479,14 @@ impl Worker {
 
     /// Commits a transaction if the node's key is still ours; whether all its conditions held.
     async fn fenced(&self, txn: Txn) -> Result<bool, Stop> {
-        let fence = self.parts.presence.fence().ok_or_else(|| Stop::Retry(NOT_OURS.to_owned()))?;
-        let succeeded = self.parts.store.txn(txn.when(fence)).await?.succeeded;
+        let fence = || self.parts.presence.fence().ok_or_else(|| Stop::Retry(NOT_OURS.to_owned()));
+        let first = fence()?;
+        let mut succeeded = self.parts.store.txn(txn.clone().when(first.clone())).await?.succeeded;
+        // Our own keys may have been put anew meanwhile.
+        let now = fence()?;
+        if !succeeded && now != first {
+            succeeded = self.parts.store.txn(txn.when(now)).await?.succeeded;
+        }
         if !succeeded {
             self.parts.presence.doubt();
         }

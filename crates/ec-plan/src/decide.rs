@@ -268,7 +268,8 @@ fn ended(facts: &Facts, why: End) -> Decision {
 fn redefine(facts: &Facts, state: State, reason: &str) -> Decision {
     match (facts.allocation, facts.record) {
         (Allocation::Held { .. }, _) | (_, RecordFacts::Kept { .. }) => {
-            Decision::Run(vec![Define, Announce(state, Some(reason.to_owned()))])
+            // Told first: once it is defined, nothing shows any more that it was gone.
+            Decision::Run(vec![Announce(state, Some(reason.to_owned())), Define])
         }
         (Allocation::Unknown, _) => Decision::AskPlacement,
         (Allocation::Absent | Allocation::Elsewhere, _) => say(
