@@ -284,6 +284,9 @@ impl Worker {
             status.console = console.ok().filter(|text| !text.is_empty());
         }
         status.reason = reason;
+        if status.name.is_none() && self.job.request.is_none() {
+            status.name = self.record().await?.map(|record| record.name);
+        }
         self.write(status).await
     }
 
