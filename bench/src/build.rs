@@ -141,7 +141,7 @@ impl Pattern {
             .replace(&self.instance.mac(0).to_string(), &instance.mac(0).to_string())
             // Another mark, so that the agent knows it for none of its own.
             .replace(&self.node.to_string(), &InstanceId::new(uuid::Uuid::nil()).to_string());
-        (volume, domain)
+        (volume, without_port_name(&domain))
     }
 
     /// Takes away what was made of it.
@@ -165,6 +165,15 @@ impl Pattern {
         let seen = joined(watcher)?;
         self.remove(stack, instance)?;
         Ok(seen - begun)
+    }
+}
+
+/// Without the name of the interface's device: the product names each guest's own, libvirt finds one.
+fn without_port_name(domain: &str) -> String {
+    const START: &str = "<target dev='ec";
+    match domain.split_once(START).and_then(|(before, rest)| Some((before, rest.split_once("/>")?.1))) {
+        Some((before, after)) => format!("{before}{after}"),
+        None => domain.to_owned(),
     }
 }
 

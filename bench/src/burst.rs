@@ -98,11 +98,10 @@ fn bare_burst(stack: &Stack, pattern: &Pattern, count: usize) -> Result<Duration
                 })
             })
             .collect();
-        let seen = until_all_run(stack, &instances)?;
         for worker in workers {
             worker.join().map_err(|_| anyhow!("a thread panicked"))??;
         }
-        Ok::<_, anyhow::Error>(seen - begun)
+        Ok::<_, anyhow::Error>(until_all_run(stack, &instances)? - begun)
     })?;
     for instance in instances {
         pattern.remove(stack, instance)?;

@@ -256,7 +256,16 @@ fn disk(settings: &Settings) -> Found {
         let free = measured.disk_free_gb;
         return Err((FAILED, format!("{free} GiB free at {place}: make room, or set `state_dir` elsewhere")));
     }
-    Ok(format!("{} of {} GiB free at {place}", measured.disk_free_gb, measured.disk_gb))
+    let free = format!("{} of {} GiB free at {place}", measured.disk_free_gb, measured.disk_gb);
+    match inventory::disk_offered_gb(&measured, settings) {
+        0 => Err((
+            FAILED,
+            format!(
+                "{free}, and none for guests' disks once the image cache is full: make room, or lower `images.max_gb`, or set `reserved: {{DISK_GB: …}}`"
+            ),
+        )),
+        offered => Ok(format!("{free}, {offered} GiB for guests' disks")),
+    }
 }
 
 #[cfg(test)]

@@ -126,10 +126,9 @@ pub struct Settings {
 
 /// Processors are shared in time, so several guests may count on one (what OpenStack's Nova gives out too).
 const VCPU_RATIO: f64 = 4.0;
-/// The image cache's bound where none is configured: a tenth of its file system, since as much is kept free of
-/// guests' disks for it, and at most room for a few dozen base images.
-const IMAGES_PART: u64 = 10;
-const IMAGES_GB: std::ops::RangeInclusive<u64> = 2..=50;
+/// The image cache's bound in GiB where none is configured: a tenth of its file system or a quarter of what is free
+/// there, whichever is less, since as much is kept free of guests' disks; at most room for a few dozen base images.
+const IMAGES_GB: std::ops::RangeInclusive<u64> = 1..=50;
 /// As many as libvirt takes at once from one client beside those that look: its daemon has 20 threads, and waits
 /// for QEMU more than it works. The host's processors bound nothing here.
 const WORKERS: usize = 10;
@@ -142,11 +141,12 @@ const ETCD_PEER_PORT: u16 = 2380;
 /// Far more than the milliseconds between a claim and its request.
 const AUDIT_GRACE: u64 = 60;
 
-/// See [`IMAGES_PART`].
+/// See [`IMAGES_GB`].
 fn default_cache_gb(images: &Path) -> u64 {
     let stat = images.ancestors().find_map(|path| nix::sys::statvfs::statvfs(path).ok());
-    let gb = stat.map_or(0, |stat| (stat.blocks() * stat.fragment_size()) >> 30);
-    (gb / IMAGES_PART).clamp(*IMAGES_GB.start(), *IMAGES_GB.end())
+    let gb = stat
+        .map_or(0, |stat| (stat.blocks() / 10).min(stat.blocks_available() / 4) * stat.fragment_size() >> 30);
+    gb.clamp(*IMAGES_GB.start(), *IMAGES_GB.end())
 }
 
 impl Settings {

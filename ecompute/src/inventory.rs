@@ -142,6 +142,12 @@ pub(crate) fn inventory(
         .collect()
 }
 
+/// What is left for guests' disks, in GiB, before any is allocated.
+pub(crate) fn disk_offered_gb(measured: &Measured, settings: &Settings) -> u64 {
+    let inventory = inventory(measured, settings, &Resources::new());
+    inventory.get("DISK_GB").map_or(0, |disk| disk.total - disk.reserved)
+}
+
 /// How much of a total makes up for an amount that may be given out `ratio` times.
 fn per_unit(amount: u64, ratio: f64) -> u64 {
     #[expect(
