@@ -10,6 +10,7 @@ mod cli_schedule;
 mod cli_words;
 mod guests_isolation;
 mod guests_two_agents;
+mod images;
 mod placement_callers;
 mod placement_far;
 mod placement_records;
