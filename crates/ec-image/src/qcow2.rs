@@ -271,14 +271,15 @@ impl<R: Read + Seek> Walk<'_, R> {
             self.read(offset, &mut head)?;
             let (kind, length) = (be32(&head, 0), u64::from(be32(&head, 4)));
             offset += 8;
-            if kind == EXTENSION_END {
-                return Ok(());
-            }
             let sane = length <= self.header.cluster() - offset
                 && !(kind == EXTENSION_BACKING_FORMAT && length >= 16)
                 && kind != EXTENSION_CRYPTO;
             if !sane {
                 return Err(refuse(damaged("a header extension is impossible")));
+            }
+            // qemu wants a sane length of the last one, too.
+            if kind == EXTENSION_END {
+                return Ok(());
             }
             offset += length.next_multiple_of(8);
         }

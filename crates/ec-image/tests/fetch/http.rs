@@ -427,7 +427,8 @@ async fn a_download_that_breaks_goes_on_where_it_ended_as_often_as_it_gets_ahead
 #[tokio::test]
 async fn what_changed_meanwhile_is_never_put_together() {
     let dir = tempfile::tempdir().unwrap();
-    let cache = open(dir.path()).await;
+    let patient = CacheConfig { patience: Duration::from_secs(20), ..config(dir.path(), 64 << 20, SHORT) };
+    let cache = open_cache(patient).await;
     let tagged = |tag: &str, seed| answer("200 OK", &format!("etag: \"{tag}\"\r\n"), &disk(seed, 400));
     // Changed, and sent whole; weak, so not asked for in parts; a rest of something else, though it was told.
     let server = Server::start(move |number, head| match number {
