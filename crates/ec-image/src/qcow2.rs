@@ -42,8 +42,8 @@ const EXTENSION_END: u32 = 0;
 const EXTENSION_BACKING_FORMAT: u32 = 0xe279_2aca;
 const EXTENSION_CRYPTO: u32 = 0x0537_be77;
 
-/// Clusters whose references are counted in one go: 256 GiB of the usual ones.
-const WINDOW: u64 = 1 << 22;
+/// Clusters whose references are counted in one go: 64 GiB of the usual ones, 8 MiB of memory.
+const WINDOW: u64 = 1 << 20;
 /// L2 tables that are named, by the disk and its snapshots together.
 const L2_TABLES_MAX: usize = 1 << 22;
 

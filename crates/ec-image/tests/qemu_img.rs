@@ -163,6 +163,22 @@ fn fresh_images_of_any_size_are_taken() {
 }
 
 #[test]
+fn large_images_are_looked_through_quickly() {
+    if !qemu_img_is_there() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("large");
+    // Sparse, with all of its tables, and of more clusters than are counted in one go.
+    let create =
+        ["create", "-q", "-f", "qcow2", "-o", "preallocation=metadata", path.to_str().unwrap(), "64G"];
+    assert!(qemu("qemu-img", &create));
+    let begun = std::time::Instant::now();
+    assert_eq!(refusal(&path), None);
+    assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{:?}", begun.elapsed());
+}
+
+#[test]
 fn what_leads_outside_the_file_is_refused() {
     if !qemu_img_is_there() {
         return;
