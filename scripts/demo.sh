@@ -156,6 +156,7 @@ up() {
 etcd: {host: 127.0.0.1, port: $etcd}
 placement: {endpoint: "http://127.0.0.1:$placement"}
 state_dir: $STATE/ecompute
+images: {local: [$CACHE]}
 libvirt: {network: $NETWORK}
 # Emulated or not, the demo's guests are idle: many may share a processor.
 allocation_ratio: {VCPU: 16.0}

@@ -222,6 +222,7 @@ name: docker-test
 etcd: {host: 127.0.0.1, port: $ETCD_PORT}
 placement: {endpoint: "$placement"}
 state_dir: $work/state
+images: {local: [$work/state]}
 libvirt: {network: guests}
 YAML
 compose --profile agent up -d --no-build agent >"$work/up.log" 2>&1 ||

@@ -17,6 +17,7 @@ use ec_runtime::shutdown_on_signals;
 use ec_store::{
     EtcdStore, KeyValue, LeaseId, Listing, Op, Revision, Server, Store, StoreResult, Txn, TxnOutcome, Watch,
 };
+use ec_tests::tiny_image;
 use ecompute::{agent, config::Settings};
 use tokio::{runtime::Runtime, sync::mpsc};
 use tokio_util::sync::CancellationToken;
@@ -36,8 +37,10 @@ pub(crate) fn configure(directory: &Path, node: NodeId, etcd: &str, placement: &
     // Simulated guests take nothing, so there is room for a thousand on any host.
     let text = format!(
         "uuid: {node}\nname: {node}\netcd: {{endpoints: [\"{etcd}\"]}}\nplacement: {{endpoint: \"{placement}\"}}\n\
-         state_dir: {}\nallocation_ratio: {{VCPU: 1000.0, MEMORY_MB: 1000.0}}\nreserved: {{MEMORY_MB: 0, DISK_GB: 0}}\n",
-        directory.display()
+         state_dir: {}\nallocation_ratio: {{VCPU: 1000.0, MEMORY_MB: 1000.0}}\nreserved: {{MEMORY_MB: 0, DISK_GB: 0}}\n\
+         images: {{local: [{}]}}\n",
+        directory.display(),
+        tiny_image().parent().unwrap_or(Path::new("/")).display()
     );
     fs::write(&path, text).with_context(|| format!("failed to write {}", path.display()))?;
     Ok(path)

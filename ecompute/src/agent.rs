@@ -72,9 +72,10 @@ pub async fn assemble(
     let records =
         Arc::new(RecordDir::open(settings.records()).context("failed to open the instances' records")?);
     let cache = CacheConfig {
-        directory: settings.images.clone(),
-        max_bytes: settings.images_max_bytes,
         stall_timeout: settings.stall_timeout,
+        local: settings.images_local.clone(),
+        allow_addresses: settings.images_allow_addresses.clone(),
+        ..CacheConfig::new(&settings.images, settings.images_max_bytes)
     };
     let (in_use, bases, disks) = (Arc::clone(&records), settings.images.join("base"), settings.disks());
     let images = ImageCache::open(cache, move || bases_in_use(&in_use, &bases, &disks))

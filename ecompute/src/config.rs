@@ -2,7 +2,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::{Path, PathBuf},
+    net::IpAddr,
+    path::{Component, Path, PathBuf},
     time::Duration,
 };
 
@@ -11,6 +12,7 @@ use ec_model::{Keyspace, NodeId};
 use ec_placement_client::PlacementConfig;
 use ec_runtime::config::{ConfigError, EtcdSection, Loaded, PlacementSection, load};
 use ec_store::EtcdConfig;
+use ipnet::IpNet;
 use jiff::SignedDuration;
 use serde::Deserialize;
 
@@ -47,6 +49,8 @@ struct ImagesSection {
     directory: Option<PathBuf>,
     max_gb: Option<u64>,
     stall_timeout: Option<u64>,
+    local: Vec<PathBuf>,
+    allow_addresses: Vec<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -100,6 +104,10 @@ pub struct Settings {
     pub images_max_bytes: u64,
     /// A download without a byte for so long has stalled.
     pub stall_timeout: Duration,
+    /// The directories below which `file://` images may lie.
+    pub images_local: Vec<PathBuf>,
+    /// Loopback and link-local networks that images may be fetched from.
+    pub images_allow_addresses: Vec<IpNet>,
     /// How many builds and destroys run at once.
     pub workers: usize,
     /// Per class, what is not for allocation.
@@ -205,6 +213,21 @@ impl Settings {
                 note(format!("{key}: `{}` is not an absolute path", path.display()));
             }
         }
+        for path in &file.images.local {
+            let plain = path.is_absolute() && path.components().all(|part| part != Component::ParentDir);
+            if !plain || path.parent().is_none() {
+                note(format!("images.local: `{}` is not an absolute path below /", path.display()));
+            }
+        }
+        let mut allow_addresses = Vec::new();
+        for text in &file.images.allow_addresses {
+            match text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from)) {
+                Ok(network) => allow_addresses.push(network),
+                Err(_) => note(format!(
+                    "images.allow_addresses: `{text}` is no network: wanted one like 127.0.0.0/8 or ::1"
+                )),
+            }
+        }
         let workers = file.workers.unwrap_or(WORKERS);
         if !(1..=256).contains(&workers) {
             note(format!("workers is {workers}: wanted 1 to 256"));
@@ -241,6 +264,8 @@ impl Settings {
             images,
             images_max_bytes: max_gb << 30,
             stall_timeout,
+            images_local: file.images.local.clone(),
+            images_allow_addresses: allow_addresses,
             workers,
             reserved: file.reserved.clone(),
             allocation_ratio: file.allocation_ratio.clone(),
@@ -391,6 +416,24 @@ mod tests {
         assert_eq!(filter("libvirt: {address_filter: mac}").unwrap(), (AddressFilter::Mac, true));
         assert_eq!(filter("libvirt: {address_filter: off}").unwrap(), (AddressFilter::Off, true));
         assert!(filter("libvirt: {address_filter: none}").unwrap_err().contains("learned"));
+    }
+
+    #[test]
+    fn images_come_from_no_file_and_no_address_of_this_host_unless_it_is_named() {
+        let defaults = check("").unwrap();
+        assert!(defaults.images_local.is_empty() && defaults.images_allow_addresses.is_empty());
+        let named = check("images: {local: [/srv/images], allow_addresses: [127.0.0.0/8, '::1']}").unwrap();
+        assert_eq!(named.images_local, [Path::new("/srv/images")]);
+        assert_eq!(named.images_allow_addresses.len(), 2);
+        for (text, key) in [
+            ("images: {local: [images]}", "images.local"),
+            ("images: {local: [/]}", "images.local"),
+            ("images: {local: [/srv/../etc]}", "images.local"),
+            ("images: {allow_addresses: [localhost]}", "images.allow_addresses"),
+        ] {
+            let error = check(text).unwrap_err();
+            assert!(error.contains(key), "{text}: {error}");
+        }
     }
 
     #[test]

@@ -37,8 +37,9 @@ const TICK: Duration = Duration::from_millis(250);
 const RESYNC: Duration = Duration::from_secs(300);
 /// A paused guest that was let go on is let go on again at the earliest after so long.
 const RESUME_PERIOD: Duration = Duration::from_secs(10);
-/// An image that could not be had so often is given up: after a minute and a half of pauses that grow.
-const IMAGE_TRIES: u32 = 8;
+/// An image that could not be had for so long is given up at the next failure. Each try has some patience of its
+/// own ([`ec_image::CacheConfig::patience`]), and pauses grow between them.
+const IMAGE_PATIENCE: Duration = Duration::from_secs(60);
 /// Jobs under way get so long to reach a safe point when the agent ends.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(20);
 
@@ -402,6 +403,9 @@ impl Driver {
             entry.record = record;
         }
         entry.buried |= report.buried;
+        if !matches!(report.outcome, Outcome::RetryBounded(_)) {
+            entry.without_image = None;
+        }
         if let Some(allocation) = report.allocation {
             entry.allocation = Some(allocation);
         }
@@ -430,7 +434,9 @@ impl Driver {
                 // What stopped it may have changed what is there.
                 self.observe(instance);
             }
-            Outcome::RetryBounded(why) if entry.failures() < IMAGE_TRIES => {
+            Outcome::RetryBounded(why)
+                if entry.without_image.get_or_insert_with(Instant::now).elapsed() < IMAGE_PATIENCE =>
+            {
                 tracing::warn!(%instance, why, "did not work for now; trying again");
                 entry.retry_later();
             }

@@ -91,6 +91,8 @@ pub(crate) struct Entry {
     pub(crate) running: Option<Running>,
     /// After a passing failure.
     pub(crate) retry: Option<Retry>,
+    /// Since when its image cannot be had, and nothing else is wrong.
+    pub(crate) without_image: Option<Instant>,
     /// A time at which a decision changes by itself.
     pub(crate) wake: Option<Instant>,
     /// For how long an address was looked for in vain since the guest runs. Counts only looks that worked.
@@ -116,6 +118,7 @@ impl Default for Entry {
             asked_for: None,
             running: None,
             retry: None,
+            without_image: None,
             wake: None,
             searched: Duration::ZERO,
             last_search: None,
@@ -229,11 +232,6 @@ impl Entry {
     /// Whether it was let go on within this time.
     pub(crate) fn resumed_lately(&self, within: Duration) -> bool {
         self.resumed.is_some_and(|resumed| resumed.elapsed() < within)
-    }
-
-    /// How often it has failed in a row.
-    pub(crate) fn failures(&self) -> u32 {
-        self.retry.map_or(0, |retry| retry.failures)
     }
 
     /// Decides again after so long.

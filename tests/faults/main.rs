@@ -11,6 +11,7 @@ mod cli_words;
 mod etcd_roles;
 mod guests_isolation;
 mod guests_two_agents;
+mod images;
 mod placement_callers;
 mod placement_far;
 mod placement_records;

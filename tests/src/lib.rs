@@ -123,6 +123,16 @@ impl Stack {
         let more = plan.more;
         // Tests ask for more than a small machine has to spare; what is reserved by default has its own tests.
         let reserved = if more.contains("reserved:") { "" } else { "reserved: {MEMORY_MB: 0, DISK_GB: 0}" };
+        // The tests' own images, and web servers beside them.
+        let caches = [Some(tiny_image()), debian_image("").ok()];
+        let mut local = vec![directory.path().display().to_string()];
+        local.extend(caches.iter().flatten().filter_map(|image| Some(image.parent()?.display().to_string())));
+        let sources = format!("local: {local:?}, allow_addresses: [127.0.0.0/8]");
+        let more = match more.split_once("images: {") {
+            Some((_, own)) if own.contains("local:") => more.to_owned(),
+            Some((before, own)) => format!("{before}images: {{{sources}, {own}"),
+            None => format!("images: {{{sources}}}\n{more}"),
+        };
         let config = format!(
             "uuid: {node}\nname: {node}\n{}\nplacement: {{endpoint: \"{placement}\"}}\n\
              state_dir: {}\nlibvirt: {{uri: \"{}\", network: {}}}\nallocation_ratio: {{VCPU: 1000.0}}\naudit_grace: 5\n{reserved}\n{more}\n",

@@ -3,10 +3,12 @@
 use std::{collections::HashSet, path::PathBuf, sync::Arc, time::Duration};
 
 use ec_model::{BaseImage, ImageRef, Progress};
+use ipnet::IpNet;
 use tokio::sync::{Semaphore, watch};
 
 use crate::{
     ImageError,
+    access::{Addresses, Local},
     flight::{self, Flights, State},
     http::Origin,
     index::Index,
@@ -26,17 +28,34 @@ pub struct CacheConfig {
     pub directory: PathBuf,
     /// The most that bases and downloads under way may take together, in bytes.
     pub max_bytes: u64,
-    /// An origin from which not a byte comes for so long is given up.
+    /// A connection on which not a byte comes for so long is given up, and so is one on which less than
+    /// 1 KiB a second comes for twice as long.
     pub stall_timeout: Duration,
+    /// What fails on the way is tried again, as long as the last progress is not longer ago.
+    pub patience: Duration,
+    /// The directories below which files may be read as images.
+    pub local: Vec<PathBuf>,
+    /// Networks that may be fetched from although they are loopback or link-local.
+    pub allow_addresses: Vec<IpNet>,
 }
 
 impl CacheConfig {
     /// Long enough for a server that has to wake its disks.
     pub const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-    /// A cache of at most `max_bytes` in `directory`, with the usual time-out.
+    /// Long enough for a server to start anew; who asked is told of what takes longer.
+    pub const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// A cache of at most `max_bytes` in `directory`, with the usual times, that reads no local files.
     pub fn new(directory: impl Into<PathBuf>, max_bytes: u64) -> Self {
-        Self { directory: directory.into(), max_bytes, stall_timeout: Self::STALL_TIMEOUT }
+        Self {
+            directory: directory.into(),
+            max_bytes,
+            stall_timeout: Self::STALL_TIMEOUT,
+            patience: Self::PATIENCE,
+            local: Vec::new(),
+            allow_addresses: Vec::new(),
+        }
     }
 }
 
@@ -48,6 +67,7 @@ pub struct ImageCache {
 
 struct Inner {
     ground: Ground,
+    local: Arc<Local>,
     origin: Origin,
     flights: Arc<Flights>,
     downloads: Semaphore,
@@ -79,7 +99,7 @@ impl ImageCache {
         config: CacheConfig,
         in_use: impl Fn() -> HashSet<String> + Send + Sync + 'static,
     ) -> Result<Self, ImageError> {
-        let CacheConfig { directory, max_bytes, stall_timeout } = config;
+        let CacheConfig { directory, max_bytes, stall_timeout, patience, local, allow_addresses } = config;
         let ground = tokio::task::spawn_blocking(move || {
             let shelf = Shelf::open(&directory, max_bytes, Box::new(in_use))?;
             let index = Index::open(&directory)?;
@@ -90,7 +110,8 @@ impl ImageCache {
         .map_err(|_| ImageError::Interrupted)??;
         let inner = Inner {
             ground,
-            origin: Origin::new(stall_timeout),
+            local: Arc::new(Local(local)),
+            origin: Origin::new(stall_timeout, patience, Addresses(allow_addresses.into())),
             flights: Arc::default(),
             downloads: Semaphore::new(DOWNLOADS_MAX),
         };
@@ -104,7 +125,8 @@ impl ImageCache {
     /// nothing behind. An image whose disk is bigger than `max_virtual_size` bytes is refused to this
     /// caller as soon as that is known.
     ///
-    /// With a digest demanded that the cache has, the origin is not asked at all. An origin that cannot
+    /// With a digest demanded that this very URL gave before, the origin is not asked at all. What only others'
+    /// URLs gave is fetched: a digest is no secret, and an image may be. An origin that cannot
     /// be reached does not matter where the cache has what it gave last.
     pub async fn fetch(
         &self,
@@ -124,10 +146,11 @@ impl ImageCache {
             fits(landed.base.virtual_size)?;
             Ok(CachedImage { base: landed.base, _pin: landed.pin })
         };
-        if let Some(digest) = wanted.digest.clone() {
-            let shelf = Arc::clone(&self.inner.ground.shelf);
-            let found = tokio::task::spawn_blocking(move || shelf.find(&digest)).await;
-            if let Some(landed) = found.map_err(|_| ImageError::Interrupted)? {
+        self.inner.permit(&wanted)?;
+        if wanted.digest.is_some() {
+            let (ground, wanted) = (self.inner.ground.clone(), wanted.clone());
+            let found = tokio::task::spawn_blocking(move || ground.known(&wanted)).await;
+            if let Some((_, landed)) = found.map_err(|_| ImageError::Interrupted)? {
                 return hand_out(landed);
             }
         }
@@ -157,11 +180,21 @@ impl ImageCache {
 }
 
 impl Inner {
+    /// Whether this node fetches from there at all, whatever the cache has.
+    fn permit(&self, wanted: &Wanted) -> Result<(), ImageError> {
+        match &wanted.source {
+            Source::Http(url) => self.origin.permit(url, &wanted.label),
+            Source::File { path, .. } => self.local.permit(path),
+        }
+    }
+
     async fn bring(&self, wanted: Wanted, state: watch::Sender<State>) -> Result<Landed, ImageError> {
         let _turn = self.downloads.acquire().await.map_err(|_| ImageError::Interrupted)?;
         match wanted.source.clone() {
             Source::Http(_) => self.origin.bring(self.ground.clone(), wanted, state).await,
-            Source::File { path, .. } => local::bring(self.ground.clone(), wanted, path, state).await,
+            Source::File { path, .. } => {
+                local::bring(Arc::clone(&self.local), self.ground.clone(), wanted, path, state).await
+            }
         }
     }
 }

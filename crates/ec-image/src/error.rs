@@ -1,6 +1,6 @@
 //! What can go wrong with an image, and whether trying again may help.
 
-use std::{fmt, io, path::PathBuf, sync::Arc, time::Duration};
+use std::{fmt, io, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use crate::Refusal;
 
@@ -160,6 +160,60 @@ pub enum ImageError {
         /// What the URL names.
         path: PathBuf,
     },
+    /// A `file://` URL names what this host gives nobody.
+    #[error(
+        "the image file {path} lies {}: name its directory in `images.local` of compute.yaml",
+        if *.none { "on this node, which gives no files as images" } else { "below none of the directories that this node gives images from" },
+        path = .path.display()
+    )]
+    NotLocal {
+        /// What the URL names.
+        path: PathBuf,
+        /// Whether no directory was named at all.
+        none: bool,
+    },
+    /// A `file://` URL leads through a link.
+    #[error("the image file {path} lies behind a symbolic link, and none is followed below `images.local`", path = .path.display())]
+    Link {
+        /// What the URL names.
+        path: PathBuf,
+    },
+    /// A URL, or what it redirects to, leads to this host itself.
+    #[error(
+        "the image {url} leads to {ip}, and this node fetches nothing from loopback and link-local addresses \
+         unless `images.allow_addresses` of compute.yaml names them"
+    )]
+    Forbidden {
+        /// The URL.
+        url: String,
+        /// Where it leads.
+        ip: IpAddr,
+    },
+    /// A redirect leads from `https://` to `http://`.
+    #[error("the origin of the image {url} redirects from https:// to http://, which is not followed")]
+    Downgrade {
+        /// The URL.
+        url: String,
+    },
+    /// Another cache has the directory.
+    #[error(
+        "another agent has the image cache at {directory}: give each agent of a host its own `images.directory`",
+        directory = .directory.display()
+    )]
+    InUse {
+        /// The cache's directory.
+        directory: PathBuf,
+    },
+    /// Too little came for too long.
+    #[error("the origin of the image {url} stalled: {bytes} bytes came within {window:?}")]
+    Crawl {
+        /// The URL.
+        url: String,
+        /// What came.
+        bytes: u64,
+        /// Within how long.
+        window: Duration,
+    },
     /// The file was written to while it was being copied.
     #[error("the image file {path} changed while it was being copied", path = .path.display())]
     Changed {
@@ -184,6 +238,7 @@ impl ImageError {
         match self {
             Self::Unreachable { .. }
             | Self::Stalled { .. }
+            | Self::Crawl { .. }
             | Self::Truncated { .. }
             | Self::Changed { .. }
             | Self::CacheFull { .. }
@@ -194,10 +249,19 @@ impl ImageError {
         }
     }
 
+    /// Whether it is the way to the origin that failed, so that asking again goes on where it ended.
+    pub(crate) fn is_of_the_way(&self) -> bool {
+        let here = matches!(
+            self,
+            Self::Changed { .. } | Self::CacheFull { .. } | Self::DiskFull { .. } | Self::Interrupted
+        );
+        self.is_transient() && !here
+    }
+
     /// Whether the origin never came to speak: a cached copy may serve then.
     pub(crate) fn origin_is_away(&self) -> bool {
         match self {
-            Self::Unreachable { .. } | Self::Stalled { .. } => true,
+            Self::Unreachable { .. } | Self::Stalled { .. } | Self::Crawl { .. } => true,
             // A gateway speaks for an origin that it cannot reach.
             Self::Status { status, .. } => matches!(status, 502..=504),
             _ => false,

@@ -1,15 +1,26 @@
-//! Images over HTTP: asked for with a condition where the cache has something, tried again where the
-//! connection fails, cut off where nothing comes any more. There is no limit on the whole time: a big
-//! image over a slow line takes what it takes.
+//! Images over HTTP: asked for with a condition where the cache has something; where the connection fails,
+//! tried again from where it ended; cut off where nothing comes any more, or next to nothing. There is no
+//! limit on the whole time: a big image over a slow line takes what it takes.
+//!
+//! No proxy is used, whatever the environment says: a proxy resolves names itself, and so would be a way
+//! around [`Addresses`].
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 use reqwest::{Client, Response, StatusCode, header, redirect};
-use tokio::sync::{OnceCell, mpsc, watch};
+use tokio::{
+    sync::{OnceCell, mpsc, watch},
+    time::timeout,
+};
+use url::Url;
 
 use crate::{
     ImageError,
+    access::{Addresses, Forbidden},
     flight::State,
     index::{Entry, Validators},
     landing::{Ground, Landing},
@@ -19,9 +30,18 @@ use crate::{
 
 const REDIRECTS_MAX: usize = 10;
 
-/// Pauses before the tries after the first.
-const RETRIES: [Duration; 3] =
-    [Duration::from_millis(250), Duration::from_millis(500), Duration::from_secs(1)];
+/// The first pause before another try, which doubles up to the longest.
+const PAUSE_FIRST: Duration = Duration::from_millis(250);
+const PAUSE_LONGEST: Duration = Duration::from_secs(4);
+
+/// Where the cache has what the URL gave last, an origin that is away is not waited for longer.
+const PATIENCE_WITH_COPY: Duration = Duration::from_secs(2);
+
+/// Who gets ahead by so much between two failures is not given up.
+const PROGRESS: u64 = 64 << 10;
+
+/// The least that must come, in bytes a second, over [`Origin::window`].
+const RATE_MIN: u64 = 1 << 10;
 
 /// Chunks between the socket and the disk.
 const CHUNKS: usize = 8;
@@ -30,24 +50,60 @@ pub(crate) struct Origin {
     /// Made at the first use: the certificates of the system take memory.
     client: OnceCell<Client>,
     stall_timeout: Duration,
+    patience: Duration,
+    addresses: Addresses,
 }
 
-/// What goes from the connection to the thread that writes. Its end without a `End` means: never mind.
+/// What goes from the connection to the thread that writes. Its end without a `End` means: it broke off.
 enum Piece {
     Chunk(Bytes),
     End,
 }
 
+/// What came before the connection broke, and how to ask for the rest of the same.
+struct Partial {
+    landing: Landing,
+    validators: Validators,
+    /// A strong validator: a server that has other content by now sends that from its beginning.
+    strong: String,
+}
+
+/// How a writer ended that did not fail.
+enum Written {
+    Whole(Landed),
+    BrokenOff(Box<Landing>),
+}
+
+/// Why a redirect is not followed.
+#[derive(Debug, thiserror::Error)]
+enum Astray {
+    #[error("too many redirects")]
+    TooMany,
+    #[error("a redirect from https:// to http://")]
+    Downgrade,
+}
+
 impl Origin {
-    pub(crate) fn new(stall_timeout: Duration) -> Self {
-        Self { client: OnceCell::new(), stall_timeout }
+    pub(crate) fn new(stall_timeout: Duration, patience: Duration, addresses: Addresses) -> Self {
+        Self { client: OnceCell::new(), stall_timeout, patience, addresses }
+    }
+
+    /// Says so where the URL itself names an address that is not fetched from.
+    pub(crate) fn permit(&self, url: &Url, label: &str) -> Result<(), ImageError> {
+        let forbidden = |Forbidden(ip)| ImageError::Forbidden { url: label.to_owned(), ip };
+        self.addresses.permit_url(url).map_err(forbidden)
+    }
+
+    /// How long too little may come.
+    fn window(&self) -> Duration {
+        self.stall_timeout * 2
     }
 
     async fn client(&self) -> Result<&Client, ImageError> {
-        let stall_timeout = self.stall_timeout;
+        let (stall_timeout, addresses) = (self.stall_timeout, self.addresses.clone());
         self.client
             .get_or_try_init(|| async move {
-                tokio::task::spawn_blocking(move || build(stall_timeout))
+                tokio::task::spawn_blocking(move || build(stall_timeout, addresses))
                     .await
                     .map_err(|_| ImageError::Interrupted)?
             })
@@ -65,16 +121,27 @@ impl Origin {
         let mut known = tokio::task::spawn_blocking(move || look_in.known(&look_for))
             .await
             .map_err(|_| ImageError::Interrupted)?;
-        let mut pauses = RETRIES.into_iter();
+        let mut partial: Option<Partial> = None;
+        let (mut progressed, mut furthest) = (Instant::now(), 0);
+        let mut pause = PAUSE_FIRST;
         loop {
-            let error = match self.attempt(&ground, &wanted, &state, &mut known).await {
+            let mut reached = 0;
+            let outcome =
+                self.attempt(&ground, &wanted, &state, &mut known, &mut partial, &mut reached).await;
+            let error = match outcome {
                 Err(error) => error,
                 landed => return landed,
             };
-            let broken = matches!(error, ImageError::Unreachable { .. } | ImageError::Truncated { .. });
-            if broken && let Some(pause) = pauses.next() {
-                tracing::debug!(url = wanted.label, %error, "fetching the image again");
+            // How far it came counts over all tries: a server that always breaks off at one place gets nowhere.
+            if reached >= furthest + PROGRESS {
+                (furthest, progressed, pause) = (reached, Instant::now(), PAUSE_FIRST);
+            }
+            let patience =
+                if known.is_some() { self.patience.min(PATIENCE_WITH_COPY) } else { self.patience };
+            if error.is_of_the_way() && progressed.elapsed() + pause < patience {
+                tracing::debug!(url = wanted.label, %error, reached, "fetching the image again");
                 tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(PAUSE_LONGEST);
                 continue;
             }
             return match known {
@@ -90,15 +157,22 @@ impl Origin {
         }
     }
 
+    /// One try. `reached` tells how many bytes of the image were there at its end.
     async fn attempt(
         &self,
         ground: &Ground,
         wanted: &Wanted,
         state: &watch::Sender<State>,
         known: &mut Option<(Entry, Landed)>,
+        partial: &mut Option<Partial>,
+        reached: &mut u64,
     ) -> Result<Landed, ImageError> {
         let mut request = self.client().await?.get(wanted.source.url().clone());
-        if let Some((entry, _)) = &*known {
+        if let Some(partial) = &*partial {
+            request = request
+                .header(header::RANGE, format!("bytes={}-", partial.landing.written()))
+                .header(header::IF_RANGE, &partial.strong);
+        } else if let Some((entry, _)) = &*known {
             if let Some(etag) = &entry.validators.etag {
                 request = request.header(header::IF_NONE_MATCH, etag);
             }
@@ -106,43 +180,94 @@ impl Origin {
                 request = request.header(header::IF_MODIFIED_SINCE, date);
             }
         }
-        let response = request.send().await.map_err(|error| self.failed(wanted, error))?;
-        match (response.status(), &*known) {
-            (StatusCode::OK, _) => {
-                // What the cache has is out of date; its pin must not keep the room that this one needs.
+        let response = match timeout(self.window(), request.send()).await {
+            Ok(response) => response.map_err(|error| self.failed(wanted, error))?,
+            Err(_) => return Err(ImageError::Stalled { url: wanted.label.clone(), after: self.window() }),
+        };
+        let status = || ImageError::Status { url: wanted.label.clone(), status: response.status().as_u16() };
+        match response.status() {
+            StatusCode::OK => {
+                // What the cache has is out of date, and what came before is not the beginning of this: neither
+                // must keep the room that this one needs.
                 *known = None;
-                self.receive(response, ground, wanted, state).await
+                *partial = None;
+                self.receive(response, None, ground, wanted, state, partial, reached).await
             }
-            (StatusCode::NOT_MODIFIED, Some((_, landed))) => Ok(landed.clone()),
-            (status, _) => Err(ImageError::Status { url: wanted.label.clone(), status: status.as_u16() }),
+            StatusCode::PARTIAL_CONTENT => match partial.take() {
+                Some(begun) if continues(&response, &begun) => {
+                    self.receive(response, Some(begun), ground, wanted, state, partial, reached).await
+                }
+                // An answer to another question: the next try asks for all of it.
+                Some(_) => Err(broken_off(wanted, 0, None)),
+                None => Err(status()),
+            },
+            // The rest that was asked for is not there: the next try asks for all of it.
+            StatusCode::RANGE_NOT_SATISFIABLE if partial.is_some() => {
+                let begun =
+                    partial.take().map(|partial| (partial.landing.written(), partial.landing.expected()));
+                let (received, expected) = begun.unwrap_or_default();
+                Err(broken_off(wanted, received, expected))
+            }
+            StatusCode::NOT_MODIFIED => match known {
+                Some((_, landed)) => Ok(landed.clone()),
+                None => Err(status()),
+            },
+            _ => Err(status()),
         }
     }
 
+    #[expect(clippy::too_many_arguments, reason = "one step of `attempt`, with all that it knows")]
     async fn receive(
         &self,
         mut response: Response,
+        begun: Option<Partial>,
         ground: &Ground,
         wanted: &Wanted,
         state: &watch::Sender<State>,
+        partial: &mut Option<Partial>,
+        reached: &mut u64,
     ) -> Result<Landed, ImageError> {
-        let expected = response.content_length();
-        let validators = validators(&response);
+        let (landing, expected, validators, strong) = match begun {
+            Some(begun) => {
+                let expected = begun.landing.expected();
+                (Some(begun.landing), expected, begun.validators, Some(begun.strong))
+            }
+            None => (None, response.content_length(), validators(&response), strong(&response)),
+        };
+        let mut received = landing.as_ref().map_or(0, Landing::written);
+        *reached = received;
         let (pieces, inbox) = mpsc::channel(CHUNKS);
         let (ground, owned, state) = (ground.clone(), wanted.clone(), state.clone());
-        let writer =
-            tokio::task::spawn_blocking(move || land(ground, owned, state, expected, validators, inbox));
-        let mut received = 0;
+        let remembered = validators.clone();
+        let writer = tokio::task::spawn_blocking(move || {
+            let landing = match landing {
+                Some(landing) => landing,
+                None => Landing::begin(ground, owned, state, expected)?,
+            };
+            land(landing, remembered, inbox)
+        });
+        let mut meter = Meter::new(self.window());
         let broken = loop {
-            let piece = match response.chunk().await {
+            let asked = Instant::now();
+            let chunk = response.chunk().await;
+            let piece = match chunk {
                 Ok(Some(chunk)) => {
                     received += chunk.len() as u64;
+                    *reached = received;
+                    if let Some(bytes) = meter.crawls(asked.elapsed(), chunk.len()) {
+                        let (url, window) = (wanted.label.clone(), self.window());
+                        break Some(ImageError::Crawl { url, bytes, window });
+                    }
                     Piece::Chunk(chunk)
+                }
+                Ok(None) if expected.is_some_and(|expected| received < expected) => {
+                    break Some(broken_off(wanted, received, expected));
                 }
                 Ok(None) => Piece::End,
                 Err(error) if error.is_timeout() => break Some(self.failed(wanted, error)),
                 Err(error) => {
                     tracing::debug!(url = wanted.label, error = %error.without_url(), "the body broke off");
-                    break Some(ImageError::Truncated { url: wanted.label.clone(), received, expected });
+                    break Some(broken_off(wanted, received, expected));
                 }
             };
             let last = matches!(piece, Piece::End);
@@ -152,28 +277,36 @@ impl Origin {
             }
         };
         drop(pieces);
-        // Waited for in any case: who gets an error finds no temporary file any more. Where both failed,
-        // what is wrong with the content says more than how the connection ended.
-        let landed = writer.await.map_err(|_| ImageError::Interrupted)?;
-        match (landed, broken) {
-            (Err(ImageError::Interrupted), Some(broken)) => Err(broken),
-            (landed, _) => landed,
+        // Waited for in any case: who gets an error finds no temporary file any more, unless the next try goes
+        // on with it. Where both failed, what is wrong with the content says more than how the connection ended.
+        let written = writer.await.map_err(|_| ImageError::Interrupted)??;
+        match written {
+            Written::Whole(landed) => Ok(landed),
+            Written::BrokenOff(landing) => {
+                *partial = strong.map(|strong| Partial { landing: *landing, validators, strong });
+                Err(broken.unwrap_or(ImageError::Interrupted))
+            }
         }
     }
 
     fn failed(&self, wanted: &Wanted, error: reqwest::Error) -> ImageError {
         let url = wanted.label.clone();
+        if let Some(Forbidden(ip)) = cause(&error) {
+            return ImageError::Forbidden { url, ip: *ip };
+        }
+        match cause(&error) {
+            Some(Astray::TooMany) => return ImageError::TooManyRedirects { url, limit: REDIRECTS_MAX },
+            Some(Astray::Downgrade) => return ImageError::Downgrade { url },
+            None => {}
+        }
         if error.is_timeout() {
             return ImageError::Stalled { url, after: self.stall_timeout };
         }
         let redirect = error.is_redirect();
         let (connect, broken) = (error.is_connect(), error.is_request());
-        let too_many = redirect && redirects_ran_out(&error);
         // The URL in it would show its secrets.
         let source = Arc::new(error.without_url());
-        if too_many {
-            ImageError::TooManyRedirects { url, limit: REDIRECTS_MAX }
-        } else if connect || (broken && !redirect) {
+        if connect || (broken && !redirect) {
             ImageError::Unreachable { url, source }
         } else {
             ImageError::BadAnswer { url, source }
@@ -181,30 +314,63 @@ impl Origin {
     }
 }
 
+fn broken_off(wanted: &Wanted, received: u64, expected: Option<u64>) -> ImageError {
+    ImageError::Truncated { url: wanted.label.clone(), received, expected }
+}
+
+/// Takes pieces until the last one. Where they end without one, what came is given back.
 fn land(
-    ground: Ground,
-    wanted: Wanted,
-    state: watch::Sender<State>,
-    expected: Option<u64>,
+    mut landing: Landing,
     validators: Validators,
     mut inbox: mpsc::Receiver<Piece>,
-) -> Result<Landed, ImageError> {
-    let mut landing = Landing::begin(ground, wanted, state, expected)?;
+) -> Result<Written, ImageError> {
     loop {
         match inbox.blocking_recv() {
             Some(Piece::Chunk(bytes)) => landing.push(&bytes)?,
-            Some(Piece::End) => return landing.finish(validators),
-            None => return Err(ImageError::Interrupted),
+            Some(Piece::End) => return landing.finish(validators).map(Written::Whole),
+            None => return Ok(Written::BrokenOff(Box::new(landing))),
         }
     }
 }
 
-fn build(stall_timeout: Duration) -> Result<Client, ImageError> {
+/// Whether too little comes. Only time in which the connection was waited for counts: a slow disk is not the
+/// origin's fault.
+struct Meter {
+    window: Duration,
+    waited: Duration,
+    bytes: u64,
+}
+
+impl Meter {
+    fn new(window: Duration) -> Self {
+        Self { window, waited: Duration::ZERO, bytes: 0 }
+    }
+
+    /// Takes what came after how long. Answers how little it was where a whole window brought too little.
+    fn crawls(&mut self, waited: Duration, bytes: usize) -> Option<u64> {
+        self.waited += waited;
+        self.bytes += bytes as u64;
+        if self.waited < self.window {
+            return None;
+        }
+        let enough = u128::from(self.bytes) * 1000 >= u128::from(RATE_MIN) * self.waited.as_millis();
+        let bytes = self.bytes;
+        *self = Self::new(self.window);
+        (!enough).then_some(bytes)
+    }
+}
+
+fn build(stall_timeout: Duration, addresses: Addresses) -> Result<Client, ImageError> {
     // reqwest panics where no provider is installed; a program that has chosen one keeps its choice.
     rustls::crypto::ring::default_provider().install_default().ok();
+    let resolver = Arc::new(addresses.clone());
     Client::builder()
         .user_agent(concat!("etcd-compute/", env!("CARGO_PKG_VERSION")))
-        .redirect(redirect::Policy::limited(REDIRECTS_MAX))
+        .redirect(redirect::Policy::custom(move |attempt| follow(attempt, &addresses)))
+        // The URL may hold a secret, which is not the next server's to know.
+        .referer(false)
+        .dns_resolver(resolver)
+        .no_proxy()
         .connect_timeout(stall_timeout)
         .read_timeout(stall_timeout)
         // Images come rarely: a connection kept open would only cost memory.
@@ -213,12 +379,99 @@ fn build(stall_timeout: Duration) -> Result<Client, ImageError> {
         .map_err(|error| ImageError::Client { source: Arc::new(error) })
 }
 
-fn validators(response: &Response) -> Validators {
-    let text = |name| response.headers().get(name)?.to_str().ok().map(str::to_owned);
-    Validators { etag: text(header::ETAG), last_modified: text(header::LAST_MODIFIED), file: None }
+fn follow(attempt: redirect::Attempt<'_>, addresses: &Addresses) -> redirect::Action {
+    let secure = attempt.previous().last().is_some_and(|url| url.scheme() == "https");
+    if attempt.previous().len() > REDIRECTS_MAX {
+        return attempt.error(Astray::TooMany);
+    }
+    match (attempt.url().scheme(), secure) {
+        ("http", true) => attempt.error(Astray::Downgrade),
+        ("http" | "https", _) => match addresses.permit_url(attempt.url()) {
+            Ok(()) => attempt.follow(),
+            Err(forbidden) => attempt.error(forbidden),
+        },
+        // Told as the status that it is.
+        _ => attempt.stop(),
+    }
 }
 
-/// reqwest has one kind for all that can be wrong with a redirect; only this cause has its own name.
-fn redirects_ran_out(error: &reqwest::Error) -> bool {
-    std::error::Error::source(error).is_some_and(|cause| cause.to_string().contains("too many redirects"))
+fn text(response: &Response, name: header::HeaderName) -> Option<String> {
+    response.headers().get(name)?.to_str().ok().map(str::to_owned)
+}
+
+fn validators(response: &Response) -> Validators {
+    Validators {
+        etag: text(response, header::ETAG),
+        last_modified: text(response, header::LAST_MODIFIED),
+        file: None,
+    }
+}
+
+/// What stands for exactly these bytes: an entity tag that is not weak or, where there is none, a date of change
+/// that was over when the answer was made (RFC 9110, 8.8.2.2).
+fn strong(response: &Response) -> Option<String> {
+    if let Some(etag) = text(response, header::ETAG) {
+        return (!etag.starts_with("W/")).then_some(etag);
+    }
+    let changed = text(response, header::LAST_MODIFIED)?;
+    let answered = text(response, header::DATE)?;
+    let parse = |date: &str| jiff::fmt::rfc2822::parse(date).ok().map(|time| time.timestamp());
+    (parse(&changed)? < parse(&answered)?).then_some(changed)
+}
+
+/// Whether a partial answer is the rest of what was begun.
+fn continues(response: &Response, begun: &Partial) -> bool {
+    let same = text(response, header::ETAG).is_none_or(|etag| begun.validators.etag.as_ref() == Some(&etag));
+    let range = text(response, header::CONTENT_RANGE);
+    let range = range.as_deref().and_then(content_range);
+    same && range.is_some_and(|(first, total)| {
+        first == begun.landing.written()
+            && (total.is_none() || begun.landing.expected().is_none() || total == begun.landing.expected())
+    })
+}
+
+/// The first byte and the whole length of `bytes 5-9/10`.
+fn content_range(text: &str) -> Option<(u64, Option<u64>)> {
+    let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
+    let first = range.split_once('-')?.0.trim().parse().ok()?;
+    Some((first, total.trim().parse().ok()))
+}
+
+/// What of this kind lies among the causes of an error.
+fn cause<E: std::error::Error + 'static>(error: &reqwest::Error) -> Option<&E> {
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
+        }
+        cause = error.source();
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crawl_is_told_from_a_pause() {
+        let second = Duration::from_secs(1);
+        let mut meter = Meter::new(60 * second);
+        // One burst buys a minute, and no more.
+        assert_eq!(meter.crawls(second, 1 << 20), None);
+        let told =
+            (0..200).find_map(|second| meter.crawls(Duration::from_secs(1), 1).map(|bytes| (second, bytes)));
+        assert_eq!(told, Some((118, 60)));
+        let mut meter = Meter::new(60 * second);
+        assert!((0..500).all(|_| meter.crawls(second, 1024).is_none()));
+    }
+
+    #[test]
+    fn content_ranges_are_read() {
+        assert_eq!(content_range("bytes 5-9/10"), Some((5, Some(10))));
+        assert_eq!(content_range("bytes 5-9/*"), Some((5, None)));
+        for bad in ["bytes */10", "items 5-9/10", "bytes 5/10", ""] {
+            assert_eq!(content_range(bad), None, "{bad}");
+        }
+    }
 }

@@ -13,7 +13,11 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use url::Url;
 
-use crate::{ImageError, shelf::make_directory, source::is_digest};
+use crate::{
+    ImageError,
+    shelf::{PRIVATE, make_directory},
+    source::is_digest,
+};
 
 /// Links that are signed anew each time would fill the index, one entry each.
 const ENTRIES_MAX: usize = 1024;
@@ -79,7 +83,7 @@ impl Entry {
 impl Index {
     pub(crate) fn open(directory: &Path) -> Result<Self, ImageError> {
         let index = Self { directory: directory.join("index"), tmp: directory.join("tmp") };
-        make_directory(&index.directory)?;
+        make_directory(&index.directory, PRIVATE)?;
         Ok(index)
     }
 

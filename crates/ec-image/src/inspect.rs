@@ -86,6 +86,9 @@ pub enum Refusal {
     /// A qcow2 that qemu has marked as corrupt.
     #[error("it is marked as corrupt: repair it with `qemu-img check -r all`")]
     MarkedCorrupt,
+    /// A qcow2 with what backups keep beside the disk, which is not checked here.
+    #[error("it has persistent dirty bitmaps: leave them out with `qemu-img convert -O qcow2`")]
+    Bitmaps,
     /// A qcow2 with features that came later than this program.
     #[error("it uses qcow2 features that are not known here (incompatible feature bits {bits:#x})")]
     UnknownFeatures {
@@ -144,7 +147,8 @@ pub fn inspect(header: &[u8], size: Option<u64>) -> Result<Inspected, Refusal> {
     }
 }
 
-/// Tells what a whole image is, and for a qcow2 also whether everything it refers to is there.
+/// Tells what a whole image is, and for a qcow2 also whether everything it refers to is there and whether its
+/// reference counts are right: what `qemu-img check` finds corrupt is refused.
 ///
 /// Reads at most about as much as the image has bytes of tables.
 pub fn inspect_file(image: &mut (impl Read + Seek)) -> Result<Inspected, InspectError> {

@@ -82,6 +82,16 @@ impl Landing {
         Ok(landing)
     }
 
+    /// How many bytes have come.
+    pub(crate) fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// How many bytes are to come in all, where that is known.
+    pub(crate) fn expected(&self) -> Option<u64> {
+        self.expected
+    }
+
     /// Takes the next bytes. What the beginning gives away is refused at once, not when all has come.
     pub(crate) fn push(&mut self, bytes: &[u8]) -> Result<(), ImageError> {
         self.written += bytes.len() as u64;

@@ -4,10 +4,14 @@
 //! overlays can lie on, held by a pin for as long as the value lives.
 //!
 //! ```text
-//! <directory>/base/<sha256>.<qcow2|raw>    content-addressed, mode 0444, never replaced
+//! <directory>/lock                         held while the cache is open: a directory has one cache at a time
+//! <directory>/base/<sha256>.<qcow2|raw>    content-addressed, mode 0444 in a directory 0711, never replaced
 //! <directory>/index/<sha256 of url>.json   what a URL gave last, and how to ask whether it changed
 //! <directory>/tmp/                         downloads under way; swept when the cache is opened
 //! ```
+//!
+//! Where images may come from is the caller's to say ([`CacheConfig::local`], [`CacheConfig::allow_addresses`]):
+//! whoever may ask for an image must not read this host's files or speak to its own services by it ([`access`]).
 //!
 //! One download serves everyone who asks for the same image while it runs ([`flight`]). The async side
 //! only moves bytes; a thread of its own writes, hashes and checks them ([`landing`]), and dropping the
@@ -20,6 +24,7 @@
 //! What is deliberately not here: overlays, and anything about libvirt. The library never runs a
 //! program on an image: what it refuses, qemu never sees.
 
+mod access;
 mod cache;
 mod error;
 mod flight;

@@ -1,7 +1,6 @@
 //! Images from `file://` URLs: copied, because a base must never change under its overlays.
 
 use std::{
-    fs::{self, File},
     io::Read,
     path::Path,
     sync::{
@@ -14,6 +13,7 @@ use tokio::sync::watch;
 
 use crate::{
     ImageError,
+    access::Local,
     flight::State,
     index::{FileStamp, Validators},
     landing::{Ground, Landing},
@@ -34,6 +34,7 @@ impl Drop for StopOnDrop {
 
 /// Brings the file into the cache, or finds it there unchanged.
 pub(crate) async fn bring(
+    local: Arc<Local>,
     ground: Ground,
     wanted: Wanted,
     path: std::path::PathBuf,
@@ -41,12 +42,13 @@ pub(crate) async fn bring(
 ) -> Result<Landed, ImageError> {
     let stop = StopOnDrop(Arc::default());
     let stopped = Arc::clone(&stop.0);
-    tokio::task::spawn_blocking(move || copy(ground, wanted, &path, state, &stopped))
+    tokio::task::spawn_blocking(move || copy(&local, ground, wanted, &path, state, &stopped))
         .await
         .map_err(|_| ImageError::Interrupted)?
 }
 
 fn copy(
+    local: &Local,
     ground: Ground,
     wanted: Wanted,
     path: &Path,
@@ -54,18 +56,14 @@ fn copy(
     stopped: &AtomicBool,
 ) -> Result<Landed, ImageError> {
     let failed = |source| ImageError::Local { path: path.to_owned(), source: Arc::new(source) };
-    // Looked at before it is opened: opening a pipe would wait for a writer.
-    let meta = fs::metadata(path).map_err(failed)?;
-    if !meta.is_file() {
-        return Err(ImageError::NotAFile { path: path.to_owned() });
-    }
+    let mut file = local.open(path)?;
+    let meta = file.metadata().map_err(failed)?;
     let stamp = FileStamp::of(&meta);
     if let Some((entry, landed)) = ground.known(&wanted)
         && entry.validators.file == Some(stamp)
     {
         return Ok(landed);
     }
-    let mut file = File::open(path).map_err(failed)?;
     let mut landing = Landing::begin(ground, wanted, state, Some(meta.len()))?;
     let mut chunk = vec![0; CHUNK];
     loop {
@@ -81,7 +79,7 @@ fn copy(
     }
     // Both the file that was read and the one that has the name now must be the one that was looked at.
     let read = FileStamp::of(&file.metadata().map_err(failed)?);
-    let named = FileStamp::of(&fs::metadata(path).map_err(failed)?);
+    let named = FileStamp::of(&local.open(path)?.metadata().map_err(failed)?);
     if read != stamp || named != stamp {
         return Err(ImageError::Changed { path: path.to_owned() });
     }

@@ -8,7 +8,7 @@ use std::{
     collections::{HashMap, HashSet},
     fs::{self, File, Permissions},
     io::{self, Read},
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::SystemTime,
@@ -33,6 +33,8 @@ pub(crate) struct Shelf {
     /// Held through a whole eviction, so that there is one at a time.
     evicting: Mutex<()>,
     ledger: Mutex<Ledger>,
+    /// Locked as long as this lives: another cache on the same directory would know nothing of these pins.
+    _lock: File,
 }
 
 #[derive(Default)]
@@ -58,16 +60,17 @@ impl Shelf {
     pub(crate) fn open(directory: &Path, max_bytes: u64, in_use: InUse) -> Result<Self, ImageError> {
         let (base, tmp) = (directory.join("base"), directory.join("tmp"));
         if !directory.is_dir() {
-            make_directory(directory)?;
+            make_directory(directory, PASSABLE)?;
         }
-        make_directory(&base)?;
-        make_directory(&tmp)?;
+        let lock = lock(directory)?;
+        make_directory(&base, PASSABLE)?;
+        make_directory(&tmp, PRIVATE)?;
         for entry in fs::read_dir(&tmp).map_err(ImageError::cache("list", &tmp))?.flatten() {
             let path = entry.path();
             fs::remove_file(&path).map_err(ImageError::cache("remove", &path))?;
         }
         let (evicting, ledger) = Default::default();
-        Ok(Self { base, tmp, max_bytes, in_use, evicting, ledger })
+        Ok(Self { base, tmp, max_bytes, in_use, evicting, ledger, _lock: lock })
     }
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
@@ -127,6 +130,7 @@ impl Shelf {
             .read(true)
             .write(true)
             .create_new(true)
+            .mode(0o600)
             .open(&path)
             .map_err(ImageError::cache("create", &path))?;
         Ok(Temporary { file, path, placed: false })
@@ -322,11 +326,32 @@ impl Drop for Temporary {
     }
 }
 
-/// QEMU runs as another user and must be able to reach the bases, whatever the umask is.
-pub(crate) fn make_directory(path: &Path) -> Result<(), ImageError> {
+/// QEMU runs as another user and must be able to reach the bases, whatever the umask is. It knows their names,
+/// which are digests; nobody else needs to learn them.
+pub(crate) const PASSABLE: u32 = 0o711;
+/// Nobody but this program has business there.
+pub(crate) const PRIVATE: u32 = 0o700;
+
+pub(crate) fn make_directory(path: &Path, mode: u32) -> Result<(), ImageError> {
     fs::create_dir_all(path).map_err(ImageError::cache("create", path))?;
-    fs::set_permissions(path, Permissions::from_mode(0o755))
+    fs::set_permissions(path, Permissions::from_mode(mode))
         .map_err(ImageError::cache("set the mode of", path))
+}
+
+fn lock(directory: &Path) -> Result<File, ImageError> {
+    let path = directory.join("lock");
+    let file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .map_err(ImageError::cache("create", &path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(fs::TryLockError::WouldBlock) => Err(ImageError::InUse { directory: directory.to_owned() }),
+        Err(fs::TryLockError::Error(error)) => Err(ImageError::cache("lock", &path)(error)),
+    }
 }
 
 /// Only the order of evictions hangs on it, so a failure is no reason to fail.

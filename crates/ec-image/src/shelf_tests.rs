@@ -88,7 +88,7 @@ fn an_image_bigger_than_the_cache_is_refused_before_anything_is_evicted() {
 }
 
 #[test]
-fn leftovers_of_a_crash_are_swept_and_bases_are_readable_by_all() {
+fn leftovers_of_a_crash_are_swept_and_bases_are_readable_by_who_knows_their_names() {
     let dir = tempfile::tempdir().unwrap();
     let cache = dir.path().join("cache");
     fs::create_dir_all(cache.join("tmp")).unwrap();
@@ -98,7 +98,19 @@ fn leftovers_of_a_crash_are_swept_and_bases_are_readable_by_all() {
     let landed = put(&shelf, 'a', 512).unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&landed.base.path), 0o444);
-    assert_eq!(mode(&cache.join("base")), 0o755);
+    for (directory, wanted) in [("base", 0o711), ("tmp", 0o700)] {
+        assert_eq!(mode(&cache.join(directory)), wanted, "{directory}");
+    }
+}
+
+#[test]
+fn a_directory_has_one_cache_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = shelf(dir.path(), 1024, &[]);
+    let second = Shelf::open(dir.path(), 1024, Box::new(HashSet::new)).map(|_| ()).unwrap_err();
+    assert!(matches!(second, ImageError::InUse { .. }) && second.to_string().contains("images.directory"));
+    drop(first);
+    Shelf::open(dir.path(), 1024, Box::new(HashSet::new)).unwrap();
 }
 
 #[test]

@@ -163,6 +163,22 @@ fn fresh_images_of_any_size_are_taken() {
 }
 
 #[test]
+fn large_images_are_looked_through_quickly() {
+    if !qemu_img_is_there() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("large");
+    // Sparse, with all of its tables, and of more clusters than are counted in one go.
+    let create =
+        ["create", "-q", "-f", "qcow2", "-o", "preallocation=metadata", path.to_str().unwrap(), "64G"];
+    assert!(qemu("qemu-img", &create));
+    let begun = std::time::Instant::now();
+    assert_eq!(refusal(&path), None);
+    assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{:?}", begun.elapsed());
+}
+
+#[test]
 fn what_leads_outside_the_file_is_refused() {
     if !qemu_img_is_there() {
         return;
@@ -194,4 +210,105 @@ fn what_leads_outside_the_file_is_refused() {
         create(&["-f", format, &at(format), "8M"]);
         assert_eq!(refusal(Path::new(&at(format))), Some(Refusal::Foreign { format: name }));
     }
+}
+
+/// Whether `qemu-img check` finds nothing wrong but perhaps clusters that nobody uses.
+fn qemu_img_takes(path: &Path) -> bool {
+    let output = Command::new("qemu-img").args(["check", "-q", "-f", "qcow2"]).arg(path).output().unwrap();
+    matches!(output.status.code(), Some(0 | 3))
+}
+
+/// Small images of each kind: their tables are next to all there is.
+fn small_zoo(dir: &Path) -> Vec<PathBuf> {
+    let mut made = Vec::new();
+    for (name, options) in [
+        ("plain", "cluster_size=4k"),
+        ("v2", "compat=0.10,cluster_size=4k"),
+        ("refcount1", "refcount_bits=1,cluster_size=4k"),
+        ("refcount64", "refcount_bits=64,cluster_size=512"),
+        ("extended", "extended_l2=on,cluster_size=16k"),
+        ("metadata", "preallocation=metadata,cluster_size=4k"),
+        ("zstd", "compression_type=zstd,cluster_size=4k"),
+    ] {
+        let path = dir.join(name);
+        let target = path.to_str().unwrap();
+        assert!(qemu("qemu-img", &["create", "-q", "-f", "qcow2", "-o", options, target, "300k"]));
+        let write =
+            ["-f", "qcow2", "-c", "write -P 7 0 20k", "-c", "write -P 9 100k 9k", "-c", "write -z 40k 16k"];
+        // What has its place already cannot be compressed.
+        let compressed = if name == "metadata" { "write -P 5 64k 16k" } else { "write -c -P 5 64k 16k" };
+        assert!(qemu("qemu-io", &[&write[..], &["-c", compressed, target]].concat()));
+        if name == "plain" {
+            assert!(qemu("qemu-img", &["snapshot", "-c", "one", target]));
+            assert!(qemu("qemu-io", &["-f", "qcow2", "-c", "write -P 3 4k 4k", target]));
+        }
+        made.push(path);
+    }
+    made
+}
+
+#[test]
+fn nothing_that_qemu_img_check_refuses_is_taken() {
+    use rand::{RngExt, SeedableRng};
+    if !qemu_img_is_there() {
+        return;
+    }
+    let rounds: u32 = std::env::var("EC_TEST_MUTATIONS").map_or(60, |text| text.parse().unwrap());
+    let dir = tempfile::tempdir().unwrap();
+    let mut random = rand::rngs::StdRng::seed_from_u64(7);
+    let path = dir.path().join("mutated");
+    let (mut wrong, mut refused, mut strict) = (Vec::new(), 0, 0);
+    for sane in small_zoo(dir.path()) {
+        let name = sane.file_name().unwrap().to_str().unwrap().to_owned();
+        assert!(qemu_img_takes(&sane), "{name}");
+        assert_eq!(refusal(&sane), None, "{name}");
+        let bytes = fs::read(&sane).unwrap();
+        let be64 =
+            |at: usize| usize::try_from(u64::from_be_bytes(*bytes[at..].first_chunk().unwrap())).unwrap();
+        let entry = |at: usize| be64(at) & 0x00ff_ffff_ffff_fe00;
+        // Where it hurts: the header, its extensions, the L1 table, an L2 table, the reference counts' table and
+        // a block of theirs, the snapshots.
+        let (l1, refcounts) = (be64(40), be64(48));
+        let places = [
+            (0, 112),
+            (104, 64),
+            (l1, 8),
+            (entry(l1), 640),
+            (refcounts, 16),
+            (entry(refcounts), 120),
+            (if name == "plain" { be64(64) } else { 0 }, 80),
+        ];
+        for round in 0..rounds {
+            let (start, length) = places[round as usize % places.len()];
+            let mut mutated = bytes.clone();
+            for _ in 0..random.random_range(1..3) {
+                let at = start + random.random_range(0..length);
+                match random.random_range(0..3) {
+                    0 => mutated[at] ^= 1 << random.random_range(0..8),
+                    1 => mutated[at] = random.random(),
+                    _ => mutated[at] = 0,
+                }
+            }
+            // Not a qcow2 any more, so nothing that qemu would read as one.
+            if mutated[..4] != bytes[..4] {
+                continue;
+            }
+            fs::write(&path, &mutated).unwrap();
+            let (theirs, ours) = (qemu_img_takes(&path), refusal(&path));
+            refused += u32::from(!theirs);
+            strict += u32::from(theirs && ours.is_some());
+            if !theirs && ours.is_none() {
+                let changed: Vec<_> = (0..bytes.len())
+                    .filter(|at| bytes[*at] != mutated[*at])
+                    .map(|at| (at, bytes[at], mutated[at]))
+                    .collect();
+                let said =
+                    Command::new("qemu-img").args(["check", "-f", "qcow2"]).arg(&path).output().unwrap();
+                wrong.push(format!("{name} {changed:?}: {}", String::from_utf8_lossy(&said.stderr)));
+            }
+        }
+    }
+    eprintln!("{refused} refused by qemu-img, {strict} by us alone");
+    assert!(refused > rounds, "the mutations hurt");
+    assert!(wrong.is_empty(), "{} taken:\n{}", wrong.len(), wrong.join("\n"));
 }

@@ -1,9 +1,9 @@
 //! Fetching from `file://`, and a file system that fills up.
 
-use std::{fs, path::Path, process::Command};
+use std::{fs, path::Path, process::Command, time::Duration};
 
 use crate::support::*;
-use ec_image::{ImageError, Refusal};
+use ec_image::{CacheConfig, ImageError, Refusal};
 use ec_model::ImageRef;
 
 fn url(path: &Path) -> ImageRef {
@@ -42,6 +42,68 @@ async fn what_is_not_a_readable_disk_file_is_refused() {
     fs::write(&page, "<html>").unwrap();
     let error = fetch(&cache, &url(&page)).await.unwrap_err();
     assert!(matches!(error, ImageError::Refused { refusal: Refusal::Html, .. }), "the name says nothing");
+}
+
+#[tokio::test]
+async fn only_regular_files_below_the_named_directories_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    fs::create_dir_all(at("images/sub")).unwrap();
+    fs::create_dir(at("images-not")).unwrap();
+    for name in ["images/sub/disk", "images-not/disk", "secret"] {
+        fs::write(at(name), disk(1, 10)).unwrap();
+    }
+    let link = |to: &str, name: &str| std::os::unix::fs::symlink(at(to), at(name)).unwrap();
+    link("secret", "images/link");
+    link("images-not", "images/directory");
+    link("images/sub/disk", "images/inside");
+    // The directory that was named may itself be reached by a link.
+    link("images", "named");
+    let local = vec![at("named"), at("images")];
+    let cache =
+        open_cache(CacheConfig { local, ..config(&at("cache"), 64 << 20, Duration::from_secs(1)) }).await;
+    for good in ["images/sub/disk", "named/sub/disk"] {
+        fetch(&cache, &url(&at(good))).await.unwrap();
+    }
+    for name in ["secret", "images-not/disk"] {
+        let error = fetch(&cache, &url(&at(name))).await.unwrap_err();
+        assert!(matches!(error, ImageError::NotLocal { none: false, .. }), "{name}: {}", chain(&error));
+        assert!(error.to_string().contains("images.local") && !error.is_transient());
+    }
+    for name in ["images/link", "images/directory/disk", "images/inside"] {
+        let error = fetch(&cache, &url(&at(name))).await.unwrap_err();
+        assert!(matches!(error, ImageError::Link { .. }), "{name}: {}", chain(&error));
+    }
+    // In spellings that mean something above.
+    let root = format!("file://{}/images", dir.path().display());
+    for rest in ["/../secret", "/sub/%2e%2e/../../secret", "/..%2fsecret", "/sub/..%2f..%2fsecret"] {
+        let error = fetch(&cache, &image(&format!("{root}{rest}"))).await.unwrap_err();
+        assert!(
+            matches!(error, ImageError::NotLocal { .. } | ImageError::Link { .. }),
+            "{rest}: {}",
+            chain(&error)
+        );
+    }
+    // Also with the digest of what the cache has.
+    let digest = fetch(&cache, &url(&at("images/sub/disk"))).await.unwrap().base.digest;
+    let wanted = ImageRef { sha256: Some(digest), ..url(&at("secret")) };
+    assert!(matches!(fetch(&cache, &wanted).await, Err(ImageError::NotLocal { .. })));
+    drop(cache);
+
+    let closed = CacheConfig::new(at("closed"), 64 << 20);
+    let error = fetch(&open_cache(closed).await, &url(&at("images/sub/disk"))).await.unwrap_err();
+    assert!(matches!(error, ImageError::NotLocal { none: true, .. }), "none by default: {}", chain(&error));
+}
+
+#[tokio::test]
+async fn a_device_is_no_image() {
+    let dir = tempfile::tempdir().unwrap();
+    let devices = CacheConfig { local: vec!["/dev".into()], ..CacheConfig::new(dir.path(), 64 << 20) };
+    let cache = open_cache(devices).await;
+    for device in ["/dev/zero", "/dev/tty", "/dev"] {
+        let error = fetch(&cache, &url(Path::new(device))).await.unwrap_err();
+        assert!(matches!(error, ImageError::NotAFile { .. }), "{device}: {}", chain(&error));
+    }
 }
 
 /// A small file system of its own.

@@ -32,7 +32,21 @@ pub(crate) async fn open(directory: &Path) -> ImageCache {
 }
 
 pub(crate) async fn open_with(directory: &Path, max_bytes: u64, stall_timeout: Duration) -> ImageCache {
-    let config = CacheConfig { directory: directory.to_owned(), max_bytes, stall_timeout };
+    open_cache(config(directory, max_bytes, stall_timeout)).await
+}
+
+/// A cache that may fetch from the tests' servers and read the tests' files.
+pub(crate) fn config(directory: &Path, max_bytes: u64, stall_timeout: Duration) -> CacheConfig {
+    CacheConfig {
+        stall_timeout,
+        patience: Duration::from_secs(2),
+        local: vec![std::env::temp_dir()],
+        allow_addresses: vec!["127.0.0.0/8".parse().unwrap()],
+        ..CacheConfig::new(directory, max_bytes)
+    }
+}
+
+pub(crate) async fn open_cache(config: CacheConfig) -> ImageCache {
     ImageCache::open(config, HashSet::new).await.unwrap()
 }
 
