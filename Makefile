@@ -7,14 +7,20 @@ SUDO := $(shell [ "$$(id -u)" -eq 0 ] || echo sudo)
 export PATH := $(PATH):$(shell getent passwd "$${SUDO_USER:-$$(id -un)}" | cut -d: -f6)/.cargo/bin:$(HOME)/.cargo/bin
 ifdef SUDO_USER
 export RUSTUP_HOME ?= $(shell getent passwd $(SUDO_USER) | cut -d: -f6)/.rustup
+# Who says `sudo make demo` keeps a target/ of their own, and their own cache of crates.
+ifeq ($(SUDO_USER),$(shell stat -c %U .))
+AS_OWNER := sudo -H -u $(SUDO_USER) env PATH="$(PATH)" RUSTUP_HOME="$(RUSTUP_HOME)"
 endif
+endif
+BUILD := $(AS_OWNER) cargo build --release --locked
 
-.PHONY: help demo demo-down test bench check deny fuzz fuzz-placement
+.PHONY: help demo demo-down test newcomer bench check deny fuzz fuzz-placement
 
 help:
 	@echo "make demo       install what is missing, build, start the stack, boot a guest, log in"
 	@echo "make demo-down  end the demo; nothing stays but caches in $(CACHE)"
 	@echo "make test       all tests, on real etcd, placement, libvirt guests and Docker"
+	@echo "make newcomer   install and demo on new Debian 12, Debian 13 and Ubuntu 24.04, in namespaces"
 	@echo "make bench      what we promise, beside the bare calls, as medians and ratios"
 	@echo "make check      formatting, lints, dependencies and their licences"
 	@echo "make deny       the last of these alone"
@@ -22,24 +28,35 @@ help:
 	@echo "make fuzz-placement  OpenStack's placement and ours, compared at random for MINUTES (10)"
 
 demo:
+	$(AS_OWNER) scripts/check-rust.sh
 	scripts/install-deps.sh demo
-	cargo build --release --locked -p ecompute -p placement -p eschedule -p mdserver
+	$(BUILD) -p ecompute -p placement -p eschedule -p mdserver
 	$(SUDO) scripts/demo.sh up
 
 demo-down:
 	$(SUDO) scripts/demo.sh down
 
 test:
+	scripts/check-rust.sh
 	scripts/install-deps.sh test
 	scripts/test.sh
 
-bench:
+newcomer:
+	$(AS_OWNER) scripts/check-rust.sh
 	scripts/install-deps.sh test
-	cargo build --release --locked -p ecompute -p eschedule -p placement -p ec-bench
+	$(BUILD) -p ecompute -p placement -p eschedule -p mdserver
+	$(SUDO) scripts/newcomer.sh $(CASES)
+
+bench:
+	$(AS_OWNER) scripts/check-rust.sh
+	scripts/install-deps.sh test
+	$(BUILD) -p ecompute -p eschedule -p placement -p ec-bench
 	$(SUDO) scripts/bench.sh
 
-check: deny
+check:
+	scripts/check-rust.sh
 	scripts/install-deps.sh build
+	scripts/deny.sh
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
 
@@ -52,5 +69,5 @@ fuzz:
 MINUTES ?= 10
 fuzz-placement:
 	scripts/install-deps.sh test
-	cargo build --release --locked -p placement
+	$(BUILD) -p placement
 	scripts/fuzz-placement.sh $(MINUTES)

@@ -6,6 +6,9 @@
 # its own otherwise. Everything it starts is noted under $STATE/run with pid and start time, so that
 # `down` ends exactly that and nothing else, also after a killed run.
 set -euo pipefail
+# The texts of virsh are read; root's PATH may be a user's (su); QEMU and dnsmasq run as others and must pass.
+export LC_ALL=C PATH=$PATH:/usr/sbin:/sbin
+umask 022
 
 cd "$(dirname "$0")/.."
 REPO=$PWD
@@ -31,7 +34,8 @@ start_time() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20; }
 start() {
   local name=$1
   shift
-  setsid "$@" >"$STATE/$name.log" 2>&1 </dev/null &
+  # Without the lock, which is the script's and not that of what goes on running.
+  setsid "$@" >"$STATE/$name.log" 2>&1 </dev/null 9>&- &
   echo "$! $(start_time $!)" >"$RUN/$name.pid"
 }
 
@@ -61,17 +65,33 @@ await() {
     if "$@" >/dev/null 2>&1; then return; fi
     sleep 0.2
   done
-  die "$what did not come up within $seconds s; see the logs in $STATE"
+  tail -n 3 "$STATE"/{etcd,eplacement,libvirtd,ecompute}.log >&2 2>/dev/null || true # not all were started yet
+  die "$what did not come up within $seconds s"
 }
 
 port_free() { ! (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
-# The first free port of those given.
+# free_port WHAT PORT…: the first free one; what has the usual one is named.
 free_port() {
-  for port in "$@"; do if port_free "$port"; then echo "$port"; return; fi; done
+  local what=$1 usual=$2 port
+  shift
+  for port in "$@"; do
+    if port_free "$port"; then
+      [ "$port" = "$usual" ] || echo "port $usual is taken by $(holder "$usual"): the demo's $what uses $port" >&2
+      echo "$port"
+      return
+    fi
+  done
   die "none of the ports $* is free"
 }
+# Who listens on a port: the program, and its pid where it is to be had.
+holder() {
+  local found
+  found=$(ss -Hltnp "sport = :$1" 2>/dev/null | sed -n 's/.*users:(("\([^"]*\)",pid=\([0-9]*\).*/\1 (pid \2)/p' | head -n 1)
+  echo "${found:-another program}"
+}
 
-virsh() { command virsh -q -c "$URI" "$@"; }
+# In a session of its own, so that no polkit agent of virsh's writes to the terminal.
+virsh() { setsid -w virsh -q -c "$URI" "$@" 9>&-; }
 
 # ---- libvirt --------------------------------------------------------------------------------------
 
@@ -104,6 +124,7 @@ network_up() {
     local n
     for n in $(seq 150 200); do ip -o route | grep -q "192\.168\.$n\." || break; done
     echo "$NETWORK" >"$RUN/network-defined"
+    if [ -e "$STATE/net-start.log" ]; then echo "network default cannot be started ($(grep . "$STATE/net-start.log" 2>/dev/null | tail -n 1)): making one"; fi
     virsh net-define /dev/stdin >/dev/null <<X
 <network>
   <name>$NETWORK</name>
@@ -124,13 +145,16 @@ X
 
 up() {
   [ -x "$BIN/ecompute" ] || die "$BIN/ecompute is missing: run \`make demo\`, which builds it"
+  if [ -e "$RUN/complete" ] && alive ecompute && alive etcd; then
+    die "a demo is running, perhaps with guests of yours: \`make demo-down\` ends it, guests and all"
+  fi
   if [ -d "$STATE" ]; then
-    say "Ending an earlier demo"
+    say "Cleaning up after an earlier demo, which was interrupted or killed"
     down
   fi
+  room /var/lib
   mkdir -p "$RUN"
-  chmod 755 "$STATE"
-  trap 'echo "demo: failed; \`make demo-down\` cleans up, the logs are in $STATE" >&2' ERR
+  trap 'failed $? failed' EXIT
 
   say "Guest image (built once, kept in $CACHE)"
   mkdir -p "$CACHE"
@@ -138,9 +162,9 @@ up() {
 
   say "Starting the stack"
   local etcd peer placement
-  etcd=$(free_port 2379 12379 22379)
-  peer=$(free_port 2380 12380 22380)
-  placement=$(free_port 8080 18080 28080)
+  etcd=$(free_port etcd 2379 12379 22379)
+  peer=$(free_port "etcd, between members," 2380 12380 22380)
+  placement=$(free_port eplacement 8080 18080 28080)
   start etcd etcd --name demo --data-dir "$STATE/etcd" \
     --listen-client-urls "http://127.0.0.1:$etcd" --advertise-client-urls "http://127.0.0.1:$etcd" \
     --listen-peer-urls "http://127.0.0.1:$peer" --initial-advertise-peer-urls "http://127.0.0.1:$peer" \
@@ -161,14 +185,30 @@ libvirt: {network: $NETWORK}
 # Emulated or not, the demo's guests are idle: many may share a processor.
 allocation_ratio: {VCPU: 16.0}
 C
+  # Where agents of this release read files below named directories only, this one is named.
+  if grep -qE '^ +#? ?local:' compute.yaml; then echo "images: {local: [$CACHE]}" >>"$STATE/compute.yaml"; fi
   cat >"$STATE/schedule.yaml" <<C
 etcd: {host: 127.0.0.1, port: $etcd}
 placement: {endpoint: "http://127.0.0.1:$placement"}
 image: file://$CACHE/tiny.qcow2
 C
+  # What a shell needs so that the commands of the README mean this demo.
+  cat >"$STATE/env" <<C
+export ESCHEDULE_CONFIG=$STATE/schedule.yaml ECOMPUTE_CONFIG=$STATE/compute.yaml
+export ETCDCTL_API=3 ETCDCTL_ENDPOINTS=127.0.0.1:$etcd
+export PATH=$(printf %q "$BIN"):\$PATH
+C
+  # Guests come and go at the same addresses, so their host keys mean nothing.
+  cat >"$STATE/ssh_config" <<C
+User root
+IdentityFile $STATE/id_ed25519
+StrictHostKeyChecking no
+UserKnownHostsFile /dev/null
+LogLevel ERROR
+C
   "$BIN/ecompute" --config "$STATE/compute.yaml" --check
   start ecompute "$BIN/ecompute" --config "$STATE/compute.yaml"
-  await 60 "the agent" sh -c "'$BIN/eschedule' --config '$STATE/schedule.yaml' -o json nodes | grep -q '\"node\"'"
+  await 60 "the agent" agent_is_there
   eschedule nodes
 
   say "Scheduling a virtual machine"
@@ -183,7 +223,7 @@ C
   ip=$(eschedule "$instance")
 
   say "Logging in with the key that the metadata server handed out"
-  printf '$ ssh -i %s/id_ed25519 root@%s\n' "$STATE" "$ip"
+  echo "\$ ssh -F $STATE/ssh_config root@$ip"
   local tries=0
   until guest "$ip" true 2>"$STATE/ssh.log"; do
     tries=$((tries + 1))
@@ -199,24 +239,42 @@ C
   ETCDCTL_API=3 etcdctl --endpoints "127.0.0.1:$etcd" get --prefix /ecompute --keys-only | grep .
   eschedule list
 
+  touch "$RUN/complete"
+  trap - EXIT INT TERM
   say "The stack is yours"
   cat <<T
-  export ESCHEDULE_CONFIG=$STATE/schedule.yaml PATH=$BIN:\$PATH
+  . $STATE/env                         # first: the commands below then mean this demo
   eschedule list
   eschedule --wait 'resources=VCPU:1,MEMORY_MB:128,DISK_GB:1'
   eschedule destroy --wait demo
+  etcdctl get --prefix /ecompute
   curl -sH 'X-Auth-Token: admin' http://127.0.0.1:$placement/resource_providers
-  etcdctl --endpoints 127.0.0.1:$etcd get --prefix /ecompute
   Logs: $STATE/*.log        End: make demo-down
 T
 }
 
 eschedule() { "$BIN/eschedule" --config "$STATE/schedule.yaml" "$@"; }
+agent_is_there() { eschedule -o json nodes | grep '"node"'; }
 guest() {
   local ip=$1
   shift
-  ssh -n -i "$STATE/id_ed25519" -o BatchMode=yes -o ConnectTimeout=5 -o StrictHostKeyChecking=no \
-    -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR "root@$ip" "$@"
+  ssh -n -F "$STATE/ssh_config" -o BatchMode=yes -o ConnectTimeout=5 "root@$ip" "$@"
+}
+
+# room DIRECTORY: enough for etcd, the image and a guest there? What nearly fills a disk is told by `ecompute --check`.
+room() {
+  local free
+  free=$(df -Pm "$1" | awk 'NR == 2 {print $4}')
+  [ "$free" -ge 1024 ] || die "only $free MiB are free on the disk of $1: the demo needs 1024"
+}
+
+# failed CODE HOW: what a demo that did not come to its end leaves, and how to be rid of it.
+failed() {
+  local code=$1 how=$2 running='' name
+  for name in etcd eplacement libvirtd virtlogd ecompute; do if alive "$name"; then running+=" $name"; fi; done
+  if [ "$(df -Pm "$STATE" 2>/dev/null | awk 'NR == 2 {print $4}')" = 0 ]; then echo "demo: the disk of $STATE is full" >&2; fi
+  echo "demo: $how; ${running:+still running:$running; }\`make demo-down\` cleans up, the logs are in $STATE" >&2
+  exit "$code"
 }
 
 # ---- down -----------------------------------------------------------------------------------------
@@ -267,10 +325,16 @@ down() {
     rm -rf /run/ecompute/metadata
     rmdir /run/ecompute 2>/dev/null || true
   fi
-  if [ -e "$RUN/network-started" ]; then virsh net-destroy "$(cat "$RUN/network-started")" >/dev/null || true; fi
+  local network
+  if [ -e "$RUN/network-started" ]; then
+    network=$(cat "$RUN/network-started")
+    # After the host was started anew it may be inactive.
+    if virsh net-list --name | grep -qx "$network"; then virsh net-destroy "$network" >/dev/null; fi
+  fi
   if [ -e "$RUN/network-defined" ]; then
-    virsh net-destroy "$(cat "$RUN/network-defined")" >/dev/null 2>&1 || true # it may be inactive already
-    virsh net-undefine "$(cat "$RUN/network-defined")" >/dev/null || true     # or never have been defined
+    network=$(cat "$RUN/network-defined")
+    virsh net-destroy "$network" >/dev/null 2>&1 || true  # it may be inactive already
+    virsh net-undefine "$network" >/dev/null 2>&1 || true # or never have been defined
   fi
   stop eplacement
   stop etcd
@@ -282,7 +346,21 @@ down() {
 
 [ "$(id -u)" -eq 0 ] || die "must be run as root: libvirt's networks and 169.254.169.254 need it (make demo uses sudo)"
 case ${1-} in
-up) up ;;
-down) down ;;
+up | down)
+  # One at a time: two would take each other's state away.
+  mkdir -p "$CACHE"
+  exec 9<"$CACHE"
+  flock -n 9 || die "another \`make demo\` or \`make demo-down\` is at work: wait for it, or interrupt it"
+  ;;
+esac
+case ${1-} in
+up)
+  trap 'trap - EXIT; failed 130 interrupted' INT TERM
+  up
+  ;;
+down)
+  trap 'echo "demo: interrupted; \`make demo-down\` goes on where it was" >&2; exit 130' INT TERM
+  down
+  ;;
 *) die "usage: $0 up|down" ;;
 esac

@@ -94,7 +94,7 @@ if ! docker_answers; then
 fi
 
 say "base images"
-for base in debian:bookworm-slim "$AGENT_BASE_IMAGE"; do
+for base in debian:trixie-slim debian:bookworm-slim "$AGENT_BASE_IMAGE"; do
   docker image inspect "$base" >/dev/null 2>&1 || timeout 60 docker pull -q "$base" 2>/dev/null ||
     docker/import-base.sh "$base"
 done
@@ -122,8 +122,9 @@ is_healthy() {
 within 90 "health of etcd" is_healthy etcd
 within 90 "health of placement" is_healthy placement
 
-say "etcd keeps a key, also over a restart"
+say "etcd is one that we recommend, and keeps a key, also over a restart"
 etcdctl() { compose exec -T etcd etcdctl "$@" </dev/null; }
+compose exec -T etcd etcd --version </dev/null | grep -qE '^etcd Version: 3\.[5-9]' || die "etcd is not 3.5 or newer"
 etcdctl put /test/key value >/dev/null
 compose restart etcd >/dev/null 2>&1
 within 60 "etcd after its restart" is_healthy etcd
@@ -225,6 +226,8 @@ state_dir: $work/state
 images: {local: [$work/state]}
 libvirt: {network: guests}
 YAML
+# Where agents of this release read files below named directories only, this one is named.
+if grep -qE '^ +#? ?local:' compute.yaml; then echo "images: {local: [$work/state]}" >>"$work/config/compute.yaml"; fi
 compose --profile agent up -d --no-build agent >"$work/up.log" 2>&1 ||
   die "the agent did not start: $(tail -n 20 "$work/up.log")"
 for program in ecompute eschedule mdserver; do compose --profile agent exec -T agent "$program" --version </dev/null; done

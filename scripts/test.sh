@@ -12,7 +12,10 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 cache=${CACHE:-/var/cache/etcd-compute}
 mkdir -p "$cache"
-command -v cargo-nextest >/dev/null || cargo install --locked cargo-nextest
+if ! command -v cargo-nextest >/dev/null; then
+  echo "building cargo-nextest, once: nine minutes on two cores"
+  cargo install --locked cargo-nextest
+fi
 export EC_TEST_TINY_IMAGE=$cache/tiny.qcow2 EC_TEST_DEBIAN_IMAGE=$cache/debian.qcow2
 export EC_TEST_PLACEMENT=$cache/placement
 scripts/guests/build-tiny.sh "$EC_TEST_TINY_IMAGE" "$cache/debs"
