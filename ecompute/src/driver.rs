@@ -552,12 +552,12 @@ impl Driver {
 }
 
 /// What is known now replaces what was known of the same interface; interfaces of which nothing is
-/// known now keep what they had.
+/// known now keep what they had. Of each interface the best comes first, as it was told.
 fn merge(old: &[ec_model::Address], new: Vec<ec_model::Address>) -> Vec<ec_model::Address> {
     let mut merged: Vec<_> =
         old.iter().filter(|address| new.iter().all(|fresh| fresh.nic != address.nic)).cloned().collect();
     merged.extend(new);
-    merged.sort_by_key(|address| (address.nic, address.ip));
+    merged.sort_by_key(|address| address.nic);
     merged
 }
 

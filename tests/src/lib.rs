@@ -336,8 +336,27 @@ impl Stack {
 
     /// Runs a command in a guest, trying until it lets us in; answers what it printed.
     pub async fn ssh(&self, key: &str, user: &str, ip: IpAddr, command: &str) -> Result<String> {
+        self.ssh_where(key, user, async || Ok(ip), command).await
+    }
+
+    /// The same of an instance, at whatever address its status tells at each try: a guest may get another one
+    /// while it boots.
+    pub async fn ssh_to(&self, key: &str, user: &str, instance: InstanceId, command: &str) -> Result<String> {
+        let ip =
+            async || self.status(instance).await?.and_then(|status| status.ip).context("it has no address");
+        self.ssh_where(key, user, ip, command).await
+    }
+
+    async fn ssh_where(
+        &self,
+        key: &str,
+        user: &str,
+        ip: impl AsyncFn() -> Result<IpAddr>,
+        command: &str,
+    ) -> Result<String> {
         let deadline = Instant::now() + PATIENCE * 3;
         loop {
+            let ip = ip().await?;
             let mut ssh = tokio::process::Command::new("ssh");
             ssh.args(["-n", "-i", key, "-o", "BatchMode=yes", "-o", "ConnectTimeout=5"])
                 .args(["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"])

@@ -77,11 +77,18 @@ fn note_neighbour(seen: &mut Seen, mac: MacAddr, ip: IpAddr) {
     }
 }
 
-/// The leases that have not ended.
+/// The leases that have not ended, the newest first: a guest whose first stage of booting names itself otherwise than
+/// its system does (Debian's do) has two for a while, and only the newer one is still its address.
 pub(crate) fn leases(network: &Network) -> Result<Vec<(MacAddr, IpAddr)>, CallError> {
-    let leases = sys::dhcp_leases(network)?;
+    let mut leases = sys::dhcp_leases(network)?;
+    newest_first(&mut leases);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
     Ok(leases.iter().filter_map(|lease| living(lease, now)).collect())
+}
+
+/// All leases of a network last equally long, so the one that ends last was given or renewed last; 0 is no end.
+fn newest_first(leases: &mut [Lease]) {
+    leases.sort_by_key(|lease| std::cmp::Reverse(if lease.expires == 0 { i64::MAX } else { lease.expires }));
 }
 
 fn living(lease: &Lease, now: u64) -> Option<(MacAddr, IpAddr)> {
@@ -316,6 +323,23 @@ mod tests {
         assert!(living(&lease(99), 100).is_none());
         assert!(living(&lease(101), 100).is_some());
         assert!(living(&lease(0), 100).is_some());
+    }
+
+    #[test]
+    fn of_two_leases_the_newer_one_is_the_address() {
+        let lease =
+            |ip: &str, expires| Lease { mac: Some(instance().mac(0).to_string()), ip: ip.into(), expires };
+        let mut leases = [lease("10.0.0.5", 200), lease("10.0.0.9", 260), lease("10.0.0.7", 230)];
+        newest_first(&mut leases);
+        let living: Vec<_> = leases.iter().filter_map(|lease| living(lease, 100)).collect();
+        let seen = living.into_iter().map(|(mac, ip)| (mac, (ip, AddressSource::Lease)));
+        let mut by_mac = Seen::new();
+        for (mac, known) in seen {
+            by_mac.entry(mac).or_default().push(known);
+        }
+        let found: Vec<_> =
+            of_instance(instance(), 1, &by_mac).iter().map(|found| found.ip.to_string()).collect();
+        assert_eq!(found, ["10.0.0.9", "10.0.0.7", "10.0.0.5"]);
     }
 
     #[test]
