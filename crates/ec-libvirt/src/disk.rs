@@ -149,11 +149,33 @@ impl Pool {
         if let Some(volume) = volume {
             absent(volume.delete(0), ErrorNumber::NoStorageVolume)?;
         }
-        let path = self.volume_path(instance);
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(CallError::io("remove", &path, &error)),
-            _ => Ok(()),
+        for path in self.files_of(instance)? {
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    return Err(CallError::io("remove", &path, &error));
+                }
+                _ => {}
+            }
         }
+        Ok(())
+    }
+
+    /// Every file of the instance: its disk, and what an external snapshot put beside it under the disk's name.
+    fn files_of(&self, instance: InstanceId) -> Result<Vec<PathBuf>, CallError> {
+        let failed = |error| CallError::io("list the pool's directory", &self.path, &error);
+        let entries = match std::fs::read_dir(&self.path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other.map_err(failed)?,
+        };
+        let start = format!("{instance}.");
+        let mut found = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(failed)?;
+            if entry.file_name().to_str().is_some_and(|name| name.starts_with(&start)) {
+                found.push(entry.path());
+            }
+        }
+        Ok(found)
     }
 }
 
@@ -189,6 +211,23 @@ mod tests {
         assert!(pool.has_volume(instance).unwrap());
         let missing = Pool { path: directory.path().join("no"), ..pool };
         assert!(missing.volumes().unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_a_snapshot_put_beside_a_disk_goes_with_it_and_nothing_of_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let pool = Pool { name: "p".into(), path: directory.path().into() };
+        let instance: InstanceId = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
+        let snapshot = format!("{instance}.s2");
+        let other = "8d3c1f0a-2b4e-4c55-9a7e-0123456789ab.qcow2";
+        for name in [volume_name(instance), snapshot, other.into()] {
+            std::fs::write(directory.path().join(name), "").unwrap();
+        }
+        pool.remove(None, instance).unwrap();
+        let left: Vec<_> =
+            std::fs::read_dir(directory.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left, [other]);
+        pool.remove(None, instance).unwrap();
     }
 
     #[test]
