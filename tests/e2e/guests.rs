@@ -73,7 +73,7 @@ async fn a_second_interface_on_a_bridge_gets_its_address_told_too() -> Result<()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_guest_that_never_asks_for_an_address_is_told_with_its_console_and_runs_on() -> Result<()> {
+async fn a_guest_that_never_asks_for_an_address_is_told_and_runs_on() -> Result<()> {
     let mut stack = Stack::start_with("address_timeout: 15").await?;
     stack.start_agent("").await?;
     // Nothing to boot on it: the firmware says so on its console and waits.
@@ -86,7 +86,6 @@ async fn a_guest_that_never_asks_for_an_address_is_told_with_its_console_and_run
     assert!(error.contains("no address of it was seen in 15 s"), "{error}");
     let text = String::from_utf8(output.stdout)?;
     let instance = text.split_whitespace().find_map(|word| word.parse().ok()).context("no instance")?;
-    assert!(stack.status(instance).await?.context("no status")?.console.is_some());
     stack.until_exactly(&[instance]).await?;
     assert!(stack.libvirt.connection().lookup_domain_by_uuid(instance.uuid())?.is_active()?);
     assert!(stack.eschedule(&["destroy", "--wait", &instance.to_string()])?.status.success());
