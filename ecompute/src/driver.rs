@@ -11,7 +11,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use ec_hypervisor::{HypervisorError, HypervisorEvent};
-use ec_model::{InstanceId, Observed, Resources, RunState, State};
+use ec_model::{InstanceId, Observed, Resources, RunState, State, Status};
 use ec_placement_client::PlacementError;
 use ec_plan::{Decision, Effect, Limits, Wanted, decide, ran};
 use ec_store::{Change, Event, FollowOptions, StoreError, follow};
@@ -130,6 +130,7 @@ impl Driver {
         shutdown: &CancellationToken,
     ) -> Result<(), Deaf> {
         let mut events = self.parts.hypervisor.events();
+        let mut held = self.parts.presence.subscribe();
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         // Every arm is a channel or a timer: dropping one that did not fire loses nothing.
@@ -158,6 +159,11 @@ impl Driver {
                     Ok(HypervisorEvent::LookAtAll) | Err(broadcast::error::RecvError::Lagged(_)) => self.look(),
                     Err(broadcast::error::RecvError::Closed) => break Err(Deaf("the hypervisor's events")),
                 },
+                // Keys that had to be put anew tell of an etcd that may be another.
+                _ = held.changed() => {
+                    self.look();
+                    self.audit();
+                }
                 _ = tick.tick() => self.tick(),
             }
         };
@@ -371,6 +377,7 @@ impl Driver {
                 && found.addresses.get(&instance).is_none_or(Vec::is_empty);
             if in_vain && entry.searched_in_vain(self.limits.address) {
                 self.consider(instance);
+                self.want_addresses();
             }
         }
         found.addresses.retain(|_, addresses| !addresses.is_empty());
@@ -378,14 +385,15 @@ impl Driver {
             let Some(entry) = self.world.get(instance) else { continue };
             let Some(status) = entry.status.known() else { continue };
             let merged = merge(&status.addresses, addresses);
-            let runs = entry.observed().domain == Some(RunState::Running)
-                && matches!(status.state, State::Starting | State::Active);
-            let free = entry.running.is_none() && entry.wanted() == Wanted::Active;
-            if runs
-                && free
-                && status.started_at.is_some()
-                && (status.ip.is_none() || merged != status.addresses)
-            {
+            let is_up = match status.state {
+                State::Starting | State::Active => {
+                    entry.wanted() == Wanted::Active && status.started_at.is_some()
+                }
+                State::Unclaimed => entry.wanted() == Wanted::Nothing,
+                _ => false,
+            };
+            let runs = entry.observed().domain == Some(RunState::Running) && entry.running.is_none();
+            if is_up && runs && (status.ip.is_none() || merged != status.addresses) {
                 self.begin(instance, Work::Addresses(merged));
             }
         }
@@ -528,16 +536,18 @@ impl Driver {
         let mut wanted = addresses::Wanted::default();
         for (instance, entry) in self.world.iter() {
             let running = entry.observed().domain == Some(RunState::Running);
-            let Some(status) = entry.status.known().filter(|_| running && entry.wanted() == Wanted::Active)
-            else {
-                continue;
+            let up = |status: &&Status| {
+                running && (entry.wanted() == Wanted::Active || status.state == State::Unclaimed)
             };
+            let Some(status) = entry.status.known().filter(up) else { continue };
             // Nobody may ever ask for an address on the second interface's network: not waited for endlessly.
             let fresh = status.started_at.is_some_and(|started| {
                 jiff::Timestamp::now().duration_since(started).unsigned_abs() < self.limits.address
             });
             let complete = (0..nics).all(|nic| status.addresses.iter().any(|address| address.nic == nic));
-            let waiting = status.ip.is_none() || (fresh && !complete);
+            // Who was looked for in vain long enough is looked for on, but not all the time.
+            let waiting =
+                (status.ip.is_none() && entry.searched() < self.limits.address) || (fresh && !complete);
             let list = if waiting { &mut wanted.waiting } else { &mut wanted.known };
             list.push(instance);
         }

@@ -73,6 +73,11 @@ impl Presence {
         }
     }
 
+    /// Tells when the keys were put anew, or lost.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Option<Revision>> {
+        self.held.subscribe()
+    }
+
     /// Waits until this agent is the node.
     pub(crate) async fn wait(&self) {
         let mut held = self.held.subscribe();

@@ -36,20 +36,26 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
     if let Err(error) = ec_runtime::memory::forget_code() {
         tracing::debug!(%error, "code that only the start needed stays resident");
     }
+    let mut held = parts.presence.subscribe();
+    let mut failed = false;
     loop {
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
-            () = tokio::time::sleep(PERIOD) => {}
-            // The sender lives in the parts.
+            () = tokio::time::sleep(if failed { RETRY } else { PERIOD }) => {}
+            // The senders live in the parts. Keys put anew may mean that etcd, and placement in it, was emptied.
             _ = uncounted.changed() => {}
+            _ = held.changed() => {}
         }
         let refreshed = match refresh(parts).await {
             Err(PlacementError::NotFound(_)) => register(parts).await,
             other => other,
         };
-        if let Err(error) = refreshed {
+        if let Err(error) = &refreshed
+            && !failed
+        {
             tracing::warn!(%error, "failed to tell placement of this node; trying on");
         }
+        failed = refreshed.is_err();
     }
 }
 

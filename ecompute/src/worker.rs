@@ -40,7 +40,7 @@ pub(crate) enum Work {
     Effects(Vec<Effect>),
     /// Write ERROR with this reason.
     Fail(String),
-    /// Write these addresses of a guest that runs, which also makes it ACTIVE.
+    /// Write these addresses of a guest that runs, which makes one that was requested ACTIVE.
     Addresses(Vec<Address>),
 }
 
@@ -213,7 +213,13 @@ impl Worker {
             Work::Addresses(addresses) => {
                 let addresses = std::mem::take(addresses);
                 pause_for_test_named("before-addresses");
-                let mut status = self.next_status(State::Active);
+                let mut status = match self.report.status.known() {
+                    // It runs, and is no request's all the same.
+                    Some(old) if old.state == State::Unclaimed => {
+                        Status { reason: old.reason.clone(), ..self.next_status(State::Unclaimed) }
+                    }
+                    _ => self.next_status(State::Active),
+                };
                 status.ip =
                     addresses.iter().find(|address| address.nic == 0).or(addresses.first()).map(|a| a.ip);
                 status.addresses = addresses;

@@ -212,6 +212,11 @@ impl Entry {
         self.observed = observed;
     }
 
+    /// For how long an address was looked for in vain.
+    pub(crate) fn searched(&self) -> Duration {
+        self.searched
+    }
+
     /// Counts a search for an address that worked and found none; whether it made `limit` full.
     pub(crate) fn searched_in_vain(&mut self, limit: Duration) -> bool {
         let now = Instant::now();

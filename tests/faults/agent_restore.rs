@@ -47,6 +47,14 @@ async fn history(overtaken: bool) -> Result<()> {
             Ok(held == here)
         })
         .await?;
+    let told = stack.status(newer).await?.context("no status")?;
+    assert_eq!(told.name.as_deref(), Some("newer"), "its node knows its name");
+    stack
+        .until("its address is told", async || {
+            let status = stack.status(newer).await?.context("no status")?;
+            Ok(status.state == State::Unclaimed && status.ip.is_some() && status.reason.is_some())
+        })
+        .await?;
     let list = String::from_utf8(stack.eschedule(&["list"])?.stdout)?;
     assert!(list.contains("UNCLAIMED") && list.contains(&newer.to_string()), "{list}");
     stack.until_state(older, State::Active).await?;
