@@ -8,7 +8,7 @@ use std::{
 
 use ec_guard::Guard;
 use ec_libvirt::{AddressFilter, LibvirtHypervisor};
-use ec_model::NodeId;
+use ec_model::{NodeId, NodeRecord, decode};
 use ec_placement_client::{PlacementClient, PlacementError, Provider};
 use ec_runtime::{
     advice::{open_etcd, open_placement},
@@ -18,7 +18,7 @@ use ec_runtime::{
 use ec_store::{EtcdStore, Store, StoreError};
 use nix::unistd::{AccessFlags, Group, Uid, access, getgroups};
 
-use crate::{agent::libvirt_config, config::Settings, identity, inventory};
+use crate::{agent::libvirt_config, config::Settings, identity, inventory, presence};
 
 /// A probe that takes longer counts as failed.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -125,7 +125,30 @@ async fn cluster(settings: &Settings) -> Found {
     let speaks_of = speaks_of.iter().filter_map(|key| Some(keys.parse_status(key).ok()?.0)).collect();
     let providers = client.providers().await.map_err(placement_failed)?;
     let me = settings.uuid.or_else(|| identity::kept(&settings.state_dir));
+    if let Some(other) = other_agent(&store, settings, me).await? {
+        return Err((FAILED, other));
+    }
     fits(me, &settings.name, &alive, &speaks_of, &providers)
+}
+
+/// Who is this node already, where that is not the agent of this machine and state directory.
+async fn other_agent(
+    store: &EtcdStore,
+    settings: &Settings,
+    me: Option<NodeId>,
+) -> Result<Option<String>, (u8, String)> {
+    let Some(me) = me else { return Ok(None) };
+    let (pair, _) = store.get(&settings.keys.agent(me)).await.map_err(etcd_failed)?;
+    let Some(other) = pair.and_then(|pair| decode::<NodeRecord>(&pair.value).ok()) else { return Ok(None) };
+    let ours = presence::machine(&settings.state_dir).ok();
+    Ok((ours.as_ref() != Some(&other.machine)).then(|| {
+        format!(
+            "node {me} is served by another agent, on host {} (alive since {}), or was by this one before the host was started anew: where two machines were made from one image, remove {} on the one that is not to be it",
+            other.host,
+            other.started_at,
+            settings.state_dir.join("uuid").display()
+        )
+    }))
 }
 
 /// The decision of [`cluster`].
