@@ -96,8 +96,10 @@ async fn a_guest_that_never_asks_for_an_address_is_told_and_runs_on() -> Result<
 async fn without_resize_an_image_larger_than_its_allocation_is_taken_with_a_warning() -> Result<()> {
     let mut stack = Stack::start_with("resize: False").await?;
     stack.start_agent("").await?;
-    let large = stack.directory().join("large.raw");
-    fs::File::create(&large)?.set_len(3 << 30)?;
+    let large = stack.directory().join("large.qcow2");
+    let create = ["create", "-q", "-f", "qcow2"];
+    let made = std::process::Command::new("qemu-img").args(create).arg(&large).arg("3G").status()?;
+    anyhow::ensure!(made.success());
     let instance = stack.schedule(&[&format!("file://{}", large.display())])?;
     stack.until_state(instance, State::Starting).await?;
     let log = stack.log();
