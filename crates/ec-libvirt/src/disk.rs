@@ -69,6 +69,20 @@ impl Pool {
         Ok(found)
     }
 
+    /// An error where a domain on the volume would write below a snapshot, which would ruin what that holds.
+    pub(crate) fn refuse_snapshots(&self, instance: InstanceId) -> Result<(), CallError> {
+        let volume = self.volume_path(instance);
+        match self.files_of(instance)?.iter().find(|file| **file != volume) {
+            None => Ok(()),
+            Some(layer) => Err(CallError::Refused(format!(
+                "{} holds what the guest wrote last, and {} is only its backing file: commit it (qemu-img commit) \
+                 and remove it, or define the domain by hand",
+                layer.display(),
+                volume.display()
+            ))),
+        }
+    }
+
     fn open(&self, connect: &Connect) -> Result<StoragePool, CallError> {
         let pool = connect.lookup_storage_pool_by_name(&self.name)?;
         // After a restart of libvirtd, where somebody has switched its autostart off.
@@ -228,6 +242,24 @@ mod tests {
             std::fs::read_dir(directory.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(left, [other]);
         pool.remove(None, instance).unwrap();
+    }
+
+    #[test]
+    fn nothing_is_defined_below_a_snapshot() {
+        let directory = tempfile::tempdir().unwrap();
+        let pool = Pool { name: "p".into(), path: directory.path().into() };
+        let instance: InstanceId = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
+        let other = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ac.snapshot";
+        let layer = format!("{instance}.snapshot");
+        for name in [volume_name(instance).as_str(), other] {
+            std::fs::write(directory.path().join(name), "").unwrap();
+        }
+        pool.refuse_snapshots(instance).unwrap();
+        std::fs::write(directory.path().join(&layer), "").unwrap();
+        let Err(CallError::Refused(why)) = pool.refuse_snapshots(instance) else {
+            panic!("it was not refused")
+        };
+        assert!(why.contains(&layer), "{why}");
     }
 
     #[test]

@@ -221,13 +221,14 @@ impl Hypervisor for LibvirtHypervisor {
 
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()> {
         let facts = self.facts().await?;
-        let (node, instance) = (self.config.node, spec.instance);
+        let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
         let document =
             self.machine(&facts, instance).and_then(|machine| xml::write(&DomainXml::new(spec, &machine)));
         let work = move |connect: &virt::connect::Connect| match domain::find(connect, node, instance)? {
             Found::Ours(domain) if domain.is_persistent()? => Ok(()),
             Found::Foreign => Err(domain::foreign(instance)),
             Found::Ours(_) | Found::Nothing => {
+                pool.refuse_snapshots(instance)?;
                 connect.define_domain_xml(&document.map_err(CallError::Refused)?)?;
                 Ok(())
             }

@@ -49,12 +49,24 @@ pub trait Record: DeserializeOwned + Serialize {
 
 /// Reads a record from the value of its key.
 pub fn decode<R: Record>(value: &[u8]) -> Result<R, RecordError> {
-    let record: R = serde_json::from_slice(value)
-        .map_err(|error| RecordError::Malformed { what: R::WHAT, detail: error.to_string() })?;
+    let too_new = |found| RecordError::TooNew { what: R::WHAT, found };
+    let record: R = serde_json::from_slice(value).map_err(|error| {
+        // A later release may have other fields: what it says of its version explains more than the first of them.
+        match serde_json::from_slice::<Versioned>(value) {
+            Ok(Versioned { version }) if version > RECORD_VERSION => too_new(version),
+            _ => RecordError::Malformed { what: R::WHAT, detail: error.to_string() },
+        }
+    })?;
     if record.version() > RECORD_VERSION {
-        return Err(RecordError::TooNew { what: R::WHAT, found: record.version() });
+        return Err(too_new(record.version()));
     }
     Ok(record)
+}
+
+/// What every record says, whichever release wrote it.
+#[derive(Deserialize)]
+struct Versioned {
+    version: u32,
 }
 
 /// Writes a record as the value of its key.
@@ -363,6 +375,14 @@ mod tests {
         json["version"] = 2.into();
         let error = decode::<Request>(json.to_string().as_bytes()).unwrap_err().to_string();
         assert!(error.contains("version 2"), "{error}");
+    }
+
+    #[test]
+    fn a_newer_record_without_the_fields_of_today_is_told_as_newer() {
+        let error = decode::<Request>(br#"{"version":99,"of":"tomorrow"}"#).unwrap_err().to_string();
+        assert!(error.contains("version 99"), "{error}");
+        let error = decode::<Request>(br#"{"version":1,"of":"today"}"#).unwrap_err().to_string();
+        assert!(error.contains("not a valid request record"), "{error}");
     }
 
     proptest! {
