@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use uuid::Uuid;
 
-use crate::model::{Name, State, is_standard_class, is_standard_trait};
+use crate::model::{Inventory, Name, State, is_standard_class, is_standard_trait};
 
 /// What does not fit, one line each; nothing where all is well.
 ///
@@ -24,7 +24,10 @@ pub fn warnings(state: &State) -> Vec<String> {
     for (_, node) in state.providers() {
         let Some(provider) = &node.provider else { continue };
         for (class, inventory) in &provider.inventories {
-            let (used, capacity) = (node.used(class), inventory.capacity());
+            // Reserved whole it is locked: agents do that when they end, and their guests run on.
+            let locked = inventory.reserved >= inventory.total;
+            let reserved = if locked { 0 } else { inventory.reserved };
+            let (used, capacity) = (node.used(class), Inventory { reserved, ..inventory.clone() }.capacity());
             if used > capacity {
                 warnings.push(format!(
                     "warning: provider {} ({}): {used} of {capacity} {class} are used, more than there is",

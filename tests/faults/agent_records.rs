@@ -24,12 +24,12 @@ async fn what_cannot_be_read_or_is_newer_is_touched_by_nobody() -> Result<()> {
     let later =
         String::from_utf8(good.clone())?.replace("\"desired\":\"active\"", "\"desired\":\"hibernated\"");
     // A second one, of which there is nothing but its claim.
-    stack.signal_agent(nix::sys::signal::Signal::SIGSTOP)?;
+    stack.kill_agent()?;
     let waiting = stack.schedule(&[])?;
     let waiting_key = keys.request(stack.node, waiting);
     let waiting_good = stack.store.get(&waiting_key).await?.0.context("no request")?.value;
     stack.store.txn(Txn::new().put(&waiting_key, "{")).await?;
-    stack.signal_agent(nix::sys::signal::Signal::SIGCONT)?;
+    stack.start_agent("").await?;
     for unreadable in ["garbage".to_owned(), newer, later] {
         stack.store.txn(Txn::new().put(&key, unreadable.clone())).await?;
         tokio::time::sleep(A_WHILE).await;

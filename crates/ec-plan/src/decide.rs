@@ -268,8 +268,7 @@ fn ended(facts: &Facts, why: End) -> Decision {
 fn redefine(facts: &Facts, state: State, reason: &str) -> Decision {
     match (facts.allocation, facts.record) {
         (Allocation::Held { .. }, _) | (_, RecordFacts::Kept { .. }) => {
-            // Told first: once it is defined, nothing shows any more that it was gone.
-            Decision::Run(vec![Announce(state, Some(reason.to_owned())), Define])
+            Decision::Run(vec![Define, Announce(state, Some(reason.to_owned()))])
         }
         (Allocation::Unknown, _) => Decision::AskPlacement,
         (Allocation::Absent | Allocation::Elsewhere, _) => say(
