@@ -152,8 +152,9 @@ const AUDIT_GRACE: u64 = 60;
 /// See [`IMAGES_GB`].
 fn default_cache_gb(images: &Path) -> u64 {
     let stat = images.ancestors().find_map(|path| nix::sys::statvfs::statvfs(path).ok());
-    let gb = stat
-        .map_or(0, |stat| (stat.blocks() / 10).min(stat.blocks_available() / 4) * stat.fragment_size() >> 30);
+    let gb = stat.map_or(0, |stat| {
+        ((stat.blocks() / 10).min(stat.blocks_available() / 4) * stat.fragment_size()) >> 30
+    });
     gb.clamp(*IMAGES_GB.start(), *IMAGES_GB.end())
 }
 
