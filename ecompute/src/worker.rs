@@ -279,6 +279,11 @@ impl Worker {
 
     /// Writes the status with that state; what people may have to act upon is logged too.
     async fn announce(&mut self, state: State, reason: Option<String>) -> Result<(), Stop> {
+        // What is tried again and fails again is told once.
+        let told = |old: &Status| state == State::Error && old.state == state && old.reason == reason;
+        if self.report.status.known().is_some_and(told) {
+            return Ok(());
+        }
         let mut status = self.next_status(state);
         if let Some(reason) = &reason {
             tracing::info!(instance = %self.job.instance, %state, reason, "told");
