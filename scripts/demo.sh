@@ -9,6 +9,8 @@ set -euo pipefail
 # The texts of virsh are read; root's PATH may be a user's (su); QEMU and dnsmasq run as others and must pass.
 export LC_ALL=C PATH=$PATH:/usr/sbin:/sbin
 umask 022
+# A shell that sourced an earlier demo's `env` has them; etcdctl refuses a variable beside its own flag.
+unset "${!ETCDCTL_@}"
 
 cd "$(dirname "$0")/.."
 REPO=$PWD
@@ -185,8 +187,11 @@ libvirt: {network: $NETWORK}
 # Emulated or not, the demo's guests are idle: many may share a processor.
 allocation_ratio: {VCPU: 16.0}
 C
-  # Where agents of this release read files below named directories only, this one is named.
-  if grep -qE '^ +#? ?local:' compute.yaml; then echo "images: {local: [$CACHE]}" >>"$STATE/compute.yaml"; fi
+  # One image of some megabytes: the default, a tenth of the disk, may be all that is free. Where agents of this release
+  # read files below named directories only, the image's is named.
+  local images='max_gb: 1'
+  if grep -qE '^ +#? ?local:' compute.yaml; then images+=", local: [$CACHE]"; fi
+  echo "images: {$images}" >>"$STATE/compute.yaml"
   cat >"$STATE/schedule.yaml" <<C
 etcd: {host: 127.0.0.1, port: $etcd}
 placement: {endpoint: "http://127.0.0.1:$placement"}
@@ -265,7 +270,7 @@ guest() {
 room() {
   local free
   free=$(df -Pm "$1" | awk 'NR == 2 {print $4}')
-  [ "$free" -ge 1024 ] || die "only $free MiB are free on the disk of $1: the demo needs 1024"
+  [ "$free" -ge 3072 ] || die "only $free MiB are free on the disk of $1: the demo needs 3072, for its guest, images and etcd"
 }
 
 # failed CODE HOW: what a demo that did not come to its end leaves, and how to be rid of it.
