@@ -127,5 +127,8 @@ fn until_all_run(stack: &Stack, instances: &[InstanceId]) -> Result<Instant> {
         }
         thread::sleep(POLL);
     }
-    bail!("{} of {} do not run", missing.len(), instances.len())
+    let troubles: Vec<_> =
+        stack.log().lines().filter(|line| line.contains(" WARN ")).map(str::to_owned).collect();
+    let last = troubles[troubles.len().saturating_sub(10)..].join("\n");
+    bail!("{missing:?} of {} do not run; the agent said:\n{last}", instances.len())
 }
