@@ -1,6 +1,6 @@
 #!/bin/bash
 # Measures with the release binaries, on real parts; `make bench` builds them first. Needs root.
-# usage: bench.sh [--json] [placement [--quick] | schedule]     with a name, that part alone
+# usage: bench.sh [--json] [placement [--quick] | schedule | burst]     with a name, that part alone
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=${CACHE:-/var/cache/etcd-compute}
@@ -9,7 +9,7 @@ mkdir -p "$cache"
 scripts/guests/build-tiny.sh "$EC_TEST_TINY_IMAGE" "$cache/debs" >&2
 scripts/placement-venv.sh "$EC_TEST_PLACEMENT" >&2
 case " $* " in
-*" placement "* | *" schedule "*) exec target/release/ec-bench "$@" ;;
+*" placement "* | *" schedule "* | *" burst "*) exec target/release/ec-bench "$@" ;;
 esac
 target/release/ec-bench "$@"
 target/release/ec-bench "$@" placement

@@ -13,7 +13,6 @@ use ec_tests::Stack;
 use virt::{domain::DomainState, enumutil::Enum, storage_vol::StorageVol};
 
 use crate::{
-    bare::PATIENCE,
     build::Pattern,
     orders::Orders,
     stats::{Figure, Goal, Samples},
@@ -27,6 +26,8 @@ const BURSTS: [(usize, &str, usize); 2] = [
 /// As many as the agent has workers.
 const THREADS: usize = 10;
 const POLL: Duration = Duration::from_millis(20);
+/// Thirty emulated guests that boot on two processors slow down the start of the last.
+const PATIENCE: Duration = Duration::from_secs(240);
 /// What the taking down before leaves to be done.
 const SETTLE: Duration = Duration::from_secs(2);
 

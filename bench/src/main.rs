@@ -45,6 +45,8 @@ enum Command {
     },
     /// Measure the command line alone, among few nodes and among thousands
     Schedule,
+    /// Measure many builds at once alone
+    Burst,
     /// Be an agent with simulated guests: how this program starts itself to see the agent's memory
     #[command(hide = true)]
     AgentSimulated { config: PathBuf },
@@ -66,6 +68,7 @@ fn main() -> ExitCode {
         Some(Command::Schedule) => {
             on_runtime(schedule::measure()).and_then(|figures| report(&figures, cli.json))
         }
+        Some(Command::Burst) => on_runtime(bursts()).and_then(|figures| report(&figures, cli.json)),
         None => on_runtime(measure()).and_then(|figures| report(&figures, cli.json)),
     };
     match outcome {
@@ -92,6 +95,14 @@ fn on_runtime<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
 
 fn print(text: String) -> Result<()> {
     std::io::stdout().write_all(text.as_bytes()).context("failed to print the result")
+}
+
+async fn bursts() -> Result<Vec<Figure>> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    let figures = burst::measure(&stack).await?;
+    stack.end_agent()?;
+    Ok(figures)
 }
 
 async fn measure() -> Result<Vec<Figure>> {
