@@ -103,6 +103,9 @@ libvirt_up() {
     return
   fi
   echo "starting libvirtd"
+  # A network that libvirtd starts by itself (Ubuntu's package has it so) is the demo's to end: it outlives its libvirtd.
+  local was_up=''
+  if [ -e /run/libvirt/network/default.xml ]; then was_up=yes; fi
   command -v virtlogd >/dev/null || die "virtlogd is missing: install libvirt-daemon-system"
   if [ ! -S /run/libvirt/virtlogd-sock ]; then start virtlogd virtlogd; fi
   # Where the processor has no virtualisation, a /dev/kvm that QEMU cannot use makes libvirt probe it
@@ -113,6 +116,7 @@ libvirt_up() {
     start libvirtd scripts/reaper.py libvirtd
   fi
   await 30 libvirtd virsh version
+  if [ -z "$was_up" ] && virsh net-list --name | grep -qx default; then echo default >"$RUN/network-started"; fi
 }
 
 network_up() {

@@ -20,7 +20,7 @@ project=etcd-compute-test
 work=$(mktemp -d)
 # dnsmasq does not stay root, and must pass.
 chmod 755 "$work"
-dockerd_pid= libvirt_pid=
+dockerd_pid='' libvirt_pid=''
 bridge=ecdocker0
 # The agent's container, as compose.yaml has it, on directories of this test.
 export AGENT_TAG=test AGENT_CONTEXT=$work/agent EPLACEMENT_CONTEXT=$work/eplacement LIBVIRT_RUN=$work/sock

@@ -25,7 +25,7 @@ mirror_ubuntu=${UBUNTU_MIRROR:-http://archive.ubuntu.com/ubuntu}
 
 # base CASE ROOT: the new machine, as its installer leaves it, with what the README wants to be there.
 base() {
-  local include=git,make,sudo,ca-certificates
+  local include=apt,git,make,sudo,ca-certificates
   local options=(--quiet --variant=minbase --format=directory)
   case $1 in
   debian12) mmdebstrap "${options[@]}" --include=$include bookworm "$2" "deb $mirror_debian bookworm main" ;;
@@ -85,8 +85,10 @@ inside() {
     mount -t devpts -o newinstance,ptmxmode=0666 devpts "$root/dev/pts"
     ln -s pts/ptmx "$root/dev/ptmx"
     ln -s /proc/self/fd "$root/dev/fd"
+    number=0
+    for name in stdin stdout stderr; do ln -s "/proc/self/fd/$number" "$root/dev/$name"; number=$((number + 1)); done
     mount -t tmpfs tmpfs "$root/dev/shm"
-    for name in net/tun; do [ ! -e "/dev/$name" ] || { : >"$root/dev/$name"; mount --bind "/dev/$name" "$root/dev/$name"; }; done
+    if [ -e /dev/net/tun ]; then : >"$root/dev/net/tun"; mount --bind /dev/net/tun "$root/dev/net/tun"; fi
     mount -t tmpfs tmpfs "$root/run"
     mkdir -p "$root/run/lock" "$root/checkout"
     mount --bind "$checkout" "$root/checkout"
