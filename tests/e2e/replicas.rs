@@ -348,7 +348,9 @@ async fn whatever_is_killed_no_acknowledged_claim_is_lost_and_none_is_over_capac
             tokio::time::sleep(Duration::from_secs(2)).await;
             world.members[leader].go_on()?;
         }
-        ensure!(clients.try_join_next().is_none(), "a client ended early");
+        if let Some(ended) = clients.try_join_next() {
+            ended?.context("a client ended early")?;
+        }
         ensure!(!watcher.is_finished(), "the watcher ended early");
     }
     stop.store(true, Ordering::Relaxed);

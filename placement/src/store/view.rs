@@ -28,6 +28,9 @@ const REMEMBERED: Duration = Duration::from_secs(60);
 /// A watch that is so late is given up.
 const SILENT: Duration = Duration::from_secs(5);
 
+/// After a listing its watch is there so soon, if it is of the same history.
+const AFTER_LISTING: Duration = Duration::from_secs(2);
+
 /// What the clock showed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Clock {
@@ -200,14 +203,23 @@ impl View {
             return Err(trouble);
         }
         let (wanted, listings) = (clock.revision, progress.borrow().listings);
-        // A listing begun since is newer than the question.
         let there =
             |now: &Progress| now.through > 0 && (now.clock.revision >= wanted || now.listings != listings);
-        let reached = tokio::time::timeout(patience, progress.wait_for(there)).await;
+        let mut reached =
+            tokio::time::timeout(patience, progress.wait_for(there)).await.map(|now| now.is_ok());
+        // A listing that ended since may have been read before the question was answered: what it lacks, its
+        // watch tells. Where that tells nothing of it, the answer was of another history.
+        if reached == Ok(true) && progress.borrow().clock.revision < wanted {
+            let caught_up = progress.wait_for(|now| now.clock.revision >= wanted);
+            if !matches!(tokio::time::timeout(patience.min(AFTER_LISTING), caught_up).await, Ok(Ok(_))) {
+                return Err(Unavailable("the state was read anew at this moment".into()));
+            }
+            reached = Ok(true);
+        }
         if let Some(trouble) = self.trouble() {
             return Err(trouble);
         }
-        if !matches!(reached, Ok(Ok(_))) {
+        if reached != Ok(true) {
             if patience >= SILENT {
                 // A watch that tells nothing of what certainly is there may never do so again.
                 return Err(
@@ -216,7 +228,6 @@ impl View {
             }
             return Err(Unavailable(format!("the state is not up to revision {wanted} of etcd yet")));
         }
-        drop(reached);
         // A revision alone says nothing: it may be that of another history.
         let same = lock(&self.transactions)
             .iter()
@@ -422,5 +433,32 @@ mod tests {
         assert!(view.trouble().is_none());
         view.tick(&mut known, &clock(90_002));
         assert!(view.trouble().is_some_and(|why| why.0.contains("not told by its watch")));
+    }
+
+    /// A listing of a replica that was just started, read before a write that is asked for, and told after it.
+    #[tokio::test(start_paused = true)]
+    async fn a_listing_that_is_older_than_the_question_does_not_answer_it() {
+        let keys = Keys::new("/p");
+        let wanted = Clock::of(Some(&clock(5)));
+        let listing = |version: i64| {
+            let pair = clock(version);
+            StoreChange::Reset(Listing { revision: pair.mod_revision, pairs: vec![pair] })
+        };
+        for catches_up in [true, false] {
+            let view = Arc::new(View::new(Arc::default(), Relist::default()));
+            let waiting = tokio::spawn({
+                let (view, wanted) = (Arc::clone(&view), wanted.clone());
+                async move { view.reach(&wanted, Duration::from_secs(10)).await }
+            });
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            view.apply(&keys, listing(4));
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            assert!(!waiting.is_finished(), "the write is not in it");
+            if catches_up {
+                let batch = WatchBatch { events: vec![Event::Put(clock(5))], resume_from: 11 };
+                view.apply(&keys, StoreChange::Events(batch));
+            }
+            assert_eq!(waiting.await.unwrap().is_ok(), catches_up);
+        }
     }
 }
