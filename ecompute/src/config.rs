@@ -13,7 +13,6 @@ use ec_placement_client::PlacementConfig;
 use ec_runtime::config::{ConfigError, EtcdSection, Loaded, PlacementSection, load};
 use ec_store::EtcdConfig;
 use ipnet::IpNet;
-use jiff::SignedDuration;
 use serde::Deserialize;
 
 /// Looked for in this order where `--config` names none.
@@ -127,9 +126,9 @@ pub struct Settings {
     /// The operator's own traits.
     pub traits: BTreeSet<String>,
     /// A guest without an address for so long after its start has failed.
-    pub address_timeout: SignedDuration,
+    pub address_timeout: Duration,
     /// An allocation without a request for so long is released.
-    pub audit_grace: SignedDuration,
+    pub audit_grace: Duration,
 }
 
 /// Processors are shared in time, so several guests may count on one (what OpenStack's Nova gives out too).
@@ -284,8 +283,8 @@ impl Settings {
             },
             filter_required: file.libvirt.address_filter.is_some(),
             traits: file.traits.iter().cloned().collect(),
-            address_timeout: SignedDuration::from_secs(i64::try_from(address).unwrap_or(i64::MAX)),
-            audit_grace: SignedDuration::from_secs(i64::try_from(grace).unwrap_or(i64::MAX)),
+            address_timeout: Duration::from_secs(address),
+            audit_grace: Duration::from_secs(grace),
         })
     }
 

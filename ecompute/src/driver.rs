@@ -74,10 +74,7 @@ pub(crate) async fn run(parts: Arc<Parts>, shutdown: CancellationToken) -> Resul
     let options = FollowOptions { resync: RESYNC, ..FollowOptions::default() };
     let changes = follow(Arc::clone(&parts.store), prefix, options);
     let driver = Driver {
-        limits: Limits {
-            address: parts.settings.address_timeout.unsigned_abs(),
-            grace: parts.settings.audit_grace.unsigned_abs(),
-        },
+        limits: Limits { address: parts.settings.address_timeout, grace: parts.settings.audit_grace },
         pool: Arc::new(Semaphore::new(parts.settings.workers)),
         world: World::default(),
         answers,
@@ -201,8 +198,11 @@ impl Driver {
     }
 
     fn happened(&mut self, instance: InstanceId) {
-        // Also of one that nobody here knows: a call of ours that came back late may have made it.
-        self.observe(instance);
+        // A job looks for itself when it has ended, and till then nothing is taken from a look. One that nobody
+        // here knows is looked at: a call of ours that came back late may have made it.
+        if self.world.get(instance).is_none_or(|entry| entry.running.is_none()) {
+            self.observe(instance);
+        }
     }
 
     fn tick(&mut self) {
@@ -309,20 +309,14 @@ impl Driver {
                 tracing::warn!(error, "failed to look at everything; trying on");
             }
             Answer::Observed(instance, begun, Ok(observed)) => {
-                if self.world.get(instance).is_none() {
-                    if observed == Observed::default() {
-                        return;
+                match self.world.get_mut(instance) {
+                    Some(entry) if entry.touched < begun && entry.running.is_none() => {
+                        entry.observe(observed);
+                        self.consider(instance);
                     }
-                    // What else is known of it, the look that follows tells.
-                    self.look();
-                    return;
-                }
-                if let Some(entry) = self.world.get_mut(instance)
-                    && entry.touched < begun
-                    && entry.running.is_none()
-                {
-                    entry.observe(observed);
-                    self.consider(instance);
+                    // What else is known of it, the look tells.
+                    None if observed != Observed::default() => self.look(),
+                    _ => {}
                 }
             }
             Answer::Observed(_, _, Err(error)) => tracing::debug!(%error, "failed to observe an instance"),

@@ -112,7 +112,7 @@ impl World {
             }
             entry.observe(seen.observed.remove(&instance).unwrap_or_default());
             entry.status = seen.statuses.remove(&instance).unwrap_or_default();
-            entry.record = seen.records.remove(&instance).unwrap_or(RecordFacts::Absent);
+            entry.record = seen.records.remove(&instance).unwrap_or_default();
             entry.buried = seen.buried.contains(&instance);
         }
     }

@@ -64,14 +64,8 @@ impl StatusEntry {
     }
 }
 
-impl From<Option<Status>> for StatusEntry {
-    fn from(status: Option<Status>) -> Self {
-        status.map_or(Self::Absent, |status| Self::Known(Box::new(status)))
-    }
-}
-
 /// Everything known of one instance.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Entry {
     /// Its request.
     pub(crate) request: Option<RequestEntry>,
@@ -104,29 +98,6 @@ pub(crate) struct Entry {
     pub(crate) reported: Option<&'static str>,
     /// When our own work last changed what a look sees; looks begun before say nothing about it.
     pub(crate) touched: u64,
-}
-
-impl Default for Entry {
-    fn default() -> Self {
-        Self {
-            request: None,
-            status: StatusEntry::Absent,
-            observed: Observed::default(),
-            record: RecordFacts::Absent,
-            buried: false,
-            allocation: None,
-            asked_for: None,
-            running: None,
-            retry: None,
-            without_image: None,
-            wake: None,
-            searched: Duration::ZERO,
-            last_search: None,
-            resumed: None,
-            reported: None,
-            touched: 0,
-        }
-    }
 }
 
 /// What placement holds for an instance.

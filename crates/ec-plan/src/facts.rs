@@ -58,9 +58,10 @@ pub struct KnownStatus {
 }
 
 /// The node's own record of an instance, on its disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RecordFacts {
     /// There is none.
+    #[default]
     Absent,
     /// It cannot be read: damaged, or of a later release.
     Unreadable,

@@ -205,21 +205,19 @@ impl View {
         let (wanted, listings) = (clock.revision, progress.borrow().listings);
         let there =
             |now: &Progress| now.through > 0 && (now.clock.revision >= wanted || now.listings != listings);
-        let mut reached =
-            tokio::time::timeout(patience, progress.wait_for(there)).await.map(|now| now.is_ok());
+        let reached = matches!(tokio::time::timeout(patience, progress.wait_for(there)).await, Ok(Ok(_)));
         // A listing that ended since may have been read before the question was answered: what it lacks, its
         // watch tells. Where that tells nothing of it, the answer was of another history.
-        if reached == Ok(true) && progress.borrow().clock.revision < wanted {
+        if reached && progress.borrow().clock.revision < wanted {
             let caught_up = progress.wait_for(|now| now.clock.revision >= wanted);
             if !matches!(tokio::time::timeout(patience.min(AFTER_LISTING), caught_up).await, Ok(Ok(_))) {
                 return Err(Unavailable("the state was read anew at this moment".into()));
             }
-            reached = Ok(true);
         }
         if let Some(trouble) = self.trouble() {
             return Err(trouble);
         }
-        if reached != Ok(true) {
+        if !reached {
             if patience >= SILENT {
                 // A watch that tells nothing of what certainly is there may never do so again.
                 return Err(
