@@ -7,10 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use ec_model::{Desired, InstanceId};
 use ec_tests::Stack;
-use virt::{domain::DomainState, enumutil::Enum, storage_vol::StorageVol};
+use virt::{storage_vol::StorageVol, sys};
 
 use crate::{
     build::Pattern,
@@ -65,10 +65,11 @@ async fn burst(stack: &Stack, orders: &Orders<'_>, count: usize) -> Result<Durat
     orders.claim(&instances).await?;
     tokio::time::sleep(SETTLE).await;
     let begun = Instant::now();
+    let look = Look::begin(stack, &instances);
     for instance in &instances {
         orders.order(*instance, Desired::Active).await?;
     }
-    let took = tokio::task::block_in_place(|| until_all_run(stack, &instances))? - begun;
+    let took = tokio::task::block_in_place(|| look.all_run(stack))? - begun;
     for instance in &instances {
         orders.order(*instance, Desired::Destroyed).await?;
     }
@@ -83,7 +84,8 @@ fn bare_burst(stack: &Stack, pattern: &Pattern, count: usize) -> Result<Duration
     let queue = Mutex::new(instances.clone());
     thread::sleep(SETTLE);
     let begun = Instant::now();
-    let took = thread::scope(|scope| {
+    let look = Look::begin(stack, &instances);
+    thread::scope(|scope| {
         let workers: Vec<_> = (0..THREADS.min(count))
             .map(|_| {
                 scope.spawn(|| -> Result<()> {
@@ -102,34 +104,44 @@ fn bare_burst(stack: &Stack, pattern: &Pattern, count: usize) -> Result<Duration
         for worker in workers {
             worker.join().map_err(|_| anyhow!("a thread panicked"))??;
         }
-        Ok::<_, anyhow::Error>(until_all_run(stack, &instances)? - begun)
+        Ok::<_, anyhow::Error>(())
     })?;
+    let took = look.all_run(stack)? - begun;
     for instance in instances {
         pattern.remove(stack, instance)?;
     }
     Ok(took)
 }
 
-/// The moment at which all of them run.
-fn until_all_run(stack: &Stack, instances: &[InstanceId]) -> Result<Instant> {
-    let connect = stack.libvirt.connection();
-    let mut missing: HashSet<_> = instances.iter().copied().collect();
-    let deadline = Instant::now() + PATIENCE;
-    while Instant::now() < deadline {
-        for domain in connect.list_all_domains(0)? {
-            // One that goes meanwhile is not one of these.
-            let (Ok(name), Ok((state, _))) = (domain.name(), domain.state()) else { continue };
-            if matches!(state, Enum::Known(DomainState::Running)) {
-                missing.remove(&name.parse::<InstanceId>().context("a domain of another name")?);
+/// A look at libvirt from the beginning, which costs ours and the bare calls the same.
+struct Look(thread::JoinHandle<Result<Result<Instant, HashSet<InstanceId>>>>);
+
+impl Look {
+    fn begin(stack: &Stack, instances: &[InstanceId]) -> Self {
+        let connect = stack.libvirt.connection();
+        let mut missing: HashSet<_> = instances.iter().copied().collect();
+        Self(thread::spawn(move || {
+            let deadline = Instant::now() + PATIENCE;
+            while Instant::now() < deadline {
+                for domain in connect.list_all_domains(sys::VIR_CONNECT_LIST_DOMAINS_RUNNING)? {
+                    missing.remove(&domain.name()?.parse::<InstanceId>().context("a domain of another name")?);
+                }
+                if missing.is_empty() {
+                    return Ok(Ok(Instant::now()));
+                }
+                thread::sleep(POLL);
             }
-        }
-        if missing.is_empty() {
-            return Ok(Instant::now());
-        }
-        thread::sleep(POLL);
+            Ok(Err(missing))
+        }))
     }
-    let troubles: Vec<_> =
-        stack.log().lines().filter(|line| line.contains(" WARN ")).map(str::to_owned).collect();
-    let last = troubles[troubles.len().saturating_sub(10)..].join("\n");
-    bail!("{missing:?} of {} do not run; the agent said:\n{last}", instances.len())
+
+    /// The moment at which all of them ran.
+    fn all_run(self, stack: &Stack) -> Result<Instant> {
+        self.0.join().map_err(|_| anyhow!("the look panicked"))??.map_err(|missing| {
+            let log = stack.log();
+            let troubles: Vec<_> = log.lines().filter(|line| line.contains(" WARN ")).collect();
+            let last = troubles[troubles.len().saturating_sub(10)..].join("\n");
+            anyhow!("{missing:?} do not run; the agent said:\n{last}")
+        })
+    }
 }

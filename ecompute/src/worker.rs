@@ -182,7 +182,7 @@ pub(crate) async fn perform(
 struct Worker {
     parts: Arc<Parts>,
     pool: Arc<Semaphore>,
-    /// Held from the first effect that loads the host until the last.
+    /// Held while the host is loaded: from the first effect until the definition, and for the start.
     permit: Option<OwnedSemaphorePermit>,
     cancel: CancellationToken,
     job: Job,
@@ -240,7 +240,11 @@ impl Worker {
                 self.take_permit().await?;
                 let spec = self.domain_spec().await?;
                 self.touched_hypervisor = true;
-                Ok(parts.hypervisor.define(&spec).await?)
+                parts.hypervisor.define(&spec).await?;
+                // The pool serves in turn: of many at once all are made before the first is started, which is
+                // faster for all, since guests that boot take the processors.
+                self.permit = None;
+                Ok(())
             }
             Effect::MarkStarted => self.mark_started(true).await,
             Effect::Start => self.start().await,

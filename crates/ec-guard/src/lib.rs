@@ -80,6 +80,8 @@ pub struct Guard(Mutex<Memory>);
 struct Memory {
     /// How the rules look that this process has loaded.
     loaded: Option<Vec<String>>,
+    /// The ports that are let in, by name, as of the last sync and since.
+    admitted: HashMap<String, Tap>,
     /// Since when ports of others have not been there.
     missing: HashMap<String, Instant>,
 }
@@ -102,6 +104,8 @@ impl Guard {
     /// Makes the tables as they shall be: the rules where they are missing, older or changed, the elements
     /// of these ports, and nothing of ports that are long gone.
     pub fn sync(&self, want: &Want) -> Result<(), GuardError> {
+        // Before the look: who is let in meanwhile stays so.
+        self.memory().admitted.clear();
         self.apply(want, &BTreeSet::new())?;
         self.settle(want);
         Ok(())
@@ -113,11 +117,22 @@ impl Guard {
     }
 
     /// Lets a guest in before it runs. Cheaper than a sync, which it falls back to where the tables are not
-    /// there.
+    /// there; free for one that is let in already.
     pub fn admit(&self, want: &Want) -> Result<(), GuardError> {
-        if self.is_loaded() {
-            match nft::run(&["-f", "-"], &plan::admit(&plain(&want.taps), &want.leases)) {
-                Ok(_) => return Ok(()),
+        let taps = plain(&want.taps);
+        let is_loaded = {
+            let memory = self.memory();
+            if taps.iter().all(|tap| memory.admitted.get(&tap.name) == Some(tap)) {
+                return Ok(());
+            }
+            memory.loaded.is_some()
+        };
+        if is_loaded {
+            match nft::run(&["-f", "-"], &plan::admit(&taps, &want.leases)) {
+                Ok(_) => {
+                    self.memory().admitted.extend(by_name(taps));
+                    return Ok(());
+                }
                 Err(GuardError::Refused(why)) => tracing::debug!(why, "admitting a guest the long way"),
                 Err(error) => return Err(error),
             }
@@ -163,10 +178,12 @@ impl Guard {
             let load = memory.must_load(&have);
             let mut script = if load { rules::load() } else { String::new() };
             script.push_str(&plan::elements(&have, &want, &gone));
-            if script.is_empty() {
-                return Ok(());
+            memory.admitted.retain(|port, _| !load && !gone.contains(port));
+            let done = if script.is_empty() { Ok(String::new()) } else { nft::run(&["-f", "-"], &script) };
+            if done.is_ok() {
+                memory.admitted.extend(by_name(want.taps.clone()));
             }
-            match nft::run(&["-f", "-"], &script) {
+            match done {
                 Ok(_) if load => {
                     if have.version.is_some() || memory.loaded.is_some() {
                         tracing::info!("put the packet rules around guests back");
@@ -252,6 +269,10 @@ fn device(name: &str, macs: &[MacAddr]) -> Device {
 /// Without names that no device of ours has.
 fn plain(taps: &[Tap]) -> Vec<Tap> {
     taps.iter().filter(|tap| ports::is_plain(&tap.name)).cloned().collect()
+}
+
+fn by_name(taps: Vec<Tap>) -> impl Iterator<Item = (String, Tap)> {
+    taps.into_iter().map(|tap| (tap.name.clone(), tap))
 }
 
 /// The ports whose questions for metadata the rules mark. Blocks for some milliseconds; nothing where there

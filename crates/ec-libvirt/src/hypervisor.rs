@@ -30,9 +30,10 @@ use crate::{
 /// Hints waiting for a slow receiver; one that lags behind further looks at everything.
 const EVENTS: usize = 256;
 
-/// Threads per lane. Together with their openings they stay below the 20 workers of libvirtd, so that
-/// stuck calls of ours leave it able to answer.
-const ACTING: usize = 10;
+/// Threads per lane. libvirtd works on five calls of one connection at a time (`max_client_requests`), whatever
+/// more it is sent. All lanes together, with their openings, stay below its 20 workers, so that stuck calls of
+/// ours leave it able to answer.
+const ACTING: usize = 5;
 const LOOKING: usize = 4;
 const ASKING_AGENTS: usize = 3;
 
@@ -41,7 +42,7 @@ pub struct LibvirtHypervisor {
     config: Arc<LibvirtConfig>,
     pool: Arc<Pool>,
     /// Starting, destroying, making disks.
-    act: Arc<Lane>,
+    act: [Arc<Lane>; 2],
     /// Everything that only looks; it also listens to events.
     look: Arc<Lane>,
     agent: Arc<Lane>,
@@ -68,7 +69,7 @@ impl LibvirtHypervisor {
         let hung = Arc::new(Hung::default());
         let lane = |threads, listener| Lane::new(&config.uri, config.call_timeout, threads, &hung, listener);
         Ok(Self {
-            act: lane(ACTING, None),
+            act: [lane(ACTING, None), lane(ACTING, None)],
             look: lane(LOOKING, Some(listener(events.clone()))),
             agent: lane(ASKING_AGENTS, None),
             agents: Arc::default(),
@@ -113,6 +114,12 @@ impl LibvirtHypervisor {
         // Of two at once, both found the same.
         let _ = self.facts.set(facts.clone());
         Ok(facts)
+    }
+
+    /// The acting lane with less to do.
+    fn act(&self) -> &Arc<Lane> {
+        let [one, other] = &self.act;
+        if one.free_threads() >= other.free_threads() { one } else { other }
     }
 
     /// Rules and elements as they shall be.
@@ -216,24 +223,26 @@ impl Hypervisor for LibvirtHypervisor {
             };
             pool.create_overlay(connect, instance, &base, capacity_bytes, in_use)
         };
-        self.act.call(format!("create the overlay of {instance}"), Scope::Instance(instance), work).await
+        self.act().call(format!("create the overlay of {instance}"), Scope::Instance(instance), work).await
     }
 
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()> {
         let facts = self.facts().await?;
-        let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
+        let (instance, pool) = (spec.instance, Arc::clone(&self.pool));
+        let (config, protection) = (Arc::clone(&self.config), Arc::clone(&self.protection));
         let document =
             self.machine(&facts, instance).and_then(|machine| xml::write(&DomainXml::new(spec, &machine)));
-        let work = move |connect: &virt::connect::Connect| match domain::find(connect, node, instance)? {
+        let work = move |connect: &virt::connect::Connect| match domain::find(connect, config.node, instance)? {
             Found::Ours(domain) if domain.is_persistent()? => Ok(()),
             Found::Foreign => Err(domain::foreign(instance)),
             Found::Ours(_) | Found::Nothing => {
                 pool.refuse_snapshots(instance)?;
                 connect.define_domain_xml(&document.map_err(CallError::Refused)?)?;
-                Ok(())
+                // Already here: of many at once, the first that run leave the others little of the processors.
+                protection.admit(&config, instance)
             }
         };
-        self.act.call(format!("define domain {instance}"), Scope::Instance(instance), work).await
+        self.act().call(format!("define domain {instance}"), Scope::Instance(instance), work).await
     }
 
     async fn start(&self, instance: InstanceId) -> HypervisorResult<()> {
@@ -243,13 +252,13 @@ impl Hypervisor for LibvirtHypervisor {
             domain::start(connect, config.node, instance)?;
             protection.admit_running(connect, &config, instance)
         };
-        self.act.call(format!("start domain {instance}"), Scope::Instance(instance), work).await
+        self.act().call(format!("start domain {instance}"), Scope::Instance(instance), work).await
     }
 
     async fn resume(&self, instance: InstanceId) -> HypervisorResult<()> {
         let node = self.config.node;
         let work = move |connect: &virt::connect::Connect| domain::resume(connect, node, instance);
-        self.act.call(format!("resume domain {instance}"), Scope::Instance(instance), work).await
+        self.act().call(format!("resume domain {instance}"), Scope::Instance(instance), work).await
     }
 
     async fn size(&self, instance: InstanceId) -> HypervisorResult<Option<DomainSize>> {
@@ -277,7 +286,7 @@ impl Hypervisor for LibvirtHypervisor {
             pool.delete_volume(connect, instance)?;
             console::remove(&log)
         };
-        self.act.call(format!("destroy domain {instance}"), Scope::Destroy(instance), work).await?;
+        self.act().call(format!("destroy domain {instance}"), Scope::Destroy(instance), work).await?;
         self.agents.forget(instance);
         self.told.forget(instance);
         Ok(())

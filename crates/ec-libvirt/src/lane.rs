@@ -145,6 +145,11 @@ impl Lane {
         })
     }
 
+    /// So many threads have nothing to do now.
+    pub(crate) fn free_threads(&self) -> usize {
+        self.permits.available_permits()
+    }
+
     fn link(&self) -> MutexGuard<'_, Link> {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
