@@ -20,10 +20,10 @@ use crate::{
 
 /// So many at once, with the name of the figure and how often it is measured.
 const BURSTS: [(usize, &str, usize); 2] = [
-    (10, "agent: ten requests at once → all domains run", 3),
-    (30, "agent: thirty requests at once → all domains run", 2),
+    (10, "agent: ten requests at once → all domains run", 9),
+    (30, "agent: thirty requests at once → all domains run", 3),
 ];
-/// As many as the agent has workers.
+/// What a user's own program would do.
 const THREADS: usize = 10;
 const POLL: Duration = Duration::from_millis(20);
 /// Thirty emulated guests that boot on two processors slow down the start of the last.

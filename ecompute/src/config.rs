@@ -138,7 +138,7 @@ const VCPU_RATIO: f64 = 4.0;
 const IMAGES_GB: std::ops::RangeInclusive<u64> = 1..=50;
 /// As many as libvirt takes at once from one client beside those that look: its daemon has 20 threads, and waits
 /// for QEMU more than it works. The host's processors bound nothing here.
-const WORKERS: usize = 10;
+const WORKERS: usize = 12;
 /// A mirror that sends nothing for this long will not send anything.
 const STALL_TIMEOUT: u64 = 30;
 /// An emulated guest on a busy host takes minutes to ask for its address.

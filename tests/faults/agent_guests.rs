@@ -45,7 +45,8 @@ async fn guests_that_libvirt_forgot_are_defined_again_and_keep_disk_and_claim() 
     stack.start_agent("").await?;
     for instance in guests {
         let status = stack.until_state(instance, State::Stopped).await?;
-        assert!(status.reason.unwrap_or_default().contains("defined again"));
+        let reason = status.reason.unwrap_or_default();
+        assert!(reason.contains("defined again"), "{reason}\n{}", stack.log());
     }
     stack.until_exactly(&sorted(guests)).await?;
     assert_eq!([identity(&stack, guests[0])?, identity(&stack, guests[1])?], disks);

@@ -415,7 +415,12 @@ fn whatever_others_do_to_the_tables_comes_back_and_running_guests_keep_their_add
     sh("ip link set vnet7 address fe:00:00:00:00:02");
     // Admitting works with tables, and makes them where somebody took them away.
     sh("nft flush ruleset");
-    second.admit(&theirs).unwrap();
+    let third = Guest::new(3);
+    second.admit(&want(vec![third.tap()])).unwrap();
+    assert!(sh("nft list table bridge ecompute").contains(&third.tap));
+    third.dhcp().unwrap();
+    assert!(third.pings(GATEWAY));
+    second.sync(&theirs).unwrap();
     assert!(sh("nft list table bridge ecompute").contains("vnet7"));
     assert!(two.pings(GATEWAY));
 }

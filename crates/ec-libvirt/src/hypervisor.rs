@@ -33,7 +33,7 @@ const EVENTS: usize = 256;
 /// Threads per lane. libvirtd works on five calls of one connection at a time (`max_client_requests`), whatever
 /// more it is sent. All lanes together, with their openings, stay below its 20 workers, so that stuck calls of
 /// ours leave it able to answer.
-const ACTING: usize = 5;
+const ACTING: usize = 4;
 const LOOKING: usize = 4;
 const ASKING_AGENTS: usize = 3;
 
@@ -42,7 +42,7 @@ pub struct LibvirtHypervisor {
     config: Arc<LibvirtConfig>,
     pool: Arc<Pool>,
     /// Starting, destroying, making disks.
-    act: [Arc<Lane>; 2],
+    act: [Arc<Lane>; 3],
     /// Everything that only looks; it also listens to events.
     look: Arc<Lane>,
     agent: Arc<Lane>,
@@ -69,7 +69,7 @@ impl LibvirtHypervisor {
         let hung = Arc::new(Hung::default());
         let lane = |threads, listener| Lane::new(&config.uri, config.call_timeout, threads, &hung, listener);
         Ok(Self {
-            act: [lane(ACTING, None), lane(ACTING, None)],
+            act: std::array::from_fn(|_| lane(ACTING, None)),
             look: lane(LOOKING, Some(listener(events.clone()))),
             agent: lane(ASKING_AGENTS, None),
             agents: Arc::default(),
@@ -116,10 +116,10 @@ impl LibvirtHypervisor {
         Ok(facts)
     }
 
-    /// The acting lane with less to do.
+    /// The acting lane with the least to do.
     fn act(&self) -> &Arc<Lane> {
-        let [one, other] = &self.act;
-        if one.free_threads() >= other.free_threads() { one } else { other }
+        let [first, others @ ..] = &self.act;
+        others.iter().fold(first, |best, lane| if lane.free_threads() > best.free_threads() { lane } else { best })
     }
 
     /// Rules and elements as they shall be.

@@ -166,7 +166,7 @@ fn keep(facts: &Facts, limits: &Limits) -> Decision {
         None => redefine(
             facts,
             State::Stopped,
-            "its domain was gone from libvirt; it was defined again from what this node knows",
+            "its domain was gone from libvirt; it is defined again from what this node knows",
         ),
         Some(RunState::Running | RunState::Paused(_)) if !observed.volume => say(
             facts,
@@ -268,7 +268,8 @@ fn ended(facts: &Facts, why: End) -> Decision {
 fn redefine(facts: &Facts, state: State, reason: &str) -> Decision {
     match (facts.allocation, facts.record) {
         (Allocation::Held { .. }, _) | (_, RecordFacts::Kept { .. }) => {
-            Decision::Run(vec![Define, Announce(state, Some(reason.to_owned()))])
+            // Told first: of a domain that is there again, nobody could tell any more why it does not run.
+            Decision::Run(vec![Announce(state, Some(reason.to_owned())), Define])
         }
         (Allocation::Unknown, _) => Decision::AskPlacement,
         (Allocation::Absent | Allocation::Elsewhere, _) => say(
