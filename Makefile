@@ -24,7 +24,7 @@ help:
 	@echo "make bench      what we promise, beside the bare calls, as medians and ratios"
 	@echo "make check      formatting, lints, dependencies and their licences"
 	@echo "make deny       the last of these alone"
-	@echo "make fuzz       each parser of outside data for a minute"
+	@echo "make fuzz       random histories of an instance, and each parser of outside data for a minute"
 	@echo "make fuzz-placement  OpenStack's placement and ours, compared at random for MINUTES (10)"
 
 demo:
@@ -64,6 +64,7 @@ deny:
 	scripts/deny.sh
 
 fuzz:
+	PROPTEST_CASES=500000 cargo test --release --locked -p ec-plan --test histories
 	scripts/fuzz.sh 60
 
 MINUTES ?= 10

@@ -27,6 +27,8 @@ export ETCD_BIN_NEW
 # With the failpoints, at which the crash tests stop the agent. In one go with the tests: apart, the
 # dependencies would be built twice, with different features.
 cargo build --locked --workspace --all-features --bins --tests
+# Random histories are the same ones in every run, so that a failure is of the change; `make fuzz` has others.
+export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-1}
 host=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
 export "CARGO_TARGET_${host}_RUNNER=$PWD/scripts/in-netns.sh"
 cargo nextest run --workspace --locked --all-features
