@@ -124,7 +124,8 @@ impl Look {
             let deadline = Instant::now() + PATIENCE;
             while Instant::now() < deadline {
                 for domain in connect.list_all_domains(sys::VIR_CONNECT_LIST_DOMAINS_RUNNING)? {
-                    missing.remove(&domain.name()?.parse::<InstanceId>().context("a domain of another name")?);
+                    missing
+                        .remove(&domain.name()?.parse::<InstanceId>().context("a domain of another name")?);
                 }
                 if missing.is_empty() {
                     return Ok(Ok(Instant::now()));

@@ -74,7 +74,12 @@ pub enum GuardError {
 
 /// The rules of this host as one agent keeps them. Its calls block for some milliseconds.
 #[derive(Debug, Default)]
-pub struct Guard(Mutex<Memory>);
+pub struct Guard {
+    memory: Mutex<Memory>,
+    /// Ports that wait to be let in, for whoever runs nft next: of many at once, few run it.
+    waiting: Mutex<Vec<Tap>>,
+    admitting: Mutex<()>,
+}
 
 #[derive(Debug, Default)]
 struct Memory {
@@ -98,7 +103,7 @@ impl Guard {
     }
 
     fn memory(&self) -> MutexGuard<'_, Memory> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.memory)
     }
 
     /// Makes the tables as they shall be: the rules where they are missing, older or changed, the elements
@@ -120,17 +125,21 @@ impl Guard {
     /// there; free for one that is let in already.
     pub fn admit(&self, want: &Want) -> Result<(), GuardError> {
         let taps = plain(&want.taps);
-        let is_loaded = {
-            let memory = self.memory();
-            if taps.iter().all(|tap| memory.admitted.get(&tap.name) == Some(tap)) {
-                return Ok(());
-            }
-            memory.loaded.is_some()
-        };
-        if is_loaded {
-            match nft::run(&["-f", "-"], &plan::admit(&taps, &want.leases)) {
+        if self.is_admitted(&taps) {
+            return Ok(());
+        }
+        locked(&self.waiting).extend(taps.iter().cloned());
+        let _turn = locked(&self.admitting);
+        let all = std::mem::take(&mut *locked(&self.waiting));
+        // Whoever had the turn before may have taken these along. What it failed with, these find out themselves.
+        if self.is_admitted(&taps) && all.is_empty() {
+            return Ok(());
+        }
+        let all: Vec<Tap> = taps.iter().cloned().chain(all).collect();
+        if self.is_loaded() {
+            match nft::run(&["-f", "-"], &plan::admit(&all, &want.leases)) {
                 Ok(_) => {
-                    self.memory().admitted.extend(by_name(taps));
+                    self.memory().admitted.extend(by_name(all));
                     return Ok(());
                 }
                 Err(GuardError::Refused(why)) => tracing::debug!(why, "admitting a guest the long way"),
@@ -138,6 +147,11 @@ impl Guard {
             }
         }
         self.apply(want, &BTreeSet::new())
+    }
+
+    fn is_admitted(&self, taps: &[Tap]) -> bool {
+        let memory = self.memory();
+        taps.iter().all(|tap| memory.admitted.get(&tap.name) == Some(tap))
     }
 
     /// Forgets ports whose guests are gone. Tables that are not there are fine.
@@ -269,6 +283,10 @@ fn device(name: &str, macs: &[MacAddr]) -> Device {
 /// Without names that no device of ours has.
 fn plain(taps: &[Tap]) -> Vec<Tap> {
     taps.iter().filter(|tap| ports::is_plain(&tap.name)).cloned().collect()
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn by_name(taps: Vec<Tap>) -> impl Iterator<Item = (String, Tap)> {

@@ -123,12 +123,9 @@ pub(crate) fn start(connect: &Connect, node: NodeId, instance: InstanceId) -> Re
         Found::Foreign => return Err(foreign(instance)),
         Found::Nothing => return Err(CallError::Refused("there is no such domain".into())),
     };
-    if domain.is_active()? {
-        return Ok(());
-    }
     match domain.create() {
         Ok(()) => Ok(()),
-        // Somebody else was faster.
+        // Already, or somebody else was faster.
         Err(_) if domain.is_active().unwrap_or(false) => Ok(()),
         Err(error) => Err(with_hint(error)),
     }

@@ -119,7 +119,9 @@ impl LibvirtHypervisor {
     /// The acting lane with the least to do.
     fn act(&self) -> &Arc<Lane> {
         let [first, others @ ..] = &self.act;
-        others.iter().fold(first, |best, lane| if lane.free_threads() > best.free_threads() { lane } else { best })
+        others
+            .iter()
+            .fold(first, |best, lane| if lane.free_threads() > best.free_threads() { lane } else { best })
     }
 
     /// Rules and elements as they shall be.
@@ -214,32 +216,36 @@ impl Hypervisor for LibvirtHypervisor {
         base: &BaseImage,
         capacity_bytes: Option<u64>,
     ) -> HypervisorResult<()> {
-        let (node, pool, base) = (self.config.node, Arc::clone(&self.pool), base.clone());
+        let (pool, base) = (Arc::clone(&self.pool), base.clone());
+        let (config, protection) = (Arc::clone(&self.config), Arc::clone(&self.protection));
         let work = move |connect: &virt::connect::Connect| {
-            let in_use = match domain::find(connect, node, instance)? {
+            let in_use = match domain::find(connect, config.node, instance)? {
                 Found::Ours(domain) => domain.is_active()?,
                 Found::Foreign => return Err(domain::foreign(instance)),
                 Found::Nothing => false,
             };
-            pool.create_overlay(connect, instance, &base, capacity_bytes, in_use)
+            // Let in while qemu-img works, so that the start need not wait for it.
+            std::thread::scope(|scope| {
+                let admitted = scope.spawn(|| protection.admit(&config, instance));
+                pool.create_overlay(connect, instance, &base, capacity_bytes, in_use)?;
+                admitted.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            })
         };
         self.act().call(format!("create the overlay of {instance}"), Scope::Instance(instance), work).await
     }
 
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()> {
         let facts = self.facts().await?;
-        let (instance, pool) = (spec.instance, Arc::clone(&self.pool));
-        let (config, protection) = (Arc::clone(&self.config), Arc::clone(&self.protection));
+        let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
         let document =
             self.machine(&facts, instance).and_then(|machine| xml::write(&DomainXml::new(spec, &machine)));
-        let work = move |connect: &virt::connect::Connect| match domain::find(connect, config.node, instance)? {
+        let work = move |connect: &virt::connect::Connect| match domain::find(connect, node, instance)? {
             Found::Ours(domain) if domain.is_persistent()? => Ok(()),
             Found::Foreign => Err(domain::foreign(instance)),
             Found::Ours(_) | Found::Nothing => {
                 pool.refuse_snapshots(instance)?;
                 connect.define_domain_xml(&document.map_err(CallError::Refused)?)?;
-                // Already here: of many at once, the first that run leave the others little of the processors.
-                protection.admit(&config, instance)
+                Ok(())
             }
         };
         self.act().call(format!("define domain {instance}"), Scope::Instance(instance), work).await
