@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use ec_hypervisor::{HostInfo, Hypervisor};
 use ec_image::{CacheConfig, ImageCache};
 use ec_libvirt::{LibvirtConfig, LibvirtHypervisor};
-use ec_metadata::{MetadataConfig, RecordDir};
+use ec_metadata::{MetadataConfig, MetadataError, RecordDir};
 use ec_model::{NodeId, NodeRecord, RECORD_VERSION};
 use ec_placement_client::{PlacementClient, PlacementError};
 use ec_store::{EtcdStore, Store};
@@ -161,16 +161,8 @@ pub async fn run_with(parts: Arc<Parts>, shutdown: CancellationToken) -> Result<
     let (in_registration, stop_registration) = (Arc::clone(&parts), stop.clone());
     let mut registration =
         tokio::spawn(async move { keep_registered(&in_registration, stop_registration).await });
-    let metadata = host.bridge.clone().map(|bridge| {
-        let config = MetadataConfig::new(bridge, RecordDir::clone(&parts.records));
-        let stop = stop.clone();
-        tokio::spawn(async move {
-            if let Err(error) = ec_metadata::serve(config, stop).await {
-                tracing::error!(error = ec_runtime::exit::chain(&error), "the metadata service ended");
-            }
-        })
-    });
-
+    let records = RecordDir::clone(&parts.records);
+    let mut metadata = tokio::spawn(serve_metadata(host.bridge.clone(), records, stop.clone()));
     let mut protection = tokio::spawn(protect(Arc::clone(&parts), stop.clone()));
     let driver_stop = CancellationToken::new();
     let mut driver = tokio::spawn(driver::run(Arc::clone(&parts), driver_stop.clone()));
@@ -180,6 +172,7 @@ pub async fn run_with(parts: Arc<Parts>, shutdown: CancellationToken) -> Result<
         ended = &mut presence => Some(early(ended, "the node's key")),
         ended = &mut registration => Some(early(ended, "the registration with placement")),
         ended = &mut driver => Some(early(ended, "the agent's loop")),
+        ended = &mut metadata => Some(early(ended, "the metadata service")),
         _ = &mut protection => Some(anyhow::anyhow!("looking after the packet rules ended unexpectedly")),
     };
     // Nothing new may be claimed here while work comes to its end. Who is not the node any more locks nothing.
@@ -191,8 +184,8 @@ pub async fn run_with(parts: Arc<Parts>, shutdown: CancellationToken) -> Result<
         driver.await.context("the agent's loop broke")??;
     }
     stop.cancel();
-    if let Some(metadata) = metadata {
-        metadata.await.context("the metadata service broke")?;
+    if !metadata.is_finished() {
+        metadata.await.context("the metadata service broke")??;
     }
     if !protection.is_finished() {
         protection.await.context("looking after the packet rules broke")?;
@@ -220,6 +213,24 @@ fn early<E: std::error::Error + Send + Sync + 'static>(
         Ok(Ok(())) => anyhow::anyhow!("{what} ended unexpectedly"),
         Err(error) => anyhow::Error::from(error).context(what),
     }
+}
+
+/// Answers the guests on the bridge, where there is one and this process may, until `stop`.
+async fn serve_metadata(
+    bridge: Option<String>,
+    records: RecordDir,
+    stop: CancellationToken,
+) -> Result<(), MetadataError> {
+    if let Some(bridge) = bridge {
+        match ec_metadata::serve(MetadataConfig::new(bridge, records), stop.clone()).await {
+            Err(error @ MetadataError::NotPermitted { .. }) => {
+                tracing::error!(%error, "guests get no metadata from this agent");
+            }
+            ended => return ended,
+        }
+    }
+    stop.cancelled().await;
+    Ok(())
 }
 
 /// Looks after what holds guests to their own addresses, until `stop`.

@@ -2,12 +2,15 @@
 
 use std::{
     fs::{self, File},
+    net::{TcpListener, TcpStream},
     os::unix::fs::{PermissionsExt, symlink},
-    process::{Command, Stdio},
+    path::Path,
+    process::{Child, Command, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use ec_image::testing::{Server, Step, answer, ok};
 use ec_model::State;
 use ec_tests::{Stack, TINY, tiny_image};
@@ -60,6 +63,69 @@ async fn nothing_of_the_host_itself_is_given_out_as_an_image() -> Result<()> {
         |path: &str| Ok::<_, anyhow::Error>(fs::metadata(stack.directory().join(path))?.permissions().mode());
     assert_eq!(mode("state/images/base")? & 0o777, 0o711, "names are not for all to read");
     assert_eq!(mode("state/images/tmp")? & 0o777, 0o700);
+    Ok(())
+}
+
+/// `openssl s_server`, which gives out files as they are, heads and all.
+struct SecureServer {
+    process: Child,
+    url: String,
+}
+
+impl SecureServer {
+    fn start(directory: &Path) -> Result<Self> {
+        let request = "req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2 -subj /CN=images \
+                       -addext subjectAltName=IP:127.0.0.1";
+        let made =
+            Command::new("openssl").args(request.split_whitespace()).current_dir(directory).output()?;
+        ensure!(made.status.success(), "{made:?}");
+        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let process = Command::new("openssl")
+            .args(["s_server", "-HTTP", "-quiet", "-cert", "cert.pem", "-key", "key.pem"])
+            .args(["-accept", &address.to_string()])
+            .current_dir(directory)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let server = Self { process, url: format!("https://{address}") };
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while TcpStream::connect(address).is_err() {
+            ensure!(Instant::now() < deadline, "openssl does not listen");
+            thread::sleep(Duration::from_millis(50));
+        }
+        Ok(server)
+    }
+}
+
+impl Drop for SecureServer {
+    fn drop(&mut self) {
+        // It has ended already where the test failed by that.
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_asked_for_in_private_is_not_fetched_in_public() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let image = fs::read(tiny_image())?;
+    fs::write(directory.path().join("kept"), answer("200 OK", "", &image))?;
+    let public = Server::start(move |_, _| ok(&image)).await;
+    let location = format!("location: {}/disk\r\n", public.url);
+    fs::write(directory.path().join("moved"), answer("302 Found", &location, b""))?;
+    let private = SecureServer::start(directory.path())?;
+    let mut stack = Stack::start().await?;
+    let authority = directory.path().join("cert.pem").display().to_string();
+    stack.agent_env = vec![("SSL_CERT_FILE", authority)];
+    stack.start_agent("").await?;
+
+    let said = refusal(&stack, &[&format!("{}/moved", private.url)])?;
+    assert!(said.contains("redirect from https:// to http://"), "{said}");
+    assert_eq!(public.hits(), 0, "nobody was asked");
+    stack.until_exactly(&[]).await?;
+    let instance = stack.schedule(&[&format!("{}/kept", private.url)])?;
+    stack.until_state(instance, State::Active).await?;
     Ok(())
 }
 

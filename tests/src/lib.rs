@@ -53,6 +53,8 @@ pub struct Stack {
     pub placement: PlacementClient,
     /// The node's uuid.
     pub node: NodeId,
+    /// Variables that the agent is started with.
+    pub agent_env: Vec<(&'static str, String)>,
     _small_disk: Option<SmallDisk>,
     directory: TempDir,
 }
@@ -170,6 +172,7 @@ impl Stack {
             store,
             placement,
             node,
+            agent_env: Vec::new(),
             _small_disk: small_disk,
             directory,
         };
@@ -184,6 +187,7 @@ impl Stack {
         let agent = self
             .command("ecompute")
             .env("FAILPOINTS", failpoints)
+            .envs(self.agent_env.iter().map(|(name, value)| (name, value)))
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()

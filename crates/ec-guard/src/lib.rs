@@ -199,9 +199,8 @@ impl Guard {
             }
             match done {
                 Ok(_) if load => {
-                    if have.version.is_some() || memory.loaded.is_some() {
-                        tracing::info!("put the packet rules around guests back");
-                    }
+                    let word = if memory.loaded.is_some() { "back" } else { "up" };
+                    tracing::info!("put the packet rules around guests {word}");
                     memory.loaded = Some(list()?.rules);
                     return Ok(());
                 }
