@@ -23,11 +23,13 @@ use ec_libvirt::testing::LibvirtServer;
 pub use ec_libvirt::testing::tiny_image;
 use ec_model::{InstanceId, NodeId, State, Status, decode};
 use ec_placement_client::{PlacementClient, PlacementConfig};
-use ec_store::{EtcdConfig, EtcdStore, Store, testing::EtcdServer};
+use ec_store::{
+    EtcdConfig, EtcdStore, Store,
+    testing::{EtcdServer, send},
+};
 use nix::{
     mount::{MntFlags, MsFlags, mount, umount2},
-    sys::signal::{Signal, kill},
-    unistd::Pid,
+    sys::signal::Signal,
 };
 pub use placement::PlacementServer;
 use tempfile::TempDir;
@@ -211,7 +213,7 @@ impl Stack {
     /// SIGTERM; answers the exit code.
     pub fn end_agent(&mut self) -> Result<Option<i32>> {
         let mut agent = self.agent.take().context("no agent runs")?;
-        kill(Pid::from_raw(i32::try_from(agent.id())?), Signal::SIGTERM)?;
+        send(i32::try_from(agent.id())?, Signal::SIGTERM)?;
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = agent.try_wait()? {
@@ -229,7 +231,7 @@ impl Stack {
     /// Sends the agent a signal, SIGSTOP and SIGCONT for example.
     pub fn signal_agent(&self, signal: Signal) -> Result<()> {
         let agent = self.agent.as_ref().context("no agent runs")?;
-        Ok(kill(Pid::from_raw(i32::try_from(agent.id())?), signal)?)
+        Ok(send(i32::try_from(agent.id())?, signal)?)
     }
 
     /// The running agent's process.

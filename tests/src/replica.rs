@@ -10,10 +10,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use ec_store::testing::send;
+use nix::sys::signal::Signal;
 use reqwest::{Client, Method};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -83,7 +81,7 @@ impl Replica {
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         let child = self.child.as_ref().context("it does not run")?;
-        Ok(kill(Pid::from_raw(i32::try_from(child.id())?), signal)?)
+        Ok(send(i32::try_from(child.id())?, signal)?)
     }
 
     /// Waits until it has ended by itself.

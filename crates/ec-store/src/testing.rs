@@ -2,7 +2,7 @@
 //! Every method that can fail does so with what the system, or etcd in its log, said.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -32,6 +32,32 @@ const START_ATTEMPTS: usize = 5;
 /// The environment variable that names the newer etcd to test with, as `scripts/fetch-newer-etcd.sh`
 /// prints it.
 pub const NEWER_ETCD: &str = "ETCD_BIN_NEW";
+
+/// Sends a process a signal. After SIGSTOP it has stopped when this returns: a thread that runs at that moment
+/// would still answer something.
+pub fn send(pid: i32, signal: Signal) -> io::Result<()> {
+    kill(Pid::from_raw(pid), signal)?;
+    let deadline = Instant::now() + STOPPED_WITHIN;
+    while signal == Signal::SIGSTOP && !has_stopped(pid)? {
+        if Instant::now() > deadline {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "it does not stop"));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// Whether every thread of a process is stopped, see proc(5).
+fn has_stopped(pid: i32) -> io::Result<bool> {
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        // A thread that ended meanwhile does nothing any more.
+        let stat = fs::read_to_string(task?.path().join("stat")).unwrap_or_default();
+        if stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('T')) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
 
 /// Certificates for a server, all PEM files.
 #[derive(Debug, Clone)]
@@ -220,7 +246,7 @@ impl EtcdServer {
         let Some(pid) = self.pid().and_then(|pid| i32::try_from(pid).ok()) else {
             return Err(io::Error::new(io::ErrorKind::NotFound, "this etcd does not run"));
         };
-        Ok(kill(Pid::from_raw(pid), signal)?)
+        send(pid, signal)
     }
 
     fn log(&self) -> PathBuf {
