@@ -11,7 +11,6 @@ use ec_libvirt::{AddressFilter, LibvirtHypervisor};
 use ec_model::{NodeId, NodeRecord, decode};
 use ec_placement_client::{PlacementClient, PlacementError, Provider};
 use ec_runtime::{
-    advice::{open_etcd, open_placement},
     config::exposed,
     exit::{FAILED, Failure, UNREACHABLE, chain, print},
 };
@@ -72,9 +71,11 @@ pub async fn check(settings: &Settings, file: Option<PathBuf>) -> Result<u8, Fai
 /// What does not keep an agent from working, and should be known: secrets that everybody may read, services that
 /// let everybody in, an etcd with known faults. Asks etcd; where that does not answer, nothing is said of it.
 pub async fn warnings(settings: &Settings, file: Option<&Path>) -> Vec<String> {
-    let mut warnings = exposed(file, &settings.etcd, &settings.placement);
-    warnings.extend(open_etcd(&settings.etcd));
-    warnings.extend(open_placement(&settings.placement));
+    let (etcd, placement) = (&settings.etcd, &settings.placement);
+    let own = file.filter(|_| etcd.holds_secret() || placement.holds_secret()).into_iter();
+    let mut warnings = exposed(own.chain(etcd.secret_files()).chain(placement.secret_files()));
+    warnings.extend(etcd.open_door());
+    warnings.extend(placement.open_door());
     let server = async { EtcdStore::connect(settings.etcd.clone()).await?.server().await };
     if let Ok(Ok(server)) = tokio::time::timeout(PROBE_TIMEOUT, server).await {
         warnings.extend(server.advice());

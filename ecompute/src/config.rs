@@ -9,9 +9,9 @@ use std::{
 
 use ec_libvirt::{AddressFilter, VirtType};
 use ec_model::{Keyspace, NodeId};
-use ec_placement_client::PlacementConfig;
-use ec_runtime::config::{ConfigError, EtcdSection, Loaded, PlacementSection, load};
-use ec_store::EtcdConfig;
+use ec_placement_client::{PlacementConfig, PlacementSection};
+use ec_runtime::config::{ConfigError, Loaded, load};
+use ec_store::{EtcdConfig, EtcdSection};
 use ipnet::IpNet;
 use serde::Deserialize;
 
@@ -177,7 +177,7 @@ impl Settings {
             note("name: wanted 1 to 200 characters, as placement has it".to_owned());
         }
         let etcd = file.etcd.settings().map_err(&mut note).ok();
-        let keys = file.etcd.keyspace().map_err(&mut note).ok();
+        let keys = Keyspace::configured(file.etcd.prefix.as_deref()).map_err(&mut note).ok();
         let placement = file.placement.settings().map_err(&mut note).ok();
         for class in file.reserved.keys().chain(file.allocation_ratio.keys()) {
             if !CLASSES.contains(&class.as_str()) {

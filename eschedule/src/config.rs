@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use ec_model::Keyspace;
-use ec_placement_client::{PlacementClient, PlacementConfig};
+use ec_placement_client::{PlacementClient, PlacementConfig, PlacementSection};
 use ec_runtime::{
-    config::{EtcdSection, PlacementSection, exposed, load},
+    config::{exposed, load},
     exit::Failure,
 };
-use ec_store::{EtcdConfig, EtcdStore};
+use ec_store::{EtcdConfig, EtcdSection, EtcdStore};
 use serde::Deserialize;
 
 use crate::intent::Place;
@@ -82,11 +82,13 @@ impl Settings {
         };
         let etcd = file.etcd.settings().map_err(wrong)?;
         let placement = file.placement.settings().map_err(wrong)?;
+        let holds_secret = etcd.holds_secret() || placement.holds_secret();
+        let own = loaded.path.as_deref().filter(|_| holds_secret).into_iter();
         Ok(Self {
-            exposed: exposed(loaded.path.as_deref(), &etcd, &placement),
+            exposed: exposed(own.chain(etcd.secret_files()).chain(placement.secret_files())),
             defaults: file.defaults.clone().seen_from(loaded.path.as_deref()),
             etcd,
-            keys: file.etcd.keyspace().map_err(wrong)?,
+            keys: Keyspace::configured(file.etcd.prefix.as_deref()).map_err(wrong)?,
             placement,
             image: file.image.clone().unwrap_or_else(|| DEFAULT_IMAGE.to_owned()),
             project: name("project", &file.project)?,

@@ -21,7 +21,6 @@ use destroy::Doomed;
 use ec_model::{InstanceId, NodeId, ResourceQuery, State};
 use ec_runtime::{
     LogFormat,
-    advice::{open_etcd, open_placement},
     exit::{Failure, INTERRUPTED, print, tell},
     init_logging, install_tls_provider, shutdown_on_signals,
 };
@@ -261,7 +260,7 @@ async fn warn(session: &Session) {
     let settings = &session.settings;
     let old = session.store.server().await.ok().and_then(|server| server.advice());
     let warnings = settings.exposed.iter().cloned();
-    let warnings = warnings.chain(open_etcd(&settings.etcd)).chain(open_placement(&settings.placement));
+    let warnings = warnings.chain(settings.etcd.open_door()).chain(settings.placement.open_door());
     for warning in warnings.chain(old) {
         tell(&format!("eschedule: {warning}"));
     }

@@ -3,7 +3,10 @@
 
 use std::path::Path;
 
-use ec_runtime::config::{EtcdSection, PlacementSection, parse};
+use ec_model::Keyspace;
+use ec_placement_client::PlacementSection;
+use ec_runtime::config::parse;
+use ec_store::EtcdSection;
 use libfuzzer_sys::fuzz_target;
 use serde::Deserialize;
 
@@ -16,7 +19,7 @@ struct Sections {
 
 fuzz_target!(|text: &str| {
     let Ok(sections) = parse::<Sections>(text, Path::new("fuzz.yaml")) else { return };
-    let _ = sections.etcd.keyspace();
+    let _ = Keyspace::configured(sections.etcd.prefix.as_deref());
     let _ = sections.placement.settings();
     if let Ok(settings) = sections.etcd.settings() {
         assert!(!settings.endpoints.is_empty());

@@ -3,8 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf};
 
 use clap::ValueEnum;
-use ec_runtime::config::EtcdSection;
-use ec_store::EtcdConfig;
+use ec_store::{EtcdConfig, EtcdSection};
 use serde::Deserialize;
 
 use crate::{

@@ -35,6 +35,15 @@ impl Keyspace {
         Self { root: root.trim_end_matches('/').to_owned() }
     }
 
+    /// The keyspace that a configuration names, or the usual one.
+    pub fn configured(root: Option<&str>) -> Result<Self, String> {
+        let root = root.unwrap_or(Self::DEFAULT_ROOT);
+        if root.trim_matches('/').is_empty() || root.chars().any(char::is_control) {
+            return Err(format!("etcd.prefix `{root}` is empty: wanted for example /ecompute"));
+        }
+        Ok(Self::new(root))
+    }
+
     /// `<root>/nodes/`
     pub fn nodes(&self) -> String {
         format!("{}/nodes/", self.root)

@@ -1,5 +1,7 @@
 //! What the Placement API answers when it does not do what was asked.
 
+use ec_runtime::exit::{FAILED, Failure, UNREACHABLE, USAGE, chain};
+
 /// Result of a placement operation.
 pub type PlacementResult<T> = Result<T, PlacementError>;
 
@@ -66,5 +68,16 @@ impl PlacementError {
     /// Whether trying the same again later may help.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::Conflict(_))
+    }
+}
+
+impl From<PlacementError> for Failure {
+    fn from(error: PlacementError) -> Self {
+        let code = match &error {
+            PlacementError::Invalid(_) => USAGE,
+            PlacementError::Unreachable { .. } => UNREACHABLE,
+            _ => FAILED,
+        };
+        Self { code, message: chain(&error) }
     }
 }

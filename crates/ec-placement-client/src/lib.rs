@@ -6,10 +6,12 @@
 
 mod client;
 mod error;
+mod section;
 mod types;
 mod wire;
 
 pub use client::{CONSUMER_TYPE, PlacementClient};
 pub use error::{PlacementError, PlacementResult};
+pub use section::PlacementSection;
 pub use types::{Amount, Candidate, Candidates, Claim, ConsumerAllocations, Inventory, Provider, Summary};
 pub use wire::PlacementConfig;

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use ec_runtime::is_loopback;
 use reqwest::{Certificate, Identity, Method, StatusCode, Url, header};
 use serde::de::DeserializeOwned;
 
@@ -53,6 +54,32 @@ impl Default for PlacementConfig {
             // A busy placement on SQLite takes seconds for a claim.
             timeout: Duration::from_secs(30),
         }
+    }
+}
+
+impl PlacementConfig {
+    /// Whether whoever wrote these settings down wrote down a secret. The default token is none: it only says
+    /// that nobody is asked for one.
+    pub fn holds_secret(&self) -> bool {
+        self.token_file.is_none() && self.token != Self::default().token
+    }
+
+    /// The files with secrets in them that these settings name.
+    pub fn secret_files(&self) -> impl Iterator<Item = &Path> {
+        let key = self.client_cert.as_ref().map(|(_, key)| key.as_path());
+        self.token_file.as_deref().into_iter().chain(key)
+    }
+
+    /// What a placement means that believes everybody who reaches it; nothing where it does not, or only this
+    /// machine reaches it.
+    pub fn open_door(&self) -> Option<String> {
+        let asks = self.token_file.is_some() || self.client_cert.is_some() || self.holds_secret();
+        (!asks && !is_loopback(&self.endpoint)).then(|| {
+            format!(
+                "placement at {} lets in whoever says `admin`: give it tokens, see docs/security.md",
+                self.endpoint
+            )
+        })
     }
 }
 

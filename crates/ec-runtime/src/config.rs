@@ -1,16 +1,12 @@
-//! Configuration files: where they are looked for, how their mistakes are told, and the two sections
-//! that agent and command line share.
+//! Configuration files: where they are looked for, and how their mistakes are told. What a section means is
+//! said where it is used.
 
 use std::{
     fs, io,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
-use ec_model::Keyspace;
-use ec_placement_client::PlacementConfig;
-use ec_store::{EtcdConfig, EtcdTls};
 use serde::{Deserialize, de::DeserializeOwned};
 
 /// A configuration that cannot be used. Says where, what, and what would be right.
@@ -112,50 +108,6 @@ fn explain(text: &str) -> String {
     format!("{section}unknown key `{key}`; {hint}")
 }
 
-/// The `etcd` section.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct EtcdSection {
-    /// A single server's host; default localhost.
-    pub host: Option<String>,
-    /// A single server's port; default 2379.
-    pub port: Option<u16>,
-    /// The members of a cluster, as `host:port` or URLs; instead of host and port.
-    pub endpoints: Option<Vec<String>>,
-    /// User and password go together.
-    pub user: Option<String>,
-    /// See `user`.
-    pub password: Option<Secret>,
-    /// The certificate authority's file, which also switches TLS on.
-    pub ca_cert: Option<PathBuf>,
-    /// Our certificate's file; goes with `cert_key`.
-    pub cert_cert: Option<PathBuf>,
-    /// Our key's file.
-    pub cert_key: Option<PathBuf>,
-    /// Seconds for one request; default 5.
-    pub timeout: Option<f64>,
-    /// The prefix of every key; default `/ecompute`.
-    pub prefix: Option<String>,
-}
-
-/// The `placement` section.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct PlacementSection {
-    /// Base URL; default `http://localhost:8080`.
-    pub endpoint: Option<String>,
-    /// Sent as `X-Auth-Token`; default `admin`.
-    pub token: Option<Secret>,
-    /// A file with the token, instead of `token`; read again when it changes.
-    pub token_file: Option<PathBuf>,
-    /// The certificate authority's file; without one the system's authorities count.
-    pub ca_cert: Option<PathBuf>,
-    /// Our certificate's file; goes with `cert_key`.
-    pub cert_cert: Option<PathBuf>,
-    /// Our key's file.
-    pub cert_key: Option<PathBuf>,
-}
-
 /// A text that never shows in logs.
 #[derive(Clone, Deserialize)]
 #[serde(transparent)]
@@ -167,113 +119,13 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// Where etcd listens on a developer's machine.
-const ETCD_DEFAULT: (&str, u16) = ("localhost", 2379);
 /// Of a file's mode, as in stat(2): S_IROTH.
 const READABLE_FOR_OTHERS: u32 = 0o004;
-/// One request to etcd is milliseconds; five seconds outlast a leader election.
-const ETCD_TIMEOUT: f64 = 5.0;
 
-impl EtcdSection {
-    /// The checked settings; the error names the key.
-    pub fn settings(&self) -> Result<EtcdConfig, String> {
-        let endpoints = match (&self.endpoints, &self.host, self.port) {
-            (Some(_), Some(_), _) | (Some(_), _, Some(_)) => {
-                return Err(
-                    "etcd.endpoints stands instead of etcd.host and etcd.port: give one or the other".into(),
-                );
-            }
-            (Some(endpoints), None, None) if endpoints.is_empty() => {
-                return Err(
-                    "etcd.endpoints is empty: name at least one member, for example [\"etcd1:2379\"]".into(),
-                );
-            }
-            (Some(endpoints), None, None) => endpoints.clone(),
-            (None, host, port) => {
-                let host = host.as_deref().unwrap_or(ETCD_DEFAULT.0);
-                // An IPv6 address needs its brackets before a port.
-                let host = if host.contains(':') && !host.starts_with('[') {
-                    format!("[{host}]")
-                } else {
-                    host.into()
-                };
-                vec![format!("{host}:{}", port.unwrap_or(ETCD_DEFAULT.1))]
-            }
-        };
-        if self.user.is_some() != self.password.is_some() {
-            return Err("etcd.user and etcd.password go together: one of them is missing".into());
-        }
-        let client_cert = match (&self.cert_cert, &self.cert_key) {
-            (Some(cert), Some(key)) => Some((cert.clone(), key.clone())),
-            (None, None) => None,
-            _ => return Err("etcd.cert_cert and etcd.cert_key go together: one of them is missing".into()),
-        };
-        let tls = match (&self.ca_cert, client_cert) {
-            (Some(ca_cert), client_cert) => Some(EtcdTls { ca_cert: ca_cert.clone(), client: client_cert }),
-            (None, None) => None,
-            (None, Some(_)) => return Err("etcd.cert_cert needs etcd.ca_cert beside it".into()),
-        };
-        let timeout = self.timeout.unwrap_or(ETCD_TIMEOUT);
-        if !(timeout.is_finite() && (0.1..=3600.0).contains(&timeout)) {
-            return Err(format!("etcd.timeout is {timeout}: wanted seconds from 0.1 to 3600"));
-        }
-        Ok(EtcdConfig {
-            endpoints,
-            user: self.user.clone(),
-            password: self.password.as_ref().map(|secret| secret.0.clone()),
-            tls,
-            timeout: Duration::from_secs_f64(timeout),
-        })
-    }
-
-    /// The keys' layout.
-    pub fn keyspace(&self) -> Result<Keyspace, String> {
-        let prefix = self.prefix.as_deref().unwrap_or(Keyspace::DEFAULT_ROOT);
-        if prefix.trim_matches('/').is_empty() || prefix.chars().any(char::is_control) {
-            return Err(format!("etcd.prefix `{prefix}` is empty: wanted for example /ecompute"));
-        }
-        Ok(Keyspace::new(prefix))
-    }
-}
-
-impl PlacementSection {
-    /// The checked settings; the error names the key.
-    pub fn settings(&self) -> Result<PlacementConfig, String> {
-        let defaults = PlacementConfig::default();
-        if self.token.is_some() && self.token_file.is_some() {
-            return Err(
-                "placement.token_file stands instead of placement.token: give one or the other".into()
-            );
-        }
-        let client_cert = match (&self.cert_cert, &self.cert_key) {
-            (Some(cert), Some(key)) => Some((cert.clone(), key.clone())),
-            (None, None) => None,
-            _ => {
-                return Err(
-                    "placement.cert_cert and placement.cert_key go together: one of them is missing".into()
-                );
-            }
-        };
-        Ok(PlacementConfig {
-            endpoint: self.endpoint.clone().unwrap_or(defaults.endpoint),
-            token: self.token.as_ref().map_or(defaults.token, |secret| secret.0.clone()),
-            token_file: self.token_file.clone(),
-            ca_cert: self.ca_cert.clone(),
-            client_cert,
-            timeout: defaults.timeout,
-        })
-    }
-}
-
-/// One line for each file with a secret in it that every user of this machine may read.
-pub fn exposed(file: Option<&Path>, etcd: &EtcdConfig, placement: &PlacementConfig) -> Vec<String> {
-    // The default token is no secret: it only says that nobody is asked for one.
-    let in_file = etcd.password.is_some()
-        || (placement.token_file.is_none() && placement.token != PlacementConfig::default().token);
-    let keys = [etcd.tls.as_ref().and_then(|tls| tls.client.as_ref()), placement.client_cert.as_ref()];
-    let keys = keys.into_iter().flatten().map(|(_, key)| key.as_path());
-    let secret = file.filter(|_| in_file).into_iter().chain(placement.token_file.as_deref()).chain(keys);
-    secret
+/// One line for each of these files, which hold secrets, that every user of this machine may read.
+pub fn exposed<'a>(secrets: impl IntoIterator<Item = &'a Path>) -> Vec<String> {
+    secrets
+        .into_iter()
         .filter(|path| {
             fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & READABLE_FOR_OTHERS != 0)
         })
@@ -293,8 +145,16 @@ mod tests {
     #[derive(Debug, Default, Deserialize)]
     #[serde(deny_unknown_fields, default)]
     struct Example {
-        etcd: EtcdSection,
-        placement: PlacementSection,
+        etcd: Part,
+        placement: Part,
+    }
+
+    #[derive(Debug, Default, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    struct Part {
+        host: Option<String>,
+        port: Option<u16>,
+        password: Option<Secret>,
     }
 
     fn wrong(text: &str) -> String {
@@ -337,62 +197,27 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_together_is_refused_by_name() {
-        for (text, wanted) in [
-            ("etcd: {endpoints: [a], host: b}", "etcd.endpoints stands instead"),
-            ("etcd: {endpoints: []}", "etcd.endpoints is empty"),
-            ("etcd: {user: a}", "etcd.user and etcd.password"),
-            ("etcd: {cert_cert: a}", "etcd.cert_cert and etcd.cert_key"),
-            ("etcd: {cert_cert: a, cert_key: b}", "needs etcd.ca_cert"),
-            ("etcd: {timeout: 0}", "etcd.timeout is 0"),
-            ("etcd: {timeout: .nan}", "etcd.timeout is NaN"),
-        ] {
-            let config: Example = parse(text, Path::new("x")).unwrap();
-            let error = config.etcd.settings().unwrap_err();
-            assert!(error.contains(wanted), "{text}: {error}");
-        }
-    }
-
-    #[test]
-    fn what_does_not_fit_together_for_placement_is_refused_by_name() {
-        for (text, wanted) in [
-            ("placement: {token: a, token_file: b}", "placement.token_file stands instead"),
-            ("placement: {cert_cert: a}", "placement.cert_cert and placement.cert_key"),
-        ] {
-            let config: Example = parse(text, Path::new("x")).unwrap();
-            let error = config.placement.settings().unwrap_err();
-            assert!(error.contains(wanted), "{text}: {error}");
-        }
-    }
-
-    #[test]
     fn a_secret_that_everybody_may_read_is_told() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let told = |text: &str, mode: u32| {
+        let told = |mode: u32| {
             fs::set_permissions(file.path(), fs::Permissions::from_mode(mode)).unwrap();
-            let config: Example = parse(text, file.path()).unwrap();
-            let (etcd, placement) = (config.etcd.settings().unwrap(), config.placement.settings().unwrap());
-            exposed(Some(file.path()), &etcd, &placement)
+            exposed([file.path(), Path::new("/nonexistent")])
         };
-        assert_eq!(told("placement: {token: s3cret}", 0o644).len(), 1);
-        assert_eq!(told("etcd: {user: a, password: b}", 0o604).len(), 1);
-        assert_eq!(told(&format!("placement: {{token_file: {}}}", file.path().display()), 0o644).len(), 1);
-        assert!(told("placement: {token: s3cret}", 0o640).is_empty());
-        assert!(told("placement: {token: admin}", 0o644).is_empty());
-        assert!(told("", 0o644).is_empty());
+        assert_eq!(told(0o644).len(), 1);
+        assert_eq!(told(0o604).len(), 1);
+        assert!(told(0o640).is_empty());
     }
 
     #[test]
     fn secrets_do_not_show() {
-        let config: Example =
-            parse("etcd: {user: a, password: hunter2}\nplacement: {token: hunter2}", Path::new("x")).unwrap();
+        let config: Example = parse("etcd: {host: a, port: 1, password: hunter2}", Path::new("x")).unwrap();
         assert!(!format!("{config:?}").contains("hunter2"));
     }
 
     proptest! {
         #[test]
         fn no_text_makes_the_reader_panic(text in "[ -~\n]{0,200}") {
-            let _ = parse::<Example>(&text, Path::new("x")).map(|config| config.etcd.settings());
+            let _ = parse::<Example>(&text, Path::new("x"));
         }
     }
 }

@@ -6,9 +6,6 @@ use std::{
     process::ExitCode,
 };
 
-use ec_placement_client::PlacementError;
-use ec_store::StoreError;
-
 /// Refused or failed: no capacity, not found, an instance in ERROR.
 pub const FAILED: u8 = 1;
 /// Wrong usage or configuration (clap's own code for usage, too).
@@ -73,28 +70,6 @@ pub fn tell(line: &str) {
     io::stderr().lock().write_all(format!("{line}\n").as_bytes()).ok();
 }
 
-impl From<StoreError> for Failure {
-    fn from(error: StoreError) -> Self {
-        let code = match &error {
-            StoreError::Invalid(_) => USAGE,
-            error if error.is_transient() => UNREACHABLE,
-            _ => FAILED,
-        };
-        Self { code, message: chain(&error) }
-    }
-}
-
-impl From<PlacementError> for Failure {
-    fn from(error: PlacementError) -> Self {
-        let code = match &error {
-            PlacementError::Invalid(_) => USAGE,
-            PlacementError::Unreachable { .. } => UNREACHABLE,
-            _ => FAILED,
-        };
-        Self { code, message: chain(&error) }
-    }
-}
-
 impl From<crate::config::ConfigError> for Failure {
     fn from(error: crate::config::ConfigError) -> Self {
         Self::usage(chain(&error))
@@ -126,14 +101,5 @@ mod tests {
     #[test]
     fn whatever_a_server_says_becomes_one_line() {
         assert_eq!(one_line("a\n  b\r\n\u{1b}[31mc"), "a b [31mc");
-    }
-
-    #[test]
-    fn each_kind_of_failure_has_its_code() {
-        let unreachable = StoreError::Unreachable { endpoints: "x".into(), detail: "y".into() };
-        assert_eq!(Failure::from(unreachable).code, UNREACHABLE);
-        assert_eq!(Failure::from(StoreError::Invalid("x".into())).code, USAGE);
-        assert_eq!(Failure::from(StoreError::Refused("x".into())).code, FAILED);
-        assert_eq!(Failure::from(PlacementError::NotFound("x".into())).code, FAILED);
     }
 }

@@ -1,8 +1,8 @@
 //! What every binary needs at its edges: reading its configuration, logging, shutting down on signals,
 //! and turning errors into one line and an exit code.
 
-pub mod advice;
 pub mod config;
+mod endpoint;
 pub mod exit;
 mod files;
 mod logging;
@@ -10,6 +10,7 @@ pub mod memory;
 mod shutdown;
 mod tasks;
 
+pub use endpoint::is_loopback;
 pub use files::raise_file_limit;
 pub use logging::{LogFormat, init_logging};
 pub use shutdown::shutdown_on_signals;

@@ -1,5 +1,7 @@
 //! What can go wrong with a store, by what the caller can do about it.
 
+use ec_runtime::exit::{FAILED, Failure, UNREACHABLE, USAGE, chain};
+
 use crate::{LeaseId, Revision};
 
 /// Result of a store operation.
@@ -42,5 +44,29 @@ impl StoreError {
     /// Whether trying the same again later may help.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::Unknown(_))
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        let code = match &error {
+            StoreError::Invalid(_) => USAGE,
+            error if error.is_transient() => UNREACHABLE,
+            _ => FAILED,
+        };
+        Self { code, message: chain(&error) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_of_failure_has_its_code() {
+        let unreachable = StoreError::Unreachable { endpoints: "x".into(), detail: "y".into() };
+        assert_eq!(Failure::from(unreachable).code, UNREACHABLE);
+        assert_eq!(Failure::from(StoreError::Invalid("x".into())).code, USAGE);
+        assert_eq!(Failure::from(StoreError::Refused("x".into())).code, FAILED);
     }
 }

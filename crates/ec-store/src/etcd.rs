@@ -8,6 +8,7 @@ mod config;
 mod endpoints;
 mod failure;
 mod lease;
+mod section;
 mod watch;
 
 use std::{sync::Arc, time::Duration};
@@ -16,6 +17,7 @@ use async_trait::async_trait;
 use etcd_client::{CompareOp, GetOptions, PutOptions, TxnOp};
 
 pub use config::{EtcdConfig, EtcdTls};
+pub use section::EtcdSection;
 
 use self::{
     endpoints::{Endpoints, Lane, Repeat},

@@ -21,7 +21,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 pub use error::{StoreError, StoreResult};
-pub use etcd::{EtcdConfig, EtcdStore, EtcdTls};
+pub use etcd::{EtcdConfig, EtcdSection, EtcdStore, EtcdTls};
 pub use follow::{Change, FollowOptions, Relist, follow, follow_on_demand};
 pub use memory::{Backup, Faults, MemoryStore};
 pub use types::{

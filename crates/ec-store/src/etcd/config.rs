@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use ec_runtime::is_loopback;
 use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 
@@ -68,6 +69,29 @@ impl fmt::Debug for EtcdConfig {
 }
 
 impl EtcdConfig {
+    /// Whether whoever wrote these settings down wrote down a secret.
+    pub fn holds_secret(&self) -> bool {
+        self.password.is_some()
+    }
+
+    /// The files with secrets in them that these settings name.
+    pub fn secret_files(&self) -> impl Iterator<Item = &Path> {
+        self.tls.iter().filter_map(|tls| tls.client.as_ref()).map(|(_, key)| key.as_path())
+    }
+
+    /// What an etcd means that lets everybody in who reaches it; nothing where it does not, or only this machine
+    /// reaches it.
+    pub fn open_door(&self) -> Option<String> {
+        let asks = self.user.is_some() || self.tls.as_ref().is_some_and(|tls| tls.client.is_some());
+        let far: Vec<_> = self.endpoints.iter().filter(|endpoint| !is_loopback(endpoint)).cloned().collect();
+        (!asks && !far.is_empty()).then(|| {
+            format!(
+                "etcd at {} lets in whoever reaches it, and who writes there is root on every node: give it users or client certificates, see docs/security.md",
+                far.join(", ")
+            )
+        })
+    }
+
     /// User and password, together or not at all.
     pub(super) fn credentials(&self) -> StoreResult<Option<(String, String)>> {
         match (&self.user, &self.password) {
@@ -212,5 +236,15 @@ mod tests {
         std::fs::write(file.path(), "no pem at all").unwrap();
         let error = tls(file.path()).options(false).await.unwrap_err().to_string();
         assert!(error.contains("holds no certificate"), "{error}");
+    }
+
+    #[test]
+    fn only_an_etcd_that_others_reach_and_nobody_guards_is_told() {
+        let etcd =
+            |endpoint: &str| EtcdConfig { endpoints: vec![endpoint.to_owned()], ..EtcdConfig::default() };
+        assert_eq!(etcd("[::1]:2379").open_door(), None);
+        assert!(etcd("10.0.0.1:2379").open_door().is_some_and(|line| line.contains("10.0.0.1:2379")));
+        let guarded = EtcdConfig { user: Some("u".into()), ..etcd("etcd1:2379") };
+        assert_eq!(guarded.open_door(), None);
     }
 }
