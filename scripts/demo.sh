@@ -312,7 +312,7 @@ down() {
   fi
   if [ "$node" != none ] && virsh version >/dev/null 2>&1; then
     for domain in $(virsh list --all --name); do
-      if virsh dumpxml "$domain" | grep -q "$node"; then
+      if grep -q "$node" <<<"$(virsh dumpxml "$domain")"; then
         virsh destroy "$domain" >/dev/null 2>&1 || true # it may be shut off already
         virsh undefine "$domain" --managed-save --snapshots-metadata >/dev/null
       fi

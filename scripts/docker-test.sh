@@ -124,7 +124,8 @@ within 90 "health of placement" is_healthy placement
 
 say "etcd is one that we recommend, and keeps a key, also over a restart"
 etcdctl() { compose exec -T etcd etcdctl "$@" </dev/null; }
-compose exec -T etcd etcd --version </dev/null | grep -qE '^etcd Version: 3\.[5-9]' || die "etcd is not 3.5 or newer"
+release=$(compose exec -T etcd etcd --version </dev/null)
+grep -qE '^etcd Version: 3\.[5-9]' <<<"$release" || die "etcd is not 3.5 or newer: $release"
 etcdctl put /test/key value >/dev/null
 compose restart etcd >/dev/null 2>&1
 within 60 "etcd after its restart" is_healthy etcd
@@ -226,8 +227,6 @@ state_dir: $work/state
 images: {local: [$work/state]}
 libvirt: {network: guests}
 YAML
-# Where agents of this release read files below named directories only, this one is named.
-if grep -qE '^ +#? ?local:' compute.yaml; then echo "images: {local: [$work/state]}" >>"$work/config/compute.yaml"; fi
 compose --profile agent up -d --no-build agent >"$work/up.log" 2>&1 ||
   die "the agent did not start: $(tail -n 20 "$work/up.log")"
 for program in ecompute eschedule mdserver; do compose --profile agent exec -T agent "$program" --version </dev/null; done
