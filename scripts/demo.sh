@@ -186,16 +186,12 @@ up() {
 etcd: {host: 127.0.0.1, port: $etcd}
 placement: {endpoint: "http://127.0.0.1:$placement"}
 state_dir: $STATE/ecompute
-images: {local: [$CACHE]}
+# One image of some megabytes: the default, a tenth of the disk, may be all that is free.
+images: {max_gb: 1, local: [$CACHE]}
 libvirt: {network: $NETWORK}
 # Emulated or not, the demo's guests are idle: many may share a processor.
 allocation_ratio: {VCPU: 16.0}
 C
-  # One image of some megabytes: the default, a tenth of the disk, may be all that is free. Where agents of this release
-  # read files below named directories only, the image's is named.
-  local images='max_gb: 1'
-  if grep -qE '^ +#? ?local:' compute.yaml; then images+=", local: [$CACHE]"; fi
-  echo "images: {$images}" >>"$STATE/compute.yaml"
   cat >"$STATE/schedule.yaml" <<C
 etcd: {host: 127.0.0.1, port: $etcd}
 placement: {endpoint: "http://127.0.0.1:$placement"}
