@@ -24,7 +24,7 @@ use crate::{
     config::LibvirtConfig,
     domain::{self, Found},
     error::CallError,
-    lane::Lane,
+    lane::Lanes,
     sys::{self, GuestInterface, Lease},
 };
 
@@ -268,14 +268,14 @@ pub(crate) fn collect(
 
 /// Asks one guest's agent and keeps the answer. No agent is the usual case and no error.
 pub(crate) async fn ask_agent(
-    lane: Arc<Lane>,
+    lanes: Arc<Lanes>,
     agents: Arc<Agents>,
     node: NodeId,
     instance: InstanceId,
     nics: u8,
 ) {
     let what = format!("ask the guest agent of {instance}");
-    let result: HypervisorResult<Vec<GuestInterface>> = lane
+    let result: HypervisorResult<Vec<GuestInterface>> = lanes
         .call(what, Scope::Host, move |connect| match domain::find(connect, node, instance)? {
             Found::Ours(domain) if domain.is_active()? => {
                 let macs: Vec<String> = (0..nics).map(|nic| instance.mac(nic).to_string()).collect();

@@ -1,7 +1,7 @@
 //! One call on a thread of its own, with a deadline; what hangs is remembered per instance.
 //!
 //! A thread per call costs some 50 µs against a call's millisecond, and unlike the runtime's own blocking
-//! threads it does not hold up the end of the process when it hangs. The permits bound the threads.
+//! threads it does not hold up the end of the process when it hangs. The lanes bound the threads.
 
 use std::{
     collections::HashMap,
@@ -14,7 +14,7 @@ use std::{
 };
 
 use ec_model::InstanceId;
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::oneshot;
 
 /// What a call is about: while one hangs, others of the same scope fail at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -68,9 +68,9 @@ pub(crate) enum NoResult {
     Thread(String),
 }
 
-/// Runs `work` on a new thread and waits for it until `timeout`. The permit is held until the thread ends.
+/// Runs `work` on a new thread and waits for it until `timeout`. The turn is held until the thread ends.
 pub(crate) async fn run<T: Send + 'static>(
-    permit: OwnedSemaphorePermit,
+    turn: impl Send + 'static,
     hung: &Arc<Hung>,
     scope: Scope,
     timeout: Duration,
@@ -85,7 +85,7 @@ pub(crate) async fn run<T: Send + 'static>(
         if on_thread.0.swap(DONE, Ordering::AcqRel) == GIVEN_UP {
             on_thread.1.remove(scope);
         }
-        drop(permit);
+        drop(turn);
         // Nobody waits after the deadline.
         let _ = sender.send(result);
     });

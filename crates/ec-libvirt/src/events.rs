@@ -1,6 +1,6 @@
 //! libvirt's event loop: one thread for the process, whatever the number of connections.
 //!
-//! It must run before the first connection is opened, or keepalive and callbacks do not work on it.
+//! It must run before the first connection is opened, or callbacks do not work on it.
 
 use std::{sync::OnceLock, thread, time::Duration};
 

@@ -21,7 +21,7 @@ use crate::{
     disk::Pool,
     domain::{self, Found},
     error::CallError,
-    lane::{Lane, Listener, Notice},
+    lane::{Lanes, Listener, Notice},
     prepare::{self, Facts},
     protect::Protection,
     xml::{self, DomainXml, Machine},
@@ -30,10 +30,9 @@ use crate::{
 /// Hints waiting for a slow receiver; one that lags behind further looks at everything.
 const EVENTS: usize = 256;
 
-/// Threads per lane. libvirtd works on five calls of one connection at a time (`max_client_requests`), whatever
-/// more it is sent. All lanes together, with their openings, stay below its 20 workers, so that stuck calls of
-/// ours leave it able to answer.
-const ACTING: usize = 4;
+/// Lanes of each kind. All of them, with their openings, stay below the 20 workers of libvirtd, so that stuck
+/// calls of ours leave it able to answer.
+const ACTING: usize = 12;
 const LOOKING: usize = 4;
 const ASKING_AGENTS: usize = 3;
 
@@ -42,10 +41,10 @@ pub struct LibvirtHypervisor {
     config: Arc<LibvirtConfig>,
     pool: Arc<Pool>,
     /// Starting, destroying, making disks.
-    act: [Arc<Lane>; 3],
+    act: Lanes,
     /// Everything that only looks; it also listens to events.
-    look: Arc<Lane>,
-    agent: Arc<Lane>,
+    look: Lanes,
+    agent: Arc<Lanes>,
     agents: Arc<Agents>,
     told: Told,
     protection: Arc<Protection>,
@@ -67,11 +66,11 @@ impl LibvirtHypervisor {
         }
         let events = broadcast::channel(EVENTS).0;
         let hung = Arc::new(Hung::default());
-        let lane = |threads, listener| Lane::new(&config.uri, config.call_timeout, threads, &hung, listener);
+        let lanes = |count, listener| Lanes::new(&config.uri, config.call_timeout, count, &hung, listener);
         Ok(Self {
-            act: std::array::from_fn(|_| lane(ACTING, None)),
-            look: lane(LOOKING, Some(listener(events.clone()))),
-            agent: lane(ASKING_AGENTS, None),
+            act: lanes(ACTING, None),
+            look: lanes(LOOKING, Some(listener(events.clone()))),
+            agent: Arc::new(lanes(ASKING_AGENTS, None)),
             agents: Arc::default(),
             told: Told::default(),
             protection: Arc::default(),
@@ -114,14 +113,6 @@ impl LibvirtHypervisor {
         // Of two at once, both found the same.
         let _ = self.facts.set(facts.clone());
         Ok(facts)
-    }
-
-    /// The acting lane with the least to do.
-    fn act(&self) -> &Arc<Lane> {
-        let [first, others @ ..] = &self.act;
-        others
-            .iter()
-            .fold(first, |best, lane| if lane.free_threads() > best.free_threads() { lane } else { best })
     }
 
     /// Rules and elements as they shall be.
@@ -231,7 +222,7 @@ impl Hypervisor for LibvirtHypervisor {
                 admitted.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             })
         };
-        self.act().call(format!("create the overlay of {instance}"), Scope::Instance(instance), work).await
+        self.act.call(format!("create the overlay of {instance}"), Scope::Instance(instance), work).await
     }
 
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()> {
@@ -248,7 +239,7 @@ impl Hypervisor for LibvirtHypervisor {
                 Ok(())
             }
         };
-        self.act().call(format!("define domain {instance}"), Scope::Instance(instance), work).await
+        self.act.call(format!("define domain {instance}"), Scope::Instance(instance), work).await
     }
 
     async fn start(&self, instance: InstanceId) -> HypervisorResult<()> {
@@ -258,13 +249,13 @@ impl Hypervisor for LibvirtHypervisor {
             domain::start(connect, config.node, instance)?;
             protection.admit_running(connect, &config, instance)
         };
-        self.act().call(format!("start domain {instance}"), Scope::Instance(instance), work).await
+        self.act.call(format!("start domain {instance}"), Scope::Instance(instance), work).await
     }
 
     async fn resume(&self, instance: InstanceId) -> HypervisorResult<()> {
         let node = self.config.node;
         let work = move |connect: &virt::connect::Connect| domain::resume(connect, node, instance);
-        self.act().call(format!("resume domain {instance}"), Scope::Instance(instance), work).await
+        self.act.call(format!("resume domain {instance}"), Scope::Instance(instance), work).await
     }
 
     async fn size(&self, instance: InstanceId) -> HypervisorResult<Option<DomainSize>> {
@@ -292,7 +283,7 @@ impl Hypervisor for LibvirtHypervisor {
             pool.delete_volume(connect, instance)?;
             console::remove(&log)
         };
-        self.act().call(format!("destroy domain {instance}"), Scope::Destroy(instance), work).await?;
+        self.act.call(format!("destroy domain {instance}"), Scope::Destroy(instance), work).await?;
         self.agents.forget(instance);
         self.told.forget(instance);
         Ok(())
@@ -311,9 +302,9 @@ impl Hypervisor for LibvirtHypervisor {
         let seen = self.look.call(what, Scope::Host, work).await?;
         let nics = if self.config.bridge.is_some() { 2 } else { 1 };
         Ok(addresses::collect(instances, nics, seen, &self.agents, &self.told, |instance| {
-            let (lane, agents) = (Arc::clone(&self.agent), Arc::clone(&self.agents));
+            let (lanes, agents) = (Arc::clone(&self.agent), Arc::clone(&self.agents));
             // Ends by the lane's deadlines, and there is one per instance at most.
-            tokio::spawn(addresses::ask_agent(lane, agents, self.config.node, instance, nics));
+            tokio::spawn(addresses::ask_agent(lanes, agents, self.config.node, instance, nics));
         }))
     }
 

@@ -1,5 +1,9 @@
-//! A lane: one connection that is opened when needed, replaced when lost or stuck, and the bound on the
-//! threads that work on it.
+//! Lanes: connections of one kind, each opened when needed, replaced when lost or stuck, and with one call at a
+//! time, so that their number bounds the threads that work on them.
+//!
+//! One call at a time, and no keepalive of ours, because libvirt's client (before 10.4, CVE-2024-4418) may crash the
+//! process when something else wants the connection of a call that waits. It costs nothing: libvirtd works on five
+//! calls of one connection at most, and whoever waits here has a deadline.
 //!
 //! ```text
 //!           first call                  opened
@@ -20,7 +24,7 @@ use std::{
 
 use ec_hypervisor::{HypervisorError, HypervisorResult};
 use tokio::{
-    sync::{Semaphore, watch},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::timeout_at,
 };
 use virt::connect::Connect;
@@ -31,10 +35,6 @@ use crate::{
     events,
     sys::{Callbacks, Signal},
 };
-
-/// Keepalive: a daemon that is silent for 5 × 4 s is gone, and calls on that connection come back.
-const KEEPALIVE_INTERVAL: i32 = 5;
-const KEEPALIVE_COUNT: u32 = 4;
 
 /// How often a lost connection is tried again while nobody calls, so that its return is told.
 const RETURN_INTERVAL: Duration = Duration::from_millis(500);
@@ -72,10 +72,77 @@ enum Link {
 }
 
 /// See the module.
-pub(crate) struct Lane {
+pub(crate) struct Lanes {
+    timeout: Duration,
+    hung: Arc<Hung>,
+    permits: Arc<Semaphore>,
+    /// As many as there are permits. The one used last is used next, so that few are opened where few are needed.
+    free: Arc<Mutex<Vec<Arc<Lane>>>>,
+}
+
+/// A lane while a call has it, to the end of the call's thread.
+struct Turn {
+    lane: Arc<Lane>,
+    free: Arc<Mutex<Vec<Arc<Lane>>>>,
+    /// Given back after the lane.
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        locked(&self.free).push(Arc::clone(&self.lane));
+    }
+}
+
+impl Lanes {
+    /// So many lanes to the same daemon; with a listener, the first of them listens.
+    pub(crate) fn new(
+        uri: &str,
+        timeout: Duration,
+        count: usize,
+        hung: &Arc<Hung>,
+        listener: Option<Listener>,
+    ) -> Self {
+        let others = (1..count).map(|_| Lane::new(uri, timeout, hung, None));
+        let lanes = others.chain([Lane::new(uri, timeout, hung, listener)]).collect();
+        Self {
+            timeout,
+            hung: Arc::clone(hung),
+            permits: Arc::new(Semaphore::new(count)),
+            free: Arc::new(Mutex::new(lanes)),
+        }
+    }
+
+    /// Runs `work` on a free lane. `what` completes "failed to …". Waiting for a free lane, for its connection and
+    /// for the work itself are each bounded by the call timeout.
+    pub(crate) async fn call<T: Send + 'static>(
+        &self,
+        what: String,
+        scope: Scope,
+        work: impl FnOnce(&Connect) -> Result<T, CallError> + Send + 'static,
+    ) -> HypervisorResult<T> {
+        let timed_out = |what| HypervisorError::TimedOut { what, seconds: self.timeout.as_secs() };
+        if self.hung.is(scope) {
+            return Err(timed_out(format!("an earlier call than the one to {what}")));
+        }
+        let permit = tokio::time::timeout(self.timeout, Arc::clone(&self.permits).acquire_owned()).await;
+        let free = permit.ok().and_then(Result::ok).zip(locked(&self.free).pop());
+        let Some((permit, lane)) = free else {
+            return Err(timed_out(format!("any of the calls before the one to {what}")));
+        };
+        let turn = Turn { lane: Arc::clone(&lane), free: Arc::clone(&self.free), _permit: permit };
+        lane.call(turn, what, scope, work).await
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One connection.
+struct Lane {
     uri: String,
     timeout: Duration,
-    permits: Arc<Semaphore>,
     hung: Arc<Hung>,
     link: Mutex<Link>,
     /// Counts the openings that ended.
@@ -86,17 +153,10 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    pub(crate) fn new(
-        uri: &str,
-        timeout: Duration,
-        threads: usize,
-        hung: &Arc<Hung>,
-        listener: Option<Listener>,
-    ) -> Arc<Self> {
+    fn new(uri: &str, timeout: Duration, hung: &Arc<Hung>, listener: Option<Listener>) -> Arc<Self> {
         Arc::new(Self {
             uri: uri.to_owned(),
             timeout,
-            permits: Arc::new(Semaphore::new(threads)),
             hung: Arc::clone(hung),
             link: Mutex::new(Link::Closed(None)),
             opened: watch::Sender::new(0),
@@ -105,26 +165,17 @@ impl Lane {
         })
     }
 
-    /// Runs `work` on this lane's connection. `what` completes "failed to …". Waiting for a free thread,
-    /// for the connection and for the work itself are each bounded by the call timeout.
-    pub(crate) async fn call<T: Send + 'static>(
+    async fn call<T: Send + 'static>(
         self: &Arc<Self>,
+        turn: Turn,
         what: String,
         scope: Scope,
         work: impl FnOnce(&Connect) -> Result<T, CallError> + Send + 'static,
     ) -> HypervisorResult<T> {
-        let timed_out = |what| HypervisorError::TimedOut { what, seconds: self.timeout.as_secs() };
-        if self.hung.is(scope) {
-            return Err(timed_out(format!("an earlier call than the one to {what}")));
-        }
-        let permit = tokio::time::timeout(self.timeout, Arc::clone(&self.permits).acquire_owned()).await;
-        let Ok(Ok(permit)) = permit else {
-            return Err(timed_out(format!("any of the calls before the one to {what}")));
-        };
         let session = self.session().await?;
         let (lane, used) = (Arc::clone(self), Arc::downgrade(&session));
         let on_thread = what.clone();
-        let result = calls::run(permit, &self.hung, scope, self.timeout, move || {
+        let result = calls::run(turn, &self.hung, scope, self.timeout, move || {
             work(&session.connect).map_err(|error| {
                 // Told without asking the daemon.
                 let lost = !session.connect.is_alive().unwrap_or(false);
@@ -139,15 +190,11 @@ impl Lane {
         result.unwrap_or_else(|no_result| match no_result {
             NoResult::Deadline => {
                 self.replace(&used);
-                Err(timed_out(format!("the call to {what}")))
+                let what = format!("the call to {what}");
+                Err(HypervisorError::TimedOut { what, seconds: self.timeout.as_secs() })
             }
             NoResult::Thread(detail) => Err(unreachable(&self.uri, detail)),
         })
-    }
-
-    /// So many threads have nothing to do now.
-    pub(crate) fn free_threads(&self) -> usize {
-        self.permits.available_permits()
     }
 
     fn link(&self) -> MutexGuard<'_, Link> {
@@ -214,7 +261,6 @@ impl Lane {
         let failed = |error: virt::error::Error| unreachable(&self.uri, error.message().to_owned());
         events::start_loop().map_err(|detail| unreachable(&self.uri, detail))?;
         let connect = Connect::open(Some(&self.uri)).map_err(failed)?;
-        connect.set_keep_alive(KEEPALIVE_INTERVAL, KEEPALIVE_COUNT).map_err(failed)?;
         let alive = Arc::new(AtomicBool::new(true));
         let (lane, flag) = (Arc::downgrade(self), Arc::clone(&alive));
         let callbacks = Callbacks::register(&connect, self.listener.is_some(), move |signal| {

@@ -1,7 +1,7 @@
 //! libvirt behind the hypervisor trait; the only crate that knows the bindings.
 //!
 //! ```text
-//!  LibvirtHypervisor ──▶ Lane (act | look | agent) ──▶ one thread per call ──▶ libvirtd
+//!  LibvirtHypervisor ──▶ Lanes (act | look | agent) ──▶ one thread per call ──▶ libvirtd
 //!        ▲                 one connection each,          bounded, with a
 //!        │ events          reopened when lost            deadline
 //!        └──────────── event loop thread ◀───────────────────┘
