@@ -82,8 +82,18 @@ pub async fn assemble(
         .await
         .context("failed to open the image cache")?;
     let presence = Presence::new(&settings.keys, node);
-    let uncounted = watch::Sender::default();
-    Ok(Arc::new(Parts { node, settings, store, hypervisor, placement, images, records, presence, uncounted }))
+    Ok(Arc::new(Parts {
+        node,
+        settings,
+        store,
+        hypervisor,
+        placement,
+        images,
+        records,
+        presence,
+        uncounted: watch::Sender::default(),
+        registered: watch::Sender::default(),
+    }))
 }
 
 /// The digests of the bases that some overlay lies on. Where a record cannot be read, or a disk is here without

@@ -31,6 +31,8 @@ use crate::{
 
 /// Everything is looked at so often, whatever hints came. Catches what events missed.
 const LOOK_PERIOD: Duration = Duration::from_secs(30);
+/// An audit that failed is tried again after so long.
+const AUDIT_RETRY: Duration = Duration::from_secs(2);
 /// Timers (another try, a deadline) are looked at so often.
 const TICK: Duration = Duration::from_millis(250);
 /// The prefix is listed anew so often, should a watch ever lose an event.
@@ -85,6 +87,7 @@ pub(crate) async fn run(parts: Arc<Parts>, shutdown: CancellationToken) -> Resul
         looking: false,
         auditing: false,
         look_due: Instant::now(),
+        audit_due: None,
         tasks: tasks.clone(),
         parts,
     };
@@ -115,6 +118,8 @@ struct Driver {
     looking: bool,
     auditing: bool,
     look_due: Instant,
+    /// When an audit that failed is tried again.
+    audit_due: Option<Instant>,
 }
 
 impl Driver {
@@ -128,6 +133,7 @@ impl Driver {
     ) -> Result<(), Deaf> {
         let mut events = self.parts.hypervisor.events();
         let mut held = self.parts.presence.subscribe();
+        let mut registered = self.parts.registered.subscribe();
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         // Every arm is a channel or a timer: dropping one that did not fire loses nothing.
@@ -161,6 +167,8 @@ impl Driver {
                     self.look();
                     self.audit();
                 }
+                // The sender lives in the parts.
+                _ = registered.changed() => self.audit(),
                 _ = tick.tick() => self.tick(),
             }
         };
@@ -209,6 +217,9 @@ impl Driver {
         let now = Instant::now();
         if now >= self.look_due {
             self.look();
+            self.audit();
+        }
+        if self.audit_due.is_some_and(|due| now >= due) {
             self.audit();
         }
         let due: Vec<_> = self
@@ -281,7 +292,7 @@ impl Driver {
         if self.auditing || !self.looked {
             return;
         }
-        self.auditing = true;
+        (self.auditing, self.audit_due) = (true, None);
         let begun = self.world.begin_look();
         let (parts, answers) = (Arc::clone(&self.parts), self.answers.clone());
         self.tasks.spawn(async move {
@@ -351,6 +362,11 @@ impl Driver {
                 self.auditing = false;
                 match held {
                     Ok(held) => {
+                        self.parts.uncounted.send_if_modified(|uncounted| {
+                            let before = uncounted.len();
+                            uncounted.retain(|instance, _| !held.contains_key(instance));
+                            uncounted.len() != before
+                        });
                         for instance in self.world.take_audit(begun, &held) {
                             self.ask_placement(instance);
                         }
@@ -358,7 +374,10 @@ impl Driver {
                     }
                     // Not registered yet, or not any more, which the registration makes good.
                     Err(PlacementError::NotFound(_)) => {}
-                    Err(error) => tracing::warn!(%error, "failed to audit this node's allocations"),
+                    Err(error) => {
+                        tracing::warn!(%error, "failed to audit this node's allocations; trying on");
+                        self.audit_due = Some(Instant::now() + AUDIT_RETRY);
+                    }
                 }
             }
         }

@@ -30,8 +30,10 @@ pub struct Parts {
     pub records: Arc<RecordDir>,
     /// Whether this agent is the node.
     pub presence: Presence,
-    /// What guests take that are here and that placement has no room to count: reserved in the inventory.
+    /// What guests take that are here and that placement does not count, or has no room to: reserved in the inventory.
     pub uncounted: watch::Sender<BTreeMap<InstanceId, Resources>>,
+    /// Told when the node was registered anew, so that what it holds is looked at.
+    pub registered: watch::Sender<()>,
 }
 
 impl Parts {

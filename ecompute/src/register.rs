@@ -1,8 +1,12 @@
 //! The node's resource provider in placement: what it has to give, and what it can.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+    time::Duration,
+};
 
-use ec_model::Resources;
+use ec_model::{InstanceId, Resources};
 use ec_placement_client::PlacementError;
 use tokio_util::sync::CancellationToken;
 
@@ -37,19 +41,25 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
         tracing::debug!(%error, "code that only the start needed stays resident");
     }
     let mut held = parts.presence.subscribe();
-    let mut failed = false;
+    let (mut failed, mut doubtful) = (false, false);
     loop {
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
             () = tokio::time::sleep(if failed { RETRY } else { PERIOD }) => {}
             // The senders live in the parts. Keys put anew may mean that etcd, and placement in it, was emptied.
             _ = uncounted.changed() => {}
-            _ = held.changed() => {}
+            _ = held.changed() => doubtful = true,
         }
-        let refreshed = match refresh(parts).await {
+        let counted = if doubtful { reserve_uncounted(parts).await } else { Ok(()) };
+        let refreshed = match counted {
+            Ok(()) => refresh(parts).await,
+            failed => failed,
+        };
+        let refreshed = match refreshed {
             Err(PlacementError::NotFound(_)) => register(parts).await,
             other => other,
         };
+        doubtful &= refreshed.is_err();
         if let Err(error) = &refreshed
             && !failed
         {
@@ -64,6 +74,7 @@ async fn register(parts: &Parts) -> Result<(), PlacementError> {
     let (placement, node, settings) = (&parts.placement, parts.node, &parts.settings);
     let measured = inventory::measure(settings).map_err(PlacementError::Invalid)?;
     let provider = placement.ensure_provider(node, &settings.name).await?;
+    reserve_uncounted(parts).await?;
     placement.set_inventory(node, &inventory::inventory(&measured, settings, &uncounted(parts))).await?;
     let mut traits: BTreeSet<String> = settings.traits.clone();
     // Not a Linux on x86, or no /proc: then there are no such traits.
@@ -72,12 +83,43 @@ async fn register(parts: &Parts) -> Result<(), PlacementError> {
     );
     placement.set_traits(node, &traits, inventory::is_measured_trait).await?;
     tracing::info!(%node, name = provider.name, ?measured, traits = traits.len(), "registered with placement");
+    parts.registered.send_replace(());
+    Ok(())
+}
+
+/// Has the room of guests reserved that are here and that placement does not know of, before it is offered: one by
+/// one they are claimed again.
+async fn reserve_uncounted(parts: &Parts) -> Result<(), PlacementError> {
+    let held = parts.placement.provider_allocations(parts.node).await?;
+    let records = Arc::clone(&parts.records);
+    let listed = tokio::task::spawn_blocking(move || records.list()).await;
+    let here = match listed {
+        Ok(Ok(records)) => records.into_iter().filter_map(|(instance, record)| Some((instance, record?))),
+        other => {
+            tracing::warn!(
+                ?other,
+                "the node's records cannot be read, so nothing is reserved for their guests"
+            );
+            return Ok(());
+        }
+    };
+    let here: HashMap<InstanceId, Resources> = here
+        .filter(|(instance, record)| record.started && !held.contains_key(instance))
+        .map(|(instance, record)| (instance, record.resources))
+        .collect();
+    parts.uncounted.send_if_modified(|uncounted| {
+        let before = uncounted.len();
+        for (instance, amounts) in here {
+            uncounted.entry(instance).or_insert(amounts);
+        }
+        uncounted.len() != before
+    });
     Ok(())
 }
 
 /// Brings what is reserved up to date, where it is out by more than the disk's breathing. What an operator set
 /// otherwise (a lock, say) stays.
-async fn refresh(parts: &Parts) -> Result<(), PlacementError> {
+pub(crate) async fn refresh(parts: &Parts) -> Result<(), PlacementError> {
     let current = parts.placement.inventory(parts.node).await?;
     let measured = inventory::measure(&parts.settings).map_err(PlacementError::Invalid)?;
     let mut wanted = inventory::inventory(&measured, &parts.settings, &uncounted(parts));

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     look::ask_placement,
     parts::Parts,
+    register::refresh,
     world::{Held, StatusEntry},
 };
 
@@ -271,6 +272,7 @@ impl Worker {
             }
             Effect::DropRecord => {
                 self.records(move |records| records.remove(instance)).await?;
+                self.no_longer_uncounted();
                 self.report.record = Some(RecordFacts::Absent);
                 Ok(())
             }
@@ -358,10 +360,22 @@ impl Worker {
         let [project, user] =
             [project, user].map(|text| if text.is_empty() { "default".to_owned() } else { text });
         let (placement, node) = (&self.parts.placement, self.parts.node);
-        match placement.claim_exact(instance, node, &amounts, &project, &user).await {
+        let claim = || placement.claim_exact(instance, node, &amounts, &project, &user);
+        let mut claimed = claim().await;
+        if matches!(claimed, Err(PlacementError::Conflict(_))) && self.no_longer_uncounted() {
+            // What stands in its way may be what is kept free for it.
+            claimed = match refresh(&self.parts).await {
+                Ok(()) => claim().await,
+                Err(error) => Err(error),
+            };
+            self.parts.uncounted.send_if_modified(|uncounted| {
+                claimed.is_err() && uncounted.insert(instance, amounts.clone()).is_none()
+            });
+        }
+        match claimed {
             Ok(()) => {
+                self.no_longer_uncounted();
                 tracing::info!(%instance, ?amounts, "counted a guest that placement did not know of");
-                self.parts.uncounted.send_if_modified(|uncounted| uncounted.remove(&instance).is_some());
                 self.report.allocation = Some(Held::Here { amounts, since: Instant::now() });
                 Ok(())
             }
@@ -385,9 +399,14 @@ impl Worker {
             }
             Held::Nothing => {}
         }
-        self.parts.uncounted.send_if_modified(|uncounted| uncounted.remove(&instance).is_some());
+        self.no_longer_uncounted();
         self.report.allocation = Some(Held::Nothing);
         Ok(())
+    }
+
+    fn no_longer_uncounted(&self) -> bool {
+        let instance = self.job.instance;
+        self.parts.uncounted.send_if_modified(|uncounted| uncounted.remove(&instance).is_some())
     }
 
     fn request(&self) -> Result<&Request, Stop> {

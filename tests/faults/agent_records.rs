@@ -1,8 +1,11 @@
 //! Records and allocations that are not as the agent left them.
 
-use std::{fs, time::Duration};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use ec_model::{InstanceId, Keyspace, NodeId, State};
 use ec_placement_client::Inventory;
 use ec_store::{Store, Txn};
@@ -162,6 +165,19 @@ async fn a_guest_that_placement_forgot_is_counted_again() -> Result<()> {
     stack.until_exactly(&[instance]).await
 }
 
+/// What placement would still give out of the node's memory, in MiB; nothing where it does not say, or says it while
+/// it changes.
+async fn free_memory(stack: &Stack) -> Result<Option<u64>> {
+    let offered = async || Some(stack.placement.inventory(stack.node).await.ok()?.remove("MEMORY_MB")?);
+    let Some(inventory) = offered().await else { return Ok(None) };
+    let Ok(held) = stack.placement.provider_allocations(stack.node).await else { return Ok(None) };
+    if offered().await.is_none_or(|again| again.reserved != inventory.reserved) {
+        return Ok(None);
+    }
+    let used: u64 = held.values().filter_map(|amounts| amounts.get("MEMORY_MB")).sum();
+    Ok(Some(inventory.total.saturating_sub(inventory.reserved + used)))
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn guests_outlive_an_etcd_that_was_emptied_are_counted_and_can_be_destroyed() -> Result<()> {
     let mut stack = Stack::start().await?;
@@ -169,9 +185,22 @@ async fn guests_outlive_an_etcd_that_was_emptied_are_counted_and_can_be_destroye
     let instance = stack.schedule(&["--name", "older"])?;
     stack.until_state(instance, State::Active).await?;
     let disk = stack.directory().join(format!("state/disks/{instance}.qcow2"));
+    let before = free_memory(&stack).await?.context("it is registered")?;
     // Everything, placement's records too, by hand.
     for pair in stack.store.list("/ecompute").await?.pairs {
         stack.store.txn(Txn::new().delete(pair.key)).await?;
+    }
+    // Whatever is offered meanwhile, the guest's room is not.
+    let mut counted = false;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !counted {
+        if let Some(free) = free_memory(&stack).await? {
+            ensure!(free <= before, "{free} MiB are offered, where {before} are free");
+        }
+        let held = stack.placement.provider_allocations(stack.node).await;
+        counted = held.is_ok_and(|held| held.contains_key(&instance));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        ensure!(Instant::now() < deadline, "it is not counted again\n{}", stack.log());
     }
     let status = stack.until_state(instance, State::Unclaimed).await?;
     assert!(status.reason.unwrap_or_default().contains("without a request"));
