@@ -15,7 +15,7 @@ use ec_runtime::{
 };
 use ec_store::{EtcdStore, Store};
 use placement::{
-    config::{AuthKind, Config},
+    config::{AuthKind, Config, Settings},
     http::{Api, Policy, ServerConfig, digest, serve, tls_acceptor},
     metrics::Metrics,
     store::{Keys, Limits, Replica},
@@ -208,6 +208,9 @@ fn run(options: &ServerOptions) -> Result<(), Failure> {
     config.auth = options.auth.unwrap_or(config.auth);
     config.allow_remote_noauth |= options.allow_remote_noauth;
     let settings = loaded.config.settings().map_err(|error| Failure::from(loaded.wrong(error)))?;
+    for warning in warnings(&loaded, &settings) {
+        tracing::warn!("{warning}");
+    }
     let tls = match &settings.tls {
         Some(tls) => {
             Some(tls_acceptor(&tls.certificate, &tls.key, tls.client_ca.as_deref()).map_err(Failure::usage)?)
@@ -247,6 +250,21 @@ fn run(options: &ServerOptions) -> Result<(), Failure> {
             why = watched.failed() => Err(Failure::failed(format!("{why}; ending, to be started again"))),
         }
     })
+}
+
+/// What does not keep it from serving, and should be known: doors that are open, and secrets that everybody may read.
+fn warnings(loaded: &config::Loaded<Config>, settings: &Settings) -> Vec<String> {
+    let own = loaded.path.as_deref().filter(|_| settings.etcd.holds_secret());
+    let key = settings.tls.as_ref().map(|tls| tls.key.as_path());
+    let mut warnings = config::exposed(own.into_iter().chain(settings.etcd.secret_files()).chain(key));
+    warnings.extend(settings.etcd.open_door());
+    if loaded.config.auth == AuthKind::Noauth && !settings.listen.ip().to_canonical().is_loopback() {
+        warnings.push(format!(
+            "whoever reaches {} is believed to be who they say: give it tokens, see docs/security.md",
+            settings.listen
+        ));
+    }
+    warnings
 }
 
 /// Says what is to be said of the etcd that is used, as soon as it answers.

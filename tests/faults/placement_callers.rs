@@ -1,6 +1,7 @@
 //! eplacement under callers that say one thing twice, say nothing, ask for too much, or come when it ends.
 
 use std::{
+    os::unix::fs::PermissionsExt,
     process::Command,
     time::{Duration, Instant},
 };
@@ -294,5 +295,27 @@ fn doors_that_nobody_means_to_open_stay_shut() -> Result<()> {
     }
     let text = start(&open)?;
     ensure!(text.contains("example"), "{text}");
+    Ok(())
+}
+
+#[test]
+fn doors_that_are_open_all_the_same_are_told_at_the_start() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    // It cannot listen there, and so ends right after.
+    let told = |more: &str, mode: u32| -> Result<String> {
+        let file = directory.path().join("eplacement.yaml");
+        std::fs::write(&file, format!("listen: 192.0.2.1:1\nallow_remote_noauth: true\n{more}"))?;
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode))?;
+        let output = Command::new(program("eplacement")).arg("--config").arg(&file).output()?;
+        ensure!(output.status.code() == Some(1), "{output:?}");
+        Ok(String::from_utf8(output.stderr)?)
+    };
+    let text = told("etcd: {endpoints: [\"192.0.2.2:1\"]}\n", 0o644)?;
+    ensure!(text.contains("etcd at 192.0.2.2:1 lets in whoever reaches it"), "{text}");
+    ensure!(text.contains("whoever reaches 192.0.2.1:1 is believed"), "{text}");
+    ensure!(!text.contains("holds a secret"), "{text}");
+    let secret = "etcd: {user: a, password: b}\n";
+    ensure!(told(secret, 0o644)?.contains("eplacement.yaml holds a secret"));
+    ensure!(!told(secret, 0o640)?.contains("holds a secret"));
     Ok(())
 }

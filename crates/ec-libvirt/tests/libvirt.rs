@@ -186,6 +186,41 @@ async fn a_libvirtd_that_does_not_answer_costs_the_deadline_and_no_more() {
     test.end().await;
 }
 
+/// Where calls shared a connection, libvirt's client crashed the process by its own keepalive (CVE-2024-4418).
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_stands_still_under_many_calls_takes_nobody_along() {
+    let test = Test::new(|_| ()).await;
+    let hypervisor = &test.hypervisor;
+    wait_for("libvirt", || async { hypervisor.prepare().await.ok() }).await;
+    for _ in 0..2 {
+        let calls: Vec<_> = (0..24)
+            .map(|number| {
+                let hypervisor = Arc::clone(hypervisor);
+                tokio::spawn(async move {
+                    for _ in 0..50 {
+                        let outcome = match number % 3 {
+                            0 => hypervisor.observe(fresh()).await.map(drop),
+                            1 => hypervisor.list().await.map(drop),
+                            _ => hypervisor.destroy(fresh()).await,
+                        };
+                        if let Err(error) = outcome {
+                            assert!(error.is_transient(), "{error}");
+                        }
+                    }
+                })
+            })
+            .collect();
+        test.server().pause_daemon();
+        // Longer than libvirt's keepalive (25 s) has patience.
+        tokio::time::sleep(Duration::from_secs(28)).await;
+        test.server().resume_daemon();
+        for call in calls {
+            call.await.unwrap();
+        }
+    }
+    test.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn five_guests_start_side_by_side_and_get_addresses_while_looking_stays_fast() {
     let test = Test::new(|_| ()).await;
