@@ -2,16 +2,15 @@
 //!
 //! ```text
 //!  LibvirtHypervisor ──▶ Lanes (act | look | agent) ──▶ one thread per call ──▶ libvirtd
-//!        ▲                 one connection each,          bounded, with a
+//!        ▲                 one connection a call,        bounded, with a
 //!        │ events          reopened when lost            deadline
 //!        └──────────── event loop thread ◀───────────────────┘
 //! ```
 //!
 //! A libvirt call may hang for as long as a daemon or a guest does. So none runs on the async threads,
 //! each has a deadline, what hangs is counted against its instance only, and the connection it hangs on
-//! is left to it: libvirtd serves five calls of a connection at a time, so a hung one would be in the way
-//! of all others. Slow work (starting, destroying) has another connection than looking, so that an
-//! address is seen at once while ten guests start.
+//! is left to it. Slow work (starting, destroying) has other lanes than looking, so that an address is seen
+//! at once while ten guests start.
 //!
 //! What is ours is told by a mark in the domain's metadata that names the node; nothing else is seen or
 //! touched. libvirt's own words go into the errors, never to stderr.
