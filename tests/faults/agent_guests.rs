@@ -258,3 +258,23 @@ async fn a_destroy_while_a_define_hangs_in_libvirtd_leaves_nothing() -> Result<(
     }
     Ok(())
 }
+
+/// Longer than libvirt's keepalive has patience: its client crashed agents whose calls shared connections.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_libvirtd_that_stands_still_takes_no_agent_along_and_what_is_destroyed_meanwhile_goes() -> Result<()>
+{
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    let instances = (0..4).map(|_| stack.schedule(&[])).collect::<Result<Vec<_>>>()?;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    stack.libvirt.pause_daemon();
+    for instance in instances {
+        let destroyed = stack.eschedule(&["destroy", &instance.to_string()])?;
+        ensure!(destroyed.status.success(), "{destroyed:?}");
+    }
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    stack.libvirt.resume_daemon();
+    stack.until_exactly(&[]).await?;
+    ensure!(stack.end_agent()? == Some(0), "{}", stack.log());
+    Ok(())
+}

@@ -186,7 +186,8 @@ async fn a_libvirtd_that_does_not_answer_costs_the_deadline_and_no_more() {
     test.end().await;
 }
 
-/// Where calls shared a connection, libvirt's client crashed the process by its own keepalive (CVE-2024-4418).
+/// Longer than libvirt's own keepalive would have patience. Where calls share a connection this may end by a crash of
+/// libvirt's client (CVE-2024-4418), now and then.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_that_stands_still_under_many_calls_takes_nobody_along() {
     let test = Test::new(|_| ()).await;
