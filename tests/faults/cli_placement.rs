@@ -100,7 +100,7 @@ fn openssl(directory: &Path, arguments: &str) -> Result<()> {
 }
 
 /// An authority, and a server's and a client's certificate of it.
-fn certificates(directory: &Path) -> Result<()> {
+pub(crate) fn certificates(directory: &Path) -> Result<()> {
     openssl(
         directory,
         "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=ca -keyout ca.key -out ca.pem",

@@ -15,6 +15,8 @@ use ec_image::testing::{Server, Step, answer, ok};
 use ec_model::State;
 use ec_tests::{Stack, TINY, tiny_image};
 
+use crate::cli_placement::certificates;
+
 /// The last line of what a scheduling that is to fail says.
 fn refusal(stack: &Stack, arguments: &[&str]) -> Result<String> {
     let output = stack.eschedule(&[&["--wait", TINY], arguments].concat())?;
@@ -74,14 +76,10 @@ struct SecureServer {
 
 impl SecureServer {
     fn start(directory: &Path) -> Result<Self> {
-        let request = "req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2 -subj /CN=images \
-                       -addext subjectAltName=IP:127.0.0.1";
-        let made =
-            Command::new("openssl").args(request.split_whitespace()).current_dir(directory).output()?;
-        ensure!(made.status.success(), "{made:?}");
+        certificates(directory)?;
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let process = Command::new("openssl")
-            .args(["s_server", "-HTTP", "-quiet", "-cert", "cert.pem", "-key", "key.pem"])
+            .args(["s_server", "-HTTP", "-quiet", "-cert", "server.pem", "-key", "server.key"])
             .args(["-accept", &address.to_string()])
             .current_dir(directory)
             .stdin(Stdio::null())
@@ -116,12 +114,12 @@ async fn what_was_asked_for_in_private_is_not_fetched_in_public() -> Result<()> 
     fs::write(directory.path().join("moved"), answer("302 Found", &location, b""))?;
     let private = SecureServer::start(directory.path())?;
     let mut stack = Stack::start().await?;
-    let authority = directory.path().join("cert.pem").display().to_string();
+    let authority = directory.path().join("ca.pem").display().to_string();
     stack.agent_env = vec![("SSL_CERT_FILE", authority)];
     stack.start_agent("").await?;
 
     let said = refusal(&stack, &[&format!("{}/moved", private.url)])?;
-    assert!(said.contains("redirect from https:// to http://"), "{said}");
+    assert!(said.contains("redirects from https:// to http://"), "{said}");
     assert_eq!(public.hits(), 0, "nobody was asked");
     stack.until_exactly(&[]).await?;
     let instance = stack.schedule(&[&format!("{}/kept", private.url)])?;
