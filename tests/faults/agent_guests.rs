@@ -266,6 +266,7 @@ async fn a_libvirtd_that_stands_still_takes_no_agent_along_and_what_is_destroyed
     let mut stack = Stack::start().await?;
     stack.start_agent("").await?;
     let instances = (0..4).map(|_| stack.schedule(&[])).collect::<Result<Vec<_>>>()?;
+    // No state is waited for: wherever each of them is by then, calls are under way.
     tokio::time::sleep(Duration::from_secs(2)).await;
     stack.libvirt.pause_daemon();
     for instance in instances {

@@ -198,7 +198,7 @@ impl Lane {
     }
 
     fn link(&self) -> MutexGuard<'_, Link> {
-        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.link)
     }
 
     /// The connection, opened where it is not.
@@ -342,7 +342,7 @@ fn end_elsewhere(link: Link) {
         let kept = Arc::new(Mutex::new(Some(link)));
         let on_thread = Arc::clone(&kept);
         let spawned = thread::Builder::new().name("libvirt-close".into()).spawn(move || {
-            drop(on_thread.lock().unwrap_or_else(PoisonError::into_inner).take());
+            drop(locked(&on_thread).take());
         });
         if spawned.is_err() {
             // Without a thread the connection is rather leaked than closed on an async thread.
