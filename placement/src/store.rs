@@ -14,6 +14,7 @@
 mod barrier;
 mod commit;
 mod keys;
+mod recall;
 mod view;
 
 use std::{
@@ -105,7 +106,8 @@ impl Replica {
         let (barrier, asking) =
             Barrier::new(Arc::clone(&store), keys.clock(), Arc::clone(&view), stop.clone());
         tasks.spawn("reading how far etcd is", asking);
-        let following = view::follow(Arc::clone(&view), changes, keys.clone(), stop.clone());
+        let following =
+            view::follow(Arc::clone(&view), Arc::clone(&store), changes, keys.clone(), stop.clone());
         tasks.spawn("following etcd", following);
         let (commands, queue) = tokio::sync::mpsc::channel(commit::QUEUE);
         let committer = Committer::new(

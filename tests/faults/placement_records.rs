@@ -145,3 +145,57 @@ async fn fields_of_a_newer_release_survive_being_written_again() -> Result<()> {
     }
     Ok(())
 }
+
+/// A replica that was there when a record became unreadable, and one that was not, count and answer the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fresh_replica_knows_of_unreadable_records_what_an_old_one_does() -> Result<()> {
+    let etcd = EtcdServer::start(None).await?;
+    let store = store(&etcd).await?;
+    let old = Replica::start(&etcd.endpoint()).await?;
+    old.provider(HOST, 8).await?;
+    for path in ["/traits/CUSTOM_SICK", "/resource_classes/CUSTOM_SICK"] {
+        ensure!(old.send(Method::PUT, path, None).await?.0 == 201);
+    }
+    ensure!(old.claim(FIRST, &[HOST], 6).await?.0 == 204);
+    let consumer = format!("{ROOT}/consumers/{FIRST}");
+    let held = store.get(&consumer).await?.0.map(|pair| pair.value).unwrap_or_default();
+    let mut mistyped: Value = serde_json::from_slice(&held)?;
+    (mistyped["generation"], mistyped["project"]) = (json!("seven"), json!(5));
+    let mut txn = Txn::new();
+    for kind in ["traits", "classes"] {
+        txn = txn.put(format!("{ROOT}/{kind}/CUSTOM_SICK"), "garbage");
+    }
+    store.txn(txn).await?;
+    for record in [mistyped.to_string(), r#"{"version":1,"allocations":7}"#.to_owned(), "garbage".to_owned()]
+    {
+        store.txn(Txn::new().put(consumer.clone(), record)).await?;
+        settle().await;
+        let new = Replica::start(&etcd.endpoint()).await?;
+        new.until_ready().await?;
+        for replica in [&old, &new] {
+            ensure!(replica.used(HOST).await? == 6);
+            let over = replica.claim(SECOND, &[HOST], 3).await?;
+            ensure!(over.0 == 409, "{over:?}");
+            ensure!(replica.claim(SECOND, &[HOST], 2).await?.0 == 204);
+            replica.release(SECOND).await?;
+            for path in ["/traits/CUSTOM_SICK", "/resource_classes/CUSTOM_SICK"] {
+                for method in [Method::GET, Method::PUT, Method::DELETE] {
+                    let answer = replica.send(method, path, None).await?;
+                    ensure!(answer.0 == 503 && answer.1.to_string().contains("CUSTOM_SICK"), "{answer:?}");
+                }
+            }
+        }
+    }
+    // What it was is forgotten: who was there knows it, and nobody else gives room away.
+    let revision = store.get(&consumer).await?.1;
+    store.compact(revision).await?;
+    let new = Replica::start(&etcd.endpoint()).await?;
+    new.until_ready().await?;
+    ensure!(old.claim(SECOND, &[HOST], 3).await?.0 == 409);
+    let refused = new.claim(SECOND, &[HOST], 1).await?;
+    ensure!(refused.0 == 503 && refused.1.to_string().contains(&consumer), "{refused:?}");
+    store.txn(Txn::new().put(consumer, held)).await?;
+    settle().await;
+    ensure!(new.claim(SECOND, &[HOST], 2).await?.0 == 204);
+    Ok(())
+}

@@ -7,10 +7,11 @@ use super::{
     Call,
     error::{ApiError, ApiResult},
     policy::Rule,
+    providers::readable,
     reply::{Reply, now},
     traits::STANDARD_SINCE,
 };
-use crate::model::{Command, ModelError, Outcome, Seconds, State, intern, is_standard_class, standard};
+use crate::model::{Command, Key, ModelError, Outcome, Seconds, State, intern, is_standard_class, standard};
 
 const LIST: Rule = Rule("placement:resource_classes:list");
 const CREATE: Rule = Rule("placement:resource_classes:create");
@@ -64,7 +65,12 @@ pub(super) async fn create(call: &Call<'_>) -> ApiResult<Reply> {
 pub(super) async fn show(call: &Call<'_>) -> ApiResult<Reply> {
     call.allow(SHOW)?;
     let name = call.name(0);
-    let created = call.read(|state| created_at(state, name).ok_or_else(|| not_found(name))).await?;
+    let created = call
+        .read(|state| {
+            readable(state, &Key::Class(intern(name)))?;
+            created_at(state, name).ok_or_else(|| not_found(name))
+        })
+        .await?;
     Ok(Reply::json(&class_json(name), created))
 }
 

@@ -9,11 +9,11 @@ use super::{
     error::{ApiError, ApiResult, code},
     params::exact_uuid,
     policy::Rule,
-    providers::{Found, find, gone, written},
+    providers::{Found, find, gone, readable, written},
     reply::{Reply, now},
 };
 use crate::model::{
-    Command, ModelError, Outcome, Seconds, State, intern, is_standard_trait, standard, standard_first,
+    Command, Key, ModelError, Outcome, Seconds, State, intern, is_standard_trait, standard, standard_first,
 };
 
 const LIST: Rule = Rule("placement:traits:list");
@@ -98,7 +98,12 @@ pub(super) async fn list(call: &Call<'_>) -> ApiResult<Reply> {
 pub(super) async fn show(call: &Call<'_>) -> ApiResult<Reply> {
     call.allow(SHOW)?;
     let name = call.name(0);
-    let created = call.read(|state| created_at(state, name).ok_or_else(|| not_found(name))).await?;
+    let created = call
+        .read(|state| {
+            readable(state, &Key::Trait(intern(name)))?;
+            created_at(state, name).ok_or_else(|| not_found(name))
+        })
+        .await?;
     Ok(Reply::empty(204).dated(created))
 }
 

@@ -76,6 +76,9 @@ pub(super) fn set(draft: &mut Draft<'_>, writes: &[ConsumerWrite], now: Seconds)
             }
         }
     }
+    if wanted.iter().any(|one| one.amount > 0) {
+        draft.need_all_use();
+    }
     for one in &wanted {
         let known = is_standard_class(&one.class)
             || records.get(&one.provider).is_some_and(|(record, _)| record.inventory(&one.class).is_some());

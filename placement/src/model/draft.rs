@@ -202,6 +202,13 @@ impl<'a> Draft<'a> {
         is_standard_class(name) || self.get(Key::Class(intern(name))).is_some()
     }
 
+    /// Somebody is to get more: that stands on all use being known.
+    pub fn need_all_use(&mut self) {
+        if let Some(why) = self.base.use_unknown() {
+            self.trouble = Some(format!("{why}; it may use anything, and what it was is compacted"));
+        }
+    }
+
     /// What is used of a provider's class.
     pub fn used(&self, provider: Uuid, class: &Name) -> i64 {
         let base = self.base.find(&provider).map_or(0, |node| node.used(class));

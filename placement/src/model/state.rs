@@ -47,6 +47,8 @@ pub enum Change {
     Class(Name, Option<Stored<NamedRecord>>),
     /// What the record of a key, told of right before, holds that this release does not know.
     Extra(Key, Arc<Extra>),
+    /// What a consumer uses whose record cannot be read is not known, and may be anything.
+    UseUnknown(Uuid),
     /// A record that cannot be read. What was known of it last may be as old as it wants.
     Unreadable {
         /// What it is of.
@@ -124,6 +126,8 @@ pub struct State {
     extras: HashMap<Key, Arc<Extra>>,
     /// Of hardly any.
     unreadable: BTreeMap<(Key, Part), String>,
+    /// Of those, the consumers that may use anything.
+    use_unknown: BTreeSet<Uuid>,
 }
 
 static NOBODY: BTreeSet<Slot> = BTreeSet::new();
@@ -257,6 +261,12 @@ impl State {
             .map(String::as_str)
     }
 
+    /// Why nobody knows what is left anywhere, where that is so: a consumer's record cannot be read, and what
+    /// it was is forgotten.
+    pub fn use_unknown(&self) -> Option<&str> {
+        self.trouble_with(&Key::Consumer(*self.use_unknown.first()?))
+    }
+
     /// Every record that cannot be read, and why.
     pub fn unreadable(&self) -> impl ExactSizeIterator<Item = &str> {
         self.unreadable.values().map(String::as_str)
@@ -308,6 +318,7 @@ impl State {
                     self.renew(Key::Class(Arc::clone(&name)), Part::Record);
                     set_ordered(&mut self.classes, name, stored);
                 }
+                Change::UseUnknown(uuid) => drop(self.use_unknown.insert(uuid)),
                 Change::Extra(key, extra) => drop(self.extras.insert(key, extra)),
                 Change::Unreadable { key, part, why } => {
                     // Nobody is to be placed there. Consumers keep what they were last known to use, so
@@ -328,6 +339,9 @@ impl State {
         }
         if part == Part::Record {
             self.extras.remove(&key);
+        }
+        if let Key::Consumer(uuid) = &key {
+            self.use_unknown.remove(uuid);
         }
         self.unreadable.remove(&(key, part));
     }

@@ -140,6 +140,8 @@ impl Keys {
                 decode::<Consumer>(&pair.value)
                     .map(|(record, extra)| (Change::Consumer(*uuid, stored(record)), extra))
                     .map_err(|(why, record)| {
+                        // What it uses is nobody else's, whatever cannot be read beside that.
+                        let record = record.or_else(|| Consumer::salvage(&pair.value));
                         (why, record.map(|record| Change::Consumer(*uuid, stored(record))))
                     })
             }
@@ -153,12 +155,22 @@ impl Keys {
                 .map(|(record, extra)| {
                     (Change::Trait(Arc::clone(name), Some(Stored { record, revision })), extra)
                 })
-                .map_err(|(why, _)| (why, None)),
+                .map_err(|(why, record)| {
+                    // It is there, with its name in the key.
+                    let record = record.unwrap_or_else(|| NamedRecord::new(0));
+                    let stored = Stored { record, revision };
+                    (why, Some(Change::Trait(Arc::clone(name), Some(stored))))
+                }),
             (Key::Class(name), _) => decode::<NamedRecord>(&pair.value)
                 .map(|(record, extra)| {
                     (Change::Class(Arc::clone(name), Some(Stored { record, revision })), extra)
                 })
-                .map_err(|(why, _)| (why, None)),
+                .map_err(|(why, record)| {
+                    // It is there, with its name in the key.
+                    let record = record.unwrap_or_else(|| NamedRecord::new(0));
+                    let stored = Stored { record, revision };
+                    (why, Some(Change::Class(Arc::clone(name), Some(stored))))
+                }),
         };
         Reading::Ours(match read {
             Ok((change, None)) => vec![change],
@@ -168,6 +180,11 @@ impl Keys {
                 known.into_iter().chain([Change::Unreadable { key, part, why }]).collect()
             }
         })
+    }
+
+    /// What a key is of; none where it is none of ours.
+    pub fn key_of(&self, key: &str) -> Option<Key> {
+        Some(self.split(key)?.0)
     }
 
     /// What the deletion of a key means.

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ec_store::{Change as StoreChange, Event, KeyValue, Listing, Relist, Revision, WatchBatch};
+use ec_store::{Change as StoreChange, Event, KeyValue, Listing, Relist, Revision, Store, WatchBatch};
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Unavailable,
     keys::{Keys, Reading, Stand},
+    recall::recall,
 };
 use crate::{
     metrics::Metrics,
@@ -266,9 +267,9 @@ impl View {
         seen.push_back(Seen { revision: clock.revision, id: Arc::clone(&clock.id), at: now });
     }
 
-    fn apply(&self, keys: &Keys, change: StoreChange) {
+    async fn apply(&self, store: &dyn Store, keys: &Keys, change: StoreChange) {
         match change {
-            StoreChange::Reset(listing) => self.reset(keys, listing),
+            StoreChange::Reset(listing) => self.reset(store, keys, listing).await,
             StoreChange::Events(batch) => self.events(keys, &batch),
             StoreChange::Lost(error) => {
                 tracing::warn!(%error, "lost the watch on the state; trying on");
@@ -276,7 +277,7 @@ impl View {
         }
     }
 
-    fn reset(&self, keys: &Keys, listing: Listing) {
+    async fn reset(&self, store: &dyn Store, keys: &Keys, listing: Listing) {
         let mut held = Held::default();
         let mut clock = Clock::default();
         let mut foreign: Vec<String> = Vec::new();
@@ -288,6 +289,9 @@ impl View {
             match keys.read(&pair) {
                 Reading::Ours(changes) => {
                     tell_unreadable(&changes);
+                    if let [Change::Unreadable { .. }] = &*changes {
+                        held.state.apply(recall(store, keys, &pair).await);
+                    }
                     held.state.apply(changes);
                 }
                 Reading::Foreign => foreign.push(pair.key),
@@ -390,17 +394,20 @@ fn tell_unreadable(changes: &[Change]) {
 /// Keeps the view up to date until `stop`.
 pub(super) async fn follow(
     view: Arc<View>,
+    store: Arc<dyn Store>,
     mut changes: mpsc::Receiver<StoreChange>,
     keys: Keys,
     stop: CancellationToken,
 ) {
     while let Some(Some(change)) = stop.run_until_cancelled(changes.recv()).await {
-        view.apply(&keys, change);
+        stop.run_until_cancelled(view.apply(&*store, &keys, change)).await;
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use ec_store::MemoryStore;
+
     use super::*;
 
     fn clock(version: i64) -> KeyValue {
@@ -436,7 +443,7 @@ mod tests {
     /// A listing of a replica that was just started, read before a write that is asked for, and told after it.
     #[tokio::test(start_paused = true)]
     async fn a_listing_that_is_older_than_the_question_does_not_answer_it() {
-        let keys = Keys::new("/p");
+        let (keys, store) = (Keys::new("/p"), MemoryStore::new());
         let wanted = Clock::of(Some(&clock(5)));
         let listing = |version: i64| {
             let pair = clock(version);
@@ -449,12 +456,12 @@ mod tests {
                 async move { view.reach(&wanted, Duration::from_secs(10)).await }
             });
             tokio::time::sleep(Duration::from_millis(10)).await;
-            view.apply(&keys, listing(4));
+            view.apply(&store, &keys, listing(4)).await;
             tokio::time::sleep(Duration::from_millis(10)).await;
             assert!(!waiting.is_finished(), "the write is not in it");
             if catches_up {
                 let batch = WatchBatch { events: vec![Event::Put(clock(5))], resume_from: 11 };
-                view.apply(&keys, StoreChange::Events(batch));
+                view.apply(&store, &keys, StoreChange::Events(batch)).await;
             }
             assert_eq!(waiting.await.unwrap().is_ok(), catches_up);
         }
