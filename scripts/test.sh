@@ -29,6 +29,8 @@ export ETCD_BIN_NEW
 cargo build --locked --workspace --all-features --bins --tests
 # Random histories are the same ones in every run, so that a failure is of the change; `make fuzz` has others.
 export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-1}
+# Of a failure the reason, not the way to it: that would push the reason out of a log's end.
+export RUST_BACKTRACE=0
 host=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
 export "CARGO_TARGET_${host}_RUNNER=$PWD/scripts/in-netns.sh"
 cargo nextest run --workspace --locked --all-features

@@ -376,9 +376,10 @@ async fn import(file: Option<PathBuf>, source: SourceOptions, options: StoreOpti
 
 async fn check(options: StoreOptions) -> Result<(), Failure> {
     let (store, keys, _) = open(&options).await?;
-    let transfer::Loaded { state, foreign } =
+    let transfer::Loaded { state, importing, foreign } =
         transfer::load(&store, &keys).await.map_err(transfer_failure)?;
-    let findings = placement::check::check(&state);
+    let mut findings = placement::check::check(&state);
+    findings.extend(importing.then(|| transfer::IMPORTING.to_owned()));
     let warnings = placement::check::warnings(&state);
     let foreign = foreign.iter().map(|key| format!("warning: {key} is not ours, and is passed over"));
     for finding in findings.iter().cloned().chain(warnings).chain(foreign) {

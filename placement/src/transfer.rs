@@ -92,6 +92,13 @@ impl Snapshot {
         }
     }
 
+    fn is_empty(&self) -> bool {
+        self.traits.is_empty()
+            && self.resource_classes.is_empty()
+            && self.providers.is_empty()
+            && self.consumers.is_empty()
+    }
+
     /// Refuses a document of a newer program.
     ///
     /// # Errors
@@ -191,18 +198,25 @@ fn compare<K: Ord + std::fmt::Display, V: PartialEq>(
     );
 }
 
+/// What is said of a place with a part of a cloud.
+pub const IMPORTING: &str =
+    "an import is under way here, or broke off: finish it with the same `eplacement import`";
+
 /// What lies under the prefix.
 pub struct Loaded {
     /// The state that it stands for, with what of it cannot be read.
     pub state: State,
+    /// Whether an import is under way there, or broke off.
+    pub importing: bool,
     /// Keys that are not ours.
     pub foreign: Vec<String>,
 }
 
 impl Loaded {
     fn of(pairs: &[KeyValue], keys: &Keys) -> Self {
-        let mut loaded = Self { state: State::default(), foreign: Vec::new() };
+        let mut loaded = Self { state: State::default(), importing: false, foreign: Vec::new() };
         for pair in pairs {
+            loaded.importing |= pair.key == keys.import();
             match keys.read(pair) {
                 Reading::Ours(changes) => loaded.state.apply(changes),
                 Reading::Foreign => loaded.foreign.push(pair.key.clone()),
@@ -211,11 +225,14 @@ impl Loaded {
         loaded
     }
 
-    /// The state, if all of it can be read.
+    /// The state, if all of it is there and can be read.
     ///
     /// # Errors
     /// The first record that cannot be.
     pub fn whole(self) -> Result<State, TransferError> {
+        if self.importing {
+            return Err(TransferError::Unreadable(IMPORTING.into()));
+        }
         let trouble = self.state.unreadable().next().map(str::to_owned);
         trouble.map_or(Ok(self.state), |why| Err(TransferError::Unreadable(why)))
     }
@@ -305,6 +322,14 @@ pub async fn import(
 ) -> Result<(), TransferError> {
     snapshot.check_version()?;
     let listing = store.list(keys.prefix()).await?;
+    let before = Loaded::of(&listing.pairs, keys);
+    // Done before, and only the answer was lost; or said twice.
+    if !snapshot.is_empty()
+        && let Ok(state) = before.whole()
+        && snapshot.differences(&Snapshot::of(&state)).is_empty()
+    {
+        return Ok(());
+    }
     let Missing { mut ops, mut clock, mark } = missing(&listing.pairs, keys, snapshot, now)?;
     let text = serde_json::to_string(&mark).map_err(|error| TransferError::Unreadable(error.to_string()))?;
     loop {
@@ -314,12 +339,14 @@ pub async fn import(
             Some(revision) => Compare::Unchanged(keys.clock(), revision),
         });
         txn = txn.put(keys.clock(), mark.id.clone()).put(keys.import(), text.clone());
+        // Who was here before and has not seen the mark yet writes nothing any more.
+        txn = txn.put(keys.epoch(), mark.id.clone());
         let mut bytes = txn.bytes();
         while txn.then.len() < operations
             && let Some(op) = ops.pop_front()
         {
             let more = Txn { when: Vec::new(), then: vec![op.clone()] }.bytes();
-            if bytes + more > BYTES_MAX && txn.then.len() > 2 {
+            if bytes + more > BYTES_MAX && txn.then.len() > 3 {
                 ops.push_front(op);
                 break;
             }
@@ -332,7 +359,7 @@ pub async fn import(
         }
     }
     let listing = store.list(keys.prefix()).await?;
-    let after = Snapshot::of(&Loaded::of(&listing.pairs, keys).whole()?);
+    let after = Snapshot::of(&Loaded { importing: false, ..Loaded::of(&listing.pairs, keys) }.whole()?);
     let differences = snapshot.differences(&after);
     if let Some(first) = differences.first() {
         return Err(TransferError::Differs(format!("{first} ({} in all)", differences.len())));

@@ -1,7 +1,11 @@
 //! Moving a cloud in while things go wrong.
 #![expect(clippy::unwrap_used, reason = "what tests share")]
 
-use std::{collections::BTreeMap, sync::Mutex, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use ec_store::{
@@ -9,10 +13,12 @@ use ec_store::{
     TxnOutcome, Watch,
 };
 use placement::{
-    store::Keys,
+    model::Command,
+    store::{Keys, Limits, Replica},
     transfer::{Snapshot, TransferError, import, load},
 };
 use serde_json::{Map, Value, json};
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 fn keys() -> Keys {
@@ -59,17 +65,50 @@ async fn an_import_that_broke_off_goes_on_when_it_is_done_again() {
             let store = MemoryStore::new();
             let broken = Faulty::new(&store, Fault::Breaks(after, lose));
             assert!(import(&broken, &keys(), &wanted, 40, 7).await.is_err(), "after {after}");
-            match import(&store, &keys(), &wanted, 40, 8).await {
-                Ok(()) => {}
-                // Of the very last transaction only the answer was lost: all is there.
-                Err(TransferError::NotEmpty(..)) if lose && after > 10 => {}
-                Err(error) => panic!("after {after}, lost {lose}: {error}"),
+            if let Err(error) = import(&store, &keys(), &wanted, 40, 8).await {
+                panic!("after {after}, lost {lose}: {error}");
             }
             assert_eq!(wanted.differences(&stored(&store).await), Vec::<String>::new());
             assert!(store.content(&keys().import()).pairs.is_empty());
-            let again = import(&store, &keys(), &wanted, 40, 9).await.unwrap_err();
-            assert!(matches!(again, TransferError::NotEmpty(..)), "{again}");
+            // Said once more, there is nothing to do; of another cloud, it is refused.
+            import(&store, &keys(), &wanted, 40, 9).await.unwrap();
+            let other = import(&store, &keys(), &cloud(1, 99, "host"), 40, 9).await.unwrap_err();
+            assert!(matches!(other, TransferError::NotEmpty(..)), "{other}");
         }
+    }
+}
+
+/// A replica that was there before, and one that is started on what broke off.
+#[tokio::test(start_paused = true)]
+async fn replicas_neither_serve_nor_write_what_broke_off_and_serve_it_when_it_is_done() {
+    let wanted = cloud(1, 100, "host");
+    let store = MemoryStore::new();
+    let start = || {
+        let store: Arc<dyn Store> = Arc::new(store.clone());
+        let stop = CancellationToken::new();
+        Replica::start(store, keys(), Limits::default(), Arc::default(), stop)
+    };
+    let before = start();
+    before.ready().await.unwrap();
+    let broken = Faulty::new(&store, Fault::Breaks(4, false));
+    assert!(import(&broken, &keys(), &wanted, 40, 7).await.is_err());
+    let after = start();
+    for replica in [&before, &after] {
+        let create =
+            || Command::CreateProvider { uuid: Uuid::from_u128(9999), name: "x".into(), parent: None };
+        for error in [
+            replica.ready().await.unwrap_err().to_string(),
+            replica.fresh().await.unwrap_err().to_string(),
+            replica.write(create()).await.unwrap_err().to_string(),
+        ] {
+            assert!(error.contains("an import is under way, or broke off"), "{error}");
+        }
+    }
+    import(&store, &keys(), &wanted, 40, 8).await.unwrap();
+    for replica in [&before, &after] {
+        replica.ready().await.unwrap();
+        replica.fresh().await.unwrap();
+        assert_eq!(replica.peek(|state| state.providers().count()), 100);
     }
 }
 

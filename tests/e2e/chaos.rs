@@ -33,10 +33,12 @@ async fn whatever_is_killed_whenever_requests_domains_disks_and_claims_agree_at_
         tokio::time::sleep(Duration::from_millis(random.random_range(0..2500))).await;
         match random.random_range(0..6) {
             0 => {
+                println!("round {round}: kill -9 of etcd");
                 stack.etcd.kill();
                 stack.etcd.restart().await?;
             }
             1 => {
+                println!("round {round}: kill -9 of libvirtd");
                 stack.libvirt.kill_daemon();
                 stack.libvirt.start_daemon();
             }

@@ -11,6 +11,7 @@ pub mod replica;
 
 use std::{
     fs,
+    io::Write as _,
     net::IpAddr,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
@@ -184,8 +185,12 @@ impl Stack {
 
     /// Starts the agent, stopping for ever at the named points.
     pub async fn start_agent(&mut self, failpoints: &str) -> Result<()> {
-        // A log for each start: what is waited for must come from this one.
-        let log = fs::File::create(self.directory.path().join("ecompute.log"))?;
+        // A log for each start: what is waited for must come from this one. The last ones tell of failures.
+        let path = self.directory.path().join("ecompute.log");
+        let before = self.log();
+        let mut earlier = fs::OpenOptions::new().create(true).append(true).open(self.earlier_log())?;
+        writeln!(earlier, "{before}-- killed, or ended")?;
+        let log = fs::File::create(path)?;
         let agent = self
             .command("ecompute")
             .env("FAILPOINTS", failpoints)
@@ -281,7 +286,9 @@ impl Stack {
     /// Waits for a state.
     pub async fn until_state(&self, instance: InstanceId, state: State) -> Result<Status> {
         self.until(&format!("{instance} is {state}"), async || {
-            Ok(self.status(instance).await?.is_some_and(|status| status.state == state))
+            let status = self.status(instance).await?;
+            ensure!(status.as_ref().is_some_and(|status| status.state == state), "it is {status:?}");
+            Ok(true)
         })
         .await?;
         self.status(instance).await?.context("the status went away")
@@ -296,7 +303,12 @@ impl Stack {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                bail!("not within {} s: {what} (last: {outcome:?})\n{}", PATIENCE.as_secs(), self.log());
+                let earlier = fs::read_to_string(self.earlier_log()).unwrap_or_default();
+                bail!(
+                    "not within {} s: {what} (last: {outcome:?})\n{earlier}{}",
+                    PATIENCE.as_secs(),
+                    self.log()
+                );
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
@@ -382,6 +394,10 @@ impl Stack {
     /// The test's directory: `state` in it is the agent's.
     pub fn directory(&self) -> &Path {
         self.directory.path()
+    }
+
+    fn earlier_log(&self) -> PathBuf {
+        self.directory.path().join("ecompute-earlier.log")
     }
 
     /// What the agent said since its last start.

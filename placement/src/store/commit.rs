@@ -259,6 +259,9 @@ impl Committer {
                 return Err(Failed { size: late.max(1), why: Unavailable(obstacle.to_string()) });
             }
             self.let_others_pass(rest).await;
+            if let Some(why) = self.view.importing().filter(|_| doubtful.is_empty()) {
+                return Err(Failed { size, why });
+            }
             if catch_up {
                 if let Err(why) = self.barrier.pass(rest).await {
                     // It may be well again before the time is over.

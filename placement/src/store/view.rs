@@ -26,6 +26,10 @@ use crate::{
 /// So long transactions are remembered by their ids: longer than anybody looks for one.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
+/// What is told while an import is not complete.
+const IMPORTING: &str =
+    "an import is under way, or broke off; then finish it with the same `eplacement import`";
+
 /// A watch that is so late is given up.
 const SILENT: Duration = Duration::from_secs(5);
 
@@ -89,6 +93,8 @@ struct Held {
     state: State,
     stand: Stand,
     turn: Option<Turn>,
+    /// Whether an import is under way, or broke off.
+    importing: bool,
 }
 
 /// See the module.
@@ -194,7 +200,12 @@ impl View {
     }
 
     fn trouble(&self) -> Option<Unavailable> {
-        lock(&self.doubt).clone().map(Unavailable)
+        lock(&self.doubt).clone().map(Unavailable).or_else(|| self.importing())
+    }
+
+    /// Why nothing is served and nothing written, where what is there is a part of a cloud.
+    pub(super) fn importing(&self) -> Option<Unavailable> {
+        self.held().importing.then(|| Unavailable(IMPORTING.into()))
     }
 
     /// Waits until everything up to what the clock showed is in the state.
@@ -283,6 +294,7 @@ impl View {
         let mut foreign: Vec<String> = Vec::new();
         for pair in listing.pairs {
             self.beside(keys, &pair, &mut held.stand, &mut held.turn);
+            held.importing |= pair.key == keys.import();
             if pair.key == keys.clock() {
                 clock = Clock::of(Some(&pair));
             }
@@ -321,14 +333,15 @@ impl View {
     fn events(&self, keys: &Keys, batch: &WatchBatch) {
         let mut clock = self.progress().clock;
         let mut changes: Vec<Change> = Vec::with_capacity(batch.events.len());
-        let (mut stand, mut turn) = {
+        let (mut stand, mut turn, mut importing) = {
             let held = self.held();
-            (held.stand, held.turn.clone())
+            (held.stand, held.turn.clone(), held.importing)
         };
         for event in &batch.events {
             match event {
                 Event::Put(pair) => {
                     self.beside(keys, pair, &mut stand, &mut turn);
+                    importing |= pair.key == keys.import();
                     if pair.key == keys.clock() {
                         self.tick(&mut clock, pair);
                     }
@@ -346,7 +359,9 @@ impl View {
                     }
                 }
                 Event::Delete { key, .. } => {
-                    if *key == keys.turn() {
+                    if *key == keys.import() {
+                        importing = false;
+                    } else if *key == keys.turn() {
                         turn = None;
                     } else if *key == keys.epoch() {
                         stand.epoch = 0;
@@ -362,7 +377,7 @@ impl View {
         if !batch.events.is_empty() {
             let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
             held.state.apply(changes);
-            (held.stand, held.turn) = (stand, turn);
+            (held.stand, held.turn, held.importing) = (stand, turn, importing);
         }
         self.progress.send_modify(|now| {
             now.through = now.through.max(batch.resume_from - 1);
