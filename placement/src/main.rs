@@ -1,7 +1,8 @@
 //! `eplacement`: the Placement API, with its state in etcd.
 
+mod tools;
+
 use std::{
-    io::Write,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -9,17 +10,15 @@ use std::{
 
 use clap::{Parser, Subcommand};
 use ec_runtime::{
-    LogFormat, config,
-    exit::{Failure, UNREACHABLE, chain},
-    init_logging, install_tls_provider, raise_file_limit, shutdown_on_signals,
+    LogFormat, config, exit::Failure, init_logging, install_tls_provider, raise_file_limit,
+    shutdown_on_signals,
 };
 use ec_store::{EtcdStore, Store};
 use placement::{
     config::{AuthKind, Config, Settings},
-    http::{Api, Policy, ServerConfig, digest, serve, tls_acceptor},
+    http::{Api, Policy, ServerConfig, serve, tls_acceptor},
     metrics::Metrics,
-    store::{Keys, Limits, Replica},
-    transfer::{self, Snapshot, TransferError},
+    store::Replica,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -43,7 +42,6 @@ const PLACES: [&str; 2] = ["eplacement.yaml", "/etc/eplacement/eplacement.yaml"]
 #[command(
     name = "eplacement",
     version,
-    args_conflicts_with_subcommands = true,
     after_help = "Beside the API: GET /healthz (alive), /readyz (up to date with etcd, and writes work), /metrics (Prometheus).\n\
                   Signals: SIGINT or SIGTERM finish what is being answered and end; a second one ends at once.\n\
                   Logging: to standard error; RUST_LOG=debug shows more.\n\
@@ -58,6 +56,8 @@ struct Cli {
     command: Option<Tool>,
     #[command(flatten)]
     server: ServerOptions,
+    #[command(flatten)]
+    store: StoreOptions,
 }
 
 #[derive(clap::Args)]
@@ -74,38 +74,19 @@ struct ServerOptions {
     /// Serve noauth beyond loopback, where everybody is believed
     #[arg(long)]
     allow_remote_noauth: bool,
-    #[command(flatten)]
-    store: StoreOptions,
 }
 
 #[derive(clap::Args)]
 struct StoreOptions {
     /// etcd, as URLs or host:port [default: localhost:2379]
-    #[arg(long, value_name = "URL[,URL…]", value_delimiter = ',')]
+    #[arg(long, global = true, value_name = "URL[,URL…]", value_delimiter = ',')]
     etcd: Vec<String>,
     /// What every key begins with [default: /ecompute/placement]
-    #[arg(long, value_name = "KEY")]
+    #[arg(long, global = true, value_name = "KEY")]
     prefix: Option<String>,
     /// Configuration [default: ./eplacement.yaml, then /etc/eplacement/eplacement.yaml, then defaults]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
-}
-
-/// Another Placement API, to read from.
-#[derive(clap::Args)]
-struct SourceOptions {
-    /// Read from this Placement API, OpenStack's or ours, instead
-    #[arg(long, value_name = "URL")]
-    from: Option<String>,
-    /// A token that may read all of it [default: admin]
-    #[arg(
-        long,
-        env = "EPLACEMENT_SOURCE_TOKEN",
-        hide_env_values = true,
-        default_value = "admin",
-        requires = "from"
-    )]
-    token: String,
 }
 
 #[derive(Subcommand)]
@@ -115,9 +96,7 @@ enum Tool {
         /// Where to [default: standard output]
         file: Option<PathBuf>,
         #[command(flatten)]
-        source: SourceOptions,
-        #[command(flatten)]
-        store: StoreOptions,
+        source: tools::Source,
     },
     /// Move a cloud in, from a document or live from another Placement API, and compare both sides
     ///
@@ -127,20 +106,17 @@ enum Tool {
         #[arg(required_unless_present = "from", conflicts_with = "from")]
         file: Option<PathBuf>,
         #[command(flatten)]
-        source: SourceOptions,
-        #[command(flatten)]
-        store: StoreOptions,
+        source: tools::Source,
     },
     /// Prove that what is stored fits together: usages, consumers, generations, trees
-    Check {
-        #[command(flatten)]
-        store: StoreOptions,
-    },
+    Check,
     /// Ask a running server whether it is ready; exit code 3 where it is not
     Health {
         /// Where it serves
         #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
         url: String,
+        #[command(flatten)]
+        tls: tools::Tls,
     },
     /// Make an entry for `tokens` of a token read from standard input
     HashToken {
@@ -159,6 +135,12 @@ enum Tool {
         /// For which shell
         shell: clap_complete::Shell,
     },
+}
+
+impl ServerOptions {
+    fn is_given(&self) -> bool {
+        self.listen.is_some() || self.policy.is_some() || self.auth.is_some() || self.allow_remote_noauth
+    }
 }
 
 impl StoreOptions {
@@ -180,12 +162,15 @@ fn main() -> ExitCode {
     init_logging(LogFormat::Text, "info");
     install_tls_provider();
     let result = match cli.command {
-        None => run(&cli.server),
-        Some(Tool::Export { file, source, store }) => tool(export(file, source, store)),
-        Some(Tool::Import { file, source, store }) => tool(import(file, source, store)),
-        Some(Tool::Check { store }) => tool(check(store)),
-        Some(Tool::Health { url }) => tool(health(url)),
-        Some(Tool::HashToken { name, role, project }) => hash_token(&name, &role, project.as_deref()),
+        Some(_) if cli.server.is_given() => Err(Failure::usage(
+            "--listen, --policy, --auth and --allow-remote-noauth are of the server: they have no meaning with a command",
+        )),
+        None => run(&cli.server, &cli.store),
+        Some(Tool::Export { file, source }) => tool(tools::export(file, source, cli.store)),
+        Some(Tool::Import { file, source }) => tool(tools::import(file, source, cli.store)),
+        Some(Tool::Check) => tool(tools::check(cli.store)),
+        Some(Tool::Health { url, tls }) => tool(tools::health(url, tls)),
+        Some(Tool::HashToken { name, role, project }) => tools::hash_token(&name, &role, project.as_deref()),
         Some(Tool::Completions { shell }) => {
             let mut command = <Cli as clap::CommandFactory>::command();
             clap_complete::generate(shell, &mut command, "eplacement", &mut std::io::stdout());
@@ -198,8 +183,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(options: &ServerOptions) -> Result<(), Failure> {
-    let mut loaded = options.store.load()?;
+fn run(options: &ServerOptions, store: &StoreOptions) -> Result<(), Failure> {
+    let mut loaded = store.load()?;
     let config = &mut loaded.config;
     if let Some(listen) = &options.listen {
         config.listen = Some(listen.clone());
@@ -293,144 +278,4 @@ fn tool(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> 
         .build()
         .map_err(|error| Failure::failed(format!("failed to start: {error}")))?
         .block_on(work)
-}
-
-fn transfer_failure(error: TransferError) -> Failure {
-    match error {
-        TransferError::Store(error) => error.into(),
-        error => Failure::failed(error.to_string()),
-    }
-}
-
-fn seconds() -> i64 {
-    jiff::Timestamp::now().as_second()
-}
-
-async fn open(options: &StoreOptions) -> Result<(EtcdStore, Keys, Config), Failure> {
-    let loaded = options.load()?;
-    let (etcd, keys) = loaded.config.store().map_err(|error| Failure::from(loaded.wrong(error)))?;
-    Ok((EtcdStore::connect(etcd).await?, keys, loaded.config))
-}
-
-async fn fetch(url: &str, token: &str) -> Result<Snapshot, Failure> {
-    eprintln!("eplacement: reading {url}");
-    transfer::fetch(url, token, seconds()).await.map_err(transfer_failure)
-}
-
-async fn export(file: Option<PathBuf>, source: SourceOptions, options: StoreOptions) -> Result<(), Failure> {
-    let snapshot = match &source.from {
-        Some(url) => fetch(url, &source.token).await?,
-        None => {
-            let (store, keys, _) = open(&options).await?;
-            let loaded = transfer::load(&store, &keys).await.map_err(transfer_failure)?;
-            Snapshot::of(&loaded.whole().map_err(transfer_failure)?)
-        }
-    };
-    let text = serde_json::to_string_pretty(&snapshot)
-        .map_err(|error| Failure::failed(format!("cannot write the document: {error}")))?;
-    let cannot = |error| Failure::failed(format!("cannot write the document: {error}"));
-    match &file {
-        Some(path) => std::fs::write(path, text + "\n").map_err(cannot)?,
-        None => writeln!(std::io::stdout(), "{text}").map_err(cannot)?,
-    }
-    eprintln!(
-        "eplacement: exported {} providers and {} consumers",
-        snapshot.providers.len(),
-        snapshot.consumers.len()
-    );
-    Ok(())
-}
-
-async fn import(file: Option<PathBuf>, source: SourceOptions, options: StoreOptions) -> Result<(), Failure> {
-    let snapshot = match (&source.from, &file) {
-        (Some(url), _) => fetch(url, &source.token).await?,
-        (None, Some(path)) => {
-            let wrong =
-                |error: &dyn std::fmt::Display| Failure::usage(format!("{}: {error}", path.display()));
-            let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
-            serde_json::from_str(&text).map_err(|error| wrong(&error))?
-        }
-        (None, None) => return Err(Failure::usage("say a document, or --from URL")),
-    };
-    let (store, keys, config) = open(&options).await?;
-    let operations = config.max_txn_ops.unwrap_or(Limits::default().operations);
-    transfer::import(&store, &keys, &snapshot, operations, seconds()).await.map_err(transfer_failure)?;
-    if let Some(url) = &source.from {
-        // What changed at the source meanwhile would be lost without a word.
-        let again = fetch(url, &source.token).await?;
-        if let Some(first) = snapshot.differences(&again).first() {
-            return Err(Failure::failed(format!(
-                "{url} changed during the import ({first}); nobody may write there meanwhile: delete what lies under \
-                 {} and import again",
-                keys.prefix()
-            )));
-        }
-    }
-    eprintln!(
-        "eplacement: imported {} providers and {} consumers; both sides are the same",
-        snapshot.providers.len(),
-        snapshot.consumers.len()
-    );
-    Ok(())
-}
-
-async fn check(options: StoreOptions) -> Result<(), Failure> {
-    let (store, keys, _) = open(&options).await?;
-    let transfer::Loaded { state, importing, foreign } =
-        transfer::load(&store, &keys).await.map_err(transfer_failure)?;
-    let mut findings = placement::check::check(&state);
-    findings.extend(importing.then(|| transfer::IMPORTING.to_owned()));
-    let warnings = placement::check::warnings(&state);
-    let foreign = foreign.iter().map(|key| format!("warning: {key} is not ours, and is passed over"));
-    for finding in findings.iter().cloned().chain(warnings).chain(foreign) {
-        writeln!(std::io::stdout(), "{finding}")
-            .map_err(|error| Failure::failed(format!("cannot write: {error}")))?;
-    }
-    if findings.is_empty() {
-        eprintln!(
-            "eplacement: {} providers and {} consumers fit together",
-            state.providers().count(),
-            state.consumer_count()
-        );
-        return Ok(());
-    }
-    Err(Failure::failed(format!("{} findings", findings.len())))
-}
-
-async fn health(url: String) -> Result<(), Failure> {
-    let unreachable = |error: String| Failure { code: UNREACHABLE, message: error };
-    let client = reqwest::Client::builder()
-        .timeout(std::time::Duration::from_secs(4))
-        .no_proxy()
-        .build()
-        .map_err(|error| unreachable(error.to_string()))?;
-    let answer =
-        client.get(format!("{}/readyz", url.trim_end_matches('/'))).send().await.map_err(|error| {
-            unreachable(format!("nothing answers at {url}: {}", chain(&error.without_url())))
-        })?;
-    if answer.status().is_success() {
-        return Ok(());
-    }
-    Err(unreachable(format!("{url} is not ready: its state is not up to date with etcd")))
-}
-
-fn hash_token(name: &str, role: &str, project: Option<&str>) -> Result<(), Failure> {
-    let mut token = String::new();
-    std::io::stdin()
-        .read_line(&mut token)
-        .map_err(|error| Failure::failed(format!("cannot read standard input: {}", chain(&error))))?;
-    let token = token.trim();
-    if token.len() < 16 {
-        return Err(Failure::usage(
-            "the token on standard input has less than 16 characters; `openssl rand -hex 32` makes a good one",
-        ));
-    }
-    let entry = serde_json::json!({
-        "sha256": digest(token), "name": name, "roles": [role], "project": project,
-    });
-    #[expect(clippy::print_stdout, reason = "what was asked for")]
-    {
-        println!("{entry}");
-    }
-    Ok(())
 }

@@ -202,6 +202,25 @@ async fn a_placement_with_a_private_authority_client_certificates_and_tokens_is_
         ensure!(output.status.code() == Some(3) && error.to_lowercase().contains("certificate"), "{error}");
     }
     assert_eq!(control.count("instances/").await?, 2, "nothing stays of what was refused");
+    // The server's own tools come in as the other programs do.
+    fs::write(directory.join("token"), "first\n")?;
+    let url = format!("https://127.0.0.1:{port}");
+    let tls = ["--ca-cert", &at("ca.pem"), "--cert", &at("client.pem"), "--cert-key", &at("client.key")];
+    let tool = |words: &[&str]| Command::new(program("eplacement")).args(words).output();
+    let healthy = tool(&[&["health", "--url", &url], &tls[..]].concat())?;
+    ensure!(healthy.status.success(), "{healthy:?}");
+    let stranger = tool(&["health", "--url", &url, "--ca-cert", &at("ca.pem")])?;
+    let error = String::from_utf8_lossy(&stranger.stderr).to_lowercase();
+    ensure!(stranger.status.code() == Some(3) && error.contains("certificate"), "{error}");
+    let moved = ["--etcd", &control.etcd.endpoint(), "--prefix", "/moved", "import", "--from", &url];
+    let moved = tool(&[&moved, &tls[..], &["--token-file", &at("token")]].concat())?;
+    ensure!(moved.status.success(), "{moved:?}");
+    let checked = tool(&["check", "--etcd", &control.etcd.endpoint(), "--prefix", "/moved"])?;
+    ensure!(String::from_utf8_lossy(&checked.stderr).contains("2 consumers fit together"), "{checked:?}");
+    let misread = tool(&["health", "--url", &url, "--ca-cert", &at("token")])?;
+    ensure!(misread.status.code() == Some(2), "{misread:?}");
+    let misplaced = tool(&["--listen", "127.0.0.1:1", "check"])?;
+    ensure!(misplaced.status.code() == Some(2), "{misplaced:?}");
     // Everybody may read the key: that is told where an operator looks.
     use std::os::unix::fs::PermissionsExt;
     fs::write(directory.join("token"), "first")?;

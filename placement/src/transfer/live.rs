@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ec_runtime::exit::chain;
 use futures::{StreamExt, TryStreamExt, stream};
 use reqwest::Client;
 use serde::{Deserialize, de::DeserializeOwned};
@@ -81,8 +82,9 @@ struct Source<'a> {
 impl Source<'_> {
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, TransferError> {
         let url = format!("{}{path}", self.endpoint);
-        let failed =
-            |error: reqwest::Error| TransferError::Source(format!("GET {url}: {}", error.without_url()));
+        let failed = |error: reqwest::Error| {
+            TransferError::Source(format!("GET {url}: {}", chain(&error.without_url())))
+        };
         let request = self.client.get(&url).header("X-Auth-Token", self.token);
         let answer = request.header("OpenStack-API-Version", MICROVERSION).send().await.map_err(failed)?;
         if !answer.status().is_success() {
@@ -136,12 +138,12 @@ impl Source<'_> {
 ///
 /// # Errors
 /// The request that failed, and how.
-pub async fn fetch(endpoint: &str, token: &str, now: Seconds) -> Result<Snapshot, TransferError> {
-    let client = Client::builder()
-        .timeout(std::time::Duration::from_secs(60))
-        .no_proxy()
-        .build()
-        .map_err(|error| TransferError::Source(error.to_string()))?;
+pub async fn fetch(
+    client: Client,
+    endpoint: &str,
+    token: &str,
+    now: Seconds,
+) -> Result<Snapshot, TransferError> {
     let source = Source { client, endpoint: endpoint.trim_end_matches('/'), token };
     let traits: Traits = source.get("/traits").await?;
     let classes: Classes = source.get("/resource_classes").await?;

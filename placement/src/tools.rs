@@ -1,0 +1,245 @@
+//! What `eplacement` does beside serving: moving clouds, looking at one, asking a server how it is.
+
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use ec_runtime::exit::{Failure, UNREACHABLE, chain};
+use ec_store::EtcdStore;
+use placement::{
+    config::Config,
+    http::digest,
+    store::{Keys, Limits},
+    transfer::{self, Snapshot, TransferError},
+};
+use reqwest::{Certificate, Client, Identity};
+
+use super::StoreOptions;
+
+/// For one answer of a server that is read whole.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// For the answer whether a server is ready.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// How a server with TLS is believed, and believes us.
+#[derive(clap::Args)]
+pub(super) struct Tls {
+    /// The authority of the server's certificate, PEM [default: the system's own]
+    #[arg(long, value_name = "FILE")]
+    ca_cert: Option<PathBuf>,
+    /// Our certificate, PEM, where the server demands one
+    #[arg(long, value_name = "FILE", requires = "cert_key")]
+    cert: Option<PathBuf>,
+    /// The key of our certificate, PEM
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    cert_key: Option<PathBuf>,
+}
+
+/// Another Placement API, to read from.
+#[derive(clap::Args)]
+pub(super) struct Source {
+    /// Read from this Placement API, OpenStack's or ours, instead
+    #[arg(long, value_name = "URL")]
+    from: Option<String>,
+    /// A token that may read all of it [default: admin]
+    #[arg(long, env = "EPLACEMENT_SOURCE_TOKEN", hide_env_values = true, requires = "from")]
+    token: Option<String>,
+    /// A file with the token
+    #[arg(long, value_name = "FILE", requires = "from", conflicts_with = "token")]
+    token_file: Option<PathBuf>,
+    #[command(flatten)]
+    tls: Tls,
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+    fs::read(path).map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))
+}
+
+impl Tls {
+    fn client(&self, url: &str, timeout: Duration) -> Result<Client, Failure> {
+        let wrong = |what: &str, path: &Path, why: String| {
+            Failure::usage(format!("{what} {} is not usable: {why}", path.display()))
+        };
+        if !url.starts_with("https://") && (self.ca_cert.is_some() || self.cert.is_some()) {
+            return Err(Failure::usage(format!(
+                "certificates are given, and {url} uses none: wanted https://"
+            )));
+        }
+        let mut builder = Client::builder().timeout(timeout).no_proxy();
+        if let Some(path) = &self.ca_cert {
+            let found = Certificate::from_pem_bundle(&read(path)?)
+                .map_err(|error| wrong("--ca-cert", path, chain(&error)))?;
+            if found.is_empty() {
+                return Err(wrong("--ca-cert", path, "it holds no certificate".into()));
+            }
+            builder = builder.tls_certs_only(found);
+        }
+        if let (Some(cert), Some(key)) = (&self.cert, &self.cert_key) {
+            let pem = [read(cert)?, b"\n".to_vec(), read(key)?].concat();
+            let identity = Identity::from_pem(&pem)
+                .map_err(|error| wrong("--cert with its key", cert, chain(&error)))?;
+            builder = builder.identity(identity);
+        }
+        builder.build().map_err(|error| Failure::usage(chain(&error)))
+    }
+}
+
+impl Source {
+    fn token(&self) -> Result<String, Failure> {
+        match (&self.token_file, &self.token) {
+            (Some(path), _) => Ok(String::from_utf8_lossy(&read(path)?).trim().to_owned()),
+            (None, Some(token)) => Ok(token.clone()),
+            // What noauth takes for an administrator.
+            (None, None) => Ok("admin".to_owned()),
+        }
+    }
+}
+
+fn transfer_failure(error: TransferError) -> Failure {
+    match error {
+        TransferError::Store(error) => error.into(),
+        error => Failure::failed(error.to_string()),
+    }
+}
+
+fn seconds() -> i64 {
+    jiff::Timestamp::now().as_second()
+}
+
+async fn open(options: &StoreOptions) -> Result<(EtcdStore, Keys, Config), Failure> {
+    let loaded = options.load()?;
+    let (etcd, keys) = loaded.config.store().map_err(|error| Failure::from(loaded.wrong(error)))?;
+    Ok((EtcdStore::connect(etcd).await?, keys, loaded.config))
+}
+
+async fn fetch(url: &str, source: &Source) -> Result<Snapshot, Failure> {
+    eprintln!("eplacement: reading {url}");
+    let client = source.tls.client(url, FETCH_TIMEOUT)?;
+    transfer::fetch(client, url, &source.token()?, seconds()).await.map_err(transfer_failure)
+}
+
+pub(super) async fn export(
+    file: Option<PathBuf>,
+    source: Source,
+    options: StoreOptions,
+) -> Result<(), Failure> {
+    let snapshot = match &source.from {
+        Some(url) => fetch(url, &source).await?,
+        None => {
+            let (store, keys, _) = open(&options).await?;
+            let loaded = transfer::load(&store, &keys).await.map_err(transfer_failure)?;
+            Snapshot::of(&loaded.whole().map_err(transfer_failure)?)
+        }
+    };
+    let text = serde_json::to_string_pretty(&snapshot)
+        .map_err(|error| Failure::failed(format!("cannot write the document: {error}")))?;
+    let cannot = |error| Failure::failed(format!("cannot write the document: {error}"));
+    match &file {
+        Some(path) => std::fs::write(path, text + "\n").map_err(cannot)?,
+        None => writeln!(std::io::stdout(), "{text}").map_err(cannot)?,
+    }
+    eprintln!(
+        "eplacement: exported {} providers and {} consumers",
+        snapshot.providers.len(),
+        snapshot.consumers.len()
+    );
+    Ok(())
+}
+
+pub(super) async fn import(
+    file: Option<PathBuf>,
+    source: Source,
+    options: StoreOptions,
+) -> Result<(), Failure> {
+    let snapshot = match (&source.from, &file) {
+        (Some(url), _) => fetch(url, &source).await?,
+        (None, Some(path)) => {
+            let wrong =
+                |error: &dyn std::fmt::Display| Failure::usage(format!("{}: {error}", path.display()));
+            let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
+            serde_json::from_str(&text).map_err(|error| wrong(&error))?
+        }
+        (None, None) => return Err(Failure::usage("say a document, or --from URL")),
+    };
+    let (store, keys, config) = open(&options).await?;
+    let operations = config.max_txn_ops.unwrap_or(Limits::default().operations);
+    transfer::import(&store, &keys, &snapshot, operations, seconds()).await.map_err(transfer_failure)?;
+    if let Some(url) = &source.from {
+        // What changed at the source meanwhile would be lost without a word.
+        let again = fetch(url, &source).await?;
+        if let Some(first) = snapshot.differences(&again).first() {
+            return Err(Failure::failed(format!(
+                "{url} changed during the import ({first}); nobody may write there meanwhile: delete what lies under \
+                 {} and import again",
+                keys.prefix()
+            )));
+        }
+    }
+    eprintln!(
+        "eplacement: imported {} providers and {} consumers; both sides are the same",
+        snapshot.providers.len(),
+        snapshot.consumers.len()
+    );
+    Ok(())
+}
+
+pub(super) async fn check(options: StoreOptions) -> Result<(), Failure> {
+    let (store, keys, _) = open(&options).await?;
+    let transfer::Loaded { state, importing, foreign } =
+        transfer::load(&store, &keys).await.map_err(transfer_failure)?;
+    let mut findings = placement::check::check(&state);
+    findings.extend(importing.then(|| transfer::IMPORTING.to_owned()));
+    let warnings = placement::check::warnings(&state);
+    let foreign = foreign.iter().map(|key| format!("warning: {key} is not ours, and is passed over"));
+    for finding in findings.iter().cloned().chain(warnings).chain(foreign) {
+        writeln!(std::io::stdout(), "{finding}")
+            .map_err(|error| Failure::failed(format!("cannot write: {error}")))?;
+    }
+    if findings.is_empty() {
+        eprintln!(
+            "eplacement: {} providers and {} consumers fit together",
+            state.providers().count(),
+            state.consumer_count()
+        );
+        return Ok(());
+    }
+    Err(Failure::failed(format!("{} findings", findings.len())))
+}
+
+pub(super) async fn health(url: String, tls: Tls) -> Result<(), Failure> {
+    let unreachable = |error: String| Failure { code: UNREACHABLE, message: error };
+    let client = tls.client(&url, HEALTH_TIMEOUT)?;
+    let answer =
+        client.get(format!("{}/readyz", url.trim_end_matches('/'))).send().await.map_err(|error| {
+            unreachable(format!("nothing answers at {url}: {}", chain(&error.without_url())))
+        })?;
+    if answer.status().is_success() {
+        return Ok(());
+    }
+    Err(unreachable(format!("{url} is not ready: its state is not up to date with etcd")))
+}
+
+pub(super) fn hash_token(name: &str, role: &str, project: Option<&str>) -> Result<(), Failure> {
+    let mut token = String::new();
+    std::io::stdin()
+        .read_line(&mut token)
+        .map_err(|error| Failure::failed(format!("cannot read standard input: {}", chain(&error))))?;
+    let token = token.trim();
+    if token.len() < 16 {
+        return Err(Failure::usage(
+            "the token on standard input has less than 16 characters; `openssl rand -hex 32` makes a good one",
+        ));
+    }
+    let entry = serde_json::json!({
+        "sha256": digest(token), "name": name, "roles": [role], "project": project,
+    });
+    #[expect(clippy::print_stdout, reason = "what was asked for")]
+    {
+        println!("{entry}");
+    }
+    Ok(())
+}
