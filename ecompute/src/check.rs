@@ -74,7 +74,7 @@ pub async fn warnings(settings: &Settings, file: Option<&Path>) -> Vec<String> {
     let (etcd, placement) = (&settings.etcd, &settings.placement);
     let own = file.filter(|_| etcd.holds_secret() || placement.holds_secret()).into_iter();
     let mut warnings = exposed(own.chain(etcd.secret_files()).chain(placement.secret_files()));
-    warnings.extend(etcd.open_door());
+    warnings.extend(etcd.open_door().await);
     warnings.extend(placement.open_door());
     let server = async { EtcdStore::connect(settings.etcd.clone()).await?.server().await };
     if let Ok(Ok(server)) = tokio::time::timeout(PROBE_TIMEOUT, server).await {

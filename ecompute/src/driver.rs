@@ -31,6 +31,8 @@ use crate::{
 
 /// Everything is looked at so often, whatever hints came. Catches what events missed.
 const LOOK_PERIOD: Duration = Duration::from_secs(30);
+/// What could not be looked at is looked at again after so long.
+const LOOK_SOON: Duration = Duration::from_secs(1);
 /// An audit that failed is tried again after so long.
 const AUDIT_RETRY: Duration = Duration::from_secs(2);
 /// Timers (another try, a deadline) are looked at so often.
@@ -242,7 +244,7 @@ impl Driver {
 
     /// Asks etcd, the hypervisor and the records for everything there is.
     fn look(&mut self) {
-        self.look_due = Instant::now() + if self.looked { LOOK_PERIOD } else { Duration::from_secs(1) };
+        self.look_due = Instant::now() + if self.looked { LOOK_PERIOD } else { LOOK_SOON };
         if self.looking {
             return;
         }
@@ -305,8 +307,9 @@ impl Driver {
         match answer {
             Answer::Looked { begun, seen: Ok(seen) } => {
                 self.looking = false;
-                self.look_due = Instant::now() + LOOK_PERIOD;
                 self.world.take_look(begun, seen);
+                let blind = self.world.iter().any(|(_, entry)| !entry.is_seen());
+                self.look_due = Instant::now() + if blind { LOOK_SOON } else { LOOK_PERIOD };
                 let first = !self.looked;
                 self.looked = true;
                 if first {
@@ -316,7 +319,7 @@ impl Driver {
             }
             Answer::Looked { seen: Err(error), .. } => {
                 self.looking = false;
-                self.look_due = Instant::now() + Duration::from_secs(1);
+                self.look_due = Instant::now() + LOOK_SOON;
                 tracing::warn!(error, "failed to look at everything; trying on");
             }
             Answer::Observed(instance, begun, Ok(observed)) => {
@@ -417,8 +420,15 @@ impl Driver {
         let entry = self.world.touch(instance);
         let cancelled = entry.running.take().is_some_and(|running| running.cancel.is_cancelled());
         entry.status = report.status;
-        if let Some(observed) = report.observed {
-            entry.observe(observed);
+        match report.observed {
+            None => {}
+            Some(Ok(observed)) => entry.observe(observed),
+            // Anything may have become of it.
+            Some(Err(error)) => {
+                tracing::debug!(%instance, %error, "failed to observe an instance after work on it");
+                entry.lose_sight();
+                self.look_due = self.look_due.min(Instant::now() + LOOK_SOON);
+            }
         }
         if let Some(record) = report.record {
             entry.record = record;
@@ -495,6 +505,9 @@ impl Driver {
             return;
         }
         if entry.retry.is_some_and(|retry| Instant::now() < retry.at) {
+            return;
+        }
+        if !entry.is_seen() && wanted != Wanted::Destroyed {
             return;
         }
         entry.wake = None;

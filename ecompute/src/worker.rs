@@ -86,8 +86,8 @@ pub(crate) struct Report {
     pub(crate) outcome: Outcome,
     /// The status as it now lies in etcd.
     pub(crate) status: StatusEntry,
-    /// What the hypervisor has now; `None` where it could not be asked or need not be.
-    pub(crate) observed: Option<Observed>,
+    /// What the hypervisor has now; nothing where this job changed nothing there.
+    pub(crate) observed: Option<Result<Observed, HypervisorError>>,
     /// The node's record now, where this job changed it.
     pub(crate) record: Option<RecordFacts>,
     /// Whether it was noted that a user destroyed the instance here.
@@ -175,7 +175,7 @@ pub(crate) async fn perform(
         Err(Stop::Failed(why)) => Outcome::Failed(why),
     };
     if worker.touched_hypervisor {
-        worker.report.observed = worker.parts.hypervisor.observe(worker.job.instance).await.ok();
+        worker.report.observed = Some(worker.parts.hypervisor.observe(worker.job.instance).await);
     }
     worker.report
 }

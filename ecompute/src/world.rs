@@ -73,6 +73,8 @@ pub(crate) struct Entry {
     pub(crate) status: StatusEntry,
     /// What the hypervisor has.
     observed: Observed,
+    /// Work of ours changed what the hypervisor has, and it could not be asked since.
+    unseen: bool,
     /// The node's own record.
     pub(crate) record: RecordFacts,
     /// Its user destroyed it here.
@@ -175,8 +177,19 @@ impl Entry {
         self.observed
     }
 
+    /// Whether it is known what the hypervisor has; else nothing but a destroy may be decided.
+    pub(crate) fn is_seen(&self) -> bool {
+        !self.unseen
+    }
+
+    /// What the hypervisor has is not what it had, and nobody knows what it is.
+    pub(crate) fn lose_sight(&mut self) {
+        self.unseen = true;
+    }
+
     /// Takes what the hypervisor has now.
     pub(crate) fn observe(&mut self, observed: Observed) {
+        self.unseen = false;
         if observed.domain != Some(RunState::Running) {
             (self.searched, self.last_search) = (Duration::ZERO, None);
         }
@@ -219,6 +232,7 @@ impl Entry {
         self.request.is_none()
             && matches!(self.status, StatusEntry::Absent)
             && self.observed == Observed::default()
+            && !self.unseen
             && self.record == RecordFacts::Absent
             && !self.buried
             && self.running.is_none()

@@ -260,7 +260,7 @@ async fn warn(session: &Session) {
     let settings = &session.settings;
     let old = session.store.server().await.ok().and_then(|server| server.advice());
     let warnings = settings.exposed.iter().cloned();
-    let warnings = warnings.chain(settings.etcd.open_door()).chain(settings.placement.open_door());
+    let warnings = warnings.chain(settings.etcd.open_door().await).chain(settings.placement.open_door());
     for warning in warnings.chain(old) {
         tell(&format!("eschedule: {warning}"));
     }

@@ -193,9 +193,6 @@ fn run(options: &ServerOptions, store: &StoreOptions) -> Result<(), Failure> {
     config.auth = options.auth.unwrap_or(config.auth);
     config.allow_remote_noauth |= options.allow_remote_noauth;
     let settings = loaded.config.settings().map_err(|error| Failure::from(loaded.wrong(error)))?;
-    for warning in warnings(&loaded, &settings) {
-        tracing::warn!("{warning}");
-    }
     let tls = match &settings.tls {
         Some(tls) => {
             Some(tls_acceptor(&tls.certificate, &tls.key, tls.client_ca.as_deref()).map_err(Failure::usage)?)
@@ -208,6 +205,9 @@ fn run(options: &ServerOptions, store: &StoreOptions) -> Result<(), Failure> {
         .build()
         .map_err(|error| Failure::failed(format!("failed to start: {error}")))?;
     runtime.block_on(async {
+        for warning in warnings(&loaded, &settings).await {
+            tracing::warn!("{warning}");
+        }
         let stop = shutdown_on_signals()
             .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
         let listener = tokio::net::TcpListener::bind(settings.listen).await.map_err(|error| {
@@ -238,11 +238,11 @@ fn run(options: &ServerOptions, store: &StoreOptions) -> Result<(), Failure> {
 }
 
 /// What does not keep it from serving, and should be known: doors that are open, and secrets that everybody may read.
-fn warnings(loaded: &config::Loaded<Config>, settings: &Settings) -> Vec<String> {
+async fn warnings(loaded: &config::Loaded<Config>, settings: &Settings) -> Vec<String> {
     let own = loaded.path.as_deref().filter(|_| settings.etcd.holds_secret());
     let key = settings.tls.as_ref().map(|tls| tls.key.as_path());
     let mut warnings = config::exposed(own.into_iter().chain(settings.etcd.secret_files()).chain(key));
-    warnings.extend(settings.etcd.open_door());
+    warnings.extend(settings.etcd.open_door().await);
     if loaded.config.auth == AuthKind::Noauth && !settings.listen.ip().to_canonical().is_loopback() {
         warnings.push(format!(
             "whoever reaches {} is believed to be who they say: give it tokens, see docs/security.md",

@@ -1,6 +1,8 @@
 //! kill -9 of the agent at every step of a build and of a destroy, and destroys in the middle of a build.
 
-use anyhow::Result;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Error, Result, ensure};
 use ec_model::State;
 use ec_store::{Store, Txn};
 use ec_tests::{Stack, TINY};
@@ -55,6 +57,48 @@ async fn a_destroy_that_comes_during_a_build_wins_at_every_step() -> Result<()> 
         stack.kill_agent()?;
     }
     Ok(())
+}
+
+/// libvirtd killed while it starts a guest takes it along; nobody wrote down that it came up.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_ended_before_its_start_was_noted_is_started_again() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("before-note-start=pause").await?;
+    let instance = stack.schedule(&[])?;
+    stack.until_reached("before-note-start").await?;
+    stack.kill_agent()?;
+    let end = |stack: &Stack| {
+        stack.libvirt.connection().lookup_domain_by_uuid(instance.uuid())?.destroy().map_err(Error::from)
+    };
+    end(&stack)?;
+    stack.start_agent("").await?;
+    stack.until_state(instance, State::Active).await?;
+    // From here on it is its own affair, or somebody's wish.
+    end(&stack)?;
+    let status = stack.until_state(instance, State::Stopped).await?;
+    ensure!(status.reason.as_deref() == Some("somebody ended it"), "{status:?}");
+    stack.until_exactly(&[instance]).await
+}
+
+/// What a job left behind that could not be looked at is not what was there before it.
+#[tokio::test(flavor = "multi_thread")]
+async fn while_libvirtd_is_away_nothing_untrue_is_told_of_a_guest_that_was_being_built() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("before-start=1*sleep(2000)").await?;
+    let instance = stack.schedule(&[])?;
+    stack.until_reached("before-start").await?;
+    stack.libvirt.kill_daemon();
+    stack.until("the start fails", async || Ok(stack.log().contains("did not work for now"))).await?;
+    let until = Instant::now() + Duration::from_secs(4);
+    while Instant::now() < until {
+        let status = stack.status(instance).await?.context("no status")?;
+        ensure!(status.state == State::Starting, "{status:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    stack.libvirt.start_daemon();
+    stack.until_state(instance, State::Active).await?;
+    ensure!(!stack.log().contains("its disk is gone"), "{}", stack.log());
+    stack.until_exactly(&[instance]).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -176,28 +176,37 @@ fn keep(facts: &Facts, limits: &Limits) -> Decision {
         Some(RunState::Running) => running(facts, limits),
         Some(RunState::Paused(why)) => paused(facts, why),
         Some(RunState::NotStarted) => match status(facts).map(|status| status.state) {
-            Some(State::Scheduled | State::Preparing | State::Starting) => {
-                return match facts.allocation {
-                    Allocation::Held { .. } => Decision::Run(finish_start()),
-                    Allocation::Unknown => Decision::AskPlacement,
-                    Allocation::Absent => Decision::Run(vec![Claim]),
-                    Allocation::Elsewhere => say(
-                        facts,
-                        State::Stopped,
-                        "its allocation is on other resource providers, so it is not started here",
-                    ),
-                };
-            }
+            Some(State::Scheduled | State::Preparing | State::Starting) => return start_again(facts),
             // Its reason, where it has one, is still the reason.
             Some(State::Stopped) => Decision::Settled,
             _ => say(facts, State::Stopped, "it does not run, perhaps since its host was started anew"),
         },
+        // Nobody saw it come up: its hypervisor died while it was started, say, and took it along.
+        Some(RunState::Ended(_)) if start_in_doubt(facts) => return start_again(facts),
         Some(RunState::Ended(why)) => ended(facts, why),
     };
     match (shown, facts.allocation) {
         // Placement forgot it: it is here all the same, and takes room.
         (Decision::Settled | Decision::AwaitAddress, Allocation::Absent) => Decision::Run(vec![Claim]),
         (shown, _) => shown,
+    }
+}
+
+/// Whether a start was begun of which nobody wrote down that it worked.
+fn start_in_doubt(facts: &Facts) -> bool {
+    status(facts).is_some_and(|status| status.state == State::Starting && !status.start_noted)
+}
+
+fn start_again(facts: &Facts) -> Decision {
+    match facts.allocation {
+        Allocation::Held { .. } => Decision::Run(finish_start()),
+        Allocation::Unknown => Decision::AskPlacement,
+        Allocation::Absent => Decision::Run(vec![Claim]),
+        Allocation::Elsewhere => say(
+            facts,
+            State::Stopped,
+            "its allocation is on other resource providers, so it is not started here",
+        ),
     }
 }
 

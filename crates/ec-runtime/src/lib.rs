@@ -10,7 +10,7 @@ pub mod memory;
 mod shutdown;
 mod tasks;
 
-pub use endpoint::is_loopback;
+pub use endpoint::{beyond_loopback, is_loopback};
 pub use files::raise_file_limit;
 pub use logging::{LogFormat, init_logging};
 pub use shutdown::shutdown_on_signals;

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ec_runtime::is_loopback;
+use ec_runtime::{beyond_loopback, is_loopback};
 use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 
@@ -80,11 +80,19 @@ impl EtcdConfig {
     }
 
     /// What an etcd means that lets everybody in who reaches it; nothing where it does not, or only this machine
-    /// reaches it.
-    pub fn open_door(&self) -> Option<String> {
-        let asks = self.user.is_some() || self.tls.as_ref().is_some_and(|tls| tls.client.is_some());
-        let far: Vec<_> = self.endpoints.iter().filter(|endpoint| !is_loopback(endpoint)).cloned().collect();
-        (!asks && !far.is_empty()).then(|| {
+    /// reaches it. One that is spoken to by loopback is looked for at this machine's other addresses, too.
+    pub async fn open_door(&self) -> Option<String> {
+        if self.user.is_some() || self.tls.as_ref().is_some_and(|tls| tls.client.is_some()) {
+            return None;
+        }
+        let mut far = Vec::new();
+        for endpoint in &self.endpoints {
+            if !is_loopback(endpoint) {
+                far.push(endpoint.clone());
+            }
+            far.extend(beyond_loopback(endpoint).await.iter().map(ToString::to_string));
+        }
+        (!far.is_empty()).then(|| {
             format!(
                 "etcd at {} lets in whoever reaches it, and who writes there is root on every node: give it users or client certificates, see docs/security.md",
                 far.join(", ")
@@ -238,13 +246,13 @@ mod tests {
         assert!(error.contains("holds no certificate"), "{error}");
     }
 
-    #[test]
-    fn only_an_etcd_that_others_reach_and_nobody_guards_is_told() {
+    #[tokio::test]
+    async fn only_an_etcd_that_others_reach_and_nobody_guards_is_told() {
         let etcd =
             |endpoint: &str| EtcdConfig { endpoints: vec![endpoint.to_owned()], ..EtcdConfig::default() };
-        assert_eq!(etcd("[::1]:2379").open_door(), None);
-        assert!(etcd("10.0.0.1:2379").open_door().is_some_and(|line| line.contains("10.0.0.1:2379")));
+        assert_eq!(etcd("[::1]:1").open_door().await, None);
+        assert!(etcd("10.0.0.1:2379").open_door().await.is_some_and(|line| line.contains("10.0.0.1:2379")));
         let guarded = EtcdConfig { user: Some("u".into()), ..etcd("etcd1:2379") };
-        assert_eq!(guarded.open_door(), None);
+        assert_eq!(guarded.open_door().await, None);
     }
 }
