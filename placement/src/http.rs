@@ -164,11 +164,8 @@ impl Api {
         route.check(parts, minor, frame)?;
         let query =
             if route.takes_query() { params::decode(parts.uri.query().unwrap_or(""))? } else { Vec::new() };
-        let body = if route.takes_body(&parts.method) {
-            body::read(&parts.headers, body).await?
-        } else {
-            body::ignore(body)
-        };
+        let body =
+            if route.takes_body(&parts.method) { body::read(parts, body).await? } else { body::ignore(body) };
         let call = Call { api: self, minor, identity, names, query, body };
         route.call(&parts.method, &call).await
     }

@@ -125,6 +125,32 @@ async fn silent_connections_keep_nobody_out() -> Result<()> {
     Ok(())
 }
 
+/// The same with requests whose bodies never come to their end.
+#[tokio::test(flavor = "multi_thread")]
+async fn half_sent_bodies_keep_nobody_out() -> Result<()> {
+    let etcd = EtcdServer::start(None).await?;
+    let replica = Replica::spawn(&["prlimit", "--nofile=1024:1024"], &etcd.endpoint(), &[])?;
+    replica.until_ready().await?;
+    let mut halves = Vec::new();
+    for _ in 0..1100 {
+        // Not before the server takes connections again: there is a place for each that is half a second old.
+        let mut stream = TcpStream::connect(("127.0.0.1", replica.port())).await?;
+        let head = "POST /resource_providers HTTP/1.1\r\nHost: x\r\nX-Auth-Token: admin\r\n\
+                    Content-Type: application/json\r\nContent-Length: 4000000\r\n\r\n{";
+        // One for which there is no place is ended at once.
+        stream.write_all(head.as_bytes()).await.ok();
+        halves.push(stream);
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for _ in 0..20 {
+        for path in ["/healthz", "/readyz", "/resource_providers"] {
+            let status = ask(replica.port(), path, Duration::from_secs(2)).await?;
+            ensure!(status.contains("200"), "{path}: {status}\n{}", replica.log());
+        }
+    }
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn long_searches_make_nobody_wait() -> Result<()> {
     let etcd = EtcdServer::start(None).await?;

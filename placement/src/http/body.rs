@@ -1,17 +1,18 @@
 //! Bodies of requests: bounded in size and time.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use ec_placement_schema::{Body, check_body};
 use http_body_util::BodyExt;
-use hyper::{HeaderMap, body::Incoming, header};
+use hyper::{HeaderMap, body::Incoming, header, http::request::Parts};
 use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
 
 use super::{
     Call,
     error::{ApiError, ApiResult},
+    guests::Activity,
 };
 
 /// The largest body that is taken. What changes all that one transaction may is a tenth of it.
@@ -19,6 +20,8 @@ const LARGEST: usize = 4 << 20;
 /// What is too large is read to its end all the same, up to this, since many clients look at the answer only
 /// when they have sent everything.
 const DRAINED: usize = 256 << 20;
+/// Room that is made for a body before it is there.
+const FORESEEN: usize = 64 << 10;
 /// So long may a body take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -36,11 +39,20 @@ pub(super) fn check_declared(headers: &HeaderMap) -> ApiResult<()> {
     }
 }
 
-/// Reads a body to its end.
-pub(super) async fn read(headers: &HeaderMap, mut body: Incoming) -> ApiResult<Bytes> {
+/// Reads a body to its end. Meanwhile nothing is being answered on its connection: who leaves a body half sent
+/// makes room for others, as who says nothing does.
+pub(super) async fn read(parts: &Parts, body: Incoming) -> ApiResult<Bytes> {
+    let activity = parts.extensions.get::<Arc<Activity>>();
+    activity.inspect(|activity| activity.set_answering(false));
+    let read = read_all(&parts.headers, body).await;
+    activity.inspect(|activity| activity.set_answering(true));
+    read
+}
+
+async fn read_all(headers: &HeaderMap, mut body: Incoming) -> ApiResult<Bytes> {
     let deadline = Instant::now() + PATIENCE;
     let declared = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    let mut read = BytesMut::with_capacity(declared.unwrap_or(0).min(LARGEST));
+    let mut read = BytesMut::with_capacity(declared.unwrap_or(0).min(FORESEEN));
     let mut size = 0;
     while let Some(frame) = timeout_at(deadline, body.frame())
         .await

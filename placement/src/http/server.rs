@@ -152,9 +152,10 @@ async fn connection(
 ) {
     let asked = CancellationToken::new();
     let (first, activity) = (asked.clone(), Arc::clone(&place.activity));
-    let service = service_fn(move |request| {
+    let service = service_fn(move |mut request: hyper::Request<_>| {
         first.cancel();
         activity.set_answering(true);
+        request.extensions_mut().insert(Arc::clone(&activity));
         let (api, activity) = (Arc::clone(&api), Arc::clone(&activity));
         async move {
             let answer = api.answer(request).await;
