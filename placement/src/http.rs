@@ -235,7 +235,7 @@ impl Call<'_> {
                 ApiError::bad_request(ModelError::ConsumerTwice(uuid).to_string())
             }
             WriteError::Refused(error) => refused(error),
-            WriteError::TooBig { .. } | WriteError::TooLarge { .. } => {
+            WriteError::TooBig { .. } | WriteError::TooLarge { .. } | WriteError::NotTaken(_) => {
                 ApiError::bad_request(error.to_string())
             }
             WriteError::Unavailable(unavailable) => unavailable.into(),

@@ -256,6 +256,7 @@ async fn a_batch_that_etcd_refuses_is_halved() {
     let large = Command::SetAllocations((0..200).map(|more| claim_of(1000 + more, &[HOST], 1)).collect());
     let (done, failed) = all_at_once(&replica, vec![claim(900, 1), large, claim(901, 1)]).await;
     assert_eq!((done, failed.len()), (2, 1), "{failed:?}");
+    assert!(matches!(failed[0], WriteError::NotTaken(_)), "coming again will not help: {failed:?}");
     assert_eq!(used(&store).await, 402);
 }
 

@@ -88,6 +88,12 @@ pub enum WriteError {
         /// What it needs.
         bytes: usize,
     },
+    /// It is too much for an etcd whose limits are not what we were told.
+    #[error(
+        "The request changes more at once than this etcd takes ({0}). Split it, or raise etcd's --max-txn-ops or \
+         --max-request-bytes; max_txn_ops of eplacement must not say more than etcd's."
+    )]
+    NotTaken(String),
     /// Not now.
     #[error(transparent)]
     Unavailable(Unavailable),
@@ -356,6 +362,9 @@ impl Committer {
                         size /= 2;
                         continue;
                     }
+                    if size == 1 && doubtful.is_empty() && is_for_size(&why) {
+                        return Ok(vec![Err(WriteError::NotTaken(why))]);
+                    }
                     tracing::error!(why, "etcd refused a transaction");
                     let why = if doubtful.is_empty() { Unavailable(why) } else { in_doubt(&why) };
                     return Err(Failed { size, why });
@@ -455,6 +464,11 @@ impl Committer {
 /// Whether a refusal of etcd may not concern a smaller transaction.
 fn may_be_for_size(why: &str) -> bool {
     !["space exceeded", "permission denied", "auth"].iter().any(|phrase| why.contains(phrase))
+}
+
+/// Whether etcd said that it is: in its own words.
+fn is_for_size(why: &str) -> bool {
+    ["too many operations", "request is too large"].iter().any(|phrase| why.contains(phrase))
 }
 
 fn in_doubt(why: &str) -> Unavailable {

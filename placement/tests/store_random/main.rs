@@ -231,7 +231,12 @@ impl History {
                     *states = changed;
                     self.acknowledged += 1;
                 }
-                Err(WriteError::Refused(_) | WriteError::TooBig { .. } | WriteError::TooLarge { .. }) => {}
+                Err(
+                    WriteError::Refused(_)
+                    | WriteError::TooBig { .. }
+                    | WriteError::TooLarge { .. }
+                    | WriteError::NotTaken(_),
+                ) => {}
                 Err(WriteError::Unavailable(_)) => {
                     states.extend(changed);
                     self.unknown += 1;
