@@ -90,13 +90,20 @@ async fn bounded(probe: impl Future<Output = Found>) -> Found {
 }
 
 fn etcd_failed(error: StoreError) -> (u8, String) {
-    let code = if error.is_transient() { UNREACHABLE } else { FAILED };
-    (code, format!("{error}; start etcd there, or set `etcd` in compute.yaml"))
+    if error.is_transient() {
+        (UNREACHABLE, format!("{error}; start etcd there, or set `etcd` in compute.yaml"))
+    } else {
+        (FAILED, format!("{error}; see `etcd` in compute.yaml"))
+    }
 }
 
 fn placement_failed(error: PlacementError) -> (u8, String) {
-    let code = if error.is_transient() { UNREACHABLE } else { FAILED };
-    (code, format!("{}; start placement there, or set `placement` in compute.yaml", chain(&error)))
+    let text = chain(&error);
+    if error.is_transient() {
+        (UNREACHABLE, format!("{text}; start placement there, or set `placement` in compute.yaml"))
+    } else {
+        (FAILED, format!("{text}; see `placement` in compute.yaml"))
+    }
 }
 
 async fn etcd(settings: &Settings) -> Found {

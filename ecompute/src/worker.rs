@@ -368,25 +368,23 @@ impl Worker {
                 Ok(()) => claim().await,
                 Err(error) => Err(error),
             };
-            self.parts.uncounted.send_if_modified(|uncounted| {
-                claimed.is_err() && uncounted.insert(instance, amounts.clone()).is_none()
-            });
         }
-        match claimed {
-            Ok(()) => {
-                self.no_longer_uncounted();
-                tracing::info!(%instance, ?amounts, "counted a guest that placement did not know of");
-                self.report.allocation = Some(Held::Here { amounts, since: Instant::now() });
-                Ok(())
+        let Err(error) = claimed else {
+            self.no_longer_uncounted();
+            tracing::info!(%instance, ?amounts, "counted a guest that placement did not know of");
+            self.report.allocation = Some(Held::Here { amounts, since: Instant::now() });
+            return Ok(());
+        };
+        // Until it is counted, as much is kept free for it.
+        self.parts.uncounted.send_if_modified(|uncounted| {
+            uncounted.insert(instance, amounts.clone()).as_ref() != Some(&amounts)
+        });
+        Err(match error {
+            PlacementError::Conflict(why) => {
+                Stop::Retry(format!("placement has no room to count it, so as much is reserved: {why}"))
             }
-            Err(PlacementError::Conflict(why)) => {
-                self.parts.uncounted.send_if_modified(|uncounted| {
-                    uncounted.insert(instance, amounts.clone()).as_ref() != Some(&amounts)
-                });
-                Err(Stop::Retry(format!("placement has no room to count it, so as much is reserved: {why}")))
-            }
-            Err(error) => Err(error.into()),
-        }
+            error => error.into(),
+        })
     }
 
     /// Gives back what the instance holds here. What it holds on other nodes is not this node's to give back.

@@ -22,9 +22,12 @@ impl Worker {
         let Some(wanted) = &request.image else {
             return Err(Stop::Failed("its request names no image".to_owned()));
         };
-        tracing::info!("INSTANTIATE INSTANCE {instance} WITH IMAGE {}", without_secrets(&wanted.url));
-        if let Some(allocated) = &self.job.allocated {
-            tracing::info!(%instance, "ALLOCATIONS ARE {}", serde_json::json!(allocated));
+        // Once: who tries again has told a reason.
+        if self.report.status.known().is_none_or(|status| status.reason.is_none()) {
+            tracing::info!("INSTANTIATE INSTANCE {instance} WITH IMAGE {}", without_secrets(&wanted.url));
+            if let Some(allocated) = &self.job.allocated {
+                tracing::info!(%instance, "ALLOCATIONS ARE {}", serde_json::json!(allocated));
+            }
         }
         let disk_gb = self.job.allocated.as_ref().and_then(|amounts| amounts.get("DISK_GB")).copied();
         // Where disks are as large as their images, DISK_GB bounds none.
