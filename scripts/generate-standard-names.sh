@@ -5,7 +5,7 @@
 set -euo pipefail
 venv=${1:?usage: $0 VENV}
 cd "$(dirname "$0")/.."
-"$venv/bin/python" - >placement/src/model/standard.rs <<'P'
+"$venv/bin/python" - >crates/ec-placement-model/src/standard.rs <<'P'
 from importlib.metadata import version
 
 import os_resource_classes
@@ -23,4 +23,4 @@ classes = os_resource_classes.STANDARDS
 doc = f"Standard resource classes, in their own order; from os-resource-classes {version('os-resource-classes')}."
 print(table("RESOURCE_CLASSES", doc, classes), end="")
 P
-rustfmt --edition 2024 placement/src/model/standard.rs
+rustfmt --edition 2024 crates/ec-placement-model/src/standard.rs

@@ -3,12 +3,12 @@
 use std::{net::SocketAddr, path::PathBuf};
 
 use clap::ValueEnum;
+use ec_placement_model::search::Options;
 use ec_store::{EtcdConfig, EtcdSection};
 use serde::Deserialize;
 
 use crate::{
     http::{ApiConfig, Auth, Cors, Policy, Token, Tokens},
-    search::Options,
     store::{Keys, Limits},
 };
 
@@ -162,7 +162,7 @@ impl Config {
             ));
         }
         let search = Options {
-            randomize: self.randomize_allocation_candidates,
+            randomize: None,
             max_candidates: self.max_allocation_candidates.and_then(|most| usize::try_from(most).ok()),
             breadth_first: self.allocation_candidates_generation_strategy == Strategy::BreadthFirst,
         };
@@ -171,7 +171,13 @@ impl Config {
             etcd,
             keys,
             limits: Limits { operations },
-            api: ApiConfig { auth, policy: self.policy, cors: self.cors.clone(), search },
+            api: ApiConfig {
+                auth,
+                policy: self.policy,
+                cors: self.cors.clone(),
+                randomize: self.randomize_allocation_candidates,
+                search,
+            },
             tls: self.tls.clone(),
         })
     }

@@ -30,6 +30,7 @@ mod version;
 
 use std::{sync::Arc, time::Instant};
 
+use ec_placement_model::{Command, ModelError, Outcome, State, search::Options};
 use http_body_util::Full;
 use hyper::{Request, Response, body::Incoming};
 use tokio::sync::Semaphore;
@@ -48,8 +49,6 @@ pub use self::{
 };
 use crate::{
     metrics::Metrics,
-    model::{Command, ModelError, Outcome, State},
-    search::Options,
     store::{Replica, Unavailable, WriteError},
 };
 
@@ -62,7 +61,9 @@ pub struct ApiConfig {
     pub policy: Policy,
     /// Which web pages of other origins may.
     pub cors: Cors,
-    /// How candidates are chosen.
+    /// Whether candidates come in random order.
+    pub randomize: bool,
+    /// How else candidates are chosen.
     pub search: Options,
 }
 

@@ -22,6 +22,7 @@ use std::{
     time::Duration,
 };
 
+use ec_placement_model::{Command, ModelError, Outcome, State};
 use ec_runtime::Tasks;
 use ec_store::{FollowOptions, Store};
 use tokio::time::Instant;
@@ -36,10 +37,7 @@ pub use self::{
     keys::{Keys, Put, Reading, Stand},
     view::View,
 };
-use crate::{
-    metrics::Metrics,
-    model::{Command, ModelError, Outcome, State},
-};
+use crate::metrics::Metrics;
 
 /// So long a request waits for etcd before it is told to come again.
 const PATIENCE: Duration = Duration::from_secs(10);

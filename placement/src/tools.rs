@@ -191,9 +191,9 @@ pub(super) async fn check(options: StoreOptions) -> Result<(), Failure> {
     let (store, keys, _) = open(&options).await?;
     let transfer::Loaded { state, importing, foreign } =
         transfer::load(&store, &keys).await.map_err(transfer_failure)?;
-    let mut findings = placement::check::check(&state);
+    let mut findings = ec_placement_model::check::check(&state);
     findings.extend(importing.then(|| transfer::IMPORTING.to_owned()));
-    let warnings = placement::check::warnings(&state);
+    let warnings = ec_placement_model::check::warnings(&state);
     let foreign = foreign.iter().map(|key| format!("warning: {key} is not ours, and is passed over"));
     for finding in findings.iter().cloned().chain(warnings).chain(foreign) {
         writeln!(std::io::stdout(), "{finding}")

@@ -5,14 +5,12 @@ use std::{
     sync::Arc,
 };
 
+use ec_placement_model::{Consumer, Key, Name, NamedRecord, Provider, Record, Seconds, State, intern};
 use ec_store::{Compare, KeyValue, Op, Revision, Store, StoreError, Txn};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::{
-    model::{Consumer, Key, Name, NamedRecord, Provider, Record, Seconds, State, intern},
-    store::{Keys, Reading},
-};
+use crate::store::{Keys, Reading};
 
 mod live;
 

@@ -10,13 +10,13 @@ use std::{
 };
 
 use async_trait::async_trait;
+use ec_placement_model::{Command, ConsumerWrite, ExpectedGeneration, Inventory, ModelError, intern};
 use ec_store::{
     KeyValue, LeaseId, Listing, MemoryStore, Revision, Server, Store, StoreError, StoreResult, Txn,
     TxnOutcome, Watch, WatchBatch,
 };
 use placement::{
     metrics::Metrics,
-    model::{Command, ConsumerWrite, ExpectedGeneration, Inventory, ModelError, intern},
     store::{Keys, Limits, Replica, WriteError},
     transfer::load,
 };

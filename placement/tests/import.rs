@@ -8,12 +8,12 @@ use std::{
 };
 
 use async_trait::async_trait;
+use ec_placement_model::Command;
 use ec_store::{
     KeyValue, LeaseId, Listing, MemoryStore, Revision, Server, Store, StoreError, StoreResult, Txn,
     TxnOutcome, Watch,
 };
 use placement::{
-    model::Command,
     store::{Keys, Limits, Replica},
     transfer::{Snapshot, TransferError, import, load},
 };

@@ -2,6 +2,9 @@
 
 use std::collections::HashMap;
 
+use ec_placement_model::{
+    Amounts, Command, ConsumerWrite, ExpectedGeneration, Key, ModelError, Seconds, intern,
+};
 use ec_placement_schema::Body;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
@@ -15,7 +18,6 @@ use super::{
     providers::{find, readable},
     reply::{Reply, now},
 };
-use crate::model::{Amounts, Command, ConsumerWrite, ExpectedGeneration, Key, ModelError, Seconds, intern};
 
 const MANAGE: Rule = Rule("placement:allocations:manage");
 const LIST: Rule = Rule("placement:allocations:list");

@@ -2,6 +2,10 @@
 
 use std::{collections::HashSet, io::Write, sync::Arc, time::Duration};
 
+use ec_placement_model::{
+    search::{BUDGET, Candidate, Candidates, Options, Query, SearchError, Summary, search},
+    standard_first,
+};
 use uuid::Uuid;
 
 use super::{
@@ -10,8 +14,6 @@ use super::{
     policy::Rule,
     reply::{Reply, now},
 };
-use crate::model::standard_first;
-use crate::search::{BUDGET, Candidate, Candidates, Query, SearchError, Summary, search};
 
 const LIST: Rule = Rule("placement:allocation_candidates:list");
 
@@ -25,7 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) async fn list(call: &Call<'_>) -> ApiResult<Reply> {
     call.allow(LIST)?;
     let query = call.candidates_query()?;
-    let options = call.api.config.search;
+    let config = &call.api.config;
+    let options = Options { randomize: config.randomize.then(rand::random), ..config.search };
     let minor = call.minor;
     let replica = &call.api.replica;
     replica.fresh().await?;

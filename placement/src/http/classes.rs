@@ -1,5 +1,8 @@
 //! `/resource_classes`
 
+use ec_placement_model::{
+    Command, Key, ModelError, Outcome, Seconds, State, intern, is_standard_class, standard,
+};
 use ec_placement_schema::{Body, check_body};
 use serde_json::{Value, json};
 
@@ -11,7 +14,6 @@ use super::{
     reply::{Reply, now},
     traits::STANDARD_SINCE,
 };
-use crate::model::{Command, Key, ModelError, Outcome, Seconds, State, intern, is_standard_class, standard};
 
 const LIST: Rule = Rule("placement:resource_classes:list");
 const CREATE: Rule = Rule("placement:resource_classes:create");

@@ -1,5 +1,6 @@
 //! `/resource_providers/{uuid}/inventories`
 
+use ec_placement_model::{Command, Inventories, Inventory, ModelError, intern};
 use ec_placement_schema::Body;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
@@ -13,7 +14,6 @@ use super::{
     providers::{Found, find, gone, path, written},
     reply::Reply,
 };
-use crate::model::{Command, Inventories, Inventory, ModelError, intern};
 
 const LIST: Rule = Rule("placement:resource_providers:inventories:list");
 const CREATE: Rule = Rule("placement:resource_providers:inventories:create");

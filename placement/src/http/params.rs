@@ -1,15 +1,15 @@
 //! Query strings, read into what is searched for.
 
+use ec_placement_model::{
+    Name, intern,
+    search::{Group, ProviderFilter, Query},
+};
 use ec_placement_schema::{Query as Schema, check_query};
 use uuid::Uuid;
 
 use super::{
     Call,
     error::{ApiError, ApiResult, code},
-};
-use crate::{
-    model::{Name, intern},
-    search::{Group, ProviderFilter, Query},
 };
 
 /// Decodes a query string, in order.

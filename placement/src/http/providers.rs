@@ -2,6 +2,10 @@
 
 use std::{collections::HashSet, sync::Arc};
 
+use ec_placement_model::{
+    Command, Key, ModelError, Outcome, Provider, Seconds, State,
+    search::{self, SearchError},
+};
 use ec_placement_schema::Body;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -14,11 +18,7 @@ use super::{
     policy::Rule,
     reply::{Reply, now},
 };
-use crate::{
-    model::{Command, Key, ModelError, Outcome, Provider, Seconds, State},
-    search::{self, SearchError},
-    store::Unavailable,
-};
+use crate::store::Unavailable;
 
 const LIST: Rule = Rule("placement:resource_providers:list");
 const CREATE: Rule = Rule("placement:resource_providers:create");

@@ -1,6 +1,7 @@
 //! Answers as they go over the wire.
 
 use bytes::Bytes;
+use ec_placement_model::Seconds;
 use http_body_util::Full;
 use hyper::{
     Response, StatusCode,
@@ -10,7 +11,6 @@ use hyper::{
 use serde_json::json;
 
 use super::{accept, error::ApiError};
-use crate::model::Seconds;
 
 const API_VERSION: HeaderName = HeaderName::from_static("openstack-api-version");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-openstack-request-id");

@@ -1,5 +1,6 @@
 //! `/reshaper`
 
+use ec_placement_model::{Command, ModelError};
 use ec_placement_schema::Body;
 
 use super::{
@@ -11,7 +12,6 @@ use super::{
     policy::RESHAPE,
     reply::Reply,
 };
-use crate::model::{Command, ModelError};
 
 pub(super) async fn reshape(call: &Call<'_>) -> ApiResult<Reply> {
     call.allow(RESHAPE)?;

@@ -1,5 +1,8 @@
 //! `/traits`, and those of a provider.
 
+use ec_placement_model::{
+    Command, Key, ModelError, Outcome, Seconds, State, intern, is_standard_trait, standard, standard_first,
+};
 use ec_placement_schema::{Body, Query};
 use serde_json::{Value, json};
 
@@ -11,9 +14,6 @@ use super::{
     policy::Rule,
     providers::{Found, find, gone, readable, written},
     reply::{Reply, now},
-};
-use crate::model::{
-    Command, Key, ModelError, Outcome, Seconds, State, intern, is_standard_trait, standard, standard_first,
 };
 
 const LIST: Rule = Rule("placement:traits:list");

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use ec_placement_model::{Consumer, State};
 use ec_placement_schema::Query;
 use serde_json::{Map, Value, json};
 
@@ -13,7 +14,6 @@ use super::{
     providers::find,
     reply::{Reply, now},
 };
-use crate::model::{Consumer, State};
 
 const OF_PROVIDER: Rule = Rule("placement:resource_providers:usages");
 

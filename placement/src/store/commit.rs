@@ -7,6 +7,7 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
+use ec_placement_model::{Command, Draft, ModelError, Outcome, Seconds, decide};
 use ec_store::{Compare, Revision, Store, StoreError, Txn};
 use tokio::{
     sync::{mpsc, oneshot},
@@ -20,10 +21,7 @@ use super::{
     keys::{self, Keys, Stand},
     view::View,
 };
-use crate::{
-    metrics::Metrics,
-    model::{Command, Draft, ModelError, Outcome, Seconds, decide},
-};
+use crate::metrics::Metrics;
 
 /// Commands that may wait; beyond them, the next wait to be let in.
 pub(super) const QUEUE: usize = 4096;
@@ -442,7 +440,7 @@ impl Committer {
             };
             let before = draft.savepoint();
             let answer = decide(draft, command, now).map_err(WriteError::Refused);
-            let (conditions, changes) = draft.operations();
+            let (conditions, changes) = Keys::operations(draft);
             let operations = (conditions + keys::CONDITIONS).max(changes + keys::CHANGES);
             if operations > limit {
                 // It takes nothing with it: what it looked at is nobody's condition.

@@ -16,14 +16,13 @@
 
 use std::sync::Arc;
 
+use ec_placement_model::{
+    Change, Consumer, Draft, Extra, Key, Name, NamedRecord, Part, Provider, Record, Stored, intern, is_custom,
+};
 use ec_store::{Compare, KeyValue, Op, Revision, Txn};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use uuid::Uuid;
-
-use crate::model::{
-    Change, Consumer, Draft, Extra, Key, Name, NamedRecord, Part, Provider, Record, Stored, intern, is_custom,
-};
 
 /// The newest version of records that is understood.
 const VERSION: u32 = 1;
@@ -216,6 +215,17 @@ impl Keys {
             "classes" if is_custom(id) => (Key::Class(intern(id)), Part::Record),
             _ => return None,
         })
+    }
+
+    /// How many conditions and changes the transaction of a draft has of its own.
+    pub fn operations(draft: &Draft<'_>) -> (usize, usize) {
+        // A provider is two keys; where only its generation changes, one of them.
+        let both = draft.changes().filter(|(key, record)| match (key, record) {
+            (Key::Provider(uuid), Some(Record::Provider(record, _))) => !draft.is_base_record(uuid, record),
+            (Key::Provider(_), None) => true,
+            _ => false,
+        });
+        (draft.seen().len(), draft.changes().len() + both.count())
     }
 
     /// The transaction that is nothing but a write: on the store that is known, where it is still that.

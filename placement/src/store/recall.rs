@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
+use ec_placement_model::{Change, Key};
 use ec_store::{KeyValue, Store, StoreError};
 
 use super::keys::{Keys, Reading};
-use crate::model::{Change, Key};
 
 /// So many writes are looked back at.
 const WRITES: usize = 16;

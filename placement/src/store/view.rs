@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use ec_placement_model::{Change, State};
 use ec_store::{Change as StoreChange, Event, KeyValue, Listing, Relist, Revision, Store, WatchBatch};
 use tokio::{
     sync::{mpsc, watch},
@@ -18,10 +19,7 @@ use super::{
     keys::{Keys, Reading, Stand},
     recall::recall,
 };
-use crate::{
-    metrics::Metrics,
-    model::{Change, State},
-};
+use crate::metrics::Metrics;
 
 /// So long transactions are remembered by their ids: longer than anybody looks for one.
 const REMEMBERED: Duration = Duration::from_secs(60);

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ec_placement_model::{Amounts, Consumer, Inventory, Provider, Seconds, is_custom};
 use ec_runtime::exit::chain;
 use futures::{StreamExt, TryStreamExt, stream};
 use reqwest::Client;
@@ -9,7 +10,6 @@ use serde::{Deserialize, de::DeserializeOwned};
 use uuid::Uuid;
 
 use super::{Snapshot, SnapshotProvider, TransferError, VERSION, named};
-use crate::model::{Amounts, Consumer, Inventory, Provider, Seconds, is_custom};
 
 /// Requests at a time.
 const AT_A_TIME: usize = 8;

@@ -2,12 +2,9 @@
 
 use std::collections::HashMap;
 
+use ec_placement_model::{Name, State, check::check};
 use ec_store::MemoryStore;
-use placement::{
-    check::check,
-    model::{Name, State},
-    store::{Keys, Reading},
-};
+use placement::store::{Keys, Reading};
 use uuid::Uuid;
 
 /// The state that a store's content stands for, read without the store's faults.

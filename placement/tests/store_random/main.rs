@@ -13,10 +13,12 @@ mod shaky;
 use std::{collections::HashMap, sync::Arc};
 
 use audit::decode;
+use ec_placement_model::{
+    Amounts, Command, ConsumerWrite, ExpectedGeneration, Inventory, Name, State, intern,
+};
 use ec_store::{Backup, MemoryStore, Store, StoreError, Txn};
 use placement::{
     metrics::Metrics,
-    model::{Amounts, Command, ConsumerWrite, ExpectedGeneration, Inventory, Name, State, intern},
     store::{Keys, Limits, Replica, WriteError},
 };
 use portrait::{differences, portrait};

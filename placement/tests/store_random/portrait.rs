@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use placement::model::{Name, State};
+use ec_placement_model::{Name, State};
 use uuid::Uuid;
 
 /// The names that histories use, and by which the indexes are asked.

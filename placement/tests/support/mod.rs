@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
+use ec_placement_model::search::Options;
 use ec_store::{MemoryStore, Store};
 use placement::{
     http::{Api, ApiConfig, Auth, Cors, Policy, ServerConfig, serve},
     metrics::Metrics,
-    search::Options,
     store::{Keys, Limits, Replica},
 };
 use reqwest::{Client, Method};
@@ -21,6 +21,7 @@ pub(crate) fn open() -> ApiConfig {
         auth: Auth::NoAuth,
         policy: Policy::Legacy,
         cors: Cors::default(),
+        randomize: false,
         search: Options::default(),
     }
 }

@@ -6,7 +6,7 @@ use super::{
     Query,
     fit::{Fit, is_sharing},
 };
-use crate::model::{Node, Slot, State};
+use crate::{Node, Slot, State};
 
 /// The anchors that a query allows.
 pub(super) struct Anchors<'a> {
@@ -128,7 +128,7 @@ impl<'a> Anchors<'a> {
 const FEW: usize = 64;
 
 enum Source<'a> {
-    Class(&'a crate::model::Name, i64),
-    Traits(&'a [crate::model::Name]),
+    Class(&'a crate::Name, i64),
+    Traits(&'a [crate::Name]),
     Aggregates(&'a [uuid::Uuid]),
 }

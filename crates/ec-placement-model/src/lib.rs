@@ -8,6 +8,7 @@
 //! ```
 
 mod allocate;
+pub mod check;
 mod command;
 mod draft;
 mod error;
@@ -15,6 +16,7 @@ mod extra;
 mod names;
 mod provide;
 mod records;
+pub mod search;
 pub mod standard;
 mod state;
 

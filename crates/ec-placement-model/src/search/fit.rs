@@ -3,7 +3,7 @@
 use uuid::Uuid;
 
 use super::Group;
-use crate::model::{Node, Provider, SHARING, Slot, State};
+use crate::{Node, Provider, SHARING, Slot, State};
 
 /// A group, ready to be held against providers.
 pub(super) struct Fit<'a> {
@@ -173,7 +173,7 @@ pub(super) fn has_room(node: &Node, provider: &Provider, class: &str, amount: i6
     })
 }
 
-pub(super) fn has_traits(provider: &Provider, required: &[Vec<crate::model::Name>]) -> bool {
+pub(super) fn has_traits(provider: &Provider, required: &[Vec<crate::Name>]) -> bool {
     required.iter().all(|any| any.iter().any(|name| provider.has_trait(name)))
 }
 

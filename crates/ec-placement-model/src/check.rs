@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use uuid::Uuid;
 
-use crate::model::{Inventory, Name, State, is_standard_class, is_standard_trait};
+use crate::{Inventory, Name, State, is_standard_class, is_standard_trait};
 
 /// What does not fit, one line each; nothing where all is well.
 ///
@@ -141,7 +141,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::model::{Change, Consumer, Inventory, Provider, Stored, intern};
+    use crate::{Change, Consumer, Inventory, Provider, Stored, intern};
 
     fn stored<T>(record: T) -> Option<Stored<T>> {
         Some(Stored { record, revision: 1 })

@@ -19,12 +19,16 @@ mod providers;
 
 use std::sync::Arc;
 
-use rand::seq::{IndexedRandom, SliceRandom};
+use rand::{
+    SeedableRng,
+    rngs::StdRng,
+    seq::{IndexedRandom, SliceRandom},
+};
 use uuid::Uuid;
 
 pub use self::providers::{ProviderFilter, providers};
 use self::{anchors::Anchors, combine::Combiner, fit::Fit};
-use crate::model::{Name, Provider, State, is_standard_class, is_standard_trait};
+use crate::{Name, Provider, State, is_standard_class, is_standard_trait};
 
 /// Steps that one search may take. A query of many groups over a wide tree has more combinations than
 /// anybody can count; it is refused when they have taken this long, which is some seconds.
@@ -71,8 +75,8 @@ pub struct Query {
 /// How answers are chosen; upstream's options of the same names.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options {
-    /// Candidates in random order, and a random choice of them where there is a limit.
-    pub randomize: bool,
+    /// Candidates in random order, and a random choice of them where there is a limit: drawn from this seed.
+    pub randomize: Option<u64>,
     /// No more candidates than these are looked for, whatever the query says.
     pub max_candidates: Option<usize>,
     /// One candidate from each tree in turn, instead of all from one tree first.
@@ -162,8 +166,11 @@ pub fn search(
     if fits.iter().any(Fit::is_hopeless) {
         return Ok(Candidates::default());
     }
-    let most =
-        if options.randomize { options.max_candidates } else { least(query.limit, options.max_candidates) };
+    let most = if options.randomize.is_some() {
+        options.max_candidates
+    } else {
+        least(query.limit, options.max_candidates)
+    };
     let mut combiner = Combiner::new(state, query, &fits, budget);
     if options.breadth_first {
         combiner.breadth_first(anchors.smallest(&fits), most)?;
@@ -171,8 +178,8 @@ pub fn search(
         combiner.depth_first(anchors.smallest(&fits), most)?;
     }
     let mut found = combiner.found;
-    if options.randomize {
-        let mut random = rand::rng();
+    if let Some(seed) = options.randomize {
+        let mut random = StdRng::seed_from_u64(seed);
         match query.limit {
             Some(limit) if limit < found.len() => found = found.sample(&mut random, limit).cloned().collect(),
             _ => found.shuffle(&mut random),

@@ -7,7 +7,7 @@ use super::{
     fit::{has_room, has_traits, in_any, is_member},
     known_class, known_trait,
 };
-use crate::model::{Name, Slot, State};
+use crate::{Name, Slot, State};
 
 /// Which providers are wanted.
 #[derive(Debug, Clone, Default)]

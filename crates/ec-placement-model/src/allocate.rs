@@ -200,7 +200,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::model::{Change, Command, Inventory, State, Stored, command::decide};
+    use crate::{Change, Command, Inventory, State, Stored, command::decide};
 
     const CAPACITY: i64 = 8;
     const HOSTS: u128 = 3;

@@ -9,7 +9,7 @@ use super::{
     Candidate, Candidates, Query, SearchError, Summary,
     fit::{Fit, Pool},
 };
-use crate::model::{Name, Slot, State};
+use crate::{Name, Slot, State};
 
 /// Calls `each` with every way to pick one out of each list, until it says `false`.
 pub(super) fn product(lists: &[Vec<Slot>], each: &mut dyn FnMut(&[Slot]) -> bool) {

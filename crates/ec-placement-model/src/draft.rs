@@ -114,17 +114,6 @@ impl<'a> Draft<'a> {
         self.written.iter()
     }
 
-    /// How many conditions and changes a transaction of this draft has of its own.
-    pub fn operations(&self) -> (usize, usize) {
-        let providers = self.written.iter().filter(|(key, record)| match (key, record) {
-            (Key::Provider(uuid), Some(Record::Provider(record, _))) => !self.is_base_record(uuid, record),
-            (Key::Provider(_), None) => true,
-            _ => false,
-        });
-        // A provider that changed is two keys.
-        (self.seen.len(), self.written.len() + providers.count())
-    }
-
     /// Whether a provider's record is still that of the base.
     pub fn is_base_record(&self, uuid: &Uuid, record: &Arc<Provider>) -> bool {
         let base = self.base.find(uuid).and_then(|node| node.provider.as_ref());
