@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::{
     names::{is_standard_class, is_standard_trait},
     records::{Consumer, Name, NamedRecord, Provider, intern},
-    state::State,
+    state::{Change, State, Stored},
 };
 
 /// What a record is of. A provider's record and generation are one here.
@@ -112,6 +112,62 @@ impl<'a> Draft<'a> {
     /// Every change, in no order.
     pub fn changes(&self) -> impl ExactSizeIterator<Item = (&Key, &Option<Record>)> {
         self.written.iter()
+    }
+
+    /// What the changes are once they are written, at whichever revision [`Change::written_at`] is told.
+    pub fn written(&self) -> Vec<Change> {
+        fn stored<T>(record: T) -> Option<Stored<T>> {
+            Some(Stored { record, revision: 0 })
+        }
+        let mut written = Vec::with_capacity(self.written.len());
+        for (key, record) in &self.written {
+            match (key, record) {
+                (Key::Provider(uuid), Some(Record::Provider(provider, generation))) => {
+                    if !self.is_base_record(uuid, provider) {
+                        written.push(Change::Provider(*uuid, Some(Arc::clone(provider))));
+                    }
+                    written.push(Change::Generation(*uuid, stored(*generation)));
+                }
+                (Key::Provider(uuid), _) => {
+                    written.extend([Change::Provider(*uuid, None), Change::Generation(*uuid, None)]);
+                }
+                (Key::Consumer(uuid), record) => written.push(Change::Consumer(
+                    *uuid,
+                    match record {
+                        Some(Record::Consumer(consumer)) => stored(Arc::clone(consumer)),
+                        _ => None,
+                    },
+                )),
+                (Key::ProviderName(name), record) => written.push(Change::ProviderName(
+                    Arc::clone(name),
+                    match record {
+                        Some(Record::ProviderName(uuid)) => stored(*uuid),
+                        _ => None,
+                    },
+                )),
+                (Key::Trait(name), record) => written.push(Change::Trait(
+                    Arc::clone(name),
+                    match record {
+                        Some(Record::Trait(record)) => stored(record.clone()),
+                        _ => None,
+                    },
+                )),
+                (Key::Class(name), record) => written.push(Change::Class(
+                    Arc::clone(name),
+                    match record {
+                        Some(Record::Class(record)) => stored(record.clone()),
+                        _ => None,
+                    },
+                )),
+            }
+            // It is written back with the record.
+            if record.is_some()
+                && let Some(extra) = self.base.shared_extra(key)
+            {
+                written.push(Change::Extra(key.clone(), extra));
+            }
+        }
+        written
     }
 
     /// Whether a provider's record is still that of the base.

@@ -60,6 +60,33 @@ pub enum Change {
     },
 }
 
+impl Change {
+    /// What it is of.
+    pub fn key(&self) -> Key {
+        match self {
+            Self::Provider(uuid, _) | Self::Generation(uuid, _) => Key::Provider(*uuid),
+            Self::Consumer(uuid, _) | Self::UseUnknown(uuid) => Key::Consumer(*uuid),
+            Self::ProviderName(name, _) => Key::ProviderName(Arc::clone(name)),
+            Self::Trait(name, _) => Key::Trait(Arc::clone(name)),
+            Self::Class(name, _) => Key::Class(Arc::clone(name)),
+            Self::Extra(key, _) | Self::Unreadable { key, .. } => key.clone(),
+        }
+    }
+
+    /// The same, written at this revision.
+    pub fn written_at(mut self, at: i64) -> Self {
+        match &mut self {
+            Self::Generation(_, Some(Stored { revision, .. }))
+            | Self::Consumer(_, Some(Stored { revision, .. }))
+            | Self::ProviderName(_, Some(Stored { revision, .. }))
+            | Self::Trait(_, Some(Stored { revision, .. }))
+            | Self::Class(_, Some(Stored { revision, .. })) => *revision = at,
+            _ => {}
+        }
+        self
+    }
+}
+
 /// What is known of one provider.
 #[derive(Debug, Clone)]
 pub struct Node {
@@ -248,6 +275,10 @@ impl State {
     /// What a stored record holds that this release does not know.
     pub fn extra(&self, key: &Key) -> Option<&Extra> {
         self.extras.get(key).map(|extra| &**extra)
+    }
+
+    pub(crate) fn shared_extra(&self, key: &Key) -> Option<Arc<Extra>> {
+        self.extras.get(key).cloned()
     }
 
     /// Why a key's record cannot be read, where it cannot.

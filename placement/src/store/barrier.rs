@@ -27,7 +27,8 @@ use super::{
 /// Requests that may wait for the question; beyond them, the next wait to be let in.
 const QUEUE: usize = 4096;
 
-type Answer = Result<Clock, Unavailable>;
+/// The clock, and the revision of all of etcd that showed it.
+type Answer = Result<(Clock, Revision), Unavailable>;
 type Question = oneshot::Sender<Answer>;
 
 /// See the module. Clones ask together.
@@ -66,11 +67,11 @@ impl Barrier {
             self.questions.send(answer).await.map_err(|_| ended())?;
             answered.await.map_err(|_| ended())?
         };
-        let clock = tokio::time::timeout_at(until, asked)
+        let (clock, at) = tokio::time::timeout_at(until, asked)
             .await
             .map_err(|_| Unavailable("etcd does not answer".into()))??;
         self.known.store(clock.revision, Ordering::Relaxed);
-        self.view.reach(&clock, until.saturating_duration_since(Instant::now())).await
+        self.view.reach(&clock, at, until.saturating_duration_since(Instant::now())).await
     }
 }
 
@@ -83,21 +84,26 @@ enum Verdict {
     Other(String),
 }
 
-/// `before`: what was known when the question was sent.
+/// `before`: what was known when the question was sent, by the watch and by our own writes.
 fn judge(before: &Progress, clock: &Clock, revision: Revision) -> Verdict {
-    if revision < before.through {
+    let told = (before.clock.revision, &before.clock.id);
+    let (newest, id) = match &before.written {
+        Some((written, id)) if *written > told.0 => (*written, id),
+        _ => told,
+    };
+    let known = before.through.max(newest);
+    if revision < known {
         return Verdict::Other(format!(
-            "etcd went back from revision {} to {revision}: it was restored, emptied or replaced",
-            before.through
+            "etcd went back from revision {known} to {revision}: it was restored, emptied or replaced"
         ));
     }
-    if clock.revision < before.clock.revision {
+    if clock.revision < newest {
         return Verdict::Other(format!(
-            "the state in etcd went back from revision {} to {}: it was restored, emptied or replaced",
-            before.clock.revision, clock.revision
+            "the state in etcd went back from revision {newest} to {}: it was restored, emptied or replaced",
+            clock.revision
         ));
     }
-    if clock.revision == before.clock.revision && clock.id != before.clock.id {
+    if clock.revision == newest && clock.id != *id {
         return Verdict::Other(format!(
             "etcd has another history than was seen here, at revision {}: it was restored or replaced",
             clock.revision
@@ -116,7 +122,7 @@ async fn ask(store: Arc<dyn Store>, clock: String, view: Arc<View>, mut queue: m
             Ok((pair, revision)) => {
                 let clock = Clock::of(pair.as_ref());
                 match judge(&before, &clock, revision) {
-                    Verdict::Same => Ok(clock),
+                    Verdict::Same => Ok((clock, revision)),
                     // Read anew meanwhile: the next question is about that.
                     Verdict::Other(why) if view.progress().listings != before.listings => {
                         Err(Unavailable(why))
@@ -154,12 +160,19 @@ mod tests {
 
     #[test]
     fn an_etcd_that_went_back_or_has_another_history_is_known() {
-        let before = Progress { through: 12, clock: clock(10, "a"), listings: 1 };
+        let mut before = Progress { through: 12, clock: clock(10, "a"), ..Progress::default() };
         assert_eq!(judge(&before, &clock(10, "a"), 12), Verdict::Same);
         assert_eq!(judge(&before, &clock(14, "b"), 14), Verdict::Same);
         for (clock, revision) in
             [(clock(10, "a"), 11), (clock(9, "b"), 40), (clock(10, "b"), 40), (Clock::default(), 40)]
         {
+            assert!(matches!(judge(&before, &clock, revision), Verdict::Other(_)), "{clock:?} {revision}");
+        }
+        // What was written here and not told by the watch yet is known, too.
+        before.written = Some((20, "b".into()));
+        assert_eq!(judge(&before, &clock(20, "b"), 20), Verdict::Same);
+        assert_eq!(judge(&before, &clock(22, "c"), 23), Verdict::Same);
+        for (clock, revision) in [(clock(10, "a"), 15), (clock(14, "c"), 30), (clock(20, "c"), 30)] {
             assert!(matches!(judge(&before, &clock, revision), Verdict::Other(_)), "{clock:?} {revision}");
         }
     }

@@ -7,8 +7,8 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use ec_placement_model::{Command, Draft, ModelError, Outcome, Seconds, decide};
-use ec_store::{Compare, Revision, Store, StoreError, Txn};
+use ec_placement_model::{Change, Command, Draft, ModelError, Outcome, Seconds, decide};
+use ec_store::{Compare, Store, StoreError, Txn};
 use tokio::{
     sync::{mpsc, oneshot},
     time::Instant,
@@ -19,7 +19,7 @@ use super::{
     Health, Unavailable,
     barrier::Barrier,
     keys::{self, Keys, Stand},
-    view::View,
+    view::{View, Written},
 };
 use crate::metrics::Metrics;
 
@@ -34,9 +34,6 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 const BYTES_MAX: usize = 1 << 20;
 /// Bytes that each condition or change takes beside its key and value, more or less.
 const BYTES_EACH: usize = 32;
-
-/// The view may be so late with what this replica has written itself before the next is decided.
-const OWN_LATE: Duration = Duration::from_millis(500);
 
 /// Who has waited so long, and met others so often, asks for its turn.
 const TURN_AFTER: Duration = Duration::from_millis(200);
@@ -126,6 +123,8 @@ struct Plan {
     txn: Option<Txn>,
     /// Whether any answer stands only on what is known here.
     needs_fresh: bool,
+    /// What the transaction changes, and what of the store it was decided on.
+    written: (Stand, Vec<Change>),
 }
 
 /// What stood in the way of the last attempt.
@@ -164,8 +163,6 @@ pub(super) struct Committer {
     /// Distinguishes this replica's transactions from all others.
     name: String,
     count: u64,
-    /// The newest revision that this replica has written, and how often the state had been listed then.
-    committed: (Revision, u64),
     /// The watch on which this replica has last said that it is on this store.
     arrived: u64,
     /// Whether the others were asked to wait.
@@ -193,7 +190,6 @@ impl Committer {
             health,
             name,
             count: 0,
-            committed: (0, 0),
             arrived: 0,
             has_turn: false,
         }
@@ -212,9 +208,6 @@ impl Committer {
                 let Ok(more) = queue.try_recv() else { break };
                 waiting.push_back(more);
             }
-            // A decision had better stand on everything that this replica has written. Where the view does
-            // not get there, the transaction will say so.
-            self.view.reach_own(self.committed.0, self.committed.1, OWN_LATE).await;
             let carried = self.carry_out(&mut waiting).await;
             self.give_turn_back().await;
             match carried {
@@ -318,7 +311,9 @@ impl Committer {
             let wanted = self.store.txn(txn).await;
             match wanted {
                 Ok(outcome) if outcome.succeeded => {
-                    self.committed = (outcome.revision, self.view.progress().listings);
+                    let (stand, changes) = plan.written;
+                    let (revision, epoch) = (outcome.revision, session != self.arrived);
+                    self.view.take_written(stand, Written { revision, id: id.into(), changes, epoch });
                     (self.arrived, self.has_turn) = (session, false);
                     self.health.note(Ok(()));
                     return Ok(plan.answers);
@@ -447,7 +442,7 @@ impl Committer {
                 draft.forget(before);
                 if answers.is_empty() {
                     answers.push(Err(WriteError::TooBig { operations, limit }));
-                    return Plan { answers, txn: None, needs_fresh: false };
+                    return Plan { answers, txn: None, needs_fresh: false, written: (stand, Vec::new()) };
                 }
                 break;
             }
@@ -455,7 +450,7 @@ impl Committer {
             answers.push(answer);
         }
         let txn = (draft.changes().len() > 0 || beat).then(|| self.keys.txn(draft, stand, id));
-        Plan { needs_fresh: needs_fresh || txn.is_none(), answers, txn }
+        Plan { needs_fresh: needs_fresh || txn.is_none(), answers, txn, written: (stand, draft.written()) }
     }
 }
 

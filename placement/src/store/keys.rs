@@ -65,6 +65,8 @@ pub struct Stand {
     pub clock: Revision,
     /// The revision of the epoch that is known; 0: there is none.
     pub epoch: Revision,
+    /// Which listing of the store all this began with.
+    pub listing: u64,
 }
 
 /// Conditions that every transaction has beside those of its decisions: on the clock and on the epoch.

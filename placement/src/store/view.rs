@@ -1,12 +1,12 @@
 //! The state in memory, as of a revision of etcd.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak},
     time::Duration,
 };
 
-use ec_placement_model::{Change, State};
+use ec_placement_model::{Change, Key, State};
 use ec_store::{Change as StoreChange, Event, KeyValue, Listing, Relist, Revision, Store, WatchBatch};
 use tokio::{
     sync::{mpsc, watch},
@@ -65,6 +65,8 @@ pub(super) struct Progress {
     pub(super) clock: Clock,
     /// How often the state was listed anew, so that events may have passed unseen.
     pub(super) listings: u64,
+    /// The newest transaction of this replica that is in the state.
+    pub(super) written: Option<(Revision, Arc<str>)>,
 }
 
 /// A replica that asks the others to let it write.
@@ -93,6 +95,36 @@ struct Held {
     turn: Option<Turn>,
     /// Whether an import is under way, or broke off.
     importing: bool,
+    /// Everything up to here is in the state.
+    through: Revision,
+    /// What this replica has written beyond that, and when: it is in the state, too.
+    written: HashMap<Key, Revision>,
+    /// By which transactions, in their order. The watch is to tell of each.
+    untold: VecDeque<(Revision, Arc<str>)>,
+}
+
+impl Held {
+    /// Takes up what the watch told, at which revision, through this one. Answers whether it told of all that this
+    /// replica has written so far.
+    fn take_told(&mut self, told: Vec<(Revision, Change)>, clocks: &[Clock], through: Revision) -> bool {
+        if self.written.is_empty() {
+            self.state.apply(told.into_iter().map(|(_, change)| change));
+        } else {
+            // What is older than our own write of the same record is our own, too, and was taken up: with another's,
+            // that write would not have succeeded.
+            let newer = told.into_iter().filter(|(revision, change)| {
+                self.written.get(&change.key()).is_none_or(|written| written <= revision)
+            });
+            self.state.apply(newer.map(|(_, change)| change));
+        }
+        self.through = self.through.max(through);
+        self.written.retain(|_, written| *written > through);
+        let mut all = true;
+        while let Some((revision, id)) = self.untold.pop_front_if(|(revision, _)| *revision <= through) {
+            all &= clocks.iter().any(|clock| clock.revision == revision && clock.id == id);
+        }
+        all
+    }
 }
 
 /// See the module.
@@ -206,8 +238,13 @@ impl View {
         self.held().importing.then(|| Unavailable(IMPORTING.into()))
     }
 
-    /// Waits until everything up to what the clock showed is in the state.
-    pub(super) async fn reach(&self, clock: &Clock, patience: Duration) -> Result<(), Unavailable> {
+    /// Waits until everything up to what the clock showed, when etcd was at this revision, is in the state.
+    pub(super) async fn reach(
+        &self,
+        clock: &Clock,
+        at: Revision,
+        patience: Duration,
+    ) -> Result<(), Unavailable> {
         let mut progress = self.progress.subscribe();
         if let Some(trouble) = self.trouble() {
             return Err(trouble);
@@ -237,23 +274,36 @@ impl View {
             return Err(Unavailable(format!("the state is not up to revision {wanted} of etcd yet")));
         }
         // A revision alone says nothing: it may be that of another history.
-        let same = lock(&self.transactions)
-            .iter()
-            .rev()
-            .find(|own| own.revision <= wanted)
-            .is_none_or(|own| own.revision < wanted || own.id == clock.id);
+        let same = {
+            let seen = lock(&self.transactions);
+            let newest = seen.iter().rev().find(|own| own.revision <= at);
+            newest.is_none_or(|own| own.revision < wanted || own.revision == wanted && own.id == clock.id)
+        };
         if same {
             return Ok(());
         }
         Err(self.doubt(&format!("etcd has another history than was seen here, at revision {wanted}")))
     }
 
-    /// Waits until the state has what this replica wrote itself, or was listed since, or patience ends: this
-    /// spares a conflict and decides nothing.
-    pub(super) async fn reach_own(&self, written: Revision, listings: u64, patience: Duration) {
-        let mut progress = self.progress.subscribe();
-        let there = |now: &Progress| now.clock.revision >= written || now.listings != listings;
-        tokio::time::timeout(patience, progress.wait_for(there)).await.ok();
+    /// Takes up what this replica has written itself, before the watch tells of it: the next decision stands on it.
+    ///
+    /// What others wrote before it may be missing still; of that, nothing that was written stands on. Reads wait
+    /// for the watch all the same.
+    pub(super) fn take_written(&self, stand: Stand, written: Written) {
+        let Written { revision, id, changes, epoch } = written;
+        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
+        // It is in the state already; or that is of another history.
+        if held.stand.listing != stand.listing || held.through >= revision {
+            return;
+        }
+        held.written.extend(changes.iter().map(|change| (change.key(), revision)));
+        held.state.apply(changes.into_iter().map(|change| change.written_at(revision)));
+        held.untold.push_back((revision, Arc::clone(&id)));
+        held.stand.clock = revision;
+        if epoch {
+            held.stand.epoch = revision;
+        }
+        self.progress.send_modify(|now| now.written = Some((revision, id)));
     }
 
     /// Takes a writing of the clock up. Its version counts them, so that none is missed unnoticed.
@@ -287,12 +337,13 @@ impl View {
     }
 
     async fn reset(&self, store: &dyn Store, keys: &Keys, listing: Listing) {
-        let mut held = Held::default();
+        let stand = Stand { listing: self.progress().listings + 1, ..Stand::default() };
+        let mut held = Held { stand, through: listing.revision, ..Held::default() };
+        let mut beside = Beside::default();
         let mut clock = Clock::default();
         let mut foreign: Vec<String> = Vec::new();
         for pair in listing.pairs {
-            self.beside(keys, &pair, &mut held.stand, &mut held.turn);
-            held.importing |= pair.key == keys.import();
+            beside.put(keys, &pair);
             if pair.key == keys.clock() {
                 clock = Clock::of(Some(&pair));
             }
@@ -314,6 +365,7 @@ impl View {
                 "keys under our prefix that are not ours; passed over"
             );
         }
+        beside.take_up(&mut held);
         *self.held.write().unwrap_or_else(PoisonError::into_inner) = held;
         lock(&self.transactions).clear();
         if clock.revision > 0 {
@@ -324,29 +376,28 @@ impl View {
         }
         // A store that was replaced by an older one has smaller revisions again.
         self.progress.send_modify(|now| {
-            *now = Progress { through: listing.revision, clock, listings: now.listings + 1 };
+            let listings = now.listings + 1;
+            *now = Progress { through: listing.revision, clock, written: None, listings };
         });
     }
 
     fn events(&self, keys: &Keys, batch: &WatchBatch) {
         let mut clock = self.progress().clock;
-        let mut changes: Vec<Change> = Vec::with_capacity(batch.events.len());
-        let (mut stand, mut turn, mut importing) = {
-            let held = self.held();
-            (held.stand, held.turn.clone(), held.importing)
-        };
+        let mut changes: Vec<(Revision, Change)> = Vec::with_capacity(batch.events.len());
+        let mut clocks: Vec<Clock> = Vec::new();
+        let mut beside = Beside::default();
         for event in &batch.events {
             match event {
                 Event::Put(pair) => {
-                    self.beside(keys, pair, &mut stand, &mut turn);
-                    importing |= pair.key == keys.import();
+                    beside.put(keys, pair);
                     if pair.key == keys.clock() {
                         self.tick(&mut clock, pair);
+                        clocks.push(clock.clone());
                     }
                     match keys.read(pair) {
                         Reading::Ours(more) => {
                             tell_unreadable(&more);
-                            changes.extend(more);
+                            changes.extend(more.into_iter().map(|change| (pair.mod_revision, change)));
                         }
                         Reading::Foreign => {
                             tracing::warn!(
@@ -356,43 +407,89 @@ impl View {
                         }
                     }
                 }
-                Event::Delete { key, .. } => {
-                    if *key == keys.import() {
-                        importing = false;
-                    } else if *key == keys.turn() {
-                        turn = None;
-                    } else if *key == keys.epoch() {
-                        stand.epoch = 0;
-                    } else if *key == keys.clock() {
+                Event::Delete { key, revision } => {
+                    beside.delete(keys, key);
+                    if *key == keys.clock() {
                         clock = Clock::default();
-                        stand.clock = 0;
                     }
-                    changes.extend(keys.deleted(key));
+                    changes.extend(keys.deleted(key).map(|change| (*revision, change)));
                 }
             }
         }
         self.metrics.events.add(u64::try_from(changes.len()).unwrap_or(u64::MAX));
-        if !batch.events.is_empty() {
+        let told_all = {
             let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
-            held.state.apply(changes);
-            (held.stand, held.turn, held.importing) = (stand, turn, importing);
+            let told_all = held.take_told(changes, &clocks, batch.resume_from - 1);
+            beside.take_up(&mut held);
+            told_all
+        };
+        if !told_all {
+            self.doubt("what this replica has written is not in etcd's history: it was restored or replaced");
         }
         self.progress.send_modify(|now| {
             now.through = now.through.max(batch.resume_from - 1);
             now.clock = clock;
         });
     }
+}
 
-    /// Takes up what is not of the state.
-    fn beside(&self, keys: &Keys, pair: &KeyValue, stand: &mut Stand, turn: &mut Option<Turn>) {
+/// What this replica has written itself.
+pub(super) struct Written {
+    /// When.
+    pub(super) revision: Revision,
+    /// The transaction's id.
+    pub(super) id: Arc<str>,
+    /// What.
+    pub(super) changes: Vec<Change>,
+    /// Whether the epoch, too.
+    pub(super) epoch: bool,
+}
+
+/// What events tell beside the state.
+#[derive(Default)]
+struct Beside {
+    clock: Option<Revision>,
+    epoch: Option<Revision>,
+    turn: Option<Option<Turn>>,
+    importing: Option<bool>,
+}
+
+impl Beside {
+    fn put(&mut self, keys: &Keys, pair: &KeyValue) {
         if pair.key == keys.clock() {
-            stand.clock = pair.mod_revision;
+            self.clock = Some(pair.mod_revision);
         } else if pair.key == keys.epoch() {
-            stand.epoch = pair.mod_revision;
+            self.epoch = Some(pair.mod_revision);
         } else if pair.key == keys.turn() {
             let holder = String::from_utf8_lossy(&pair.value).into();
-            *turn = Some(Turn { holder, revision: pair.mod_revision, since: Instant::now() });
+            self.turn = Some(Some(Turn { holder, revision: pair.mod_revision, since: Instant::now() }));
+        } else if pair.key == keys.import() {
+            self.importing = Some(true);
         }
+    }
+
+    fn delete(&mut self, keys: &Keys, key: &str) {
+        if key == keys.clock() {
+            self.clock = Some(0);
+        } else if key == keys.epoch() {
+            self.epoch = Some(0);
+        } else if key == keys.turn() {
+            self.turn = Some(None);
+        } else if key == keys.import() {
+            self.importing = Some(false);
+        }
+    }
+
+    fn take_up(self, held: &mut Held) {
+        held.stand.clock = match self.clock {
+            // Of what we have written ourselves, the watch tells later.
+            Some(told) if told > 0 => told.max(held.stand.clock),
+            Some(gone) => gone,
+            None => held.stand.clock,
+        };
+        held.stand.epoch = self.epoch.unwrap_or(held.stand.epoch);
+        held.turn = self.turn.unwrap_or(held.turn.take());
+        held.importing = self.importing.unwrap_or(held.importing);
     }
 }
 
@@ -466,7 +563,7 @@ mod tests {
             let view = Arc::new(View::new(Arc::default(), Relist::default()));
             let waiting = tokio::spawn({
                 let (view, wanted) = (Arc::clone(&view), wanted.clone());
-                async move { view.reach(&wanted, Duration::from_secs(10)).await }
+                async move { view.reach(&wanted, 10, Duration::from_secs(10)).await }
             });
             tokio::time::sleep(Duration::from_millis(10)).await;
             view.apply(&store, &keys, listing(4)).await;
@@ -477,6 +574,21 @@ mod tests {
                 view.apply(&store, &keys, StoreChange::Events(batch)).await;
             }
             assert_eq!(waiting.await.unwrap().is_ok(), catches_up);
+        }
+    }
+
+    /// A replica that is started while etcd is put back: its listing was read before, its question answered after.
+    #[tokio::test(start_paused = true)]
+    async fn a_listing_of_another_history_does_not_answer_a_question() {
+        let (keys, store) = (Keys::new("/p"), MemoryStore::new());
+        for (at, same) in [(40, false), (23, true)] {
+            let view = Arc::new(View::new(Arc::default(), Relist::default()));
+            let pair = clock(12);
+            let listing = Listing { revision: pair.mod_revision, pairs: vec![pair] };
+            view.apply(&store, &keys, StoreChange::Reset(listing)).await;
+            // The clock of revision 10, when all of etcd was at this one; 24 was seen here.
+            let answer = view.reach(&Clock::of(Some(&clock(5))), at, Duration::from_secs(1)).await;
+            assert_eq!(answer.is_ok(), same, "{answer:?}");
         }
     }
 }
