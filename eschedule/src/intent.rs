@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ec_model::{IndexEntry, InstanceId, Keyspace, RECORD_VERSION, decode, encode};
 use ec_placement_client::{Candidates, Claim, PlacementClient, PlacementResult};
-use ec_runtime::exit::{Failure, UNREACHABLE};
+use ec_runtime::exit::{Failure, UNREACHABLE, tell};
 use ec_store::{Compare, KeyValue, Revision, Store, StoreError, Txn};
 use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
@@ -186,6 +186,10 @@ impl Intent {
     /// After a write whose answer was lost: it stands, or an error. What may still arrive later holds nothing
     /// but a name, which is taken over when it is old.
     async fn resolved<P>(self, place: &Place<'_, P>, why: &str) -> Result<Self, Failure> {
+        tell(&format!(
+            "eschedule: {why}; asking etcd whether it was written, for {} s",
+            RESOLVE_TIME.as_secs()
+        ));
         match read(place.store, &place.keys.instance(self.instance)).await {
             Some(Some(pair)) => Ok(Self { revision: pair.mod_revision, ..self }),
             _ => Err(Failure {

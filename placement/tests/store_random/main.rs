@@ -44,6 +44,8 @@ struct History {
     replicas: Vec<(Replica, CancellationToken)>,
     /// Every state that a consumer may be in, by what was answered so far.
     possible: HashMap<Uuid, Vec<Possible>>,
+    /// What writes of unknown outcome would make of consumers that are not there, until they cannot be under way.
+    late: HashMap<Uuid, Vec<Possible>>,
     unknown: usize,
     acknowledged: usize,
     /// What the store held some time ago.
@@ -75,11 +77,22 @@ impl History {
             keys,
             replicas: Vec::new(),
             possible: HashMap::new(),
+            late: HashMap::new(),
             unknown: 0,
             acknowledged: 0,
             backup: None,
             restored: 0,
         }
+    }
+
+    /// What a consumer may be by now: what it was last known to be, or, where that is nothing, what a write made it
+    /// of which it is not known whether it happened: it may come late.
+    fn possible(&self, consumer: &Uuid) -> Vec<Possible> {
+        let mut states = self.possible.get(consumer).cloned().unwrap_or_else(|| vec![None]);
+        if states.contains(&None) {
+            states.extend(self.late.get(consumer).into_iter().flatten().cloned());
+        }
+        states
     }
 
     fn start_replica(&mut self) {
@@ -135,7 +148,7 @@ impl History {
                 allocations.push((provider, vec![(vcpu(), self.dice.random_range(1..5))]));
             }
         }
-        let known = &self.possible.get(&consumer).cloned().unwrap_or_else(|| vec![None]);
+        let known = self.possible(&consumer);
         let generation = match known.as_slice() {
             [one] if self.dice.random_bool(0.6) => {
                 ExpectedGeneration::Exactly(one.as_ref().map(|(_, generation)| *generation))
@@ -189,6 +202,7 @@ impl History {
         for _ in 0..self.dice.random_range(0..120) {
             self.store.txn(Txn::new().put("/others", "")).await.ok();
         }
+        self.late.clear();
         let state = self.stored();
         for (uuid, states) in &mut self.possible {
             *states = vec![possible(&state, uuid)];
@@ -226,11 +240,11 @@ impl History {
         }
         while let Some(done) = under_way.join_next().await {
             let (Some((consumer, allocations)), outcome) = done.unwrap() else { continue };
-            let states = self.possible.entry(consumer).or_insert_with(|| vec![None]);
+            let mut states = self.possible(&consumer);
             let changed: Vec<Possible> = states.iter().map(|state| after(state, &allocations)).collect();
             match outcome {
                 Ok(_) => {
-                    *states = changed;
+                    states = changed;
                     self.acknowledged += 1;
                 }
                 Err(
@@ -241,10 +255,12 @@ impl History {
                 ) => {}
                 Err(WriteError::Unavailable(_)) => {
                     states.extend(changed);
+                    self.late.entry(consumer).or_default().push(after(&None, &allocations));
                     self.unknown += 1;
                 }
             }
             states.dedup();
+            self.possible.insert(consumer, states);
         }
     }
 
@@ -256,8 +272,8 @@ impl History {
     fn look(&self, seed: u64) {
         assert_eq!(self.shaky.findings(), Vec::<String>::new(), "seed {seed}");
         let state = self.stored();
-        for (uuid, states) in &self.possible {
-            let found = possible(&state, uuid);
+        for uuid in self.possible.keys() {
+            let (states, found) = (self.possible(uuid), possible(&state, uuid));
             assert!(
                 states.contains(&found),
                 "seed {seed}: consumer {uuid} is {found:?}, and may be {states:?}"
@@ -274,6 +290,7 @@ impl History {
         faults.set_reachable(true);
         sleep(LATEST).await;
         self.look(seed);
+        self.late.clear();
         let state = self.stored();
         for (uuid, states) in &mut self.possible {
             *states = vec![possible(&state, uuid)];
