@@ -166,10 +166,12 @@ pub(crate) async fn perform(
     worker.report.outcome = match worker.run().await {
         Ok(()) => Outcome::Done,
         Err(Stop::Abandoned) => Outcome::Abandoned,
-        Err(Stop::Retry(why)) => Outcome::Retry(why),
+        Err(Stop::Retry(why)) => {
+            worker.tell_delay(&why).await;
+            Outcome::Retry(why)
+        }
         Err(Stop::RetryBounded(why)) => {
-            // Whoever waits is told what it waits for.
-            worker.announce(State::Preparing, Some(format!("{why}; trying again"))).await.ok();
+            worker.tell_delay(&why).await;
             Outcome::RetryBounded(why)
         }
         Err(Stop::Failed(why)) => Outcome::Failed(why),
@@ -307,6 +309,17 @@ impl Worker {
         self.write(status).await
     }
 
+    /// Whoever waits is told what for. That this may fail, too, changes nothing.
+    async fn tell_delay(&mut self, why: &str) {
+        let Some(status) = self.report.status.known() else { return };
+        let state = status.state;
+        let reason = Some(format!("{why}; trying again"));
+        let under_way = matches!(state, State::Preparing | State::Starting | State::Destroying);
+        if under_way && status.reason != reason {
+            self.announce(state, reason).await.ok();
+        }
+    }
+
     /// Starts the domain. One that certainly did not start is as one that never was started.
     async fn start(&mut self) -> Result<(), Stop> {
         let instance = self.job.instance;
@@ -319,7 +332,9 @@ impl Worker {
                 self.permit = None;
                 Ok(())
             }
-            Err(error @ HypervisorError::Failed { .. }) if self.first_start => {
+            Err(error @ (HypervisorError::Failed { .. } | HypervisorError::NotNow { .. }))
+                if self.first_start =>
+            {
                 let observed = self.parts.hypervisor.observe(instance).await?;
                 if matches!(observed.domain, None | Some(RunState::NotStarted)) {
                     self.mark_started(false).await?;

@@ -1,6 +1,9 @@
 //! kill -9 of the agent at every step of a build and of a destroy, and destroys in the middle of a build.
 
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Error, Result, ensure};
 use ec_model::State;
@@ -99,6 +102,30 @@ async fn while_libvirtd_is_away_nothing_untrue_is_told_of_a_guest_that_was_being
     stack.until_state(instance, State::Active).await?;
     ensure!(!stack.log().contains("its disk is gone"), "{}", stack.log());
     stack.until_exactly(&[instance]).await
+}
+
+/// libvirtd answers, and cannot reach what it needs for a start. Then it can, and the guest's base is gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_never_started_ends_in_its_error_whatever_came_before() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    stack.libvirt.kill_virtlogd();
+    let instance = stack.schedule(&[])?;
+    stack
+        .until("it says what it waits for", async || {
+            let status = stack.status(instance).await?.context("no status")?;
+            ensure!(status.state == State::Starting || status.state == State::Preparing, "{status:?}");
+            Ok(status.reason.is_some_and(|reason| reason.contains("virtlogd")))
+        })
+        .await?;
+    let bases = stack.directory().join("state/images/base");
+    for base in fs::read_dir(&bases)? {
+        fs::remove_file(base?.path())?;
+    }
+    stack.libvirt.start_virtlogd();
+    let status = stack.until_state(instance, State::Error).await?;
+    ensure!(status.reason.as_ref().is_some_and(|reason| reason.contains("backing file")), "{status:?}");
+    stack.until_exactly(&[]).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

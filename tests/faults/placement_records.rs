@@ -194,8 +194,58 @@ async fn a_fresh_replica_knows_of_unreadable_records_what_an_old_one_does() -> R
     ensure!(old.claim(SECOND, &[HOST], 3).await?.0 == 409);
     let refused = new.claim(SECOND, &[HOST], 1).await?;
     ensure!(refused.0 == 503 && refused.1.to_string().contains(&consumer), "{refused:?}");
+    for path in
+        [format!("/resource_providers/{HOST}/usages"), "/allocation_candidates?resources=VCPU:1".into()]
+    {
+        ensure!(old.get(&path).await?.0 == 200 && new.get(&path).await?.0 == 503, "{path}");
+    }
     store.txn(Txn::new().put(consumer, held)).await?;
     settle().await;
     ensure!(new.claim(SECOND, &[HOST], 2).await?.0 == 204);
+    Ok(())
+}
+
+/// Records that anybody may have written by hand, and that the API would never have let pass.
+#[tokio::test(flavor = "multi_thread")]
+async fn numbers_that_cannot_be_are_not_believed() -> Result<()> {
+    let etcd = EtcdServer::start(None).await?;
+    let store = store(&etcd).await?;
+    let replica = Replica::start(&etcd.endpoint()).await?;
+    replica.provider(HOST, 8).await?;
+    replica.provider(SICK, 8).await?;
+    ensure!(replica.claim(FIRST, &[HOST], 6).await?.0 == 204);
+    let key = format!("{ROOT}/consumers/{FIRST}");
+    let held = store.get(&key).await?.0.map(|pair| pair.value).unwrap_or_default();
+    for amount in [i64::MAX, i64::MIN, -1, 0, 1 << 31] {
+        let mut record: Value = serde_json::from_slice(&held)?;
+        record["allocations"][HOST]["VCPU"] = json!(amount);
+        store.txn(Txn::new().put(key.clone(), record.to_string())).await?;
+        settle().await;
+        let fresh = Replica::start(&etcd.endpoint()).await?;
+        fresh.until_ready().await?;
+        for replica in [&replica, &fresh] {
+            ensure!(replica.used(HOST).await? == 6, "{amount}: what it was last known to use");
+            let claimed = replica.claim(SECOND, &[HOST], 3).await?;
+            ensure!(claimed.0 == 409, "{amount}: {claimed:?}");
+        }
+        ensure!(replica.get(&format!("/allocations/{FIRST}")).await?.0 == 503, "{amount}");
+    }
+    store.txn(Txn::new().put(key, held)).await?;
+    let sick = format!("{ROOT}/providers/{SICK}");
+    let sound = store.get(&sick).await?.0.map(|pair| pair.value).unwrap_or_default();
+    for (field, value) in [("step_size", 0), ("total", -1), ("reserved", i64::MAX), ("min_unit", 0)] {
+        let mut record: Value = serde_json::from_slice(&sound)?;
+        record["inventories"]["VCPU"][field] = json!(value);
+        store.txn(Txn::new().put(sick.clone(), record.to_string())).await?;
+        settle().await;
+        let claimed = replica.claim(SECOND, &[SICK], 1).await?;
+        ensure!(claimed.0 == 503 && claimed.1.to_string().contains(field), "{field}: {claimed:?}");
+        ensure!(replica.used(HOST).await? == 6);
+    }
+    let generation = format!("{ROOT}/generations/{SICK}");
+    store.txn(Txn::new().put(sick, sound).put(generation.clone(), i64::MAX.to_string())).await?;
+    settle().await;
+    let claimed = replica.claim(SECOND, &[SICK], 1).await?;
+    ensure!(claimed.0 == 503 && claimed.1.to_string().contains("generation"), "{claimed:?}");
     Ok(())
 }

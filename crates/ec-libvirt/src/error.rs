@@ -31,8 +31,10 @@ impl CallError {
         match self {
             Self::Refused(detail) => HypervisorError::Failed { what: what.to_owned(), detail },
             Self::NotNow(detail) => HypervisorError::NotNow { what: what.to_owned(), detail },
-            Self::Libvirt(error) if lost || is_connection_error(&error) => {
-                unreachable(uri, error.message().to_owned())
+            Self::Libvirt(error) if lost => unreachable(uri, error.message().to_owned()),
+            // The daemon answers, and cannot reach another that it needs: virtlogd, say.
+            Self::Libvirt(error) if is_connection_error(&error) => {
+                HypervisorError::NotNow { what: what.to_owned(), detail: error.message().to_owned() }
             }
             // libvirtd's own deadlines: another call holds the domain, or its process does not die.
             Self::Libvirt(error)
@@ -82,11 +84,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_daemon_that_is_not_there_is_unreachable_and_not_a_failure() {
+    fn a_daemon_that_is_gone_is_unreachable_and_one_that_misses_another_says_not_now() {
         virt::error::clear_error_callback();
         let uri = "qemu+unix:///system?socket=/nonexistent/libvirt-sock";
-        let error = Connect::open(Some(uri)).expect_err("there is no daemon");
-        let error = CallError::from(error).classify("connect", uri, 1, false);
+        let failed = || CallError::from(Connect::open(Some(uri)).expect_err("there is no daemon"));
+        let error = failed().classify("start domain x", uri, 1, false);
+        assert!(matches!(error, HypervisorError::NotNow { .. }), "{error}");
+        let error = failed().classify("connect", uri, 1, true);
         assert!(matches!(error, HypervisorError::Unreachable { .. }), "{error}");
         assert!(error.to_string().contains(uri), "{error}");
     }

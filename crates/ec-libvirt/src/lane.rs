@@ -179,11 +179,10 @@ impl Lane {
             work(&session.connect).map_err(|error| {
                 // Told without asking the daemon.
                 let lost = !session.connect.is_alive().unwrap_or(false);
-                let error = error.classify(&on_thread, &lane.uri, lane.timeout.as_secs(), lost);
-                if lost || matches!(error, HypervisorError::Unreachable { .. }) {
+                if lost {
                     lane.replace(&Arc::downgrade(&session));
                 }
-                error
+                error.classify(&on_thread, &lane.uri, lane.timeout.as_secs(), lost)
             })
         })
         .await;

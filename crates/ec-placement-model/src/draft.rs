@@ -250,7 +250,7 @@ impl<'a> Draft<'a> {
     /// Somebody is to get more: that stands on all use being known.
     pub fn need_all_use(&mut self) {
         if let Some(why) = self.base.use_unknown() {
-            self.trouble = Some(format!("{why}; it may use anything, and what it was is compacted"));
+            self.trouble = Some(why);
         }
     }
 

@@ -28,7 +28,8 @@ pub use self::{
     extra::Extra,
     names::{is_custom, is_standard_class, is_standard_trait, standard_first},
     records::{
-        Amounts, Consumer, Inventories, Inventory, MAX_INT, Name, NamedRecord, Provider, Seconds, intern,
+        Amounts, Consumer, Inventories, Inventory, MAX_INT, Name, NamedRecord, Provider, Seconds,
+        generation_problem, intern,
     },
     state::{Change, Node, Slot, State, Stored},
 };

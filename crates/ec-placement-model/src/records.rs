@@ -104,7 +104,33 @@ impl Default for Inventory {
     }
 }
 
+/// A generation beyond this cannot be told by JSON's numbers any more.
+const MAX_GENERATION: i64 = 1 << 53;
+
+/// What is wrong with a generation that was stored.
+pub fn generation_problem(generation: i64) -> Option<String> {
+    (!(0..=MAX_GENERATION).contains(&generation)).then(|| format!("its generation is {generation}"))
+}
+
 impl Inventory {
+    /// What is wrong with it, where somebody else wrote it: the API would have refused it.
+    fn problem(&self) -> Option<String> {
+        let Self { total, reserved, min_unit, max_unit, step_size, allocation_ratio } = *self;
+        for (what, value, least) in [
+            ("total", total, 0),
+            ("reserved", reserved, 0),
+            ("min_unit", min_unit, 1),
+            ("max_unit", max_unit, 1),
+            ("step_size", step_size, 1),
+        ] {
+            if !(least..=MAX_INT).contains(&value) {
+                return Some(format!("{what} is {value}, and must be between {least} and {MAX_INT}"));
+            }
+        }
+        let usable = allocation_ratio.is_finite() && allocation_ratio >= 0.0;
+        (!usable).then(|| format!("allocation_ratio is {allocation_ratio}"))
+    }
+
     /// What may be allocated altogether.
     #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "as the API has it")]
     pub fn capacity(&self) -> i64 {
@@ -159,6 +185,13 @@ impl Provider {
     /// The version of the record.
     pub fn version(&self) -> u32 {
         self.version
+    }
+
+    /// What is wrong with it, where somebody else wrote it.
+    pub fn problem(&self) -> Option<String> {
+        self.inventories
+            .iter()
+            .find_map(|(class, inventory)| Some(format!("of {class}, {}", inventory.problem()?)))
     }
 
     /// What it has of a class.
@@ -223,6 +256,16 @@ impl Consumer {
         }
     }
 
+    /// What is wrong with it, where somebody else wrote it.
+    pub fn problem(&self) -> Option<String> {
+        let amounts = self.allocations.iter().flat_map(|(_, amounts)| amounts);
+        amounts
+            .filter(|(_, amount)| !(1..=MAX_INT).contains(amount))
+            .map(|(class, amount)| format!("its amount of {class} is {amount}"))
+            .next()
+            .or_else(|| generation_problem(self.generation))
+    }
+
     /// What a record uses of which little else can be read; none where that cannot be read either.
     pub fn salvage(value: &[u8]) -> Option<Self> {
         #[derive(Deserialize)]
@@ -232,7 +275,8 @@ impl Consumer {
         }
         let Uses { allocations } = serde_json::from_slice(value).ok()?;
         let nobody = intern("");
-        Some(Self { allocations, ..Self::new(Arc::clone(&nobody), nobody, None, 0) })
+        let salvaged = Self { allocations, ..Self::new(Arc::clone(&nobody), nobody, None, 0) };
+        salvaged.problem().is_none().then_some(salvaged)
     }
 }
 

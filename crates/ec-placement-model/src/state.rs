@@ -294,8 +294,9 @@ impl State {
 
     /// Why nobody knows what is left anywhere, where that is so: a consumer's record cannot be read, and what
     /// it was is forgotten.
-    pub fn use_unknown(&self) -> Option<&str> {
-        self.trouble_with(&Key::Consumer(*self.use_unknown.first()?))
+    pub fn use_unknown(&self) -> Option<String> {
+        let why = self.trouble_with(&Key::Consumer(*self.use_unknown.first()?))?;
+        Some(format!("{why}; it may use anything, and what it was is compacted"))
     }
 
     /// Every record that cannot be read, and why.

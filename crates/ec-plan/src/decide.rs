@@ -177,6 +177,10 @@ fn keep(facts: &Facts, limits: &Limits) -> Decision {
         Some(RunState::Paused(why)) => paused(facts, why),
         Some(RunState::NotStarted) => match status(facts).map(|status| status.state) {
             Some(State::Scheduled | State::Preparing | State::Starting) => return start_again(facts),
+            // Its start failed, and nobody ever saw one work: tried again, with the reason told meanwhile.
+            Some(State::Error) if !status(facts).is_some_and(|status| status.start_noted) => {
+                return start_again(facts);
+            }
             // Its reason, where it has one, is still the reason.
             Some(State::Stopped) => Decision::Settled,
             _ => say(facts, State::Stopped, "it does not run, perhaps since its host was started anew"),
@@ -198,7 +202,10 @@ fn start_in_doubt(facts: &Facts) -> bool {
 }
 
 fn start_again(facts: &Facts) -> Decision {
+    let failed = status(facts).is_some_and(|status| status.state == State::Error);
     match facts.allocation {
+        // What failed last stands until it works.
+        Allocation::Held { .. } if failed => Decision::Run(vec![MarkStarted, Start, NoteStart]),
         Allocation::Held { .. } => Decision::Run(finish_start()),
         Allocation::Unknown => Decision::AskPlacement,
         Allocation::Absent => Decision::Run(vec![Claim]),

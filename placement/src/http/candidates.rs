@@ -12,6 +12,7 @@ use super::{
     Call,
     error::{ApiError, ApiResult},
     policy::Rule,
+    providers::use_known,
     reply::{Reply, now},
 };
 
@@ -32,6 +33,7 @@ pub(super) async fn list(call: &Call<'_>) -> ApiResult<Reply> {
     let minor = call.minor;
     let replica = &call.api.replica;
     replica.fresh().await?;
+    replica.peek(use_known)?;
     let document = match replica.peek(|state| search(state, &query, options, QUICK)) {
         Ok(found) => write(&found, &query, minor),
         Err(SearchError::TooWide) => {

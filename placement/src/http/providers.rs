@@ -49,6 +49,11 @@ pub(super) fn readable(state: &State, key: &Key) -> ApiResult<()> {
     }
 }
 
+/// Refuses to tell of what is used, or left, where that is not known.
+pub(super) fn use_known(state: &State) -> ApiResult<()> {
+    state.use_unknown().map_or(Ok(()), |why| Err(Unavailable(why).into()))
+}
+
 /// The provider that a path names.
 pub(super) fn find(state: &State, text: &str) -> ApiResult<Found> {
     let missing = || ApiError::not_found(format!("No resource provider with uuid {text} found"));

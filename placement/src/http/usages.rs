@@ -11,7 +11,7 @@ use super::{
     allocations::UNKNOWN_TYPE,
     error::ApiResult,
     policy::{Rule, TOTAL_USAGES},
-    providers::find,
+    providers::{find, use_known},
     reply::{Reply, now},
 };
 
@@ -22,6 +22,7 @@ pub(super) async fn of_provider(call: &Call<'_>) -> ApiResult<Reply> {
     let document = call
         .read(|state| {
             let found = find(state, call.name(0))?;
+            use_known(state)?;
             let node = state.find(&found.uuid);
             let usages: Map<String, Value> = found
                 .provider
@@ -81,6 +82,7 @@ pub(super) async fn total(call: &Call<'_>) -> ApiResult<Reply> {
     let kind = call.param("consumer_type").filter(|kind| by_kind && !kind.is_empty());
     let sums = call
         .read(|state| {
+            use_known(state)?;
             Ok(if by_kind {
                 grouped(state, project, user, kind)
             } else {

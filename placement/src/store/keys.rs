@@ -17,7 +17,8 @@
 use std::sync::Arc;
 
 use ec_placement_model::{
-    Change, Consumer, Draft, Extra, Key, Name, NamedRecord, Part, Provider, Record, Stored, intern, is_custom,
+    Change, Consumer, Draft, Extra, Key, Name, NamedRecord, Part, Provider, Record, Stored,
+    generation_problem, intern, is_custom,
 };
 use ec_store::{Compare, KeyValue, Op, Revision, Txn};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -131,8 +132,10 @@ impl Keys {
         let revision = pair.mod_revision;
         let read = match (&key, part) {
             (Key::Provider(uuid), Part::Generation) => serde_json::from_slice(&pair.value)
+                .map_err(|error| error.to_string())
+                .and_then(|record| generation_problem(record).map_or(Ok(record), Err))
                 .map(|record| (Change::Generation(*uuid, Some(Stored { record, revision })), None))
-                .map_err(|error| (error.to_string(), None)),
+                .map_err(|why| (why, None)),
             (Key::Provider(uuid), Part::Record) => decode::<Provider>(&pair.value)
                 .map(|(record, extra)| (Change::Provider(*uuid, Some(Arc::new(record))), extra))
                 .map_err(|(why, _)| (why, None)),
@@ -317,6 +320,11 @@ fn encode<T: Serialize>(record: &T) -> Vec<u8> {
 /// A record that says of which version it is.
 trait Versioned {
     fn version(&self) -> u32;
+
+    /// What is wrong with what it says.
+    fn problem(&self) -> Option<String> {
+        None
+    }
 }
 
 impl Versioned for NameRecord {
@@ -329,11 +337,19 @@ impl Versioned for Provider {
     fn version(&self) -> u32 {
         Self::version(self)
     }
+
+    fn problem(&self) -> Option<String> {
+        Self::problem(self)
+    }
 }
 
 impl Versioned for Consumer {
     fn version(&self) -> u32 {
         Self::version(self)
+    }
+
+    fn problem(&self) -> Option<String> {
+        Self::problem(self)
     }
 }
 
@@ -353,7 +369,11 @@ fn decode<T: DeserializeOwned + Serialize + Versioned>(
     let record: T = serde_json::from_slice(value).map_err(|error| (error.to_string(), None))?;
     let version = record.version();
     if version > VERSION {
-        return Err((format!("its version is {version}, newer than this program"), Some(record)));
+        let sound = record.problem().is_none();
+        return Err((format!("its version is {version}, newer than this program"), sound.then_some(record)));
+    }
+    if let Some(problem) = record.problem() {
+        return Err((problem, None));
     }
     let known = encode(&record);
     // Almost all are exactly as we write them.

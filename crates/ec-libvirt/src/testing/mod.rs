@@ -163,6 +163,16 @@ impl LibvirtServer {
         }
     }
 
+    /// Kills virtlogd, without which libvirtd starts no guest.
+    pub fn kill_virtlogd(&self) {
+        self.namespace.kill_virtlogd();
+    }
+
+    /// Starts virtlogd again.
+    pub fn start_virtlogd(&self) {
+        self.namespace.start_virtlogd();
+    }
+
     /// The process of a guest, where it runs; by it a test kills or stops a guest.
     pub fn guest_process(&self, instance: InstanceId) -> Option<i32> {
         namespace::find_process(&format!("guest={instance},"))

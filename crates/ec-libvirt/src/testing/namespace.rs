@@ -5,7 +5,7 @@ use std::{
     io::{self, BufRead, BufReader},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::mpsc,
+    sync::{Mutex, PoisonError, mpsc},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -56,7 +56,7 @@ pub(super) struct Namespace {
     unshare: i32,
     init: i32,
     keeper: Option<JoinHandle<()>>,
-    virtlogd: Option<Daemon>,
+    virtlogd: Mutex<Option<Daemon>>,
 }
 
 impl Namespace {
@@ -85,12 +85,28 @@ impl Namespace {
             let _ = child.wait();
         });
         let (unshare, line) = started.recv_timeout(PATIENCE).expect("the namespace in time");
-        let mut namespace =
-            Self { directory: directory.to_owned(), unshare, init: 0, keeper: Some(keeper), virtlogd: None };
+        let mut namespace = Self {
+            directory: directory.to_owned(),
+            unshare,
+            init: 0,
+            keeper: Some(keeper),
+            virtlogd: Mutex::default(),
+        };
         assert_eq!(line, "ready\n", "no namespace for libvirtd:\n{}", namespace.logs());
         namespace.init = only_child(unshare);
-        namespace.virtlogd = Some(namespace.daemon("virtlogd", &["-f", "/etc/libvirt/virtlogd.conf"]));
+        namespace.start_virtlogd();
         namespace
+    }
+
+    pub(super) fn start_virtlogd(&self) {
+        let virtlogd = self.daemon("virtlogd", &["-f", "/etc/libvirt/virtlogd.conf"]);
+        *self.virtlogd.lock().unwrap_or_else(PoisonError::into_inner) = Some(virtlogd);
+    }
+
+    pub(super) fn kill_virtlogd(&self) {
+        if let Some(virtlogd) = self.virtlogd.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            virtlogd.kill();
+        }
     }
 
     pub(super) fn start_libvirtd(&self) -> Daemon {
@@ -123,9 +139,7 @@ impl Namespace {
         if let Some(keeper) = self.keeper.take() {
             let _ = keeper.join();
         }
-        if let Some(virtlogd) = self.virtlogd.take() {
-            virtlogd.kill();
-        }
+        self.kill_virtlogd();
     }
 }
 
