@@ -8,7 +8,7 @@ use std::{
 
 use ec_guard::Guard;
 use ec_libvirt::{AddressFilter, LibvirtHypervisor};
-use ec_model::{NodeId, NodeRecord, decode};
+use ec_model::{NodeId, NodeRecord, Resources, decode};
 use ec_placement_client::{PlacementClient, PlacementError, Provider};
 use ec_runtime::{
     config::exposed,
@@ -76,11 +76,43 @@ pub async fn warnings(settings: &Settings, file: Option<&Path>) -> Vec<String> {
     let mut warnings = exposed(own.chain(etcd.secret_files()).chain(placement.secret_files()));
     warnings.extend(etcd.open_door().await);
     warnings.extend(placement.open_door());
+    warnings.extend(withheld(settings));
     let server = async { EtcdStore::connect(settings.etcd.clone()).await?.server().await };
     if let Ok(Ok(server)) = tokio::time::timeout(PROBE_TIMEOUT, server).await {
         warnings.extend(server.advice());
     }
     warnings
+}
+
+/// What speaks against etcd and placement being of one cluster, as far as both answer. Only where etcd shows hardly
+/// anybody: where many live, all is well, and they may all start at once.
+pub async fn mixed(settings: &Settings) -> Option<String> {
+    let alive = async { EtcdStore::connect(settings.etcd.clone()).await?.keys(&settings.keys.nodes()).await };
+    match tokio::time::timeout(PROBE_TIMEOUT, alive).await {
+        Ok(Ok(alive)) if alive.len() <= 1 => {}
+        _ => return None,
+    }
+    match tokio::time::timeout(PROBE_TIMEOUT, cluster(settings)).await {
+        Ok(Err((code, found))) if code != UNREACHABLE => Some(found),
+        _ => None,
+    }
+}
+
+/// What the configuration keeps back from guests that it hardly means to.
+fn withheld(settings: &Settings) -> Vec<String> {
+    let missing = settings.images_local.iter().filter(|directory| !directory.is_dir());
+    let mut found: Vec<String> = missing
+        .map(|directory| format!("images.local: {} is no directory of this host", directory.display()))
+        .collect();
+    if let Ok(measured) = inventory::measure(settings) {
+        let offered = inventory::inventory(&measured, settings, &Resources::new());
+        // Of the disk, a check has a line of its own.
+        let none = offered.iter().filter(|(class, own)| own.reserved >= own.total && *class != "DISK_GB");
+        found.extend(none.map(|(class, own)| {
+            format!("no {class} is offered: `reserved` keeps back all {} of this host", own.total)
+        }));
+    }
+    found
 }
 
 async fn bounded(probe: impl Future<Output = Found>) -> Found {

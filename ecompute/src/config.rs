@@ -8,7 +8,7 @@ use std::{
 };
 
 use ec_libvirt::{AddressFilter, VirtType};
-use ec_model::{Keyspace, NodeId};
+use ec_model::{Keyspace, NodeId, is_interface_name};
 use ec_placement_client::{PlacementConfig, PlacementSection};
 use ec_runtime::config::{ConfigError, Loaded, load};
 use ec_store::{EtcdConfig, EtcdSection};
@@ -173,8 +173,8 @@ impl Settings {
         let uuid =
             file.uuid.as_deref().and_then(|text| text.parse().map_err(|e| note(format!("uuid: {e}"))).ok());
         let name = file.name.clone().unwrap_or_else(hostname);
-        if name.is_empty() || name.chars().count() > 200 {
-            note("name: wanted 1 to 200 characters, as placement has it".to_owned());
+        if name.is_empty() || name.chars().count() > 200 || name.chars().any(char::is_control) {
+            note("name: wanted 1 to 200 characters in one line, as placement has it".to_owned());
         }
         let etcd = file.etcd.settings().map_err(&mut note).ok();
         let keys = Keyspace::configured(file.etcd.prefix.as_deref()).map_err(&mut note).ok();
@@ -343,11 +343,6 @@ fn host_and_port(url: &str) -> Option<(String, u16)> {
         url::Host::Ipv6(ip) => ip.to_string(),
     };
     Some((host, port))
-}
-
-fn is_interface_name(name: &str) -> bool {
-    // IFNAMSIZ is 16 with its closing zero.
-    (1..16).contains(&name.len()) && name.chars().all(|c| c.is_ascii_graphic() && c != '/')
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use clap::{Parser, ValueEnum};
 use ec_runtime::{LogFormat, exit::Failure, init_logging, install_tls_provider, shutdown_on_signals};
 use ecompute::{
     agent,
-    check::{check, warnings},
+    check::{check, mixed, warnings},
     config::Settings,
 };
 
@@ -76,7 +76,7 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         // Beside the start: where etcd is away, nothing waits for this.
         let known = settings.clone();
         tokio::spawn(async move {
-            for warning in warnings(&known, file.as_deref()).await {
+            for warning in warnings(&known, file.as_deref()).await.into_iter().chain(mixed(&known).await) {
                 tracing::warn!("{warning}");
             }
         });

@@ -159,7 +159,11 @@ pub(crate) async fn keep(
                 }
                 OTHER_PERIOD
             }
-            Err(StoreError::LeaseLost(_)) => {
+            Err(StoreError::LeaseLost(lease)) => {
+                tracing::warn!(
+                    lease = lease.0,
+                    "this node's lease is gone: it ran out, or somebody revoked it; taking another"
+                );
                 presence.held.send_replace(None);
                 hold = None;
                 // A lease that is lost at once each time must not spin.

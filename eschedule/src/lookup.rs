@@ -75,8 +75,15 @@ pub(crate) async fn resolve(session: &Session, text: &str) -> Result<InstanceId,
     }
     let settings = &session.settings;
     let names = settings.keys.names(&settings.project, text);
-    let bearers = session.store.keys(&names).await?;
-    let mut bearers = bearers.iter().filter_map(|key| key.strip_prefix(&names)?.parse().ok());
+    let mut bearers = below(session, &names, &names).await?;
+    // Without a name it is called by the first part of its uuid.
+    if bearers.is_empty()
+        && let Some(part) = text.strip_prefix("vm-").filter(|part| is_first_part(part))
+    {
+        let instances = settings.keys.instances();
+        bearers = below(session, &format!("{instances}{part}-"), &instances).await?;
+    }
+    let mut bearers = bearers.into_iter();
     match (bearers.next(), bearers.next()) {
         (Some(instance), None) => Ok(instance),
         (None, _) => Err(Failure::failed(format!(
@@ -87,6 +94,17 @@ pub(crate) async fn resolve(session: &Session, text: &str) -> Result<InstanceId,
             "several instances are named `{text}`: give the uuid, `eschedule list` shows them"
         ))),
     }
+}
+
+/// The instances whose keys begin with this, and end with them behind that.
+async fn below(session: &Session, beginning: &str, behind: &str) -> Result<Vec<InstanceId>, Failure> {
+    let keys = session.store.keys(beginning).await?;
+    Ok(keys.iter().filter_map(|key| key.strip_prefix(behind)?.parse().ok()).collect())
+}
+
+/// Whether this is the first part of a uuid, as we write them.
+fn is_first_part(text: &str) -> bool {
+    text.len() == 8 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// Everything that etcd knows of the instance. Where it has no index, it is looked for with placement, and last

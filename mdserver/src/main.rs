@@ -34,16 +34,35 @@ struct Cli {
     state_dir: PathBuf,
 
     /// Bridge that the guests are on
-    #[arg(long, value_name = "NAME", default_value = "virbr0")]
+    #[arg(long, value_name = "NAME", default_value = "virbr0", value_parser = interface)]
     bridge: String,
 
     /// Address to answer at; put on the bridge as a /32
-    #[arg(long, value_name = "IPV4", default_value_t = MetadataConfig::ADDRESS)]
+    #[arg(long, value_name = "IPV4", default_value_t = MetadataConfig::ADDRESS, value_parser = host_address)]
     address: Ipv4Addr,
 
     /// Port to answer at
     #[arg(long, value_name = "PORT", default_value_t = MetadataConfig::PORT, value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
+}
+
+/// The name of a network interface, as the kernel takes it.
+fn interface(text: &str) -> Result<String, String> {
+    let usable = ec_model::is_interface_name(text);
+    usable
+        .then(|| text.to_owned())
+        .ok_or_else(|| "not the name of a network interface: wanted for example virbr0".to_owned())
+}
+
+/// An address that an interface can have.
+fn host_address(text: &str) -> Result<Ipv4Addr, String> {
+    let address: Ipv4Addr = text.parse().map_err(|_| "wanted for example 169.254.169.254".to_owned())?;
+    if address.is_unspecified() || address.is_broadcast() || address.is_multicast() || address.is_loopback() {
+        return Err(
+            "no interface of guests can have this address: wanted for example 169.254.169.254".to_owned()
+        );
+    }
+    Ok(address)
 }
 
 fn main() -> ExitCode {

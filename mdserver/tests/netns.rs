@@ -485,7 +485,17 @@ fn without_the_rights_it_says_so_and_fails() {
 
 #[test]
 fn wrong_usage_ends_with_code_2() {
-    for args in [&["--port", "0"][..], &["--address", "nowhere"], &["--colour"], &["extra"]] {
+    for args in [
+        &["--port", "0"][..],
+        &["--address", "nowhere"],
+        &["--address", "0.0.0.0"],
+        &["--address", "255.255.255.255"],
+        &["--bridge", ""],
+        &["--bridge", "a/b"],
+        &["--bridge", "a-name-longer-than-an-interface-has"],
+        &["--colour"],
+        &["extra"],
+    ] {
         let output = run(env!("CARGO_BIN_EXE_mdserver"), args);
         assert_eq!(output.status.code(), Some(2), "{args:?}");
     }

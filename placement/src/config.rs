@@ -117,8 +117,11 @@ impl Config {
     /// The key that is wrong, and what would be right.
     pub fn store(&self) -> Result<(EtcdConfig, Keys), String> {
         let prefix = self.prefix.as_deref().unwrap_or(PREFIX);
-        if prefix.trim_matches('/').is_empty() || prefix.chars().any(char::is_control) {
+        if prefix.trim_matches('/').is_empty() {
             return Err(format!("prefix `{prefix}` is empty: wanted for example {PREFIX}"));
+        }
+        if prefix.chars().any(char::is_control) {
+            return Err(format!("prefix {prefix:?} has a control character: wanted for example {PREFIX}"));
         }
         if self.etcd.prefix.is_some() {
             return Err(format!(
@@ -159,6 +162,19 @@ impl Config {
         if operations < 16 {
             return Err(format!(
                 "max_txn_ops is {operations}: wanted what etcd's --max-txn-ops is, 16 at least"
+            ));
+        }
+        if let Some(most) = self.max_allocation_candidates
+            && most != -1
+            && most < 1
+        {
+            return Err(format!(
+                "max_allocation_candidates is {most}: wanted a number from 1 on, or -1 for no bound"
+            ));
+        }
+        if let Some(wrong) = self.cors.wrong_method() {
+            return Err(format!(
+                "cors: allow_methods has `{wrong}`, which is no method: wanted for example GET"
             ));
         }
         let search = Options {

@@ -205,9 +205,6 @@ fn run(options: &ServerOptions, store: &StoreOptions) -> Result<(), Failure> {
         .build()
         .map_err(|error| Failure::failed(format!("failed to start: {error}")))?;
     runtime.block_on(async {
-        for warning in warnings(&loaded, &settings).await {
-            tracing::warn!("{warning}");
-        }
         let stop = shutdown_on_signals()
             .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
         let listener = tokio::net::TcpListener::bind(settings.listen).await.map_err(|error| {
@@ -216,7 +213,10 @@ fn run(options: &ServerOptions, store: &StoreOptions) -> Result<(), Failure> {
                 settings.listen
             ))
         })?;
-        let store: Arc<dyn Store> = Arc::new(EtcdStore::connect(settings.etcd).await?);
+        let store: Arc<dyn Store> = Arc::new(EtcdStore::connect(settings.etcd.clone()).await?);
+        for warning in warnings(&loaded, &settings).await {
+            tracing::warn!("{warning}");
+        }
         tokio::spawn(advise(Arc::clone(&store)));
         let metrics = Arc::new(Metrics::default());
         // Ended after what is being answered: that may still want to read and write.

@@ -61,6 +61,13 @@ fn read(path: &Path) -> Result<Vec<u8>, Failure> {
 
 impl Tls {
     fn client(&self, url: &str, timeout: Duration) -> Result<Client, Failure> {
+        let usable = url::Url::parse(url)
+            .is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.host().is_some());
+        if !usable {
+            return Err(Failure::usage(format!(
+                "`{url}` is no URL: wanted for example http://127.0.0.1:8080"
+            )));
+        }
         let wrong = |what: &str, path: &Path, why: String| {
             Failure::usage(format!("{what} {} is not usable: {why}", path.display()))
         };

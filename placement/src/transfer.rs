@@ -58,8 +58,8 @@ pub enum TransferError {
     NotEmpty(usize, String),
     /// Somebody else wrote meanwhile.
     #[error(
-        "somebody else wrote under {0} during the import, and was not disturbed: nobody may write there meanwhile; delete \
-         what lies there, or choose another --prefix, and import again"
+        "somebody else wrote under {0} during the import, and was not disturbed: nobody may write there meanwhile; say \
+         the same again, and where that is refused, delete what lies there, or choose another --prefix"
     )]
     Met(String),
     /// A stored record cannot be read.

@@ -144,6 +144,13 @@ async fn a_name_is_borne_by_one_until_it_is_destroyed() -> Result<()> {
     control.done(&["destroy", "web"])?;
     // Free at once, although the agent has not done it yet.
     control.schedule(&["--name", "web", TINY])?;
+    // One without a name is found by what it is called where instances are listed.
+    let (_, unnamed) = control.schedule(&[TINY])?;
+    let called = format!("vm-{}", unnamed.to_string().split('-').next().unwrap_or_default());
+    assert!(control.done(&["show", &called])?.contains(&unnamed.to_string()));
+    control.done(&["destroy", &called])?;
+    let nobody = control.eschedule(&["show", "vm-00000000"])?;
+    assert_eq!(nobody.status.code(), Some(1));
     Ok(())
 }
 

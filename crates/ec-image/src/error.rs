@@ -173,7 +173,7 @@ pub enum ImageError {
         none: bool,
     },
     /// A `file://` URL leads through a link.
-    #[error("the image file {path} lies behind a symbolic link, and none is followed below `images.local`", path = .path.display())]
+    #[error("the image file {path} lies behind a symbolic link or `..`, and neither is followed below `images.local`", path = .path.display())]
     Link {
         /// What the URL names.
         path: PathBuf,

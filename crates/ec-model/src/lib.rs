@@ -7,6 +7,7 @@
 mod ids;
 mod image;
 mod keys;
+mod names;
 mod observed;
 mod query;
 mod records;
@@ -14,6 +15,7 @@ mod records;
 pub use ids::{InstanceId, InvalidId, InvalidMac, MacAddr, NodeId};
 pub use image::{BaseImage, DiskFormat};
 pub use keys::{KeyError, Keyspace};
+pub use names::is_interface_name;
 pub use observed::{End, Observed, Pause, RunState};
 pub use query::{QueryError, ResourceQuery};
 pub use records::{

@@ -75,6 +75,11 @@ pub fn parse<T: DeserializeOwned + Default>(text: &str, path: &Path) -> Result<T
     {
         return Ok(T::default());
     }
+    if let Some(line) = too_deep(text) {
+        let location = format!("{}:{line}", path.display());
+        let message = format!("more than {DEEPEST} brackets are open at once, which no configuration needs");
+        return Err(ConfigError::Wrong { location, message });
+    }
     serde_yaml::from_str(text).map_err(|error| {
         let location = error.location().map_or_else(
             || path.display().to_string(),
@@ -82,6 +87,27 @@ pub fn parse<T: DeserializeOwned + Default>(text: &str, path: &Path) -> Result<T
         );
         ConfigError::Wrong { location, message: explain(&error.to_string()) }
     })
+}
+
+/// So deep a configuration may be. The YAML reader takes the square of the depth in time.
+const DEEPEST: usize = 1000;
+
+/// The line in which more brackets are open at once than a configuration needs; those in texts count, too.
+fn too_deep(text: &str) -> Option<usize> {
+    let mut open: usize = 0;
+    for (number, line) in text.lines().enumerate() {
+        for byte in line.bytes() {
+            match byte {
+                b'[' | b'{' => open += 1,
+                b']' | b'}' => open = open.saturating_sub(1),
+                _ => {}
+            }
+        }
+        if open > DEEPEST {
+            return Some(number + 1);
+        }
+    }
+    None
 }
 
 /// The YAML reader's words, without the place (which stands in front already) and with the nearest
@@ -194,6 +220,15 @@ mod tests {
         let error = load::<Example>(Some(Path::new("/nonexistent/x.yaml")), &[]).unwrap_err();
         assert_eq!(error.to_string(), "cannot read configuration /nonexistent/x.yaml");
         assert!(load::<Example>(None, &[Path::new("/nonexistent/x.yaml")]).unwrap().path.is_none());
+    }
+
+    #[test]
+    fn what_is_nested_without_end_is_refused_at_once() {
+        let begun = std::time::Instant::now();
+        let text = wrong(&format!("etcd:\n  host: {}", "[".repeat(100_000)));
+        assert!(text.starts_with("compute.yaml:2: more than 1000 brackets are open"), "{text}");
+        assert!(begun.elapsed() < std::time::Duration::from_secs(1));
+        assert!(parse::<Example>(&format!("# {}\n", "[".repeat(500)), Path::new("x")).is_ok());
     }
 
     #[test]

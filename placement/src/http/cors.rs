@@ -59,6 +59,11 @@ impl Cors {
         self.allow_credentials && self.allowed_origins.iter().any(|own| own == "*")
     }
 
+    /// The first of the methods that is none.
+    pub fn wrong_method(&self) -> Option<&str> {
+        self.allow_methods.iter().map(String::as_str).find(|method| method.parse::<Method>().is_err())
+    }
+
     /// Adds what a page needs to be let at the answer; answers preflights that the API does not know.
     pub(super) fn decorate(&self, parts: &Parts, response: &mut Response<Full<Bytes>>) {
         if self.allowed_origins.is_empty() {
