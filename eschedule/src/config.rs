@@ -1,17 +1,19 @@
 //! `schedule.yaml`.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
+use ec_cloud::Cloud;
 use ec_model::Keyspace;
 use ec_placement_client::{PlacementClient, PlacementConfig, PlacementSection};
 use ec_runtime::{
     config::{exposed, load},
-    exit::Failure,
+    exit::{Failure, tell},
 };
 use ec_store::{EtcdConfig, EtcdSection, EtcdStore};
 use serde::Deserialize;
-
-use crate::intent::Place;
 
 /// Looked for in this order where `--config` names none.
 const PLACES: [&str; 2] = ["schedule.yaml", "/etc/ecompute/schedule.yaml"];
@@ -97,29 +99,23 @@ impl Settings {
     }
 }
 
-/// The two services that every command talks to. Nothing is sent before it is needed.
+/// The services that every command talks to. Nothing is sent before it is needed.
 pub(crate) struct Session {
     pub(crate) settings: Settings,
-    pub(crate) store: EtcdStore,
-    pub(crate) placement: PlacementClient,
+    pub(crate) cloud: Cloud,
 }
 
 impl Session {
     pub(crate) async fn open(settings: Settings) -> Result<Self, Failure> {
-        let store = EtcdStore::connect(settings.etcd.clone()).await?;
-        let placement = PlacementClient::new(&settings.placement)?;
-        Ok(Self { settings, store, placement })
-    }
-
-    /// Where scheduling writes.
-    pub(crate) fn place(&self) -> Place<'_, PlacementClient> {
-        Place {
-            store: &self.store,
-            placement: &self.placement,
-            keys: &self.settings.keys,
-            project: &self.settings.project,
-            user: &self.settings.user,
-        }
+        let cloud = Cloud {
+            store: Arc::new(EtcdStore::connect(settings.etcd.clone()).await?),
+            placement: Arc::new(PlacementClient::new(&settings.placement)?),
+            keys: settings.keys.clone(),
+            project: settings.project.clone(),
+            user: settings.user.clone(),
+            notice: |text| tell(&format!("eschedule: {text}")),
+        };
+        Ok(Self { settings, cloud })
     }
 }
 

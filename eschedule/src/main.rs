@@ -2,33 +2,26 @@
 
 mod cli;
 mod config;
-mod destroy;
-mod explain;
-mod intent;
-mod lookup;
-mod nodes;
 mod output;
-mod schedule;
+mod shown;
 mod spec;
-mod wait;
 
 use std::{fs, path::Path, process::ExitCode, time::Duration};
 
 use clap::{CommandFactory, Parser};
 use cli::{Cli, Command, Output, Waiting};
 use config::{Session, Settings};
-use destroy::Doomed;
-use ec_model::{InstanceId, NodeId, ResourceQuery, State};
+use ec_cloud::{
+    Doomed, Found, NoRoom, Scheduled, View, Wanted, find, find_placed, resolve, until_active, until_gone,
+};
+use ec_model::{InstanceId, NodeId, ResourceQuery, State, Status};
 use ec_runtime::{
     LogFormat,
     exit::{Failure, INTERRUPTED, print, tell},
     init_logging, install_tls_provider, shutdown_on_signals,
 };
-use ec_store::Store;
-use lookup::{Found, View, find, find_placed, resolve};
-use schedule::{NoRoom, Scheduled, Wanted};
 use serde_json::json;
-use spec::GuestSpec;
+use shown::Shown;
 use tokio_util::sync::CancellationToken;
 
 fn main() -> ExitCode {
@@ -70,13 +63,13 @@ async fn run(cli: Cli) -> Result<(), Failure> {
             destroy(&Session::open(settings).await?, &instance, waiting, json).await
         }
         (Some(Command::List), _) => {
-            let views = lookup::list(&Session::open(settings).await?).await?;
+            let views = ec_cloud::list(&Session::open(settings).await?.cloud).await?;
             if json { output::json(&views) } else { output::instances(&views) }
         }
         (Some(Command::Show { instance }), _) => {
             let session = Session::open(settings).await?;
-            let instance = resolve(&session, &instance).await?;
-            let view = match find(&session, instance).await? {
+            let instance = resolve(&session.cloud, &instance).await?;
+            let view = match find(&session.cloud, instance).await? {
                 Found::Placed(known) => View::of(&known),
                 Found::Unplaced(entry, _) => View::unplaced(instance, &entry),
             };
@@ -84,7 +77,7 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         }
         (Some(Command::Nodes), _) => {
             let session = Session::open(settings).await?;
-            let nodes = nodes::nodes(&session).await?;
+            let nodes = ec_cloud::nodes(&session.cloud).await?;
             if json { output::json(&nodes) } else { output::nodes(&nodes) }?;
             warn(&session).await;
             Ok(())
@@ -92,7 +85,7 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         (_, Some(target)) if target.contains('=') => {
             let query = ResourceQuery::parse(&target).map_err(|error| Failure::usage(error.to_string()))?;
             let image = cli.image.as_deref().unwrap_or(&settings.image);
-            let guest = GuestSpec::read(&cli.spec, image, &settings.defaults)?;
+            let guest = spec::read(&cli.spec, image, &settings.defaults)?;
             let wanted = Wanted::new(&query, &guest)?;
             schedule(&Session::open(settings).await?, &query, &wanted, cli.waiting, json).await
         }
@@ -118,7 +111,7 @@ async fn schedule(
     let stop = shutdown_on_signals()
         .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
     hear(&stop);
-    let Scheduled { node, instance } = match schedule::schedule(&session.place(), wanted, &stop).await? {
+    let Scheduled { node, instance } = match ec_cloud::schedule(&session.cloud, wanted, &stop).await? {
         Ok(scheduled) => scheduled,
         Err(no_room) => return Err(no_allocations(session, query, &no_room, json).await?),
     };
@@ -130,7 +123,7 @@ async fn schedule(
     let (state, ip) = if waiting.wait {
         let timeout = Duration::from_secs(waiting.timeout);
         let outcome = tokio::select! {
-            outcome = wait::until_active(session, node, instance, timeout) => outcome,
+            outcome = wait_for_active(session, node, instance, timeout) => outcome,
             () = stop.cancelled() => Err(Failure { code: INTERRUPTED, message: going_on(instance) }),
         };
         match outcome {
@@ -160,6 +153,18 @@ async fn schedule(
     Ok(())
 }
 
+async fn wait_for_active(
+    session: &Session,
+    node: NodeId,
+    instance: InstanceId,
+    timeout: Duration,
+) -> Result<Status, Failure> {
+    let shown = Shown::new("claimed");
+    let outcome = until_active(&session.cloud, node, instance, timeout, |step| shown.step(step)).await;
+    shown.finish();
+    Ok(outcome?)
+}
+
 fn going_on(instance: InstanceId) -> String {
     format!(
         "interrupted after the request was written: {instance} goes on, `eschedule destroy {instance}` ends it"
@@ -180,10 +185,10 @@ async fn no_allocations(
     no_room: &NoRoom,
     json: bool,
 ) -> Result<Failure, Failure> {
-    let reasons = explain::explain(session, query, no_room).await;
+    let reasons = ec_cloud::explain(&session.cloud, query, no_room).await;
     let text = match &reasons {
         Ok(reasons) => reasons.text(),
-        Err(failure) => format!("the reason cannot be told: {}", failure.message),
+        Err(error) => format!("the reason cannot be told: {error}"),
     };
     if json {
         output::json(&json!({
@@ -201,12 +206,12 @@ async fn no_allocations(
 
 /// The classic question: `eschedule <instance>`.
 async fn address(session: &Session, instance: &str, waiting: Waiting, json: bool) -> Result<(), Failure> {
-    let instance = resolve(session, instance).await?;
-    let known = find_placed(session, instance).await?;
+    let instance = resolve(&session.cloud, instance).await?;
+    let known = find_placed(&session.cloud, instance).await?;
     let mut view = View::of(&known);
     if waiting.wait {
         let timeout = Duration::from_secs(waiting.timeout);
-        let status = wait::until_active(session, known.node, instance, timeout).await?;
+        let status = wait_for_active(session, known.node, instance, timeout).await?;
         (view.state, view.ip, view.reason) = (status.state.to_string(), status.ip, status.reason);
     }
     match view.ip {
@@ -220,8 +225,8 @@ async fn address(session: &Session, instance: &str, waiting: Waiting, json: bool
 }
 
 async fn destroy(session: &Session, instance: &str, waiting: Waiting, json: bool) -> Result<(), Failure> {
-    let instance = resolve(session, instance).await?;
-    let (node, alive) = match destroy::destroy(session, instance).await? {
+    let instance = resolve(&session.cloud, instance).await?;
+    let (node, alive) = match ec_cloud::destroy(&session.cloud, instance).await? {
         Doomed::By { node, alive } => (Some(node), alive),
         Doomed::Already => (None, false),
     };
@@ -230,7 +235,11 @@ async fn destroy(session: &Session, instance: &str, waiting: Waiting, json: bool
     }
     let done = match node {
         Some(node) if waiting.wait => {
-            wait::until_gone(session, node, instance, Duration::from_secs(waiting.timeout)).await?;
+            let shown = Shown::new("destroying");
+            let timeout = Duration::from_secs(waiting.timeout);
+            let outcome = until_gone(&session.cloud, node, instance, timeout, |step| shown.step(step)).await;
+            shown.finish();
+            outcome?;
             "DESTROYED"
         }
         Some(_) => "DESTROYING",
@@ -258,7 +267,7 @@ fn manual_pages(directory: &Path) -> Result<(), Failure> {
 /// Tells what is not as it should be, where an operator looks: at the nodes.
 async fn warn(session: &Session) {
     let settings = &session.settings;
-    let old = session.store.server().await.ok().and_then(|server| server.advice());
+    let old = session.cloud.store.server().await.ok().and_then(|server| server.advice());
     let warnings = settings.exposed.iter().cloned();
     let warnings = warnings.chain(settings.etcd.open_door().await).chain(settings.placement.open_door());
     for warning in warnings.chain(old) {

@@ -1,10 +1,9 @@
 //! What results look like.
 
 use comfy_table::{Table, presets::NOTHING};
+use ec_cloud::{NodeView, View};
 use ec_runtime::exit::{Failure, print};
 use serde::Serialize;
-
-use crate::{lookup::View, nodes::NodeView};
 
 /// A value as JSON.
 pub(crate) fn json(value: &impl Serialize) -> Result<(), Failure> {

@@ -2,10 +2,11 @@
 
 use std::{fs::File, io::Read, path::Path};
 
+use ec_cloud::{Guest, Naming};
 use ec_model::{Blob, ImageRef, USER_DATA_MAX};
 use ec_runtime::exit::Failure;
 
-use crate::{cli::Spec, config::Defaults, intent::Naming};
+use crate::{cli::Spec, config::Defaults};
 
 /// A file of public keys is a few lines.
 const KEY_FILE_MAX: usize = 1 << 20;
@@ -17,47 +18,33 @@ const KEYS_MAX: usize = 64;
 const SUFFIX: &str = "01234567";
 
 /// A checked [`Spec`], with the site's defaults where it says nothing.
-pub(crate) struct GuestSpec {
-    pub(crate) naming: Naming,
-    pub(crate) user_data: Option<Blob>,
-    pub(crate) keys: Vec<String>,
-    pub(crate) image: ImageRef,
-    pub(crate) token_required: bool,
-}
-
-impl GuestSpec {
-    pub(crate) fn read(spec: &Spec, image: &str, defaults: &Defaults) -> Result<Self, Failure> {
-        let naming = match (&spec.name, &defaults.name_prefix) {
-            (Some(name), _) => Naming::Name(hostname(name)?),
-            (None, Some(prefix)) => {
-                hostname(&format!("{prefix}{SUFFIX}")).map_err(|_| {
-                    Failure::usage(format!("defaults.name_prefix `{prefix}` begins no hostname"))
-                })?;
-                Naming::Prefix(prefix.clone())
-            }
-            (None, None) => Naming::None,
-        };
-        let user_data = match (&spec.user_data, &defaults.user_data) {
-            (Some(path), _) => Some(read_user_data(path, "--user-data")?),
-            (None, Some(path)) => Some(read_user_data(path, "defaults.user_data")?),
-            (None, None) => None,
-        };
-        let keys = if spec.key.is_empty() {
-            read_keys(&defaults.keys, "defaults.keys")?
-        } else {
-            read_keys(&spec.key, "--key")?
-        };
-        Ok(Self {
-            naming,
-            user_data,
-            keys,
-            image: ImageRef {
-                url: image_url(image)?,
-                sha256: spec.sha256.as_deref().map(sha256).transpose()?,
-            },
-            token_required: spec.require_token || defaults.require_token,
-        })
-    }
+pub(crate) fn read(spec: &Spec, image: &str, defaults: &Defaults) -> Result<Guest, Failure> {
+    let naming = match (&spec.name, &defaults.name_prefix) {
+        (Some(name), _) => Naming::Name(hostname(name)?),
+        (None, Some(prefix)) => {
+            hostname(&format!("{prefix}{SUFFIX}"))
+                .map_err(|_| Failure::usage(format!("defaults.name_prefix `{prefix}` begins no hostname")))?;
+            Naming::Prefix(prefix.clone())
+        }
+        (None, None) => Naming::None,
+    };
+    let user_data = match (&spec.user_data, &defaults.user_data) {
+        (Some(path), _) => Some(read_user_data(path, "--user-data")?),
+        (None, Some(path)) => Some(read_user_data(path, "defaults.user_data")?),
+        (None, None) => None,
+    };
+    let keys = if spec.key.is_empty() {
+        read_keys(&defaults.keys, "defaults.keys")?
+    } else {
+        read_keys(&spec.key, "--key")?
+    };
+    Ok(Guest {
+        naming,
+        user_data,
+        keys,
+        image: ImageRef { url: image_url(image)?, sha256: spec.sha256.as_deref().map(sha256).transpose()? },
+        token_required: spec.require_token || defaults.require_token,
+    })
 }
 
 /// RFC 1123: labels of letters, digits and hyphens, at most 63 each and 253 in all.
@@ -78,7 +65,7 @@ fn hostname(name: &str) -> Result<String, Failure> {
 }
 
 fn read_user_data(path: &Path, option: &str) -> Result<Blob, Failure> {
-    let bytes = read(path, option, USER_DATA_MAX)?;
+    let bytes = bytes_of(path, option, USER_DATA_MAX)?;
     if bytes.len() > USER_DATA_MAX {
         return Err(Failure::usage(format!(
             "{option} {} has {} bytes or more, and a guest can be given {USER_DATA_MAX}",
@@ -93,7 +80,8 @@ fn read_keys(files: &[impl AsRef<Path>], option: &str) -> Result<Vec<String>, Fa
     let mut keys = Vec::new();
     for path in files.iter().map(AsRef::as_ref) {
         let wrong = |why: &str| Failure::usage(format!("{option} {} {why}", path.display()));
-        let text = String::from_utf8(read(path, option, KEY_FILE_MAX)?).map_err(|_| wrong("is not text"))?;
+        let text =
+            String::from_utf8(bytes_of(path, option, KEY_FILE_MAX)?).map_err(|_| wrong("is not text"))?;
         if text.len() > KEY_FILE_MAX {
             return Err(wrong("is too large for a file of public keys"));
         }
@@ -159,7 +147,7 @@ fn sha256(digest: &str) -> Result<String, Failure> {
 }
 
 /// The file's bytes, and one more than `most` where it has more: some files never end.
-fn read(path: &Path, option: &str, most: usize) -> Result<Vec<u8>, Failure> {
+fn bytes_of(path: &Path, option: &str, most: usize) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
     File::open(path)
         .and_then(|file| file.take(most as u64 + 1).read_to_end(&mut bytes))

@@ -4,12 +4,14 @@
 //! Rules come from the OpenStack Placement API reference; we speak 1.39, and with an older server
 //! the newest version it has, down to 1.28.
 
+mod api;
 mod client;
 mod error;
 mod section;
 mod types;
 mod wire;
 
+pub use api::Placement;
 pub use client::{CONSUMER_TYPE, PlacementClient};
 pub use error::{PlacementError, PlacementResult};
 pub use section::PlacementSection;

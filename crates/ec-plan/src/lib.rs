@@ -19,8 +19,10 @@
 //! found each time, so an ERROR of such an instance ends when its cause does. A guest of ours that no request
 //! speaks of (etcd was emptied, or restored to a time before it) is UNCLAIMED: it runs on and is counted.
 
+pub mod choice;
 mod decide;
 mod facts;
+pub mod lack;
 
 pub use decide::{Decision, Effect, decide, ran};
 pub use facts::{Allocation, Facts, KnownStatus, Limits, RecordFacts, StatusFacts, Wanted};

@@ -5,12 +5,12 @@
 
 use std::time::Duration;
 
-use ec_model::{IndexEntry, InstanceId, Keyspace, RECORD_VERSION, decode, encode};
-use ec_placement_client::{Candidates, Claim, PlacementClient, PlacementResult};
-use ec_runtime::exit::{Failure, UNREACHABLE, tell};
+use ec_model::{IndexEntry, InstanceId, RECORD_VERSION, decode, encode};
 use ec_store::{Compare, KeyValue, Revision, Store, StoreError, Txn};
 use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
+
+use crate::{Cloud, CloudError, CloudResult};
 
 /// A command takes seconds. What is left of one after so long will not be finished by it.
 pub(crate) const STALE: SignedDuration = SignedDuration::from_mins(10);
@@ -24,56 +24,9 @@ const PAUSE: Duration = Duration::from_millis(300);
 /// Names come and go while we look; so often is enough for anybody.
 const TRIES: usize = 5;
 
-/// What scheduling asks of placement.
-pub(crate) trait Claims {
-    /// Ways to satisfy a query: all, or so many.
-    async fn candidates(
-        &self,
-        query: &ec_model::ResourceQuery,
-        limit: Option<usize>,
-    ) -> PlacementResult<Candidates>;
-    /// Claims one for a consumer that must not exist.
-    async fn claim(&self, claim: &Claim<'_>) -> PlacementResult<()>;
-    /// Gives back whatever the consumer holds.
-    async fn release(&self, instance: InstanceId) -> PlacementResult<()>;
-    /// Whether the consumer holds anything.
-    async fn holds(&self, instance: InstanceId) -> PlacementResult<bool>;
-}
-
-impl Claims for PlacementClient {
-    async fn candidates(
-        &self,
-        query: &ec_model::ResourceQuery,
-        limit: Option<usize>,
-    ) -> PlacementResult<Candidates> {
-        Self::candidates(self, query, limit).await
-    }
-
-    async fn claim(&self, claim: &Claim<'_>) -> PlacementResult<()> {
-        Self::claim(self, claim).await
-    }
-
-    async fn release(&self, instance: InstanceId) -> PlacementResult<()> {
-        Self::release(self, instance).await
-    }
-
-    async fn holds(&self, instance: InstanceId) -> PlacementResult<bool> {
-        Ok(self.allocations(instance).await?.is_some())
-    }
-}
-
-/// Where things are written, and for whom.
-pub(crate) struct Place<'a, P> {
-    pub(crate) store: &'a dyn Store,
-    pub(crate) placement: &'a P,
-    pub(crate) keys: &'a Keyspace,
-    pub(crate) project: &'a str,
-    pub(crate) user: &'a str,
-}
-
 /// What a guest shall be called.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Naming {
+pub enum Naming {
     /// By its uuid alone.
     None,
     /// So.
@@ -124,132 +77,123 @@ pub(crate) enum Back {
 
 impl Intent {
     /// Writes index and name of a new instance. A name that is taken is refused, with who bears it.
-    pub(crate) async fn write<P: Claims>(place: &Place<'_, P>, naming: &Naming) -> Result<Self, Failure> {
+    pub(crate) async fn write(cloud: &Cloud, naming: &Naming) -> CloudResult<Self> {
         for _ in 0..TRIES {
-            let intent = Self::new(place, naming);
-            match place.store.txn(intent.alone(place, intent.put(place, Txn::new()))).await {
+            let intent = Self::new(cloud, naming);
+            match cloud.store.txn(intent.alone(cloud, intent.put(cloud, Txn::new()))).await {
                 Ok(outcome) if outcome.succeeded => {
                     return Ok(Self { revision: outcome.revision, ..intent });
                 }
                 Ok(_) => {
                     if let Some(name) = &intent.entry.name {
-                        free(place, name).await?;
+                        free(cloud, name).await?;
                     }
                 }
-                Err(StoreError::Unknown(why)) => return intent.resolved(place, &why).await,
+                Err(StoreError::Unknown(why)) => return intent.resolved(cloud, &why).await,
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(Failure::failed("the name is taken and given back again and again; try again"))
+        Err(CloudError::Busy("the name is taken and given back again and again; try again".into()))
     }
 
-    fn new<P>(place: &Place<'_, P>, naming: &Naming) -> Self {
+    fn new(cloud: &Cloud, naming: &Naming) -> Self {
         let instance = InstanceId::new(uuid::Uuid::new_v4());
         let entry = IndexEntry {
             version: RECORD_VERSION,
             node: None,
             name: naming.of(instance),
-            project: place.project.to_owned(),
+            project: cloud.project.clone(),
             created_at: Timestamp::now(),
         };
         Self { instance, entry, revision: 0 }
     }
 
     /// Adds its writing to a transaction.
-    fn put<P>(&self, place: &Place<'_, P>, txn: Txn) -> Txn {
-        let index = place.keys.instance(self.instance);
+    fn put(&self, cloud: &Cloud, txn: Txn) -> Txn {
+        let index = cloud.keys.instance(self.instance);
         let txn = txn.when(Compare::Absent(index.clone())).put(index, encode(&self.entry));
         match &self.entry.name {
-            Some(name) => txn.put(place.keys.name(place.project, name, self.instance), ""),
+            Some(name) => txn.put(cloud.keys.name(&cloud.project, name, self.instance), ""),
             None => txn,
         }
     }
 
     /// Adds the demand that nobody bears its name.
-    fn alone<P>(&self, place: &Place<'_, P>, txn: Txn) -> Txn {
+    fn alone(&self, cloud: &Cloud, txn: Txn) -> Txn {
         match &self.entry.name {
-            Some(name) => txn.when(Compare::NoneUnder(place.keys.names(place.project, name))),
+            Some(name) => txn.when(Compare::NoneUnder(cloud.keys.names(&cloud.project, name))),
             None => txn,
         }
     }
 
     /// Adds its end to a transaction.
-    fn delete<P>(&self, place: &Place<'_, P>, mut txn: Txn) -> Txn {
-        let index = place.keys.instance(self.instance);
+    fn delete(&self, cloud: &Cloud, mut txn: Txn) -> Txn {
+        let index = cloud.keys.instance(self.instance);
         txn = txn.when(Compare::Unchanged(index.clone(), self.revision)).delete(index);
         match &self.entry.name {
-            Some(name) => txn.delete(place.keys.name(&self.entry.project, name, self.instance)),
+            Some(name) => txn.delete(cloud.keys.name(&self.entry.project, name, self.instance)),
             None => txn,
         }
     }
 
     /// After a write whose answer was lost: it stands, or an error. What may still arrive later holds nothing
     /// but a name, which is taken over when it is old.
-    async fn resolved<P>(self, place: &Place<'_, P>, why: &str) -> Result<Self, Failure> {
-        tell(&format!(
-            "eschedule: {why}; asking etcd whether it was written, for {} s",
+    async fn resolved(self, cloud: &Cloud, why: &str) -> CloudResult<Self> {
+        (cloud.notice)(&format!(
+            "{why}; asking etcd whether it was written, for {} s",
             RESOLVE_TIME.as_secs()
         ));
-        match read(place.store, &place.keys.instance(self.instance)).await {
+        match read(&*cloud.store, &cloud.keys.instance(self.instance)).await {
             Some(Some(pair)) => Ok(Self { revision: pair.mod_revision, ..self }),
-            _ => Err(Failure {
-                code: UNREACHABLE,
-                message: format!("etcd broke off before anything was claimed: {why}; nothing was requested"),
-            }),
+            _ => Err(CloudError::Unavailable(format!(
+                "etcd broke off before anything was claimed: {why}; nothing was requested"
+            ))),
         }
     }
 
     /// The same intent under a new uuid. Nothing may be claimed under the old one.
-    pub(crate) async fn renewed<P: Claims>(
-        self,
-        place: &Place<'_, P>,
-        naming: &Naming,
-    ) -> Result<Self, Failure> {
-        let next = Self::new(place, naming);
-        let mut txn = next.put(place, self.delete(place, Txn::new()));
+    pub(crate) async fn renewed(self, cloud: &Cloud, naming: &Naming) -> CloudResult<Self> {
+        let next = Self::new(cloud, naming);
+        let mut txn = next.put(cloud, self.delete(cloud, Txn::new()));
         if next.entry.name != self.entry.name {
-            txn = next.alone(place, txn);
+            txn = next.alone(cloud, txn);
         }
-        match place.store.txn(txn).await {
+        match cloud.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => Ok(Self { revision: outcome.revision, ..next }),
             Ok(_) => Err(lost(self.instance)),
-            Err(StoreError::Unknown(why)) => next.resolved(place, &why).await,
+            Err(StoreError::Unknown(why)) => next.resolved(cloud, &why).await,
             Err(error) => Err(error.into()),
         }
     }
 
     /// Gives up after a claim whose answer was lost. It may still arrive, and only where there is an index does its
     /// node give it back; so that stays, without the name, until somebody comes across it.
-    pub(crate) async fn abandon<P: Claims>(self, place: &Place<'_, P>) -> Result<(), Failure> {
-        let index = place.keys.instance(self.instance);
+    pub(crate) async fn abandon(self, cloud: &Cloud) -> CloudResult<()> {
+        let index = cloud.keys.instance(self.instance);
         let nameless = IndexEntry { name: None, ..self.entry.clone() };
         let mut txn =
             Txn::new().when(Compare::Unchanged(index.clone(), self.revision)).put(index, encode(&nameless));
         if let Some(name) = &self.entry.name {
-            txn = txn.delete(place.keys.name(place.project, name, self.instance));
+            txn = txn.delete(cloud.keys.name(&cloud.project, name, self.instance));
         }
-        let (released, written) = tokio::join!(place.placement.release(self.instance), place.store.txn(txn));
+        let (released, written) = tokio::join!(cloud.placement.release(self.instance), cloud.store.txn(txn));
         written?;
         Ok(released?)
     }
 
     /// Takes back what was begun: the claim where there may be one, then index and name. Where the request may
     /// be on its way, the index is written anew first, so that it cannot arrive any more.
-    pub(crate) async fn take_back<P: Claims>(
-        mut self,
-        place: &Place<'_, P>,
-        reached: Reached<'_>,
-    ) -> Result<Back, Failure> {
+    pub(crate) async fn take_back(mut self, cloud: &Cloud, reached: Reached<'_>) -> CloudResult<Back> {
         if let Reached::Request(key) = reached {
-            match self.fence(place, key).await? {
+            match self.fence(cloud, key).await? {
                 Some(revision) => self.revision = revision,
                 None => return Ok(Back::Requested),
             }
         }
         if reached != Reached::Intent {
-            place.placement.release(self.instance).await?;
+            cloud.placement.release(self.instance).await?;
         }
-        match place.store.txn(self.delete(place, Txn::new())).await {
+        match cloud.store.txn(self.delete(cloud, Txn::new())).await {
             // Not unchanged: whoever came across it has taken it away.
             Ok(_) => Ok(Back::Nothing),
             Err(error) => Err(error.into()),
@@ -258,19 +202,19 @@ impl Intent {
 
     /// Writes the index anew, so that a request which demands it as it was cannot arrive any more. Answers its
     /// revision; none where the request is there already.
-    async fn fence<P>(&self, place: &Place<'_, P>, request: &str) -> Result<Option<Revision>, Failure> {
-        let index = place.keys.instance(self.instance);
+    async fn fence(&self, cloud: &Cloud, request: &str) -> CloudResult<Option<Revision>> {
+        let index = cloud.keys.instance(self.instance);
         let begun = Instant::now();
         while begun.elapsed() < RESOLVE_TIME {
             let fence = Txn::new()
                 .when(Compare::Unchanged(index.clone(), self.revision))
                 .put(index.clone(), encode(&self.entry));
-            match place.store.txn(fence).await {
+            match cloud.store.txn(fence).await {
                 Ok(outcome) if outcome.succeeded => return Ok(Some(outcome.revision)),
                 // The request came first, or an earlier try was done after all.
                 Ok(_) => {
                     let ((request, _), (found, _)) =
-                        tokio::try_join!(place.store.get(request), place.store.get(&index))?;
+                        tokio::try_join!(cloud.store.get(request), cloud.store.get(&index))?;
                     if request.is_some() {
                         return Ok(None);
                     }
@@ -282,18 +226,15 @@ impl Intent {
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(Failure {
-            code: UNREACHABLE,
-            message: format!(
-                "etcd does not answer; `eschedule show {}` will tell whether the request arrived",
-                self.instance
-            ),
-        })
+        Err(CloudError::Unavailable(format!(
+            "etcd does not answer; `eschedule show {}` will tell whether the request arrived",
+            self.instance
+        )))
     }
 }
 
-fn lost(instance: InstanceId) -> Failure {
-    Failure::failed(format!(
+fn lost(instance: InstanceId) -> CloudError {
+    CloudError::Busy(format!(
         "somebody else took {instance} away while it was being placed; nothing was requested, try again"
     ))
 }
@@ -311,26 +252,28 @@ async fn read(store: &dyn Store, key: &str) -> Option<Option<KeyValue>> {
 }
 
 /// Sees to it that nobody bears the name, where those who do are only left-overs; else the error says who.
-async fn free<P: Claims>(place: &Place<'_, P>, name: &str) -> Result<(), Failure> {
-    let names = place.keys.names(place.project, name);
-    let taken = |by: &str| {
-        Failure::failed(format!("the name `{name}` is taken within project `{}` by {by}", place.project))
+async fn free(cloud: &Cloud, name: &str) -> CloudResult<()> {
+    let names = cloud.keys.names(&cloud.project, name);
+    let taken = |by: &str| CloudError::Taken {
+        name: name.to_owned(),
+        project: cloud.project.clone(),
+        by: by.to_owned(),
     };
-    for key in place.store.keys(&names).await? {
+    for key in cloud.store.keys(&names).await? {
         let Ok(instance) = key.trim_start_matches(&names).parse::<InstanceId>() else {
             return Err(taken(&format!("the key {key}, which is none of ours")));
         };
-        let index_key = place.keys.instance(instance);
-        let (index, _) = place.store.get(&index_key).await?;
+        let index_key = cloud.keys.instance(instance);
+        let (index, _) = cloud.store.get(&index_key).await?;
         let Some(index) = index else {
             // Both are written and deleted together: somebody took the other away by hand.
-            place.store.txn(Txn::new().when(Compare::Absent(index_key)).delete(key)).await?;
+            cloud.store.txn(Txn::new().when(Compare::Absent(index_key)).delete(key)).await?;
             continue;
         };
         let Ok(entry) = decode::<IndexEntry>(&index.value) else {
             return Err(taken(&format!("{instance}, whose key {index_key} this release cannot read")));
         };
-        if !sweep(place, instance, entry, index.mod_revision).await? {
+        if !sweep(cloud, instance, entry, index.mod_revision).await? {
             return Err(taken(&instance.to_string()));
         }
     }
@@ -342,32 +285,32 @@ async fn free<P: Claims>(place: &Place<'_, P>, name: &str) -> Result<(), Failure
 ///
 /// Once it was requested its claim is its node's matter: the guest may be there although somebody deleted its keys, and
 /// then it must stay counted. So only what holds nothing any more is taken away then.
-pub(crate) async fn sweep<P: Claims>(
-    place: &Place<'_, P>,
+pub(crate) async fn sweep(
+    cloud: &Cloud,
     instance: InstanceId,
     entry: IndexEntry,
     revision: Revision,
-) -> Result<bool, Failure> {
+) -> CloudResult<bool> {
     if Timestamp::now().duration_since(entry.created_at) < STALE {
         return Ok(false);
     }
-    let index = place.keys.instance(instance);
+    let index = cloud.keys.instance(instance);
     // Written anew, so that a command which only slept cannot finish any more.
     let mut fence = Txn::new().when(Compare::Unchanged(index.clone(), revision)).put(index, encode(&entry));
     if let Some(node) = entry.node {
-        if place.placement.holds(instance).await? {
+        if cloud.placement.allocations(instance).await?.is_some() {
             return Ok(false);
         }
         fence = fence
-            .when(Compare::Absent(place.keys.request(node, instance)))
-            .when(Compare::Absent(place.keys.status(node, instance)));
+            .when(Compare::Absent(cloud.keys.request(node, instance)))
+            .when(Compare::Absent(cloud.keys.status(node, instance)));
     }
-    let outcome = place.store.txn(fence).await?;
+    let outcome = cloud.store.txn(fence).await?;
     if !outcome.succeeded {
         return Ok(false);
     }
     let reached = if entry.node.is_some() { Reached::Intent } else { Reached::Claim };
     let left = Intent { instance, entry, revision: outcome.revision };
-    left.take_back(place, reached).await?;
+    left.take_back(cloud, reached).await?;
     Ok(true)
 }

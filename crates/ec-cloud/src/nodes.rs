@@ -3,14 +3,13 @@
 use std::collections::{BTreeMap, HashMap};
 
 use ec_model::{NodeId, NodeRecord, ResourceQuery, Resources, decode};
-use ec_placement_client::{Inventory, PlacementClient, PlacementError, Summary};
-use ec_runtime::exit::Failure;
-use ec_store::Store;
+use ec_placement_client::{Inventory, Placement, PlacementError, Summary};
+use ec_plan::lack::is_locked;
 use futures::{StreamExt, TryStreamExt};
 use serde::Serialize;
 
 use crate::{
-    config::Session,
+    Cloud, CloudError, CloudResult,
     lookup::{CONCURRENCY, holders},
 };
 
@@ -19,22 +18,27 @@ const ANYTHING: &str = "resources=MEMORY_MB:1";
 
 /// A node and what it has left.
 #[derive(Debug, Serialize)]
-pub(crate) struct NodeView {
-    pub(crate) node: NodeId,
-    pub(crate) name: String,
+pub struct NodeView {
+    /// Which.
+    pub node: NodeId,
+    /// What people call it.
+    pub name: String,
     /// Whether its agent is alive.
-    pub(crate) alive: bool,
-    pub(crate) agent: Option<String>,
-    pub(crate) virt_type: Option<String>,
-    pub(crate) started_at: Option<jiff::Timestamp>,
+    pub alive: bool,
+    /// The release of its agent.
+    pub agent: Option<String>,
+    /// How it virtualizes: kvm or qemu.
+    pub virt_type: Option<String>,
+    /// When its agent was started.
+    pub started_at: Option<jiff::Timestamp>,
     /// How many instances etcd speaks of there.
-    pub(crate) instances: usize,
+    pub instances: usize,
     /// What is allocated, by class.
-    pub(crate) used: Resources,
+    pub used: Resources,
     /// What may be allocated in all: (total - reserved) × ratio, by class.
-    pub(crate) capacity: Resources,
+    pub capacity: Resources,
     /// What is not as it should be.
-    pub(crate) note: Option<String>,
+    pub note: Option<String>,
 }
 
 /// What placement knows of one node.
@@ -44,18 +48,18 @@ enum Room {
 }
 
 /// Living nodes, and others that hold instances.
-pub(crate) async fn nodes(session: &Session) -> Result<Vec<NodeView>, Failure> {
-    let keys = &session.settings.keys;
+pub async fn nodes(cloud: &Cloud) -> CloudResult<Vec<NodeView>> {
+    let keys = &cloud.keys;
     let prefixes = (keys.nodes(), keys.all_requests(), keys.all_statuses());
-    let query = ResourceQuery::parse(ANYTHING).map_err(|error| Failure::failed(error.to_string()))?;
+    let query = ResourceQuery::parse(ANYTHING).map_err(|error| CloudError::Invalid(error.to_string()))?;
     let etcd = async {
-        Ok::<_, Failure>(tokio::try_join!(
-            session.store.list(&prefixes.0),
-            session.store.keys(&prefixes.1),
-            session.store.keys(&prefixes.2)
+        Ok::<_, CloudError>(tokio::try_join!(
+            cloud.store.list(&prefixes.0),
+            cloud.store.keys(&prefixes.1),
+            cloud.store.keys(&prefixes.2)
         )?)
     };
-    let placement = async { Ok::<_, Failure>(session.placement.candidates(&query, None).await?) };
+    let placement = async { Ok::<_, CloudError>(cloud.placement.candidates(&query, None).await?) };
     let ((alive, requests, statuses), found) = tokio::try_join!(etcd, placement)?;
     let mut records: BTreeMap<NodeId, Result<NodeRecord, String>> = BTreeMap::new();
     for pair in &alive.pairs {
@@ -70,13 +74,13 @@ pub(crate) async fn nodes(session: &Session) -> Result<Vec<NodeView>, Failure> {
             // Of a dead one etcd does not have the name.
             let name = match records.contains_key(&node) {
                 true => None,
-                false => session.placement.provider(node).await?.map(|provider| provider.name),
+                false => cloud.placement.provider(node).await?.map(|provider| provider.name),
             };
             let room = match found.summaries.get(&node) {
                 Some(summary) => of_summary(summary),
-                None => singly(&session.placement, node).await?,
+                None => singly(&*cloud.placement, node).await?,
             };
-            Ok::<_, Failure>((node, (room, name)))
+            Ok::<_, CloudError>((node, (room, name)))
         })
         .buffer_unordered(CONCURRENCY)
         .try_collect()
@@ -135,11 +139,6 @@ fn counted(instances: usize) -> String {
     if instances == 1 { "1 instance".to_owned() } else { format!("{instances} instances") }
 }
 
-/// An agent that ends reserves all processors, so that nothing more comes.
-pub(crate) fn is_locked(capacity: &Resources) -> bool {
-    capacity.get("VCPU") == Some(&0)
-}
-
 fn of_summary(summary: &Summary) -> Room {
     let amounts = |pick: fn(&ec_placement_client::Amount) -> u64| {
         summary.resources.iter().map(|(class, amount)| (class.clone(), pick(amount))).collect()
@@ -148,7 +147,7 @@ fn of_summary(summary: &Summary) -> Room {
 }
 
 /// Asks for one node that no summary showed: it is full, or locked, or not there.
-async fn singly(placement: &PlacementClient, node: NodeId) -> Result<Room, Failure> {
+async fn singly(placement: &dyn Placement, node: NodeId) -> CloudResult<Room> {
     match tokio::try_join!(placement.inventory(node), placement.usages(node)) {
         Ok((inventory, used)) => {
             let capacity = inventory.iter().map(|(class, of)| (class.clone(), capacity(of))).collect();

@@ -1,12 +1,11 @@
 //! Destroying: change what is wanted; the node's agent does it, now or when it is back.
 
 use ec_model::{Desired, IndexEntry, InstanceId, NodeId, RECORD_VERSION, Request, encode};
-use ec_runtime::exit::Failure;
-use ec_store::{Compare, Revision, Store, Txn};
+use ec_store::{Compare, Revision, Txn};
 use jiff::Timestamp;
 
 use crate::{
-    config::Session,
+    Cloud, CloudError, CloudResult,
     intent::{STALE, sweep},
     lookup::{Found, Known, Read, find},
 };
@@ -15,39 +14,44 @@ use crate::{
 const TRIES: usize = 10;
 
 /// Who will do it.
-pub(crate) enum Doomed {
+pub enum Doomed {
     /// The agent of this node, when it is alive.
-    By { node: NodeId, alive: bool },
+    By {
+        /// Which.
+        node: NodeId,
+        /// Whether its agent is.
+        alive: bool,
+    },
     /// There was nothing but an index, and that is gone.
     Already,
 }
 
 /// Asks for the instance's end. Asking again is not an error.
-pub(crate) async fn destroy(session: &Session, instance: InstanceId) -> Result<Doomed, Failure> {
+pub async fn destroy(cloud: &Cloud, instance: InstanceId) -> CloudResult<Doomed> {
     for _ in 0..TRIES {
-        let known = match find(session, instance).await? {
+        let known = match find(cloud, instance).await? {
             Found::Placed(known) => known,
-            Found::Unplaced(entry, revision) => match take_away(session, instance, entry, revision).await? {
+            Found::Unplaced(entry, revision) => match take_away(cloud, instance, entry, revision).await? {
                 true => return Ok(Doomed::Already),
                 // It was placed at this moment.
                 false => continue,
             },
         };
         let doomed = Doomed::By { node: known.node, alive: known.node_alive };
-        let Some(txn) = wish(session, &known)? else { return Ok(doomed) };
+        let Some(txn) = wish(cloud, &known)? else { return Ok(doomed) };
         // Where the outcome is unknown the next look tells it.
-        match session.store.txn(txn).await {
+        match cloud.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => return Ok(doomed),
             Ok(_) | Err(ec_store::StoreError::Unknown(_)) => {}
             Err(error) => return Err(error.into()),
         }
     }
-    Err(Failure::failed(format!("the request of {instance} keeps changing; try again")))
+    Err(CloudError::Busy(format!("the request of {instance} keeps changing; try again")))
 }
 
 /// Writes the wish, and takes index and name away; nothing where it is written already.
-fn wish(session: &Session, known: &Known) -> Result<Option<Txn>, Failure> {
-    let keys = &session.settings.keys;
+fn wish(cloud: &Cloud, known: &Known) -> CloudResult<Option<Txn>> {
+    let keys = &cloud.keys;
     let key = keys.request(known.node, known.instance);
     let (request, unchanged) = match &known.request {
         Read::Here(request, revision) => {
@@ -59,9 +63,9 @@ fn wish(session: &Session, known: &Known) -> Result<Option<Txn>, Failure> {
         }
         // After an ERROR, of a guest that nobody claims, or when somebody deleted the key: what is left is cleaned
         // up the same way.
-        Read::Absent => (gone(session, known), Compare::Absent(key.clone())),
+        Read::Absent => (gone(cloud, known), Compare::Absent(key.clone())),
         Read::Unreadable(why) => {
-            return Err(Failure::failed(format!(
+            return Err(CloudError::Unreadable(format!(
                 "the request of {} at {key} cannot be read, so nothing was changed: {why}; use the release that wrote it, or mend the key with etcdctl",
                 known.instance
             )));
@@ -74,10 +78,10 @@ fn wish(session: &Session, known: &Known) -> Result<Option<Txn>, Failure> {
     Ok(Some(txn))
 }
 
-fn gone(session: &Session, known: &Known) -> Request {
+fn gone(cloud: &Cloud, known: &Known) -> Request {
     let index = known.index.as_ref().map(|(entry, _)| entry);
     let named = index.and_then(|entry| entry.name.clone());
-    let project = index.map_or(&session.settings.project, |entry| &entry.project);
+    let project = index.map_or(&cloud.project, |entry| &entry.project);
     Request {
         version: RECORD_VERSION,
         instance: known.instance,
@@ -89,25 +93,25 @@ fn gone(session: &Session, known: &Known) -> Request {
         user_data_bytes: None,
         token_required: false,
         project: project.clone(),
-        user: session.settings.user.clone(),
+        user: cloud.user.clone(),
         created_at: Timestamp::now(),
     }
 }
 
 /// What a killed command left, when it is old enough to be that. Whether it was.
 async fn take_away(
-    session: &Session,
+    cloud: &Cloud,
     instance: InstanceId,
     entry: IndexEntry,
     revision: Revision,
-) -> Result<bool, Failure> {
+) -> CloudResult<bool> {
     let age = Timestamp::now().duration_since(entry.created_at);
     if age < STALE {
-        return Err(Failure::failed(format!(
+        return Err(CloudError::Busy(format!(
             "instance {instance} is being placed since {}; if its command was killed, destroy it again in {} s",
             entry.created_at,
             (STALE - age).as_secs()
         )));
     }
-    sweep(&session.place(), instance, entry, revision).await
+    sweep(cloud, instance, entry, revision).await
 }

@@ -3,20 +3,21 @@
 use std::collections::{BTreeMap, HashSet};
 
 use ec_model::{Desired, IndexEntry, InstanceId, Keyspace, NodeId, Record, Request, State, Status, decode};
-use ec_runtime::exit::Failure;
-use ec_store::{KeyValue, Revision, Store, StoreResult};
+use ec_store::{KeyValue, Revision, StoreResult};
 use futures::{StreamExt, TryStreamExt};
 use serde::Serialize;
 
-use crate::{config::Session, intent::sweep};
+use crate::{Cloud, CloudError, CloudResult, intent::sweep};
 
 /// So many questions at once.
 pub(crate) const CONCURRENCY: usize = 16;
 
 /// What lies under a key.
 #[derive(Debug, Clone)]
-pub(crate) enum Read<R> {
+pub enum Read<R> {
+    /// Nothing.
     Absent,
+    /// This, written at that revision.
     Here(R, Revision),
     /// A newer release wrote it, or it is damaged. Nobody touches it.
     Unreadable(String),
@@ -31,7 +32,8 @@ impl<R: Record> Read<R> {
         }
     }
 
-    pub(crate) fn record(&self) -> Option<&R> {
+    /// What can be read.
+    pub fn record(&self) -> Option<&R> {
         match self {
             Self::Here(record, _) => Some(record),
             Self::Absent | Self::Unreadable(_) => None,
@@ -51,17 +53,23 @@ impl<R: Record> Read<R> {
 }
 
 /// An instance and all that etcd knows of it.
-pub(crate) struct Known {
-    pub(crate) instance: InstanceId,
-    pub(crate) index: Option<(IndexEntry, Revision)>,
-    pub(crate) request: Read<Request>,
-    pub(crate) status: Read<Status>,
-    pub(crate) node: NodeId,
-    pub(crate) node_alive: bool,
+pub struct Known {
+    /// Which.
+    pub instance: InstanceId,
+    /// Its index, where there is one.
+    pub index: Option<(IndexEntry, Revision)>,
+    /// What is wanted of it.
+    pub request: Read<Request>,
+    /// How it is.
+    pub status: Read<Status>,
+    /// Where it is.
+    pub node: NodeId,
+    /// Whether that node's agent is alive.
+    pub node_alive: bool,
 }
 
 /// What is found under a uuid.
-pub(crate) enum Found {
+pub enum Found {
     /// It is placed.
     Placed(Box<Known>),
     /// It was asked for, and no request was written yet: a command is at it, or was killed.
@@ -69,36 +77,35 @@ pub(crate) enum Found {
 }
 
 /// The uuid that the text is, or that bears the name.
-pub(crate) async fn resolve(session: &Session, text: &str) -> Result<InstanceId, Failure> {
+pub async fn resolve(cloud: &Cloud, text: &str) -> CloudResult<InstanceId> {
     if let Ok(instance) = text.parse() {
         return Ok(instance);
     }
-    let settings = &session.settings;
-    let names = settings.keys.names(&settings.project, text);
-    let mut bearers = below(session, &names, &names).await?;
+    let names = cloud.keys.names(&cloud.project, text);
+    let mut bearers = below(cloud, &names, &names).await?;
     // Without a name it is called by the first part of its uuid.
     if bearers.is_empty()
         && let Some(part) = text.strip_prefix("vm-").filter(|part| is_first_part(part))
     {
-        let instances = settings.keys.instances();
-        bearers = below(session, &format!("{instances}{part}-"), &instances).await?;
+        let instances = cloud.keys.instances();
+        bearers = below(cloud, &format!("{instances}{part}-"), &instances).await?;
     }
     let mut bearers = bearers.into_iter();
     match (bearers.next(), bearers.next()) {
         (Some(instance), None) => Ok(instance),
-        (None, _) => Err(Failure::failed(format!(
+        (None, _) => Err(CloudError::NotFound(format!(
             "no instance of project `{}` is named `{text}`, and it is neither a uuid nor a resources query; `eschedule list` shows all",
-            settings.project
+            cloud.project
         ))),
-        (Some(_), Some(_)) => Err(Failure::failed(format!(
+        (Some(_), Some(_)) => Err(CloudError::Invalid(format!(
             "several instances are named `{text}`: give the uuid, `eschedule list` shows them"
         ))),
     }
 }
 
 /// The instances whose keys begin with this, and end with them behind that.
-async fn below(session: &Session, beginning: &str, behind: &str) -> Result<Vec<InstanceId>, Failure> {
-    let keys = session.store.keys(beginning).await?;
+async fn below(cloud: &Cloud, beginning: &str, behind: &str) -> CloudResult<Vec<InstanceId>> {
+    let keys = cloud.store.keys(beginning).await?;
     Ok(keys.iter().filter_map(|key| key.strip_prefix(behind)?.parse().ok()).collect())
 }
 
@@ -109,13 +116,16 @@ fn is_first_part(text: &str) -> bool {
 
 /// Everything that etcd knows of the instance. Where it has no index, it is looked for with placement, and last
 /// among all keys.
-pub(crate) async fn find(session: &Session, instance: InstanceId) -> Result<Found, Failure> {
-    let (index, _) = session.store.get(&session.settings.keys.instance(instance)).await?;
+pub async fn find(cloud: &Cloud, instance: InstanceId) -> CloudResult<Found> {
+    let (index, _) = cloud.store.get(&cloud.keys.instance(instance)).await?;
     let index = match index {
         None => None,
         Some(pair) => Some((
             decode::<IndexEntry>(&pair.value).map_err(|error| {
-                Failure::failed(format!("key {} cannot be read: {error}; nothing was changed", pair.key))
+                CloudError::Unreadable(format!(
+                    "key {} cannot be read: {error}; nothing was changed",
+                    pair.key
+                ))
             })?,
             pair.mod_revision,
         )),
@@ -123,19 +133,19 @@ pub(crate) async fn find(session: &Session, instance: InstanceId) -> Result<Foun
     match index {
         Some((entry, revision)) => match entry.node {
             Some(node) => {
-                Ok(Found::Placed(Box::new(look(session, instance, node, Some((entry, revision))).await?)))
+                Ok(Found::Placed(Box::new(look(cloud, instance, node, Some((entry, revision))).await?)))
             }
             None => Ok(Found::Unplaced(entry, revision)),
         },
-        None => Ok(Found::Placed(Box::new(without_index(session, instance).await?))),
+        None => Ok(Found::Placed(Box::new(without_index(cloud, instance).await?))),
     }
 }
 
 /// An instance that is placed; else an error that says how it stands.
-pub(crate) async fn find_placed(session: &Session, instance: InstanceId) -> Result<Known, Failure> {
-    match find(session, instance).await? {
+pub async fn find_placed(cloud: &Cloud, instance: InstanceId) -> CloudResult<Known> {
+    match find(cloud, instance).await? {
         Found::Placed(known) => Ok(*known),
-        Found::Unplaced(entry, _) => Err(Failure::failed(format!(
+        Found::Unplaced(entry, _) => Err(CloudError::Busy(format!(
             "instance {instance} is not placed: a command began with it at {} and has not finished; `eschedule destroy {instance}` takes away what it left",
             entry.created_at
         ))),
@@ -144,16 +154,16 @@ pub(crate) async fn find_placed(session: &Session, instance: InstanceId) -> Resu
 
 /// Reads what lies at known places, at once.
 async fn look(
-    session: &Session,
+    cloud: &Cloud,
     instance: InstanceId,
     node: NodeId,
     index: Option<(IndexEntry, Revision)>,
 ) -> StoreResult<Known> {
-    let keys = &session.settings.keys;
+    let keys = &cloud.keys;
     let (request, status, alive) =
         (keys.request(node, instance), keys.status(node, instance), keys.node(node));
     let ((request, _), (status, _), (alive, _)) =
-        tokio::try_join!(session.store.get(&request), session.store.get(&status), session.store.get(&alive))?;
+        tokio::try_join!(cloud.store.get(&request), cloud.store.get(&status), cloud.store.get(&alive))?;
     Ok(Known {
         instance,
         index,
@@ -164,42 +174,43 @@ async fn look(
     })
 }
 
-async fn without_index(session: &Session, instance: InstanceId) -> Result<Known, Failure> {
-    let held = held_on(session, instance).await;
+async fn without_index(cloud: &Cloud, instance: InstanceId) -> CloudResult<Known> {
+    let held = held_on(cloud, instance).await;
     if let Ok(Some(node)) = held {
-        let known = look(session, instance, node, None).await?;
+        let known = look(cloud, instance, node, None).await?;
         if !(known.request.is_absent() && known.status.is_absent()) {
             return Ok(known);
         }
     }
     // An operator moved the claim, or it was given up with an ERROR, or placement does not answer.
-    if let Some(node) = somewhere(session, instance).await? {
-        return Ok(look(session, instance, node, None).await?);
+    if let Some(node) = somewhere(cloud, instance).await? {
+        return Ok(look(cloud, instance, node, None).await?);
     }
     match held? {
         // A guest that nobody has written of yet.
-        Some(node) => Ok(look(session, instance, node, None).await?),
-        None => Err(Failure::failed(format!("there is no instance {instance}; `eschedule list` shows all"))),
+        Some(node) => Ok(look(cloud, instance, node, None).await?),
+        None => {
+            Err(CloudError::NotFound(format!("there is no instance {instance}; `eschedule list` shows all")))
+        }
     }
 }
 
 /// The host that the instance's claim is on: the root of the tree, where it holds a part of it. None where it holds
 /// nothing, or is not of our making.
-async fn held_on(session: &Session, instance: InstanceId) -> Result<Option<NodeId>, Failure> {
-    let Some(held) = session.placement.allocations(instance).await? else { return Ok(None) };
+async fn held_on(cloud: &Cloud, instance: InstanceId) -> CloudResult<Option<NodeId>> {
+    let Some(held) = cloud.placement.allocations(instance).await? else { return Ok(None) };
     if held.consumer_type.is_some_and(|kind| kind != ec_placement_client::CONSUMER_TYPE) {
         return Ok(None);
     }
     let Some(provider) = held.allocations.into_keys().next() else { return Ok(None) };
-    Ok(session.placement.provider(provider).await?.map(|provider| provider.root()))
+    Ok(cloud.placement.provider(provider).await?.map(|provider| provider.root()))
 }
 
 /// The node under which any key speaks of the instance.
-async fn somewhere(session: &Session, instance: InstanceId) -> Result<Option<NodeId>, Failure> {
-    let keys = &session.settings.keys;
+async fn somewhere(cloud: &Cloud, instance: InstanceId) -> CloudResult<Option<NodeId>> {
+    let keys = &cloud.keys;
     let (statuses, requests) = (keys.all_statuses(), keys.all_requests());
-    let (statuses, requests) =
-        tokio::try_join!(session.store.keys(&statuses), session.store.keys(&requests))?;
+    let (statuses, requests) = tokio::try_join!(cloud.store.keys(&statuses), cloud.store.keys(&requests))?;
     let statuses = statuses.iter().filter_map(|key| keys.parse_status(key).ok());
     let requests = requests.iter().filter_map(|key| keys.parse_request(key).ok());
     Ok(statuses.chain(requests).find(|(_, of)| *of == instance).map(|(node, _)| node))
@@ -207,18 +218,27 @@ async fn somewhere(session: &Session, instance: InstanceId) -> Result<Option<Nod
 
 /// What people and scripts see of an instance.
 #[derive(Debug, Serialize)]
-pub(crate) struct View {
-    pub(crate) instance: InstanceId,
-    pub(crate) name: Option<String>,
-    pub(crate) node: Option<NodeId>,
-    pub(crate) node_alive: bool,
-    pub(crate) state: String,
-    pub(crate) ip: Option<std::net::IpAddr>,
-    pub(crate) reason: Option<String>,
+pub struct View {
+    /// Which.
+    pub instance: InstanceId,
+    /// What it is called.
+    pub name: Option<String>,
+    /// Where it is; none where it is not placed yet.
+    pub node: Option<NodeId>,
+    /// Whether that node's agent is alive.
+    pub node_alive: bool,
+    /// A [`State`], or UNKNOWN.
+    pub state: String,
+    /// Its first address.
+    pub ip: Option<std::net::IpAddr>,
+    /// Why it is in this state.
+    pub reason: Option<String>,
+    /// The whole request, where that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) request: Option<Request>,
+    pub request: Option<Request>,
+    /// The whole status, where that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) status: Option<Status>,
+    pub status: Option<Status>,
 }
 
 /// What no [`State`] is for: a record that cannot be read, or none at all.
@@ -226,7 +246,7 @@ const UNKNOWN: &str = "UNKNOWN";
 
 impl View {
     /// All of it.
-    pub(crate) fn of(known: &Known) -> Self {
+    pub fn of(known: &Known) -> Self {
         let mut view =
             Self::brief(known.instance, known.node, known.node_alive, &known.request, &known.status);
         view.request = known.request.record().cloned();
@@ -271,7 +291,7 @@ impl View {
     }
 
     /// One that has no node.
-    pub(crate) fn unplaced(instance: InstanceId, entry: &IndexEntry) -> Self {
+    pub fn unplaced(instance: InstanceId, entry: &IndexEntry) -> Self {
         Self {
             instance,
             name: entry.name.clone(),
@@ -287,14 +307,14 @@ impl View {
 }
 
 /// Every instance of every node, by node and name.
-pub(crate) async fn list(session: &Session) -> Result<Vec<View>, Failure> {
-    let keys = &session.settings.keys;
+pub async fn list(cloud: &Cloud) -> CloudResult<Vec<View>> {
+    let keys = &cloud.keys;
     let prefixes = (keys.all_requests(), keys.all_statuses(), keys.nodes(), keys.instances());
     let (requests, statuses, nodes, indexed) = tokio::try_join!(
-        session.store.list(&prefixes.0),
-        session.store.list(&prefixes.1),
-        session.store.keys(&prefixes.2),
-        session.store.keys(&prefixes.3)
+        cloud.store.list(&prefixes.0),
+        cloud.store.list(&prefixes.1),
+        cloud.store.keys(&prefixes.2),
+        cloud.store.keys(&prefixes.3)
     )?;
     let alive: HashSet<NodeId> = nodes.iter().filter_map(|key| keys.parse_node(key).ok()).collect();
     let mut both: BTreeMap<(NodeId, InstanceId), (Read<Request>, Read<Status>)> = BTreeMap::new();
@@ -311,7 +331,7 @@ pub(crate) async fn list(session: &Session) -> Result<Vec<View>, Failure> {
     let listed: HashSet<InstanceId> = both.keys().map(|(_, instance)| *instance).collect();
     let alone = indexed.iter().filter_map(|key| keys.parse_instance(key).ok());
     let alone: Vec<Option<View>> = futures::stream::iter(alone.filter(|instance| !listed.contains(instance)))
-        .map(|instance| index_only(session, instance))
+        .map(|instance| index_only(cloud, instance))
         .buffer_unordered(CONCURRENCY)
         .try_collect()
         .await?;
@@ -328,8 +348,8 @@ pub(crate) async fn list(session: &Session) -> Result<Vec<View>, Failure> {
 
 /// An instance of which only the index was listed: one that is being placed now, or what is left of one, which is
 /// taken away.
-async fn index_only(session: &Session, instance: InstanceId) -> Result<Option<View>, Failure> {
-    let (index, _) = session.store.get(&session.settings.keys.instance(instance)).await?;
+async fn index_only(cloud: &Cloud, instance: InstanceId) -> CloudResult<Option<View>> {
+    let (index, _) = cloud.store.get(&cloud.keys.instance(instance)).await?;
     let Some(index) = index else { return Ok(None) };
     let entry = match decode::<IndexEntry>(&index.value) {
         Ok(entry) => entry,
@@ -342,7 +362,7 @@ async fn index_only(session: &Session, instance: InstanceId) -> Result<Option<Vi
     };
     let view = match entry.node {
         Some(node) => {
-            let known = look(session, instance, node, None).await?;
+            let known = look(cloud, instance, node, None).await?;
             let view = View { request: None, status: None, ..View::of(&known) };
             // Placed since the others were listed.
             if !(known.request.is_absent() && known.status.is_absent()) {
@@ -353,7 +373,7 @@ async fn index_only(session: &Session, instance: InstanceId) -> Result<Option<Vi
         None => View::unplaced(instance, &entry),
     };
     // Whoever may only read, or has no placement at hand, is shown what there is.
-    match sweep(&session.place(), instance, entry, index.mod_revision).await {
+    match sweep(cloud, instance, entry, index.mod_revision).await {
         Ok(true) => Ok(None),
         Ok(false) | Err(_) => Ok(Some(view)),
     }

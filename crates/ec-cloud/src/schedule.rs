@@ -3,18 +3,19 @@
 use std::{collections::HashSet, future::Future};
 
 use ec_model::{
-    Desired, IndexEntry, InstanceId, Keyspace, NodeId, RECORD_VERSION, Request, ResourceQuery, encode,
+    Blob, Desired, ImageRef, IndexEntry, InstanceId, Keyspace, NodeId, RECORD_VERSION, Request,
+    ResourceQuery, encode,
 };
 use ec_placement_client::{Candidate, Candidates, Claim, PlacementError};
-use ec_runtime::exit::{Failure, INTERRUPTED};
+use ec_plan::choice::{Try, choose};
 use ec_store::{Compare, Store, StoreError, Txn};
 use jiff::Timestamp;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    intent::{Back, Claims, Intent, Place, Reached, STALE},
-    spec::GuestSpec,
+    Cloud, CloudError, CloudResult, Naming,
+    intent::{Back, Intent, Reached, STALE},
 };
 
 /// So many candidates are asked for, then so many, then all: most often the first of a few will do, and all of
@@ -29,35 +30,56 @@ const ROUNDS: u32 = 5;
 
 /// An instance with its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Scheduled {
-    pub(crate) instance: InstanceId,
-    pub(crate) node: NodeId,
+pub struct Scheduled {
+    /// The instance.
+    pub instance: InstanceId,
+    /// Where it will be built.
+    pub node: NodeId,
 }
 
 /// Why nothing was placed, as far as it was seen on the way.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct NoRoom {
+pub struct NoRoom {
     /// Hosts that have room, and whose agents are not alive.
-    pub(crate) not_alive: HashSet<NodeId>,
+    pub not_alive: HashSet<NodeId>,
     /// Claims that others were quicker with.
-    pub(crate) lost_races: usize,
+    pub lost_races: usize,
+}
+
+/// What a guest shall be, beside its resources; checked already.
+#[derive(Debug, Clone)]
+pub struct Guest {
+    /// What it shall be called.
+    pub naming: Naming,
+    /// Given to it byte for byte.
+    pub user_data: Option<Blob>,
+    /// Public keys in OpenSSH's form.
+    pub keys: Vec<String>,
+    /// What its disk is made from.
+    pub image: ImageRef,
+    /// Whether metadata is given only with a token.
+    pub token_required: bool,
 }
 
 /// What was asked for, checked before anything is written.
-pub(crate) struct Wanted<'a> {
+pub struct Wanted<'a> {
     query: &'a ResourceQuery,
     /// How many living nodes may be tried.
     limit: usize,
-    guest: &'a GuestSpec,
+    guest: &'a Guest,
 }
 
 impl<'a> Wanted<'a> {
-    pub(crate) fn new(query: &'a ResourceQuery, guest: &'a GuestSpec) -> Result<Self, Failure> {
+    /// Checks that a virtual machine can be made of it.
+    ///
+    /// # Errors
+    /// [`CloudError::Invalid`] with what is wrong in the query.
+    pub fn new(query: &'a ResourceQuery, guest: &'a Guest) -> CloudResult<Self> {
         for (number, (key, _)) in query.pairs().iter().enumerate() {
             // Of any other placement takes one and passes over the rest without a word.
             let may_repeat = key.starts_with("required") || key.starts_with("member_of");
             if !may_repeat && query.pairs().iter().take(number).any(|(other, _)| other == key) {
-                return Err(Failure::usage(format!(
+                return Err(CloudError::Invalid(format!(
                     "`{key}` stands twice in the query: give it once, as in `resources=VCPU:1,MEMORY_MB:256`"
                 )));
             }
@@ -65,7 +87,7 @@ impl<'a> Wanted<'a> {
         let total = query.total();
         for (class, example) in [("VCPU", 1), ("MEMORY_MB", 256)] {
             if total.get(class).is_none_or(|amount| *amount == 0) {
-                return Err(Failure::usage(format!(
+                return Err(CloudError::Invalid(format!(
                     "the query asks for no {class}, which a virtual machine needs: add for example `{class}:{example}`"
                 )));
             }
@@ -75,7 +97,7 @@ impl<'a> Wanted<'a> {
             None => usize::MAX,
             Some((_, Ok(limit))) if limit > 0 => limit,
             Some((value, _)) => {
-                return Err(Failure::usage(format!(
+                return Err(CloudError::Invalid(format!(
                     "limit={value} is not usable: wanted a number from 1 on"
                 )));
             }
@@ -86,48 +108,48 @@ impl<'a> Wanted<'a> {
 
 /// Claims the first candidate that can be had and requests the instance there; the inner error says what stood
 /// in the way. Whatever else happens, nothing stays; where that cannot be seen to, the error says what does.
-pub(crate) async fn schedule<P: Claims>(
-    place: &Place<'_, P>,
+///
+/// # Errors
+/// What failed, and what stays of what was begun, where anything does.
+pub async fn schedule(
+    cloud: &Cloud,
     wanted: &Wanted<'_>,
     stop: &CancellationToken,
-) -> Result<Result<Scheduled, NoRoom>, Failure> {
+) -> CloudResult<Result<Scheduled, NoRoom>> {
     let begun = Instant::now();
     let mut seen = NoRoom::default();
     // At the same time: the intent is needed only for the claim.
     let (intent, mut found) =
-        tokio::join!(Intent::write(place, &wanted.guest.naming), look(place, wanted, LIMITS[0], stop));
+        tokio::join!(Intent::write(cloud, &wanted.guest.naming), look(cloud, wanted, LIMITS[0], stop));
     let mut intent = intent?;
     let (mut round, mut widened) = (0, 0);
     loop {
         let (candidates, alive) = match found {
             Ok(found) => found,
-            Err(failure) => return Err(given_up(place, intent, Reached::Intent, failure).await),
+            Err(error) => return Err(given_up(cloud, intent, Reached::Intent, error).await),
         };
         let lost_before = seen.lost_races;
         let mut tried = 0;
-        for candidate in &candidates.candidates {
-            let hosts = candidates.hosts(candidate);
-            let Some(node) = hosts.iter().copied().find(|host| alive.contains(host)) else {
-                seen.not_alive.extend(hosts);
-                continue;
-            };
-            if tried == wanted.limit {
-                break;
-            }
+        let offers: Vec<Vec<NodeId>> =
+            candidates.candidates.iter().map(|candidate| candidates.hosts(candidate)).collect();
+        let choice = choose(&offers, &alive, wanted.limit);
+        seen.not_alive.extend(choice.not_alive);
+        for Try { offer, node } in choice.tries {
+            let candidate = &candidates.candidates[offer];
             if tried > 0 {
                 // A new uuid for each claim: OpenStack keeps the consumer of some claims that it refused.
-                intent = intent.renewed(place, &wanted.guest.naming).await?;
+                intent = intent.renewed(cloud, &wanted.guest.naming).await?;
             }
             tried += 1;
             if begun.elapsed() > STALE.unsigned_abs() / 2 {
                 // Stopped and continued, perhaps: what was begun may count as left over at any moment.
-                let late = Failure::failed("this took minutes, so it was given up; try again");
-                return Err(given_up(place, intent, Reached::Intent, late).await);
+                let late = CloudError::Busy("this took minutes, so it was given up; try again".into());
+                return Err(given_up(cloud, intent, Reached::Intent, late).await);
             }
             if stop.is_cancelled() {
-                return Err(given_up(place, intent, Reached::Intent, interrupted()).await);
+                return Err(given_up(cloud, intent, Reached::Intent, CloudError::Interrupted).await);
             }
-            match claim(place, &intent, candidate).await {
+            match claim(cloud, &intent, candidate).await {
                 Ok(true) => {}
                 Ok(false) => {
                     seen.lost_races += 1;
@@ -136,42 +158,41 @@ pub(crate) async fn schedule<P: Claims>(
                 Err(error @ PlacementError::Unreachable { .. }) => {
                     let instance = intent.instance;
                     // Told by the first error already, where this one fails, too.
-                    return Err(match intent.abandon(place).await {
-                        Ok(()) => and(error.into(), "nothing was requested and the claim is given back"),
-                        Err(_) => and(
-                            error.into(),
-                            &format!(
-                                "nothing was requested; where {instance} was claimed nevertheless, its node gives it back"
-                            ),
-                        ),
+                    return Err(match intent.abandon(cloud).await {
+                        Ok(()) => {
+                            CloudError::from(error).and("nothing was requested and the claim is given back")
+                        }
+                        Err(_) => CloudError::from(error).and(format!(
+                            "nothing was requested; where {instance} was claimed nevertheless, its node gives it back"
+                        )),
                     });
                 }
-                Err(error) => return Err(given_up(place, intent, Reached::Intent, error.into()).await),
+                Err(error) => return Err(given_up(cloud, intent, Reached::Intent, error.into()).await),
             }
             if stop.is_cancelled() {
-                return Err(given_up(place, intent, Reached::Claim, interrupted()).await);
+                return Err(given_up(cloud, intent, Reached::Claim, CloudError::Interrupted).await);
             }
-            match request(place, &intent, node, wanted).await {
+            match request(cloud, &intent, node, wanted).await {
                 Requested::Yes => return Ok(Ok(Scheduled { instance: intent.instance, node })),
                 // The agent has died since it was looked for, or the index was taken away.
                 Requested::No(None) => {
-                    if let Err(error) = place.placement.release(intent.instance).await {
-                        return Err(given_up(place, intent, Reached::Claim, error.into()).await);
+                    if let Err(error) = cloud.placement.release(intent.instance).await {
+                        return Err(given_up(cloud, intent, Reached::Claim, error.into()).await);
                     }
                     seen.not_alive.insert(node);
                 }
-                Requested::No(Some(failure)) => {
-                    return Err(given_up(place, intent, Reached::Claim, failure).await);
+                Requested::No(Some(error)) => {
+                    return Err(given_up(cloud, intent, Reached::Claim, error).await);
                 }
-                Requested::Unknown(failure) => {
+                Requested::Unknown(error) => {
                     let instance = intent.instance;
-                    let key = place.keys.request(node, instance);
-                    return match intent.take_back(place, Reached::Request(&key)).await {
+                    let key = cloud.keys.request(node, instance);
+                    return match intent.take_back(cloud, Reached::Request(&key)).await {
                         Ok(Back::Requested) => Ok(Ok(Scheduled { instance, node })),
                         Ok(Back::Nothing) => {
-                            Err(and(failure, "nothing was requested and the claim is given back"))
+                            Err(error.and("nothing was requested and the claim is given back"))
                         }
-                        Err(second) => Err(and(failure, &second.message)),
+                        Err(second) => Err(error.and(second.to_string())),
                     };
                 }
             }
@@ -184,66 +205,48 @@ pub(crate) async fn schedule<P: Claims>(
             break;
         }
         widened = (widened + 1).min(LIMITS.len() - 1);
-        found = look(place, wanted, LIMITS[widened], stop).await;
+        found = look(cloud, wanted, LIMITS[widened], stop).await;
         if tried > 0 {
-            intent = intent.renewed(place, &wanted.guest.naming).await?;
+            intent = intent.renewed(cloud, &wanted.guest.naming).await?;
         }
     }
-    intent.take_back(place, Reached::Intent).await?;
+    intent.take_back(cloud, Reached::Intent).await?;
     Ok(Err(seen))
 }
 
 /// Candidates, and the living among their hosts. Only reads, so an interruption ends it at once.
-async fn look<P: Claims>(
-    place: &Place<'_, P>,
+async fn look(
+    cloud: &Cloud,
     wanted: &Wanted<'_>,
     limit: Option<usize>,
     stop: &CancellationToken,
-) -> Result<(Candidates, HashSet<NodeId>), Failure> {
+) -> CloudResult<(Candidates, HashSet<NodeId>)> {
     let look = async {
-        let found = place.placement.candidates(wanted.query, limit).await.map_err(refused)?;
-        let alive = alive(place.store, place.keys, &found).await?;
+        let found = cloud.placement.candidates(wanted.query, limit).await.map_err(refused)?;
+        let alive = alive(&*cloud.store, &cloud.keys, &found).await?;
         Ok((found, alive))
     };
     tokio::select! {
         looked = look => looked,
-        () = stop.cancelled() => Err(interrupted()),
+        () = stop.cancelled() => Err(CloudError::Interrupted),
     }
 }
 
-fn refused(error: PlacementError) -> Failure {
+fn refused(error: PlacementError) -> CloudError {
     match error {
-        PlacementError::Refused(why) => Failure::usage(format!("placement refuses the query: {why}")),
+        PlacementError::Refused(why) => CloudError::Invalid(format!("placement refuses the query: {why}")),
         error => error.into(),
     }
 }
 
-fn interrupted() -> Failure {
-    Failure { code: INTERRUPTED, message: "interrupted; nothing was requested".to_owned() }
-}
-
-fn and(mut failure: Failure, more: &str) -> Failure {
-    failure.message = format!("{}; {more}", failure.message);
-    failure
-}
-
-/// The failure, after what was begun is taken back.
-async fn given_up<P: Claims>(
-    place: &Place<'_, P>,
-    intent: Intent,
-    reached: Reached<'_>,
-    failure: Failure,
-) -> Failure {
+/// The error, after what was begun is taken back.
+async fn given_up(cloud: &Cloud, intent: Intent, reached: Reached<'_>, error: CloudError) -> CloudError {
     let instance = intent.instance;
-    match intent.take_back(place, reached).await {
-        Ok(_) => failure,
-        Err(second) => and(
-            failure,
-            &format!(
-                "what was begun for {instance} could not be taken back ({}): its node gives a claim back, `eschedule list` takes the rest away in ten minutes",
-                second.message
-            ),
-        ),
+    match intent.take_back(cloud, reached).await {
+        Ok(_) => error,
+        Err(second) => error.and(format!(
+            "what was begun for {instance} could not be taken back ({second}): its node gives a claim back, `eschedule list` takes the rest away in ten minutes"
+        )),
     }
 }
 
@@ -274,13 +277,9 @@ fn is_alive<'a>(
 }
 
 /// Whether the candidate is ours now; not where somebody else was quicker.
-async fn claim<P: Claims>(
-    place: &Place<'_, P>,
-    intent: &Intent,
-    candidate: &Candidate,
-) -> Result<bool, PlacementError> {
-    let claim = Claim { instance: intent.instance, candidate, project: place.project, user: place.user };
-    match place.placement.claim(&claim).await {
+async fn claim(cloud: &Cloud, intent: &Intent, candidate: &Candidate) -> Result<bool, PlacementError> {
+    let claim = Claim { instance: intent.instance, candidate, project: &cloud.project, user: &cloud.user };
+    match cloud.placement.claim(&claim).await {
         Ok(()) => Ok(true),
         Err(PlacementError::Conflict(_)) => Ok(false),
         Err(error) => Err(error),
@@ -291,18 +290,13 @@ async fn claim<P: Claims>(
 enum Requested {
     Yes,
     /// Certainly not: a condition did not hold, or etcd says why.
-    No(Option<Failure>),
+    No(Option<CloudError>),
     /// Nobody knows yet.
-    Unknown(Failure),
+    Unknown(CloudError),
 }
 
-async fn request<P: Claims>(
-    place: &Place<'_, P>,
-    intent: &Intent,
-    node: NodeId,
-    wanted: &Wanted<'_>,
-) -> Requested {
-    let (keys, instance, guest) = (place.keys, intent.instance, wanted.guest);
+async fn request(cloud: &Cloud, intent: &Intent, node: NodeId, wanted: &Wanted<'_>) -> Requested {
+    let (keys, instance, guest) = (&cloud.keys, intent.instance, wanted.guest);
     let request = Request {
         version: RECORD_VERSION,
         instance,
@@ -313,8 +307,8 @@ async fn request<P: Claims>(
         keys: guest.keys.clone(),
         user_data_bytes: guest.user_data.as_ref().map(|data| data.0.len() as u64),
         token_required: guest.token_required,
-        project: place.project.to_owned(),
-        user: place.user.to_owned(),
+        project: cloud.project.clone(),
+        user: cloud.user.clone(),
         created_at: Timestamp::now(),
     };
     let index = IndexEntry { node: Some(node), ..intent.entry.clone() };
@@ -328,7 +322,7 @@ async fn request<P: Claims>(
     if let Some(data) = &guest.user_data {
         txn = txn.put(keys.user_data(node, instance), data.0.clone());
     }
-    match place.store.txn(txn).await {
+    match cloud.store.txn(txn).await {
         Ok(outcome) if outcome.succeeded => Requested::Yes,
         Ok(_) => Requested::No(None),
         Err(error @ StoreError::Unknown(_)) => Requested::Unknown(error.into()),

@@ -2,7 +2,7 @@
 //! nothing, or a request with its claim, or something that an index leads to.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -11,14 +11,14 @@ use std::{
 };
 
 use async_trait::async_trait;
-use ec_model::{ImageRef, decode};
-use ec_placement_client::{PlacementResult, Summary};
+use ec_model::{ImageRef, Resources, decode};
+use ec_placement_client::{ConsumerAllocations, Inventory, Placement, PlacementResult, Provider, Summary};
 use ec_store::{KeyValue, LeaseId, Listing, MemoryStore, Revision, Server, StoreResult, TxnOutcome, Watch};
 
 use jiff::SignedDuration;
 
 use super::*;
-use crate::intent::{Naming, sweep};
+use crate::{Kind, Naming, intent::sweep};
 
 /// What happens at a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,7 +131,7 @@ impl Store for Etcd {
 
 /// A placement whose nodes have room for some consumers each.
 #[derive(Clone)]
-struct Placement {
+struct Rooms {
     rooms: Vec<(NodeId, usize)>,
     claims: Arc<Mutex<HashMap<InstanceId, NodeId>>>,
     plan: Plan,
@@ -140,7 +140,7 @@ struct Placement {
     rivals: Arc<AtomicUsize>,
 }
 
-impl Placement {
+impl Rooms {
     fn lost() -> PlacementError {
         PlacementError::Unreachable { endpoint: "memory".into(), detail: "as told".into() }
     }
@@ -159,7 +159,8 @@ impl Placement {
     }
 }
 
-impl Claims for Placement {
+#[async_trait]
+impl Placement for Rooms {
     async fn candidates(&self, _: &ResourceQuery, limit: Option<usize>) -> PlacementResult<Candidates> {
         let claims = self.claims.lock().unwrap().clone();
         let found = self
@@ -196,8 +197,25 @@ impl Claims for Placement {
         .await
     }
 
-    async fn holds(&self, instance: InstanceId) -> PlacementResult<bool> {
-        Ok(self.claims.lock().unwrap().contains_key(&instance))
+    async fn allocations(&self, instance: InstanceId) -> PlacementResult<Option<ConsumerAllocations>> {
+        let claims = self.claims.lock().unwrap();
+        Ok(claims.get(&instance).map(|_| ConsumerAllocations::default()))
+    }
+
+    async fn provider(&self, _: NodeId) -> PlacementResult<Option<Provider>> {
+        Ok(None)
+    }
+
+    async fn inventory(&self, _: NodeId) -> PlacementResult<BTreeMap<String, Inventory>> {
+        Ok(BTreeMap::new())
+    }
+
+    async fn usages(&self, _: NodeId) -> PlacementResult<Resources> {
+        Ok(Resources::new())
+    }
+
+    async fn associated_traits(&self, _: &BTreeSet<String>) -> PlacementResult<BTreeSet<String>> {
+        Ok(BTreeSet::new())
     }
 
     async fn release(&self, instance: InstanceId) -> PlacementResult<()> {
@@ -211,7 +229,7 @@ impl Claims for Placement {
 
 struct World {
     etcd: Etcd,
-    placement: Placement,
+    placement: Rooms,
     keys: Keyspace,
     stop: CancellationToken,
 }
@@ -232,7 +250,7 @@ impl World {
         }
         Self {
             etcd: Etcd { memory, plan: plan.clone(), later: Arc::default() },
-            placement: Placement {
+            placement: Rooms {
                 rooms: (0..nodes).map(|n| (node(n), 1)).collect(),
                 claims: Arc::default(),
                 plan,
@@ -244,21 +262,28 @@ impl World {
         }
     }
 
-    fn place(&self) -> Place<'_, Placement> {
-        Place { store: &self.etcd, placement: &self.placement, keys: &self.keys, project: "p", user: "u" }
+    fn cloud(&self) -> Cloud {
+        Cloud {
+            store: Arc::new(self.etcd.clone()),
+            placement: Arc::new(self.placement.clone()),
+            keys: self.keys.clone(),
+            project: "p".into(),
+            user: "u".into(),
+            notice: |_| (),
+        }
     }
 
-    async fn schedule(&self, query: &str, name: Option<&str>) -> Result<Result<Scheduled, NoRoom>, Failure> {
-        let guest = GuestSpec {
+    async fn schedule(&self, query: &str, name: Option<&str>) -> CloudResult<Result<Scheduled, NoRoom>> {
+        let guest = Guest {
             naming: name.map_or(Naming::None, |name| Naming::Name(name.to_owned())),
             user_data: Some(ec_model::Blob(b"secret".to_vec())),
             keys: Vec::new(),
             image: ImageRef { url: "file:///x".into(), sha256: None },
             token_required: true,
         };
-        let query = ResourceQuery::parse(query).map_err(|error| Failure::usage(error.to_string()))?;
+        let query = ResourceQuery::parse(query).map_err(|error| CloudError::Invalid(error.to_string()))?;
         let wanted = Wanted::new(&query, &guest)?;
-        schedule(&self.place(), &wanted, &self.stop).await
+        schedule(&self.cloud(), &wanted, &self.stop).await
     }
 
     fn claims(&self) -> Vec<InstanceId> {
@@ -314,7 +339,7 @@ impl World {
             entry.created_at = Timestamp::now() - STALE;
             let aged = Txn::new().put(pair.key.clone(), encode(&entry));
             let revision = self.etcd.memory.txn(aged).await.unwrap().revision;
-            sweep(&self.place(), instance, entry, revision).await.unwrap();
+            sweep(&self.cloud(), instance, entry, revision).await.unwrap();
         }
     }
 }
@@ -355,12 +380,12 @@ async fn through(faults: &[(usize, Fault)], rivals: usize) {
     world.every_claim_is_known(&what);
     let requested = world.requested();
     // Where etcd does not answer at all, the error says that nobody knows.
-    let unsure = matches!(&outcome, Ok(Err(failure)) if failure.message.contains("will tell whether"));
+    let unsure = matches!(&outcome, Ok(Err(error)) if error.to_string().contains("will tell whether"));
     match &outcome {
         Ok(Ok(Ok(scheduled))) => assert_eq!(requested, [scheduled.instance], "{what}"),
         Ok(Ok(Err(no_room))) => panic!("{what}: {no_room:?}"),
-        Ok(Err(failure)) => {
-            assert!(unsure || requested.is_empty(), "{what}: {} and yet requested", failure.message);
+        Ok(Err(error)) => {
+            assert!(unsure || requested.is_empty(), "{what}: {error} and yet requested");
         }
         Err(_killed) => assert!(requested.len() <= 1, "{what}"),
     }
@@ -379,8 +404,9 @@ async fn through(faults: &[(usize, Fault)], rivals: usize) {
 #[tokio::test(start_paused = true)]
 async fn an_interruption_takes_back_what_is_not_requested_and_says_so() {
     let world = World::new(1, 0, &[(0, Fault::Interrupted)]).await;
-    let failure = world.schedule(QUERY, Some("web")).await.unwrap_err();
-    assert_eq!((failure.code, failure.message.as_str()), (INTERRUPTED, "interrupted; nothing was requested"));
+    let error = world.schedule(QUERY, Some("web")).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Interrupted);
+    assert_eq!(error.to_string(), "interrupted; nothing was requested");
     assert!(world.claims().is_empty() && world.under("/ecompute/instances").is_empty());
     assert!(world.under("/ecompute/names").is_empty());
 }
@@ -390,8 +416,9 @@ async fn a_name_is_borne_by_one_within_its_project() {
     let world = World::new(3, 0, &[]).await;
     let first = world.schedule(QUERY, Some("web")).await.unwrap().unwrap();
     for spelling in ["web", "WEB"] {
-        let failure = world.schedule(QUERY, Some(spelling)).await.unwrap_err();
-        assert!(failure.code == 1 && failure.message.contains(&first.instance.to_string()), "{failure:?}");
+        let error = world.schedule(QUERY, Some(spelling)).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Refused);
+        assert!(error.to_string().contains(&first.instance.to_string()), "{error:?}");
     }
     assert_eq!(world.claims(), [first.instance], "nothing was claimed for those");
     assert_eq!(world.under(&world.keys.instances()).len(), 1);
@@ -470,8 +497,8 @@ async fn a_limit_counts_the_living() {
     let scheduled = world.schedule(query, None).await.unwrap().unwrap();
     assert_eq!(scheduled.node, node(3));
     for wrong in ["limit=0", "limit=x", "limit=-1"] {
-        let failure = world.schedule(&format!("{QUERY}&{wrong}"), None).await.unwrap_err();
-        assert!(failure.code == 2 && failure.message.contains(wrong), "{failure:?}");
+        let error = world.schedule(&format!("{QUERY}&{wrong}"), None).await.unwrap_err();
+        assert!(error.kind() == Kind::Wrong && error.to_string().contains(wrong), "{error:?}");
     }
 }
 
@@ -501,8 +528,8 @@ async fn the_request_says_what_was_asked_for() {
 async fn what_stands_twice_is_refused_before_anything_is_written() {
     let world = World::new(1, 0, &[]).await;
     for query in ["resources=VCPU:1&resources=MEMORY_MB:1", &format!("{QUERY}&limit=1&limit=2")] {
-        let failure = world.schedule(query, None).await.unwrap_err();
-        assert!(failure.code == 2 && failure.message.contains("stands twice"), "{failure:?}");
+        let error = world.schedule(query, None).await.unwrap_err();
+        assert!(error.kind() == Kind::Wrong && error.to_string().contains("stands twice"), "{error:?}");
     }
     let several = format!("{QUERY}&required=A&required=in:B,C&member_of=x&member_of=y");
     world.schedule(&several, None).await.unwrap().unwrap();

@@ -1,59 +1,59 @@
-//! Why there was no room: what is short where, what nobody has, who is locked or dead.
+//! Why nobody took what was asked for: what is short where, what nobody has, who is locked or dead.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use ec_model::{NodeId, NodeRecord, ResourceQuery, Resources, decode};
-use ec_placement_client::{Amount, Inventory, Summary};
-use ec_runtime::exit::Failure;
-use ec_store::Store;
-use futures::{StreamExt, TryStreamExt};
+use ec_model::{NodeId, ResourceQuery, Resources};
 use serde::Serialize;
-
-use crate::{
-    config::Session,
-    lookup::CONCURRENCY,
-    nodes::{capacity, is_locked},
-    schedule::NoRoom,
-};
 
 /// So many nodes are told of by name; more help nobody.
 const TOLD: usize = 3;
-/// Of so many nodes JSON tells.
+/// Of so many nodes programs are told.
 const LISTED: usize = 20;
-/// So many nodes that no summary shows are asked singly: they are full or locked.
-const ASKED: usize = 64;
+
+/// What a node has of a resource class.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Amount {
+    /// What may be allocated in all: (total - reserved) × ratio.
+    pub capacity: u64,
+    /// What is.
+    pub used: u64,
+}
 
 /// Why nothing was placed.
 #[derive(Debug, Default, PartialEq, Serialize)]
-pub(crate) struct Reasons {
+pub struct Reasons {
     /// Traits that the query requires, and that no provider has.
-    pub(crate) traits_nobody_has: BTreeSet<String>,
+    pub traits_nobody_has: BTreeSet<String>,
     /// The living nodes, that which lacks least first; not more than some.
-    pub(crate) nearest: Vec<Lack>,
+    pub nearest: Vec<Lack>,
     /// How many nodes live.
-    pub(crate) living: usize,
+    pub living: usize,
     /// Living nodes all of whose processors are reserved.
-    pub(crate) locked: Vec<String>,
+    pub locked: Vec<String>,
     /// Nodes that have room or could have it, and whose agents are not alive.
-    pub(crate) not_alive: Vec<String>,
+    pub not_alive: Vec<String>,
     /// Claims that others were quicker with.
-    pub(crate) taken_by_others: usize,
+    pub taken_by_others: usize,
 }
 
 /// What one node lacks.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct Lack {
-    pub(crate) node: NodeId,
-    pub(crate) name: String,
+pub struct Lack {
+    /// Which.
+    pub node: NodeId,
+    /// What people call it.
+    pub name: String,
     /// By class.
-    pub(crate) short: BTreeMap<String, Short>,
-    pub(crate) traits_missing: BTreeSet<String>,
-    pub(crate) traits_forbidden: BTreeSet<String>,
+    pub short: BTreeMap<String, Short>,
+    /// That the query requires.
+    pub traits_missing: BTreeSet<String>,
+    /// That it must not have.
+    pub traits_forbidden: BTreeSet<String>,
 }
 
 /// What of a class is wanted, and what there is.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(crate) struct Short {
+pub struct Short {
     wanted: u64,
     free: u64,
     capacity: u64,
@@ -64,16 +64,20 @@ pub(crate) struct Short {
 
 /// What the query wants of a node, as far as it can be told apart.
 #[derive(Debug, Default, PartialEq)]
-struct Demands {
-    total: Resources,
-    required: BTreeSet<String>,
+pub struct Demands {
+    /// Amounts by class, of all groups together.
+    pub total: Resources,
+    /// All of these traits.
+    pub required: BTreeSet<String>,
     /// One of each is enough.
-    any: Vec<BTreeSet<String>>,
-    forbidden: BTreeSet<String>,
+    pub any: Vec<BTreeSet<String>>,
+    /// None of these.
+    pub forbidden: BTreeSet<String>,
 }
 
 impl Demands {
-    fn of(query: &ResourceQuery) -> Self {
+    /// Of a query.
+    pub fn of(query: &ResourceQuery) -> Self {
         let mut demands = Self { total: query.total(), ..Self::default() };
         for (_, value) in query.pairs().iter().filter(|(key, _)| key.starts_with("required")) {
             if let Some(any) = value.strip_prefix("in:") {
@@ -93,104 +97,24 @@ impl Demands {
 
 /// A host with all of its parts together.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Host {
-    name: String,
-    amounts: BTreeMap<String, Amount>,
+pub struct Host {
+    /// What people call it.
+    pub name: String,
+    /// By class.
+    pub amounts: BTreeMap<String, Amount>,
     /// The most that one claim may take, where that was asked for.
-    at_once: BTreeMap<String, u64>,
-    traits: BTreeSet<String>,
+    pub at_once: BTreeMap<String, u64>,
+    /// Of any of its parts.
+    pub traits: BTreeSet<String>,
 }
 
-/// Looks into placement and etcd once more, for the reason.
-pub(crate) async fn explain(
-    session: &Session,
-    query: &ResourceQuery,
-    seen: &NoRoom,
-) -> Result<Reasons, Failure> {
-    let demands = Demands::of(query);
-    let nodes = session.settings.keys.nodes();
-    let listing = session.store.list(&nodes).await?;
-    let alive: HashMap<NodeId, String> = (listing.pairs.iter())
-        .filter_map(|pair| {
-            let node = session.settings.keys.parse_node(&pair.key).ok()?;
-            Some((node, decode::<NodeRecord>(&pair.value).map_or_else(|_| node.to_string(), |r| r.name)))
-        })
-        .collect();
-    let mut summaries: HashMap<NodeId, Summary> = HashMap::new();
-    for class in demands.total.keys() {
-        let query = ResourceQuery::parse(&format!("resources={class}:1"))
-            .map_err(|error| Failure::failed(error.to_string()))?;
-        summaries.extend(session.placement.candidates(&query, None).await?.summaries);
-    }
-    let mut wanted_traits = demands.required.clone();
-    wanted_traits.extend(demands.any.iter().flatten().cloned());
-    let somebody_has = session.placement.associated_traits(&wanted_traits).await?;
-
-    let mut hosts: HashMap<NodeId, Host> = HashMap::new();
-    for (provider, summary) in summaries {
-        let host = hosts.entry(summary.root_provider_uuid.unwrap_or(provider)).or_default();
-        for (class, amount) in summary.resources {
-            let sum = host.amounts.entry(class).or_default();
-            sum.capacity += amount.capacity;
-            sum.used += amount.used;
-        }
-        host.traits.extend(summary.traits);
-    }
-    let unseen: Vec<NodeId> =
-        alive.keys().copied().filter(|node| !hosts.contains_key(node)).take(ASKED).collect();
-    let full: Vec<(NodeId, Host)> = futures::stream::iter(unseen)
-        .map(async |node| Ok::<_, Failure>((node, singly(session, node).await?)))
-        .buffer_unordered(CONCURRENCY)
-        .try_collect()
-        .await?;
-    hosts.extend(full);
-    let mut not_alive: BTreeSet<NodeId> = seen.not_alive.iter().copied().collect();
-    not_alive.extend(hosts.keys().filter(|node| !alive.contains_key(node)));
-    hosts.retain(|node, _| alive.contains_key(node));
-    for (node, host) in &mut hosts {
-        host.name = alive.get(node).cloned().unwrap_or_default();
-    }
-    let mut reasons = judge(&demands, &hosts, &somebody_has);
-    // What lacks nothing in sum may be too much for one claim.
-    for lack in reasons.nearest.iter_mut().filter(|lack| lack.is_nothing()).take(TOLD) {
-        if let (Ok(inventory), Some(host)) =
-            (session.placement.inventory(lack.node).await, hosts.get_mut(&lack.node))
-        {
-            host.at_once = inventory.iter().map(|(class, of)| (class.clone(), of.max_unit)).collect();
-            *lack = lack_of(lack.node, host, &demands);
-        }
-    }
-    reasons.taken_by_others = seen.lost_races;
-    reasons.not_alive = futures::stream::iter(not_alive.into_iter().take(LISTED))
-        .map(async |node| {
-            let provider = session.placement.provider(node).await.ok().flatten();
-            provider.map_or_else(|| node.to_string(), |provider| provider.name)
-        })
-        .buffered(CONCURRENCY)
-        .collect()
-        .await;
-    Ok(reasons)
-}
-
-/// One that no summary shows; empty where placement does not know it.
-async fn singly(session: &Session, node: NodeId) -> Result<Host, Failure> {
-    let (Ok(inventory), Ok(used)) =
-        tokio::join!(session.placement.inventory(node), session.placement.usages(node))
-    else {
-        return Ok(Host::default());
-    };
-    let amount = |class: &String, of: &Inventory| Amount {
-        capacity: capacity(of),
-        used: used.get(class).copied().unwrap_or(0),
-    };
-    Ok(Host {
-        amounts: inventory.iter().map(|(class, of)| (class.clone(), amount(class, of))).collect(),
-        ..Host::default()
-    })
+/// An agent that ends reserves all processors, so that nothing more comes.
+pub fn is_locked(capacity: &Resources) -> bool {
+    capacity.get("VCPU") == Some(&0)
 }
 
 /// The reasons, from what is known of the living.
-fn judge(demands: &Demands, hosts: &HashMap<NodeId, Host>, somebody_has: &BTreeSet<String>) -> Reasons {
+pub fn judge(demands: &Demands, hosts: &HashMap<NodeId, Host>, somebody_has: &BTreeSet<String>) -> Reasons {
     let mut traits_nobody_has: BTreeSet<String> =
         demands.required.difference(somebody_has).cloned().collect();
     for any in demands.any.iter().filter(|any| any.is_disjoint(somebody_has)) {
@@ -212,7 +136,8 @@ fn judge(demands: &Demands, hosts: &HashMap<NodeId, Host>, somebody_has: &BTreeS
     Reasons { traits_nobody_has, nearest: lacks, living: hosts.len(), locked, ..Reasons::default() }
 }
 
-fn lack_of(node: NodeId, host: &Host, demands: &Demands) -> Lack {
+/// What one host lacks.
+pub fn lack_of(node: NodeId, host: &Host, demands: &Demands) -> Lack {
     let mut short = BTreeMap::new();
     for (class, wanted) in &demands.total {
         let Amount { capacity, used } = host.amounts.get(class).copied().unwrap_or_default();
@@ -231,7 +156,8 @@ fn lack_of(node: NodeId, host: &Host, demands: &Demands) -> Lack {
 }
 
 impl Lack {
-    fn is_nothing(&self) -> bool {
+    /// Whether it has enough of everything.
+    pub fn is_nothing(&self) -> bool {
         self.short.is_empty() && self.traits_missing.is_empty() && self.traits_forbidden.is_empty()
     }
 
@@ -271,7 +197,7 @@ impl Lack {
 
 impl Reasons {
     /// One line for people.
-    pub(crate) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         let mut parts = Vec::new();
         if !self.traits_nobody_has.is_empty() {
             let names: Vec<_> = self.traits_nobody_has.iter().cloned().collect();

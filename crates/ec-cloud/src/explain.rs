@@ -1,0 +1,101 @@
+//! Why there was no room: asks placement and etcd once more, and has it judged.
+
+use std::collections::{BTreeSet, HashMap};
+
+use ec_model::{NodeId, NodeRecord, ResourceQuery, decode};
+use ec_placement_client::{Inventory, Summary};
+use ec_plan::lack::{Amount, Demands, Host, Reasons, judge, lack_of};
+use futures::{StreamExt, TryStreamExt};
+
+use crate::{Cloud, CloudError, CloudResult, lookup::CONCURRENCY, nodes::capacity, schedule::NoRoom};
+
+/// Of so many nodes that lack nothing in sum it is asked what one claim may take.
+const TOLD: usize = 3;
+/// So many nodes that are not alive are told by name.
+const LISTED: usize = 20;
+/// So many nodes that no summary shows are asked singly: they are full or locked.
+const ASKED: usize = 64;
+
+/// Looks into placement and etcd once more, for the reason.
+pub async fn explain(cloud: &Cloud, query: &ResourceQuery, seen: &NoRoom) -> CloudResult<Reasons> {
+    let demands = Demands::of(query);
+    let nodes = cloud.keys.nodes();
+    let listing = cloud.store.list(&nodes).await?;
+    let alive: HashMap<NodeId, String> = (listing.pairs.iter())
+        .filter_map(|pair| {
+            let node = cloud.keys.parse_node(&pair.key).ok()?;
+            Some((node, decode::<NodeRecord>(&pair.value).map_or_else(|_| node.to_string(), |r| r.name)))
+        })
+        .collect();
+    let mut summaries: HashMap<NodeId, Summary> = HashMap::new();
+    for class in demands.total.keys() {
+        let query = ResourceQuery::parse(&format!("resources={class}:1"))
+            .map_err(|error| CloudError::Invalid(error.to_string()))?;
+        summaries.extend(cloud.placement.candidates(&query, None).await?.summaries);
+    }
+    let mut wanted_traits = demands.required.clone();
+    wanted_traits.extend(demands.any.iter().flatten().cloned());
+    let somebody_has = cloud.placement.associated_traits(&wanted_traits).await?;
+
+    let mut hosts: HashMap<NodeId, Host> = HashMap::new();
+    for (provider, summary) in summaries {
+        let host = hosts.entry(summary.root_provider_uuid.unwrap_or(provider)).or_default();
+        for (class, amount) in summary.resources {
+            let sum = host.amounts.entry(class).or_default();
+            sum.capacity += amount.capacity;
+            sum.used += amount.used;
+        }
+        host.traits.extend(summary.traits);
+    }
+    let unseen: Vec<NodeId> =
+        alive.keys().copied().filter(|node| !hosts.contains_key(node)).take(ASKED).collect();
+    let full: Vec<(NodeId, Host)> = futures::stream::iter(unseen)
+        .map(async |node| Ok::<_, CloudError>((node, singly(cloud, node).await?)))
+        .buffer_unordered(CONCURRENCY)
+        .try_collect()
+        .await?;
+    hosts.extend(full);
+    let mut not_alive: BTreeSet<NodeId> = seen.not_alive.iter().copied().collect();
+    not_alive.extend(hosts.keys().filter(|node| !alive.contains_key(node)));
+    hosts.retain(|node, _| alive.contains_key(node));
+    for (node, host) in &mut hosts {
+        host.name = alive.get(node).cloned().unwrap_or_default();
+    }
+    let mut reasons = judge(&demands, &hosts, &somebody_has);
+    // What lacks nothing in sum may be too much for one claim.
+    for lack in reasons.nearest.iter_mut().filter(|lack| lack.is_nothing()).take(TOLD) {
+        if let (Ok(inventory), Some(host)) =
+            (cloud.placement.inventory(lack.node).await, hosts.get_mut(&lack.node))
+        {
+            host.at_once = inventory.iter().map(|(class, of)| (class.clone(), of.max_unit)).collect();
+            *lack = lack_of(lack.node, host, &demands);
+        }
+    }
+    reasons.taken_by_others = seen.lost_races;
+    reasons.not_alive = futures::stream::iter(not_alive.into_iter().take(LISTED))
+        .map(async |node| {
+            let provider = cloud.placement.provider(node).await.ok().flatten();
+            provider.map_or_else(|| node.to_string(), |provider| provider.name)
+        })
+        .buffered(CONCURRENCY)
+        .collect()
+        .await;
+    Ok(reasons)
+}
+
+/// One that no summary shows; empty where placement does not know it.
+async fn singly(cloud: &Cloud, node: NodeId) -> CloudResult<Host> {
+    let (Ok(inventory), Ok(used)) =
+        tokio::join!(cloud.placement.inventory(node), cloud.placement.usages(node))
+    else {
+        return Ok(Host::default());
+    };
+    let amount = |class: &String, of: &Inventory| Amount {
+        capacity: capacity(of),
+        used: used.get(class).copied().unwrap_or(0),
+    };
+    Ok(Host {
+        amounts: inventory.iter().map(|(class, of)| (class.clone(), amount(class, of))).collect(),
+        ..Host::default()
+    })
+}

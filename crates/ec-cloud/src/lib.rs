@@ -1,0 +1,53 @@
+//! The use-cases of control, over a store and a placement: what the command line does, and what whoever acts for
+//! the whole cluster does, too.
+//!
+//! ```text
+//!   schedule ──▶ intent (index and name first, taken back last) ──▶ claim ──▶ request
+//!   destroy  ──▶ lookup ──▶ the wish in the request                  explain: why there was no room
+//!   list, find, nodes: what there is                                 wait: until it is so
+//! ```
+//!
+//! What is decided on the way is pure and lies in `ec-plan`; errors are typed ([`CloudError`]), and who uses them
+//! makes exit codes, or statuses, of their kinds.
+
+mod destroy;
+mod error;
+mod explain;
+mod intent;
+mod lookup;
+mod nodes;
+mod schedule;
+mod wait;
+
+use std::sync::Arc;
+
+use ec_model::Keyspace;
+use ec_placement_client::Placement;
+use ec_store::Store;
+
+pub use destroy::{Doomed, destroy};
+pub use ec_plan::lack::Reasons;
+pub use error::{CloudError, CloudResult, Kind};
+pub use explain::explain;
+pub use intent::Naming;
+pub use lookup::{Found, Known, Read, View, find, find_placed, list, resolve};
+pub use nodes::{NodeView, nodes};
+pub use schedule::{Guest, NoRoom, Scheduled, Wanted, schedule};
+pub use wait::{Step, until_active, until_gone};
+
+/// The services that every use-case talks to, and for whom.
+#[derive(Clone)]
+pub struct Cloud {
+    /// Where requests are written and statuses read.
+    pub store: Arc<dyn Store>,
+    /// What counts resources.
+    pub placement: Arc<dyn Placement>,
+    /// Where everything lies in the store.
+    pub keys: Keyspace,
+    /// To whom what is made is accounted.
+    pub project: String,
+    /// Who makes it.
+    pub user: String,
+    /// Called with what takes longer than anybody expects, as it begins.
+    pub notice: fn(&str),
+}

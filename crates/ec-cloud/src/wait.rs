@@ -1,0 +1,190 @@
+//! Waiting for an outcome, and telling on the way how far it is.
+
+use std::{sync::Arc, time::Duration};
+
+use ec_model::{InstanceId, NodeId, State, Status, decode};
+use ec_store::{Change, Event, FollowOptions, follow};
+
+use crate::{Cloud, CloudError, CloudResult};
+
+/// What is seen while something is waited for.
+#[derive(Debug)]
+pub enum Step<'a> {
+    /// The instance's status is this now.
+    Status(&'a Status),
+    /// The store is away, in these words; it is waited for.
+    Lost(String),
+}
+
+/// Waits until the instance is ACTIVE.
+///
+/// # Errors
+/// It came to ERROR, STOPPED, or an end from elsewhere; the time ran out.
+pub async fn until_active(
+    cloud: &Cloud,
+    node: NodeId,
+    instance: InstanceId,
+    timeout: Duration,
+    seen: impl Fn(Step<'_>),
+) -> CloudResult<Status> {
+    let key = cloud.keys.status(node, instance);
+    let status = watch_key(cloud, key, timeout, &seen, |value| match value {
+        Some(value) => {
+            let status: Status = decode(value).map_err(|error| CloudError::Unreadable(error.to_string()))?;
+            seen(Step::Status(&status));
+            settled(instance, status)
+        }
+        // Not there yet, or not any more: that the request tells.
+        None => Ok(None),
+    });
+    tokio::select! {
+        outcome = status => outcome,
+        error = withdrawn(cloud, node, instance, timeout) => Err(error),
+    }
+}
+
+/// Whether there is nothing more to wait for.
+fn settled(instance: InstanceId, status: Status) -> CloudResult<Option<Status>> {
+    let why = status.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
+    let elsewhere = |what: &str| Err(CloudError::Elsewhere(format!("instance {instance} is {what}{why}")));
+    match status.state {
+        State::Active => Ok(Some(status)),
+        // The node has looked for an address as long as it was told to.
+        State::Starting if status.started_at.is_some() && status.reason.is_some() => {
+            elsewhere("up and has no IP yet")
+        }
+        State::Scheduled | State::Preparing | State::Starting | State::Paused => Ok(None),
+        State::Error => elsewhere("in ERROR"),
+        State::Stopped => elsewhere("STOPPED and has no IP"),
+        State::Destroying => Err(CloudError::Elsewhere(format!("instance {instance} is being destroyed"))),
+        State::Unclaimed => elsewhere("UNCLAIMED: it runs, and nobody asks for it"),
+    }
+}
+
+/// Waits until nobody wants the instance any more; never ends well.
+async fn withdrawn(cloud: &Cloud, node: NodeId, instance: InstanceId, timeout: Duration) -> CloudError {
+    let key = cloud.keys.request(node, instance);
+    // The other watch tells of an outage.
+    let gone = watch_key(cloud, key, timeout, &|_| (), |value| Ok(value.is_none().then_some(()))).await;
+    if let Err(error) = gone {
+        return error;
+    }
+    // A request goes at the end of a destroy, and after an ERROR, whose status stays.
+    let status = cloud.store.get(&cloud.keys.status(node, instance)).await;
+    match status.map(|(pair, _)| pair.and_then(|pair| decode::<Status>(&pair.value).ok())) {
+        Ok(Some(status)) => match settled(instance, status) {
+            Err(error) => error,
+            Ok(_) => CloudError::Elsewhere(format!("the request of {instance} was deleted")),
+        },
+        Ok(None) => CloudError::Elsewhere(format!("instance {instance} was destroyed")),
+        Err(error) => error.into(),
+    }
+}
+
+/// Waits until nothing is left of the instance.
+///
+/// # Errors
+/// The time ran out.
+pub async fn until_gone(
+    cloud: &Cloud,
+    node: NodeId,
+    instance: InstanceId,
+    timeout: Duration,
+    seen: impl Fn(Step<'_>),
+) -> CloudResult<()> {
+    // The request's key goes in the same transaction as all others.
+    let key = cloud.keys.request(node, instance);
+    watch_key(cloud, key, timeout, &seen, |value| Ok(value.is_none().then_some(()))).await
+}
+
+/// Looks at a key now and after each change, until `judge` has an answer.
+async fn watch_key<T>(
+    cloud: &Cloud,
+    key: String,
+    timeout: Duration,
+    seen: &impl Fn(Step<'_>),
+    mut judge: impl FnMut(Option<&[u8]>) -> CloudResult<Option<T>>,
+) -> CloudResult<T> {
+    // A uuid at its end makes the key the only one with this prefix.
+    let mut changes = follow(Arc::clone(&cloud.store), key.clone(), FollowOptions::default());
+    let deadline = tokio::time::Instant::now() + timeout;
+    loop {
+        let change = tokio::time::timeout_at(deadline, changes.recv()).await.map_err(|_| {
+            CloudError::TimedOut(format!(
+                "not done after {} s; it goes on, `eschedule list` shows how far it is",
+                timeout.as_secs()
+            ))
+        })?;
+        let answer = match change {
+            Some(Change::Reset(listing)) => {
+                judge(listing.pairs.iter().find(|pair| pair.key == key).map(|pair| pair.value.as_slice()))?
+            }
+            // The last word on the key is the one that holds.
+            Some(Change::Events(batch)) => {
+                match batch.events.into_iter().rev().find(|event| event.key() == key) {
+                    Some(Event::Put(pair)) => judge(Some(&pair.value))?,
+                    Some(Event::Delete { .. }) => judge(None)?,
+                    None => None,
+                }
+            }
+            Some(Change::Lost(error)) => {
+                seen(Step::Lost(error.to_string()));
+                None
+            }
+            None => return Err(CloudError::Unavailable("the watch ended".into())),
+        };
+        if let Some(answer) = answer {
+            return Ok(answer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ec_model::RECORD_VERSION;
+    use jiff::Timestamp;
+
+    use super::*;
+
+    fn status(state: State, started: bool, reason: Option<&str>) -> Status {
+        let (instance, node) = (uuid::Uuid::from_u128(1), uuid::Uuid::from_u128(2));
+        Status {
+            version: RECORD_VERSION,
+            instance: InstanceId::new(instance),
+            node: NodeId::new(node),
+            state,
+            reason: reason.map(str::to_owned),
+            progress: None,
+            ip: None,
+            addresses: Vec::new(),
+            name: None,
+            console: None,
+            since: Timestamp::UNIX_EPOCH,
+            started_at: started.then_some(Timestamp::UNIX_EPOCH),
+            updated_at: Timestamp::UNIX_EPOCH,
+        }
+    }
+
+    #[test]
+    fn what_is_tried_again_is_waited_for_and_what_will_not_come_is_not() {
+        let judged = |state, started, reason| {
+            settled(InstanceId::new(uuid::Uuid::from_u128(1)), status(state, started, reason))
+        };
+        for (state, started) in [(State::Preparing, false), (State::Starting, false), (State::Paused, true)] {
+            assert!(
+                matches!(judged(state, started, Some("virtlogd is away; trying again")), Ok(None)),
+                "{state}"
+            );
+        }
+        assert!(matches!(judged(State::Starting, true, None), Ok(None)), "it boots");
+        let told = judged(State::Starting, true, Some("no address was seen in 300 s")).unwrap_err();
+        assert!(
+            told.to_string().ends_with("is up and has no IP yet: no address was seen in 300 s"),
+            "{told}"
+        );
+        assert!(judged(State::Active, true, None).unwrap().is_some());
+        for state in [State::Error, State::Stopped, State::Destroying, State::Unclaimed] {
+            assert!(judged(state, true, None).is_err(), "{state}");
+        }
+    }
+}

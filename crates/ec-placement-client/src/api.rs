@@ -1,0 +1,72 @@
+//! What the use-cases of control ask of placement, whoever answers.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use async_trait::async_trait;
+use ec_model::{InstanceId, NodeId, ResourceQuery, Resources};
+
+use crate::{Candidates, Claim, ConsumerAllocations, Inventory, PlacementClient, PlacementResult, Provider};
+
+/// Placement, over HTTP or in the same process.
+#[async_trait]
+pub trait Placement: Send + Sync {
+    /// Ways to satisfy the query, in the server's order: all, or so many.
+    async fn candidates(&self, query: &ResourceQuery, limit: Option<usize>) -> PlacementResult<Candidates>;
+
+    /// Claims a candidate for a consumer that must not exist. [`crate::PlacementError::Conflict`] where the room is
+    /// gone meanwhile, or the consumer is there already.
+    async fn claim(&self, claim: &Claim<'_>) -> PlacementResult<()>;
+
+    /// Gives back whatever the consumer holds; nothing to give back is no error.
+    async fn release(&self, instance: InstanceId) -> PlacementResult<()>;
+
+    /// What the consumer holds; none where it holds nothing.
+    async fn allocations(&self, instance: InstanceId) -> PlacementResult<Option<ConsumerAllocations>>;
+
+    /// A provider, where there is such a one.
+    async fn provider(&self, provider: NodeId) -> PlacementResult<Option<Provider>>;
+
+    /// What a provider has, by resource class.
+    async fn inventory(&self, node: NodeId) -> PlacementResult<BTreeMap<String, Inventory>>;
+
+    /// What of it is used, by resource class.
+    async fn usages(&self, node: NodeId) -> PlacementResult<Resources>;
+
+    /// Those of the traits that some provider has.
+    async fn associated_traits(&self, names: &BTreeSet<String>) -> PlacementResult<BTreeSet<String>>;
+}
+
+#[async_trait]
+impl Placement for PlacementClient {
+    async fn candidates(&self, query: &ResourceQuery, limit: Option<usize>) -> PlacementResult<Candidates> {
+        Self::candidates(self, query, limit).await
+    }
+
+    async fn claim(&self, claim: &Claim<'_>) -> PlacementResult<()> {
+        Self::claim(self, claim).await
+    }
+
+    async fn release(&self, instance: InstanceId) -> PlacementResult<()> {
+        Self::release(self, instance).await
+    }
+
+    async fn allocations(&self, instance: InstanceId) -> PlacementResult<Option<ConsumerAllocations>> {
+        Self::allocations(self, instance).await
+    }
+
+    async fn provider(&self, provider: NodeId) -> PlacementResult<Option<Provider>> {
+        Self::provider(self, provider).await
+    }
+
+    async fn inventory(&self, node: NodeId) -> PlacementResult<BTreeMap<String, Inventory>> {
+        Self::inventory(self, node).await
+    }
+
+    async fn usages(&self, node: NodeId) -> PlacementResult<Resources> {
+        Self::usages(self, node).await
+    }
+
+    async fn associated_traits(&self, names: &BTreeSet<String>) -> PlacementResult<BTreeSet<String>> {
+        Self::associated_traits(self, names).await
+    }
+}
