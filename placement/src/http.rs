@@ -15,7 +15,6 @@ mod candidates;
 mod classes;
 mod cors;
 mod error;
-mod guests;
 mod inventories;
 mod params;
 mod policy;
@@ -45,7 +44,7 @@ pub use self::{
     auth::{Auth, Token, Tokens, digest},
     cors::Cors,
     policy::Policy,
-    server::{ServerConfig, serve, tls_acceptor},
+    server::{ServerConfig, serve},
 };
 use crate::{
     metrics::Metrics,
@@ -102,7 +101,7 @@ impl Api {
     }
 
     /// Answers a request. Never fails: what goes wrong is an answer, too.
-    pub async fn answer(&self, request: Request<Incoming>) -> Response<Full<bytes::Bytes>> {
+    async fn respond(&self, request: Request<Incoming>) -> Response<Full<bytes::Bytes>> {
         let began = Instant::now();
         let method = request.method().clone();
         let (route, response) = self.dispatch(request).await;

@@ -13,10 +13,11 @@ use ec_runtime::{
     LogFormat, config, exit::Failure, init_logging, install_tls_provider, raise_file_limit,
     shutdown_on_signals,
 };
+use ec_serve::tls_acceptor;
 use ec_store::{EtcdStore, Store};
 use placement::{
     config::{AuthKind, Config, Settings},
-    http::{Api, Policy, ServerConfig, serve, tls_acceptor},
+    http::{Api, Policy, ServerConfig, serve},
     metrics::Metrics,
     store::Replica,
 };

@@ -5,10 +5,11 @@ mod support;
 
 use std::{collections::BTreeMap, path::Path, process::Command, sync::Arc, time::Duration};
 
+use ec_serve::tls_acceptor;
 use ec_store::MemoryStore;
 use placement::{
     config::{AuthKind, Config},
-    http::{Api, ApiConfig, Auth, ServerConfig, Token, Tokens, digest, serve, tls_acceptor},
+    http::{Api, ApiConfig, Auth, ServerConfig, Token, Tokens, digest, serve},
     metrics::Metrics,
     store::{Keys, Limits, Replica},
     transfer::{self, Snapshot, TransferError},

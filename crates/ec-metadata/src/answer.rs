@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, net::IpAddr, sync::Arc};
 
-use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use hyper::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use jiff::Timestamp;
 use serde_json::Value;
 

@@ -4,10 +4,10 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use axum::http::{Method, Request, Response, StatusCode};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use ec_metadata::{Caller, InstanceRecord, MetadataService, Origin};
 use ec_model::{Blob, InstanceId, RECORD_VERSION};
+use hyper::http::{Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
 
 const GUEST: Ipv4Addr = Ipv4Addr::new(192, 168, 122, 7);

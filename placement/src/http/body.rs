@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use ec_placement_schema::{Body, check_body};
+use ec_serve::Activity;
 use http_body_util::BodyExt;
 use hyper::{HeaderMap, body::Incoming, header, http::request::Parts};
 use serde_json::Value;
@@ -12,7 +13,6 @@ use tokio::time::{Instant, timeout_at};
 use super::{
     Call,
     error::{ApiError, ApiResult},
-    guests::Activity,
 };
 
 /// The largest body that is taken. What changes all that one transaction may is a tenth of it.

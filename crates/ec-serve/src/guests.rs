@@ -5,8 +5,8 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    hash::Hash,
     io::{self, IoSlice},
-    net::IpAddr,
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -22,18 +22,12 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// Connections at a time, however many files there may be.
-const MOST: usize = 4096;
-/// Files that are not for connections: etcd, logs, what the runtime needs.
-const RESERVE: usize = 64;
 /// A connection that was used within this time is about to be used again.
 const RECENT: Duration = Duration::from_millis(500);
-/// So long a client may take nothing of what is being sent to it.
-const STALLED: Duration = Duration::from_secs(20);
 
-/// What a connection is doing.
+/// What a connection is doing. Every request carries its connection's among its extensions.
 #[derive(Debug)]
-pub(super) struct Activity {
+pub struct Activity {
     answering: AtomicBool,
     /// Whether it ever sent anything.
     spoke: AtomicBool,
@@ -52,14 +46,15 @@ impl Activity {
         }
     }
 
-    /// From here on a request is being answered, or not any more.
-    pub(super) fn set_answering(&self, answering: bool) {
+    /// From here on a request is being answered, or not any more: one whose body is still awaited is not, so that
+    /// it makes room for others.
+    pub fn set_answering(&self, answering: bool) {
         self.answering.store(answering, Ordering::Relaxed);
         self.touch();
     }
 
     /// Whether anything was ever heard of it.
-    pub(super) fn has_spoken(&self) -> bool {
+    pub(crate) fn has_spoken(&self) -> bool {
         self.spoke.load(Ordering::Relaxed)
     }
 
@@ -74,118 +69,125 @@ impl Activity {
     }
 }
 
-struct Entry {
-    peer: IpAddr,
+struct Entry<K> {
+    share: K,
     activity: Arc<Activity>,
     close: CancellationToken,
 }
 
-#[derive(Default)]
-struct Book {
+struct Book<K> {
     next: u64,
     /// In the order in which they came.
-    entries: BTreeMap<u64, Entry>,
-    by_peer: HashMap<IpAddr, usize>,
+    entries: BTreeMap<u64, Entry<K>>,
+    shares: HashMap<K, usize>,
 }
 
 /// See the module. Clones are the same ones.
-#[derive(Clone)]
-pub(super) struct Guests {
-    book: Arc<Mutex<Book>>,
+pub(crate) struct Guests<K: Eq + Hash> {
+    book: Arc<Mutex<Book<K>>>,
     most: usize,
     share: usize,
 }
 
-/// A place that was given to a connection; free again when this is dropped.
-pub(super) struct Place {
-    guests: Guests,
-    number: u64,
-    /// What the connection is doing.
-    pub(super) activity: Arc<Activity>,
-    /// Cancelled when another one needs the place more.
-    pub(super) close: CancellationToken,
+impl<K: Eq + Hash> Clone for Guests<K> {
+    fn clone(&self) -> Self {
+        Self { book: Arc::clone(&self.book), ..*self }
+    }
 }
 
-impl Guests {
-    /// For a process that may have so many files open.
-    pub(super) fn new(files: usize) -> Self {
-        let most = files.saturating_sub(RESERVE).clamp(1, MOST);
-        // The rest is for the others.
-        Self { book: Arc::default(), most, share: (most / 2).max(1) }
+/// A place that was given to a connection; free again when this is dropped.
+pub(crate) struct Place<K: Eq + Hash> {
+    guests: Guests<K>,
+    number: u64,
+    /// What the connection is doing.
+    pub(crate) activity: Arc<Activity>,
+    /// Cancelled when another one needs the place more.
+    pub(crate) close: CancellationToken,
+}
+
+impl<K: Eq + Hash + Clone> Guests<K> {
+    /// So many at a time, and of one kind no more than a share of them.
+    pub(crate) fn new(most: usize, share: usize) -> Self {
+        let book = Book { next: 0, entries: BTreeMap::new(), shares: HashMap::new() };
+        Self { book: Arc::new(Mutex::new(book)), most, share }
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A place for a connection of this peer; none where all are answering.
-    pub(super) fn admit(&self, peer: IpAddr) -> Option<Place> {
-        let peer = peer.to_canonical();
+    /// A place for a connection of this share; none where all are answering.
+    pub(crate) fn admit(&self, share: K) -> Option<Place<K>> {
         let mut book = self.book();
-        let own = book.by_peer.get(&peer).copied().unwrap_or(0);
+        let own = book.shares.get(&share).copied().unwrap_or(0);
         if own >= self.share {
-            book.make_room(Some(peer))?;
+            book.make_room(Some(&share))?;
         } else if book.entries.len() >= self.most {
             // Of whoever has the most.
-            let greediest = book.by_peer.iter().max_by_key(|(_, count)| **count).map(|(peer, _)| *peer);
-            book.make_room(greediest).or_else(|| book.make_room(None))?;
+            let greediest =
+                book.shares.iter().max_by_key(|(_, count)| **count).map(|(share, _)| share.clone());
+            book.make_room(greediest.as_ref()).or_else(|| book.make_room(None))?;
         }
         let (number, activity, close) = (book.next, Arc::new(Activity::new()), CancellationToken::new());
         book.next += 1;
-        *book.by_peer.entry(peer).or_default() += 1;
-        book.entries.insert(number, Entry { peer, activity: Arc::clone(&activity), close: close.clone() });
+        *book.shares.entry(share.clone()).or_default() += 1;
+        book.entries.insert(number, Entry { share, activity: Arc::clone(&activity), close: close.clone() });
         drop(book);
         Some(Place { guests: self.clone(), number, activity, close })
     }
 
     /// Gives a file back, where the process has none left all the same.
-    pub(super) fn shed(&self) {
+    pub(crate) fn shed(&self) {
         self.book().make_room(None);
     }
 }
 
-impl Book {
-    /// Ends the oldest connection that may go, of one peer or of all; first those that never said anything.
-    fn make_room(&mut self, peer: Option<IpAddr>) -> Option<()> {
+impl<K: Eq + Hash> Guests<K> {
+    fn book(&self) -> MutexGuard<'_, Book<K>> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<K: Eq + Hash> Book<K> {
+    /// Ends the oldest connection that may go, of one share or of all; first those that never said anything.
+    fn make_room(&mut self, share: Option<&K>) -> Option<()> {
         let number = [false, true].into_iter().find_map(|spoke| {
-            let mut of_peer =
-                self.entries.iter().filter(|(_, entry)| peer.is_none_or(|peer| peer == entry.peer));
+            let mut of_share =
+                self.entries.iter().filter(|(_, entry)| share.is_none_or(|share| *share == entry.share));
             let found =
-                of_peer.find(|(_, entry)| entry.activity.has_spoken() == spoke && entry.activity.may_go());
+                of_share.find(|(_, entry)| entry.activity.has_spoken() == spoke && entry.activity.may_go());
             found.map(|(number, _)| *number)
         })?;
         self.remove(number)?.close.cancel();
         Some(())
     }
 
-    fn remove(&mut self, number: u64) -> Option<Entry> {
+    fn remove(&mut self, number: u64) -> Option<Entry<K>> {
         let entry = self.entries.remove(&number)?;
-        if let Some(count) = self.by_peer.get_mut(&entry.peer) {
+        if let Some(count) = self.shares.get_mut(&entry.share) {
             *count -= 1;
             if *count == 0 {
-                self.by_peer.remove(&entry.peer);
+                self.shares.remove(&entry.share);
             }
         }
         Some(entry)
     }
 }
 
-impl Drop for Place {
+impl<K: Eq + Hash> Drop for Place<K> {
     fn drop(&mut self) {
         self.guests.book().remove(self.number);
     }
 }
 
 /// A stream that notes when it is used, and breaks where its peer takes nothing for too long.
-pub(super) struct Watched<S> {
+pub(crate) struct Watched<S> {
     inner: S,
+    /// So long its peer may take nothing.
+    patience: Duration,
     activity: Arc<Activity>,
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> Watched<S> {
-    pub(super) fn new(inner: S, activity: Arc<Activity>) -> Self {
-        Self { inner, activity, stalled: None }
+    pub(crate) fn new(inner: S, activity: Arc<Activity>, patience: Duration) -> Self {
+        Self { inner, patience, activity, stalled: None }
     }
 
     /// What comes of an attempt to write.
@@ -195,7 +197,8 @@ impl<S> Watched<S> {
             self.activity.touch();
             return outcome;
         }
-        let timer = self.stalled.get_or_insert_with(|| Box::pin(sleep(STALLED)));
+        let patience = self.patience;
+        let timer = self.stalled.get_or_insert_with(|| Box::pin(sleep(patience)));
         ready!(timer.as_mut().poll(context));
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer takes nothing of its answer")))
     }
@@ -257,23 +260,19 @@ mod tests {
 
     use super::*;
 
-    fn peer(number: u8) -> IpAddr {
-        IpAddr::from([10, 0, 0, number])
-    }
-
     #[tokio::test(start_paused = true)]
     async fn the_silent_make_room_and_those_being_answered_do_not() {
-        let guests = Guests::new(RESERVE + 8);
-        let answering: Vec<Place> = (0..3).map(|_| guests.admit(peer(1)).unwrap()).collect();
+        let guests = Guests::new(8, 4);
+        let answering: Vec<Place<i32>> = (0..3).map(|_| guests.admit(1).unwrap()).collect();
         for place in &answering {
             place.activity.spoke.store(true, Ordering::Relaxed);
             place.activity.set_answering(true);
         }
-        let silent: Vec<Place> = (0..9).map(|_| guests.admit(peer(1)).unwrap()).collect();
+        let silent: Vec<Place<i32>> = (0..9).map(|_| guests.admit(1).unwrap()).collect();
         // Four is the share of one peer: the newest silent one has the fourth place.
         assert_eq!(silent.iter().filter(|place| place.close.is_cancelled()).count(), 8);
         assert!(answering.iter().all(|place| !place.close.is_cancelled()));
-        let others: Vec<Place> = (2..=9).map(|number| guests.admit(peer(number)).unwrap()).collect();
+        let others: Vec<Place<i32>> = (2..=9).map(|number| guests.admit(number).unwrap()).collect();
         assert!(silent[8].close.is_cancelled(), "the greediest peer pays first");
         assert!(answering.iter().all(|place| !place.close.is_cancelled()));
         drop(others);
@@ -283,25 +282,25 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn where_all_are_being_answered_nobody_is_let_in() {
-        let guests = Guests::new(RESERVE + 2);
-        let one = guests.admit(peer(1)).unwrap();
+        let guests = Guests::new(2, 1);
+        let one = guests.admit(1).unwrap();
         one.activity.set_answering(true);
-        assert!(guests.admit(peer(1)).is_none(), "its share");
-        let two = guests.admit(peer(2)).unwrap();
+        assert!(guests.admit(1).is_none(), "its share");
+        let two = guests.admit(2).unwrap();
         two.activity.set_answering(true);
-        assert!(guests.admit(peer(3)).is_none(), "all");
+        assert!(guests.admit(3).is_none(), "all");
         one.activity.spoke.store(true, Ordering::Relaxed);
         one.activity.set_answering(false);
-        assert!(guests.admit(peer(3)).is_none(), "it was answered a moment ago");
+        assert!(guests.admit(3).is_none(), "it was answered a moment ago");
         sleep(RECENT * 2).await;
-        assert!(guests.admit(peer(3)).is_some());
+        assert!(guests.admit(3).is_some());
         assert!(one.close.is_cancelled());
     }
 
     #[tokio::test(start_paused = true)]
     async fn who_takes_nothing_of_an_answer_is_let_go() {
         let (near, _far) = duplex(1024);
-        let mut stream = Watched::new(near, Arc::new(Activity::new()));
+        let mut stream = Watched::new(near, Arc::new(Activity::new()), Duration::from_secs(20));
         let error = stream.write_all(&[0; 4096]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }

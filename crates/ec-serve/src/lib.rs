@@ -1,0 +1,231 @@
+//! One listener for all who serve: bounded in connections, in their shares, in sizes and in times.
+//!
+//! ```text
+//!   accept ──▶ who is it, and on whose share? ──▶ a place, or room made by one that says nothing ──▶ (TLS)
+//!          ──▶ head in time ──▶ answer ──▶ taken in time ──▶ the next request, or the end
+//! ```
+//!
+//! What is asked and answered is the business of whoever [`Serves`].
+
+mod guests;
+#[cfg(feature = "tls")]
+mod tls;
+
+use std::{
+    convert::Infallible, future::Future, hash::Hash, net::SocketAddr, pin::pin, sync::Arc, time::Duration,
+};
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::{Request, Response, body::Incoming, service::service_fn};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto::Builder,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
+    time::timeout,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+pub use guests::Activity;
+use guests::{Guests, Place, Watched};
+#[cfg(feature = "tls")]
+pub use tls::{TlsAcceptor, tls_acceptor};
+
+/// Accepting fails when the process is out of files; it is tried again after so long.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// A handshake may take so long.
+#[cfg(feature = "tls")]
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// What is asked of strangers.
+#[derive(Debug, Clone)]
+pub struct Bounds {
+    /// Connections at a time.
+    pub connections: usize,
+    /// Of these, for one share.
+    pub share: usize,
+    /// From the beginning of a connection to the end of its first head.
+    pub first_head: Duration,
+    /// From the first byte of a request, or from the end of the one before, to the end of its head.
+    pub head: Duration,
+    /// The bytes of a head.
+    pub head_bytes: usize,
+    /// The lines of a head; none: as many as fit.
+    pub headers: Option<usize>,
+    /// The whole connection; [`Duration::MAX`] for as long as it is used.
+    pub connection: Duration,
+    /// A peer may take nothing of an answer for so long.
+    pub stalled: Duration,
+    /// Whether who closes its half after a question still gets the answer.
+    pub half_close: bool,
+}
+
+/// How bytes come and go.
+#[derive(Clone)]
+pub enum Transport {
+    /// As they are.
+    Plain,
+    /// Through TLS.
+    #[cfg(feature = "tls")]
+    Tls(TlsAcceptor),
+}
+
+/// What is behind a listener.
+pub trait Serves: Send + Sync + 'static {
+    /// What connections are counted by.
+    type Share: Eq + Hash + Clone + Send + Sync + 'static;
+    /// What is known of who made a connection.
+    type Caller: Clone + Send + Sync + 'static;
+
+    /// Looks at a connection once, at its beginning.
+    fn meet(
+        &self,
+        stream: &TcpStream,
+        peer: SocketAddr,
+    ) -> impl Future<Output = (Self::Share, Self::Caller)> + Send;
+
+    /// Answers a request.
+    fn answer(
+        &self,
+        caller: Self::Caller,
+        request: Request<Incoming>,
+    ) -> impl Future<Output = Response<Full<Bytes>>> + Send;
+}
+
+/// Connections that were begun and not ended.
+#[must_use = "what is being answered is cut off otherwise"]
+pub struct UnderWay(TaskTracker);
+
+impl UnderWay {
+    /// Waits until what is under way has been answered, for so long.
+    pub async fn finish(self, patience: Duration) {
+        self.0.close();
+        // Whoever is cut off here asks again.
+        timeout(patience, self.0.wait()).await.ok();
+    }
+}
+
+/// A connection, with what a task for it needs.
+struct Connection<S: Serves> {
+    service: Arc<S>,
+    caller: S::Caller,
+    bounds: Arc<Bounds>,
+    place: Place<S::Share>,
+    stop: CancellationToken,
+}
+
+/// Takes connections and answers them until `stop`. What is being answered then is finished by the caller of this.
+pub async fn serve<S: Serves>(
+    listener: &TcpListener,
+    transport: Transport,
+    bounds: Bounds,
+    service: Arc<S>,
+    stop: CancellationToken,
+) -> UnderWay {
+    let under_way = UnderWay(TaskTracker::new());
+    let guests = Guests::<S::Share>::new(bounds.connections, bounds.share);
+    let bounds = Arc::new(bounds);
+    loop {
+        let accepted = tokio::select! {
+            () = stop.cancelled() => return under_way,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, peer)) => {
+                let (share, caller) = service.meet(&stream, peer).await;
+                let Some(place) = guests.admit(share) else {
+                    tracing::debug!(%peer, "no place for one more connection");
+                    continue;
+                };
+                let connection = Connection {
+                    service: Arc::clone(&service),
+                    caller,
+                    bounds: Arc::clone(&bounds),
+                    place,
+                    stop: stop.clone(),
+                };
+                under_way.0.spawn(connection.begin(stream, transport.clone()));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "failed to accept a connection");
+                guests.shed();
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+impl<S: Serves> Connection<S> {
+    async fn begin(self, stream: TcpStream, transport: Transport) {
+        // Answers are small, and clients wait for them.
+        stream.set_nodelay(true).ok();
+        let (close, bounds) = (self.place.close.clone(), Arc::clone(&self.bounds));
+        let stream = Watched::new(stream, Arc::clone(&self.place.activity), bounds.stalled);
+        let served = async {
+            match transport {
+                Transport::Plain => self.requests(stream).await,
+                #[cfg(feature = "tls")]
+                Transport::Tls(tls) => match timeout(HANDSHAKE, tls.accept(stream)).await {
+                    Ok(Ok(stream)) => self.requests(stream).await,
+                    Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
+                    Err(_) => tracing::debug!("a TLS handshake took too long"),
+                },
+            }
+        };
+        tokio::select! {
+            served = timeout(bounds.connection, served) => {
+                if served.is_err() {
+                    tracing::debug!("a connection took too long");
+                }
+            }
+            () = close.cancelled() => tracing::debug!("a connection made room for another"),
+        }
+    }
+
+    async fn requests(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+        let Self { service, caller, bounds, place, stop } = self;
+        let asked = CancellationToken::new();
+        let (first, activity) = (asked.clone(), Arc::clone(&place.activity));
+        let answers = service_fn(move |mut request: Request<Incoming>| {
+            first.cancel();
+            activity.set_answering(true);
+            request.extensions_mut().insert(Arc::clone(&activity));
+            let (service, caller, activity) = (Arc::clone(&service), caller.clone(), Arc::clone(&activity));
+            async move {
+                let answer = service.answer(caller, request).await;
+                activity.set_answering(false);
+                Ok::<_, Infallible>(answer)
+            }
+        });
+        let mut builder = Builder::new(TokioExecutor::new()).http1_only();
+        let mut http = builder.http1();
+        http.timer(TokioTimer::new())
+            .header_read_timeout(bounds.head)
+            .half_close(bounds.half_close)
+            .max_buf_size(bounds.head_bytes);
+        if let Some(headers) = bounds.headers {
+            http.max_headers(headers);
+        }
+        let mut served = pin!(builder.serve_connection(TokioIo::new(stream), answers));
+        let silence = async {
+            // Where nothing is asked in time.
+            if timeout(bounds.first_head, asked.cancelled()).await.is_ok() {
+                std::future::pending::<()>().await;
+            }
+        };
+        let outcome = tokio::select! {
+            outcome = served.as_mut() => outcome,
+            () = stop.cancelled() => {
+                served.as_mut().graceful_shutdown();
+                served.await
+            }
+            () = silence => return,
+        };
+        if let Err(error) = outcome {
+            tracing::debug!(error, "a connection broke");
+        }
+    }
+}
