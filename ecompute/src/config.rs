@@ -8,7 +8,7 @@ use std::{
 };
 
 use ec_libvirt::{AddressFilter, VirtType};
-use ec_model::{Keyspace, NodeId, is_interface_name};
+use ec_model::{Keyspace, NodeId, input::is_interface_name};
 use ec_placement_client::{PlacementConfig, PlacementSection};
 use ec_runtime::config::{ConfigError, Loaded, load};
 use ec_store::{EtcdConfig, EtcdSection};

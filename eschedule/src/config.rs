@@ -6,7 +6,7 @@ use std::{
 };
 
 use ec_cloud::Cloud;
-use ec_model::Keyspace;
+use ec_model::{Keyspace, input::is_owner};
 use ec_placement_client::{PlacementClient, PlacementConfig, PlacementSection};
 use ec_runtime::{
     config::{exposed, load},
@@ -79,7 +79,7 @@ impl Settings {
         let file = &loaded.config;
         let name = |key: &str, value: &Option<String>| match value {
             None => Ok("default".to_owned()),
-            Some(text) if (1..=255).contains(&text.chars().count()) => Ok(text.clone()),
+            Some(text) if is_owner(text) => Ok(text.clone()),
             Some(_) => Err(wrong(format!("{key}: wanted 1 to 255 characters, as placement has it"))),
         };
         let etcd = file.etcd.settings().map_err(wrong)?;

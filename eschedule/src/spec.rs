@@ -3,16 +3,16 @@
 use std::{fs::File, io::Read, path::Path};
 
 use ec_cloud::{Guest, Naming};
-use ec_model::{Blob, ImageRef, USER_DATA_MAX};
+use ec_model::{
+    Blob, ImageRef, USER_DATA_MAX,
+    input::{KEYS_MAX, is_hostname, is_image_url, is_public_key, is_sha256},
+};
 use ec_runtime::exit::Failure;
 
 use crate::{cli::Spec, config::Defaults};
 
 /// A file of public keys is a few lines.
 const KEY_FILE_MAX: usize = 1 << 20;
-
-/// Keys for one guest; more is a mistake rather than a wish.
-const KEYS_MAX: usize = 64;
 
 /// What of a name with a prefix is its own: the beginning of a uuid.
 const SUFFIX: &str = "01234567";
@@ -47,15 +47,8 @@ pub(crate) fn read(spec: &Spec, image: &str, defaults: &Defaults) -> Result<Gues
     })
 }
 
-/// RFC 1123: labels of letters, digits and hyphens, at most 63 each and 253 in all.
 fn hostname(name: &str) -> Result<String, Failure> {
-    let label = |label: &str| {
-        (1..=63).contains(&label.len())
-            && label.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
-            && !label.starts_with('-')
-            && !label.ends_with('-')
-    };
-    if name.len() <= 253 && name.split('.').all(label) && name.parse::<ec_model::InstanceId>().is_err() {
+    if is_hostname(name) {
         Ok(name.to_owned())
     } else {
         Err(Failure::usage(format!(
@@ -110,26 +103,8 @@ fn read_keys(files: &[impl AsRef<Path>], option: &str) -> Result<Vec<String>, Fa
     Ok(keys)
 }
 
-/// `type base64 comment`, as sshd(8) describes the format.
-fn is_public_key(line: &str) -> bool {
-    use base64::{Engine, prelude::BASE64_STANDARD};
-    let mut words = line.split_whitespace();
-    let kind = words.next().unwrap_or_default();
-    let blob = words.next().and_then(|text| BASE64_STANDARD.decode(text).ok()).unwrap_or_default();
-    // The blob begins with the length of the type's name and the name again (RFC 4253, section 6.6).
-    let length = blob.first_chunk::<4>().map_or(0, |bytes| u32::from_be_bytes(*bytes) as usize);
-    ["ssh-", "ecdsa-", "sk-"].iter().any(|start| kind.starts_with(start))
-        && blob.get(4..4 + length.min(blob.len())).is_some_and(|name| name == kind.as_bytes())
-}
-
 fn image_url(url: &str) -> Result<String, Failure> {
-    let absolute = |rest: &str| rest.starts_with('/') || rest.starts_with("localhost/");
-    let right = match url.split_once("://") {
-        Some(("http" | "https", rest)) => !rest.is_empty() && !rest.starts_with('/'),
-        Some(("file", rest)) => absolute(rest),
-        _ => false,
-    };
-    if right && !url.chars().any(|c| c.is_control() || c == ' ') {
+    if is_image_url(url) {
         Ok(url.to_owned())
     } else {
         Err(Failure::usage(format!(
@@ -139,7 +114,7 @@ fn image_url(url: &str) -> Result<String, Failure> {
 }
 
 fn sha256(digest: &str) -> Result<String, Failure> {
-    if digest.len() == 64 && digest.chars().all(|c| c.is_ascii_hexdigit()) {
+    if is_sha256(digest) {
         Ok(digest.to_ascii_lowercase())
     } else {
         Err(Failure::usage(format!("--sha256 `{digest}` is not a SHA-256: wanted 64 hexadecimal digits")))
@@ -153,35 +128,4 @@ fn bytes_of(path: &Path, option: &str, most: usize) -> Result<Vec<u8>, Failure> 
         .and_then(|file| file.take(most as u64 + 1).read_to_end(&mut bytes))
         .map_err(|error| Failure::usage(format!("{option} {} cannot be read: {error}", path.display())))?;
     Ok(bytes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const KEY: &str =
-        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGPPDZ0RoaDTsdTuMBMHFLPz5VvQGVcTQWqXkTfpZzYJ me@here";
-
-    #[test]
-    fn only_public_keys_are_keys() {
-        assert!(is_public_key(KEY));
-        assert!(!is_public_key("ssh-ed25519"));
-        assert!(!is_public_key(
-            "ssh-rsa AAAAC3NzaC1lZDI1NTE5AAAAIGPPDZ0RoaDTsdTuMBMHFLPz5VvQGVcTQWqXkTfpZzYJ"
-        ));
-        assert!(!is_public_key("hello world"));
-    }
-
-    #[test]
-    fn names_urls_and_digests_are_checked_before_anything_is_claimed() {
-        for name in ["", "-a", "a-", "a_b", "a b", &"a".repeat(64), "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab"] {
-            assert!(hostname(name).is_err(), "{name}");
-        }
-        assert!(hostname("web-1.example").is_ok());
-        for url in ["", "x", "ftp://a/b", "file://rel", "http://", "http:///x", "https://a/ b"] {
-            assert!(image_url(url).is_err(), "{url}");
-        }
-        assert!(image_url("file:///a/b").is_ok() && image_url("https://a/b").is_ok());
-        assert!(sha256("ab").is_err() && sha256(&"AB".repeat(32)).is_ok());
-    }
 }

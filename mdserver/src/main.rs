@@ -48,7 +48,7 @@ struct Cli {
 
 /// The name of a network interface, as the kernel takes it.
 fn interface(text: &str) -> Result<String, String> {
-    let usable = ec_model::is_interface_name(text);
+    let usable = ec_model::input::is_interface_name(text);
     usable
         .then(|| text.to_owned())
         .ok_or_else(|| "not the name of a network interface: wanted for example virbr0".to_owned())

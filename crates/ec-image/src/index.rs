@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use ec_model::input::is_sha256;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -16,7 +17,6 @@ use url::Url;
 use crate::{
     ImageError,
     shelf::{PRIVATE, make_directory},
-    source::is_digest,
 };
 
 /// Links that are signed anew each time would fill the index, one entry each.
@@ -135,7 +135,7 @@ impl Index {
 fn read(path: &Path) -> Option<Entry> {
     let entry: Entry = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
     // The digest becomes a file name.
-    (entry.version == VERSION && is_digest(&entry.digest)).then_some(entry)
+    (entry.version == VERSION && is_sha256(&entry.digest)).then_some(entry)
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {

@@ -14,9 +14,9 @@ use std::{
     time::SystemTime,
 };
 
-use ec_model::{BaseImage, DiskFormat};
+use ec_model::{BaseImage, DiskFormat, input::is_sha256};
 
-use crate::{HEADER_LEN, ImageError, inspect, source::is_digest};
+use crate::{HEADER_LEN, ImageError, inspect};
 
 /// Room for content of unknown length is taken in steps of so many bytes, as long as there is plenty;
 /// and in the smaller ones when something has to go for it.
@@ -177,7 +177,7 @@ impl Shelf {
             .filter_map(|entry| {
                 let meta = entry.metadata().ok().filter(fs::Metadata::is_file)?;
                 let path = entry.path();
-                let digest = path.file_stem()?.to_str().filter(|stem| is_digest(stem))?.to_owned();
+                let digest = path.file_stem()?.to_str().filter(|stem| is_sha256(stem))?.to_owned();
                 let used = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
                 Some(Base { digest, path, size: meta.len(), used })
             })

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use ec_model::ImageRef;
+use ec_model::{ImageRef, input::is_sha256};
 use url::Url;
 
 use crate::ImageError;
@@ -60,16 +60,11 @@ fn excerpt(text: &str) -> String {
 }
 
 fn digest(text: &str) -> Result<String, ImageError> {
-    if is_digest(text) {
+    if is_sha256(text) {
         Ok(text.to_ascii_lowercase())
     } else {
         Err(ImageError::BadDigest { text: text.chars().take(80).collect() })
     }
-}
-
-/// Whether it is a SHA-256 in hex. Digests become file names, so nothing else may pass for one.
-pub(crate) fn is_digest(text: &str) -> bool {
-    text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
 /// The URL without user, password, fragment and the values of its query, which may be a signature.

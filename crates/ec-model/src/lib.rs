@@ -6,8 +6,8 @@
 
 mod ids;
 mod image;
+pub mod input;
 mod keys;
-mod names;
 mod observed;
 mod query;
 mod records;
@@ -15,7 +15,6 @@ mod records;
 pub use ids::{InstanceId, InvalidId, InvalidMac, MacAddr, NodeId};
 pub use image::{BaseImage, DiskFormat};
 pub use keys::{KeyError, Keyspace};
-pub use names::is_interface_name;
 pub use observed::{End, Observed, Pause, RunState};
 pub use query::{QueryError, ResourceQuery};
 pub use records::{

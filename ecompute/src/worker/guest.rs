@@ -19,6 +19,9 @@ impl Worker {
         let instance = self.job.instance;
         let parts = Arc::clone(&self.parts);
         let request = self.request()?.clone();
+        if let Some(problem) = request.problem() {
+            return Err(Stop::Failed(problem));
+        }
         let Some(wanted) = &request.image else {
             return Err(Stop::Failed("its request names no image".to_owned()));
         };

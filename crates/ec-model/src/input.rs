@@ -1,0 +1,130 @@
+//! What people may give: checked here for every program, by those who take it and again by the agent that acts on it.
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+
+use crate::{InstanceId, Request};
+
+/// Keys for one guest; more is a mistake rather than a wish.
+pub const KEYS_MAX: usize = 64;
+
+/// A project or a user, as placement has them.
+pub const OWNER_MAX: usize = 255;
+
+/// Whether a guest can be called so: RFC 1123's labels of letters, digits and hyphens, at most 63 each and 253 in all,
+/// and not a uuid, which is what instances are told apart by.
+pub fn is_hostname(name: &str) -> bool {
+    let is_label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    name.len() <= 253 && name.split('.').all(is_label) && name.parse::<InstanceId>().is_err()
+}
+
+/// Whether a project or a user can be called so.
+pub fn is_owner(name: &str) -> bool {
+    (1..=OWNER_MAX).contains(&name.chars().count())
+}
+
+/// Whether it is `type base64 comment` in one line, as sshd(8) describes the format of public keys.
+pub fn is_public_key(line: &str) -> bool {
+    let mut words = line.split_whitespace();
+    let kind = words.next().unwrap_or_default();
+    let blob = words.next().and_then(|text| BASE64_STANDARD.decode(text).ok()).unwrap_or_default();
+    // The blob begins with the length of the type's name and the name again (RFC 4253, section 6.6).
+    let length = blob.first_chunk::<4>().map_or(0, |bytes| u32::from_be_bytes(*bytes) as usize);
+    ["ssh-", "ecdsa-", "sk-"].iter().any(|start| kind.starts_with(start))
+        && blob.get(4..4 + length.min(blob.len())).is_some_and(|name| name == kind.as_bytes())
+        && !line.chars().any(|c| c.is_control() && c != '\t')
+}
+
+/// Whether an image can be at such a URL.
+pub fn is_image_url(url: &str) -> bool {
+    let is_absolute = |rest: &str| rest.starts_with('/') || rest.starts_with("localhost/");
+    let is_known = match url.split_once("://") {
+        Some(("http" | "https", rest)) => !rest.is_empty() && !rest.starts_with('/'),
+        Some(("file", rest)) => is_absolute(rest),
+        _ => false,
+    };
+    is_known && !url.chars().any(|c| c.is_control() || c == ' ')
+}
+
+/// Whether it is a SHA-256 in hex. Digests become file names, so nothing else may pass for one.
+pub fn is_sha256(digest: &str) -> bool {
+    digest.len() == 64 && digest.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
+/// Whether a network interface of Linux can be called so.
+pub fn is_interface_name(name: &str) -> bool {
+    // IFNAMSIZ is 16 with its closing zero.
+    (1..16).contains(&name.len())
+        && ![".", ".."].contains(&name)
+        && name.chars().all(|c| c.is_ascii_graphic() && c != '/' && c != ':')
+}
+
+impl Request {
+    /// What is wrong with it that whoever wrote it should have refused; its image is judged by who fetches it.
+    pub fn problem(&self) -> Option<String> {
+        if let Some(name) = self.name.as_ref().filter(|name| !is_hostname(name)) {
+            return Some(format!("its name {name:?} is not a hostname"));
+        }
+        if self.keys.len() > KEYS_MAX {
+            return Some(format!("it has {} keys, more than {KEYS_MAX}", self.keys.len()));
+        }
+        let key = self.keys.iter().position(|key| !is_public_key(key));
+        key.map(|number| format!("the public key number {} is none", number + 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: &str =
+        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGPPDZ0RoaDTsdTuMBMHFLPz5VvQGVcTQWqXkTfpZzYJ me@here";
+
+    #[test]
+    fn only_public_keys_are_keys() {
+        assert!(is_public_key(KEY));
+        for line in [
+            "ssh-ed25519",
+            "ssh-rsa AAAAC3NzaC1lZDI1NTE5AAAAIGPPDZ0RoaDTsdTuMBMHFLPz5VvQGVcTQWqXkTfpZzYJ",
+            "hello world",
+            "",
+            &format!("{KEY}\nssh-ed25519 another"),
+        ] {
+            assert!(!is_public_key(line), "{line}");
+        }
+    }
+
+    #[test]
+    fn names_urls_and_digests_are_as_they_must_be() {
+        for name in ["", "-a", "a-", "a_b", "a b", &"a".repeat(64), "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab"] {
+            assert!(!is_hostname(name), "{name}");
+        }
+        assert!(is_hostname("web-1.example") && !is_hostname(&["a"; 128].join(".")));
+        for url in
+            ["", "x", "ftp://a/b", "file://rel", "http://", "http:///x", "https://a/ b", "http://a/\nb"]
+        {
+            assert!(!is_image_url(url), "{url}");
+        }
+        assert!(is_image_url("file:///a/b") && is_image_url("https://a/b"));
+        assert!(is_sha256(&"Ab".repeat(32)));
+        for digest in ["", "ab", &"g".repeat(64), &format!("../{}", "a".repeat(61))] {
+            assert!(!is_sha256(digest), "{digest}");
+        }
+        assert!(is_owner("p") && is_owner(&"ü".repeat(255)));
+        assert!(!is_owner("") && !is_owner(&"p".repeat(256)));
+    }
+
+    #[test]
+    fn an_interface_is_called_as_the_kernel_takes_it() {
+        for name in ["virbr0", "br-1", "eth0.7", "a"] {
+            assert!(is_interface_name(name), "{name}");
+        }
+        for name in ["", "a/b", "a b", "..", "a:b", "ü", "a234567890123456", "a\n"] {
+            assert!(!is_interface_name(name), "{name}");
+        }
+    }
+}
