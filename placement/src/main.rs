@@ -208,16 +208,16 @@ fn run(options: &ServerOptions, store: &StoreOptions) -> Result<(), Failure> {
     runtime.block_on(async {
         let stop = shutdown_on_signals()
             .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
+        let store: Arc<dyn Store> = Arc::new(EtcdStore::connect(settings.etcd.clone()).await?);
+        for warning in warnings(&loaded, &settings).await {
+            tracing::warn!("{warning}");
+        }
         let listener = tokio::net::TcpListener::bind(settings.listen).await.map_err(|error| {
             Failure::failed(format!(
                 "cannot listen at {}: {error}; another program may, or choose another with --listen",
                 settings.listen
             ))
         })?;
-        let store: Arc<dyn Store> = Arc::new(EtcdStore::connect(settings.etcd.clone()).await?);
-        for warning in warnings(&loaded, &settings).await {
-            tracing::warn!("{warning}");
-        }
         tokio::spawn(advise(Arc::clone(&store)));
         let metrics = Arc::new(Metrics::default());
         // Ended after what is being answered: that may still want to read and write.
