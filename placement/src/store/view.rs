@@ -1,7 +1,7 @@
 //! The state in memory, as of a revision of etcd.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak},
     time::Duration,
 };
@@ -383,6 +383,8 @@ impl View {
 
     fn events(&self, keys: &Keys, batch: &WatchBatch) {
         let mut clock = self.progress().clock;
+        // What this replica wrote itself is in the state: it need not be read again.
+        let own: HashSet<Revision> = self.held().untold.iter().map(|(revision, _)| *revision).collect();
         let mut changes: Vec<(Revision, Change)> = Vec::with_capacity(batch.events.len());
         let mut clocks: Vec<Clock> = Vec::new();
         let mut beside = Beside::default();
@@ -393,6 +395,9 @@ impl View {
                     if pair.key == keys.clock() {
                         self.tick(&mut clock, pair);
                         clocks.push(clock.clone());
+                    }
+                    if own.contains(&pair.mod_revision) {
+                        continue;
                     }
                     match keys.read(pair) {
                         Reading::Ours(more) => {
@@ -411,6 +416,9 @@ impl View {
                     beside.delete(keys, key);
                     if *key == keys.clock() {
                         clock = Clock::default();
+                    }
+                    if own.contains(revision) {
+                        continue;
                     }
                     changes.extend(keys.deleted(key).map(|change| (*revision, change)));
                 }
