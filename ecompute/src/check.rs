@@ -19,6 +19,9 @@ use nix::unistd::{AccessFlags, Group, Uid, access, getgroups};
 
 use crate::{agent::libvirt_config, config::Settings, identity, inventory, presence};
 
+/// What one makes of an etcd and a placement that know nothing of each other.
+const MIXED: &str =
+    "they seem to be of two clusters: check `etcd` (with its prefix) and `placement` in compute.yaml";
 /// A probe that takes longer counts as failed.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Less free disk than this and the next image will not fit.
@@ -42,7 +45,7 @@ pub async fn check(settings: &Settings, file: Option<PathBuf>) -> Result<u8, Fai
         Line { what: "configuration", found: Ok(named) },
         Line { what: "etcd", found: bounded(etcd(settings)).await },
         Line { what: "placement", found: bounded(placement(settings)).await },
-        Line { what: "cluster", found: bounded(cluster(settings)).await },
+        Line { what: "cluster", found: bounded(cluster_of_this_node(settings)).await },
         Line { what: "libvirt", found: bounded(libvirt(settings)).await },
         Line { what: "network", found: bounded(network(settings)).await },
         Line { what: "guests", found: guests(settings).await },
@@ -150,6 +153,32 @@ async fn placement(settings: &Settings) -> Found {
     Ok(format!("{} speaks up to {newest}", client.endpoint()))
 }
 
+/// As [`cluster`], and whether this node's own agent is where placement thinks that it is: an agent that ends
+/// properly locks what it offers.
+async fn cluster_of_this_node(settings: &Settings) -> Found {
+    let found = cluster(settings).await?;
+    let Some(me) = settings.uuid.or_else(|| identity::kept(&settings.state_dir)) else { return Ok(found) };
+    let store = EtcdStore::connect(settings.etcd.clone()).await.map_err(etcd_failed)?;
+    if store.get(&settings.keys.node(me)).await.map_err(etcd_failed)?.0.is_some() {
+        return Ok(found);
+    }
+    let client = PlacementClient::new(&settings.placement).map_err(placement_failed)?;
+    let is_offered = match client.inventory(me).await {
+        Ok(inventory) => inventory.get("VCPU").is_some_and(|own| own.reserved < own.total),
+        Err(PlacementError::NotFound(_)) => false,
+        Err(error) => return Err(placement_failed(error)),
+    };
+    if is_offered {
+        return Err((
+            0,
+            format!(
+                "placement offers what this node {me} has, and etcd shows no agent of it: its agent was killed, or {MIXED}"
+            ),
+        ));
+    }
+    Ok(found)
+}
+
 /// Whether etcd and placement are of one cluster, and this node has its place there.
 async fn cluster(settings: &Settings) -> Found {
     let store = EtcdStore::connect(settings.etcd.clone()).await.map_err(etcd_failed)?;
@@ -212,12 +241,10 @@ fn fits(
         ));
     }
     let known: BTreeSet<NodeId> = providers.iter().map(|provider| provider.uuid).collect();
-    let mixed =
-        "they seem to be of two clusters: check `etcd` (with its prefix) and `placement` in compute.yaml";
     if !alive.is_empty() && alive.is_disjoint(&known) {
         return Err((
             FAILED,
-            format!("etcd shows {} living nodes and placement knows none of them; {mixed}", alive.len()),
+            format!("etcd shows {} living nodes and placement knows none of them; {MIXED}", alive.len()),
         ));
     }
     let spoken_of = speaks_of.iter().chain(alive).chain(&me).any(|node| known.contains(node));
@@ -226,7 +253,7 @@ fn fits(
         return Err((
             0,
             format!(
-                "placement knows {} nodes and etcd speaks of none of them; if one of them should be an agent of this etcd, {mixed}",
+                "placement knows {} nodes and etcd speaks of none of them; if one of them should be an agent of this etcd, {MIXED}",
                 known.len()
             ),
         ));

@@ -51,6 +51,14 @@ async fn a_taken_name_and_two_clusters_are_told() -> Result<()> {
     configured(&control, &other.etcd.endpoint(), &format!("name: other\n{state}"))?;
     let told = line(&check(&control).output()?, "cluster");
     ensure!(told.contains("WARNING") && told.contains("two clusters"), "{told}");
+    // Also where the node itself is one of those that placement knows.
+    let mine = control.node("mine", true, SMALL).await?;
+    configured(&control, &other.etcd.endpoint(), &format!("name: mine\nuuid: {mine}\n{state}"))?;
+    let told = line(&check(&control).output()?, "cluster");
+    ensure!(told.contains("WARNING") && told.contains("two clusters"), "{told}");
+    configured(&control, &control.etcd.endpoint(), &format!("name: mine\nuuid: {mine}\n{state}"))?;
+    ensure!(line(&check(&control).output()?, "cluster").contains(" ok "), "where it is alive");
+    configured(&control, &other.etcd.endpoint(), &format!("name: other\n{state}"))?;
     // And one with nodes of its own.
     other.node("theirs", true, SMALL).await?;
     let output = check(&control).output()?;
