@@ -87,6 +87,7 @@ fn shut_off(why: DomainShutoffReason) -> RunState {
         DomainShutoffReason::Shutdown => RunState::Ended(End::ByGuest),
         DomainShutoffReason::Destroyed => RunState::Ended(End::ByHand),
         DomainShutoffReason::Crashed => RunState::Ended(End::Crashed),
+        DomainShutoffReason::Daemon => RunState::Ended(End::ByHypervisor),
         _ => RunState::Ended(End::Unknown),
     }
 }

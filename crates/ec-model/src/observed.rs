@@ -49,6 +49,8 @@ pub enum End {
     ByHand,
     /// Its process or its system crashed.
     Crashed,
+    /// The hypervisor's daemon gave it up, when it was started anew and could not take it over.
+    ByHypervisor,
     /// Not known.
     Unknown,
 }

@@ -186,7 +186,7 @@ fn keep(facts: &Facts, limits: &Limits) -> Decision {
             _ => say(facts, State::Stopped, "it does not run, perhaps since its host was started anew"),
         },
         // Nobody saw it come up: its hypervisor died while it was started, say, and took it along.
-        Some(RunState::Ended(_)) if start_in_doubt(facts) => return start_again(facts),
+        Some(RunState::Ended(why)) if start_in_doubt(facts, why) => return start_again(facts),
         Some(RunState::Ended(why)) => ended(facts, why),
     };
     match (shown, facts.allocation) {
@@ -196,9 +196,12 @@ fn keep(facts: &Facts, limits: &Limits) -> Decision {
     }
 }
 
-/// Whether a start was begun of which nobody wrote down that it worked.
-fn start_in_doubt(facts: &Facts) -> bool {
-    status(facts).is_some_and(|status| status.state == State::Starting && !status.start_noted)
+/// Whether a start was begun of which nobody wrote down that it worked; or that the hypervisor took back before the
+/// guest was there.
+fn start_in_doubt(facts: &Facts, why: End) -> bool {
+    status(facts).is_some_and(|status| {
+        status.state == State::Starting && (!status.start_noted || why == End::ByHypervisor)
+    })
 }
 
 fn start_again(facts: &Facts) -> Decision {
@@ -272,6 +275,7 @@ fn ended(facts: &Facts, why: End) -> Decision {
     let before_address = matches!(state, Some((_, false)));
     let reason = match why {
         End::Crashed => "it crashed",
+        End::ByHypervisor => "libvirtd gave it up when it was started anew",
         End::ByHand => "somebody ended it",
         _ if before_address => "the guest ended before it had an address",
         End::ByGuest => "the guest powered itself off",

@@ -42,6 +42,9 @@ fn a_start_that_nobody_saw_through_is_begun_again() {
         assert!(!starts(&facts(RunState::Ended(why), State::Starting, true)), "it ran, and ended: {why:?}");
         assert!(!starts(&facts(RunState::Ended(why), State::Active, true)), "{why:?}");
     }
+    // Nobody wished that one to end, and nobody had anything of it yet.
+    assert!(starts(&facts(RunState::Ended(End::ByHypervisor), State::Starting, true)));
+    assert!(!starts(&facts(RunState::Ended(End::ByHypervisor), State::Active, true)));
 }
 
 #[test]
