@@ -2,7 +2,7 @@
 
 use std::{
     process::{Child, Output, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -24,6 +24,27 @@ fn spawn(control: &Control, arguments: &[&str]) -> Result<Child> {
 
 fn signal(child: &Child, signal: Signal) -> Result<()> {
     Ok(kill(Pid::from_raw(i32::try_from(child.id())?), signal)?)
+}
+
+/// The moment of a round, out of 60 that spread over a whole run of the command and a little more. The run is measured
+/// anew each time around: how long it takes is the machine's and its other work's matter.
+struct Moments {
+    whole: Duration,
+}
+
+impl Moments {
+    fn new() -> Self {
+        Self { whole: Duration::ZERO }
+    }
+
+    fn of(&mut self, control: &Control, round: u32) -> Result<Duration> {
+        if round.is_multiple_of(20) {
+            let begun = Instant::now();
+            control.done(&["--name", &format!("whole{round}"), TINY])?;
+            self.whole = begun.elapsed();
+        }
+        Ok(self.whole * (round % 60) / 45)
+    }
 }
 
 /// Every claim has a request, or an index by which its node knows that it may give it back; every request has its
@@ -50,10 +71,12 @@ async fn looked_over(control: &Control, node: NodeId) -> Result<usize> {
 async fn a_command_killed_at_any_moment_leaves_no_claim_that_nobody_knows_of() -> Result<()> {
     let control = Control::start().await?;
     let node = control.node("host", true, PLENTY).await?;
+    let mut moments = Moments::new();
     let mut killed = 0;
-    for round in 0..120_u64 {
+    for round in 0..120 {
+        let moment = moments.of(&control, round)?;
         let mut child = spawn(&control, &["--name", &format!("n{round}"), TINY])?;
-        tokio::time::sleep(Duration::from_micros(500 * (round % 60))).await;
+        tokio::time::sleep(moment).await;
         killed += usize::from(child.try_wait()?.is_none());
         child.kill()?;
         child.wait()?;
@@ -81,10 +104,12 @@ async fn a_command_killed_at_any_moment_leaves_no_claim_that_nobody_knows_of() -
 async fn an_interrupted_command_takes_back_or_finishes_and_says_which() -> Result<()> {
     let control = Control::start().await?;
     let node = control.node("host", true, PLENTY).await?;
+    let mut moments = Moments::new();
     let (mut taken_back, mut finished) = (0, 0);
-    for round in 0..120_u64 {
+    for round in 0..120 {
+        let moment = moments.of(&control, round)?;
         let child = spawn(&control, &["--name", &format!("n{round}"), TINY])?;
-        tokio::time::sleep(Duration::from_micros(500 * (round % 60))).await;
+        tokio::time::sleep(moment).await;
         signal(&child, Signal::SIGINT)?;
         let Output { status, stdout, stderr } = child.wait_with_output()?;
         let (stdout, stderr) = (String::from_utf8(stdout)?, String::from_utf8(stderr)?);
@@ -108,6 +133,8 @@ async fn an_interrupted_command_takes_back_or_finishes_and_says_which() -> Resul
         }
     }
     ensure!(taken_back > 0 && finished > 0, "{taken_back} taken back, {finished} finished");
+    // And the whole ones that were measured.
+    finished += 6;
     assert_eq!(looked_over(&control, node).await?, finished);
     assert_eq!(control.placement.provider_allocations(node).await?.len(), finished);
     assert_eq!(control.count("instances/").await?, finished, "nothing else is left");
