@@ -24,15 +24,15 @@ node)
   node=${2:-}
   [[ $node =~ ^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$ ]] || usage "\`$node\` is no node's uuid (small letters, with dashes)"
   role=ecompute-$node user=${3:-ecompute-$node}
-  keys=("agents/$node" "nodes/$node")
+  keys=("agents/$node" "alive/$node" "nodes/$node")
   trees=("requests/$node/" "userdata/$node/" "status/$node/")
   # Whether a claim is ours, and which nodes there are.
-  readable=("instances/" "nodes/")
+  readable=("instances/" "nodes/" "alive/")
   ;;
 control)
   role=ecompute-control user=${2:-eschedule}
   trees=("instances/" "names/" "requests/" "userdata/")
-  readable=("nodes/" "status/")
+  readable=("nodes/" "alive/" "status/")
   ;;
 placement)
   role=ecompute-placement user=${2:-eplacement}

@@ -2,8 +2,7 @@
 
 use anyhow::{Context, Result};
 use ec_model::{
-    Desired, ImageRef, InstanceId, Keyspace, NodeId, RECORD_VERSION, Request, Resources, State, Status,
-    decode, encode,
+    Desired, ImageRef, InstanceId, Keyspace, NodeId, Request, Resources, Spec, State, Status, decode, encode,
 };
 use ec_store::Store;
 use ec_tests::{Stack, tiny_image};
@@ -45,15 +44,19 @@ impl<'a> Orders<'a> {
     /// The value of an instance's request key.
     pub(crate) fn request(&self, instance: InstanceId, desired: Desired) -> Vec<u8> {
         encode(&Request {
-            version: RECORD_VERSION,
             instance,
+            epoch: 1,
+            generation: if desired == Desired::Active { 1 } else { 2 },
             desired,
             name: None,
-            resources: self.resources.clone(),
-            image: Some(ImageRef { url: format!("file://{}", tiny_image().display()), sha256: None }),
-            keys: Vec::new(),
-            user_data_bytes: None,
-            token_required: false,
+            spec: Some(Spec {
+                query: "resources=VCPU:1".to_owned(),
+                resources: self.resources.clone(),
+                image: ImageRef { url: format!("file://{}", tiny_image().display()), sha256: None },
+                keys: Vec::new(),
+                user_data_bytes: None,
+                token_required: false,
+            }),
             project: "default".to_owned(),
             user: "default".to_owned(),
             created_at: Timestamp::now(),
@@ -100,7 +103,7 @@ impl<'a> Orders<'a> {
 
     /// Waits until the node's agent lives.
     pub(crate) async fn until_alive(&self) -> Result<()> {
-        let key = self.keys.node(self.node);
+        let key = self.keys.alive(self.node);
         let what = format!("the agent of {} lives", self.node);
         self.stack.until(&what, async || Ok(self.stack.store.get(&key).await?.0.is_some())).await
     }

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use ec_model::{
-    Desired, ImageRef, IndexEntry, InstanceId, NodeId, NodeRecord, RECORD_VERSION, Request, encode,
+    Alive, Assigned, Desired, ImageRef, Instance, InstanceId, NodeId, Request, ResourceQuery, Spec, encode,
 };
 use ec_store::{Store, Txn};
 use ec_tests::{
@@ -104,17 +104,17 @@ async fn grow(cloud: &Control, numbers: std::ops::Range<usize>) -> Result<()> {
         .await?;
     for chunk in nodes.chunks(100) {
         let txn = chunk.iter().fold(Txn::new(), |txn, (node, name)| {
-            let record = NodeRecord {
-                version: RECORD_VERSION,
+            let record = Alive {
                 node: *node,
                 name: name.clone(),
                 agent: env!("CARGO_PKG_VERSION").to_owned(),
+                formats: Alive::formats_of_this_release(),
                 virt_type: "simulated".to_owned(),
                 machine: String::new(),
                 host: String::new(),
                 started_at: Timestamp::now(),
             };
-            txn.put(cloud.keys.node(*node), encode(&record))
+            txn.put(cloud.keys.alive(*node), encode(&record))
         });
         cloud.store.txn(txn).await?;
     }
@@ -194,12 +194,16 @@ fn whole(cloud: &Control, argument: &str) -> Result<Duration> {
 
 async fn bare_round(cloud: &Control) -> Result<(Duration, NodeId, InstanceId)> {
     let (keys, instance) = (&cloud.keys, InstanceId::new(uuid::Uuid::new_v4()));
-    let entry = |node| {
-        encode(&IndexEntry {
-            version: RECORD_VERSION,
-            node,
+    let spec = spec()?;
+    let entry = |node: Option<NodeId>| {
+        encode(&Instance {
+            instance,
+            project: "default".to_owned(),
+            user: "default".to_owned(),
             name: None,
-            project: "default".into(),
+            spec: spec.clone(),
+            assigned: node.map(|node| Assigned { node, epoch: 1 }),
+            generation: 1,
             created_at: Timestamp::now(),
         })
     };
@@ -222,30 +226,41 @@ async fn bare_round(cloud: &Control) -> Result<(Duration, NodeId, InstanceId)> {
     let request = &candidates["allocation_requests"][0];
     let node = request["allocations"].as_object().and_then(|of| of.keys().next()).context("no candidate")?;
     let node: NodeId = node.parse()?;
-    ensure!(etcd.get(keys.node(node), None).await?.count() == 1, "the node is not there");
+    ensure!(etcd.get(keys.alive(node), None).await?.count() == 1, "the node is not there");
     ask(&host, "PUT", &format!("/allocations/{instance}"), Some(&claim_of(request))).await?;
     let key = keys.request(node, instance);
     let txn = etcd_client::Txn::new()
         .when([
-            Compare::create_revision(keys.node(node), CompareOp::Greater, 0),
+            Compare::create_revision(keys.alive(node), CompareOp::Greater, 0),
             Compare::create_revision(key.clone(), CompareOp::Equal, 0),
         ])
-        .and_then([TxnOp::put(key, request_of(instance), None), TxnOp::put(index, entry(Some(node)), None)]);
+        .and_then([
+            TxnOp::put(key, request_of(instance, &spec), None),
+            TxnOp::put(index, entry(Some(node)), None),
+        ]);
     ensure!(etcd.txn(txn).await?.succeeded(), "etcd refused the request's transaction");
     Ok((begun.elapsed(), node, instance))
 }
 
-fn request_of(instance: InstanceId) -> Vec<u8> {
-    encode(&Request {
-        version: RECORD_VERSION,
-        instance,
-        desired: Desired::Active,
-        name: None,
-        resources: [("VCPU".to_owned(), 1), ("MEMORY_MB".to_owned(), 128), ("DISK_GB".to_owned(), 1)].into(),
-        image: Some(ImageRef { url: "file:///nowhere".to_owned(), sha256: None }),
+fn spec() -> Result<Spec> {
+    Ok(Spec {
+        query: TINY.to_owned(),
+        resources: ResourceQuery::parse(TINY)?.total(),
+        image: ImageRef { url: "file:///nowhere".to_owned(), sha256: None },
         keys: Vec::new(),
         user_data_bytes: None,
         token_required: false,
+    })
+}
+
+fn request_of(instance: InstanceId, spec: &Spec) -> Vec<u8> {
+    encode(&Request {
+        instance,
+        epoch: 1,
+        generation: 1,
+        desired: Desired::Active,
+        name: None,
+        spec: Some(spec.clone()),
         project: "default".to_owned(),
         user: "default".to_owned(),
         created_at: Timestamp::now(),

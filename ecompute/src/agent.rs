@@ -7,7 +7,7 @@ use ec_hypervisor::{HostInfo, Hypervisor};
 use ec_image::{CacheConfig, ImageCache};
 use ec_libvirt::{LibvirtConfig, LibvirtHypervisor};
 use ec_metadata::{MetadataConfig, MetadataError, RecordDir};
-use ec_model::{NodeId, NodeRecord, RECORD_VERSION};
+use ec_model::{Alive, NodeId};
 use ec_placement_client::{PlacementClient, PlacementError};
 use ec_store::{EtcdStore, Store};
 use jiff::Timestamp;
@@ -144,11 +144,11 @@ pub async fn run_with(parts: Arc<Parts>, shutdown: CancellationToken) -> Result<
     );
 
     let stop = CancellationToken::new();
-    let record = NodeRecord {
-        version: RECORD_VERSION,
+    let record = Alive {
         node: parts.node,
         name: parts.settings.name.clone(),
         agent: env!("CARGO_PKG_VERSION").to_owned(),
+        formats: Alive::formats_of_this_release(),
         virt_type: host.virt_type.clone(),
         machine: machine(&parts.settings.state_dir).context("failed to tell this machine from others")?,
         host: nix::unistd::gethostname().unwrap_or_default().to_string_lossy().into_owned(),

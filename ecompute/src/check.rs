@@ -8,7 +8,7 @@ use std::{
 
 use ec_guard::Guard;
 use ec_libvirt::{AddressFilter, LibvirtHypervisor};
-use ec_model::{NodeId, NodeRecord, Resources, decode};
+use ec_model::{Alive, NodeId, Resources, decode};
 use ec_placement_client::{PlacementClient, PlacementError, Provider};
 use ec_runtime::{
     config::exposed,
@@ -90,7 +90,8 @@ pub async fn warnings(settings: &Settings, file: Option<&Path>) -> Vec<String> {
 /// What speaks against etcd and placement being of one cluster, as far as both answer. Only where etcd shows hardly
 /// anybody: where many live, all is well, and they may all start at once.
 pub async fn mixed(settings: &Settings) -> Option<String> {
-    let alive = async { EtcdStore::connect(settings.etcd.clone()).await?.keys(&settings.keys.nodes()).await };
+    let alive =
+        async { EtcdStore::connect(settings.etcd.clone()).await?.keys(&settings.keys.all_alive()).await };
     match tokio::time::timeout(PROBE_TIMEOUT, alive).await {
         Ok(Ok(alive)) if alive.len() <= 1 => {}
         _ => return None,
@@ -143,7 +144,7 @@ fn placement_failed(error: PlacementError) -> (u8, String) {
 
 async fn etcd(settings: &Settings) -> Found {
     let store = EtcdStore::connect(settings.etcd.clone()).await.map_err(etcd_failed)?;
-    let (_, revision) = store.get(&settings.keys.nodes()).await.map_err(etcd_failed)?;
+    let (_, revision) = store.get(&settings.keys.all_alive()).await.map_err(etcd_failed)?;
     Ok(format!("{} at revision {revision}", settings.etcd.endpoints.join(", ")))
 }
 
@@ -159,7 +160,7 @@ async fn cluster_of_this_node(settings: &Settings) -> Found {
     let found = cluster(settings).await?;
     let Some(me) = settings.uuid.or_else(|| identity::kept(&settings.state_dir)) else { return Ok(found) };
     let store = EtcdStore::connect(settings.etcd.clone()).await.map_err(etcd_failed)?;
-    if store.get(&settings.keys.node(me)).await.map_err(etcd_failed)?.0.is_some() {
+    if store.get(&settings.keys.alive(me)).await.map_err(etcd_failed)?.0.is_some() {
         return Ok(found);
     }
     let client = PlacementClient::new(&settings.placement).map_err(placement_failed)?;
@@ -184,8 +185,8 @@ async fn cluster(settings: &Settings) -> Found {
     let store = EtcdStore::connect(settings.etcd.clone()).await.map_err(etcd_failed)?;
     let client = PlacementClient::new(&settings.placement).map_err(placement_failed)?;
     let keys = &settings.keys;
-    let alive = store.keys(&keys.nodes()).await.map_err(etcd_failed)?;
-    let alive = alive.iter().filter_map(|key| keys.parse_node(key).ok()).collect();
+    let alive = store.keys(&keys.all_alive()).await.map_err(etcd_failed)?;
+    let alive = alive.iter().filter_map(|key| keys.parse_alive(key).ok()).collect();
     let speaks_of = match store.keys(&keys.all_statuses()).await {
         // An agent's own user need not read what is of other nodes.
         Err(StoreError::Refused(_)) => Vec::new(),
@@ -208,7 +209,7 @@ async fn other_agent(
 ) -> Result<Option<String>, (u8, String)> {
     let Some(me) = me else { return Ok(None) };
     let (pair, _) = store.get(&settings.keys.agent(me)).await.map_err(etcd_failed)?;
-    let Some(other) = pair.and_then(|pair| decode::<NodeRecord>(&pair.value).ok()) else { return Ok(None) };
+    let Some(other) = pair.and_then(|pair| decode::<Alive>(&pair.value).ok()) else { return Ok(None) };
     let ours = presence::machine(&settings.state_dir).ok();
     Ok((ours.as_ref() != Some(&other.machine)).then(|| {
         format!(

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use ec_model::{InstanceId, NodeId, Observed, Resources, decode};
+use ec_model::{InstanceId, NodeId, Observed, Resources, State, Status, decode};
 use ec_placement_client::{ConsumerAllocations, PlacementError};
 use ec_plan::{RecordFacts, Wanted};
 use ec_store::StoreError;
@@ -39,7 +39,9 @@ pub(crate) async fn look_at_all(parts: &Parts) -> Result<Seen, String> {
             let (_, instance) = parts.settings.keys.parse_status(&pair.key).ok()?;
             Some((
                 instance,
-                match decode(&pair.value) {
+                match decode::<Status>(&pair.value) {
+                    // Whatever a later release means by it, it is not for this one to change.
+                    Ok(status) if status.state == State::Unknown => StatusEntry::Unreadable,
                     Ok(status) => StatusEntry::Known(Box::new(status)),
                     Err(error) => {
                         tracing::debug!(%instance, %error, "its status cannot be read");

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use ec_model::{Keyspace, NodeId, NodeRecord, decode, encode};
+use ec_model::{Alive, Keyspace, NodeId, decode, encode};
 use ec_store::{Compare, LeaseId, Revision, Store, StoreError, StoreResult, Txn, TxnOutcome};
 use tokio::{
     sync::{Notify, watch},
@@ -37,7 +37,7 @@ pub struct Presence {
     /// Says which agent is the node.
     agent_key: String,
     /// Says that the node takes instances.
-    node_key: String,
+    alive_key: String,
     /// The revision at which both were put.
     held: watch::Sender<Option<Revision>>,
     shown: AtomicBool,
@@ -49,7 +49,7 @@ impl Presence {
     pub(crate) fn new(keys: &Keyspace, node: NodeId) -> Self {
         Self {
             agent_key: keys.agent(node),
-            node_key: keys.node(node),
+            alive_key: keys.alive(node),
             held: watch::Sender::new(None),
             shown: AtomicBool::new(false),
             look: Notify::new(),
@@ -113,7 +113,7 @@ pub(crate) fn machine(state_dir: &Path) -> io::Result<String> {
 pub(crate) async fn keep(
     presence: &Presence,
     store: Arc<dyn Store>,
-    record: NodeRecord,
+    record: Alive,
     state_dir: &Path,
     shutdown: CancellationToken,
 ) -> Result<(), Taken> {
@@ -204,23 +204,23 @@ enum Renewed {
     /// This agent is the node.
     Ours(Hold),
     /// Another is; nothing is known of it where its record cannot be read.
-    Others(Option<NodeRecord>),
+    Others(Option<Alive>),
 }
 
 async fn renew(
     store: &dyn Store,
     hold: Option<Hold>,
     presence: &Presence,
-    record: &NodeRecord,
+    record: &Alive,
 ) -> StoreResult<Renewed> {
-    let Presence { agent_key, node_key, .. } = presence;
+    let Presence { agent_key, alive_key, .. } = presence;
     let shown = presence.shown.load(Ordering::Relaxed);
     if let Some(hold) = hold {
         store.keep_alive(hold.lease).await?;
         if hold.shown == shown {
             let mut unchanged = Txn::new().when(Compare::Unchanged(agent_key.clone(), hold.revision));
             if shown {
-                unchanged = unchanged.when(Compare::Unchanged(node_key.clone(), hold.revision));
+                unchanged = unchanged.when(Compare::Unchanged(alive_key.clone(), hold.revision));
             }
             if store.txn(unchanged).await?.succeeded {
                 return Ok(Renewed::Ours(hold));
@@ -231,7 +231,7 @@ async fn renew(
     let unchanged = match current {
         None => Compare::Absent(agent_key.clone()),
         Some(pair) => {
-            let other = decode::<NodeRecord>(&pair.value).ok();
+            let other = decode::<Alive>(&pair.value).ok();
             let ours = pair.lease.is_some() && pair.lease == hold.map(|hold| hold.lease);
             let predecessor = other.as_ref().is_some_and(|other| other.machine == record.machine);
             // A key on no lease was put by hand, and is nobody's sign of life.
@@ -248,7 +248,7 @@ async fn renew(
     let value = encode(record);
     let mut txn = Txn::new().when(unchanged).put_leased(agent_key, value.clone(), lease);
     if shown {
-        txn = txn.put_leased(node_key, value, lease);
+        txn = txn.put_leased(alive_key, value, lease);
     }
     match store.txn(txn).await {
         Ok(TxnOutcome { succeeded: true, revision }) => Ok(Renewed::Ours(Hold { lease, revision, shown })),
@@ -265,18 +265,17 @@ async fn renew(
 
 #[cfg(test)]
 mod tests {
-    use ec_model::RECORD_VERSION;
     use ec_store::MemoryStore;
     use jiff::Timestamp;
 
     use super::*;
 
-    fn record(machine: &str) -> NodeRecord {
-        NodeRecord {
-            version: RECORD_VERSION,
+    fn record(machine: &str) -> Alive {
+        Alive {
             node: NodeId::new(uuid::Uuid::from_u128(1)),
             name: "n".into(),
             agent: "test".into(),
+            formats: Alive::formats_of_this_release(),
             virt_type: "qemu".into(),
             machine: machine.into(),
             host: format!("host-{machine}"),
@@ -298,7 +297,7 @@ mod tests {
         let keeper =
             tokio::spawn(async move { keep(&one, in_one, record("a"), Path::new("/state"), stop_one).await });
         first.wait().await;
-        let (before, _) = store.get(&first.node_key).await.unwrap();
+        let (before, _) = store.get(&first.alive_key).await.unwrap();
         assert!(before.is_some());
 
         let second = presence();
@@ -308,12 +307,12 @@ mod tests {
         let names = ["host-a", "host-b", "/state/uuid"];
         assert!(names.iter().all(|name| message.contains(name)), "{message}");
         assert!(second.fence().is_none());
-        let (after, _) = store.get(&first.node_key).await.unwrap();
+        let (after, _) = store.get(&first.alive_key).await.unwrap();
         assert_eq!(after, before, "the first one's key was not touched");
         assert!(first.fence().is_some());
         stop.cancel();
         keeper.await.unwrap().unwrap();
-        assert_eq!(store.get(&first.node_key).await.unwrap().0, None);
+        assert_eq!(store.get(&first.alive_key).await.unwrap().0, None);
     }
 
     async fn ours(store: &dyn Store, hold: Option<Hold>, presence: &Presence, machine: &str) -> Hold {
@@ -331,7 +330,7 @@ mod tests {
         assert!(after.revision > before.revision, "what the predecessor still writes is refused");
         let other = renew(&store, None, &presence, &record("b")).await.unwrap();
         assert!(matches!(other, Renewed::Others(Some(_))));
-        assert_eq!(store.get(&presence.node_key).await.unwrap().0, None);
+        assert_eq!(store.get(&presence.alive_key).await.unwrap().0, None);
 
         presence.show();
         let shown = ours(&store, Some(after), &presence, "a").await;
@@ -341,9 +340,9 @@ mod tests {
             "what is there is not written again"
         );
         // Somebody deletes the key by hand.
-        store.txn(Txn::new().delete(&presence.node_key)).await.unwrap();
+        store.txn(Txn::new().delete(&presence.alive_key)).await.unwrap();
         let again = ours(&store, Some(shown), &presence, "a").await;
         assert!(again.revision > shown.revision);
-        assert!(store.get(&presence.node_key).await.unwrap().0.is_some());
+        assert!(store.get(&presence.alive_key).await.unwrap().0.is_some());
     }
 }

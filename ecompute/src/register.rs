@@ -6,8 +6,10 @@ use std::{
     time::Duration,
 };
 
-use ec_model::{InstanceId, Resources};
+use ec_model::{Doc, InstanceId, Node, Resources, encode};
 use ec_placement_client::PlacementError;
+use ec_store::{Compare, Txn};
+use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
 use crate::{inventory, parts::Parts};
@@ -35,6 +37,7 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
             () = tokio::time::sleep(RETRY) => {}
         }
     }
+    remember(parts).await;
     parts.presence.show();
     // The start is over, and what comes now needs little of its code.
     if let Err(error) = ec_runtime::memory::forget_code() {
@@ -50,6 +53,7 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
             _ = uncounted.changed() => {}
             _ = held.changed() => doubtful = true,
         }
+        remember(parts).await;
         let counted = if doubtful { reserve_uncounted(parts).await } else { Ok(()) };
         let refreshed = match counted {
             Ok(()) => refresh(parts).await,
@@ -66,6 +70,34 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
             tracing::warn!(%error, "failed to tell placement of this node; trying on");
         }
         failed = refreshed.is_err();
+    }
+}
+
+/// Writes down that there is this node, and what it is called: so much stays known when it is dead.
+async fn remember(parts: &Parts) {
+    // Who is not the node says nothing of it.
+    let Some(fence) = parts.presence.fence() else { return };
+    let (key, name) = (parts.settings.keys.node(parts.node), &parts.settings.name);
+    let written = async {
+        let txn = match parts.store.get(&key).await.map_err(|error| error.to_string())?.0 {
+            None => {
+                let node = Node { node: parts.node, name: name.clone(), created_at: Timestamp::now() };
+                Txn::new().when(Compare::Absent(key.clone())).put(key, encode(&node))
+            }
+            Some(pair) => {
+                let mut doc = Doc::<Node>::decode(&pair.value).map_err(|error| error.to_string())?;
+                if doc.record.name == *name {
+                    return Ok(());
+                }
+                doc.record.name.clone_from(name);
+                Txn::new().when(Compare::Unchanged(key.clone(), pair.mod_revision)).put(key, doc.encode())
+            }
+        };
+        // Where somebody was quicker, the next time tells.
+        parts.store.txn(txn.when(fence)).await.map(drop).map_err(|error| error.to_string())
+    };
+    if let Err(error) = written.await {
+        tracing::warn!(error, "failed to write this node's record; trying on");
     }
 }
 

@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 use ec_hypervisor::{HypervisorError, RunState};
 use ec_image::ImageError;
 use ec_metadata::InstanceRecord;
-use ec_model::{Address, InstanceId, Observed, RECORD_VERSION, Request, Resources, State, Status, encode};
+use ec_model::{Address, InstanceId, Observed, Request, Resources, State, Status, encode};
 use ec_placement_client::PlacementError;
 use ec_plan::{Effect, RecordFacts};
 use ec_store::{Compare, Revision, StoreError, Txn};
@@ -29,7 +29,7 @@ use crate::{
 pub(crate) const ERROR_RETENTION: Duration = Duration::from_secs(24 * 3600);
 
 /// Nothing is written under a node that may be another's by now.
-const NOT_OURS: &str = "this node's key in etcd is not ours at this moment";
+const NOT_OURS: &str = "this node's key in etcd is not ours at this moment, or the request was deleted";
 
 /// How much of a failed guest's console goes with its ERROR.
 const CONSOLE_TAIL_BYTES: usize = 4096;
@@ -500,17 +500,19 @@ impl Worker {
     /// The status to write next: what was known, in this state, now.
     fn next_status(&self, state: State) -> Status {
         let now = Timestamp::now();
-        let old = self.report.status.known();
+        let (old, request) = (self.report.status.known(), self.job.request.as_ref());
         Status {
-            version: RECORD_VERSION,
             instance: self.job.instance,
             node: self.parts.node,
+            epoch: request.map_or_else(|| old.map_or(0, |old| old.epoch), |request| request.epoch),
+            observed_generation: request
+                .map_or_else(|| old.map_or(0, |old| old.observed_generation), |request| request.generation),
             state,
             reason: None,
             progress: None,
             ip: old.and_then(|old| old.ip),
             addresses: old.map(|old| old.addresses.clone()).unwrap_or_default(),
-            name: self.job.request.as_ref().map(hostname).or_else(|| old.and_then(|old| old.name.clone())),
+            name: request.map(hostname).or_else(|| old.and_then(|old| old.name.clone())),
             console: None,
             since: old.filter(|old| old.state == state).map_or(now, |old| old.since),
             started_at: old.and_then(|old| old.started_at),
@@ -519,8 +521,12 @@ impl Worker {
     }
 
     async fn write(&mut self, status: Status) -> Result<(), Stop> {
-        let key = self.parts.status_key(self.job.instance);
-        if !self.fenced(Txn::new().put(key, encode(&status))).await? {
+        let mut txn = Txn::new().put(self.parts.status_key(self.job.instance), encode(&status));
+        if self.job.request_revision.is_some() {
+            // Of an instance that control has taken away meanwhile nothing is told that nobody would delete.
+            txn = txn.when(Compare::Present(self.parts.request_key(self.job.instance)));
+        }
+        if !self.fenced(txn).await? {
             return Err(Stop::Retry(NOT_OURS.to_owned()));
         }
         self.report.status = StatusEntry::Known(Box::new(status));

@@ -352,7 +352,7 @@ fn request_instance(keys: &Keyspace, node: NodeId, key: &str) -> Option<Instance
 
 #[cfg(test)]
 mod tests {
-    use ec_model::{RECORD_VERSION, encode};
+    use ec_model::encode;
 
     use super::*;
 
@@ -361,17 +361,14 @@ mod tests {
         let (keys, node) = (Keyspace::default(), NodeId::new(uuid::Uuid::from_u128(1)));
         let instance = InstanceId::new(uuid::Uuid::from_u128(2));
         let request = Request {
-            version: RECORD_VERSION,
             instance,
+            epoch: 1,
+            generation: 1,
             desired: Desired::Active,
             name: None,
-            resources: Resources::default(),
-            image: None,
-            keys: vec![],
-            user_data_bytes: None,
-            token_required: false,
             project: String::new(),
             user: String::new(),
+            spec: None,
             created_at: jiff::Timestamp::UNIX_EPOCH,
         };
         let mut world = World::default();

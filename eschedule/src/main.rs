@@ -71,7 +71,7 @@ async fn run(cli: Cli) -> Result<(), Failure> {
             let instance = resolve(&session.cloud, &instance).await?;
             let view = match find(&session.cloud, instance).await? {
                 Found::Placed(known) => View::of(&known),
-                Found::Unplaced(entry, _) => View::unplaced(instance, &entry),
+                Found::Unplaced(record, _) => View::unplaced(&record),
             };
             if json { output::json(&view) } else { output::instance(&view) }
         }

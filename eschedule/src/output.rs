@@ -91,11 +91,12 @@ pub(crate) fn instance(view: &View) -> Result<(), Failure> {
         }
     }
     if let Some(request) = &view.request {
-        let resources: Vec<_> =
-            request.resources.iter().map(|(class, amount)| format!("{class}:{amount}")).collect();
-        row("resources", resources.join(","));
-        if let Some(image) = &request.image {
-            row("image", image.url.clone());
+        if let Some(spec) = &request.spec {
+            let resources: Vec<_> =
+                spec.resources.iter().map(|(class, amount)| format!("{class}:{amount}")).collect();
+            row("resources", resources.join(","));
+            row("query", spec.query.clone());
+            row("image", spec.image.url.clone());
         }
         row("requested", request.created_at.to_string());
     }

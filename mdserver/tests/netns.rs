@@ -12,8 +12,8 @@ use std::{
 };
 
 use ec_guard::ports::{mark_of, tap_name};
-use ec_metadata::{InstanceRecord, RecordDir};
-use ec_model::{Blob, InstanceId, RECORD_VERSION};
+use ec_metadata::{InstanceRecord, RECORD_VERSION, RecordDir};
+use ec_model::{Blob, InstanceId};
 use jiff::Timestamp;
 
 const URL: &str = "http://169.254.169.254";

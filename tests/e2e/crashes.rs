@@ -162,15 +162,9 @@ async fn a_claim_whose_request_never_came_is_released_and_others_are_kept() -> R
     };
     stack.placement.claim(&claim).await?;
     // It says first that it is going to, which is how the node knows the claim as ours.
-    let index = ec_model::IndexEntry {
-        version: ec_model::RECORD_VERSION,
-        node: None,
-        name: None,
-        project: "p".into(),
-        created_at: jiff::Timestamp::now(),
-    };
+    let record = ec_tests::control::unplaced(lost, None, "p", jiff::Timestamp::now());
     let key = ec_model::Keyspace::default().instance(lost);
-    stack.store.txn(Txn::new().put(key, ec_model::encode(&index))).await?;
+    stack.store.txn(Txn::new().put(key, ec_model::encode(&record))).await?;
     assert_eq!(stack.placement.provider_allocations(stack.node).await?.len(), 2);
     stack.until_exactly(&[kept]).await
 }

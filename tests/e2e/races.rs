@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use ec_model::{InstanceId, Keyspace, NodeId, NodeRecord, RECORD_VERSION, encode};
+use ec_model::{Alive, InstanceId, Keyspace, NodeId, encode};
 use ec_placement_client::Inventory;
 use ec_store::{Store, Txn};
 use ec_tests::{Stack, TINY};
@@ -30,17 +30,17 @@ async fn node(stack: &Stack, alive: bool) -> Result<NodeId> {
         inventories.into_iter().map(|(class, total)| (class.to_owned(), inventory(total))).collect();
     stack.placement.set_inventory(node, &inventories).await?;
     if alive {
-        let record = NodeRecord {
-            version: RECORD_VERSION,
+        let record = Alive {
             node,
             name: node.to_string(),
             agent: "test".to_owned(),
+            formats: Alive::formats_of_this_release(),
             virt_type: "qemu".to_owned(),
             machine: String::new(),
             host: String::new(),
             started_at: jiff::Timestamp::now(),
         };
-        stack.store.txn(Txn::new().put(Keyspace::default().node(node), encode(&record))).await?;
+        stack.store.txn(Txn::new().put(Keyspace::default().alive(node), encode(&record))).await?;
     }
     Ok(node)
 }

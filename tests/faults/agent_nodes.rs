@@ -35,7 +35,7 @@ async fn a_clone_of_a_node_is_refused_loudly_and_the_first_is_not_disturbed() ->
     stack.start_agent("").await?;
     let instance = stack.schedule(&[])?;
     stack.until_state(instance, State::Active).await?;
-    let node_key = Keyspace::default().node(stack.node);
+    let node_key = Keyspace::default().alive(stack.node);
     let before = stack.store.get(&node_key).await?.0.context("no node key")?;
 
     let mut clone = clone_of(&stack)?;
@@ -76,7 +76,7 @@ async fn an_agent_whose_node_another_took_writes_nothing_any_more_and_ends() -> 
     stack.until_state(instance, State::Active).await?;
     // While the first is stopped its lease runs out, and the clone takes the node.
     stack.signal_agent(nix::sys::signal::Signal::SIGSTOP)?;
-    let node_key = Keyspace::default().node(stack.node);
+    let node_key = Keyspace::default().alive(stack.node);
     stack.until("its lease has run out", async || Ok(stack.store.get(&node_key).await?.0.is_none())).await?;
     let mut clone = clone_of(&stack)?;
     stack.until("the clone is the node", async || Ok(stack.store.get(&node_key).await?.0.is_some())).await?;
@@ -98,7 +98,7 @@ async fn an_agent_whose_node_another_took_writes_nothing_any_more_and_ends() -> 
 async fn keys_deleted_by_hand_come_back() -> Result<()> {
     let mut stack = Stack::start().await?;
     stack.start_agent("").await?;
-    for key in [Keyspace::default().node(stack.node), Keyspace::default().agent(stack.node)] {
+    for key in [Keyspace::default().alive(stack.node), Keyspace::default().agent(stack.node)] {
         stack.store.txn(Txn::new().delete(&key)).await?;
         stack.until("the key is back", async || Ok(stack.store.get(&key).await?.0.is_some())).await?;
     }

@@ -6,10 +6,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use ec_model::{IndexEntry, InstanceId, NodeId, RECORD_VERSION, encode};
+use ec_model::{Instance, InstanceId, NodeId, encode};
 use ec_tests::{
     TINY,
-    control::{Control, all_of, notified},
+    control::{Control, all_of, notified, unplaced},
 };
 use nix::{
     sys::signal::{Signal, kill},
@@ -47,18 +47,18 @@ impl Moments {
     }
 }
 
-/// Every claim has a request, or an index by which its node knows that it may give it back; every request has its
-/// claim and its index. Answers how many are requested.
+/// Every claim has a request, or a record by which its node knows that it may give it back; every request has its
+/// claim and its record. Answers how many are requested.
 async fn looked_over(control: &Control, node: NodeId) -> Result<usize> {
     let claims = control.placement.provider_allocations(node).await?;
     let mut requested = 0;
     for instance in claims.keys() {
-        let index = control.index(*instance).await?;
-        ensure!(index.is_some(), "the claim of {instance} is known to nobody");
+        let record = control.record(*instance).await?;
+        ensure!(record.is_some(), "the claim of {instance} is known to nobody");
         if control.request(node, *instance).await?.is_some() {
             ensure!(
-                index.is_some_and(|index| index.node == Some(node)),
-                "{instance} is requested without an index"
+                record.is_some_and(|record| record.node() == Some(node)),
+                "{instance} is requested without a record"
             );
             requested += 1;
         }
@@ -86,10 +86,10 @@ async fn a_command_killed_at_any_moment_leaves_no_claim_that_nobody_knows_of() -
     // Ten minutes later `list` takes the rest away.
     for key in control.store_keys("instances/").await? {
         let instance: InstanceId = key.rsplit('/').next().unwrap_or_default().parse()?;
-        let entry = control.index(instance).await?.context("an index goes away by itself")?;
-        if entry.node.is_none() {
+        let entry = control.record(instance).await?.context("an index goes away by itself")?;
+        if entry.assigned.is_none() {
             let old = jiff::Timestamp::now() - jiff::SignedDuration::from_mins(11);
-            control.put(key, encode(&IndexEntry { created_at: old, ..entry })).await?;
+            control.put(key, encode(&Instance { created_at: old, ..entry })).await?;
         }
     }
     control.done(&["list"])?;
@@ -188,35 +188,25 @@ async fn the_name_of_a_killed_command_is_taken_over_after_ten_minutes_with_its_c
     let left = InstanceId::new(uuid::Uuid::new_v4());
     control.placement.claim_exact(left, node, &[("VCPU".to_owned(), 1)].into(), "default", "default").await?;
     for (minutes, code) in [(9, 1), (11, 0)] {
-        let entry = IndexEntry {
-            version: RECORD_VERSION,
-            node: None,
-            name: Some("web".into()),
-            project: "default".into(),
-            created_at: jiff::Timestamp::now() - jiff::SignedDuration::from_mins(minutes),
-        };
-        control.put(control.keys.instance(left), encode(&entry)).await?;
+        let created_at = jiff::Timestamp::now() - jiff::SignedDuration::from_mins(minutes);
+        let record = unplaced(left, Some("web"), "default", created_at);
+        control.put(control.keys.instance(left), encode(&record)).await?;
         control.put(control.keys.name("default", "web", left), "").await?;
         let output = control.eschedule(&["--name", "web", TINY])?;
         assert_eq!(output.status.code(), Some(code), "{minutes} minutes: {output:?}");
     }
     let claims = control.placement.provider_allocations(node).await?;
     assert!(claims.len() == 1 && !claims.contains_key(&left), "{claims:?}");
-    assert!(control.index(left).await?.is_none());
+    assert!(control.record(left).await?.is_none());
     // One that nobody wanted by name is destroyed by hand, when it is old enough.
     let text = |output: Output| String::from_utf8_lossy(&output.stderr).into_owned();
     for (minutes, wanted) in [(1, "is being placed since"), (11, "")] {
-        let entry = IndexEntry {
-            version: RECORD_VERSION,
-            node: None,
-            name: None,
-            project: "default".into(),
-            created_at: jiff::Timestamp::now() - jiff::SignedDuration::from_mins(minutes),
-        };
-        control.put(control.keys.instance(left), encode(&entry)).await?;
+        let created_at = jiff::Timestamp::now() - jiff::SignedDuration::from_mins(minutes);
+        let record = unplaced(left, None, "default", created_at);
+        control.put(control.keys.instance(left), encode(&record)).await?;
         assert!(text(control.eschedule(&["destroy", &left.to_string()])?).contains(wanted));
     }
-    assert!(control.index(left).await?.is_none());
+    assert!(control.record(left).await?.is_none());
     Ok(())
 }
 
@@ -230,7 +220,7 @@ async fn dead_nodes_neither_fill_a_limit_nor_hide_a_living_one() -> Result<()> {
     for query in [TINY.to_owned(), format!("{TINY}&limit=1")] {
         assert_eq!(control.schedule(&[&query])?.0, living);
     }
-    control.delete(control.keys.node(living)).await?;
+    control.delete(control.keys.alive(living)).await?;
     let output = control.eschedule(&[TINY])?;
     assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(1), &b"NO ALLOCATIONS LEFT\n"[..]));
     let error = String::from_utf8(output.stderr)?;
@@ -290,9 +280,9 @@ async fn a_look_gives_no_claim_back_of_a_guest_whose_keys_were_deleted_by_hand()
     let control = Control::start().await?;
     let node = control.node("host", true, PLENTY).await?;
     let (_, instance) = control.schedule(&["--name", "web", TINY])?;
-    let entry = control.index(instance).await?.context("no index")?;
+    let entry = control.record(instance).await?.context("no index")?;
     let old = jiff::Timestamp::now() - jiff::SignedDuration::from_mins(11);
-    control.put(control.keys.instance(instance), encode(&IndexEntry { created_at: old, ..entry })).await?;
+    control.put(control.keys.instance(instance), encode(&Instance { created_at: old, ..entry })).await?;
     control.delete(control.keys.request(node, instance)).await?;
     let list = control.done(&["list"])?;
     ensure!(list.contains(&instance.to_string()) && list.contains("UNKNOWN"), "{list}");
@@ -301,6 +291,6 @@ async fn a_look_gives_no_claim_back_of_a_guest_whose_keys_were_deleted_by_hand()
     // When its node has given it back, what is left goes.
     control.placement.release(instance).await?;
     control.done(&["list"])?;
-    assert!(control.index(instance).await?.is_none());
+    assert!(control.record(instance).await?.is_none());
     Ok(())
 }

@@ -45,7 +45,7 @@ async fn a_request_that_cannot_be_read_is_shown_and_left_alone() -> Result<()> {
             "{text}"
         );
         assert_eq!(control.get(&key).await?, before, "it was touched");
-        assert!(control.index(instance).await?.is_some());
+        assert!(control.record(instance).await?.is_some());
         let list = json_of(&control, &["list"])?;
         assert_eq!(list[0]["state"], "UNKNOWN");
         assert!(
@@ -68,7 +68,7 @@ async fn instances_of_dead_nodes_are_marked_and_their_destroy_says_when_it_happe
     let (node, instance) = control.schedule(&["--name", "web", TINY])?;
     control.status(node, instance, State::Active, Some("10.0.0.7")).await?;
     assert_eq!(json_of(&control, &["list"])?[0]["node_alive"], true);
-    control.delete(control.keys.node(node)).await?;
+    control.delete(control.keys.alive(node)).await?;
     assert_eq!(json_of(&control, &["list"])?[0]["node_alive"], false);
     assert!(control.done(&["list"])?.contains("its node is not alive"));
     let nodes = json_of(&control, &["nodes"])?;
@@ -80,7 +80,7 @@ async fn instances_of_dead_nodes_are_marked_and_their_destroy_says_when_it_happe
     let output = control.eschedule(&["destroy", "web"])?;
     assert!(output.status.success(), "{output:?}");
     assert!(error(&output).contains(&format!("node {node} is not alive")), "{output:?}");
-    let (request, index) = (control.request(node, instance).await?, control.index(instance).await?);
+    let (request, index) = (control.request(node, instance).await?, control.record(instance).await?);
     assert!(request.is_some_and(|request| request.desired == Desired::Destroyed) && index.is_none());
     assert_eq!(control.count("names/").await?, 0, "the name is free with the wish");
 
@@ -295,8 +295,9 @@ async fn the_sites_defaults_serve_where_the_command_line_says_nothing() -> Resul
     let (_, instance) = control.schedule(&[TINY])?;
     let request = control.request(node, instance).await?.context("no request")?;
     let name = format!("vm-{}", &instance.to_string()[..8]);
-    assert_eq!((request.name.as_deref(), request.keys), (Some(name.as_str()), vec![key("site")]));
-    assert!(request.token_required && request.user_data_bytes == Some(6));
+    let spec = request.spec.context("no spec")?;
+    assert_eq!((request.name.as_deref(), spec.keys), (Some(name.as_str()), vec![key("site")]));
+    assert!(spec.token_required && spec.user_data_bytes == Some(6));
     let data = control.get(&control.keys.user_data(node, instance)).await?.context("no user-data")?;
     assert_eq!(data.value, b"\0site\xff");
     assert!(control.done(&["show", &name])?.contains(&instance.to_string()));
@@ -304,7 +305,8 @@ async fn the_sites_defaults_serve_where_the_command_line_says_nothing() -> Resul
     let mine = control.directory().join("mine.pub").display().to_string();
     let (_, instance) = control.schedule(&["--name", "web", "--key", &mine, TINY])?;
     let request = control.request(node, instance).await?.context("no request")?;
-    assert_eq!((request.name.as_deref(), request.keys), (Some("web"), vec![key("mine")]));
+    assert_eq!(request.name.as_deref(), Some("web"));
+    assert_eq!(request.spec.context("no spec")?.keys, [key("mine")]);
 
     control.configure("defaults: {name_prefix: \"a b\"}")?;
     let output = control.eschedule(&[TINY])?;
@@ -312,7 +314,7 @@ async fn the_sites_defaults_serve_where_the_command_line_says_nothing() -> Resul
     control.configure("")?;
     let (_, instance) = control.schedule(&["--require-token", TINY])?;
     let request = control.request(node, instance).await?.context("no request")?;
-    assert!(request.token_required && request.name.is_none());
+    assert!(request.name.is_none() && request.spec.context("no spec")?.token_required);
     Ok(())
 }
 

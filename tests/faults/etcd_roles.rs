@@ -70,6 +70,7 @@ async fn a_cloud_works_with_a_user_for_each_part_and_a_node_writes_nothing_of_an
     for key in [
         keys.agent(other),
         keys.node(other),
+        keys.alive(other),
         keys.request(other, someone),
         keys.user_data(other, someone),
         keys.status(other, someone),

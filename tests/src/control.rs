@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use ec_model::{
-    IndexEntry, InstanceId, Keyspace, NodeId, NodeRecord, RECORD_VERSION, Request, State, Status, decode,
+    Alive, ImageRef, Instance, InstanceId, Keyspace, NodeId, Request, Resources, Spec, State, Status, decode,
     encode,
 };
 use ec_placement_client::{Inventory, PlacementClient, PlacementConfig};
@@ -118,17 +118,17 @@ impl Control {
 
     /// Writes the key of a node's agent.
     pub async fn come_alive(&self, node: NodeId, name: &str) -> Result<()> {
-        let record = NodeRecord {
-            version: RECORD_VERSION,
+        let record = Alive {
             node,
             name: name.to_owned(),
             agent: "test".to_owned(),
+            formats: Alive::formats_of_this_release(),
             virt_type: "qemu".to_owned(),
             machine: String::new(),
             host: String::new(),
             started_at: Timestamp::now(),
         };
-        self.put(self.keys.node(node), encode(&record)).await
+        self.put(self.keys.alive(node), encode(&record)).await
     }
 
     /// Writes a key.
@@ -157,7 +157,7 @@ impl Control {
         ip: Option<&str>,
     ) -> Result<()> {
         let mut status = serde_json::json!({
-            "version": RECORD_VERSION, "instance": instance, "node": node, "state": state,
+            "version": 1, "instance": instance, "node": node, "state": state,
             "since": Timestamp::now(), "updated_at": Timestamp::now(),
         });
         if let Some(ip) = ip {
@@ -174,8 +174,8 @@ impl Control {
         Ok(pair.map(|pair| decode(&pair.value)).transpose()?)
     }
 
-    /// The index of an instance.
-    pub async fn index(&self, instance: InstanceId) -> Result<Option<IndexEntry>> {
+    /// What is wanted of an instance.
+    pub async fn record(&self, instance: InstanceId) -> Result<Option<Instance>> {
         let pair = self.get(&self.keys.instance(instance)).await?;
         Ok(pair.map(|pair| decode(&pair.value)).transpose()?)
     }
@@ -188,6 +188,27 @@ impl Control {
     /// How many keys lie under a prefix below the root.
     pub async fn count(&self, prefix: &str) -> Result<usize> {
         Ok(self.store_keys(prefix).await?.len())
+    }
+}
+
+/// An instance as a command writes it before anything is claimed.
+pub fn unplaced(instance: InstanceId, name: Option<&str>, project: &str, created_at: Timestamp) -> Instance {
+    Instance {
+        instance,
+        project: project.to_owned(),
+        user: "default".to_owned(),
+        name: name.map(str::to_owned),
+        spec: Spec {
+            query: crate::TINY.to_owned(),
+            resources: Resources::new(),
+            image: ImageRef { url: "file:///nowhere".to_owned(), sha256: None },
+            keys: Vec::new(),
+            user_data_bytes: None,
+            token_required: false,
+        },
+        assigned: None,
+        generation: 1,
+        created_at,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Destroying: change what is wanted; the node's agent does it, now or when it is back.
 
-use ec_model::{Desired, IndexEntry, InstanceId, NodeId, RECORD_VERSION, Request, encode};
+use ec_model::{Desired, Doc, Instance, InstanceId, NodeId, Request};
 use ec_store::{Compare, Revision, Txn};
 use jiff::Timestamp;
 
@@ -22,7 +22,7 @@ pub enum Doomed {
         /// Whether its agent is.
         alive: bool,
     },
-    /// There was nothing but an index, and that is gone.
+    /// There was nothing but a record, and that is gone.
     Already,
 }
 
@@ -31,7 +31,7 @@ pub async fn destroy(cloud: &Cloud, instance: InstanceId) -> CloudResult<Doomed>
     for _ in 0..TRIES {
         let known = match find(cloud, instance).await? {
             Found::Placed(known) => known,
-            Found::Unplaced(entry, revision) => match take_away(cloud, instance, entry, revision).await? {
+            Found::Unplaced(record, revision) => match take_away(cloud, record, revision).await? {
                 true => return Ok(Doomed::Already),
                 // It was placed at this moment.
                 false => continue,
@@ -49,21 +49,24 @@ pub async fn destroy(cloud: &Cloud, instance: InstanceId) -> CloudResult<Doomed>
     Err(CloudError::Busy(format!("the request of {instance} keeps changing; try again")))
 }
 
-/// Writes the wish, and takes index and name away; nothing where it is written already.
+/// Writes the wish, and takes record and name away; nothing where it is written already.
 fn wish(cloud: &Cloud, known: &Known) -> CloudResult<Option<Txn>> {
     let keys = &cloud.keys;
     let key = keys.request(known.node, known.instance);
     let (request, unchanged) = match &known.request {
         Read::Here(request, revision) => {
-            if request.desired == Desired::Destroyed && known.index.is_none() {
+            let wished = request.desired == Desired::Destroyed;
+            if wished && known.record.is_none() {
                 return Ok(None);
             }
-            let request = Request { desired: Desired::Destroyed, ..request.clone() };
-            (request, Compare::Unchanged(key.clone(), *revision))
+            let mut doc = known.request_doc()?;
+            doc.record.generation += u64::from(!wished);
+            doc.record.desired = Desired::Destroyed;
+            (doc, Compare::Unchanged(key.clone(), *revision))
         }
         // After an ERROR, of a guest that nobody claims, or when somebody deleted the key: what is left is cleaned
         // up the same way.
-        Read::Absent => (gone(cloud, known), Compare::Absent(key.clone())),
+        Read::Absent => (Doc::new(gone(cloud, known)), Compare::Absent(key.clone())),
         Read::Unreadable(why) => {
             return Err(CloudError::Unreadable(format!(
                 "the request of {} at {key} cannot be read, so nothing was changed: {why}; use the release that wrote it, or mend the key with etcdctl",
@@ -71,47 +74,41 @@ fn wish(cloud: &Cloud, known: &Known) -> CloudResult<Option<Txn>> {
             )));
         }
     };
-    let mut txn = Txn::new().when(unchanged).put(key, encode(&request)).delete(keys.instance(known.instance));
-    if let Some(name) = &request.name {
-        txn = txn.delete(keys.name(&request.project, name, known.instance));
+    let mut txn = Txn::new().when(unchanged).put(key, request.encode()).delete(keys.instance(known.instance));
+    let Request { name, project, .. } = &request.record;
+    if let Some(name) = name {
+        txn = txn.delete(keys.name(project, name, known.instance));
     }
     Ok(Some(txn))
 }
 
 fn gone(cloud: &Cloud, known: &Known) -> Request {
-    let index = known.index.as_ref().map(|(entry, _)| entry);
-    let named = index.and_then(|entry| entry.name.clone());
-    let project = index.map_or(&cloud.project, |entry| &entry.project);
+    let (record, status) = (known.record.as_ref(), known.status.record());
+    let named = record.and_then(|record| record.name.clone());
+    let assigned = record.and_then(|record| record.assigned).map(|assigned| assigned.epoch);
     Request {
-        version: RECORD_VERSION,
         instance: known.instance,
+        epoch: assigned.or_else(|| status.map(|status| status.epoch)).unwrap_or_default(),
+        generation: record.map_or(0, |record| record.generation) + 1,
         desired: Desired::Destroyed,
-        name: named.or_else(|| known.status.record().and_then(|status| status.name.clone())),
-        resources: ec_model::Resources::new(),
-        image: None,
-        keys: Vec::new(),
-        user_data_bytes: None,
-        token_required: false,
-        project: project.clone(),
+        name: named.or_else(|| status.and_then(|status| status.name.clone())),
+        project: record.map_or(&cloud.project, |record| &record.project).clone(),
         user: cloud.user.clone(),
-        created_at: Timestamp::now(),
+        spec: None,
+        created_at: record.map_or_else(Timestamp::now, |record| record.created_at),
     }
 }
 
 /// What a killed command left, when it is old enough to be that. Whether it was.
-async fn take_away(
-    cloud: &Cloud,
-    instance: InstanceId,
-    entry: IndexEntry,
-    revision: Revision,
-) -> CloudResult<bool> {
-    let age = Timestamp::now().duration_since(entry.created_at);
+async fn take_away(cloud: &Cloud, record: Instance, revision: Revision) -> CloudResult<bool> {
+    let age = Timestamp::now().duration_since(record.created_at);
     if age < STALE {
         return Err(CloudError::Busy(format!(
-            "instance {instance} is being placed since {}; if its command was killed, destroy it again in {} s",
-            entry.created_at,
+            "instance {} is being placed since {}; if its command was killed, destroy it again in {} s",
+            record.instance,
+            record.created_at,
             (STALE - age).as_secs()
         )));
     }
-    sweep(cloud, instance, entry, revision).await
+    sweep(cloud, record, revision).await
 }

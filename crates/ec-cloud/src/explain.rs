@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use ec_model::{NodeId, NodeRecord, ResourceQuery, decode};
+use ec_model::{Alive, NodeId, ResourceQuery, decode};
 use ec_placement_client::{Inventory, Summary};
 use ec_plan::lack::{Amount, Demands, Host, Reasons, judge, lack_of};
 use futures::{StreamExt, TryStreamExt};
@@ -19,12 +19,12 @@ const ASKED: usize = 64;
 /// Looks into placement and etcd once more, for the reason.
 pub async fn explain(cloud: &Cloud, query: &ResourceQuery, seen: &NoRoom) -> CloudResult<Reasons> {
     let demands = Demands::of(query);
-    let nodes = cloud.keys.nodes();
+    let nodes = cloud.keys.all_alive();
     let listing = cloud.store.list(&nodes).await?;
     let alive: HashMap<NodeId, String> = (listing.pairs.iter())
         .filter_map(|pair| {
-            let node = cloud.keys.parse_node(&pair.key).ok()?;
-            Some((node, decode::<NodeRecord>(&pair.value).map_or_else(|_| node.to_string(), |r| r.name)))
+            let node = cloud.keys.parse_alive(&pair.key).ok()?;
+            Some((node, decode::<Alive>(&pair.value).map_or_else(|_| node.to_string(), |r| r.name)))
         })
         .collect();
     let mut summaries: HashMap<NodeId, Summary> = HashMap::new();

@@ -1,11 +1,11 @@
-//! The intent to place an instance: its index and its name, written before anything is claimed.
+//! The intent to place an instance: its record and its name, written before anything is claimed.
 //!
-//! A claim without a request is taken back by its node, but only where an index says that it is ours. So the
-//! index comes first and goes last: whatever moment a command is killed at, what it leaves is found by it.
+//! A claim without a request is taken back by its node, but only where a record says that it is ours. So the
+//! record comes first and goes last: whatever moment a command is killed at, what it leaves is found by it.
 
 use std::time::Duration;
 
-use ec_model::{IndexEntry, InstanceId, RECORD_VERSION, decode, encode};
+use ec_model::{Instance, InstanceId, Spec, decode, encode};
 use ec_store::{Compare, KeyValue, Revision, Store, StoreError, Txn};
 use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
@@ -47,11 +47,11 @@ impl Naming {
     }
 }
 
-/// An index that stands in etcd, and the revision at which it does.
+/// A record that stands in etcd, and the revision at which it does.
 #[derive(Debug)]
 pub(crate) struct Intent {
     pub(crate) instance: InstanceId,
-    pub(crate) entry: IndexEntry,
+    pub(crate) record: Instance,
     pub(crate) revision: Revision,
 }
 
@@ -76,16 +76,16 @@ pub(crate) enum Back {
 }
 
 impl Intent {
-    /// Writes index and name of a new instance. A name that is taken is refused, with who bears it.
-    pub(crate) async fn write(cloud: &Cloud, naming: &Naming) -> CloudResult<Self> {
+    /// Writes record and name of a new instance. A name that is taken is refused, with who bears it.
+    pub(crate) async fn write(cloud: &Cloud, naming: &Naming, spec: &Spec) -> CloudResult<Self> {
         for _ in 0..TRIES {
-            let intent = Self::new(cloud, naming);
+            let intent = Self::new(cloud, naming, spec);
             match cloud.store.txn(intent.alone(cloud, intent.put(cloud, Txn::new()))).await {
                 Ok(outcome) if outcome.succeeded => {
                     return Ok(Self { revision: outcome.revision, ..intent });
                 }
                 Ok(_) => {
-                    if let Some(name) = &intent.entry.name {
+                    if let Some(name) = &intent.record.name {
                         free(cloud, name).await?;
                     }
                 }
@@ -96,23 +96,26 @@ impl Intent {
         Err(CloudError::Busy("the name is taken and given back again and again; try again".into()))
     }
 
-    fn new(cloud: &Cloud, naming: &Naming) -> Self {
+    fn new(cloud: &Cloud, naming: &Naming, spec: &Spec) -> Self {
         let instance = InstanceId::new(uuid::Uuid::new_v4());
-        let entry = IndexEntry {
-            version: RECORD_VERSION,
-            node: None,
-            name: naming.of(instance),
+        let record = Instance {
+            instance,
             project: cloud.project.clone(),
+            user: cloud.user.clone(),
+            name: naming.of(instance),
+            spec: spec.clone(),
+            assigned: None,
+            generation: 1,
             created_at: Timestamp::now(),
         };
-        Self { instance, entry, revision: 0 }
+        Self { instance, record, revision: 0 }
     }
 
     /// Adds its writing to a transaction.
     fn put(&self, cloud: &Cloud, txn: Txn) -> Txn {
-        let index = cloud.keys.instance(self.instance);
-        let txn = txn.when(Compare::Absent(index.clone())).put(index, encode(&self.entry));
-        match &self.entry.name {
+        let key = cloud.keys.instance(self.instance);
+        let txn = txn.when(Compare::Absent(key.clone())).put(key, encode(&self.record));
+        match &self.record.name {
             Some(name) => txn.put(cloud.keys.name(&cloud.project, name, self.instance), ""),
             None => txn,
         }
@@ -120,7 +123,7 @@ impl Intent {
 
     /// Adds the demand that nobody bears its name.
     fn alone(&self, cloud: &Cloud, txn: Txn) -> Txn {
-        match &self.entry.name {
+        match &self.record.name {
             Some(name) => txn.when(Compare::NoneUnder(cloud.keys.names(&cloud.project, name))),
             None => txn,
         }
@@ -128,10 +131,10 @@ impl Intent {
 
     /// Adds its end to a transaction.
     fn delete(&self, cloud: &Cloud, mut txn: Txn) -> Txn {
-        let index = cloud.keys.instance(self.instance);
-        txn = txn.when(Compare::Unchanged(index.clone(), self.revision)).delete(index);
-        match &self.entry.name {
-            Some(name) => txn.delete(cloud.keys.name(&self.entry.project, name, self.instance)),
+        let key = cloud.keys.instance(self.instance);
+        txn = txn.when(Compare::Unchanged(key.clone(), self.revision)).delete(key);
+        match &self.record.name {
+            Some(name) => txn.delete(cloud.keys.name(&self.record.project, name, self.instance)),
             None => txn,
         }
     }
@@ -153,9 +156,9 @@ impl Intent {
 
     /// The same intent under a new uuid. Nothing may be claimed under the old one.
     pub(crate) async fn renewed(self, cloud: &Cloud, naming: &Naming) -> CloudResult<Self> {
-        let next = Self::new(cloud, naming);
+        let next = Self::new(cloud, naming, &self.record.spec);
         let mut txn = next.put(cloud, self.delete(cloud, Txn::new()));
-        if next.entry.name != self.entry.name {
+        if next.record.name != self.record.name {
             txn = next.alone(cloud, txn);
         }
         match cloud.store.txn(txn).await {
@@ -166,14 +169,14 @@ impl Intent {
         }
     }
 
-    /// Gives up after a claim whose answer was lost. It may still arrive, and only where there is an index does its
+    /// Gives up after a claim whose answer was lost. It may still arrive, and only where there is a record does its
     /// node give it back; so that stays, without the name, until somebody comes across it.
     pub(crate) async fn abandon(self, cloud: &Cloud) -> CloudResult<()> {
-        let index = cloud.keys.instance(self.instance);
-        let nameless = IndexEntry { name: None, ..self.entry.clone() };
+        let key = cloud.keys.instance(self.instance);
+        let nameless = Instance { name: None, ..self.record.clone() };
         let mut txn =
-            Txn::new().when(Compare::Unchanged(index.clone(), self.revision)).put(index, encode(&nameless));
-        if let Some(name) = &self.entry.name {
+            Txn::new().when(Compare::Unchanged(key.clone(), self.revision)).put(key, encode(&nameless));
+        if let Some(name) = &self.record.name {
             txn = txn.delete(cloud.keys.name(&cloud.project, name, self.instance));
         }
         let (released, written) = tokio::join!(cloud.placement.release(self.instance), cloud.store.txn(txn));
@@ -181,8 +184,8 @@ impl Intent {
         Ok(released?)
     }
 
-    /// Takes back what was begun: the claim where there may be one, then index and name. Where the request may
-    /// be on its way, the index is written anew first, so that it cannot arrive any more.
+    /// Takes back what was begun: the claim where there may be one, then record and name. Where the request may
+    /// be on its way, the record is written anew first, so that it cannot arrive any more.
     pub(crate) async fn take_back(mut self, cloud: &Cloud, reached: Reached<'_>) -> CloudResult<Back> {
         if let Reached::Request(key) = reached {
             match self.fence(cloud, key).await? {
@@ -200,26 +203,26 @@ impl Intent {
         }
     }
 
-    /// Writes the index anew, so that a request which demands it as it was cannot arrive any more. Answers its
+    /// Writes the record anew, so that a request which demands it as it was cannot arrive any more. Answers its
     /// revision; none where the request is there already.
     async fn fence(&self, cloud: &Cloud, request: &str) -> CloudResult<Option<Revision>> {
-        let index = cloud.keys.instance(self.instance);
+        let key = cloud.keys.instance(self.instance);
         let begun = Instant::now();
         while begun.elapsed() < RESOLVE_TIME {
             let fence = Txn::new()
-                .when(Compare::Unchanged(index.clone(), self.revision))
-                .put(index.clone(), encode(&self.entry));
+                .when(Compare::Unchanged(key.clone(), self.revision))
+                .put(key.clone(), encode(&self.record));
             match cloud.store.txn(fence).await {
                 Ok(outcome) if outcome.succeeded => return Ok(Some(outcome.revision)),
                 // The request came first, or an earlier try was done after all.
                 Ok(_) => {
                     let ((request, _), (found, _)) =
-                        tokio::try_join!(cloud.store.get(request), cloud.store.get(&index))?;
+                        tokio::try_join!(cloud.store.get(request), cloud.store.get(&key))?;
                     if request.is_some() {
                         return Ok(None);
                     }
                     let fenced = found
-                        .filter(|pair| decode::<IndexEntry>(&pair.value).is_ok_and(|e| e.node.is_none()));
+                        .filter(|pair| decode::<Instance>(&pair.value).is_ok_and(|r| r.assigned.is_none()));
                     return fenced.map(|pair| Some(pair.mod_revision)).ok_or_else(|| lost(self.instance));
                 }
                 Err(error) if error.is_transient() => tokio::time::sleep(PAUSE).await,
@@ -251,6 +254,16 @@ async fn read(store: &dyn Store, key: &str) -> Option<Option<KeyValue>> {
     None
 }
 
+/// The instance as it is wanted, from its key; else why that cannot be read.
+pub(crate) fn wanted(instance: InstanceId, value: &[u8]) -> Result<Instance, String> {
+    let record = decode::<Instance>(value).map_err(|error| error.to_string())?;
+    if record.instance == instance {
+        Ok(record)
+    } else {
+        Err(format!("it names instance {}, its key another", record.instance))
+    }
+}
+
 /// Sees to it that nobody bears the name, where those who do are only left-overs; else the error says who.
 async fn free(cloud: &Cloud, name: &str) -> CloudResult<()> {
     let names = cloud.keys.names(&cloud.project, name);
@@ -263,17 +276,17 @@ async fn free(cloud: &Cloud, name: &str) -> CloudResult<()> {
         let Ok(instance) = key.trim_start_matches(&names).parse::<InstanceId>() else {
             return Err(taken(&format!("the key {key}, which is none of ours")));
         };
-        let index_key = cloud.keys.instance(instance);
-        let (index, _) = cloud.store.get(&index_key).await?;
-        let Some(index) = index else {
-            // Both are written and deleted together: somebody took the other away by hand.
-            cloud.store.txn(Txn::new().when(Compare::Absent(index_key)).delete(key)).await?;
+        let record_key = cloud.keys.instance(instance);
+        let (pair, _) = cloud.store.get(&record_key).await?;
+        let Some(pair) = pair else {
+            // Both are written and deleted together: somebody took the record away by hand.
+            cloud.store.txn(Txn::new().when(Compare::Absent(record_key)).delete(key)).await?;
             continue;
         };
-        let Ok(entry) = decode::<IndexEntry>(&index.value) else {
-            return Err(taken(&format!("{instance}, whose key {index_key} this release cannot read")));
+        let Ok(record) = wanted(instance, &pair.value) else {
+            return Err(taken(&format!("{instance}, whose key {record_key} this release cannot read")));
         };
-        if !sweep(cloud, instance, entry, index.mod_revision).await? {
+        if !sweep(cloud, record, pair.mod_revision).await? {
             return Err(taken(&instance.to_string()));
         }
     }
@@ -285,19 +298,15 @@ async fn free(cloud: &Cloud, name: &str) -> CloudResult<()> {
 ///
 /// Once it was requested its claim is its node's matter: the guest may be there although somebody deleted its keys, and
 /// then it must stay counted. So only what holds nothing any more is taken away then.
-pub(crate) async fn sweep(
-    cloud: &Cloud,
-    instance: InstanceId,
-    entry: IndexEntry,
-    revision: Revision,
-) -> CloudResult<bool> {
-    if Timestamp::now().duration_since(entry.created_at) < STALE {
+pub(crate) async fn sweep(cloud: &Cloud, record: Instance, revision: Revision) -> CloudResult<bool> {
+    if Timestamp::now().duration_since(record.created_at) < STALE {
         return Ok(false);
     }
-    let index = cloud.keys.instance(instance);
+    let instance = record.instance;
+    let key = cloud.keys.instance(instance);
     // Written anew, so that a command which only slept cannot finish any more.
-    let mut fence = Txn::new().when(Compare::Unchanged(index.clone(), revision)).put(index, encode(&entry));
-    if let Some(node) = entry.node {
+    let mut fence = Txn::new().when(Compare::Unchanged(key.clone(), revision)).put(key, encode(&record));
+    if let Some(node) = record.node() {
         if cloud.placement.allocations(instance).await?.is_some() {
             return Ok(false);
         }
@@ -309,8 +318,8 @@ pub(crate) async fn sweep(
     if !outcome.succeeded {
         return Ok(false);
     }
-    let reached = if entry.node.is_some() { Reached::Intent } else { Reached::Claim };
-    let left = Intent { instance, entry, revision: outcome.revision };
+    let reached = if record.assigned.is_some() { Reached::Intent } else { Reached::Claim };
+    let left = Intent { instance, record, revision: outcome.revision };
     left.take_back(cloud, reached).await?;
     Ok(true)
 }

@@ -32,7 +32,7 @@ pub use explain::explain;
 pub use intent::Naming;
 pub use lookup::{Found, Known, Read, View, find, find_placed, list, resolve};
 pub use nodes::{NodeView, nodes};
-pub use schedule::{Guest, NoRoom, Scheduled, Wanted, schedule};
+pub use schedule::{DISABLED, Guest, NoRoom, Scheduled, Wanted, schedule};
 pub use wait::{Step, until_active, until_gone};
 
 /// The services that every use-case talks to, and for whom.

@@ -2,12 +2,17 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use ec_model::{Desired, IndexEntry, InstanceId, Keyspace, NodeId, Record, Request, State, Status, decode};
+use ec_model::{
+    Desired, Doc, Instance, InstanceId, Keyspace, NodeId, Record, Request, State, Status, decode,
+};
 use ec_store::{KeyValue, Revision, StoreResult};
 use futures::{StreamExt, TryStreamExt};
 use serde::Serialize;
 
-use crate::{Cloud, CloudError, CloudResult, intent::sweep};
+use crate::{
+    Cloud, CloudError, CloudResult,
+    intent::{sweep, wanted},
+};
 
 /// So many questions at once.
 pub(crate) const CONCURRENCY: usize = 16;
@@ -56,10 +61,11 @@ impl<R: Record> Read<R> {
 pub struct Known {
     /// Which.
     pub instance: InstanceId,
-    /// Its index, where there is one.
-    pub index: Option<(IndexEntry, Revision)>,
-    /// What is wanted of it.
+    /// What is wanted of it, where that is told.
+    pub record: Option<Instance>,
+    /// What its node shall do about it.
     pub request: Read<Request>,
+    request_value: Vec<u8>,
     /// How it is.
     pub status: Read<Status>,
     /// Where it is.
@@ -68,12 +74,19 @@ pub struct Known {
     pub node_alive: bool,
 }
 
+impl Known {
+    /// The request, to be changed.
+    pub(crate) fn request_doc(&self) -> CloudResult<Doc<Request>> {
+        Doc::decode(&self.request_value).map_err(|error| CloudError::Unreadable(error.to_string()))
+    }
+}
+
 /// What is found under a uuid.
 pub enum Found {
     /// It is placed.
     Placed(Box<Known>),
     /// It was asked for, and no request was written yet: a command is at it, or was killed.
-    Unplaced(IndexEntry, Revision),
+    Unplaced(Instance, Revision),
 }
 
 /// The uuid that the text is, or that bears the name.
@@ -114,30 +127,18 @@ fn is_first_part(text: &str) -> bool {
     text.len() == 8 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Everything that etcd knows of the instance. Where it has no index, it is looked for with placement, and last
+/// Everything that etcd knows of the instance. Where it has no record, it is looked for with placement, and last
 /// among all keys.
 pub async fn find(cloud: &Cloud, instance: InstanceId) -> CloudResult<Found> {
-    let (index, _) = cloud.store.get(&cloud.keys.instance(instance)).await?;
-    let index = match index {
-        None => None,
-        Some(pair) => Some((
-            decode::<IndexEntry>(&pair.value).map_err(|error| {
-                CloudError::Unreadable(format!(
-                    "key {} cannot be read: {error}; nothing was changed",
-                    pair.key
-                ))
-            })?,
-            pair.mod_revision,
-        )),
+    let Some(pair) = cloud.store.get(&cloud.keys.instance(instance)).await?.0 else {
+        return Ok(Found::Placed(Box::new(without_record(cloud, instance).await?)));
     };
-    match index {
-        Some((entry, revision)) => match entry.node {
-            Some(node) => {
-                Ok(Found::Placed(Box::new(look(cloud, instance, node, Some((entry, revision))).await?)))
-            }
-            None => Ok(Found::Unplaced(entry, revision)),
-        },
-        None => Ok(Found::Placed(Box::new(without_index(cloud, instance).await?))),
+    let record = wanted(instance, &pair.value).map_err(|why| {
+        CloudError::Unreadable(format!("key {} cannot be read: {why}; nothing was changed", pair.key))
+    })?;
+    match record.node() {
+        Some(node) => Ok(Found::Placed(Box::new(look(cloud, instance, node, Some(record)).await?))),
+        None => Ok(Found::Unplaced(record, pair.mod_revision)),
     }
 }
 
@@ -145,9 +146,9 @@ pub async fn find(cloud: &Cloud, instance: InstanceId) -> CloudResult<Found> {
 pub async fn find_placed(cloud: &Cloud, instance: InstanceId) -> CloudResult<Known> {
     match find(cloud, instance).await? {
         Found::Placed(known) => Ok(*known),
-        Found::Unplaced(entry, _) => Err(CloudError::Busy(format!(
+        Found::Unplaced(record, _) => Err(CloudError::Busy(format!(
             "instance {instance} is not placed: a command began with it at {} and has not finished; `eschedule destroy {instance}` takes away what it left",
-            entry.created_at
+            record.created_at
         ))),
     }
 }
@@ -157,24 +158,33 @@ async fn look(
     cloud: &Cloud,
     instance: InstanceId,
     node: NodeId,
-    index: Option<(IndexEntry, Revision)>,
+    record: Option<Instance>,
 ) -> StoreResult<Known> {
     let keys = &cloud.keys;
     let (request, status, alive) =
-        (keys.request(node, instance), keys.status(node, instance), keys.node(node));
+        (keys.request(node, instance), keys.status(node, instance), keys.alive(node));
     let ((request, _), (status, _), (alive, _)) =
         tokio::try_join!(cloud.store.get(&request), cloud.store.get(&status), cloud.store.get(&alive))?;
+    let mut status = Read::<Status>::of(status.as_ref());
+    let epoch = record.as_ref().and_then(|record| record.assigned).map(|assigned| assigned.epoch);
+    // Of another placement of it, which is over.
+    if let (Some(epoch), Some(told)) = (epoch, status.record())
+        && ![0, epoch].contains(&told.epoch)
+    {
+        status = Read::Absent;
+    }
     Ok(Known {
         instance,
-        index,
+        record,
         request: Read::of(request.as_ref()),
-        status: Read::of(status.as_ref()),
+        request_value: request.map(|pair| pair.value).unwrap_or_default(),
+        status,
         node,
         node_alive: alive.is_some(),
     })
 }
 
-async fn without_index(cloud: &Cloud, instance: InstanceId) -> CloudResult<Known> {
+async fn without_record(cloud: &Cloud, instance: InstanceId) -> CloudResult<Known> {
     let held = held_on(cloud, instance).await;
     if let Ok(Some(node)) = held {
         let known = look(cloud, instance, node, None).await?;
@@ -291,15 +301,29 @@ impl View {
     }
 
     /// One that has no node.
-    pub fn unplaced(instance: InstanceId, entry: &IndexEntry) -> Self {
+    pub fn unplaced(record: &Instance) -> Self {
         Self {
-            instance,
-            name: entry.name.clone(),
+            instance: record.instance,
+            name: record.name.clone(),
             node: None,
             node_alive: false,
             state: State::Scheduled.to_string(),
             ip: None,
-            reason: Some(format!("being placed since {}", entry.created_at)),
+            reason: Some(format!("being placed since {}", record.created_at)),
+            request: None,
+            status: None,
+        }
+    }
+
+    fn unreadable(instance: InstanceId, why: &str) -> Self {
+        Self {
+            instance,
+            name: None,
+            node: None,
+            node_alive: false,
+            state: UNKNOWN.to_owned(),
+            ip: None,
+            reason: Some(format!("what is wanted of it cannot be read: {why}")),
             request: None,
             status: None,
         }
@@ -309,14 +333,14 @@ impl View {
 /// Every instance of every node, by node and name.
 pub async fn list(cloud: &Cloud) -> CloudResult<Vec<View>> {
     let keys = &cloud.keys;
-    let prefixes = (keys.all_requests(), keys.all_statuses(), keys.nodes(), keys.instances());
+    let prefixes = (keys.all_requests(), keys.all_statuses(), keys.all_alive(), keys.instances());
     let (requests, statuses, nodes, indexed) = tokio::try_join!(
         cloud.store.list(&prefixes.0),
         cloud.store.list(&prefixes.1),
         cloud.store.keys(&prefixes.2),
         cloud.store.keys(&prefixes.3)
     )?;
-    let alive: HashSet<NodeId> = nodes.iter().filter_map(|key| keys.parse_node(key).ok()).collect();
+    let alive: HashSet<NodeId> = nodes.iter().filter_map(|key| keys.parse_alive(key).ok()).collect();
     let mut both: BTreeMap<(NodeId, InstanceId), (Read<Request>, Read<Status>)> = BTreeMap::new();
     for pair in &requests.pairs {
         if let Ok(id) = keys.parse_request(&pair.key) {
@@ -331,7 +355,7 @@ pub async fn list(cloud: &Cloud) -> CloudResult<Vec<View>> {
     let listed: HashSet<InstanceId> = both.keys().map(|(_, instance)| *instance).collect();
     let alone = indexed.iter().filter_map(|key| keys.parse_instance(key).ok());
     let alone: Vec<Option<View>> = futures::stream::iter(alone.filter(|instance| !listed.contains(instance)))
-        .map(|instance| index_only(cloud, instance))
+        .map(|instance| record_only(cloud, instance))
         .buffer_unordered(CONCURRENCY)
         .try_collect()
         .await?;
@@ -346,21 +370,15 @@ pub async fn list(cloud: &Cloud) -> CloudResult<Vec<View>> {
     Ok(views)
 }
 
-/// An instance of which only the index was listed: one that is being placed now, or what is left of one, which is
+/// An instance of which only the record was listed: one that is being placed now, or what is left of one, which is
 /// taken away.
-async fn index_only(cloud: &Cloud, instance: InstanceId) -> CloudResult<Option<View>> {
-    let (index, _) = cloud.store.get(&cloud.keys.instance(instance)).await?;
-    let Some(index) = index else { return Ok(None) };
-    let entry = match decode::<IndexEntry>(&index.value) {
-        Ok(entry) => entry,
-        Err(error) => {
-            let mut view = View::unplaced(instance, &nobody());
-            (view.state, view.reason) =
-                (UNKNOWN.to_owned(), Some(format!("its index cannot be read: {error}")));
-            return Ok(Some(view));
-        }
+async fn record_only(cloud: &Cloud, instance: InstanceId) -> CloudResult<Option<View>> {
+    let Some(pair) = cloud.store.get(&cloud.keys.instance(instance)).await?.0 else { return Ok(None) };
+    let record = match wanted(instance, &pair.value) {
+        Ok(record) => record,
+        Err(why) => return Ok(Some(View::unreadable(instance, &why))),
     };
-    let view = match entry.node {
+    let view = match record.node() {
         Some(node) => {
             let known = look(cloud, instance, node, None).await?;
             let view = View { request: None, status: None, ..View::of(&known) };
@@ -368,24 +386,14 @@ async fn index_only(cloud: &Cloud, instance: InstanceId) -> CloudResult<Option<V
             if !(known.request.is_absent() && known.status.is_absent()) {
                 return Ok(Some(view));
             }
-            View { name: entry.name.clone(), ..view }
+            View { name: record.name.clone(), ..view }
         }
-        None => View::unplaced(instance, &entry),
+        None => View::unplaced(&record),
     };
     // Whoever may only read, or has no placement at hand, is shown what there is.
-    match sweep(cloud, instance, entry, index.mod_revision).await {
+    match sweep(cloud, record, pair.mod_revision).await {
         Ok(true) => Ok(None),
         Ok(false) | Err(_) => Ok(Some(view)),
-    }
-}
-
-fn nobody() -> IndexEntry {
-    IndexEntry {
-        version: ec_model::RECORD_VERSION,
-        node: None,
-        name: None,
-        project: String::new(),
-        created_at: jiff::Timestamp::UNIX_EPOCH,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use ec_model::{NodeId, NodeRecord, ResourceQuery, Resources, decode};
+use ec_model::{Alive, NodeId, ResourceQuery, Resources, decode};
 use ec_placement_client::{Inventory, Placement, PlacementError, Summary};
 use ec_plan::lack::is_locked;
 use futures::{StreamExt, TryStreamExt};
@@ -50,7 +50,7 @@ enum Room {
 /// Living nodes, and others that hold instances.
 pub async fn nodes(cloud: &Cloud) -> CloudResult<Vec<NodeView>> {
     let keys = &cloud.keys;
-    let prefixes = (keys.nodes(), keys.all_requests(), keys.all_statuses());
+    let prefixes = (keys.all_alive(), keys.all_requests(), keys.all_statuses());
     let query = ResourceQuery::parse(ANYTHING).map_err(|error| CloudError::Invalid(error.to_string()))?;
     let etcd = async {
         Ok::<_, CloudError>(tokio::try_join!(
@@ -61,9 +61,9 @@ pub async fn nodes(cloud: &Cloud) -> CloudResult<Vec<NodeView>> {
     };
     let placement = async { Ok::<_, CloudError>(cloud.placement.candidates(&query, None).await?) };
     let ((alive, requests, statuses), found) = tokio::try_join!(etcd, placement)?;
-    let mut records: BTreeMap<NodeId, Result<NodeRecord, String>> = BTreeMap::new();
+    let mut records: BTreeMap<NodeId, Result<Alive, String>> = BTreeMap::new();
     for pair in &alive.pairs {
-        if let Ok(node) = keys.parse_node(&pair.key) {
+        if let Ok(node) = keys.parse_alive(&pair.key) {
             records.insert(node, decode(&pair.value).map_err(|error| error.to_string()));
         }
     }
@@ -97,7 +97,7 @@ pub async fn nodes(cloud: &Cloud) -> CloudResult<Vec<NodeView>> {
 
 fn view(
     node: NodeId,
-    record: Option<&Result<NodeRecord, String>>,
+    record: Option<&Result<Alive, String>>,
     instances: usize,
     room: Room,
     name: Option<String>,

@@ -3,13 +3,12 @@
 use std::{collections::HashSet, future::Future};
 
 use ec_model::{
-    Blob, Desired, ImageRef, IndexEntry, InstanceId, Keyspace, NodeId, RECORD_VERSION, Request,
-    ResourceQuery, encode,
+    Alive, Assigned, Blob, Desired, ImageRef, Instance, InstanceId, Keyspace, NodeId, Request, ResourceQuery,
+    Spec, decode, encode,
 };
 use ec_placement_client::{Candidate, Candidates, Claim, PlacementError};
 use ec_plan::choice::{Try, choose};
 use ec_store::{Compare, Store, StoreError, Txn};
-use jiff::Timestamp;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -27,6 +26,13 @@ const SINGLY: usize = 64;
 
 /// How often candidates are asked for anew after races were lost.
 const ROUNDS: u32 = 5;
+
+/// The trait by which a node is marked as not to be used: nothing new is placed there. OpenStack's word for it, in its
+/// own placement, too.
+pub const DISABLED: &str = "COMPUTE_STATUS_DISABLED";
+
+/// What the provider of the host itself must have, or must not (Placement API, 1.35).
+const ROOT_REQUIRED: &str = "root_required";
 
 /// An instance with its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +70,8 @@ pub struct Guest {
 /// What was asked for, checked before anything is written.
 pub struct Wanted<'a> {
     query: &'a ResourceQuery,
+    /// The same, without nodes that are marked as not to be used.
+    asked: ResourceQuery,
     /// How many living nodes may be tried.
     limit: usize,
     guest: &'a Guest,
@@ -102,7 +110,19 @@ impl<'a> Wanted<'a> {
                 )));
             }
         };
-        Ok(Self { query, limit, guest })
+        Ok(Self { query, asked: query.also(ROOT_REQUIRED, &format!("!{DISABLED}")), limit, guest })
+    }
+
+    fn spec(&self) -> Spec {
+        let Self { query, guest, .. } = self;
+        Spec {
+            query: query.text().to_owned(),
+            resources: query.total(),
+            image: guest.image.clone(),
+            keys: guest.keys.clone(),
+            user_data_bytes: guest.user_data.as_ref().map(|data| data.0.len() as u64),
+            token_required: guest.token_required,
+        }
     }
 }
 
@@ -119,8 +139,9 @@ pub async fn schedule(
     let begun = Instant::now();
     let mut seen = NoRoom::default();
     // At the same time: the intent is needed only for the claim.
+    let spec = wanted.spec();
     let (intent, mut found) =
-        tokio::join!(Intent::write(cloud, &wanted.guest.naming), look(cloud, wanted, LIMITS[0], stop));
+        tokio::join!(Intent::write(cloud, &wanted.guest.naming, &spec), look(cloud, wanted, LIMITS[0], stop));
     let mut intent = intent?;
     let (mut round, mut widened) = (0, 0);
     loop {
@@ -174,7 +195,7 @@ pub async fn schedule(
             }
             match request(cloud, &intent, node, wanted).await {
                 Requested::Yes => return Ok(Ok(Scheduled { instance: intent.instance, node })),
-                // The agent has died since it was looked for, or the index was taken away.
+                // The agent has died since it was looked for, or does not understand us, or the record was taken away.
                 Requested::No(None) => {
                     if let Err(error) = cloud.placement.release(intent.instance).await {
                         return Err(given_up(cloud, intent, Reached::Claim, error.into()).await);
@@ -222,7 +243,14 @@ async fn look(
     stop: &CancellationToken,
 ) -> CloudResult<(Candidates, HashSet<NodeId>)> {
     let look = async {
-        let found = cloud.placement.candidates(wanted.query, limit).await.map_err(refused)?;
+        let found = match cloud.placement.candidates(&wanted.asked, limit).await {
+            // An OpenStack of before 2019 has no such parameter; there, nobody marks nodes for us either.
+            Err(PlacementError::Refused(why)) if why.contains(ROOT_REQUIRED) => {
+                cloud.placement.candidates(wanted.query, limit).await
+            }
+            found => found,
+        };
+        let found = found.map_err(refused)?;
         let alive = alive(&*cloud.store, &cloud.keys, &found).await?;
         Ok((found, alive))
     };
@@ -259,8 +287,8 @@ async fn alive(
     let hosts: HashSet<NodeId> =
         found.candidates.iter().flat_map(|candidate| found.hosts(candidate)).collect();
     if hosts.len() > SINGLY {
-        let all = store.keys(&keys.nodes()).await?;
-        return Ok(all.iter().filter_map(|key| keys.parse_node(key).ok()).collect());
+        let all = store.keys(&keys.all_alive()).await?;
+        return Ok(all.iter().filter_map(|key| keys.parse_alive(key).ok()).collect());
     }
     let looks = hosts.into_iter().map(|host| is_alive(store, keys, host));
     let looked = futures::future::try_join_all(looks).await?;
@@ -272,7 +300,7 @@ fn is_alive<'a>(
     keys: &Keyspace,
     host: NodeId,
 ) -> impl Future<Output = Result<Option<NodeId>, StoreError>> + use<'a> {
-    let key = keys.node(host);
+    let key = keys.alive(host);
     async move { Ok(store.get(&key).await?.0.map(|_| host)) }
 }
 
@@ -296,30 +324,37 @@ enum Requested {
 }
 
 async fn request(cloud: &Cloud, intent: &Intent, node: NodeId, wanted: &Wanted<'_>) -> Requested {
-    let (keys, instance, guest) = (&cloud.keys, intent.instance, wanted.guest);
-    let request = Request {
-        version: RECORD_VERSION,
-        instance,
-        desired: Desired::Active,
-        name: intent.entry.name.clone(),
-        resources: wanted.query.total(),
-        image: Some(guest.image.clone()),
-        keys: guest.keys.clone(),
-        user_data_bytes: guest.user_data.as_ref().map(|data| data.0.len() as u64),
-        token_required: guest.token_required,
-        project: cloud.project.clone(),
-        user: cloud.user.clone(),
-        created_at: Timestamp::now(),
+    let (keys, instance) = (&cloud.keys, intent.instance);
+    let alive = match cloud.store.get(&keys.alive(node)).await {
+        Ok((Some(pair), _)) => pair,
+        Ok((None, _)) => return Requested::No(None),
+        Err(error) => return Requested::No(Some(error.into())),
     };
-    let index = IndexEntry { node: Some(node), ..intent.entry.clone() };
+    if let Some(why) = not_understood(&alive.value) {
+        (cloud.notice)(&format!("node {node} is passed over: {why}; use the same release on both sides"));
+        return Requested::No(None);
+    }
+    let assigned = Assigned { node, epoch: intent.record.assigned.map_or(1, |before| before.epoch + 1) };
+    let record = Instance { assigned: Some(assigned), ..intent.record.clone() };
+    let request = Request {
+        instance,
+        epoch: assigned.epoch,
+        generation: record.generation,
+        desired: Desired::Active,
+        name: record.name.clone(),
+        project: record.project.clone(),
+        user: record.user.clone(),
+        spec: Some(record.spec.clone()),
+        created_at: record.created_at,
+    };
     let key = keys.request(node, instance);
     let mut txn = Txn::new()
-        .when(Compare::Present(keys.node(node)))
+        .when(Compare::Unchanged(alive.key, alive.mod_revision))
         .when(Compare::Unchanged(keys.instance(instance), intent.revision))
         .when(Compare::Absent(key.clone()))
         .put(key, encode(&request))
-        .put(keys.instance(instance), encode(&index));
-    if let Some(data) = &guest.user_data {
+        .put(keys.instance(instance), encode(&record));
+    if let Some(data) = &wanted.guest.user_data {
         txn = txn.put(keys.user_data(node, instance), data.0.clone());
     }
     match cloud.store.txn(txn).await {
@@ -327,6 +362,17 @@ async fn request(cloud: &Cloud, intent: &Intent, node: NodeId, wanted: &Wanted<'
         Ok(_) => Requested::No(None),
         Err(error @ StoreError::Unknown(_)) => Requested::Unknown(error.into()),
         Err(error) => Requested::No(Some(error.into())),
+    }
+}
+
+/// Why an agent cannot be asked: it is of a release that does not read what this one writes.
+fn not_understood(alive: &[u8]) -> Option<String> {
+    match decode::<Alive>(alive) {
+        Ok(alive) if alive.reads::<Request>() => None,
+        Ok(alive) => {
+            Some(format!("its agent is of release {}, which does not read our requests", alive.agent))
+        }
+        Err(error) => Some(format!("what its agent says of itself cannot be read: {error}")),
     }
 }
 

@@ -58,6 +58,7 @@ fn settled(instance: InstanceId, status: Status) -> CloudResult<Option<Status>> 
         State::Stopped => elsewhere("STOPPED and has no IP"),
         State::Destroying => Err(CloudError::Elsewhere(format!("instance {instance} is being destroyed"))),
         State::Unclaimed => elsewhere("UNCLAIMED: it runs, and nobody asks for it"),
+        State::Unknown => elsewhere("in a state that this release does not know"),
     }
 }
 
@@ -141,7 +142,6 @@ async fn watch_key<T>(
 
 #[cfg(test)]
 mod tests {
-    use ec_model::RECORD_VERSION;
     use jiff::Timestamp;
 
     use super::*;
@@ -149,9 +149,10 @@ mod tests {
     fn status(state: State, started: bool, reason: Option<&str>) -> Status {
         let (instance, node) = (uuid::Uuid::from_u128(1), uuid::Uuid::from_u128(2));
         Status {
-            version: RECORD_VERSION,
             instance: InstanceId::new(instance),
             node: NodeId::new(node),
+            epoch: 1,
+            observed_generation: 1,
             state,
             reason: reason.map(str::to_owned),
             progress: None,

@@ -135,7 +135,7 @@ fn rank(source: AddressSource) -> u8 {
     match source {
         AddressSource::Lease => 0,
         AddressSource::Agent => 1,
-        AddressSource::Arp => 2,
+        AddressSource::Arp | AddressSource::Unknown => 2,
     }
 }
 

@@ -1,13 +1,13 @@
 use std::time::Instant;
 
-use ec_model::{Blob, RECORD_VERSION};
+use ec_model::Blob;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     time::timeout,
 };
 
 use super::*;
-use crate::InstanceRecord;
+use crate::{InstanceRecord, RECORD_VERSION};
 
 /// A server on loopback that takes everyone for the same guest.
 async fn server() -> (SocketAddr, CancellationToken, tokio::task::JoinHandle<TcpListener>) {

@@ -27,5 +27,5 @@ mod token;
 
 pub use answer::MetadataService;
 pub use caller::{Caller, Origin};
-pub use records::{InstanceRecord, RecordDir, RecordFileError};
+pub use records::{InstanceRecord, RECORD_VERSION, RecordDir, RecordFileError};
 pub use serve::{MetadataConfig, MetadataError, serve};

@@ -16,7 +16,7 @@ use std::{
 };
 
 use ec_guard::ports::mark_of;
-use ec_model::{Blob, InstanceId, MacAddr, RECORD_VERSION, Resources};
+use ec_model::{Blob, InstanceId, MacAddr, Resources};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +28,9 @@ const FILE_MAX: u64 = 1 << 20;
 const QUIET: Duration = Duration::from_secs(1);
 
 const TEMPORARY: &str = ".new-";
+
+/// The version written into every record of a node's own.
+pub const RECORD_VERSION: u32 = 1;
 
 /// The file that tells which instances were destroyed here: a line for each, with the time in seconds since 1970.
 const DESTROYED: &str = "destroyed";

@@ -126,9 +126,10 @@ fn ignore_absence(error: io::Error) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use ec_guard::ports::mark_of;
-    use ec_model::{InstanceId, RECORD_VERSION};
+    use ec_model::InstanceId;
 
     use super::*;
+    use crate::RECORD_VERSION;
 
     fn record(number: u32) -> InstanceRecord {
         let instance: InstanceId = format!("7d3c1f0a-2b4e-4c55-9a7e-{number:012}").parse().unwrap();

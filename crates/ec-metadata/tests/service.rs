@@ -5,8 +5,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
-use ec_metadata::{Caller, InstanceRecord, MetadataService, Origin};
-use ec_model::{Blob, InstanceId, RECORD_VERSION};
+use ec_metadata::{Caller, InstanceRecord, MetadataService, Origin, RECORD_VERSION};
+use ec_model::{Blob, InstanceId};
 use hyper::http::{Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
 

@@ -69,10 +69,11 @@ impl Request {
         if let Some(name) = self.name.as_ref().filter(|name| !is_hostname(name)) {
             return Some(format!("its name {name:?} is not a hostname"));
         }
-        if self.keys.len() > KEYS_MAX {
-            return Some(format!("it has {} keys, more than {KEYS_MAX}", self.keys.len()));
+        let keys = self.spec.as_ref().map_or(&[][..], |spec| &spec.keys);
+        if keys.len() > KEYS_MAX {
+            return Some(format!("it has {} keys, more than {KEYS_MAX}", keys.len()));
         }
-        let key = self.keys.iter().position(|key| !is_public_key(key));
+        let key = keys.iter().position(|key| !is_public_key(key));
         key.map(|number| format!("the public key number {} is none", number + 1))
     }
 }

@@ -49,9 +49,19 @@ impl Keyspace {
         format!("{}/nodes/", self.root)
     }
 
-    /// The key that lives as long as the agent of `node` does.
+    /// A node, alive or not.
     pub fn node(&self, node: NodeId) -> String {
         format!("{}/nodes/{node}", self.root)
+    }
+
+    /// `<root>/alive/`
+    pub fn all_alive(&self) -> String {
+        format!("{}/alive/", self.root)
+    }
+
+    /// That a node takes instances: lives as long as its agent does.
+    pub fn alive(&self, node: NodeId) -> String {
+        format!("{}/alive/{node}", self.root)
     }
 
     /// The key of the one agent that is `node`. Whatever an agent writes it writes only while this is its own.
@@ -64,7 +74,7 @@ impl Keyspace {
         format!("{}/instances/", self.root)
     }
 
-    /// Where an instance lives: the index that makes looking one up a single read.
+    /// An instance as it is wanted, and where it is: looking one up is a single read.
     pub fn instance(&self, instance: InstanceId) -> String {
         format!("{}/instances/{instance}", self.root)
     }
@@ -124,6 +134,11 @@ impl Keyspace {
         parse_last(key, &self.nodes(), "<root>/nodes/<node uuid>")
     }
 
+    /// The node of a `<root>/alive/<node>` key.
+    pub fn parse_alive(&self, key: &str) -> Result<NodeId, KeyError> {
+        parse_last(key, &self.all_alive(), "<root>/alive/<node uuid>")
+    }
+
     /// The instance of a `<root>/instances/<instance>` key.
     pub fn parse_instance(&self, key: &str) -> Result<InstanceId, KeyError> {
         parse_last(key, &self.instances(), "<root>/instances/<instance uuid>")
@@ -177,6 +192,7 @@ mod tests {
             let (node, instance) = (NodeId::new(uuid::Uuid::from_u128(n)), InstanceId::new(uuid::Uuid::from_u128(i)));
             let keys = Keyspace::new(&root);
             prop_assert_eq!(keys.parse_node(&keys.node(node)), Ok(node));
+            prop_assert_eq!(keys.parse_alive(&keys.alive(node)), Ok(node));
             prop_assert_eq!(keys.parse_instance(&keys.instance(instance)), Ok(instance));
             prop_assert_eq!(keys.parse_request(&keys.request(node, instance)), Ok((node, instance)));
             prop_assert_eq!(keys.parse_status(&keys.status(node, instance)), Ok((node, instance)));

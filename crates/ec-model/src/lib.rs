@@ -18,6 +18,6 @@ pub use keys::{KeyError, Keyspace};
 pub use observed::{End, Observed, Pause, RunState};
 pub use query::{QueryError, ResourceQuery};
 pub use records::{
-    Address, AddressSource, Blob, Desired, ImageRef, IndexEntry, NodeRecord, Progress, RECORD_VERSION,
-    Record, RecordError, Request, Resources, State, Status, USER_DATA_MAX, decode, encode,
+    Address, AddressSource, Alive, Assigned, Blob, Desired, Doc, ImageRef, Instance, Node, Progress, Record,
+    RecordError, Request, Resources, Spec, State, Status, USER_DATA_MAX, decode, encode,
 };

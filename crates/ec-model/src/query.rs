@@ -31,14 +31,16 @@ pub enum QueryError {
 /// A checked query: the parameters in their order, decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResourceQuery {
+    text: String,
     pairs: Vec<(String, String)>,
 }
 
 impl ResourceQuery {
     /// Reads `resources=VCPU:1,…&required=…`; a leading `?` does not count.
     pub fn parse(text: &str) -> Result<Self, QueryError> {
+        let text = text.trim_start_matches('?');
         let mut pairs = Vec::new();
-        for part in text.trim_start_matches('?').split('&').filter(|part| !part.is_empty()) {
+        for part in text.split('&').filter(|part| !part.is_empty()) {
             if !part.contains('=') {
                 return Err(QueryError::NotAPair(part.to_owned()));
             }
@@ -54,10 +56,26 @@ impl ResourceQuery {
             pairs.push((key.into_owned(), value.into_owned()));
         }
         if pairs.iter().any(|(key, _)| is_group(key)) {
-            Ok(Self { pairs })
+            Ok(Self { text: text.to_owned(), pairs })
         } else {
             Err(QueryError::NoResources)
         }
+    }
+
+    /// As it was written.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The same query with one more demand of a kind of which placement takes one parameter, a list.
+    #[must_use]
+    pub fn also(&self, key: &str, value: &str) -> Self {
+        let mut query = self.clone();
+        match query.pairs.iter_mut().find(|(known, _)| known == key) {
+            Some((_, list)) => *list = format!("{list},{value}"),
+            None => query.pairs.push((key.to_owned(), value.to_owned())),
+        }
+        query
     }
 
     /// The parameters, decoded, in their order.

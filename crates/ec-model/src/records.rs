@@ -1,22 +1,29 @@
-//! The records that lie in etcd, as JSON. Readers ignore fields they do not know, so that agents and
-//! tools one version apart understand each other; a record of a newer major `version` is refused.
+//! The records that lie in etcd, as JSON, and the rules by which they may change from release to release.
+//!
+//! Every kind of record counts its own formats ([`Record::FORMAT`]), and every record says as its `version` which it is of. A reader
+//! passes over fields that it does not know; who changes a record that it read ([`Doc`]) writes them back. A record
+//! of a later format than the reader's is refused as a whole, by everybody alike: nobody acts upon half of it.
+//! So a field that may be overlooked is just added, and one that may not be comes with a new format. What an agent
+//! reads it says itself ([`Alive::formats`]), and nothing else is written for it.
 
-use std::{collections::BTreeMap, fmt, net::IpAddr};
+mod instance;
+mod node;
+mod request;
+mod status;
+
+use std::fmt;
 
 use base64::{Engine, prelude::BASE64_STANDARD};
-use jiff::Timestamp;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::{Map, Value};
 
-use crate::{InstanceId, MacAddr, NodeId};
-
-/// The version written into every record.
-pub const RECORD_VERSION: u32 = 1;
+pub use instance::{Assigned, ImageRef, Instance, Resources, Spec};
+pub use node::{Alive, Node};
+pub use request::{Desired, Request};
+pub use status::{Address, AddressSource, Progress, State, Status};
 
 /// The most user-data one instance may have, in bytes, before encoding.
 pub const USER_DATA_MAX: usize = 64 * 1024;
-
-/// Amounts by resource class, as allocated: `VCPU` in processors, `MEMORY_MB` in MiB, `DISK_GB` in GiB.
-pub type Resources = BTreeMap<String, u64>;
 
 /// A record that cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -30,122 +37,140 @@ pub enum RecordError {
         detail: String,
     },
     /// Written by a later release than this one.
-    #[error("{what} record has version {found}, this program reads up to {RECORD_VERSION}: update it")]
+    #[error("{what} record has version {found}, this program reads up to {reads}: update it")]
     TooNew {
         /// Which kind of record it is.
         what: &'static str,
-        /// The version found.
+        /// The format found.
         found: u32,
+        /// The last format that this release knows.
+        reads: u32,
     },
 }
 
-/// A record with a name and a version.
+/// A kind of record.
 pub trait Record: DeserializeOwned + Serialize {
-    /// What messages call it.
+    /// What messages call it, and [`Alive::formats`].
     const WHAT: &'static str;
-    /// The version it was written with.
-    fn version(&self) -> u32;
+    /// The format that this release writes, and the last that it reads.
+    const FORMAT: u32;
 }
 
-/// Reads a record from the value of its key.
-pub fn decode<R: Record>(value: &[u8]) -> Result<R, RecordError> {
-    let too_new = |found| RecordError::TooNew { what: R::WHAT, found };
-    let record: R = serde_json::from_slice(value).map_err(|error| {
-        // A later release may have other fields: what it says of its version explains more than the first of them.
-        match serde_json::from_slice::<Versioned>(value) {
-            Ok(Versioned { version }) if version > RECORD_VERSION => too_new(version),
-            _ => RecordError::Malformed { what: R::WHAT, detail: error.to_string() },
-        }
-    })?;
-    if record.version() > RECORD_VERSION {
-        return Err(too_new(record.version()));
-    }
-    Ok(record)
+impl Record for Instance {
+    const WHAT: &'static str = "instance";
+    const FORMAT: u32 = 1;
+}
+
+impl Record for Request {
+    const WHAT: &'static str = "request";
+    const FORMAT: u32 = 1;
+}
+
+impl Record for Status {
+    const WHAT: &'static str = "status";
+    const FORMAT: u32 = 1;
+}
+
+impl Record for Node {
+    const WHAT: &'static str = "node";
+    const FORMAT: u32 = 1;
+}
+
+impl Record for Alive {
+    const WHAT: &'static str = "sign of life";
+    const FORMAT: u32 = 1;
 }
 
 /// What every record says, whichever release wrote it.
 #[derive(Deserialize)]
-struct Versioned {
+struct Version {
     version: u32,
+}
+
+#[derive(Serialize)]
+struct Written<'a, R> {
+    version: u32,
+    #[serde(flatten)]
+    record: &'a R,
+}
+
+/// Reads a record from the value of its key.
+pub fn decode<R: Record>(value: &[u8]) -> Result<R, RecordError> {
+    let malformed =
+        |error: serde_json::Error| RecordError::Malformed { what: R::WHAT, detail: error.to_string() };
+    // First: a later release may have other fields, and then its format explains more than the first of them.
+    let Version { version } = serde_json::from_slice(value).map_err(malformed)?;
+    if version > R::FORMAT {
+        return Err(RecordError::TooNew { what: R::WHAT, found: version, reads: R::FORMAT });
+    }
+    serde_json::from_slice(value).map_err(malformed)
 }
 
 /// Writes a record as the value of its key.
 pub fn encode<R: Record>(record: &R) -> Vec<u8> {
     // Every record is maps with string keys, numbers and strings: serde_json cannot fail on it.
-    serde_json::to_vec(record).unwrap_or_default()
+    serde_json::to_vec(&Written { version: R::FORMAT, record }).unwrap_or_default()
 }
 
-macro_rules! record {
-    ($type:ty, $what:literal) => {
-        impl Record for $type {
-            const WHAT: &'static str = $what;
-            fn version(&self) -> u32 {
-                self.version
-            }
-        }
+/// A record that is read to be changed: what it holds beside what this release knows stays in it.
+#[derive(Debug, Clone)]
+pub struct Doc<R> {
+    raw: Value,
+    read: Value,
+    /// The record, to change.
+    pub record: R,
+}
+
+impl<R: Record> Doc<R> {
+    /// Reads the value of its key.
+    ///
+    /// # Errors
+    /// As [`decode`].
+    pub fn decode(value: &[u8]) -> Result<Self, RecordError> {
+        let record = decode::<R>(value)?;
+        let raw = serde_json::from_slice(value)
+            .map_err(|error| RecordError::Malformed { what: R::WHAT, detail: error.to_string() })?;
+        Ok(Self { raw, read: plain(&record), record })
+    }
+
+    /// A new one.
+    pub fn new(record: R) -> Self {
+        let raw = serde_json::to_value(Written { version: R::FORMAT, record: &record }).unwrap_or_default();
+        Self { raw, read: plain(&record), record }
+    }
+
+    /// The new value of its key.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut value = self.raw.clone();
+        take_over(&mut value, &self.read, &plain(&self.record));
+        serde_json::to_vec(&value).unwrap_or_default()
+    }
+}
+
+fn plain<R: Record>(record: &R) -> Value {
+    serde_json::to_value(record).unwrap_or_default()
+}
+
+/// Makes the differences between `old` and `new` in `value`; of objects only what differs.
+fn take_over(value: &mut Value, old: &Value, new: &Value) {
+    if old == new {
+        return;
+    }
+    let (Value::Object(fields), Value::Object(old), Value::Object(new)) = (&mut *value, old, new) else {
+        *value = new.clone();
+        return;
     };
-}
-record!(Request, "request");
-record!(Status, "status");
-record!(NodeRecord, "node");
-record!(IndexEntry, "index");
-
-/// What shall be of an instance. Written by control tools only.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Request {
-    /// See [`RECORD_VERSION`].
-    pub version: u32,
-    /// The instance, as in the key.
-    pub instance: InstanceId,
-    /// What shall be.
-    pub desired: Desired,
-    /// The guest's hostname; where there is none, one is made from the instance's uuid.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// What was claimed, for readers; the agent builds from the allocation itself.
-    #[serde(default)]
-    pub resources: Resources,
-    /// What to boot. A request to destroy needs none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub image: Option<ImageRef>,
-    /// Public keys in OpenSSH's form, for the guest's metadata.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub keys: Vec<String>,
-    /// How many bytes of user-data lie under [`crate::Keyspace::user_data`]; nothing where there is none. Apart,
-    /// so that whoever lists requests does not read it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub user_data_bytes: Option<u64>,
-    /// Whether the metadata service answers this guest only with a token (as EC2's IMDSv2 where it is required).
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub token_required: bool,
-    /// The project that the allocation is accounted to.
-    #[serde(default)]
-    pub project: String,
-    /// The user that the allocation is accounted to.
-    #[serde(default)]
-    pub user: String,
-    /// When the instance was asked for.
-    pub created_at: Timestamp,
-}
-
-/// What a request wants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Desired {
-    /// Built, started, with an address.
-    Active,
-    /// Gone, with everything that belonged to it.
-    Destroyed,
-}
-
-/// Where a disk's content comes from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ImageRef {
-    /// `http://`, `https://` or `file://`.
-    pub url: String,
-    /// The content's SHA-256, in hex, where the user demands one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sha256: Option<String>,
+    let none = Map::new();
+    for name in old.keys().filter(|name| !new.contains_key(*name)) {
+        fields.remove(name);
+    }
+    for (name, new) in new {
+        let was = match new {
+            Value::Object(_) => old.get(name).cloned().unwrap_or_else(|| Value::Object(none.clone())),
+            _ => old.get(name).cloned().unwrap_or_default(),
+        };
+        take_over(fields.entry(name).or_insert_with(|| was.clone()), &was, new);
+    }
 }
 
 /// Bytes that travel as base64 in JSON.
@@ -172,232 +197,5 @@ impl<'de> Deserialize<'de> for Blob {
     }
 }
 
-/// Where an instance stands. The life: `SCHEDULED → PREPARING → STARTING → ACTIVE`, `STOPPED` when the
-/// guest has ended by itself, `DESTROYING` until its keys are gone, `ERROR` with a reason.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "UPPERCASE")]
-pub enum State {
-    /// Seen by the agent, not begun.
-    Scheduled,
-    /// Image and overlay are being made.
-    Preparing,
-    /// The domain is defined, or runs and has no address yet.
-    Starting,
-    /// The domain runs and has its address.
-    Active,
-    /// The domain is there and its processors are halted: by hand, by an I/O error, by a full disk of the host.
-    Paused,
-    /// The domain is there and does not run.
-    Stopped,
-    /// Being taken apart.
-    Destroying,
-    /// Failed; the reason says why.
-    Error,
-    /// A guest of ours that no request speaks of: etcd was restored to a time before it. It runs on and is counted.
-    Unclaimed,
-}
-
-impl fmt::Display for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Scheduled => "SCHEDULED",
-            Self::Preparing => "PREPARING",
-            Self::Starting => "STARTING",
-            Self::Active => "ACTIVE",
-            Self::Paused => "PAUSED",
-            Self::Stopped => "STOPPED",
-            Self::Destroying => "DESTROYING",
-            Self::Error => "ERROR",
-            Self::Unclaimed => "UNCLAIMED",
-        })
-    }
-}
-
-/// What is of an instance. Written by its node's agent only.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Status {
-    /// See [`RECORD_VERSION`].
-    pub version: u32,
-    /// The instance, as in the key.
-    pub instance: InstanceId,
-    /// The node, as in the key.
-    pub node: NodeId,
-    /// Where it stands.
-    pub state: State,
-    /// Why, where the state needs a reason: always with `ERROR`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-    /// How far a long step is.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub progress: Option<Progress>,
-    /// The first address of the first interface.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ip: Option<IpAddr>,
-    /// Every address known, of every interface.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub addresses: Vec<Address>,
-    /// The guest's hostname.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// The end of the guest's console, with an error that came after its start.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub console: Option<String>,
-    /// When the state was entered.
-    pub since: Timestamp,
-    /// When the domain was started.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub started_at: Option<Timestamp>,
-    /// When this record was written.
-    pub updated_at: Timestamp,
-}
-
-/// How far a long step is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Progress {
-    /// What is under way: `image`.
-    pub step: String,
-    /// Bytes done.
-    pub done: u64,
-    /// Bytes in all, where known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub total: Option<u64>,
-}
-
-impl Progress {
-    /// Percent done, where the whole is known.
-    pub fn percent(&self) -> Option<u64> {
-        self.total.filter(|total| *total > 0).map(|total| (self.done.min(total)) * 100 / total)
-    }
-}
-
-/// One address of a guest.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Address {
-    /// The address.
-    pub ip: IpAddr,
-    /// The interface it belongs to.
-    pub mac: MacAddr,
-    /// Number of the interface: 0 on the network, 1 on the bridge.
-    pub nic: u8,
-    /// How it became known.
-    pub source: AddressSource,
-}
-
-/// How an address became known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum AddressSource {
-    /// A DHCP lease of the libvirt network.
-    Lease,
-    /// The host's neighbour table.
-    Arp,
-    /// The guest agent.
-    Agent,
-}
-
-/// A living agent. The key is on a lease.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NodeRecord {
-    /// See [`RECORD_VERSION`].
-    pub version: u32,
-    /// The node, as in the key; its resource provider's uuid.
-    pub node: NodeId,
-    /// Its resource provider's name.
-    pub name: String,
-    /// The release of the agent.
-    pub agent: String,
-    /// How guests run: `kvm` or `qemu` (emulated).
-    pub virt_type: String,
-    /// The machine it runs on (machine-id(5)), hashed with the state directory: two agents with one uuid differ in it.
-    #[serde(default)]
-    pub machine: String,
-    /// That machine's hostname, for messages.
-    #[serde(default)]
-    pub host: String,
-    /// When the agent came up.
-    pub started_at: Timestamp,
-}
-
-/// That an instance was asked for, and where it lives. Written by control tools only: before anything is
-/// claimed, so that a claim without a request is known as ours.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct IndexEntry {
-    /// See [`RECORD_VERSION`].
-    pub version: u32,
-    /// The node under whose prefixes its request and status lie; none while it is being placed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub node: Option<NodeId>,
-    /// Its name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// The project within which its name is its own.
-    #[serde(default)]
-    pub project: String,
-    /// When it was asked for.
-    pub created_at: Timestamp,
-}
-
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn request() -> Request {
-        Request {
-            version: RECORD_VERSION,
-            instance: "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap(),
-            desired: Desired::Active,
-            name: Some("web".into()),
-            resources: [("VCPU".into(), 1)].into(),
-            image: Some(ImageRef { url: "file:///x".into(), sha256: None }),
-            keys: vec!["ssh-ed25519 AAAA".into()],
-            user_data_bytes: Some(3),
-            token_required: false,
-            project: "p".into(),
-            user: "u".into(),
-            created_at: Timestamp::UNIX_EPOCH,
-        }
-    }
-
-    #[test]
-    fn a_request_reads_back_as_written_and_user_data_hides_from_debug() {
-        let request = request();
-        assert_eq!(decode::<Request>(&encode(&request)).unwrap(), request);
-        assert_eq!(format!("{:?}", Blob(vec![0, 255, 10])), "Blob(3 bytes)");
-    }
-
-    #[test]
-    fn unknown_fields_are_ignored_and_a_newer_version_is_refused() {
-        let mut json: serde_json::Value = serde_json::from_slice(&encode(&request())).unwrap();
-        json["later"] = 1.into();
-        assert!(decode::<Request>(json.to_string().as_bytes()).is_ok());
-        json["version"] = 2.into();
-        let error = decode::<Request>(json.to_string().as_bytes()).unwrap_err().to_string();
-        assert!(error.contains("version 2"), "{error}");
-    }
-
-    #[test]
-    fn a_newer_record_without_the_fields_of_today_is_told_as_newer() {
-        let error = decode::<Request>(br#"{"version":99,"of":"tomorrow"}"#).unwrap_err().to_string();
-        assert!(error.contains("version 99"), "{error}");
-        let error = decode::<Request>(br#"{"version":1,"of":"today"}"#).unwrap_err().to_string();
-        assert!(error.contains("not a valid request record"), "{error}");
-    }
-
-    proptest! {
-        #[test]
-        fn no_value_makes_a_reader_panic(value: Vec<u8>) {
-            let _ = decode::<Request>(&value);
-            let _ = decode::<Status>(&value);
-            let _ = decode::<NodeRecord>(&value);
-            let _ = decode::<IndexEntry>(&value);
-        }
-
-        #[test]
-        fn any_bytes_survive_the_json(bytes: Vec<u8>) {
-            let json = serde_json::to_vec(&Blob(bytes.clone())).unwrap();
-            prop_assert_eq!(serde_json::from_slice::<Blob>(&json).unwrap(), Blob(bytes));
-        }
-    }
-}
+mod tests;

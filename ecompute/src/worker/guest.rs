@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use ec_hypervisor::DomainSpec;
-use ec_metadata::{InstanceRecord, RecordDir};
-use ec_model::{Blob, MacAddr, Progress, RECORD_VERSION, Request, Resources, State};
+use ec_metadata::{InstanceRecord, RECORD_VERSION, RecordDir};
+use ec_model::{Blob, MacAddr, Progress, Request, Resources, Spec, State};
 use ec_plan::RecordFacts;
 use tokio::sync::watch;
 
@@ -22,9 +22,7 @@ impl Worker {
         if let Some(problem) = request.problem() {
             return Err(Stop::Failed(problem));
         }
-        let Some(wanted) = &request.image else {
-            return Err(Stop::Failed("its request names no image".to_owned()));
-        };
+        let wanted = &spec_of(&request)?.image;
         // Once: who tries again has told a reason.
         if self.report.status.known().is_none_or(|status| status.reason.is_none()) {
             tracing::info!("INSTANTIATE INSTANCE {instance} WITH IMAGE {}", without_secrets(&wanted.url));
@@ -88,24 +86,25 @@ impl Worker {
 
     /// The node's record as the request has it, of a guest that has not run.
     async fn record_of(&self, request: &Request) -> Result<InstanceRecord, Stop> {
+        let spec = spec_of(request)?;
         Ok(InstanceRecord {
             version: RECORD_VERSION,
             instance: self.job.instance,
             name: hostname(request),
             macs: self.macs(),
             base_digest: None,
-            keys: request.keys.clone(),
-            user_data: self.user_data(request).await?,
-            token_required: request.token_required,
+            keys: spec.keys.clone(),
+            user_data: self.user_data(spec).await?,
+            token_required: spec.token_required,
             project: request.project.clone(),
-            resources: self.job.allocated.clone().unwrap_or_else(|| request.resources.clone()),
+            resources: self.job.allocated.clone().unwrap_or_else(|| spec.resources.clone()),
             started: false,
             created_at: request.created_at,
         })
     }
 
-    async fn user_data(&self, request: &Request) -> Result<Option<Blob>, Stop> {
-        let Some(bytes) = request.user_data_bytes else { return Ok(None) };
+    async fn user_data(&self, spec: &Spec) -> Result<Option<Blob>, Stop> {
+        let Some(bytes) = spec.user_data_bytes else { return Ok(None) };
         let key = self.parts.settings.keys.user_data(self.parts.node, self.job.instance);
         let data = self.parts.store.get(&key).await?.0.map(|pair| pair.value).unwrap_or_default();
         // Written with the request: a part of it, or none, is not what the user gave.
@@ -189,6 +188,11 @@ impl Worker {
             memory_mb: amount("MEMORY_MB")?,
         })
     }
+}
+
+/// What the instance shall be.
+fn spec_of(request: &Request) -> Result<&Spec, Stop> {
+    request.spec.as_ref().ok_or_else(|| Stop::Failed("its request does not say what it shall be".to_owned()))
 }
 
 /// An image's URL as logs may have it: without user, password and query.

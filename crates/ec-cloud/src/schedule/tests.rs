@@ -1,5 +1,5 @@
 //! Every step of scheduling fails, loses its answer, or is the last one before the process dies: what is left is
-//! nothing, or a request with its claim, or something that an index leads to.
+//! nothing, or a request with its claim, or something that a record leads to.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -15,7 +15,7 @@ use ec_model::{ImageRef, Resources, decode};
 use ec_placement_client::{ConsumerAllocations, Inventory, Placement, PlacementResult, Provider, Summary};
 use ec_store::{KeyValue, LeaseId, Listing, MemoryStore, Revision, Server, StoreResult, TxnOutcome, Watch};
 
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 
 use super::*;
 use crate::{Kind, Naming, intent::sweep};
@@ -234,6 +234,19 @@ struct World {
     stop: CancellationToken,
 }
 
+fn alive(n: u128) -> Alive {
+    Alive {
+        node: node(n),
+        name: format!("n{n}"),
+        agent: "test".into(),
+        formats: Alive::formats_of_this_release(),
+        virt_type: "qemu".into(),
+        machine: String::new(),
+        host: String::new(),
+        started_at: jiff::Timestamp::UNIX_EPOCH,
+    }
+}
+
 fn node(n: u128) -> NodeId {
     NodeId::new(uuid::Uuid::from_u128(n))
 }
@@ -246,7 +259,7 @@ impl World {
         let memory = MemoryStore::new();
         let keys = Keyspace::default();
         for n in dead..nodes {
-            memory.txn(Txn::new().put(keys.node(node(n)), "{}")).await.unwrap();
+            memory.txn(Txn::new().put(keys.alive(node(n)), encode(&alive(n)))).await.unwrap();
         }
         Self {
             etcd: Etcd { memory, plan: plan.clone(), later: Arc::default() },
@@ -304,7 +317,7 @@ impl World {
         self.placement.claims.lock().unwrap().extend(claims);
     }
 
-    /// The instances that are requested; of each the claim, the user-data and an index that leads to it are there.
+    /// The instances that are requested; of each the claim, the user-data and a record that leads to it are there.
     fn requested(&self) -> Vec<InstanceId> {
         let requests = self.under(&self.keys.all_requests());
         let requests: Vec<_> =
@@ -312,13 +325,13 @@ impl World {
         for (node, instance) in &requests {
             assert_eq!(self.placement.claims.lock().unwrap().get(instance), Some(node), "claimed there");
             assert_eq!(self.under(&self.keys.user_data(*node, *instance)).len(), 1);
-            let index: IndexEntry = decode(&self.under(&self.keys.instance(*instance))[0].value).unwrap();
-            assert_eq!(index.node, Some(*node));
+            let record: Instance = decode(&self.under(&self.keys.instance(*instance))[0].value).unwrap();
+            assert_eq!(record.assigned, Some(Assigned { node: *node, epoch: 1 }));
         }
         requests.into_iter().map(|(_, instance)| instance).collect()
     }
 
-    /// Every claim is of a request, or an index leads to it, so that its node gives it back.
+    /// Every claim is of a request, or a record leads to it, so that its node gives it back.
     fn every_claim_is_known(&self, what: &str) {
         for instance in self.claims() {
             assert_eq!(
@@ -335,11 +348,12 @@ impl World {
         self.etcd.plan.step.store(usize::MAX / 2, Ordering::Relaxed);
         for pair in self.under(&self.keys.instances()) {
             let instance = self.keys.parse_instance(&pair.key).unwrap();
-            let mut entry: IndexEntry = decode(&pair.value).unwrap();
-            entry.created_at = Timestamp::now() - STALE;
-            let aged = Txn::new().put(pair.key.clone(), encode(&entry));
+            let mut record: Instance = decode(&pair.value).unwrap();
+            assert_eq!(record.instance, instance);
+            record.created_at = Timestamp::now() - STALE;
+            let aged = Txn::new().put(pair.key.clone(), encode(&record));
             let revision = self.etcd.memory.txn(aged).await.unwrap().revision;
-            sweep(&self.cloud(), instance, entry, revision).await.unwrap();
+            sweep(&self.cloud(), record, revision).await.unwrap();
         }
     }
 }
@@ -451,15 +465,25 @@ async fn a_name_whose_bearer_is_gone_for_long_is_taken_over_and_one_that_is_not_
         let age = SignedDuration::from_mins(age);
         let world = World::new(2, 0, &[]).await;
         let instance = InstanceId::new(uuid::Uuid::new_v4());
-        let entry = IndexEntry {
-            version: RECORD_VERSION,
-            node: placed.then(|| node(0)),
-            name: Some("web".into()),
+        let record = Instance {
+            instance,
             project: "p".into(),
+            user: "u".into(),
+            name: Some("web".into()),
+            spec: Spec {
+                query: QUERY.into(),
+                resources: Resources::new(),
+                image: ImageRef { url: "file:///x".into(), sha256: None },
+                keys: Vec::new(),
+                user_data_bytes: None,
+                token_required: false,
+            },
+            assigned: placed.then(|| Assigned { node: node(0), epoch: 1 }),
+            generation: 1,
             created_at: Timestamp::now() - age,
         };
         let mut txn = Txn::new()
-            .put(world.keys.instance(instance), encode(&entry))
+            .put(world.keys.instance(instance), encode(&record))
             .put(world.keys.name("p", "web", instance), "");
         if status {
             txn = txn.put(world.keys.status(node(0), instance), "{}");
@@ -519,9 +543,30 @@ async fn the_request_says_what_was_asked_for() {
     let pair = &world.under(&world.keys.all_requests())[0];
     let request: Request = decode(&pair.value).unwrap();
     assert_eq!((request.instance, request.name.as_deref()), (scheduled.instance, Some("Web")));
-    assert!(request.token_required);
-    assert_eq!(request.user_data_bytes, Some(6));
+    assert_eq!((request.epoch, request.generation), (1, 1));
+    let spec = request.spec.unwrap();
+    assert!(spec.token_required);
+    assert_eq!((spec.query.as_str(), spec.user_data_bytes), (QUERY, Some(6)));
+    let record: Instance = decode(&world.under(&world.keys.instances())[0].value).unwrap();
+    assert_eq!(record.spec, spec, "so that it can be placed again by its own conditions");
     assert!(!String::from_utf8_lossy(&pair.value).contains("secret"));
+}
+
+#[tokio::test]
+async fn an_agent_that_does_not_read_our_requests_is_passed_over() {
+    let world = World::new(2, 0, &[]).await;
+    let old = Alive { formats: BTreeMap::new(), ..alive(0) };
+    for value in [encode(&old), b"garbage".to_vec()] {
+        world.etcd.memory.txn(Txn::new().put(world.keys.alive(node(0)), value)).await.unwrap();
+        let scheduled = world.schedule(QUERY, None).await.unwrap().unwrap();
+        assert_eq!(scheduled.node, node(1));
+        assert_eq!(world.claims(), [scheduled.instance]);
+        let none = world.schedule(QUERY, None).await.unwrap().unwrap_err();
+        assert!(none.not_alive.contains(&node(0)));
+        assert_eq!((world.claims().len(), world.under(&world.keys.instances()).len()), (1, 1));
+        crate::destroy(&world.cloud(), scheduled.instance).await.unwrap();
+        world.placement.release(scheduled.instance).await.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -1,0 +1,85 @@
+//! What users want, and where it is.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::{InstanceId, NodeId};
+
+/// Amounts by resource class, as allocated: `VCPU` in processors, `MEMORY_MB` in MiB, `DISK_GB` in GiB.
+pub type Resources = BTreeMap<String, u64>;
+
+/// The intent: an instance that somebody wants, and where it is. Written by control tools only: before anything is
+/// claimed, so that a claim without a request is known as ours; gone with the wish to destroy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Instance {
+    /// The instance, as in the key.
+    pub instance: InstanceId,
+    /// The project that it is accounted to, and within which its name is its own.
+    #[serde(default)]
+    pub project: String,
+    /// The user that it is accounted to.
+    #[serde(default)]
+    pub user: String,
+    /// Its name; where there is none, one is made from its uuid.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// What it shall be.
+    pub spec: Spec,
+    /// Where it is: the only truth of that. None while it is being placed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub assigned: Option<Assigned>,
+    /// Counts the changes of what is wanted, from 1 on.
+    pub generation: u64,
+    /// When it was asked for.
+    pub created_at: Timestamp,
+}
+
+impl Instance {
+    /// The node under whose prefixes its request and status lie.
+    pub fn node(&self) -> Option<NodeId> {
+        self.assigned.map(|assigned| assigned.node)
+    }
+}
+
+/// Where an instance is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Assigned {
+    /// The node.
+    pub node: NodeId,
+    /// Counts the placements of the instance, from 1 on: whatever speaks of another epoch speaks of another life.
+    pub epoch: u64,
+}
+
+/// What an instance shall be, as it was asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spec {
+    /// The placement query as it was asked, so that the instance can be placed again by its own conditions.
+    pub query: String,
+    /// What the query asks for in all. The agent builds from the allocation itself.
+    #[serde(default)]
+    pub resources: Resources,
+    /// What to boot.
+    pub image: ImageRef,
+    /// Public keys in OpenSSH's form, for the guest's metadata.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub keys: Vec<String>,
+    /// How many bytes of user-data lie under [`crate::Keyspace::user_data`]; nothing where there is none. Apart,
+    /// so that whoever lists requests does not read it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user_data_bytes: Option<u64>,
+    /// Whether the metadata service answers this guest only with a token (as EC2's IMDSv2 where it is required).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub token_required: bool,
+}
+
+/// Where a disk's content comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageRef {
+    /// `http://`, `https://` or `file://`.
+    pub url: String,
+    /// The content's SHA-256, in hex, where the user demands one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<String>,
+}

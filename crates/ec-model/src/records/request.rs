@@ -1,0 +1,44 @@
+//! What one node shall do about an instance.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::{InstanceId, Spec};
+
+/// The work order for one node. Written by control tools only, in one transaction with the [`crate::Instance`];
+/// deleted by the agent with the last of what it says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// The instance, as in the key.
+    pub instance: InstanceId,
+    /// The placement that this is about: [`crate::Assigned::epoch`].
+    pub epoch: u64,
+    /// Which of the changes of what is wanted this is: [`crate::Instance::generation`].
+    pub generation: u64,
+    /// What shall be.
+    pub desired: Desired,
+    /// The guest's hostname; where there is none, one is made from the instance's uuid.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The project that the allocation is accounted to.
+    #[serde(default)]
+    pub project: String,
+    /// The user that the allocation is accounted to.
+    #[serde(default)]
+    pub user: String,
+    /// What it shall be. A request to destroy needs none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec: Option<Spec>,
+    /// When the instance was asked for.
+    pub created_at: Timestamp,
+}
+
+/// What a request wants. One that this release does not know makes the request unreadable: nobody guesses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Desired {
+    /// Built, started, with an address.
+    Active,
+    /// Gone, with everything that belonged to it.
+    Destroyed,
+}

@@ -1,0 +1,142 @@
+//! What is of an instance on one node.
+
+use std::{fmt, net::IpAddr};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::{InstanceId, MacAddr, NodeId};
+
+/// Where an instance stands. The life: `SCHEDULED → PREPARING → STARTING → ACTIVE`, `STOPPED` when the
+/// guest has ended by itself, `DESTROYING` until its keys are gone, `ERROR` with a reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum State {
+    /// Seen by the agent, not begun.
+    Scheduled,
+    /// Image and overlay are being made.
+    Preparing,
+    /// The domain is defined, or runs and has no address yet.
+    Starting,
+    /// The domain runs and has its address.
+    Active,
+    /// The domain is there and its processors are halted: by hand, by an I/O error, by a full disk of the host.
+    Paused,
+    /// The domain is there and does not run.
+    Stopped,
+    /// Being taken apart.
+    Destroying,
+    /// Failed; the reason says why.
+    Error,
+    /// A guest of ours that no request speaks of: etcd was restored to a time before it. It runs on and is counted.
+    Unclaimed,
+    /// One that a later release has.
+    #[serde(other)]
+    Unknown,
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Scheduled => "SCHEDULED",
+            Self::Preparing => "PREPARING",
+            Self::Starting => "STARTING",
+            Self::Active => "ACTIVE",
+            Self::Paused => "PAUSED",
+            Self::Stopped => "STOPPED",
+            Self::Destroying => "DESTROYING",
+            Self::Error => "ERROR",
+            Self::Unclaimed => "UNCLAIMED",
+            Self::Unknown => "UNKNOWN",
+        })
+    }
+}
+
+/// What is of an instance. Written by its node's agent only.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// The instance, as in the key.
+    pub instance: InstanceId,
+    /// The node, as in the key.
+    pub node: NodeId,
+    /// The placement that this is about: the request's. 0 where there was none that could be read.
+    #[serde(default)]
+    pub epoch: u64,
+    /// The generation of the request that was acted upon last.
+    #[serde(default)]
+    pub observed_generation: u64,
+    /// Where it stands.
+    pub state: State,
+    /// Why, where the state needs a reason: always with `ERROR`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// How far a long step is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Progress>,
+    /// The first address of the first interface.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ip: Option<IpAddr>,
+    /// Every address known, of every interface.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<Address>,
+    /// The guest's hostname.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The end of the guest's console, with an error that came after its start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub console: Option<String>,
+    /// When the state was entered.
+    pub since: Timestamp,
+    /// When the domain was started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<Timestamp>,
+    /// When this record was written.
+    pub updated_at: Timestamp,
+}
+
+/// How far a long step is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// What is under way: `image`.
+    pub step: String,
+    /// Bytes done.
+    pub done: u64,
+    /// Bytes in all, where known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total: Option<u64>,
+}
+
+impl Progress {
+    /// Percent done, where the whole is known.
+    pub fn percent(&self) -> Option<u64> {
+        self.total.filter(|total| *total > 0).map(|total| (self.done.min(total)) * 100 / total)
+    }
+}
+
+/// One address of a guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Address {
+    /// The address.
+    pub ip: IpAddr,
+    /// The interface it belongs to.
+    pub mac: MacAddr,
+    /// Number of the interface: 0 on the network, 1 on the bridge.
+    pub nic: u8,
+    /// How it became known.
+    pub source: AddressSource,
+}
+
+/// How an address became known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AddressSource {
+    /// A DHCP lease of the libvirt network.
+    Lease,
+    /// The host's neighbour table.
+    Arp,
+    /// The guest agent.
+    Agent,
+    /// A way that a later release has.
+    #[serde(other)]
+    Unknown,
+}

@@ -1,0 +1,114 @@
+use jiff::Timestamp;
+use proptest::prelude::*;
+
+use super::*;
+
+fn spec() -> Spec {
+    Spec {
+        query: "resources=VCPU:1,MEMORY_MB:256&required=HW_X".into(),
+        resources: [("VCPU".into(), 1)].into(),
+        image: ImageRef { url: "file:///x".into(), sha256: None },
+        keys: vec!["ssh-ed25519 AAAA".into()],
+        user_data_bytes: Some(3),
+        token_required: false,
+    }
+}
+
+fn request() -> Request {
+    Request {
+        instance: "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap(),
+        epoch: 1,
+        generation: 1,
+        desired: Desired::Active,
+        name: Some("web".into()),
+        project: "p".into(),
+        user: "u".into(),
+        spec: Some(spec()),
+        created_at: Timestamp::UNIX_EPOCH,
+    }
+}
+
+fn json<R: Record>(record: &R) -> Value {
+    serde_json::from_slice(&encode(record)).unwrap()
+}
+
+#[test]
+fn a_request_reads_back_as_written_and_user_data_hides_from_debug() {
+    let request = request();
+    assert_eq!(decode::<Request>(&encode(&request)).unwrap(), request);
+    assert_eq!(format!("{:?}", Blob(vec![0, 255, 10])), "Blob(3 bytes)");
+}
+
+#[test]
+fn unknown_fields_are_passed_over_and_a_later_format_is_refused() {
+    let mut json = json(&request());
+    json["later"] = 1.into();
+    assert!(decode::<Request>(json.to_string().as_bytes()).is_ok());
+    json["version"] = 2.into();
+    let error = decode::<Request>(json.to_string().as_bytes()).unwrap_err().to_string();
+    assert!(error.contains("version 2"), "{error}");
+}
+
+#[test]
+fn a_later_record_without_the_fields_of_today_is_told_as_later() {
+    let error = decode::<Request>(br#"{"version":99,"of":"tomorrow"}"#).unwrap_err().to_string();
+    assert!(error.contains("version 99"), "{error}");
+    let error = decode::<Request>(br#"{"version":1,"of":"today"}"#).unwrap_err().to_string();
+    assert!(error.contains("not a valid request record"), "{error}");
+    let error = decode::<Request>(br#"{"of":"nobody"}"#).unwrap_err().to_string();
+    assert!(error.contains("missing field `version`"), "{error}");
+}
+
+#[test]
+fn a_change_keeps_what_the_reader_does_not_know() {
+    let mut json = json(&request());
+    json["later"] = serde_json::json!({"x": 1});
+    json["spec"]["later"] = "y".into();
+    json["spec"]["image"]["later"] = 3.into();
+    let mut doc = Doc::<Request>::decode(json.to_string().as_bytes()).unwrap();
+    assert_eq!(serde_json::from_slice::<Value>(&doc.encode()).unwrap(), json, "unchanged, so as it was");
+    doc.record.desired = Desired::Destroyed;
+    doc.record.name = None;
+    doc.record.spec.as_mut().unwrap().image.sha256 = Some("00".into());
+    let written = doc.encode();
+    let read: Value = serde_json::from_slice(&written).unwrap();
+    assert_eq!((&read["later"], &read["spec"]["later"]), (&json["later"], &json["spec"]["later"]));
+    assert_eq!(read["spec"]["image"]["later"], 3);
+    assert_eq!(decode::<Request>(&written).unwrap(), doc.record);
+}
+
+#[test]
+fn words_of_a_later_release_that_may_be_overlooked_are_unknown_and_others_are_refused() {
+    assert_eq!(serde_json::from_str::<State>(r#""SHELVED""#).unwrap(), State::Unknown);
+    assert_eq!(serde_json::from_str::<AddressSource>(r#""ndp""#).unwrap(), AddressSource::Unknown);
+    let mut json = json(&request());
+    json["desired"] = "rescued".into();
+    assert!(decode::<Request>(json.to_string().as_bytes()).is_err());
+}
+
+#[test]
+fn an_agent_that_does_not_say_what_it_reads_reads_nothing_of_ours() {
+    let text = r#"{"version":1,"node":"7d3c1f0a-2b4e-4c55-9a7e-0123456789ab","name":"n","agent":"0","virt_type":"kvm",
+                   "started_at":"2026-01-01T00:00:00Z"}"#;
+    let mut alive = decode::<Alive>(text.as_bytes()).unwrap();
+    assert!(!alive.reads::<Request>());
+    alive.formats = Alive::formats_of_this_release();
+    assert!(alive.reads::<Request>());
+}
+
+proptest! {
+    #[test]
+    fn no_value_makes_a_reader_panic(value: Vec<u8>) {
+        let _ = decode::<Instance>(&value);
+        let _ = decode::<Request>(&value);
+        let _ = decode::<Status>(&value);
+        let _ = decode::<Node>(&value);
+        let _ = decode::<Alive>(&value);
+    }
+
+    #[test]
+    fn any_bytes_survive_the_json(bytes: Vec<u8>) {
+        let json = serde_json::to_vec(&Blob(bytes.clone())).unwrap();
+        prop_assert_eq!(serde_json::from_slice::<Blob>(&json).unwrap(), Blob(bytes));
+    }
+}
