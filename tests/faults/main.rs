@@ -8,6 +8,7 @@ mod cli_check;
 mod cli_placement;
 mod cli_schedule;
 mod cli_words;
+mod controller;
 mod etcd_roles;
 mod guests_isolation;
 mod guests_two_agents;

@@ -5,6 +5,7 @@
 //!   schedule ──▶ intent (index and name first, taken back last) ──▶ claim ──▶ request
 //!   destroy  ──▶ lookup ──▶ the wish in the request                  explain: why there was no room
 //!   list, find, nodes: what there is                                 wait: until it is so
+//!   tend: what nobody else is there to do
 //! ```
 //!
 //! What is decided on the way is pure and lies in `ec-plan`; errors are typed ([`CloudError`]), and who uses them
@@ -17,6 +18,7 @@ mod intent;
 mod lookup;
 mod nodes;
 mod schedule;
+mod tend;
 mod wait;
 
 use std::sync::Arc;
@@ -32,7 +34,8 @@ pub use explain::explain;
 pub use intent::Naming;
 pub use lookup::{Found, Known, Read, View, find, find_placed, list, resolve};
 pub use nodes::{NodeView, nodes};
-pub use schedule::{DISABLED, Guest, NoRoom, Scheduled, Wanted, schedule};
+pub use schedule::{Guest, NoRoom, Scheduled, Wanted, schedule};
+pub use tend::{tend_instances, tend_nodes};
 pub use wait::{Step, until_active, until_gone};
 
 /// The services that every use-case talks to, and for whom.

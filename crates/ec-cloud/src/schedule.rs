@@ -6,7 +6,7 @@ use ec_model::{
     Alive, Assigned, Blob, Desired, ImageRef, Instance, InstanceId, Keyspace, NodeId, Request, ResourceQuery,
     Spec, decode, encode,
 };
-use ec_placement_client::{Candidate, Candidates, Claim, PlacementError};
+use ec_placement_client::{Candidate, Candidates, Claim, DISABLED, PlacementError};
 use ec_plan::choice::{Try, choose};
 use ec_store::{Compare, Store, StoreError, Txn};
 use tokio::time::Instant;
@@ -26,10 +26,6 @@ const SINGLY: usize = 64;
 
 /// How often candidates are asked for anew after races were lost.
 const ROUNDS: u32 = 5;
-
-/// The trait by which a node is marked as not to be used: nothing new is placed there. OpenStack's word for it, in its
-/// own placement, too.
-pub const DISABLED: &str = "COMPUTE_STATUS_DISABLED";
 
 /// What the provider of the host itself must have, or must not (Placement API, 1.35).
 const ROOT_REQUIRED: &str = "root_required";

@@ -34,6 +34,13 @@ pub trait Placement: Send + Sync {
 
     /// Those of the traits that some provider has.
     async fn associated_traits(&self, names: &BTreeSet<String>) -> PlacementResult<BTreeSet<String>>;
+
+    /// The providers that are marked as down by [`Self::mark_down`].
+    async fn marked_down(&self) -> PlacementResult<BTreeSet<NodeId>>;
+
+    /// Marks a provider as of a node that is down, so that nothing new is placed there, or takes the mark away. Whether
+    /// anything was changed: one that is not there, and one that an operator disabled, stays as it is.
+    async fn mark_down(&self, node: NodeId, down: bool) -> PlacementResult<bool>;
 }
 
 #[async_trait]
@@ -68,5 +75,13 @@ impl Placement for PlacementClient {
 
     async fn associated_traits(&self, names: &BTreeSet<String>) -> PlacementResult<BTreeSet<String>> {
         Self::associated_traits(self, names).await
+    }
+
+    async fn marked_down(&self) -> PlacementResult<BTreeSet<NodeId>> {
+        Self::marked_down(self).await
+    }
+
+    async fn mark_down(&self, node: NodeId, down: bool) -> PlacementResult<bool> {
+        Self::mark_down(self, node, down).await
     }
 }

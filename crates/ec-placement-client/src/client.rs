@@ -19,6 +19,12 @@ use crate::{
 /// The consumer type of an instance: what of a node's allocations is ours. Told and answered from 1.38 on.
 pub const CONSUMER_TYPE: &str = "INSTANCE";
 
+/// The trait of a provider that is not to be used: nothing new is placed there. OpenStack's own word for it.
+pub const DISABLED: &str = "COMPUTE_STATUS_DISABLED";
+
+/// Says beside [`DISABLED`] that it was set because the node's agent is gone, and goes when that is back.
+const DOWN: &str = "CUSTOM_ECOMPUTE_NODE_DOWN";
+
 /// How often a write is decided anew after a generation conflict. Conflicts come from operators and
 /// from claims on the same provider, which are short: eight tries outlast them.
 const CONFLICT_TRIES: usize = 8;
@@ -328,6 +334,36 @@ impl PlacementClient {
                 return written.map(drop);
             }
         }
+    }
+
+    /// The providers that are marked as down by [`Self::mark_down`].
+    pub async fn marked_down(&self) -> PlacementResult<BTreeSet<NodeId>> {
+        // Placement refuses to look for a trait that nobody has made yet.
+        if self.associated_traits(&[DOWN.to_owned()].into()).await?.is_empty() {
+            return Ok(BTreeSet::new());
+        }
+        let body: ProvidersBody = self.wire.get("resource_providers", &[("required", DOWN)]).await?;
+        Ok(body.resource_providers.into_iter().map(|provider| provider.uuid).collect())
+    }
+
+    /// Marks a provider as of a node that is down, so that nothing new is placed there, or takes the mark away. Both
+    /// traits come and go in one write, so that a mark is always known as ours. Whether anything was changed: one that
+    /// is not there, and one that an operator disabled, stays as it is.
+    pub async fn mark_down(&self, node: NodeId, down: bool) -> PlacementResult<bool> {
+        let path = format!("resource_providers/{node}/traits");
+        let current: TraitsBody = match self.wire.get(&path, NO_QUERY).await {
+            Err(PlacementError::NotFound(_)) => return Ok(false),
+            current => current?,
+        };
+        let has = |name: &str| current.traits.iter().any(|known| known == name);
+        if has(DOWN) == down || (down && has(DISABLED)) {
+            return Ok(false);
+        }
+        let marks: BTreeSet<String> = match down {
+            true => [DISABLED, DOWN].map(str::to_owned).into(),
+            false => BTreeSet::new(),
+        };
+        self.set_traits(node, &marks, |name| [DISABLED, DOWN].contains(&name)).await.map(|()| true)
     }
 
     /// Usage of a provider by resource class.

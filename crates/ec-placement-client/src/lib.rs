@@ -12,7 +12,7 @@ mod types;
 mod wire;
 
 pub use api::Placement;
-pub use client::{CONSUMER_TYPE, PlacementClient};
+pub use client::{CONSUMER_TYPE, DISABLED, PlacementClient};
 pub use error::{PlacementError, PlacementResult};
 pub use section::PlacementSection;
 pub use types::{Amount, Candidate, Candidates, Claim, ConsumerAllocations, Inventory, Provider, Summary};

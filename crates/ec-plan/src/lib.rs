@@ -22,6 +22,7 @@
 pub mod choice;
 mod decide;
 mod facts;
+pub mod fleet;
 pub mod lack;
 
 pub use decide::{Decision, Effect, decide, ran};

@@ -218,6 +218,14 @@ impl Placement for Rooms {
         Ok(BTreeSet::new())
     }
 
+    async fn marked_down(&self) -> PlacementResult<BTreeSet<NodeId>> {
+        Ok(BTreeSet::new())
+    }
+
+    async fn mark_down(&self, _: NodeId, _: bool) -> PlacementResult<bool> {
+        Ok(false)
+    }
+
     async fn release(&self, instance: InstanceId) -> PlacementResult<()> {
         self.step(|| {
             self.claims.lock().unwrap().remove(&instance);

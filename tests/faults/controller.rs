@@ -1,0 +1,123 @@
+//! What nobody else is there to do: nodes whose agents are gone, and what killed tools left on them.
+
+use std::{
+    fs,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use ec_model::{InstanceId, Node, NodeId, encode};
+use ec_tests::{
+    TINY,
+    control::{Control, unplaced},
+    program,
+};
+use jiff::{SignedDuration, Timestamp};
+
+const PLENTY: &[(&str, u64)] = &[("VCPU", 1000), ("MEMORY_MB", 1 << 20), ("DISK_GB", 1000)];
+/// Longer than the controller's patience with a node, and a few of its looks.
+const A_WHILE: Duration = Duration::from_secs(90);
+
+/// Ends with the test.
+struct Controller(Child);
+
+impl Controller {
+    fn start(control: &Control) -> Result<Self> {
+        let file = control.directory().join("controller.yaml");
+        let (etcd, placement) = (control.etcd.endpoint(), control.placement_server.endpoint());
+        fs::write(
+            &file,
+            format!("etcd: {{endpoints: [\"{etcd}\"]}}\nplacement: {{endpoint: \"{placement}\"}}\n"),
+        )?;
+        let mut command = Command::new(program("econtroller"));
+        Ok(Self(command.arg("--config").arg(file).stdin(Stdio::null()).spawn()?))
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+async fn until(what: &str, mut reached: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
+    let begun = Instant::now();
+    while !reached().await? {
+        ensure!(begun.elapsed() < A_WHILE, "not within {} s: {what}", A_WHILE.as_secs());
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    Ok(())
+}
+
+/// A node that once had an agent, which is alive or not.
+async fn node(control: &Control, name: &str, alive: bool) -> Result<NodeId> {
+    let node = control.node(name, alive, PLENTY).await?;
+    let record = Node { node, name: name.to_owned(), created_at: Timestamp::now() };
+    control.put(control.keys.node(node), encode(&record)).await?;
+    Ok(node)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_without_their_agents_are_offered_to_nobody_until_they_are_back() -> Result<()> {
+    let control = Control::start().await?;
+    let dead = node(&control, "dead", false).await?;
+    let living = node(&control, "living", true).await?;
+    // One that an operator disabled is the operator's.
+    let disabled = node(&control, "disabled", true).await?;
+    let ours = ["COMPUTE_STATUS_DISABLED".to_owned()].into();
+    control.placement.set_traits(disabled, &ours, |_| false).await?;
+    let marked = async || control.placement.marked_down().await;
+    assert!(marked().await?.is_empty(), "nobody has ever marked one");
+
+    let first = Controller::start(&control)?;
+    let second = Controller::start(&control)?;
+    until("the dead one is marked", async || Ok(marked().await? == [dead].into())).await?;
+    for _ in 0..3 {
+        assert_eq!(control.schedule(&[&format!("{TINY}&limit=1")])?.0, living);
+    }
+    // It is back, and one of the two was killed.
+    drop(first);
+    control.come_alive(dead, "dead").await?;
+    until("the mark is taken away", async || Ok(marked().await?.is_empty())).await?;
+    control.delete(control.keys.alive(living)).await?;
+    assert_eq!(control.schedule(&[TINY])?.0, dead, "and neither the operator's nor the one that died now");
+    until("the other is marked", async || Ok(marked().await? == [living].into())).await?;
+    drop(second);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_killed_commands_left_is_taken_away_on_dead_nodes_too_and_nothing_else_is() -> Result<()> {
+    let control = Control::start().await?;
+    let node = node(&control, "host", true).await?;
+    let (_, kept) = control.schedule(&["--name", "kept", TINY])?;
+    control.delete(control.keys.alive(node)).await?;
+    let claimed = [("VCPU".to_owned(), 1)].into();
+    let mut left = Vec::new();
+    for (number, minutes) in [11, 9].into_iter().enumerate() {
+        let instance = InstanceId::new(uuid::Uuid::new_v4());
+        control.placement.claim_exact(instance, node, &claimed, "default", "default").await?;
+        let created_at = Timestamp::now() - SignedDuration::from_mins(minutes);
+        let name = format!("left{number}");
+        let record = unplaced(instance, Some(&name), "default", created_at);
+        control.put(control.keys.instance(instance), encode(&record)).await?;
+        control.put(control.keys.name("default", &name, instance), "").await?;
+        left.push(instance);
+    }
+    let garbage = control.keys.instance(InstanceId::new(uuid::Uuid::new_v4()));
+    control.put(&garbage, "{\"version\":9}").await?;
+
+    let _controller = Controller::start(&control)?;
+    until("the old one is gone", async || Ok(control.record(left[0]).await?.is_none())).await?;
+    let claims = control.placement.provider_allocations(node).await?;
+    let mut holders: Vec<_> = claims.into_keys().collect();
+    let mut wanted = vec![kept, left[1]];
+    (holders.sort_unstable(), wanted.sort_unstable());
+    assert_eq!(holders, wanted, "the young one may still be at work");
+    assert_eq!(control.count("names/").await?, 2);
+    assert!(control.request(node, kept).await?.is_some() && control.record(kept).await?.is_some());
+    assert!(control.get(&garbage).await?.is_some(), "what cannot be read is not touched");
+    Ok(())
+}
