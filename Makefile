@@ -30,7 +30,7 @@ help:
 demo:
 	$(AS_OWNER) scripts/check-rust.sh
 	scripts/install-deps.sh demo
-	$(BUILD) -p ecompute -p placement -p eschedule -p mdserver
+	$(BUILD) -p ecompute -p econtroller -p placement -p eschedule -p mdserver
 	$(SUDO) scripts/demo.sh up
 
 demo-down:
@@ -44,7 +44,7 @@ test:
 newcomer:
 	$(AS_OWNER) scripts/check-rust.sh
 	scripts/install-deps.sh test
-	$(BUILD) -p ecompute -p placement -p eschedule -p mdserver
+	$(BUILD) -p ecompute -p econtroller -p placement -p eschedule -p mdserver
 	$(SUDO) scripts/newcomer.sh $(CASES)
 
 bench:

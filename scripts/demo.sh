@@ -67,7 +67,7 @@ await() {
     if "$@" >/dev/null 2>&1; then return; fi
     sleep 0.2
   done
-  tail -n 3 "$STATE"/{etcd,eplacement,libvirtd,ecompute}.log >&2 2>/dev/null || true # not all were started yet
+  tail -n 3 "$STATE"/{etcd,eplacement,econtroller,libvirtd,ecompute}.log >&2 2>/dev/null || true # not all were started yet
   die "$what did not come up within $seconds s"
 }
 
@@ -197,6 +197,10 @@ etcd: {host: 127.0.0.1, port: $etcd}
 placement: {endpoint: "http://127.0.0.1:$placement"}
 image: file://$CACHE/tiny.qcow2
 C
+  cat >"$STATE/controller.yaml" <<C
+etcd: {host: 127.0.0.1, port: $etcd}
+placement: {endpoint: "http://127.0.0.1:$placement"}
+C
   # What a shell needs so that the commands of the README mean this demo.
   cat >"$STATE/env" <<C
 export ESCHEDULE_CONFIG=$STATE/schedule.yaml ECOMPUTE_CONFIG=$STATE/compute.yaml
@@ -212,6 +216,7 @@ UserKnownHostsFile /dev/null
 LogLevel ERROR
 C
   "$BIN/ecompute" --config "$STATE/compute.yaml" --check
+  start econtroller "$BIN/econtroller" --config "$STATE/controller.yaml"
   start ecompute "$BIN/ecompute" --config "$STATE/compute.yaml"
   await 60 "the agent" agent_is_there
   eschedule nodes
@@ -276,7 +281,7 @@ room() {
 # failed CODE HOW: what a demo that did not come to its end leaves, and how to be rid of it.
 failed() {
   local code=$1 how=$2 running='' name
-  for name in etcd eplacement libvirtd virtlogd ecompute; do if alive "$name"; then running+=" $name"; fi; done
+  for name in etcd eplacement econtroller libvirtd virtlogd ecompute; do if alive "$name"; then running+=" $name"; fi; done
   if [ "$(df -Pm "$STATE" 2>/dev/null | awk 'NR == 2 {print $4}')" = 0 ]; then echo "demo: the disk of $STATE is full" >&2; fi
   echo "demo: $how; ${running:+still running:$running; }\`make demo-down\` cleans up, the logs are in $STATE" >&2
   exit "$code"
@@ -341,6 +346,7 @@ down() {
     virsh net-destroy "$network" >/dev/null 2>&1 || true  # it may be inactive already
     virsh net-undefine "$network" >/dev/null 2>&1 || true # or never have been defined
   fi
+  stop econtroller
   stop eplacement
   stop etcd
   stop libvirtd

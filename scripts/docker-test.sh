@@ -2,7 +2,7 @@
 # Tests the containers from nothing: builds them, brings the stack up on ports of its own, uses it with
 # the real command line, and takes it down again with its data.
 #
-# usage: docker-test.sh DIRECTORY IMAGE     DIRECTORY holds eplacement, eschedule, ecompute and mdserver; IMAGE is the tiny guest
+# usage: docker-test.sh DIRECTORY IMAGE     DIRECTORY holds eplacement, econtroller, eschedule, ecompute and mdserver; IMAGE is the tiny guest
 #
 # Starts dockerd where none runs, and a libvirtd of its own in namespaces of its own, and ends exactly these
 # again. Needs root.
@@ -103,7 +103,7 @@ say "building"
 install -D -m 644 -t "$work/agent" docker/agent/Dockerfile
 install -D -s -t "$work/agent/bin" "$directory/ecompute" "$directory/eschedule" "$directory/mdserver"
 install -D -m 644 -t "$work/eplacement" docker/eplacement/Dockerfile
-install -D -s -t "$work/eplacement/bin" "$directory/eplacement"
+install -D -s -t "$work/eplacement/bin" "$directory/eplacement" "$directory/econtroller"
 if [ -z "${PIP_INDEX_URL:-}" ] && command -v pip >/dev/null; then
   # A site's own mirror, where pip on this host is told of one.
   PIP_INDEX_URL=$(pip config get global.index-url 2>/dev/null || true)
@@ -121,6 +121,11 @@ is_healthy() {
 }
 within 90 "health of etcd" is_healthy etcd
 within 90 "health of placement" is_healthy placement
+
+say "the controller looks after both"
+compose up -d controller >"$work/up.log" 2>&1 || die "the controller did not start: $(tail -n 20 "$work/up.log")"
+controller_looks() { compose logs controller 2>/dev/null | grep -q 'looking after the cluster'; }
+within 30 "the controller's start" controller_looks
 
 say "etcd is one that we recommend, and keeps a key, also over a restart"
 etcdctl() { compose exec -T etcd etcdctl "$@" </dev/null; }
@@ -241,6 +246,10 @@ eschedule contained | grep -q "^192\.168\.$n\." || die "its address is not of th
 [ "$(virsh list --name | grep -c .)" -eq 1 ] || die "wanted one domain: $(virsh list --all)"
 eschedule destroy --wait --timeout 60 contained
 [ -z "$(virsh list --all --name | tr -d '[:space:]')" ] || die "a domain is left: $(virsh list --all)"
+
+if compose logs controller 2>/dev/null | grep -q "failed to look after"; then
+  compose logs controller 2>/dev/null | grep -q "answer again" || die "the controller: $(compose logs --tail=20 controller)"
+fi
 
 say "down"
 compose --profile agent stop agent >/dev/null 2>&1

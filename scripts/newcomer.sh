@@ -153,7 +153,7 @@ try() {
     if scripts/demo.sh up; then echo "a second demo began" && exit 1; fi
     eschedule list | grep ACTIVE
     scripts/demo.sh down
-    if pgrep -a "etcd|eplacement|ecompute|qemu|dnsmasq|libvirtd|virtlogd"; then echo "processes are left" && exit 1; fi
+    if pgrep -a "etcd|eplacement|econtroller|ecompute|qemu|dnsmasq|libvirtd|virtlogd"; then echo "processes are left" && exit 1; fi
     if ip -o addr | grep 169.254.169.254; then echo "the address is left" && exit 1; fi
     [ ! -e /var/lib/etcd-compute-demo ]
     [ "$(ls /tmp /root | wc -l)" = "$before" ]
@@ -163,7 +163,7 @@ try() {
 
 [ "$(id -u)" -eq 0 ] || die "must be run as root: it makes file systems and namespaces"
 for tool in mmdebstrap unshare pivot_root; do command -v $tool >/dev/null || die "$tool is missing: run scripts/install-deps.sh test"; done
-for program in ecompute eplacement eschedule mdserver; do
+for program in ecompute econtroller eplacement eschedule mdserver; do
   [ -x "target/release/$program" ] || die "target/release/$program is missing: run \`make newcomer\`, which builds it"
 done
 
