@@ -85,6 +85,11 @@ async fn nodes_without_their_agents_are_offered_to_nobody_until_they_are_back() 
     assert_eq!(control.schedule(&[TINY])?.0, dead, "and neither the operator's nor the one that died now");
     until("the other is marked", async || Ok(marked().await? == [living].into())).await?;
     drop(second);
+    control.delete(control.keys.alive(dead)).await?;
+    let refused = control.eschedule(&[TINY])?;
+    assert_eq!(refused.status.code(), Some(1));
+    let error = String::from_utf8(refused.stderr)?;
+    ensure!(error.contains("on disabled: it has the forbidden trait COMPUTE_STATUS_DISABLED"), "{error}");
     Ok(())
 }
 

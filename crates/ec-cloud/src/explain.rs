@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use ec_model::{Alive, NodeId, ResourceQuery, decode};
-use ec_placement_client::{Inventory, Summary};
+use ec_placement_client::{DISABLED, Inventory, Summary};
 use ec_plan::lack::{Amount, Demands, Host, Reasons, judge, lack_of};
 use futures::{StreamExt, TryStreamExt};
 
@@ -18,7 +18,8 @@ const ASKED: usize = 64;
 
 /// Looks into placement and etcd once more, for the reason.
 pub async fn explain(cloud: &Cloud, query: &ResourceQuery, seen: &NoRoom) -> CloudResult<Reasons> {
-    let demands = Demands::of(query);
+    let mut demands = Demands::of(query);
+    demands.forbidden.insert(DISABLED.to_owned());
     let nodes = cloud.keys.all_alive();
     let listing = cloud.store.list(&nodes).await?;
     let alive: HashMap<NodeId, String> = (listing.pairs.iter())
