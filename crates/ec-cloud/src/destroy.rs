@@ -31,7 +31,7 @@ pub async fn destroy(cloud: &Cloud, instance: InstanceId) -> CloudResult<Doomed>
     for _ in 0..TRIES {
         let known = match find(cloud, instance).await? {
             Found::Placed(known) => known,
-            Found::Unplaced(record, revision) => match take_away(cloud, record, revision).await? {
+            Found::Unplaced(record, revision) => match take_away(cloud, *record, revision).await? {
                 true => return Ok(Doomed::Already),
                 // It was placed at this moment.
                 false => continue,

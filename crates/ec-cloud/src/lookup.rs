@@ -86,7 +86,7 @@ pub enum Found {
     /// It is placed.
     Placed(Box<Known>),
     /// It was asked for, and no request was written yet: a command is at it, or was killed.
-    Unplaced(Instance, Revision),
+    Unplaced(Box<Instance>, Revision),
 }
 
 /// The uuid that the text is, or that bears the name.
@@ -138,7 +138,7 @@ pub async fn find(cloud: &Cloud, instance: InstanceId) -> CloudResult<Found> {
     })?;
     match record.node() {
         Some(node) => Ok(Found::Placed(Box::new(look(cloud, instance, node, Some(record)).await?))),
-        None => Ok(Found::Unplaced(record, pair.mod_revision)),
+        None => Ok(Found::Unplaced(Box::new(record), pair.mod_revision)),
     }
 }
 
