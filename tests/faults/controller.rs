@@ -119,7 +119,8 @@ async fn what_killed_commands_left_is_taken_away_on_dead_nodes_too_and_nothing_e
     let claims = control.placement.provider_allocations(node).await?;
     let mut holders: Vec<_> = claims.into_keys().collect();
     let mut wanted = vec![kept, left[1]];
-    (holders.sort_unstable(), wanted.sort_unstable());
+    holders.sort_unstable();
+    wanted.sort_unstable();
     assert_eq!(holders, wanted, "the young one may still be at work");
     assert_eq!(control.count("names/").await?, 2);
     assert!(control.request(node, kept).await?.is_some() && control.record(kept).await?.is_some());
