@@ -1,12 +1,12 @@
 //! One life of an agent: the real engine, and what the runtime around it has under way. Every piece of work goes on
 //! step by step, in any order, and the agent may be killed between any two.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use ec_model::{InstanceId, Observed};
 use ec_plan::{
     Limits,
-    engine::{Begun, Command, Engine, Event, Found, Now, Search, Seen, Setup, StatusEntry, Work},
+    engine::{Begun, Command, Engine, Event, Found, Held, Now, Search, Seen, Setup, StatusEntry, Work},
 };
 
 use crate::{
@@ -47,39 +47,38 @@ pub(crate) struct Agent {
     pub(crate) engine: Engine,
     pub(crate) tasks: Vec<Task>,
     search: Search,
-    began: std::time::Duration,
+    began: Duration,
     /// Everything that was said, to be said again to another engine.
     said: Vec<(Event, Now, Vec<Command>)>,
     /// How many jobs it has begun. Asking placement is none: each audit may ask for what it misses.
     pub(crate) jobs: usize,
     /// Of which instances work is under way.
     working: Vec<InstanceId>,
+    /// The requests were told once.
+    listed: bool,
 }
 
-const SETUP: Setup =
-    Setup { limits: Limits { address: std::time::Duration::from_secs(300), grace: GRACE }, nics: 1 };
+const SETUP: Setup = Setup { limits: Limits { address: Duration::from_secs(300), grace: GRACE }, nics: 1 };
 
 impl Agent {
     pub(crate) fn new(outside: &mut Outside) -> Self {
         outside.news = vec![News::Listing];
         Self {
-            engine: Engine::new(
-                SETUP,
-                Now { since_start: std::time::Duration::ZERO, stamp: outside.stamp() },
-            ),
+            engine: Engine::new(SETUP, Now { since_start: Duration::ZERO, stamp: outside.stamp() }),
             tasks: Vec::new(),
             search: Search::default(),
             began: outside.now,
             said: Vec::new(),
             jobs: 0,
             working: Vec::new(),
+            listed: false,
         }
     }
 
     /// The same events are followed by the same commands.
     pub(crate) fn replay(&self) {
         let Some((_, first, _)) = self.said.first() else { return };
-        let mut engine = Engine::new(SETUP, Now { since_start: std::time::Duration::ZERO, ..*first });
+        let mut engine = Engine::new(SETUP, Now { since_start: Duration::ZERO, ..*first });
         for (event, now, commands) in &self.said {
             assert_eq!(engine.on(event.clone(), *now), *commands, "{event:?}");
         }
@@ -91,6 +90,7 @@ impl Agent {
             Event::Allocation(instance, _) | Event::Whose(instance, _) => {
                 self.working.retain(|other| other != instance);
             }
+            Event::Listed(_) => self.listed = true,
             _ => {}
         }
         let now = Now { since_start: outside.now - self.began, stamp: outside.stamp() };
@@ -119,6 +119,7 @@ impl Agent {
                 Task::Read(Question::Whose(instance))
             }
             Command::Begin(job) => {
+                assert!(self.listed, "nothing is begun before the requests are listed");
                 self.works(job.instance);
                 self.jobs += 1;
                 assert!(self.engine.why(job.instance).is_some_and(|why| !why.is_empty()), "{job:?}");
@@ -161,7 +162,8 @@ impl Agent {
         }
         match (die % choices).checked_sub(news) {
             None => {
-                let event = match outside.news.remove(0) {
+                let news = outside.news.remove(0);
+                let event = match news.clone() {
                     News::Changed(instance, request) => {
                         let request = request.map(|request| outside.requested(instance, request));
                         Event::Changed(vec![(instance, request)])
@@ -173,6 +175,9 @@ impl Agent {
                     News::HintAll => Event::HintAll,
                 };
                 self.tell(outside, event);
+                if let News::Changed(instance, request) = news {
+                    self.goes_for(instance, request.map(|(wish, _)| wish));
+                }
             }
             Some(task) => match self.tasks.remove(task) {
                 Task::Told(event) => self.tell(outside, event),
@@ -185,8 +190,19 @@ impl Agent {
         true
     }
 
+    /// The newest wish wins: what goes on is for it, or was asked to stop.
+    fn goes_for(&self, instance: InstanceId, newest: Option<Wish>) {
+        for task in &self.tasks {
+            if let Task::Job(worker) = task
+                && worker.job.instance == instance
+            {
+                assert!(worker.cancelled || worker.wish() == newest, "{newest:?} is the newest: {worker:?}");
+            }
+        }
+    }
+
     /// The clock goes on to the next due time, if that is not after `limit`.
-    pub(crate) fn due(&mut self, outside: &mut Outside, limit: std::time::Duration) -> bool {
+    pub(crate) fn due(&mut self, outside: &mut Outside, limit: Duration) -> bool {
         let Some(due) = self.engine.next_due().map(|due| due + self.began).filter(|due| *due <= limit) else {
             return false;
         };
@@ -241,9 +257,9 @@ fn go_on(task: Task, outside: &mut Outside) -> Task {
             Task::Told(Event::Whose(instance, if outside.etcd_up { Ok(index) } else { Err(down()) }))
         }
         Task::Read(Question::Audit(begun)) => {
-            let held = outside.things.iter().filter_map(|(instance, _)| match outside.held(*instance) {
-                ec_plan::engine::Held::Here(amounts) => Some((*instance, amounts)),
-                _ => None,
+            let held = outside.things.keys().filter_map(|instance| match outside.held(*instance) {
+                Held::Here(amounts) => Some((*instance, amounts)),
+                Held::Nothing | Held::Elsewhere => None,
             });
             let held = if outside.placement_up { Ok(Some(held.collect())) } else { Err(down()) };
             Task::Told(Event::Audited(begun, held))

@@ -191,18 +191,21 @@ impl Outside {
         Timestamp::UNIX_EPOCH + self.now
     }
 
+    pub(crate) fn thing(&mut self, instance: InstanceId) -> &mut Thing {
+        self.things.entry(instance).or_default()
+    }
+
     /// Writes a request's key, or deletes it.
     pub(crate) fn put(&mut self, instance: InstanceId, wish: Option<Wish>) {
         self.revision += 1;
         let request = wish.map(|wish| (wish, self.revision));
-        self.things.get_mut(&instance).unwrap().keys.request = request;
+        self.thing(instance).keys.request = request;
         self.news.push(News::Changed(instance, request));
     }
 
-    #[expect(clippy::too_many_lines, reason = "a list of what can happen")]
     pub(crate) fn happen(&mut self, instance: InstanceId, happening: &Happening) {
         let now = self.now;
-        let thing = self.things.get_mut(&instance).unwrap();
+        let Some(thing) = self.things.get_mut(&instance) else { return };
         match happening {
             Happening::Claim if thing.claimed.is_none() => {
                 (thing.keys.index, thing.keys.room, thing.claimed) = (true, Room::Here, Some(now));
@@ -371,5 +374,5 @@ pub(crate) fn node() -> NodeId {
 }
 
 pub(crate) fn address(instance: InstanceId) -> Address {
-    Address { ip: "192.0.2.1".parse().unwrap(), mac: instance.mac(0), nic: 0, source: AddressSource::Lease }
+    Address { ip: [192, 0, 2, 1].into(), mac: instance.mac(0), nic: 0, source: AddressSource::Lease }
 }

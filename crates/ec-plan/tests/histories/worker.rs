@@ -58,6 +58,16 @@ impl Worker {
         }
     }
 
+    /// What it was begun for.
+    pub(crate) fn wish(&self) -> Option<Wish> {
+        match (&self.job.request, self.job.request_revision) {
+            (Some(request), _) if request.desired == Desired::Active => Some(Wish::Active),
+            (Some(_), _) => Some(Wish::Destroyed),
+            (None, Some(_)) => Some(Wish::Rubbish),
+            (None, None) => None,
+        }
+    }
+
     /// One effect, or the end.
     pub(crate) fn step(&mut self, outside: &mut Outside) -> Option<Report> {
         if let Some(outcome) = self.outcome.take() {
@@ -97,7 +107,7 @@ impl Worker {
     }
 
     fn thing<'a>(&self, outside: &'a mut Outside) -> &'a mut Thing {
-        outside.things.get_mut(&self.job.instance).unwrap()
+        outside.thing(self.job.instance)
     }
 
     fn now_is(&mut self, outside: &mut Outside, status: StatusEntry) {
@@ -147,11 +157,11 @@ impl Worker {
         Ok(())
     }
 
-    #[expect(clippy::too_many_lines, reason = "a list of effects")]
     fn perform(&mut self, effect: Effect, outside: &mut Outside) -> Result<(), Stop> {
         let instance: InstanceId = self.job.instance;
         let (images, start_broken, now) = (outside.images, outside.start_broken, outside.stamp());
-        let thing = outside.things.get_mut(&instance).unwrap();
+        let placement_up = outside.placement_up;
+        let thing = outside.thing(instance);
         match effect {
             Effect::Announce(state, reason) => {
                 if matches!(self.job.work, Work::Fail(_)) && reason.as_deref() != Some(BROKEN) {
@@ -176,8 +186,7 @@ impl Worker {
                 self.record(outside, RecordFacts::Kept { started: false });
             }
             Effect::KeepRecord => {
-                let request = self.job.request.as_ref().expect("the request tells what it says");
-                assert_eq!(request.desired, Desired::Active);
+                assert_eq!(self.wish(), Some(Wish::Active), "the request tells what it says");
                 self.record(outside, RecordFacts::Kept { started: true });
             }
             Effect::Define => {
@@ -230,7 +239,7 @@ impl Worker {
             }
             Effect::DropRecord => self.record(outside, RecordFacts::Absent),
             Effect::Claim => {
-                if !outside.placement_up || thing.keys.room == Room::Elsewhere {
+                if !placement_up || thing.keys.room == Room::Elsewhere {
                     return Err(Stop::Retry);
                 }
                 thing.keys.room = Room::Here;
@@ -238,7 +247,7 @@ impl Worker {
                 self.done.push(Change::Allocation(held));
             }
             Effect::Release => {
-                if !outside.placement_up {
+                if !placement_up {
                     return Err(Stop::Retry);
                 }
                 assert!(!thing.foreign, "others' allocations stay: {thing:?}");
