@@ -3,15 +3,10 @@
 //! Whatever takes time is a task of its own, whose end is the next event. A task or a channel that ends otherwise
 //! ends the loop, and with it the agent.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use ec_hypervisor::HypervisorEvent;
 use ec_model::InstanceId;
-use ec_placement_client::PlacementError;
 use ec_plan::{
     Limits,
     engine::{Command, Engine, Event, Found, Now, Search, Setup, Tell},
@@ -27,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     addresses::look_for_addresses,
-    look::{ask_placement, changed, look_at_all},
+    look::{ask_placement, asked_for, audit, changed, look_at_all},
     parts::Parts,
     worker::perform,
 };
@@ -61,10 +56,8 @@ pub(crate) async fn run(parts: Arc<Parts>, shutdown: CancellationToken) -> Resul
     };
     let ended = driver.run(addresses, &shutdown).await;
     driver.take(Event::Ending);
-    if tokio::time::timeout(SHUTDOWN_GRACE, async { while driver.tasks.join_next().await.is_some() {} })
-        .await
-        .is_err()
-    {
+    let rest = async { while driver.tasks.join_next().await.is_some() {} };
+    if tokio::time::timeout(SHUTDOWN_GRACE, rest).await.is_err() {
         tracing::warn!(
             "work is still under way after {} s; the next start goes on with it",
             SHUTDOWN_GRACE.as_secs()
@@ -166,20 +159,12 @@ impl Driver {
             }
             Command::AskWhose(instance) => {
                 self.tasks.spawn(async move {
-                    let index = parts.store.get(&parts.settings.keys.instance(instance)).await;
-                    let asked_for = index.map(|(pair, _)| pair.is_some());
+                    let asked_for = asked_for(&parts, instance).await;
                     Event::Whose(instance, asked_for.map_err(|error| error.to_string()))
                 });
             }
             Command::Audit(begun) => {
-                self.tasks.spawn(async move {
-                    let held = match parts.placement.provider_allocations(parts.node).await {
-                        Ok(held) => Ok(Some(held.into_iter().collect::<BTreeMap<_, _>>())),
-                        Err(PlacementError::NotFound(_)) => Ok(None),
-                        Err(error) => Err(error.to_string()),
-                    };
-                    Event::Audited(begun, held)
-                });
+                self.tasks.spawn(async move { Event::Audited(begun, audit(&parts).await) });
             }
             Command::Begin(job) => {
                 let (cancel, pool) = (CancellationToken::new(), Arc::clone(&self.pool));

@@ -1,7 +1,7 @@
 //! Reading what there is: what etcd, the hypervisor, the node's own records and placement have. What it means is
 //! for [`ec_plan::engine`] to say.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use ec_model::{InstanceId, NodeId, Request, Resources, decode};
 use ec_placement_client::{ConsumerAllocations, PlacementError};
@@ -9,7 +9,7 @@ use ec_plan::{
     RecordFacts,
     engine::{Event, Held, Requested, Seen, StatusEntry},
 };
-use ec_store::{Change, Event as Changed, KeyValue};
+use ec_store::{Change, Event as Changed, KeyValue, StoreError};
 
 use crate::parts::Parts;
 
@@ -95,6 +95,20 @@ pub(crate) async fn ask_placement(parts: &Parts, instance: InstanceId) -> Result
         tree = parts.placement.tree(parts.node).await?;
     }
     Ok(amounts_here(&held, |provider| tree.contains(provider)).map_or(Held::Elsewhere, Held::Here))
+}
+
+/// Whether control tools asked for an instance.
+pub(crate) async fn asked_for(parts: &Parts, instance: InstanceId) -> Result<bool, StoreError> {
+    Ok(parts.store.get(&parts.settings.keys.instance(instance)).await?.0.is_some())
+}
+
+/// Every allocation on this node, where placement knows the node.
+pub(crate) async fn audit(parts: &Parts) -> Result<Option<BTreeMap<InstanceId, Resources>>, String> {
+    match parts.placement.provider_allocations(parts.node).await {
+        Ok(held) => Ok(Some(held.into_iter().collect())),
+        Err(PlacementError::NotFound(_)) => Ok(None),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// What a guest may take here: processors and memory that this node's own providers gave it, and all else (a disk
