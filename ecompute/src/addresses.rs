@@ -1,9 +1,9 @@
 //! Looking for guests' addresses. Waiting for one holds no worker.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use ec_hypervisor::Hypervisor;
-use ec_model::{Address, InstanceId};
+use ec_plan::engine::{Found, Search};
 use tokio::sync::{mpsc, watch};
 
 /// How soon a new address is noticed while somebody waits for one: within the 200 ms that we promise.
@@ -11,28 +11,10 @@ const WAITING_PERIOD: Duration = Duration::from_millis(150);
 /// How soon a changed or further address is noticed.
 const KNOWN_PERIOD: Duration = Duration::from_secs(10);
 
-/// Whose addresses are looked for.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Wanted {
-    /// Guests that have none yet, or not yet one for each interface.
-    pub(crate) waiting: Vec<InstanceId>,
-    /// Guests that have theirs, which may change.
-    pub(crate) known: Vec<InstanceId>,
-}
-
-/// What a look found. One that failed finds nothing and is not told.
-#[derive(Debug)]
-pub(crate) struct Found {
-    /// Those among the looked at that had no address yet, or not all of them.
-    pub(crate) waiting: Vec<InstanceId>,
-    /// The addresses, by instance.
-    pub(crate) addresses: HashMap<InstanceId, Vec<Address>>,
-}
-
 /// Looks as often as is wanted, until the receiver is gone.
 pub(crate) async fn look_for_addresses(
     hypervisor: Arc<dyn Hypervisor>,
-    mut wanted: watch::Receiver<Wanted>,
+    mut wanted: watch::Receiver<Search>,
     found: mpsc::Sender<Found>,
 ) {
     let mut known_due = tokio::time::Instant::now() + KNOWN_PERIOD;
@@ -48,7 +30,11 @@ pub(crate) async fn look_for_addresses(
         if !look_at.is_empty() {
             match hypervisor.addresses(&look_at).await {
                 Ok(addresses) => {
-                    if found.send(Found { waiting, addresses }).await.is_err() {
+                    if found
+                        .send(Found { waiting, addresses: addresses.into_iter().collect() })
+                        .await
+                        .is_err()
+                    {
                         return;
                     }
                 }

@@ -13,6 +13,5 @@ mod parts;
 mod presence;
 mod register;
 mod worker;
-mod world;
 
 pub use parts::Parts;

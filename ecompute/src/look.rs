@@ -1,71 +1,91 @@
-//! Looking at everything there is: what etcd, the hypervisor and the node's own records have, and what the
-//! world makes of it.
+//! Reading what there is: what etcd, the hypervisor, the node's own records and placement have. What it means is
+//! for [`ec_plan::engine`] to say.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
-use ec_model::{InstanceId, NodeId, Observed, Resources, State, Status, decode};
+use ec_model::{InstanceId, NodeId, Request, Resources, State, Status, decode};
 use ec_placement_client::{ConsumerAllocations, PlacementError};
-use ec_plan::{RecordFacts, Wanted};
-use ec_store::StoreError;
-use tokio::time::Instant;
-
-use crate::{
-    parts::Parts,
-    world::{Held, StatusEntry, World},
+use ec_plan::{
+    RecordFacts,
+    engine::{Event, Held, Requested, Seen, StatusEntry},
 };
+use ec_store::{Change, Event as Changed, KeyValue, StoreError};
 
-/// What a look saw.
-#[derive(Debug)]
-pub(crate) struct Seen {
-    statuses: HashMap<InstanceId, StatusEntry>,
-    observed: HashMap<InstanceId, Observed>,
-    records: HashMap<InstanceId, RecordFacts>,
-    buried: HashSet<InstanceId>,
+use crate::parts::Parts;
+
+/// What a change under this node's prefix tells of its requests. A key that is not one of a request is left alone.
+pub(crate) fn changed(parts: &Parts, change: Change) -> Event {
+    match change {
+        Change::Reset(listing) => {
+            Event::Listed(listing.pairs.iter().filter_map(|pair| requested(parts, pair)).collect())
+        }
+        Change::Events(batch) => {
+            let changes = batch.events.iter().filter_map(|event| match event {
+                Changed::Put(pair) => requested(parts, pair).map(|(whose, request)| (whose, Some(request))),
+                Changed::Delete { key, .. } => whose(parts, key).map(|whose| (whose, None)),
+            });
+            Event::Changed(changes.collect())
+        }
+        Change::Lost(error) => Event::WatchLost(error.to_string()),
+    }
+}
+
+/// The instance that a key under this node's prefix asks for.
+fn whose(parts: &Parts, key: &str) -> Option<InstanceId> {
+    match parts.settings.keys.parse_request(key) {
+        Ok((owner, instance)) => (owner == parts.node).then_some(instance),
+        Err(error) => {
+            tracing::warn!(%error, "a key under this node's prefix is not a request; left alone");
+            None
+        }
+    }
+}
+
+/// A request as it was read: whose it is by its key, and what it says.
+fn requested(parts: &Parts, pair: &KeyValue) -> Option<(InstanceId, Requested)> {
+    let instance = whose(parts, &pair.key)?;
+    let record = decode::<Request>(&pair.value).map_err(|error| error.to_string()).and_then(|request| {
+        if request.instance == instance {
+            Ok(Arc::new(request))
+        } else {
+            Err(format!("it names instance {}, its key another", request.instance))
+        }
+    });
+    Some((instance, Requested { record, revision: pair.mod_revision }))
 }
 
 /// Asks all three. Nothing is taken from a look of which a part failed.
 pub(crate) async fn look_at_all(parts: &Parts) -> Result<Seen, String> {
-    let statuses = parts
-        .store
-        .list(&parts.settings.keys.statuses(parts.node))
-        .await
-        .map_err(|error: StoreError| error.to_string())?
-        .pairs
-        .into_iter()
-        .filter_map(|pair| {
-            let (_, instance) = parts.settings.keys.parse_status(&pair.key).ok()?;
-            Some((
-                instance,
-                match decode::<Status>(&pair.value) {
-                    // Whatever a later release means by it, it is not for this one to change.
-                    Ok(status) if status.state == State::Unknown => StatusEntry::Unreadable,
-                    Ok(status) => StatusEntry::Known(Box::new(status)),
-                    Err(error) => {
-                        tracing::debug!(%instance, %error, "its status cannot be read");
-                        StatusEntry::Unreadable
-                    }
-                },
-            ))
-        })
-        .collect();
+    let keys = &parts.settings.keys;
+    let listed = parts.store.list(&keys.statuses(parts.node)).await.map_err(|error| error.to_string())?;
+    let statuses = listed.pairs.iter().filter_map(|pair| {
+        let (_, instance) = keys.parse_status(&pair.key).ok()?;
+        let status = match decode::<Status>(&pair.value) {
+            // Whatever a later release means by it, it is not for this one to change.
+            Ok(status) if status.state == State::Unknown => StatusEntry::Unreadable,
+            Ok(status) => StatusEntry::Known(Box::new(status)),
+            Err(error) => {
+                tracing::debug!(%instance, %error, "its status cannot be read");
+                StatusEntry::Unreadable
+            }
+        };
+        Some((instance, status))
+    });
     let observed = parts.hypervisor.list().await.map_err(|error| error.to_string())?;
     let records = Arc::clone(&parts.records);
     let (records, buried) = tokio::task::spawn_blocking(move || Ok((records.list()?, records.buried()?)))
         .await
         .map_err(|error| error.to_string())?
         .map_err(|error: ec_metadata::RecordFileError| ec_runtime::exit::chain(&error))?;
-    let records = records
-        .into_iter()
-        .map(|(instance, record)| {
-            let facts = record
-                .map_or(RecordFacts::Unreadable, |record| RecordFacts::Kept { started: record.started });
-            (instance, facts)
-        })
-        .collect();
-    Ok(Seen { statuses, observed, records, buried })
+    let facts = |record: Option<ec_metadata::InstanceRecord>| {
+        record.map_or(RecordFacts::Unreadable, |record| RecordFacts::Kept { started: record.started })
+    };
+    Ok(Seen {
+        statuses: statuses.collect(),
+        observed: observed.into_iter().collect(),
+        records: records.into_iter().map(|(instance, record)| (instance, facts(record))).collect(),
+        buried: buried.into_iter().collect(),
+    })
 }
 
 /// What an instance holds in placement, from this node's point of view. Asks for the node's tree only where the
@@ -76,8 +96,21 @@ pub(crate) async fn ask_placement(parts: &Parts, instance: InstanceId) -> Result
     if held.allocations.keys().any(|provider| *provider != parts.node) {
         tree = parts.placement.tree(parts.node).await?;
     }
-    Ok(amounts_here(&held, |provider| tree.contains(provider))
-        .map_or(Held::Elsewhere, |amounts| Held::Here { amounts, since: Instant::now() }))
+    Ok(amounts_here(&held, |provider| tree.contains(provider)).map_or(Held::Elsewhere, Held::Here))
+}
+
+/// Whether control tools asked for an instance.
+pub(crate) async fn asked_for(parts: &Parts, instance: InstanceId) -> Result<bool, StoreError> {
+    Ok(parts.store.get(&parts.settings.keys.instance(instance)).await?.0.is_some())
+}
+
+/// Every allocation on this node, where placement knows the node.
+pub(crate) async fn audit(parts: &Parts) -> Result<Option<BTreeMap<InstanceId, Resources>>, String> {
+    match parts.placement.provider_allocations(parts.node).await {
+        Ok(held) => Ok(Some(held.into_iter().collect())),
+        Err(PlacementError::NotFound(_)) => Ok(None),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// What a guest may take here: processors and memory that this node's own providers gave it, and all else (a disk
@@ -95,67 +128,6 @@ fn amounts_here(held: &ConsumerAllocations, ours: impl Fn(&NodeId) -> bool) -> O
         }
     }
     here.then_some(amounts)
-}
-
-impl World {
-    /// Takes what a look saw; instances that our own work changed since it began keep what they have.
-    pub(crate) fn take_look(&mut self, begun: u64, mut seen: Seen) {
-        let listed: Vec<_> =
-            seen.observed.keys().chain(seen.statuses.keys()).chain(seen.records.keys()).copied().collect();
-        for instance in listed {
-            if self.get(instance).is_none() {
-                self.touch(instance).touched = 0;
-            }
-        }
-        for (instance, entry) in self.iter_mut() {
-            // What changed after the look began is not what the look saw.
-            if entry.touched >= begun || entry.running.is_some() {
-                continue;
-            }
-            entry.observe(seen.observed.remove(&instance).unwrap_or_default());
-            entry.status = seen.statuses.remove(&instance).unwrap_or_default();
-            entry.record = seen.records.remove(&instance).unwrap_or_default();
-            entry.buried = seen.buried.contains(&instance);
-        }
-    }
-
-    /// Allocations of this node that nobody here knows of, and those that are gone. Answers the guests that are
-    /// here and not among them: they may hold parts of the node's tree only, or nothing any more.
-    pub(crate) fn take_audit(
-        &mut self,
-        begun: u64,
-        held: &HashMap<InstanceId, Resources>,
-    ) -> Vec<InstanceId> {
-        for instance in held.keys() {
-            if self.get(*instance).is_none() {
-                self.touch(*instance).touched = 0;
-            }
-        }
-        let mut missing = Vec::new();
-        for (instance, entry) in self.iter_mut() {
-            if entry.touched >= begun || entry.running.is_some() {
-                continue;
-            }
-            let since = match entry.allocation {
-                Some(Held::Here { since, .. }) => since,
-                _ => Instant::now(),
-            };
-            let is_here = entry.observed() != Observed::default();
-            match held.get(&instance) {
-                // Before a build the consumer itself is asked: it may hold parts on other providers too.
-                Some(amounts) if is_here || entry.wanted() == Wanted::Nothing => {
-                    entry.allocation = Some(Held::Here { amounts: amounts.clone(), since });
-                }
-                Some(_) => {}
-                None if is_here => missing.push(instance),
-                None if entry.wanted() == Wanted::Nothing => {
-                    (entry.allocation, entry.asked_for) = (Some(Held::Nothing), None);
-                }
-                None => {}
-            }
-        }
-        missing
-    }
 }
 
 #[cfg(test)]

@@ -79,8 +79,10 @@ pub struct Facts {
     pub wanted: Wanted,
     /// What was written last.
     pub status: StatusFacts,
-    /// What the hypervisor has.
+    /// What the hypervisor has, as it was last seen.
     pub observed: Observed,
+    /// Work of ours changed what the hypervisor has, and it could not be asked since.
+    pub unseen: bool,
     /// The node's own record.
     pub record: RecordFacts,
     /// A user's destroy was begun here. A uuid is used once, so whatever turns up later goes too.
@@ -91,6 +93,8 @@ pub struct Facts {
     pub asked_for: Option<bool>,
     /// For how long this agent has looked for an address and found none.
     pub searched: Duration,
+    /// How long ago it was let go on after a pause, by this agent.
+    pub resumed: Option<Duration>,
 }
 
 /// The times that decisions depend on.

@@ -1,9 +1,10 @@
 //! Decisions as pure functions: `(what shall be, what is) → what to do`.
 //!
-//! [`decide`] is the heart of the agent. It has no I/O, reads no clock, and sees the facts of one instance
-//! at one moment; it answers with the effects to perform, in order, or with how long to wait before it
-//! looks again. Because every effect is idempotent and the decision is made anew from facts after each run, a
+//! [`machine::plan`] is the heart of the agent. It has no I/O, reads no clock, and sees the facts of one instance
+//! at one moment; it answers with the effects to perform, in order, or with what to ask or to wait for before it
+//! plans again. Because every effect is idempotent and the plan is made anew from facts after each run, a
 //! crash between any two effects needs no special path: the next agent decides from what it finds.
+//! [`engine`] is what stands around it: what is known of all instances, one job for each at a time, and when.
 //!
 //! ```text
 //!             request: active                     domain runs            has its address
@@ -20,10 +21,11 @@
 //! speaks of (etcd was emptied, or restored to a time before it) is UNCLAIMED: it runs on and is counted.
 
 pub mod choice;
-mod decide;
+pub mod engine;
 mod facts;
 pub mod fleet;
 pub mod lack;
+pub mod machine;
+pub mod status;
 
-pub use decide::{Decision, Effect, decide, ran};
 pub use facts::{Allocation, Facts, KnownStatus, Limits, RecordFacts, StatusFacts, Wanted};

@@ -4,8 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use ec_hypervisor::DomainSpec;
 use ec_metadata::{InstanceRecord, RECORD_VERSION, RecordDir};
-use ec_model::{Blob, MacAddr, Progress, Request, Resources, Spec, State};
-use ec_plan::RecordFacts;
+use ec_model::{Blob, MacAddr, Progress, Request, Resources, Spec};
+use ec_plan::{RecordFacts, engine::Change, status};
+use jiff::Timestamp;
 use tokio::sync::watch;
 
 use super::{Stop, Worker, hostname, pause_for_test_named};
@@ -18,13 +19,13 @@ impl Worker {
     pub(super) async fn prepare_disk(&mut self) -> Result<(), Stop> {
         let instance = self.job.instance;
         let parts = Arc::clone(&self.parts);
-        let request = self.request()?.clone();
+        let request = self.request()?;
         if let Some(problem) = request.problem() {
             return Err(Stop::Failed(problem));
         }
         let wanted = &spec_of(&request)?.image;
         // Once: who tries again has told a reason.
-        if self.report.status.known().is_none_or(|status| status.reason.is_none()) {
+        if self.status.known().is_none_or(|status| status.reason.is_none()) {
             tracing::info!("INSTANTIATE INSTANCE {instance} WITH IMAGE {}", without_secrets(&wanted.url));
             if let Some(allocated) = &self.job.allocated {
                 tracing::info!(%instance, "ALLOCATIONS ARE {}", serde_json::json!(allocated));
@@ -48,9 +49,8 @@ impl Worker {
                 () = cancel.cancelled() => return Err(Stop::Abandoned),
                 _ = period.tick() => {
                     let step = steps.borrow_and_update().clone();
-                    if step.is_some() && self.report.status.known().is_none_or(|status| status.progress != step) {
-                        let mut status = self.next_status(State::Preparing);
-                        status.progress = step;
+                    let old = self.status.known();
+                    if let Some(status) = status::progressed(&self.subject, old, step, Timestamp::now()) {
                         // Not telling progress must not end a download.
                         self.write(status).await.ok();
                     }
@@ -78,7 +78,7 @@ impl Worker {
     /// Writes the record of a guest that is here anew: somebody deleted it, and metadata stands on it.
     pub(super) async fn keep_record(&mut self) -> Result<(), Stop> {
         tracing::warn!(instance = %self.job.instance, "its record was gone from this node; writing it anew");
-        let request = self.request()?.clone();
+        let request = self.request()?;
         let mut record = self.record_of(&request).await?;
         record.started = true;
         self.put_record(record).await
@@ -120,7 +120,7 @@ impl Worker {
     async fn put_record(&mut self, record: InstanceRecord) -> Result<(), Stop> {
         let started = record.started;
         self.records(move |records| records.put(&record)).await?;
-        self.report.record = Some(RecordFacts::Kept { started });
+        self.done.push(Change::Record(RecordFacts::Kept { started }));
         Ok(())
     }
 

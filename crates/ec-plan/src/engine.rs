@@ -1,0 +1,355 @@
+//! The agent's brain: what happens goes in, what is to be done comes out.
+//!
+//! ```text
+//!   what happens                   Engine::on                              what is to be done
+//!  ┌──────────────────┐   ┌──────────────────────────────────────┐   ┌──────────────────────────┐
+//!  │ requests, looks, │   │ learn it ─▶ known (by instance)      │   │ look, observe, ask, audit│
+//!  │ answers, reports,├──▶│                │ facts               ├──▶│ begin or cancel a job    │
+//!  │ addresses, hints,│   │                ▼                     │   │ look for addresses       │
+//!  │ the clock        │   │         machine::plan ─▶ why         │   │ tell the operator        │
+//!  └──────────────────┘   │ agenda: when to look, try, plan again│   └────────────┬─────────────┘
+//!           ▲             └──────────────────────────────────────┘                │
+//!           └──────────────── the runtime performs it and tells what came of it ──┘
+//! ```
+//!
+//! It has no I/O, reads no clock and rolls no dice: time comes with every event, and the same events give the same
+//! commands. Whatever happens is but a hint that an instance deserves a look; the plan is made from facts, so that
+//! a hint that never came costs time and nothing else: every [`LOOK_PERIOD`] everything is looked at anyway.
+//!
+//! One instance has at most one job. A wish that changes meanwhile asks the job to stop at its next safe point, and
+//! is planned for when it has.
+
+mod agenda;
+mod ended;
+mod event;
+mod job;
+mod known;
+mod look;
+mod search;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use agenda::{Agenda, What};
+use ec_model::InstanceId;
+use known::{Busy, Known};
+
+pub use event::{Begun, Command, Event, Now, Tell};
+pub use job::{Change, Job, Outcome, Report, Work};
+pub use known::{Held, Requested, StatusEntry};
+pub use look::Seen;
+pub use search::{Found, Search};
+
+use crate::{
+    Limits,
+    machine::{self, Next, Problem, Question, Until},
+};
+
+/// Everything is looked at so often, whatever hints came. Catches what events missed.
+pub const LOOK_PERIOD: Duration = Duration::from_secs(30);
+/// What could not be looked at is looked at again after so long.
+pub const LOOK_SOON: Duration = Duration::from_secs(1);
+/// An audit that failed is tried again after so long.
+pub const AUDIT_RETRY: Duration = Duration::from_secs(2);
+/// An image that could not be had for so long is given up at the next failure. Each try has some patience of its
+/// own, and pauses grow between them.
+pub const IMAGE_PATIENCE: Duration = Duration::from_secs(60);
+/// What failed for a passing reason is tried again after so long, doubled with each failure in a row.
+pub const RETRY_FIRST: Duration = Duration::from_millis(500);
+/// Pauses between tries grow up to this.
+pub const RETRY_MOST: Duration = Duration::from_secs(30);
+
+/// What an agent is told once, at its start.
+#[derive(Debug, Clone, Copy)]
+pub struct Setup {
+    /// The times that plans depend on.
+    pub limits: Limits,
+    /// How many interfaces a guest has.
+    pub nics: u8,
+}
+
+/// What one agent knows and has under way.
+#[derive(Debug)]
+pub struct Engine {
+    setup: Setup,
+    known: BTreeMap<InstanceId, Known>,
+    agenda: Agenda,
+    /// Counts looks and changes, to tell an old look from a new change.
+    clock: u64,
+    /// The requests have been listed once.
+    listed: bool,
+    /// Everything was looked at once. Before both, nothing is decided.
+    looked: bool,
+    looking: bool,
+    auditing: bool,
+    /// Whose addresses are looked for, and whether that may have changed.
+    search: Search,
+    search_again: bool,
+    now: Now,
+    commands: Vec<Command>,
+}
+
+impl Engine {
+    /// An agent that knows nothing yet, and is due at once.
+    pub fn new(setup: Setup, now: Now) -> Self {
+        let mut agenda = Agenda::default();
+        agenda.set(What::Look, now.since_start);
+        Self {
+            setup,
+            known: BTreeMap::new(),
+            agenda,
+            clock: 0,
+            listed: false,
+            looked: false,
+            looking: false,
+            auditing: false,
+            search: Search::default(),
+            search_again: false,
+            now,
+            commands: Vec::new(),
+        }
+    }
+
+    /// When it wants to be told that it is [`Event::Due`], counted from the start.
+    pub fn next_due(&self) -> Option<Duration> {
+        self.agenda.next()
+    }
+
+    /// What it is about with an instance, or waits for.
+    pub fn why(&self, instance: InstanceId) -> Option<&str> {
+        self.known.get(&instance).map(|known| &*known.why)
+    }
+
+    /// Takes what has happened; answers what is to be done about it, in this order.
+    pub fn on(&mut self, event: Event, now: Now) -> Vec<Command> {
+        self.now = now;
+        match event {
+            Event::Listed(requests) => self.listed(requests),
+            Event::Changed(requests) => {
+                let changed: Vec<_> = requests.iter().map(|(instance, _)| *instance).collect();
+                for (instance, request) in requests {
+                    self.request(instance, request);
+                }
+                for instance in changed {
+                    self.consider(instance);
+                }
+            }
+            Event::WatchLost(why) => {
+                self.warn(None, "lost the watch on this node's requests; trying on", Some(why));
+            }
+            Event::Looked(begun, seen) => self.looked_at_all(begun, seen),
+            Event::Observed(instance, begun, observed) => self.observed(instance, begun, observed),
+            Event::Allocation(instance, held) => {
+                let held = held.map(|held| {
+                    let now = self.now;
+                    self.touch(instance).hold(held, now);
+                    self.no_failure(instance);
+                });
+                self.answered(instance, held, "failed to ask for its allocation; trying on");
+            }
+            Event::Whose(instance, asked_for) => {
+                let asked_for = asked_for.map(|asked_for| self.touch(instance).asked_for = Some(asked_for));
+                self.answered(instance, asked_for, "failed to ask whether it is ours; trying on");
+            }
+            Event::Audited(begun, held) => self.audited(begun, held),
+            Event::Found(found) => self.found(found),
+            // A job looks for itself when it has ended, and till then nothing is taken from a look. One that nobody
+            // here knows is looked at: a call of ours that came back late may have made it.
+            Event::Hint(instance) => {
+                if self.known.get(&instance).is_none_or(|known| known.busy.is_none()) {
+                    self.observe(instance);
+                }
+            }
+            Event::HintAll => self.look(),
+            Event::Ended(report) => self.ended(report),
+            Event::PresenceChanged => {
+                self.look();
+                self.audit();
+            }
+            Event::Registered => self.audit(),
+            Event::Due => self.due(),
+            Event::Ending => self.cancel_all(),
+        }
+        if std::mem::take(&mut self.search_again) {
+            self.search_for();
+        }
+        std::mem::take(&mut self.commands)
+    }
+
+    fn due(&mut self) {
+        while let Some(what) = self.agenda.take(self.now.since_start) {
+            match what {
+                What::Look => {
+                    self.look();
+                    self.audit();
+                }
+                What::Audit => self.audit(),
+                What::Retry(instance) | What::Wake(instance) => self.consider(instance),
+            }
+        }
+    }
+
+    fn cancel_all(&mut self) {
+        for (instance, known) in &mut self.known {
+            if let Some(Busy::Working { cancelled: cancelled @ false, .. }) = &mut known.busy {
+                *cancelled = true;
+                self.commands.push(Command::Cancel(*instance));
+            }
+        }
+    }
+
+    fn listed(&mut self, requests: Vec<(InstanceId, Requested)>) {
+        let listed: BTreeSet<_> = requests.iter().map(|(instance, _)| *instance).collect();
+        for (instance, known) in &mut self.known {
+            if !listed.contains(instance) {
+                known.request = None;
+            }
+        }
+        for (instance, request) in requests {
+            self.request(instance, Some(request));
+        }
+        self.listed = true;
+        self.look();
+        self.consider_all();
+    }
+
+    /// Takes a request. Not marked as changed: a look under way says nothing of requests, and all of the rest.
+    fn request(&mut self, instance: InstanceId, request: Option<Requested>) {
+        match request {
+            Some(request) => {
+                self.known.entry(instance).or_default().request = Some(request);
+                // A new wish is tried at once, whatever failed before.
+                self.no_failure(instance);
+            }
+            None => {
+                if let Some(known) = self.known.get_mut(&instance) {
+                    known.request = None;
+                }
+            }
+        }
+    }
+
+    /// A question of a plan was answered, or not.
+    fn answered(&mut self, instance: InstanceId, answer: Result<(), String>, failed: &'static str) {
+        self.touch(instance).busy = None;
+        if let Err(why) = answer {
+            self.retry_later(instance, &why);
+            self.warn(Some(instance), failed, Some(why));
+        }
+        self.consider(instance);
+    }
+
+    fn consider_all(&mut self) {
+        for instance in self.known.keys().copied().collect::<Vec<_>>() {
+            self.consider(instance);
+        }
+        self.search_again = true;
+    }
+
+    /// Plans for one instance and begins what is to be done.
+    fn consider(&mut self, instance: InstanceId) {
+        if !(self.listed && self.looked) {
+            return;
+        }
+        let Some(known) = self.known.get_mut(&instance) else { return };
+        let newest = known.wanted();
+        match &mut known.busy {
+            // The newest wish wins over work begun for another.
+            Some(Busy::Working { wanted, cancelled: cancelled @ false, .. }) if *wanted != newest => {
+                *cancelled = true;
+                self.commands.push(Command::Cancel(instance));
+                return;
+            }
+            Some(_) => return,
+            None => {}
+        }
+        if self.agenda.has(What::Retry(instance)) {
+            return;
+        }
+        self.agenda.clear(What::Wake(instance));
+        let plan = machine::plan(&known.facts(self.now), &self.setup.limits);
+        if known.why != plan.why {
+            known.why = plan.why.clone();
+            self.tell(false, Some(instance), plan.why, None);
+        }
+        match plan.next {
+            Next::Settled | Next::Stuck(Problem::Told) => self.no_failure(instance),
+            Next::Run(effects) => self.begin(instance, Work::Effects(effects)),
+            Next::Ask(question) => self.ask(instance, question),
+            Next::Wait(Until::Address) => self.search_again = true,
+            // The look that is due soon plans again.
+            Next::Wait(Until::Sight) => {}
+            Next::Wait(Until::After(pause)) => {
+                self.agenda.set(What::Wake(instance), self.now.since_start + pause);
+            }
+            Next::Stuck(Problem::Failed(reason)) => self.begin(instance, Work::Fail(reason)),
+            Next::Stuck(Problem::Report(what)) => self.report(instance, what),
+        }
+        if self.known.get(&instance).is_some_and(Known::is_empty) {
+            self.known.remove(&instance);
+            self.no_failure(instance);
+            self.agenda.clear(What::Wake(instance));
+        }
+    }
+
+    /// Tells the operator of an instance that is left as it is, once.
+    fn report(&mut self, instance: InstanceId, what: &'static str) {
+        let Some(known) = self.known.get_mut(&instance) else { return };
+        if known.reported.replace(what) != Some(what) {
+            let why = known.request.as_ref().and_then(|request| request.record.as_ref().err()).cloned();
+            self.warn(Some(instance), what, why);
+        }
+    }
+
+    /// Asking counts as work under way, so that it is done once at a time.
+    fn ask(&mut self, instance: InstanceId, question: Question) {
+        self.touch(instance).busy = Some(Busy::Asking);
+        self.commands.push(match question {
+            Question::Placement => Command::AskPlacement(instance),
+            Question::Whose => Command::AskWhose(instance),
+        });
+    }
+
+    fn begin(&mut self, instance: InstanceId, work: Work) {
+        let known = self.touch(instance);
+        let (wanted, tells_failure) = (known.wanted(), matches!(work, Work::Fail(_)));
+        known.busy = Some(Busy::Working { wanted, tells_failure, cancelled: false });
+        let request = known.request.as_ref();
+        let job = Job {
+            instance,
+            work,
+            request: request.and_then(|request| request.record.clone().ok()),
+            request_revision: request.map(|request| request.revision),
+            status: known.status.clone(),
+            allocated: known.amounts().cloned(),
+        };
+        self.commands.push(Command::Begin(Box::new(job)));
+    }
+
+    /// What is known of an instance, marked as changed now.
+    fn touch(&mut self, instance: InstanceId) -> &mut Known {
+        self.clock += 1;
+        let known = self.known.entry(instance).or_default();
+        known.touched = self.clock;
+        known
+    }
+
+    fn warn(&mut self, instance: Option<InstanceId>, what: &'static str, why: Option<String>) {
+        self.tell(true, instance, what, why);
+    }
+
+    fn tell(
+        &mut self,
+        warning: bool,
+        instance: Option<InstanceId>,
+        what: impl Into<Cow<'static, str>>,
+        why: Option<String>,
+    ) {
+        self.commands.push(Command::Tell(Tell { warning, instance, what: what.into(), why }));
+    }
+}

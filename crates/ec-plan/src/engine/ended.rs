@@ -1,0 +1,96 @@
+//! What is learnt from the end of a job, and what comes after it.
+
+use ec_model::InstanceId;
+
+use super::{
+    Change, Engine, IMAGE_PATIENCE, LOOK_SOON, Outcome, RETRY_FIRST, RETRY_MOST, Report, Work, agenda::What,
+    known::Busy,
+};
+use crate::machine::ran;
+
+impl Engine {
+    pub(super) fn ended(&mut self, report: Report) {
+        let (instance, now) = (report.instance, self.now);
+        let known = self.touch(instance);
+        let busy = known.busy.take();
+        let (tells_failure, cancelled) = match busy {
+            Some(Busy::Working { tells_failure, cancelled, .. }) => (tells_failure, cancelled),
+            Some(Busy::Asking) | None => (false, false),
+        };
+        let resumed = report.done.contains(&Change::Resumed);
+        for change in report.done {
+            if let Change::Observed(Err(why)) = &change {
+                self.agenda.set_sooner(What::Look, now.since_start + LOOK_SOON);
+                self.tell(
+                    false,
+                    Some(instance),
+                    "failed to observe an instance after work on it",
+                    Some(why.clone()),
+                );
+            }
+            self.touch(instance).learn(change, now);
+        }
+        let known = self.touch(instance);
+        let out_of_patience = match report.outcome {
+            Outcome::RetryBounded(_) => {
+                let since = *known.without_image.get_or_insert(now.since_start);
+                now.since_start.saturating_sub(since) >= IMAGE_PATIENCE
+            }
+            _ => {
+                known.without_image = None;
+                false
+            }
+        };
+        match report.outcome {
+            // It may be paused again by now.
+            Outcome::Done if resumed => return self.observe(instance),
+            Outcome::Done => {
+                // What failed for good stays so until its time comes, although telling it worked.
+                if !tells_failure {
+                    self.no_failure(instance);
+                }
+                // Who has its addresses is not waited for any more.
+                self.search_again = true;
+            }
+            Outcome::Abandoned if cancelled => {}
+            Outcome::Abandoned => self.retry_later(instance, "what it stood on has changed"),
+            Outcome::Retry(why) => {
+                self.try_again(instance, why);
+                // What stopped it may have changed what is there.
+                self.observe(instance);
+            }
+            Outcome::RetryBounded(why) if !out_of_patience => self.try_again(instance, why),
+            Outcome::RetryBounded(reason) | Outcome::Failed(reason) => {
+                if ran(&self.touch(instance).facts(now)) {
+                    // It is kept, and tried again: what is wrong with it may be mended.
+                    self.retry_later(instance, &reason);
+                }
+                self.touch(instance).why = reason.clone().into();
+                return self.begin(instance, Work::Fail(reason));
+            }
+        }
+        self.consider(instance);
+    }
+
+    fn try_again(&mut self, instance: InstanceId, why: String) {
+        self.retry_later(instance, &why);
+        self.warn(Some(instance), "did not work for now; trying again", Some(why));
+    }
+
+    /// Plans another try, later each time.
+    pub(super) fn retry_later(&mut self, instance: InstanceId, why: &str) {
+        let known = self.touch(instance);
+        let pause = RETRY_FIRST.saturating_mul(1 << known.failures.min(16)).min(RETRY_MOST);
+        known.failures = known.failures.saturating_add(1);
+        known.why = format!("{why}; trying again").into();
+        self.agenda.set(What::Retry(instance), self.now.since_start + pause);
+    }
+
+    /// Nothing stands in the way of the next try.
+    pub(super) fn no_failure(&mut self, instance: InstanceId) {
+        self.agenda.clear(What::Retry(instance));
+        if let Some(known) = self.known.get_mut(&instance) {
+            known.failures = 0;
+        }
+    }
+}

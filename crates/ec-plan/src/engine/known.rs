@@ -1,0 +1,274 @@
+//! What is known of one instance: what its plan is made from.
+
+use std::{borrow::Cow, sync::Arc, time::Duration};
+
+use ec_model::{Desired, Observed, Request, Resources, RunState, Status};
+
+use super::{Change, Now};
+use crate::{Allocation, Facts, KnownStatus, RecordFacts, StatusFacts, Wanted};
+
+/// Between two searches for an address more time may pass in which nobody looked; no more than this counts.
+const SEARCH_STEP: Duration = Duration::from_secs(1);
+
+/// A request as it was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Requested {
+    /// The record, or why it cannot be read.
+    pub record: Result<Arc<Request>, String>,
+    /// The revision that wrote it.
+    pub revision: i64,
+}
+
+/// A status as it lies in etcd.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum StatusEntry {
+    /// There is none.
+    #[default]
+    Absent,
+    /// It cannot be read.
+    Unreadable,
+    /// It was read, or written by us.
+    Known(Box<Status>),
+}
+
+impl StatusEntry {
+    /// The status, where it can be read.
+    pub fn known(&self) -> Option<&Status> {
+        match self {
+            Self::Known(status) => Some(status),
+            Self::Absent | Self::Unreadable => None,
+        }
+    }
+}
+
+/// What placement holds for an instance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Held {
+    /// Nothing.
+    Nothing,
+    /// Something, but from other nodes' providers.
+    Elsewhere,
+    /// These amounts, from this node's providers.
+    Here(Resources),
+}
+
+/// Work under way for an instance; there is never more than one.
+#[derive(Debug)]
+pub(super) enum Busy {
+    /// A question that its plan needs answered.
+    Asking,
+    /// A job.
+    Working {
+        /// What it was begun for.
+        wanted: Wanted,
+        /// All that it does is to tell a failure.
+        tells_failure: bool,
+        /// It was asked to stop at its next safe point.
+        cancelled: bool,
+    },
+}
+
+/// Everything known of one instance.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    pub(super) request: Option<Requested>,
+    /// Its status as last read or written.
+    pub(super) status: StatusEntry,
+    observed: Observed,
+    /// Work of ours changed what the hypervisor has, and it could not be asked since.
+    unseen: bool,
+    pub(super) record: RecordFacts,
+    /// Its user destroyed it here.
+    pub(super) buried: bool,
+    /// What placement has; `None` is not known.
+    allocation: Option<Held>,
+    /// When this agent first saw that it has something here.
+    held_since: Duration,
+    /// Whether control tools asked for it, where that was looked up.
+    pub(super) asked_for: Option<bool>,
+    pub(super) busy: Option<Busy>,
+    /// How often it has failed in a row, for passing reasons.
+    pub(super) failures: u32,
+    /// Since when its image cannot be had, and nothing else is wrong.
+    pub(super) without_image: Option<Duration>,
+    /// For how long an address was looked for in vain since the guest runs. Counts only looks that worked.
+    searched: Duration,
+    last_search: Option<Duration>,
+    /// When it was let go on last, after a pause.
+    resumed: Option<Duration>,
+    /// What was reported to the operator last, so that it is said once.
+    pub(super) reported: Option<&'static str>,
+    /// When our own work last changed what a look sees; looks begun before say nothing about it.
+    pub(super) touched: u64,
+    /// What the agent is about.
+    pub(super) why: Cow<'static, str>,
+}
+
+impl Known {
+    /// What the request wants.
+    pub(super) fn wanted(&self) -> Wanted {
+        match &self.request {
+            None => Wanted::Nothing,
+            Some(Requested { record: Err(_), .. }) => Wanted::Unreadable,
+            Some(Requested { record: Ok(request), .. }) => match request.desired {
+                Desired::Active => Wanted::Active,
+                Desired::Destroyed => Wanted::Destroyed,
+            },
+        }
+    }
+
+    /// The facts, as plans are made from them.
+    pub(super) fn facts(&self, now: Now) -> Facts {
+        Facts {
+            wanted: self.wanted(),
+            status: match &self.status {
+                StatusEntry::Absent => StatusFacts::Absent,
+                StatusEntry::Unreadable => StatusFacts::Unreadable,
+                StatusEntry::Known(status) => StatusFacts::Known(KnownStatus {
+                    state: status.state,
+                    reason: status.reason.clone(),
+                    has_address: status.ip.is_some(),
+                    start_noted: status.started_at.is_some(),
+                }),
+            },
+            observed: self.observed,
+            unseen: self.unseen,
+            record: self.record,
+            buried: self.buried,
+            allocation: match &self.allocation {
+                None => Allocation::Unknown,
+                Some(Held::Nothing) => Allocation::Absent,
+                Some(Held::Elsewhere) => Allocation::Elsewhere,
+                Some(Held::Here(_)) => {
+                    Allocation::Held { seen_for: now.since_start.saturating_sub(self.held_since) }
+                }
+            },
+            asked_for: self.asked_for,
+            searched: self.searched,
+            resumed: self.resumed.map(|resumed| now.since_start.saturating_sub(resumed)),
+        }
+    }
+
+    /// Takes what a job changed or learnt.
+    pub(super) fn learn(&mut self, change: Change, now: Now) {
+        match change {
+            Change::Status(status) => self.status = status,
+            Change::Observed(Ok(observed)) => self.observe(observed),
+            // Anything may have become of it.
+            Change::Observed(Err(_)) => self.unseen = true,
+            Change::Record(record) => self.record = record,
+            Change::Buried => self.buried = true,
+            Change::Allocation(held) => self.hold(held, now),
+            Change::Resumed => self.resumed = Some(now.since_start),
+            Change::RequestDropped => self.request = None,
+        }
+    }
+
+    /// Whether the hypervisor has anything of it.
+    pub(super) fn is_here(&self) -> bool {
+        self.observed != Observed::default()
+    }
+
+    /// Whether its processors run.
+    pub(super) fn runs(&self) -> bool {
+        self.observed.domain == Some(RunState::Running)
+    }
+
+    /// Whether it is not known what the hypervisor has.
+    pub(super) fn is_unseen(&self) -> bool {
+        self.unseen
+    }
+
+    /// Takes what the hypervisor has now.
+    pub(super) fn observe(&mut self, observed: Observed) {
+        self.unseen = false;
+        if observed.domain != Some(RunState::Running) {
+            (self.searched, self.last_search) = (Duration::ZERO, None);
+        }
+        self.observed = observed;
+    }
+
+    /// Takes what placement has now. What it goes on holding here it holds since it was first seen.
+    pub(super) fn hold(&mut self, held: Held, now: Now) {
+        if !matches!(self.allocation, Some(Held::Here(_))) {
+            self.held_since = now.since_start;
+        }
+        self.allocation = Some(held);
+    }
+
+    /// The amounts that it holds here.
+    pub(super) fn amounts(&self) -> Option<&Resources> {
+        match &self.allocation {
+            Some(Held::Here(amounts)) => Some(amounts),
+            None | Some(Held::Nothing | Held::Elsewhere) => None,
+        }
+    }
+
+    /// For how long an address was looked for in vain.
+    pub(super) fn searched(&self) -> Duration {
+        self.searched
+    }
+
+    /// Counts a search for an address that worked and found none; whether it made `limit` full.
+    pub(super) fn searched_in_vain(&mut self, limit: Duration, now: Now) -> bool {
+        let before = self.searched;
+        let since = |last| now.since_start.saturating_sub(last).min(SEARCH_STEP);
+        self.searched += self.last_search.map_or(Duration::ZERO, since);
+        self.last_search = Some(now.since_start);
+        before < limit && self.searched >= limit
+    }
+
+    /// Nothing is known any more.
+    pub(super) fn is_empty(&self) -> bool {
+        self.request.is_none()
+            && self.status == StatusEntry::Absent
+            && !self.is_here()
+            && !self.unseen
+            && self.record == RecordFacts::Absent
+            && !self.buried
+            && self.busy.is_none()
+            && self.amounts().is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+
+    use super::*;
+
+    fn at(seconds: f64) -> Now {
+        Now { since_start: Duration::from_secs_f64(seconds), stamp: Timestamp::UNIX_EPOCH }
+    }
+
+    #[test]
+    fn only_time_in_which_somebody_looked_counts_as_a_search() {
+        let mut known = Known::default();
+        let runs = Observed { domain: Some(RunState::Running), volume: true, transient: false };
+        known.observe(runs);
+        let limit = Duration::from_secs(2);
+        assert!(!known.searched_in_vain(limit, at(0.0)), "the first look says nothing of the time before");
+        assert!(!known.searched_in_vain(limit, at(100.0)));
+        assert_eq!(known.searched(), SEARCH_STEP, "nobody looked for most of it");
+        assert!(known.searched_in_vain(limit, at(101.0)));
+        assert!(!known.searched_in_vain(limit, at(102.0)), "full once");
+        known.observe(Observed { domain: None, ..runs });
+        assert_eq!(known.searched(), Duration::ZERO);
+    }
+
+    #[test]
+    fn an_allocation_is_held_since_it_was_first_seen() {
+        let mut known = Known::default();
+        let here = || Held::Here(Resources::new());
+        let seen_for = |known: &Known, now| match known.facts(now).allocation {
+            Allocation::Held { seen_for } => seen_for,
+            other => panic!("{other:?}"),
+        };
+        known.hold(here(), at(10.0));
+        known.hold(here(), at(20.0));
+        assert_eq!(seen_for(&known, at(30.0)), Duration::from_secs(20));
+        known.hold(Held::Nothing, at(40.0));
+        known.hold(here(), at(50.0));
+        assert_eq!(seen_for(&known, at(60.0)), Duration::from_secs(10));
+    }
+}

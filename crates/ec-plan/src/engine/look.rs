@@ -1,0 +1,162 @@
+//! Looking: at everything, at one, at every allocation; and what is made of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ec_model::{InstanceId, Observed, Resources};
+
+use super::{
+    AUDIT_RETRY, Begun, Command, Engine, Held, Known, LOOK_PERIOD, LOOK_SOON, Question, StatusEntry,
+    agenda::What,
+};
+use crate::{RecordFacts, Wanted};
+
+/// What a look at everything saw.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// The statuses of this node in etcd.
+    pub statuses: BTreeMap<InstanceId, StatusEntry>,
+    /// What the hypervisor has.
+    pub observed: BTreeMap<InstanceId, Observed>,
+    /// The node's own records.
+    pub records: BTreeMap<InstanceId, RecordFacts>,
+    /// Which instances users destroyed here.
+    pub buried: BTreeSet<InstanceId>,
+}
+
+/// Whether a look that began then tells anything of this instance: not of what our own work changed since.
+fn tells_of(known: &Known, begun: Begun) -> bool {
+    known.touched < begun.0 && known.busy.is_none()
+}
+
+impl Engine {
+    fn begin_look(&mut self) -> Begun {
+        self.clock += 1;
+        Begun(self.clock)
+    }
+
+    /// Has everything looked at, unless that is under way.
+    pub(super) fn look(&mut self) {
+        let pause = if self.looked { LOOK_PERIOD } else { LOOK_SOON };
+        self.agenda.set(What::Look, self.now.since_start + pause);
+        if !self.looking {
+            self.looking = true;
+            let begun = self.begin_look();
+            self.commands.push(Command::LookAtAll(begun));
+        }
+    }
+
+    pub(super) fn observe(&mut self, instance: InstanceId) {
+        let begun = self.begin_look();
+        self.commands.push(Command::Observe(instance, begun));
+    }
+
+    /// Has every allocation of this node looked at, unless that is under way.
+    pub(super) fn audit(&mut self) {
+        if self.auditing || !self.looked {
+            return;
+        }
+        self.agenda.clear(What::Audit);
+        self.auditing = true;
+        let begun = self.begin_look();
+        self.commands.push(Command::Audit(begun));
+    }
+
+    pub(super) fn looked_at_all(&mut self, begun: Begun, seen: Result<Seen, String>) {
+        self.looking = false;
+        let soon = self.now.since_start + LOOK_SOON;
+        let seen = match seen {
+            Ok(seen) => seen,
+            Err(why) => {
+                self.agenda.set(What::Look, soon);
+                return self.warn(None, "failed to look at everything; trying on", Some(why));
+            }
+        };
+        self.take_look(begun, seen);
+        let unseen = self.known.values().any(Known::is_unseen);
+        self.agenda.set(What::Look, if unseen { soon } else { self.now.since_start + LOOK_PERIOD });
+        if !std::mem::replace(&mut self.looked, true) {
+            self.audit();
+        }
+        self.consider_all();
+    }
+
+    fn take_look(&mut self, begun: Begun, mut seen: Seen) {
+        for instance in seen.observed.keys().chain(seen.statuses.keys()).chain(seen.records.keys()) {
+            self.known.entry(*instance).or_default();
+        }
+        for (instance, known) in &mut self.known {
+            if tells_of(known, begun) {
+                known.observe(seen.observed.remove(instance).unwrap_or_default());
+                known.status = seen.statuses.remove(instance).unwrap_or_default();
+                known.record = seen.records.remove(instance).unwrap_or_default();
+                known.buried = seen.buried.contains(instance);
+            }
+        }
+    }
+
+    pub(super) fn observed(&mut self, instance: InstanceId, begun: Begun, seen: Result<Observed, String>) {
+        let observed = match seen {
+            Ok(observed) => observed,
+            Err(why) => return self.tell(false, Some(instance), "failed to observe an instance", Some(why)),
+        };
+        match self.known.get_mut(&instance) {
+            Some(known) if tells_of(known, begun) => {
+                known.observe(observed);
+                self.consider(instance);
+            }
+            // What else is known of it, the look tells.
+            None if observed != Observed::default() => self.look(),
+            _ => {}
+        }
+    }
+
+    pub(super) fn audited(
+        &mut self,
+        begun: Begun,
+        held: Result<Option<BTreeMap<InstanceId, Resources>>, String>,
+    ) {
+        self.auditing = false;
+        match held {
+            Ok(Some(held)) => {
+                self.commands.push(Command::Counted(held.keys().copied().collect()));
+                for instance in self.take_audit(begun, &held) {
+                    self.ask(instance, Question::Placement);
+                }
+                self.consider_all();
+            }
+            // Not registered yet, or not any more, which the registration makes good.
+            Ok(None) => {}
+            Err(why) => {
+                self.agenda.set(What::Audit, self.now.since_start + AUDIT_RETRY);
+                self.warn(None, "failed to audit this node's allocations; trying on", Some(why));
+            }
+        }
+    }
+
+    /// Allocations of this node that nobody here knows of, and those that are gone. Answers the guests that are
+    /// here and not among them: they may hold parts of the node's tree only, or nothing any more.
+    fn take_audit(&mut self, begun: Begun, held: &BTreeMap<InstanceId, Resources>) -> Vec<InstanceId> {
+        for instance in held.keys() {
+            self.known.entry(*instance).or_default();
+        }
+        let mut missing = Vec::new();
+        for (instance, known) in &mut self.known {
+            if !tells_of(known, begun) {
+                continue;
+            }
+            let (is_here, unwanted) = (known.is_here(), known.wanted() == Wanted::Nothing);
+            match held.get(instance) {
+                // Before a build the consumer itself is asked: it may hold parts on other providers too.
+                Some(amounts) if is_here || unwanted => known.hold(Held::Here(amounts.clone()), self.now),
+                Some(_) => {}
+                None if is_here => missing.push(*instance),
+                None if unwanted => {
+                    known.hold(Held::Nothing, self.now);
+                    known.asked_for = None;
+                }
+                None => {}
+            }
+        }
+        missing
+    }
+}

@@ -1,0 +1,349 @@
+//! The engine, one event at a time.
+
+use std::sync::Arc;
+
+use ec_model::{AddressSource, Desired, NodeId, Observed, Request, Resources, RunState, State};
+use jiff::Timestamp;
+
+use super::*;
+use crate::{machine::Effect, status};
+
+const SETUP: Setup =
+    Setup { limits: Limits { address: Duration::from_secs(300), grace: Duration::from_secs(60) }, nics: 1 };
+const HERE: Observed = Observed { domain: Some(RunState::Running), volume: true, transient: false };
+
+fn one() -> InstanceId {
+    InstanceId::new(uuid::Uuid::from_u128(1))
+}
+
+fn requested(desired: Desired) -> Requested {
+    let request = Request {
+        instance: one(),
+        epoch: 1,
+        generation: 1,
+        desired,
+        name: None,
+        spec: None,
+        project: String::new(),
+        user: String::new(),
+        created_at: Timestamp::UNIX_EPOCH,
+    };
+    Requested { record: Ok(Arc::new(request)), revision: 1 }
+}
+
+fn says(state: State, reason: Option<&str>) -> StatusEntry {
+    let subject = status::Subject {
+        instance: one(),
+        node: NodeId::new(uuid::Uuid::from_u128(9)),
+        name: None,
+        order: None,
+    };
+    let reason = reason.map(str::to_owned);
+    StatusEntry::Known(Box::new(status::announced(&subject, None, state, reason, Timestamp::UNIX_EPOCH)))
+}
+
+/// An engine with its clock.
+struct Told {
+    engine: Engine,
+    now: Now,
+}
+
+impl Told {
+    /// That has looked and seen this, with this request.
+    fn looked(seen: Seen, desired: Desired) -> (Self, Vec<Command>) {
+        let now = Now { since_start: Duration::ZERO, stamp: Timestamp::UNIX_EPOCH };
+        let mut told = Self { engine: Engine::new(SETUP, now), now };
+        assert_eq!(told.engine.next_due(), Some(Duration::ZERO), "it is due at once");
+        let [Command::LookAtAll(begun)] = told.on(Event::Due)[..] else { panic!() };
+        assert_eq!(told.on(Event::Listed(vec![(one(), requested(desired))])), [], "nothing before the look");
+        let commands = told.on(Event::Looked(begun, Ok(seen)));
+        (told, commands)
+    }
+
+    /// That builds, and has come to its one long job.
+    fn building() -> Self {
+        let seen = Seen { statuses: [(one(), says(State::Preparing, None))].into(), ..Seen::default() };
+        let (mut told, commands) = Self::looked(seen, Desired::Active);
+        assert!(commands.contains(&Command::AskPlacement(one())), "{commands:?}");
+        let held = Event::Allocation(one(), Ok(Held::Here(Resources::new())));
+        assert_eq!(begun(&told.on(held)).map(|effects| effects[0].clone()), Some(Effect::PrepareDisk));
+        told
+    }
+
+    fn on(&mut self, event: Event) -> Vec<Command> {
+        let mut commands = self.engine.on(event, self.now);
+        commands.retain(|command| !matches!(command, Command::Tell(tell) if !tell.warning));
+        commands
+    }
+
+    fn ended(&mut self, done: Vec<Change>, outcome: Outcome) -> Vec<Command> {
+        self.on(Event::Ended(Report { instance: one(), done, outcome }))
+    }
+
+    /// The clock goes on to what is due next; how long that was.
+    fn wait(&mut self) -> (Duration, Vec<Command>) {
+        let due = self.engine.next_due().unwrap();
+        let pause = due - self.now.since_start;
+        self.pass(pause);
+        (pause, self.on(Event::Due))
+    }
+
+    fn pass(&mut self, pause: Duration) {
+        self.now.since_start += pause;
+        self.now.stamp += pause;
+    }
+}
+
+/// The effects of the job that was begun.
+fn begun(commands: &[Command]) -> Option<&Vec<Effect>> {
+    commands.iter().find_map(|command| match command {
+        Command::Begin(job) => match &job.work {
+            Work::Effects(effects) => Some(effects),
+            Work::Fail(_) | Work::Addresses(_) => None,
+        },
+        _ => None,
+    })
+}
+
+#[test]
+fn the_newest_wish_wins_over_a_running_job_which_is_asked_to_stop_once() {
+    let mut told = Told::building();
+    let destroy = || Event::Changed(vec![(one(), Some(requested(Desired::Destroyed)))]);
+    assert_eq!(told.on(destroy()), [Command::Cancel(one())]);
+    assert_eq!(told.on(destroy()), [], "it was asked to");
+    let commands = told.ended(vec![], Outcome::Abandoned);
+    assert_eq!(begun(&commands).and_then(|effects| effects.last()), Some(&Effect::DropKeys), "at once");
+}
+
+#[test]
+fn one_wish_told_again_leaves_its_job_alone() {
+    let mut told = Told::building();
+    assert_eq!(told.on(Event::Changed(vec![(one(), Some(requested(Desired::Active)))])), []);
+    assert_eq!(told.on(Event::Hint(one())), [], "a job looks for itself when it has ended");
+}
+
+#[test]
+fn after_a_lost_sight_nothing_but_a_destroy_is_begun_until_it_is_back() {
+    let blind = || vec![Change::Observed(Err("libvirtd does not answer".to_owned()))];
+    let mut told = Told::building();
+    let begun_before = told.ended(blind(), Outcome::Done);
+    assert_eq!(begun(&begun_before), None, "nobody knows what is there");
+    let (pause, commands) = told.wait();
+    assert_eq!(pause, LOOK_SOON);
+    let Some(Command::LookAtAll(begun_look)) = commands.first() else { panic!("{commands:?}") };
+    let observed = Observed { domain: Some(RunState::NotStarted), ..HERE };
+    let seen = Seen {
+        statuses: [(one(), says(State::Preparing, None))].into(),
+        observed: [(one(), observed)].into(),
+        ..Seen::default()
+    };
+    let commands = told.on(Event::Looked(*begun_look, Ok(seen)));
+    assert!(begun(&commands).is_some(), "it is seen, and goes on: {commands:?}");
+
+    let mut told = Told::building();
+    told.ended(blind(), Outcome::Done);
+    let commands = told.on(Event::Changed(vec![(one(), Some(requested(Desired::Destroyed)))]));
+    assert!(begun(&commands).is_some_and(|effects| effects.contains(&Effect::RemoveDomain)), "{commands:?}");
+}
+
+#[test]
+fn a_look_that_began_before_our_own_work_says_nothing_about_it() {
+    let mut told = Told::building();
+    told.pass(LOOK_PERIOD);
+    let commands = told.on(Event::Due);
+    let Some(Command::LookAtAll(old)) = commands.first() else { panic!("{commands:?}") };
+    let done = vec![
+        Change::Record(crate::RecordFacts::Kept { started: true }),
+        Change::Status(says(State::Starting, None)),
+        Change::Observed(Ok(HERE)),
+    ];
+    let noted = told.ended(done, Outcome::Done);
+    assert_eq!(begun(&noted), Some(&vec![Effect::NoteStart]));
+    told.ended(vec![], Outcome::Retry("etcd is away".to_owned()));
+    // The look saw neither domain nor status; a build would begin anew.
+    told.on(Event::Looked(*old, Ok(Seen::default())));
+    told.pass(RETRY_FIRST);
+    let commands = told.on(Event::Due);
+    assert_eq!(begun(&commands), Some(&vec![Effect::NoteStart]));
+}
+
+#[test]
+fn pauses_grow_between_tries_and_a_new_wish_does_not_wait() {
+    let mut told = Told::building();
+    let mut pauses = Vec::new();
+    for _ in 0..9 {
+        let commands = told.ended(vec![], Outcome::Retry("no".to_owned()));
+        assert_eq!(begun(&commands), None, "not at once");
+        assert_eq!(told.engine.why(one()), Some("no; trying again"));
+        let mut waited = Duration::ZERO;
+        loop {
+            let (pause, commands) = told.wait();
+            waited += pause;
+            if begun(&commands).is_some() {
+                break;
+            }
+        }
+        pauses.push(waited.as_millis());
+    }
+    assert_eq!(pauses, [500, 1000, 2000, 4000, 8000, 16000, 30000, 30000, 30000]);
+    told.ended(vec![], Outcome::Retry("no".to_owned()));
+    let commands = told.on(Event::Changed(vec![(one(), Some(requested(Desired::Active)))]));
+    assert!(begun(&commands).is_some());
+}
+
+#[test]
+fn an_image_that_is_away_is_waited_for_for_a_while_and_then_the_build_fails() {
+    let mut told = Told::building();
+    let away = || Outcome::RetryBounded("no mirror".to_owned());
+    loop {
+        let commands = told.ended(vec![], away());
+        if let Some(Command::Begin(job)) = commands.first() {
+            assert_eq!(job.work, Work::Fail("no mirror".to_owned()));
+            break;
+        }
+        assert!(told.now.since_start < IMAGE_PATIENCE, "not for ever");
+        while begun(&told.wait().1).is_none() {}
+    }
+    assert!(told.now.since_start >= IMAGE_PATIENCE);
+    // Told, and swept at once: it never ran.
+    let error = Change::Status(says(State::Error, Some("no mirror")));
+    let commands = told.ended(vec![error], Outcome::Done);
+    assert_eq!(begun(&commands).and_then(|effects| effects.last()), Some(&Effect::EndInError));
+}
+
+/// An engine that knows of a guest that runs and has no address yet.
+fn waiting() -> Told {
+    let subject = status::Subject {
+        instance: one(),
+        node: NodeId::new(uuid::Uuid::from_u128(9)),
+        name: None,
+        order: None,
+    };
+    let started = status::started(&subject, None, Timestamp::UNIX_EPOCH);
+    let seen = Seen {
+        statuses: [(one(), StatusEntry::Known(Box::new(started)))].into(),
+        observed: [(one(), HERE)].into(),
+        records: [(one(), crate::RecordFacts::Kept { started: true })].into(),
+        ..Seen::default()
+    };
+    let (told, commands) = Told::looked(seen, Desired::Active);
+    let search = Search { waiting: vec![one()], known: vec![] };
+    assert!(commands.contains(&Command::Search(search)), "{commands:?}");
+    told
+}
+
+fn found(ip: Option<&str>) -> Event {
+    let address = |ip: &str| ec_model::Address {
+        ip: ip.parse().unwrap(),
+        mac: one().mac(0),
+        nic: 0,
+        source: AddressSource::Lease,
+    };
+    Event::Found(Found {
+        waiting: vec![one()],
+        addresses: [(one(), ip.map(address).into_iter().collect())].into(),
+    })
+}
+
+#[test]
+fn an_address_is_written_once_and_only_of_a_guest_that_is_known_to_run() {
+    let mut told = waiting();
+    let commands = told.on(found(Some("192.0.2.1")));
+    assert!(matches!(&commands[..], [Command::Begin(job)] if matches!(job.work, Work::Addresses(_))));
+    assert_eq!(told.on(found(Some("192.0.2.2"))), [], "one job at a time");
+
+    let mut told = waiting();
+    let commands = told.on(Event::Hint(one()));
+    let [Command::Observe(_, seen)] = commands[..] else { panic!("{commands:?}") };
+    let ended = Observed { domain: Some(RunState::Ended(ec_model::End::ByGuest)), ..HERE };
+    told.on(Event::Observed(one(), seen, Ok(ended)));
+    told.ended(vec![], Outcome::Done);
+    assert_eq!(told.on(found(Some("192.0.2.1"))), []);
+}
+
+#[test]
+fn a_guest_without_an_address_is_told_when_it_was_looked_for_long_enough_and_looked_for_on() {
+    let mut told = waiting();
+    let mut seconds = 0;
+    let commands = loop {
+        let commands = told.on(found(None));
+        if !commands.is_empty() {
+            break commands;
+        }
+        told.pass(Duration::from_secs(1));
+        seconds += 1;
+        assert!(seconds < 1000);
+    };
+    assert_eq!(seconds, 300);
+    assert!(
+        matches!(begun(&commands), Some(effects) if matches!(effects[..], [Effect::Announce(State::Starting, Some(_))]))
+    );
+}
+
+#[test]
+fn an_audit_that_fails_is_tried_again_and_one_at_a_time() {
+    let (mut told, commands) = Told::looked(Seen::default(), Desired::Active);
+    let audit = |commands: &[Command]| {
+        commands.iter().find_map(|command| match command {
+            Command::Audit(begun) => Some(*begun),
+            _ => None,
+        })
+    };
+    let first = audit(&commands).unwrap();
+    assert_eq!(told.on(Event::Registered), [], "one is under way");
+    told.on(Event::Audited(first, Err("placement is away".to_owned())));
+    told.pass(AUDIT_RETRY);
+    let second = audit(&told.on(Event::Due)).expect("tried again");
+    told.on(Event::Audited(second, Ok(None)));
+    assert!(audit(&told.on(Event::Registered)).is_some());
+}
+
+#[test]
+fn at_the_end_of_the_agent_each_job_is_asked_to_stop() {
+    let mut told = Told::building();
+    assert_eq!(told.on(Event::Ending), [Command::Cancel(one())]);
+    assert_eq!(told.engine.why(one()), Some("building it"));
+}
+
+#[test]
+fn nothing_is_begun_before_the_requests_are_listed() {
+    let now = Now { since_start: Duration::ZERO, stamp: Timestamp::UNIX_EPOCH };
+    let mut told = Told { engine: Engine::new(SETUP, now), now };
+    let [Command::LookAtAll(look)] = told.on(Event::Due)[..] else { panic!() };
+    // What a build left that is to go on.
+    let left = Observed { domain: Some(RunState::NotStarted), ..HERE };
+    let seen = Seen {
+        observed: [(one(), left)].into(),
+        records: [(one(), crate::RecordFacts::Kept { started: false })].into(),
+        ..Seen::default()
+    };
+    let commands = told.on(Event::Looked(look, Ok(seen)));
+    assert!(!commands.iter().any(|command| matches!(command, Command::Begin(_))), "{commands:?}");
+    let commands = told.on(Event::Listed(vec![(one(), requested(Desired::Active))]));
+    assert!(commands.contains(&Command::AskPlacement(one())), "it goes on: {commands:?}");
+}
+
+#[test]
+fn a_claim_without_a_request_is_looked_into_when_its_grace_is_over_and_not_at_the_next_look() {
+    let (mut told, commands) = Told::looked(Seen::default(), Desired::Active);
+    let Some(Command::Audit(audit)) = commands.iter().find(|command| matches!(command, Command::Audit(_)))
+    else {
+        panic!("{commands:?}")
+    };
+    let other = InstanceId::new(uuid::Uuid::from_u128(2));
+    told.pass(Duration::from_secs(7));
+    told.on(Event::Audited(*audit, Ok(Some([(other, Resources::new())].into()))));
+    let mut waited = Duration::ZERO;
+    loop {
+        let (pause, commands) = told.wait();
+        waited += pause;
+        if commands.contains(&Command::AskWhose(other)) {
+            break;
+        }
+    }
+    assert_eq!(waited, SETUP.limits.grace);
+    assert!(
+        told.on(Event::Whose(other, Ok(false))).iter().any(|command| matches!(command, Command::Tell(_)))
+    );
+    assert_eq!(begun(&told.on(Event::HintAll)), None, "it is left alone, and said once");
+}

@@ -1,0 +1,216 @@
+//! What to do about one instance that is a virtual machine.
+//!
+//! [`plan`] first asks what is wanted, and whether a guest ever ran. Each of the answers has a short list of
+//! **aspects** in order of dependency. An aspect is a pure function of the facts: nothing where all of it is as it
+//! shall be, else the plan to get it there. The first that has a plan is the one that counts; what follows stands
+//! on it, and is looked at when it is done.
+
+mod kept;
+mod new;
+mod unrequested;
+
+use std::{borrow::Cow, time::Duration};
+
+use ec_model::{RunState, State};
+
+use crate::{Facts, KnownStatus, Limits, RecordFacts, StatusFacts, Wanted};
+
+/// One step in the world. Every one is idempotent.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Effect {
+    /// Write the status with this state, for this reason.
+    Announce(State, Option<String>),
+    /// Fetch the image, keep the node's record, make the overlay.
+    PrepareDisk,
+    /// Write the node's record of a guest that is here already.
+    KeepRecord,
+    /// Define the domain as allocated; one that is there for good already stays as it is.
+    Define,
+    /// Note in the node's record that a guest may write its disk from now on.
+    MarkStarted,
+    /// Start the domain.
+    Start,
+    /// Write the status with the time of the start.
+    NoteStart,
+    /// Let a paused domain go on.
+    Resume,
+    /// Note on this node that a user destroyed the instance.
+    Bury,
+    /// End and undefine the domain, delete its disk and its console log.
+    RemoveDomain,
+    /// Delete the node's record.
+    DropRecord,
+    /// Claim in placement what the guest takes.
+    Claim,
+    /// Give the allocation back, where it is one of this node.
+    Release,
+    /// Delete request, user-data and status: the instance is gone.
+    DropKeys,
+    /// Delete the request and leave the ERROR status on a lease.
+    EndInError,
+}
+
+use Effect::{
+    Announce, Bury, Claim, Define, DropKeys, DropRecord, EndInError, KeepRecord, MarkStarted, NoteStart,
+    PrepareDisk, Release, RemoveDomain, Resume, Start,
+};
+
+/// What to do about one instance, and what for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// What comes next.
+    pub next: Next,
+    /// What the agent is about, or what it waits for, in a few words.
+    pub why: Cow<'static, str>,
+}
+
+/// What comes next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Next {
+    /// Nothing: all is as it shall be.
+    Settled,
+    /// Perform these, in order, then plan again.
+    Run(Vec<Effect>),
+    /// Find this out, then plan again.
+    Ask(Question),
+    /// Nothing until then.
+    Wait(Until),
+    /// Nothing can be done about it until something changes.
+    Stuck(Problem),
+}
+
+/// What has to be found out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Question {
+    /// Placement: what the instance holds.
+    Placement,
+    /// etcd: whether the instance was asked for by this cloud's tools.
+    Whose,
+}
+
+/// What is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Until {
+    /// An address of the guest, which runs.
+    Address,
+    /// A look at what the hypervisor has.
+    Sight,
+    /// So long.
+    After(Duration),
+}
+
+/// What stands in the way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Problem {
+    /// The status says it already.
+    Told,
+    /// ERROR is to be written with this reason; then what never ran is swept.
+    Failed(String),
+    /// The operator is to be told, and nothing touched.
+    Report(&'static str),
+}
+
+/// A paused guest that was let go on is let go on again at the earliest after so long.
+pub const RESUME_PERIOD: Duration = Duration::from_secs(10);
+
+/// One side of an instance: its plan, or nothing where that side is as it shall be.
+type Aspect = fn(&Facts, &Limits) -> Option<Plan>;
+
+/// What to do about an instance, from everything known of it.
+pub fn plan(facts: &Facts, limits: &Limits) -> Plan {
+    match facts.wanted {
+        Wanted::Destroyed => destroy("its user destroyed it"),
+        // What cannot be seen is not judged. A destroy takes everything, whatever it is.
+        _ if facts.unseen => Plan::wait(Until::Sight, "waiting to see what its last work left"),
+        Wanted::Unreadable => Plan::report("its request cannot be read; everything of it is left as it is"),
+        _ if facts.status == StatusFacts::Unreadable => {
+            Plan::report("its status cannot be read; everything of it is left as it is")
+        }
+        // The destroy was acknowledged. This request came back with an older etcd.
+        Wanted::Active if facts.buried => destroy("its user destroyed it before this request came back"),
+        Wanted::Active if ran(facts) => kept::plan(facts, limits),
+        Wanted::Active => first(&new::ASPECTS, facts, limits),
+        Wanted::Nothing => first(&unrequested::ASPECTS, facts, limits),
+    }
+}
+
+fn destroy(why: &'static str) -> Plan {
+    Plan::run(vec![Announce(State::Destroying, None), Bury, RemoveDomain, DropRecord, Release, DropKeys], why)
+}
+
+/// Whether a guest may ever have written the disk. Where nobody can tell, it may have.
+pub fn ran(facts: &Facts) -> bool {
+    let told = known(facts).is_some_and(|status| {
+        status.start_noted
+            || matches!(status.state, State::Active | State::Paused | State::Stopped | State::Unclaimed)
+    });
+    let recorded = match facts.record {
+        RecordFacts::Kept { started } => started,
+        RecordFacts::Unreadable => true,
+        RecordFacts::Absent => facts.observed.volume,
+    };
+    let seen = !matches!(facts.observed.domain, None | Some(RunState::NotStarted));
+    told || recorded || seen
+}
+
+/// The plan of the first aspect that is not as it shall be.
+fn first(aspects: &[Aspect], facts: &Facts, limits: &Limits) -> Plan {
+    aspects
+        .iter()
+        .find_map(|aspect| aspect(facts, limits))
+        .unwrap_or(Plan { next: Next::Settled, why: Cow::Borrowed("all is as it shall be") })
+}
+
+fn known(facts: &Facts) -> Option<&KnownStatus> {
+    match &facts.status {
+        StatusFacts::Known(status) => Some(status),
+        StatusFacts::Absent | StatusFacts::Unreadable => None,
+    }
+}
+
+/// The state told last.
+fn state(facts: &Facts) -> Option<State> {
+    known(facts).map(|status| status.state)
+}
+
+/// What is left of a start whose domain is defined.
+fn finish_start() -> Plan {
+    Plan::run(vec![Announce(State::Starting, None), MarkStarted, Start, NoteStart], "starting it")
+}
+
+impl Plan {
+    fn run(effects: Vec<Effect>, why: impl Into<Cow<'static, str>>) -> Self {
+        Self { next: Next::Run(effects), why: why.into() }
+    }
+
+    fn ask(question: Question) -> Self {
+        let why = match question {
+            Question::Placement => "asking placement what it holds",
+            Question::Whose => "asking etcd whether our tools asked for it",
+        };
+        Self { next: Next::Ask(question), why: why.into() }
+    }
+
+    fn wait(until: Until, why: &'static str) -> Self {
+        Self { next: Next::Wait(until), why: why.into() }
+    }
+
+    fn fail(reason: &str) -> Self {
+        Self { next: Next::Stuck(Problem::Failed(reason.to_owned())), why: reason.to_owned().into() }
+    }
+
+    fn report(what: &'static str) -> Self {
+        Self { next: Next::Stuck(Problem::Report(what)), why: what.into() }
+    }
+
+    /// Has the status say this; where it does already, no more can be done.
+    fn tell(facts: &Facts, state: State, reason: &str) -> Self {
+        let next = match known(facts) {
+            Some(status) if status.state == state && status.reason.as_deref() == Some(reason) => {
+                Next::Stuck(Problem::Told)
+            }
+            _ => Next::Run(vec![Announce(state, Some(reason.to_owned()))]),
+        };
+        Self { next, why: reason.to_owned().into() }
+    }
+}

@@ -1,0 +1,55 @@
+//! What never ran: it may be made anew, and is swept where it failed.
+
+use ec_model::State;
+
+use super::{
+    Announce, Aspect, Define, DropRecord, EndInError, MarkStarted, NoteStart, Plan, PrepareDisk, Question,
+    Release, RemoveDomain, Start, finish_start, state,
+};
+use crate::{Allocation, Facts, Limits};
+
+pub(super) const ASPECTS: [Aspect; 4] = [failure, told, claim, machine];
+
+/// The same way as a destroy, but the status stays for people to read.
+fn failure(facts: &Facts, _: &Limits) -> Option<Plan> {
+    (state(facts) == Some(State::Error)).then(|| {
+        Plan::run(
+            vec![RemoveDomain, DropRecord, Release, EndInError],
+            "it failed before it ever ran; sweeping",
+        )
+    })
+}
+
+/// Told before placement is asked: whoever waits sees at once that the node has the request.
+fn told(facts: &Facts, _: &Limits) -> Option<Plan> {
+    (facts.observed.domain.is_none() && state(facts) != Some(State::Preparing))
+        .then(|| Plan::run(vec![Announce(State::Preparing, None)], "its request has arrived"))
+}
+
+/// A request without an allocation is refused, not built.
+fn claim(facts: &Facts, _: &Limits) -> Option<Plan> {
+    match facts.allocation {
+        Allocation::Held { .. } => None,
+        Allocation::Unknown => Some(Plan::ask(Question::Placement)),
+        Allocation::Absent => {
+            Some(Plan::fail("placement holds no allocation for it, so it has no claim to room on this node"))
+        }
+        Allocation::Elsewhere => Some(Plan::fail(
+            "its allocation is on other resource providers, so it has no claim to room on this node",
+        )),
+    }
+}
+
+/// Disk, record, definition and first start, in one go.
+fn machine(facts: &Facts, _: &Limits) -> Option<Plan> {
+    Some(match (facts.observed.domain, facts.observed.volume) {
+        (Some(_), true) => finish_start(),
+        (Some(_), false) => {
+            Plan::run(vec![RemoveDomain], "its disk is gone before it ever ran; both are made anew")
+        }
+        (None, _) => Plan::run(
+            vec![PrepareDisk, Announce(State::Starting, None), Define, MarkStarted, Start, NoteStart],
+            "building it",
+        ),
+    })
+}

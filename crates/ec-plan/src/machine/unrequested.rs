@@ -1,0 +1,73 @@
+//! What no request speaks of.
+
+use ec_model::{RunState, State};
+
+use super::{
+    Aspect, Claim, Define, DropKeys, DropRecord, Next, Plan, Problem, Question, Release, RemoveDomain, Until,
+    ran, state,
+};
+use crate::{Allocation, Facts, Limits, RecordFacts};
+
+pub(super) const ASPECTS: [Aspect; 4] = [guest, leftovers, status, claim];
+
+fn is_here(facts: &Facts) -> bool {
+    facts.observed.domain.is_some() || facts.observed.volume
+}
+
+/// A guest of this node without a request: etcd was restored to a time before it, or somebody deleted the
+/// request. It goes on as it is, and is counted.
+fn guest(facts: &Facts, _: &Limits) -> Option<Plan> {
+    if !is_here(facts) || facts.buried || !ran(facts) {
+        return None;
+    }
+    if facts.observed.transient && facts.record != RecordFacts::Absent {
+        return Some(Plan::run(vec![Define], "somebody undefined it while it runs; defining it for good"));
+    }
+    if facts.allocation == Allocation::Unknown {
+        return Some(Plan::ask(Question::Placement));
+    }
+    let what = match facts.observed.domain {
+        Some(RunState::Running) => "a guest of this node that runs without a request",
+        Some(_) => "a guest of this node that does not run and has no request",
+        None => "a disk of this node without a domain and without a request",
+    };
+    let told = Plan::tell(facts, State::Unclaimed, &format!("{what}; it is kept until it is destroyed"));
+    if told.next == Next::Stuck(Problem::Told) && facts.allocation == Allocation::Absent {
+        return Some(Plan::run(vec![Claim], "claiming what a guest takes that placement does not know of"));
+    }
+    Some(told)
+}
+
+/// Destroyed by a user, or never ran: what a call that came late left behind, or a build without its request.
+fn leftovers(facts: &Facts, _: &Limits) -> Option<Plan> {
+    (is_here(facts) || facts.record != RecordFacts::Absent)
+        .then(|| Plan::run(vec![RemoveDomain, DropRecord], "sweeping what is left of it"))
+}
+
+fn status(facts: &Facts, _: &Limits) -> Option<Plan> {
+    match state(facts) {
+        // What this node counted by itself it gives back by itself.
+        Some(State::Unclaimed) => Some(Plan::run(
+            vec![Release, DropKeys],
+            "the guest without a request is gone; giving back what this node claimed for it",
+        )),
+        None | Some(State::Error) => None,
+        Some(_) => Some(Plan::run(vec![DropKeys], "nothing is left of it but its status")),
+    }
+}
+
+/// A claim whose request never came.
+fn claim(facts: &Facts, limits: &Limits) -> Option<Plan> {
+    let Allocation::Held { seen_for } = facts.allocation else { return None };
+    Some(match facts.asked_for {
+        _ if seen_for < limits.grace => Plan::wait(
+            Until::After(limits.grace.saturating_sub(seen_for)),
+            "it has an allocation here and no request, which may still come",
+        ),
+        None => Plan::ask(Question::Whose),
+        Some(true) => Plan::run(vec![Release], "its request never came; giving its allocation back"),
+        Some(false) => {
+            Plan::report("an allocation on this node that none of our requests made; it is left alone")
+        }
+    })
+}

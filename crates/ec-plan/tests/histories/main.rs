@@ -1,0 +1,248 @@
+//! Random histories of two instances on one host, with the agent's real engine: its agent is killed between any two
+//! effects, its looks and questions are answered late, etcd, placement and the hypervisor go away and come back.
+//!
+//! The outside remembers what the agent does not: whether a guest ever wrote its disk, and whether a user asked for
+//! the end. Whatever happens, in whatever order: a disk that a guest wrote goes only by a user's destroy, nothing is
+//! leaked, nothing is lost, and once the world is kind all comes to rest.
+
+mod agent;
+mod outside;
+mod worker;
+
+use std::time::Duration;
+
+use agent::Agent;
+use ec_model::{InstanceId, Observed, Pause, State};
+use ec_plan::{RecordFacts, engine::StatusEntry};
+use outside::{Happening, Images, Outside, Room, Thing, Wish};
+use proptest::prelude::*;
+
+/// What goes on.
+#[derive(Debug, Clone)]
+enum Turn {
+    /// Something happens to one of the instances.
+    Happens(bool, Happening),
+    /// The agent, started if there is none, takes so many steps, of whatever the dice say.
+    Steps(Vec<u8>),
+    /// Everything under way comes to its end.
+    Ends,
+    /// Seconds pass; what comes due is told.
+    Time(u64),
+    /// It looks for addresses, for so many seconds.
+    Search(u64),
+    Kill,
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    let pause = prop_oneof![
+        any::<bool>().prop_map(|room| Pause::Storage { room }),
+        Just(Pause::ByHand),
+        Just(Pause::Crashed),
+        Just(Pause::Other)
+    ];
+    let images = prop_oneof![Just(Images::Fine), Just(Images::Away), Just(Images::Broken)];
+    prop_oneof![
+        8 => Just(Happening::Claim),
+        8 => Just(Happening::Request),
+        1 => Just(Happening::ForeignClaim),
+        2 => Just(Happening::Destroy),
+        1 => Just(Happening::RequestKeyDeleted),
+        1 => Just(Happening::StatusKeyDeleted),
+        1 => Just(Happening::Rubbish),
+        1 => Just(Happening::StatusRubbish),
+        1 => Just(Happening::RecordRubbish),
+        1 => Just(Happening::AllocationDeleted),
+        1 => Just(Happening::AllocationMoved),
+        1 => Just(Happening::GuestEnds),
+        1 => pause.prop_map(Happening::GuestPaused),
+        1 => Just(Happening::LibvirtdRestarts),
+        1 => Just(Happening::Undefined),
+        1 => Just(Happening::DiskDeleted),
+        1 => Just(Happening::RecordDeleted),
+        1 => Just(Happening::LateDefine),
+        1 => Just(Happening::EtcdEmptied),
+        1 => Just(Happening::EtcdSaved),
+        1 => Just(Happening::EtcdRestored),
+        1 => Just(Happening::WatchBreaks),
+        1 => any::<bool>().prop_map(Happening::Etcd),
+        2 => any::<bool>().prop_map(Happening::Placement),
+        3 => any::<bool>().prop_map(Happening::Blind),
+        1 => images.prop_map(Happening::Images),
+        1 => any::<bool>().prop_map(Happening::StartBroken),
+        4 => any::<bool>().prop_map(Happening::Addresses),
+    ]
+}
+
+fn turn() -> impl Strategy<Value = Turn> {
+    prop_oneof![
+        24 => (any::<bool>(), happening()).prop_map(|(which, what)| Turn::Happens(which, what)),
+        12 => prop::collection::vec(any::<u8>(), 0..12).prop_map(Turn::Steps),
+        6 => Just(Turn::Ends),
+        3 => (0..4_u64).prop_map(Turn::Time),
+        2 => (1..100_u64).prop_map(Turn::Time),
+        3 => (1..4_u64).prop_map(Turn::Search),
+        1 => Just(Turn::Search(400)),
+        2 => Just(Turn::Kill),
+    ]
+}
+
+struct History {
+    outside: Outside,
+    agent: Option<Agent>,
+}
+
+impl History {
+    fn agent(&mut self) -> (&mut Agent, &mut Outside) {
+        let outside = &mut self.outside;
+        (self.agent.get_or_insert_with(|| Agent::new(outside)), outside)
+    }
+
+    fn kill(&mut self) {
+        if let Some(agent) = self.agent.take() {
+            agent.replay();
+        }
+    }
+
+    fn take(&mut self, turn: &Turn, instances: &[InstanceId]) {
+        match turn {
+            Turn::Happens(which, what) => self.outside.happen(instances[usize::from(*which)], what),
+            Turn::Steps(dice) => {
+                let (agent, outside) = self.agent();
+                agent.due(outside, outside.now);
+                for die in dice {
+                    agent.step(outside, usize::from(*die));
+                }
+            }
+            Turn::Ends => self.end(),
+            Turn::Time(seconds) => {
+                let until = self.outside.now + Duration::from_secs(*seconds);
+                if let Some(agent) = &mut self.agent {
+                    while agent.due(&mut self.outside, until) {}
+                }
+                self.outside.now = until;
+            }
+            Turn::Search(seconds) => {
+                for _ in 0..*seconds {
+                    let (agent, outside) = self.agent();
+                    agent.search(outside, true);
+                    outside.now += Duration::from_secs(1);
+                }
+            }
+            Turn::Kill => self.kill(),
+        }
+    }
+
+    /// Everything under way comes to its end, and what that begins, too: without time nothing goes on for ever.
+    fn end(&mut self) {
+        let (agent, outside) = self.agent();
+        for step in 0.. {
+            assert!(step < 2_000, "no end: {outside:?}");
+            if !agent.step(outside, 0) {
+                break;
+            }
+        }
+    }
+
+    /// Nothing happens any more but what the agent does: how it comes to rest.
+    fn rest(&mut self) {
+        let mut quiet = 0;
+        for due in 0.. {
+            assert!(due < 400, "no rest: {:?}", self.outside);
+            let before = self.agent().0.jobs;
+            let (agent, outside) = self.agent();
+            agent.due(outside, Duration::MAX);
+            self.end();
+            let (agent, outside) = self.agent();
+            agent.search(outside, due % 10 == 0);
+            self.end();
+            quiet = if self.agent().0.jobs == before { quiet + 1 } else { 0 };
+            // Looks come every half minute: this is longer than any pause and any grace.
+            if quiet > 10 {
+                return;
+            }
+        }
+    }
+}
+
+/// What has to hold of an instance at rest, `before` being how it was before the world became kind.
+fn judge(before: &Thing, thing: &Thing, restarted: bool) -> Result<(), TestCaseError> {
+    prop_assert!(thing.wish() != Some(Wish::Destroyed), "a destroy is never lost: {thing:?}");
+    if thing.wish() == Some(Wish::Rubbish) || thing.keys.status == StatusEntry::Unreadable {
+        if restarted {
+            prop_assert_eq!(thing.observed, before.observed, "what cannot be read is not touched");
+            prop_assert_eq!(thing.record, before.record, "what cannot be read is not touched");
+        }
+        return Ok(());
+    }
+    let (state, domain) = (thing.state(), thing.observed.domain.is_some());
+    let may_have_run = before.wrote || before.observed.volume || before.keys.status != StatusEntry::Absent;
+    if before.wish() == Some(Wish::Active)
+        && !thing.user_destroyed
+        && !may_have_run
+        && thing.keys.room == Room::Here
+        && state != Some(State::Error)
+    {
+        prop_assert_eq!(state, Some(State::Active), "a request is never lost");
+    }
+    if thing.wish() == Some(Wish::Active) {
+        prop_assert!(
+            matches!(state, Some(State::Active | State::Paused | State::Stopped | State::Error)),
+            "{thing:?}"
+        );
+        // Or nobody is left who knows how large it was.
+        let unknown = !domain && thing.record == RecordFacts::Unreadable && thing.keys.room != Room::Here;
+        prop_assert!(
+            (state == Some(State::Error)) == (!thing.observed.volume || unknown),
+            "an error of what is kept is a missing disk or size: {thing:?}"
+        );
+        if thing.runs() && thing.observed.volume {
+            prop_assert_eq!(state, Some(State::Active), "who runs and has an address is active");
+        }
+    }
+    if thing.runs() && thing.wish().is_none() {
+        prop_assert_eq!(state, Some(State::Unclaimed), "nobody runs unseen");
+    }
+    if thing.ended {
+        prop_assert_eq!(thing.observed, Observed::default(), "what was destroyed does not come back");
+        prop_assert_eq!(thing.wish(), None, "what was destroyed does not come back");
+    }
+    if domain {
+        prop_assert!(thing.keys.room != Room::None, "nobody runs uncounted: {thing:?}");
+        prop_assert!(!thing.observed.transient || thing.record == RecordFacts::Absent, "{thing:?}");
+    }
+    if thing.wish().is_none() && state != Some(State::Unclaimed) {
+        prop_assert_eq!(thing.observed, Observed::default(), "nothing is leaked");
+        prop_assert_eq!(thing.record, RecordFacts::Absent, "no record is leaked");
+        prop_assert!(state.is_none() || state == Some(State::Error), "only errors are left to read");
+        if thing.keys.room == Room::Here {
+            prop_assert!(!thing.keys.index, "no allocation of ours is leaked: {thing:?}");
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn whatever_happens_all_comes_to_rest_without_loss_or_leak(
+        turns in prop::collection::vec(turn(), 0..60),
+        restarted: bool,
+    ) {
+        let instances = [1, 2].map(|number| InstanceId::new(uuid::Uuid::from_u128(number)));
+        let mut history = History { outside: Outside::new(&instances), agent: None };
+        for turn in &turns {
+            history.take(turn, &instances);
+        }
+        if restarted {
+            history.kill();
+        }
+        history.outside.heal();
+        let before = history.outside.things.clone();
+        history.rest();
+        for (instance, thing) in &history.outside.things {
+            judge(&before[instance], thing, restarted)?;
+        }
+        history.kill();
+    }
+}

@@ -1,0 +1,375 @@
+//! What is outside the agent, as plain data: etcd, placement, a hypervisor, the node's disk; and what nobody in it
+//! remembers, which is what histories are judged by.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use ec_model::{
+    Address, AddressSource, Desired, End, InstanceId, NodeId, Observed, Pause, Request, Resources, RunState,
+    State,
+};
+use ec_plan::{
+    RecordFacts,
+    engine::{Held, Requested, Seen, StatusEntry},
+};
+use jiff::Timestamp;
+
+use crate::agent::News;
+
+/// What a request's key says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wish {
+    Active,
+    Destroyed,
+    Rubbish,
+}
+
+/// Where an allocation is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Room {
+    #[default]
+    None,
+    Here,
+    Elsewhere,
+}
+
+/// What lies in etcd of one instance, and so goes with it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Keys {
+    /// With the revision that wrote it.
+    pub(crate) request: Option<(Wish, i64)>,
+    pub(crate) status: StatusEntry,
+    /// Control tools asked for the instance.
+    pub(crate) index: bool,
+    pub(crate) room: Room,
+}
+
+/// One instance as it really is.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Thing {
+    pub(crate) keys: Keys,
+    pub(crate) saved: Option<Keys>,
+    pub(crate) observed: Observed,
+    pub(crate) record: RecordFacts,
+    pub(crate) buried: bool,
+    /// A guest ran: its disk holds what nobody else has.
+    pub(crate) wrote: bool,
+    /// A user destroyed the instance.
+    pub(crate) user_destroyed: bool,
+    /// That destroy was done to its end once.
+    pub(crate) ended: bool,
+    /// Somebody deleted the disk's file; that one is not on us.
+    pub(crate) disk_deleted: bool,
+    /// A call of before came late: a domain is there that nobody could expect.
+    pub(crate) late: bool,
+    /// A claim was made for it, and when. A uuid is used once.
+    pub(crate) claimed: Option<Duration>,
+    /// Somebody else's claim, not one of our tools.
+    pub(crate) foreign: bool,
+    /// Its request came in time, so that its claim has to be there.
+    pub(crate) in_time: bool,
+    /// Somebody took what belongs to it, so that nothing is promised any more.
+    pub(crate) robbed: bool,
+}
+
+impl Thing {
+    pub(crate) fn runs(&self) -> bool {
+        self.observed.domain == Some(RunState::Running)
+    }
+
+    pub(crate) fn wish(&self) -> Option<Wish> {
+        self.keys.request.map(|(wish, _)| wish)
+    }
+
+    pub(crate) fn state(&self) -> Option<State> {
+        self.keys.status.known().map(|status| status.state)
+    }
+
+    /// Whether its disk holds what only its user may have deleted.
+    pub(crate) fn is_dear(&self) -> bool {
+        self.wrote && self.observed.volume && !self.disk_deleted && !self.user_destroyed
+    }
+}
+
+/// How an image is to be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Images {
+    Fine,
+    Away,
+    Broken,
+}
+
+#[derive(Debug)]
+pub(crate) struct Outside {
+    pub(crate) things: BTreeMap<InstanceId, Thing>,
+    pub(crate) now: Duration,
+    pub(crate) revision: i64,
+    pub(crate) etcd_up: bool,
+    pub(crate) placement_up: bool,
+    /// The hypervisor does what it is told, and does not say what it has.
+    pub(crate) blind: bool,
+    pub(crate) images: Images,
+    pub(crate) start_broken: bool,
+    /// Guests have addresses.
+    pub(crate) addresses: bool,
+    /// What the agent's watch has to tell yet; dropped while there is no agent.
+    pub(crate) news: Vec<News>,
+}
+
+/// Claims whose requests do not come for so long are given back.
+pub(crate) const GRACE: Duration = Duration::from_secs(60);
+
+/// What happens outside.
+#[derive(Debug, Clone)]
+pub(crate) enum Happening {
+    /// eschedule claims; killed after that it never requests.
+    Claim,
+    /// It writes its request.
+    Request,
+    /// Somebody else allocates on this node.
+    ForeignClaim,
+    Destroy,
+    RequestKeyDeleted,
+    StatusKeyDeleted,
+    /// A request, a status or a record that cannot be read.
+    Rubbish,
+    StatusRubbish,
+    RecordRubbish,
+    AllocationDeleted,
+    AllocationMoved,
+    GuestEnds,
+    GuestPaused(Pause),
+    /// libvirtd forgets why a domain does not run; so does a start of the host.
+    LibvirtdRestarts,
+    /// `virsh undefine`: at once, or when the guest ends.
+    Undefined,
+    DiskDeleted,
+    RecordDeleted,
+    /// A define that was under way in libvirtd when the agent was killed.
+    LateDefine,
+    /// etcd is emptied, or restored to what it was.
+    EtcdEmptied,
+    EtcdSaved,
+    EtcdRestored,
+    /// The watch breaks, and lists anew.
+    WatchBreaks,
+    Etcd(bool),
+    Placement(bool),
+    Blind(bool),
+    Images(Images),
+    StartBroken(bool),
+    Addresses(bool),
+}
+
+impl Outside {
+    pub(crate) fn new(instances: &[InstanceId]) -> Self {
+        Self {
+            things: instances.iter().map(|instance| (*instance, Thing::default())).collect(),
+            now: Duration::ZERO,
+            revision: 1,
+            etcd_up: true,
+            placement_up: true,
+            blind: false,
+            images: Images::Fine,
+            start_broken: false,
+            addresses: false,
+            news: Vec::new(),
+        }
+    }
+
+    /// From now on all that could be broken works.
+    pub(crate) fn heal(&mut self) {
+        (self.etcd_up, self.placement_up, self.blind) = (true, true, false);
+        (self.images, self.start_broken, self.addresses) = (Images::Fine, false, true);
+        for thing in self.things.values_mut() {
+            if let Some(RunState::Paused(Pause::Storage { room })) = &mut thing.observed.domain {
+                *room = true;
+            }
+        }
+    }
+
+    pub(crate) fn stamp(&self) -> Timestamp {
+        Timestamp::UNIX_EPOCH + self.now
+    }
+
+    pub(crate) fn thing(&mut self, instance: InstanceId) -> &mut Thing {
+        self.things.entry(instance).or_default()
+    }
+
+    /// Writes a request's key, or deletes it.
+    pub(crate) fn put(&mut self, instance: InstanceId, wish: Option<Wish>) {
+        self.revision += 1;
+        let request = wish.map(|wish| (wish, self.revision));
+        self.thing(instance).keys.request = request;
+        self.news.push(News::Changed(instance, request));
+    }
+
+    pub(crate) fn happen(&mut self, instance: InstanceId, happening: &Happening) {
+        let now = self.now;
+        let Some(thing) = self.things.get_mut(&instance) else { return };
+        match happening {
+            Happening::Claim if thing.claimed.is_none() => {
+                (thing.keys.index, thing.keys.room, thing.claimed) = (true, Room::Here, Some(now));
+            }
+            Happening::Request if thing.claimed.is_some() && thing.keys.index && thing.wish().is_none() => {
+                // One instance is requested once.
+                if thing.in_time || thing.ended || thing.observed != Observed::default() {
+                    return;
+                }
+                let in_time = thing.claimed.is_some_and(|claimed| now < claimed + GRACE) && !thing.robbed;
+                assert!(
+                    !in_time || thing.keys.room == Room::Here,
+                    "a claim whose request is under way is not taken: {self:?}"
+                );
+                thing.in_time = in_time;
+                self.put(instance, Some(Wish::Active));
+            }
+            Happening::ForeignClaim if thing.claimed.is_none() => {
+                (thing.keys.room, thing.claimed, thing.foreign) = (Room::Here, Some(now), true);
+            }
+            // Also without a request, where a status tells of it; a request that cannot be read is not touched.
+            Happening::Destroy
+                if matches!(thing.wish(), Some(Wish::Active | Wish::Destroyed))
+                    || thing.wish().is_none() && thing.keys.status != StatusEntry::Absent =>
+            {
+                (thing.keys.index, thing.user_destroyed) = (false, true);
+                self.put(instance, Some(Wish::Destroyed));
+            }
+            Happening::RequestKeyDeleted if thing.wish().is_some() => {
+                thing.robbed = true;
+                self.put(instance, None);
+            }
+            Happening::StatusKeyDeleted => thing.keys.status = StatusEntry::Absent,
+            Happening::Rubbish if thing.wish().is_some() => self.put(instance, Some(Wish::Rubbish)),
+            Happening::StatusRubbish if thing.keys.status != StatusEntry::Absent => {
+                thing.keys.status = StatusEntry::Unreadable;
+            }
+            Happening::RecordRubbish if thing.record != RecordFacts::Absent => {
+                thing.record = RecordFacts::Unreadable;
+            }
+            Happening::AllocationDeleted => (thing.keys.room, thing.robbed) = (Room::None, true),
+            Happening::AllocationMoved if thing.keys.room == Room::Here => {
+                (thing.keys.room, thing.robbed) = (Room::Elsewhere, true);
+            }
+            Happening::GuestEnds if thing.runs() => {
+                thing.observed.domain = (!thing.observed.transient).then_some(RunState::Ended(End::ByGuest));
+                thing.observed.transient = false;
+                self.news.push(News::Hint(instance));
+            }
+            Happening::GuestPaused(why) if thing.runs() => {
+                thing.observed.domain = Some(RunState::Paused(*why));
+                self.news.push(News::Hint(instance));
+            }
+            Happening::LibvirtdRestarts => {
+                if let Some(domain @ RunState::Ended(_)) = &mut thing.observed.domain {
+                    *domain = RunState::NotStarted;
+                }
+                self.news.push(News::HintAll);
+            }
+            Happening::Undefined => match thing.observed.domain {
+                Some(RunState::Running | RunState::Paused(_)) => thing.observed.transient = true,
+                _ => thing.observed.domain = None,
+            },
+            Happening::DiskDeleted => (thing.observed.volume, thing.disk_deleted) = (false, true),
+            Happening::RecordDeleted => thing.record = RecordFacts::Absent,
+            Happening::LateDefine if thing.observed.domain.is_none() && thing.claimed.is_some() => {
+                (thing.observed.domain, thing.late) = (Some(RunState::NotStarted), true);
+            }
+            Happening::EtcdEmptied => {
+                for thing in self.things.values_mut() {
+                    (thing.keys, thing.robbed) = (Keys::default(), true);
+                }
+                self.news.extend([News::Listing, News::Presence]);
+            }
+            Happening::EtcdSaved => {
+                for thing in self.things.values_mut() {
+                    thing.saved = Some(thing.keys.clone());
+                }
+            }
+            Happening::EtcdRestored => {
+                for thing in self.things.values_mut() {
+                    if let Some(saved) = thing.saved.clone() {
+                        (thing.keys, thing.robbed) = (saved, true);
+                    }
+                }
+                self.news.extend([News::Listing, News::Presence]);
+            }
+            Happening::WatchBreaks => self.news = vec![News::Lost, News::Listing],
+            Happening::Etcd(up) => self.etcd_up = *up,
+            Happening::Placement(up) => self.placement_up = *up,
+            Happening::Blind(blind) => self.blind = *blind,
+            Happening::Images(images) => self.images = *images,
+            Happening::StartBroken(broken) => self.start_broken = *broken,
+            Happening::Addresses(there) => self.addresses = *there,
+            _ => {}
+        }
+    }
+
+    /// Every request, as a listing has it.
+    pub(crate) fn requests(&self) -> Vec<(InstanceId, Requested)> {
+        let requests = self.things.iter();
+        requests.filter_map(|(id, thing)| Some((*id, self.requested(*id, thing.keys.request?)))).collect()
+    }
+
+    pub(crate) fn requested(&self, instance: InstanceId, (wish, revision): (Wish, i64)) -> Requested {
+        let desired = match wish {
+            Wish::Active => Ok(Desired::Active),
+            Wish::Destroyed => Ok(Desired::Destroyed),
+            Wish::Rubbish => Err("rubbish".to_owned()),
+        };
+        let record = desired.map(|desired| {
+            Arc::new(Request {
+                instance,
+                epoch: 1,
+                generation: 1,
+                desired,
+                name: None,
+                spec: None,
+                project: String::new(),
+                user: String::new(),
+                created_at: Timestamp::UNIX_EPOCH,
+            })
+        });
+        Requested { record, revision }
+    }
+
+    pub(crate) fn statuses(&self) -> BTreeMap<InstanceId, StatusEntry> {
+        let statuses = self.things.iter().filter(|(_, thing)| thing.keys.status != StatusEntry::Absent);
+        statuses.map(|(instance, thing)| (*instance, thing.keys.status.clone())).collect()
+    }
+
+    pub(crate) fn domains(&self) -> BTreeMap<InstanceId, Observed> {
+        let here = self.things.iter().filter(|(_, thing)| thing.observed != Observed::default());
+        here.map(|(instance, thing)| (*instance, thing.observed)).collect()
+    }
+
+    /// A look's last part; the first two were seen before.
+    pub(crate) fn seen(
+        &self,
+        statuses: BTreeMap<InstanceId, StatusEntry>,
+        observed: BTreeMap<InstanceId, Observed>,
+    ) -> Seen {
+        let records = self.things.iter().filter(|(_, thing)| thing.record != RecordFacts::Absent);
+        Seen {
+            statuses,
+            observed,
+            records: records.map(|(instance, thing)| (*instance, thing.record)).collect(),
+            buried: self.things.iter().filter(|(_, thing)| thing.buried).map(|(id, _)| *id).collect(),
+        }
+    }
+
+    pub(crate) fn held(&self, instance: InstanceId) -> Held {
+        match self.things[&instance].keys.room {
+            Room::None => Held::Nothing,
+            Room::Here => Held::Here(Resources::new()),
+            Room::Elsewhere => Held::Elsewhere,
+        }
+    }
+}
+
+pub(crate) fn node() -> NodeId {
+    NodeId::new(uuid::Uuid::from_u128(0xfe))
+}
+
+pub(crate) fn address(instance: InstanceId) -> Address {
+    Address { ip: [192, 0, 2, 1].into(), mac: instance.mac(0), nic: 0, source: AddressSource::Lease }
+}

@@ -1,0 +1,271 @@
+//! A job, effect by effect, on what is outside. It does there what the agent's worker does on the real parts.
+
+use std::collections::VecDeque;
+
+use ec_model::{Desired, InstanceId, Observed, RunState, State, Status};
+use ec_plan::{
+    RecordFacts,
+    engine::{Change, Held, Job, Outcome, Report, StatusEntry, Work},
+    machine::Effect,
+    status::{self, Subject},
+};
+use jiff::Timestamp;
+
+use crate::outside::{Images, Outside, Room, Thing, Wish, node};
+
+/// Why a job stops.
+enum Stop {
+    Abandoned,
+    Retry,
+    RetryBounded,
+    Failed,
+}
+
+/// What simulated failures say.
+pub(crate) const BROKEN: &str = "broken";
+
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) job: Job,
+    pub(crate) cancelled: bool,
+    left: VecDeque<Effect>,
+    subject: Subject,
+    status: StatusEntry,
+    done: Vec<Change>,
+    touched: bool,
+    first_start: bool,
+    /// All is done but to look at what came of it.
+    outcome: Option<Outcome>,
+}
+
+impl Worker {
+    pub(crate) fn new(job: Job) -> Self {
+        let left = match &job.work {
+            Work::Effects(effects) => effects.clone().into(),
+            Work::Fail(reason) => [Effect::Announce(State::Error, Some(reason.clone()))].into(),
+            Work::Addresses(_) => VecDeque::new(),
+        };
+        Self {
+            subject: Subject { instance: job.instance, node: node(), name: None, order: None },
+            status: job.status.clone(),
+            job,
+            cancelled: false,
+            left,
+            done: Vec::new(),
+            touched: false,
+            first_start: false,
+            outcome: None,
+        }
+    }
+
+    /// What it was begun for.
+    pub(crate) fn wish(&self) -> Option<Wish> {
+        match (&self.job.request, self.job.request_revision) {
+            (Some(request), _) if request.desired == Desired::Active => Some(Wish::Active),
+            (Some(_), _) => Some(Wish::Destroyed),
+            (None, Some(_)) => Some(Wish::Rubbish),
+            (None, None) => None,
+        }
+    }
+
+    /// One effect, or the end.
+    pub(crate) fn step(&mut self, outside: &mut Outside) -> Option<Report> {
+        if let Some(outcome) = self.outcome.take() {
+            if self.touched {
+                let seen =
+                    if outside.blind { Err(BROKEN.to_owned()) } else { Ok(self.thing(outside).observed) };
+                self.done.push(Change::Observed(seen));
+            }
+            return Some(Report {
+                instance: self.job.instance,
+                done: std::mem::take(&mut self.done),
+                outcome,
+            });
+        }
+        let stopped = if self.cancelled {
+            Err(Stop::Abandoned)
+        } else {
+            match (self.left.pop_front(), &self.job.work) {
+                (Some(effect), _) => self.perform(effect, outside),
+                (None, Work::Addresses(addresses)) => {
+                    let addresses = addresses.clone();
+                    let now = outside.stamp();
+                    self.write(outside, |subject, old| status::addressed(subject, old, addresses, now))
+                }
+                (None, _) => Ok(()),
+            }
+        };
+        self.outcome = match stopped {
+            Ok(()) if !self.left.is_empty() => return None,
+            Ok(()) => Some(Outcome::Done),
+            Err(Stop::Abandoned) => Some(Outcome::Abandoned),
+            Err(Stop::Retry) => Some(Outcome::Retry(BROKEN.to_owned())),
+            Err(Stop::RetryBounded) => Some(Outcome::RetryBounded(BROKEN.to_owned())),
+            Err(Stop::Failed) => Some(Outcome::Failed(BROKEN.to_owned())),
+        };
+        None
+    }
+
+    fn thing<'a>(&self, outside: &'a mut Outside) -> &'a mut Thing {
+        outside.thing(self.job.instance)
+    }
+
+    fn now_is(&mut self, outside: &mut Outside, status: StatusEntry) {
+        self.thing(outside).keys.status = status.clone();
+        self.status = status.clone();
+        self.done.push(Change::Status(status));
+    }
+
+    fn write(
+        &mut self,
+        outside: &mut Outside,
+        make: impl FnOnce(&Subject, Option<&Status>) -> Status,
+    ) -> Result<(), Stop> {
+        if !outside.etcd_up {
+            return Err(Stop::Retry);
+        }
+        let status = make(&self.subject, self.status.known());
+        self.now_is(outside, StatusEntry::Known(Box::new(status)));
+        Ok(())
+    }
+
+    fn record(&mut self, outside: &mut Outside, record: RecordFacts) {
+        self.thing(outside).record = record;
+        self.done.push(Change::Record(record));
+    }
+
+    /// Deletes the request's key, unless it is another by now.
+    fn end(
+        &mut self,
+        outside: &mut Outside,
+        status: impl FnOnce(&Self, Timestamp) -> StatusEntry,
+    ) -> Result<(), Stop> {
+        if !outside.etcd_up {
+            return Err(Stop::Retry);
+        }
+        let thing = self.thing(outside);
+        if thing.keys.request.map(|(_, revision)| revision) != self.job.request_revision {
+            return Err(Stop::Abandoned);
+        }
+        thing.ended |= thing.wish() == Some(Wish::Destroyed);
+        if thing.wish().is_some() {
+            outside.put(self.job.instance, None);
+        }
+        let status = status(self, outside.stamp());
+        self.now_is(outside, status);
+        self.done.push(Change::RequestDropped);
+        Ok(())
+    }
+
+    fn perform(&mut self, effect: Effect, outside: &mut Outside) -> Result<(), Stop> {
+        let instance: InstanceId = self.job.instance;
+        let (images, start_broken, now) = (outside.images, outside.start_broken, outside.stamp());
+        let placement_up = outside.placement_up;
+        let thing = outside.thing(instance);
+        match effect {
+            Effect::Announce(state, reason) => {
+                if matches!(self.job.work, Work::Fail(_)) && reason.as_deref() != Some(BROKEN) {
+                    assert!(!thing.wrote || thing.disk_deleted, "what ever ran does not fail: {thing:?}");
+                }
+                if !status::is_told(self.status.known(), state, reason.as_deref()) {
+                    self.write(outside, |subject, old| status::announced(subject, old, state, reason, now))?;
+                }
+            }
+            Effect::PrepareDisk => {
+                assert!(
+                    thing.observed.domain.is_none() || thing.late,
+                    "a disk is never made anew under a domain: {thing:?}"
+                );
+                assert!(!thing.wrote || thing.disk_deleted, "nothing is built twice: {thing:?}");
+                match images {
+                    Images::Fine => {}
+                    Images::Away => return Err(Stop::RetryBounded),
+                    Images::Broken => return Err(Stop::Failed),
+                }
+                (thing.observed.volume, self.touched) = (true, true);
+                self.record(outside, RecordFacts::Kept { started: false });
+            }
+            Effect::KeepRecord => {
+                assert_eq!(self.wish(), Some(Wish::Active), "the request tells what it says");
+                self.record(outside, RecordFacts::Kept { started: true });
+            }
+            Effect::Define => {
+                (thing.observed.transient, self.touched) = (false, true);
+                if thing.observed.domain.is_none() {
+                    assert!(thing.observed.volume || thing.disk_deleted, "{thing:?}");
+                    thing.observed.domain = Some(RunState::NotStarted);
+                }
+            }
+            Effect::MarkStarted => {
+                if thing.record == (RecordFacts::Kept { started: false }) {
+                    self.first_start = true;
+                    self.record(outside, RecordFacts::Kept { started: true });
+                }
+            }
+            Effect::Start => {
+                assert!(self.job.allocated.is_some(), "nothing runs without a claim: {thing:?}");
+                self.touched = true;
+                if start_broken || !thing.observed.volume || thing.observed.domain.is_none() {
+                    if self.first_start && matches!(thing.observed.domain, None | Some(RunState::NotStarted))
+                    {
+                        self.record(outside, RecordFacts::Kept { started: false });
+                    }
+                    return Err(Stop::Failed);
+                }
+                // Without any record a disk that is there counts as written.
+                assert!(
+                    thing.record != RecordFacts::Kept { started: false } || thing.wrote,
+                    "marked before it runs: {thing:?}"
+                );
+                (thing.observed.domain, thing.wrote) = (Some(RunState::Running), true);
+            }
+            Effect::NoteStart => self.write(outside, |subject, old| status::started(subject, old, now))?,
+            Effect::Resume => {
+                (thing.observed.domain, self.touched) = (Some(RunState::Running), true);
+                self.done.push(Change::Resumed);
+            }
+            Effect::Bury => {
+                assert!(thing.user_destroyed, "only a user destroys: {thing:?}");
+                thing.buried = true;
+                self.done.push(Change::Buried);
+            }
+            Effect::RemoveDomain => {
+                assert!(!thing.is_dear(), "only a user's destroy deletes what a guest wrote: {thing:?}");
+                assert!(
+                    !thing.runs() || thing.user_destroyed,
+                    "only a user's destroy ends a guest that runs: {thing:?}"
+                );
+                (thing.observed, thing.late, self.touched) = (Observed::default(), false, true);
+            }
+            Effect::DropRecord => self.record(outside, RecordFacts::Absent),
+            Effect::Claim => {
+                if !placement_up || thing.keys.room == Room::Elsewhere {
+                    return Err(Stop::Retry);
+                }
+                thing.keys.room = Room::Here;
+                let held = outside.held(instance);
+                self.done.push(Change::Allocation(held));
+            }
+            Effect::Release => {
+                if !placement_up {
+                    return Err(Stop::Retry);
+                }
+                assert!(!thing.foreign, "others' allocations stay: {thing:?}");
+                if thing.keys.room == Room::Here {
+                    assert!(
+                        thing.observed.domain.is_none() || thing.late,
+                        "room is never given back under a domain: {thing:?}"
+                    );
+                    thing.keys.room = Room::None;
+                }
+                self.done.push(Change::Allocation(Held::Nothing));
+            }
+            Effect::DropKeys => self.end(outside, |_, _| StatusEntry::Absent)?,
+            Effect::EndInError => self.end(outside, |worker, now| {
+                let status = status::ended_in_error(&worker.subject, worker.status.known(), now);
+                StatusEntry::Known(Box::new(status))
+            })?,
+        }
+        Ok(())
+    }
+}

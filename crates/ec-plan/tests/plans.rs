@@ -1,0 +1,131 @@
+//! What is planned for one guest: after starts that did not go as they should, and at the edges of what is allowed.
+
+use std::time::Duration;
+
+use ec_model::{End, Observed, Pause, RunState, State};
+use ec_plan::{
+    Allocation, Facts, KnownStatus, Limits, RecordFacts, StatusFacts, Wanted,
+    machine::{Effect, Next, Plan, Problem, Question, RESUME_PERIOD, Until, plan},
+};
+
+const LIMITS: Limits = Limits { address: Duration::from_secs(300), grace: Duration::from_secs(60) };
+
+/// A guest that may have run, by its record.
+fn facts(domain: RunState, state: State, start_noted: bool) -> Facts {
+    Facts {
+        wanted: Wanted::Active,
+        status: StatusFacts::Known(KnownStatus {
+            state,
+            reason: (state == State::Error).then(|| "failed to start".to_owned()),
+            has_address: false,
+            start_noted,
+        }),
+        observed: Observed { domain: Some(domain), volume: true, transient: false },
+        record: RecordFacts::Kept { started: true },
+        ..unrequested(Allocation::Held { seen_for: Duration::ZERO }, None)
+    }
+}
+
+fn unrequested(allocation: Allocation, asked_for: Option<bool>) -> Facts {
+    Facts {
+        wanted: Wanted::Nothing,
+        status: StatusFacts::Absent,
+        observed: Observed::default(),
+        unseen: false,
+        record: RecordFacts::Absent,
+        buried: false,
+        allocation,
+        asked_for,
+        searched: Duration::ZERO,
+        resumed: None,
+    }
+}
+
+fn planned(facts: &Facts) -> Next {
+    let Plan { next, why } = plan(facts, &LIMITS);
+    assert!(!why.is_empty());
+    next
+}
+
+fn starts(facts: &Facts) -> bool {
+    matches!(planned(facts), Next::Run(effects) if effects.contains(&Effect::Start))
+}
+
+#[test]
+fn a_start_that_nobody_saw_through_is_begun_again() {
+    for why in [End::ByGuest, End::ByHand, End::Crashed, End::Unknown] {
+        assert!(starts(&facts(RunState::Ended(why), State::Starting, false)), "{why:?}");
+        assert!(!starts(&facts(RunState::Ended(why), State::Starting, true)), "it ran, and ended: {why:?}");
+        assert!(!starts(&facts(RunState::Ended(why), State::Active, true)), "{why:?}");
+    }
+    // Nobody wished that one to end, and nobody had anything of it yet.
+    assert!(starts(&facts(RunState::Ended(End::ByHypervisor), State::Starting, true)));
+    assert!(!starts(&facts(RunState::Ended(End::ByHypervisor), State::Active, true)));
+}
+
+#[test]
+fn a_start_that_failed_is_tried_again_and_its_reason_stands_until_it_works() {
+    let failed = facts(RunState::NotStarted, State::Error, false);
+    let again = Next::Run(vec![Effect::MarkStarted, Effect::Start, Effect::NoteStart]);
+    assert_eq!(planned(&failed), again);
+    // One that was seen to run is not started without being asked for.
+    assert!(!starts(&facts(RunState::NotStarted, State::Error, true)));
+}
+
+#[test]
+fn a_claim_whose_request_never_came_is_released_after_its_grace_and_not_before_and_nobody_elses_ever() {
+    let held = |seconds| Allocation::Held { seen_for: Duration::from_secs(seconds) };
+    let planned = |seconds, whose| planned(&unrequested(held(seconds), whose));
+    assert_eq!(planned(20, Some(true)), Next::Wait(Until::After(Duration::from_secs(40))));
+    assert_eq!(planned(60, None), Next::Ask(Question::Whose));
+    assert_eq!(planned(60, Some(true)), Next::Run(vec![Effect::Release]));
+    assert!(matches!(planned(60, Some(false)), Next::Stuck(Problem::Report(_))));
+}
+
+#[test]
+fn destroying_wins_whatever_the_instance_is_doing_and_whether_it_can_be_seen_or_not() {
+    for state in
+        [State::Scheduled, State::Preparing, State::Starting, State::Active, State::Stopped, State::Error]
+    {
+        for domain in [RunState::NotStarted, RunState::Running, RunState::Ended(End::Crashed)] {
+            for unseen in [false, true] {
+                let facts = Facts { wanted: Wanted::Destroyed, unseen, ..facts(domain, state, true) };
+                let Next::Run(effects) = planned(&facts) else { panic!("{facts:?}") };
+                assert_eq!(effects.last(), Some(&Effect::DropKeys));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_seen_is_not_judged() {
+    for wanted in [Wanted::Active, Wanted::Nothing, Wanted::Unreadable] {
+        let facts =
+            Facts { wanted, unseen: true, ..facts(RunState::Ended(End::Crashed), State::Active, true) };
+        assert_eq!(planned(&facts), Next::Wait(Until::Sight));
+    }
+}
+
+#[test]
+fn a_running_guest_without_an_address_is_told_and_left_running() {
+    let facts = |searched| Facts {
+        searched: Duration::from_secs(searched),
+        ..facts(RunState::Running, State::Starting, true)
+    };
+    assert_eq!(planned(&facts(299)), Next::Wait(Until::Address));
+    let Next::Run(effects) = planned(&facts(300)) else { panic!("it is told") };
+    let [Effect::Announce(State::Starting, Some(reason))] = &effects[..] else { panic!("{effects:?}") };
+    assert!(reason.contains("no address"), "{reason}");
+}
+
+#[test]
+fn a_guest_that_runs_into_the_same_wall_is_let_go_on_after_a_pause() {
+    let paused = |resumed: Option<u64>| Facts {
+        resumed: resumed.map(Duration::from_secs),
+        ..facts(RunState::Paused(Pause::Storage { room: true }), State::Active, true)
+    };
+    let resumes = |facts| matches!(planned(&facts), Next::Run(effects) if effects.contains(&Effect::Resume));
+    assert!(resumes(paused(None)));
+    assert_eq!(planned(&paused(Some(4))), Next::Wait(Until::After(Duration::from_secs(6))));
+    assert!(resumes(paused(Some(RESUME_PERIOD.as_secs()))));
+}

@@ -1,0 +1,69 @@
+//! What an instance holds in placement.
+
+use ec_placement_client::PlacementError;
+use ec_plan::engine::{Change, Held};
+
+use super::{Stop, Worker};
+use crate::{look::ask_placement, register::refresh};
+
+impl Worker {
+    /// Claims what a guest takes that is here and that placement does not know of. Where there is no room, as
+    /// much of the inventory is reserved.
+    pub(super) async fn claim(&mut self) -> Result<(), Stop> {
+        let instance = self.job.instance;
+        let amounts = self.amounts().await?;
+        let (project, user) = match &self.job.request {
+            Some(request) => (request.project.clone(), request.user.clone()),
+            None => (self.record().await?.map(|record| record.project).unwrap_or_default(), String::new()),
+        };
+        let [project, user] =
+            [project, user].map(|text| if text.is_empty() { "default".to_owned() } else { text });
+        let (placement, node) = (&self.parts.placement, self.parts.node);
+        let claim = || placement.claim_exact(instance, node, &amounts, &project, &user);
+        let mut claimed = claim().await;
+        if matches!(claimed, Err(PlacementError::Conflict(_))) && self.no_longer_uncounted() {
+            // What stands in its way may be what is kept free for it.
+            claimed = match refresh(&self.parts).await {
+                Ok(()) => claim().await,
+                Err(error) => Err(error),
+            };
+        }
+        let Err(error) = claimed else {
+            self.no_longer_uncounted();
+            tracing::info!(%instance, ?amounts, "counted a guest that placement did not know of");
+            self.done.push(Change::Allocation(Held::Here(amounts)));
+            return Ok(());
+        };
+        // Until it is counted, as much is kept free for it.
+        self.parts.uncounted.send_if_modified(|uncounted| {
+            uncounted.insert(instance, amounts.clone()).as_ref() != Some(&amounts)
+        });
+        Err(match error {
+            PlacementError::Conflict(why) => {
+                Stop::Retry(format!("placement has no room to count it, so as much is reserved: {why}"))
+            }
+            error => error.into(),
+        })
+    }
+
+    /// Gives back what the instance holds here. What it holds on other nodes is not this node's to give back.
+    pub(super) async fn release(&mut self) -> Result<(), Stop> {
+        let instance = self.job.instance;
+        match ask_placement(&self.parts, instance).await? {
+            Held::Here { .. } => self.parts.placement.release(instance).await?,
+            Held::Elsewhere => {
+                tracing::warn!(%instance, "its allocation is on other resource providers, and stays there");
+            }
+            Held::Nothing => {}
+        }
+        self.no_longer_uncounted();
+        self.done.push(Change::Allocation(Held::Nothing));
+        Ok(())
+    }
+
+    /// Nothing need be reserved for it any more; whether something was.
+    pub(super) fn no_longer_uncounted(&self) -> bool {
+        let instance = self.job.instance;
+        self.parts.uncounted.send_if_modified(|uncounted| uncounted.remove(&instance).is_some())
+    }
+}
