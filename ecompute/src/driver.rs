@@ -568,7 +568,7 @@ impl Driver {
             let Some(status) = entry.status.known().filter(up) else { continue };
             // Nobody may ever ask for an address on the second interface's network: not waited for endlessly.
             let fresh = status.started_at.is_some_and(|started| {
-                jiff::Timestamp::now().duration_since(started).unsigned_abs() < self.limits.address
+                self.parts.host.now().duration_since(started).unsigned_abs() < self.limits.address
             });
             let complete = (0..nics).all(|nic| status.addresses.iter().any(|address| address.nic == nic));
             // Who was looked for in vain long enough is looked for on, but not all the time.

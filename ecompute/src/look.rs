@@ -51,7 +51,8 @@ pub(crate) async fn look_at_all(parts: &Parts) -> Result<Seen, String> {
         .collect();
     let observed = parts.hypervisor.list().await.map_err(|error| error.to_string())?;
     let records = Arc::clone(&parts.records);
-    let (records, buried) = tokio::task::spawn_blocking(move || Ok((records.list()?, records.buried()?)))
+    let listed = parts.host.blocking(move || Ok((records.list()?, records.buried()?)));
+    let (records, buried) = listed
         .await
         .map_err(|error| error.to_string())?
         .map_err(|error: ec_metadata::RecordFileError| ec_runtime::exit::chain(&error))?;

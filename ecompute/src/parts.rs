@@ -7,6 +7,7 @@ use ec_image::ImageCache;
 use ec_metadata::RecordDir;
 use ec_model::{InstanceId, NodeId, Resources};
 use ec_placement_client::PlacementClient;
+use ec_runtime::Host;
 use ec_store::Store;
 use tokio::sync::watch;
 
@@ -16,6 +17,8 @@ use crate::{config::Settings, presence::Presence};
 pub struct Parts {
     /// This node.
     pub node: NodeId,
+    /// The machine that this agent runs on.
+    pub host: Host,
     /// The checked configuration.
     pub settings: Settings,
     /// etcd, or its twin.

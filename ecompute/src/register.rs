@@ -31,6 +31,7 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
             told = true;
         }
         tokio::select! {
+            biased;
             () = stop.cancelled() => return Ok(()),
             () = tokio::time::sleep(RETRY) => {}
         }
@@ -44,6 +45,7 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
     let (mut failed, mut doubtful) = (false, false);
     loop {
         tokio::select! {
+            biased;
             () = stop.cancelled() => return Ok(()),
             () = tokio::time::sleep(if failed { RETRY } else { PERIOD }) => {}
             // The senders live in the parts. Keys put anew may mean that etcd, and placement in it, was emptied.
@@ -92,7 +94,7 @@ async fn register(parts: &Parts) -> Result<(), PlacementError> {
 async fn reserve_uncounted(parts: &Parts) -> Result<(), PlacementError> {
     let held = parts.placement.provider_allocations(parts.node).await?;
     let records = Arc::clone(&parts.records);
-    let listed = tokio::task::spawn_blocking(move || records.list()).await;
+    let listed = parts.host.blocking(move || records.list()).await;
     let here = match listed {
         Ok(Ok(records)) => records.into_iter().filter_map(|(instance, record)| Some((instance, record?))),
         other => {

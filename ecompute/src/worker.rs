@@ -11,7 +11,6 @@ use ec_model::{Address, InstanceId, Observed, RECORD_VERSION, Request, Resources
 use ec_placement_client::PlacementError;
 use ec_plan::{Effect, RecordFacts};
 use ec_store::{Compare, Revision, StoreError, Txn};
-use jiff::Timestamp;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::Instant,
@@ -430,6 +429,7 @@ impl Worker {
     async fn take_permit(&mut self) -> Result<(), Stop> {
         if self.permit.is_none() {
             let acquired = tokio::select! {
+                biased;
                 acquired = Arc::clone(&self.pool).acquire_owned() => acquired,
                 () = self.cancel.cancelled() => return Err(Stop::Abandoned),
             };
@@ -499,7 +499,7 @@ impl Worker {
 
     /// The status to write next: what was known, in this state, now.
     fn next_status(&self, state: State) -> Status {
-        let now = Timestamp::now();
+        let now = self.parts.host.now();
         let old = self.report.status.known();
         Status {
             version: RECORD_VERSION,

@@ -3,7 +3,7 @@
 //! Only the driver's task owns it, so that there is one order of all changes.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashSet},
     time::Duration,
 };
 
@@ -243,7 +243,8 @@ impl Entry {
 /// All instances of this node.
 #[derive(Debug, Default)]
 pub(crate) struct World {
-    entries: HashMap<InstanceId, Entry>,
+    /// In order, so that what is done for all of them is done in the same order each time.
+    entries: BTreeMap<InstanceId, Entry>,
     /// Counts looks and changes, to tell an old look from a new change.
     clock: u64,
 }

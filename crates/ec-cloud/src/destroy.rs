@@ -2,7 +2,6 @@
 
 use ec_model::{Desired, IndexEntry, InstanceId, NodeId, RECORD_VERSION, Request, encode};
 use ec_store::{Compare, Revision, Txn};
-use jiff::Timestamp;
 
 use crate::{
     Cloud, CloudError, CloudResult,
@@ -94,7 +93,7 @@ fn gone(cloud: &Cloud, known: &Known) -> Request {
         token_required: false,
         project: project.clone(),
         user: cloud.user.clone(),
-        created_at: Timestamp::now(),
+        created_at: cloud.host.now(),
     }
 }
 
@@ -105,7 +104,7 @@ async fn take_away(
     entry: IndexEntry,
     revision: Revision,
 ) -> CloudResult<bool> {
-    let age = Timestamp::now().duration_since(entry.created_at);
+    let age = cloud.host.now().duration_since(entry.created_at);
     if age < STALE {
         return Err(CloudError::Busy(format!(
             "instance {instance} is being placed since {}; if its command was killed, destroy it again in {} s",

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ec_model::{IndexEntry, InstanceId, RECORD_VERSION, decode, encode};
 use ec_store::{Compare, KeyValue, Revision, Store, StoreError, Txn};
-use jiff::{SignedDuration, Timestamp};
+use jiff::SignedDuration;
 use tokio::time::Instant;
 
 use crate::{Cloud, CloudError, CloudResult};
@@ -97,13 +97,13 @@ impl Intent {
     }
 
     fn new(cloud: &Cloud, naming: &Naming) -> Self {
-        let instance = InstanceId::new(uuid::Uuid::new_v4());
+        let instance = InstanceId::new(cloud.host.uuid());
         let entry = IndexEntry {
             version: RECORD_VERSION,
             node: None,
             name: naming.of(instance),
             project: cloud.project.clone(),
-            created_at: Timestamp::now(),
+            created_at: cloud.host.now(),
         };
         Self { instance, entry, revision: 0 }
     }
@@ -291,7 +291,7 @@ pub(crate) async fn sweep(
     entry: IndexEntry,
     revision: Revision,
 ) -> CloudResult<bool> {
-    if Timestamp::now().duration_since(entry.created_at) < STALE {
+    if cloud.host.now().duration_since(entry.created_at) < STALE {
         return Ok(false);
     }
     let index = cloud.keys.instance(instance);

@@ -1,6 +1,9 @@
 //! Scheduling: an intent, candidates, a claim, a request; and the way back from each of these.
 
-use std::{collections::HashSet, future::Future};
+use std::{
+    collections::{BTreeSet, HashSet},
+    future::Future,
+};
 
 use ec_model::{
     Blob, Desired, ImageRef, IndexEntry, InstanceId, Keyspace, NodeId, RECORD_VERSION, Request,
@@ -9,7 +12,6 @@ use ec_model::{
 use ec_placement_client::{Candidate, Candidates, Claim, PlacementError};
 use ec_plan::choice::{Try, choose};
 use ec_store::{Compare, Store, StoreError, Txn};
-use jiff::Timestamp;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -227,6 +229,7 @@ async fn look(
         Ok((found, alive))
     };
     tokio::select! {
+        biased;
         looked = look => looked,
         () = stop.cancelled() => Err(CloudError::Interrupted),
     }
@@ -256,7 +259,7 @@ async fn alive(
     keys: &Keyspace,
     found: &Candidates,
 ) -> Result<HashSet<NodeId>, StoreError> {
-    let hosts: HashSet<NodeId> =
+    let hosts: BTreeSet<NodeId> =
         found.candidates.iter().flat_map(|candidate| found.hosts(candidate)).collect();
     if hosts.len() > SINGLY {
         let all = store.keys(&keys.nodes()).await?;
@@ -309,7 +312,7 @@ async fn request(cloud: &Cloud, intent: &Intent, node: NodeId, wanted: &Wanted<'
         token_required: guest.token_required,
         project: cloud.project.clone(),
         user: cloud.user.clone(),
-        created_at: Timestamp::now(),
+        created_at: cloud.host.now(),
     };
     let index = IndexEntry { node: Some(node), ..intent.entry.clone() };
     let key = keys.request(node, instance);

@@ -5,6 +5,7 @@ pub mod config;
 mod endpoint;
 pub mod exit;
 mod files;
+mod host;
 mod logging;
 pub mod memory;
 mod shutdown;
@@ -12,6 +13,7 @@ mod tasks;
 
 pub use endpoint::{beyond_loopback, is_loopback};
 pub use files::raise_file_limit;
+pub use host::{BrokenOff, Host, Machine, Work};
 pub use logging::{LogFormat, init_logging};
 pub use shutdown::shutdown_on_signals;
 pub use tasks::{Tasks, abort_on_panic};

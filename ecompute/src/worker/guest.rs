@@ -46,6 +46,7 @@ impl Worker {
         let cancel = self.cancel.clone();
         let image = loop {
             tokio::select! {
+                biased;
                 image = &mut fetch => break image?,
                 () = cancel.cancelled() => return Err(Stop::Abandoned),
                 _ = period.tick() => {
@@ -141,7 +142,8 @@ impl Worker {
         E: std::error::Error + Send + 'static,
     {
         let records = Arc::clone(&self.parts.records);
-        tokio::task::spawn_blocking(move || work(&records))
+        let worked = self.parts.host.blocking(move || work(&records));
+        worked
             .await
             .map_err(|error| Stop::Retry(error.to_string()))?
             .map_err(|error| Stop::Retry(ec_runtime::exit::chain(&error)))

@@ -264,6 +264,7 @@ impl World {
 
     fn cloud(&self) -> Cloud {
         Cloud {
+            host: ec_runtime::Host::default(),
             store: Arc::new(self.etcd.clone()),
             placement: Arc::new(self.placement.clone()),
             keys: self.keys.clone(),
@@ -336,7 +337,7 @@ impl World {
         for pair in self.under(&self.keys.instances()) {
             let instance = self.keys.parse_instance(&pair.key).unwrap();
             let mut entry: IndexEntry = decode(&pair.value).unwrap();
-            entry.created_at = Timestamp::now() - STALE;
+            entry.created_at = jiff::Timestamp::now() - STALE;
             let aged = Txn::new().put(pair.key.clone(), encode(&entry));
             let revision = self.etcd.memory.txn(aged).await.unwrap().revision;
             sweep(&self.cloud(), instance, entry, revision).await.unwrap();
@@ -456,7 +457,7 @@ async fn a_name_whose_bearer_is_gone_for_long_is_taken_over_and_one_that_is_not_
             node: placed.then(|| node(0)),
             name: Some("web".into()),
             project: "p".into(),
-            created_at: Timestamp::now() - age,
+            created_at: jiff::Timestamp::now() - age,
         };
         let mut txn = Txn::new()
             .put(world.keys.instance(instance), encode(&entry))
