@@ -14,7 +14,7 @@ use ec_hypervisor::{HypervisorError, HypervisorEvent};
 use ec_model::{InstanceId, Observed, Resources, RunState, State, Status};
 use ec_placement_client::PlacementError;
 use ec_plan::{Decision, Effect, Limits, Wanted, decide, ran};
-use ec_store::{Change, Event, FollowOptions, StoreError, follow};
+use ec_store::{Change, Event, FollowOptions, Relist, StoreError, follow_on_demand};
 use tokio::{
     sync::{Semaphore, broadcast, mpsc, watch},
     time::Instant,
@@ -56,9 +56,19 @@ enum Answer {
     /// One instance's allocation.
     Allocation(InstanceId, Result<Held, PlacementError>),
     /// Whether control tools asked for an instance.
-    Whose(InstanceId, Result<bool, StoreError>),
+    Whose(InstanceId, Result<Whose, StoreError>),
     /// Every allocation on this node.
     Audited(u64, Result<HashMap<InstanceId, Resources>, PlacementError>),
+}
+
+/// What control tools have to do with an allocation that no request speaks of here.
+enum Whose {
+    /// Nothing: it is somebody else's.
+    Foreign,
+    /// They asked for the instance, and have not requested it.
+    AskedFor,
+    /// They have requested it, and the watch has not told.
+    Requested,
 }
 
 /// Something that the loop cannot do without has ended.
@@ -76,7 +86,7 @@ pub(crate) async fn run(parts: Arc<Parts>, shutdown: CancellationToken) -> Resul
     tasks.spawn(look_for_addresses(Arc::clone(&parts.hypervisor), wanted, found));
     let prefix = parts.settings.keys.requests(parts.node);
     let options = FollowOptions { resync: RESYNC, ..FollowOptions::default() };
-    let changes = follow(Arc::clone(&parts.store), prefix, options);
+    let (changes, relist) = follow_on_demand(Arc::clone(&parts.store), prefix, options);
     let driver = Driver {
         limits: Limits { address: parts.settings.address_timeout, grace: parts.settings.audit_grace },
         pool: Arc::new(Semaphore::new(parts.settings.workers)),
@@ -90,6 +100,7 @@ pub(crate) async fn run(parts: Arc<Parts>, shutdown: CancellationToken) -> Resul
         auditing: false,
         look_due: Instant::now(),
         audit_due: None,
+        relist,
         tasks: tasks.clone(),
         parts,
     };
@@ -122,6 +133,8 @@ struct Driver {
     look_due: Instant,
     /// When an audit that failed is tried again.
     audit_due: Option<Instant>,
+    /// Has the requests listed anew, where the watch was found to be silent.
+    relist: Relist,
 }
 
 impl Driver {
@@ -279,8 +292,8 @@ impl Driver {
         self.asking(instance);
         let (parts, answers) = (Arc::clone(&self.parts), self.answers.clone());
         self.tasks.spawn(async move {
-            let index = parts.store.get(&parts.settings.keys.instance(instance)).await;
-            answers.send(Answer::Whose(instance, index.map(|(pair, _)| pair.is_some()))).await.ok();
+            let whose = ask_whose(&parts, instance).await;
+            answers.send(Answer::Whose(instance, whose)).await.ok();
         });
     }
 
@@ -349,11 +362,17 @@ impl Driver {
                 }
                 self.consider(instance);
             }
-            Answer::Whose(instance, asked_for) => {
+            Answer::Whose(instance, whose) => {
                 let entry = self.world.touch(instance);
                 entry.running = None;
-                match asked_for {
-                    Ok(asked_for) => entry.asked_for = Some(asked_for),
+                match whose {
+                    Ok(Whose::Foreign) => entry.asked_for = Some(false),
+                    Ok(Whose::AskedFor) => entry.asked_for = Some(true),
+                    Ok(Whose::Requested) => {
+                        entry.retry_later();
+                        self.relist.now();
+                        tracing::warn!(%instance, "the watch on this node's requests is silent: listing anew");
+                    }
                     Err(error) => {
                         entry.retry_later();
                         tracing::warn!(%instance, %error, "failed to ask whether it is ours; trying on");
@@ -585,6 +604,16 @@ impl Driver {
             changed
         });
     }
+}
+
+/// Whose an allocation is of which no request is known here. What the watch has not told is no reason to give it
+/// back, so the request itself is asked for, too.
+async fn ask_whose(parts: &Parts, instance: InstanceId) -> Result<Whose, StoreError> {
+    if parts.store.get(&parts.settings.keys.instance(instance)).await?.0.is_none() {
+        return Ok(Whose::Foreign);
+    }
+    let (request, _) = parts.store.get(&parts.request_key(instance)).await?;
+    Ok(if request.is_some() { Whose::Requested } else { Whose::AskedFor })
 }
 
 /// What is known now replaces what was known of the same interface; interfaces of which nothing is

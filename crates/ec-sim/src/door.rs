@@ -160,7 +160,8 @@ impl Store for Door {
                     if door.world.era() == era {
                         let summary = summary(&txn);
                         if door.apply(txn).await.is_ok_and(|outcome| outcome.succeeded) {
-                            door.world.log(door.actor, format!("     (the last came {by:?} late: {summary})"));
+                            door.world
+                                .log(door.actor, format!("     (the last came {by:?} late: {summary})"));
                         }
                     }
                 });

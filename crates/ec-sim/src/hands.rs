@@ -45,7 +45,11 @@ impl Hands {
         Ok(())
     }
 
-    async fn ask<T>(&self, what: &str, call: impl Future<Output = HypervisorResult<T>>) -> HypervisorResult<T> {
+    async fn ask<T>(
+        &self,
+        what: &str,
+        call: impl Future<Output = HypervisorResult<T>>,
+    ) -> HypervisorResult<T> {
         self.way().await;
         self.not_now(what)?;
         let answer = call.await;
@@ -139,7 +143,8 @@ impl Hypervisor for Hands {
     }
 
     async fn start(&self, instance: InstanceId) -> HypervisorResult<()> {
-        let call: Call = Box::new(move |hypervisor| Box::pin(async move { hypervisor.start(instance).await }));
+        let call: Call =
+            Box::new(move |hypervisor| Box::pin(async move { hypervisor.start(instance).await }));
         self.change(Operation::Start, instance, call).await
     }
 

@@ -63,8 +63,9 @@ async fn history(seed: u64, scenario: Scenario) -> Result<Ended> {
         Scenario::Quiet => (1, 1, 1),
         Scenario::Random => (1 + seed % 4, 1 + seed / 4 % 2, 1 + seed / 8 % 4),
     };
-    let computers: Result<Vec<_>> =
-        (1..=u128::from(nodes)).map(|number| Ok(Arc::new(Computer::new(number, directory.path())?))).collect();
+    let computers: Result<Vec<_>> = (1..=u128::from(nodes))
+        .map(|number| Ok(Arc::new(Computer::new(number, directory.path())?)))
+        .collect();
     let world = Arc::new(World::new(seed, computers?, usize::try_from(replicas)?));
     let title = format!("seed {seed}: {nodes} nodes, {replicas} replicas of eplacement, {users} users");
     world.log(Actor::Nemesis, title);
@@ -97,7 +98,7 @@ async fn live(world: &Arc<World>, scenario: Scenario, users: u32) {
     let done = CancellationToken::new();
     let mut people = JoinSet::new();
     for number in 1..=users {
-        people.spawn_local(user::live(Arc::clone(world), number, done.clone()));
+        people.spawn_local(user::live(Arc::clone(world), number, scenario == Scenario::Random, done.clone()));
     }
     let ills = if scenario == Scenario::Quiet { Vec::new() } else { selection(world) };
     world.log(Actor::Nemesis, format!("{ills:?}"));

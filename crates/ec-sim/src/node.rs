@@ -137,8 +137,7 @@ impl Computer {
     ) -> Result<()> {
         let (settings, _) = Settings::load(Some(&self.directory.join("compute.yaml")))?;
         let door = Door { world: Arc::clone(world), actor, life: life.clone() };
-        let hands =
-            Hands { world: Arc::clone(world), computer: Arc::clone(self), actor, life: life.clone() };
+        let hands = Hands { world: Arc::clone(world), computer: Arc::clone(self), actor, life: life.clone() };
         let placement = Way::client(world, actor, life)?;
         let machine = world.machine(life);
         let parts =

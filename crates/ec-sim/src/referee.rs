@@ -108,13 +108,7 @@ impl Referee {
     }
 
     /// A transaction was applied; `before`: what lay under the keys that it wrote.
-    pub(crate) fn applied(
-        &mut self,
-        world: &World,
-        actor: Actor,
-        txn: &Txn,
-        before: &[Option<KeyValue>],
-    ) {
+    pub(crate) fn applied(&mut self, world: &World, actor: Actor, txn: &Txn, before: &[Option<KeyValue>]) {
         self.transactions += 1;
         for (op, old) in txn.then.iter().zip(before) {
             let (key, new) = match op {
@@ -205,7 +199,9 @@ impl Referee {
         let left = here.and_then(|computer| observed(computer, instance));
         if request.desired == Desired::Destroyed || wished_away {
             if left.is_some_and(|left| left.domain.is_some() || left.volume) {
-                self.found(format!("the request of {instance} is gone, and its guest is still there: {left:?}"));
+                self.found(format!(
+                    "the request of {instance} is gone, and its guest is still there: {left:?}"
+                ));
             }
             return;
         }
@@ -215,7 +211,9 @@ impl Referee {
                 if *key == status && decode::<Status>(value).is_ok_and(|status| status.state == State::Error))
         });
         if wrote {
-            self.found(format!("the request of {instance}, whose guest ran, was deleted and no user wished it"));
+            self.found(format!(
+                "the request of {instance}, whose guest ran, was deleted and no user wished it"
+            ));
         } else if !tells {
             self.found(format!("the request of {instance} was deleted and nobody was told why"));
         }
@@ -313,7 +311,9 @@ impl Referee {
                 known.wrote = true;
             }
             Operation::Destroy if known.wrote && before.volume && !known.wished_away => {
-                self.found(format!("the disk of {instance}, which its guest wrote, was deleted and no user wished it"));
+                self.found(format!(
+                    "the disk of {instance}, which its guest wrote, was deleted and no user wished it"
+                ));
             }
             Operation::CreateOverlay if known.wrote && !known.wished_away => {
                 self.found(format!("the disk of {instance}, which its guest wrote, was made anew"));

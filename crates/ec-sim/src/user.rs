@@ -39,7 +39,7 @@ enum Deed {
 }
 
 /// Uses the cluster until `done`.
-pub(crate) async fn live(world: Arc<World>, number: u32, done: CancellationToken) {
+pub(crate) async fn live(world: Arc<World>, number: u32, harmed: bool, done: CancellationToken) {
     while !done.is_cancelled() {
         sleep(world.millis(200..8000)).await;
         let deed = match world.pick(0..10) {
@@ -54,7 +54,7 @@ pub(crate) async fn live(world: Arc<World>, number: u32, done: CancellationToken
             },
             _ => Deed::List,
         };
-        command(&world, Actor::User(number), deed, true).await;
+        command(&world, Actor::User(number), deed, harmed).await;
     }
 }
 

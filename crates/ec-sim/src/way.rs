@@ -25,7 +25,8 @@ pub(crate) struct Way {
 impl Way {
     /// The shipped client, by this way.
     pub(crate) fn client(world: &Arc<World>, actor: Actor, life: &Life) -> anyhow::Result<PlacementClient> {
-        let config = PlacementConfig { endpoint: "http://placement".to_owned(), ..PlacementConfig::default() };
+        let config =
+            PlacementConfig { endpoint: "http://placement".to_owned(), ..PlacementConfig::default() };
         let way = Self { world: Arc::clone(world), actor, life: life.clone() };
         Ok(PlacementClient::new(&config)?.over(Arc::new(way)))
     }
