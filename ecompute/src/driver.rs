@@ -14,6 +14,7 @@ use ec_hypervisor::{HypervisorError, HypervisorEvent};
 use ec_model::{InstanceId, Observed, Resources, RunState, State, Status};
 use ec_placement_client::PlacementError;
 use ec_plan::{Decision, Effect, Limits, Wanted, decide, ran};
+use ec_runtime::planted;
 use ec_store::{Change, Event, FollowOptions, Relist, StoreError, follow_on_demand};
 use tokio::{
     sync::{Semaphore, broadcast, mpsc, watch},
@@ -88,7 +89,10 @@ pub(crate) async fn run(parts: Arc<Parts>, shutdown: CancellationToken) -> Resul
     let options = FollowOptions { resync: RESYNC, ..FollowOptions::default() };
     let (changes, relist) = follow_on_demand(Arc::clone(&parts.store), prefix, options);
     let driver = Driver {
-        limits: Limits { address: parts.settings.address_timeout, grace: parts.settings.audit_grace },
+        limits: Limits {
+            address: parts.settings.address_timeout,
+            grace: if planted("audit-at-once") { Duration::ZERO } else { parts.settings.audit_grace },
+        },
         pool: Arc::new(Semaphore::new(parts.settings.workers)),
         world: World::default(),
         answers,
@@ -516,7 +520,9 @@ impl Driver {
         }
         let Some(entry) = self.world.get_mut(instance) else { return };
         let wanted = entry.wanted();
-        if let Some(running) = &entry.running {
+        if let Some(running) = &entry.running
+            && !planted("two-jobs-at-once")
+        {
             // The newest wish wins over work begun for another.
             if running.wanted != wanted {
                 running.cancel.cancel();
@@ -611,6 +617,9 @@ impl Driver {
 async fn ask_whose(parts: &Parts, instance: InstanceId) -> Result<Whose, StoreError> {
     if parts.store.get(&parts.settings.keys.instance(instance)).await?.0.is_none() {
         return Ok(Whose::Foreign);
+    }
+    if planted("silent-watch-believed") {
+        return Ok(Whose::AskedFor);
     }
     let (request, _) = parts.store.get(&parts.request_key(instance)).await?;
     Ok(if request.is_some() { Whose::Requested } else { Whose::AskedFor })

@@ -10,6 +10,7 @@ use ec_metadata::InstanceRecord;
 use ec_model::{Address, InstanceId, Observed, RECORD_VERSION, Request, Resources, State, Status, encode};
 use ec_placement_client::PlacementError;
 use ec_plan::{Effect, RecordFacts};
+use ec_runtime::planted;
 use ec_store::{Compare, Revision, StoreError, Txn};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -261,15 +262,21 @@ impl Worker {
                 self.report.resumed = true;
                 parts.hypervisor.resume(instance).await.map_err(|error| Stop::Retry(error.to_string()))
             }
+            Effect::Bury if planted("not-buried") => Ok(()),
             Effect::Bury => {
                 self.records(move |records| records.bury(instance)).await?;
                 self.report.buried = true;
                 Ok(())
             }
+            Effect::RemoveDomain if planted("domain-kept") => Ok(()),
             Effect::RemoveDomain => {
                 self.take_permit().await?;
                 self.touched_hypervisor = true;
                 parts.hypervisor.destroy(instance).await.map_err(|error| Stop::Retry(error.to_string()))
+            }
+            Effect::DropRecord if planted("record-kept") => {
+                self.report.record = Some(RecordFacts::Absent);
+                Ok(())
             }
             Effect::DropRecord => {
                 self.records(move |records| records.remove(instance)).await?;
@@ -278,6 +285,7 @@ impl Worker {
                 Ok(())
             }
             Effect::Claim => self.claim().await,
+            Effect::Release if planted("claim-not-released") => Ok(()),
             Effect::Release => self.release().await,
             Effect::DropKeys => self.drop_keys().await,
             Effect::EndInError => self.end_in_error().await,
@@ -492,6 +500,7 @@ impl Worker {
     fn request_as_seen(&self) -> Compare {
         let key = self.parts.request_key(self.job.instance);
         match self.job.request_revision {
+            Some(_) if planted("newer-wish-lost") => Compare::Present(key),
             Some(revision) => Compare::Unchanged(key, revision),
             None => Compare::Absent(key),
         }
@@ -531,6 +540,9 @@ impl Worker {
     async fn fenced(&self, txn: Txn) -> Result<bool, Stop> {
         let fence = || self.parts.presence.fence().ok_or_else(|| Stop::Retry(NOT_OURS.to_owned()));
         let first = fence()?;
+        if planted("unfenced") {
+            return Ok(self.parts.store.txn(txn).await?.succeeded);
+        }
         let mut succeeded = self.parts.store.txn(txn.clone().when(first.clone())).await?.succeeded;
         // Our own keys may have been put anew meanwhile.
         let now = fence()?;

@@ -11,6 +11,7 @@ use ec_model::{
     Desired, InstanceId, Keyspace, NodeId, Observed, Request, Resources, RunState, Status, decode,
 };
 use ec_plan::{Allocation, Facts, KnownStatus, RecordFacts, StatusFacts, Wanted};
+use ec_runtime::planted;
 use ec_store::{KeyValue, Revision};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -160,7 +161,7 @@ impl Entry {
             },
             observed: self.observed,
             record: self.record,
-            buried: self.buried,
+            buried: self.buried || (planted("unrequested-is-destroyed") && self.request.is_none()),
             allocation: match &self.allocation {
                 None => Allocation::Unknown,
                 Some(Held::Nothing) => Allocation::Absent,

@@ -1,6 +1,7 @@
 //! Destroying: change what is wanted; the node's agent does it, now or when it is back.
 
 use ec_model::{Desired, IndexEntry, InstanceId, NodeId, RECORD_VERSION, Request, encode};
+use ec_runtime::planted;
 use ec_store::{Compare, Revision, Txn};
 
 use crate::{
@@ -71,7 +72,9 @@ fn wish(cloud: &Cloud, known: &Known) -> CloudResult<Option<Txn>> {
         }
     };
     let mut txn = Txn::new().when(unchanged).put(key, encode(&request)).delete(keys.instance(known.instance));
-    if let Some(name) = &request.name {
+    if let Some(name) = &request.name
+        && !planted("name-kept")
+    {
         txn = txn.delete(keys.name(&request.project, name, known.instance));
     }
     Ok(Some(txn))

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use ec_model::{IndexEntry, InstanceId, RECORD_VERSION, decode, encode};
+use ec_runtime::planted;
 use ec_store::{Compare, KeyValue, Revision, Store, StoreError, Txn};
 use jiff::SignedDuration;
 use tokio::time::Instant;
@@ -121,6 +122,7 @@ impl Intent {
     /// Adds the demand that nobody bears its name.
     fn alone(&self, cloud: &Cloud, txn: Txn) -> Txn {
         match &self.entry.name {
+            Some(_) if planted("name-unchecked") => txn,
             Some(name) => txn.when(Compare::NoneUnder(cloud.keys.names(&cloud.project, name))),
             None => txn,
         }
@@ -184,13 +186,15 @@ impl Intent {
     /// Takes back what was begun: the claim where there may be one, then index and name. Where the request may
     /// be on its way, the index is written anew first, so that it cannot arrive any more.
     pub(crate) async fn take_back(mut self, cloud: &Cloud, reached: Reached<'_>) -> CloudResult<Back> {
-        if let Reached::Request(key) = reached {
+        if let Reached::Request(key) = reached
+            && !planted("request-not-fenced")
+        {
             match self.fence(cloud, key).await? {
                 Some(revision) => self.revision = revision,
                 None => return Ok(Back::Requested),
             }
         }
-        if reached != Reached::Intent {
+        if reached != Reached::Intent && !planted("claim-kept") {
             cloud.placement.release(self.instance).await?;
         }
         match cloud.store.txn(self.delete(cloud, Txn::new())).await {
@@ -291,7 +295,7 @@ pub(crate) async fn sweep(
     entry: IndexEntry,
     revision: Revision,
 ) -> CloudResult<bool> {
-    if cloud.host.now().duration_since(entry.created_at) < STALE {
+    if cloud.host.now().duration_since(entry.created_at) < STALE && !planted("sweep-the-young") {
         return Ok(false);
     }
     let index = cloud.keys.instance(instance);

@@ -11,6 +11,7 @@ use ec_model::{
 };
 use ec_placement_client::{Candidate, Candidates, Claim, PlacementError};
 use ec_plan::choice::{Try, choose};
+use ec_runtime::planted;
 use ec_store::{Compare, Store, StoreError, Txn};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -316,9 +317,11 @@ async fn request(cloud: &Cloud, intent: &Intent, node: NodeId, wanted: &Wanted<'
     };
     let index = IndexEntry { node: Some(node), ..intent.entry.clone() };
     let key = keys.request(node, instance);
-    let mut txn = Txn::new()
-        .when(Compare::Present(keys.node(node)))
-        .when(Compare::Unchanged(keys.instance(instance), intent.revision))
+    let mut txn = Txn::new().when(Compare::Present(keys.node(node)));
+    if !planted("request-without-index") {
+        txn = txn.when(Compare::Unchanged(keys.instance(instance), intent.revision));
+    }
+    txn = txn
         .when(Compare::Absent(key.clone()))
         .put(key, encode(&request))
         .put(keys.instance(instance), encode(&index));

@@ -8,6 +8,7 @@ mod files;
 mod host;
 mod logging;
 pub mod memory;
+mod planted;
 mod shutdown;
 mod tasks;
 
@@ -15,6 +16,7 @@ pub use endpoint::{beyond_loopback, is_loopback};
 pub use files::raise_file_limit;
 pub use host::{BrokenOff, Host, Machine, Work};
 pub use logging::{LogFormat, init_logging};
+pub use planted::planted;
 pub use shutdown::shutdown_on_signals;
 pub use tasks::{Tasks, abort_on_panic};
 

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 use crate::{
     life::Life,
     nemesis::guests,
-    referee::observed,
+    referee::{Known, observed},
     user::cloud,
     world::{Actor, PLACEMENT, World},
 };
@@ -162,16 +162,13 @@ async fn unrest(world: &Arc<World>) -> Vec<String> {
     }
     for instance in everything(world).await {
         let traces = Traces::of(world, instance);
-        let (acknowledged, wished_away, wrote, disturbed, restored) = world.judge(|referee, _| {
-            let restored = referee.restored;
-            referee.known(instance).map_or((false, false, false, false, restored), |known| {
-                (known.acknowledged.is_some(), known.wished_away, known.wrote, known.disturbed, restored)
-            })
-        });
+        let (known, restored) = world.judge(|referee, _| (referee.known(instance), referee.restored));
+        let Known { acknowledged, wished_away, doomed, wrote, disturbed, .. } = known;
         let state = traces.status.as_ref().map(|status| status.state);
         let asked_for = traces.request.as_ref().map(|request| request.desired);
         let whole = traces.claim && traces.index && traces.domain && traces.volume && traces.record;
         let well = match (asked_for, state) {
+            _ if doomed && !restored => !traces.is_anything(),
             (Some(Desired::Active), Some(State::Active)) => whole,
             (Some(Desired::Active), Some(State::Stopped | State::Paused | State::Error)) => {
                 (disturbed || restored) && (traces.claim || !wrote)
@@ -183,7 +180,7 @@ async fn unrest(world: &Arc<World>) -> Vec<String> {
                 !wrote && !traces.claim && !traces.domain && !traces.volume && !traces.record
             }
             (None, None) => {
-                let lost = acknowledged && !wished_away && !restored;
+                let lost = acknowledged.is_some() && !wished_away && !restored;
                 !traces.is_anything() && !lost
             }
             _ => false,

@@ -20,8 +20,8 @@ use crate::{
 /// What kind of history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scenario {
-    /// One node, one replica, one user, and nothing goes wrong.
-    Quiet,
+    /// One node, one replica, one user, one instance from its begin to its end, and nothing goes wrong.
+    OneLife,
     /// As the seed has it.
     Random,
 }
@@ -60,7 +60,7 @@ async fn history(seed: u64, scenario: Scenario) -> Result<Ended> {
     fs::write(images.join("tiny.img"), disk())?;
     // The sizes are drawn before there is a world.
     let (nodes, replicas, users) = match scenario {
-        Scenario::Quiet => (1, 1, 1),
+        Scenario::OneLife => (1, 1, 1),
         Scenario::Random => (1 + seed % 4, 1 + seed / 4 % 2, 1 + seed / 8 % 4),
     };
     let computers: Result<Vec<_>> = (1..=u128::from(nodes))
@@ -95,12 +95,16 @@ async fn live(world: &Arc<World>, scenario: Scenario, users: u32) {
         computer.start(world);
     }
     sleep(Duration::from_secs(10)).await;
+    if scenario == Scenario::OneLife {
+        user::one_life(world).await;
+        return converge(world).await;
+    }
     let done = CancellationToken::new();
     let mut people = JoinSet::new();
     for number in 1..=users {
-        people.spawn_local(user::live(Arc::clone(world), number, scenario == Scenario::Random, done.clone()));
+        people.spawn_local(user::live(Arc::clone(world), number, done.clone()));
     }
-    let ills = if scenario == Scenario::Quiet { Vec::new() } else { selection(world) };
+    let ills = selection(world);
     world.log(Actor::Nemesis, format!("{ills:?}"));
     let nemesis = tokio::spawn(rage(Arc::clone(world), ills, done.clone()));
     sleep(world.millis(90_000..240_000)).await;

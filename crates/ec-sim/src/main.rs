@@ -19,9 +19,12 @@ use ec_sim::{Scenario, run};
 struct Arguments {
     /// The seed, or the first and the one behind the last: 17, 0..300
     seeds: String,
-    /// One node, one replica, one user, and nothing goes wrong
+    /// One node, one instance from its begin to its end, and nothing goes wrong
     #[arg(long)]
-    quiet: bool,
+    one_life: bool,
+    /// Ends at the first history that fails
+    #[arg(long)]
+    first: bool,
     /// So many processes at a time
     #[arg(long, default_value_t = 2)]
     jobs: usize,
@@ -31,12 +34,12 @@ fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     let seed = |text: &str| text.trim().parse::<u64>().with_context(|| format!("`{text}` is no seed"));
     match arguments.seeds.split_once("..") {
-        None => one(seed(&arguments.seeds)?, arguments.quiet),
-        Some((first, end)) => many(seed(first)?..seed(end)?, arguments.jobs),
+        None => one(seed(&arguments.seeds)?, arguments.one_life),
+        Some((first, end)) => many(seed(first)?..seed(end)?, arguments.jobs, arguments.first),
     }
 }
 
-fn one(seed: u64, quiet: bool) -> Result<ExitCode> {
+fn one(seed: u64, one_life: bool) -> Result<ExitCode> {
     if std::env::var_os("RUST_LOG").is_some() {
         // What the programs themselves say, for who looks into a history.
         let filter = tracing_subscriber::EnvFilter::from_default_env();
@@ -46,7 +49,7 @@ fn one(seed: u64, quiet: bool) -> Result<ExitCode> {
         println!("PANIC: {panic}");
         std::process::exit(2);
     }));
-    let scenario = if quiet { Scenario::Quiet } else { Scenario::Random };
+    let scenario = if one_life { Scenario::OneLife } else { Scenario::Random };
     let ended = run(seed, scenario)?;
     for finding in &ended.findings {
         println!("VIOLATION: {finding}");
@@ -57,7 +60,7 @@ fn one(seed: u64, quiet: bool) -> Result<ExitCode> {
 }
 
 /// Runs each seed in a process; tells of the first that fails, whole.
-fn many(seeds: std::ops::Range<u64>, jobs: usize) -> Result<ExitCode> {
+fn many(seeds: std::ops::Range<u64>, jobs: usize, first: bool) -> Result<ExitCode> {
     let program = std::env::current_exe()?;
     let (next, failed) = (AtomicU64::new(seeds.start), Mutex::new(Vec::<(u64, String)>::new()));
     let lock = || failed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -67,7 +70,7 @@ fn many(seeds: std::ops::Range<u64>, jobs: usize) -> Result<ExitCode> {
                 scope.spawn(|| -> Result<()> {
                     loop {
                         let seed = next.fetch_add(1, Ordering::Relaxed);
-                        if seed >= seeds.end {
+                        if seed >= seeds.end || (first && !lock().is_empty()) {
                             return Ok(());
                         }
                         let output = Command::new(&program).arg(seed.to_string()).output()?;
@@ -94,7 +97,11 @@ fn many(seeds: std::ops::Range<u64>, jobs: usize) -> Result<ExitCode> {
     if let Some((seed, log)) = failed.first() {
         println!("{log}");
         let all: Vec<String> = failed.iter().map(|(seed, _)| seed.to_string()).collect();
-        println!("{} of {count} histories fail: {}", failed.len(), all.join(" "));
+        if first {
+            println!("one history of {} fails", seed - seeds.start + 1);
+        } else {
+            println!("{} of {count} histories fail: {}", failed.len(), all.join(" "));
+        }
         println!("the first again: cargo run -p ec-sim -- {seed}");
         return Ok(ExitCode::from(1));
     }

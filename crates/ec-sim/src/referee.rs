@@ -15,12 +15,14 @@ use crate::{
 };
 
 /// What the referee knows of an instance.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Known {
     /// A user was told that it is placed, and where.
     pub(crate) acknowledged: Option<NodeId>,
     /// A user has asked for its end.
     pub(crate) wished_away: bool,
+    /// A user was told that it goes.
+    pub(crate) doomed: bool,
     /// Its guest was started, and so may have written its disk.
     pub(crate) wrote: bool,
     /// It was told to be ACTIVE.
@@ -60,8 +62,8 @@ impl Referee {
         self.known.iter().map(|(instance, known)| (*instance, known))
     }
 
-    pub(crate) fn known(&self, instance: InstanceId) -> Option<&Known> {
-        self.known.get(&instance)
+    pub(crate) fn known(&self, instance: InstanceId) -> Known {
+        self.known.get(&instance).cloned().unwrap_or_default()
     }
 
     pub(crate) fn disturbed(&mut self, instance: InstanceId) {
@@ -70,6 +72,11 @@ impl Referee {
 
     pub(crate) fn wished_away(&mut self, instance: InstanceId) {
         self.known.entry(instance).or_default().wished_away = true;
+    }
+
+    /// A user was told that it goes.
+    pub(crate) fn doomed(&mut self, instance: InstanceId) {
+        self.known.entry(instance).or_default().doomed = true;
     }
 
     /// A user was told that the instance is placed: it is in etcd, or has come to its end there.

@@ -39,7 +39,7 @@ enum Deed {
 }
 
 /// Uses the cluster until `done`.
-pub(crate) async fn live(world: Arc<World>, number: u32, harmed: bool, done: CancellationToken) {
+pub(crate) async fn live(world: Arc<World>, number: u32, done: CancellationToken) {
     while !done.is_cancelled() {
         sleep(world.millis(200..8000)).await;
         let deed = match world.pick(0..10) {
@@ -54,8 +54,19 @@ pub(crate) async fn live(world: Arc<World>, number: u32, harmed: bool, done: Can
             },
             _ => Deed::List,
         };
-        command(&world, Actor::User(number), deed, harmed).await;
+        command(&world, Actor::User(number), deed, true).await;
     }
+}
+
+/// Schedules an instance, waits for it, looks at it and destroys it.
+pub(crate) async fn one_life(world: &Arc<World>) {
+    let actor = Actor::User(1);
+    command(world, actor, Deed::Schedule { name: Some("web"), data: true, wait: true }, false).await;
+    command(world, actor, Deed::List, false).await;
+    if let Some(instance) = someone(world) {
+        command(world, actor, Deed::Destroy(instance), false).await;
+    }
+    sleep(Duration::from_secs(5)).await;
 }
 
 /// One of the instances that were acknowledged and that nobody has wished away.
@@ -138,7 +149,10 @@ async fn perform(world: Arc<World>, actor: Actor, deed: Deed, life: Life, stop: 
             // From here on it may arrive.
             world.judge(|referee, _| referee.wished_away(instance));
             match destroy(&cloud, instance).await {
-                Ok(_) => world.log(actor, format!("is told: {instance} goes")),
+                Ok(_) => {
+                    world.log(actor, format!("is told: {instance} goes"));
+                    world.judge(|referee, _| referee.doomed(instance));
+                }
                 Err(error) => world.log(actor, format!("is told: {error}")),
             }
         }
