@@ -1,6 +1,11 @@
 //! Putting the agent together, and taking it apart in the right order.
 
-use std::{collections::HashSet, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    path::Path,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 use ec_hypervisor::{HostInfo, Hypervisor};
@@ -96,6 +101,7 @@ pub async fn assemble(
         records,
         presence,
         uncounted: watch::Sender::default(),
+        reserved: Mutex::default(),
         registered: watch::Sender::default(),
     }))
 }

@@ -1,13 +1,13 @@
 //! The node's resource provider in placement: what it has to give, and what it can.
 
 use std::{
-    collections::{BTreeSet, HashMap},
-    sync::Arc,
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Arc, PoisonError},
     time::Duration,
 };
 
 use ec_model::{InstanceId, Resources};
-use ec_placement_client::PlacementError;
+use ec_placement_client::{Inventory, PlacementError};
 use tokio_util::sync::CancellationToken;
 
 use crate::{inventory, parts::Parts};
@@ -77,7 +77,7 @@ async fn register(parts: &Parts) -> Result<(), PlacementError> {
     let measured = inventory::measure(settings).map_err(PlacementError::Invalid)?;
     let provider = placement.ensure_provider(node, &settings.name).await?;
     reserve_uncounted(parts).await?;
-    placement.set_inventory(node, &inventory::inventory(&measured, settings, &uncounted(parts))).await?;
+    tell(parts, &inventory::inventory(&measured, settings, &uncounted(parts))).await?;
     let mut traits: BTreeSet<String> = settings.traits.clone();
     // Not a Linux on x86, or no /proc: then there are no such traits.
     traits.extend(
@@ -125,17 +125,28 @@ pub(crate) async fn refresh(parts: &Parts) -> Result<(), PlacementError> {
     let current = parts.placement.inventory(parts.node).await?;
     let measured = inventory::measure(&parts.settings).map_err(PlacementError::Invalid)?;
     let mut wanted = inventory::inventory(&measured, &parts.settings, &uncounted(parts));
+    let told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner).clone();
     wanted.retain(|class, inventory| {
         let slack = if class == "DISK_GB" { 1 } else { 0 };
         current.get(class).is_none_or(|current| {
-            current.reserved < current.total && current.reserved.abs_diff(inventory.reserved) > slack
+            // Where guests that are not counted take all that there is, this agent has reserved all of it itself.
+            let locked = current.reserved >= current.total && told.get(class) != Some(&current.reserved);
+            !locked && current.reserved.abs_diff(inventory.reserved) > slack
         })
     });
     if wanted.is_empty() {
         return Ok(());
     }
     tracing::info!(classes = ?wanted.keys().collect::<Vec<_>>(), "what is reserved on this node has changed");
-    parts.placement.set_inventory(parts.node, &wanted).await
+    tell(parts, &wanted).await
+}
+
+/// Sets these classes, and remembers what of them this agent has reserved.
+async fn tell(parts: &Parts, inventory: &BTreeMap<String, Inventory>) -> Result<(), PlacementError> {
+    parts.placement.set_inventory(parts.node, inventory).await?;
+    let mut told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+    told.extend(inventory.iter().map(|(class, inventory)| (class.clone(), inventory.reserved)));
+    Ok(())
 }
 
 /// What guests take that are here and not counted, by class.
