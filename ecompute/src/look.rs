@@ -100,8 +100,10 @@ fn amounts_here(held: &ConsumerAllocations, ours: impl Fn(&NodeId) -> bool) -> O
 impl World {
     /// Takes what a look saw; instances that our own work changed since it began keep what they have.
     pub(crate) fn take_look(&mut self, begun: u64, mut seen: Seen) {
-        let listed: Vec<_> =
-            seen.observed.keys().chain(seen.statuses.keys()).chain(seen.records.keys()).copied().collect();
+        let listed = seen.observed.keys().chain(seen.statuses.keys()).chain(seen.records.keys());
+        // What was destroyed is known before its request comes back with an older etcd: nothing is decided of that
+        // without.
+        let listed: Vec<_> = listed.chain(&seen.buried).copied().collect();
         for instance in listed {
             if self.get(instance).is_none() {
                 self.touch(instance).touched = 0;
