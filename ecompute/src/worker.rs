@@ -28,8 +28,8 @@ use crate::{
 /// How long the status of a failed instance can be read before it goes by itself.
 pub(crate) const ERROR_RETENTION: Duration = Duration::from_secs(24 * 3600);
 
-/// Nothing is written under a node that may be another's by now.
-const NOT_OURS: &str = "this node's key in etcd is not ours at this moment";
+/// Nothing is written under a node that may be another's by now, nor of a request that is another by now.
+const NOT_OURS: &str = "this node's key in etcd is not ours at this moment, or the request has just changed";
 
 /// How much of a failed guest's console goes with its ERROR.
 const CONSOLE_TAIL_BYTES: usize = 4096;
@@ -529,8 +529,12 @@ impl Worker {
 
     async fn write(&mut self, status: Status) -> Result<(), Stop> {
         let key = self.parts.status_key(self.job.instance);
-        if !self.fenced(Txn::new().put(key, encode(&status))).await? {
-            return Err(Stop::Retry(NOT_OURS.to_owned()));
+        // A write that comes late must not take the place of what was told when the request ended.
+        let txn = Txn::new().when(self.request_as_seen()).put(key, encode(&status));
+        if !self.fenced(txn).await? {
+            // A newer wish is not held up by the pause before another try.
+            let newer = self.cancel.is_cancelled();
+            return Err(if newer { Stop::Abandoned } else { Stop::Retry(NOT_OURS.to_owned()) });
         }
         self.report.status = StatusEntry::Known(Box::new(status));
         Ok(())
