@@ -594,8 +594,13 @@ fn pause_for_test(effect: &Effect) {
 fn pause_for_test_named(name: &'static str) {
     // Tests wait for this line before they kill.
     tracing::info!(point = name, "failpoint");
-    // A point that sleeps holds up its own instance only.
-    tokio::task::block_in_place(|| fail::fail_point!(name));
+    let hold = || fail::fail_point!(name);
+    match tokio::runtime::Handle::current().runtime_flavor() {
+        // Nothing else could take over what this thread serves.
+        tokio::runtime::RuntimeFlavor::CurrentThread => hold(),
+        // A point that sleeps holds up its own instance only.
+        _ => tokio::task::block_in_place(hold),
+    }
 }
 
 #[cfg(not(feature = "failpoints"))]
