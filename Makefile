@@ -14,7 +14,7 @@ endif
 endif
 BUILD := $(AS_OWNER) cargo build --release --locked
 
-.PHONY: help demo demo-down test newcomer bench check deny fuzz fuzz-placement
+.PHONY: help demo demo-down test newcomer bench check deny fuzz fuzz-placement sim
 
 help:
 	@echo "make demo       install what is missing, build, start the stack, boot a guest, log in"
@@ -25,6 +25,7 @@ help:
 	@echo "make check      formatting, lints, dependencies and their licences"
 	@echo "make deny       the last of these alone"
 	@echo "make fuzz       random histories of an instance, and each parser of outside data for a minute"
+	@echo "make sim        histories of a whole cluster under simulated time, of SEEDS (0..2000)"
 	@echo "make fuzz-placement  OpenStack's placement and ours, compared at random for MINUTES (10)"
 
 demo:
@@ -72,3 +73,7 @@ fuzz-placement:
 	scripts/install-deps.sh test
 	$(BUILD) -p placement
 	scripts/fuzz-placement.sh $(MINUTES)
+
+SEEDS ?= 0..2000
+sim:
+	cargo run --locked -p ec-sim -- $(SEEDS) --jobs $$(nproc)

@@ -13,7 +13,8 @@ use anyhow::{Context, Result, anyhow};
 use async_trait::async_trait;
 use ec_hypervisor::SimulatedHypervisor;
 use ec_model::NodeId;
-use ec_runtime::shutdown_on_signals;
+use ec_placement_client::PlacementClient;
+use ec_runtime::{Host, shutdown_on_signals};
 use ec_store::{
     EtcdStore, KeyValue, LeaseId, Listing, Op, Revision, Server, Store, StoreResult, Txn, TxnOutcome, Watch,
 };
@@ -64,7 +65,8 @@ async fn run(config: &Path, noted: Option<mpsc::Sender<Noted>>, shutdown: Cancel
         None => Arc::new(etcd),
     };
     let hypervisor = Arc::new(SimulatedHypervisor::new(node));
-    let parts = agent::assemble(settings, node, store, hypervisor).await?;
+    let placement = PlacementClient::new(&settings.placement)?;
+    let parts = agent::assemble(settings, node, store, hypervisor, placement, Host::default()).await?;
     agent::run_with(parts, shutdown).await
 }
 

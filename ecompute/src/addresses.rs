@@ -43,6 +43,7 @@ pub(crate) async fn look_for_addresses(
             }
         }
         tokio::select! {
+            biased;
             () = tokio::time::sleep_until((now + period).min(known_due).max(tokio::time::Instant::now())) => {}
             changed = wanted.changed() => if changed.is_err() { return },
         }

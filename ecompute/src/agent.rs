@@ -1,6 +1,11 @@
 //! Putting the agent together, and taking it apart in the right order.
 
-use std::{collections::HashSet, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    path::Path,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 use ec_hypervisor::{HostInfo, Hypervisor};
@@ -9,8 +14,8 @@ use ec_libvirt::{LibvirtConfig, LibvirtHypervisor};
 use ec_metadata::{MetadataConfig, MetadataError, RecordDir};
 use ec_model::{Alive, NodeId};
 use ec_placement_client::{PlacementClient, PlacementError};
+use ec_runtime::Host;
 use ec_store::{EtcdStore, Store};
-use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -38,7 +43,8 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
     let store: Arc<dyn Store> = Arc::new(EtcdStore::connect(settings.etcd.clone()).await?);
     let hypervisor: Arc<dyn Hypervisor> =
         Arc::new(LibvirtHypervisor::connect(libvirt_config(&settings, node))?);
-    let parts = assemble(settings, node, store, hypervisor).await?;
+    let placement = PlacementClient::new(&settings.placement)?;
+    let parts = assemble(settings, node, store, hypervisor, placement, Host::default()).await?;
     run_with(parts, shutdown).await
 }
 
@@ -61,20 +67,22 @@ pub fn libvirt_config(settings: &Settings, node: NodeId) -> LibvirtConfig {
     }
 }
 
-/// Makes the rest of the parts around a store and a hypervisor.
+/// Makes the rest of the parts around the services that they talk to, on the host that they run on.
 pub async fn assemble(
     settings: Settings,
     node: NodeId,
     store: Arc<dyn Store>,
     hypervisor: Arc<dyn Hypervisor>,
+    placement: PlacementClient,
+    host: Host,
 ) -> Result<Arc<Parts>> {
-    let placement = PlacementClient::new(&settings.placement)?;
     let records =
         Arc::new(RecordDir::open(settings.records()).context("failed to open the instances' records")?);
     let cache = CacheConfig {
         stall_timeout: settings.stall_timeout,
         local: settings.images_local.clone(),
         allow_addresses: settings.images_allow_addresses.clone(),
+        host: host.clone(),
         ..CacheConfig::new(&settings.images, settings.images_max_bytes)
     };
     let (in_use, bases, disks) = (Arc::clone(&records), settings.images.join("base"), settings.disks());
@@ -84,6 +92,7 @@ pub async fn assemble(
     let presence = Presence::new(&settings.keys, node);
     Ok(Arc::new(Parts {
         node,
+        host,
         settings,
         store,
         hypervisor,
@@ -92,6 +101,7 @@ pub async fn assemble(
         records,
         presence,
         uncounted: watch::Sender::default(),
+        reserved: Mutex::default(),
         registered: watch::Sender::default(),
     }))
 }
@@ -152,7 +162,7 @@ pub async fn run_with(parts: Arc<Parts>, shutdown: CancellationToken) -> Result<
         virt_type: host.virt_type.clone(),
         machine: machine(&parts.settings.state_dir).context("failed to tell this machine from others")?,
         host: nix::unistd::gethostname().unwrap_or_default().to_string_lossy().into_owned(),
-        started_at: Timestamp::now(),
+        started_at: parts.host.now(),
     };
     let (in_presence, stop_presence) = (Arc::clone(&parts), stop.clone());
     let mut presence = tokio::spawn(async move {
@@ -161,6 +171,7 @@ pub async fn run_with(parts: Arc<Parts>, shutdown: CancellationToken) -> Result<
     });
     // Nothing is told to anybody as this node before it is certain that no other agent is it.
     tokio::select! {
+        biased;
         () = parts.presence.wait() => {}
         () = shutdown.cancelled() => {
             stop.cancel();
@@ -178,6 +189,7 @@ pub async fn run_with(parts: Arc<Parts>, shutdown: CancellationToken) -> Result<
     let mut driver = tokio::spawn(driver::run(Arc::clone(&parts), driver_stop.clone()));
     // Whichever of these ends before it was asked to takes the agent along: nothing lives on deaf.
     let broken: Option<anyhow::Error> = tokio::select! {
+        biased;
         () = shutdown.cancelled() => None,
         ended = &mut presence => Some(early(ended, "the node's key")),
         ended = &mut registration => Some(early(ended, "the registration with placement")),
@@ -248,6 +260,7 @@ async fn protect(parts: Arc<Parts>, stop: CancellationToken) {
     let mut troubled = false;
     loop {
         tokio::select! {
+        biased;
             () = stop.cancelled() => return,
             () = tokio::time::sleep(PROTECTION_PERIOD) => {}
         }
@@ -276,6 +289,7 @@ async fn prepare(parts: &Parts, shutdown: &CancellationToken) -> Result<Option<H
             Err(error) => return Err(error.into()),
         }
         tokio::select! {
+        biased;
             () = shutdown.cancelled() => return Ok(None),
             () = tokio::time::sleep(RETRY) => {}
         }

@@ -11,8 +11,8 @@ use ec_plan::{
     Limits,
     engine::{Command, Engine, Event, Found, Now, Search, Setup, Tell},
 };
-use ec_store::{FollowOptions, follow};
-use jiff::Timestamp;
+use ec_runtime::planted;
+use ec_store::{Change, FollowOptions, Relist, follow_on_demand};
 use tokio::{
     sync::{Semaphore, broadcast, mpsc, watch},
     task::JoinSet,
@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     addresses::look_for_addresses,
-    look::{ask_placement, asked_for, audit, changed, look_at_all},
+    look::{ask_placement, ask_whose, audit, changed, look_at_all},
     parts::Parts,
     worker::perform,
 };
@@ -42,19 +42,24 @@ pub(crate) async fn run(parts: Arc<Parts>, shutdown: CancellationToken) -> Resul
     let (search, wanted) = watch::channel(Search::default());
     let (found, addresses) = mpsc::channel(64);
     tokio::spawn(look_for_addresses(Arc::clone(&parts.hypervisor), wanted, found));
-    let limits = Limits { address: parts.settings.address_timeout, grace: parts.settings.audit_grace };
+    let grace = if planted("audit-at-once") { Duration::ZERO } else { parts.settings.audit_grace };
+    let limits = Limits { address: parts.settings.address_timeout, grace };
     let setup = Setup { limits, nics: parts.settings.nics() };
     let start = Instant::now();
+    let prefix = parts.settings.keys.requests(parts.node);
+    let options = FollowOptions { resync: RESYNC, ..FollowOptions::default() };
+    let (changes, relist) = follow_on_demand(Arc::clone(&parts.store), prefix, options);
     let mut driver = Driver {
-        engine: Engine::new(setup, Now { since_start: Duration::ZERO, stamp: Timestamp::now() }),
+        engine: Engine::new(setup, Now { since_start: Duration::ZERO, stamp: parts.host.now() }),
         start,
         pool: Arc::new(Semaphore::new(parts.settings.workers)),
         tasks: JoinSet::new(),
         cancels: HashMap::new(),
         search,
+        relist,
         parts,
     };
-    let ended = driver.run(addresses, &shutdown).await;
+    let ended = driver.run(changes, addresses, &shutdown).await;
     driver.take(Event::Ending);
     let rest = async { while driver.tasks.join_next().await.is_some() {} };
     if tokio::time::timeout(SHUTDOWN_GRACE, rest).await.is_err() {
@@ -77,18 +82,18 @@ struct Driver {
     /// To stop jobs under way with.
     cancels: HashMap<InstanceId, CancellationToken>,
     search: watch::Sender<Search>,
+    /// Has the requests listed anew, where the watch was found to be silent.
+    relist: Relist,
 }
 
 impl Driver {
     async fn run(
         &mut self,
+        mut changes: mpsc::Receiver<Change>,
         mut addresses: mpsc::Receiver<Found>,
         shutdown: &CancellationToken,
     ) -> Result<(), Deaf> {
         let parts = Arc::clone(&self.parts);
-        let prefix = parts.settings.keys.requests(parts.node);
-        let options = FollowOptions { resync: RESYNC, ..FollowOptions::default() };
-        let mut changes = follow(Arc::clone(&parts.store), prefix, options);
         let mut hints = parts.hypervisor.events();
         let mut held = parts.presence.subscribe();
         let mut registered = parts.registered.subscribe();
@@ -133,7 +138,7 @@ impl Driver {
         if let Event::Ended(report) = &event {
             self.cancels.remove(&report.instance);
         }
-        let now = Now { since_start: self.start.elapsed(), stamp: Timestamp::now() };
+        let now = Now { since_start: self.start.elapsed(), stamp: self.parts.host.now() };
         for command in self.engine.on(event, now) {
             self.perform(command);
         }
@@ -159,10 +164,11 @@ impl Driver {
             }
             Command::AskWhose(instance) => {
                 self.tasks.spawn(async move {
-                    let asked_for = asked_for(&parts, instance).await;
-                    Event::Whose(instance, asked_for.map_err(|error| error.to_string()))
+                    let whose = ask_whose(&parts, instance).await;
+                    Event::Whose(instance, whose.map_err(|error| error.to_string()))
                 });
             }
+            Command::Relist => self.relist.now(),
             Command::Audit(begun) => {
                 self.tasks.spawn(async move { Event::Audited(begun, audit(&parts).await) });
             }

@@ -7,8 +7,9 @@ use ec_model::{InstanceId, NodeId, Request, Resources, State, Status, decode};
 use ec_placement_client::{ConsumerAllocations, PlacementError};
 use ec_plan::{
     RecordFacts,
-    engine::{Event, Held, Requested, Seen, StatusEntry},
+    engine::{Event, Held, Requested, Seen, StatusEntry, Whose},
 };
+use ec_runtime::planted;
 use ec_store::{Change, Event as Changed, KeyValue, StoreError};
 
 use crate::parts::Parts;
@@ -73,7 +74,8 @@ pub(crate) async fn look_at_all(parts: &Parts) -> Result<Seen, String> {
     });
     let observed = parts.hypervisor.list().await.map_err(|error| error.to_string())?;
     let records = Arc::clone(&parts.records);
-    let (records, buried) = tokio::task::spawn_blocking(move || Ok((records.list()?, records.buried()?)))
+    let listed = parts.host.blocking(move || Ok((records.list()?, records.buried()?)));
+    let (records, buried) = listed
         .await
         .map_err(|error| error.to_string())?
         .map_err(|error: ec_metadata::RecordFileError| ec_runtime::exit::chain(&error))?;
@@ -99,9 +101,17 @@ pub(crate) async fn ask_placement(parts: &Parts, instance: InstanceId) -> Result
     Ok(amounts_here(&held, |provider| tree.contains(provider)).map_or(Held::Elsewhere, Held::Here))
 }
 
-/// Whether control tools asked for an instance.
-pub(crate) async fn asked_for(parts: &Parts, instance: InstanceId) -> Result<bool, StoreError> {
-    Ok(parts.store.get(&parts.settings.keys.instance(instance)).await?.0.is_some())
+/// Whose an allocation is of which no request is known here. What the watch has not told is no reason to give it back,
+/// so the request itself is asked for, too.
+pub(crate) async fn ask_whose(parts: &Parts, instance: InstanceId) -> Result<Whose, StoreError> {
+    if parts.store.get(&parts.settings.keys.instance(instance)).await?.0.is_none() {
+        return Ok(Whose::Nobodys);
+    }
+    if planted("silent-watch-believed") {
+        return Ok(Whose::AskedFor);
+    }
+    let (request, _) = parts.store.get(&parts.request_key(instance)).await?;
+    Ok(if request.is_some() { Whose::Requested } else { Whose::AskedFor })
 }
 
 /// Every allocation on this node, where placement knows the node.

@@ -1,12 +1,16 @@
 //! The parts that an agent works with, made once at its start.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
 
 use ec_hypervisor::Hypervisor;
 use ec_image::ImageCache;
 use ec_metadata::RecordDir;
 use ec_model::{InstanceId, NodeId, Resources};
 use ec_placement_client::PlacementClient;
+use ec_runtime::Host;
 use ec_store::Store;
 use tokio::sync::watch;
 
@@ -16,6 +20,8 @@ use crate::{config::Settings, presence::Presence};
 pub struct Parts {
     /// This node.
     pub node: NodeId,
+    /// The machine that this agent runs on.
+    pub host: Host,
     /// The checked configuration.
     pub settings: Settings,
     /// etcd, or its twin.
@@ -32,6 +38,8 @@ pub struct Parts {
     pub presence: Presence,
     /// What guests take that are here and that placement does not count, or has no room to: reserved in the inventory.
     pub uncounted: watch::Sender<BTreeMap<InstanceId, Resources>>,
+    /// What of each class this agent has reserved last: what an operator reserved is told from it.
+    pub reserved: Mutex<BTreeMap<String, u64>>,
     /// Told when the node was registered anew, so that what it holds is looked at.
     pub registered: watch::Sender<()>,
 }

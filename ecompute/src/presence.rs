@@ -178,6 +178,7 @@ pub(crate) async fn keep(
             }
         };
         tokio::select! {
+            biased;
             () = shutdown.cancelled() => break Ok(()),
             () = presence.look.notified() => {}
             () = tokio::time::sleep(pause) => {}

@@ -1,15 +1,14 @@
 //! The node's resource provider in placement: what it has to give, and what it can.
 
 use std::{
-    collections::{BTreeSet, HashMap},
-    sync::Arc,
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Arc, PoisonError},
     time::Duration,
 };
 
 use ec_model::{Doc, InstanceId, Node, Resources, encode};
-use ec_placement_client::PlacementError;
+use ec_placement_client::{Inventory, PlacementError};
 use ec_store::{Compare, Txn};
-use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
 use crate::{inventory, parts::Parts};
@@ -33,6 +32,7 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
             told = true;
         }
         tokio::select! {
+            biased;
             () = stop.cancelled() => return Ok(()),
             () = tokio::time::sleep(RETRY) => {}
         }
@@ -47,6 +47,7 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
     let (mut failed, mut doubtful) = (false, false);
     loop {
         tokio::select! {
+            biased;
             () = stop.cancelled() => return Ok(()),
             () = tokio::time::sleep(if failed { RETRY } else { PERIOD }) => {}
             // The senders live in the parts. Keys put anew may mean that etcd, and placement in it, was emptied.
@@ -81,7 +82,7 @@ async fn remember(parts: &Parts) {
     let written = async {
         let txn = match parts.store.get(&key).await.map_err(|error| error.to_string())?.0 {
             None => {
-                let node = Node { node: parts.node, name: name.clone(), created_at: Timestamp::now() };
+                let node = Node { node: parts.node, name: name.clone(), created_at: parts.host.now() };
                 Txn::new().when(Compare::Absent(key.clone())).put(key, encode(&node))
             }
             Some(pair) => {
@@ -107,7 +108,7 @@ async fn register(parts: &Parts) -> Result<(), PlacementError> {
     let measured = inventory::measure(settings).map_err(PlacementError::Invalid)?;
     let provider = placement.ensure_provider(node, &settings.name).await?;
     reserve_uncounted(parts).await?;
-    placement.set_inventory(node, &inventory::inventory(&measured, settings, &uncounted(parts))).await?;
+    tell(parts, &inventory::inventory(&measured, settings, &uncounted(parts))).await?;
     let mut traits: BTreeSet<String> = settings.traits.clone();
     // Not a Linux on x86, or no /proc: then there are no such traits.
     traits.extend(
@@ -124,7 +125,7 @@ async fn register(parts: &Parts) -> Result<(), PlacementError> {
 async fn reserve_uncounted(parts: &Parts) -> Result<(), PlacementError> {
     let held = parts.placement.provider_allocations(parts.node).await?;
     let records = Arc::clone(&parts.records);
-    let listed = tokio::task::spawn_blocking(move || records.list()).await;
+    let listed = parts.host.blocking(move || records.list()).await;
     let here = match listed {
         Ok(Ok(records)) => records.into_iter().filter_map(|(instance, record)| Some((instance, record?))),
         other => {
@@ -155,17 +156,28 @@ pub(crate) async fn refresh(parts: &Parts) -> Result<(), PlacementError> {
     let current = parts.placement.inventory(parts.node).await?;
     let measured = inventory::measure(&parts.settings).map_err(PlacementError::Invalid)?;
     let mut wanted = inventory::inventory(&measured, &parts.settings, &uncounted(parts));
+    let told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner).clone();
     wanted.retain(|class, inventory| {
         let slack = if class == "DISK_GB" { 1 } else { 0 };
         current.get(class).is_none_or(|current| {
-            current.reserved < current.total && current.reserved.abs_diff(inventory.reserved) > slack
+            // Where guests that are not counted take all that there is, this agent has reserved all of it itself.
+            let locked = current.reserved >= current.total && told.get(class) != Some(&current.reserved);
+            !locked && current.reserved.abs_diff(inventory.reserved) > slack
         })
     });
     if wanted.is_empty() {
         return Ok(());
     }
     tracing::info!(classes = ?wanted.keys().collect::<Vec<_>>(), "what is reserved on this node has changed");
-    parts.placement.set_inventory(parts.node, &wanted).await
+    tell(parts, &wanted).await
+}
+
+/// Sets these classes, and remembers what of them this agent has reserved.
+async fn tell(parts: &Parts, inventory: &BTreeMap<String, Inventory>) -> Result<(), PlacementError> {
+    parts.placement.set_inventory(parts.node, inventory).await?;
+    let mut told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+    told.extend(inventory.iter().map(|(class, inventory)| (class.clone(), inventory.reserved)));
+    Ok(())
 }
 
 /// What guests take that are here and not counted, by class.

@@ -17,8 +17,8 @@ use ec_plan::{
     machine::Effect,
     status::{self, Subject},
 };
+use ec_runtime::planted;
 use ec_store::StoreError;
-use jiff::Timestamp;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
@@ -146,7 +146,7 @@ impl Worker {
                 let addresses = std::mem::take(addresses);
                 pause_for_test_named("before-addresses");
                 let status =
-                    status::addressed(&self.subject, self.status.known(), addresses, Timestamp::now());
+                    status::addressed(&self.subject, self.status.known(), addresses, self.parts.host.now());
                 self.write(status).await
             }
         }
@@ -173,7 +173,7 @@ impl Worker {
             Effect::MarkStarted => self.mark_started(true).await,
             Effect::Start => self.start().await,
             Effect::NoteStart => {
-                let status = status::started(&self.subject, self.status.known(), Timestamp::now());
+                let status = status::started(&self.subject, self.status.known(), self.parts.host.now());
                 self.write(status).await
             }
             Effect::Resume => {
@@ -183,15 +183,21 @@ impl Worker {
                 self.done.push(Change::Resumed);
                 Ok(())
             }
+            Effect::Bury if planted("not-buried") => Ok(()),
             Effect::Bury => {
                 self.records(move |records| records.bury(instance)).await?;
                 self.done.push(Change::Buried);
                 Ok(())
             }
+            Effect::RemoveDomain if planted("domain-kept") => Ok(()),
             Effect::RemoveDomain => {
                 self.take_permit().await?;
                 self.touched_hypervisor = true;
                 parts.hypervisor.destroy(instance).await.map_err(|error| Stop::Retry(error.to_string()))
+            }
+            Effect::DropRecord if planted("record-kept") => {
+                self.done.push(Change::Record(RecordFacts::Absent));
+                Ok(())
             }
             Effect::DropRecord => {
                 self.records(move |records| records.remove(instance)).await?;
@@ -200,6 +206,7 @@ impl Worker {
                 Ok(())
             }
             Effect::Claim => self.claim().await,
+            Effect::Release if planted("claim-not-released") => Ok(()),
             Effect::Release => self.release().await,
             Effect::DropKeys => self.drop_keys().await,
             Effect::EndInError => self.end_in_error().await,
@@ -216,7 +223,7 @@ impl Worker {
             tracing::info!(instance = %self.job.instance, %state, reason, "told");
         }
         let with_console = status::wants_console(old, state, reason.as_deref());
-        let mut status = status::announced(&self.subject, old, state, reason, Timestamp::now());
+        let mut status = status::announced(&self.subject, old, state, reason, self.parts.host.now());
         if with_console {
             let console = self.parts.hypervisor.console_tail(self.job.instance, CONSOLE_TAIL_BYTES).await;
             status.console = console.ok().filter(|text| !text.is_empty());
@@ -285,6 +292,7 @@ impl Worker {
     async fn take_permit(&mut self) -> Result<(), Stop> {
         if self.permit.is_none() {
             let acquired = tokio::select! {
+                biased;
                 acquired = Arc::clone(&self.pool).acquire_owned() => acquired,
                 () = self.cancel.cancelled() => return Err(Stop::Abandoned),
             };
@@ -328,8 +336,13 @@ fn pause_for_test(effect: &Effect) {
 fn pause_for_test_named(name: &'static str) {
     // Tests wait for this line before they kill.
     tracing::info!(point = name, "failpoint");
-    // A point that sleeps holds up its own instance only.
-    tokio::task::block_in_place(|| fail::fail_point!(name));
+    let hold = || fail::fail_point!(name);
+    match tokio::runtime::Handle::current().runtime_flavor() {
+        // Nothing else could take over what this thread serves.
+        tokio::runtime::RuntimeFlavor::CurrentThread => hold(),
+        // A point that sleeps holds up its own instance only.
+        _ => tokio::task::block_in_place(hold),
+    }
 }
 
 #[cfg(not(feature = "failpoints"))]

@@ -6,6 +6,7 @@ use ec_cloud::Cloud;
 use ec_model::Keyspace;
 use ec_placement_client::{PlacementClient, PlacementConfig, PlacementSection};
 use ec_runtime::{
+    Host,
     config::{exposed, load},
     exit::Failure,
 };
@@ -54,6 +55,7 @@ impl Settings {
             store: Arc::new(EtcdStore::connect(self.etcd.clone()).await?),
             placement: Arc::new(PlacementClient::new(&self.placement)?),
             keys: self.keys.clone(),
+            host: Host::default(),
             // It makes nothing that would be accounted to anybody.
             project: String::new(),
             user: String::new(),

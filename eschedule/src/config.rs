@@ -108,6 +108,7 @@ pub(crate) struct Session {
 impl Session {
     pub(crate) async fn open(settings: Settings) -> Result<Self, Failure> {
         let cloud = Cloud {
+            host: ec_runtime::Host::default(),
             store: Arc::new(EtcdStore::connect(settings.etcd.clone()).await?),
             placement: Arc::new(PlacementClient::new(&settings.placement)?),
             keys: settings.keys.clone(),

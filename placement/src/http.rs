@@ -31,7 +31,7 @@ use std::{sync::Arc, time::Instant};
 
 use ec_placement_model::{Command, ModelError, Outcome, State, search::Options};
 use http_body_util::Full;
-use hyper::{Request, Response, body::Incoming};
+use hyper::{Request, Response};
 use tokio::sync::Semaphore;
 
 use self::{
@@ -42,6 +42,7 @@ use self::{
 };
 pub use self::{
     auth::{Auth, Token, Tokens, digest},
+    body::Incoming,
     cors::Cors,
     policy::Policy,
     server::{ServerConfig, serve},
@@ -101,7 +102,7 @@ impl Api {
     }
 
     /// Answers a request. Never fails: what goes wrong is an answer, too.
-    async fn respond(&self, request: Request<Incoming>) -> Response<Full<bytes::Bytes>> {
+    pub async fn respond<B: Incoming>(&self, request: Request<B>) -> Response<Full<bytes::Bytes>> {
         let began = Instant::now();
         let method = request.method().clone();
         let (route, response) = self.dispatch(request).await;
@@ -109,7 +110,10 @@ impl Api {
         response
     }
 
-    async fn dispatch(&self, request: Request<Incoming>) -> (&'static str, Response<Full<bytes::Bytes>>) {
+    async fn dispatch<B: Incoming>(
+        &self,
+        request: Request<B>,
+    ) -> (&'static str, Response<Full<bytes::Bytes>>) {
         match request.uri().path() {
             "/healthz" => return ("/healthz", reply::text(200, "ok\n")),
             "/readyz" => {
@@ -134,10 +138,10 @@ impl Api {
         (name, response)
     }
 
-    async fn handle(
+    async fn handle<B: Incoming>(
         &self,
         parts: &hyper::http::request::Parts,
-        body: Incoming,
+        body: B,
         frame: &mut reply::Frame,
     ) -> (&'static str, ApiResult<Reply>) {
         let path = percent_encoding::percent_decode_str(parts.uri.path()).decode_utf8();
@@ -149,10 +153,10 @@ impl Api {
         (name, self.checked(parts, body, found, frame).await)
     }
 
-    async fn checked(
+    async fn checked<B: Incoming>(
         &self,
         parts: &hyper::http::request::Parts,
-        body: Incoming,
+        body: B,
         found: ApiResult<(Route, Vec<String>)>,
         frame: &mut reply::Frame,
     ) -> ApiResult<Reply> {

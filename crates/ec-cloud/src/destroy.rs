@@ -1,8 +1,8 @@
 //! Destroying: change what is wanted; the node's agent does it, now or when it is back.
 
 use ec_model::{Desired, Doc, Instance, InstanceId, NodeId, Request};
+use ec_runtime::planted;
 use ec_store::{Compare, Revision, Txn};
-use jiff::Timestamp;
 
 use crate::{
     Cloud, CloudError, CloudResult,
@@ -76,7 +76,9 @@ fn wish(cloud: &Cloud, known: &Known) -> CloudResult<Option<Txn>> {
     };
     let mut txn = Txn::new().when(unchanged).put(key, request.encode()).delete(keys.instance(known.instance));
     let Request { name, project, .. } = &request.record;
-    if let Some(name) = name {
+    if let Some(name) = name
+        && !planted("name-kept")
+    {
         txn = txn.delete(keys.name(project, name, known.instance));
     }
     Ok(Some(txn))
@@ -95,13 +97,13 @@ fn gone(cloud: &Cloud, known: &Known) -> Request {
         project: record.map_or(&cloud.project, |record| &record.project).clone(),
         user: cloud.user.clone(),
         spec: None,
-        created_at: record.map_or_else(Timestamp::now, |record| record.created_at),
+        created_at: record.map_or_else(|| cloud.host.now(), |record| record.created_at),
     }
 }
 
 /// What a killed command left, when it is old enough to be that. Whether it was.
 async fn take_away(cloud: &Cloud, record: Instance, revision: Revision) -> CloudResult<bool> {
-    let age = Timestamp::now().duration_since(record.created_at);
+    let age = cloud.host.now().duration_since(record.created_at);
     if age < STALE {
         return Err(CloudError::Busy(format!(
             "instance {} is being placed since {}; if its command was killed, destroy it again in {} s",

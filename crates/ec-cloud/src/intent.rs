@@ -6,8 +6,9 @@
 use std::time::Duration;
 
 use ec_model::{Instance, InstanceId, Spec, decode, encode};
+use ec_runtime::planted;
 use ec_store::{Compare, KeyValue, Revision, Store, StoreError, Txn};
-use jiff::{SignedDuration, Timestamp};
+use jiff::SignedDuration;
 use tokio::time::Instant;
 
 use crate::{Cloud, CloudError, CloudResult};
@@ -97,7 +98,7 @@ impl Intent {
     }
 
     fn new(cloud: &Cloud, naming: &Naming, spec: &Spec) -> Self {
-        let instance = InstanceId::new(uuid::Uuid::new_v4());
+        let instance = InstanceId::new(cloud.host.uuid());
         let record = Instance {
             instance,
             project: cloud.project.clone(),
@@ -106,7 +107,7 @@ impl Intent {
             spec: spec.clone(),
             assigned: None,
             generation: 1,
-            created_at: Timestamp::now(),
+            created_at: cloud.host.now(),
         };
         Self { instance, record, revision: 0 }
     }
@@ -124,6 +125,7 @@ impl Intent {
     /// Adds the demand that nobody bears its name.
     fn alone(&self, cloud: &Cloud, txn: Txn) -> Txn {
         match &self.record.name {
+            Some(_) if planted("name-unchecked") => txn,
             Some(name) => txn.when(Compare::NoneUnder(cloud.keys.names(&cloud.project, name))),
             None => txn,
         }
@@ -187,13 +189,15 @@ impl Intent {
     /// Takes back what was begun: the claim where there may be one, then record and name. Where the request may
     /// be on its way, the record is written anew first, so that it cannot arrive any more.
     pub(crate) async fn take_back(mut self, cloud: &Cloud, reached: Reached<'_>) -> CloudResult<Back> {
-        if let Reached::Request(key) = reached {
+        if let Reached::Request(key) = reached
+            && !planted("request-not-fenced")
+        {
             match self.fence(cloud, key).await? {
                 Some(revision) => self.revision = revision,
                 None => return Ok(Back::Requested),
             }
         }
-        if reached != Reached::Intent {
+        if reached != Reached::Intent && !planted("claim-kept") {
             cloud.placement.release(self.instance).await?;
         }
         match cloud.store.txn(self.delete(cloud, Txn::new())).await {
@@ -299,7 +303,7 @@ async fn free(cloud: &Cloud, name: &str) -> CloudResult<()> {
 /// Once it was requested its claim is its node's matter: the guest may be there although somebody deleted its keys, and
 /// then it must stay counted. So only what holds nothing any more is taken away then.
 pub(crate) async fn sweep(cloud: &Cloud, record: Instance, revision: Revision) -> CloudResult<bool> {
-    if Timestamp::now().duration_since(record.created_at) < STALE {
+    if cloud.host.now().duration_since(record.created_at) < STALE && !planted("sweep-the-young") {
         return Ok(false);
     }
     let instance = record.instance;

@@ -25,6 +25,7 @@ use std::sync::Arc;
 
 use ec_model::Keyspace;
 use ec_placement_client::Placement;
+use ec_runtime::Host;
 use ec_store::Store;
 
 pub use destroy::{Doomed, destroy};
@@ -51,6 +52,8 @@ pub struct Cloud {
     pub project: String,
     /// Who makes it.
     pub user: String,
+    /// The machine that this runs on.
+    pub host: Host,
     /// Called with what takes longer than anybody expects, as it begins.
     pub notice: fn(&str),
 }

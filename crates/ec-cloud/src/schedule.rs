@@ -1,6 +1,9 @@
 //! Scheduling: an intent, candidates, a claim, a request; and the way back from each of these.
 
-use std::{collections::HashSet, future::Future};
+use std::{
+    collections::{BTreeSet, HashSet},
+    future::Future,
+};
 
 use ec_model::{
     Alive, Assigned, Blob, Desired, ImageRef, Instance, InstanceId, Keyspace, NodeId, Request, ResourceQuery,
@@ -8,6 +11,7 @@ use ec_model::{
 };
 use ec_placement_client::{Candidate, Candidates, Claim, DISABLED, PlacementError};
 use ec_plan::choice::{Try, choose};
+use ec_runtime::planted;
 use ec_store::{Compare, Store, StoreError, Txn};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -251,6 +255,7 @@ async fn look(
         Ok((found, alive))
     };
     tokio::select! {
+        biased;
         looked = look => looked,
         () = stop.cancelled() => Err(CloudError::Interrupted),
     }
@@ -280,7 +285,7 @@ async fn alive(
     keys: &Keyspace,
     found: &Candidates,
 ) -> Result<HashSet<NodeId>, StoreError> {
-    let hosts: HashSet<NodeId> =
+    let hosts: BTreeSet<NodeId> =
         found.candidates.iter().flat_map(|candidate| found.hosts(candidate)).collect();
     if hosts.len() > SINGLY {
         let all = store.keys(&keys.all_alive()).await?;
@@ -344,9 +349,11 @@ async fn request(cloud: &Cloud, intent: &Intent, node: NodeId, wanted: &Wanted<'
         created_at: record.created_at,
     };
     let key = keys.request(node, instance);
-    let mut txn = Txn::new()
-        .when(Compare::Unchanged(alive.key, alive.mod_revision))
-        .when(Compare::Unchanged(keys.instance(instance), intent.revision))
+    let mut txn = Txn::new().when(Compare::Unchanged(alive.key, alive.mod_revision));
+    if !planted("request-without-index") {
+        txn = txn.when(Compare::Unchanged(keys.instance(instance), intent.revision));
+    }
+    txn = txn
         .when(Compare::Absent(key.clone()))
         .put(key, encode(&request))
         .put(keys.instance(instance), encode(&record));

@@ -38,6 +38,7 @@ pub async fn until_active(
         None => Ok(None),
     });
     tokio::select! {
+        biased;
         outcome = status => outcome,
         error = withdrawn(cloud, node, instance, timeout) => Err(error),
     }

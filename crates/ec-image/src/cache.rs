@@ -3,6 +3,7 @@
 use std::{collections::HashSet, path::PathBuf, sync::Arc, time::Duration};
 
 use ec_model::{BaseImage, ImageRef, Progress};
+use ec_runtime::Host;
 use ipnet::IpNet;
 use tokio::sync::{Semaphore, watch};
 
@@ -37,6 +38,8 @@ pub struct CacheConfig {
     pub local: Vec<PathBuf>,
     /// Networks that may be fetched from although they are loopback or link-local.
     pub allow_addresses: Vec<IpNet>,
+    /// The machine that it lies on.
+    pub host: Host,
 }
 
 impl CacheConfig {
@@ -55,6 +58,7 @@ impl CacheConfig {
             patience: Self::PATIENCE,
             local: Vec::new(),
             allow_addresses: Vec::new(),
+            host: Host::default(),
         }
     }
 }
@@ -66,6 +70,7 @@ pub struct ImageCache {
 }
 
 struct Inner {
+    host: Host,
     ground: Ground,
     local: Arc<Local>,
     origin: Origin,
@@ -99,16 +104,17 @@ impl ImageCache {
         config: CacheConfig,
         in_use: impl Fn() -> HashSet<String> + Send + Sync + 'static,
     ) -> Result<Self, ImageError> {
-        let CacheConfig { directory, max_bytes, stall_timeout, patience, local, allow_addresses } = config;
-        let ground = tokio::task::spawn_blocking(move || {
+        let CacheConfig { directory, max_bytes, stall_timeout, patience, local, allow_addresses, host } =
+            config;
+        let opened = host.blocking(move || {
             let shelf = Shelf::open(&directory, max_bytes, Box::new(in_use))?;
             let index = Index::open(&directory)?;
             index.prune(|entry| shelf.has(&entry.digest, entry.size))?;
             Ok(Ground { shelf: Arc::new(shelf), index: Arc::new(index) })
-        })
-        .await
-        .map_err(|_| ImageError::Interrupted)??;
+        });
+        let ground = opened.await.map_err(|_| ImageError::Interrupted)??;
         let inner = Inner {
+            host,
             ground,
             local: Arc::new(Local(local)),
             origin: Origin::new(stall_timeout, patience, Addresses(allow_addresses.into())),
@@ -149,7 +155,7 @@ impl ImageCache {
         self.inner.permit(&wanted)?;
         if wanted.digest.is_some() {
             let (ground, wanted) = (self.inner.ground.clone(), wanted.clone());
-            let found = tokio::task::spawn_blocking(move || ground.known(&wanted)).await;
+            let found = self.inner.host.blocking(move || ground.known(&wanted)).await;
             if let Some((_, landed)) = found.map_err(|_| ImageError::Interrupted)? {
                 return hand_out(landed);
             }
@@ -193,7 +199,8 @@ impl Inner {
         match wanted.source.clone() {
             Source::Http(_) => self.origin.bring(self.ground.clone(), wanted, state).await,
             Source::File { path, .. } => {
-                local::bring(Arc::clone(&self.local), self.ground.clone(), wanted, path, state).await
+                let (local, ground) = (Arc::clone(&self.local), self.ground.clone());
+                local::bring(&self.host, local, ground, wanted, path, state).await
             }
         }
     }

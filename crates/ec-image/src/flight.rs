@@ -66,6 +66,7 @@ impl Flights {
         let (all, own) = (Arc::clone(self), Arc::downgrade(&flight));
         tokio::spawn(async move {
             let outcome = tokio::select! {
+                biased;
                 outcome = work => outcome,
                 // Dropping the work at any point is safe: its thread cleans up after itself.
                 () = cancelled.cancelled() => Err(ImageError::Interrupted),

@@ -9,6 +9,7 @@ use std::{
     },
 };
 
+use ec_runtime::Host;
 use tokio::sync::watch;
 
 use crate::{
@@ -34,6 +35,7 @@ impl Drop for StopOnDrop {
 
 /// Brings the file into the cache, or finds it there unchanged.
 pub(crate) async fn bring(
+    host: &Host,
     local: Arc<Local>,
     ground: Ground,
     wanted: Wanted,
@@ -42,7 +44,7 @@ pub(crate) async fn bring(
 ) -> Result<Landed, ImageError> {
     let stop = StopOnDrop(Arc::default());
     let stopped = Arc::clone(&stop.0);
-    tokio::task::spawn_blocking(move || copy(&local, ground, wanted, &path, state, &stopped))
+    host.blocking(move || copy(&local, ground, wanted, &path, state, &stopped))
         .await
         .map_err(|_| ImageError::Interrupted)?
 }

@@ -1,6 +1,9 @@
 //! Requests and answers.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use ec_model::{InstanceId, NodeId, ResourceQuery, Resources};
 use reqwest::Method;
@@ -8,7 +11,7 @@ use serde_json::json;
 
 use crate::{
     Candidate, Candidates, Claim, ConsumerAllocations, Inventory, PlacementConfig, PlacementError,
-    PlacementResult, Provider,
+    PlacementResult, Provider, Transport,
     types::{
         CandidatesBody, ConsumerBody, InventoriesBody, ProviderAllocationsBody, ProvidersBody, ResourcesOf,
         TraitNamesBody, TraitsBody,
@@ -39,6 +42,12 @@ impl PlacementClient {
     /// A client; nothing is sent yet. The files that the settings name are read.
     pub fn new(config: &PlacementConfig) -> PlacementResult<Self> {
         Ok(Self { wire: Wire::new(config)? })
+    }
+
+    /// The same client by another way than connections of its own.
+    #[must_use]
+    pub fn over(self, transport: Arc<dyn Transport>) -> Self {
+        Self { wire: self.wire.over(transport) }
     }
 
     /// The base URL, for messages.

@@ -8,6 +8,7 @@ mod api;
 mod client;
 mod error;
 mod section;
+mod transport;
 mod types;
 mod wire;
 
@@ -15,5 +16,6 @@ pub use api::Placement;
 pub use client::{CONSUMER_TYPE, DISABLED, PlacementClient};
 pub use error::{PlacementError, PlacementResult};
 pub use section::PlacementSection;
+pub use transport::{Answer, Request, Transport};
 pub use types::{Amount, Candidate, Candidates, Claim, ConsumerAllocations, Inventory, Provider, Summary};
 pub use wire::PlacementConfig;

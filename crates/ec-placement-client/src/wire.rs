@@ -14,7 +14,10 @@ use ec_runtime::is_loopback;
 use reqwest::{Certificate, Identity, Method, StatusCode, Url, header};
 use serde::de::DeserializeOwned;
 
-use crate::{PlacementError, PlacementResult};
+use crate::{
+    Answer, PlacementError, PlacementResult, Transport,
+    transport::{Http, Request, chain},
+};
 
 /// The newest version that we know, of major 1. Every conversation begins with it.
 pub(crate) const NEWEST: u32 = 39;
@@ -99,7 +102,7 @@ impl std::fmt::Debug for PlacementConfig {
 /// A server, and what was learned of it. Clones share that.
 #[derive(Clone)]
 pub(crate) struct Wire {
-    http: reqwest::Client,
+    transport: Arc<dyn Transport>,
     pub(crate) base: Url,
     token: Arc<Token>,
     /// The version that the server speaks, as far as we know.
@@ -138,7 +141,12 @@ impl Wire {
         }
         let http = builder.build().map_err(|error| invalid(chain(&error)))?;
         let token = Arc::new(Token::new(config)?);
-        Ok(Self { http, base, token, version: Arc::new(AtomicU32::new(NEWEST)) })
+        Ok(Self { transport: Arc::new(Http(http)), base, token, version: Arc::new(AtomicU32::new(NEWEST)) })
+    }
+
+    /// The same conversation by another way than a connection of its own.
+    pub(crate) fn over(self, transport: Arc<dyn Transport>) -> Self {
+        Self { transport, ..self }
     }
 
     /// The minor version of 1 that is spoken, as far as is known.
@@ -155,7 +163,7 @@ impl Wire {
         if !query.is_empty() {
             url.query_pairs_mut().extend_pairs(query);
         }
-        let answer = self.exchange(path, |_| self.http.get(url.clone())).await?;
+        let answer = self.exchange(path, Method::GET, url, None).await?;
         self.parse(&answer)
     }
 
@@ -167,14 +175,7 @@ impl Wire {
         body: Option<&serde_json::Value>,
     ) -> PlacementResult<Vec<u8>> {
         let url = self.url(path)?;
-        self.exchange(path, |version| {
-            let request = self.http.request(method.clone(), url.clone());
-            match body {
-                Some(body) => request.json(&as_of(version, body)),
-                None => request,
-            }
-        })
-        .await
+        self.exchange(path, method, url, body).await
     }
 
     pub(crate) fn parse<T: DeserializeOwned>(&self, body: &[u8]) -> PlacementResult<T> {
@@ -196,33 +197,35 @@ impl Wire {
     async fn exchange(
         &self,
         path: &str,
-        request: impl Fn(u32) -> reqwest::RequestBuilder,
+        method: Method,
+        url: Url,
+        body: Option<&serde_json::Value>,
     ) -> PlacementResult<Vec<u8>> {
         let version = self.version();
-        let (status, body) = self.ask(request(version), version).await?;
+        let Answer { status, body: answer } = self.ask(&method, &url, body, version).await?;
         if status != StatusCode::NOT_ACCEPTABLE {
-            return self.judge(path, status, body);
+            return self.judge(path, status, answer);
         }
-        let theirs = self.negotiated(&body)?;
-        let (status, body) = self.ask(request(theirs), theirs).await?;
-        self.judge(path, status, body)
+        let theirs = self.negotiated(&answer)?;
+        let Answer { status, body: answer } = self.ask(&method, &url, body, theirs).await?;
+        self.judge(path, status, answer)
     }
 
     async fn ask(
         &self,
-        request: reqwest::RequestBuilder,
+        method: &Method,
+        url: &Url,
+        body: Option<&serde_json::Value>,
         version: u32,
-    ) -> PlacementResult<(StatusCode, Vec<u8>)> {
-        let unreachable = |error: reqwest::Error| self.unreachable(chain(&error.without_url()));
-        let answer = request
-            .header("X-Auth-Token", self.token.now())
-            .header("OpenStack-API-Version", format!("placement 1.{version}"))
-            .header(header::ACCEPT, "application/json")
-            .send()
-            .await
-            .map_err(unreachable)?;
-        let status = answer.status();
-        Ok((status, answer.bytes().await.map_err(unreachable)?.to_vec()))
+    ) -> PlacementResult<Answer> {
+        let mut headers = header::HeaderMap::new();
+        headers.insert("x-auth-token", self.token.now());
+        let spoken = header::HeaderValue::from_str(&format!("placement 1.{version}"));
+        headers.insert("openstack-api-version", spoken.map_err(|error| self.unreachable(chain(&error)))?);
+        headers.insert(header::ACCEPT, header::HeaderValue::from_static("application/json"));
+        let body = body.map(|body| as_of(version, body));
+        let request = Request { method: method.clone(), url: url.clone(), headers, body };
+        self.transport.exchange(request).await.map_err(|why| self.unreachable(why))
     }
 
     /// The newest version that both speak, from the answer of a server that is older than the one we spoke.
@@ -384,20 +387,6 @@ fn detail(body: &[u8]) -> Option<String> {
     let text = body["errors"][0]["detail"].as_str()?;
     let text = text.rsplit("\n\n").find(|part| !part.trim().is_empty()).unwrap_or(text);
     Some(text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(500).collect())
-}
-
-/// An error with its causes: the transport's own text alone says only that something failed.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

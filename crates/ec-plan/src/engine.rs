@@ -39,7 +39,7 @@ use agenda::{Agenda, What};
 use ec_model::InstanceId;
 use known::{Busy, Known};
 
-pub use event::{Begun, Command, Event, Now, Tell};
+pub use event::{Begun, Command, Event, Now, Tell, Whose};
 pub use job::{Change, Job, Outcome, Report, Work};
 pub use known::{Held, Requested, StatusEntry};
 pub use look::Seen;
@@ -87,6 +87,8 @@ pub struct Engine {
     looked: bool,
     looking: bool,
     auditing: bool,
+    /// What users destroyed here, as the last look saw it: known before an older etcd brings its request back.
+    buried: BTreeSet<InstanceId>,
     /// Whose addresses are looked for, and whether that may have changed.
     search: Search,
     search_again: bool,
@@ -108,6 +110,7 @@ impl Engine {
             looked: false,
             looking: false,
             auditing: false,
+            buried: BTreeSet::new(),
             search: Search::default(),
             search_again: false,
             now,
@@ -152,9 +155,16 @@ impl Engine {
                 });
                 self.answered(instance, held, "failed to ask for its allocation; trying on");
             }
-            Event::Whose(instance, asked_for) => {
-                let asked_for = asked_for.map(|asked_for| self.touch(instance).asked_for = Some(asked_for));
-                self.answered(instance, asked_for, "failed to ask whether it is ours; trying on");
+            Event::Whose(instance, whose) => {
+                let whose = whose.and_then(|whose| match whose {
+                    Whose::Nobodys => Ok(self.touch(instance).asked_for = Some(false)),
+                    Whose::AskedFor => Ok(self.touch(instance).asked_for = Some(true)),
+                    Whose::Requested => {
+                        self.commands.push(Command::Relist);
+                        Err("it is requested, and the watch on this node's requests has not told".to_owned())
+                    }
+                });
+                self.answered(instance, whose, "failed to ask whether it is ours; trying on");
             }
             Event::Audited(begun, held) => self.audited(begun, held),
             Event::Found(found) => self.found(found),
@@ -222,7 +232,7 @@ impl Engine {
     fn request(&mut self, instance: InstanceId, request: Option<Requested>) {
         match request {
             Some(request) => {
-                self.known.entry(instance).or_default().request = Some(request);
+                self.entry(instance).request = Some(request);
                 // A new wish is tried at once, whatever failed before.
                 self.no_failure(instance);
             }
@@ -334,9 +344,16 @@ impl Engine {
     /// What is known of an instance, marked as changed now.
     fn touch(&mut self, instance: InstanceId) -> &mut Known {
         self.clock += 1;
-        let known = self.known.entry(instance).or_default();
-        known.touched = self.clock;
+        let clock = self.clock;
+        let known = self.entry(instance);
+        known.touched = clock;
         known
+    }
+
+    /// What is known of an instance; of one that is new, whether it was destroyed here.
+    fn entry(&mut self, instance: InstanceId) -> &mut Known {
+        let buried = self.buried.contains(&instance);
+        self.known.entry(instance).or_insert_with(|| Known::new(buried))
     }
 
     fn warn(&mut self, instance: Option<InstanceId>, what: &'static str, why: Option<String>) {

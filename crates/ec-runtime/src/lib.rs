@@ -5,14 +5,18 @@ pub mod config;
 mod endpoint;
 pub mod exit;
 mod files;
+mod host;
 mod logging;
 pub mod memory;
+mod planted;
 mod shutdown;
 mod tasks;
 
 pub use endpoint::{beyond_loopback, is_loopback};
 pub use files::raise_file_limit;
+pub use host::{BrokenOff, Host, Machine, Work};
 pub use logging::{LogFormat, init_logging};
+pub use planted::planted;
 pub use shutdown::shutdown_on_signals;
 pub use tasks::{Tasks, abort_on_panic};
 

@@ -18,6 +18,7 @@
 //! only if the store has that very change in its history; in any doubt it lists again.
 
 use std::{
+    hash::{DefaultHasher, Hash, Hasher},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -117,6 +118,7 @@ pub fn follow_on_demand(
     };
     tokio::spawn(async move {
         tokio::select! {
+            biased;
             // Everything in the follower may be dropped at any await: it holds nothing but its place.
             () = closed.closed() => {}
             () = follower.run() => {}
@@ -190,6 +192,14 @@ impl Place {
     }
 }
 
+/// A number from 0 to 1 that is another for each prefix and each failure, so that a thousand agents, each of which
+/// follows a prefix of its own, do not come back in the same instant.
+fn spread(prefix: &str, failures: u32) -> f64 {
+    let mut hasher = DefaultHasher::new();
+    (prefix, failures).hash(&mut hasher);
+    f64::from((hasher.finish() >> 32) as u32) / f64::from(u32::MAX)
+}
+
 struct Follower {
     store: Arc<dyn Store>,
     prefix: String,
@@ -207,6 +217,7 @@ struct Follower {
 impl Follower {
     async fn run(mut self) {
         let mut backoff = self.options.backoff_min;
+        let mut failures = 0;
         loop {
             let before = self.place.as_ref().map(|place| place.next);
             self.watching_since = None;
@@ -235,9 +246,10 @@ impl Follower {
                     }
                 }
             }
-            // Half of it random, so that a thousand agents do not come back in the same instant.
+            failures += 1;
             tokio::select! {
-                () = sleep(backoff.mul_f64(rand::random_range(0.5..1.0))) => {}
+                biased;
+                () = sleep(backoff.mul_f64(0.5 + 0.5 * spread(&self.prefix, failures))) => {}
                 () = self.relist.0.wanted.notified() => self.place = None,
             }
             backoff = (backoff * 2).min(self.options.backoff_max);
@@ -260,6 +272,7 @@ impl Follower {
         self.watching_since = Some(Instant::now());
         loop {
             let batch = tokio::select! {
+                biased;
                 batch = watch.next() => batch?,
                 () = sleep_until(resync_at) => return Err(End::Relist),
                 () = self.relist.0.wanted.notified() => return Err(End::Relist),

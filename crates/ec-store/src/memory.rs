@@ -225,6 +225,7 @@ impl Watch for MemoryWatch {
                 // The sender lives in the store that this watch holds, so it cannot be gone.
                 Err(None) => _ = self.changed.changed().await,
                 Err(Some(expiry)) => tokio::select! {
+                    biased;
                     _ = self.changed.changed() => {}
                     () = sleep_until(expiry) => {}
                 },

@@ -6,7 +6,6 @@ use ec_hypervisor::DomainSpec;
 use ec_metadata::{InstanceRecord, RECORD_VERSION, RecordDir};
 use ec_model::{Blob, MacAddr, Progress, Request, Resources, Spec};
 use ec_plan::{RecordFacts, engine::Change, status};
-use jiff::Timestamp;
 use tokio::sync::watch;
 
 use super::{Stop, Worker, hostname, pause_for_test_named};
@@ -45,12 +44,13 @@ impl Worker {
         let cancel = self.cancel.clone();
         let image = loop {
             tokio::select! {
+                biased;
                 image = &mut fetch => break image?,
                 () = cancel.cancelled() => return Err(Stop::Abandoned),
                 _ = period.tick() => {
                     let step = steps.borrow_and_update().clone();
                     let old = self.status.known();
-                    if let Some(status) = status::progressed(&self.subject, old, step, Timestamp::now()) {
+                    if let Some(status) = status::progressed(&self.subject, old, step, self.parts.host.now()) {
                         // Not telling progress must not end a download.
                         self.write(status).await.ok();
                     }
@@ -140,7 +140,8 @@ impl Worker {
         E: std::error::Error + Send + 'static,
     {
         let records = Arc::clone(&self.parts.records);
-        tokio::task::spawn_blocking(move || work(&records))
+        let worked = self.parts.host.blocking(move || work(&records));
+        worked
             .await
             .map_err(|error| Stop::Retry(error.to_string()))?
             .map_err(|error| Stop::Retry(ec_runtime::exit::chain(&error)))

@@ -6,7 +6,7 @@ use bytes::{Bytes, BytesMut};
 use ec_placement_schema::{Body, check_body};
 use ec_serve::Activity;
 use http_body_util::BodyExt;
-use hyper::{HeaderMap, body::Incoming, header, http::request::Parts};
+use hyper::{HeaderMap, header, http::request::Parts};
 use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
 
@@ -25,6 +25,12 @@ const FORESEEN: usize = 64 << 10;
 /// So long may a body take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// A body on its way in: of a connection, or of a caller in the same process.
+pub trait Incoming: hyper::body::Body<Data = Bytes, Error: std::fmt::Display + Send> + Send + Unpin {}
+
+impl<B> Incoming for B where B: hyper::body::Body<Data = Bytes, Error: std::fmt::Display + Send> + Send + Unpin
+{}
+
 /// A body must be declared, as upstream wants it even of those that take none.
 pub(super) fn check_declared(headers: &HeaderMap) -> ApiResult<()> {
     let Some(length) = headers.get(header::CONTENT_LENGTH) else { return Ok(()) };
@@ -41,7 +47,7 @@ pub(super) fn check_declared(headers: &HeaderMap) -> ApiResult<()> {
 
 /// Reads a body to its end. Meanwhile nothing is being answered on its connection: who leaves a body half sent
 /// makes room for others, as who says nothing does.
-pub(super) async fn read(parts: &Parts, body: Incoming) -> ApiResult<Bytes> {
+pub(super) async fn read<B: Incoming>(parts: &Parts, body: B) -> ApiResult<Bytes> {
     let activity = parts.extensions.get::<Arc<Activity>>();
     activity.inspect(|activity| activity.set_answering(false));
     let read = read_all(&parts.headers, body).await;
@@ -49,7 +55,7 @@ pub(super) async fn read(parts: &Parts, body: Incoming) -> ApiResult<Bytes> {
     read
 }
 
-async fn read_all(headers: &HeaderMap, mut body: Incoming) -> ApiResult<Bytes> {
+async fn read_all<B: Incoming>(headers: &HeaderMap, mut body: B) -> ApiResult<Bytes> {
     let deadline = Instant::now() + PATIENCE;
     let declared = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     let mut read = BytesMut::with_capacity(declared.unwrap_or(0).min(FORESEEN));
@@ -77,7 +83,7 @@ async fn read_all(headers: &HeaderMap, mut body: Incoming) -> ApiResult<Bytes> {
 }
 
 /// For those that take none.
-pub(super) fn ignore(_: Incoming) -> Bytes {
+pub(super) fn ignore<B: Incoming>(_: B) -> Bytes {
     Bytes::new()
 }
 

@@ -285,6 +285,7 @@ impl World {
 
     fn cloud(&self) -> Cloud {
         Cloud {
+            host: ec_runtime::Host::default(),
             store: Arc::new(self.etcd.clone()),
             placement: Arc::new(self.placement.clone()),
             keys: self.keys.clone(),

@@ -136,6 +136,17 @@ impl Host {
         domain.map(|domain| change(&mut domain.state)).is_some()
     }
 
+    /// As after a power cut: what was defined for good is there, and does not run.
+    pub(super) fn restart(&mut self) {
+        for machine in self.machines.values_mut() {
+            machine.domain = machine.domain.take().filter(|domain| !domain.transient);
+            if let Some(domain) = &mut machine.domain {
+                domain.state = RunState::NotStarted;
+            }
+        }
+        self.machines.retain(|_, machine| machine.volume.is_some() || machine.domain.is_some());
+    }
+
     /// As `virsh undefine`: a domain that runs lives on until it ends.
     pub(super) fn undefine(&mut self, instance: InstanceId) {
         let Some(machine) = self.machines.get_mut(&instance) else { return };

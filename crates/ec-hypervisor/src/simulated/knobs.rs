@@ -102,6 +102,12 @@ impl SimulatedHypervisor {
         }
     }
 
+    /// The host is started anew: no guest runs any more, and what was not defined for good is gone.
+    pub fn restart_host(&self) {
+        self.inner().host.restart();
+        self.tell(HypervisorEvent::LookAtAll);
+    }
+
     /// Somebody undefines the domain, as `virsh undefine` does; no event tells.
     pub fn undefine(&self, instance: InstanceId) {
         self.inner().host.undefine(instance);

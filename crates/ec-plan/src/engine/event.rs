@@ -40,7 +40,7 @@ pub enum Event {
     /// The answer to [`Command::AskPlacement`].
     Allocation(InstanceId, Result<Held, String>),
     /// The answer to [`Command::AskWhose`].
-    Whose(InstanceId, Result<bool, String>),
+    Whose(InstanceId, Result<Whose, String>),
     /// The answer to [`Command::Audit`]; nothing where placement does not know the node.
     Audited(Begun, Result<Option<BTreeMap<InstanceId, Resources>>, String>),
     /// A search for addresses that worked.
@@ -61,6 +61,17 @@ pub enum Event {
     Ending,
 }
 
+/// What control tools have to do with an allocation that no request speaks of, as far as this agent knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whose {
+    /// Nothing: it is somebody else's.
+    Nobodys,
+    /// They asked for the instance, and have not requested it here.
+    AskedFor,
+    /// They have requested it here, and the watch was silent.
+    Requested,
+}
+
 /// What is to be done. Each that has an answer gets exactly one.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Command {
@@ -70,8 +81,10 @@ pub enum Command {
     Observe(InstanceId, Begun),
     /// Ask placement what one instance holds: [`Event::Allocation`].
     AskPlacement(InstanceId),
-    /// Ask etcd whether control tools asked for one instance: [`Event::Whose`].
+    /// Ask etcd whether control tools asked for one instance, and whether it is requested: [`Event::Whose`].
     AskWhose(InstanceId),
+    /// Have the requests listed anew: the watch is silent.
+    Relist,
     /// Ask placement for every allocation on this node: [`Event::Audited`].
     Audit(Begun),
     /// Begin this: [`Event::Ended`].

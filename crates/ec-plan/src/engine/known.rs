@@ -105,6 +105,11 @@ pub(super) struct Known {
 }
 
 impl Known {
+    /// Of an instance of which nothing is known but whether its user destroyed it here.
+    pub(super) fn new(buried: bool) -> Self {
+        Self { buried, ..Self::default() }
+    }
+
     /// What the request wants.
     pub(super) fn wanted(&self) -> Wanted {
         match &self.request {

@@ -85,6 +85,9 @@ impl Engine {
             self.known.entry(*instance).or_default();
         }
         for (instance, known) in &mut self.known {
+            if !tells_of(known, begun) && known.buried {
+                seen.buried.insert(*instance);
+            }
             if tells_of(known, begun) {
                 known.observe(seen.observed.remove(instance).unwrap_or_default());
                 known.status = seen.statuses.remove(instance).unwrap_or_default();
@@ -92,6 +95,7 @@ impl Engine {
                 known.buried = seen.buried.contains(instance);
             }
         }
+        self.buried = seen.buried;
     }
 
     pub(super) fn observed(&mut self, instance: InstanceId, begun: Begun, seen: Result<Observed, String>) {

@@ -343,7 +343,9 @@ fn a_claim_without_a_request_is_looked_into_when_its_grace_is_over_and_not_at_th
     }
     assert_eq!(waited, SETUP.limits.grace);
     assert!(
-        told.on(Event::Whose(other, Ok(false))).iter().any(|command| matches!(command, Command::Tell(_)))
+        told.on(Event::Whose(other, Ok(Whose::Nobodys)))
+            .iter()
+            .any(|command| matches!(command, Command::Tell(_)))
     );
     assert_eq!(begun(&told.on(Event::HintAll)), None, "it is left alone, and said once");
 }

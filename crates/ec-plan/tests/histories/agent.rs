@@ -6,7 +6,9 @@ use std::{collections::BTreeMap, time::Duration};
 use ec_model::{InstanceId, Observed};
 use ec_plan::{
     Limits,
-    engine::{Begun, Command, Engine, Event, Found, Held, Now, Search, Seen, Setup, StatusEntry, Work},
+    engine::{
+        Begun, Command, Engine, Event, Found, Held, Now, Search, Seen, Setup, StatusEntry, Whose, Work,
+    },
 };
 
 use crate::{
@@ -143,7 +145,8 @@ impl Agent {
                 self.search = search;
                 return;
             }
-            Command::Counted(_) | Command::Tell(_) => return,
+            // What a watch has not told here, it tells later.
+            Command::Counted(_) | Command::Tell(_) | Command::Relist => return,
         };
         self.tasks.push(task);
     }
@@ -253,8 +256,12 @@ fn go_on(task: Task, outside: &mut Outside) -> Task {
             Task::Told(Event::Allocation(instance, held))
         }
         Task::Read(Question::Whose(instance)) => {
-            let index = outside.things[&instance].keys.index;
-            Task::Told(Event::Whose(instance, if outside.etcd_up { Ok(index) } else { Err(down()) }))
+            let whose = match &outside.things[&instance].keys {
+                keys if !keys.index => Whose::Nobodys,
+                keys if keys.request.is_some() => Whose::Requested,
+                _ => Whose::AskedFor,
+            };
+            Task::Told(Event::Whose(instance, if outside.etcd_up { Ok(whose) } else { Err(down()) }))
         }
         Task::Read(Question::Audit(begun)) => {
             let held = outside.things.keys().filter_map(|instance| match outside.held(*instance) {

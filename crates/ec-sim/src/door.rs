@@ -1,0 +1,228 @@
+//! A program's way to the store: answers, and transactions, come late or not at all; the referee sees each that is
+//! applied.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use ec_store::{
+    KeyValue, LeaseId, Listing, Op, Revision, Server, Store, StoreError, StoreResult, Txn, TxnOutcome, Watch,
+    WatchBatch,
+};
+use tokio::time::sleep;
+
+use crate::{
+    life::Life,
+    world::{Actor, World},
+};
+
+/// No transaction is later than this.
+pub(crate) const LATEST: Duration = Duration::from_secs(20);
+
+#[derive(Clone)]
+pub(crate) struct Door {
+    pub(crate) world: Arc<World>,
+    pub(crate) actor: Actor,
+    pub(crate) life: Life,
+}
+
+/// What becomes of a write.
+enum Fate {
+    Arrives,
+    IsLost,
+    LosesItsAnswer,
+    IsLate(Duration),
+}
+
+fn unknown<T>(why: &str) -> StoreResult<T> {
+    Err(StoreError::Unknown(why.into()))
+}
+
+impl Door {
+    /// On the way there: what comes of a call of a dead or cut off program.
+    async fn enter(&self) -> StoreResult<()> {
+        self.life.gate().await;
+        self.world.way().await;
+        self.life.gate().await;
+        if self.world.is_cut(self.actor) {
+            let detail = "the network is down".to_owned();
+            return Err(StoreError::Unreachable { endpoints: "etcd".into(), detail });
+        }
+        Ok(())
+    }
+
+    async fn leave(&self) {
+        self.world.way().await;
+        self.life.gate().await;
+    }
+
+    fn fate(&self) -> Fate {
+        if !self.world.chance(self.world.storm().etcd) {
+            return Fate::Arrives;
+        }
+        match self.world.pick(0..10) {
+            0..3 => Fate::IsLost,
+            3..7 => Fate::LosesItsAnswer,
+            7..9 => Fate::IsLate(self.world.millis(5..1000)),
+            _ => Fate::IsLate(self.world.millis(1000..u64::try_from(LATEST.as_millis()).unwrap_or(1001))),
+        }
+    }
+
+    async fn read<T>(&self, answer: impl Future<Output = StoreResult<T>>) -> StoreResult<T> {
+        self.enter().await?;
+        let answer = answer.await;
+        self.leave().await;
+        answer
+    }
+
+    async fn write<T: Send>(&self, answer: impl Future<Output = StoreResult<T>>) -> StoreResult<T> {
+        self.enter().await?;
+        match self.fate() {
+            Fate::IsLost => {
+                sleep(Duration::from_secs(2)).await;
+                unknown("the request was lost")
+            }
+            Fate::LosesItsAnswer => {
+                answer.await.ok();
+                sleep(Duration::from_secs(2)).await;
+                self.life.gate().await;
+                unknown("the answer was lost")
+            }
+            Fate::Arrives | Fate::IsLate(_) => {
+                let answer = answer.await;
+                self.leave().await;
+                answer
+            }
+        }
+    }
+
+    async fn apply(&self, txn: Txn) -> StoreResult<TxnOutcome> {
+        let before: Vec<Option<KeyValue>> =
+            txn.then.iter().map(|op| content(&self.world, op.key())).collect();
+        let outcome = self.world.store.txn(txn.clone()).await;
+        if let Ok(TxnOutcome { succeeded: true, .. }) = &outcome
+            && !txn.then.is_empty()
+        {
+            self.world.judge(|referee, world| referee.applied(world, self.actor, &txn, &before));
+        }
+        outcome
+    }
+}
+
+/// A key as it is, whoever asks.
+pub(crate) fn content(world: &World, key: &str) -> Option<KeyValue> {
+    world.store.content(key).pairs.into_iter().find(|pair| pair.key == key)
+}
+
+#[async_trait]
+impl Store for Door {
+    async fn get(&self, key: &str) -> StoreResult<(Option<KeyValue>, Revision)> {
+        self.read(self.world.store.get(key)).await
+    }
+
+    async fn get_at(&self, key: &str, revision: Revision) -> StoreResult<Option<KeyValue>> {
+        self.read(self.world.store.get_at(key, revision)).await
+    }
+
+    async fn list(&self, prefix: &str) -> StoreResult<Listing> {
+        self.read(self.world.store.list(prefix)).await
+    }
+
+    async fn txn(&self, txn: Txn) -> StoreResult<TxnOutcome> {
+        if txn.then.is_empty() {
+            return self.read(self.world.store.txn(txn)).await;
+        }
+        let era = self.world.era();
+        self.enter().await?;
+        if self.world.era() != era {
+            return unknown("etcd was replaced");
+        }
+        match self.fate() {
+            Fate::Arrives => {
+                let answer = self.apply(txn).await;
+                self.leave().await;
+                answer
+            }
+            Fate::IsLost => {
+                sleep(Duration::from_secs(2)).await;
+                self.life.gate().await;
+                unknown("the request was lost")
+            }
+            Fate::LosesItsAnswer => {
+                self.apply(txn).await.ok();
+                sleep(Duration::from_secs(2)).await;
+                self.life.gate().await;
+                unknown("the answer was lost")
+            }
+            Fate::IsLate(by) => {
+                let door = self.clone();
+                tokio::spawn(async move {
+                    sleep(by).await;
+                    if door.world.era() == era {
+                        let summary = summary(&txn);
+                        if door.apply(txn).await.is_ok_and(|outcome| outcome.succeeded) {
+                            door.world
+                                .log(door.actor, format!("     (the last came {by:?} late: {summary})"));
+                        }
+                    }
+                });
+                sleep(Duration::from_secs(2)).await;
+                self.life.gate().await;
+                unknown("no answer in time")
+            }
+        }
+    }
+
+    async fn watch(&self, prefix: &str, from: Revision) -> StoreResult<Box<dyn Watch>> {
+        let inner = self.read(self.world.store.watch(prefix, from)).await?;
+        Ok(Box::new(LateWatch { inner, door: self.clone() }))
+    }
+
+    async fn grant(&self, ttl: Duration) -> StoreResult<LeaseId> {
+        self.write(self.world.store.grant(ttl)).await
+    }
+
+    async fn keep_alive(&self, lease: LeaseId) -> StoreResult<Duration> {
+        self.read(self.world.store.keep_alive(lease)).await
+    }
+
+    async fn revoke(&self, lease: LeaseId) -> StoreResult<()> {
+        self.write(self.world.store.revoke(lease)).await
+    }
+
+    async fn server(&self) -> StoreResult<Server> {
+        self.read(self.world.store.server()).await
+    }
+
+    async fn compact(&self, revision: Revision) -> StoreResult<()> {
+        self.write(self.world.store.compact(revision)).await
+    }
+}
+
+/// Which keys a transaction writes.
+fn summary(txn: &Txn) -> String {
+    let keys: Vec<&str> = txn.then.iter().map(Op::key).collect();
+    keys.join(" ")
+}
+
+/// Tells everything in order, some of it late, and nothing to who is cut off.
+struct LateWatch {
+    inner: Box<dyn Watch>,
+    door: Door,
+}
+
+#[async_trait]
+impl Watch for LateWatch {
+    async fn next(&mut self) -> StoreResult<WatchBatch> {
+        self.door.life.gate().await;
+        let batch = self.inner.next().await;
+        self.door.life.gate().await;
+        if self.door.world.is_cut(self.door.actor) {
+            return unknown("the network is down");
+        }
+        if self.door.world.chance(10) {
+            sleep(self.door.world.millis(1..300)).await;
+            self.door.life.gate().await;
+        }
+        batch
+    }
+}

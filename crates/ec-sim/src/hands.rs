@@ -1,0 +1,181 @@
+//! An agent's way to its simulated hypervisor. What has reached the hypervisor is done, though the agent that asked
+//! for it is dead by then, or waits no more.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use ec_hypervisor::{
+    DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent, HypervisorResult,
+    Observed, Operation, SimulatedHypervisor,
+};
+use ec_model::{Address, BaseImage, InstanceId};
+use futures::future::BoxFuture;
+use tokio::{sync::broadcast, time::sleep};
+
+use crate::{
+    life::Life,
+    node::Computer,
+    world::{Actor, World},
+};
+
+/// As long as the agent's libvirt waits for a call.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+#[derive(Clone)]
+pub(crate) struct Hands {
+    pub(crate) world: Arc<World>,
+    pub(crate) computer: Arc<Computer>,
+    pub(crate) actor: Actor,
+    pub(crate) life: Life,
+}
+
+type Call = Box<dyn FnOnce(SimulatedHypervisor) -> BoxFuture<'static, HypervisorResult<()>> + Send>;
+
+impl Hands {
+    async fn way(&self) {
+        self.life.gate().await;
+        self.world.way().await;
+        self.life.gate().await;
+    }
+
+    fn not_now(&self, what: &str) -> HypervisorResult<()> {
+        if self.world.chance(self.world.storm().hypervisor / 2) {
+            return Err(HypervisorError::NotNow { what: what.into(), detail: "it is busy".into() });
+        }
+        Ok(())
+    }
+
+    async fn ask<T>(
+        &self,
+        what: &str,
+        call: impl Future<Output = HypervisorResult<T>>,
+    ) -> HypervisorResult<T> {
+        self.way().await;
+        self.not_now(what)?;
+        let answer = call.await;
+        self.way().await;
+        answer
+    }
+
+    async fn change(&self, what: Operation, instance: InstanceId, call: Call) -> HypervisorResult<()> {
+        self.way().await;
+        let name = format!("{what:?} {instance}");
+        self.not_now(&name)?;
+        if self.world.chance(self.world.storm().refusals) {
+            self.world.log(self.actor, format!("hypervisor refuses {name}"));
+            self.world.judge(|referee, _| referee.disturbed(instance));
+            return Err(HypervisorError::Failed { what: name, detail: "refused on request".into() });
+        }
+        let (hands, era) = (self.clone(), self.computer.era());
+        if self.world.chance(self.world.storm().hypervisor / 2) {
+            let late = self.world.millis(31_000..90_000);
+            tokio::spawn(async move {
+                sleep(late).await;
+                if hands.computer.era() == era {
+                    hands.perform(what, instance, call, " (late)").await.ok();
+                }
+            });
+            sleep(TIMEOUT).await;
+            self.life.gate().await;
+            return Err(HypervisorError::TimedOut { what: name, seconds: TIMEOUT.as_secs() });
+        }
+        let done = tokio::spawn(async move { hands.perform(what, instance, call, "").await }).await;
+        self.way().await;
+        done.unwrap_or_else(|error| {
+            Err(HypervisorError::Failed { what: name, detail: format!("it broke: {error}") })
+        })
+    }
+
+    async fn perform(
+        &self,
+        what: Operation,
+        instance: InstanceId,
+        call: Call,
+        remark: &str,
+    ) -> HypervisorResult<()> {
+        let hypervisor = self.computer.hypervisor.clone();
+        let before = hypervisor.observe(instance).await?;
+        let effects = hypervisor.effects(what, instance);
+        let done = call(hypervisor.clone()).await;
+        let after = hypervisor.observe(instance).await?;
+        if hypervisor.effects(what, instance) > effects {
+            self.world.log(self.actor, format!("hypervisor {what:?} {instance}{remark}"));
+            self.world.judge(|referee, world| {
+                referee.touched(world, self.computer.node, what, instance, before, after);
+            });
+        }
+        done
+    }
+}
+
+#[async_trait]
+impl Hypervisor for Hands {
+    async fn prepare(&self) -> HypervisorResult<HostInfo> {
+        self.ask("prepare the host", self.computer.hypervisor.prepare()).await
+    }
+
+    async fn list(&self) -> HypervisorResult<HashMap<InstanceId, Observed>> {
+        self.ask("list the instances", self.computer.hypervisor.list()).await
+    }
+
+    async fn observe(&self, instance: InstanceId) -> HypervisorResult<Observed> {
+        self.ask("observe the instance", self.computer.hypervisor.observe(instance)).await
+    }
+
+    async fn create_overlay(
+        &self,
+        instance: InstanceId,
+        base: &BaseImage,
+        capacity_bytes: Option<u64>,
+    ) -> HypervisorResult<()> {
+        let base = base.clone();
+        let call: Call = Box::new(move |hypervisor| {
+            Box::pin(async move { hypervisor.create_overlay(instance, &base, capacity_bytes).await })
+        });
+        self.change(Operation::CreateOverlay, instance, call).await
+    }
+
+    async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()> {
+        let spec = spec.clone();
+        let instance = spec.instance;
+        let call: Call = Box::new(move |hypervisor| Box::pin(async move { hypervisor.define(&spec).await }));
+        self.change(Operation::Define, instance, call).await
+    }
+
+    async fn start(&self, instance: InstanceId) -> HypervisorResult<()> {
+        let call: Call =
+            Box::new(move |hypervisor| Box::pin(async move { hypervisor.start(instance).await }));
+        self.change(Operation::Start, instance, call).await
+    }
+
+    async fn resume(&self, instance: InstanceId) -> HypervisorResult<()> {
+        let call: Call =
+            Box::new(move |hypervisor| Box::pin(async move { hypervisor.resume(instance).await }));
+        self.change(Operation::Resume, instance, call).await
+    }
+
+    async fn size(&self, instance: InstanceId) -> HypervisorResult<Option<DomainSize>> {
+        self.ask("measure the domain", self.computer.hypervisor.size(instance)).await
+    }
+
+    async fn destroy(&self, instance: InstanceId) -> HypervisorResult<()> {
+        let call: Call =
+            Box::new(move |hypervisor| Box::pin(async move { hypervisor.destroy(instance).await }));
+        self.change(Operation::Destroy, instance, call).await
+    }
+
+    async fn addresses(
+        &self,
+        instances: &[InstanceId],
+    ) -> HypervisorResult<HashMap<InstanceId, Vec<Address>>> {
+        self.ask("read the addresses", self.computer.hypervisor.addresses(instances)).await
+    }
+
+    async fn console_tail(&self, instance: InstanceId, max_bytes: usize) -> HypervisorResult<String> {
+        self.ask("read the console", self.computer.hypervisor.console_tail(instance, max_bytes)).await
+    }
+
+    fn events(&self) -> broadcast::Receiver<HypervisorEvent> {
+        self.computer.hypervisor.events()
+    }
+}

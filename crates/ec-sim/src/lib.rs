@@ -1,0 +1,35 @@
+//! The whole cluster in one process under simulated time: agents, use-cases of control and replicas of eplacement as
+//! they ship, around the store in memory, the simulated hypervisor and a placement without sockets.
+//!
+//! ```text
+//!   users (ec-cloud) ──▶ Way ──▶ eplacement (Api) ──┐
+//!        │                ▲                         ▼
+//!        │              agents ─────────────────▶ Door ──▶ MemoryStore      Nemesis: kills, breaks, delays
+//!        └────────────────┼───────────────────────▲         │
+//!                         └─▶ Hands ─▶ SimulatedHypervisor  └──▶ Referee: what must never be
+//! ```
+//!
+//! A program talks to the outside only by its `Door` (the store), its `Way` (placement), its `Hands` (the hypervisor)
+//! and its machine (time, chance, files). Each of them asks the program's `Life` before it does anything and before it
+//! answers: of a program that was killed no call ever comes back, so every await is a place where it may die.
+//!
+//! One seed is one history. Time is tokio's, paused, on one thread; all chance comes from one generator; what the
+//! standard library and tokio take from the kernel's own is made the same each time ([`chance`]), which is why each
+//! history runs in a process of its own.
+
+pub mod chance;
+mod door;
+mod hands;
+mod heal;
+mod history;
+mod life;
+mod log;
+mod nemesis;
+mod node;
+mod referee;
+mod replica;
+mod user;
+mod way;
+mod world;
+
+pub use history::{Ended, Scenario, run};

@@ -1,0 +1,110 @@
+//! `ec-sim`: the history of one seed, with its log; or of many, each in a process of its own.
+#![expect(clippy::print_stdout, reason = "the log of a history is what this program is for")]
+
+use std::{
+    io::Write,
+    process::{Command, ExitCode},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use ec_sim::{Scenario, run};
+
+/// The cluster in one process under simulated time: one seed, one history.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// The seed, or the first and the one behind the last: 17, 0..300
+    seeds: String,
+    /// One node, one instance from its begin to its end, and nothing goes wrong
+    #[arg(long)]
+    one_life: bool,
+    /// Ends at the first history that fails
+    #[arg(long)]
+    first: bool,
+    /// So many processes at a time
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+}
+
+fn main() -> Result<ExitCode> {
+    let arguments = Arguments::parse();
+    let seed = |text: &str| text.trim().parse::<u64>().with_context(|| format!("`{text}` is no seed"));
+    match arguments.seeds.split_once("..") {
+        None => one(seed(&arguments.seeds)?, arguments.one_life),
+        Some((first, end)) => many(seed(first)?..seed(end)?, arguments.jobs, arguments.first),
+    }
+}
+
+fn one(seed: u64, one_life: bool) -> Result<ExitCode> {
+    if std::env::var_os("RUST_LOG").is_some() {
+        // What the programs themselves say, for who looks into a history.
+        let filter = tracing_subscriber::EnvFilter::from_default_env();
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    }
+    std::panic::set_hook(Box::new(|panic| {
+        println!("PANIC: {panic}");
+        std::process::exit(2);
+    }));
+    let scenario = if one_life { Scenario::OneLife } else { Scenario::Random };
+    let ended = run(seed, scenario)?;
+    for finding in &ended.findings {
+        println!("VIOLATION: {finding}");
+    }
+    println!("{} instances acknowledged, {} transactions", ended.acknowledged, ended.transactions);
+    std::io::stdout().flush()?;
+    Ok(if ended.findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// Runs each seed in a process; tells of the first that fails, whole.
+fn many(seeds: std::ops::Range<u64>, jobs: usize, first: bool) -> Result<ExitCode> {
+    let program = std::env::current_exe()?;
+    let (next, failed) = (AtomicU64::new(seeds.start), Mutex::new(Vec::<(u64, String)>::new()));
+    let lock = || failed.lock().unwrap_or_else(PoisonError::into_inner);
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..jobs.max(1))
+            .map(|_| {
+                scope.spawn(|| -> Result<()> {
+                    loop {
+                        let seed = next.fetch_add(1, Ordering::Relaxed);
+                        if seed >= seeds.end || (first && !lock().is_empty()) {
+                            return Ok(());
+                        }
+                        let output = Command::new(&program).arg(seed.to_string()).output()?;
+                        if !output.status.success() {
+                            let mut log = String::from_utf8_lossy(&output.stdout).into_owned();
+                            log.push_str(&String::from_utf8_lossy(&output.stderr));
+                            lock().push((seed, log));
+                        }
+                    }
+                })
+            })
+            .collect();
+        for worker in workers {
+            match worker.join() {
+                Ok(ended) => ended?,
+                Err(_) => bail!("a thread that runs histories panicked"),
+            }
+        }
+        Ok(())
+    })?;
+    let mut failed = lock();
+    failed.sort_unstable();
+    let count = seeds.end.saturating_sub(seeds.start);
+    if let Some((seed, log)) = failed.first() {
+        println!("{log}");
+        let all: Vec<String> = failed.iter().map(|(seed, _)| seed.to_string()).collect();
+        if first {
+            println!("one history of {} fails", seed - seeds.start + 1);
+        } else {
+            println!("{} of {count} histories fail: {}", failed.len(), all.join(" "));
+        }
+        println!("the first again: cargo run -p ec-sim -- {seed}");
+        return Ok(ExitCode::from(1));
+    }
+    println!("{count} histories, nothing that must not be");
+    Ok(ExitCode::SUCCESS)
+}

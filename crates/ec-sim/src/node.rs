@@ -1,0 +1,189 @@
+//! A computer with its hypervisor and its files, and the agents that run on it, one after the other.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use ec_hypervisor::SimulatedHypervisor;
+use ec_model::NodeId;
+use ecompute::{agent, config::Settings};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::{
+    door::Door,
+    hands::Hands,
+    life::Life,
+    way::Way,
+    world::{Actor, World},
+};
+
+/// Processors that each computer gives to guests.
+pub(crate) const PROCESSORS: u64 = 4;
+
+/// As an init system restarts it.
+const RESTART: Duration = Duration::from_secs(5);
+
+/// What outlives its agents.
+pub(crate) struct Computer {
+    pub(crate) node: NodeId,
+    pub(crate) hypervisor: SimulatedHypervisor,
+    pub(crate) directory: PathBuf,
+    /// Counted up when it is started anew: what its hypervisor was at then is not done.
+    era: AtomicU64,
+    starts: AtomicU32,
+    /// The agent of now.
+    agent: Mutex<Option<Running>>,
+}
+
+#[derive(Clone)]
+struct Running {
+    number: u32,
+    life: Life,
+    stop: CancellationToken,
+}
+
+impl Computer {
+    /// The computer of a number from 1 on, with its files and an image below `directory`.
+    pub(crate) fn new(number: u128, directory: &Path) -> Result<Self> {
+        let node = NodeId::new(Uuid::from_u128(number));
+        let directory = directory.join(format!("n{number}"));
+        fs::create_dir_all(&directory)?;
+        let processors = std::thread::available_parallelism()?.get() as u64;
+        // Two of however many there are, each given out twice; or the one there is, four times.
+        let (kept, ratio) = if processors > 1 { (processors - 2, 2.0) } else { (0, 4.0) };
+        let images = directory.parent().unwrap_or(Path::new("/")).join("images");
+        fs::write(
+            directory.join("compute.yaml"),
+            format!(
+                "uuid: {node}\nname: n{number}\nplacement: {{endpoint: \"http://placement\"}}\nstate_dir: {}\n\
+                 allocation_ratio: {{VCPU: {ratio:?}, MEMORY_MB: 1000.0, DISK_GB: 1000.0}}\n\
+                 reserved: {{VCPU: {kept}, MEMORY_MB: 0, DISK_GB: 0}}\nimages: {{local: [{}], max_gb: 1}}\n\
+                 address_timeout: 60\naudit_grace: 60\n",
+                directory.join("state").display(),
+                images.display(),
+            ),
+        )?;
+        let hypervisor = SimulatedHypervisor::new(node);
+        hypervisor.set_address_delay(Duration::from_secs(3));
+        Ok(Self {
+            node,
+            hypervisor,
+            directory,
+            era: AtomicU64::new(0),
+            starts: AtomicU32::new(0),
+            agent: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn era(&self) -> u64 {
+        self.era.load(Ordering::Relaxed)
+    }
+
+    fn running(&self) -> Option<Running> {
+        self.agent.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn is_up(&self) -> bool {
+        self.running().is_some()
+    }
+
+    /// The agent's next start, on what is here.
+    pub(crate) fn start(self: &Arc<Self>, world: &Arc<World>) {
+        let number = self.starts.fetch_add(1, Ordering::Relaxed) + 1;
+        let (life, stop) = (Life::new(), CancellationToken::new());
+        let actor = Actor::Agent(self.node, number);
+        world.log(actor, format!("agent starts for the {number}. time"));
+        let running = Running { number, life: life.clone(), stop: stop.clone() };
+        *self.agent.lock().unwrap_or_else(PoisonError::into_inner) = Some(running);
+        let (computer, world) = (Arc::clone(self), Arc::clone(world));
+        tokio::spawn(async move {
+            let ended = tokio::select! {
+                biased;
+                () = life.over() => None,
+                ended = computer.run(&world, actor, &life, &stop) => Some(ended),
+            };
+            computer.forget(number);
+            // Whoever opens the images next is another process.
+            fs::remove_file(computer.directory.join("state/images/lock")).ok();
+            let Some(ended) = ended else { return };
+            // Of an agent that has ended nothing goes on.
+            life.end();
+            match ended {
+                Ok(()) => world.log(actor, "agent ended as it was asked to"),
+                Err(error) => world.log(actor, format!("agent ended: {error:#}")),
+            }
+            sleep(RESTART).await;
+            if !computer.is_up() && computer.starts.load(Ordering::Relaxed) == number {
+                computer.start(&world);
+            }
+        });
+    }
+
+    async fn run(
+        self: &Arc<Self>,
+        world: &Arc<World>,
+        actor: Actor,
+        life: &Life,
+        stop: &CancellationToken,
+    ) -> Result<()> {
+        let (settings, _) = Settings::load(Some(&self.directory.join("compute.yaml")))?;
+        let door = Door { world: Arc::clone(world), actor, life: life.clone() };
+        let hands = Hands { world: Arc::clone(world), computer: Arc::clone(self), actor, life: life.clone() };
+        let placement = Way::client(world, actor, life)?;
+        let machine = world.machine(life);
+        let parts =
+            agent::assemble(settings, self.node, Arc::new(door), Arc::new(hands), placement, machine).await?;
+        agent::run_with(parts, stop.clone()).await
+    }
+
+    fn forget(&self, number: u32) {
+        let mut agent = self.agent.lock().unwrap_or_else(PoisonError::into_inner);
+        if agent.as_ref().is_some_and(|agent| agent.number == number) {
+            *agent = None;
+        }
+    }
+
+    /// As `kill -9`. Whether there was one.
+    pub(crate) fn kill(&self) -> bool {
+        let Some(running) = self.running() else { return false };
+        self.forget(running.number);
+        running.life.end();
+        true
+    }
+
+    /// As an operator ends it, who starts it again.
+    pub(crate) fn stop(&self) -> bool {
+        let Some(running) = self.running() else { return false };
+        running.stop.cancel();
+        true
+    }
+
+    /// As if somebody pulled the plug: the agent is gone, and no guest runs any more.
+    pub(crate) fn crash(&self) {
+        self.kill();
+        self.era.fetch_add(1, Ordering::Relaxed);
+        self.hypervisor.restart_host();
+    }
+
+    /// The names of the agent's own records of instances.
+    pub(crate) fn records(&self) -> Result<Vec<String>> {
+        let directory = self.directory.join("state/instances");
+        let Ok(entries) = fs::read_dir(&directory) else { return Ok(Vec::new()) };
+        let mut names = Vec::new();
+        for entry in entries {
+            let name = entry.context("failed to list records")?.file_name().to_string_lossy().into_owned();
+            names.extend(name.strip_suffix(".json").map(str::to_owned));
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+}

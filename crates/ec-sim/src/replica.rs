@@ -1,0 +1,95 @@
+//! Replicas of eplacement, as they ship but for the connections.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ec_placement_model::search::Options;
+use placement::{
+    http::{Api, ApiConfig, Auth, Cors, Policy},
+    metrics::Metrics,
+    store::{Keys, Limits, Replica},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    door::Door,
+    life::Life,
+    world::{Actor, PLACEMENT, World},
+};
+
+struct Running {
+    api: Arc<Api>,
+    life: Life,
+    stop: CancellationToken,
+}
+
+/// All of them; none where one is down.
+pub(crate) struct Replicas(Mutex<Vec<Option<Running>>>);
+
+impl Replicas {
+    pub(crate) fn new(count: usize) -> Self {
+        Self(Mutex::new((0..count).map(|_| None).collect()))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Option<Running>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// One that runs, as somebody between would choose it.
+    pub(crate) fn any(&self, world: &World) -> Option<(Arc<Api>, Life)> {
+        let running = self.lock();
+        let running: Vec<&Running> = running.iter().flatten().collect();
+        let chosen = match running.len() {
+            0 => return None,
+            1 => running.first(),
+            count => running.get(usize::try_from(world.pick(0..count as u64)).unwrap_or(0)),
+        };
+        chosen.map(|running| (Arc::clone(&running.api), running.life.clone()))
+    }
+
+    pub(crate) fn start(&self, world: &Arc<World>, number: usize) {
+        let (life, stop) = (Life::new(), CancellationToken::new());
+        let actor = Actor::Replica(number);
+        let door = Door { world: Arc::clone(world), actor, life: life.clone() };
+        let metrics = Arc::<Metrics>::default();
+        let (keys, limits) = (Keys::new(PLACEMENT), Limits::default());
+        let replica = Replica::start(Arc::new(door), keys, limits, Arc::clone(&metrics), stop.clone());
+        let (watched, in_world, watched_life) = (replica.clone(), Arc::clone(world), life.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                biased;
+                () = watched_life.over() => {}
+                how = watched.failed() => {
+                    in_world.judge(|referee, _| referee.found(format!("a replica of eplacement broke: {how}")));
+                }
+            }
+        });
+        let config = ApiConfig {
+            auth: Auth::NoAuth,
+            policy: Policy::Legacy,
+            cors: Cors::default(),
+            randomize: false,
+            search: Options::default(),
+        };
+        let api = Arc::new(Api::new(replica, config, metrics, false));
+        if let Some(slot) = self.lock().get_mut(number) {
+            *slot = Some(Running { api, life, stop });
+        }
+        world.log(actor, "eplacement starts");
+    }
+
+    /// Whether it was running.
+    pub(crate) fn kill(&self, number: usize) -> bool {
+        let Some(running) = self.lock().get_mut(number).and_then(Option::take) else { return false };
+        running.life.end();
+        running.stop.cancel();
+        true
+    }
+
+    pub(crate) fn is_up(&self, number: usize) -> bool {
+        self.lock().get(number).is_some_and(Option::is_some)
+    }
+}

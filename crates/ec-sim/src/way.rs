@@ -1,0 +1,101 @@
+//! The way of the placement client's requests to a replica of eplacement, without sockets.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use ec_placement_client::{Answer, PlacementClient, PlacementConfig, Request, Transport};
+use http_body_util::{BodyExt, Full};
+use tokio::time::sleep;
+
+use crate::{
+    life::Life,
+    world::{Actor, World},
+};
+
+/// As long as the shipped client waits for an answer.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+pub(crate) struct Way {
+    world: Arc<World>,
+    actor: Actor,
+    life: Life,
+}
+
+impl Way {
+    /// The shipped client, by this way.
+    pub(crate) fn client(world: &Arc<World>, actor: Actor, life: &Life) -> anyhow::Result<PlacementClient> {
+        let config =
+            PlacementConfig { endpoint: "http://placement".to_owned(), ..PlacementConfig::default() };
+        let way = Self { world: Arc::clone(world), actor, life: life.clone() };
+        Ok(PlacementClient::new(&config)?.over(Arc::new(way)))
+    }
+
+    /// Has a replica answer; what it has begun it ends, whoever waits.
+    async fn ask(&self, request: Request) -> Result<Answer, String> {
+        let Some((replica, life)) = self.world.replicas.any(&self.world) else {
+            return Err("connection refused".into());
+        };
+        let mut path = request.url.path().to_owned();
+        if let Some(query) = request.url.query() {
+            path = format!("{path}?{query}");
+        }
+        let mut builder = hyper::Request::builder().method(request.method).uri(path);
+        if let Some(headers) = builder.headers_mut() {
+            *headers = request.headers;
+            if request.body.is_some() {
+                let json = hyper::header::HeaderValue::from_static("application/json");
+                headers.insert(hyper::header::CONTENT_TYPE, json);
+            }
+        }
+        let body = request.body.map_or_else(Bytes::new, |body| Bytes::from(body.to_string()));
+        let request = builder.body(Full::new(body)).map_err(|error| error.to_string())?;
+        let answering = tokio::spawn(async move {
+            let response = replica.respond(request).await;
+            let status = response.status();
+            let body = match response.into_body().collect().await {
+                Ok(body) => body.to_bytes().to_vec(),
+                Err(never) => match never {},
+            };
+            Answer { status, body }
+        });
+        tokio::select! {
+            biased;
+            answer = answering => answer.map_err(|error| error.to_string()),
+            () = life.over() => Err("connection reset by peer".into()),
+        }
+    }
+
+    async fn carried(&self, request: Request) -> Result<Answer, String> {
+        self.world.way().await;
+        self.life.gate().await;
+        if !self.world.chance(self.world.storm().placement) {
+            let answer = self.ask(request).await;
+            self.world.way().await;
+            return answer;
+        }
+        match self.world.pick(0..3) {
+            0 => Err("connection refused".into()),
+            1 => {
+                sleep(TIMEOUT).await;
+                Err("the request was lost".into())
+            }
+            _ => {
+                let told = format!("{} {}", request.method, request.url.path());
+                self.ask(request).await.ok();
+                self.world.log(self.actor, format!("lost the answer of placement to {told}"));
+                Err("connection reset by peer".into())
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Transport for Way {
+    async fn exchange(&self, request: Request) -> Result<Answer, String> {
+        self.life.gate().await;
+        let answer = tokio::time::timeout(TIMEOUT, self.carried(request)).await;
+        self.life.gate().await;
+        answer.unwrap_or_else(|_| Err("operation timed out".into()))
+    }
+}

@@ -1,0 +1,225 @@
+//! What all parts of a history share: the store, the dice, the log, the referee, what goes wrong now.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use ec_model::{Keyspace, NodeId};
+use ec_runtime::{Host, Machine, Work};
+use ec_store::MemoryStore;
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use rand::{Rng, RngExt, SeedableRng, rngs::StdRng};
+use tokio::time::{Instant, sleep};
+use uuid::Uuid;
+
+use crate::{life::Life, log::Log, node::Computer, referee::Referee, replica::Replicas};
+
+/// Where eplacement keeps its records.
+pub(crate) const PLACEMENT: &str = "/ecompute/placement";
+
+/// When every history begins.
+const EPOCH: i64 = 1_800_000_000;
+
+/// Who does something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Actor {
+    /// The agent of a node, and which start of it.
+    Agent(NodeId, u32),
+    /// Somebody with a command line.
+    User(u32),
+    /// A replica of eplacement.
+    Replica(usize),
+    /// The simulation itself.
+    Nemesis,
+}
+
+impl fmt::Display for Actor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Agent(node, _) => write!(f, "n{}", node.uuid().as_u128()),
+            Self::User(number) => write!(f, "u{number}"),
+            Self::Replica(number) => write!(f, "p{}", number + 1),
+            Self::Nemesis => f.write_str("!"),
+        }
+    }
+}
+
+/// How often what goes wrong, in percent of calls.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Storm {
+    /// Writes to etcd that never arrive, arrive and are answered by nobody, arrive much later.
+    pub(crate) etcd: u32,
+    /// The same of requests to placement.
+    pub(crate) placement: u32,
+    /// Calls of the hypervisor that fail for now, or come back when nobody waits any more.
+    pub(crate) hypervisor: u32,
+    /// Calls that the hypervisor refuses for good.
+    pub(crate) refusals: u32,
+    /// Calls of all kinds that take seconds.
+    pub(crate) slow: u32,
+}
+
+pub(crate) struct World {
+    pub(crate) store: MemoryStore,
+    pub(crate) keys: Keyspace,
+    pub(crate) computers: Vec<Arc<Computer>>,
+    pub(crate) replicas: Replicas,
+    begun: Instant,
+    dice: Mutex<StdRng>,
+    log: Mutex<Log>,
+    storm: Mutex<Storm>,
+    referee: Mutex<Referee>,
+    /// Who does not reach etcd, until when.
+    cut: Mutex<BTreeMap<String, Instant>>,
+    /// Counted up when etcd is replaced: what was on its way then is gone.
+    era: AtomicU64,
+    pub(crate) failed: tokio_util::sync::CancellationToken,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, computers: Vec<Arc<Computer>>, replicas: usize) -> Self {
+        let names: BTreeMap<Uuid, String> = computers
+            .iter()
+            .map(|computer| (computer.node.uuid(), Actor::Agent(computer.node, 0).to_string()))
+            .collect();
+        Self {
+            store: MemoryStore::new(),
+            keys: Keyspace::default(),
+            computers,
+            replicas: Replicas::new(replicas),
+            begun: Instant::now(),
+            dice: Mutex::new(StdRng::seed_from_u64(seed)),
+            log: Mutex::new(Log::new(names)),
+            storm: Mutex::default(),
+            referee: Mutex::new(Referee::new()),
+            cut: Mutex::default(),
+            era: AtomicU64::new(0),
+            failed: tokio_util::sync::CancellationToken::new(),
+        }
+    }
+
+    /// One of a hundred, so often.
+    pub(crate) fn chance(&self, percent: u32) -> bool {
+        percent > 0 && lock(&self.dice).random_range(0..100) < percent
+    }
+
+    pub(crate) fn pick(&self, range: std::ops::Range<u64>) -> u64 {
+        lock(&self.dice).random_range(range)
+    }
+
+    pub(crate) fn any(&self) -> u128 {
+        let mut dice = lock(&self.dice);
+        (u128::from(dice.next_u64()) << 64) | u128::from(dice.next_u64())
+    }
+
+    pub(crate) fn millis(&self, range: std::ops::Range<u64>) -> Duration {
+        Duration::from_millis(self.pick(range))
+    }
+
+    pub(crate) fn storm(&self) -> Storm {
+        *lock(&self.storm)
+    }
+
+    pub(crate) fn set_storm(&self, storm: Storm) {
+        *lock(&self.storm) = storm;
+    }
+
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    pub(crate) fn log(&self, who: Actor, what: impl AsRef<str>) {
+        lock(&self.log).line(self.elapsed(), &who.to_string(), what.as_ref());
+    }
+
+    pub(crate) fn named(&self, text: &str) -> String {
+        lock(&self.log).named(text)
+    }
+
+    /// Has the referee look, and ends the history at the first thing that must not be.
+    pub(crate) fn judge<T>(&self, look: impl FnOnce(&mut Referee, &Self) -> T) -> T {
+        let mut referee = lock(&self.referee);
+        let before = referee.findings().len();
+        let seen = look(&mut referee, self);
+        let new: Vec<String> = referee.findings()[before..].to_vec();
+        drop(referee);
+        for finding in new {
+            self.log(Actor::Nemesis, format!("VIOLATION: {finding}"));
+            self.failed.cancel();
+        }
+        seen
+    }
+
+    /// The way there, or back.
+    pub(crate) async fn way(&self) {
+        let slow = self.storm().slow;
+        let time = if self.chance(slow) {
+            self.millis(200..5000)
+        } else if self.chance(30) {
+            self.millis(1..40)
+        } else {
+            return;
+        };
+        sleep(time).await;
+    }
+
+    pub(crate) fn era(&self) -> u64 {
+        self.era.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn next_era(&self) {
+        self.era.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn cut(&self, who: Actor, time: Duration) {
+        lock(&self.cut).insert(who.to_string(), Instant::now() + time);
+    }
+
+    pub(crate) fn is_cut(&self, who: Actor) -> bool {
+        lock(&self.cut).get(&who.to_string()).is_some_and(|until| Instant::now() < *until)
+    }
+
+    pub(crate) fn mend_cuts(&self) {
+        lock(&self.cut).clear();
+    }
+
+    /// The machine that a program of this life runs on.
+    pub(crate) fn machine(self: &Arc<Self>, life: &Life) -> Host {
+        Host::simulated(Arc::new(Simulated { world: Arc::clone(self), life: life.clone() }))
+    }
+}
+
+/// Simulated time and the world's dice; what blocks is done in line, on the one thread that there is.
+struct Simulated {
+    world: Arc<World>,
+    life: Life,
+}
+
+impl Machine for Simulated {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_second(EPOCH).unwrap_or_default() + self.world.elapsed()
+    }
+
+    fn random(&self) -> u128 {
+        self.world.any()
+    }
+
+    fn work(&self, work: Work) -> BoxFuture<'static, ()> {
+        let life = self.life.clone();
+        Box::pin(async move {
+            life.gate().await;
+            work();
+        })
+    }
+}
