@@ -6,7 +6,7 @@ use std::process::Command;
 
 /// What is left out, or done too early, or believed; and the seeds among which a history shows it. Those that need a
 /// backup of etcd put back at the right moment are rare.
-const MISTAKES: [(&str, &str); 14] = [
+const MISTAKES: [(&str, &str); 15] = [
     // Control.
     ("request-without-index", "0..300"),
     ("request-not-fenced", "0..300"),
@@ -23,6 +23,8 @@ const MISTAKES: [(&str, &str); 14] = [
     ("silent-watch-believed", "0..300"),
     ("two-jobs-at-once", "0..300"),
     ("unrequested-is-destroyed", "400..600"),
+    // eplacement.
+    ("race-not-compared", "0..300"),
 ];
 
 #[test]
