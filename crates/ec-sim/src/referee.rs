@@ -153,7 +153,8 @@ impl Referee {
                 request || user_data || owner(keys.instances()) || key.starts_with("/ecompute/names/")
             }
             Actor::Agent(node, _) => {
-                let presence = key == keys.agent(node) || key == keys.node(node);
+                let presence =
+                    [keys.agent(node), keys.alive(node), keys.node(node)].iter().any(|own| key == own);
                 let ends = (owner(keys.requests(node)) || owner(keys.all_user_data(node))) && new.is_none();
                 presence || ends || owner(keys.statuses(node))
             }
@@ -168,7 +169,8 @@ impl Referee {
             }
             return;
         }
-        if key == keys.node(node) {
+        // Put in one transaction with the key above.
+        if key == keys.alive(node) {
             return;
         }
         let sign = content(world, &keys.agent(node));

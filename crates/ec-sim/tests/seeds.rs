@@ -6,7 +6,7 @@
 use std::process::{Command, Output};
 
 /// What fits into a minute on two processors.
-const SEEDS: &str = "0..150";
+const SEEDS: &str = "0..120";
 
 /// Histories that a bug spoiled once. What a seed does changes with the code, so they are no more than a reminder
 /// that is cheap to keep.

@@ -70,7 +70,6 @@ impl Worker {
     fn request_as_seen(&self) -> Compare {
         let key = self.parts.request_key(self.job.instance);
         match self.job.request_revision {
-            Some(_) if planted("newer-wish-lost") => Compare::Present(key),
             Some(revision) => Compare::Unchanged(key, revision),
             None => Compare::Absent(key),
         }

@@ -141,7 +141,7 @@ impl Engine {
     /// here and not among them: they may hold parts of the node's tree only, or nothing any more.
     fn take_audit(&mut self, begun: Begun, held: &BTreeMap<InstanceId, Resources>) -> Vec<InstanceId> {
         for instance in held.keys() {
-            self.known.entry(*instance).or_default();
+            self.entry(*instance);
         }
         let mut missing = Vec::new();
         for (instance, known) in &mut self.known {

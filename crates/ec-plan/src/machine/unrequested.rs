@@ -64,6 +64,11 @@ fn claim(facts: &Facts, limits: &Limits) -> Option<Plan> {
             Until::After(limits.grace.saturating_sub(seen_for)),
             "it has an allocation here and no request, which may still come",
         ),
+        // With an older etcd, in which nobody asks for it any more, its allocation may have come back.
+        _ if facts.buried => Plan::run(
+            vec![Release],
+            "its user destroyed it here; giving back what an older placement holds for it",
+        ),
         None => Plan::ask(Question::Whose),
         Some(true) => Plan::run(vec![Release], "its request never came; giving its allocation back"),
         Some(false) => {
