@@ -51,6 +51,10 @@ const PROVEN: Duration = Duration::from_secs(30);
 /// Everything is read anew so often, in case an event was lost, for those who can afford it.
 const RESYNC: Duration = Duration::from_secs(24 * 3600);
 
+/// What is told of a place with a part of a cloud, where an import is not complete.
+pub const IMPORTING: &str =
+    "an import is under way, or broke off; then finish it with the same `eplacement import`";
+
 /// The state cannot be read or written now; nothing was done, or it is not known.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]

@@ -15,7 +15,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Unavailable,
+    IMPORTING, Unavailable,
     keys::{Keys, Reading, Stand},
     recall::recall,
 };
@@ -23,10 +23,6 @@ use crate::metrics::Metrics;
 
 /// So long transactions are remembered by their ids: longer than anybody looks for one.
 const REMEMBERED: Duration = Duration::from_secs(60);
-
-/// What is told while an import is not complete.
-const IMPORTING: &str =
-    "an import is under way, or broke off; then finish it with the same `eplacement import`";
 
 /// A watch that is so late is given up.
 const SILENT: Duration = Duration::from_secs(5);
