@@ -33,6 +33,7 @@ use self::{
 use super::{
     Health, Unavailable,
     barrier::Barrier,
+    history::History,
     keys::Keys,
     view::{View, Written},
 };
@@ -123,6 +124,7 @@ pub(super) struct Committer {
     keys: Keys,
     limits: Limits,
     view: Arc<View>,
+    history: Arc<History>,
     barrier: Barrier,
     metrics: Arc<Metrics>,
     health: Arc<Health>,
@@ -161,11 +163,13 @@ impl Committer {
         health: Arc<Health>,
     ) -> Self {
         let name = format!("{:016x}", rand::random::<u64>());
+        let history = Arc::clone(view.history());
         Self {
             store,
             keys,
             limits,
             view,
+            history,
             barrier,
             metrics,
             health,
@@ -199,7 +203,7 @@ impl Committer {
     async fn carry_out(&mut self, waiting: &VecDeque<Pending>) -> Ended {
         let began = Instant::now();
         let deadline = waiting.front().map_or(began, |first| first.deadline);
-        let progress = self.view.progress();
+        let progress = self.history.progress();
         let known = (progress.through > 0).then_some(progress.listings);
         let mut batch = Batch::new(waiting.len(), deadline, began, known);
         let mut outbound = None;
@@ -208,7 +212,7 @@ impl Committer {
             let event = match action {
                 Action::Yield(patience) => {
                     self.let_others_pass(patience).await;
-                    Event::Free(self.view.importing())
+                    Event::Free(self.history.importing())
                 }
                 Action::CatchUp(patience) => Event::CaughtUp(self.catch_up(&batch, patience).await),
                 Action::Plan(size) => {
@@ -269,8 +273,8 @@ impl Committer {
     /// Brings the view up to date, and looks there for what is in doubt.
     async fn catch_up(&self, batch: &Batch, patience: Duration) -> Result<Known, Unavailable> {
         self.barrier.pass(patience).await?;
-        let happened = batch.doubtful().position(|id| self.view.has_seen(id));
-        Ok(Known { happened, listings: self.view.progress().listings })
+        let happened = batch.doubtful().position(|id| self.history.has_seen(id));
+        Ok(Known { happened, listings: self.history.progress().listings })
     }
 
     /// Decides commands, as many as fit.
@@ -278,7 +282,7 @@ impl Committer {
         let id = format!("{}-{}", self.name, self.count);
         self.count += 1;
         // Asked before the state is looked at: at worst it is said once more.
-        let session = self.view.sessions();
+        let session = self.history.sessions();
         let (mut plan, landing) = plan::plan(&self.view, &self.keys, self.limits, commands, id.clone());
         plan.txn = plan.txn.map(|mut txn| {
             if session != self.arrived {
@@ -309,7 +313,7 @@ impl Committer {
 
     async fn resist(&mut self, resistance: Resistance) {
         if resistance.distrust {
-            self.view.doubt("what is in etcd is not what its watch told");
+            self.history.doubt("what is in etcd is not what its watch told");
         }
         if resistance.ask_for_turn {
             self.ask_for_turn().await;
@@ -318,7 +322,7 @@ impl Committer {
 
     /// Waits while another replica has its turn.
     async fn let_others_pass(&self, patience: Duration) {
-        let mut progress = self.view.subscribe();
+        let mut progress = self.history.subscribe();
         let until = Instant::now() + patience;
         loop {
             progress.borrow_and_update();
