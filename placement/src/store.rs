@@ -2,17 +2,21 @@
 //! compare every record they stand on.
 //!
 //! ```text
-//!             ┌──────────── watch ─────────────┐
-//!             ▼                                │
-//!   read ──▶ View ◀── wait for revision ── Barrier ──▶ etcd
-//!             ▲                                          ▲
-//!             └── decide ── Committer ── one transaction ┘ ◀── commands
+//!             ┌─────────────────── watch ──────────────────┐
+//!             ▼                                            │
+//!   read ──▶ View ──▶ History ◀── how far is it? ── Barrier ──▶ etcd
+//!             ▲                                                  ▲
+//!             └── decide ── Committer ── one transaction ────────┘ ◀── commands
 //! ```
+//!
+//! `View` holds the state; `History` how far it is, and whether it is to be believed; it knows nothing of what the
+//! state holds, and the barrier knows nothing but it.
 //!
 //! There is no leader: replicas meet in etcd's transactions only.
 
 mod barrier;
 mod commit;
+mod history;
 mod keys;
 mod recall;
 mod view;
@@ -31,6 +35,7 @@ use tokio_util::sync::CancellationToken;
 use self::{
     barrier::Barrier,
     commit::{Committer, Pending},
+    history::History,
 };
 pub use self::{
     commit::{Limits, WriteError},
@@ -50,6 +55,10 @@ const PROVEN: Duration = Duration::from_secs(30);
 
 /// Everything is read anew so often, in case an event was lost, for those who can afford it.
 const RESYNC: Duration = Duration::from_secs(24 * 3600);
+
+/// What is told of a place with a part of a cloud, where an import is not complete.
+pub const IMPORTING: &str =
+    "an import is under way, or broke off; then finish it with the same `eplacement import`";
 
 /// The state cannot be read or written now; nothing was done, or it is not known.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -99,10 +108,10 @@ impl Replica {
         let (changes, relist) =
             ec_store::follow_on_demand(Arc::clone(&store), keys.prefix().to_owned(), options);
         let tasks = Tasks::new(stop.clone());
-        let view = Arc::new(View::new(Arc::clone(&metrics), relist));
+        let history = Arc::new(History::new(Arc::clone(&metrics), relist));
+        let view = Arc::new(View::new(Arc::clone(&history), Arc::clone(&metrics)));
         let health = Arc::<Health>::default();
-        let (barrier, asking) =
-            Barrier::new(Arc::clone(&store), keys.clock(), Arc::clone(&view), stop.clone());
+        let (barrier, asking) = Barrier::new(Arc::clone(&store), keys.clock(), history, stop.clone());
         tasks.spawn("reading how far etcd is", asking);
         let following =
             view::follow(Arc::clone(&view), Arc::clone(&store), changes, keys.clone(), stop.clone());

@@ -12,7 +12,7 @@ use ec_store::EtcdStore;
 use placement::{
     config::Config,
     http::digest,
-    store::{Keys, Limits},
+    store::{IMPORTING, Keys, Limits},
     transfer::{self, Snapshot, TransferError},
 };
 use reqwest::{Certificate, Client, Identity};
@@ -199,7 +199,7 @@ pub(super) async fn check(options: StoreOptions) -> Result<(), Failure> {
     let transfer::Loaded { state, importing, foreign } =
         transfer::load(&store, &keys).await.map_err(transfer_failure)?;
     let mut findings = ec_placement_model::check::check(&state);
-    findings.extend(importing.then(|| transfer::IMPORTING.to_owned()));
+    findings.extend(importing.then(|| IMPORTING.to_owned()));
     let warnings = ec_placement_model::check::warnings(&state);
     let foreign = foreign.iter().map(|key| format!("warning: {key} is not ours, and is passed over"));
     for finding in findings.iter().cloned().chain(warnings).chain(foreign) {

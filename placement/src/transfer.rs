@@ -10,7 +10,7 @@ use ec_store::{Compare, KeyValue, Op, Revision, Store, StoreError, Txn};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::store::{Keys, Reading};
+use crate::store::{IMPORTING, Keys, Reading};
 
 mod live;
 
@@ -195,10 +195,6 @@ fn compare<K: Ord + std::fmt::Display, V: PartialEq>(
         right.keys().filter(|key| !left.contains_key(key)).map(|key| format!("{what} {key} is too many")),
     );
 }
-
-/// What is said of a place with a part of a cloud.
-pub const IMPORTING: &str =
-    "an import is under way here, or broke off: finish it with the same `eplacement import`";
 
 /// What lies under the prefix.
 pub struct Loaded {

@@ -12,6 +12,7 @@ use std::{
 use uuid::Uuid;
 
 use super::{
+    left::left_behind,
     names::{is_standard_class, is_standard_trait},
     records::{Consumer, Name, NamedRecord, Provider, intern},
     state::{Change, State, Stored},
@@ -322,14 +323,22 @@ impl<'a> Draft<'a> {
         self.record(&key)
     }
 
-    /// Writes a record; `None` deletes it.
+    /// Writes a record; `None` deletes it. What it counted at until now, and does not any more, is written, too, as
+    /// it is: a decision that stands on there being less of it must not hold where this write never was.
     pub fn put(&mut self, key: Key, record: Option<Record>) {
         self.see(&key);
         let before = self.record(&key);
         self.count(before.as_ref(), -1);
         self.count(record.as_ref(), 1);
+        let left = left_behind(before.as_ref(), record.as_ref());
         let replaced = self.written.insert(key.clone(), record);
         self.undo.push((key, replaced));
+        for key in left {
+            // Where it is not there or cannot be read, nothing is decided on it.
+            if self.record(&key).is_some() && self.base.trouble_with(&key).is_none() {
+                self.touch(key);
+            }
+        }
     }
 
     /// Writes a record as it is, so that whoever decides on it at the same moment has to decide again.

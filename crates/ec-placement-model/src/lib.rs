@@ -13,6 +13,7 @@ mod command;
 mod draft;
 mod error;
 mod extra;
+mod left;
 mod names;
 mod provide;
 mod records;

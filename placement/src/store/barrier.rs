@@ -1,5 +1,5 @@
 //! How a read comes to see everything that was written before it: it asks etcd how far the state is, and
-//! waits until the view is there. Requests that wait at the same time share one question.
+//! waits until the state in memory is there. Requests that wait at the same time share one question.
 //!
 //! The answer tells, too, whether etcd is still the one that was read: its clock never goes back, and never
 //! shows another transaction at the same revision.
@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Unavailable, ended,
-    view::{Clock, Progress, View},
+    history::{Clock, History, Progress},
 };
 
 /// Requests that may wait for the question; beyond them, the next wait to be let in.
@@ -35,7 +35,7 @@ type Question = oneshot::Sender<Answer>;
 #[derive(Clone)]
 pub(super) struct Barrier {
     questions: mpsc::Sender<Question>,
-    view: Arc<View>,
+    history: Arc<History>,
     /// What etcd said last.
     known: Arc<AtomicI64>,
 }
@@ -45,18 +45,18 @@ impl Barrier {
     pub(super) fn new(
         store: Arc<dyn Store>,
         clock: String,
-        view: Arc<View>,
+        history: Arc<History>,
         stop: CancellationToken,
     ) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let (questions, queue) = mpsc::channel(QUEUE);
-        let asked = ask(store, clock, Arc::clone(&view), queue);
+        let asked = ask(store, clock, Arc::clone(&history), queue);
         let task = async move { _ = stop.run_until_cancelled(asked).await };
-        (Self { questions, view, known: Arc::default() }, task)
+        (Self { questions, history, known: Arc::default() }, task)
     }
 
     /// Revisions that are known to be in etcd and not in the view.
     pub(super) fn lag(&self) -> i64 {
-        (self.known.load(Ordering::Relaxed) - self.view.revision()).max(0)
+        (self.known.load(Ordering::Relaxed) - self.history.revision()).max(0)
     }
 
     /// Returns when the view has everything that was written before this call.
@@ -71,7 +71,7 @@ impl Barrier {
             .await
             .map_err(|_| Unavailable("etcd does not answer".into()))??;
         self.known.store(clock.revision, Ordering::Relaxed);
-        self.view.reach(&clock, at, until.saturating_duration_since(Instant::now())).await
+        self.history.reach(&clock, at, until.saturating_duration_since(Instant::now())).await
     }
 }
 
@@ -112,10 +112,15 @@ fn judge(before: &Progress, clock: &Clock, revision: Revision) -> Verdict {
     Verdict::Same
 }
 
-async fn ask(store: Arc<dyn Store>, clock: String, view: Arc<View>, mut queue: mpsc::Receiver<Question>) {
+async fn ask(
+    store: Arc<dyn Store>,
+    clock: String,
+    history: Arc<History>,
+    mut queue: mpsc::Receiver<Question>,
+) {
     let mut waiting = Vec::new();
     while queue.recv_many(&mut waiting, QUEUE).await > 0 {
-        let before = view.progress();
+        let before = history.progress();
         // The clock's own revision, not that of all of etcd: others write there, too, and of that we see
         // nothing.
         let answer = match store.get(&clock).await {
@@ -124,10 +129,10 @@ async fn ask(store: Arc<dyn Store>, clock: String, view: Arc<View>, mut queue: m
                 match judge(&before, &clock, revision) {
                     Verdict::Same => Ok((clock, revision)),
                     // Read anew meanwhile: the next question is about that.
-                    Verdict::Other(why) if view.progress().listings != before.listings => {
+                    Verdict::Other(why) if history.progress().listings != before.listings => {
                         Err(Unavailable(why))
                     }
-                    Verdict::Other(why) => Err(view.doubt(&why)),
+                    Verdict::Other(why) => Err(history.doubt(&why)),
                 }
             }
             Err(error) => Err(Unavailable(error.to_string())),

@@ -4,21 +4,37 @@
 //! share a write. A transaction that fails has met another replica's: the view catches up, and the same
 //! commands are decided again. A replica that meets others again and again, because it is farther from etcd
 //! than they are, asks for its turn: the others let one write of it pass.
+//!
+//! ```text
+//!   commands ─▶ queue ─▶ batch ─▶ Batch, a machine: what next? ──┐
+//!                                    ▲                           ▼
+//!                                    └──────────── here: does it, with view, barrier and store
+//! ```
+//!
+//! What is done when is the machine's matter ([`batch`]), the decisions are [`plan`]'s; here it is done.
+
+mod batch;
+mod plan;
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use ec_placement_model::{Change, Command, Draft, ModelError, Outcome, Seconds, decide};
-use ec_store::{Compare, Store, StoreError, Txn};
+use ec_placement_model::{Command, ModelError, Outcome};
+use ec_store::{Compare, Store, StoreResult, Txn, TxnOutcome};
 use tokio::{
     sync::{mpsc, oneshot},
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
 
+use self::{
+    batch::{Action, Batch, Event, Failed, Known, Resistance, Who},
+    plan::{Landing, Plan},
+};
 use super::{
     Health, Unavailable,
     barrier::Barrier,
-    keys::{self, Keys, Stand},
+    history::History,
+    keys::Keys,
     view::{View, Written},
 };
 use crate::metrics::Metrics;
@@ -26,24 +42,11 @@ use crate::metrics::Metrics;
 /// Commands that may wait; beyond them, the next wait to be let in.
 pub(super) const QUEUE: usize = 4096;
 
-/// The wait before etcd is tried again, and what it grows to.
-const PAUSE: Duration = Duration::from_millis(20);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
-
 /// Bytes of a transaction's keys and values. etcd takes requests of 1.5 MiB where nothing else is said.
 const BYTES_MAX: usize = 1 << 20;
-/// Bytes that each condition or change takes beside its key and value, more or less.
-const BYTES_EACH: usize = 32;
 
-/// Who has waited so long, and met others so often, asks for its turn.
-const TURN_AFTER: Duration = Duration::from_millis(200);
-const TURN_CONFLICTS: u32 = 3;
 /// A turn lasts so long, whatever became of who asked for it.
 const TURN_LASTS: Duration = Duration::from_secs(1);
-
-/// A transaction that failed so often while everything that it stands on seemed unchanged has met a change
-/// that no watch told of.
-const UNTOLD: u32 = 3;
 
 /// What one transaction may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,48 +118,13 @@ impl Pending {
     }
 }
 
-/// The decisions on a batch, before they are written.
-struct Plan {
-    /// In the order of the batch, for as many as fit.
-    answers: Vec<Answer>,
-    /// What writes them; none where nothing changes.
-    txn: Option<Txn>,
-    /// Whether any answer stands only on what is known here.
-    needs_fresh: bool,
-    /// What the transaction changes, and what of the store it was decided on.
-    written: (Stand, Vec<Change>),
-}
-
-/// What stood in the way of the last attempt.
-#[derive(Debug, Clone)]
-enum Obstacle {
-    /// Nothing yet: there was no attempt.
-    Queue,
-    /// Other writers, so often.
-    Contention(u32),
-    /// etcd, in its words.
-    Etcd(String),
-}
-
-impl std::fmt::Display for Obstacle {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Queue => f.write_str("too many writes wait, and this one's time is over; nothing was done"),
-            Self::Contention(times) => write!(
-                f,
-                "too much contention: others changed the same records each of {times} times; nothing was done"
-            ),
-            Self::Etcd(why) => write!(f, "{why}; nothing was done"),
-        }
-    }
-}
-
 /// See the module.
 pub(super) struct Committer {
     store: Arc<dyn Store>,
     keys: Keys,
     limits: Limits,
     view: Arc<View>,
+    history: Arc<History>,
     barrier: Barrier,
     metrics: Arc<Metrics>,
     health: Arc<Health>,
@@ -167,6 +135,21 @@ pub(super) struct Committer {
     arrived: u64,
     /// Whether the others were asked to wait.
     has_turn: bool,
+}
+
+/// A transaction that may be sent, and what is to be taken up once it is written.
+struct Outbound {
+    landing: Landing,
+    id: String,
+    /// The watch on which it says that this replica is on this store.
+    session: u64,
+}
+
+/// How a batch ended.
+enum Ended {
+    /// The first so many have these answers.
+    Answered(Vec<Answer>),
+    Failed(Failed),
 }
 
 impl Committer {
@@ -180,11 +163,13 @@ impl Committer {
         health: Arc<Health>,
     ) -> Self {
         let name = format!("{:016x}", rand::random::<u64>());
+        let history = Arc::clone(view.history());
         Self {
             store,
             keys,
             limits,
             view,
+            history,
             barrier,
             metrics,
             health,
@@ -208,97 +193,98 @@ impl Committer {
                 let Ok(more) = queue.try_recv() else { break };
                 waiting.push_back(more);
             }
-            let carried = self.carry_out(&mut waiting).await;
+            let ended = self.carry_out(&waiting).await;
             self.give_turn_back().await;
-            match carried {
-                Ok(answers) => {
-                    for (pending, answer) in waiting.drain(..answers.len()).zip(answers) {
-                        pending.answer(answer);
-                    }
+            self.answer(&mut waiting, ended);
+        }
+    }
+
+    /// Carries out as many commands from the front as fit into one transaction.
+    async fn carry_out(&mut self, waiting: &VecDeque<Pending>) -> Ended {
+        let began = Instant::now();
+        let deadline = waiting.front().map_or(began, |first| first.deadline);
+        let progress = self.history.progress();
+        let known = (progress.through > 0).then_some(progress.listings);
+        let mut batch = Batch::new(waiting.len(), deadline, began, known);
+        let mut outbound = None;
+        let mut action = batch.begin(began);
+        loop {
+            let event = match action {
+                Action::Yield(patience) => {
+                    self.let_others_pass(patience).await;
+                    Event::Free(self.history.importing())
                 }
-                Err(Failed { size, why }) => {
-                    self.health.note(Err(why.0.clone()));
-                    for pending in waiting.drain(..size) {
-                        pending.answer(Err(WriteError::Unavailable(why.clone())));
+                Action::CatchUp(patience) => Event::CaughtUp(self.catch_up(&batch, patience).await),
+                Action::Plan(size) => {
+                    let (plan, out) = self.plan(waiting.range(..size));
+                    outbound = Some(out);
+                    Event::Planned(plan)
+                }
+                Action::Send(txn) => {
+                    self.metrics.batch_sizes.observe(batch.size());
+                    let answer = self.store.txn(txn).await;
+                    self.take_up(outbound.take(), &answer);
+                    Event::Answered(answer)
+                }
+                Action::Pause(pause) => {
+                    tokio::time::sleep(pause).await;
+                    Event::Performed
+                }
+                Action::Resist(resistance) => {
+                    self.resist(resistance).await;
+                    Event::Performed
+                }
+                Action::Answer { answers, written } => {
+                    if written {
+                        self.health.note(Ok(()));
                     }
+                    return Ended::Answered(answers);
+                }
+                Action::Fail(failed) => return Ended::Failed(failed),
+            };
+            action = batch.step(event, Instant::now());
+        }
+    }
+
+    fn answer(&self, waiting: &mut VecDeque<Pending>, ended: Ended) {
+        match ended {
+            Ended::Answered(answers) => {
+                for (pending, answer) in waiting.drain(..answers.len()).zip(answers) {
+                    pending.answer(answer);
+                }
+            }
+            Ended::Failed(Failed { who, why, contention }) => {
+                self.health.note(Err(why.0.clone()));
+                self.metrics.contention.add(u64::from(contention));
+                let now = Instant::now();
+                let size = match who {
+                    Who::First(size) => size,
+                    Who::Late(size) => {
+                        waiting.iter().take(size).take_while(|one| one.deadline <= now).count().max(1)
+                    }
+                };
+                for pending in waiting.drain(..size) {
+                    pending.answer(Err(WriteError::Unavailable(why.clone())));
                 }
             }
         }
     }
 
-    /// Carries out as many commands from the front as fit into one transaction; answers as many.
-    async fn carry_out(&mut self, waiting: &mut VecDeque<Pending>) -> Result<Vec<Answer>, Failed> {
-        let mut size = waiting.len();
-        let began = Instant::now();
-        let deadline = waiting.front().map_or(began, |first| first.deadline);
-        let listings = self.view.progress().listings;
-        let mut doubtful: Vec<Attempt> = Vec::new();
-        let mut pause = PAUSE;
-        let mut obstacle = Obstacle::Queue;
-        let (mut conflicts, mut untold) = (0, 0);
-        // What the last transaction that met another's stood on.
-        let mut stood_on: Vec<Compare> = Vec::new();
-        // Whether the view has been brought up to date since the newest of these commands came in.
-        let mut fresh = false;
-        let mut catch_up = self.view.revision() == 0;
-        loop {
-            let now = Instant::now();
-            let rest = deadline.saturating_duration_since(now);
-            if rest.is_zero() {
-                if !doubtful.is_empty() {
-                    return Err(Failed { size, why: in_doubt(&obstacle.to_string()) });
-                }
-                if matches!(obstacle, Obstacle::Contention(_)) {
-                    self.metrics.contention.add(1);
-                }
-                // Those that came later still have time.
-                let late = waiting.iter().take(size).take_while(|one| one.deadline <= now).count();
-                return Err(Failed { size: late.max(1), why: Unavailable(obstacle.to_string()) });
-            }
-            self.let_others_pass(rest).await;
-            if let Some(why) = self.view.importing().filter(|_| doubtful.is_empty()) {
-                return Err(Failed { size, why });
-            }
-            if catch_up {
-                if let Err(why) = self.barrier.pass(rest).await {
-                    // It may be well again before the time is over.
-                    obstacle = Obstacle::Etcd(why.0);
-                    tokio::time::sleep(pause.min(rest)).await;
-                    pause = (pause * 2).min(PAUSE_MAX);
-                    continue;
-                }
-                (fresh, catch_up) = (true, false);
-                // Every attempt had the same commands, so one that happened has done all of them.
-                if let Some(done) = doubtful.iter().position(|attempt| self.view.has_seen(&attempt.id)) {
-                    self.health.note(Ok(()));
-                    return Ok(doubtful.swap_remove(done).answers);
-                }
-                if !doubtful.is_empty() && self.view.progress().listings != listings {
-                    return Err(Failed { size, why: in_doubt("the state was read anew meanwhile") });
-                }
-            }
-            let id = format!("{}-{}", self.name, self.count);
-            self.count += 1;
-            // Asked before the state is looked at: at worst it is said once more.
-            let session = self.view.sessions();
-            let plan = self.plan(waiting.range(..size), &id);
-            if !doubtful.is_empty() && plan.answers.len() != size {
-                return Err(Failed { size, why: in_doubt("the commands do not fit together any more") });
-            }
-            size = plan.answers.len();
-            if plan.needs_fresh && !fresh {
-                catch_up = true;
-                continue;
-            }
-            let Some(mut txn) = plan.txn else { return Ok(plan.answers) };
-            let bytes = txn.bytes() + BYTES_EACH * (txn.when.len() + txn.then.len());
-            if bytes > BYTES_MAX {
-                if size == 1 {
-                    return Ok(vec![Err(WriteError::TooLarge { bytes })]);
-                }
-                size /= 2;
-                continue;
-            }
+    /// Brings the view up to date, and looks there for what is in doubt.
+    async fn catch_up(&self, batch: &Batch, patience: Duration) -> Result<Known, Unavailable> {
+        self.barrier.pass(patience).await?;
+        let happened = batch.doubtful().position(|id| self.history.has_seen(id));
+        Ok(Known { happened, listings: self.history.progress().listings })
+    }
+
+    /// Decides commands, as many as fit.
+    fn plan<'p>(&mut self, commands: impl Iterator<Item = &'p Pending>) -> (Plan, Outbound) {
+        let id = format!("{}-{}", self.name, self.count);
+        self.count += 1;
+        // Asked before the state is looked at: at worst it is said once more.
+        let session = self.history.sessions();
+        let (mut plan, landing) = plan::plan(&self.view, &self.keys, self.limits, commands, id.clone());
+        plan.txn = plan.txn.map(|mut txn| {
             if session != self.arrived {
                 txn = txn.put(self.keys.epoch(), id.clone());
             }
@@ -306,71 +292,37 @@ impl Committer {
                 txn = txn.delete(self.keys.turn());
             }
             debug_assert!(txn.operations() <= self.limits.operations, "a transaction is too big");
-            let when = txn.when.clone();
-            self.metrics.batch_sizes.observe(size);
-            let wanted = self.store.txn(txn).await;
-            match wanted {
-                Ok(outcome) if outcome.succeeded => {
-                    let (stand, changes) = plan.written;
-                    let (revision, epoch) = (outcome.revision, session != self.arrived);
-                    self.view.take_written(stand, Written { revision, id: id.into(), changes, epoch });
-                    (self.arrived, self.has_turn) = (session, false);
-                    self.health.note(Ok(()));
-                    return Ok(plan.answers);
-                }
-                Ok(_) => {
-                    self.metrics.conflicts.add(1);
-                    conflicts += 1;
-                    obstacle = Obstacle::Contention(conflicts);
-                    catch_up = true;
-                    // Up to date, and all is as it was: so it cannot fail, but it does.
-                    untold = if fresh && when == stood_on { untold + 1 } else { 0 };
-                    stood_on = when;
-                    if untold >= UNTOLD {
-                        untold = 0;
-                        self.view.doubt("what is in etcd is not what its watch told");
-                    }
-                    if conflicts >= TURN_CONFLICTS && began.elapsed() >= TURN_AFTER {
-                        self.ask_for_turn().await;
-                    }
-                    continue;
-                }
-                // Certainly not done.
-                Err(error @ StoreError::Unreachable { .. }) => {
-                    obstacle = Obstacle::Etcd(error.to_string());
-                    catch_up = true;
-                }
-                // A later attempt writes, or stands on, the same records, so that at most one happens.
-                Err(error @ StoreError::Unknown(_)) => {
-                    obstacle = Obstacle::Etcd(error.to_string());
-                    doubtful.push(Attempt { id, answers: plan.answers });
-                    catch_up = true;
-                }
-                Err(error) => {
-                    let why = error.to_string();
-                    // One of them may be too much for an etcd whose limits are not what we were told; the
-                    // others must not suffer for it.
-                    if size > 1 && doubtful.is_empty() && may_be_for_size(&why) {
-                        tracing::warn!(why, size, "etcd refused a transaction; trying half of it");
-                        size /= 2;
-                        continue;
-                    }
-                    if size == 1 && doubtful.is_empty() && is_for_size(&why) {
-                        return Ok(vec![Err(WriteError::NotTaken(why))]);
-                    }
-                    tracing::error!(why, "etcd refused a transaction");
-                    let why = if doubtful.is_empty() { Unavailable(why) } else { in_doubt(&why) };
-                    return Err(Failed { size, why });
-                }
-            }
-            tokio::time::sleep(pause.min(rest)).await;
-            pause = (pause * 2).min(PAUSE_MAX);
+            txn
+        });
+        (plan, Outbound { landing, id, session })
+    }
+
+    /// What was written is in the view at once: the next decision stands on it.
+    fn take_up(&mut self, outbound: Option<Outbound>, answer: &StoreResult<TxnOutcome>) {
+        let (Some(out), Ok(outcome)) = (outbound, answer) else { return };
+        if !outcome.succeeded {
+            self.metrics.conflicts.add(1);
+            return;
+        }
+        let Landing { stand, changes } = out.landing;
+        let epoch = out.session != self.arrived;
+        let written = Written { revision: outcome.revision, id: out.id.into(), changes, epoch };
+        self.view.take_written(stand, written);
+        (self.arrived, self.has_turn) = (out.session, false);
+    }
+
+    async fn resist(&mut self, resistance: Resistance) {
+        if resistance.distrust {
+            self.history.doubt("what is in etcd is not what its watch told");
+        }
+        if resistance.ask_for_turn {
+            self.ask_for_turn().await;
         }
     }
 
     /// Waits while another replica has its turn.
     async fn let_others_pass(&self, patience: Duration) {
-        let mut progress = self.view.subscribe();
+        let mut progress = self.history.subscribe();
         let until = Instant::now() + patience;
         loop {
             progress.borrow_and_update();
@@ -410,77 +362,4 @@ impl Committer {
             self.store.txn(Txn::new().delete(self.keys.turn())).await.ok();
         }
     }
-
-    /// Decides commands on one draft, as many as fit.
-    fn plan<'p>(&self, commands: impl Iterator<Item = &'p Pending>, id: &str) -> Plan {
-        self.view.stand(|state, stand| self.plan_on(&mut Draft::new(state), stand, commands, id))
-    }
-
-    fn plan_on<'p>(
-        &self,
-        draft: &mut Draft<'_>,
-        stand: Stand,
-        commands: impl Iterator<Item = &'p Pending>,
-        id: &str,
-    ) -> Plan {
-        let now = now();
-        let limit = self.limits.operations;
-        let mut answers = Vec::new();
-        let (mut needs_fresh, mut beat) = (false, false);
-        for pending in commands {
-            let Some(command) = &pending.command else {
-                beat = true;
-                answers.push(Ok(Outcome::Done));
-                continue;
-            };
-            let before = draft.savepoint();
-            let answer = decide(draft, command, now).map_err(WriteError::Refused);
-            let (conditions, changes) = Keys::operations(draft);
-            let operations = (conditions + keys::CONDITIONS).max(changes + keys::CHANGES);
-            if operations > limit {
-                // It takes nothing with it: what it looked at is nobody's condition.
-                draft.forget(before);
-                if answers.is_empty() {
-                    answers.push(Err(WriteError::TooBig { operations, limit }));
-                    return Plan { answers, txn: None, needs_fresh: false, written: (stand, Vec::new()) };
-                }
-                break;
-            }
-            needs_fresh |= answer.is_err();
-            answers.push(answer);
-        }
-        let txn = (draft.changes().len() > 0 || beat).then(|| self.keys.txn(draft, stand, id));
-        Plan { needs_fresh: needs_fresh || txn.is_none(), answers, txn, written: (stand, draft.written()) }
-    }
-}
-
-/// Whether a refusal of etcd may not concern a smaller transaction.
-fn may_be_for_size(why: &str) -> bool {
-    !["space exceeded", "permission denied", "auth"].iter().any(|phrase| why.contains(phrase))
-}
-
-/// Whether etcd said that it is: in its own words.
-fn is_for_size(why: &str) -> bool {
-    ["too many operations", "request is too large"].iter().any(|phrase| why.contains(phrase))
-}
-
-fn in_doubt(why: &str) -> Unavailable {
-    let why = why.trim_end_matches("; nothing was done");
-    Unavailable(format!("it is not known whether the change was made: etcd was lost while writing ({why})"))
-}
-
-/// Decisions that were sent, and of which it is not known whether they arrived.
-struct Attempt {
-    id: String,
-    answers: Vec<Answer>,
-}
-
-/// The first `size` commands that wait cannot be carried out.
-struct Failed {
-    size: usize,
-    why: Unavailable,
-}
-
-fn now() -> Seconds {
-    jiff::Timestamp::now().as_second()
 }

@@ -2,72 +2,20 @@
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak},
-    time::Duration,
+    sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, Weak},
 };
 
 use ec_placement_model::{Change, Key, State};
-use ec_store::{Change as StoreChange, Event, KeyValue, Listing, Relist, Revision, Store, WatchBatch};
-use tokio::{
-    sync::{mpsc, watch},
-    time::Instant,
-};
+use ec_store::{Change as StoreChange, Event, KeyValue, Listing, Revision, Store, WatchBatch};
+use tokio::{sync::mpsc, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Unavailable,
+    history::{Clock, History},
     keys::{Keys, Reading, Stand},
     recall::recall,
 };
 use crate::metrics::Metrics;
-
-/// So long transactions are remembered by their ids: longer than anybody looks for one.
-const REMEMBERED: Duration = Duration::from_secs(60);
-
-/// What is told while an import is not complete.
-const IMPORTING: &str =
-    "an import is under way, or broke off; then finish it with the same `eplacement import`";
-
-/// A watch that is so late is given up.
-const SILENT: Duration = Duration::from_secs(5);
-
-/// After a listing its watch is there so soon, if it is of the same history.
-const AFTER_LISTING: Duration = Duration::from_secs(2);
-
-/// What the clock showed.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Clock {
-    /// When it was last written. 0: never.
-    pub(super) revision: Revision,
-    /// How often it was.
-    version: i64,
-    /// By which transaction.
-    pub(super) id: Arc<str>,
-}
-
-impl Clock {
-    /// Of the clock's key.
-    pub(super) fn of(pair: Option<&KeyValue>) -> Self {
-        pair.map_or_else(Self::default, |pair| Self {
-            revision: pair.mod_revision,
-            version: pair.version,
-            id: String::from_utf8_lossy(&pair.value).into(),
-        })
-    }
-}
-
-/// How far the state is.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Progress {
-    /// Everything up to here is in the state. 0: nothing was read yet.
-    pub(super) through: Revision,
-    /// What the clock showed there.
-    pub(super) clock: Clock,
-    /// How often the state was listed anew, so that events may have passed unseen.
-    pub(super) listings: u64,
-    /// The newest transaction of this replica that is in the state.
-    pub(super) written: Option<(Revision, Arc<str>)>,
-}
 
 /// A replica that asks the others to let it write.
 #[derive(Debug, Clone)]
@@ -80,21 +28,12 @@ pub(super) struct Turn {
     pub(super) since: Instant,
 }
 
-/// A transaction that was seen to have happened.
-struct Seen {
-    revision: Revision,
-    id: Arc<str>,
-    at: Instant,
-}
-
 /// All that must be seen together.
 #[derive(Default)]
 struct Held {
     state: State,
     stand: Stand,
     turn: Option<Turn>,
-    /// Whether an import is under way, or broke off.
-    importing: bool,
     /// Everything up to here is in the state.
     through: Revision,
     /// What this replica has written beyond that, and when: it is in the state, too.
@@ -130,32 +69,15 @@ impl Held {
 /// See the module.
 pub struct View {
     held: RwLock<Held>,
-    progress: watch::Sender<Progress>,
-    /// The newest transactions, in their order.
-    transactions: Mutex<VecDeque<Seen>>,
-    /// Why what is in memory is not what is in etcd; until it was read anew.
-    doubt: Mutex<Option<String>>,
     /// The last copy of the state, as long as somebody looks at it.
     copy: Mutex<(Revision, u64, Weak<State>)>,
-    relist: Relist,
+    history: Arc<History>,
     metrics: Arc<Metrics>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl View {
-    pub(super) fn new(metrics: Arc<Metrics>, relist: Relist) -> Self {
-        Self {
-            held: RwLock::default(),
-            progress: watch::Sender::new(Progress::default()),
-            transactions: Mutex::default(),
-            doubt: Mutex::default(),
-            copy: Mutex::default(),
-            relist,
-            metrics,
-        }
+    pub(super) fn new(history: Arc<History>, metrics: Arc<Metrics>) -> Self {
+        Self { held: RwLock::default(), copy: Mutex::default(), history, metrics }
     }
 
     fn held(&self) -> RwLockReadGuard<'_, Held> {
@@ -175,9 +97,10 @@ impl View {
 
     /// A copy of the state, to look at for long. Who asks while it is the same shares one.
     pub fn copy(&self) -> Arc<State> {
-        let mut copy = lock(&self.copy);
+        let mut copy = self.copy.lock().unwrap_or_else(PoisonError::into_inner);
         let held = self.held();
-        let now = (self.revision(), self.progress().listings);
+        let progress = self.history.progress();
+        let now = (progress.through, progress.listings);
         if (copy.0, copy.1) == now
             && let Some(state) = copy.2.upgrade()
         {
@@ -188,101 +111,19 @@ impl View {
         state
     }
 
-    /// How far it is.
-    pub fn revision(&self) -> Revision {
-        self.progress.borrow().through
-    }
-
-    pub(super) fn progress(&self) -> Progress {
-        self.progress.borrow().clone()
-    }
-
-    /// Whoever wants to hear of progress.
-    pub(super) fn subscribe(&self) -> watch::Receiver<Progress> {
-        self.progress.subscribe()
-    }
-
-    /// How many watches were opened so far.
-    pub(super) fn sessions(&self) -> u64 {
-        self.relist.sessions()
-    }
-
     /// Who asks for the others to wait.
     pub(super) fn turn(&self) -> Option<Turn> {
         self.held().turn.clone()
     }
 
-    /// Whether a transaction was seen to have happened.
-    pub(super) fn has_seen(&self, transaction: &str) -> bool {
-        lock(&self.transactions).iter().rev().any(|own| *own.id == *transaction)
+    /// Where in etcd's history it is.
+    pub(super) fn history(&self) -> &Arc<History> {
+        &self.history
     }
 
-    /// What is in memory is not what is in etcd: nothing is told of it any more, and all is read anew.
-    pub(super) fn doubt(&self, why: &str) -> Unavailable {
-        let why = format!("{why}; reading it anew");
-        let known = lock(&self.doubt).replace(why.clone()).is_some();
-        if !known {
-            self.metrics.relists.add(1);
-            tracing::warn!("{why}");
-        }
-        self.relist.now();
-        Unavailable(why)
-    }
-
-    fn trouble(&self) -> Option<Unavailable> {
-        lock(&self.doubt).clone().map(Unavailable).or_else(|| self.importing())
-    }
-
-    /// Why nothing is served and nothing written, where what is there is a part of a cloud.
-    pub(super) fn importing(&self) -> Option<Unavailable> {
-        self.held().importing.then(|| Unavailable(IMPORTING.into()))
-    }
-
-    /// Waits until everything up to what the clock showed, when etcd was at this revision, is in the state.
-    pub(super) async fn reach(
-        &self,
-        clock: &Clock,
-        at: Revision,
-        patience: Duration,
-    ) -> Result<(), Unavailable> {
-        let mut progress = self.progress.subscribe();
-        if let Some(trouble) = self.trouble() {
-            return Err(trouble);
-        }
-        let (wanted, listings) = (clock.revision, progress.borrow().listings);
-        let there =
-            |now: &Progress| now.through > 0 && (now.clock.revision >= wanted || now.listings != listings);
-        let reached = matches!(tokio::time::timeout(patience, progress.wait_for(there)).await, Ok(Ok(_)));
-        // A listing that ended since may have been read before the question was answered: what it lacks, its
-        // watch tells. Where that tells nothing of it, the answer was of another history.
-        if reached && progress.borrow().clock.revision < wanted {
-            let caught_up = progress.wait_for(|now| now.clock.revision >= wanted);
-            if !matches!(tokio::time::timeout(patience.min(AFTER_LISTING), caught_up).await, Ok(Ok(_))) {
-                return Err(Unavailable("the state was read anew at this moment".into()));
-            }
-        }
-        if let Some(trouble) = self.trouble() {
-            return Err(trouble);
-        }
-        if !reached {
-            if patience >= SILENT {
-                // A watch that tells nothing of what certainly is there may never do so again.
-                return Err(
-                    self.doubt(&format!("the watch on etcd did not come to revision {wanted} in time"))
-                );
-            }
-            return Err(Unavailable(format!("the state is not up to revision {wanted} of etcd yet")));
-        }
-        // A revision alone says nothing: it may be that of another history.
-        let same = {
-            let seen = lock(&self.transactions);
-            let newest = seen.iter().rev().find(|own| own.revision <= at);
-            newest.is_none_or(|own| own.revision < wanted || own.revision == wanted && own.id == clock.id)
-        };
-        if same {
-            return Ok(());
-        }
-        Err(self.doubt(&format!("etcd has another history than was seen here, at revision {wanted}")))
+    /// How far it is.
+    pub fn revision(&self) -> Revision {
+        self.history.revision()
     }
 
     /// Takes up what this replica has written itself, before the watch tells of it: the next decision stands on it.
@@ -303,27 +144,7 @@ impl View {
         if epoch {
             held.stand.epoch = revision;
         }
-        self.progress.send_modify(|now| now.written = Some((revision, id)));
-    }
-
-    /// Takes a writing of the clock up. Its version counts them, so that none is missed unnoticed.
-    fn tick(&self, known: &mut Clock, pair: &KeyValue) {
-        let clock = Clock::of(Some(pair));
-        // Where it was made anew, all else was, too.
-        if known.version + 1 != clock.version {
-            self.doubt("a change of etcd was not told by its watch");
-        }
-        self.remember(&clock);
-        *known = clock;
-    }
-
-    fn remember(&self, clock: &Clock) {
-        let mut seen = lock(&self.transactions);
-        let now = Instant::now();
-        while seen.front().is_some_and(|oldest| now.duration_since(oldest.at) > REMEMBERED) {
-            seen.pop_front();
-        }
-        seen.push_back(Seen { revision: clock.revision, id: Arc::clone(&clock.id), at: now });
+        self.history.wrote(revision, id);
     }
 
     async fn apply(&self, store: &dyn Store, keys: &Keys, change: StoreChange) {
@@ -337,7 +158,7 @@ impl View {
     }
 
     async fn reset(&self, store: &dyn Store, keys: &Keys, listing: Listing) {
-        let stand = Stand { listing: self.progress().listings + 1, ..Stand::default() };
+        let stand = Stand { listing: self.history.progress().listings + 1, ..Stand::default() };
         let mut held = Held { stand, through: listing.revision, ..Held::default() };
         let mut beside = Beside::default();
         let mut clock = Clock::default();
@@ -365,24 +186,14 @@ impl View {
                 "keys under our prefix that are not ours; passed over"
             );
         }
+        let importing = beside.importing.unwrap_or(false);
         beside.take_up(&mut held);
         *self.held.write().unwrap_or_else(PoisonError::into_inner) = held;
-        lock(&self.transactions).clear();
-        if clock.revision > 0 {
-            self.remember(&clock);
-        }
-        if lock(&self.doubt).take().is_some() {
-            tracing::info!(revision = listing.revision, "the state was read anew");
-        }
-        // A store that was replaced by an older one has smaller revisions again.
-        self.progress.send_modify(|now| {
-            let listings = now.listings + 1;
-            *now = Progress { through: listing.revision, clock, written: None, listings };
-        });
+        self.history.listed(listing.revision, clock, importing);
     }
 
     fn events(&self, keys: &Keys, batch: &WatchBatch) {
-        let mut clock = self.progress().clock;
+        let mut clock = self.history.progress().clock;
         // What this replica wrote itself is in the state: it need not be read again.
         let own: HashSet<Revision> = self.held().untold.iter().map(|(revision, _)| *revision).collect();
         let mut changes: Vec<(Revision, Change)> = Vec::with_capacity(batch.events.len());
@@ -393,7 +204,7 @@ impl View {
                 Event::Put(pair) => {
                     beside.put(keys, pair);
                     if pair.key == keys.clock() {
-                        self.tick(&mut clock, pair);
+                        self.history.tick(&mut clock, pair);
                         clocks.push(clock.clone());
                     }
                     if own.contains(&pair.mod_revision) {
@@ -425,19 +236,18 @@ impl View {
             }
         }
         self.metrics.events.add(u64::try_from(changes.len()).unwrap_or(u64::MAX));
+        let (through, importing) = (batch.resume_from - 1, beside.importing);
         let told_all = {
             let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
-            let told_all = held.take_told(changes, &clocks, batch.resume_from - 1);
+            let told_all = held.take_told(changes, &clocks, through);
             beside.take_up(&mut held);
             told_all
         };
         if !told_all {
-            self.doubt("what this replica has written is not in etcd's history: it was restored or replaced");
+            self.history
+                .doubt("what this replica has written is not in etcd's history: it was restored or replaced");
         }
-        self.progress.send_modify(|now| {
-            now.through = now.through.max(batch.resume_from - 1);
-            now.clock = clock;
-        });
+        self.history.told(through, clock, importing);
     }
 }
 
@@ -497,7 +307,6 @@ impl Beside {
         };
         held.stand.epoch = self.epoch.unwrap_or(held.stand.epoch);
         held.turn = self.turn.unwrap_or(held.turn.take());
-        held.importing = self.importing.unwrap_or(held.importing);
     }
 }
 
@@ -524,7 +333,9 @@ pub(super) async fn follow(
 
 #[cfg(test)]
 mod tests {
-    use ec_store::MemoryStore;
+    use std::time::Duration;
+
+    use ec_store::{MemoryStore, Relist};
 
     use super::*;
 
@@ -539,25 +350,6 @@ mod tests {
         }
     }
 
-    /// A thousand transactions a second, for a minute and a half.
-    #[tokio::test(start_paused = true)]
-    async fn a_transaction_is_known_for_longer_than_anybody_looks_for_it() {
-        let view = View::new(Arc::default(), Relist::default());
-        let mut known = Clock::default();
-        for version in 1..=90_000 {
-            view.tick(&mut known, &clock(version));
-            tokio::time::advance(Duration::from_millis(1)).await;
-            if version == 20_000 {
-                // As late as a request waits, and longer.
-                assert!(view.has_seen("t-5000"));
-            }
-        }
-        assert!(view.has_seen("t-90000") && view.has_seen("t-31000") && !view.has_seen("t-29000"));
-        assert!(view.trouble().is_none());
-        view.tick(&mut known, &clock(90_002));
-        assert!(view.trouble().is_some_and(|why| why.0.contains("not told by its watch")));
-    }
-
     /// A listing of a replica that was just started, read before a write that is asked for, and told after it.
     #[tokio::test(start_paused = true)]
     async fn a_listing_that_is_older_than_the_question_does_not_answer_it() {
@@ -568,10 +360,13 @@ mod tests {
             StoreChange::Reset(Listing { revision: pair.mod_revision, pairs: vec![pair] })
         };
         for catches_up in [true, false] {
-            let view = Arc::new(View::new(Arc::default(), Relist::default()));
+            let view = Arc::new(View::new(
+                Arc::new(History::new(Arc::default(), Relist::default())),
+                Arc::default(),
+            ));
             let waiting = tokio::spawn({
                 let (view, wanted) = (Arc::clone(&view), wanted.clone());
-                async move { view.reach(&wanted, 10, Duration::from_secs(10)).await }
+                async move { view.history.reach(&wanted, 10, Duration::from_secs(10)).await }
             });
             tokio::time::sleep(Duration::from_millis(10)).await;
             view.apply(&store, &keys, listing(4)).await;
@@ -590,12 +385,15 @@ mod tests {
     async fn a_listing_of_another_history_does_not_answer_a_question() {
         let (keys, store) = (Keys::new("/p"), MemoryStore::new());
         for (at, same) in [(40, false), (23, true)] {
-            let view = Arc::new(View::new(Arc::default(), Relist::default()));
+            let view = Arc::new(View::new(
+                Arc::new(History::new(Arc::default(), Relist::default())),
+                Arc::default(),
+            ));
             let pair = clock(12);
             let listing = Listing { revision: pair.mod_revision, pairs: vec![pair] };
             view.apply(&store, &keys, StoreChange::Reset(listing)).await;
             // The clock of revision 10, when all of etcd was at this one; 24 was seen here.
-            let answer = view.reach(&Clock::of(Some(&clock(5))), at, Duration::from_secs(1)).await;
+            let answer = view.history.reach(&Clock::of(Some(&clock(5))), at, Duration::from_secs(1)).await;
             assert_eq!(answer.is_ok(), same, "{answer:?}");
         }
     }

@@ -23,7 +23,7 @@ use placement::{
 };
 use portrait::{differences, portrait};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use shaky::{LATEST, Shaky};
+use shaky::{LATEST, OnTheirWay, Shaky};
 use tokio::time::{Duration, sleep};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -192,21 +192,69 @@ impl History {
     /// replicas know are soon overtaken.
     async fn restore(&mut self) {
         let Some(backup) = self.backup.take() else { return };
+        self.put_back(&backup, OnTheirWay::AreLost).await;
+        self.late.clear();
+        self.take_as_it_is();
+    }
+
+    async fn put_back(&mut self, backup: &Backup, on_their_way: OnTheirWay) {
         let faults = self.store.faults();
         if self.chance(30) {
             faults.freeze_watches();
         }
-        faults.restore(&backup);
-        self.shaky.replaced();
+        faults.restore(backup);
+        self.shaky.replaced(on_their_way);
         self.restored += 1;
         for _ in 0..self.dice.random_range(0..120) {
             self.store.txn(Txn::new().put("/others", "")).await.ok();
         }
-        self.late.clear();
+    }
+
+    /// What is stored is what there is, whatever was answered.
+    fn take_as_it_is(&mut self) {
         let state = self.stored();
-        for (uuid, states) in &mut self.possible {
-            *states = vec![possible(&state, uuid)];
+        for uuid in (0..CONSUMERS).map(|number| Uuid::from_u128(0x2000 + number)) {
+            self.possible.insert(uuid, vec![possible(&state, &uuid)]);
         }
+    }
+
+    /// etcd is put back to a moment ago while commands are under way, more come, and what was on its way arrives.
+    /// Nobody can say what is there afterwards; but after every transaction it fits together, and nobody was given
+    /// what there was not.
+    async fn fork(&mut self) {
+        self.shaky.set_slow(true);
+        let mut under_way = tokio::task::JoinSet::new();
+        let mut backup = self.store.faults().backup();
+        let at = self.dice.random_range(10..40);
+        for number in 0..50 {
+            if number == at {
+                self.put_back(&backup, OnTheirWay::Arrive).await;
+            } else if number < at && self.chance(30) {
+                backup = self.store.faults().backup();
+            }
+            let replica = self.replicas[self.dice.random_range(0..self.replicas.len())].0.clone();
+            let consumer = Uuid::from_u128(0x2000 + self.dice.random_range(0..CONSUMERS));
+            let command = match self.dice.random_range(0..100) {
+                0..5 => self.other(),
+                5..50 => Command::DeleteAllocations(consumer),
+                // Large ones: what is freed is soon taken.
+                _ => {
+                    let mut claim = self.claim(consumer);
+                    claim.generation = ExpectedGeneration::Any;
+                    claim.allocations =
+                        vec![(self.some_host(), vec![(vcpu(), self.dice.random_range(5..12))])];
+                    Command::SetAllocations(vec![claim])
+                }
+            };
+            under_way.spawn(async move { replica.write(command).await });
+            sleep(Duration::from_millis(self.dice.random_range(0..15))).await;
+        }
+        while under_way.join_next().await.is_some() {}
+        self.shaky.set_slow(false);
+        // What is late may be later than that.
+        sleep(LATEST).await;
+        self.late.clear();
+        self.take_as_it_is();
     }
 
     /// Some commands at once, each through some replica.
@@ -291,10 +339,7 @@ impl History {
         sleep(LATEST).await;
         self.look(seed);
         self.late.clear();
-        let state = self.stored();
-        for (uuid, states) in &mut self.possible {
-            *states = vec![possible(&state, uuid)];
-        }
+        self.take_as_it_is();
     }
 
     async fn replicas_agree(&self, seed: u64) {
@@ -336,6 +381,9 @@ async fn history(seed: u64) -> (usize, usize, usize) {
             history.backup = Some(history.store.faults().backup());
         }
         history.shaky.set_stormy(true);
+        if history.chance(5) {
+            history.fork().await;
+        }
         history.step().await;
         history.look(seed);
         if step % 10 == 9 {

@@ -35,10 +35,19 @@ struct Shared {
     keys: Keys,
     dice: Mutex<StdRng>,
     stormy: AtomicBool,
+    slow: AtomicBool,
     /// Counted up when the store is replaced: what was on its way then is gone.
     era: AtomicU64,
     audit: Mutex<Audit>,
     applied: Mutex<HashSet<Vec<u8>>>,
+}
+
+/// What becomes of the transactions that are under way when the store is replaced.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum OnTheirWay {
+    /// They arrive, at another content than they were sent to.
+    Arrive,
+    AreLost,
 }
 
 /// What becomes of a transaction.
@@ -55,6 +64,7 @@ impl Shaky {
             keys,
             dice: Mutex::new(StdRng::seed_from_u64(seed)),
             stormy: AtomicBool::new(false),
+            slow: AtomicBool::new(false),
             era: AtomicU64::new(0),
             audit: Mutex::default(),
             applied: Mutex::default(),
@@ -67,9 +77,16 @@ impl Shaky {
         self.shared.stormy.store(stormy, Ordering::Relaxed);
     }
 
-    /// The content is another from now on, and nothing that is on its way arrives.
-    pub(crate) fn replaced(&self) {
-        self.shared.era.fetch_add(1, Ordering::Relaxed);
+    /// Whether every way takes its time from now on.
+    pub(crate) fn set_slow(&self, slow: bool) {
+        self.shared.slow.store(slow, Ordering::Relaxed);
+    }
+
+    /// The content is another from now on.
+    pub(crate) fn replaced(&self, on_their_way: OnTheirWay) {
+        if let OnTheirWay::AreLost = on_their_way {
+            self.shared.era.fetch_add(1, Ordering::Relaxed);
+        }
         *self.shared.audit.lock().unwrap() = Audit::of(&self.inner, &self.shared.keys);
         self.shared.applied.lock().unwrap().clear();
     }
@@ -85,7 +102,8 @@ impl Shaky {
 
     /// The way there, or back.
     async fn way(&self) {
-        let millis = self.roll(|dice| if dice.random_bool(0.3) { dice.random_range(1..40) } else { 0 });
+        let often = if self.shared.slow.load(Ordering::Relaxed) { 0.9 } else { 0.3 };
+        let millis = self.roll(|dice| if dice.random_bool(often) { dice.random_range(1..40) } else { 0 });
         sleep(Duration::from_millis(millis)).await;
     }
 
