@@ -13,7 +13,7 @@ use ec_model::{Request, State};
 use ec_placement_client::PlacementError;
 use ec_plan::{
     RecordFacts,
-    engine::{Change, Job, Outcome, Report, StatusEntry, Work},
+    engine::{Change, Held, Job, Outcome, Report, StatusEntry, Work},
     machine::Effect,
     status::{self, Subject},
 };
@@ -206,7 +206,10 @@ impl Worker {
                 Ok(())
             }
             Effect::Claim => self.claim().await,
-            Effect::Release if planted("claim-not-released") => Ok(()),
+            Effect::Release if planted("claim-not-released") => {
+                self.done.push(Change::Allocation(Held::Nothing));
+                Ok(())
+            }
             Effect::Release => self.release().await,
             Effect::DropKeys => self.drop_keys().await,
             Effect::EndInError => self.end_in_error().await,

@@ -173,8 +173,11 @@ async fn unrest(world: &Arc<World>) -> Vec<String> {
             (Some(Desired::Active), Some(State::Stopped | State::Paused | State::Error)) => {
                 (disturbed || restored) && (traces.claim || !wrote)
             }
-            // Kept by its node, and counted.
-            (None, Some(State::Unclaimed)) => restored && traces.claim,
+            // Kept by its node, and counted. A disk alone that a call brought back late, after etcd had forgotten its
+            // instance, may be anybody's, and nobody can tell how large it is: that stays until it is destroyed.
+            (None, Some(State::Unclaimed)) => {
+                restored && (traces.claim || !(wrote || traces.domain || traces.record))
+            }
             // It never ran: its name stays until somebody destroys it, and that is all.
             (None, Some(State::Error)) => {
                 !wrote && !traces.claim && !traces.domain && !traces.volume && !traces.record
