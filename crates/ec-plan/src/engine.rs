@@ -156,13 +156,13 @@ impl Engine {
                 self.answered(instance, held, "failed to ask for its allocation; trying on");
             }
             Event::Whose(instance, whose) => {
-                let whose = whose.and_then(|whose| match whose {
-                    Whose::Nobodys => Ok(self.touch(instance).asked_for = Some(false)),
-                    Whose::AskedFor => Ok(self.touch(instance).asked_for = Some(true)),
-                    Whose::Requested => {
+                let whose = whose.and_then(|whose| {
+                    if whose == Whose::Requested {
                         self.commands.push(Command::Relist);
-                        Err("it is requested, and the watch on this node's requests has not told".to_owned())
+                        return Err("it is requested, and the watch on requests has not told".to_owned());
                     }
+                    self.touch(instance).asked_for = Some(whose == Whose::AskedFor);
+                    Ok(())
                 });
                 self.answered(instance, whose, "failed to ask whether it is ours; trying on");
             }
