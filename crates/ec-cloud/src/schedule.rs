@@ -1,7 +1,7 @@
 //! Scheduling: an intent, candidates, a claim, a request; and the way back from each of these.
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     future::Future,
 };
 
@@ -12,7 +12,7 @@ use ec_model::{
 use ec_placement_client::{Candidate, Candidates, Claim, DISABLED, PlacementError};
 use ec_plan::choice::{Try, choose};
 use ec_runtime::planted;
-use ec_store::{Compare, Store, StoreError, Txn};
+use ec_store::{Compare, KeyValue, Store, StoreError, Txn};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -153,7 +153,7 @@ pub async fn schedule(
         let mut tried = 0;
         let offers: Vec<Vec<NodeId>> =
             candidates.candidates.iter().map(|candidate| candidates.hosts(candidate)).collect();
-        let choice = choose(&offers, &alive, wanted.limit);
+        let choice = choose(&offers, &alive.keys().copied().collect(), wanted.limit);
         seen.not_alive.extend(choice.not_alive);
         for Try { offer, node } in choice.tries {
             let candidate = &candidates.candidates[offer];
@@ -193,7 +193,7 @@ pub async fn schedule(
             if stop.is_cancelled() {
                 return Err(given_up(cloud, intent, Reached::Claim, CloudError::Interrupted).await);
             }
-            match request(cloud, &intent, node, wanted).await {
+            match request(cloud, &intent, node, wanted, alive.get(&node).cloned().flatten()).await {
                 Requested::Yes => return Ok(Ok(Scheduled { instance: intent.instance, node })),
                 // The agent has died since it was looked for, or does not understand us, or the record was taken away.
                 Requested::No(None) => {
@@ -241,7 +241,7 @@ async fn look(
     wanted: &Wanted<'_>,
     limit: Option<usize>,
     stop: &CancellationToken,
-) -> CloudResult<(Candidates, HashSet<NodeId>)> {
+) -> CloudResult<(Candidates, Signs)> {
     let look = async {
         let found = match cloud.placement.candidates(&wanted.asked, limit).await {
             // An OpenStack of before 2019 has no such parameter; there, nobody marks nodes for us either.
@@ -279,17 +279,16 @@ async fn given_up(cloud: &Cloud, intent: Intent, reached: Reached<'_>, error: Cl
     }
 }
 
+/// The living nodes, with their signs of life where those were read.
+type Signs = HashMap<NodeId, Option<KeyValue>>;
+
 /// The living among the candidates' hosts.
-async fn alive(
-    store: &dyn Store,
-    keys: &Keyspace,
-    found: &Candidates,
-) -> Result<HashSet<NodeId>, StoreError> {
+async fn alive(store: &dyn Store, keys: &Keyspace, found: &Candidates) -> Result<Signs, StoreError> {
     let hosts: BTreeSet<NodeId> =
         found.candidates.iter().flat_map(|candidate| found.hosts(candidate)).collect();
     if hosts.len() > SINGLY {
         let all = store.keys(&keys.all_alive()).await?;
-        return Ok(all.iter().filter_map(|key| keys.parse_alive(key).ok()).collect());
+        return Ok(all.iter().filter_map(|key| Some((keys.parse_alive(key).ok()?, None))).collect());
     }
     let looks = hosts.into_iter().map(|host| is_alive(store, keys, host));
     let looked = futures::future::try_join_all(looks).await?;
@@ -300,9 +299,9 @@ fn is_alive<'a>(
     store: &'a dyn Store,
     keys: &Keyspace,
     host: NodeId,
-) -> impl Future<Output = Result<Option<NodeId>, StoreError>> + use<'a> {
+) -> impl Future<Output = Result<Option<(NodeId, Option<KeyValue>)>, StoreError>> + use<'a> {
     let key = keys.alive(host);
-    async move { Ok(store.get(&key).await?.0.map(|_| host)) }
+    async move { Ok(store.get(&key).await?.0.map(|sign| (host, Some(sign)))) }
 }
 
 /// Whether the candidate is ours now; not where somebody else was quicker.
@@ -324,12 +323,21 @@ enum Requested {
     Unknown(CloudError),
 }
 
-async fn request(cloud: &Cloud, intent: &Intent, node: NodeId, wanted: &Wanted<'_>) -> Requested {
+async fn request(
+    cloud: &Cloud,
+    intent: &Intent,
+    node: NodeId,
+    wanted: &Wanted<'_>,
+    sign: Option<KeyValue>,
+) -> Requested {
     let (keys, instance) = (&cloud.keys, intent.instance);
-    let alive = match cloud.store.get(&keys.alive(node)).await {
-        Ok((Some(pair), _)) => pair,
-        Ok((None, _)) => return Requested::No(None),
-        Err(error) => return Requested::No(Some(error.into())),
+    let alive = match sign {
+        Some(sign) => sign,
+        None => match cloud.store.get(&keys.alive(node)).await {
+            Ok((Some(sign), _)) => sign,
+            Ok((None, _)) => return Requested::No(None),
+            Err(error) => return Requested::No(Some(error.into())),
+        },
     };
     if let Some(why) = not_understood(&alive.value) {
         (cloud.notice)(&format!("node {node} is passed over: {why}; use the same release on both sides"));
