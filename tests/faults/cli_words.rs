@@ -32,7 +32,7 @@ async fn a_request_that_cannot_be_read_is_shown_and_left_alone() -> Result<()> {
     let (node, instance) = control.schedule(&["--name", "web", TINY])?;
     let key = control.keys.request(node, instance);
     let good = control.get(&key).await?.context("no request")?.value;
-    let newer = String::from_utf8(good)?.replace("\"version\":1", "\"version\":9");
+    let newer = String::from_utf8(good.clone())?.replace("\"version\":1", "\"version\":9");
     let desired = newer.replace("\"version\":9", "\"version\":1").replace("\"active\"", "\"migrated\"");
     for value in [newer.as_str(), desired.as_str(), "garbage", ""] {
         control.put(key.clone(), value).await?;
@@ -53,6 +53,26 @@ async fn a_request_that_cannot_be_read_is_shown_and_left_alone() -> Result<()> {
             "{list}"
         );
     }
+    // What speaks of another instance than its key is not believed either.
+    let good = String::from_utf8(good)?;
+    let lie = good.replace(&instance.to_string(), &uuid::Uuid::new_v4().to_string());
+    control.put(key.clone(), lie.as_str()).await?;
+    let output = control.eschedule(&["destroy", "web"])?;
+    ensure!(output.status.code() == Some(1) && error(&output).contains("its key another"), "{output:?}");
+    assert_eq!(control.get(&key).await?.context("it was deleted")?.value, lie.as_bytes());
+    control.put(key.clone(), good.as_str()).await?;
+    control.status(node, instance, State::Active, Some("10.0.0.9")).await?;
+    assert_eq!(control.done(&["web"])?, "10.0.0.9\n");
+    let status_key = control.keys.status(node, instance);
+    let status = String::from_utf8(control.get(&status_key).await?.context("no status")?.value)?;
+    for own in [instance.to_string(), node.to_string()] {
+        control.put(status_key.clone(), status.replace(&own, &uuid::Uuid::new_v4().to_string())).await?;
+        let output = control.eschedule(&["web"])?;
+        ensure!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
+        assert_eq!(json_of(&control, &["list"])?[0]["state"], "UNKNOWN");
+    }
+    control.delete(status_key).await?;
+    control.put(key.clone(), "garbage").await?;
     // A status alone that nobody can read is shown, too.
     let other = InstanceId::new(uuid::Uuid::new_v4());
     control.put(control.keys.status(node, other), "garbage").await?;

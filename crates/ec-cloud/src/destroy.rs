@@ -60,7 +60,7 @@ fn wish(cloud: &Cloud, known: &Known) -> CloudResult<Option<Txn>> {
                 return Ok(None);
             }
             let mut doc = known.request_doc()?;
-            doc.record.generation += u64::from(!wished);
+            doc.record.generation = doc.record.generation.saturating_add(u64::from(!wished));
             doc.record.desired = Desired::Destroyed;
             (doc, Compare::Unchanged(key.clone(), *revision))
         }
@@ -91,7 +91,7 @@ fn gone(cloud: &Cloud, known: &Known) -> Request {
     Request {
         instance: known.instance,
         epoch: assigned.or_else(|| status.map(|status| status.epoch)).unwrap_or_default(),
-        generation: record.map_or(0, |record| record.generation) + 1,
+        generation: record.map_or(0, |record| record.generation).saturating_add(1),
         desired: Desired::Destroyed,
         name: named.or_else(|| status.and_then(|status| status.name.clone())),
         project: record.map_or(&cloud.project, |record| &record.project).clone(),

@@ -28,15 +28,43 @@ pub enum Read<R> {
     Unreadable(String),
 }
 
-impl<R: Record> Read<R> {
-    fn of(pair: Option<&KeyValue>) -> Self {
-        match pair.map(|pair| (decode(&pair.value), pair.mod_revision)) {
-            None => Self::Absent,
-            Some((Ok(record), revision)) => Self::Here(record, revision),
-            Some((Err(error), _)) => Self::Unreadable(error.to_string()),
-        }
-    }
+/// A record that says itself whose it is.
+trait Owned: Record {
+    /// The instance that it names, and the node, where it names one.
+    fn names(&self) -> (InstanceId, Option<NodeId>);
+}
 
+impl Owned for Request {
+    fn names(&self) -> (InstanceId, Option<NodeId>) {
+        (self.instance, None)
+    }
+}
+
+impl Owned for Status {
+    fn names(&self) -> (InstanceId, Option<NodeId>) {
+        (self.instance, Some(self.node))
+    }
+}
+
+/// What lies under the key of this instance on this node. A record that speaks of another is as good as damaged.
+fn read<R: Owned>(pair: Option<&KeyValue>, node: NodeId, instance: InstanceId) -> Read<R> {
+    let Some(pair) = pair else { return Read::Absent };
+    let record = match decode::<R>(&pair.value) {
+        Ok(record) => record,
+        Err(error) => return Read::Unreadable(error.to_string()),
+    };
+    match record.names() {
+        (named, _) if named != instance => {
+            Read::Unreadable(format!("it names instance {named}, its key another"))
+        }
+        (_, Some(named)) if named != node => {
+            Read::Unreadable(format!("it names node {named}, its key another"))
+        }
+        _ => Read::Here(record, pair.mod_revision),
+    }
+}
+
+impl<R: Record> Read<R> {
     /// What can be read.
     pub fn record(&self) -> Option<&R> {
         match self {
@@ -165,7 +193,7 @@ async fn look(
         (keys.request(node, instance), keys.status(node, instance), keys.alive(node));
     let ((request, _), (status, _), (alive, _)) =
         tokio::try_join!(cloud.store.get(&request), cloud.store.get(&status), cloud.store.get(&alive))?;
-    let mut status = Read::<Status>::of(status.as_ref());
+    let mut status = read::<Status>(status.as_ref(), node, instance);
     let epoch = record.as_ref().and_then(|record| record.assigned).map(|assigned| assigned.epoch);
     // Of another placement of it, which is over.
     if let (Some(epoch), Some(told)) = (epoch, status.record())
@@ -176,7 +204,7 @@ async fn look(
     Ok(Known {
         instance,
         record,
-        request: Read::of(request.as_ref()),
+        request: read(request.as_ref(), node, instance),
         request_value: request.map(|pair| pair.value).unwrap_or_default(),
         status,
         node,
@@ -344,12 +372,12 @@ pub async fn list(cloud: &Cloud) -> CloudResult<Vec<View>> {
     let mut both: BTreeMap<(NodeId, InstanceId), (Read<Request>, Read<Status>)> = BTreeMap::new();
     for pair in &requests.pairs {
         if let Ok(id) = keys.parse_request(&pair.key) {
-            both.insert(id, (Read::of(Some(pair)), Read::Absent));
+            both.insert(id, (read(Some(pair), id.0, id.1), Read::Absent));
         }
     }
     for pair in &statuses.pairs {
         if let Ok(id) = keys.parse_status(&pair.key) {
-            both.entry(id).or_insert((Read::Absent, Read::Absent)).1 = Read::of(Some(pair));
+            both.entry(id).or_insert((Read::Absent, Read::Absent)).1 = read(Some(pair), id.0, id.1);
         }
     }
     let listed: HashSet<InstanceId> = both.keys().map(|(_, instance)| *instance).collect();

@@ -251,7 +251,7 @@ async fn look(
             found => found,
         };
         let found = found.map_err(refused)?;
-        let alive = alive(&*cloud.store, &cloud.keys, &found).await?;
+        let alive = alive(cloud, &found).await?;
         Ok((found, alive))
     };
     tokio::select! {
@@ -283,14 +283,15 @@ async fn given_up(cloud: &Cloud, intent: Intent, reached: Reached<'_>, error: Cl
 type Signs = HashMap<NodeId, Option<KeyValue>>;
 
 /// The living among the candidates' hosts.
-async fn alive(store: &dyn Store, keys: &Keyspace, found: &Candidates) -> Result<Signs, StoreError> {
+async fn alive(cloud: &Cloud, found: &Candidates) -> Result<Signs, StoreError> {
+    let (store, keys) = (&*cloud.store, &cloud.keys);
     let hosts: BTreeSet<NodeId> =
         found.candidates.iter().flat_map(|candidate| found.hosts(candidate)).collect();
     if hosts.len() > SINGLY {
         let all = store.keys(&keys.all_alive()).await?;
         return Ok(all.iter().filter_map(|key| Some((keys.parse_alive(key).ok()?, None))).collect());
     }
-    let looks = hosts.into_iter().map(|host| is_alive(store, keys, host));
+    let looks = hosts.into_iter().map(|host| is_alive(store, keys, host, cloud.notice));
     let looked = futures::future::try_join_all(looks).await?;
     Ok(looked.into_iter().flatten().collect())
 }
@@ -299,9 +300,21 @@ fn is_alive<'a>(
     store: &'a dyn Store,
     keys: &Keyspace,
     host: NodeId,
+    notice: fn(&str),
 ) -> impl Future<Output = Result<Option<(NodeId, Option<KeyValue>)>, StoreError>> + use<'a> {
     let key = keys.alive(host);
-    async move { Ok(store.get(&key).await?.0.map(|sign| (host, Some(sign)))) }
+    async move {
+        let sign = store.get(&key).await?.0;
+        let sign = sign.filter(|sign| match not_understood(host, &sign.value) {
+            None => true,
+            // As one that is dead: it uses no limit up.
+            Some(why) => {
+                notice(&format!("node {host} is passed over: {why}; use the same release on both sides"));
+                false
+            }
+        });
+        Ok(sign.map(|sign| (host, Some(sign))))
+    }
 }
 
 /// Whether the candidate is ours now; not where somebody else was quicker.
@@ -339,7 +352,7 @@ async fn request(
             Err(error) => return Requested::No(Some(error.into())),
         },
     };
-    if let Some(why) = not_understood(&alive.value) {
+    if let Some(why) = not_understood(node, &alive.value) {
         (cloud.notice)(&format!("node {node} is passed over: {why}; use the same release on both sides"));
         return Requested::No(None);
     }
@@ -377,8 +390,9 @@ async fn request(
 }
 
 /// Why an agent cannot be asked: it is of a release that does not read what this one writes.
-fn not_understood(alive: &[u8]) -> Option<String> {
+fn not_understood(node: NodeId, alive: &[u8]) -> Option<String> {
     match decode::<Alive>(alive) {
+        Ok(alive) if alive.node != node => Some(format!("its sign of life names node {}", alive.node)),
         Ok(alive) if alive.reads::<Request>() => None,
         Ok(alive) => {
             Some(format!("its agent is of release {}, which does not read our requests", alive.agent))

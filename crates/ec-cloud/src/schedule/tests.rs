@@ -565,9 +565,10 @@ async fn the_request_says_what_was_asked_for() {
 async fn an_agent_that_does_not_read_our_requests_is_passed_over() {
     let world = World::new(2, 0, &[]).await;
     let old = Alive { formats: BTreeMap::new(), ..alive(0) };
-    for value in [encode(&old), b"garbage".to_vec()] {
+    for value in [encode(&old), encode(&alive(1)), b"garbage".to_vec()] {
         world.etcd.memory.txn(Txn::new().put(world.keys.alive(node(0)), value)).await.unwrap();
-        let scheduled = world.schedule(QUERY, None).await.unwrap().unwrap();
+        // One that is passed over uses no limit up.
+        let scheduled = world.schedule(&format!("{QUERY}&limit=1"), None).await.unwrap().unwrap();
         assert_eq!(scheduled.node, node(1));
         assert_eq!(world.claims(), [scheduled.instance]);
         let none = world.schedule(QUERY, None).await.unwrap().unwrap_err();
