@@ -139,6 +139,7 @@ async fn a_write_that_arrives_in_a_restored_etcd_does_not_vouch_for_what_was_lea
             let ours = ours.clone();
             async move { ours.write(claim(2, ELSEWHERE, 1)).await }
         });
+        // Time is paused: it passes when nobody can go on, and then the write is at the gate.
         sleep(Duration::from_millis(10)).await;
         let backup = store.faults().backup();
         other.write(Command::DeleteAllocations(consumer(1))).await.unwrap();

@@ -1,18 +1,15 @@
 //! Scheduling: an intent, candidates, a claim, a request; and the way back from each of these.
 
-use std::{
-    collections::{BTreeSet, HashMap, HashSet},
-    future::Future,
-};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use ec_model::{
-    Alive, Assigned, Blob, Desired, ImageRef, Instance, InstanceId, Keyspace, NodeId, Request, ResourceQuery,
-    Spec, decode, encode,
+    Alive, Assigned, Blob, Desired, ImageRef, Instance, InstanceId, NodeId, Request, ResourceQuery, Spec,
+    decode, encode,
 };
 use ec_placement_client::{Candidate, Candidates, Claim, DISABLED, PlacementError};
 use ec_plan::choice::{Try, choose};
 use ec_runtime::planted;
-use ec_store::{Compare, KeyValue, Store, StoreError, Txn};
+use ec_store::{Compare, KeyValue, StoreError, Txn};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -284,37 +281,28 @@ type Signs = HashMap<NodeId, Option<KeyValue>>;
 
 /// The living among the candidates' hosts.
 async fn alive(cloud: &Cloud, found: &Candidates) -> Result<Signs, StoreError> {
-    let (store, keys) = (&*cloud.store, &cloud.keys);
     let hosts: BTreeSet<NodeId> =
         found.candidates.iter().flat_map(|candidate| found.hosts(candidate)).collect();
     if hosts.len() > SINGLY {
-        let all = store.keys(&keys.all_alive()).await?;
-        return Ok(all.iter().filter_map(|key| Some((keys.parse_alive(key).ok()?, None))).collect());
+        let all = cloud.store.keys(&cloud.keys.all_alive()).await?;
+        return Ok(all.iter().filter_map(|key| Some((cloud.keys.parse_alive(key).ok()?, None))).collect());
     }
-    let looks = hosts.into_iter().map(|host| is_alive(store, keys, host, cloud.notice));
-    let looked = futures::future::try_join_all(looks).await?;
-    Ok(looked.into_iter().flatten().collect())
+    let looks = hosts.into_iter().map(async |host| Ok((host, sign_of(cloud, host).await?)));
+    let looked: Vec<_> = futures::future::try_join_all(looks).await?;
+    Ok(looked.into_iter().filter(|(_, sign)| sign.is_some()).collect())
 }
 
-fn is_alive<'a>(
-    store: &'a dyn Store,
-    keys: &Keyspace,
-    host: NodeId,
-    notice: fn(&str),
-) -> impl Future<Output = Result<Option<(NodeId, Option<KeyValue>)>, StoreError>> + use<'a> {
-    let key = keys.alive(host);
-    async move {
-        let sign = store.get(&key).await?.0;
-        let sign = sign.filter(|sign| match not_understood(host, &sign.value) {
-            None => true,
-            // As one that is dead: it uses no limit up.
-            Some(why) => {
-                notice(&format!("node {host} is passed over: {why}; use the same release on both sides"));
-                false
-            }
-        });
-        Ok(sign.map(|sign| (host, Some(sign))))
-    }
+/// The sign of life of a node whose agent can be asked.
+async fn sign_of(cloud: &Cloud, node: NodeId) -> Result<Option<KeyValue>, StoreError> {
+    let sign = cloud.store.get(&cloud.keys.alive(node)).await?.0;
+    Ok(sign.filter(|sign| match not_understood(node, &sign.value) {
+        None => true,
+        // As one that is dead: it uses no limit up.
+        Some(why) => {
+            (cloud.notice)(&format!("node {node} is passed over: {why}; use the same release on both sides"));
+            false
+        }
+    }))
 }
 
 /// Whether the candidate is ours now; not where somebody else was quicker.
@@ -346,16 +334,12 @@ async fn request(
     let (keys, instance) = (&cloud.keys, intent.instance);
     let alive = match sign {
         Some(sign) => sign,
-        None => match cloud.store.get(&keys.alive(node)).await {
-            Ok((Some(sign), _)) => sign,
-            Ok((None, _)) => return Requested::No(None),
+        None => match sign_of(cloud, node).await {
+            Ok(Some(sign)) => sign,
+            Ok(None) => return Requested::No(None),
             Err(error) => return Requested::No(Some(error.into())),
         },
     };
-    if let Some(why) = not_understood(node, &alive.value) {
-        (cloud.notice)(&format!("node {node} is passed over: {why}; use the same release on both sides"));
-        return Requested::No(None);
-    }
     let assigned = Assigned { node, epoch: intent.record.assigned.map_or(1, |before| before.epoch + 1) };
     let record = Instance { assigned: Some(assigned), ..intent.record.clone() };
     let request = Request {

@@ -160,15 +160,12 @@ fn take_over(value: &mut Value, old: &Value, new: &Value) {
         *value = new.clone();
         return;
     };
-    let none = Map::new();
     for name in old.keys().filter(|name| !new.contains_key(*name)) {
         fields.remove(name);
     }
     for (name, new) in new {
-        let was = match new {
-            Value::Object(_) => old.get(name).cloned().unwrap_or_else(|| Value::Object(none.clone())),
-            _ => old.get(name).cloned().unwrap_or_default(),
-        };
+        let none = || if new.is_object() { Value::Object(Map::new()) } else { Value::Null };
+        let was = old.get(name).cloned().unwrap_or_else(none);
         take_over(fields.entry(name).or_insert_with(|| was.clone()), &was, new);
     }
 }

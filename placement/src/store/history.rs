@@ -237,10 +237,11 @@ impl History {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn clock(version: i64) -> KeyValue {
+    /// The clock after so many transactions, each of which took two revisions.
+    pub(in crate::store) fn clock(version: i64) -> KeyValue {
         KeyValue {
             key: "/p/clock".into(),
             value: format!("t-{version}").into_bytes(),

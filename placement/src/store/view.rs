@@ -338,17 +338,7 @@ mod tests {
     use ec_store::{MemoryStore, Relist};
 
     use super::*;
-
-    fn clock(version: i64) -> KeyValue {
-        KeyValue {
-            key: "/p/clock".into(),
-            value: format!("t-{version}").into_bytes(),
-            create_revision: 1,
-            mod_revision: version * 2,
-            version,
-            lease: None,
-        }
-    }
+    use crate::store::history::tests::clock;
 
     /// A listing of a replica that was just started, read before a write that is asked for, and told after it.
     #[tokio::test(start_paused = true)]

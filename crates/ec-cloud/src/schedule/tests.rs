@@ -11,9 +11,9 @@ use std::{
 };
 
 use async_trait::async_trait;
-use ec_model::{ImageRef, Resources, decode};
+use ec_model::{ImageRef, Keyspace, Resources, decode};
 use ec_placement_client::{ConsumerAllocations, Inventory, Placement, PlacementResult, Provider, Summary};
-use ec_store::{KeyValue, LeaseId, Listing, MemoryStore, Revision, Server, StoreResult, TxnOutcome, Watch};
+use ec_store::{LeaseId, Listing, MemoryStore, Revision, Server, Store, StoreResult, TxnOutcome, Watch};
 
 use jiff::{SignedDuration, Timestamp};
 
