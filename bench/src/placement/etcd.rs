@@ -44,6 +44,35 @@ pub(super) async fn compare_and_swap(endpoint: &str, clients: usize, time: Durat
     Ok(done as f64 / begin.elapsed().as_secs_f64())
 }
 
+/// How many keys it has.
+pub(super) async fn count(endpoint: &str) -> Result<u64> {
+    let mut client = Client::connect([endpoint], None).await?;
+    let options = etcd_client::GetOptions::new().with_all_keys().with_count_only();
+    Ok(client.get("", Some(options)).await?.count().try_into()?)
+}
+
+/// Puts so many keys of the length of a record, each alone: many large transactions would leave an old etcd slower
+/// than it is.
+pub(super) async fn fill(endpoint: &str, keys: u64) -> Result<()> {
+    const CLIENTS: u64 = 256;
+    let client = Client::connect([endpoint], None).await?;
+    let mut tasks = JoinSet::new();
+    for first in 0..CLIENTS {
+        let mut client = client.kv_client();
+        tasks.spawn(async move {
+            let value = "r".repeat(200);
+            for number in (first..keys).step_by(CLIENTS as usize) {
+                client.put(format!("/bench/held/{number}"), value.as_str(), None).await?;
+            }
+            anyhow::Ok(())
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    Ok(())
+}
+
 /// Bytes of etcd's database once history is compacted away and the file is made small again.
 pub(super) async fn compacted_size(endpoint: &str) -> Result<i64> {
     let mut client = Client::connect([endpoint], None).await?;

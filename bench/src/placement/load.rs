@@ -189,8 +189,8 @@ pub(super) async fn register(host: &str, count: u64) -> Result<f64> {
                     (
                         "PUT",
                         format!("{path}/inventories"),
-                        "{\"resource_provider_generation\":0,\"inventories\":{\"VCPU\":{\"total\":64,\
-                         \"allocation_ratio\":16.0},\"MEMORY_MB\":{\"total\":262144},\"DISK_GB\":{\"total\":2000}}}"
+                        "{\"resource_provider_generation\":0,\"inventories\":{\"VCPU\":{\"total\":640,\
+                         \"allocation_ratio\":16.0},\"MEMORY_MB\":{\"total\":2621440},\"DISK_GB\":{\"total\":20000}}}"
                             .to_owned(),
                     ),
                     (
