@@ -74,6 +74,7 @@ pub(crate) async fn perform(
         node: parts.node,
         name: request.map(hostname),
         order: request.map(|request| (request.epoch, request.generation)),
+        why: job.why.to_string(),
     };
     let mut worker = Worker {
         status: job.status.clone(),
@@ -141,6 +142,11 @@ impl Worker {
                 let reason = std::mem::take(reason);
                 tracing::warn!(instance = %self.job.instance, reason, "instance failed");
                 self.announce(State::Error, Some(reason)).await
+            }
+            Work::Delayed(why) => {
+                let why = std::mem::take(why);
+                self.tell_delay(&why).await;
+                Ok(())
             }
             Work::Addresses(addresses) => {
                 let addresses = std::mem::take(addresses);

@@ -75,6 +75,9 @@ pub(crate) fn instance(view: &View) -> Result<(), Failure> {
     if let Some(reason) = &view.reason {
         row("reason", reason.clone());
     }
+    if let Some(doing) = &view.doing {
+        row("doing", doing.clone());
+    }
     if let Some(status) = &view.status {
         for address in &status.addresses {
             row("address", format!("{} ({}, interface {})", address.ip, address.mac, address.nic));

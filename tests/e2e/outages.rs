@@ -78,6 +78,15 @@ async fn a_placement_that_is_away_holds_builds_and_destroys_up_and_loses_none() 
             Ok(log.contains("failed to ask for its allocation") && log.contains("did not work for now"))
         })
         .await?;
+    for (instance, about) in [(first, "destroyed it"), (second, "asking placement what it holds")] {
+        stack
+            .until("each is told as waiting, and what for", async || {
+                let output = stack.eschedule(&["-o", "json", "show", &instance.to_string()])?;
+                let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+                Ok(shown.contains("trying again") && shown.contains(about))
+            })
+            .await?;
+    }
     let output = stack.eschedule(&[ec_tests::TINY])?;
     assert_eq!(output.status.code(), Some(3), "{output:?}");
     stack.placement_server.go_on()?;

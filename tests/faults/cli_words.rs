@@ -376,6 +376,7 @@ async fn what_guests_and_callers_say_neither_moves_a_terminal_nor_overflows() ->
     let key = control.keys.status(node, instance);
     let mut status: Value = serde_json::from_slice(&control.get(&key).await?.context("no status")?.value)?;
     status["reason"] = "bad\u{1b}[2J\nimage".into();
+    status["doing"] = "wai\u{1b}[2Jting".into();
     status["console"] = "login:\u{1b}]0;owned\u{7}\nroot".into();
     control.put(key, status.to_string()).await?;
     let list = control.done(&["list"])?;

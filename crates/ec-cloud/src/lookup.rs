@@ -271,6 +271,9 @@ pub struct View {
     pub ip: Option<std::net::IpAddr>,
     /// Why it is in this state.
     pub reason: Option<String>,
+    /// What its agent is about with it, or waits for, while it is on its way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub doing: Option<String>,
     /// The whole request, where that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request: Option<Request>,
@@ -323,6 +326,7 @@ impl View {
             state,
             ip: status.and_then(|status| status.ip),
             reason: unknown.or_else(|| status.and_then(|status| status.reason.clone())),
+            doing: doing(request, status),
             request: None,
             status: None,
         }
@@ -338,6 +342,7 @@ impl View {
             state: State::Scheduled.to_string(),
             ip: None,
             reason: Some(format!("being placed since {}", record.created_at)),
+            doing: None,
             request: None,
             status: None,
         }
@@ -352,9 +357,21 @@ impl View {
             state: UNKNOWN.to_owned(),
             ip: None,
             reason: Some(format!("what is wanted of it cannot be read: {why}")),
+            doing: None,
             request: None,
             status: None,
         }
+    }
+}
+
+/// What an agent said that it is about; or that it has not said anything of the newest wish yet.
+fn doing(request: Option<&Request>, status: Option<&Status>) -> Option<String> {
+    let told = status.map(|status| (status.epoch, status.observed_generation));
+    match request {
+        Some(request) if told.is_none_or(|told| told < (request.epoch, request.generation)) => {
+            Some("its agent has yet to take up what is asked for".to_owned())
+        }
+        _ => status.and_then(|status| status.doing.clone()),
     }
 }
 

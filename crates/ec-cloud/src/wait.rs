@@ -156,6 +156,7 @@ mod tests {
             observed_generation: 1,
             state,
             reason: reason.map(str::to_owned),
+            doing: None,
             progress: None,
             ip: None,
             addresses: Vec::new(),

@@ -46,8 +46,9 @@ pub use look::Seen;
 pub use search::{Found, Search};
 
 use crate::{
-    Limits,
+    Limits, Wanted,
     machine::{self, Next, Problem, Question, Until},
+    status,
 };
 
 /// Everything is looked at so often, whatever hints came. Catches what events missed.
@@ -248,8 +249,16 @@ impl Engine {
     fn answered(&mut self, instance: InstanceId, answer: Result<(), String>, failed: &'static str) {
         self.touch(instance).busy = None;
         if let Err(why) = answer {
+            let about = self.touch(instance).why.clone();
             self.retry_later(instance, &why);
-            self.warn(Some(instance), failed, Some(why));
+            self.warn(Some(instance), failed, Some(why.clone()));
+            // Whoever waits is told what for.
+            let known = self.touch(instance);
+            let waits = matches!(known.wanted(), Wanted::Active | Wanted::Destroyed);
+            let news = known.status.known().is_some_and(|old| status::delayed(old, &why).is_some());
+            if waits && news {
+                return self.begin(instance, Work::Delayed(why), about);
+            }
         }
         self.consider(instance);
     }
@@ -285,11 +294,11 @@ impl Engine {
         let plan = machine::plan(&known.facts(self.now), &self.setup.limits);
         if known.why != plan.why {
             known.why = plan.why.clone();
-            self.tell(false, Some(instance), plan.why, None);
+            self.tell(false, Some(instance), plan.why.clone(), None);
         }
         match plan.next {
             Next::Settled | Next::Stuck(Problem::Told) => self.no_failure(instance),
-            Next::Run(effects) => self.begin(instance, Work::Effects(effects)),
+            Next::Run(effects) => self.begin(instance, Work::Effects(effects), plan.why),
             Next::Ask(question) => self.ask(instance, question),
             Next::Wait(Until::Address) => self.search_again = true,
             // The look that is due soon plans again.
@@ -297,7 +306,7 @@ impl Engine {
             Next::Wait(Until::After(pause)) => {
                 self.agenda.set(What::Wake(instance), self.now.since_start + pause);
             }
-            Next::Stuck(Problem::Failed(reason)) => self.begin(instance, Work::Fail(reason)),
+            Next::Stuck(Problem::Failed(reason)) => self.begin(instance, Work::Fail(reason), plan.why),
             Next::Stuck(Problem::Report(what)) => self.report(instance, what),
         }
         if self.known.get(&instance).is_some_and(Known::is_empty) {
@@ -325,14 +334,16 @@ impl Engine {
         });
     }
 
-    fn begin(&mut self, instance: InstanceId, work: Work) {
+    fn begin(&mut self, instance: InstanceId, work: Work, why: Cow<'static, str>) {
         let known = self.touch(instance);
-        let (wanted, tells_failure) = (known.wanted(), matches!(work, Work::Fail(_)));
+        let tells_failure = matches!(work, Work::Fail(_) | Work::Delayed(_));
+        let wanted = known.wanted();
         known.busy = Some(Busy::Working { wanted, tells_failure, cancelled: false });
         let request = known.request.as_ref();
         let job = Job {
             instance,
             work,
+            why,
             request: request.and_then(|request| request.record.clone().ok()),
             request_revision: request.map(|request| request.revision),
             status: known.status.clone(),

@@ -113,6 +113,9 @@ pub enum Problem {
 /// A paused guest that was let go on is let go on again at the earliest after so long.
 pub const RESUME_PERIOD: Duration = Duration::from_secs(10);
 
+/// What is waited for of a guest that was started.
+pub(crate) const LOOKS_FOR_ADDRESS: &str = "the guest runs; looking for its address";
+
 /// One side of an instance: its plan, or nothing where that side is as it shall be.
 type Aspect = fn(&Facts, &Limits) -> Option<Plan>;
 

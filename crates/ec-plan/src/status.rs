@@ -3,6 +3,8 @@
 use ec_model::{Address, InstanceId, NodeId, Progress, State, Status};
 use jiff::Timestamp;
 
+use crate::machine;
+
 /// Whose status it is.
 #[derive(Debug, Clone)]
 pub struct Subject {
@@ -14,12 +16,15 @@ pub struct Subject {
     pub name: Option<String>,
     /// Epoch and generation of its request, where there is one.
     pub order: Option<(u64, u64)>,
+    /// Why its plan is what it is.
+    pub why: String,
 }
 
 /// What was known, in this state, now. The one place where a status is made.
 fn next(subject: &Subject, old: Option<&Status>, state: State, now: Timestamp) -> Status {
     let known = old.map_or((0, 0), |old| (old.epoch, old.observed_generation));
     let (epoch, observed_generation) = subject.order.unwrap_or(known);
+    let under_way = matches!(state, State::Preparing | State::Starting | State::Destroying);
     Status {
         instance: subject.instance,
         node: subject.node,
@@ -27,6 +32,7 @@ fn next(subject: &Subject, old: Option<&Status>, state: State, now: Timestamp) -
         observed_generation,
         state,
         reason: None,
+        doing: under_way.then(|| subject.why.clone()),
         progress: None,
         ip: old.and_then(|old| old.ip),
         addresses: old.map(|old| old.addresses.clone()).unwrap_or_default(),
@@ -74,7 +80,8 @@ pub fn progressed(
 
 /// Its domain was started.
 pub fn started(subject: &Subject, old: Option<&Status>, now: Timestamp) -> Status {
-    Status { started_at: Some(now), ..next(subject, old, State::Starting, now) }
+    let doing = Some(machine::LOOKS_FOR_ADDRESS.to_owned());
+    Status { started_at: Some(now), doing, ..next(subject, old, State::Starting, now) }
 }
 
 /// It runs and has these addresses, which makes one that was requested ACTIVE.
@@ -128,6 +135,7 @@ mod tests {
             node: NodeId::new(uuid::Uuid::from_u128(2)),
             name: name.map(str::to_owned),
             order: name.map(|_| (2, 3)),
+            why: "building it".to_owned(),
         }
     }
 
@@ -166,13 +174,17 @@ mod tests {
 
         let starting = started(&subject, Some(&told), at(20));
         assert_eq!((starting.progress.clone(), starting.started_at), (None, Some(at(20))));
+        assert_eq!(
+            (told.doing.as_deref(), starting.doing.as_deref()),
+            (Some("building it"), Some("the guest runs; looking for its address"))
+        );
         let active = addressed(
             &subject,
             Some(&starting),
             vec![address(1, "10.1.0.1"), address(0, "10.0.0.1")],
             at(30),
         );
-        assert_eq!((active.state, active.since), (State::Active, at(30)));
+        assert_eq!((active.state, active.since, active.doing.clone()), (State::Active, at(30), None));
         assert_eq!(
             active.ip,
             Some("10.0.0.1".parse().unwrap()),

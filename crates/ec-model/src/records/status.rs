@@ -70,6 +70,9 @@ pub struct Status {
     /// Why, where the state needs a reason: always with `ERROR`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// What its agent is about with it, or waits for, while it is on the way to where it shall be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub doing: Option<String>,
     /// How far a long step is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,

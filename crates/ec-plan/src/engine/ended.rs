@@ -66,7 +66,7 @@ impl Engine {
                     self.retry_later(instance, &reason);
                 }
                 self.touch(instance).why = reason.clone().into();
-                return self.begin(instance, Work::Fail(reason));
+                return self.begin(instance, Work::Fail(reason.clone()), reason.into());
             }
         }
         self.consider(instance);

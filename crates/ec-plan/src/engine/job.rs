@@ -1,6 +1,6 @@
 //! What is done for an instance, and what is learnt from its end.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use ec_model::{Address, InstanceId, Observed, Request, Resources};
 
@@ -14,6 +14,8 @@ pub struct Job {
     pub instance: InstanceId,
     /// What to do.
     pub work: Work,
+    /// What for, in a few words.
+    pub why: Cow<'static, str>,
     /// Its request, where there is a readable one.
     pub request: Option<Arc<Request>>,
     /// The revision of its request's key, where there is one.
@@ -31,6 +33,8 @@ pub enum Work {
     Effects(Vec<Effect>),
     /// Write ERROR with this reason.
     Fail(String),
+    /// Write what stands in the way for now, whose status says otherwise.
+    Delayed(String),
     /// Write these addresses of a guest that runs, which makes one that was requested ACTIVE.
     Addresses(Vec<Address>),
 }

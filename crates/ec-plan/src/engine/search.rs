@@ -55,7 +55,7 @@ impl Engine {
         for (instance, addresses) in found.addresses {
             let news = self.known.get(&instance).and_then(|known| to_write(known, addresses));
             if let Some(addresses) = news {
-                self.begin(instance, Work::Addresses(addresses));
+                self.begin(instance, Work::Addresses(addresses), "its addresses are known".into());
             }
         }
     }

@@ -37,6 +37,7 @@ fn says(state: State, reason: Option<&str>) -> StatusEntry {
         node: NodeId::new(uuid::Uuid::from_u128(9)),
         name: None,
         order: None,
+        why: String::new(),
     };
     let reason = reason.map(str::to_owned);
     StatusEntry::Known(Box::new(status::announced(&subject, None, state, reason, Timestamp::UNIX_EPOCH)))
@@ -99,7 +100,7 @@ fn begun(commands: &[Command]) -> Option<&Vec<Effect>> {
     commands.iter().find_map(|command| match command {
         Command::Begin(job) => match &job.work {
             Work::Effects(effects) => Some(effects),
-            Work::Fail(_) | Work::Addresses(_) => None,
+            Work::Fail(_) | Work::Delayed(_) | Work::Addresses(_) => None,
         },
         _ => None,
     })
@@ -113,6 +114,33 @@ fn the_newest_wish_wins_over_a_running_job_which_is_asked_to_stop_once() {
     assert_eq!(told.on(destroy()), [], "it was asked to");
     let commands = told.ended(vec![], Outcome::Abandoned);
     assert_eq!(begun(&commands).and_then(|effects| effects.last()), Some(&Effect::DropKeys), "at once");
+}
+
+#[test]
+fn who_waits_for_an_answer_is_told_what_for_once_for_each_reason() {
+    let seen = Seen { statuses: [(one(), says(State::Preparing, None))].into(), ..Seen::default() };
+    let (mut told, commands) = Told::looked(seen, Desired::Active);
+    assert!(commands.contains(&Command::AskPlacement(one())), "{commands:?}");
+    let delayed = |commands: &[Command]| {
+        commands.iter().find_map(|command| match command {
+            Command::Begin(job) => match &job.work {
+                Work::Delayed(why) => Some(why.clone()),
+                _ => None,
+            },
+            _ => None,
+        })
+    };
+    let away = || Event::Allocation(one(), Err("placement is away".to_owned()));
+    assert_eq!(delayed(&told.on(away())).as_deref(), Some("placement is away"));
+    let mut status = says(State::Preparing, None);
+    if let StatusEntry::Known(status) = &mut status {
+        status.reason = Some("placement is away; trying again".to_owned());
+    }
+    let commands = told.ended(vec![Change::Status(status)], Outcome::Done);
+    assert_eq!(begun(&commands), None, "telling it is no success: {commands:?}");
+    let (_, commands) = told.wait();
+    assert!(commands.contains(&Command::AskPlacement(one())), "{commands:?}");
+    assert_eq!(delayed(&told.on(away())), None, "it is told already");
 }
 
 #[test]
@@ -218,6 +246,7 @@ fn waiting() -> Told {
         node: NodeId::new(uuid::Uuid::from_u128(9)),
         name: None,
         order: None,
+        why: String::new(),
     };
     let started = status::started(&subject, None, Timestamp::UNIX_EPOCH);
     let seen = Seen {

@@ -3,8 +3,8 @@
 use ec_model::{End, Pause, RunState, State};
 
 use super::{
-    Announce, Aspect, Claim, Define, KeepRecord, MarkStarted, Next, NoteStart, Plan, Problem, Question,
-    RESUME_PERIOD, Resume, Start, Until, finish_start, first, known, state,
+    Announce, Aspect, Claim, Define, KeepRecord, LOOKS_FOR_ADDRESS, MarkStarted, Next, NoteStart, Plan,
+    Problem, Question, RESUME_PERIOD, Resume, Start, Until, finish_start, first, known, state,
 };
 use crate::{Allocation, Facts, Limits, RecordFacts};
 
@@ -178,7 +178,7 @@ fn ready(facts: &Facts, limits: &Limits) -> Option<Plan> {
             "noting its start: a crash came between the two, or its status was lost",
         ));
     };
-    let waits = Plan::wait(Until::Address, "the guest runs; looking for its address");
+    let waits = Plan::wait(Until::Address, LOOKS_FOR_ADDRESS);
     if status.has_address {
         let told = status.state == State::Active && status.reason.is_none();
         return (!told)

@@ -22,8 +22,12 @@ fn failure(facts: &Facts, _: &Limits) -> Option<Plan> {
 
 /// Told before placement is asked: whoever waits sees at once that the node has the request.
 fn told(facts: &Facts, _: &Limits) -> Option<Plan> {
-    (facts.observed.domain.is_none() && state(facts) != Some(State::Preparing))
-        .then(|| Plan::run(vec![Announce(State::Preparing, None)], "its request has arrived"))
+    (facts.observed.domain.is_none() && state(facts) != Some(State::Preparing)).then(|| {
+        Plan::run(
+            vec![Announce(State::Preparing, None)],
+            "its claim is looked at, then it is built in its turn",
+        )
+    })
 }
 
 /// A request without an allocation is refused, not built.

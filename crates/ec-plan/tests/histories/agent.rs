@@ -33,7 +33,7 @@ pub(crate) enum Task {
     Look(Begun, Option<BTreeMap<InstanceId, StatusEntry>>, Option<BTreeMap<InstanceId, Observed>>),
     Read(Question),
     Told(Event),
-    Job(Worker),
+    Job(Box<Worker>),
 }
 
 #[derive(Debug)]
@@ -128,7 +128,7 @@ impl Agent {
                 let fails = matches!(job.work, Work::Fail(_));
                 let unreadable = job.request.is_none() && job.request_revision.is_some();
                 assert!(!unreadable || fails, "what cannot be read is not touched: {job:?}");
-                Task::Job(Worker::new(*job))
+                Task::Job(Box::new(Worker::new(*job)))
             }
             Command::Cancel(instance) => {
                 let job = self.tasks.iter_mut().find_map(|task| match task {

@@ -43,10 +43,16 @@ impl Worker {
         let left = match &job.work {
             Work::Effects(effects) => effects.clone().into(),
             Work::Fail(reason) => [Effect::Announce(State::Error, Some(reason.clone()))].into(),
-            Work::Addresses(_) => VecDeque::new(),
+            Work::Delayed(_) | Work::Addresses(_) => VecDeque::new(),
         };
         Self {
-            subject: Subject { instance: job.instance, node: node(), name: None, order: None },
+            subject: Subject {
+                instance: job.instance,
+                node: node(),
+                name: None,
+                order: None,
+                why: job.why.to_string(),
+            },
             status: job.status.clone(),
             job,
             cancelled: false,
@@ -91,6 +97,17 @@ impl Worker {
                     let addresses = addresses.clone();
                     let now = outside.stamp();
                     self.write(outside, |subject, old| status::addressed(subject, old, addresses, now))
+                }
+                (None, Work::Delayed(why)) => {
+                    let told = self.status.known().and_then(|old| status::delayed(old, why));
+                    let now = outside.stamp();
+                    // That this may fail, too, changes nothing.
+                    if let Some((state, reason)) = told {
+                        _ = self.write(outside, |subject, old| {
+                            status::announced(subject, old, state, Some(reason), now)
+                        });
+                    }
+                    Ok(())
                 }
                 (None, _) => Ok(()),
             }
