@@ -71,6 +71,10 @@ impl StateDir {
     }
 
     /// The configured uuid, else the one kept here, else a new one, kept from now on.
+    #[cfg_attr(
+        not(test),
+        expect(clippy::disallowed_methods, reason = "once in the life of a node, before anything runs")
+    )]
     pub fn node(&self, configured: Option<NodeId>) -> Result<NodeId, IdentityError> {
         let path = self.path.join("uuid");
         if let Some(node) = configured {

@@ -1,6 +1,8 @@
 //! The agent: one per host. It watches its own requests in etcd, makes them so through libvirt, and
 //! writes what is. `docs/architecture.md` tells how the parts play together.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 mod addresses;
 pub mod agent;
 pub mod check;

@@ -11,6 +11,8 @@
 //! What is decided on the way is pure and lies in `ec-plan`; errors are typed ([`CloudError`]), and who uses them
 //! makes exit codes, or statuses, of their kinds.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 mod destroy;
 mod error;
 mod explain;

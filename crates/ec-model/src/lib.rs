@@ -4,6 +4,8 @@
 //! Pure: nothing here reads a clock, a file or a socket. `docs/keyspace.md` is the contract that
 //! [`Keyspace`] and the records implement.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 mod ids;
 mod image;
 pub mod input;

@@ -7,6 +7,8 @@
 //!                    Command ── decide ─────────────────┘ ──▶ Outcome or ModelError
 //! ```
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 mod allocate;
 pub mod check;
 mod command;

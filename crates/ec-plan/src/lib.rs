@@ -20,6 +20,8 @@
 //! found each time, so an ERROR of such an instance ends when its cause does. A guest of ours that no request
 //! speaks of (etcd was emptied, or restored to a time before it) is UNCLAIMED: it runs on and is counted.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 pub mod choice;
 pub mod engine;
 mod facts;
