@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, path::PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use clap_complete::Shell;
 
 /// Nobody waits longer for a virtual machine.
@@ -35,7 +35,7 @@ Exit codes:
 #[command(name = "eschedule", version, after_help = EXAMPLES, subcommand_negates_reqs = true, arg_required_else_help = true)]
 pub(crate) struct Cli {
     /// A resources query to schedule, or an instance (uuid or name) whose IP to print
-    #[arg(value_name = "QUERY|INSTANCE", required = true)]
+    #[arg(value_name = "QUERY|INSTANCE", required = true, value_parser = NonEmptyStringValueParser::new())]
     pub(crate) target: Option<String>,
 
     /// What to boot: http://, https:// or file:// [default: `image` of schedule.yaml]

@@ -387,6 +387,9 @@ async fn what_guests_and_callers_say_neither_moves_a_terminal_nor_overflows() ->
         let output = control.eschedule(&["--wait", "--timeout", timeout, "web"])?;
         assert_eq!(output.status.code(), Some(2), "{timeout}: {output:?}");
     }
+    assert_eq!(control.eschedule(&[""])?.status.code(), Some(2), "nothing is no name");
+    let output = control.eschedule(&["--config", "/dev/zero", "list"])?;
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
     // Files without an end.
     for (option, file) in [("--user-data", "/dev/zero"), ("--key", "/dev/zero"), ("--key", "/dev/urandom")] {
         let output = control.eschedule(&[option, file, TINY])?;

@@ -79,7 +79,8 @@ impl Demands {
     /// Of a query.
     pub fn of(query: &ResourceQuery) -> Self {
         let mut demands = Self { total: query.total(), ..Self::default() };
-        for (_, value) in query.pairs().iter().filter(|(key, _)| key.starts_with("required")) {
+        let about_traits = |key: &str| key.starts_with("required") || key == "root_required";
+        for (_, value) in query.pairs().iter().filter(|(key, _)| about_traits(key)) {
             if let Some(any) = value.strip_prefix("in:") {
                 demands.any.push(any.split(',').map(str::to_owned).collect());
                 continue;
@@ -255,6 +256,14 @@ mod tests {
         let demands = Demands::of(&ResourceQuery::parse(query).unwrap());
         let has = hosts.iter().flat_map(|(_, host)| host.traits.clone()).collect();
         judge(&demands, &hosts.iter().cloned().collect(), &has)
+    }
+
+    #[test]
+    fn what_the_root_must_have_is_told_like_what_any_part_must_have() {
+        let demands = |query| Demands::of(&ResourceQuery::parse(query).unwrap());
+        let root = demands("resources=VCPU:1&root_required=HW_CPU_X86_AVX,!CUSTOM_OLD");
+        assert_eq!(root, demands("resources=VCPU:1&required=HW_CPU_X86_AVX,!CUSTOM_OLD"));
+        assert_eq!(root.required.len() + root.forbidden.len(), 2);
     }
 
     #[test]

@@ -2,12 +2,16 @@
 //! said where it is used.
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io::{self, Read},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, de::DeserializeOwned};
+
+/// Bytes of a configuration file at most.
+const LARGEST: u64 = 1 << 20;
 
 /// A configuration that cannot be used. Says where, what, and what would be right.
 #[derive(Debug, thiserror::Error)]
@@ -56,13 +60,24 @@ pub fn load<T: DeserializeOwned + Default>(
 ) -> Result<Loaded<T>, ConfigError> {
     let candidates = named.map_or_else(|| places.to_vec(), |path| vec![path]);
     for path in candidates {
-        match fs::read_to_string(path) {
+        match read(path) {
             Ok(text) => return Ok(Loaded { config: parse(&text, path)?, path: Some(path.to_owned()) }),
             Err(error) if error.kind() == io::ErrorKind::NotFound && named.is_none() => {}
             Err(source) => return Err(ConfigError::Unreadable { path: path.to_owned(), source }),
         }
     }
     Ok(Loaded { config: T::default(), path: None })
+}
+
+/// A device has no end, and what is larger is no configuration.
+fn read(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(LARGEST + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > LARGEST {
+        let message = format!("it is larger than {} MiB, which no configuration is", LARGEST >> 20);
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+    }
+    Ok(text)
 }
 
 /// Reads a configuration from its text; `path` is for messages.
