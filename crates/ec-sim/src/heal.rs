@@ -3,12 +3,14 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use ec_cloud::{CloudError, destroy, list};
-use ec_model::{Desired, InstanceId, Request, State, Status, decode};
+use ec_model::{Desired, InstanceId, NodeId, Request, State, Status, decode};
+use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use crate::{
     life::Life,
     nemesis::guests,
+    node::PROCESSORS,
     referee::{Known, observed},
     user::cloud,
     world::{Actor, PLACEMENT, World},
@@ -27,6 +29,8 @@ struct Traces {
     domain: bool,
     volume: bool,
     record: bool,
+    /// Where there is anything of its guest.
+    host: Option<NodeId>,
 }
 
 impl Traces {
@@ -41,6 +45,9 @@ impl Traces {
         let recorded = |computer: &crate::node::Computer| {
             computer.records().is_ok_and(|records| records.contains(&instance.to_string()))
         };
+        let here = |computer: &crate::node::Computer| {
+            recorded(computer) || observed(computer, instance).is_some_and(|seen| seen.domain.is_some())
+        };
         Self {
             request: request.and_then(|pair| decode(&pair.value).ok()),
             status: status.and_then(|pair| decode(&pair.value).ok()),
@@ -49,6 +56,7 @@ impl Traces {
             domain: seen.iter().any(|seen| seen.domain.is_some()),
             volume: seen.iter().any(|seen| seen.volume),
             record: world.computers.iter().any(|computer| recorded(computer)),
+            host: world.computers.iter().find(|computer| here(computer)).map(|computer| computer.node),
         }
     }
 
@@ -147,6 +155,35 @@ where
     }
 }
 
+/// Whether placement has no room to count a guest, and its node keeps as much free as all take there that are not
+/// counted. What is reserved is given out several times, so that it comes in steps.
+fn is_kept_free(world: &World, traces: &Traces) -> bool {
+    let Some(node) = traces.host else { return false };
+    let record = crate::door::content(world, &format!("{PLACEMENT}/providers/{node}"));
+    let Some(record) = record.and_then(|pair| serde_json::from_slice::<Value>(&pair.value).ok()) else {
+        return false;
+    };
+    let inventory = &record["inventories"]["VCPU"];
+    let number = |field: &str| inventory[field].as_f64().unwrap_or(0.0);
+    let ratio = number("allocation_ratio").max(1.0);
+    let mut used = 0.0;
+    let mut counted = BTreeSet::new();
+    for pair in world.store.content(&format!("{PLACEMENT}/consumers/")).pairs {
+        let Ok(consumer) = serde_json::from_slice::<Value>(&pair.value) else { continue };
+        if let Some(amounts) = consumer["allocations"].get(node.to_string()) {
+            used += amounts["VCPU"].as_f64().unwrap_or(0.0);
+            counted.extend(pair.key.rsplit('/').next().map(str::to_owned));
+        }
+    }
+    let here = world.computers.iter().find(|computer| computer.node == node);
+    let records = here.and_then(|computer| computer.records().ok()).unwrap_or_default();
+    let uncounted = records.iter().filter(|name| !counted.contains(*name)).count() as f64;
+    let all = PROCESSORS as f64;
+    let offered = (number("total") - number("reserved")) * ratio;
+    let without_it = all - ((uncounted - 1.0) / ratio).ceil() * ratio;
+    offered <= (all - uncounted).max(0.0) && used + 1.0 > without_it
+}
+
 /// What is not as it is asked for.
 async fn unrest(world: &Arc<World>) -> Vec<String> {
     // What a killed command left goes when somebody comes across it.
@@ -166,17 +203,18 @@ async fn unrest(world: &Arc<World>) -> Vec<String> {
         let Known { acknowledged, wished_away, doomed, wrote, disturbed, .. } = known;
         let state = traces.status.as_ref().map(|status| status.state);
         let asked_for = traces.request.as_ref().map(|request| request.desired);
-        let whole = traces.claim && traces.index && traces.domain && traces.volume && traces.record;
+        let counted = traces.claim || (restored && is_kept_free(world, &traces));
+        let whole = counted && traces.index && traces.domain && traces.volume && traces.record;
         let well = match (asked_for, state) {
             _ if doomed && !restored => !traces.is_anything(),
             (Some(Desired::Active), Some(State::Active)) => whole,
             (Some(Desired::Active), Some(State::Stopped | State::Paused | State::Error)) => {
-                (disturbed || restored) && (traces.claim || !wrote)
+                (disturbed || restored) && (counted || !wrote)
             }
             // Kept by its node, and counted. A disk alone that a call brought back late, after etcd had forgotten its
             // instance, may be anybody's, and nobody can tell how large it is: that stays until it is destroyed.
             (None, Some(State::Unclaimed)) => {
-                restored && (traces.claim || !(wrote || traces.domain || traces.record))
+                restored && (counted || !(wrote || traces.domain || traces.record))
             }
             // It never ran: its name stays until somebody destroys it, and that is all.
             (None, Some(State::Error)) => {

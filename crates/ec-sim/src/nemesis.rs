@@ -176,8 +176,8 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
             Some(older) => {
                 say(world, "puts etcd back to its backup");
                 world.next_era();
-                world.judge(|referee, _| referee.replaced());
                 faults.restore(&older);
+                world.judge(|referee, world| referee.replaced(world));
             }
         },
         Ill::LoseDomain => {

@@ -25,8 +25,10 @@ pub(crate) struct Known {
     pub(crate) doomed: bool,
     /// Its guest was started, and so may have written its disk.
     pub(crate) wrote: bool,
-    /// It was told to be ACTIVE.
+    /// It was told to be ACTIVE, and etcd knows of it.
     was_active: bool,
+    /// A call that its agent had given up made something of it after its removal: the next look sweeps that.
+    revived: bool,
     /// The nemesis did something to it, so that it may be in trouble.
     pub(crate) disturbed: bool,
 }
@@ -109,9 +111,16 @@ impl Referee {
         self.findings.extend(broken);
     }
 
-    /// etcd is another from now on.
-    pub(crate) fn replaced(&mut self) {
+    /// etcd is another from now on. What it tells of a guest before its first address is what its agent goes by.
+    pub(crate) fn replaced(&mut self, world: &World) {
         self.restored = true;
+        for pair in world.store.content(&world.keys.all_statuses()).pairs {
+            let Ok((_, instance)) = world.keys.parse_status(&pair.key) else { continue };
+            let Ok(status) = decode::<Status>(&pair.value) else { continue };
+            if matches!(status.state, State::Scheduled | State::Preparing | State::Starting | State::Error) {
+                self.known.entry(instance).or_default().was_active = false;
+            }
+        }
     }
 
     /// A transaction was applied; `before`: what lay under the keys that it wrote.
@@ -203,11 +212,11 @@ impl Referee {
         }
         let Some(request) = old.and_then(|old| decode::<Request>(&old.value).ok()) else { return };
         let known = self.known.entry(instance).or_default();
-        let (wrote, wished_away) = (known.wrote, known.wished_away);
+        let (wrote, wished_away, revived) = (known.wrote, known.wished_away, known.revived);
         let here = world.computers.iter().find(|computer| computer.node == node);
         let left = here.and_then(|computer| observed(computer, instance));
         if request.desired == Desired::Destroyed || wished_away {
-            if left.is_some_and(|left| left.domain.is_some() || left.volume) {
+            if !revived && left.is_some_and(|left| left.domain.is_some() || left.volume) {
                 self.found(format!(
                     "the request of {instance} is gone, and its guest is still there: {left:?}"
                 ));
@@ -305,15 +314,16 @@ impl Referee {
         what: Operation,
         instance: InstanceId,
         before: Observed,
-        _after: Observed,
+        late: bool,
     ) {
         if self.sealed_guests.contains(&instance) {
             self.found(format!("{what:?} of {instance}, whose request nobody can read"));
         }
         let known = self.known.entry(instance).or_default();
+        known.revived = late && what != Operation::Destroy;
         match what {
             Operation::Start => {
-                if known.was_active {
+                if known.was_active && !late {
                     let found = format!("{instance} was started again after it had been ACTIVE");
                     self.findings.push(found);
                 }
