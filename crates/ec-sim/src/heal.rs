@@ -1,6 +1,10 @@
 //! What must come to be when nothing goes wrong any more: everybody converges in bounded time, and nothing is left over.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use ec_cloud::{CloudError, destroy, list};
 use ec_model::{Desired, InstanceId, NodeId, Request, State, Status, decode};
@@ -11,7 +15,7 @@ use crate::{
     life::Life,
     nemesis::guests,
     node::PROCESSORS,
-    referee::{Known, observed},
+    referee::{Known, marked, observed},
     user::cloud,
     world::{Actor, PLACEMENT, World},
 };
@@ -33,8 +37,18 @@ struct Traces {
     host: Option<NodeId>,
 }
 
+/// The agents' own records, by node.
+type Records = BTreeMap<NodeId, BTreeSet<String>>;
+
+fn records(world: &World) -> Records {
+    let of = |computer: &Arc<crate::node::Computer>| {
+        (computer.node, computer.records().unwrap_or_default().into_iter().collect())
+    };
+    world.computers.iter().map(of).collect()
+}
+
 impl Traces {
-    fn of(world: &World, instance: InstanceId) -> Self {
+    fn of(world: &World, records: &Records, instance: InstanceId) -> Self {
         let keys = &world.keys;
         let get = |key: String| crate::door::content(world, &key);
         let nodes = || world.computers.iter().map(|computer| computer.node);
@@ -42,8 +56,9 @@ impl Traces {
         let status = nodes().find_map(|node| get(keys.status(node, instance)));
         let seen: Vec<_> =
             world.computers.iter().filter_map(|computer| observed(computer, instance)).collect();
+        let name = instance.to_string();
         let recorded = |computer: &crate::node::Computer| {
-            computer.records().is_ok_and(|records| records.contains(&instance.to_string()))
+            records.get(&computer.node).is_some_and(|records| records.contains(&name))
         };
         let here = |computer: &crate::node::Computer| {
             recorded(computer) || observed(computer, instance).is_some_and(|seen| seen.domain.is_some())
@@ -90,7 +105,7 @@ impl Traces {
 }
 
 /// Every instance of which there is anything, or was.
-async fn everything(world: &World) -> BTreeSet<InstanceId> {
+async fn everything(world: &World, records: &Records) -> BTreeSet<InstanceId> {
     let mut all: BTreeSet<InstanceId> =
         world.judge(|referee, _| referee.instances().map(|(instance, _)| instance).collect());
     for prefix in ["/ecompute/requests/", "/ecompute/status/", "/ecompute/instances/", "/ecompute/names/"] {
@@ -99,9 +114,8 @@ async fn everything(world: &World) -> BTreeSet<InstanceId> {
     all.extend(last_parts(world, &format!("{PLACEMENT}/consumers/")));
     for computer in &world.computers {
         all.extend(guests(world, computer).await);
-        let records = computer.records().unwrap_or_default();
-        all.extend(records.iter().filter_map(|name| name.parse::<InstanceId>().ok()));
     }
+    all.extend(records.values().flatten().filter_map(|name| name.parse::<InstanceId>().ok()));
     let sealed = world.judge(|referee, _| referee.sealed_guests().clone());
     all.retain(|instance| !sealed.contains(instance));
     all
@@ -184,6 +198,30 @@ fn is_kept_free(world: &World, traces: &Traces) -> bool {
     offered <= (all - uncounted).max(0.0) && used + 1.0 > without_it
 }
 
+/// What a replica of eplacement knows otherwise than etcd has it.
+async fn astray(world: &World) -> Vec<String> {
+    let mut found = Vec::new();
+    for (number, replica) in world.replicas.running() {
+        let actor = Actor::Replica(number);
+        if let Err(why) = replica.fresh().await {
+            found.push(format!("{actor} does not know how far etcd is: {why}"));
+            continue;
+        }
+        let pairs = world.store.content(&format!("{PLACEMENT}/consumers/")).pairs;
+        let stored: BTreeSet<(String, i64)> = pairs
+            .iter()
+            .filter_map(|pair| Some((pair.key.rsplit('/').next()?.to_owned(), pair.mod_revision)))
+            .collect();
+        let known: BTreeSet<(String, i64)> = replica.peek(|state| {
+            state.consumers().map(|(uuid, stored)| (uuid.to_string(), stored.revision)).collect()
+        });
+        found.extend(stored.symmetric_difference(&known).map(|(consumer, revision)| {
+            format!("{actor} knows otherwise of the claim of {consumer} at revision {revision}")
+        }));
+    }
+    found
+}
+
 /// What is not as it is asked for.
 async fn unrest(world: &Arc<World>) -> Vec<String> {
     // What a killed command left goes when somebody comes across it.
@@ -196,9 +234,14 @@ async fn unrest(world: &Arc<World>) -> Vec<String> {
         if crate::door::content(world, &world.keys.node(computer.node)).is_none() {
             found.push(format!("node {} is not alive", computer.node));
         }
+        if marked(world, computer.node) == Some(true) {
+            found.push(format!("node {} is marked as down", computer.node));
+        }
     }
-    for instance in everything(world).await {
-        let traces = Traces::of(world, instance);
+    found.extend(astray(world).await);
+    let records = records(world);
+    for instance in everything(world, &records).await {
+        let traces = Traces::of(world, &records, instance);
         let (known, restored) = world.judge(|referee, _| (referee.known(instance), referee.restored));
         let Known { acknowledged, wished_away, doomed, wrote, disturbed, .. } = known;
         let state = traces.status.as_ref().map(|status| status.state);
@@ -235,8 +278,9 @@ async fn unrest(world: &Arc<World>) -> Vec<String> {
 
 async fn destroy_all(world: &Arc<World>) {
     let Ok(cloud) = cloud(world, Actor::User(0), &Life::new()) else { return };
-    for instance in everything(world).await {
-        let traces = Traces::of(world, instance);
+    let records = records(world);
+    for instance in everything(world, &records).await {
+        let traces = Traces::of(world, &records, instance);
         let goes = traces.request.as_ref().is_some_and(|request| request.desired == Desired::Destroyed);
         if !traces.is_anything() || goes {
             continue;
@@ -254,8 +298,9 @@ async fn destroy_all(world: &Arc<World>) {
 /// What is left though everything was destroyed.
 async fn left(world: &Arc<World>) -> Vec<String> {
     let mut found = Vec::new();
-    for instance in everything(world).await {
-        let traces = Traces::of(world, instance);
+    let records = records(world);
+    for instance in everything(world, &records).await {
+        let traces = Traces::of(world, &records, instance);
         if traces.is_anything() {
             found.push(format!("{instance}: {}", traces.told()));
         }

@@ -59,15 +59,18 @@ async fn history(seed: u64, scenario: Scenario) -> Result<Ended> {
     fs::create_dir_all(&images)?;
     fs::write(images.join("tiny.img"), disk())?;
     // The sizes are drawn before there is a world.
-    let (nodes, replicas, users) = match scenario {
-        Scenario::OneLife => (1, 1, 1),
-        Scenario::Random => (1 + seed % 4, 1 + seed / 4 % 2, 1 + seed / 8 % 4),
+    let (nodes, replicas, users, controllers) = match scenario {
+        Scenario::OneLife => (1, 1, 1, 0),
+        Scenario::Random => (1 + seed % 4, 1 + seed / 4 % 2, 1 + seed / 8 % 4, seed / 32 % 3),
     };
     let computers: Result<Vec<_>> = (1..=u128::from(nodes))
         .map(|number| Ok(Arc::new(Computer::new(number, directory.path())?)))
         .collect();
-    let world = Arc::new(World::new(seed, computers?, usize::try_from(replicas)?));
-    let title = format!("seed {seed}: {nodes} nodes, {replicas} replicas of eplacement, {users} users");
+    let world =
+        Arc::new(World::new(seed, computers?, usize::try_from(replicas)?, usize::try_from(controllers)?));
+    let title = format!(
+        "seed {seed}: {nodes} nodes, {replicas} replicas of eplacement, {controllers} controllers, {users} users"
+    );
     world.log(Actor::Nemesis, title);
     let failed = world.failed.clone();
     // What was found ends the history there and then.
@@ -94,6 +97,10 @@ async fn live(world: &Arc<World>, scenario: Scenario, users: u32) {
     for computer in &world.computers {
         computer.start(world);
     }
+    for number in 0..world.controllers.count() {
+        world.controllers.start(world, number);
+    }
+    tokio::spawn(watch_nodes(Arc::clone(world)));
     sleep(Duration::from_secs(10)).await;
     if scenario == Scenario::OneLife {
         user::one_life(world).await;
@@ -106,8 +113,12 @@ async fn live(world: &Arc<World>, scenario: Scenario, users: u32) {
     }
     let ills = selection(world);
     world.log(Actor::Nemesis, format!("{ills:?}"));
-    let nemesis = tokio::spawn(rage(Arc::clone(world), ills, done.clone()));
+    let nemesis = tokio::task::spawn_local(rage(Arc::clone(world), ills, done.clone()));
     sleep(world.millis(90_000..240_000)).await;
+    if world.chance(10) {
+        // Long enough that what is left over by then counts as that, in the midst of everything.
+        sleep(world.millis(400_000..700_000)).await;
+    }
     done.cancel();
     nemesis.await.ok();
     heal(world).await;
@@ -133,5 +144,13 @@ async fn seal(world: &Arc<World>) {
         let spec = DomainSpec { instance, title: "sealed".into(), vcpus: 1, memory_mb: 1 };
         computer.hypervisor.define(&spec).await.ok();
         world.judge(|referee, _| referee.seal(key, value.into_bytes(), instance));
+    }
+}
+
+/// Has the referee see who is alive, second by second.
+async fn watch_nodes(world: Arc<World>) {
+    loop {
+        world.judge(|referee, world| referee.look_at_nodes(world));
+        sleep(Duration::from_secs(1)).await;
     }
 }

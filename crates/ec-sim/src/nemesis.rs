@@ -9,6 +9,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    life::Life,
     node::Computer,
     world::{Actor, Storm, World},
 };
@@ -18,6 +19,7 @@ pub(crate) enum Ill {
     KillAgent,
     StopAgent,
     KillReplica,
+    KillController,
     StoreStorm,
     PlacementStorm,
     HypervisorStorm,
@@ -29,6 +31,7 @@ pub(crate) enum Ill {
     StoreAway,
     StoreRestart,
     Cut,
+    Sleep,
     Restore,
     LoseDomain,
     LoseDisk,
@@ -37,10 +40,11 @@ pub(crate) enum Ill {
     CrashHost,
 }
 
-const ALL: [Ill; 20] = [
+const ALL: [Ill; 22] = [
     Ill::KillAgent,
     Ill::StopAgent,
     Ill::KillReplica,
+    Ill::KillController,
     Ill::StoreStorm,
     Ill::PlacementStorm,
     Ill::HypervisorStorm,
@@ -52,6 +56,7 @@ const ALL: [Ill; 20] = [
     Ill::StoreAway,
     Ill::StoreRestart,
     Ill::Cut,
+    Ill::Sleep,
     Ill::Restore,
     Ill::LoseDomain,
     Ill::LoseDisk,
@@ -93,6 +98,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
     let faults = world.store.faults();
     let computer = Arc::clone(any_computer(world));
     let name = Actor::Agent(computer.node, 0);
+    let much = u32::try_from(world.pick(3..30)).unwrap_or(3);
     match ill {
         Ill::KillAgent => {
             if computer.kill() {
@@ -111,8 +117,21 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
             computer.crash();
             start_later(world, &computer);
         }
+        Ill::KillController => {
+            let number = any_number(world, world.controllers.count());
+            if world.controllers.kill(number) {
+                say(world, format!("kills {}", Actor::Controller(number)));
+                let (world, after) = (Arc::clone(world), world.millis(500..20_000));
+                tokio::task::spawn_local(async move {
+                    sleep(after).await;
+                    if !world.controllers.is_up(number) {
+                        world.controllers.start(&world, number);
+                    }
+                });
+            }
+        }
         Ill::KillReplica => {
-            let number = usize::try_from(world.pick(0..world.replicas.count() as u64)).unwrap_or(0);
+            let number = any_number(world, world.replicas.count());
             if world.replicas.kill(number) {
                 say(world, format!("kills {}", Actor::Replica(number)));
                 let (world, after) = (Arc::clone(world), world.millis(500..20_000));
@@ -124,15 +143,15 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
                 });
             }
         }
-        Ill::StoreStorm => storm(world, |storm, much| storm.etcd = much, "the way to etcd is bad").await,
+        Ill::StoreStorm => storm(world, |storm| &mut storm.etcd, much, "the way to etcd is bad"),
         Ill::PlacementStorm => {
-            storm(world, |storm, much| storm.placement = much, "the way to placement is bad").await;
+            storm(world, |storm| &mut storm.placement, much, "the way to placement is bad");
         }
         Ill::HypervisorStorm => {
-            storm(world, |storm, much| storm.hypervisor = much, "the hypervisors are troubled").await;
+            storm(world, |storm| &mut storm.hypervisor, much, "the hypervisors are troubled");
         }
-        Ill::Refusals => storm(world, |storm, _| storm.refusals = 10, "the hypervisors refuse").await,
-        Ill::Slowness => storm(world, |storm, much| storm.slow = much, "everything is slow").await,
+        Ill::Refusals => storm(world, |storm| &mut storm.refusals, 10, "the hypervisors refuse"),
+        Ill::Slowness => storm(world, |storm| &mut storm.slow, much, "everything is slow"),
         Ill::BreakWatches => {
             say(world, "breaks all watches");
             faults.break_watches();
@@ -150,23 +169,25 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
             let time = world.millis(1000..40_000);
             say(world, format!("takes etcd away for {time:?}"));
             faults.set_reachable(false);
-            sleep(time).await;
-            faults.set_reachable(true);
-            say(world, "gives etcd back");
+            let world = Arc::clone(world);
+            tokio::spawn(async move {
+                sleep(time).await;
+                world.store.faults().set_reachable(true);
+                say(&world, "gives etcd back");
+            });
         }
         Ill::StoreRestart => {
             say(world, "restarts etcd");
             faults.restart();
         }
         Ill::Cut => {
-            let time = world.millis(1000..40_000);
-            let who = if world.chance(30) {
-                Actor::Replica(usize::try_from(world.pick(0..world.replicas.count() as u64)).unwrap_or(0))
-            } else {
-                name
-            };
-            say(world, format!("cuts {who} off from etcd for {time:?}"));
-            world.cut(who, time);
+            let (who, _) = any_program(world, &computer);
+            cut(world, who);
+        }
+        Ill::Sleep => {
+            if let (who, Some(life)) = any_program(world, &computer) {
+                put_to_sleep(world, who, life);
+            }
         }
         Ill::Restore => match backup.take() {
             None => {
@@ -174,10 +195,17 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
                 *backup = Some(faults.backup());
             }
             Some(older) => {
+                // Who does not see it happen comes back when the other history is as long as its own.
+                match any_program(world, &computer) {
+                    (who, _) if world.chance(40) => cut(world, who),
+                    (who, Some(life)) if world.chance(40) => put_to_sleep(world, who, life),
+                    _ => {}
+                }
                 say(world, "puts etcd back to its backup");
                 world.next_era();
                 faults.restore(&older);
                 world.judge(|referee, world| referee.replaced(world));
+                *backup = world.chance(30).then_some(older);
             }
         },
         Ill::LoseDomain => {
@@ -207,16 +235,55 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
     }
 }
 
-async fn storm(world: &World, change: impl FnOnce(&mut Storm, u32), what: &str) {
-    let much = u32::try_from(world.pick(3..30)).unwrap_or(3);
-    let mut storm = Storm::default();
-    change(&mut storm, much);
+/// Something goes wrong more often for a while; other things may go wrong meanwhile.
+fn storm(world: &Arc<World>, field: fn(&mut Storm) -> &mut u32, much: u32, what: &'static str) {
     let time = world.millis(3000..30_000);
     say(world, format!("{what} for {time:?}"));
-    world.set_storm(storm);
-    sleep(time).await;
-    world.set_storm(Storm::default());
-    say(world, "that is over");
+    world.change_storm(|storm| *field(storm) = much);
+    let world = Arc::clone(world);
+    tokio::spawn(async move {
+        sleep(time).await;
+        world.change_storm(|storm| *field(storm) = 0);
+    });
+}
+
+fn any_number(world: &World, count: usize) -> usize {
+    if count < 2 { 0 } else { usize::try_from(world.pick(0..count as u64)).unwrap_or(0) }
+}
+
+/// A program that goes on for long, and its life where it has one now: this computer's agent most often.
+fn any_program(world: &World, computer: &Computer) -> (Actor, Option<Life>) {
+    let (replicas, controllers) = (world.replicas.count(), world.controllers.count());
+    match world.pick(0..10) {
+        0..3 => {
+            let number = any_number(world, replicas);
+            (Actor::Replica(number), world.replicas.life(number))
+        }
+        3 if controllers > 0 => {
+            let number = any_number(world, controllers);
+            (Actor::Controller(number), world.controllers.life(number))
+        }
+        _ => (Actor::Agent(computer.node, 0), computer.life()),
+    }
+}
+
+fn cut(world: &World, who: Actor) {
+    let time = world.millis(1000..40_000);
+    say(world, format!("cuts {who} off from etcd for {time:?}"));
+    world.cut(who, time);
+}
+
+/// Nothing of it goes on for a while, and then all does, as if nothing had been.
+fn put_to_sleep(world: &Arc<World>, who: Actor, life: Life) {
+    let time = world.millis(1000..60_000);
+    say(world, format!("puts {who} to sleep for {time:?}"));
+    life.sleep();
+    let world = Arc::clone(world);
+    tokio::spawn(async move {
+        sleep(time).await;
+        life.wake();
+        say(&world, format!("wakes {who}"));
+    });
 }
 
 fn any_computer(world: &World) -> &Arc<Computer> {
@@ -257,22 +324,41 @@ async fn disturb_all(world: &World, computer: &Computer) {
     }
 }
 
-/// Everything is as it should be again, and everybody is up.
+/// Everything is as it should be again, and everybody is up; but for one agent, now and then, that a controller is to
+/// find missing.
 pub(crate) async fn heal(world: &Arc<World>) {
     say(world, "heals everything");
-    world.set_storm(Storm::default());
+    let dead = (world.controllers.count() > 0 && world.chance(30)).then(|| any_computer(world));
+    world.change_storm(|storm| *storm = Storm::default());
     world.mend_cuts();
     world.store.faults().set_reachable(true);
     for number in 0..world.replicas.count() {
-        if !world.replicas.is_up(number) {
-            world.replicas.start(world, number);
+        match world.replicas.life(number) {
+            Some(life) => life.wake(),
+            None => world.replicas.start(world, number),
+        }
+    }
+    for number in 0..world.controllers.count() {
+        match world.controllers.life(number) {
+            Some(life) => life.wake(),
+            None => world.controllers.start(world, number),
         }
     }
     for computer in &world.computers {
-        if !computer.is_up() {
-            computer.start(world);
+        match computer.life() {
+            Some(life) => life.wake(),
+            None => computer.start(world),
         }
+    }
+    if let Some(computer) = dead {
+        say(world, format!("keeps the agent of {} down", Actor::Agent(computer.node, 0)));
+        computer.keep_down(true);
     }
     // Calls that are late by the most come till then.
     sleep(Duration::from_secs(95)).await;
+    if let Some(computer) = dead {
+        world.judge(|referee, world| referee.is_marked(world, computer.node));
+        computer.keep_down(false);
+        computer.start(world);
+    }
 }

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -40,6 +40,8 @@ pub(crate) struct Computer {
     /// Counted up when it is started anew: what its hypervisor was at then is not done.
     era: AtomicU64,
     starts: AtomicU32,
+    /// Nobody starts an agent here for now.
+    kept_down: AtomicBool,
     /// The agent of now.
     agent: Mutex<Option<Running>>,
 }
@@ -80,6 +82,7 @@ impl Computer {
             directory,
             era: AtomicU64::new(0),
             starts: AtomicU32::new(0),
+            kept_down: AtomicBool::new(false),
             agent: Mutex::default(),
         })
     }
@@ -98,6 +101,9 @@ impl Computer {
 
     /// The agent's next start, on what is here.
     pub(crate) fn start(self: &Arc<Self>, world: &Arc<World>) {
+        if self.kept_down.load(Ordering::Relaxed) {
+            return;
+        }
         let number = self.starts.fetch_add(1, Ordering::Relaxed) + 1;
         let (life, stop) = (Life::new(), CancellationToken::new());
         let actor = Actor::Agent(self.node, number);
@@ -158,6 +164,19 @@ impl Computer {
         self.forget(running.number);
         running.life.end();
         true
+    }
+
+    /// The life of the agent that runs.
+    pub(crate) fn life(&self) -> Option<Life> {
+        self.running().map(|running| running.life)
+    }
+
+    /// Kills it, and has nobody start another until the same is said with `false`.
+    pub(crate) fn keep_down(&self, down: bool) {
+        self.kept_down.store(down, Ordering::Relaxed);
+        if down {
+            self.kill();
+        }
     }
 
     /// As an operator ends it, who starts it again.
