@@ -29,8 +29,10 @@ mod nemesis;
 mod node;
 mod referee;
 mod replica;
+mod told;
 mod user;
 mod way;
 mod world;
 
 pub use history::{Ended, Scenario, run};
+pub use told::tell;

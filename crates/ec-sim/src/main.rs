@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
-use ec_sim::{Scenario, run};
+use ec_sim::{Scenario, run, tell};
 
 /// The cluster in one process under simulated time: one seed, one history.
 #[derive(Debug, Parser)]
@@ -40,10 +40,8 @@ fn main() -> Result<ExitCode> {
 }
 
 fn one(seed: u64, one_life: bool) -> Result<ExitCode> {
-    if std::env::var_os("RUST_LOG").is_some() {
-        // What the programs themselves say, for who looks into a history.
-        let filter = tracing_subscriber::EnvFilter::from_default_env();
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    if let Ok(filter) = std::env::var("RUST_LOG") {
+        tell(&filter).map_err(anyhow::Error::msg)?;
     }
     std::panic::set_hook(Box::new(|panic| {
         println!("PANIC: {panic}");

@@ -74,10 +74,13 @@ impl Referee {
                 self.found(format!("{actor} requested {instance} on {node}, which is not alive"));
             }
             let before = old.and_then(|old| decode::<Request>(&old.value).ok());
-            if before.is_some_and(|before| before.generation >= request.generation) && !self.restored {
-                self.found(format!(
-                    "a change of the request of {instance} is not newer than what it changed"
-                ));
+            // To ask once more for what is asked for is no change.
+            let stands = before.is_none_or(|before| {
+                (before.generation, before.desired) == (request.generation, request.desired)
+                    || before.generation < request.generation && before.desired == Desired::Active
+            });
+            if !stands && !self.restored {
+                self.found(format!("{actor} changed the request of {instance}, and not into a newer one"));
             }
             return;
         }
