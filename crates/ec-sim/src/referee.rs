@@ -26,6 +26,8 @@ pub(crate) struct Known {
     pub(crate) acknowledged: Option<NodeId>,
     /// The how manyth that a user was told of.
     pub(crate) number: usize,
+    /// An older etcd came that knows nothing of it.
+    pub(crate) lost: bool,
     /// Who began with it.
     maker: Option<Actor>,
     /// A user has asked for its end.
@@ -133,6 +135,9 @@ impl Referee {
             if is_before_active(status.state) {
                 self.known.entry(instance).or_default().was_active = false;
             }
+        }
+        for (instance, known) in &mut self.known {
+            known.lost |= content(world, &world.keys.instance(*instance)).is_none();
         }
     }
 
