@@ -22,7 +22,14 @@ use crate::{
 
 /// Beyond a follower's resync, ten minutes after which left-overs count as such, and an audit's grace.
 const BOUND: Duration = Duration::from_secs(30 * 60);
+/// What somebody asks for is come to much sooner: beyond a row of failures, and a look that fails.
+const SOON: Duration = Duration::from_secs(4 * 60);
+/// But for a watch that says nothing any more: a follower lists anew after so long.
+const RESYNC: Duration = Duration::from_secs(300);
 const PERIOD: Duration = Duration::from_secs(10);
+
+/// What is wrong, and how long it may be.
+type Complaint = (Duration, String);
 
 /// Everything that there is of an instance, wherever it lies.
 struct Traces {
@@ -152,7 +159,7 @@ pub(crate) async fn converge(world: &Arc<World>) {
 async fn until<F, C>(world: &Arc<World>, begun: Instant, what: &str, mut complaints: F)
 where
     F: FnMut() -> C,
-    C: Future<Output = Vec<String>>,
+    C: Future<Output = Vec<Complaint>>,
 {
     loop {
         let found = complaints().await;
@@ -163,11 +170,11 @@ where
             world.log(Actor::Nemesis, format!("so it is after {} s", begun.elapsed().as_secs()));
             return;
         }
-        if begun.elapsed() > BOUND {
-            let found = found.join("; ");
-            world.judge(|referee, _| {
-                referee.found(format!("{what} in {} s: {found}", BOUND.as_secs()));
-            });
+        let late: Vec<String> =
+            found.into_iter().filter(|(bound, _)| begun.elapsed() > *bound).map(|(_, what)| what).collect();
+        if !late.is_empty() {
+            let (seconds, late) = (begun.elapsed().as_secs(), late.join("; "));
+            world.judge(|referee, _| referee.found(format!("{what} in {seconds} s: {late}")));
             return;
         }
         sleep(PERIOD).await;
@@ -204,12 +211,12 @@ fn is_kept_free(world: &World, traces: &Traces) -> bool {
 }
 
 /// What a replica of eplacement knows otherwise than etcd has it.
-async fn astray(world: &World) -> Vec<String> {
+async fn astray(world: &World) -> Vec<Complaint> {
     let mut found = Vec::new();
     for (number, replica) in world.replicas.running() {
         let actor = Actor::Replica(number);
         if let Err(why) = replica.fresh().await {
-            found.push(format!("{actor} does not know how far etcd is: {why}"));
+            found.push((SOON, format!("{actor} does not know how far etcd is: {why}")));
             continue;
         }
         let pairs = world.store.content(&format!("{PLACEMENT}/consumers/")).pairs;
@@ -221,26 +228,29 @@ async fn astray(world: &World) -> Vec<String> {
             state.consumers().map(|(uuid, stored)| (uuid.to_string(), stored.revision)).collect()
         });
         found.extend(stored.symmetric_difference(&known).map(|(consumer, revision)| {
-            format!("{actor} knows otherwise of the claim of {consumer} at revision {revision}")
+            (SOON, format!("{actor} knows otherwise of the claim of {consumer} at revision {revision}"))
         }));
     }
     found
 }
 
 /// What is not as it is asked for.
-async fn unrest(world: &Arc<World>) -> Vec<String> {
+async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
     // What a killed command left goes when somebody comes across it.
-    let Ok(cloud) = cloud(world, Actor::User(0), &Life::new()) else { return vec!["no command line".into()] };
+    let Ok(cloud) = cloud(world, Actor::User(0), &Life::new()) else {
+        return vec![(SOON, "no command line".into())];
+    };
     if let Err(error) = list(&cloud).await {
-        return vec![format!("list: {error}")];
+        return vec![(SOON, format!("list: {error}"))];
     }
+    let soon = SOON + if world.has_silent_watches() { RESYNC } else { Duration::ZERO };
     let mut found = Vec::new();
     for computer in &world.computers {
         if crate::door::content(world, &world.keys.node(computer.node)).is_none() {
-            found.push(format!("node {} is not alive", computer.node));
+            found.push((SOON, format!("node {} is not alive", computer.node)));
         }
         if marked(world, computer.node) == Some(true) {
-            found.push(format!("node {} is marked as down", computer.node));
+            found.push((SOON, format!("node {} is marked as down", computer.node)));
         }
     }
     found.extend(astray(world).await);
@@ -277,7 +287,8 @@ async fn unrest(world: &Arc<World>) -> Vec<String> {
             _ => false,
         };
         if !well {
-            found.push(format!("{instance}: {}", traces.told()));
+            let bound = if traces.request.is_some() { soon } else { BOUND };
+            found.push((bound, format!("{instance}: {}", traces.told())));
         }
     }
     found
@@ -303,17 +314,17 @@ async fn destroy_all(world: &Arc<World>) {
 }
 
 /// What is left though everything was destroyed.
-async fn left(world: &Arc<World>) -> Vec<String> {
+async fn left(world: &Arc<World>) -> Vec<Complaint> {
     let mut found = Vec::new();
     let records = records(world);
     for instance in everything(world, &records).await {
         let traces = Traces::of(world, &records, instance);
         if traces.is_anything() {
-            found.push(format!("{instance}: {}", traces.told()));
+            found.push((BOUND, format!("{instance}: {}", traces.told())));
         }
     }
     for prefix in ["/ecompute/names/", "/ecompute/userdata/"] {
-        found.extend(world.store.content(prefix).pairs.into_iter().map(|pair| pair.key));
+        found.extend(world.store.content(prefix).pairs.into_iter().map(|pair| (BOUND, pair.key)));
     }
     found
 }

@@ -158,7 +158,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
         }
         Ill::SilenceWatches => {
             say(world, "silences all watches");
-            faults.freeze_watches();
+            world.silence_watches();
         }
         Ill::Compact => {
             say(world, "has etcd compacted");

@@ -5,7 +5,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -86,6 +86,8 @@ pub(crate) struct World {
     cut: Mutex<BTreeMap<String, Instant>>,
     /// Counted up when etcd is replaced: what was on its way then is gone.
     era: AtomicU64,
+    /// Watches were silenced, which nobody notices.
+    silenced: AtomicBool,
     pub(crate) failed: tokio_util::sync::CancellationToken,
 }
 
@@ -112,6 +114,7 @@ impl World {
             referee: Mutex::new(Referee::new()),
             cut: Mutex::default(),
             era: AtomicU64::new(0),
+            silenced: AtomicBool::new(false),
             failed: tokio_util::sync::CancellationToken::new(),
         }
     }
@@ -188,6 +191,15 @@ impl World {
 
     pub(crate) fn era(&self) -> u64 {
         self.era.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn silence_watches(&self) {
+        self.silenced.store(true, Ordering::Relaxed);
+        self.store.faults().freeze_watches();
+    }
+
+    pub(crate) fn has_silent_watches(&self) -> bool {
+        self.silenced.load(Ordering::Relaxed)
     }
 
     pub(crate) fn next_era(&self) {
