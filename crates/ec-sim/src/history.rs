@@ -1,6 +1,6 @@
 //! One history: a cluster is built, used and harmed, healed, and looked at.
 
-use std::{fs, sync::Arc, time::Duration};
+use std::{fs, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use ec_hypervisor::{DomainSpec, Hypervisor};
@@ -52,7 +52,7 @@ pub fn run(seed: u64, scenario: Scenario) -> Result<Ended> {
 }
 
 async fn history(seed: u64, scenario: Scenario) -> Result<Ended> {
-    let memory = std::path::Path::new("/dev/shm");
+    let memory = Path::new("/dev/shm");
     let directory = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
     let directory = directory.context("failed to make a directory for the computers")?;
     let images = directory.path().join("images");
@@ -63,11 +63,13 @@ async fn history(seed: u64, scenario: Scenario) -> Result<Ended> {
         Scenario::OneLife => (1, 1, 1, 0),
         Scenario::Random => (1 + seed % 4, 1 + seed / 4 % 2, 1 + seed / 8 % 4, seed / 32 % 3),
     };
-    let computers: Result<Vec<_>> = (1..=u128::from(nodes))
-        .map(|number| Ok(Arc::new(Computer::new(number, directory.path())?)))
-        .collect();
+    let make = |make: fn(u128, &Path) -> Result<Computer>| {
+        let numbers = 1..=u128::from(nodes);
+        numbers.map(|number| Ok(Arc::new(make(number, directory.path())?))).collect::<Result<Vec<_>>>()
+    };
+    let computers = [make(Computer::new)?, make(Computer::clone_of)?];
     let world =
-        Arc::new(World::new(seed, computers?, usize::try_from(replicas)?, usize::try_from(controllers)?));
+        Arc::new(World::new(seed, computers, usize::try_from(replicas)?, usize::try_from(controllers)?));
     let title = format!(
         "seed {seed}: {nodes} nodes, {replicas} replicas of eplacement, {controllers} controllers, {users} users"
     );

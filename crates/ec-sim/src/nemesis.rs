@@ -32,6 +32,7 @@ pub(crate) enum Ill {
     StoreRestart,
     Cut,
     Sleep,
+    Clone,
     Restore,
     LoseDomain,
     LoseDisk,
@@ -40,7 +41,7 @@ pub(crate) enum Ill {
     CrashHost,
 }
 
-const ALL: [Ill; 22] = [
+const ALL: [Ill; 23] = [
     Ill::KillAgent,
     Ill::StopAgent,
     Ill::KillReplica,
@@ -57,6 +58,7 @@ const ALL: [Ill; 22] = [
     Ill::StoreRestart,
     Ill::Cut,
     Ill::Sleep,
+    Ill::Clone,
     Ill::Restore,
     Ill::LoseDomain,
     Ill::LoseDisk,
@@ -187,6 +189,19 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
         Ill::Sleep => {
             if let (who, Some(life)) = any_program(world, &computer) {
                 put_to_sleep(world, who, life);
+            }
+        }
+        Ill::Clone => {
+            let clone = world.clones.iter().find(|clone| clone.node == computer.node).cloned();
+            if let Some(clone) = clone.filter(|clone| !clone.is_up()) {
+                say(world, format!("has a clone of {name} started"));
+                clone.keep_down(false);
+                clone.start(world);
+                let after = world.millis(1000..50_000);
+                tokio::spawn(async move {
+                    sleep(after).await;
+                    clone.keep_down(true);
+                });
             }
         }
         Ill::Restore => match backup.take() {
@@ -343,6 +358,9 @@ pub(crate) async fn heal(world: &Arc<World>) {
             Some(life) => life.wake(),
             None => world.controllers.start(world, number),
         }
+    }
+    for clone in &world.clones {
+        clone.keep_down(true);
     }
     for computer in &world.computers {
         match computer.life() {

@@ -29,6 +29,9 @@ use crate::{
 /// Processors that each computer gives to guests.
 pub(crate) const PROCESSORS: u64 = 4;
 
+/// From this start on they are agents of a clone.
+pub(crate) const CLONES: u32 = 1000;
+
 /// As an init system restarts it.
 const RESTART: Duration = Duration::from_secs(5);
 
@@ -56,8 +59,17 @@ struct Running {
 impl Computer {
     /// The computer of a number from 1 on, with its files and an image below `directory`.
     pub(crate) fn new(number: u128, directory: &Path) -> Result<Self> {
+        Self::called(number, directory, &format!("n{number}"), 0)
+    }
+
+    /// Another computer that was made from the same image, and takes itself for the same node.
+    pub(crate) fn clone_of(number: u128, directory: &Path) -> Result<Self> {
+        Self::called(number, directory, &format!("n{number}-clone"), CLONES)
+    }
+
+    fn called(number: u128, directory: &Path, name: &str, starts: u32) -> Result<Self> {
         let node = NodeId::new(Uuid::from_u128(number));
-        let directory = directory.join(format!("n{number}"));
+        let directory = directory.join(name);
         fs::create_dir_all(&directory)?;
         let processors = std::thread::available_parallelism()?.get() as u64;
         // Two of however many there are, each given out twice; or the one there is, four times.
@@ -81,7 +93,7 @@ impl Computer {
             hypervisor,
             directory,
             era: AtomicU64::new(0),
-            starts: AtomicU32::new(0),
+            starts: AtomicU32::new(starts),
             kept_down: AtomicBool::new(false),
             agent: Mutex::default(),
         })

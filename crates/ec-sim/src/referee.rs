@@ -164,7 +164,7 @@ impl Referee {
             if let Some(line) = told(world, key, new) {
                 world.log(actor, line);
             }
-            self.look_at_writer(world, actor, key, new);
+            self.look_at_writer(world, actor, key, old.as_ref(), new);
             self.look_at_request(world, actor, txn, key, old.as_ref(), new);
             self.look_at_status(world, key, new, late);
             self.look_at_index(world, actor, key, old.as_ref(), new);

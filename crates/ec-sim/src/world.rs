@@ -75,6 +75,8 @@ pub(crate) struct World {
     pub(crate) store: MemoryStore,
     pub(crate) keys: Keyspace,
     pub(crate) computers: Vec<Arc<Computer>>,
+    /// One of each, which is not to be.
+    pub(crate) clones: Vec<Arc<Computer>>,
     pub(crate) replicas: Replicas,
     pub(crate) controllers: Controllers,
     begun: Instant,
@@ -96,7 +98,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl World {
-    pub(crate) fn new(seed: u64, computers: Vec<Arc<Computer>>, replicas: usize, controllers: usize) -> Self {
+    pub(crate) fn new(
+        seed: u64,
+        [computers, clones]: [Vec<Arc<Computer>>; 2],
+        replicas: usize,
+        controllers: usize,
+    ) -> Self {
         let names: BTreeMap<Uuid, String> = computers
             .iter()
             .map(|computer| (computer.node.uuid(), Actor::Agent(computer.node, 0).to_string()))
@@ -105,6 +112,7 @@ impl World {
             store: MemoryStore::new(),
             keys: Keyspace::default(),
             computers,
+            clones,
             replicas: Replicas::new(replicas),
             controllers: Controllers::new(controllers),
             begun: Instant::now(),

@@ -6,6 +6,7 @@ use ec_store::{KeyValue, Op, Txn};
 use super::{Referee, is_before_active, observed};
 use crate::{
     door::content,
+    node::CLONES,
     world::{Actor, PLACEMENT, World},
 };
 
@@ -14,7 +15,14 @@ const STALE: i64 = 600;
 
 impl Referee {
     /// Each key has one writer, and an agent writes only while it is the node.
-    pub(super) fn look_at_writer(&mut self, world: &World, actor: Actor, key: &str, new: Option<&[u8]>) {
+    pub(super) fn look_at_writer(
+        &mut self,
+        world: &World,
+        actor: Actor,
+        key: &str,
+        old: Option<&KeyValue>,
+        new: Option<&[u8]>,
+    ) {
         let keys = &world.keys;
         let owner = |prefix: String| key.strip_prefix(prefix.as_str()).is_some();
         let allowed = match actor {
@@ -38,8 +46,21 @@ impl Referee {
         }
         let Actor::Agent(node, number) = actor else { return };
         if key == keys.agent(node) {
-            if let Some(value) = new {
-                self.signs.insert(value.to_vec(), actor);
+            let Some(value) = new else { return };
+            self.signs.insert(value.to_vec(), actor);
+            if number < CLONES {
+                return;
+            }
+            match old.and_then(|old| self.signs.get(&old.value)) {
+                Some(Actor::Agent(_, before)) if *before < CLONES => {
+                    self.found(format!("a clone of {actor} took the node over while its agent was alive"));
+                }
+                // Nobody was the node, so it may be; with a guest's disk on the other computer it must not go on here.
+                _ => {
+                    for clone in world.clones.iter().filter(|clone| clone.node == node) {
+                        clone.keep_down(true);
+                    }
+                }
             }
             return;
         }
