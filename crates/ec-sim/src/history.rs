@@ -128,25 +128,29 @@ async fn live(world: &Arc<World>, scenario: Scenario, users: u32) {
     converge(world).await;
 }
 
-/// On each node there is a request that a newer release wrote, and its guest.
+/// On each node there is a request that a newer release wrote, and a status, and the guests of both.
 async fn seal(world: &Arc<World>) {
     for computer in &world.computers {
-        let instance = InstanceId::new(Uuid::from_u128(world.any()));
-        let key = world.keys.request(computer.node, instance);
-        let value = format!("{{\"version\":99,\"instance\":\"{instance}\",\"desired\":\"hibernated\"}}");
-        let put = ec_store::Txn::new().put(key.clone(), value.clone());
-        ec_store::Store::txn(&world.store, put).await.ok();
-        let base = BaseImage {
-            path: "/images/of/the/future".into(),
-            format: DiskFormat::Qcow2,
-            virtual_size: 1 << 20,
-            digest: "0".repeat(64),
-        };
-        computer.hypervisor.create_overlay(instance, &base, None).await.ok();
-        let spec = DomainSpec { instance, title: "sealed".into(), vcpus: 1, memory_mb: 1 };
-        computer.hypervisor.define(&spec).await.ok();
-        world.judge(|referee, _| referee.seal(key, value.into_bytes(), instance));
+        let [asked_for, told_of] = [(); 2].map(|()| InstanceId::new(Uuid::from_u128(world.any())));
+        seal_one(world, computer, world.keys.request(computer.node, asked_for), asked_for).await;
+        seal_one(world, computer, world.keys.status(computer.node, told_of), told_of).await;
     }
+}
+
+async fn seal_one(world: &World, computer: &Computer, key: String, instance: InstanceId) {
+    let value = format!("{{\"version\":99,\"instance\":\"{instance}\",\"desired\":\"hibernated\"}}");
+    let put = ec_store::Txn::new().put(key.clone(), value.clone());
+    ec_store::Store::txn(&world.store, put).await.ok();
+    let base = BaseImage {
+        path: "/images/of/the/future".into(),
+        format: DiskFormat::Qcow2,
+        virtual_size: 1 << 20,
+        digest: "0".repeat(64),
+    };
+    computer.hypervisor.create_overlay(instance, &base, None).await.ok();
+    let spec = DomainSpec { instance, title: "sealed".into(), vcpus: 1, memory_mb: 1 };
+    computer.hypervisor.define(&spec).await.ok();
+    world.judge(|referee, _| referee.seal(key, value.into_bytes(), instance));
 }
 
 /// Has the referee see who is alive, second by second.
