@@ -7,15 +7,14 @@ use std::{
 };
 
 use ec_cloud::{CloudError, destroy, list};
-use ec_model::{Desired, InstanceId, NodeId, Request, State, Status, decode};
-use serde_json::Value;
+use ec_model::{Desired, InstanceId, State};
 use tokio::time::{Instant, sleep};
 
 use crate::{
     life::Life,
     nemesis::guests,
-    node::PROCESSORS,
-    referee::{Known, marked, observed},
+    referee::{Known, marked},
+    traces::{Records, Traces, is_kept_free, records},
     user::cloud,
     world::{Actor, PLACEMENT, World},
 };
@@ -23,98 +22,13 @@ use crate::{
 /// Beyond a follower's resync, ten minutes after which left-overs count as such, and an audit's grace.
 const BOUND: Duration = Duration::from_secs(30 * 60);
 /// What somebody asks for is come to much sooner: beyond a row of failures, and a look that fails.
-const SOON: Duration = Duration::from_secs(4 * 60);
+const SOON: Duration = Duration::from_secs(150);
 /// But for a watch that says nothing any more: a follower lists anew after so long.
 const RESYNC: Duration = Duration::from_secs(300);
 const PERIOD: Duration = Duration::from_secs(10);
 
 /// What is wrong, and how long it may be.
 type Complaint = (Duration, String);
-
-/// Everything that there is of an instance, wherever it lies.
-struct Traces {
-    request: Option<Request>,
-    status: Option<Status>,
-    claim: bool,
-    index: bool,
-    domain: bool,
-    volume: bool,
-    record: bool,
-    /// Where there is anything of its guest.
-    host: Option<NodeId>,
-}
-
-/// The agents' own records, by node.
-type Records = BTreeMap<NodeId, BTreeSet<String>>;
-
-fn records(world: &World) -> Records {
-    let of = |computer: &Arc<crate::node::Computer>| {
-        (computer.node, computer.records().unwrap_or_default().into_iter().collect())
-    };
-    world.computers.iter().map(of).collect()
-}
-
-impl Traces {
-    fn of(world: &World, records: &Records, instance: InstanceId) -> Self {
-        let keys = &world.keys;
-        let get = |key: String| crate::door::content(world, &key);
-        let nodes = || world.computers.iter().map(|computer| computer.node);
-        let request = nodes().find_map(|node| get(keys.request(node, instance)));
-        let status = nodes().find_map(|node| get(keys.status(node, instance)));
-        let seen: Vec<_> =
-            world.computers.iter().filter_map(|computer| observed(computer, instance)).collect();
-        let name = instance.to_string();
-        let recorded = |computer: &crate::node::Computer| {
-            records.get(&computer.node).is_some_and(|records| records.contains(&name))
-        };
-        let here = |computer: &crate::node::Computer| {
-            recorded(computer) || observed(computer, instance).is_some_and(|seen| seen.domain.is_some())
-        };
-        Self {
-            request: request.and_then(|pair| decode(&pair.value).ok()),
-            status: status.and_then(|pair| decode(&pair.value).ok()),
-            claim: get(format!("{PLACEMENT}/consumers/{instance}")).is_some(),
-            index: get(keys.instance(instance)).is_some(),
-            domain: seen.iter().any(|seen| seen.domain.is_some()),
-            volume: seen.iter().any(|seen| seen.volume),
-            record: world.computers.iter().any(|computer| recorded(computer)),
-            host: world.computers.iter().find(|computer| here(computer)).map(|computer| computer.node),
-        }
-    }
-
-    fn is_anything(&self) -> bool {
-        self.request.is_some()
-            || self.status.is_some()
-            || self.claim
-            || self.index
-            || self.domain
-            || self.volume
-            || self.record
-    }
-
-    fn is_only_claim(&self) -> bool {
-        let Self { request, status, claim, index, domain, volume, record, host: _ } = self;
-        *claim && !(request.is_some() || status.is_some() || *index || *domain || *volume || *record)
-    }
-
-    fn told(&self) -> String {
-        let mut told: Vec<String> = Vec::new();
-        told.extend(self.request.as_ref().map(|request| format!("request {:?}", request.desired)));
-        told.extend(self.status.as_ref().map(|status| {
-            format!("status {} {}", status.state, status.reason.as_deref().unwrap_or_default())
-        }));
-        for (is, name) in [
-            (self.claim, "claim"),
-            (self.index, "index"),
-            (self.domain, "domain"),
-            (self.volume, "volume"),
-            (self.record, "record"),
-        ] {
-            told.extend(is.then(|| name.to_owned()));
-        }
-        if told.is_empty() { "nothing".to_owned() } else { told.join(", ") }
-    }
-}
 
 /// Every instance of which there is anything, or was.
 async fn everything(world: &World, records: &Records) -> BTreeSet<InstanceId> {
@@ -127,7 +41,8 @@ async fn everything(world: &World, records: &Records) -> BTreeSet<InstanceId> {
     for computer in &world.computers {
         all.extend(guests(world, computer).await);
     }
-    all.extend(records.values().flatten().filter_map(|name| name.parse::<InstanceId>().ok()));
+    let names = records.values().flat_map(BTreeMap::keys);
+    all.extend(names.filter_map(|name| name.parse::<InstanceId>().ok()));
     let sealed = world.judge(|referee, _| referee.sealed_guests().clone());
     all.retain(|instance| !sealed.contains(instance));
     all
@@ -181,35 +96,6 @@ where
     }
 }
 
-/// Whether placement has no room to count a guest, and its node keeps as much free as all take there that are not
-/// counted. What is reserved is given out several times, so that it comes in steps.
-fn is_kept_free(world: &World, traces: &Traces) -> bool {
-    let Some(node) = traces.host else { return false };
-    let record = crate::door::content(world, &format!("{PLACEMENT}/providers/{node}"));
-    let Some(record) = record.and_then(|pair| serde_json::from_slice::<Value>(&pair.value).ok()) else {
-        return false;
-    };
-    let inventory = &record["inventories"]["VCPU"];
-    let number = |field: &str| inventory[field].as_f64().unwrap_or(0.0);
-    let ratio = number("allocation_ratio").max(1.0);
-    let mut used = 0.0;
-    let mut counted = BTreeSet::new();
-    for pair in world.store.content(&format!("{PLACEMENT}/consumers/")).pairs {
-        let Ok(consumer) = serde_json::from_slice::<Value>(&pair.value) else { continue };
-        if let Some(amounts) = consumer["allocations"].get(node.to_string()) {
-            used += amounts["VCPU"].as_f64().unwrap_or(0.0);
-            counted.extend(pair.key.rsplit('/').next().map(str::to_owned));
-        }
-    }
-    let here = world.computers.iter().find(|computer| computer.node == node);
-    let records = here.and_then(|computer| computer.records().ok()).unwrap_or_default();
-    let uncounted = records.iter().filter(|name| !counted.contains(*name)).count() as f64;
-    let all = PROCESSORS as f64;
-    let offered = (number("total") - number("reserved")) * ratio;
-    let without_it = all - ((uncounted - 1.0) / ratio).ceil() * ratio;
-    offered <= (all - uncounted).max(0.0) && used + 1.0 > without_it
-}
-
 /// What a replica of eplacement knows otherwise than etcd has it.
 async fn astray(world: &World) -> Vec<Complaint> {
     let mut found = Vec::new();
@@ -257,17 +143,22 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
     let records = records(world);
     for instance in everything(world, &records).await {
         let traces = Traces::of(world, &records, instance);
-        let (known, restored) = world.judge(|referee, _| (referee.known(instance), referee.restored));
+        let (known, restored, claims_lost) =
+            world.judge(|referee, _| (referee.known(instance), referee.restored, referee.claims_lost));
         let Known { acknowledged, wished_away, doomed, wrote, disturbed, lost, .. } = known;
         let state = traces.status.as_ref().map(|status| status.state);
         let asked_for = traces.request.as_ref().map(|request| request.desired);
-        let counted = traces.claim || (restored && is_kept_free(world, &traces));
+        let counted = traces.claim || ((restored || claims_lost) && is_kept_free(world, &traces));
         let whole = counted && traces.index && traces.domain && traces.volume && traces.record;
         let well = match (asked_for, state) {
             _ if doomed && !restored => !traces.is_anything(),
             (Some(Desired::Active), Some(State::Active)) => whole,
-            (Some(Desired::Active), Some(State::Stopped | State::Paused | State::Error)) => {
+            (Some(Desired::Active), Some(State::Stopped | State::Paused)) => {
                 (disturbed || restored) && (counted || !wrote)
+            }
+            // Of what never ran nothing is kept but the word.
+            (Some(Desired::Active), Some(State::Error)) => {
+                (disturbed || restored) && (counted || !wrote) && (wrote || traces.marked || restored)
             }
             // Kept by its node, and counted. A disk alone that a call brought back late, after etcd had forgotten its
             // instance, may be anybody's, and nobody can tell how large it is: that stays until it is destroyed.
@@ -286,7 +177,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             }
             _ => false,
         };
-        if !well {
+        if !(well && traces.is_true()) {
             let bound = if traces.request.is_some() { soon } else { BOUND };
             found.push((bound, format!("{instance}: {}", traces.told())));
         }

@@ -11,9 +11,11 @@ use uuid::Uuid;
 
 use crate::{
     heal::converge,
+    life::Life,
     nemesis::{heal, rage, selection},
     node::Computer,
     user,
+    way::Way,
     world::{Actor, World},
 };
 
@@ -104,6 +106,9 @@ async fn live(world: &Arc<World>, scenario: Scenario, users: u32) {
     }
     tokio::spawn(watch_nodes(Arc::clone(world)));
     sleep(Duration::from_secs(10)).await;
+    if scenario == Scenario::Random {
+        claim_for_others(world).await;
+    }
     if scenario == Scenario::OneLife {
         user::one_life(world).await;
         return converge(world).await;
@@ -134,6 +139,18 @@ async fn seal(world: &Arc<World>) {
         let [asked_for, told_of] = [(); 2].map(|()| InstanceId::new(Uuid::from_u128(world.any())));
         seal_one(world, computer, world.keys.request(computer.node, asked_for), asked_for).await;
         seal_one(world, computer, world.keys.status(computer.node, told_of), told_of).await;
+    }
+}
+
+/// Somebody else uses placement, too, and takes a little of each node.
+async fn claim_for_others(world: &Arc<World>) {
+    let Ok(placement) = Way::client(world, Actor::Nemesis, &Life::new()) else { return };
+    for computer in &world.computers {
+        let consumer = InstanceId::new(Uuid::from_u128(world.any()));
+        let amounts = [("MEMORY_MB".to_owned(), 1)].into();
+        if placement.claim_exact(consumer, computer.node, &amounts, "others", "others").await.is_ok() {
+            world.judge(|referee, world| referee.seal_claim(world, consumer));
+        }
     }
 }
 

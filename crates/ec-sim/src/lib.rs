@@ -30,6 +30,7 @@ mod node;
 mod referee;
 mod replica;
 mod told;
+mod traces;
 mod user;
 mod way;
 mod world;

@@ -8,6 +8,7 @@ use std::{
         Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
@@ -39,6 +40,9 @@ fn main() -> Result<ExitCode> {
     }
 }
 
+/// A history takes a second. One that takes so long turns round and round at one moment of its time.
+const LONGEST: Duration = Duration::from_secs(90);
+
 fn one(seed: u64, one_life: bool) -> Result<ExitCode> {
     if let Ok(filter) = std::env::var("RUST_LOG") {
         tell(&filter).map_err(anyhow::Error::msg)?;
@@ -47,6 +51,11 @@ fn one(seed: u64, one_life: bool) -> Result<ExitCode> {
         println!("PANIC: {panic}");
         std::process::exit(2);
     }));
+    std::thread::spawn(|| {
+        std::thread::sleep(LONGEST);
+        println!("VIOLATION: the history does not end");
+        std::process::exit(1);
+    });
     let scenario = if one_life { Scenario::OneLife } else { Scenario::Random };
     let ended = run(seed, scenario)?;
     for finding in &ended.findings {

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ec_hypervisor::{Hypervisor, Pause};
+use ec_hypervisor::{Hypervisor, Pause, RunState};
 use ec_model::InstanceId;
 use ec_store::{Backup, Store};
 use tokio::time::sleep;
@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     life::Life,
     node::Computer,
+    way::Way,
     world::{Actor, Storm, World},
 };
 
@@ -36,12 +37,15 @@ pub(crate) enum Ill {
     Restore,
     LoseDomain,
     LoseDisk,
+    LoseRecord,
+    LoseStatus,
+    LoseClaim,
     EndGuest,
     PauseGuest,
     CrashHost,
 }
 
-const ALL: [Ill; 23] = [
+const ALL: [Ill; 26] = [
     Ill::KillAgent,
     Ill::StopAgent,
     Ill::KillReplica,
@@ -62,6 +66,9 @@ const ALL: [Ill; 23] = [
     Ill::Restore,
     Ill::LoseDomain,
     Ill::LoseDisk,
+    Ill::LoseRecord,
+    Ill::LoseStatus,
+    Ill::LoseClaim,
     Ill::EndGuest,
     Ill::PauseGuest,
     Ill::CrashHost,
@@ -71,8 +78,16 @@ const ALL: [Ill; 23] = [
 pub(crate) fn selection(world: &World) -> Vec<Ill> {
     let often = |ill: Ill| match ill {
         // After a restore the referee can say little, so most histories go without.
-        Ill::Restore => 12,
-        Ill::LoseDisk | Ill::LoseDomain | Ill::Refusals | Ill::EndGuest | Ill::PauseGuest => 15,
+        Ill::Restore => 18,
+        // Room may be sold twice till its node has noticed.
+        Ill::LoseClaim => 8,
+        Ill::LoseDisk
+        | Ill::LoseDomain
+        | Ill::LoseRecord
+        | Ill::LoseStatus
+        | Ill::Refusals
+        | Ill::EndGuest
+        | Ill::PauseGuest => 15,
         Ill::KillAgent | Ill::StoreStorm => 60,
         _ => 35,
     };
@@ -235,6 +250,36 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
                 computer.hypervisor.delete_volume(guest);
             }
         }
+        Ill::LoseRecord => {
+            if let Some(guest) = any_guest(world, &computer).await {
+                computer.lose_record(guest);
+                if world.chance(50) {
+                    say(world, format!("deletes the record of {guest} on {name}"));
+                } else {
+                    say(world, format!("deletes all that there is of {guest} on {name}"));
+                    computer.hypervisor.undefine(guest);
+                    computer.hypervisor.end_guest(guest);
+                    computer.hypervisor.delete_volume(guest);
+                    world.judge(|referee, _| referee.vanished(guest));
+                }
+            }
+        }
+        Ill::LoseStatus => {
+            if let Some(guest) = any_guest(world, &computer).await {
+                say(world, format!("deletes the status of {guest} on {name}"));
+                let key = world.keys.status(computer.node, guest);
+                world.store.txn(ec_store::Txn::new().delete(key)).await.ok();
+            }
+        }
+        Ill::LoseClaim => {
+            if let Some(guest) = any_guest(world, &computer).await
+                && let Ok(placement) = Way::client(world, Actor::Nemesis, &Life::new())
+            {
+                say(world, format!("deletes the claim of {guest}"));
+                world.judge(|referee, _| referee.claim_lost(guest));
+                placement.release(guest).await.ok();
+            }
+        }
         Ill::EndGuest => {
             if let Some(guest) = any_guest(world, &computer).await {
                 say(world, format!("the guest {guest} on {name} powers itself off"));
@@ -245,6 +290,18 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
             if let Some(guest) = any_guest(world, &computer).await {
                 say(world, format!("the guest {guest} on {name} is paused, for its disk is full"));
                 computer.hypervisor.pause_guest(guest, Pause::Storage { room: false });
+                if world.chance(60) {
+                    let (world, computer, after) =
+                        (Arc::clone(world), Arc::clone(&computer), world.millis(500..40_000));
+                    tokio::spawn(async move {
+                        sleep(after).await;
+                        let seen = crate::referee::observed(&computer, guest).and_then(|seen| seen.domain);
+                        if seen == Some(RunState::Paused(Pause::Storage { room: false })) {
+                            say(&world, format!("there is room for {guest} again"));
+                            computer.hypervisor.pause_guest(guest, Pause::Storage { room: true });
+                        }
+                    });
+                }
             }
         }
     }

@@ -1,6 +1,7 @@
 //! A computer with its hypervisor and its files, and the agents that run on it, one after the other.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     sync::{
@@ -12,8 +13,9 @@ use std::{
 
 use anyhow::{Context, Result};
 use ec_hypervisor::SimulatedHypervisor;
-use ec_model::NodeId;
+use ec_model::{InstanceId, NodeId};
 use ecompute::{agent, config::Settings};
+use serde_json::Value;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -205,16 +207,23 @@ impl Computer {
         self.hypervisor.restart_host();
     }
 
-    /// The names of the agent's own records of instances.
-    pub(crate) fn records(&self) -> Result<Vec<String>> {
+    /// Takes the agent's own record of an instance away.
+    pub(crate) fn lose_record(&self, instance: InstanceId) {
+        fs::remove_file(self.directory.join(format!("state/instances/{instance}.json"))).ok();
+    }
+
+    /// The agent's own records, by instance: whether a start was begun.
+    pub(crate) fn records(&self) -> Result<BTreeMap<String, bool>> {
         let directory = self.directory.join("state/instances");
-        let Ok(entries) = fs::read_dir(&directory) else { return Ok(Vec::new()) };
-        let mut names = Vec::new();
+        let Ok(entries) = fs::read_dir(&directory) else { return Ok(BTreeMap::new()) };
+        let mut records = BTreeMap::new();
         for entry in entries {
-            let name = entry.context("failed to list records")?.file_name().to_string_lossy().into_owned();
-            names.extend(name.strip_suffix(".json").map(str::to_owned));
+            let path = entry.context("failed to list records")?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let Some(instance) = name.strip_suffix(".json") else { continue };
+            let record: Value = serde_json::from_slice(&fs::read(&path)?)?;
+            records.insert(instance.to_owned(), record["started"] == true);
         }
-        names.sort_unstable();
-        Ok(names)
+        Ok(records)
     }
 }

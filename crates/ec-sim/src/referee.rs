@@ -40,6 +40,15 @@ pub(crate) struct Known {
     was_active: bool,
     /// A call that its agent had given up made something of it after its removal: the next look sweeps that.
     revived: bool,
+    /// When it was claimed.
+    claimed: u64,
+    /// Its claim was given back so old, and before it was requested: a command that slept too long requests it in
+    /// vain.
+    unclaimed: Option<u64>,
+    /// The nemesis took its claim.
+    pub(crate) claim_lost: bool,
+    /// The nemesis took all that there was of its guest.
+    vanished: bool,
     /// The nemesis did something to it, so that it may be in trouble.
     pub(crate) disturbed: bool,
 }
@@ -57,6 +66,8 @@ pub(crate) struct Referee {
     missed: BTreeMap<NodeId, Vec<u64>>,
     /// etcd was put back to an older state at least once.
     pub(crate) restored: bool,
+    /// Somebody took claims of guests that are there, so that their room may be sold to others, too.
+    pub(crate) claims_lost: bool,
     pub(crate) transactions: u64,
 }
 
@@ -83,6 +94,15 @@ impl Referee {
 
     pub(crate) fn disturbed(&mut self, instance: InstanceId) {
         self.known.entry(instance).or_default().disturbed = true;
+    }
+
+    pub(crate) fn vanished(&mut self, instance: InstanceId) {
+        self.known.entry(instance).or_default().vanished = true;
+    }
+
+    pub(crate) fn claim_lost(&mut self, instance: InstanceId) {
+        self.known.entry(instance).or_default().claim_lost = true;
+        self.claims_lost = true;
     }
 
     pub(crate) fn wished_away(&mut self, instance: InstanceId) {
@@ -124,6 +144,14 @@ impl Referee {
             }
         }
         self.findings.extend(broken);
+    }
+
+    /// This claim is another's, and nobody's to give back.
+    pub(crate) fn seal_claim(&mut self, world: &World, consumer: InstanceId) {
+        let key = format!("{PLACEMENT}/consumers/{consumer}");
+        if let Some(pair) = content(world, &key) {
+            self.seal(key, pair.value, consumer);
+        }
     }
 
     /// etcd is another from now on. What it tells of a guest before its first address is what its agent goes by.
@@ -197,13 +225,20 @@ impl Referee {
                     self.findings.push(found);
                 }
                 known.wrote = true;
+                let claim = content(world, &format!("{PLACEMENT}/consumers/{instance}"));
+                if claim.is_none() && !self.restored && !self.claims_lost {
+                    self.found(format!("{instance} was started without a claim"));
+                }
             }
             Operation::Destroy if known.wrote && before.volume && !known.wished_away => {
                 self.found(format!(
                     "the disk of {instance}, which its guest wrote, was deleted and no user wished it"
                 ));
             }
-            Operation::CreateOverlay if known.wrote && !known.wished_away => {
+            // With an older etcd nobody may know any more that it ever ran.
+            Operation::CreateOverlay
+                if known.wrote && !known.wished_away && !(known.vanished && self.restored) =>
+            {
                 self.found(format!("the disk of {instance}, which its guest wrote, was made anew"));
             }
             _ => {}
@@ -214,7 +249,7 @@ impl Referee {
         if hosts.count() > 1 {
             self.found(format!("{instance} is on more than one host"));
         }
-        if self.restored {
+        if self.restored || self.claims_lost {
             return;
         }
         if let Some(computer) = world.computers.iter().find(|computer| computer.node == node)

@@ -10,6 +10,8 @@ use crate::{
     world::{Actor, PLACEMENT, World},
 };
 
+/// A claim that is not requested stays for so many seconds.
+const GRACE: u64 = 60;
 /// What is left of a command counts as that after so many seconds.
 const STALE: i64 = 600;
 
@@ -153,7 +155,9 @@ impl Referee {
         let reason = status.reason.unwrap_or_default();
         let state = status.state;
         let wrong = match state {
-            State::Error if !harmed => Some("nothing was done to it"),
+            State::Error if !harmed && known.unclaimed.is_none_or(|age| age < GRACE) => {
+                Some("nothing was done to it")
+            }
             State::Stopped | State::Paused if !harmed && !known.wished_away => Some("nothing was done to it"),
             State::Unclaimed if !restored => Some("etcd was never put back"),
             State::Scheduled | State::Preparing if known.was_active && !restored => Some("it was ACTIVE"),

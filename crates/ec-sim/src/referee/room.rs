@@ -52,19 +52,24 @@ impl Referee {
         let consumers = format!("{PLACEMENT}/consumers/");
         for (op, old) in txn.then.iter().zip(before) {
             self.look_at_mark(world, op, old.as_ref());
-            let (Op::Delete(key), Some(_)) = (op, old) else { continue };
-            let Some(instance) = key.strip_prefix(&consumers).and_then(|text| text.parse().ok()) else {
+            let instance = op.key().strip_prefix(&consumers).and_then(|text| text.parse().ok());
+            let Some(instance) = instance else { continue };
+            if matches!(op, Op::Put { .. }) {
+                self.known.entry(instance).or_default().claimed = world.elapsed().as_secs();
                 continue;
-            };
+            }
             let known = self.known.entry(instance).or_default();
-            let (wrote, wished_away) = (known.wrote, known.wished_away);
-            if self.restored || wished_away {
+            let (wrote, excused) = (known.wrote, known.wished_away || known.claim_lost);
+            if self.restored || excused {
                 continue;
             }
             if wrote {
                 self.found(format!("the claim of {instance}, whose guest ran, was given back"));
             } else if is_wanted(world, instance) {
                 self.found(format!("the claim of {instance}, which is asked for, was given back"));
+            } else {
+                let known = self.known.entry(instance).or_default();
+                known.unclaimed = Some(world.elapsed().as_secs() - known.claimed);
             }
         }
         let mut used: BTreeMap<String, u64> = BTreeMap::new();
