@@ -70,12 +70,13 @@ pub(crate) async fn converge(world: &Arc<World>) {
     .await;
 }
 
-/// Looks until there is nothing to complain of, or the time is over.
+/// Looks until there is nothing to complain of, or the same was to be complained of for too long.
 async fn until<F, C>(world: &Arc<World>, begun: Instant, what: &str, mut complaints: F)
 where
     F: FnMut() -> C,
     C: Future<Output = Vec<Complaint>>,
 {
+    let mut since: BTreeMap<String, Instant> = BTreeMap::new();
     loop {
         let found = complaints().await;
         if world.failed.is_cancelled() {
@@ -85,8 +86,16 @@ where
             world.log(Actor::Nemesis, format!("so it is after {} s", begun.elapsed().as_secs()));
             return;
         }
-        let late: Vec<String> =
-            found.into_iter().filter(|(bound, _)| begun.elapsed() > *bound).map(|(_, what)| what).collect();
+        let before = std::mem::take(&mut since);
+        let now = Instant::now();
+        for (_, what) in &found {
+            since.insert(what.clone(), before.get(what).copied().unwrap_or(now));
+        }
+        let late: Vec<String> = found
+            .into_iter()
+            .filter(|(bound, what)| begun.elapsed() > BOUND || since[what].elapsed() > *bound)
+            .map(|(_, what)| what)
+            .collect();
         if !late.is_empty() {
             let (seconds, late) = (begun.elapsed().as_secs(), late.join("; "));
             world.judge(|referee, _| referee.found(format!("{what} in {seconds} s: {late}")));
@@ -101,6 +110,7 @@ async fn astray(world: &World) -> Vec<Complaint> {
     let mut found = Vec::new();
     for (number, replica) in world.replicas.running() {
         let actor = Actor::Replica(number);
+        let before = world.store.revision();
         if let Err(why) = replica.fresh().await {
             found.push((SOON, format!("{actor} does not know how far etcd is: {why}")));
             continue;
@@ -113,6 +123,10 @@ async fn astray(world: &World) -> Vec<Complaint> {
         let known: BTreeSet<(String, i64)> = replica.peek(|state| {
             state.consumers().map(|(uuid, stored)| (uuid.to_string(), stored.revision)).collect()
         });
+        if world.store.revision() != before {
+            // Somebody wrote meanwhile.
+            continue;
+        }
         found.extend(stored.symmetric_difference(&known).map(|(consumer, revision)| {
             (SOON, format!("{actor} knows otherwise of the claim of {consumer} at revision {revision}"))
         }));
@@ -145,7 +159,9 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         let traces = Traces::of(world, &records, instance);
         let (known, restored, claims_lost) =
             world.judge(|referee, _| (referee.known(instance), referee.restored, referee.claims_lost));
-        let Known { acknowledged, wished_away, doomed, wrote, disturbed, lost, .. } = known;
+        let Known {
+            acknowledged, wished_away, doomed, wrote, disturbed, lost, vanished, was_revived, ..
+        } = known;
         let state = traces.status.as_ref().map(|status| status.state);
         let asked_for = traces.request.as_ref().map(|request| request.desired);
         let counted = traces.claim || ((restored || claims_lost) && is_kept_free(world, &traces));
@@ -158,19 +174,23 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             }
             // Of what never ran nothing is kept but the word.
             (Some(Desired::Active), Some(State::Error)) => {
-                (disturbed || restored) && (counted || !wrote) && (wrote || traces.marked || restored)
+                (disturbed || restored)
+                    && (counted || !wrote)
+                    && (wrote || traces.marked || vanished || restored)
             }
             // Kept by its node, and counted. A disk alone that a call brought back late, after etcd had forgotten its
             // instance, may be anybody's, and nobody can tell how large it is: that stays until it is destroyed.
             (None, Some(State::Unclaimed)) => {
-                restored && (counted || !(wrote || traces.domain || traces.record))
+                (restored || was_revived && !wrote) && (counted || !(wrote || traces.domain || traces.record))
             }
             // It never ran: its name stays until somebody destroys it, and that is all.
             (None, Some(State::Error)) => {
                 !wrote && !traces.claim && !traces.domain && !traces.volume && !traces.record
             }
             (None, None) => {
-                let missed = acknowledged.is_some() && !wished_away && !restored;
+                // What came late takes the place of the word that it failed, and goes with it.
+                let told = restored || was_revived && !wrote;
+                let missed = acknowledged.is_some() && !wished_away && !told;
                 // Claimed after its record had gone with the newer etcd: nobody can tell whose that is.
                 let nobodys = lost && traces.is_only_claim();
                 (!traces.is_anything() || nobodys) && !missed

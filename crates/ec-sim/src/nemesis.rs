@@ -268,6 +268,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
             if let Some(guest) = any_guest(world, &computer).await {
                 say(world, format!("deletes the status of {guest} on {name}"));
                 let key = world.keys.status(computer.node, guest);
+                world.judge(|referee, _| referee.status_lost(guest));
                 world.store.txn(ec_store::Txn::new().delete(key)).await.ok();
             }
         }

@@ -40,6 +40,8 @@ pub(crate) struct Known {
     was_active: bool,
     /// A call that its agent had given up made something of it after its removal: the next look sweeps that.
     revived: bool,
+    /// That has happened at least once.
+    pub(crate) was_revived: bool,
     /// When it was claimed.
     claimed: u64,
     /// Its claim was given back so old, and before it was requested: a command that slept too long requests it in
@@ -48,7 +50,9 @@ pub(crate) struct Known {
     /// The nemesis took its claim.
     pub(crate) claim_lost: bool,
     /// The nemesis took all that there was of its guest.
-    vanished: bool,
+    pub(crate) vanished: bool,
+    /// The nemesis took its status.
+    status_lost: bool,
     /// The nemesis did something to it, so that it may be in trouble.
     pub(crate) disturbed: bool,
 }
@@ -98,6 +102,21 @@ impl Referee {
 
     pub(crate) fn vanished(&mut self, instance: InstanceId) {
         self.known.entry(instance).or_default().vanished = true;
+        self.forget(instance);
+    }
+
+    pub(crate) fn status_lost(&mut self, instance: InstanceId) {
+        self.known.entry(instance).or_default().status_lost = true;
+        self.forget(instance);
+    }
+
+    /// That it ran is known to nobody any more, where nothing of its guest is there, and no status that must say so.
+    fn forget(&mut self, instance: InstanceId) {
+        let restored = self.restored;
+        let known = self.known.entry(instance).or_default();
+        if known.vanished && (!known.was_active || known.status_lost || restored) {
+            (known.wrote, known.was_active) = (false, false);
+        }
     }
 
     pub(crate) fn claim_lost(&mut self, instance: InstanceId) {
@@ -167,6 +186,9 @@ impl Referee {
         for (instance, known) in &mut self.known {
             known.lost |= content(world, &world.keys.instance(*instance)).is_none();
         }
+        for instance in self.known.keys().copied().collect::<Vec<_>>() {
+            self.forget(instance);
+        }
     }
 
     /// A transaction was applied; `before`: what lay under the keys that it wrote; `late`: after its sender had given
@@ -218,6 +240,7 @@ impl Referee {
         }
         let known = self.known.entry(instance).or_default();
         known.revived = late && what != Operation::Destroy;
+        known.was_revived |= known.revived;
         match what {
             Operation::Start => {
                 if known.was_active && !late {
@@ -235,10 +258,7 @@ impl Referee {
                     "the disk of {instance}, which its guest wrote, was deleted and no user wished it"
                 ));
             }
-            // With an older etcd nobody may know any more that it ever ran.
-            Operation::CreateOverlay
-                if known.wrote && !known.wished_away && !(known.vanished && self.restored) =>
-            {
+            Operation::CreateOverlay if known.wrote && !known.wished_away => {
                 self.found(format!("the disk of {instance}, which its guest wrote, was made anew"));
             }
             _ => {}

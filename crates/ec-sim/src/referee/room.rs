@@ -113,7 +113,9 @@ impl Referee {
 
     /// A node whose agent was down for long, with everything else well.
     pub(crate) fn is_marked(&mut self, world: &World, node: NodeId) {
-        if marked(world, node) == Some(false) {
+        // An older etcd may not know that there is such a node.
+        let is_known = content(world, &world.keys.node(node)).is_some();
+        if is_known && marked(world, node) == Some(false) {
             self.found(format!("the agent of {node} is down, and no controller has marked the node"));
         }
     }
