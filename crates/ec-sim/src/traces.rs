@@ -140,5 +140,7 @@ pub(crate) fn is_kept_free(world: &World, traces: &Traces) -> bool {
     let all = PROCESSORS as f64;
     let offered = (number("total") - number("reserved")) * ratio;
     let without_it = all - ((uncounted - 1.0) / ratio).ceil() * ratio;
-    offered <= (all - uncounted).max(0.0) && used + 1.0 > without_it
+    // A lock that came back with an older etcd is an operator's for all that its agent knows.
+    let is_locked = offered <= 0.0;
+    is_locked || offered <= all - uncounted && used + 1.0 > without_it
 }
