@@ -25,7 +25,7 @@ help:
 	@echo "make check      formatting, lints, dependencies and their licences"
 	@echo "make deny       the last of these alone"
 	@echo "make fuzz       random histories of an instance, and each parser of outside data for a minute"
-	@echo "make sim        histories of a whole cluster under simulated time, of SEEDS (0..2000)"
+	@echo "make sim        histories of a whole cluster under simulated time, of SEEDS (0..3000)"
 	@echo "make fuzz-placement  OpenStack's placement and ours, compared at random for MINUTES (10)"
 
 demo:
@@ -74,6 +74,7 @@ fuzz-placement:
 	$(BUILD) -p placement
 	scripts/fuzz-placement.sh $(MINUTES)
 
-SEEDS ?= 0..2000
+SEEDS ?= 0..3000
 sim:
-	cargo run --locked -p ec-sim -- $(SEEDS) --jobs $$(nproc)
+	scripts/check-rust.sh
+	cargo run --release --locked -p ec-sim -- $(SEEDS) --jobs $$(nproc)

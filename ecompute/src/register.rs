@@ -40,9 +40,7 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
     remember(parts).await;
     parts.presence.show();
     // The start is over, and what comes now needs little of its code.
-    if let Err(error) = ec_runtime::memory::forget_code() {
-        tracing::debug!(%error, "code that only the start needed stays resident");
-    }
+    parts.host.started();
     let mut held = parts.presence.subscribe();
     let (mut failed, mut doubtful) = (false, false);
     loop {

@@ -87,6 +87,7 @@ pub(crate) async fn perform(
         job,
         touched_hypervisor: false,
         first_start: false,
+        unsure: false,
     };
     let outcome = match worker.run().await {
         Ok(()) => Outcome::Done,
@@ -123,6 +124,8 @@ struct Worker {
     touched_hypervisor: bool,
     /// This job marked the guest as started, which before it was not.
     first_start: bool,
+    /// Nobody knows whether the last write of the status was done.
+    unsure: bool,
 }
 
 impl Worker {
@@ -245,6 +248,10 @@ impl Worker {
 
     /// Whoever waits is told what for. That this may fail, too, changes nothing.
     async fn tell_delay(&mut self, why: &str) {
+        if self.unsure {
+            // It may lie in etcd, and is newer than what is known of it.
+            return;
+        }
         if let Some((state, reason)) = self.status.known().and_then(|old| status::delayed(old, why)) {
             self.announce(state, Some(reason)).await.ok();
         }

@@ -5,23 +5,12 @@
 
 mod config;
 
-use std::{ffi::OsString, path::Path, process::ExitCode, time::Duration};
+use std::{ffi::OsString, path::Path, process::ExitCode};
 
 use clap::{Parser, ValueEnum};
 use config::Settings;
-use ec_cloud::{Cloud, CloudError, tend_instances, tend_nodes};
-use ec_plan::fleet::{Fleet, Move};
 use ec_runtime::{LogFormat, exit::Failure, init_logging, install_tls_provider, shutdown_on_signals};
-use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
-
-/// Between two looks at the nodes.
-const NODES_PERIOD: Duration = Duration::from_secs(5);
-/// A node whose agent was missing for so long is down. Twice the lease of its key: an agent that is restarted, and an
-/// etcd that elects a leader, are back before.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Between two looks at what killed commands left, which is touched when it is ten minutes old.
-const INSTANCES_PERIOD: Duration = Duration::from_secs(60);
+use econtroller::tend;
 
 /// Looks after a whole etcd-compute cluster.
 ///
@@ -86,58 +75,4 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         tracing::info!("ended");
         Ok(())
     })
-}
-
-async fn tend(cloud: &Cloud, shutdown: &CancellationToken) {
-    let begun = Instant::now();
-    let mut fleet = Fleet::new(PATIENCE, NODES_PERIOD * 2);
-    let mut instances_due = begun;
-    let mut trouble = Trouble::default();
-    loop {
-        // A look that is broken off in its midst leaves nothing half done: each of its writes is whole.
-        let look = async {
-            let outcome = tend_nodes(cloud, &mut fleet, begun.elapsed()).await.map(|moves| {
-                for done in moves {
-                    match done {
-                        Move::MarkDown(node) => {
-                            tracing::warn!(%node, "its agent is gone: nothing is placed there any more")
-                        }
-                        Move::MarkUp(node) => {
-                            tracing::info!(%node, "its agent is back: instances may be placed there again")
-                        }
-                    }
-                }
-            });
-            trouble.tell(outcome);
-            if Instant::now() >= instances_due {
-                instances_due = Instant::now() + INSTANCES_PERIOD;
-                let outcome = tend_instances(cloud).await.map(|swept| {
-                    for instance in swept {
-                        tracing::info!(%instance, "took away what was left of it");
-                    }
-                });
-                trouble.tell(outcome);
-            }
-            tokio::time::sleep(NODES_PERIOD).await;
-        };
-        tokio::select! {
-            () = shutdown.cancelled() => return,
-            () = look => {}
-        }
-    }
-}
-
-/// Says once that something does not work, and once that it does again.
-#[derive(Default)]
-struct Trouble(bool);
-
-impl Trouble {
-    fn tell(&mut self, outcome: Result<(), CloudError>) {
-        match (&outcome, self.0) {
-            (Err(error), false) => tracing::warn!(%error, "failed to look after the cluster; trying on"),
-            (Ok(()), true) => tracing::info!("etcd and placement answer again"),
-            _ => {}
-        }
-        self.0 = outcome.is_err();
-    }
 }

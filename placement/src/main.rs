@@ -10,7 +10,7 @@ use std::{
 
 use clap::{Parser, Subcommand};
 use ec_runtime::{
-    LogFormat, config, exit::Failure, init_logging, install_tls_provider, raise_file_limit,
+    Host, LogFormat, config, exit::Failure, init_logging, install_tls_provider, raise_file_limit,
     shutdown_on_signals,
 };
 use ec_serve::tls_acceptor;
@@ -222,8 +222,8 @@ fn run(options: &ServerOptions, store: &StoreOptions) -> Result<(), Failure> {
         let metrics = Arc::new(Metrics::default());
         // Ended after what is being answered: that may still want to read and write.
         let end = CancellationToken::new();
-        let replica =
-            Replica::start(store, settings.keys, settings.limits, Arc::clone(&metrics), end.clone());
+        let (keys, limits, host) = (settings.keys, settings.limits, Host::default());
+        let replica = Replica::start(store, keys, limits, Arc::clone(&metrics), host, end.clone());
         let watched = replica.clone();
         let with_tls = tls.is_some();
         tracing::info!(listen = %settings.listen, tls = with_tls, "serving the Placement API");

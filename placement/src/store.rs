@@ -27,7 +27,7 @@ use std::{
 };
 
 use ec_placement_model::{Command, ModelError, Outcome, State};
-use ec_runtime::Tasks;
+use ec_runtime::{Host, Tasks};
 use ec_store::{FollowOptions, Store};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -92,6 +92,7 @@ pub struct Replica {
     barrier: Barrier,
     commands: tokio::sync::mpsc::Sender<Pending>,
     health: Arc<Health>,
+    host: Host,
     tasks: Tasks,
 }
 
@@ -102,6 +103,7 @@ impl Replica {
         keys: Keys,
         limits: Limits,
         metrics: Arc<Metrics>,
+        host: Host,
         stop: CancellationToken,
     ) -> Self {
         let options = FollowOptions { resync: RESYNC, ..FollowOptions::default() };
@@ -125,9 +127,10 @@ impl Replica {
             barrier.clone(),
             metrics,
             Arc::clone(&health),
+            host.clone(),
         );
         tasks.spawn("writing to etcd", committer.run(queue, stop));
-        Self { view, barrier, commands, health, tasks }
+        Self { view, barrier, commands, health, host, tasks }
     }
 
     /// Waits until one of the tasks of this replica has ended though nobody asked for that; answers which, and
@@ -193,6 +196,11 @@ impl Replica {
     /// How many revisions of etcd are known of and not in memory.
     pub fn lag(&self) -> i64 {
         self.barrier.lag()
+    }
+
+    /// The machine that it runs on.
+    pub fn host(&self) -> &Host {
+        &self.host
     }
 
     /// What is in memory.

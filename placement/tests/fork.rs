@@ -6,6 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use ec_placement_model::{Command, ConsumerWrite, ExpectedGeneration, Inventory, intern};
+use ec_runtime::Host;
 use ec_store::{
     KeyValue, LeaseId, Listing, MemoryStore, Revision, Server, Store, StoreResult, Txn, TxnOutcome, Watch,
 };
@@ -88,6 +89,7 @@ fn replica(store: impl Store) -> Replica {
         keys(),
         Limits::default(),
         Arc::new(Metrics::default()),
+        Host::default(),
         CancellationToken::new(),
     )
 }

@@ -11,6 +11,7 @@ use std::{
 
 use async_trait::async_trait;
 use ec_placement_model::{Command, ConsumerWrite, ExpectedGeneration, Inventory, ModelError, intern};
+use ec_runtime::Host;
 use ec_store::{
     KeyValue, LeaseId, Listing, MemoryStore, Revision, Server, Store, StoreError, StoreResult, Txn,
     TxnOutcome, Watch, WatchBatch,
@@ -32,8 +33,14 @@ fn keys() -> Keys {
 
 fn replica_with(store: impl Store, limits: Limits) -> (Replica, Arc<Metrics>) {
     let metrics = Arc::new(Metrics::default());
-    let replica =
-        Replica::start(Arc::new(store), keys(), limits, Arc::clone(&metrics), CancellationToken::new());
+    let replica = Replica::start(
+        Arc::new(store),
+        keys(),
+        limits,
+        Arc::clone(&metrics),
+        Host::default(),
+        CancellationToken::new(),
+    );
     (replica, metrics)
 }
 

@@ -9,6 +9,7 @@ use std::{
 
 use async_trait::async_trait;
 use ec_placement_model::Command;
+use ec_runtime::Host;
 use ec_store::{
     KeyValue, LeaseId, Listing, MemoryStore, Revision, Server, Store, StoreError, StoreResult, Txn,
     TxnOutcome, Watch,
@@ -86,7 +87,7 @@ async fn replicas_neither_serve_nor_write_what_broke_off_and_serve_it_when_it_is
     let start = || {
         let store: Arc<dyn Store> = Arc::new(store.clone());
         let stop = CancellationToken::new();
-        Replica::start(store, keys(), Limits::default(), Arc::default(), stop)
+        Replica::start(store, keys(), Limits::default(), Arc::default(), Host::default(), stop)
     };
     let before = start();
     before.ready().await.unwrap();

@@ -5,6 +5,7 @@ mod support;
 
 use std::{collections::BTreeMap, path::Path, process::Command, sync::Arc, time::Duration};
 
+use ec_runtime::Host;
 use ec_serve::tls_acceptor;
 use ec_store::MemoryStore;
 use placement::{
@@ -104,8 +105,14 @@ async fn with_tls_clients_must_show_the_certificate_that_is_wanted() {
     let tls = tls_acceptor(&path("server.pem"), &path("server.key"), Some(&path("ca.pem"))).unwrap();
     let (stop, metrics) = (CancellationToken::new(), Arc::new(Metrics::default()));
     let store = Arc::new(MemoryStore::new());
-    let replica =
-        Replica::start(store, Keys::new("/p"), Limits::default(), Arc::clone(&metrics), stop.clone());
+    let replica = Replica::start(
+        store,
+        Keys::new("/p"),
+        Limits::default(),
+        Arc::clone(&metrics),
+        Host::default(),
+        stop.clone(),
+    );
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("https://{}/resource_providers", listener.local_addr().unwrap());
     let api = Arc::new(Api::new(replica, open(), metrics, true));

@@ -303,7 +303,7 @@ async fn free(cloud: &Cloud, name: &str) -> CloudResult<()> {
 /// Once it was requested its claim is its node's matter: the guest may be there although somebody deleted its keys, and
 /// then it must stay counted. So only what holds nothing any more is taken away then.
 pub(crate) async fn sweep(cloud: &Cloud, record: Instance, revision: Revision) -> CloudResult<bool> {
-    if cloud.host.now().duration_since(record.created_at) < STALE {
+    if cloud.host.now().duration_since(record.created_at) < STALE && !planted("sweep-the-young") {
         return Ok(false);
     }
     let instance = record.instance;

@@ -18,6 +18,9 @@ pub trait Machine: Send + Sync + 'static {
     /// A number that nobody can foresee.
     fn random(&self) -> u128;
 
+    /// The program's start is over: what only that needed may go.
+    fn started(&self) {}
+
     /// Does work that blocks where it keeps nobody else from theirs.
     fn work(&self, work: Work) -> BoxFuture<'static, ()>;
 }
@@ -59,6 +62,11 @@ impl Host {
         uuid::Builder::from_random_bytes(self.0.random().to_ne_bytes()).into_uuid()
     }
 
+    /// The program's start is over: what only that needed may go.
+    pub fn started(&self) {
+        self.0.started();
+    }
+
     /// Does work that blocks on a thread where it keeps nobody else from theirs. Once begun it goes on to its end,
     /// whoever waits for it.
     ///
@@ -87,6 +95,12 @@ impl Machine for Real {
 
     fn random(&self) -> u128 {
         Uuid::new_v4().as_u128()
+    }
+
+    fn started(&self) {
+        if let Err(error) = crate::memory::forget_code() {
+            tracing::debug!(%error, "code that only the start needed stays resident");
+        }
     }
 
     fn work(&self, work: Work) -> BoxFuture<'static, ()> {

@@ -95,14 +95,14 @@ impl Door {
         }
     }
 
-    async fn apply(&self, txn: Txn) -> StoreResult<TxnOutcome> {
+    async fn apply(&self, txn: Txn, late: bool) -> StoreResult<TxnOutcome> {
         let before: Vec<Option<KeyValue>> =
             txn.then.iter().map(|op| content(&self.world, op.key())).collect();
         let outcome = self.world.store.txn(txn.clone()).await;
         if let Ok(TxnOutcome { succeeded: true, .. }) = &outcome
             && !txn.then.is_empty()
         {
-            self.world.judge(|referee, world| referee.applied(world, self.actor, &txn, &before));
+            self.world.judge(|referee, world| referee.applied(world, self.actor, &txn, &before, late));
         }
         outcome
     }
@@ -138,7 +138,7 @@ impl Store for Door {
         }
         match self.fate() {
             Fate::Arrives => {
-                let answer = self.apply(txn).await;
+                let answer = self.apply(txn, false).await;
                 self.leave().await;
                 answer
             }
@@ -148,7 +148,7 @@ impl Store for Door {
                 unknown("the request was lost")
             }
             Fate::LosesItsAnswer => {
-                self.apply(txn).await.ok();
+                self.apply(txn, false).await.ok();
                 sleep(Duration::from_secs(2)).await;
                 self.life.gate().await;
                 unknown("the answer was lost")
@@ -159,7 +159,7 @@ impl Store for Door {
                     sleep(by).await;
                     if door.world.era() == era {
                         let summary = summary(&txn);
-                        if door.apply(txn).await.is_ok_and(|outcome| outcome.succeeded) {
+                        if door.apply(txn, true).await.is_ok_and(|outcome| outcome.succeeded) {
                             door.world
                                 .log(door.actor, format!("     (the last came {by:?} late: {summary})"));
                         }

@@ -72,14 +72,14 @@ impl Hands {
             tokio::spawn(async move {
                 sleep(late).await;
                 if hands.computer.era() == era {
-                    hands.perform(what, instance, call, " (late)").await.ok();
+                    hands.perform(what, instance, call, true).await.ok();
                 }
             });
             sleep(TIMEOUT).await;
             self.life.gate().await;
             return Err(HypervisorError::TimedOut { what: name, seconds: TIMEOUT.as_secs() });
         }
-        let done = tokio::spawn(async move { hands.perform(what, instance, call, "").await }).await;
+        let done = tokio::spawn(async move { hands.perform(what, instance, call, false).await }).await;
         self.way().await;
         done.unwrap_or_else(|error| {
             Err(HypervisorError::Failed { what: name, detail: format!("it broke: {error}") })
@@ -91,17 +91,17 @@ impl Hands {
         what: Operation,
         instance: InstanceId,
         call: Call,
-        remark: &str,
+        late: bool,
     ) -> HypervisorResult<()> {
         let hypervisor = self.computer.hypervisor.clone();
         let before = hypervisor.observe(instance).await?;
         let effects = hypervisor.effects(what, instance);
         let done = call(hypervisor.clone()).await;
-        let after = hypervisor.observe(instance).await?;
         if hypervisor.effects(what, instance) > effects {
+            let remark = if late { " (late)" } else { "" };
             self.world.log(self.actor, format!("hypervisor {what:?} {instance}{remark}"));
             self.world.judge(|referee, world| {
-                referee.touched(world, self.computer.node, what, instance, before, after);
+                referee.touched(world, self.computer.node, what, instance, before, late);
             });
         }
         done

@@ -1,88 +1,37 @@
 //! What must come to be when nothing goes wrong any more: everybody converges in bounded time, and nothing is left over.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use ec_cloud::{CloudError, destroy, list};
-use ec_model::{Desired, InstanceId, Request, State, Status, decode};
+use ec_model::{Desired, InstanceId, State};
 use tokio::time::{Instant, sleep};
 
 use crate::{
     life::Life,
     nemesis::guests,
-    referee::{Known, observed},
+    referee::{Known, marked},
+    traces::{Records, Traces, is_kept_free, records},
     user::cloud,
     world::{Actor, PLACEMENT, World},
 };
 
 /// Beyond a follower's resync, ten minutes after which left-overs count as such, and an audit's grace.
 const BOUND: Duration = Duration::from_secs(30 * 60);
+/// What somebody asks for is come to much sooner: beyond a row of failures, and a look that fails.
+const SOON: Duration = Duration::from_secs(150);
+/// But for a watch that says nothing any more: a follower lists anew after so long.
+const RESYNC: Duration = Duration::from_secs(300);
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// Everything that there is of an instance, wherever it lies.
-struct Traces {
-    request: Option<Request>,
-    status: Option<Status>,
-    claim: bool,
-    index: bool,
-    domain: bool,
-    volume: bool,
-    record: bool,
-}
-
-impl Traces {
-    fn of(world: &World, instance: InstanceId) -> Self {
-        let keys = &world.keys;
-        let get = |key: String| crate::door::content(world, &key);
-        let nodes = || world.computers.iter().map(|computer| computer.node);
-        let request = nodes().find_map(|node| get(keys.request(node, instance)));
-        let status = nodes().find_map(|node| get(keys.status(node, instance)));
-        let seen: Vec<_> =
-            world.computers.iter().filter_map(|computer| observed(computer, instance)).collect();
-        let recorded = |computer: &crate::node::Computer| {
-            computer.records().is_ok_and(|records| records.contains(&instance.to_string()))
-        };
-        Self {
-            request: request.and_then(|pair| decode(&pair.value).ok()),
-            status: status.and_then(|pair| decode(&pair.value).ok()),
-            claim: get(format!("{PLACEMENT}/consumers/{instance}")).is_some(),
-            index: get(keys.instance(instance)).is_some(),
-            domain: seen.iter().any(|seen| seen.domain.is_some()),
-            volume: seen.iter().any(|seen| seen.volume),
-            record: world.computers.iter().any(|computer| recorded(computer)),
-        }
-    }
-
-    fn is_anything(&self) -> bool {
-        self.request.is_some()
-            || self.status.is_some()
-            || self.claim
-            || self.index
-            || self.domain
-            || self.volume
-            || self.record
-    }
-
-    fn told(&self) -> String {
-        let mut told: Vec<String> = Vec::new();
-        told.extend(self.request.as_ref().map(|request| format!("request {:?}", request.desired)));
-        told.extend(self.status.as_ref().map(|status| {
-            format!("status {} {}", status.state, status.reason.as_deref().unwrap_or_default())
-        }));
-        for (is, name) in [
-            (self.claim, "claim"),
-            (self.index, "index"),
-            (self.domain, "domain"),
-            (self.volume, "volume"),
-            (self.record, "record"),
-        ] {
-            told.extend(is.then(|| name.to_owned()));
-        }
-        if told.is_empty() { "nothing".to_owned() } else { told.join(", ") }
-    }
-}
+/// What is wrong, and how long it may be.
+type Complaint = (Duration, String);
 
 /// Every instance of which there is anything, or was.
-async fn everything(world: &World) -> BTreeSet<InstanceId> {
+async fn everything(world: &World, records: &Records) -> BTreeSet<InstanceId> {
     let mut all: BTreeSet<InstanceId> =
         world.judge(|referee, _| referee.instances().map(|(instance, _)| instance).collect());
     for prefix in ["/ecompute/requests/", "/ecompute/status/", "/ecompute/instances/", "/ecompute/names/"] {
@@ -91,9 +40,9 @@ async fn everything(world: &World) -> BTreeSet<InstanceId> {
     all.extend(last_parts(world, &format!("{PLACEMENT}/consumers/")));
     for computer in &world.computers {
         all.extend(guests(world, computer).await);
-        let records = computer.records().unwrap_or_default();
-        all.extend(records.iter().filter_map(|name| name.parse::<InstanceId>().ok()));
     }
+    let names = records.values().flat_map(BTreeMap::keys);
+    all.extend(names.filter_map(|name| name.parse::<InstanceId>().ok()));
     let sealed = world.judge(|referee, _| referee.sealed_guests().clone());
     all.retain(|instance| !sealed.contains(instance));
     all
@@ -121,12 +70,13 @@ pub(crate) async fn converge(world: &Arc<World>) {
     .await;
 }
 
-/// Looks until there is nothing to complain of, or the time is over.
+/// Looks until there is nothing to complain of, or the same was to be complained of for too long.
 async fn until<F, C>(world: &Arc<World>, begun: Instant, what: &str, mut complaints: F)
 where
     F: FnMut() -> C,
-    C: Future<Output = Vec<String>>,
+    C: Future<Output = Vec<Complaint>>,
 {
+    let mut since: BTreeMap<String, Instant> = BTreeMap::new();
     loop {
         let found = complaints().await;
         if world.failed.is_cancelled() {
@@ -136,60 +86,120 @@ where
             world.log(Actor::Nemesis, format!("so it is after {} s", begun.elapsed().as_secs()));
             return;
         }
-        if begun.elapsed() > BOUND {
-            let found = found.join("; ");
-            world.judge(|referee, _| {
-                referee.found(format!("{what} in {} s: {found}", BOUND.as_secs()));
-            });
+        let before = std::mem::take(&mut since);
+        let now = Instant::now();
+        for (_, what) in &found {
+            since.insert(what.clone(), before.get(what).copied().unwrap_or(now));
+        }
+        let late: Vec<String> = found
+            .into_iter()
+            .filter(|(bound, what)| begun.elapsed() > BOUND || since[what].elapsed() > *bound)
+            .map(|(_, what)| what)
+            .collect();
+        if !late.is_empty() {
+            let (seconds, late) = (begun.elapsed().as_secs(), late.join("; "));
+            world.judge(|referee, _| referee.found(format!("{what} in {seconds} s: {late}")));
             return;
         }
         sleep(PERIOD).await;
     }
 }
 
-/// What is not as it is asked for.
-async fn unrest(world: &Arc<World>) -> Vec<String> {
-    // What a killed command left goes when somebody comes across it.
-    let Ok(cloud) = cloud(world, Actor::User(0), &Life::new()) else { return vec!["no command line".into()] };
-    if let Err(error) = list(&cloud).await {
-        return vec![format!("list: {error}")];
+/// What a replica of eplacement knows otherwise than etcd has it.
+async fn astray(world: &World) -> Vec<Complaint> {
+    let mut found = Vec::new();
+    for (number, replica) in world.replicas.running() {
+        let actor = Actor::Replica(number);
+        let before = world.store.revision();
+        if let Err(why) = replica.fresh().await {
+            found.push((SOON, format!("{actor} does not know how far etcd is: {why}")));
+            continue;
+        }
+        let pairs = world.store.content(&format!("{PLACEMENT}/consumers/")).pairs;
+        let stored: BTreeSet<(String, i64)> = pairs
+            .iter()
+            .filter_map(|pair| Some((pair.key.rsplit('/').next()?.to_owned(), pair.mod_revision)))
+            .collect();
+        let known: BTreeSet<(String, i64)> = replica.peek(|state| {
+            state.consumers().map(|(uuid, stored)| (uuid.to_string(), stored.revision)).collect()
+        });
+        if world.store.revision() != before {
+            // Somebody wrote meanwhile.
+            continue;
+        }
+        found.extend(stored.symmetric_difference(&known).map(|(consumer, revision)| {
+            (SOON, format!("{actor} knows otherwise of the claim of {consumer} at revision {revision}"))
+        }));
     }
+    found
+}
+
+/// What is not as it is asked for.
+async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
+    // What a killed command left goes when somebody comes across it.
+    let Ok(cloud) = cloud(world, Actor::User(0), &Life::new()) else {
+        return vec![(SOON, "no command line".into())];
+    };
+    if let Err(error) = list(&cloud).await {
+        return vec![(SOON, format!("list: {error}"))];
+    }
+    let soon = SOON + if world.has_silent_watches() { RESYNC } else { Duration::ZERO };
     let mut found = Vec::new();
     for computer in &world.computers {
         if crate::door::content(world, &world.keys.node(computer.node)).is_none() {
-            found.push(format!("node {} is not alive", computer.node));
+            found.push((SOON, format!("node {} is not alive", computer.node)));
+        }
+        if marked(world, computer.node) == Some(true) {
+            found.push((SOON, format!("node {} is marked as down", computer.node)));
         }
     }
-    for instance in everything(world).await {
-        let traces = Traces::of(world, instance);
-        let (known, restored) = world.judge(|referee, _| (referee.known(instance), referee.restored));
-        let Known { acknowledged, wished_away, doomed, wrote, disturbed, .. } = known;
+    found.extend(astray(world).await);
+    let records = records(world);
+    for instance in everything(world, &records).await {
+        let traces = Traces::of(world, &records, instance);
+        let (known, restored, claims_lost) =
+            world.judge(|referee, _| (referee.known(instance), referee.restored, referee.claims_lost));
+        let Known {
+            acknowledged, wished_away, doomed, wrote, disturbed, lost, vanished, was_revived, ..
+        } = known;
         let state = traces.status.as_ref().map(|status| status.state);
         let asked_for = traces.request.as_ref().map(|request| request.desired);
-        let whole = traces.claim && traces.index && traces.domain && traces.volume && traces.record;
+        let counted = traces.claim || ((restored || claims_lost) && is_kept_free(world, &traces));
+        let whole = counted && traces.index && traces.domain && traces.volume && traces.record;
         let well = match (asked_for, state) {
             _ if doomed && !restored => !traces.is_anything(),
             (Some(Desired::Active), Some(State::Active)) => whole,
-            (Some(Desired::Active), Some(State::Stopped | State::Paused | State::Error)) => {
-                (disturbed || restored) && (traces.claim || !wrote)
+            (Some(Desired::Active), Some(State::Stopped | State::Paused)) => {
+                (disturbed || restored) && (counted || !wrote)
+            }
+            // Of what never ran nothing is kept but the word.
+            (Some(Desired::Active), Some(State::Error)) => {
+                (disturbed || restored)
+                    && (counted || !wrote)
+                    && (wrote || traces.marked || vanished || restored)
             }
             // Kept by its node, and counted. A disk alone that a call brought back late, after etcd had forgotten its
             // instance, may be anybody's, and nobody can tell how large it is: that stays until it is destroyed.
             (None, Some(State::Unclaimed)) => {
-                restored && (traces.claim || !(wrote || traces.domain || traces.record))
+                (restored || was_revived && !wrote) && (counted || !(wrote || traces.domain || traces.record))
             }
             // It never ran: its name stays until somebody destroys it, and that is all.
             (None, Some(State::Error)) => {
                 !wrote && !traces.claim && !traces.domain && !traces.volume && !traces.record
             }
             (None, None) => {
-                let lost = acknowledged.is_some() && !wished_away && !restored;
-                !traces.is_anything() && !lost
+                // What came late takes the place of the word that it failed, and goes with it.
+                let told = restored || was_revived && !wrote;
+                let missed = acknowledged.is_some() && !wished_away && !told;
+                // Claimed after its record had gone with the newer etcd: nobody can tell whose that is.
+                let nobodys = lost && traces.is_only_claim();
+                (!traces.is_anything() || nobodys) && !missed
             }
             _ => false,
         };
-        if !well {
-            found.push(format!("{instance}: {}", traces.told()));
+        if !(well && traces.is_true()) {
+            let bound = if traces.request.is_some() { soon } else { BOUND };
+            found.push((bound, format!("{instance}: {}", traces.told())));
         }
     }
     found
@@ -197,8 +207,9 @@ async fn unrest(world: &Arc<World>) -> Vec<String> {
 
 async fn destroy_all(world: &Arc<World>) {
     let Ok(cloud) = cloud(world, Actor::User(0), &Life::new()) else { return };
-    for instance in everything(world).await {
-        let traces = Traces::of(world, instance);
+    let records = records(world);
+    for instance in everything(world, &records).await {
+        let traces = Traces::of(world, &records, instance);
         let goes = traces.request.as_ref().is_some_and(|request| request.desired == Desired::Destroyed);
         if !traces.is_anything() || goes {
             continue;
@@ -214,16 +225,17 @@ async fn destroy_all(world: &Arc<World>) {
 }
 
 /// What is left though everything was destroyed.
-async fn left(world: &Arc<World>) -> Vec<String> {
+async fn left(world: &Arc<World>) -> Vec<Complaint> {
     let mut found = Vec::new();
-    for instance in everything(world).await {
-        let traces = Traces::of(world, instance);
+    let records = records(world);
+    for instance in everything(world, &records).await {
+        let traces = Traces::of(world, &records, instance);
         if traces.is_anything() {
-            found.push(format!("{instance}: {}", traces.told()));
+            found.push((BOUND, format!("{instance}: {}", traces.told())));
         }
     }
     for prefix in ["/ecompute/names/", "/ecompute/userdata/"] {
-        found.extend(world.store.content(prefix).pairs.into_iter().map(|pair| pair.key));
+        found.extend(world.store.content(prefix).pairs.into_iter().map(|pair| (BOUND, pair.key)));
     }
     found
 }

@@ -1,6 +1,6 @@
 //! One history: a cluster is built, used and harmed, healed, and looked at.
 
-use std::{fs, sync::Arc, time::Duration};
+use std::{fs, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use ec_hypervisor::{DomainSpec, Hypervisor};
@@ -11,9 +11,11 @@ use uuid::Uuid;
 
 use crate::{
     heal::converge,
+    life::Life,
     nemesis::{heal, rage, selection},
     node::Computer,
     user,
+    way::Way,
     world::{Actor, World},
 };
 
@@ -52,22 +54,27 @@ pub fn run(seed: u64, scenario: Scenario) -> Result<Ended> {
 }
 
 async fn history(seed: u64, scenario: Scenario) -> Result<Ended> {
-    let memory = std::path::Path::new("/dev/shm");
+    let memory = Path::new("/dev/shm");
     let directory = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
     let directory = directory.context("failed to make a directory for the computers")?;
     let images = directory.path().join("images");
     fs::create_dir_all(&images)?;
     fs::write(images.join("tiny.img"), disk())?;
     // The sizes are drawn before there is a world.
-    let (nodes, replicas, users) = match scenario {
-        Scenario::OneLife => (1, 1, 1),
-        Scenario::Random => (1 + seed % 4, 1 + seed / 4 % 2, 1 + seed / 8 % 4),
+    let (nodes, replicas, users, controllers) = match scenario {
+        Scenario::OneLife => (1, 1, 1, 0),
+        Scenario::Random => (1 + seed % 4, 1 + seed / 4 % 2, 1 + seed / 8 % 4, seed / 32 % 3),
     };
-    let computers: Result<Vec<_>> = (1..=u128::from(nodes))
-        .map(|number| Ok(Arc::new(Computer::new(number, directory.path())?)))
-        .collect();
-    let world = Arc::new(World::new(seed, computers?, usize::try_from(replicas)?));
-    let title = format!("seed {seed}: {nodes} nodes, {replicas} replicas of eplacement, {users} users");
+    let make = |make: fn(u128, &Path) -> Result<Computer>| {
+        let numbers = 1..=u128::from(nodes);
+        numbers.map(|number| Ok(Arc::new(make(number, directory.path())?))).collect::<Result<Vec<_>>>()
+    };
+    let computers = [make(Computer::new)?, make(Computer::clone_of)?];
+    let world =
+        Arc::new(World::new(seed, computers, usize::try_from(replicas)?, usize::try_from(controllers)?));
+    let title = format!(
+        "seed {seed}: {nodes} nodes, {replicas} replicas of eplacement, {controllers} controllers, {users} users"
+    );
     world.log(Actor::Nemesis, title);
     let failed = world.failed.clone();
     // What was found ends the history there and then.
@@ -94,7 +101,14 @@ async fn live(world: &Arc<World>, scenario: Scenario, users: u32) {
     for computer in &world.computers {
         computer.start(world);
     }
+    for number in 0..world.controllers.count() {
+        world.controllers.start(world, number);
+    }
+    tokio::spawn(watch_nodes(Arc::clone(world)));
     sleep(Duration::from_secs(10)).await;
+    if scenario == Scenario::Random {
+        claim_for_others(world).await;
+    }
     if scenario == Scenario::OneLife {
         user::one_life(world).await;
         return converge(world).await;
@@ -106,8 +120,12 @@ async fn live(world: &Arc<World>, scenario: Scenario, users: u32) {
     }
     let ills = selection(world);
     world.log(Actor::Nemesis, format!("{ills:?}"));
-    let nemesis = tokio::spawn(rage(Arc::clone(world), ills, done.clone()));
+    let nemesis = tokio::task::spawn_local(rage(Arc::clone(world), ills, done.clone()));
     sleep(world.millis(90_000..240_000)).await;
+    if world.chance(10) {
+        // Long enough that what is left over by then counts as that, in the midst of everything.
+        sleep(world.millis(400_000..700_000)).await;
+    }
     done.cancel();
     nemesis.await.ok();
     heal(world).await;
@@ -115,23 +133,47 @@ async fn live(world: &Arc<World>, scenario: Scenario, users: u32) {
     converge(world).await;
 }
 
-/// On each node there is a request that a newer release wrote, and its guest.
+/// On each node there is a request that a newer release wrote, and a status, and the guests of both.
 async fn seal(world: &Arc<World>) {
     for computer in &world.computers {
-        let instance = InstanceId::new(Uuid::from_u128(world.any()));
-        let key = world.keys.request(computer.node, instance);
-        let value = format!("{{\"version\":99,\"instance\":\"{instance}\",\"desired\":\"hibernated\"}}");
-        let put = ec_store::Txn::new().put(key.clone(), value.clone());
-        ec_store::Store::txn(&world.store, put).await.ok();
-        let base = BaseImage {
-            path: "/images/of/the/future".into(),
-            format: DiskFormat::Qcow2,
-            virtual_size: 1 << 20,
-            digest: "0".repeat(64),
-        };
-        computer.hypervisor.create_overlay(instance, &base, None).await.ok();
-        let spec = DomainSpec { instance, title: "sealed".into(), vcpus: 1, memory_mb: 1 };
-        computer.hypervisor.define(&spec).await.ok();
-        world.judge(|referee, _| referee.seal(key, value.into_bytes(), instance));
+        let [asked_for, told_of] = [(); 2].map(|()| InstanceId::new(Uuid::from_u128(world.any())));
+        seal_one(world, computer, world.keys.request(computer.node, asked_for), asked_for).await;
+        seal_one(world, computer, world.keys.status(computer.node, told_of), told_of).await;
+    }
+}
+
+/// Somebody else uses placement, too, and takes a little of each node.
+async fn claim_for_others(world: &Arc<World>) {
+    let Ok(placement) = Way::client(world, Actor::Nemesis, &Life::new()) else { return };
+    for computer in &world.computers {
+        let consumer = InstanceId::new(Uuid::from_u128(world.any()));
+        let amounts = [("MEMORY_MB".to_owned(), 1)].into();
+        if placement.claim_exact(consumer, computer.node, &amounts, "others", "others").await.is_ok() {
+            world.judge(|referee, world| referee.seal_claim(world, consumer));
+        }
+    }
+}
+
+async fn seal_one(world: &World, computer: &Computer, key: String, instance: InstanceId) {
+    let value = format!("{{\"version\":99,\"instance\":\"{instance}\",\"desired\":\"hibernated\"}}");
+    let put = ec_store::Txn::new().put(key.clone(), value.clone());
+    ec_store::Store::txn(&world.store, put).await.ok();
+    let base = BaseImage {
+        path: "/images/of/the/future".into(),
+        format: DiskFormat::Qcow2,
+        virtual_size: 1 << 20,
+        digest: "0".repeat(64),
+    };
+    computer.hypervisor.create_overlay(instance, &base, None).await.ok();
+    let spec = DomainSpec { instance, title: "sealed".into(), vcpus: 1, memory_mb: 1 };
+    computer.hypervisor.define(&spec).await.ok();
+    world.judge(|referee, _| referee.seal(key, value.into_bytes(), instance));
+}
+
+/// Has the referee see who is alive, second by second.
+async fn watch_nodes(world: Arc<World>) {
+    loop {
+        world.judge(|referee, world| referee.look_at_nodes(world));
+        sleep(Duration::from_secs(1)).await;
     }
 }

@@ -2,7 +2,7 @@
 //! they ship, around the store in memory, the simulated hypervisor and a placement without sockets.
 //!
 //! ```text
-//!   users (ec-cloud) ──▶ Way ──▶ eplacement (Api) ──┐
+//!   users, econtroller ──▶ Way ──▶ eplacement ──────┐
 //!        │                ▲                         ▼
 //!        │              agents ─────────────────▶ Door ──▶ MemoryStore      Nemesis: kills, breaks, delays
 //!        └────────────────┼───────────────────────▲         │
@@ -18,6 +18,7 @@
 //! history runs in a process of its own.
 
 pub mod chance;
+mod controller;
 mod door;
 mod hands;
 mod heal;
@@ -28,8 +29,11 @@ mod nemesis;
 mod node;
 mod referee;
 mod replica;
+mod told;
+mod traces;
 mod user;
 mod way;
 mod world;
 
 pub use history::{Ended, Scenario, run};
+pub use told::tell;

@@ -8,11 +8,12 @@ use std::{
         Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
-use ec_sim::{Scenario, run};
+use ec_sim::{Scenario, run, tell};
 
 /// The cluster in one process under simulated time: one seed, one history.
 #[derive(Debug, Parser)]
@@ -39,16 +40,22 @@ fn main() -> Result<ExitCode> {
     }
 }
 
+/// A history takes a second. One that takes so long turns round and round at one moment of its time.
+const LONGEST: Duration = Duration::from_secs(90);
+
 fn one(seed: u64, one_life: bool) -> Result<ExitCode> {
-    if std::env::var_os("RUST_LOG").is_some() {
-        // What the programs themselves say, for who looks into a history.
-        let filter = tracing_subscriber::EnvFilter::from_default_env();
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    if let Ok(filter) = std::env::var("RUST_LOG") {
+        tell(&filter).map_err(anyhow::Error::msg)?;
     }
     std::panic::set_hook(Box::new(|panic| {
         println!("PANIC: {panic}");
         std::process::exit(2);
     }));
+    std::thread::spawn(|| {
+        std::thread::sleep(LONGEST);
+        println!("VIOLATION: the history does not end");
+        std::process::exit(1);
+    });
     let scenario = if one_life { Scenario::OneLife } else { Scenario::Random };
     let ended = run(seed, scenario)?;
     for finding in &ended.findings {

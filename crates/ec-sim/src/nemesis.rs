@@ -2,14 +2,16 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ec_hypervisor::{Hypervisor, Pause};
+use ec_hypervisor::{Hypervisor, Pause, RunState};
 use ec_model::InstanceId;
 use ec_store::{Backup, Store};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    life::Life,
     node::Computer,
+    way::Way,
     world::{Actor, Storm, World},
 };
 
@@ -18,6 +20,7 @@ pub(crate) enum Ill {
     KillAgent,
     StopAgent,
     KillReplica,
+    KillController,
     StoreStorm,
     PlacementStorm,
     HypervisorStorm,
@@ -29,18 +32,24 @@ pub(crate) enum Ill {
     StoreAway,
     StoreRestart,
     Cut,
+    Sleep,
+    Clone,
     Restore,
     LoseDomain,
     LoseDisk,
+    LoseRecord,
+    LoseStatus,
+    LoseClaim,
     EndGuest,
     PauseGuest,
     CrashHost,
 }
 
-const ALL: [Ill; 20] = [
+const ALL: [Ill; 26] = [
     Ill::KillAgent,
     Ill::StopAgent,
     Ill::KillReplica,
+    Ill::KillController,
     Ill::StoreStorm,
     Ill::PlacementStorm,
     Ill::HypervisorStorm,
@@ -52,9 +61,14 @@ const ALL: [Ill; 20] = [
     Ill::StoreAway,
     Ill::StoreRestart,
     Ill::Cut,
+    Ill::Sleep,
+    Ill::Clone,
     Ill::Restore,
     Ill::LoseDomain,
     Ill::LoseDisk,
+    Ill::LoseRecord,
+    Ill::LoseStatus,
+    Ill::LoseClaim,
     Ill::EndGuest,
     Ill::PauseGuest,
     Ill::CrashHost,
@@ -64,8 +78,16 @@ const ALL: [Ill; 20] = [
 pub(crate) fn selection(world: &World) -> Vec<Ill> {
     let often = |ill: Ill| match ill {
         // After a restore the referee can say little, so most histories go without.
-        Ill::Restore => 12,
-        Ill::LoseDisk | Ill::LoseDomain | Ill::Refusals | Ill::EndGuest | Ill::PauseGuest => 15,
+        Ill::Restore => 18,
+        // Room may be sold twice till its node has noticed.
+        Ill::LoseClaim => 8,
+        Ill::LoseDisk
+        | Ill::LoseDomain
+        | Ill::LoseRecord
+        | Ill::LoseStatus
+        | Ill::Refusals
+        | Ill::EndGuest
+        | Ill::PauseGuest => 15,
         Ill::KillAgent | Ill::StoreStorm => 60,
         _ => 35,
     };
@@ -93,6 +115,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
     let faults = world.store.faults();
     let computer = Arc::clone(any_computer(world));
     let name = Actor::Agent(computer.node, 0);
+    let much = u32::try_from(world.pick(3..30)).unwrap_or(3);
     match ill {
         Ill::KillAgent => {
             if computer.kill() {
@@ -111,8 +134,21 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
             computer.crash();
             start_later(world, &computer);
         }
+        Ill::KillController => {
+            let number = any_number(world, world.controllers.count());
+            if world.controllers.kill(number) {
+                say(world, format!("kills {}", Actor::Controller(number)));
+                let (world, after) = (Arc::clone(world), world.millis(500..20_000));
+                tokio::task::spawn_local(async move {
+                    sleep(after).await;
+                    if !world.controllers.is_up(number) {
+                        world.controllers.start(&world, number);
+                    }
+                });
+            }
+        }
         Ill::KillReplica => {
-            let number = usize::try_from(world.pick(0..world.replicas.count() as u64)).unwrap_or(0);
+            let number = any_number(world, world.replicas.count());
             if world.replicas.kill(number) {
                 say(world, format!("kills {}", Actor::Replica(number)));
                 let (world, after) = (Arc::clone(world), world.millis(500..20_000));
@@ -124,22 +160,22 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
                 });
             }
         }
-        Ill::StoreStorm => storm(world, |storm, much| storm.etcd = much, "the way to etcd is bad").await,
+        Ill::StoreStorm => storm(world, |storm| &mut storm.etcd, much, "the way to etcd is bad"),
         Ill::PlacementStorm => {
-            storm(world, |storm, much| storm.placement = much, "the way to placement is bad").await;
+            storm(world, |storm| &mut storm.placement, much, "the way to placement is bad");
         }
         Ill::HypervisorStorm => {
-            storm(world, |storm, much| storm.hypervisor = much, "the hypervisors are troubled").await;
+            storm(world, |storm| &mut storm.hypervisor, much, "the hypervisors are troubled");
         }
-        Ill::Refusals => storm(world, |storm, _| storm.refusals = 10, "the hypervisors refuse").await,
-        Ill::Slowness => storm(world, |storm, much| storm.slow = much, "everything is slow").await,
+        Ill::Refusals => storm(world, |storm| &mut storm.refusals, 10, "the hypervisors refuse"),
+        Ill::Slowness => storm(world, |storm| &mut storm.slow, much, "everything is slow"),
         Ill::BreakWatches => {
             say(world, "breaks all watches");
             faults.break_watches();
         }
         Ill::SilenceWatches => {
             say(world, "silences all watches");
-            faults.freeze_watches();
+            world.silence_watches();
         }
         Ill::Compact => {
             say(world, "has etcd compacted");
@@ -150,23 +186,38 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
             let time = world.millis(1000..40_000);
             say(world, format!("takes etcd away for {time:?}"));
             faults.set_reachable(false);
-            sleep(time).await;
-            faults.set_reachable(true);
-            say(world, "gives etcd back");
+            let world = Arc::clone(world);
+            tokio::spawn(async move {
+                sleep(time).await;
+                world.store.faults().set_reachable(true);
+                say(&world, "gives etcd back");
+            });
         }
         Ill::StoreRestart => {
             say(world, "restarts etcd");
             faults.restart();
         }
         Ill::Cut => {
-            let time = world.millis(1000..40_000);
-            let who = if world.chance(30) {
-                Actor::Replica(usize::try_from(world.pick(0..world.replicas.count() as u64)).unwrap_or(0))
-            } else {
-                name
-            };
-            say(world, format!("cuts {who} off from etcd for {time:?}"));
-            world.cut(who, time);
+            let (who, _) = any_program(world, &computer);
+            cut(world, who);
+        }
+        Ill::Sleep => {
+            if let (who, Some(life)) = any_program(world, &computer) {
+                put_to_sleep(world, who, life);
+            }
+        }
+        Ill::Clone => {
+            let clone = world.clones.iter().find(|clone| clone.node == computer.node).cloned();
+            if let Some(clone) = clone.filter(|clone| !clone.is_up()) {
+                say(world, format!("has a clone of {name} started"));
+                clone.keep_down(false);
+                clone.start(world);
+                let after = world.millis(1000..50_000);
+                tokio::spawn(async move {
+                    sleep(after).await;
+                    clone.keep_down(true);
+                });
+            }
         }
         Ill::Restore => match backup.take() {
             None => {
@@ -174,10 +225,17 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
                 *backup = Some(faults.backup());
             }
             Some(older) => {
+                // Who does not see it happen comes back when the other history is as long as its own.
+                match any_program(world, &computer) {
+                    (who, _) if world.chance(40) => cut(world, who),
+                    (who, Some(life)) if world.chance(40) => put_to_sleep(world, who, life),
+                    _ => {}
+                }
                 say(world, "puts etcd back to its backup");
                 world.next_era();
-                world.judge(|referee, _| referee.replaced());
                 faults.restore(&older);
+                world.judge(|referee, world| referee.replaced(world));
+                *backup = world.chance(30).then_some(older);
             }
         },
         Ill::LoseDomain => {
@@ -192,6 +250,37 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
                 computer.hypervisor.delete_volume(guest);
             }
         }
+        Ill::LoseRecord => {
+            if let Some(guest) = any_guest(world, &computer).await {
+                computer.lose_record(guest);
+                if world.chance(50) {
+                    say(world, format!("deletes the record of {guest} on {name}"));
+                } else {
+                    say(world, format!("deletes all that there is of {guest} on {name}"));
+                    computer.hypervisor.undefine(guest);
+                    computer.hypervisor.end_guest(guest);
+                    computer.hypervisor.delete_volume(guest);
+                    world.judge(|referee, _| referee.vanished(guest));
+                }
+            }
+        }
+        Ill::LoseStatus => {
+            if let Some(guest) = any_guest(world, &computer).await {
+                say(world, format!("deletes the status of {guest} on {name}"));
+                let key = world.keys.status(computer.node, guest);
+                world.judge(|referee, _| referee.status_lost(guest));
+                world.store.txn(ec_store::Txn::new().delete(key)).await.ok();
+            }
+        }
+        Ill::LoseClaim => {
+            if let Some(guest) = any_guest(world, &computer).await
+                && let Ok(placement) = Way::client(world, Actor::Nemesis, &Life::new())
+            {
+                say(world, format!("deletes the claim of {guest}"));
+                world.judge(|referee, _| referee.claim_lost(guest));
+                placement.release(guest).await.ok();
+            }
+        }
         Ill::EndGuest => {
             if let Some(guest) = any_guest(world, &computer).await {
                 say(world, format!("the guest {guest} on {name} powers itself off"));
@@ -202,21 +291,72 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
             if let Some(guest) = any_guest(world, &computer).await {
                 say(world, format!("the guest {guest} on {name} is paused, for its disk is full"));
                 computer.hypervisor.pause_guest(guest, Pause::Storage { room: false });
+                if world.chance(60) {
+                    let (world, computer, after) =
+                        (Arc::clone(world), Arc::clone(&computer), world.millis(500..40_000));
+                    tokio::spawn(async move {
+                        sleep(after).await;
+                        let seen = crate::referee::observed(&computer, guest).and_then(|seen| seen.domain);
+                        if seen == Some(RunState::Paused(Pause::Storage { room: false })) {
+                            say(&world, format!("there is room for {guest} again"));
+                            computer.hypervisor.pause_guest(guest, Pause::Storage { room: true });
+                        }
+                    });
+                }
             }
         }
     }
 }
 
-async fn storm(world: &World, change: impl FnOnce(&mut Storm, u32), what: &str) {
-    let much = u32::try_from(world.pick(3..30)).unwrap_or(3);
-    let mut storm = Storm::default();
-    change(&mut storm, much);
+/// Something goes wrong more often for a while; other things may go wrong meanwhile.
+fn storm(world: &Arc<World>, field: fn(&mut Storm) -> &mut u32, much: u32, what: &'static str) {
     let time = world.millis(3000..30_000);
     say(world, format!("{what} for {time:?}"));
-    world.set_storm(storm);
-    sleep(time).await;
-    world.set_storm(Storm::default());
-    say(world, "that is over");
+    world.change_storm(|storm| *field(storm) = much);
+    let world = Arc::clone(world);
+    tokio::spawn(async move {
+        sleep(time).await;
+        world.change_storm(|storm| *field(storm) = 0);
+    });
+}
+
+fn any_number(world: &World, count: usize) -> usize {
+    if count < 2 { 0 } else { usize::try_from(world.pick(0..count as u64)).unwrap_or(0) }
+}
+
+/// A program that goes on for long, and its life where it has one now: this computer's agent most often.
+fn any_program(world: &World, computer: &Computer) -> (Actor, Option<Life>) {
+    let (replicas, controllers) = (world.replicas.count(), world.controllers.count());
+    match world.pick(0..10) {
+        0..3 => {
+            let number = any_number(world, replicas);
+            (Actor::Replica(number), world.replicas.life(number))
+        }
+        3 if controllers > 0 => {
+            let number = any_number(world, controllers);
+            (Actor::Controller(number), world.controllers.life(number))
+        }
+        _ => (Actor::Agent(computer.node, 0), computer.life()),
+    }
+}
+
+fn cut(world: &World, who: Actor) {
+    let time = world.millis(1000..40_000);
+    say(world, format!("cuts {who} off from etcd for {time:?}"));
+    world.cut(who, time);
+}
+
+/// Nothing of it goes on for a while, and then all does, as if nothing had been.
+fn put_to_sleep(world: &Arc<World>, who: Actor, life: Life) {
+    let time = world.millis(1000..60_000);
+    say(world, format!("puts {who} to sleep for {time:?}"));
+    life.sleep();
+    let world = Arc::clone(world);
+    tokio::spawn(async move {
+        sleep(time).await;
+        life.wake();
+        say(&world, format!("wakes {who}"));
+    });
 }
 
 fn any_computer(world: &World) -> &Arc<Computer> {
@@ -257,22 +397,44 @@ async fn disturb_all(world: &World, computer: &Computer) {
     }
 }
 
-/// Everything is as it should be again, and everybody is up.
+/// Everything is as it should be again, and everybody is up; but for one agent, now and then, that a controller is to
+/// find missing.
 pub(crate) async fn heal(world: &Arc<World>) {
     say(world, "heals everything");
-    world.set_storm(Storm::default());
+    let dead = (world.controllers.count() > 0 && world.chance(30)).then(|| any_computer(world));
+    world.change_storm(|storm| *storm = Storm::default());
     world.mend_cuts();
     world.store.faults().set_reachable(true);
     for number in 0..world.replicas.count() {
-        if !world.replicas.is_up(number) {
-            world.replicas.start(world, number);
+        match world.replicas.life(number) {
+            Some(life) => life.wake(),
+            None => world.replicas.start(world, number),
         }
     }
-    for computer in &world.computers {
-        if !computer.is_up() {
-            computer.start(world);
+    for number in 0..world.controllers.count() {
+        match world.controllers.life(number) {
+            Some(life) => life.wake(),
+            None => world.controllers.start(world, number),
         }
+    }
+    for clone in &world.clones {
+        clone.keep_down(true);
+    }
+    for computer in &world.computers {
+        match computer.life() {
+            Some(life) => life.wake(),
+            None => computer.start(world),
+        }
+    }
+    if let Some(computer) = dead {
+        say(world, format!("keeps the agent of {} down", Actor::Agent(computer.node, 0)));
+        computer.keep_down(true);
     }
     // Calls that are late by the most come till then.
     sleep(Duration::from_secs(95)).await;
+    if let Some(computer) = dead {
+        world.judge(|referee, world| referee.is_marked(world, computer.node));
+        computer.keep_down(false);
+        computer.start(world);
+    }
 }

@@ -1,19 +1,21 @@
 //! A computer with its hypervisor and its files, and the agents that run on it, one after the other.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use anyhow::{Context, Result};
 use ec_hypervisor::SimulatedHypervisor;
-use ec_model::NodeId;
+use ec_model::{InstanceId, NodeId};
 use ecompute::{agent, config::Settings};
+use serde_json::Value;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -29,6 +31,9 @@ use crate::{
 /// Processors that each computer gives to guests.
 pub(crate) const PROCESSORS: u64 = 4;
 
+/// From this start on they are agents of a clone.
+pub(crate) const CLONES: u32 = 1000;
+
 /// As an init system restarts it.
 const RESTART: Duration = Duration::from_secs(5);
 
@@ -40,6 +45,8 @@ pub(crate) struct Computer {
     /// Counted up when it is started anew: what its hypervisor was at then is not done.
     era: AtomicU64,
     starts: AtomicU32,
+    /// Nobody starts an agent here for now.
+    kept_down: AtomicBool,
     /// The agent of now.
     agent: Mutex<Option<Running>>,
 }
@@ -54,8 +61,17 @@ struct Running {
 impl Computer {
     /// The computer of a number from 1 on, with its files and an image below `directory`.
     pub(crate) fn new(number: u128, directory: &Path) -> Result<Self> {
+        Self::called(number, directory, &format!("n{number}"), 0)
+    }
+
+    /// Another computer that was made from the same image, and takes itself for the same node.
+    pub(crate) fn clone_of(number: u128, directory: &Path) -> Result<Self> {
+        Self::called(number, directory, &format!("n{number}-clone"), CLONES)
+    }
+
+    fn called(number: u128, directory: &Path, name: &str, starts: u32) -> Result<Self> {
         let node = NodeId::new(Uuid::from_u128(number));
-        let directory = directory.join(format!("n{number}"));
+        let directory = directory.join(name);
         fs::create_dir_all(&directory)?;
         let processors = std::thread::available_parallelism()?.get() as u64;
         // Two of however many there are, each given out twice; or the one there is, four times.
@@ -79,7 +95,8 @@ impl Computer {
             hypervisor,
             directory,
             era: AtomicU64::new(0),
-            starts: AtomicU32::new(0),
+            starts: AtomicU32::new(starts),
+            kept_down: AtomicBool::new(false),
             agent: Mutex::default(),
         })
     }
@@ -98,6 +115,9 @@ impl Computer {
 
     /// The agent's next start, on what is here.
     pub(crate) fn start(self: &Arc<Self>, world: &Arc<World>) {
+        if self.kept_down.load(Ordering::Relaxed) {
+            return;
+        }
         let number = self.starts.fetch_add(1, Ordering::Relaxed) + 1;
         let (life, stop) = (Life::new(), CancellationToken::new());
         let actor = Actor::Agent(self.node, number);
@@ -160,6 +180,19 @@ impl Computer {
         true
     }
 
+    /// The life of the agent that runs.
+    pub(crate) fn life(&self) -> Option<Life> {
+        self.running().map(|running| running.life)
+    }
+
+    /// Kills it, and has nobody start another until the same is said with `false`.
+    pub(crate) fn keep_down(&self, down: bool) {
+        self.kept_down.store(down, Ordering::Relaxed);
+        if down {
+            self.kill();
+        }
+    }
+
     /// As an operator ends it, who starts it again.
     pub(crate) fn stop(&self) -> bool {
         let Some(running) = self.running() else { return false };
@@ -174,16 +207,23 @@ impl Computer {
         self.hypervisor.restart_host();
     }
 
-    /// The names of the agent's own records of instances.
-    pub(crate) fn records(&self) -> Result<Vec<String>> {
+    /// Takes the agent's own record of an instance away.
+    pub(crate) fn lose_record(&self, instance: InstanceId) {
+        fs::remove_file(self.directory.join(format!("state/instances/{instance}.json"))).ok();
+    }
+
+    /// The agent's own records, by instance: whether a start was begun.
+    pub(crate) fn records(&self) -> Result<BTreeMap<String, bool>> {
         let directory = self.directory.join("state/instances");
-        let Ok(entries) = fs::read_dir(&directory) else { return Ok(Vec::new()) };
-        let mut names = Vec::new();
+        let Ok(entries) = fs::read_dir(&directory) else { return Ok(BTreeMap::new()) };
+        let mut records = BTreeMap::new();
         for entry in entries {
-            let name = entry.context("failed to list records")?.file_name().to_string_lossy().into_owned();
-            names.extend(name.strip_suffix(".json").map(str::to_owned));
+            let path = entry.context("failed to list records")?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let Some(instance) = name.strip_suffix(".json") else { continue };
+            let record: Value = serde_json::from_slice(&fs::read(&path)?)?;
+            records.insert(instance.to_owned(), record["started"] == true);
         }
-        names.sort_unstable();
-        Ok(names)
+        Ok(records)
     }
 }

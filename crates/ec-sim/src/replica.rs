@@ -18,6 +18,7 @@ use crate::{
 
 struct Running {
     api: Arc<Api>,
+    replica: Replica,
     life: Life,
     stop: CancellationToken,
 }
@@ -56,7 +57,8 @@ impl Replicas {
         let door = Door { world: Arc::clone(world), actor, life: life.clone() };
         let metrics = Arc::<Metrics>::default();
         let (keys, limits) = (Keys::new(PLACEMENT), Limits::default());
-        let replica = Replica::start(Arc::new(door), keys, limits, Arc::clone(&metrics), stop.clone());
+        let host = world.machine(&life);
+        let replica = Replica::start(Arc::new(door), keys, limits, Arc::clone(&metrics), host, stop.clone());
         let (watched, in_world, watched_life) = (replica.clone(), Arc::clone(world), life.clone());
         tokio::spawn(async move {
             tokio::select! {
@@ -74,9 +76,9 @@ impl Replicas {
             randomize: false,
             search: Options::default(),
         };
-        let api = Arc::new(Api::new(replica, config, metrics, false));
+        let api = Arc::new(Api::new(replica.clone(), config, metrics, false));
         if let Some(slot) = self.lock().get_mut(number) {
-            *slot = Some(Running { api, life, stop });
+            *slot = Some(Running { api, replica, life, stop });
         }
         world.log(actor, "eplacement starts");
     }
@@ -90,6 +92,17 @@ impl Replicas {
     }
 
     pub(crate) fn is_up(&self, number: usize) -> bool {
-        self.lock().get(number).is_some_and(Option::is_some)
+        self.life(number).is_some()
+    }
+
+    pub(crate) fn life(&self, number: usize) -> Option<Life> {
+        self.lock().get(number)?.as_ref().map(|running| running.life.clone())
+    }
+
+    /// What all that run know, each in its place.
+    pub(crate) fn running(&self) -> Vec<(usize, Replica)> {
+        let known =
+            |(number, slot): (usize, &Option<Running>)| Some((number, slot.as_ref()?.replica.clone()));
+        self.lock().iter().enumerate().filter_map(known).collect()
     }
 }

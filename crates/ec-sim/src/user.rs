@@ -75,7 +75,12 @@ fn someone(world: &World) -> Option<InstanceId> {
         let wanted = |known: &crate::referee::Known| known.acknowledged.is_some() && !known.wished_away;
         referee.instances().filter(|(_, known)| wanted(known)).map(|(instance, _)| instance).collect()
     });
+    // Whoever changes their mind does it soon, most often.
     let count = all.len() as u64;
+    let newest = all.iter().max_by_key(|instance| world.judge(|referee, _| referee.known(**instance).number));
+    if world.chance(40) {
+        return newest.copied();
+    }
     (count > 0).then(|| all[usize::try_from(world.pick(0..count)).unwrap_or(0)])
 }
 
@@ -84,9 +89,10 @@ async fn command(world: &Arc<World>, actor: Actor, deed: Deed, harmed: bool) {
     let (life, stop) = (Life::new(), CancellationToken::new());
     let killed = harmed && world.chance(12);
     let interrupted = harmed && world.chance(8);
+    let sleeps = harmed && world.chance(6);
     let run = tokio::task::spawn_local(perform(Arc::clone(world), actor, deed, life.clone(), stop.clone()));
     let mut run = std::pin::pin!(run);
-    if killed || interrupted {
+    if killed || interrupted || sleeps {
         let after = world.millis(1..400);
         tokio::select! {
             biased;
@@ -99,8 +105,19 @@ async fn command(world: &Arc<World>, actor: Actor, deed: Deed, harmed: bool) {
             world.log(actor, "is killed");
             return;
         }
-        world.log(actor, "is interrupted");
-        stop.cancel();
+        if interrupted {
+            world.log(actor, "is interrupted");
+            stop.cancel();
+        }
+        if sleeps {
+            // As after Ctrl-Z, or on a laptop: most for a moment, some for longer than anything counts as new.
+            let time =
+                if world.chance(25) { world.millis(550_000..700_000) } else { world.millis(500..60_000) };
+            world.log(actor, format!("sleeps for {time:?}"));
+            life.sleep();
+            sleep(time).await;
+            life.wake();
+        }
     }
     if run.await.is_err_and(|error| error.is_panic()) {
         world.judge(|referee, _| referee.found(format!("a command of {actor} panicked")));

@@ -5,7 +5,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -19,7 +19,9 @@ use rand::{Rng, RngExt, SeedableRng, rngs::StdRng};
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
-use crate::{life::Life, log::Log, node::Computer, referee::Referee, replica::Replicas};
+use crate::{
+    controller::Controllers, life::Life, log::Log, node::Computer, referee::Referee, replica::Replicas,
+};
 
 /// Where eplacement keeps its records.
 pub(crate) const PLACEMENT: &str = "/ecompute/placement";
@@ -36,6 +38,8 @@ pub(crate) enum Actor {
     User(u32),
     /// A replica of eplacement.
     Replica(usize),
+    /// A controller.
+    Controller(usize),
     /// The simulation itself.
     Nemesis,
 }
@@ -46,6 +50,7 @@ impl fmt::Display for Actor {
             Self::Agent(node, _) => write!(f, "n{}", node.uuid().as_u128()),
             Self::User(number) => write!(f, "u{number}"),
             Self::Replica(number) => write!(f, "p{}", number + 1),
+            Self::Controller(number) => write!(f, "c{}", number + 1),
             Self::Nemesis => f.write_str("!"),
         }
     }
@@ -70,7 +75,10 @@ pub(crate) struct World {
     pub(crate) store: MemoryStore,
     pub(crate) keys: Keyspace,
     pub(crate) computers: Vec<Arc<Computer>>,
+    /// One of each, which is not to be.
+    pub(crate) clones: Vec<Arc<Computer>>,
     pub(crate) replicas: Replicas,
+    pub(crate) controllers: Controllers,
     begun: Instant,
     dice: Mutex<StdRng>,
     log: Mutex<Log>,
@@ -80,6 +88,8 @@ pub(crate) struct World {
     cut: Mutex<BTreeMap<String, Instant>>,
     /// Counted up when etcd is replaced: what was on its way then is gone.
     era: AtomicU64,
+    /// Watches were silenced, which nobody notices.
+    silenced: AtomicBool,
     pub(crate) failed: tokio_util::sync::CancellationToken,
 }
 
@@ -88,7 +98,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl World {
-    pub(crate) fn new(seed: u64, computers: Vec<Arc<Computer>>, replicas: usize) -> Self {
+    pub(crate) fn new(
+        seed: u64,
+        [computers, clones]: [Vec<Arc<Computer>>; 2],
+        replicas: usize,
+        controllers: usize,
+    ) -> Self {
         let names: BTreeMap<Uuid, String> = computers
             .iter()
             .map(|computer| (computer.node.uuid(), Actor::Agent(computer.node, 0).to_string()))
@@ -97,7 +112,9 @@ impl World {
             store: MemoryStore::new(),
             keys: Keyspace::default(),
             computers,
+            clones,
             replicas: Replicas::new(replicas),
+            controllers: Controllers::new(controllers),
             begun: Instant::now(),
             dice: Mutex::new(StdRng::seed_from_u64(seed)),
             log: Mutex::new(Log::new(names)),
@@ -105,6 +122,7 @@ impl World {
             referee: Mutex::new(Referee::new()),
             cut: Mutex::default(),
             era: AtomicU64::new(0),
+            silenced: AtomicBool::new(false),
             failed: tokio_util::sync::CancellationToken::new(),
         }
     }
@@ -131,12 +149,17 @@ impl World {
         *lock(&self.storm)
     }
 
-    pub(crate) fn set_storm(&self, storm: Storm) {
-        *lock(&self.storm) = storm;
+    pub(crate) fn change_storm(&self, change: impl FnOnce(&mut Storm)) {
+        change(&mut lock(&self.storm));
     }
 
     pub(crate) fn elapsed(&self) -> Duration {
         self.begun.elapsed()
+    }
+
+    /// The time of day.
+    pub(crate) fn now(&self) -> Timestamp {
+        Timestamp::from_second(EPOCH).unwrap_or_default() + self.elapsed()
     }
 
     pub(crate) fn log(&self, who: Actor, what: impl AsRef<str>) {
@@ -178,6 +201,15 @@ impl World {
         self.era.load(Ordering::Relaxed)
     }
 
+    pub(crate) fn silence_watches(&self) {
+        self.silenced.store(true, Ordering::Relaxed);
+        self.store.faults().freeze_watches();
+    }
+
+    pub(crate) fn has_silent_watches(&self) -> bool {
+        self.silenced.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn next_era(&self) {
         self.era.fetch_add(1, Ordering::Relaxed);
     }
@@ -208,7 +240,7 @@ struct Simulated {
 
 impl Machine for Simulated {
     fn now(&self) -> Timestamp {
-        Timestamp::from_second(EPOCH).unwrap_or_default() + self.world.elapsed()
+        self.world.now()
     }
 
     fn random(&self) -> u128 {

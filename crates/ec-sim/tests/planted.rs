@@ -6,15 +6,17 @@ use std::process::Command;
 
 /// What is left out, or done too early, or believed; and the seeds among which a history shows it. Those that need a
 /// backup of etcd put back at the right moment are rare.
-const MISTAKES: [(&str, &str); 13] = [
+const MISTAKES: [(&str, &str); 15] = [
     // Control.
     ("request-without-index", "0..300"),
     ("request-not-fenced", "0..300"),
     ("name-unchecked", "0..300"),
     ("name-kept", "0..300"),
     ("claim-kept", "0..300"),
+    ("sweep-the-young", "0..300"),
     // The agent.
     ("unfenced", "0..300"),
+    ("older-wish-told", "0..300"),
     ("not-buried", "0..300"),
     ("record-kept", "0..300"),
     ("domain-kept", "0..300"),

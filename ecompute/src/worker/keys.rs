@@ -86,8 +86,13 @@ impl Worker {
     pub(super) async fn write(&mut self, status: Status) -> Result<(), Stop> {
         let key = self.parts.status_key(self.job.instance);
         // A write that comes late must not take the place of what was told when the request ended.
-        let txn = Txn::new().when(self.request_as_seen()).put(key, encode(&status));
-        if !self.fenced(txn).await? {
+        let mut txn = Txn::new().put(key, encode(&status));
+        if !planted("older-wish-told") {
+            txn = txn.when(self.request_as_seen());
+        }
+        let written = self.fenced(txn).await;
+        self.unsure = written.is_err();
+        if !written? {
             // A newer wish is not held up by the pause before another try.
             let newer = self.cancel.is_cancelled();
             return Err(if newer { Stop::Abandoned } else { Stop::Retry(NOT_OURS.to_owned()) });

@@ -155,7 +155,7 @@ pub(super) async fn create(call: &Call<'_>) -> ApiResult<Reply> {
     let document = call.json(Body::ResourceProviderCreate)?;
     let name = name_in(&document);
     let given = document.get("uuid").and_then(Value::as_str).filter(|text| !text.is_empty());
-    let uuid = given.and_then(uuid_like).unwrap_or_else(Uuid::new_v4);
+    let uuid = given.and_then(uuid_like).unwrap_or_else(|| call.api.replica.host().uuid());
     let parent = parent_in(&document).flatten();
     let command = Command::CreateProvider { uuid, name: name.clone(), parent };
     let outcome = call

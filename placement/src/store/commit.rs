@@ -19,6 +19,7 @@ mod plan;
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use ec_placement_model::{Command, ModelError, Outcome};
+use ec_runtime::Host;
 use ec_store::{Compare, Store, StoreResult, Txn, TxnOutcome};
 use tokio::{
     sync::{mpsc, oneshot},
@@ -128,6 +129,7 @@ pub(super) struct Committer {
     barrier: Barrier,
     metrics: Arc<Metrics>,
     health: Arc<Health>,
+    host: Host,
     /// Distinguishes this replica's transactions from all others.
     name: String,
     count: u64,
@@ -161,8 +163,9 @@ impl Committer {
         barrier: Barrier,
         metrics: Arc<Metrics>,
         health: Arc<Health>,
+        host: Host,
     ) -> Self {
-        let name = format!("{:016x}", rand::random::<u64>());
+        let name = format!("{:016x}", host.uuid().as_u64_pair().0);
         let history = Arc::clone(view.history());
         Self {
             store,
@@ -173,6 +176,7 @@ impl Committer {
             barrier,
             metrics,
             health,
+            host,
             name,
             count: 0,
             arrived: 0,
@@ -283,7 +287,8 @@ impl Committer {
         self.count += 1;
         // Asked before the state is looked at: at worst it is said once more.
         let session = self.history.sessions();
-        let (mut plan, landing) = plan::plan(&self.view, &self.keys, self.limits, commands, id.clone());
+        let now = self.host.now().as_second();
+        let (mut plan, landing) = plan::plan(&self.view, &self.keys, self.limits, commands, id.clone(), now);
         plan.txn = plan.txn.map(|mut txn| {
             if session != self.arrived {
                 txn = txn.put(self.keys.epoch(), id.clone());

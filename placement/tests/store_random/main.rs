@@ -16,6 +16,7 @@ use audit::decode;
 use ec_placement_model::{
     Amounts, Command, ConsumerWrite, ExpectedGeneration, Inventory, Name, State, intern,
 };
+use ec_runtime::Host;
 use ec_store::{Backup, MemoryStore, Store, StoreError, Txn};
 use placement::{
     metrics::Metrics,
@@ -99,8 +100,14 @@ impl History {
         let store: Arc<dyn Store> = Arc::new(self.shaky.clone());
         let stop = CancellationToken::new();
         let limits = Limits { operations: self.dice.random_range(16..64) };
-        let replica =
-            Replica::start(store, self.keys.clone(), limits, Arc::new(Metrics::default()), stop.clone());
+        let replica = Replica::start(
+            store,
+            self.keys.clone(),
+            limits,
+            Arc::new(Metrics::default()),
+            Host::default(),
+            stop.clone(),
+        );
         self.replicas.push((replica, stop));
     }
 

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use ec_placement_model::search::Options;
+use ec_runtime::Host;
 use ec_store::{MemoryStore, Store};
 use placement::{
     http::{Api, ApiConfig, Auth, Cors, Policy, ServerConfig, serve},
@@ -44,8 +45,14 @@ impl Server {
         let store: Arc<dyn Store> = Arc::new(store.clone());
         let stop = CancellationToken::new();
         let metrics = Arc::new(Metrics::default());
-        let replica =
-            Replica::start(store, Keys::new("/p"), Limits::default(), Arc::clone(&metrics), stop.clone());
+        let replica = Replica::start(
+            store,
+            Keys::new("/p"),
+            Limits::default(),
+            Arc::clone(&metrics),
+            Host::default(),
+            stop.clone(),
+        );
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let api = Arc::new(Api::new(replica, config, metrics, false));

@@ -146,7 +146,7 @@ impl Faults {
     /// Puts an older content, with its older revision, in place of the present one; watches end.
     pub fn restore(&self, backup: &Backup) {
         self.store.look(|shared| {
-            shared.state = backup.0.clone();
+            shared.state.replace(backup.0.clone());
             shared.state.renew_all(Instant::now());
             shared.plan.generation += 1;
         });

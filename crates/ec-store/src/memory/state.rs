@@ -53,6 +53,12 @@ impl State {
         }
     }
 
+    /// Takes an older content. Ids of leases are never given twice, as etcd's are not, which are drawn.
+    pub(super) fn replace(&mut self, older: Self) {
+        let next_lease = self.next_lease.max(older.next_lease);
+        *self = Self { next_lease, ..older };
+    }
+
     pub(super) fn revision(&self) -> Revision {
         self.revision
     }

@@ -38,8 +38,9 @@ pub(super) fn plan<'p>(
     limits: Limits,
     commands: impl Iterator<Item = &'p Pending>,
     id: String,
+    now: Seconds,
 ) -> (Plan, Landing) {
-    view.stand(|state, stand| plan_on(&mut Draft::new(state), stand, keys, limits, commands, id))
+    view.stand(|state, stand| plan_on(&mut Draft::new(state), stand, keys, limits, commands, id, now))
 }
 
 fn plan_on<'p>(
@@ -49,8 +50,8 @@ fn plan_on<'p>(
     limits: Limits,
     commands: impl Iterator<Item = &'p Pending>,
     id: String,
+    now: Seconds,
 ) -> (Plan, Landing) {
-    let now = now();
     let limit = limits.operations;
     let mut answers = Vec::new();
     let (mut needs_fresh, mut beat) = (false, false);
@@ -80,8 +81,4 @@ fn plan_on<'p>(
     let txn = (draft.changes().len() > 0 || beat).then(|| keys.txn(draft, stand, &id));
     let needs_fresh = needs_fresh || txn.is_none();
     (Plan { id, answers, txn, needs_fresh }, Landing { stand, changes: draft.written() })
-}
-
-fn now() -> Seconds {
-    jiff::Timestamp::now().as_second()
 }

@@ -1,0 +1,256 @@
+//! Rules for what lies in etcd of instances.
+
+use ec_model::{Desired, Instance, NodeId, Request, State, Status, decode};
+use ec_store::{KeyValue, Op, Txn};
+
+use super::{Referee, is_before_active, observed};
+use crate::{
+    door::content,
+    node::CLONES,
+    world::{Actor, PLACEMENT, World},
+};
+
+/// A claim that is not requested stays for so many seconds.
+const GRACE: u64 = 60;
+/// What is left of a command counts as that after so many seconds.
+const STALE: i64 = 600;
+
+impl Referee {
+    /// Each key has one writer, and an agent writes only while it is the node.
+    pub(super) fn look_at_writer(
+        &mut self,
+        world: &World,
+        actor: Actor,
+        key: &str,
+        old: Option<&KeyValue>,
+        new: Option<&[u8]>,
+    ) {
+        let keys = &world.keys;
+        let owner = |prefix: String| key.strip_prefix(prefix.as_str()).is_some();
+        let allowed = match actor {
+            Actor::Nemesis => true,
+            Actor::Replica(_) => key.starts_with(PLACEMENT),
+            Actor::Controller(_) => owner(keys.instances()) || key.starts_with("/ecompute/names/"),
+            Actor::User(_) => {
+                let request = key.starts_with(&keys.all_requests()) && new.is_some();
+                let user_data = key.starts_with("/ecompute/userdata/") && new.is_some();
+                request || user_data || owner(keys.instances()) || key.starts_with("/ecompute/names/")
+            }
+            Actor::Agent(node, _) => {
+                let presence =
+                    [keys.agent(node), keys.alive(node), keys.node(node)].iter().any(|own| key == own);
+                let ends = (owner(keys.requests(node)) || owner(keys.all_user_data(node))) && new.is_none();
+                presence || ends || owner(keys.statuses(node))
+            }
+        };
+        if !allowed {
+            self.found(format!("{actor} wrote {key}, which is another's"));
+        }
+        let Actor::Agent(node, number) = actor else { return };
+        if key == keys.agent(node) {
+            let Some(value) = new else { return };
+            self.signs.insert(value.to_vec(), actor);
+            if number < CLONES {
+                return;
+            }
+            match old.and_then(|old| self.signs.get(&old.value)) {
+                Some(Actor::Agent(_, before)) if *before < CLONES => {
+                    self.found(format!("a clone of {actor} took the node over while its agent was alive"));
+                }
+                // Nobody was the node, so it may be; with a guest's disk on the other computer it must not go on here.
+                _ => {
+                    for clone in world.clones.iter().filter(|clone| clone.node == node) {
+                        clone.keep_down(true);
+                    }
+                }
+            }
+            return;
+        }
+        // Put in one transaction with the key above.
+        if key == keys.alive(node) {
+            return;
+        }
+        let sign = content(world, &keys.agent(node));
+        let holder = sign.and_then(|pair| self.signs.get(&pair.value).copied());
+        // Two histories may count the same revision, of whichever of two computers.
+        let by_a_clone = matches!(holder, Some(Actor::Agent(_, other)) if other >= CLONES);
+        if holder != Some(actor) && !(by_a_clone && self.restored) {
+            self.found(format!("the {number}. agent of {actor} wrote {key} while it was not the node"));
+        }
+    }
+
+    /// A request goes when its instance has come to its end, and not before.
+    pub(super) fn look_at_request(
+        &mut self,
+        world: &World,
+        actor: Actor,
+        txn: &Txn,
+        key: &str,
+        old: Option<&KeyValue>,
+        new: Option<&[u8]>,
+    ) {
+        let Ok((node, instance)) = world.keys.parse_request(key) else { return };
+        if let Some(request) = new.and_then(|value| decode::<Request>(value).ok()) {
+            let known = self.known.entry(instance).or_default();
+            if request.desired == Desired::Destroyed && !known.wished_away {
+                self.found(format!("{actor} asked for the end of {instance}, which no user wished"));
+            }
+            if request.desired == Desired::Active && content(world, &world.keys.alive(node)).is_none() {
+                self.found(format!("{actor} requested {instance} on {node}, which is not alive"));
+            }
+            let before = old.and_then(|old| decode::<Request>(&old.value).ok());
+            // To ask once more for what is asked for is no change.
+            let stands = before.is_none_or(|before| {
+                (before.generation, before.desired) == (request.generation, request.desired)
+                    || before.generation < request.generation && before.desired == Desired::Active
+            });
+            if !stands && !self.restored {
+                self.found(format!("{actor} changed the request of {instance}, and not into a newer one"));
+            }
+            return;
+        }
+        if new.is_some() {
+            return;
+        }
+        let Some(request) = old.and_then(|old| decode::<Request>(&old.value).ok()) else { return };
+        let known = self.known.entry(instance).or_default();
+        let status = world.keys.status(node, instance);
+        let (wrote, wished_away, revived) = (known.wrote, known.wished_away, known.revived);
+        let here = world.computers.iter().find(|computer| computer.node == node);
+        let left = here.and_then(|computer| observed(computer, instance));
+        if request.desired == Desired::Destroyed || wished_away {
+            if !revived && left.is_some_and(|left| left.domain.is_some() || left.volume) {
+                self.found(format!(
+                    "the request of {instance} is gone, and its guest is still there: {left:?}"
+                ));
+            }
+            if request.desired == Desired::Destroyed && content(world, &status).is_some() {
+                self.found(format!("the wish to destroy {instance} is gone, and its status is still there"));
+            }
+            return;
+        }
+        let tells = txn.then.iter().any(|op| {
+            matches!(op, Op::Put { key, value, .. }
+                if *key == status && decode::<Status>(value).is_ok_and(|status| status.state == State::Error))
+        });
+        if wrote {
+            self.found(format!(
+                "the request of {instance}, whose guest ran, was deleted and no user wished it"
+            ));
+        } else if !tells {
+            self.found(format!("the request of {instance} was deleted and nobody was told why"));
+        }
+    }
+
+    /// What is told follows from what was told before, and from the newest wish.
+    pub(super) fn look_at_status(&mut self, world: &World, key: &str, new: Option<&[u8]>, late: bool) {
+        let Ok((node, instance)) = world.keys.parse_status(key) else { return };
+        let Some(status) = new.and_then(|value| decode::<Status>(value).ok()) else { return };
+        let restored = self.restored;
+        let known = self.known.entry(instance).or_default();
+        if late {
+            // It takes the place of newer words, till its agent looks.
+            known.was_active &= !is_before_active(status.state);
+            return self.forget(instance);
+        }
+        let harmed = restored || known.disturbed;
+        let reason = status.reason.unwrap_or_default();
+        let state = status.state;
+        let wrong = match state {
+            State::Error if !harmed && known.unclaimed.is_none_or(|age| age < GRACE) => {
+                Some("nothing was done to it")
+            }
+            State::Stopped | State::Paused if !harmed && !known.wished_away => Some("nothing was done to it"),
+            // A disk alone may be anybody's.
+            State::Unclaimed if !restored && (known.wrote || !known.revived) => {
+                Some("etcd was never put back")
+            }
+            State::Scheduled | State::Preparing if known.was_active && !restored => Some("it was ACTIVE"),
+            State::Starting if known.was_active && !harmed => Some("it was ACTIVE"),
+            _ => None,
+        };
+        known.was_active |= state == State::Active;
+        if let Some(why) = wrong {
+            self.found(format!("{instance} is told to be {state}, and {why}: {reason}"));
+        }
+        let request = content(world, &world.keys.request(node, instance));
+        if let Some(request) = request.and_then(|pair| decode::<Request>(&pair.value).ok())
+            && (status.epoch, status.observed_generation) != (request.epoch, request.generation)
+            && !restored
+        {
+            self.found(format!("{instance} is told to be {state} by a wish that is not its newest"));
+        }
+    }
+
+    /// While an instance is asked for, it can be looked up; a name is one instance's.
+    pub(super) fn look_at_index(
+        &mut self,
+        world: &World,
+        actor: Actor,
+        key: &str,
+        old: Option<&KeyValue>,
+        new: Option<&[u8]>,
+    ) {
+        if let Some(rest) = key.strip_prefix("/ecompute/names/") {
+            let (name, bearer) = rest.rsplit_once('/').unwrap_or((rest, ""));
+            let record = bearer.parse().ok().and_then(|bearer| content(world, &world.keys.instance(bearer)));
+            let record = record.and_then(|pair| decode::<Instance>(&pair.value).ok());
+            let named = record.is_some_and(|record| {
+                record.name.is_some_and(|own| key == world.keys.name(&record.project, &own, record.instance))
+            });
+            if named != new.is_some() {
+                self.found(format!("{actor} wrote {key}, and the instance is not called so, or is"));
+            }
+            let bearers = world.store.content(&format!("/ecompute/names/{name}/")).pairs.len();
+            if new.is_some() && bearers > 1 {
+                self.found(format!("{bearers} instances bear the name {name}"));
+            }
+            return;
+        }
+        let Ok(instance) = world.keys.parse_instance(key) else { return };
+        let known = self.known.entry(instance).or_default();
+        let maker = *known.maker.get_or_insert(actor);
+        let before = old.and_then(|old| decode::<Instance>(&old.value).ok());
+        let is_young =
+            before.is_some_and(|before| world.now().duration_since(before.created_at).as_secs() < STALE);
+        if is_young && actor != maker && !known.wished_away {
+            self.found(format!("{actor} wrote {key}, at which a command may still be"));
+        }
+        if new.is_some() || old.is_none() {
+            return;
+        }
+        let wanted = |node: NodeId| {
+            let pair = content(world, &world.keys.request(node, instance))?;
+            decode::<Request>(&pair.value).ok().filter(|request| request.desired == Desired::Active)
+        };
+        if let Some(computer) = world.computers.iter().find(|computer| wanted(computer.node).is_some()) {
+            let node = computer.node;
+            self.found(format!("the index of {instance} was taken away, which is asked for on {node}"));
+        }
+    }
+}
+
+/// A write as the log has it; nothing of what is only bookkeeping.
+pub(super) fn told(world: &World, key: &str, new: Option<&[u8]>) -> Option<String> {
+    let keys = &world.keys;
+    if let Some(rest) = key.strip_prefix(PLACEMENT) {
+        let instance = rest.strip_prefix("/consumers/")?;
+        return Some(match new {
+            Some(_) => format!("claim {instance}"),
+            None => format!("release {instance}"),
+        });
+    }
+    let short = key.strip_prefix("/ecompute/")?;
+    let Some(value) = new else { return Some(format!("delete {short}")) };
+    let more = if keys.parse_request(key).is_ok() {
+        decode::<Request>(value).map_or("unreadable".into(), |request| format!("{:?}", request.desired))
+    } else if keys.parse_status(key).is_ok() {
+        decode::<Status>(value).map_or("unreadable".into(), |status| {
+            let reason = status.reason.map(|reason| format!(": {reason}")).unwrap_or_default();
+            format!("{}{reason}", status.state)
+        })
+    } else {
+        String::new()
+    };
+    Some(format!("put {short} {more}").trim_end().to_owned())
+}

@@ -1,0 +1,122 @@
+//! Rules for placement: room, claims, marks.
+
+use std::collections::BTreeMap;
+
+use ec_model::{Desired, InstanceId, NodeId, Request, State, Status, decode};
+use ec_store::{KeyValue, Op, Txn};
+use serde_json::Value;
+
+use super::Referee;
+use crate::{
+    door::content,
+    node::PROCESSORS,
+    world::{PLACEMENT, World},
+};
+
+/// As a node is marked of which nothing is to be offered.
+const DISABLED: &str = "COMPUTE_STATUS_DISABLED";
+/// Who is marked was not alive for so many seconds at least, of so many before, and not so long ago.
+const MISSED: usize = 20;
+const LATELY: u64 = 400;
+const LAST: u64 = 300;
+
+fn is_marked(record: &[u8]) -> bool {
+    let record: Value = serde_json::from_slice(record).unwrap_or_default();
+    record["traits"].as_array().into_iter().flatten().any(|known| known == DISABLED)
+}
+
+/// Whether placement offers nothing of a node; nothing where it does not know it.
+pub(crate) fn marked(world: &World, node: NodeId) -> Option<bool> {
+    content(world, &format!("{PLACEMENT}/providers/{node}")).map(|pair| is_marked(&pair.value))
+}
+
+/// Whether it is asked for, and was not given up.
+fn is_wanted(world: &World, instance: InstanceId) -> bool {
+    world.computers.iter().any(|computer| {
+        let read = |key: String| content(world, &key).map(|pair| pair.value);
+        let request = read(world.keys.request(computer.node, instance));
+        let status = read(world.keys.status(computer.node, instance));
+        let failed = status
+            .and_then(|value| decode::<Status>(&value).ok())
+            .is_some_and(|status| status.state == State::Error);
+        let wanted = request
+            .and_then(|value| decode::<Request>(&value).ok())
+            .is_some_and(|request| request.desired == Desired::Active);
+        wanted && !failed
+    })
+}
+
+impl Referee {
+    /// What is used is never more than there is; a guest that runs keeps its claim.
+    pub(super) fn look_at_placement(&mut self, world: &World, txn: &Txn, before: &[Option<KeyValue>]) {
+        let consumers = format!("{PLACEMENT}/consumers/");
+        for (op, old) in txn.then.iter().zip(before) {
+            self.look_at_mark(world, op, old.as_ref());
+            let instance = op.key().strip_prefix(&consumers).and_then(|text| text.parse().ok());
+            let Some(instance) = instance else { continue };
+            if matches!(op, Op::Put { .. }) {
+                self.known.entry(instance).or_default().claimed = world.elapsed().as_secs();
+                continue;
+            }
+            let known = self.known.entry(instance).or_default();
+            let (wrote, excused) = (known.wrote, known.wished_away || known.claim_lost);
+            if self.restored || excused {
+                continue;
+            }
+            if wrote {
+                self.found(format!("the claim of {instance}, whose guest ran, was given back"));
+            } else if is_wanted(world, instance) {
+                self.found(format!("the claim of {instance}, which is asked for, was given back"));
+            } else {
+                let known = self.known.entry(instance).or_default();
+                known.unclaimed = Some(world.elapsed().as_secs() - known.claimed);
+            }
+        }
+        let mut used: BTreeMap<String, u64> = BTreeMap::new();
+        for pair in world.store.content(&consumers).pairs {
+            let Ok(consumer) = serde_json::from_slice::<Value>(&pair.value) else { continue };
+            for (provider, amounts) in consumer["allocations"].as_object().into_iter().flatten() {
+                *used.entry(provider.clone()).or_default() += amounts["VCPU"].as_u64().unwrap_or(0);
+            }
+        }
+        for (provider, used) in used {
+            if used > PROCESSORS {
+                self.found(format!("{used} processors of {provider} are allocated, and it has {PROCESSORS}"));
+            }
+        }
+    }
+
+    /// Only a node that nobody speaks for is marked.
+    fn look_at_mark(&mut self, world: &World, op: &Op, old: Option<&KeyValue>) {
+        let Op::Put { key, value, .. } = op else { return };
+        let provider = key.strip_prefix(PLACEMENT).and_then(|rest| rest.strip_prefix("/providers/"));
+        let Some(node) = provider.and_then(|text| text.parse::<NodeId>().ok()) else { return };
+        if !is_marked(value) || old.is_some_and(|old| is_marked(&old.value)) {
+            return;
+        }
+        let now = world.elapsed().as_secs();
+        let missed = self.missed.get(&node).map(Vec::as_slice).unwrap_or_default();
+        let lately = missed.iter().filter(|second| **second + LATELY >= now).count();
+        if lately < MISSED || missed.last().is_none_or(|last| last + LAST < now) {
+            self.found(format!("{node} was marked as down, and was missing for {lately} s of late"));
+        }
+    }
+
+    /// Who is alive at this second.
+    pub(crate) fn look_at_nodes(&mut self, world: &World) {
+        for computer in &world.computers {
+            if content(world, &world.keys.alive(computer.node)).is_none() {
+                self.missed.entry(computer.node).or_default().push(world.elapsed().as_secs());
+            }
+        }
+    }
+
+    /// A node whose agent was down for long, with everything else well.
+    pub(crate) fn is_marked(&mut self, world: &World, node: NodeId) {
+        // An older etcd may not know that there is such a node.
+        let is_known = content(world, &world.keys.node(node)).is_some();
+        if is_known && marked(world, node) == Some(false) {
+            self.found(format!("the agent of {node} is down, and no controller has marked the node"));
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! What there is of an instance, wherever it lies.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ec_hypervisor::{Observed, RunState};
+use ec_model::{InstanceId, NodeId, Request, State, Status, decode};
+use serde_json::Value;
+
+use crate::{
+    door::content,
+    node::{Computer, PROCESSORS},
+    referee::observed,
+    world::{PLACEMENT, World},
+};
+
+/// Everything that there is of an instance, wherever it lies.
+pub(crate) struct Traces {
+    pub(crate) request: Option<Request>,
+    pub(crate) status: Option<Status>,
+    pub(crate) claim: bool,
+    pub(crate) index: bool,
+    pub(crate) domain: bool,
+    pub(crate) volume: bool,
+    pub(crate) record: bool,
+    /// Its record says that a start was begun.
+    pub(crate) marked: bool,
+    /// As its hypervisor has it.
+    pub(crate) guest: Observed,
+    /// Where there is anything of its guest.
+    pub(crate) host: Option<NodeId>,
+}
+
+/// The agents' own records, by node: whether a start was begun.
+pub(crate) type Records = BTreeMap<NodeId, BTreeMap<String, bool>>;
+
+pub(crate) fn records(world: &World) -> Records {
+    let of = |computer: &Computer| (computer.node, computer.records().unwrap_or_default());
+    world.computers.iter().map(|computer| of(computer)).collect()
+}
+
+impl Traces {
+    pub(crate) fn of(world: &World, records: &Records, instance: InstanceId) -> Self {
+        let keys = &world.keys;
+        let get = |key: String| content(world, &key);
+        let nodes = || world.computers.iter().map(|computer| computer.node);
+        let request = nodes().find_map(|node| get(keys.request(node, instance)));
+        let status = nodes().find_map(|node| get(keys.status(node, instance)));
+        let seen: Vec<_> =
+            world.computers.iter().filter_map(|computer| observed(computer, instance)).collect();
+        let name = instance.to_string();
+        let recorded = |computer: &Computer| {
+            records.get(&computer.node).is_some_and(|records| records.contains_key(&name))
+        };
+        let here = |computer: &Computer| {
+            recorded(computer) || observed(computer, instance).is_some_and(|seen| seen.domain.is_some())
+        };
+        Self {
+            request: request.and_then(|pair| decode(&pair.value).ok()),
+            status: status.and_then(|pair| decode(&pair.value).ok()),
+            claim: get(format!("{PLACEMENT}/consumers/{instance}")).is_some(),
+            index: get(keys.instance(instance)).is_some(),
+            domain: seen.iter().any(|seen| seen.domain.is_some()),
+            volume: seen.iter().any(|seen| seen.volume),
+            record: world.computers.iter().any(|computer| recorded(computer)),
+            marked: records.values().any(|records| records.get(&name) == Some(&true)),
+            guest: seen.into_iter().find(|seen| seen.domain.is_some()).unwrap_or_default(),
+            host: world.computers.iter().find(|computer| here(computer)).map(|computer| computer.node),
+        }
+    }
+
+    pub(crate) fn is_anything(&self) -> bool {
+        self.request.is_some()
+            || self.status.is_some()
+            || self.claim
+            || self.index
+            || self.domain
+            || self.volume
+            || self.record
+    }
+
+    /// Whether what is told is how it is.
+    pub(crate) fn is_true(&self) -> bool {
+        let runs = matches!(self.guest.domain, Some(RunState::Running));
+        let is_paused = matches!(self.guest.domain, Some(RunState::Paused(_)));
+        match self.status.as_ref().map(|status| status.state) {
+            Some(State::Active) => runs && !self.guest.transient,
+            Some(State::Paused) => is_paused,
+            Some(State::Stopped) => !runs && !is_paused,
+            _ => true,
+        }
+    }
+
+    pub(crate) fn is_only_claim(&self) -> bool {
+        let Self { request, status, claim, index, domain, volume, record, .. } = self;
+        *claim && !(request.is_some() || status.is_some() || *index || *domain || *volume || *record)
+    }
+
+    pub(crate) fn told(&self) -> String {
+        let mut told: Vec<String> = Vec::new();
+        told.extend(self.request.as_ref().map(|request| format!("request {:?}", request.desired)));
+        told.extend(self.status.as_ref().map(|status| {
+            format!("status {} {}", status.state, status.reason.as_deref().unwrap_or_default())
+        }));
+        for (is, name) in [
+            (self.claim, "claim"),
+            (self.index, "index"),
+            (self.domain, "domain"),
+            (self.volume, "volume"),
+            (self.record, "record"),
+        ] {
+            told.extend(is.then(|| name.to_owned()));
+        }
+        if told.is_empty() { "nothing".to_owned() } else { told.join(", ") }
+    }
+}
+
+/// Whether placement has no room to count a guest, and its node keeps as much free as all take there that are not
+/// counted. What is reserved is given out several times, so that it comes in steps.
+pub(crate) fn is_kept_free(world: &World, traces: &Traces) -> bool {
+    let Some(node) = traces.host else { return false };
+    let record = content(world, &format!("{PLACEMENT}/providers/{node}"));
+    let Some(record) = record.and_then(|pair| serde_json::from_slice::<Value>(&pair.value).ok()) else {
+        return false;
+    };
+    let inventory = &record["inventories"]["VCPU"];
+    let number = |field: &str| inventory[field].as_f64().unwrap_or(0.0);
+    let ratio = number("allocation_ratio").max(1.0);
+    let mut used = 0.0;
+    let mut counted = BTreeSet::new();
+    for pair in world.store.content(&format!("{PLACEMENT}/consumers/")).pairs {
+        let Ok(consumer) = serde_json::from_slice::<Value>(&pair.value) else { continue };
+        if let Some(amounts) = consumer["allocations"].get(node.to_string()) {
+            used += amounts["VCPU"].as_f64().unwrap_or(0.0);
+            counted.extend(pair.key.rsplit('/').next().map(str::to_owned));
+        }
+    }
+    let here = world.computers.iter().find(|computer| computer.node == node);
+    let records = here.and_then(|computer| computer.records().ok()).unwrap_or_default();
+    let uncounted = records.keys().filter(|name| !counted.contains(*name)).count() as f64;
+    let all = PROCESSORS as f64;
+    let offered = (number("total") - number("reserved")) * ratio;
+    let without_it = all - ((uncounted - 1.0) / ratio).ceil() * ratio;
+    // A lock that came back with an older etcd is an operator's for all that its agent knows.
+    let is_locked = offered <= 0.0;
+    is_locked || offered <= all - uncounted && used + 1.0 > without_it
+}
