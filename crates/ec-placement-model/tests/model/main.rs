@@ -1,0 +1,10 @@
+//! The model against plainer ones: what a state tells against a count of its records, a draft against what is
+//! written, a search against trying every combination; and, as tables, what each command is answered.
+
+mod allocations;
+mod commands;
+mod draft;
+mod hosts;
+mod search;
+mod state;
+mod support;
