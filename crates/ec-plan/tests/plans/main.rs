@@ -1,5 +1,7 @@
 //! What is planned for one guest: after starts that did not go as they should, and at the edges of what is allowed.
 
+mod aspects;
+
 use std::time::Duration;
 
 use ec_model::{End, Observed, Pause, RunState, State};
