@@ -5,6 +5,7 @@ mod allocations;
 mod commands;
 mod draft;
 mod hosts;
+mod records;
 mod search;
 mod state;
 mod support;
