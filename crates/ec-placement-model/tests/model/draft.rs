@@ -52,10 +52,10 @@ fn command() -> impl Strategy<Value = Command> {
         1 => (host(), generation(), 1..3_u128).prop_map(|(provider, generation, number)| {
             Command::SetAggregates { provider, generation, aggregates: vec![aggregate(number)] }
         }),
-        1 => (host(), generation(), prop::sample::subsequence(&TRAITS[..], 0..=2)).prop_map(
+        3 => (host(), generation(), prop::sample::subsequence(&TRAITS[..], 0..=2)).prop_map(
             |(provider, generation, traits)| Command::SetTraits { provider, generation, traits: names(&traits) }
         ),
-        1 => Just(Command::EnsureTrait(intern("CUSTOM_T"))),
+        2 => Just(Command::EnsureTrait(intern("CUSTOM_T"))),
         1 => Just(Command::DeleteTrait(intern("CUSTOM_T"))),
         2 => owned().prop_map(Command::EnsureClass),
         1 => (owned(), owned()).prop_map(|(from, to)| Command::RenameClass { from, to }),

@@ -12,14 +12,15 @@ use crate::support::{aggregate, id, names, some};
 
 #[test]
 fn of_an_inventory_only_what_is_not_usual_is_written() {
-    let written = |change: fn(&mut Inventory)| {
+    type Change = fn(&mut Inventory);
+    let written = |change: Change| {
         let mut inventory = some(0);
         change(&mut inventory);
         let value = serde_json::to_value(&inventory).expect("numbers");
         assert_eq!(serde_json::from_value::<Inventory>(value.clone()).expect("as written"), inventory);
         value
     };
-    let cases: [(fn(&mut Inventory), Value); 7] = [
+    let cases: [(Change, Value); 7] = [
         (|_| {}, json!({"total": 0})),
         (|own| own.total = 5, json!({"total": 5})),
         (|own| own.reserved = 1, json!({"total": 0, "reserved": 1})),

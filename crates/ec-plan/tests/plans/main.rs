@@ -1,4 +1,5 @@
 //! What is planned for one guest: after starts that did not go as they should, and at the edges of what is allowed.
+#![expect(clippy::panic, reason = "what tests share")]
 
 mod aspects;
 
