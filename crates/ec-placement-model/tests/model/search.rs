@@ -326,6 +326,9 @@ fn names_that_nobody_knows_are_told_in_the_order_in_which_they_are_looked_at() {
             &None,
         ),
     ];
+    let nobody = State::default();
+    let answer = search(&nobody, &of(vec![asks("", &[("CUSTOM_NO", 1)])]), Options::default(), BUDGET);
+    assert_eq!(answer.err(), unknown_class, "although there is nobody at all");
     for (filter, expected) in filters {
         assert_eq!(providers(&hosts, &filter).err(), *expected, "{filter:?}");
     }
@@ -414,6 +417,9 @@ fn what_is_looked_at_and_what_is_kept_is_counted_and_bounded() {
 #[test]
 fn a_search_goes_by_the_index_that_has_the_fewest() {
     let rare = |number: u128, record: &mut Provider| {
+        if number % 2 == 0 {
+            record.traits = vec![intern("HW_CPU_X86_AVX")];
+        }
         if number == 70 {
             (record.traits, record.aggregates) = (vec![intern("CUSTOM_T")], vec![aggregate(1)]);
             record.inventories[0].1.total = 100;
@@ -426,6 +432,8 @@ fn a_search_goes_by_the_index_that_has_the_fewest() {
     assert_eq!(cost(&state, &Query { limit: Some(3), ..of(vec![cpu()]) }), 3 * one);
     assert_eq!(cost(&state, &of(vec![Group { required: vec![vec![intern("CUSTOM_T")]], ..cpu() }])), one);
     assert_eq!(cost(&state, &of(vec![Group { member_of: vec![vec![aggregate(1)]], ..cpu() }])), one);
+    let half = Group { required: vec![vec![intern("HW_CPU_X86_AVX")]], ..cpu() };
+    assert_eq!(cost(&state, &of(vec![half])), 99 * one);
     // By the room that is left, of both classes and of both groups.
     assert_eq!(cost(&state, &of(vec![asks("", &[("VCPU", 1), ("DISK_GB", 90)])])), one + 1);
     let groups = || [asks("_A", &[("VCPU", 1)]), asks("_B", &[("DISK_GB", 90)])];
@@ -452,4 +460,44 @@ fn who_shares_with_many_is_no_short_way() {
     let query = of(vec![asks("_A", &[("DISK_GB", 1)]), asks("_B", &[("VCPU", 90)])]);
     let one = (1 + 1 + 1) + (1 + 1) + (1 + 2) + (2 + 2 + 8);
     assert_eq!(cost(&state, &query), 2 * one);
+}
+
+#[test]
+fn groups_are_held_against_each_other() {
+    let only = |class: &'static str| {
+        move |record: &mut Provider| record.inventories.retain(|(own, _)| **own == *class)
+    };
+    let hosts = all([
+        host(1, None, |record| record.inventories.clear()),
+        host(2, Some(1), only("VCPU")),
+        host(3, Some(1), only("DISK_GB")),
+    ]);
+    let state = hosts.state();
+    let number = |query: &Query| {
+        let answer = search(&state, query, Options::default(), BUDGET).expect("all names are known");
+        assert_eq!(distinct(&found(&answer)), hosts.candidates(query));
+        answer.candidates.len()
+    };
+    let apart = || vec![asks("_A", &[("VCPU", 1)]), asks("_B", &[("DISK_GB", 1)])];
+    assert_eq!(number(&of(apart())), 1);
+    assert_eq!(
+        number(&Query { same_subtrees: vec![vec![0, 1]], ..of(apart()) }),
+        0,
+        "neither is above the other"
+    );
+    assert_eq!(number(&Query { same_subtrees: vec![vec![0]], ..of(apart()) }), 1);
+    let old = |groups| Query { nested_aware: false, ..of(groups) };
+    assert_eq!(number(&old(apart())), 0, "two of one tree");
+    let twice = || vec![asks("_A", &[("VCPU", 2)]), asks("_B", &[("VCPU", 3)])];
+    assert_eq!(number(&old(twice())), 1, "one of one tree");
+    assert_eq!(number(&Query { isolate: true, ..of(twice()) }), 0);
+    let answer = search(&state, &of(twice()), Options::default(), BUDGET).expect("all names are known");
+    assert_eq!(found(&answer)[0].0, [((id(2), intern("VCPU")), 5)].into(), "what both take");
+    let most = vec![asks("_A", &[("VCPU", 4)]), asks("_B", &[("VCPU", 4)])];
+    assert_eq!(number(&of(most)), 1);
+    assert_eq!(
+        number(&of(vec![asks("_A", &[("VCPU", 4)]), asks("_B", &[("VCPU", 5)])])),
+        0,
+        "more than there is"
+    );
 }
