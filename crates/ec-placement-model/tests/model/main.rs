@@ -6,6 +6,7 @@ mod allocations;
 mod commands;
 mod draft;
 mod hosts;
+mod queries;
 mod records;
 mod search;
 mod state;
