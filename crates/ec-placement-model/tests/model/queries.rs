@@ -185,7 +185,7 @@ fn what_is_looked_at_and_what_is_kept_is_counted_and_bounded() {
 #[test]
 fn a_search_goes_by_the_index_that_has_the_fewest() {
     let rare = |number: u128, record: &mut Provider| {
-        if number % 2 == 0 {
+        if number.is_multiple_of(2) {
             record.traits = vec![intern("HW_CPU_X86_AVX")];
         }
         if number == 70 {
@@ -268,4 +268,76 @@ fn groups_are_held_against_each_other() {
         0,
         "more than there is"
     );
+}
+
+/// 1 above 2, which has processors, and 3, which has disks; 4 shares its disks with both by the first aggregate.
+#[test]
+fn a_group_without_a_suffix_is_served_by_a_tree_and_by_who_shares_with_it() {
+    let of_class = |class: &'static str| {
+        move |record: &mut Provider| record.inventories.retain(|(own, _)| **own == *class)
+    };
+    let hosts = |change: &dyn Fn(u128, &mut Provider)| {
+        let made = |number: u128, parent, class| {
+            host(number, parent, |record| {
+                of_class(class)(record);
+                change(number, record);
+            })
+        };
+        let sharing = host(4, None, |record| {
+            of_class("DISK_GB")(record);
+            (record.aggregates, record.traits) =
+                (vec![aggregate(1)], vec![intern("MISC_SHARES_VIA_AGGREGATE")]);
+            change(4, record);
+        });
+        all([made(1, None, "none"), made(2, Some(1), "VCPU"), made(3, Some(1), "DISK_GB"), sharing])
+    };
+    // Who serves the disk; nobody where there is no candidate.
+    let disks = |hosts: &Hosts, group: Group| {
+        let query =
+            of(vec![Group { resources: asks("", &[("DISK_GB", 1), ("VCPU", 1)]).resources, ..group }]);
+        let answer = search(&hosts.state(), &query, Options::default(), BUDGET).expect("all names are known");
+        let ways: BTreeSet<Way> = found(&answer).into_iter().collect();
+        assert_eq!(ways, hosts.candidates(&query));
+        let disk = |way: Way| {
+            way.0.into_keys().find(|(_, class)| **class == *"DISK_GB").map(|(uuid, _)| uuid.as_u128())
+        };
+        ways.into_iter().filter_map(disk).collect::<Vec<u128>>()
+    };
+    let alone = hosts(&|_, _| {});
+    assert_eq!(disks(&alone, Group::default()), [3], "nobody of the tree is in an aggregate");
+    let with = |own: u128, number: u128| {
+        hosts(&move |at, record| {
+            if at == own {
+                record.aggregates = vec![aggregate(number)];
+            }
+        })
+    };
+    let shared = with(2, 1);
+    let member_of = |number| Group { member_of: vec![vec![aggregate(number)]], ..Group::default() };
+    let not_of = |number| Group { forbidden_aggregates: vec![aggregate(number)], ..Group::default() };
+    assert_eq!(disks(&shared, Group::default()), [3, 4]);
+    assert_eq!(disks(&shared, Group { in_tree: Some(id(3)), ..Group::default() }), [3]);
+    assert_eq!(disks(&shared, Group { in_tree: Some(id(4)), ..Group::default() }), []);
+    assert_eq!(disks(&shared, member_of(1)), [4], "3 is in none, nor is its root");
+    assert_eq!(disks(&shared, not_of(1)), [], "2 is in it");
+    assert_eq!(disks(&with(1, 1), member_of(1)), [3, 4], "the root is in it, so all of its tree are");
+    assert_eq!(disks(&with(1, 2), member_of(2)), [3]);
+    assert_eq!(disks(&with(1, 2), not_of(2)), [], "the root is in it");
+    assert_eq!(disks(&with(3, 1), not_of(1)), [], "3 is in it, and 4");
+    let fast = |own: u128| {
+        hosts(&move |at, record| {
+            if at == 2 {
+                record.aggregates = vec![aggregate(1)];
+            }
+            if at == own {
+                record.traits.insert(0, intern("CUSTOM_T"));
+            }
+        })
+    };
+    let required = || Group { required: vec![vec![intern("CUSTOM_T")]], ..Group::default() };
+    let forbidden = || Group { forbidden: vec![intern("CUSTOM_T")], ..Group::default() };
+    assert_eq!((disks(&fast(2), required()), disks(&fast(2), forbidden())), (vec![3, 4], vec![]));
+    assert_eq!((disks(&fast(3), required()), disks(&fast(3), forbidden())), (vec![3], vec![4]));
+    assert_eq!((disks(&fast(4), required()), disks(&fast(4), forbidden())), (vec![4], vec![3]));
+    assert_eq!((disks(&fast(1), required()), disks(&fast(1), forbidden())), (vec![], vec![3, 4]));
 }
