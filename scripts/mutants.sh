@@ -39,7 +39,8 @@ changed)
     since=$(git hash-object -t tree /dev/null)
   fi
   git diff "$since" -- "${crates[@]/#/crates/}" >"$out/diff"
-  count=$(mutants --list --in-diff "$out/diff" "$@" | grep -c . || true)
+  list=$(mutants --list --in-diff "$out/diff" "$@")
+  count=$(grep -c . <<<"$list" || true)
   if [ "$count" -eq 0 ]; then
     echo "nothing that could be mutated has changed in ${crates[*]} since $since"
     exit 0

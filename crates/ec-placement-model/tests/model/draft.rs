@@ -255,3 +255,43 @@ fn only_a_provider_that_changed_is_written_beside_its_generation() {
     assert!(of_provider(&draft));
     assert!(std::ptr::eq(draft.base(), &state));
 }
+
+#[test]
+fn what_lies_in_a_draft_counts_and_what_it_took_away_does_not() {
+    let create = |number: u128, parent: Option<u128>| Command::CreateProvider {
+        uuid: id(number),
+        name: format!("h{number}"),
+        parent: parent.map(id),
+    };
+    let traits = |of: &[&str]| Command::SetTraits { provider: id(2), generation: None, traits: names(of) };
+    let class = intern("CUSTOM_C");
+    let inventory = Command::AddInventory { provider: id(2), class: class.clone(), inventory: some(8) };
+    let take = Command::SetAllocations(vec![claim(100, &[(2, &[("CUSTOM_C", 3)])])]);
+    let make = [create(2, Some(1)), traits(&["CUSTOM_T"]), inventory, take];
+    let unmake = [Command::DeleteAllocations(id(100)), traits(&[]), Command::DeleteProvider(id(2))];
+    let names = [Command::EnsureTrait(intern("CUSTOM_T")), Command::EnsureClass(class.clone())];
+    let before = after(&host(), &names);
+    let made = after(&before, &make);
+    let told = |draft: &Draft<'_>| {
+        let used = (draft.used(id(2), &class), draft.is_used(id(2)));
+        let counted = (draft.trait_is_used(&intern("CUSTOM_T")), draft.class_is_used(&class));
+        (used, draft.has_children(id(1)), counted, draft.holders_of(&class))
+    };
+    let everything = ((3, true), true, (true, true), (vec![id(2)], vec![id(100)]));
+    let nothing = ((0, false), false, (false, false), (vec![], vec![]));
+    let (mut first, mut second) = (Draft::new(&before), Draft::new(&made));
+    assert_eq!((told(&first), told(&second)), (nothing.clone(), everything.clone()));
+    for command in &make {
+        assert!(decide(&mut first, command, 0).is_ok(), "{command:?}");
+    }
+    // Who was written is looked at, whatever it holds.
+    let (used, children, counted, (mut providers, consumers)) = told(&first);
+    providers.retain(|uuid| *uuid != id(1));
+    assert_eq!((used, children, counted, (providers, consumers)), everything);
+    for command in &unmake {
+        assert!(decide(&mut second, command, 0).is_ok(), "{command:?}");
+    }
+    let (used, children, counted, (mut providers, consumers)) = told(&second);
+    providers.retain(|uuid| *uuid != id(1));
+    assert_eq!((used, children, counted, (providers, consumers)), nothing);
+}
