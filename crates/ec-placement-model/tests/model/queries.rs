@@ -118,6 +118,7 @@ fn trees_are_emptied_one_after_the_other_or_each_in_turn() {
     };
     let deep = roots(false, None);
     assert!(deep.chunks(2).all(|pair| pair[0] == pair[1]) && deep.len() == 6, "{deep:?}");
+    assert_eq!(roots(false, Some(3)), deep[..3]);
     let broad = roots(true, None);
     assert_eq!(broad[..3].iter().collect::<BTreeSet<_>>().len(), 3, "{broad:?}");
     assert_eq!(broad[..3], broad[3..]);
