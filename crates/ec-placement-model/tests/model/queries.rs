@@ -269,6 +269,36 @@ fn groups_are_held_against_each_other() {
         0,
         "more than there is"
     );
+    let own = asks("", &[("VCPU", 8)]);
+    assert_eq!(number(&of(vec![own, asks("_B", &[("DISK_GB", 8)])])), 1, "another class of another host");
+    let bare = host(1, None, |record| record.inventories.clear());
+    let two = all([bare, host(2, Some(1), |_| {}), host(3, Some(1), |_| {})]);
+    let all_of_both = of(vec![asks("_A", &[("VCPU", 8)]), asks("_B", &[("VCPU", 8)])]);
+    let answer = search(&two.state(), &all_of_both, Options::default(), BUDGET).expect("all names are known");
+    assert_eq!(answer.candidates.len(), 2, "each has its own");
+}
+
+#[test]
+fn a_list_is_of_one_name_one_uuid_or_one_tree() {
+    let hosts = all([host(1, None, |_| {}), host(2, Some(1), |_| {}), host(3, None, |_| {})]);
+    let state = hosts.state();
+    let listed = |filter: ProviderFilter| {
+        let slots = providers(&state, &filter).expect("all names are known");
+        slots.into_iter().map(|slot| state.node(slot).uuid.as_u128()).collect::<BTreeSet<u128>>()
+    };
+    let in_tree = |number| ProviderFilter { in_tree: Some(id(number)), ..ProviderFilter::default() };
+    assert_eq!(listed(ProviderFilter::default()), [1, 2, 3].into());
+    assert_eq!(listed(in_tree(2)), [1, 2].into());
+    assert_eq!(listed(in_tree(3)), [3].into());
+    assert_eq!(listed(ProviderFilter { name: Some("h2".into()), ..in_tree(1) }), [2].into());
+    assert_eq!(listed(ProviderFilter { uuid: Some(id(2)), ..in_tree(1) }), [2].into());
+    for other in [1, 2] {
+        assert_eq!(listed(ProviderFilter { name: Some(format!("h{other}")), ..in_tree(3) }), [].into());
+        assert_eq!(listed(ProviderFilter { uuid: Some(id(other)), ..in_tree(3) }), [].into());
+        let both =
+            ProviderFilter { name: Some("h3".into()), uuid: Some(id(other)), ..ProviderFilter::default() };
+        assert_eq!(listed(both), [].into());
+    }
 }
 
 /// 1 above 2, which has processors, and 3, which has disks; 4 shares its disks with both by the first aggregate.
