@@ -14,7 +14,8 @@ endif
 endif
 BUILD := $(AS_OWNER) cargo build --release --locked
 
-.PHONY: help demo demo-down test newcomer bench check deny fuzz fuzz-placement sim
+.PHONY: help demo demo-down test newcomer bench check deny fuzz fuzz-placement sim mutants \
+  mutants-changed
 
 help:
 	@echo "make demo       install what is missing, build, start the stack, boot a guest, log in"
@@ -26,6 +27,8 @@ help:
 	@echo "make deny       the last of these alone"
 	@echo "make fuzz       random histories of an instance, and each parser of outside data for a minute"
 	@echo "make sim        histories of a whole cluster under simulated time, of SEEDS (0..3000)"
+	@echo "make mutants    what the tests of the pure crates notice of each thing made wrong in them"
+	@echo "make mutants-changed  the same of what changed in the last twenty commits, or since SINCE"
 	@echo "make fuzz-placement  OpenStack's placement and ours, compared at random for MINUTES (10)"
 
 demo:
@@ -78,3 +81,11 @@ SEEDS ?= 0..3000
 sim:
 	scripts/check-rust.sh
 	cargo run --release --locked -p ec-sim -- $(SEEDS) --jobs $$(nproc)
+
+mutants:
+	scripts/check-rust.sh
+	scripts/mutants.sh all
+
+mutants-changed:
+	scripts/check-rust.sh
+	scripts/mutants.sh changed

@@ -137,4 +137,13 @@ mod tests {
         assert!("52:00:00:00:00:0g".parse::<MacAddr>().is_err());
         assert!("52:00:00:00:00:00:00".parse::<MacAddr>().is_err());
     }
+
+    #[test]
+    fn a_hardware_address_travels_as_its_text() {
+        let mac = MacAddr([0x52, 0, 0x0a, 0xff, 1, 2]);
+        let json = serde_json::to_string(&mac).unwrap();
+        assert_eq!(json, r#""52:00:0a:ff:01:02""#);
+        assert_eq!(serde_json::from_str::<MacAddr>(&json).unwrap(), mac);
+        assert!("52:0:00:00:00:00".parse::<MacAddr>().is_err());
+    }
 }

@@ -33,3 +33,13 @@ pub struct BaseImage {
     /// SHA-256 of its content, in hex: also its name in the cache.
     pub digest: String,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_are_called_as_qemu_calls_them() {
+        assert_eq!((DiskFormat::Qcow2.name(), DiskFormat::Raw.name()), ("qcow2", "raw"));
+    }
+}

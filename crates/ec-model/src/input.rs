@@ -128,4 +128,79 @@ mod tests {
             assert!(!is_interface_name(name), "{name}");
         }
     }
+
+    #[test]
+    fn a_hostname_is_as_long_as_it_may_be_and_no_longer() {
+        let label = "a".repeat(63);
+        let whole = |last: usize| format!("{label}.{label}.{label}.{}", "a".repeat(last));
+        assert!(is_hostname(&label) && is_hostname("a") && is_hostname("0"));
+        assert!(is_hostname(&whole(61)) && !is_hostname(&whole(62)));
+        for name in ["a..b", ".a", "a.", "a.-b", "a-.b", "ü"] {
+            assert!(!is_hostname(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn every_kind_of_key_is_a_key_where_its_blob_says_the_same() {
+        for line in [
+            "sk-ssh-ed25519@openssh.com AAAAGnNrLXNzaC1lZDI1NTE5QG9wZW5zc2guY29tAAAAAXg= me",
+            "ecdsa-sha2-nistp256 AAAAE2VjZHNhLXNoYTItbmlzdHAyNTYAAAABeA==",
+            &format!("{KEY}\tand more"),
+        ] {
+            assert!(is_public_key(line), "{line}");
+        }
+        for line in [
+            "foo AAAAA2ZvbwAAAAF4",
+            "ssh-ed25519 !!!",
+            "sk-ssh-ed25519@openssh.com AAAAGnNrLXNzaC1lZDI1NTE5QG9wZW5zc2guY29tAAAAAXg= \u{7f}",
+        ] {
+            assert!(!is_public_key(line), "{line}");
+        }
+    }
+
+    #[test]
+    fn an_image_on_this_host_is_named_by_an_absolute_path_and_none_has_spaces() {
+        assert!(is_image_url("file://localhost/a") && is_image_url("http://a"));
+        for url in ["file://localhost", "file://", "https://", "https:///x", "http://a\u{7f}", "http://a b"] {
+            assert!(!is_image_url(url), "{url}");
+        }
+        assert!(!is_sha256(&"a".repeat(63)) && !is_sha256(&"a".repeat(65)));
+        assert!(is_interface_name("a23456789012345") && !is_interface_name("."));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_request_is_named() {
+        let request = |name: Option<&str>, keys: Vec<String>| {
+            let spec = crate::Spec {
+                query: String::new(),
+                resources: crate::Resources::new(),
+                image: crate::ImageRef { url: String::new(), sha256: None },
+                keys,
+                user_data_bytes: None,
+                token_required: false,
+            };
+            Request {
+                instance: "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap(),
+                epoch: 1,
+                generation: 1,
+                desired: crate::Desired::Active,
+                name: name.map(str::to_owned),
+                project: String::new(),
+                user: String::new(),
+                spec: Some(spec),
+                created_at: jiff::Timestamp::UNIX_EPOCH,
+            }
+        };
+        let keys = |count| vec![KEY.to_owned(); count];
+        assert_eq!(request(Some("web"), keys(KEYS_MAX)).problem(), None);
+        assert_eq!(Request { spec: None, ..request(None, vec![]) }.problem(), None);
+        let cases = [
+            (request(Some("a_b"), vec![]), "its name \"a_b\" is not a hostname"),
+            (request(None, keys(KEYS_MAX + 1)), "it has 65 keys, more than 64"),
+            (request(None, vec![KEY.to_owned(), "none".to_owned()]), "the public key number 2 is none"),
+        ];
+        for (request, expected) in cases {
+            assert_eq!(request.problem().as_deref(), Some(expected));
+        }
+    }
 }

@@ -213,4 +213,60 @@ mod tests {
         assert!(keys.parse_node("/ecompute/nodes/7D3C1F0A-2B4E-4C55-9A7E-0123456789AB").is_err());
         assert!(keys.parse_node("/ecompute/nodes/7d3c1f0a2b4e4c559a7e0123456789ab").is_err());
     }
+
+    /// The layout that `docs/keyspace.md` tells.
+    #[test]
+    fn every_key_is_where_it_belongs() {
+        let node: NodeId = "11111111-1111-1111-1111-111111111111".parse().unwrap();
+        let one: InstanceId = "22222222-2222-2222-2222-222222222222".parse().unwrap();
+        let keys = Keyspace::configured(Some("/root/")).unwrap();
+        let cases = [
+            (keys.nodes(), "/root/nodes/".to_owned()),
+            (keys.node(node), format!("/root/nodes/{node}")),
+            (keys.all_alive(), "/root/alive/".to_owned()),
+            (keys.alive(node), format!("/root/alive/{node}")),
+            (keys.agent(node), format!("/root/agents/{node}")),
+            (keys.instances(), "/root/instances/".to_owned()),
+            (keys.instance(one), format!("/root/instances/{one}")),
+            (keys.names("p", "Web"), "/root/names/p/web/".to_owned()),
+            (keys.names("a/b", "ü"), "/root/names/a%2Fb/%C3%BC/".to_owned()),
+            (keys.name("p", "web-1.x_y", one), format!("/root/names/p/web-1.x_y/{one}")),
+            (keys.all_user_data(node), format!("/root/userdata/{node}/")),
+            (keys.user_data(node, one), format!("/root/userdata/{node}/{one}")),
+            (keys.all_requests(), "/root/requests/".to_owned()),
+            (keys.requests(node), format!("/root/requests/{node}/")),
+            (keys.request(node, one), format!("/root/requests/{node}/{one}")),
+            (keys.all_statuses(), "/root/status/".to_owned()),
+            (keys.statuses(node), format!("/root/status/{node}/")),
+            (keys.status(node, one), format!("/root/status/{node}/{one}")),
+        ];
+        for (key, expected) in cases {
+            assert_eq!(key, expected);
+        }
+    }
+
+    #[test]
+    fn a_prefix_is_the_one_that_is_configured_and_never_empty() {
+        assert_eq!(Keyspace::configured(None).unwrap().nodes(), "/ecompute/nodes/");
+        for root in ["", "/", "//", "/a\nb", "\t"] {
+            let error = Keyspace::configured(Some(root)).unwrap_err();
+            assert!(error.contains("etcd.prefix"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_key_of_another_form_is_told_with_the_form_wanted() {
+        let keys = Keyspace::default();
+        let errors = [
+            keys.parse_node("/ecompute/nodes/x").unwrap_err(),
+            keys.parse_alive("/other/alive/x").unwrap_err(),
+            keys.parse_instance("/ecompute/instances/").unwrap_err(),
+            keys.parse_request("/ecompute/requests/x/y").unwrap_err(),
+            keys.parse_status("/ecompute/status/x").unwrap_err(),
+        ];
+        let wanted = ["nodes/<node", "alive/<node", "instances/<instance", "requests/<node", "status/<node"];
+        for (error, wanted) in errors.into_iter().zip(wanted) {
+            assert!(error.to_string().contains(&format!("`<root>/{wanted} uuid>")), "{error}");
+        }
+    }
 }

@@ -154,4 +154,21 @@ mod tests {
             let _ = ResourceQuery::parse(&format!("resources={text}")).map(|query| query.total());
         }
     }
+
+    #[test]
+    fn a_demand_is_added_to_the_list_of_its_kind_or_as_its_first() {
+        let query = ResourceQuery::parse("?resources=VCPU:1&&required=A").unwrap();
+        assert_eq!(query.text(), "resources=VCPU:1&&required=A");
+        let more = query.also("required", "!B").also("in_tree", "x");
+        let pairs: Vec<(&str, &str)> =
+            more.pairs().iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        assert_eq!(pairs, [("resources", "VCPU:1"), ("required", "A,!B"), ("in_tree", "x")]);
+    }
+
+    #[test]
+    fn what_is_no_text_is_told_wherever_it_stands() {
+        for text in ["resources=VCPU:1&%ff=x", "resources=VCPU:1&x=%ff"] {
+            assert!(matches!(ResourceQuery::parse(text), Err(QueryError::NotText(_))), "{text}");
+        }
+    }
 }

@@ -216,4 +216,93 @@ mod tests {
         let empty = Consumer::new(intern("p"), intern("u"), None, 0);
         told(vec![Change::Consumer(Uuid::from_u128(3), stored(Arc::new(empty)))], "has no allocations");
     }
+
+    #[test]
+    fn what_is_reserved_is_not_there_unless_all_of_it_is() {
+        let told = |total, reserved| {
+            let mut provider = Provider::new("host", None, 0);
+            let inventory = Inventory { total, reserved, ..Inventory::default() };
+            provider.inventories = vec![(intern("VCPU"), inventory)];
+            let mut state = State::default();
+            state.apply(sound());
+            state.apply([Change::Provider(Uuid::from_u128(1), Some(Arc::new(provider)))]);
+            warnings(&state)
+        };
+        for (total, reserved) in [(2, 0), (3, 1), (2, 2), (2, 3)] {
+            assert_eq!(told(total, reserved), Vec::<String>::new(), "{reserved} of {total}");
+        }
+        for (total, reserved) in [(1, 0), (4, 3), (1, 1)] {
+            assert_eq!(told(total, reserved).len(), 1, "{reserved} of {total}");
+        }
+    }
+
+    #[test]
+    fn what_is_at_the_edge_of_what_fits_is_told_or_not() {
+        let (host, user) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let user_of = |generation, amounts: &[i64]| {
+            let mut consumer = Consumer::new(intern("p"), intern("u"), None, 0);
+            consumer.generation = generation;
+            let amounts = amounts.iter().map(|amount| (intern("VCPU"), *amount)).collect();
+            consumer.allocations = vec![(host, amounts)];
+            Arc::new(consumer)
+        };
+        let (other, third) = (Uuid::from_u128(3), Uuid::from_u128(4));
+        let named = || stored(crate::NamedRecord::new(0));
+        let mut ours = Provider::new("host", None, 0);
+        ours.inventories = ["CUSTOM_C", "VCPU"].map(|class| (intern(class), Inventory::default())).into();
+        ours.traits = vec![intern("CUSTOM_T"), intern("HW_CPU_X86_AVX")];
+        let ours = || Change::Provider(host, Some(Arc::new(ours.clone())));
+        let (class, custom_trait) =
+            (Change::Class(intern("CUSTOM_C"), named()), Change::Trait(intern("CUSTOM_T"), named()));
+        let cases = [
+            (vec![Change::Generation(host, stored(0))], vec![]),
+            (
+                vec![Change::Generation(host, stored(-1))],
+                vec![format!("provider {host} has the generation -1")],
+            ),
+            (vec![Change::Consumer(user, stored(user_of(1, &[1])))], vec![]),
+            (
+                vec![Change::Consumer(user, stored(user_of(0, &[1])))],
+                vec![format!("consumer {user} has the generation 0")],
+            ),
+            (
+                vec![Change::Consumer(user, stored(user_of(1, &[-1])))],
+                vec![format!("consumer {user} uses -1 VCPU of {host}")],
+            ),
+            (
+                vec![
+                    Change::Consumer(other, stored(user_of(1, &[1]))),
+                    Change::Consumer(third, stored(user_of(1, &[3]))),
+                ],
+                vec![],
+            ),
+            (vec![ours(), class.clone(), custom_trait.clone()], vec![]),
+            (
+                vec![ours(), custom_trait],
+                vec![format!("provider {host} has inventory of CUSTOM_C, which is no resource class")],
+            ),
+            (vec![ours(), class], vec![format!("provider {host} has CUSTOM_T, which is no trait")]),
+            (
+                vec![Change::ProviderName("host".into(), stored(other))],
+                vec![
+                    format!("provider {host}: its name host is that of {other}"),
+                    format!("the name host is that of {other}, which does not have it"),
+                ],
+            ),
+        ];
+        for (changes, expected) in cases {
+            assert_eq!(findings(changes.clone()), expected, "{changes:?}");
+        }
+        let chain = [5_u128, 6].map(|number| {
+            let (name, uuid) = (format!("h{number}"), Uuid::from_u128(number));
+            let record = Provider::new(&name, Some(Uuid::from_u128(if number == 5 { 1 } else { 5 })), 0);
+            let name = Change::ProviderName(intern(&name), stored(uuid));
+            [Change::Provider(uuid, Some(Arc::new(record))), Change::Generation(uuid, stored(0)), name]
+        });
+        assert_eq!(
+            findings(chain.into_iter().flatten().collect()),
+            Vec::<String>::new(),
+            "two below each other"
+        );
+    }
 }

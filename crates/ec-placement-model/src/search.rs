@@ -19,11 +19,7 @@ mod providers;
 
 use std::sync::Arc;
 
-use rand::{
-    SeedableRng,
-    rngs::StdRng,
-    seq::{IndexedRandom, SliceRandom},
-};
+use rand::{SeedableRng, rngs::StdRng, seq::SliceRandom};
 use uuid::Uuid;
 
 pub use self::providers::{ProviderFilter, providers};
@@ -75,7 +71,7 @@ pub struct Query {
 /// How answers are chosen; upstream's options of the same names.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options {
-    /// Candidates in random order, and a random choice of them where there is a limit: drawn from this seed.
+    /// Candidates in random order, so that a limit leaves a random choice of them: drawn from this seed.
     pub randomize: Option<u64>,
     /// No more candidates than these are looked for, whatever the query says.
     pub max_candidates: Option<usize>,
@@ -180,10 +176,8 @@ pub fn search(
     let mut found = combiner.found;
     if let Some(seed) = options.randomize {
         let mut random = StdRng::seed_from_u64(seed);
-        match query.limit {
-            Some(limit) if limit < found.len() => found = found.sample(&mut random, limit).cloned().collect(),
-            _ => found.shuffle(&mut random),
-        }
+        found.shuffle(&mut random);
+        found.truncate(query.limit.unwrap_or(usize::MAX));
     }
     Ok(combine::answer(state, query, found))
 }

@@ -80,8 +80,8 @@ pub struct Engine {
     setup: Setup,
     known: BTreeMap<InstanceId, Known>,
     agenda: Agenda,
-    /// Counts looks and changes, to tell an old look from a new change.
-    clock: u64,
+    /// Counts looks, to tell which began before a change.
+    looks: u64,
     /// The requests have been listed once.
     listed: bool,
     /// Everything was looked at once. Before both, nothing is decided.
@@ -106,7 +106,7 @@ impl Engine {
             setup,
             known: BTreeMap::new(),
             agenda,
-            clock: 0,
+            looks: 0,
             listed: false,
             looked: false,
             looking: false,
@@ -354,10 +354,9 @@ impl Engine {
 
     /// What is known of an instance, marked as changed now.
     fn touch(&mut self, instance: InstanceId) -> &mut Known {
-        self.clock += 1;
-        let clock = self.clock;
+        let looks = self.looks;
         let known = self.entry(instance);
-        known.touched = clock;
+        known.touched = looks;
         known
     }
 

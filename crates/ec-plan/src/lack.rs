@@ -308,4 +308,66 @@ mod tests {
         let text = lack_of(node, &host, &demands).text();
         assert_eq!(text, "on a: VCPU:32 is more than the 16 that one instance may take");
     }
+
+    #[test]
+    fn enough_is_no_lack_and_one_less_is() {
+        let lack = |free: u64, most: Option<u64>, traits: &[&str], query: &str| {
+            let (node, mut host) = host("a", (8, 8 - free), traits);
+            host.at_once = most.map(|most| ("VCPU".to_owned(), most)).into_iter().collect();
+            lack_of(node, &host, &Demands::of(&ResourceQuery::parse(query).unwrap()))
+        };
+        assert!(lack(4, None, &[], "resources=VCPU:4").is_nothing());
+        assert!(lack(4, Some(4), &["HW_X"], "resources=VCPU:4&required=HW_X,!HW_Y").is_nothing());
+        assert!(!lack(3, None, &[], "resources=VCPU:4").is_nothing());
+        assert!(!lack(8, Some(3), &[], "resources=VCPU:4").is_nothing());
+        assert!(!lack(8, None, &[], "resources=VCPU:4&required=HW_X").is_nothing());
+        assert!(!lack(8, None, &["HW_Y"], "resources=VCPU:4&required=!HW_Y").is_nothing());
+        let text = lack(2, Some(3), &[], "resources=VCPU:4").text();
+        assert_eq!(text, "on a: VCPU is short by 2 (2 of 8 free)", "first of all there is not enough");
+        let text = lack(8, None, &[], "resources=VCPU:4").text();
+        assert!(text.contains("has enough of everything"), "{text}");
+    }
+
+    #[test]
+    fn who_lacks_a_part_comes_before_who_lacks_all_and_traits_count_more_than_any_amounts() {
+        let demands = "resources=VCPU:4,MEMORY_MB:256,DISK_GB:10&required=HW_X,!HW_Y";
+        // In their order, from whom lacks nothing to whom lacks most; the names say the reverse.
+        let all = [
+            (4, 256, 10, &["HW_X"][..]),
+            (3, 256, 10, &["HW_X"]),
+            (1, 256, 10, &["HW_X"]),
+            (0, 256, 10, &["HW_X"]),
+            (1, 64, 10, &["HW_X"]),
+            (0, 0, 0, &["HW_X"]),
+            (4, 256, 10, &[]),
+            (3, 256, 10, &[]),
+            (4, 256, 10, &["HW_Y"]),
+        ];
+        let hosts: Vec<_> = (0..9)
+            .rev()
+            .zip(all)
+            .map(|(number, (vcpu, memory, disk, traits))| {
+                let (node, mut host) = host(&number.to_string(), (4, 4 - vcpu), traits);
+                host.amounts.insert("MEMORY_MB".to_owned(), Amount { capacity: 256, used: 256 - memory });
+                host.amounts.insert("DISK_GB".to_owned(), Amount { capacity: 10, used: 10 - disk });
+                (node, host)
+            })
+            .collect();
+        let names: Vec<String> = reasons(demands, &hosts).nearest.into_iter().map(|lack| lack.name).collect();
+        assert_eq!(names, ["8", "7", "6", "5", "4", "3", "2", "1", "0"]);
+    }
+
+    #[test]
+    fn what_there_is_none_of_is_not_told() {
+        let three: Vec<_> = ["a", "b", "c"].map(|name| host(name, (8, 8), &[])).into();
+        let mut reasons = reasons("resources=VCPU:1", &three);
+        let text = reasons.text();
+        for part in ["more nodes", "locked", "not alive", "claims were lost", "no node"] {
+            assert!(!text.contains(part), "{part}: {text}");
+        }
+        reasons.taken_by_others = 2;
+        reasons.not_alive = ["d", "e", "f", "g", "h"].map(str::to_owned).into();
+        let text = reasons.text();
+        assert!(text.contains("; not alive: d, e, f and 2 more; 2 claims were lost to others"), "{text}");
+    }
 }

@@ -94,6 +94,70 @@ fn an_agent_that_does_not_say_what_it_reads_reads_nothing_of_ours() {
     assert!(!alive.reads::<Request>());
     alive.formats = Alive::formats_of_this_release();
     assert!(alive.reads::<Request>());
+    for (last, reads) in [(0, false), (1, true), (2, true)] {
+        alive.formats = [("request".to_owned(), last)].into();
+        assert_eq!(alive.reads::<Request>(), reads, "{last}");
+    }
+}
+
+#[test]
+fn states_are_written_as_they_are_told_and_padded() {
+    for state in [
+        State::Scheduled,
+        State::Preparing,
+        State::Starting,
+        State::Active,
+        State::Paused,
+        State::Stopped,
+        State::Destroying,
+        State::Error,
+        State::Unclaimed,
+    ] {
+        assert_eq!(serde_json::to_value(state).unwrap(), state.to_string());
+    }
+    assert_eq!(format!("{:8}|", State::Error), "ERROR   |");
+}
+
+#[test]
+fn progress_is_told_in_percent_of_a_whole_that_is_known() {
+    for (done, total, percent) in [
+        (5, None, None),
+        (5, Some(0), None),
+        (0, Some(1), Some(0)),
+        (1, Some(3), Some(33)),
+        (3, Some(4), Some(75)),
+        (9, Some(4), Some(100)),
+    ] {
+        assert_eq!(Progress { step: "image".into(), done, total }.percent(), percent, "{done} of {total:?}");
+    }
+}
+
+#[test]
+fn a_new_record_is_written_as_any_other_and_a_part_that_is_new_in_it_too() {
+    let request = Request { spec: None, ..request() };
+    let mut doc = Doc::new(request.clone());
+    assert_eq!(serde_json::from_slice::<Value>(&doc.encode()).unwrap(), json(&request));
+    doc.record.spec = Some(spec());
+    assert_eq!(decode::<Request>(&doc.encode()).unwrap(), doc.record);
+}
+
+#[test]
+fn an_instance_is_where_it_was_assigned() {
+    let node = "11111111-1111-1111-1111-111111111111".parse().unwrap();
+    let mut instance = Instance {
+        instance: request().instance,
+        project: String::new(),
+        user: String::new(),
+        name: None,
+        spec: spec(),
+        assigned: None,
+        generation: 1,
+        created_at: Timestamp::UNIX_EPOCH,
+    };
+    assert_eq!(instance.node(), None);
+    instance.assigned = Some(Assigned { node, epoch: 1 });
+    assert_eq!(instance.node(), Some(node));
+    assert_eq!(USER_DATA_MAX, 65_536);
 }
 
 proptest! {

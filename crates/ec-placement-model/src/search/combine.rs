@@ -107,7 +107,7 @@ impl<'a> Combiner<'a> {
             self.at(anchor, most)?;
             by_anchor.push(std::mem::take(&mut self.found).into_iter());
         }
-        while self.found.len() < most && !by_anchor.is_empty() {
+        while !by_anchor.is_empty() {
             by_anchor.retain_mut(|candidates| {
                 let next = if self.found.len() < most { candidates.next() } else { None };
                 let goes_on = next.is_some();

@@ -37,9 +37,8 @@ impl Agenda {
 
     /// Due then, unless it is due before.
     pub(super) fn set_sooner(&mut self, what: What, at: Duration) {
-        if self.at.get(&what).is_none_or(|current| at < *current) {
-            self.set(what, at);
-        }
+        let current = self.at.get(&what).copied().unwrap_or(at);
+        self.set(what, at.min(current));
     }
 
     /// Not due any more.

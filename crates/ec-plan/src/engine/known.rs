@@ -98,7 +98,7 @@ pub(super) struct Known {
     resumed: Option<Duration>,
     /// What was reported to the operator last, so that it is said once.
     pub(super) reported: Option<&'static str>,
-    /// When our own work last changed what a look sees; looks begun before say nothing about it.
+    /// The last look that had begun when our own work changed what a look sees; up to it they say nothing of it.
     pub(super) touched: u64,
     /// What the agent is about.
     pub(super) why: Cow<'static, str>,
@@ -275,5 +275,45 @@ mod tests {
         known.hold(Held::Nothing, at(40.0));
         known.hold(here(), at(50.0));
         assert_eq!(seen_for(&known, at(60.0)), Duration::from_secs(10));
+    }
+
+    #[test]
+    fn each_thing_that_is_known_of_an_instance_keeps_it_in_mind() {
+        let here = Observed { volume: true, ..Observed::default() };
+        let known = |change: &dyn Fn(&mut Known)| {
+            let mut known = Known::default();
+            change(&mut known);
+            known
+        };
+        assert!(Known::default().is_empty());
+        let request = Requested { record: Err("rubbish".to_owned()), revision: 1 };
+        let something: [&dyn Fn(&mut Known); 8] = [
+            &|known| known.request = Some(request.clone()),
+            &|known| known.status = StatusEntry::Unreadable,
+            &|known| known.observe(here),
+            &|known| known.learn(Change::Observed(Err("blind".to_owned())), at(0.0)),
+            &|known| known.record = RecordFacts::Unreadable,
+            &|known| known.buried = true,
+            &|known| known.busy = Some(Busy::Asking),
+            &|known| known.hold(Held::Here(Resources::new()), at(0.0)),
+        ];
+        for (number, change) in something.into_iter().enumerate() {
+            assert!(!known(change).is_empty(), "number {number}");
+        }
+        for held in [Held::Nothing, Held::Elsewhere] {
+            assert!(known(&|known| known.hold(held.clone(), at(0.0))).is_empty(), "{held:?}");
+        }
+    }
+
+    #[test]
+    fn what_the_hypervisor_has_is_unseen_from_work_that_could_not_look_until_somebody_does() {
+        let mut known = Known::default();
+        let runs = Observed { domain: Some(RunState::Running), volume: true, transient: false };
+        known.observe(runs);
+        assert_eq!((known.is_here(), known.runs(), known.is_unseen()), (true, true, false));
+        known.learn(Change::Observed(Err("blind".to_owned())), at(0.0));
+        assert_eq!((known.is_here(), known.runs(), known.is_unseen()), (true, true, true));
+        known.learn(Change::Observed(Ok(Observed::default())), at(0.0));
+        assert_eq!((known.is_here(), known.runs(), known.is_unseen()), (false, false, false));
     }
 }

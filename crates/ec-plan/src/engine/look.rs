@@ -30,8 +30,8 @@ fn tells_of(known: &Known, begun: Begun) -> bool {
 
 impl Engine {
     fn begin_look(&mut self) -> Begun {
-        self.clock += 1;
-        Begun(self.clock)
+        self.looks += 1;
+        Begun(self.looks)
     }
 
     /// Has everything looked at, unless that is under way.
@@ -85,9 +85,6 @@ impl Engine {
             self.known.entry(*instance).or_default();
         }
         for (instance, known) in &mut self.known {
-            if !tells_of(known, begun) && known.buried {
-                seen.buried.insert(*instance);
-            }
             if tells_of(known, begun) {
                 known.observe(seen.observed.remove(instance).unwrap_or_default());
                 known.status = seen.statuses.remove(instance).unwrap_or_default();

@@ -90,3 +90,148 @@ fn to_write(known: &Known, found: Vec<Address>) -> Option<Vec<Address>> {
     let certain = known.runs() && !known.is_unseen() && known.busy.is_none();
     (is_up && certain && news).then_some(merged)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use ec_model::{AddressSource, Desired, NodeId, Observed, Request, RunState, Status};
+    use jiff::Timestamp;
+
+    use super::*;
+    use crate::{
+        Limits,
+        engine::{Change, Requested, StatusEntry, known::Busy},
+        status::{Subject, announced, started},
+    };
+
+    const LIMIT: Duration = Duration::from_secs(300);
+
+    fn one() -> InstanceId {
+        InstanceId::new(uuid::Uuid::from_u128(1))
+    }
+
+    fn address(nic: u8, ip: &str) -> Address {
+        Address { ip: ip.parse().unwrap(), mac: one().mac(nic), nic, source: AddressSource::Lease }
+    }
+
+    fn at(seconds: i64) -> Now {
+        let stamp = Timestamp::from_second(seconds).unwrap();
+        Now { since_start: Duration::from_secs(seconds.unsigned_abs()), stamp }
+    }
+
+    fn setup(nics: u8) -> Setup {
+        Setup { limits: Limits { address: LIMIT, grace: Duration::ZERO }, nics }
+    }
+
+    /// A guest that was started at 0 and has these addresses.
+    fn guest(state: State, desired: Option<Desired>, addresses: &[Address]) -> Known {
+        let subject =
+            Subject { instance: one(), node: NodeId::new(uuid::Uuid::from_u128(9)), name: None, order: None };
+        let begun = started(&subject, None, Timestamp::UNIX_EPOCH);
+        let status = announced(&subject, Some(&begun), state, None, Timestamp::UNIX_EPOCH);
+        let ip = addresses.first().map(|address| address.ip);
+        let status = Status { ip, addresses: addresses.to_vec(), ..status };
+        let request = desired.map(|desired| Request {
+            instance: one(),
+            epoch: 1,
+            generation: 1,
+            desired,
+            name: None,
+            spec: None,
+            project: String::new(),
+            user: String::new(),
+            created_at: Timestamp::UNIX_EPOCH,
+        });
+        let mut known = Known::default();
+        known.request = request.map(|request| Requested { record: Ok(Arc::new(request)), revision: 1 });
+        known.status = StatusEntry::Known(Box::new(status));
+        known.observe(Observed { domain: Some(RunState::Running), volume: true, transient: false });
+        known
+    }
+
+    #[test]
+    fn addresses_are_looked_for_of_guests_that_run_and_are_wanted_or_unclaimed() {
+        let has = [address(0, "192.0.2.1")];
+        let (active, destroyed) = (Some(Desired::Active), Some(Desired::Destroyed));
+        let cases = [
+            (State::Starting, active, &[][..], Some(true)),
+            (State::Active, active, &has[..], Some(false)),
+            (State::Unclaimed, None, &[], Some(true)),
+            (State::Unclaimed, None, &has, Some(false)),
+            (State::Active, None, &has, None),
+            (State::Active, destroyed, &has, None),
+            (State::Starting, destroyed, &[], None),
+        ];
+        for (state, desired, addresses, expected) in cases {
+            let known = guest(state, desired, addresses);
+            assert_eq!(waits(&known, &setup(1), at(1)), expected, "{state:?} {desired:?}");
+            let mut ended = guest(state, desired, addresses);
+            ended.observe(Observed::default());
+            assert_eq!(waits(&ended, &setup(1), at(1)), None, "{state:?} {desired:?}");
+        }
+        assert_eq!(waits(&Known::default(), &setup(1), at(1)), None);
+    }
+
+    #[test]
+    fn a_first_address_is_waited_for_by_time_looked_and_others_by_time_since_the_start() {
+        let first = [address(0, "192.0.2.1")];
+        let waits_for = |addresses: &[Address], searched: i64, now: i64| {
+            let mut known = guest(State::Active, Some(Desired::Active), addresses);
+            for second in 0..=searched {
+                known.searched_in_vain(LIMIT, at(second));
+            }
+            waits(&known, &setup(2), at(now)).unwrap()
+        };
+        assert!(waits_for(&first, 0, 299), "the second interface's");
+        assert!(!waits_for(&first, 0, 300) && !waits_for(&first, 0, 1000), "not endlessly");
+        let both = [first[0].clone(), address(1, "198.51.100.1")];
+        assert!(!waits_for(&both, 0, 1));
+        assert!(waits_for(&[], 299, 1000), "the first, however long ago it was started");
+        assert!(!waits_for(&[], 300, 1000) && !waits_for(&[], 301, 1000));
+        assert!(waits_for(&[], 300, 299), "it has not been up for so long");
+    }
+
+    #[test]
+    fn what_is_found_is_written_of_guests_that_are_up_where_it_is_news_and_nobody_else_is_at_it() {
+        let has = [address(0, "192.0.2.1")];
+        let other = || vec![address(0, "192.0.2.2")];
+        let (active, destroyed) = (Some(Desired::Active), Some(Desired::Destroyed));
+        let cases = [
+            (State::Starting, active, &[][..], other(), true),
+            (State::Active, active, &has[..], other(), true),
+            (State::Active, active, &has, has.to_vec(), false),
+            (State::Starting, active, &[], vec![], false),
+            (State::Unclaimed, None, &[], other(), true),
+            (State::Unclaimed, active, &[], other(), false),
+            (State::Starting, None, &[], other(), false),
+            (State::Active, destroyed, &has, other(), false),
+            (State::Error, active, &[], other(), false),
+        ];
+        for (state, desired, addresses, found, written) in cases {
+            let known = guest(state, desired, addresses);
+            let expected = written.then(|| found.clone());
+            assert_eq!(to_write(&known, found), expected, "{state:?} {desired:?} {addresses:?}");
+        }
+        let starting = || guest(State::Starting, active, &[]);
+        let mut unseen = starting();
+        unseen.learn(Change::Observed(Err("blind".to_owned())), at(0));
+        let mut ended = starting();
+        ended.observe(Observed::default());
+        let mut busy = starting();
+        busy.busy = Some(Busy::Asking);
+        let mut unstarted = starting();
+        if let StatusEntry::Known(status) = &mut unstarted.status {
+            status.started_at = None;
+        }
+        for known in [unseen, ended, busy, unstarted, Known::default()] {
+            assert_eq!(to_write(&known, other()), None, "{known:?}");
+        }
+        // One that was told before the address was, say by a release before this one.
+        let mut told = guest(State::Active, active, &has);
+        if let StatusEntry::Known(status) = &mut told.status {
+            status.ip = None;
+        }
+        assert_eq!(to_write(&told, has.to_vec()), Some(has.to_vec()));
+    }
+}

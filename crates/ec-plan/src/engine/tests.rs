@@ -1,5 +1,7 @@
 //! The engine, one event at a time.
 
+mod looks;
+
 use std::sync::Arc;
 
 use ec_model::{AddressSource, Desired, NodeId, Observed, Request, Resources, RunState, State};

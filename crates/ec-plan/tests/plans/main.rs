@@ -1,11 +1,14 @@
 //! What is planned for one guest: after starts that did not go as they should, and at the edges of what is allowed.
+#![expect(clippy::panic, reason = "what tests share")]
+
+mod aspects;
 
 use std::time::Duration;
 
 use ec_model::{End, Observed, Pause, RunState, State};
 use ec_plan::{
     Allocation, Facts, KnownStatus, Limits, RecordFacts, StatusFacts, Wanted,
-    machine::{Effect, Next, Plan, Problem, Question, RESUME_PERIOD, Until, plan},
+    machine::{Effect, Next, Plan, Problem, Question, RESUME_PERIOD, Until, plan, ran},
 };
 
 const LIMITS: Limits = Limits { address: Duration::from_secs(300), grace: Duration::from_secs(60) };
@@ -131,4 +134,46 @@ fn a_guest_that_runs_into_the_same_wall_is_let_go_on_after_a_pause() {
     assert!(resumes(paused(None)));
     assert_eq!(planned(&paused(Some(4))), Next::Wait(Until::After(Duration::from_secs(6))));
     assert!(resumes(paused(Some(RESUME_PERIOD.as_secs()))));
+}
+
+#[test]
+fn what_cannot_be_read_is_reported_and_left_and_what_was_destroyed_here_goes() {
+    let runs = || facts(RunState::Running, State::Active, true);
+    let unreadable = Facts { wanted: Wanted::Unreadable, ..runs() };
+    assert!(matches!(planned(&unreadable), Next::Stuck(Problem::Report(what)) if what.contains("request")));
+    for wanted in [Wanted::Active, Wanted::Nothing] {
+        let unreadable = Facts { wanted, status: StatusFacts::Unreadable, ..runs() };
+        assert!(
+            matches!(planned(&unreadable), Next::Stuck(Problem::Report(what)) if what.contains("status"))
+        );
+    }
+    let Next::Run(effects) = planned(&Facts { buried: true, ..runs() }) else { panic!("it goes") };
+    assert_eq!(effects.last(), Some(&Effect::DropKeys));
+}
+
+#[test]
+fn whatever_says_that_a_guest_ran_is_believed_and_nothing_else() {
+    let nothing = || unrequested(Allocation::Unknown, None);
+    let told = |state, start_noted| Facts {
+        status: StatusFacts::Known(KnownStatus { state, reason: None, has_address: false, start_noted }),
+        ..nothing()
+    };
+    let seen =
+        |domain, volume| Facts { observed: Observed { domain, volume, transient: false }, ..nothing() };
+    let kept = |record| Facts { record, ..seen(None, true) };
+    assert!(!ran(&nothing()));
+    for state in [State::Active, State::Paused, State::Stopped, State::Unclaimed] {
+        assert!(ran(&told(state, false)), "{state}");
+    }
+    for state in [State::Scheduled, State::Preparing, State::Starting, State::Destroying, State::Error] {
+        assert!(!ran(&told(state, false)) && ran(&told(state, true)), "{state}");
+    }
+    assert!(ran(&kept(RecordFacts::Kept { started: true })) && ran(&kept(RecordFacts::Unreadable)));
+    assert!(!ran(&kept(RecordFacts::Kept { started: false })), "the record says so");
+    assert!(ran(&kept(RecordFacts::Absent)), "a disk, and nobody can tell");
+    let left = |domain| Facts { record: RecordFacts::Kept { started: false }, ..seen(Some(domain), true) };
+    for domain in [RunState::Running, RunState::Paused(Pause::ByHand), RunState::Ended(End::ByGuest)] {
+        assert!(ran(&left(domain)), "{domain:?}");
+    }
+    assert!(!ran(&left(RunState::NotStarted)));
 }

@@ -1,0 +1,196 @@
+//! What is believed of looks and audits, what is forgotten, and what is tried when.
+
+use ec_model::End;
+
+use super::*;
+
+const OTHER: InstanceId = InstanceId::new(uuid::Uuid::from_u128(2));
+
+fn audit(commands: &[Command]) -> Begun {
+    let begun = commands.iter().find_map(|command| match command {
+        Command::Audit(begun) => Some(*begun),
+        _ => None,
+    });
+    begun.unwrap_or_else(|| panic!("{commands:?}"))
+}
+
+fn observation(commands: &[Command]) -> Begun {
+    let [Command::Observe(_, begun)] = commands[..] else { panic!("{commands:?}") };
+    begun
+}
+
+/// An engine with a guest that is to run, has not been built, and whose question to placement was not answered.
+fn unanswered() -> (Told, Begun) {
+    let seen = Seen { statuses: [(one(), says(State::Preparing, None))].into(), ..Seen::default() };
+    let (mut told, commands) = Told::looked(seen, Desired::Active);
+    told.on(Event::Audited(audit(&commands), Ok(None)));
+    let failed = told.on(Event::Allocation(one(), Err("placement is away".to_owned())));
+    assert!(matches!(&failed[..], [Command::Tell(tell)] if tell.warning), "{failed:?}");
+    let begun = audit(&told.on(Event::Registered));
+    (told, begun)
+}
+
+#[test]
+fn before_a_build_placement_is_asked_for_the_whole_claim_whatever_an_audit_says() {
+    for held in [vec![(one(), Resources::new())], vec![]] {
+        let (mut told, begun) = unanswered();
+        told.on(Event::Audited(begun, Ok(Some(held.into_iter().collect()))));
+        let (pause, commands) = told.wait();
+        assert_eq!((pause, commands), (RETRY_FIRST, vec![Command::AskPlacement(one())]));
+    }
+}
+
+#[test]
+fn a_guest_that_is_here_and_in_no_audit_is_asked_for_and_one_that_is_in_it_is_not() {
+    let other = Observed { domain: Some(RunState::Ended(End::ByGuest)), ..HERE };
+    let seen = Seen {
+        observed: [(one(), HERE), (OTHER, other)].into(),
+        records: [one(), OTHER].map(|one| (one, crate::RecordFacts::Kept { started: true })).into(),
+        statuses: [one(), OTHER].map(|one| (one, says(State::Unclaimed, Some("no request")))).into(),
+        ..Seen::default()
+    };
+    let (mut told, commands) = Told::looked(seen, Desired::Active);
+    told.on(Event::Audited(audit(&commands), Ok(None)));
+    told.on(Event::Changed(vec![(one(), None)]));
+    for instance in [one(), OTHER] {
+        told.on(Event::Allocation(instance, Ok(Held::Nothing)));
+        told.on(Event::Ended(Report { instance, done: vec![], outcome: Outcome::Retry("later".to_owned()) }));
+    }
+    let begun = audit(&told.on(Event::Registered));
+    let commands = told.on(Event::Audited(begun, Ok(Some([(OTHER, Resources::new())].into()))));
+    let counted = Command::Counted([OTHER].into());
+    assert!(commands.contains(&counted) && commands.contains(&Command::AskPlacement(one())), "{commands:?}");
+    assert!(!commands.contains(&Command::AskPlacement(OTHER)), "{commands:?}");
+}
+
+#[test]
+fn a_claim_of_nobody_that_is_gone_at_the_next_audit_is_forgotten() {
+    let (mut told, commands) = Told::looked(Seen::default(), Desired::Destroyed);
+    told.on(Event::Audited(audit(&commands), Ok(Some([(OTHER, Resources::new())].into()))));
+    assert!(told.engine.why(OTHER).is_some_and(|why| why.contains("may still come")));
+    let begun = audit(&told.on(Event::Registered));
+    let commands = told.on(Event::Audited(begun, Ok(Some(BTreeMap::new()))));
+    assert_eq!(commands, [Command::Counted(BTreeSet::new())]);
+    assert_eq!(told.engine.why(OTHER), None);
+}
+
+#[test]
+fn what_is_gone_with_all_that_was_of_it_is_forgotten() {
+    let seen = Seen { statuses: [(OTHER, says(State::Error, Some("no image")))].into(), ..Seen::default() };
+    let (mut told, _) = Told::looked(seen, Desired::Active);
+    assert!(told.engine.why(OTHER).is_some(), "its status is there to read");
+    let [Command::LookAtAll(begun)] = told.on(Event::HintAll)[..] else { panic!() };
+    told.on(Event::Looked(begun, Ok(Seen::default())));
+    assert_eq!(told.engine.why(OTHER), None);
+}
+
+#[test]
+fn what_a_user_destroyed_here_is_known_until_a_look_says_otherwise() {
+    let buried = Seen { buried: [OTHER].into(), ..Seen::default() };
+    let (mut told, _) = Told::looked(buried, Desired::Active);
+    let request = || Event::Changed(vec![(OTHER, Some(requested_of(OTHER)))]);
+    let commands = told.on(request());
+    let last = begun(&commands).and_then(|effects| effects.last());
+    assert_eq!(last, Some(&Effect::DropKeys), "with an older etcd it came back: {commands:?}");
+    let done = vec![Change::RequestDropped, Change::Status(StatusEntry::Absent)];
+    told.on(Event::Ended(Report { instance: OTHER, done, outcome: Outcome::Done }));
+    let [Command::LookAtAll(look)] = told.on(Event::HintAll)[..] else { panic!() };
+    told.on(Event::Looked(look, Ok(Seen::default())));
+    assert_eq!(told.engine.why(OTHER), None, "the node forgot it, and so is it here");
+    let commands = told.on(request());
+    assert_eq!(begun(&commands), Some(&vec![Effect::Announce(State::Preparing, None)]));
+}
+
+fn requested_of(instance: InstanceId) -> Requested {
+    let Requested { record, revision } = requested(Desired::Active);
+    let record = record.map(|record| Arc::new(Request { instance, ..(*record).clone() }));
+    Requested { record, revision }
+}
+
+#[test]
+fn an_observation_that_began_before_our_own_work_says_nothing_about_it() {
+    let mut told = waiting();
+    let before = observation(&told.on(Event::Hint(one())));
+    assert!(matches!(&told.on(found(Some("192.0.2.1")))[..], [Command::Begin(_)]));
+    told.ended(vec![], Outcome::Done);
+    let gone = Observed { domain: Some(RunState::Ended(End::ByGuest)), ..HERE };
+    assert_eq!(told.on(Event::Observed(one(), before, Ok(gone))), []);
+    let after = observation(&told.on(Event::Hint(one())));
+    let commands = told.on(Event::Observed(one(), after, Ok(gone)));
+    let told = begun(&commands).and_then(|effects| effects.first());
+    assert!(matches!(told, Some(Effect::Announce(State::Stopped, Some(_)))), "{commands:?}");
+}
+
+#[test]
+fn a_stranger_of_whom_the_hypervisor_has_something_is_looked_at() {
+    let (mut told, _) = Told::looked(Seen::default(), Desired::Active);
+    let hint = observation(&told.on(Event::Hint(OTHER)));
+    assert_eq!(told.on(Event::Observed(OTHER, hint, Ok(Observed::default()))), []);
+    let commands = told.on(Event::Observed(OTHER, hint, Ok(HERE)));
+    assert!(matches!(commands[..], [Command::LookAtAll(_)]), "{commands:?}");
+    // Of one that is known nothing new is learnt from an old observation.
+    let mut told = Told::building();
+    assert_eq!(told.on(Event::Observed(one(), hint, Ok(HERE))), []);
+}
+
+#[test]
+fn after_it_was_let_go_on_a_guest_is_looked_at_since_it_may_be_paused_again() {
+    let mut told = waiting();
+    assert!(matches!(&told.on(found(Some("192.0.2.1")))[..], [Command::Begin(_)]));
+    let commands = told.ended(vec![Change::Resumed], Outcome::Done);
+    observation(&commands);
+}
+
+#[test]
+fn work_that_stood_on_what_has_changed_is_tried_again_and_work_that_was_asked_to_stop_goes_on_at_once() {
+    let mut told = Told::building();
+    assert_eq!(begun(&told.ended(vec![], Outcome::Abandoned)), None);
+    assert_eq!(told.engine.why(one()), Some("what it stood on has changed; trying again"));
+    let (pause, commands) = told.wait();
+    assert_eq!((pause, begun(&commands).is_some()), (RETRY_FIRST, true));
+}
+
+#[test]
+fn what_stopped_work_for_now_is_told_and_what_is_there_is_looked_at() {
+    let mut told = Told::building();
+    let commands = told.ended(vec![], Outcome::Retry("etcd is away".to_owned()));
+    let [Command::Tell(tell), Command::Observe(..)] = &commands[..] else { panic!("{commands:?}") };
+    assert_eq!(
+        (&*tell.what, tell.why.as_deref()),
+        ("did not work for now; trying again", Some("etcd is away"))
+    );
+    assert_eq!((tell.warning, tell.instance), (true, Some(one())));
+}
+
+#[test]
+fn a_guest_that_ran_and_failed_is_kept_and_tried_again_when_its_time_comes() {
+    let mut told = waiting();
+    assert!(matches!(&told.on(found(Some("192.0.2.1")))[..], [Command::Begin(_)]));
+    let commands = told.ended(vec![], Outcome::Failed("broken".to_owned()));
+    let [Command::Begin(job)] = &commands[..] else { panic!("{commands:?}") };
+    assert_eq!((&job.work, told.engine.why(one())), (&Work::Fail("broken".to_owned()), Some("broken")));
+    let commands = told.ended(vec![Change::Status(says(State::Error, Some("broken")))], Outcome::Done);
+    assert!(!commands.iter().any(|command| matches!(command, Command::Begin(_))), "not yet: {commands:?}");
+    let (pause, commands) = told.wait();
+    assert_eq!((pause, begun(&commands)), (RETRY_FIRST, Some(&vec![Effect::NoteStart])));
+}
+
+#[test]
+fn only_a_guest_without_an_address_of_which_none_was_found_was_looked_for_in_vain() {
+    let searched = |told: &Told| told.engine.known[&one()].searched();
+    let mut told = waiting();
+    for _ in 0..3 {
+        told.on(found(None));
+        told.pass(Duration::from_secs(1));
+    }
+    assert_eq!(searched(&told), Duration::from_secs(2));
+    assert!(matches!(&told.on(found(Some("192.0.2.1")))[..], [Command::Begin(_)]));
+    // It was found, and is being written.
+    told.on(found(Some("192.0.2.1")));
+    assert_eq!(searched(&told), Duration::from_secs(2));
+    let StatusEntry::Known(mut status) = told.engine.known[&one()].status.clone() else { panic!() };
+    status.ip = Some([192, 0, 2, 1].into());
+    told.ended(vec![Change::Status(StatusEntry::Known(status))], Outcome::Done);
+    told.on(found(None));
+    assert_eq!(searched(&told), Duration::from_secs(2), "another interface's may be missing yet");
+}
