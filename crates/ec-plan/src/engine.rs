@@ -218,6 +218,8 @@ impl Engine {
         for (instance, known) in &mut self.known {
             if !listed.contains(instance) {
                 known.request = None;
+                // Where etcd was put back, placement may have forgotten it too.
+                known.forget_allocation();
             }
         }
         for (instance, request) in requests {
@@ -225,6 +227,7 @@ impl Engine {
         }
         self.listed = true;
         self.look();
+        self.audit();
         self.consider_all();
     }
 

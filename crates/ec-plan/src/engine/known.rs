@@ -201,6 +201,11 @@ impl Known {
         self.allocation = Some(held);
     }
 
+    /// What placement has is to be asked for again.
+    pub(super) fn forget_allocation(&mut self) {
+        self.allocation = None;
+    }
+
     /// The amounts that it holds here.
     pub(super) fn amounts(&self) -> Option<&Resources> {
         match &self.allocation {
