@@ -7,8 +7,8 @@ use ec_model::{Desired, InstanceId, Request, State, Status, decode};
 use tokio::time::{Instant, sleep};
 
 use crate::{
+    acts::guests,
     life::Life,
-    nemesis::guests,
     referee::{Known, observed},
     user::cloud,
     world::{Actor, PLACEMENT, World},
@@ -19,18 +19,18 @@ const BOUND: Duration = Duration::from_secs(30 * 60);
 const PERIOD: Duration = Duration::from_secs(10);
 
 /// Everything that there is of an instance, wherever it lies.
-struct Traces {
-    request: Option<Request>,
-    status: Option<Status>,
-    claim: bool,
-    index: bool,
-    domain: bool,
-    volume: bool,
-    record: bool,
+pub(crate) struct Traces {
+    pub(crate) request: Option<Request>,
+    pub(crate) status: Option<Status>,
+    pub(crate) claim: bool,
+    pub(crate) index: bool,
+    pub(crate) domain: bool,
+    pub(crate) volume: bool,
+    pub(crate) record: bool,
 }
 
 impl Traces {
-    fn of(world: &World, instance: InstanceId) -> Self {
+    pub(crate) fn of(world: &World, instance: InstanceId) -> Self {
         let keys = &world.keys;
         let get = |key: String| crate::door::content(world, &key);
         let nodes = || world.computers.iter().map(|computer| computer.node);
@@ -52,7 +52,7 @@ impl Traces {
         }
     }
 
-    fn is_anything(&self) -> bool {
+    pub(crate) fn is_anything(&self) -> bool {
         self.request.is_some()
             || self.status.is_some()
             || self.claim
@@ -62,7 +62,7 @@ impl Traces {
             || self.record
     }
 
-    fn told(&self) -> String {
+    pub(crate) fn told(&self) -> String {
         let mut told: Vec<String> = Vec::new();
         told.extend(self.request.as_ref().map(|request| format!("request {:?}", request.desired)));
         told.extend(self.status.as_ref().map(|status| {

@@ -13,18 +13,10 @@ use crate::{
     heal::converge,
     nemesis::{heal, rage, selection},
     node::Computer,
+    scenario::{Scenario, Stage},
     user,
     world::{Actor, World},
 };
-
-/// What kind of history.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scenario {
-    /// One node, one replica, one user, one instance from its begin to its end, and nothing goes wrong.
-    OneLife,
-    /// As the seed has it.
-    Random,
-}
 
 /// How a history ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,37 +33,66 @@ pub struct Ended {
 ///
 /// # Errors
 /// The simulation itself does not work here: a file, say, cannot be written.
-pub fn run(seed: u64, scenario: Scenario) -> Result<Ended> {
+pub fn run(seed: u64) -> Result<Ended> {
+    let (nodes, replicas, users) = (1 + seed % 4, 1 + seed / 4 % 2, 1 + seed / 8 % 4);
+    let title = format!("seed {seed}: {nodes} nodes, {replicas} replicas of eplacement, {users} users");
+    history(Cluster { seed, calm: false, nodes, twins: 0, replicas, title }, async |world| {
+        live(&world, u32::try_from(users).unwrap_or(1)).await;
+    })
+}
+
+/// Plays a scenario, with its log on standard output. To be called once in a process.
+///
+/// # Errors
+/// As [`run`].
+pub fn play(scenario: &Scenario) -> Result<Ended> {
+    let title = format!("{}: {}", scenario.name, scenario.story);
+    let Scenario { nodes, twins, replicas, .. } = *scenario;
+    history(Cluster { seed: 1, calm: true, nodes, twins, replicas, title }, async |world| {
+        begin(&world).await;
+        (scenario.play)(Stage::new(&world)).await;
+        if !world.failed.is_cancelled() {
+            heal(&world).await;
+            converge(&world).await;
+        }
+    })
+}
+
+struct Cluster {
+    seed: u64,
+    calm: bool,
+    nodes: u64,
+    twins: u64,
+    replicas: u64,
+    title: String,
+}
+
+fn history(cluster: Cluster, happens: impl AsyncFnOnce(Arc<World>)) -> Result<Ended> {
     ec_runtime::install_tls_provider();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
         .build()
         .context("failed to start a runtime")?;
-    tokio::task::LocalSet::new().block_on(&runtime, history(seed, scenario))
+    tokio::task::LocalSet::new().block_on(&runtime, in_world(cluster, happens))
 }
 
-async fn history(seed: u64, scenario: Scenario) -> Result<Ended> {
+async fn in_world(cluster: Cluster, happens: impl AsyncFnOnce(Arc<World>)) -> Result<Ended> {
     let memory = std::path::Path::new("/dev/shm");
     let directory = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
     let directory = directory.context("failed to make a directory for the computers")?;
     let images = directory.path().join("images");
     fs::create_dir_all(&images)?;
     fs::write(images.join("tiny.img"), disk())?;
-    // The sizes are drawn before there is a world.
-    let (nodes, replicas, users) = match scenario {
-        Scenario::OneLife => (1, 1, 1),
-        Scenario::Random => (1 + seed % 4, 1 + seed / 4 % 2, 1 + seed / 8 % 4),
-    };
-    let computers: Result<Vec<_>> = (1..=u128::from(nodes))
-        .map(|number| Ok(Arc::new(Computer::new(number, directory.path())?)))
-        .collect();
-    let world = Arc::new(World::new(seed, computers?, usize::try_from(replicas)?));
-    let title = format!("seed {seed}: {nodes} nodes, {replicas} replicas of eplacement, {users} users");
+    let Cluster { seed, calm, nodes, twins, replicas, title } = cluster;
+    let computers = (1..=u128::from(nodes)).map(|number| Computer::new(number, directory.path()));
+    let twins = (1..=u128::from(twins)).map(|number| Computer::twin(number, directory.path()));
+    let computers: Result<Vec<_>> = computers.chain(twins).map(|computer| computer.map(Arc::new)).collect();
+    let world = Arc::new(World::new(seed, calm, computers?, usize::try_from(replicas)?));
     world.log(Actor::Nemesis, title);
     let failed = world.failed.clone();
     // What was found ends the history there and then.
-    failed.run_until_cancelled(live(&world, scenario, u32::try_from(users)?)).await;
+    failed.run_until_cancelled(happens(Arc::clone(&world))).await;
     Ok(world.judge(|referee, _| Ended {
         findings: referee.findings().iter().map(|finding| world.named(finding)).collect(),
         transactions: referee.transactions,
@@ -86,19 +107,22 @@ fn disk() -> Vec<u8> {
     disk
 }
 
-async fn live(world: &Arc<World>, scenario: Scenario, users: u32) {
+/// Everybody is started, and comes up.
+async fn begin(world: &Arc<World>) {
     for number in 0..world.replicas.count() {
         world.replicas.start(world, number);
     }
-    seal(world).await;
-    for computer in &world.computers {
+    if !world.is_calm() {
+        seal(world).await;
+    }
+    for computer in world.computers.iter().filter(|computer| !computer.is_twin()) {
         computer.start(world);
     }
     sleep(Duration::from_secs(10)).await;
-    if scenario == Scenario::OneLife {
-        user::one_life(world).await;
-        return converge(world).await;
-    }
+}
+
+async fn live(world: &Arc<World>, users: u32) {
+    begin(world).await;
     let done = CancellationToken::new();
     let mut people = JoinSet::new();
     for number in 1..=users {
@@ -117,7 +141,7 @@ async fn live(world: &Arc<World>, scenario: Scenario, users: u32) {
 
 /// On each node there is a request that a newer release wrote, and its guest.
 async fn seal(world: &Arc<World>) {
-    for computer in &world.computers {
+    for computer in world.computers.iter().filter(|computer| !computer.is_twin()) {
         let instance = InstanceId::new(Uuid::from_u128(world.any()));
         let key = world.keys.request(computer.node, instance);
         let value = format!("{{\"version\":99,\"instance\":\"{instance}\",\"desired\":\"hibernated\"}}");

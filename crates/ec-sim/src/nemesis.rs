@@ -2,13 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ec_hypervisor::{Hypervisor, Pause};
+use ec_hypervisor::{End, Pause};
 use ec_model::InstanceId;
-use ec_store::{Backup, Store};
+use ec_store::Backup;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    acts::{self, say},
     node::Computer,
     world::{Actor, Storm, World},
 };
@@ -85,36 +86,24 @@ pub(crate) async fn rage(world: Arc<World>, ills: Vec<Ill>, done: CancellationTo
     }
 }
 
-fn say(world: &World, what: impl AsRef<str>) {
-    world.log(Actor::Nemesis, what);
-}
-
 async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
     let faults = world.store.faults();
     let computer = Arc::clone(any_computer(world));
     let name = Actor::Agent(computer.node, 0);
     match ill {
         Ill::KillAgent => {
-            if computer.kill() {
-                say(world, format!("kills the agent of {name}"));
+            if acts::kill_agent(world, &computer) {
                 start_later(world, &computer);
             }
         }
-        Ill::StopAgent => {
-            if computer.stop() {
-                say(world, format!("asks the agent of {name} to end"));
-            }
-        }
+        Ill::StopAgent => acts::stop_agent(world, &computer),
         Ill::CrashHost => {
-            say(world, format!("pulls the plug of {name}"));
-            disturb_all(world, &computer).await;
-            computer.crash();
+            acts::crash_host(world, &computer).await;
             start_later(world, &computer);
         }
         Ill::KillReplica => {
             let number = usize::try_from(world.pick(0..world.replicas.count() as u64)).unwrap_or(0);
-            if world.replicas.kill(number) {
-                say(world, format!("kills {}", Actor::Replica(number)));
+            if acts::kill_replica(world, number) {
                 let (world, after) = (Arc::clone(world), world.millis(500..20_000));
                 tokio::spawn(async move {
                     sleep(after).await;
@@ -133,19 +122,9 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
         }
         Ill::Refusals => storm(world, |storm, _| storm.refusals = 10, "the hypervisors refuse").await,
         Ill::Slowness => storm(world, |storm, much| storm.slow = much, "everything is slow").await,
-        Ill::BreakWatches => {
-            say(world, "breaks all watches");
-            faults.break_watches();
-        }
-        Ill::SilenceWatches => {
-            say(world, "silences all watches");
-            faults.freeze_watches();
-        }
-        Ill::Compact => {
-            say(world, "has etcd compacted");
-            world.store.compact(world.store.revision()).await.ok();
-            faults.break_watches();
-        }
+        Ill::BreakWatches => acts::break_watches(world),
+        Ill::SilenceWatches => acts::silence_watches(world),
+        Ill::Compact => acts::compact(world).await,
         Ill::StoreAway => {
             let time = world.millis(1000..40_000);
             say(world, format!("takes etcd away for {time:?}"));
@@ -154,10 +133,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
             faults.set_reachable(true);
             say(world, "gives etcd back");
         }
-        Ill::StoreRestart => {
-            say(world, "restarts etcd");
-            faults.restart();
-        }
+        Ill::StoreRestart => acts::restart_store(world),
         Ill::Cut => {
             let time = world.millis(1000..40_000);
             let who = if world.chance(30) {
@@ -169,39 +145,27 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
             world.cut(who, time);
         }
         Ill::Restore => match backup.take() {
-            None => {
-                say(world, "backs etcd up");
-                *backup = Some(faults.backup());
-            }
-            Some(older) => {
-                say(world, "puts etcd back to its backup");
-                world.next_era();
-                world.judge(|referee, _| referee.replaced());
-                faults.restore(&older);
-            }
+            None => *backup = Some(acts::back_up(world)),
+            Some(older) => acts::restore(world, &older),
         },
         Ill::LoseDomain => {
             if let Some(guest) = any_guest(world, &computer).await {
-                say(world, format!("undefines {guest} on {name}"));
-                computer.hypervisor.undefine(guest);
+                acts::undefine(world, &computer, guest);
             }
         }
         Ill::LoseDisk => {
             if let Some(guest) = any_guest(world, &computer).await {
-                say(world, format!("deletes the disk of {guest} on {name}"));
-                computer.hypervisor.delete_volume(guest);
+                acts::delete_disk(world, &computer, guest);
             }
         }
         Ill::EndGuest => {
             if let Some(guest) = any_guest(world, &computer).await {
-                say(world, format!("the guest {guest} on {name} powers itself off"));
-                computer.hypervisor.end_guest(guest);
+                acts::end_guest(world, &computer, guest, End::ByGuest);
             }
         }
         Ill::PauseGuest => {
             if let Some(guest) = any_guest(world, &computer).await {
-                say(world, format!("the guest {guest} on {name} is paused, for its disk is full"));
-                computer.hypervisor.pause_guest(guest, Pause::Storage { room: false });
+                acts::pause_guest(world, &computer, guest, Pause::Storage { room: false });
             }
         }
     }
@@ -233,46 +197,16 @@ fn start_later(world: &Arc<World>, computer: &Arc<Computer>) {
     });
 }
 
-/// The instances that a computer has, in order.
-pub(crate) async fn guests(world: &World, computer: &Computer) -> Vec<InstanceId> {
-    let Ok(listed) = computer.hypervisor.list().await else { return Vec::new() };
-    let sealed = world.judge(|referee, _| referee.sealed_guests().clone());
-    let mut guests: Vec<InstanceId> = listed.into_keys().filter(|guest| !sealed.contains(guest)).collect();
-    guests.sort_unstable();
-    guests
-}
-
-/// One of them, which is in for trouble.
+/// One of the instances of a computer, which is in for trouble.
 async fn any_guest(world: &World, computer: &Computer) -> Option<InstanceId> {
-    let guests = guests(world, computer).await;
+    let guests = acts::guests(world, computer).await;
     let count = guests.len() as u64;
-    let guest = (count > 0).then(|| guests[usize::try_from(world.pick(0..count)).unwrap_or(0)])?;
-    world.judge(|referee, _| referee.disturbed(guest));
-    Some(guest)
-}
-
-async fn disturb_all(world: &World, computer: &Computer) {
-    for guest in guests(world, computer).await {
-        world.judge(|referee, _| referee.disturbed(guest));
-    }
+    (count > 0).then(|| guests[usize::try_from(world.pick(0..count)).unwrap_or(0)])
 }
 
 /// Everything is as it should be again, and everybody is up.
 pub(crate) async fn heal(world: &Arc<World>) {
-    say(world, "heals everything");
-    world.set_storm(Storm::default());
-    world.mend_cuts();
-    world.store.faults().set_reachable(true);
-    for number in 0..world.replicas.count() {
-        if !world.replicas.is_up(number) {
-            world.replicas.start(world, number);
-        }
-    }
-    for computer in &world.computers {
-        if !computer.is_up() {
-            computer.start(world);
-        }
-    }
+    acts::mend(world);
     // Calls that are late by the most come till then.
     sleep(Duration::from_secs(95)).await;
 }

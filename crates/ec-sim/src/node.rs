@@ -23,7 +23,7 @@ use crate::{
     hands::Hands,
     life::Life,
     way::Way,
-    world::{Actor, World},
+    world::{Actor, TWIN, World},
 };
 
 /// Processors that each computer gives to guests.
@@ -40,6 +40,8 @@ pub(crate) struct Computer {
     /// Counted up when it is started anew: what its hypervisor was at then is not done.
     era: AtomicU64,
     starts: AtomicU32,
+    /// What was counted before its first.
+    first: u32,
     /// The agent of now.
     agent: Mutex<Option<Running>>,
 }
@@ -54,8 +56,16 @@ struct Running {
 impl Computer {
     /// The computer of a number from 1 on, with its files and an image below `directory`.
     pub(crate) fn new(number: u128, directory: &Path) -> Result<Self> {
+        Self::made(number, directory.join(format!("n{number}")), 0)
+    }
+
+    /// A machine that was made from a copy of another's disk: with its uuid, but a hypervisor of its own.
+    pub(crate) fn twin(number: u128, directory: &Path) -> Result<Self> {
+        Self::made(number, directory.join(format!("n{number}-twin")), TWIN)
+    }
+
+    fn made(number: u128, directory: PathBuf, first: u32) -> Result<Self> {
         let node = NodeId::new(Uuid::from_u128(number));
-        let directory = directory.join(format!("n{number}"));
         fs::create_dir_all(&directory)?;
         let processors = std::thread::available_parallelism()?.get() as u64;
         // Two of however many there are, each given out twice; or the one there is, four times.
@@ -79,9 +89,19 @@ impl Computer {
             hypervisor,
             directory,
             era: AtomicU64::new(0),
-            starts: AtomicU32::new(0),
+            starts: AtomicU32::new(first),
+            first,
             agent: Mutex::default(),
         })
+    }
+
+    /// Whether it is a copy of another.
+    pub(crate) fn is_twin(&self) -> bool {
+        self.first == TWIN
+    }
+
+    pub(crate) fn first_start(&self) -> u32 {
+        self.first
     }
 
     pub(crate) fn era(&self) -> u64 {
@@ -101,7 +121,7 @@ impl Computer {
         let number = self.starts.fetch_add(1, Ordering::Relaxed) + 1;
         let (life, stop) = (Life::new(), CancellationToken::new());
         let actor = Actor::Agent(self.node, number);
-        world.log(actor, format!("agent starts for the {number}. time"));
+        world.log(actor, format!("agent starts for the {}. time", number - self.first));
         let running = Running { number, life: life.clone(), stop: stop.clone() };
         *self.agent.lock().unwrap_or_else(PoisonError::into_inner) = Some(running);
         let (computer, world) = (Arc::clone(self), Arc::clone(world));
@@ -165,6 +185,11 @@ impl Computer {
         let Some(running) = self.running() else { return false };
         running.stop.cancel();
         true
+    }
+
+    /// No agent is started here any more by itself.
+    pub(crate) fn retire(&self) {
+        self.starts.fetch_add(1, Ordering::Relaxed);
     }
 
     /// As if somebody pulled the plug: the agent is gone, and no guest runs any more.

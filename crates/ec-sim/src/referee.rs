@@ -203,7 +203,9 @@ impl Referee {
         }
         let Some(request) = old.and_then(|old| decode::<Request>(&old.value).ok()) else { return };
         let known = self.known.entry(instance).or_default();
-        let (wrote, wished_away) = (known.wrote, known.wished_away);
+        // A copy of it under another node's prefix is that node's to refuse.
+        let is_its_node = known.acknowledged.is_none_or(|at| at == node);
+        let (wrote, wished_away) = (known.wrote && is_its_node, known.wished_away);
         let here = world.computers.iter().find(|computer| computer.node == node);
         let left = here.and_then(|computer| observed(computer, instance));
         if request.desired == Desired::Destroyed || wished_away {
@@ -355,7 +357,7 @@ pub(crate) fn observed(computer: &crate::node::Computer, instance: InstanceId) -
 }
 
 /// A write as the log has it; nothing of what is only bookkeeping.
-fn told(world: &World, key: &str, new: Option<&[u8]>) -> Option<String> {
+pub(crate) fn told(world: &World, key: &str, new: Option<&[u8]>) -> Option<String> {
     let keys = &world.keys;
     if let Some(rest) = key.strip_prefix(PLACEMENT) {
         let instance = rest.strip_prefix("/consumers/")?;

@@ -3,9 +3,10 @@
 use std::{
     collections::BTreeMap,
     fmt,
+    path::Path,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicI64, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -19,13 +20,19 @@ use rand::{Rng, RngExt, SeedableRng, rngs::StdRng};
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
-use crate::{life::Life, log::Log, node::Computer, referee::Referee, replica::Replicas};
+use crate::{life::Life, log::Log, node::Computer, referee::Referee, replica::Replicas, snag::Snag};
 
 /// Where eplacement keeps its records.
 pub(crate) const PLACEMENT: &str = "/ecompute/placement";
 
+/// The way there, or back, where nothing is left to chance.
+const CALM: Duration = Duration::from_millis(2);
+
 /// When every history begins.
 const EPOCH: i64 = 1_800_000_000;
+
+/// From here on the starts of a machine are counted that was made from another's disk, and so has its uuid.
+pub(crate) const TWIN: u32 = 1000;
 
 /// Who does something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,6 +50,7 @@ pub(crate) enum Actor {
 impl fmt::Display for Actor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Agent(node, start) if *start >= TWIN => write!(f, "n{}'", node.uuid().as_u128()),
             Self::Agent(node, _) => write!(f, "n{}", node.uuid().as_u128()),
             Self::User(number) => write!(f, "u{number}"),
             Self::Replica(number) => write!(f, "p{}", number + 1),
@@ -80,6 +88,14 @@ pub(crate) struct World {
     cut: Mutex<BTreeMap<String, Instant>>,
     /// Counted up when etcd is replaced: what was on its way then is gone.
     era: AtomicU64,
+    /// Nothing is left to chance: every call takes as long, and what goes wrong was said before.
+    calm: bool,
+    /// Single calls that are to go wrong.
+    pub(crate) snags: Mutex<Vec<Snag>>,
+    /// How much farther from etcd some are.
+    far: Mutex<BTreeMap<String, Duration>>,
+    /// By how many seconds everybody's clock is wrong.
+    clock: AtomicI64,
     pub(crate) failed: tokio_util::sync::CancellationToken,
 }
 
@@ -88,11 +104,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl World {
-    pub(crate) fn new(seed: u64, computers: Vec<Arc<Computer>>, replicas: usize) -> Self {
+    pub(crate) fn new(seed: u64, calm: bool, computers: Vec<Arc<Computer>>, replicas: usize) -> Self {
         let names: BTreeMap<Uuid, String> = computers
             .iter()
             .map(|computer| (computer.node.uuid(), Actor::Agent(computer.node, 0).to_string()))
             .collect();
+        let directory =
+            computers.first().and_then(|computer| computer.directory.parent()).map(Path::to_owned);
         Self {
             store: MemoryStore::new(),
             keys: Keyspace::default(),
@@ -100,18 +118,27 @@ impl World {
             replicas: Replicas::new(replicas),
             begun: Instant::now(),
             dice: Mutex::new(StdRng::seed_from_u64(seed)),
-            log: Mutex::new(Log::new(names)),
+            log: Mutex::new(Log::new(names, directory)),
             storm: Mutex::default(),
             referee: Mutex::new(Referee::new()),
             cut: Mutex::default(),
             era: AtomicU64::new(0),
+            calm,
+            snags: Mutex::default(),
+            far: Mutex::default(),
+            clock: AtomicI64::new(0),
             failed: tokio_util::sync::CancellationToken::new(),
         }
     }
 
+    /// Whether nothing is left to chance.
+    pub(crate) fn is_calm(&self) -> bool {
+        self.calm
+    }
+
     /// One of a hundred, so often.
     pub(crate) fn chance(&self, percent: u32) -> bool {
-        percent > 0 && lock(&self.dice).random_range(0..100) < percent
+        percent > 0 && !self.calm && lock(&self.dice).random_range(0..100) < percent
     }
 
     pub(crate) fn pick(&self, range: std::ops::Range<u64>) -> u64 {
@@ -163,6 +190,9 @@ impl World {
 
     /// The way there, or back.
     pub(crate) async fn way(&self) {
+        if self.calm {
+            return sleep(CALM).await;
+        }
         let slow = self.storm().slow;
         let time = if self.chance(slow) {
             self.millis(200..5000)
@@ -194,6 +224,21 @@ impl World {
         lock(&self.cut).clear();
     }
 
+    /// From now on etcd is so much farther from somebody, each way.
+    pub(crate) fn move_away(&self, who: Actor, by: Duration) {
+        lock(&self.far).insert(who.to_string(), by);
+    }
+
+    /// How much farther from etcd somebody is than others.
+    pub(crate) fn distance(&self, who: Actor) -> Option<Duration> {
+        lock(&self.far).get(&who.to_string()).copied()
+    }
+
+    /// Everybody's clock is set forward, or back.
+    pub(crate) fn step_clock(&self, seconds: i64) {
+        self.clock.fetch_add(seconds, Ordering::Relaxed);
+    }
+
     /// The machine that a program of this life runs on.
     pub(crate) fn machine(self: &Arc<Self>, life: &Life) -> Host {
         Host::simulated(Arc::new(Simulated { world: Arc::clone(self), life: life.clone() }))
@@ -208,7 +253,8 @@ struct Simulated {
 
 impl Machine for Simulated {
     fn now(&self) -> Timestamp {
-        Timestamp::from_second(EPOCH).unwrap_or_default() + self.world.elapsed()
+        let clock = EPOCH + self.world.clock.load(Ordering::Relaxed);
+        Timestamp::from_second(clock).unwrap_or_default() + self.world.elapsed()
     }
 
     fn random(&self) -> u128 {
