@@ -24,7 +24,9 @@ fn names() -> BTreeSet<String> {
 
 /// Plays one; why it is not as it should be.
 fn played(name: &str, bless: bool) -> Result<(), String> {
-    let output = Command::new(env!("CARGO_BIN_EXE_ec-sim")).args(["--scenario", name]).output().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ec-sim"));
+    let output =
+        command.args(["--scenario", name]).env_remove("RUST_LOG").env_remove("PLANTED").output().unwrap();
     let log = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {
         return Err(format!("{name} fails:\n{log}{}", String::from_utf8_lossy(&output.stderr)));
