@@ -124,20 +124,24 @@ pub(crate) async fn audit(parts: &Parts) -> Result<Option<BTreeMap<InstanceId, R
 }
 
 /// What a guest may take here: processors and memory that this node's own providers gave it, and all else (a disk
-/// on shared storage, say) from wherever it is. Nothing where this node gave nothing.
+/// on shared storage, say) from wherever it is. Nothing where this node gave nothing, or only what goes with a guest
+/// whose processors and memory are elsewhere.
 fn amounts_here(held: &ConsumerAllocations, ours: impl Fn(&NodeId) -> bool) -> Option<Resources> {
     let mut amounts = Resources::new();
-    let mut here = false;
+    let (mut here, mut runs_here, mut runs_elsewhere) = (false, false, false);
     for (provider, resources) in &held.allocations {
         here |= ours(provider);
         for (class, amount) in resources {
-            if ours(provider) || !["VCPU", "MEMORY_MB"].contains(&class.as_str()) {
+            let runs = ["VCPU", "MEMORY_MB"].contains(&class.as_str());
+            runs_here |= runs && ours(provider);
+            runs_elsewhere |= runs && !ours(provider);
+            if ours(provider) || !runs {
                 let sum = amounts.entry(class.clone()).or_default();
                 *sum = sum.saturating_add(*amount);
             }
         }
     }
-    here.then_some(amounts)
+    (here && (runs_here || !runs_elsewhere)).then_some(amounts)
 }
 
 #[cfg(test)]
@@ -165,5 +169,13 @@ mod tests {
         );
         let sharing = held(vec![(here, of(&[("VCPU", 1)])), (shared, of(&[("DISK_GB", 7)]))]);
         assert_eq!(amounts_here(&sharing, ours), Some(of(&[("VCPU", 1), ("DISK_GB", 7)])));
+        let disk = held(vec![(there, of(&[("VCPU", 1)])), (here, of(&[("DISK_GB", 7)]))]);
+        assert_eq!(
+            amounts_here(&disk, ours),
+            None,
+            "all of it is given back together, and the guest is there"
+        );
+        let disk_alone = held(vec![(here, of(&[("DISK_GB", 7)]))]);
+        assert_eq!(amounts_here(&disk_alone, ours), Some(of(&[("DISK_GB", 7)])));
     }
 }

@@ -14,6 +14,7 @@ use crate::{
 const TRIES: usize = 10;
 
 /// Who will do it.
+#[derive(Debug, Clone, Copy)]
 pub enum Doomed {
     /// The agent of this node, when it is alive.
     By {
@@ -28,8 +29,14 @@ pub enum Doomed {
 
 /// Asks for the instance's end. Asking again is not an error.
 pub async fn destroy(cloud: &Cloud, instance: InstanceId) -> CloudResult<Doomed> {
+    let mut unheard = None;
     for _ in 0..TRIES {
-        let known = match find(cloud, instance).await? {
+        let found = match (find(cloud, instance).await, unheard) {
+            // The wish whose answer was lost arrived, and its node was quick.
+            (Err(CloudError::NotFound(_)), Some(doomed)) => return Ok(doomed),
+            (found, _) => found?,
+        };
+        let known = match found {
             Found::Placed(known) => known,
             Found::Unplaced(record, revision) => match take_away(cloud, *record, revision).await? {
                 true => return Ok(Doomed::Already),
@@ -42,7 +49,8 @@ pub async fn destroy(cloud: &Cloud, instance: InstanceId) -> CloudResult<Doomed>
         // Where the outcome is unknown the next look tells it.
         match cloud.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => return Ok(doomed),
-            Ok(_) | Err(ec_store::StoreError::Unknown(_)) => {}
+            Ok(_) => {}
+            Err(ec_store::StoreError::Unknown(_)) => unheard = Some(doomed),
             Err(error) => return Err(error.into()),
         }
     }

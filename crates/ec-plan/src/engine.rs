@@ -169,13 +169,13 @@ impl Engine {
             }
             Event::Audited(begun, held) => self.audited(begun, held),
             Event::Found(found) => self.found(found),
-            // A job looks for itself when it has ended, and till then nothing is taken from a look. One that nobody
-            // here knows is looked at: a call of ours that came back late may have made it.
-            Event::Hint(instance) => {
-                if self.known.get(&instance).is_none_or(|known| known.busy.is_none()) {
-                    self.observe(instance);
-                }
-            }
+            // While a job is under way nothing is taken from a look; most look for themselves when they have ended,
+            // and those that do not are followed by one. One that nobody here knows is looked at: a call of ours that
+            // came back late may have made it.
+            Event::Hint(instance) => match self.known.get_mut(&instance) {
+                Some(known) if known.busy.is_some() => known.hinted = true,
+                _ => self.observe(instance),
+            },
             Event::HintAll => self.look(),
             Event::Ended(report) => self.ended(report),
             Event::PresenceChanged => {
@@ -219,6 +219,8 @@ impl Engine {
         for (instance, known) in &mut self.known {
             if !listed.contains(instance) {
                 known.request = None;
+                // Where etcd was put back, placement may have forgotten it too.
+                known.forget_allocation();
             }
         }
         for (instance, request) in requests {
@@ -226,6 +228,7 @@ impl Engine {
         }
         self.listed = true;
         self.look();
+        self.audit();
         self.consider_all();
     }
 
@@ -261,6 +264,15 @@ impl Engine {
             }
         }
         self.consider(instance);
+        self.follow_hint(instance);
+    }
+
+    /// Looks at what a hint told of while nothing could be taken from a look.
+    fn follow_hint(&mut self, instance: InstanceId) {
+        let Some(known) = self.known.get_mut(&instance).filter(|known| known.busy.is_none()) else { return };
+        if std::mem::take(&mut known.hinted) {
+            self.observe(instance);
+        }
     }
 
     fn consider_all(&mut self) {

@@ -12,6 +12,8 @@ use tokio::time::sleep;
 
 use crate::{
     life::Life,
+    referee::keys::told,
+    snag::Fate,
     world::{Actor, World},
 };
 
@@ -25,14 +27,6 @@ pub(crate) struct Door {
     pub(crate) life: Life,
 }
 
-/// What becomes of a write.
-enum Fate {
-    Arrives,
-    IsLost,
-    LosesItsAnswer,
-    IsLate(Duration),
-}
-
 fn unknown<T>(why: &str) -> StoreResult<T> {
     Err(StoreError::Unknown(why.into()))
 }
@@ -42,6 +36,7 @@ impl Door {
     async fn enter(&self) -> StoreResult<()> {
         self.life.gate().await;
         self.world.way().await;
+        self.far().await;
         self.life.gate().await;
         if self.world.is_cut(self.actor) {
             let detail = "the network is down".to_owned();
@@ -50,8 +45,15 @@ impl Door {
         Ok(())
     }
 
+    async fn far(&self) {
+        if let Some(more) = self.world.distance(self.actor) {
+            sleep(more).await;
+        }
+    }
+
     async fn leave(&self) {
         self.world.way().await;
+        self.far().await;
         self.life.gate().await;
     }
 
@@ -87,7 +89,7 @@ impl Door {
                 self.life.gate().await;
                 unknown("the answer was lost")
             }
-            Fate::Arrives | Fate::IsLate(_) => {
+            _ => {
                 let answer = answer.await;
                 self.leave().await;
                 answer
@@ -136,11 +138,19 @@ impl Store for Door {
         if self.world.era() != era {
             return unknown("etcd was replaced");
         }
-        match self.fate() {
+        let calls: Vec<String> = txn.then.iter().filter_map(|op| told_of(&self.world, op)).collect();
+        let snagged = self.world.snagged(self.actor, &self.life, &calls).await;
+        match snagged.unwrap_or_else(|| self.fate()) {
             Fate::Arrives => {
                 let answer = self.apply(txn, false).await;
                 self.leave().await;
                 answer
+            }
+            Fate::IsRefused(_) => Err(StoreError::Refused("refused on request".into())),
+            Fate::Kills | Fate::KillsAfterwards => {
+                self.apply(txn, false).await.ok();
+                self.world.end(self.actor, &self.life).await;
+                unknown("the caller is dead")
             }
             Fate::IsLost => {
                 sleep(Duration::from_secs(2)).await;
@@ -198,6 +208,14 @@ impl Store for Door {
     }
 }
 
+/// A write as the log has it.
+fn told_of(world: &World, op: &Op) -> Option<String> {
+    match op {
+        Op::Put { key, value, .. } => told(world, key, Some(value)),
+        Op::Delete(key) => told(world, key, None),
+    }
+}
+
 /// Which keys a transaction writes.
 fn summary(txn: &Txn) -> String {
     let keys: Vec<&str> = txn.then.iter().map(Op::key).collect();
@@ -219,6 +237,7 @@ impl Watch for LateWatch {
         if self.door.world.is_cut(self.door.actor) {
             return unknown("the network is down");
         }
+        self.door.far().await;
         if self.door.world.chance(10) {
             sleep(self.door.world.millis(1..300)).await;
             self.door.life.gate().await;

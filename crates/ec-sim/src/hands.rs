@@ -15,6 +15,7 @@ use tokio::{sync::broadcast, time::sleep};
 use crate::{
     life::Life,
     node::Computer,
+    snag::Fate,
     world::{Actor, World},
 };
 
@@ -60,15 +61,25 @@ impl Hands {
     async fn change(&self, what: Operation, instance: InstanceId, call: Call) -> HypervisorResult<()> {
         self.way().await;
         let name = format!("{what:?} {instance}");
-        self.not_now(&name)?;
-        if self.world.chance(self.world.storm().refusals) {
+        let call_told = [format!("hypervisor {name}")];
+        let snagged = self.world.snagged(self.actor, &self.life, &call_told).await;
+        let fate = match snagged {
+            Some(fate) => fate,
+            None => {
+                self.not_now(&name)?;
+                self.fate()
+            }
+        };
+        if fate == Fate::IsLost {
+            return Err(HypervisorError::NotNow { what: name, detail: "it is busy".into() });
+        }
+        if matches!(fate, Fate::IsRefused(_)) {
             self.world.log(self.actor, format!("hypervisor refuses {name}"));
             self.world.judge(|referee, _| referee.disturbed(instance));
             return Err(HypervisorError::Failed { what: name, detail: "refused on request".into() });
         }
         let (hands, era) = (self.clone(), self.computer.era());
-        if self.world.chance(self.world.storm().hypervisor / 2) {
-            let late = self.world.millis(31_000..90_000);
+        if let Fate::IsLate(late) = fate {
             tokio::spawn(async move {
                 sleep(late).await;
                 if hands.computer.era() == era {
@@ -80,10 +91,29 @@ impl Hands {
             return Err(HypervisorError::TimedOut { what: name, seconds: TIMEOUT.as_secs() });
         }
         let done = tokio::spawn(async move { hands.perform(what, instance, call, false).await }).await;
+        match fate {
+            Fate::KillsAfterwards => self.world.end(self.actor, &self.life).await,
+            Fate::LosesItsAnswer => {
+                sleep(TIMEOUT).await;
+                self.life.gate().await;
+                return Err(HypervisorError::TimedOut { what: name, seconds: TIMEOUT.as_secs() });
+            }
+            _ => {}
+        }
         self.way().await;
         done.unwrap_or_else(|error| {
             Err(HypervisorError::Failed { what: name, detail: format!("it broke: {error}") })
         })
+    }
+
+    fn fate(&self) -> Fate {
+        if self.world.chance(self.world.storm().refusals) {
+            return Fate::IsRefused(0);
+        }
+        if self.world.chance(self.world.storm().hypervisor / 2) {
+            return Fate::IsLate(self.world.millis(31_000..90_000));
+        }
+        Fate::Arrives
     }
 
     async fn perform(

@@ -11,8 +11,8 @@ use ec_model::{Desired, InstanceId, State};
 use tokio::time::{Instant, sleep};
 
 use crate::{
+    acts::guests,
     life::Life,
-    nemesis::guests,
     referee::{Known, marked},
     traces::{Records, Traces, is_kept_free, records},
     user::cloud,
@@ -119,6 +119,8 @@ async fn astray(world: &World) -> Vec<Complaint> {
         let stored: BTreeSet<(String, i64)> = pairs
             .iter()
             .filter_map(|pair| Some((pair.key.rsplit('/').next()?.to_owned(), pair.mod_revision)))
+            // Anything else is a stranger's.
+            .filter(|(name, _)| name.parse::<InstanceId>().is_ok())
             .collect();
         let known: BTreeSet<(String, i64)> = replica.peek(|state| {
             state.consumers().map(|(uuid, stored)| (uuid.to_string(), stored.revision)).collect()

@@ -14,19 +14,11 @@ use crate::{
     life::Life,
     nemesis::{heal, rage, selection},
     node::Computer,
+    scenario::{Scenario, Stage},
     user,
     way::Way,
     world::{Actor, World},
 };
-
-/// What kind of history.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scenario {
-    /// One node, one replica, one user, one instance from its begin to its end, and nothing goes wrong.
-    OneLife,
-    /// As the seed has it.
-    Random,
-}
 
 /// How a history ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,42 +35,73 @@ pub struct Ended {
 ///
 /// # Errors
 /// The simulation itself does not work here: a file, say, cannot be written.
-pub fn run(seed: u64, scenario: Scenario) -> Result<Ended> {
+pub fn run(seed: u64) -> Result<Ended> {
+    let drawn = |from: u64, below: u64| usize::try_from(seed / from % below).unwrap_or_default();
+    let (nodes, replicas, users, controllers) =
+        (1 + drawn(1, 4), 1 + drawn(4, 2), 1 + drawn(8, 4), drawn(32, 3));
+    let title = format!(
+        "seed {seed}: {nodes} nodes, {replicas} replicas of eplacement, {controllers} controllers, {users} users"
+    );
+    history(Cluster { seed, calm: false, nodes, replicas, controllers, title }, async |world| {
+        live(&world, u32::try_from(users).unwrap_or(1)).await;
+    })
+}
+
+/// Plays a scenario, with its log on standard output. To be called once in a process.
+///
+/// # Errors
+/// As [`run`].
+pub fn play(scenario: &Scenario) -> Result<Ended> {
+    let title = format!("{}: {}", scenario.name, scenario.story);
+    let Scenario { nodes, replicas, controllers, .. } = *scenario;
+    history(Cluster { seed: 1, calm: true, nodes, replicas, controllers, title }, async |world| {
+        begin(&world).await;
+        (scenario.play)(Stage::new(&world)).await;
+        if !world.failed.is_cancelled() {
+            heal(&world).await;
+            converge(&world).await;
+        }
+    })
+}
+
+/// What a history is played on.
+pub(crate) struct Cluster {
+    pub(crate) seed: u64,
+    /// Nothing is left to chance.
+    pub(crate) calm: bool,
+    pub(crate) nodes: usize,
+    pub(crate) replicas: usize,
+    pub(crate) controllers: usize,
+    pub(crate) title: String,
+}
+
+fn history(cluster: Cluster, happens: impl AsyncFnOnce(Arc<World>)) -> Result<Ended> {
     ec_runtime::install_tls_provider();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
         .build()
         .context("failed to start a runtime")?;
-    tokio::task::LocalSet::new().block_on(&runtime, history(seed, scenario))
+    tokio::task::LocalSet::new().block_on(&runtime, in_world(cluster, happens))
 }
 
-async fn history(seed: u64, scenario: Scenario) -> Result<Ended> {
+async fn in_world(cluster: Cluster, happens: impl AsyncFnOnce(Arc<World>)) -> Result<Ended> {
     let memory = Path::new("/dev/shm");
     let directory = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
     let directory = directory.context("failed to make a directory for the computers")?;
     let images = directory.path().join("images");
     fs::create_dir_all(&images)?;
     fs::write(images.join("tiny.img"), disk())?;
-    // The sizes are drawn before there is a world.
-    let (nodes, replicas, users, controllers) = match scenario {
-        Scenario::OneLife => (1, 1, 1, 0),
-        Scenario::Random => (1 + seed % 4, 1 + seed / 4 % 2, 1 + seed / 8 % 4, seed / 32 % 3),
-    };
     let make = |make: fn(u128, &Path) -> Result<Computer>| {
-        let numbers = 1..=u128::from(nodes);
+        let numbers = 1..=cluster.nodes as u128;
         numbers.map(|number| Ok(Arc::new(make(number, directory.path())?))).collect::<Result<Vec<_>>>()
     };
     let computers = [make(Computer::new)?, make(Computer::clone_of)?];
-    let world =
-        Arc::new(World::new(seed, computers, usize::try_from(replicas)?, usize::try_from(controllers)?));
-    let title = format!(
-        "seed {seed}: {nodes} nodes, {replicas} replicas of eplacement, {controllers} controllers, {users} users"
-    );
-    world.log(Actor::Nemesis, title);
+    let world = Arc::new(World::new(&cluster, computers));
+    world.log(Actor::Nemesis, cluster.title);
     let failed = world.failed.clone();
     // What was found ends the history there and then.
-    failed.run_until_cancelled(live(&world, scenario, u32::try_from(users)?)).await;
+    failed.run_until_cancelled(happens(Arc::clone(&world))).await;
     Ok(world.judge(|referee, _| Ended {
         findings: referee.findings().iter().map(|finding| world.named(finding)).collect(),
         transactions: referee.transactions,
@@ -93,11 +116,14 @@ fn disk() -> Vec<u8> {
     disk
 }
 
-async fn live(world: &Arc<World>, scenario: Scenario, users: u32) {
+/// Everybody is started, and comes up.
+async fn begin(world: &Arc<World>) {
     for number in 0..world.replicas.count() {
         world.replicas.start(world, number);
     }
-    seal(world).await;
+    if !world.is_calm() {
+        seal(world).await;
+    }
     for computer in &world.computers {
         computer.start(world);
     }
@@ -106,13 +132,13 @@ async fn live(world: &Arc<World>, scenario: Scenario, users: u32) {
     }
     tokio::spawn(watch_nodes(Arc::clone(world)));
     sleep(Duration::from_secs(10)).await;
-    if scenario == Scenario::Random {
+    if !world.is_calm() {
         claim_for_others(world).await;
     }
-    if scenario == Scenario::OneLife {
-        user::one_life(world).await;
-        return converge(world).await;
-    }
+}
+
+async fn live(world: &Arc<World>, users: u32) {
+    begin(world).await;
     let done = CancellationToken::new();
     let mut people = JoinSet::new();
     for number in 1..=users {

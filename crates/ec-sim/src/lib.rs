@@ -13,10 +13,11 @@
 //! and its machine (time, chance, files). Each of them asks the program's `Life` before it does anything and before it
 //! answers: of a program that was killed no call ever comes back, so every await is a place where it may die.
 //!
-//! One seed is one history. Time is tokio's, paused, on one thread; all chance comes from one generator; what the
+//! One seed is one history; a [`Scenario`] is one that somebody wrote, in which nothing is left to chance. Time is tokio's, paused, on one thread; all chance comes from one generator; what the
 //! standard library and tokio take from the kernel's own is made the same each time ([`chance`]), which is why each
 //! history runs in a process of its own.
 
+mod acts;
 pub mod chance;
 mod controller;
 mod door;
@@ -29,11 +30,14 @@ mod nemesis;
 mod node;
 mod referee;
 mod replica;
+mod scenario;
+mod snag;
 mod told;
 mod traces;
 mod user;
 mod way;
 mod world;
 
-pub use history::{Ended, Scenario, run};
+pub use history::{Ended, play, run};
+pub use scenario::{Scenario, scenarios};
 pub use told::tell;

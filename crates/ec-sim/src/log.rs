@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeMap,
     io::{LineWriter, Stdout, Write},
+    path::PathBuf,
     time::Duration,
 };
 
@@ -15,16 +16,23 @@ const UUID: usize = 36;
 pub(crate) struct Log {
     names: BTreeMap<Uuid, String>,
     instances: usize,
+    /// What is otherwise each time, or on each machine, and what stands for it.
+    scrubbed: Vec<(String, &'static str)>,
     out: LineWriter<Stdout>,
 }
 
 impl Log {
-    pub(crate) fn new(names: BTreeMap<Uuid, String>) -> Self {
-        Self { names, instances: 0, out: LineWriter::new(std::io::stdout()) }
+    pub(crate) fn new(names: BTreeMap<Uuid, String>, directory: Option<PathBuf>) -> Self {
+        let mut scrubbed = Vec::new();
+        scrubbed.extend(directory.map(|directory| (directory.display().to_string(), "~")));
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        scrubbed.push((format!("on host {}", host.trim()), "on host H"));
+        Self { names, instances: 0, scrubbed, out: LineWriter::new(std::io::stdout()) }
     }
 
     pub(crate) fn line(&mut self, at: Duration, who: &str, what: &str) {
-        let what = self.named(what);
+        let named = self.named(what);
+        let what = self.scrubbed.iter().fold(named, |what, (is, told)| what.replace(is, told));
         // Nobody reading is no reason to end a history.
         writeln!(self.out, "{:>9.3}  {who:<4} {what}", at.as_secs_f64()).ok();
     }

@@ -13,16 +13,20 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
-use ec_sim::{Scenario, run, tell};
+use ec_sim::{Ended, play, run, scenarios, tell};
 
 /// The cluster in one process under simulated time: one seed, one history.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// The seed, or the first and the one behind the last: 17, 0..300
-    seeds: String,
-    /// One node, one instance from its begin to its end, and nothing goes wrong
-    #[arg(long)]
-    one_life: bool,
+    #[arg(required_unless_present_any = ["scenario", "scenarios"])]
+    seeds: Option<String>,
+    /// Plays the scenario of this name in place of a seed's history
+    #[arg(long, conflicts_with = "seeds")]
+    scenario: Option<String>,
+    /// Lists the scenarios
+    #[arg(long, conflicts_with_all = ["seeds", "scenario"])]
+    scenarios: bool,
     /// Ends at the first history that fails
     #[arg(long)]
     first: bool,
@@ -33,9 +37,25 @@ struct Arguments {
 
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
+    if arguments.scenarios {
+        for scenario in scenarios() {
+            println!("{}\n    {}", scenario.name, scenario.story);
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(name) = arguments.scenario {
+        let scenario = scenarios().find(|scenario| scenario.name == name);
+        let scenario =
+            scenario.with_context(|| format!("no scenario is named `{name}`; --scenarios lists them"))?;
+        return one(|| play(scenario));
+    }
     let seed = |text: &str| text.trim().parse::<u64>().with_context(|| format!("`{text}` is no seed"));
-    match arguments.seeds.split_once("..") {
-        None => one(seed(&arguments.seeds)?, arguments.one_life),
+    let seeds = arguments.seeds.unwrap_or_default();
+    match seeds.split_once("..") {
+        None => {
+            let seed = seed(&seeds)?;
+            one(|| run(seed))
+        }
         Some((first, end)) => many(seed(first)?..seed(end)?, arguments.jobs, arguments.first),
     }
 }
@@ -43,7 +63,7 @@ fn main() -> Result<ExitCode> {
 /// A history takes a second. One that takes so long turns round and round at one moment of its time.
 const LONGEST: Duration = Duration::from_secs(90);
 
-fn one(seed: u64, one_life: bool) -> Result<ExitCode> {
+fn one(history: impl FnOnce() -> Result<Ended>) -> Result<ExitCode> {
     if let Ok(filter) = std::env::var("RUST_LOG") {
         tell(&filter).map_err(anyhow::Error::msg)?;
     }
@@ -56,8 +76,7 @@ fn one(seed: u64, one_life: bool) -> Result<ExitCode> {
         println!("VIOLATION: the history does not end");
         std::process::exit(1);
     });
-    let scenario = if one_life { Scenario::OneLife } else { Scenario::Random };
-    let ended = run(seed, scenario)?;
+    let ended = history()?;
     for finding in &ended.findings {
         println!("VIOLATION: {finding}");
     }

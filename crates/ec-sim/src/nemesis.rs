@@ -2,13 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ec_hypervisor::{Hypervisor, Pause, RunState};
+use ec_hypervisor::{End, Pause, RunState};
 use ec_model::InstanceId;
 use ec_store::{Backup, Store};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    acts::{self, say},
     life::Life,
     node::Computer,
     way::Way,
@@ -107,10 +108,6 @@ pub(crate) async fn rage(world: Arc<World>, ills: Vec<Ill>, done: CancellationTo
     }
 }
 
-fn say(world: &World, what: impl AsRef<str>) {
-    world.log(Actor::Nemesis, what);
-}
-
 async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
     let faults = world.store.faults();
     let computer = Arc::clone(any_computer(world));
@@ -118,20 +115,13 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
     let much = u32::try_from(world.pick(3..30)).unwrap_or(3);
     match ill {
         Ill::KillAgent => {
-            if computer.kill() {
-                say(world, format!("kills the agent of {name}"));
+            if acts::kill_agent(world, &computer) {
                 start_later(world, &computer);
             }
         }
-        Ill::StopAgent => {
-            if computer.stop() {
-                say(world, format!("asks the agent of {name} to end"));
-            }
-        }
+        Ill::StopAgent => acts::stop_agent(world, &computer),
         Ill::CrashHost => {
-            say(world, format!("pulls the plug of {name}"));
-            disturb_all(world, &computer).await;
-            computer.crash();
+            acts::crash_host(world, &computer).await;
             start_later(world, &computer);
         }
         Ill::KillController => {
@@ -149,8 +139,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
         }
         Ill::KillReplica => {
             let number = any_number(world, world.replicas.count());
-            if world.replicas.kill(number) {
-                say(world, format!("kills {}", Actor::Replica(number)));
+            if acts::kill_replica(world, number) {
                 let (world, after) = (Arc::clone(world), world.millis(500..20_000));
                 tokio::spawn(async move {
                     sleep(after).await;
@@ -169,19 +158,9 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
         }
         Ill::Refusals => storm(world, |storm| &mut storm.refusals, 10, "the hypervisors refuse"),
         Ill::Slowness => storm(world, |storm| &mut storm.slow, much, "everything is slow"),
-        Ill::BreakWatches => {
-            say(world, "breaks all watches");
-            faults.break_watches();
-        }
-        Ill::SilenceWatches => {
-            say(world, "silences all watches");
-            world.silence_watches();
-        }
-        Ill::Compact => {
-            say(world, "has etcd compacted");
-            world.store.compact(world.store.revision()).await.ok();
-            faults.break_watches();
-        }
+        Ill::BreakWatches => acts::break_watches(world),
+        Ill::SilenceWatches => acts::silence_watches(world),
+        Ill::Compact => acts::compact(world).await,
         Ill::StoreAway => {
             let time = world.millis(1000..40_000);
             say(world, format!("takes etcd away for {time:?}"));
@@ -193,10 +172,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
                 say(&world, "gives etcd back");
             });
         }
-        Ill::StoreRestart => {
-            say(world, "restarts etcd");
-            faults.restart();
-        }
+        Ill::StoreRestart => acts::restart_store(world),
         Ill::Cut => {
             let (who, _) = any_program(world, &computer);
             cut(world, who);
@@ -220,10 +196,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
             }
         }
         Ill::Restore => match backup.take() {
-            None => {
-                say(world, "backs etcd up");
-                *backup = Some(faults.backup());
-            }
+            None => *backup = Some(acts::back_up(world)),
             Some(older) => {
                 // Who does not see it happen comes back when the other history is as long as its own.
                 match any_program(world, &computer) {
@@ -231,23 +204,18 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
                     (who, Some(life)) if world.chance(40) => put_to_sleep(world, who, life),
                     _ => {}
                 }
-                say(world, "puts etcd back to its backup");
-                world.next_era();
-                faults.restore(&older);
-                world.judge(|referee, world| referee.replaced(world));
+                acts::restore(world, &older);
                 *backup = world.chance(30).then_some(older);
             }
         },
         Ill::LoseDomain => {
             if let Some(guest) = any_guest(world, &computer).await {
-                say(world, format!("undefines {guest} on {name}"));
-                computer.hypervisor.undefine(guest);
+                acts::undefine(world, &computer, guest);
             }
         }
         Ill::LoseDisk => {
             if let Some(guest) = any_guest(world, &computer).await {
-                say(world, format!("deletes the disk of {guest} on {name}"));
-                computer.hypervisor.delete_volume(guest);
+                acts::delete_disk(world, &computer, guest);
             }
         }
         Ill::LoseRecord => {
@@ -283,14 +251,12 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
         }
         Ill::EndGuest => {
             if let Some(guest) = any_guest(world, &computer).await {
-                say(world, format!("the guest {guest} on {name} powers itself off"));
-                computer.hypervisor.end_guest(guest);
+                acts::end_guest(world, &computer, guest, End::ByGuest);
             }
         }
         Ill::PauseGuest => {
             if let Some(guest) = any_guest(world, &computer).await {
-                say(world, format!("the guest {guest} on {name} is paused, for its disk is full"));
-                computer.hypervisor.pause_guest(guest, Pause::Storage { room: false });
+                acts::pause_guest(world, &computer, guest, Pause::Storage { room: false });
                 if world.chance(60) {
                     let (world, computer, after) =
                         (Arc::clone(world), Arc::clone(&computer), world.millis(500..40_000));
@@ -373,59 +339,18 @@ fn start_later(world: &Arc<World>, computer: &Arc<Computer>) {
     });
 }
 
-/// The instances that a computer has, in order.
-pub(crate) async fn guests(world: &World, computer: &Computer) -> Vec<InstanceId> {
-    let Ok(listed) = computer.hypervisor.list().await else { return Vec::new() };
-    let sealed = world.judge(|referee, _| referee.sealed_guests().clone());
-    let mut guests: Vec<InstanceId> = listed.into_keys().filter(|guest| !sealed.contains(guest)).collect();
-    guests.sort_unstable();
-    guests
-}
-
-/// One of them, which is in for trouble.
+/// One of the instances of a computer, which is in for trouble.
 async fn any_guest(world: &World, computer: &Computer) -> Option<InstanceId> {
-    let guests = guests(world, computer).await;
+    let guests = acts::guests(world, computer).await;
     let count = guests.len() as u64;
-    let guest = (count > 0).then(|| guests[usize::try_from(world.pick(0..count)).unwrap_or(0)])?;
-    world.judge(|referee, _| referee.disturbed(guest));
-    Some(guest)
-}
-
-async fn disturb_all(world: &World, computer: &Computer) {
-    for guest in guests(world, computer).await {
-        world.judge(|referee, _| referee.disturbed(guest));
-    }
+    (count > 0).then(|| guests[usize::try_from(world.pick(0..count)).unwrap_or(0)])
 }
 
 /// Everything is as it should be again, and everybody is up; but for one agent, now and then, that a controller is to
 /// find missing.
 pub(crate) async fn heal(world: &Arc<World>) {
-    say(world, "heals everything");
     let dead = (world.controllers.count() > 0 && world.chance(30)).then(|| any_computer(world));
-    world.change_storm(|storm| *storm = Storm::default());
-    world.mend_cuts();
-    world.store.faults().set_reachable(true);
-    for number in 0..world.replicas.count() {
-        match world.replicas.life(number) {
-            Some(life) => life.wake(),
-            None => world.replicas.start(world, number),
-        }
-    }
-    for number in 0..world.controllers.count() {
-        match world.controllers.life(number) {
-            Some(life) => life.wake(),
-            None => world.controllers.start(world, number),
-        }
-    }
-    for clone in &world.clones {
-        clone.keep_down(true);
-    }
-    for computer in &world.computers {
-        match computer.life() {
-            Some(life) => life.wake(),
-            None => computer.start(world),
-        }
-    }
+    acts::mend(world);
     if let Some(computer) = dead {
         say(world, format!("keeps the agent of {} down", Actor::Agent(computer.node, 0)));
         computer.keep_down(true);

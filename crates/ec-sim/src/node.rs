@@ -45,6 +45,8 @@ pub(crate) struct Computer {
     /// Counted up when it is started anew: what its hypervisor was at then is not done.
     era: AtomicU64,
     starts: AtomicU32,
+    /// What was counted before its first.
+    first: u32,
     /// Nobody starts an agent here for now.
     kept_down: AtomicBool,
     /// The agent of now.
@@ -96,9 +98,14 @@ impl Computer {
             directory,
             era: AtomicU64::new(0),
             starts: AtomicU32::new(starts),
+            first: starts,
             kept_down: AtomicBool::new(false),
             agent: Mutex::default(),
         })
+    }
+
+    pub(crate) fn first_start(&self) -> u32 {
+        self.first
     }
 
     pub(crate) fn era(&self) -> u64 {
@@ -121,7 +128,7 @@ impl Computer {
         let number = self.starts.fetch_add(1, Ordering::Relaxed) + 1;
         let (life, stop) = (Life::new(), CancellationToken::new());
         let actor = Actor::Agent(self.node, number);
-        world.log(actor, format!("agent starts for the {number}. time"));
+        world.log(actor, format!("agent starts for the {}. time", number - self.first));
         let running = Running { number, life: life.clone(), stop: stop.clone() };
         *self.agent.lock().unwrap_or_else(PoisonError::into_inner) = Some(running);
         let (computer, world) = (Arc::clone(self), Arc::clone(world));
@@ -221,8 +228,9 @@ impl Computer {
             let path = entry.context("failed to list records")?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             let Some(instance) = name.strip_suffix(".json") else { continue };
-            let record: Value = serde_json::from_slice(&fs::read(&path)?)?;
-            records.insert(instance.to_owned(), record["started"] == true);
+            // Of a damaged one nobody can tell, so it may have been.
+            let record: Option<Value> = serde_json::from_slice(&fs::read(&path)?).ok();
+            records.insert(instance.to_owned(), record.is_none_or(|record| record["started"] == true));
         }
         Ok(records)
     }

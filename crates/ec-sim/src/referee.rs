@@ -1,7 +1,7 @@
 //! What must never be, whatever breaks. The referee sees every transaction that is applied and everything that the
 //! hypervisors do, and remembers it by itself: it believes no program's word about anything.
 
-mod keys;
+pub(crate) mod keys;
 mod room;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ec_cloud::{Cloud, Guest, Naming, Wanted, destroy, list, schedule, until_active};
+use ec_cloud::{Cloud, Guest, Naming, Scheduled, View, Wanted, destroy, list, schedule, until_active};
 use ec_model::{Blob, ImageRef, InstanceId, ResourceQuery};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -54,19 +54,8 @@ pub(crate) async fn live(world: Arc<World>, number: u32, done: CancellationToken
             },
             _ => Deed::List,
         };
-        command(&world, Actor::User(number), deed, true).await;
+        command(&world, Actor::User(number), deed).await;
     }
-}
-
-/// Schedules an instance, waits for it, looks at it and destroys it.
-pub(crate) async fn one_life(world: &Arc<World>) {
-    let actor = Actor::User(1);
-    command(world, actor, Deed::Schedule { name: Some("web"), data: true, wait: true }, false).await;
-    command(world, actor, Deed::List, false).await;
-    if let Some(instance) = someone(world) {
-        command(world, actor, Deed::Destroy(instance), false).await;
-    }
-    sleep(Duration::from_secs(5)).await;
 }
 
 /// One of the instances that were acknowledged and that nobody has wished away.
@@ -85,11 +74,11 @@ fn someone(world: &World) -> Option<InstanceId> {
 }
 
 /// One command from its begin to its end, or to somebody's `kill -9` or Ctrl-C.
-async fn command(world: &Arc<World>, actor: Actor, deed: Deed, harmed: bool) {
+async fn command(world: &Arc<World>, actor: Actor, deed: Deed) {
     let (life, stop) = (Life::new(), CancellationToken::new());
-    let killed = harmed && world.chance(12);
-    let interrupted = harmed && world.chance(8);
-    let sleeps = harmed && world.chance(6);
+    let killed = world.chance(12);
+    let interrupted = world.chance(8);
+    let sleeps = world.chance(6);
     let run = tokio::task::spawn_local(perform(Arc::clone(world), actor, deed, life.clone(), stop.clone()));
     let mut run = std::pin::pin!(run);
     if killed || interrupted || sleeps {
@@ -128,56 +117,110 @@ async fn perform(world: Arc<World>, actor: Actor, deed: Deed, life: Life, stop: 
     let Ok(cloud) = cloud(&world, actor, &life) else { return };
     match deed {
         Deed::Schedule { name, data, wait } => {
-            let guest = Guest {
-                naming: name.map_or(Naming::None, |name| Naming::Name(name.to_owned())),
-                user_data: data.then(|| Blob(b"#!/bin/sh\n".to_vec())),
-                keys: Vec::new(),
-                image: ImageRef { url: format!("file://{}", image(&world).display()), sha256: None },
-                token_required: false,
+            let query = "resources=VCPU:1,MEMORY_MB:128,DISK_GB:1";
+            let Ok(placed) = place(&world, actor, &cloud, Order { name, data, query }, &stop).await else {
+                return;
             };
-            world.log(actor, format!("schedule {}", name.unwrap_or("without a name")));
-            let query = match ResourceQuery::parse("resources=VCPU:1,MEMORY_MB:128,DISK_GB:1") {
-                Ok(query) => query,
-                Err(error) => return world.log(actor, error.to_string()),
-            };
-            let wanted = match Wanted::new(&query, &guest) {
-                Ok(wanted) => wanted,
-                Err(error) => return world.log(actor, error.to_string()),
-            };
-            match schedule(&cloud, &wanted, &stop).await {
-                Ok(Ok(placed)) => {
-                    world.log(actor, format!("is told: {} is on {}", placed.instance, placed.node));
-                    world.judge(|referee, world| {
-                        referee.acknowledged(world, placed.instance, placed.node);
-                    });
-                    if wait {
-                        let patience = Duration::from_secs(120);
-                        let came = until_active(&cloud, placed.node, placed.instance, patience, |_| {}).await;
-                        let came = came.map_or_else(|error| error.to_string(), |_| "ACTIVE".to_owned());
-                        world.log(actor, format!("waited for {}: {came}", placed.instance));
-                    }
-                }
-                Ok(Err(_)) => world.log(actor, "is told: no room"),
-                Err(error) => world.log(actor, format!("is told: {error}")),
+            if wait {
+                await_active(&world, actor, &cloud, placed, Duration::from_secs(120)).await;
             }
         }
-        Deed::Destroy(instance) => {
-            world.log(actor, format!("destroy {instance}"));
-            // From here on it may arrive.
-            world.judge(|referee, _| referee.wished_away(instance));
-            match destroy(&cloud, instance).await {
-                Ok(_) => {
-                    world.log(actor, format!("is told: {instance} goes"));
-                    world.judge(|referee, _| referee.doomed(instance));
-                }
-                Err(error) => world.log(actor, format!("is told: {error}")),
-            }
-        }
-        Deed::List => match list(&cloud).await {
-            Ok(views) => world.log(actor, format!("lists {} instances", views.len())),
-            Err(error) => world.log(actor, format!("lists, and is told: {error}")),
-        },
+        Deed::Destroy(instance) => _ = doom(&world, actor, &cloud, instance).await,
+        Deed::List => _ = look(&world, actor, &cloud).await,
     }
+}
+
+/// What somebody asks for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Order {
+    pub(crate) name: Option<&'static str>,
+    pub(crate) data: bool,
+    pub(crate) query: &'static str,
+}
+
+/// Asks for an instance; where it is, or what was told instead.
+pub(crate) async fn place(
+    world: &Arc<World>,
+    actor: Actor,
+    cloud: &Cloud,
+    order: Order,
+    stop: &CancellationToken,
+) -> Result<Scheduled, String> {
+    let Order { name, data, query } = order;
+    let guest = Guest {
+        naming: name.map_or(Naming::None, |name| Naming::Name(name.to_owned())),
+        user_data: data.then(|| Blob(b"#!/bin/sh\n".to_vec())),
+        keys: Vec::new(),
+        image: ImageRef { url: format!("file://{}", image(world).display()), sha256: None },
+        token_required: false,
+    };
+    world.log(actor, format!("schedule {}", name.unwrap_or("without a name")));
+    let told = async {
+        let query = ResourceQuery::parse(query).map_err(|error| error.to_string())?;
+        let wanted = Wanted::new(&query, &guest).map_err(|error| error.to_string())?;
+        match schedule(cloud, &wanted, stop).await {
+            Ok(Ok(placed)) => Ok(placed),
+            Ok(Err(_)) => Err("no room".to_owned()),
+            Err(error) => Err(error.to_string()),
+        }
+    };
+    let told = told.await;
+    match &told {
+        Ok(placed) => {
+            world.log(actor, format!("is told: {} is on {}", placed.instance, placed.node));
+            world.judge(|referee, world| referee.acknowledged(world, placed.instance, placed.node));
+        }
+        Err(why) => world.log(actor, format!("is told: {why}")),
+    }
+    told
+}
+
+/// Waits until an instance is ACTIVE, or cannot be; whether it is.
+pub(crate) async fn await_active(
+    world: &Arc<World>,
+    actor: Actor,
+    cloud: &Cloud,
+    placed: Scheduled,
+    patience: Duration,
+) -> bool {
+    let came = until_active(cloud, placed.node, placed.instance, patience, |_| {}).await;
+    let is_active = came.is_ok();
+    let came = came.map_or_else(|error| error.to_string(), |_| "ACTIVE".to_owned());
+    world.log(actor, format!("waited for {}: {came}", placed.instance));
+    is_active
+}
+
+/// Asks for the end of an instance; what was told where that cannot be.
+pub(crate) async fn doom(
+    world: &Arc<World>,
+    actor: Actor,
+    cloud: &Cloud,
+    instance: InstanceId,
+) -> Result<(), String> {
+    world.log(actor, format!("destroy {instance}"));
+    // From here on it may arrive.
+    world.judge(|referee, _| referee.wished_away(instance));
+    match destroy(cloud, instance).await {
+        Ok(_) => {
+            world.log(actor, format!("is told: {instance} goes"));
+            world.judge(|referee, _| referee.doomed(instance));
+            Ok(())
+        }
+        Err(error) => {
+            world.log(actor, format!("is told: {error}"));
+            Err(error.to_string())
+        }
+    }
+}
+
+/// Lists all instances.
+pub(crate) async fn look(world: &Arc<World>, actor: Actor, cloud: &Cloud) -> Result<Vec<View>, String> {
+    let listed = list(cloud).await.map_err(|error| error.to_string());
+    match &listed {
+        Ok(views) => world.log(actor, format!("lists {} instances", views.len())),
+        Err(error) => world.log(actor, format!("lists, and is told: {error}")),
+    }
+    listed
 }
 
 /// The tiny image, made once for all computers.

@@ -10,16 +10,18 @@ use tokio::time::sleep;
 
 use crate::{
     life::Life,
+    snag::Fate,
     world::{Actor, World},
 };
 
 /// As long as the shipped client waits for an answer.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
+#[derive(Clone)]
 pub(crate) struct Way {
-    world: Arc<World>,
-    actor: Actor,
-    life: Life,
+    pub(crate) world: Arc<World>,
+    pub(crate) actor: Actor,
+    pub(crate) life: Life,
 }
 
 impl Way {
@@ -32,7 +34,7 @@ impl Way {
     }
 
     /// Has a replica answer; what it has begun it ends, whoever waits.
-    async fn ask(&self, request: Request) -> Result<Answer, String> {
+    pub(crate) async fn ask(&self, request: Request) -> Result<Answer, String> {
         let Some((replica, life)) = self.world.replicas.any(&self.world) else {
             return Err("connection refused".into());
         };
@@ -69,23 +71,54 @@ impl Way {
     async fn carried(&self, request: Request) -> Result<Answer, String> {
         self.world.way().await;
         self.life.gate().await;
-        if !self.world.chance(self.world.storm().placement) {
-            let answer = self.ask(request).await;
-            self.world.way().await;
-            return answer;
-        }
-        match self.world.pick(0..3) {
-            0 => Err("connection refused".into()),
-            1 => {
+        let told = format!("{} {}", request.method, request.url.path());
+        let snagged = self.world.snagged(self.actor, &self.life, std::slice::from_ref(&told)).await;
+        match snagged.unwrap_or_else(|| self.fate()) {
+            Fate::Arrives => {
+                let answer = self.ask(request).await;
+                self.world.way().await;
+                answer
+            }
+            Fate::IsRefused(0) => Err("connection refused".into()),
+            Fate::IsRefused(status) => {
+                let status = hyper::StatusCode::from_u16(status).map_err(|error| error.to_string())?;
+                let body = serde_json::json!({"errors": [{"detail": "refused on request"}]});
+                Ok(Answer { status, body: body.to_string().into_bytes() })
+            }
+            Fate::IsLost => {
                 sleep(TIMEOUT).await;
                 Err("the request was lost".into())
             }
-            _ => {
-                let told = format!("{} {}", request.method, request.url.path());
+            Fate::LosesItsAnswer => {
                 self.ask(request).await.ok();
                 self.world.log(self.actor, format!("lost the answer of placement to {told}"));
                 Err("connection reset by peer".into())
             }
+            Fate::IsLate(by) => {
+                let way = self.clone();
+                tokio::spawn(async move {
+                    sleep(by).await;
+                    way.ask(request).await.ok();
+                });
+                sleep(TIMEOUT).await;
+                Err("no answer in time".into())
+            }
+            Fate::Kills | Fate::KillsAfterwards => {
+                self.ask(request).await.ok();
+                self.world.end(self.actor, &self.life).await;
+                Err("the caller is dead".into())
+            }
+        }
+    }
+
+    fn fate(&self) -> Fate {
+        if !self.world.chance(self.world.storm().placement) {
+            return Fate::Arrives;
+        }
+        match self.world.pick(0..3) {
+            0 => Fate::IsRefused(0),
+            1 => Fate::IsLost,
+            _ => Fate::LosesItsAnswer,
         }
     }
 }

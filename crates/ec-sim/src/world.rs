@@ -3,9 +3,10 @@
 use std::{
     collections::BTreeMap,
     fmt,
+    path::Path,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -20,11 +21,21 @@ use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
 use crate::{
-    controller::Controllers, life::Life, log::Log, node::Computer, referee::Referee, replica::Replicas,
+    controller::Controllers,
+    history::Cluster,
+    life::Life,
+    log::Log,
+    node::{CLONES, Computer},
+    referee::Referee,
+    replica::Replicas,
+    snag::Snag,
 };
 
 /// Where eplacement keeps its records.
 pub(crate) const PLACEMENT: &str = "/ecompute/placement";
+
+/// The way there, or back, where nothing is left to chance.
+const CALM: Duration = Duration::from_millis(2);
 
 /// When every history begins.
 const EPOCH: i64 = 1_800_000_000;
@@ -47,6 +58,7 @@ pub(crate) enum Actor {
 impl fmt::Display for Actor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Agent(node, start) if *start >= CLONES => write!(f, "n{}'", node.uuid().as_u128()),
             Self::Agent(node, _) => write!(f, "n{}", node.uuid().as_u128()),
             Self::User(number) => write!(f, "u{number}"),
             Self::Replica(number) => write!(f, "p{}", number + 1),
@@ -90,6 +102,14 @@ pub(crate) struct World {
     era: AtomicU64,
     /// Watches were silenced, which nobody notices.
     silenced: AtomicBool,
+    /// Nothing is left to chance: every call takes as long, and what goes wrong was said before.
+    calm: bool,
+    /// Single calls that are to go wrong.
+    pub(crate) snags: Mutex<Vec<Snag>>,
+    /// How much farther from etcd some are.
+    far: Mutex<BTreeMap<String, Duration>>,
+    /// By how many seconds everybody's clock is wrong.
+    clock: AtomicI64,
     pub(crate) failed: tokio_util::sync::CancellationToken,
 }
 
@@ -98,16 +118,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl World {
-    pub(crate) fn new(
-        seed: u64,
-        [computers, clones]: [Vec<Arc<Computer>>; 2],
-        replicas: usize,
-        controllers: usize,
-    ) -> Self {
+    pub(crate) fn new(cluster: &Cluster, [computers, clones]: [Vec<Arc<Computer>>; 2]) -> Self {
+        let Cluster { seed, calm, replicas, controllers, .. } = *cluster;
         let names: BTreeMap<Uuid, String> = computers
             .iter()
             .map(|computer| (computer.node.uuid(), Actor::Agent(computer.node, 0).to_string()))
             .collect();
+        let directory =
+            computers.first().and_then(|computer| computer.directory.parent()).map(Path::to_owned);
         Self {
             store: MemoryStore::new(),
             keys: Keyspace::default(),
@@ -117,19 +135,28 @@ impl World {
             controllers: Controllers::new(controllers),
             begun: Instant::now(),
             dice: Mutex::new(StdRng::seed_from_u64(seed)),
-            log: Mutex::new(Log::new(names)),
+            log: Mutex::new(Log::new(names, directory)),
             storm: Mutex::default(),
             referee: Mutex::new(Referee::new()),
             cut: Mutex::default(),
             era: AtomicU64::new(0),
             silenced: AtomicBool::new(false),
+            calm,
+            snags: Mutex::default(),
+            far: Mutex::default(),
+            clock: AtomicI64::new(0),
             failed: tokio_util::sync::CancellationToken::new(),
         }
     }
 
+    /// Whether nothing is left to chance.
+    pub(crate) fn is_calm(&self) -> bool {
+        self.calm
+    }
+
     /// One of a hundred, so often.
     pub(crate) fn chance(&self, percent: u32) -> bool {
-        percent > 0 && lock(&self.dice).random_range(0..100) < percent
+        percent > 0 && !self.calm && lock(&self.dice).random_range(0..100) < percent
     }
 
     pub(crate) fn pick(&self, range: std::ops::Range<u64>) -> u64 {
@@ -159,7 +186,8 @@ impl World {
 
     /// The time of day.
     pub(crate) fn now(&self) -> Timestamp {
-        Timestamp::from_second(EPOCH).unwrap_or_default() + self.elapsed()
+        let clock = EPOCH + self.clock.load(Ordering::Relaxed);
+        Timestamp::from_second(clock).unwrap_or_default() + self.elapsed()
     }
 
     pub(crate) fn log(&self, who: Actor, what: impl AsRef<str>) {
@@ -186,6 +214,9 @@ impl World {
 
     /// The way there, or back.
     pub(crate) async fn way(&self) {
+        if self.calm {
+            return sleep(CALM).await;
+        }
         let slow = self.storm().slow;
         let time = if self.chance(slow) {
             self.millis(200..5000)
@@ -224,6 +255,21 @@ impl World {
 
     pub(crate) fn mend_cuts(&self) {
         lock(&self.cut).clear();
+    }
+
+    /// From now on etcd is so much farther from somebody, each way.
+    pub(crate) fn move_away(&self, who: Actor, by: Duration) {
+        lock(&self.far).insert(who.to_string(), by);
+    }
+
+    /// How much farther from etcd somebody is than others.
+    pub(crate) fn distance(&self, who: Actor) -> Option<Duration> {
+        lock(&self.far).get(&who.to_string()).copied()
+    }
+
+    /// Everybody's clock is set forward, or back.
+    pub(crate) fn step_clock(&self, seconds: i64) {
+        self.clock.fetch_add(seconds, Ordering::Relaxed);
     }
 
     /// The machine that a program of this life runs on.

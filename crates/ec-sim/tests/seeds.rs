@@ -48,15 +48,3 @@ fn a_seed_has_one_history() {
         assert!(first.stdout.len() > 1000, "{}", text(&first));
     }
 }
-
-/// Scenarios whose log is kept beside them, for people to read; `BLESS=1` writes it anew.
-#[test]
-fn a_scenario_has_the_log_that_is_kept_of_it() {
-    let kept = concat!(env!("CARGO_MANIFEST_DIR"), "/scenarios/one-life/log");
-    let output = sim(&["1", "--one-life"]);
-    assert!(output.status.success(), "{}", text(&output));
-    if std::env::var_os("BLESS").is_some() {
-        std::fs::write(kept, &output.stdout).unwrap();
-    }
-    assert_eq!(text(&output), std::fs::read_to_string(kept).unwrap());
-}

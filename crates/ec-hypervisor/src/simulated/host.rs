@@ -237,10 +237,10 @@ impl Host {
         }
     }
 
-    pub(super) fn end(&mut self, instance: InstanceId) -> bool {
+    pub(super) fn end(&mut self, instance: InstanceId, why: End) -> bool {
         match self.machines.get_mut(&instance).and_then(|machine| machine.domain.as_mut()) {
             Some(domain) if domain.state == RunState::Running => {
-                domain.state = RunState::Ended(End::ByGuest);
+                domain.state = RunState::Ended(why);
                 let transient = domain.transient;
                 if transient {
                     self.undefine(instance);

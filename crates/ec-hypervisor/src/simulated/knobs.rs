@@ -8,7 +8,7 @@ use std::{
 use ec_model::InstanceId;
 
 use super::{Operation, SimulatedHypervisor};
-use crate::{HypervisorError, HypervisorEvent, Pause, RunState};
+use crate::{End, HypervisorError, HypervisorEvent, Pause, RunState};
 
 #[derive(Debug, Default)]
 pub(super) struct Knobs {
@@ -90,7 +90,12 @@ impl SimulatedHypervisor {
 
     /// The guest powers off by itself; nothing happens where it does not run.
     pub fn end_guest(&self, instance: InstanceId) {
-        if self.inner().host.end(instance) {
+        self.end_guest_by(instance, End::ByGuest);
+    }
+
+    /// The guest ends for that reason; nothing happens where it does not run.
+    pub fn end_guest_by(&self, instance: InstanceId, why: End) {
+        if self.inner().host.end(instance, why) {
             self.tell(HypervisorEvent::Changed(instance));
         }
     }

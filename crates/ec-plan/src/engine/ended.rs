@@ -70,6 +70,7 @@ impl Engine {
             }
         }
         self.consider(instance);
+        self.follow_hint(instance);
     }
 
     fn try_again(&mut self, instance: InstanceId, why: String) {

@@ -87,6 +87,8 @@ pub(super) struct Known {
     /// Whether control tools asked for it, where that was looked up.
     pub(super) asked_for: Option<bool>,
     pub(super) busy: Option<Busy>,
+    /// While it was busy, the hypervisor hinted that something of it changed.
+    pub(super) hinted: bool,
     /// How often it has failed in a row, for passing reasons.
     pub(super) failures: u32,
     /// Since when its image cannot be had, and nothing else is wrong.
@@ -187,6 +189,7 @@ impl Known {
     /// Takes what the hypervisor has now.
     pub(super) fn observe(&mut self, observed: Observed) {
         self.unseen = false;
+        self.hinted = false;
         if observed.domain != Some(RunState::Running) {
             (self.searched, self.last_search) = (Duration::ZERO, None);
         }
@@ -199,6 +202,11 @@ impl Known {
             self.held_since = now.since_start;
         }
         self.allocation = Some(held);
+    }
+
+    /// What placement has is to be asked for again.
+    pub(super) fn forget_allocation(&mut self) {
+        self.allocation = None;
     }
 
     /// The amounts that it holds here.

@@ -105,6 +105,9 @@ impl Engine {
                 known.observe(observed);
                 self.consider(instance);
             }
+            // Our own work overtook the look.
+            Some(known) if known.busy.is_some() => known.hinted = true,
+            Some(_) => self.observe(instance),
             // What else is known of it, the look tells.
             None if observed != Observed::default() => self.look(),
             _ => {}

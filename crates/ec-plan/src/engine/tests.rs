@@ -149,7 +149,7 @@ fn who_waits_for_an_answer_is_told_what_for_once_for_each_reason() {
 fn one_wish_told_again_leaves_its_job_alone() {
     let mut told = Told::building();
     assert_eq!(told.on(Event::Changed(vec![(one(), Some(requested(Desired::Active)))])), []);
-    assert_eq!(told.on(Event::Hint(one())), [], "a job looks for itself when it has ended");
+    assert_eq!(told.on(Event::Hint(one())), [], "nothing is taken from a look before it has ended");
 }
 
 #[test]
@@ -291,6 +291,33 @@ fn an_address_is_written_once_and_only_of_a_guest_that_is_known_to_run() {
     // What is to be told of it waits for etcd, say.
     told.ended(vec![], Outcome::Retry("etcd is away".to_owned()));
     assert_eq!(told.on(found(Some("192.0.2.1"))), [], "a late answer of one that has ended");
+}
+
+#[test]
+fn what_a_hint_tells_while_only_a_status_is_written_is_looked_at_when_it_is() {
+    let mut told = waiting();
+    told.on(found(Some("192.0.2.1")));
+    assert_eq!(told.on(Event::Hint(one())), [], "nothing is taken from a look now");
+    let commands = told.ended(vec![], Outcome::Done);
+    let looks = |commands: &[Command]| commands.iter().any(|command| matches!(command, Command::Observe(..)));
+    assert!(looks(&commands), "{commands:?}");
+    told.on(found(Some("192.0.2.1")));
+    let commands = told.ended(vec![], Outcome::Done);
+    assert!(!looks(&commands), "once: {commands:?}");
+
+    // A look that a job overtook is made again.
+    let mut told = waiting();
+    let commands = told.on(Event::Hint(one()));
+    let [Command::Observe(_, seen)] = commands[..] else { panic!("{commands:?}") };
+    told.on(found(Some("192.0.2.1")));
+    assert_eq!(told.on(Event::Observed(one(), seen, Ok(HERE))), []);
+    assert!(looks(&told.ended(vec![], Outcome::Done)));
+
+    // And a job that looks for itself is not followed by another look.
+    let mut told = waiting();
+    told.on(found(Some("192.0.2.1")));
+    told.on(Event::Hint(one()));
+    assert!(!looks(&told.ended(vec![Change::Observed(Ok(HERE))], Outcome::Done)));
 }
 
 #[test]

@@ -57,6 +57,8 @@ impl Referee {
                 Some(Actor::Agent(_, before)) if *before < CLONES => {
                     self.found(format!("a clone of {actor} took the node over while its agent was alive"));
                 }
+                // A scenario looks on.
+                _ if world.is_calm() => {}
                 // Nobody was the node, so it may be; with a guest's disk on the other computer it must not go on here.
                 _ => {
                     for clone in world.clones.iter().filter(|clone| clone.node == node) {
@@ -115,7 +117,9 @@ impl Referee {
         let Some(request) = old.and_then(|old| decode::<Request>(&old.value).ok()) else { return };
         let known = self.known.entry(instance).or_default();
         let status = world.keys.status(node, instance);
-        let (wrote, wished_away, revived) = (known.wrote, known.wished_away, known.revived);
+        // A copy of it under another node's prefix is that node's to refuse.
+        let is_its_node = known.acknowledged.is_none_or(|at| at == node);
+        let (wrote, wished_away, revived) = (known.wrote && is_its_node, known.wished_away, known.revived);
         let here = world.computers.iter().find(|computer| computer.node == node);
         let left = here.and_then(|computer| observed(computer, instance));
         if request.desired == Desired::Destroyed || wished_away {
@@ -152,6 +156,10 @@ impl Referee {
             // It takes the place of newer words, till its agent looks.
             known.was_active &= !is_before_active(status.state);
             return self.forget(instance);
+        }
+        // A copy of its request under another node's prefix says nothing of it.
+        if known.acknowledged.is_some_and(|at| at != node) {
+            return;
         }
         let harmed = restored || known.disturbed;
         let reason = status.reason.unwrap_or_default();
@@ -231,7 +239,7 @@ impl Referee {
 }
 
 /// A write as the log has it; nothing of what is only bookkeeping.
-pub(super) fn told(world: &World, key: &str, new: Option<&[u8]>) -> Option<String> {
+pub(crate) fn told(world: &World, key: &str, new: Option<&[u8]>) -> Option<String> {
     let keys = &world.keys;
     if let Some(rest) = key.strip_prefix(PLACEMENT) {
         let instance = rest.strip_prefix("/consumers/")?;

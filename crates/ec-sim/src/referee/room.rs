@@ -20,14 +20,17 @@ const MISSED: usize = 20;
 const LATELY: u64 = 400;
 const LAST: u64 = 300;
 
-fn is_marked(record: &[u8]) -> bool {
+/// What a controller gives a node beside DISABLED, which an operator may give, too.
+const DOWN: &str = "CUSTOM_ECOMPUTE_NODE_DOWN";
+
+fn has_trait(record: &[u8], name: &str) -> bool {
     let record: Value = serde_json::from_slice(record).unwrap_or_default();
-    record["traits"].as_array().into_iter().flatten().any(|known| known == DISABLED)
+    record["traits"].as_array().into_iter().flatten().any(|known| known == name)
 }
 
 /// Whether placement offers nothing of a node; nothing where it does not know it.
 pub(crate) fn marked(world: &World, node: NodeId) -> Option<bool> {
-    content(world, &format!("{PLACEMENT}/providers/{node}")).map(|pair| is_marked(&pair.value))
+    content(world, &format!("{PLACEMENT}/providers/{node}")).map(|pair| has_trait(&pair.value, DISABLED))
 }
 
 /// Whether it is asked for, and was not given up.
@@ -91,7 +94,7 @@ impl Referee {
         let Op::Put { key, value, .. } = op else { return };
         let provider = key.strip_prefix(PLACEMENT).and_then(|rest| rest.strip_prefix("/providers/"));
         let Some(node) = provider.and_then(|text| text.parse::<NodeId>().ok()) else { return };
-        if !is_marked(value) || old.is_some_and(|old| is_marked(&old.value)) {
+        if !has_trait(value, DOWN) || old.is_some_and(|old| has_trait(&old.value, DOWN)) {
             return;
         }
         let now = world.elapsed().as_secs();

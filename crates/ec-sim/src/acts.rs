@@ -1,0 +1,166 @@
+//! What can be done to a cluster: by the nemesis, who rolls dice for it, and by a scenario, which knows when.
+
+use std::sync::Arc;
+
+use ec_hypervisor::{End, Hypervisor, Pause};
+use ec_model::InstanceId;
+use ec_store::{Backup, Store};
+
+use crate::{
+    node::Computer,
+    world::{Actor, Storm, World},
+};
+
+pub(crate) fn say(world: &World, what: impl AsRef<str>) {
+    world.log(Actor::Nemesis, what);
+}
+
+/// Who an agent of the computer is, in the log.
+pub(crate) fn name(computer: &Computer) -> Actor {
+    Actor::Agent(computer.node, computer.first_start())
+}
+
+/// As `kill -9`. Whether there was one.
+pub(crate) fn kill_agent(world: &World, computer: &Computer) -> bool {
+    let killed = computer.kill();
+    if killed {
+        say(world, format!("kills the agent of {}", name(computer)));
+    }
+    killed
+}
+
+/// As an operator ends it, who starts it again.
+pub(crate) fn stop_agent(world: &World, computer: &Computer) {
+    if computer.stop() {
+        say(world, format!("asks the agent of {} to end", name(computer)));
+    }
+}
+
+/// As if somebody pulled the plug.
+pub(crate) async fn crash_host(world: &World, computer: &Computer) {
+    say(world, format!("pulls the plug of {}", name(computer)));
+    for guest in guests(world, computer).await {
+        world.judge(|referee, _| referee.disturbed(guest));
+    }
+    computer.crash();
+}
+
+/// As `kill -9`. Whether it was running.
+pub(crate) fn kill_replica(world: &World, number: usize) -> bool {
+    let killed = world.replicas.kill(number);
+    if killed {
+        say(world, format!("kills {}", Actor::Replica(number)));
+    }
+    killed
+}
+
+pub(crate) fn break_watches(world: &World) {
+    say(world, "breaks all watches");
+    world.store.faults().break_watches();
+}
+
+pub(crate) fn silence_watches(world: &World) {
+    say(world, "silences all watches");
+    world.silence_watches();
+}
+
+/// History is gone up to now, and every watch has to begin anew.
+pub(crate) async fn compact(world: &World) {
+    say(world, "has etcd compacted");
+    world.store.compact(world.store.revision()).await.ok();
+    world.store.faults().break_watches();
+}
+
+pub(crate) fn restart_store(world: &World) {
+    say(world, "restarts etcd");
+    world.store.faults().restart();
+}
+
+pub(crate) fn back_up(world: &World) -> Backup {
+    say(world, "backs etcd up");
+    world.store.faults().backup()
+}
+
+/// What is on its way to etcd at this moment does not reach the other one.
+pub(crate) fn restore(world: &World, backup: &Backup) {
+    say(world, "puts etcd back to its backup");
+    world.next_era();
+    world.store.faults().restore(backup);
+    world.judge(|referee, world| referee.replaced(world));
+}
+
+pub(crate) fn undefine(world: &World, computer: &Computer, guest: InstanceId) {
+    say(world, format!("undefines {guest} on {}", name(computer)));
+    world.judge(|referee, _| referee.disturbed(guest));
+    computer.hypervisor.undefine(guest);
+}
+
+pub(crate) fn delete_disk(world: &World, computer: &Computer, guest: InstanceId) {
+    say(world, format!("deletes the disk of {guest} on {}", name(computer)));
+    world.judge(|referee, _| referee.disturbed(guest));
+    computer.hypervisor.delete_volume(guest);
+}
+
+pub(crate) fn end_guest(world: &World, computer: &Computer, guest: InstanceId, why: End) {
+    let how = match why {
+        End::ByGuest => "powers itself off",
+        End::ByHand => "is ended by somebody's virsh destroy",
+        End::Crashed => "crashes",
+        _ => "ends",
+    };
+    say(world, format!("the guest {guest} on {} {how}", name(computer)));
+    world.judge(|referee, _| referee.disturbed(guest));
+    computer.hypervisor.end_guest_by(guest, why);
+}
+
+pub(crate) fn pause_guest(world: &World, computer: &Computer, guest: InstanceId, why: Pause) {
+    let how = match why {
+        Pause::Storage { room: false } => ", for its disk is full",
+        Pause::Storage { room: true } => ", for its disk was full, and has room again",
+        _ => "",
+    };
+    say(world, format!("the guest {guest} on {} is paused{how}", name(computer)));
+    world.judge(|referee, _| referee.disturbed(guest));
+    computer.hypervisor.pause_guest(guest, why);
+}
+
+/// The instances that a computer has, in order.
+pub(crate) async fn guests(world: &World, computer: &Computer) -> Vec<InstanceId> {
+    let Ok(listed) = computer.hypervisor.list().await else { return Vec::new() };
+    let sealed = world.judge(|referee, _| referee.sealed_guests().clone());
+    let mut guests: Vec<InstanceId> = listed.into_keys().filter(|guest| !sealed.contains(guest)).collect();
+    guests.sort_unstable();
+    guests
+}
+
+/// Everything is as it should be again, and everybody is up.
+pub(crate) fn mend(world: &Arc<World>) {
+    say(world, "heals everything");
+    world.change_storm(|storm| *storm = Storm::default());
+    world.mend_cuts();
+    world.clear_snags();
+    world.store.faults().set_reachable(true);
+    world.store.faults().fail_writes(None);
+    for number in 0..world.replicas.count() {
+        match world.replicas.life(number) {
+            Some(life) => life.wake(),
+            None => world.replicas.start(world, number),
+        }
+    }
+    for number in 0..world.controllers.count() {
+        match world.controllers.life(number) {
+            Some(life) => life.wake(),
+            None => world.controllers.start(world, number),
+        }
+    }
+    for clone in &world.clones {
+        clone.keep_down(true);
+    }
+    for computer in &world.computers {
+        computer.hypervisor.set_unreachable(false);
+        match computer.life() {
+            Some(life) => life.wake(),
+            None => computer.start(world),
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Histories that somebody wrote: what was seen to go wrong once, or could, each with what must hold. A scenario is a
+//! name, a sentence and a function over a [`Stage`]; then everything is healed, everybody has to come to rest, and all is
+//! destroyed without anything left, as in every history. Nothing is left to chance, so that each has one log, which is
+//! kept in `scenarios/NAME/log` for people to read and compare.
+
+mod build;
+mod callers;
+mod etcd;
+mod guests;
+mod host;
+mod operators;
+mod people;
+mod placement;
+mod records;
+mod stage;
+
+use futures::future::LocalBoxFuture;
+
+pub(crate) use stage::Stage;
+
+type Play = fn(Stage) -> LocalBoxFuture<'static, ()>;
+
+/// One history that somebody wrote.
+pub struct Scenario {
+    /// What it is called, in arguments and as a directory.
+    pub name: &'static str,
+    /// What happens, and what must hold.
+    pub story: &'static str,
+    pub(crate) nodes: usize,
+    pub(crate) replicas: usize,
+    pub(crate) controllers: usize,
+    pub(crate) play: Play,
+}
+
+impl Scenario {
+    /// On one node, with one replica of eplacement.
+    const fn new(name: &'static str, story: &'static str, play: Play) -> Self {
+        Self { name, story, nodes: 1, replicas: 1, controllers: 0, play }
+    }
+
+    const fn on_nodes(self, nodes: usize) -> Self {
+        Self { nodes, ..self }
+    }
+
+    const fn with_replicas(self, replicas: usize) -> Self {
+        Self { replicas, ..self }
+    }
+}
+
+/// All of them, the most dangerous first.
+pub fn scenarios() -> impl Iterator<Item = &'static Scenario> {
+    [
+        etcd::ALL,
+        host::ALL,
+        guests::ALL,
+        build::ALL,
+        records::ALL,
+        placement::ALL,
+        operators::ALL,
+        callers::ALL,
+    ]
+    .into_iter()
+    .flatten()
+}

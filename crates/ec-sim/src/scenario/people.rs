@@ -1,0 +1,77 @@
+//! People with command lines, one start of it each.
+
+use std::time::Duration;
+
+use ec_cloud::{Cloud, Scheduled, View};
+use ec_model::InstanceId;
+use tokio_util::sync::CancellationToken;
+
+use super::Stage;
+use crate::{
+    life::Life,
+    user::{self, Order},
+    world::Actor,
+};
+
+/// So long somebody waits for a guest.
+const PATIENCE: Duration = Duration::from_secs(10 * 60);
+
+/// A guest of one processor.
+pub(super) const SMALL: &str = "resources=VCPU:1,MEMORY_MB:128,DISK_GB:1";
+
+/// One start of somebody's command line.
+pub(super) struct User {
+    stage: Stage,
+    actor: Actor,
+    cloud: Option<Cloud>,
+    life: Life,
+    pub(super) stop: CancellationToken,
+}
+
+impl User {
+    pub(super) fn new(stage: &Stage, number: u32) -> Self {
+        let (actor, life) = (Actor::User(number), Life::new());
+        let cloud = user::cloud(&stage.world, actor, &life).ok();
+        Self { stage: stage.clone(), actor, cloud, life, stop: CancellationToken::new() }
+    }
+
+    /// What comes of it, unless the command is killed.
+    async fn living<T>(&self, does: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+        tokio::select! {
+            biased;
+            () = self.life.over() => {
+                self.stage.world.log(self.actor, "is killed");
+                Err("killed".to_owned())
+            }
+            done = does => done,
+        }
+    }
+
+    fn cloud(&self) -> Result<&Cloud, String> {
+        self.cloud.as_ref().ok_or_else(|| "there is no command line".to_owned())
+    }
+
+    pub(super) async fn schedule(&self, name: &'static str) -> Result<Scheduled, String> {
+        self.order(Order { name: Some(name), data: false, query: SMALL }).await
+    }
+
+    pub(super) async fn order(&self, order: Order) -> Result<Scheduled, String> {
+        let cloud = self.cloud()?;
+        self.living(user::place(&self.stage.world, self.actor, cloud, order, &self.stop)).await
+    }
+
+    pub(super) async fn waits_for(&self, placed: Scheduled) -> bool {
+        let Ok(cloud) = self.cloud() else { return false };
+        user::await_active(&self.stage.world, self.actor, cloud, placed, PATIENCE).await
+    }
+
+    pub(super) async fn destroy(&self, instance: InstanceId) -> Result<(), String> {
+        let cloud = self.cloud()?;
+        self.living(user::doom(&self.stage.world, self.actor, cloud, instance)).await
+    }
+
+    pub(super) async fn list(&self) -> Result<Vec<View>, String> {
+        let cloud = self.cloud()?;
+        self.living(user::look(&self.stage.world, self.actor, cloud)).await
+    }
+}
