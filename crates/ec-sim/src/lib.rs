@@ -25,6 +25,7 @@ mod heal;
 mod history;
 mod life;
 mod log;
+mod mend;
 mod nemesis;
 mod node;
 mod referee;

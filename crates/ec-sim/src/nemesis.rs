@@ -1,6 +1,6 @@
 //! What goes wrong. Each history has its own selection of ills, so that some are rich in one and without another.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use ec_hypervisor::{Hypervisor, Pause, RunState};
 use ec_model::InstanceId;
@@ -107,7 +107,7 @@ pub(crate) async fn rage(world: Arc<World>, ills: Vec<Ill>, done: CancellationTo
     }
 }
 
-fn say(world: &World, what: impl AsRef<str>) {
+pub(crate) fn say(world: &World, what: impl AsRef<str>) {
     world.log(Actor::Nemesis, what);
 }
 
@@ -359,7 +359,7 @@ fn put_to_sleep(world: &Arc<World>, who: Actor, life: Life) {
     });
 }
 
-fn any_computer(world: &World) -> &Arc<Computer> {
+pub(crate) fn any_computer(world: &World) -> &Arc<Computer> {
     &world.computers[usize::try_from(world.pick(0..world.computers.len() as u64)).unwrap_or(0)]
 }
 
@@ -394,47 +394,5 @@ async fn any_guest(world: &World, computer: &Computer) -> Option<InstanceId> {
 async fn disturb_all(world: &World, computer: &Computer) {
     for guest in guests(world, computer).await {
         world.judge(|referee, _| referee.disturbed(guest));
-    }
-}
-
-/// Everything is as it should be again, and everybody is up; but for one agent, now and then, that a controller is to
-/// find missing.
-pub(crate) async fn heal(world: &Arc<World>) {
-    say(world, "heals everything");
-    let dead = (world.controllers.count() > 0 && world.chance(30)).then(|| any_computer(world));
-    world.change_storm(|storm| *storm = Storm::default());
-    world.mend_cuts();
-    world.store.faults().set_reachable(true);
-    for number in 0..world.replicas.count() {
-        match world.replicas.life(number) {
-            Some(life) => life.wake(),
-            None => world.replicas.start(world, number),
-        }
-    }
-    for number in 0..world.controllers.count() {
-        match world.controllers.life(number) {
-            Some(life) => life.wake(),
-            None => world.controllers.start(world, number),
-        }
-    }
-    for clone in &world.clones {
-        clone.keep_down(true);
-    }
-    for computer in &world.computers {
-        match computer.life() {
-            Some(life) => life.wake(),
-            None => computer.start(world),
-        }
-    }
-    if let Some(computer) = dead {
-        say(world, format!("keeps the agent of {} down", Actor::Agent(computer.node, 0)));
-        computer.keep_down(true);
-    }
-    // Calls that are late by the most come till then.
-    sleep(Duration::from_secs(95)).await;
-    if let Some(computer) = dead {
-        world.judge(|referee, world| referee.is_marked(world, computer.node));
-        computer.keep_down(false);
-        computer.start(world);
     }
 }

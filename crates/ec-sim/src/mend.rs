@@ -1,0 +1,52 @@
+//! What went wrong is mended.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::sleep;
+
+use crate::{
+    nemesis::{any_computer, say},
+    world::{Actor, Storm, World},
+};
+
+/// Everything is as it should be again, and everybody is up; but for one agent, now and then, that a controller is to
+/// find missing.
+pub(crate) async fn heal(world: &Arc<World>) {
+    say(world, "heals everything");
+    let dead = (world.controllers.count() > 0 && world.chance(30)).then(|| any_computer(world));
+    world.change_storm(|storm| *storm = Storm::default());
+    world.mend_cuts();
+    world.store.faults().set_reachable(true);
+    for number in 0..world.replicas.count() {
+        match world.replicas.life(number) {
+            Some(life) => life.wake(),
+            None => world.replicas.start(world, number),
+        }
+    }
+    for number in 0..world.controllers.count() {
+        match world.controllers.life(number) {
+            Some(life) => life.wake(),
+            None => world.controllers.start(world, number),
+        }
+    }
+    for clone in &world.clones {
+        clone.keep_down(true);
+    }
+    for computer in &world.computers {
+        match computer.life() {
+            Some(life) => life.wake(),
+            None => computer.start(world),
+        }
+    }
+    if let Some(computer) = dead {
+        say(world, format!("keeps the agent of {} down", Actor::Agent(computer.node, 0)));
+        computer.keep_down(true);
+    }
+    // Calls that are late by the most come till then.
+    sleep(Duration::from_secs(95)).await;
+    if let Some(computer) = dead {
+        world.judge(|referee, world| referee.is_marked(world, computer.node));
+        computer.keep_down(false);
+        computer.start(world);
+    }
+}
