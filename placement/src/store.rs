@@ -112,23 +112,15 @@ impl Replica {
         let tasks = Tasks::new(stop.clone());
         let history = Arc::new(History::new(Arc::clone(&metrics), relist));
         let view = Arc::new(View::new(Arc::clone(&history), Arc::clone(&metrics)));
-        let health = Arc::<Health>::default();
         let (barrier, asking) = Barrier::new(Arc::clone(&store), keys.clock(), history, stop.clone());
         tasks.spawn("reading how far etcd is", asking);
         let following =
             view::follow(Arc::clone(&view), Arc::clone(&store), changes, keys.clone(), stop.clone());
         tasks.spawn("following etcd", following);
         let (commands, queue) = tokio::sync::mpsc::channel(commit::QUEUE);
-        let committer = Committer::new(
-            store,
-            keys,
-            limits,
-            Arc::clone(&view),
-            barrier.clone(),
-            metrics,
-            Arc::clone(&health),
-            host.clone(),
-        );
+        let committer =
+            Committer::new(store, keys, limits, Arc::clone(&view), barrier.clone(), metrics, host.clone());
+        let health = committer.health();
         tasks.spawn("writing to etcd", committer.run(queue, stop));
         Self { view, barrier, commands, health, host, tasks }
     }

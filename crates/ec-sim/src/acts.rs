@@ -1,14 +1,12 @@
 //! What can be done to a cluster: by the nemesis, who rolls dice for it, and by a scenario, which knows when.
 
-use std::sync::Arc;
-
 use ec_hypervisor::{End, Hypervisor, Pause};
 use ec_model::InstanceId;
 use ec_store::{Backup, Store};
 
 use crate::{
     node::Computer,
-    world::{Actor, Storm, World},
+    world::{Actor, World},
 };
 
 pub(crate) fn say(world: &World, what: impl AsRef<str>) {
@@ -131,36 +129,4 @@ pub(crate) async fn guests(world: &World, computer: &Computer) -> Vec<InstanceId
     let mut guests: Vec<InstanceId> = listed.into_keys().filter(|guest| !sealed.contains(guest)).collect();
     guests.sort_unstable();
     guests
-}
-
-/// Everything is as it should be again, and everybody is up.
-pub(crate) fn mend(world: &Arc<World>) {
-    say(world, "heals everything");
-    world.change_storm(|storm| *storm = Storm::default());
-    world.mend_cuts();
-    world.clear_snags();
-    world.store.faults().set_reachable(true);
-    world.store.faults().fail_writes(None);
-    for number in 0..world.replicas.count() {
-        match world.replicas.life(number) {
-            Some(life) => life.wake(),
-            None => world.replicas.start(world, number),
-        }
-    }
-    for number in 0..world.controllers.count() {
-        match world.controllers.life(number) {
-            Some(life) => life.wake(),
-            None => world.controllers.start(world, number),
-        }
-    }
-    for clone in &world.clones {
-        clone.keep_down(true);
-    }
-    for computer in &world.computers {
-        computer.hypervisor.set_unreachable(false);
-        match computer.life() {
-            Some(life) => life.wake(),
-            None => computer.start(world),
-        }
-    }
 }

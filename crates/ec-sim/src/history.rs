@@ -12,7 +12,8 @@ use uuid::Uuid;
 use crate::{
     heal::converge,
     life::Life,
-    nemesis::{heal, rage, selection},
+    mend::heal,
+    nemesis::{rage, selection},
     node::Computer,
     scenario::{Scenario, Stage},
     user,

@@ -26,6 +26,7 @@ mod heal;
 mod history;
 mod life;
 mod log;
+mod mend;
 mod nemesis;
 mod node;
 mod referee;

@@ -1,6 +1,6 @@
 //! What goes wrong. Each history has its own selection of ills, so that some are rich in one and without another.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use ec_hypervisor::{End, Pause, RunState};
 use ec_model::InstanceId;
@@ -325,7 +325,7 @@ fn put_to_sleep(world: &Arc<World>, who: Actor, life: Life) {
     });
 }
 
-fn any_computer(world: &World) -> &Arc<Computer> {
+pub(crate) fn any_computer(world: &World) -> &Arc<Computer> {
     &world.computers[usize::try_from(world.pick(0..world.computers.len() as u64)).unwrap_or(0)]
 }
 
@@ -343,23 +343,7 @@ fn start_later(world: &Arc<World>, computer: &Arc<Computer>) {
 async fn any_guest(world: &World, computer: &Computer) -> Option<InstanceId> {
     let guests = acts::guests(world, computer).await;
     let count = guests.len() as u64;
-    (count > 0).then(|| guests[usize::try_from(world.pick(0..count)).unwrap_or(0)])
-}
-
-/// Everything is as it should be again, and everybody is up; but for one agent, now and then, that a controller is to
-/// find missing.
-pub(crate) async fn heal(world: &Arc<World>) {
-    let dead = (world.controllers.count() > 0 && world.chance(30)).then(|| any_computer(world));
-    acts::mend(world);
-    if let Some(computer) = dead {
-        say(world, format!("keeps the agent of {} down", Actor::Agent(computer.node, 0)));
-        computer.keep_down(true);
-    }
-    // Calls that are late by the most come till then.
-    sleep(Duration::from_secs(95)).await;
-    if let Some(computer) = dead {
-        world.judge(|referee, world| referee.is_marked(world, computer.node));
-        computer.keep_down(false);
-        computer.start(world);
-    }
+    let guest = (count > 0).then(|| guests[usize::try_from(world.pick(0..count)).unwrap_or(0)])?;
+    world.judge(|referee, _| referee.disturbed(guest));
+    Some(guest)
 }

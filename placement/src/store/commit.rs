@@ -162,7 +162,6 @@ impl Committer {
         view: Arc<View>,
         barrier: Barrier,
         metrics: Arc<Metrics>,
-        health: Arc<Health>,
         host: Host,
     ) -> Self {
         let name = format!("{:016x}", host.uuid().as_u64_pair().0);
@@ -175,13 +174,18 @@ impl Committer {
             history,
             barrier,
             metrics,
-            health,
+            health: Arc::default(),
             host,
             name,
             count: 0,
             arrived: 0,
             has_turn: false,
         }
+    }
+
+    /// How its writes go.
+    pub(super) fn health(&self) -> Arc<Health> {
+        Arc::clone(&self.health)
     }
 
     pub(super) async fn run(mut self, mut queue: mpsc::Receiver<Pending>, stop: CancellationToken) {
