@@ -57,6 +57,19 @@ pub enum Record {
     Class(NamedRecord),
 }
 
+impl Record {
+    /// Whether it has inventory of a class, or uses some.
+    fn holds(&self, class: &Name) -> bool {
+        match self {
+            Self::Provider(provider, _) => provider.inventory(class).is_some(),
+            Self::Consumer(consumer) => {
+                consumer.allocations.iter().flat_map(|(_, amounts)| amounts).any(|(own, _)| own == class)
+            }
+            _ => false,
+        }
+    }
+}
+
 /// See the module.
 pub struct Draft<'a> {
     base: &'a State,
@@ -305,16 +318,18 @@ impl<'a> Draft<'a> {
             providers.insert(node.uuid);
             consumers.extend(&node.consumers);
         }
-        for (key, record) in &self.written {
-            match (key, record) {
-                (Key::Provider(uuid), Some(_)) => drop(providers.insert(*uuid)),
-                (Key::Consumer(uuid), Some(_)) => drop(consumers.insert(*uuid)),
-                (Key::Provider(uuid), None) => drop(providers.remove(uuid)),
-                (Key::Consumer(uuid), None) => drop(consumers.remove(uuid)),
+        for key in self.written.keys() {
+            match key {
+                Key::Provider(uuid) => drop(providers.insert(*uuid)),
+                Key::Consumer(uuid) => drop(consumers.insert(*uuid)),
                 _ => {}
             }
         }
-        (providers.into_iter().collect(), consumers.into_iter().collect())
+        let holds = |key| self.record(&key).is_some_and(|record| record.holds(class));
+        (
+            providers.into_iter().filter(|uuid| holds(Key::Provider(*uuid))).collect(),
+            consumers.into_iter().filter(|uuid| holds(Key::Consumer(*uuid))).collect(),
+        )
     }
 
     /// Looks a record up, and remembers that it was looked at.

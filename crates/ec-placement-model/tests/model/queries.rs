@@ -276,6 +276,14 @@ fn groups_are_held_against_each_other() {
     let all_of_both = of(vec![asks("_A", &[("VCPU", 8)]), asks("_B", &[("VCPU", 8)])]);
     let answer = search(&two.state(), &all_of_both, Options::default(), BUDGET).expect("all names are known");
     assert_eq!(answer.candidates.len(), 2, "each has its own");
+    let isolated = Query { isolate: true, ..all_of_both };
+    let answer = search(&two.state(), &isolated, Options::default(), BUDGET).expect("all names are known");
+    assert_eq!(answer.candidates.len(), 2, "they are two already");
+    let root = Group { required: vec![vec![intern("CUSTOM_T")]], ..asks("_R", &[]) };
+    let below = Query { same_subtrees: vec![vec![0, 1]], ..of(vec![root, asks("_A", &[("VCPU", 1)])]) };
+    let marked = host(1, None, |record| record.traits = vec![intern("CUSTOM_T")]);
+    let answer = search(&all([marked, host(2, Some(1), |_| {})]).state(), &below, Options::default(), BUDGET);
+    assert_eq!(answer.map(|found| found.candidates.len()), Ok(2), "the root itself, and who is below it");
 }
 
 #[test]
