@@ -7,7 +7,6 @@ use std::{
 
 use anyhow::{Context, Error, Result, ensure};
 use ec_model::State;
-use ec_store::{Store, Txn};
 use ec_tests::{Stack, TINY};
 
 /// Each step of a build, with the step of a destroy to be killed at afterwards.
@@ -143,28 +142,4 @@ async fn an_agent_killed_while_it_cleans_up_after_a_failure_leaves_the_reason_an
         stack.kill_agent()?;
     }
     Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_claim_whose_request_never_came_is_released_and_others_are_kept() -> Result<()> {
-    let mut stack = Stack::start().await?;
-    stack.start_agent("").await?;
-    let kept = stack.schedule(&[])?;
-    // What an eschedule leaves that is killed between its claim and its request.
-    let lost = ec_model::InstanceId::new(uuid::Uuid::new_v4());
-    let query = ec_model::ResourceQuery::parse(TINY)?;
-    let found = stack.placement.candidates(&query, None).await?;
-    let claim = ec_placement_client::Claim {
-        instance: lost,
-        candidate: &found.candidates[0],
-        project: "p",
-        user: "u",
-    };
-    stack.placement.claim(&claim).await?;
-    // It says first that it is going to, which is how the node knows the claim as ours.
-    let record = ec_tests::control::unplaced(lost, None, "p", jiff::Timestamp::now());
-    let key = ec_model::Keyspace::default().instance(lost);
-    stack.store.txn(Txn::new().put(key, ec_model::encode(&record))).await?;
-    assert_eq!(stack.placement.provider_allocations(stack.node).await?.len(), 2);
-    stack.until_exactly(&[kept]).await
 }

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use ec_model::State;
-use ec_store::Store;
 use ec_tests::Stack;
 use nix::sys::signal::Signal;
 
@@ -39,26 +38,6 @@ async fn guests_outlive_agent_etcd_and_libvirtd_and_nothing_asked_meanwhile_is_l
     let free = stack.placement.inventory(stack.node).await?;
     assert_eq!(free["VCPU"].reserved, 0);
     stack.until_exactly(&[first, second, third]).await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn history_compacted_under_the_watch_costs_nothing() -> Result<()> {
-    let mut stack = Stack::start().await?;
-    stack.start_agent("").await?;
-    let first = stack.schedule(&[])?;
-    stack.until_state(first, State::Active).await?;
-    // While the agent hears nothing: one more guest, one less, all of that compacted away, and the
-    // connection broken, so that its watch must begin in history that is gone.
-    stack.signal_agent(Signal::SIGSTOP)?;
-    let second = stack.schedule(&[])?;
-    assert!(stack.eschedule(&["destroy", &first.to_string()])?.status.success());
-    let (_, now) = stack.store.get("any").await?;
-    stack.store.compact(now).await?;
-    stack.etcd.kill();
-    stack.etcd.restart().await?;
-    stack.signal_agent(Signal::SIGCONT)?;
-    stack.until_state(second, State::Active).await?;
-    stack.until_exactly(&[second]).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -87,20 +87,6 @@ async fn a_running_guest_that_was_undefined_is_defined_again_and_survives_its_po
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_guest_is_not_given_up_for_time_in_which_nobody_looked_for_its_address() -> Result<()> {
-    let mut stack = Stack::start_with("address_timeout: 10").await?;
-    stack.start_agent("before-addresses=pause").await?;
-    let instance = stack.schedule(&[])?;
-    stack.until_reached("before-addresses").await?;
-    stack.kill_agent()?;
-    tokio::time::sleep(Duration::from_secs(12)).await;
-    stack.start_agent("").await?;
-    stack.until_state(instance, State::Active).await?;
-    assert!(!stack.log().contains("instance failed"), "{}", stack.log());
-    stack.until_exactly(&[instance]).await
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_guest_that_never_has_an_address_is_told_and_left_running() -> Result<()> {
     let mut stack = Stack::start_with("address_timeout: 3").await?;
     stack.start_agent("before-start=1*sleep(1000)").await?;

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use ec_model::{Keyspace, State};
-use ec_store::{Store, Txn};
+use ec_store::Store;
 use ec_tests::Stack;
 
 /// A second agent with the same uuid and a state directory of its own, as on a cloned machine.
@@ -66,43 +66,4 @@ async fn a_clone_of_a_node_is_refused_loudly_and_the_first_is_not_disturbed() ->
     stack.until_exactly(&[instance]).await?;
     assert!(stack.eschedule(&["destroy", "--wait", &instance.to_string()])?.status.success());
     stack.until_exactly(&[]).await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_agent_whose_node_another_took_writes_nothing_any_more_and_ends() -> Result<()> {
-    let mut stack = Stack::start().await?;
-    stack.start_agent("").await?;
-    let instance = stack.schedule(&[])?;
-    stack.until_state(instance, State::Active).await?;
-    // While the first is stopped its lease runs out, and the clone takes the node.
-    stack.signal_agent(nix::sys::signal::Signal::SIGSTOP)?;
-    let node_key = Keyspace::default().alive(stack.node);
-    stack.until("its lease has run out", async || Ok(stack.store.get(&node_key).await?.0.is_none())).await?;
-    let mut clone = clone_of(&stack)?;
-    stack.until("the clone is the node", async || Ok(stack.store.get(&node_key).await?.0.is_some())).await?;
-    let taken = stack.store.get(&node_key).await?.0.context("no node key")?;
-    stack.signal_agent(nix::sys::signal::Signal::SIGCONT)?;
-    stack
-        .until("the first one says who took its node", async || {
-            Ok(stack.log().contains("is already served by another agent"))
-        })
-        .await?;
-    let now = stack.store.get(&node_key).await?.0.context("no node key")?;
-    assert_eq!(now.mod_revision, taken.mod_revision);
-    clone.kill()?;
-    clone.wait()?;
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn keys_deleted_by_hand_come_back() -> Result<()> {
-    let mut stack = Stack::start().await?;
-    stack.start_agent("").await?;
-    for key in [Keyspace::default().alive(stack.node), Keyspace::default().agent(stack.node)] {
-        stack.store.txn(Txn::new().delete(&key)).await?;
-        stack.until("the key is back", async || Ok(stack.store.get(&key).await?.0.is_some())).await?;
-    }
-    let instance = stack.schedule(&[])?;
-    stack.until_state(instance, State::Active).await?;
-    stack.until_exactly(&[instance]).await
 }

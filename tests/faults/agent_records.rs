@@ -1,15 +1,12 @@
 //! Records and allocations that are not as the agent left them.
 
-use std::{
-    fs,
-    time::{Duration, Instant},
-};
+use std::{fs, time::Duration};
 
-use anyhow::{Context, Result, ensure};
-use ec_model::{InstanceId, Keyspace, NodeId, State};
+use anyhow::{Context, Result};
+use ec_model::{Keyspace, NodeId, State};
 use ec_placement_client::Inventory;
 use ec_store::{Store, Txn};
-use ec_tests::{Stack, TINY};
+use ec_tests::Stack;
 
 /// Longer than the agent's grace in these tests, and than it takes to act on a change.
 const A_WHILE: Duration = Duration::from_secs(8);
@@ -131,97 +128,5 @@ async fn room_on_another_node_builds_nothing_here_and_stays_where_it_is() -> Res
     assert!(stack.libvirt.connection().list_all_domains(0)?.is_empty());
     let there = stack.placement.provider_allocations(other).await?;
     assert_eq!(there.get(&instance), Some(&amounts), "the other host's allocation is not ours to delete");
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn allocations_that_others_made_on_a_node_stay() -> Result<()> {
-    let mut stack = Stack::start().await?;
-    stack.start_agent("").await?;
-    let theirs = InstanceId::new(uuid::Uuid::new_v4());
-    let amounts = [("VCPU".to_owned(), 2), ("MEMORY_MB".to_owned(), 64)].into();
-    stack.placement.claim_exact(theirs, stack.node, &amounts, "p", "u").await?;
-    stack
-        .until("the audit has seen it", async || Ok(stack.log().contains("none of our requests made")))
-        .await?;
-    tokio::time::sleep(A_WHILE).await;
-    assert!(stack.placement.provider_allocations(stack.node).await?.contains_key(&theirs));
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_guest_that_placement_forgot_is_counted_again() -> Result<()> {
-    let mut stack = Stack::start().await?;
-    stack.start_agent("").await?;
-    let instance = stack.schedule(&[])?;
-    stack.until_state(instance, State::Active).await?;
-    let before = stack.placement.provider_allocations(stack.node).await?;
-    stack.placement.release(instance).await?;
-    stack
-        .until("it is counted again", async || {
-            Ok(stack.placement.provider_allocations(stack.node).await? == before)
-        })
-        .await?;
-    stack.until_exactly(&[instance]).await
-}
-
-/// What placement would still give out of the node's memory, in MiB; nothing where it does not say, or says it while
-/// it changes.
-async fn free_memory(stack: &Stack) -> Result<Option<u64>> {
-    let offered = async || Some(stack.placement.inventory(stack.node).await.ok()?.remove("MEMORY_MB")?);
-    let Some(inventory) = offered().await else { return Ok(None) };
-    let Ok(held) = stack.placement.provider_allocations(stack.node).await else { return Ok(None) };
-    if offered().await.is_none_or(|again| again.reserved != inventory.reserved) {
-        return Ok(None);
-    }
-    let used: u64 = held.values().filter_map(|amounts| amounts.get("MEMORY_MB")).sum();
-    Ok(Some(inventory.total.saturating_sub(inventory.reserved + used)))
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn guests_outlive_an_etcd_that_was_emptied_are_counted_and_can_be_destroyed() -> Result<()> {
-    let mut stack = Stack::start().await?;
-    stack.start_agent("").await?;
-    let instance = stack.schedule(&["--name", "older"])?;
-    stack.until_state(instance, State::Active).await?;
-    let disk = stack.directory().join(format!("state/disks/{instance}.qcow2"));
-    let before = free_memory(&stack).await?.context("it is registered")?;
-    // Everything, placement's records too, by hand.
-    for pair in stack.store.list("/ecompute").await?.pairs {
-        stack.store.txn(Txn::new().delete(pair.key)).await?;
-    }
-    // Whatever is offered meanwhile, the guest's room is not.
-    let mut counted = false;
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !counted {
-        if let Some(free) = free_memory(&stack).await? {
-            ensure!(free <= before, "{free} MiB are offered, where {before} are free");
-        }
-        let held = stack.placement.provider_allocations(stack.node).await;
-        counted = held.is_ok_and(|held| held.contains_key(&instance));
-        tokio::time::sleep(Duration::from_millis(10)).await;
-        ensure!(Instant::now() < deadline, "it is not counted again\n{}", stack.log());
-    }
-    let status = stack.until_state(instance, State::Unclaimed).await?;
-    assert!(status.reason.unwrap_or_default().contains("without a request"));
-    let list = String::from_utf8(stack.eschedule(&["list"])?.stdout)?;
-    assert!(list.contains(&instance.to_string()) && list.contains("UNCLAIMED"), "{list}");
-    stack
-        .until("it is counted again", async || {
-            Ok(stack
-                .placement
-                .provider_allocations(stack.node)
-                .await
-                .is_ok_and(|held| held.contains_key(&instance)))
-        })
-        .await?;
-    assert!(disk.exists() && stack.libvirt.connection().lookup_domain_by_uuid(instance.uuid())?.is_active()?);
-    // New ones go on beside it.
-    let output = stack.eschedule(&["--wait", TINY])?;
-    assert!(output.status.success(), "{output:?}");
-    let destroyed = stack.eschedule(&["destroy", "--wait", &instance.to_string()])?;
-    assert!(destroyed.status.success(), "{destroyed:?}");
-    assert!(!disk.exists());
-    assert!(!stack.placement.provider_allocations(stack.node).await?.contains_key(&instance));
     Ok(())
 }

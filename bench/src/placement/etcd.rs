@@ -61,7 +61,7 @@ pub(super) async fn fill(endpoint: &str, keys: u64) -> Result<()> {
         let mut client = client.kv_client();
         tasks.spawn(async move {
             let value = "r".repeat(200);
-            for number in (first..keys).step_by(CLIENTS as usize) {
+            for number in (first..keys).filter(|number| number % CLIENTS == first) {
                 client.put(format!("/bench/held/{number}"), value.as_str(), None).await?;
             }
             anyhow::Ok(())

@@ -4,35 +4,37 @@
 
 use std::process::Command;
 
-/// What is left out, or done too early, or believed; and the seeds among which a history shows it. Those that need a
-/// backup of etcd put back at the right moment are rare.
-const MISTAKES: [(&str, &str); 15] = [
+/// Some history among these shows each.
+const SEEDS: &str = "0..300";
+
+/// What is left out, or done too early, or believed.
+const MISTAKES: [&str; 15] = [
     // Control.
-    ("request-without-index", "0..300"),
-    ("request-not-fenced", "0..300"),
-    ("name-unchecked", "0..300"),
-    ("name-kept", "0..300"),
-    ("claim-kept", "0..300"),
-    ("sweep-the-young", "0..300"),
+    "request-without-index",
+    "request-not-fenced",
+    "name-unchecked",
+    "name-kept",
+    "claim-kept",
+    "sweep-the-young",
     // The agent.
-    ("unfenced", "0..300"),
-    ("older-wish-told", "0..300"),
-    ("not-buried", "0..300"),
-    ("record-kept", "0..300"),
-    ("domain-kept", "0..300"),
-    ("claim-not-released", "0..300"),
-    ("audit-at-once", "0..300"),
-    ("silent-watch-believed", "0..300"),
+    "unfenced",
+    "older-wish-told",
+    "not-buried",
+    "record-kept",
+    "domain-kept",
+    "claim-not-released",
+    "audit-at-once",
+    "silent-watch-believed",
     // eplacement.
-    ("race-not-compared", "190..400"),
+    "race-not-compared",
 ];
 
 #[test]
 fn each_planted_mistake_is_found() {
     let mut unseen = Vec::new();
-    for (mistake, seeds) in MISTAKES {
+    for mistake in MISTAKES {
         let output = Command::new(env!("CARGO_BIN_EXE_ec-sim"))
-            .args([seeds, "--first"])
+            .args([SEEDS, "--first"])
             .env("PLANTED", mistake)
             .output()
             .unwrap();

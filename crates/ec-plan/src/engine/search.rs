@@ -126,8 +126,13 @@ mod tests {
 
     /// A guest that was started at 0 and has these addresses.
     fn guest(state: State, desired: Option<Desired>, addresses: &[Address]) -> Known {
-        let subject =
-            Subject { instance: one(), node: NodeId::new(uuid::Uuid::from_u128(9)), name: None, order: None };
+        let subject = Subject {
+            instance: one(),
+            node: NodeId::new(uuid::Uuid::from_u128(9)),
+            name: None,
+            order: None,
+            why: String::new(),
+        };
         let begun = started(&subject, None, Timestamp::UNIX_EPOCH);
         let status = announced(&subject, Some(&begun), state, None, Timestamp::UNIX_EPOCH);
         let ip = addresses.first().map(|address| address.ip);
