@@ -236,9 +236,11 @@ impl Engine {
     fn request(&mut self, instance: InstanceId, request: Option<Requested>) {
         match request {
             Some(request) => {
-                self.entry(instance).request = Some(request);
-                // A new wish is tried at once, whatever failed before.
-                self.no_failure(instance);
+                let before = self.entry(instance).request.replace(request);
+                // A new wish is tried at once, whatever failed before. One that is only listed again is none.
+                if before != self.entry(instance).request {
+                    self.no_failure(instance);
+                }
             }
             None => {
                 if let Some(known) = self.known.get_mut(&instance) {

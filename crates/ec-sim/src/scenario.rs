@@ -5,6 +5,7 @@
 
 mod build;
 mod callers;
+mod controller;
 mod etcd;
 mod guests;
 mod host;
@@ -42,6 +43,10 @@ impl Scenario {
         Self { nodes, ..self }
     }
 
+    const fn with_controllers(self, controllers: usize) -> Self {
+        Self { controllers, ..self }
+    }
+
     const fn with_replicas(self, replicas: usize) -> Self {
         Self { replicas, ..self }
     }
@@ -57,6 +62,7 @@ pub fn scenarios() -> impl Iterator<Item = &'static Scenario> {
         records::ALL,
         placement::ALL,
         operators::ALL,
+        controller::ALL,
         callers::ALL,
     ]
     .into_iter()

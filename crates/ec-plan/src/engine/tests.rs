@@ -217,8 +217,10 @@ fn pauses_grow_between_tries_and_a_new_wish_does_not_wait() {
     }
     assert_eq!(pauses, [500, 1000, 2000, 4000, 8000, 16000, 30000, 30000, 30000]);
     told.ended(vec![], Outcome::Retry("no".to_owned()));
-    let commands = told.on(Event::Changed(vec![(one(), Some(requested(Desired::Active)))]));
-    assert!(begun(&commands).is_some());
+    let again = told.on(Event::Changed(vec![(one(), Some(requested(Desired::Active)))]));
+    assert_eq!(begun(&again), None, "the same wish, told again");
+    let newer = Requested { revision: 2, ..requested(Desired::Active) };
+    assert!(begun(&told.on(Event::Changed(vec![(one(), Some(newer))]))).is_some());
 }
 
 #[test]

@@ -1,0 +1,99 @@
+//! What a controller does when neither an agent nor a tool is there to do it.
+
+use super::{Scenario, Stage};
+use crate::{
+    acts::say,
+    referee::marked,
+    snag::Fate,
+    world::{Actor, PLACEMENT},
+};
+
+pub(super) const ALL: &[Scenario] = &[
+    Scenario::new(
+        "node-dead",
+        "the agent of a node is killed: a controller marks the node, all that is new goes to the other, and the mark goes \
+         when the agent is back",
+        |stage| Box::pin(dead(stage)),
+    )
+    .on_nodes(2)
+    .with_controllers(1),
+    Scenario::new(
+        "node-dead-and-controller-too",
+        "one of two controllers is killed, and an agent after it: the other marks the node",
+        |stage| Box::pin(both_dead(stage)),
+    )
+    .on_nodes(2)
+    .with_controllers(2),
+    Scenario::new(
+        "agent-restarted-under-a-controller",
+        "an agent is away for twenty seconds: no controller marks its node",
+        |stage| Box::pin(restarted(stage)),
+    )
+    .with_controllers(1),
+    Scenario::new(
+        "command-and-node-killed",
+        "a command is killed between its claim and its request, and so is the agent of every node: a controller takes claim, \
+         record and name away when they count as left over",
+        |stage| Box::pin(left_over(stage)),
+    )
+    .with_controllers(1),
+];
+
+fn is_marked(stage: &Stage, node: usize) -> bool {
+    marked(&stage.world, stage.node(node).node) == Some(true)
+}
+
+async fn dead(stage: Stage) {
+    let guest = stage.ready("web").await;
+    stage.kill(2);
+    stage.pass(60).await;
+    stage.demand(is_marked(&stage, 2) && !is_marked(&stage, 1), "the node is marked, and it alone").await;
+    for name in ["db", "mail"] {
+        let placed = stage.placed(name).await;
+        stage.demand(placed.node == stage.node(1).node, "the living one has it").await;
+    }
+    stage.start(2);
+    stage.pass(30).await;
+    stage.demand(!is_marked(&stage, 2), "the mark is gone").await;
+    stage.until_well(guest).await;
+}
+
+async fn both_dead(stage: Stage) {
+    if stage.world.controllers.kill(0) {
+        say(&stage.world, format!("kills {}", Actor::Controller(0)));
+    }
+    stage.kill(1);
+    stage.pass(60).await;
+    stage.demand(is_marked(&stage, 1), "the node is marked").await;
+}
+
+async fn restarted(stage: Stage) {
+    let guest = stage.ready("web").await;
+    stage.kill(1);
+    for _ in 0..20 {
+        stage.pass(1).await;
+        if is_marked(&stage, 1) {
+            stage.fail::<()>("the node is marked").await;
+        }
+    }
+    stage.start(1);
+    stage.pass(60).await;
+    stage.demand(!is_marked(&stage, 1), "it was not marked").await;
+    stage.until_well(guest).await;
+}
+
+async fn left_over(stage: Stage) {
+    stage.snag("u1", "put requests/", Fate::Kills);
+    let told = stage.user(1).schedule("web").await;
+    stage.demand(told.is_err_and(|why| why == "killed"), "it was killed").await;
+    stage.kill(1);
+    let left = |stage: &Stage| {
+        let count = |prefix: &str| stage.world.store.content(prefix).pairs.len();
+        let keys = &stage.world.keys;
+        count(&keys.instances()) + count("/ecompute/names/") + count(&format!("{PLACEMENT}/consumers/"))
+    };
+    stage.pass(300).await;
+    stage.demand(left(&stage) == 3, "what may still be somebody's is left alone").await;
+    stage.pass(600).await;
+    stage.demand(left(&stage) == 0, "nothing is left, though no agent is there").await;
+}
