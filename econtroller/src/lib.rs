@@ -1,6 +1,8 @@
 //! The controller's loop: looks at the nodes and at what killed commands left, time and again. What is to be done is
 //! decided by [`ec_plan::fleet`] and done by [`ec_cloud`]; here is only when.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::time::Duration;
 
 use ec_cloud::{Cloud, CloudError, tend_instances, tend_nodes};

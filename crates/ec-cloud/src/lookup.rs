@@ -326,7 +326,7 @@ impl View {
             state,
             ip: status.and_then(|status| status.ip),
             reason: unknown.or_else(|| status.and_then(|status| status.reason.clone())),
-            doing: doing(request, status),
+            doing: doing(request, is),
             request: None,
             status: None,
         }
@@ -365,7 +365,12 @@ impl View {
 }
 
 /// What an agent said that it is about; or that it has not said anything of the newest wish yet.
-fn doing(request: Option<&Request>, status: Option<&Status>) -> Option<String> {
+fn doing(request: Option<&Request>, status: &Read<Status>) -> Option<String> {
+    // Nobody knows what one says that cannot be read.
+    if status.unreadable().is_some() {
+        return None;
+    }
+    let status = status.record();
     let told = status.map(|status| (status.epoch, status.observed_generation));
     match request {
         Some(request) if told.is_none_or(|told| told < (request.epoch, request.generation)) => {

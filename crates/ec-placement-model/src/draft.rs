@@ -326,9 +326,11 @@ impl<'a> Draft<'a> {
             }
         }
         let holds = |key| self.record(&key).is_some_and(|record| record.holds(class));
+        let is_troubled = |uuid| self.base.trouble_with(&Key::Consumer(uuid)).is_some();
         (
             providers.into_iter().filter(|uuid| holds(Key::Provider(*uuid))).collect(),
-            consumers.into_iter().filter(|uuid| holds(Key::Consumer(*uuid))).collect(),
+            // One that cannot be read may hold it by now.
+            consumers.into_iter().filter(|uuid| holds(Key::Consumer(*uuid)) || is_troubled(*uuid)).collect(),
         )
     }
 

@@ -219,8 +219,11 @@ impl Engine {
         for (instance, known) in &mut self.known {
             if !listed.contains(instance) {
                 known.request = None;
-                // Where etcd was put back, placement may have forgotten it too.
-                known.forget_allocation();
+                // Where etcd was put back, placement may have forgotten it too. Of what is not here the allocation is
+                // all that is known, and since when.
+                if known.is_here() {
+                    known.forget_allocation();
+                }
             }
         }
         for (instance, request) in requests {
@@ -259,7 +262,7 @@ impl Engine {
             self.warn(Some(instance), failed, Some(why.clone()));
             // Whoever waits is told what for.
             let known = self.touch(instance);
-            let waits = matches!(known.wanted(), Wanted::Active | Wanted::Destroyed);
+            let waits = known.wanted() == Wanted::Active;
             let news = known.status.known().is_some_and(|old| status::delayed(old, &why).is_some());
             if waits && news {
                 return self.begin(instance, Work::Delayed(why), about);

@@ -109,7 +109,12 @@ pub fn ended_in_error(subject: &Subject, old: Option<&Status>, now: Timestamp) -
 /// Whoever waits is told what for: the state to tell and its reason, where they are not told yet.
 pub fn delayed(old: &Status, why: &str) -> Option<(State, String)> {
     let reason = format!("{why}; trying again");
-    let under_way = matches!(old.state, State::Preparing | State::Starting | State::Destroying);
+    let under_way = match old.state {
+        State::Preparing | State::Destroying => true,
+        // Of one that was started nothing is waited for but its guest: whoever reads a reason there gives it up.
+        State::Starting => old.started_at.is_none(),
+        _ => false,
+    };
     (under_way && old.reason.as_ref() != Some(&reason)).then_some((old.state, reason))
 }
 
@@ -239,5 +244,8 @@ mod tests {
         assert_eq!(delayed(&told, "no mirror"), None);
         let stopped = announced(&subject, Some(&told), State::Stopped, None, at(3));
         assert_eq!(delayed(&stopped, "no mirror"), None);
+        let starting = announced(&subject, Some(&told), State::Starting, None, at(4));
+        assert!(delayed(&starting, "libvirt is away").is_some());
+        assert_eq!(delayed(&started(&subject, Some(&starting), at(5)), "placement is away"), None);
     }
 }

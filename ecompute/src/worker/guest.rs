@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use ec_hypervisor::DomainSpec;
 use ec_metadata::{InstanceRecord, RECORD_VERSION, RecordDir};
-use ec_model::{Blob, MacAddr, Progress, Request, Resources, Spec};
+use ec_model::{Blob, MacAddr, Progress, Request, Resources, Spec, State, Status};
 use ec_plan::{RecordFacts, engine::Change, status};
 use tokio::sync::watch;
 
@@ -23,6 +23,11 @@ impl Worker {
             return Err(Stop::Failed(problem));
         }
         let wanted = &spec_of(&request)?.image;
+        // What stood in the way before does not any more.
+        let stood = |old: &Status| old.reason.is_some() && old.doing.as_deref() != Some(&*self.subject.why);
+        if self.status.known().is_some_and(stood) {
+            self.announce(State::Preparing, None).await?;
+        }
         // Once: who tries again has told a reason.
         if self.status.known().is_none_or(|status| status.reason.is_none()) {
             tracing::info!("INSTANTIATE INSTANCE {instance} WITH IMAGE {}", without_secrets(&wanted.url));
