@@ -178,6 +178,8 @@ impl Referee {
             _ => None,
         };
         known.was_active |= state == State::Active;
+        // Somebody had deleted its status: what is told since is all that is known.
+        known.was_active &= !(known.status_lost && is_before_active(state));
         if let Some(why) = wrong {
             self.found(format!("{instance} is told to be {state}, and {why}: {reason}"));
         }
