@@ -194,3 +194,11 @@ fn only_a_guest_without_an_address_of_which_none_was_found_was_looked_for_in_vai
     told.on(found(None));
     assert_eq!(searched(&told), Duration::from_secs(2), "another interface's may be missing yet");
 }
+
+#[test]
+fn what_a_guest_holds_is_asked_for_anew_when_its_request_is_gone_from_a_listing() {
+    let mut told = waiting();
+    told.on(Event::Allocation(one(), Ok(Held::Here(Resources::new()))));
+    let commands = told.on(Event::Listed(vec![]));
+    assert!(commands.contains(&Command::AskPlacement(one())), "etcd may have been put back: {commands:?}");
+}
