@@ -40,11 +40,11 @@ changed)
   fi
   git diff "$since" -- "${crates[@]/#/crates/}" >"$out/diff"
   list=$(mutants --list --in-diff "$out/diff" "$@")
-  count=$(grep -c . <<<"$list" || true)
-  if [ "$count" -eq 0 ]; then
+  if [ -z "$list" ]; then
     echo "nothing that could be mutated has changed in ${crates[*]} since $since"
     exit 0
   fi
+  count=$(wc -l <<<"$list")
   parts=$(((count + most - 1) / most))
   part=$((0x$(git rev-parse --short=7 HEAD) % parts))
   echo "$count mutants of what changed since $since; part $((part + 1)) of $parts is tested"

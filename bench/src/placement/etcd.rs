@@ -54,14 +54,14 @@ pub(super) async fn count(endpoint: &str) -> Result<u64> {
 /// Puts so many keys of the length of a record, each alone: many large transactions would leave an old etcd slower
 /// than it is.
 pub(super) async fn fill(endpoint: &str, keys: u64) -> Result<()> {
-    const CLIENTS: u64 = 256;
+    const CLIENTS: usize = 256;
     let client = Client::connect([endpoint], None).await?;
     let mut tasks = JoinSet::new();
-    for first in 0..CLIENTS {
+    for first in (0..keys).take(CLIENTS) {
         let mut client = client.kv_client();
         tasks.spawn(async move {
             let value = "r".repeat(200);
-            for number in (first..keys).filter(|number| number % CLIENTS == first) {
+            for number in (first..keys).step_by(CLIENTS) {
                 client.put(format!("/bench/held/{number}"), value.as_str(), None).await?;
             }
             anyhow::Ok(())

@@ -93,23 +93,23 @@ fn to_write(known: &Known, found: Vec<Address>) -> Option<Vec<Address>> {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::Arc, time::Duration};
+    use std::time::Duration;
 
-    use ec_model::{AddressSource, Desired, NodeId, Observed, Request, RunState, Status};
+    use ec_model::{AddressSource, Desired, NodeId, Observed, RunState, Status};
     use jiff::Timestamp;
 
     use super::*;
     use crate::{
         Limits,
-        engine::{Change, Requested, StatusEntry, known::Busy},
+        engine::{
+            Change, StatusEntry,
+            known::Busy,
+            tests::{one, requested},
+        },
         status::{Subject, announced, started},
     };
 
     const LIMIT: Duration = Duration::from_secs(300);
-
-    fn one() -> InstanceId {
-        InstanceId::new(uuid::Uuid::from_u128(1))
-    }
 
     fn address(nic: u8, ip: &str) -> Address {
         Address { ip: ip.parse().unwrap(), mac: one().mac(nic), nic, source: AddressSource::Lease }
@@ -137,19 +137,8 @@ mod tests {
         let status = announced(&subject, Some(&begun), state, None, Timestamp::UNIX_EPOCH);
         let ip = addresses.first().map(|address| address.ip);
         let status = Status { ip, addresses: addresses.to_vec(), ..status };
-        let request = desired.map(|desired| Request {
-            instance: one(),
-            epoch: 1,
-            generation: 1,
-            desired,
-            name: None,
-            spec: None,
-            project: String::new(),
-            user: String::new(),
-            created_at: Timestamp::UNIX_EPOCH,
-        });
         let mut known = Known::default();
-        known.request = request.map(|request| Requested { record: Ok(Arc::new(request)), revision: 1 });
+        known.request = desired.map(requested);
         known.status = StatusEntry::Known(Box::new(status));
         known.observe(Observed { domain: Some(RunState::Running), volume: true, transient: false });
         known

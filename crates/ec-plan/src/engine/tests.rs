@@ -14,11 +14,11 @@ const SETUP: Setup =
     Setup { limits: Limits { address: Duration::from_secs(300), grace: Duration::from_secs(60) }, nics: 1 };
 const HERE: Observed = Observed { domain: Some(RunState::Running), volume: true, transient: false };
 
-fn one() -> InstanceId {
+pub(super) fn one() -> InstanceId {
     InstanceId::new(uuid::Uuid::from_u128(1))
 }
 
-fn requested(desired: Desired) -> Requested {
+pub(super) fn requested(desired: Desired) -> Requested {
     let request = Request {
         instance: one(),
         epoch: 1,
