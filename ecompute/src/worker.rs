@@ -15,7 +15,7 @@ use ec_plan::{
     RecordFacts,
     engine::{Change, Held, Job, Outcome, Report, StatusEntry, Work},
     machine::Effect,
-    status::{self, Subject},
+    status::{self, Order, Subject},
 };
 use ec_runtime::planted;
 use ec_store::StoreError;
@@ -73,7 +73,7 @@ pub(crate) async fn perform(
         instance: job.instance,
         node: parts.node,
         name: request.map(hostname),
-        order: request.map(|request| (request.epoch, request.generation)),
+        order: request.map(Order::of),
         why: job.why.to_string(),
     };
     let mut worker = Worker {
@@ -191,6 +191,41 @@ impl Worker {
                 parts.hypervisor.resume(instance).await.map_err(|error| Stop::Retry(error.to_string()))?;
                 self.done.push(Change::Resumed);
                 Ok(())
+            }
+            Effect::ShutDown => {
+                tracing::info!(%instance, "asking the guest to end");
+                self.touched_hypervisor = true;
+                parts.hypervisor.shut_down(instance).await.map_err(|error| Stop::Retry(error.to_string()))?;
+                self.done.push(Change::AskedToEnd);
+                Ok(())
+            }
+            Effect::PowerOff => {
+                tracing::info!(%instance, "ending the guest");
+                self.touched_hypervisor = true;
+                parts.hypervisor.power_off(instance).await.map_err(|error| Stop::Retry(error.to_string()))
+            }
+            Effect::Pause => {
+                self.touched_hypervisor = true;
+                parts.hypervisor.pause(instance).await.map_err(|error| Stop::Retry(error.to_string()))
+            }
+            Effect::Save => {
+                self.take_permit().await?;
+                self.touched_hypervisor = true;
+                parts.hypervisor.save(instance).await.map_err(|error| Stop::Retry(error.to_string()))?;
+                self.permit = None;
+                Ok(())
+            }
+            Effect::NotePower(state, reason) => {
+                let old = self.status.known();
+                let status = status::powered(&self.subject, old, state, reason, self.parts.host.now());
+                tracing::info!(%instance, %state, reason = status.reason, "power is as wished");
+                self.write(status).await
+            }
+            Effect::Reopen(restarts) => {
+                tracing::info!(%instance, restarts, "starting it again: {}", self.subject.why);
+                let old = self.status.known();
+                let status = status::reopened(&self.subject, old, restarts, self.parts.host.now());
+                self.write(status).await
             }
             Effect::Bury if planted("not-buried") => Ok(()),
             Effect::Bury => {
@@ -337,6 +372,12 @@ fn pause_for_test(effect: &Effect) {
         Effect::Start => "before-start",
         Effect::NoteStart => "before-note-start",
         Effect::Resume => "before-resume",
+        Effect::ShutDown => "before-shut-down",
+        Effect::PowerOff => "before-power-off",
+        Effect::Pause => "before-pause",
+        Effect::Save => "before-save",
+        Effect::NotePower(..) => "before-note-power",
+        Effect::Reopen(_) => "before-reopen",
         Effect::Bury => "before-bury",
         Effect::RemoveDomain => "before-remove-domain",
         Effect::DropRecord => "before-drop-record",

@@ -4,9 +4,14 @@ use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use clap_complete::Shell;
+use ec_cloud::Verb;
+use ec_model::GRACE_SECONDS;
 
 /// Nobody waits longer for a virtual machine.
 const YEAR: u64 = 365 * 24 * 3600;
+
+/// Characters that a reason may have: what OpenStack's Compute API takes for `locked_reason`.
+const REASON_MAX: usize = 255;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -17,6 +22,8 @@ Examples:
       the same on a node with a trait, with a name, a key and an image, until it has its IP
   eschedule 7d3c1f0a-2b4e-4c55-9a7e-0123456789ab
       prints the IP of an instance
+  eschedule stop web db; eschedule start --wait web
+      asks two guests to end; starts one again and waits until it runs
   eschedule destroy web
       destroys an instance, also one in ERROR or UNCLAIMED, and what a killed command left
 
@@ -105,15 +112,132 @@ pub(crate) enum Output {
     Json,
 }
 
+/// Which instances.
+#[derive(Args, Clone)]
+pub(crate) struct Instances {
+    /// Names, uuids, or the beginnings of uuids that no other has
+    #[arg(value_name = "INSTANCE", required = true, value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) instances: Vec<String>,
+}
+
+/// How long a guest may take to end.
+#[derive(Args, Clone, Copy)]
+pub(crate) struct Grace {
+    /// End the guest hard when it has not ended by itself in so many seconds; 0: at once
+    #[arg(long, value_name = "SECONDS", default_value_t = GRACE_SECONDS, value_parser = clap::value_parser!(u32).range(..=86_400))]
+    pub(crate) grace: u32,
+}
+
+/// What is done to instances that are there.
 #[derive(Subcommand)]
-pub(crate) enum Command {
-    /// Destroy an instance
-    Destroy {
-        /// Its uuid or name
-        instance: String,
+pub(crate) enum Act {
+    /// Start instances that do not run
+    Start {
+        #[command(flatten)]
+        instances: Instances,
         #[command(flatten)]
         waiting: Waiting,
     },
+    /// Stop instances: ask their guests to end, and end those that do not
+    Stop {
+        #[command(flatten)]
+        instances: Instances,
+        #[command(flatten)]
+        grace: Grace,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Stop instances and start them again
+    Reboot {
+        #[command(flatten)]
+        instances: Instances,
+        #[command(flatten)]
+        grace: Grace,
+        /// Do not ask the guests, as with --grace 0
+        #[arg(long, conflicts_with = "grace")]
+        hard: bool,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Halt instances where they are; their memory stays taken
+    Pause {
+        #[command(flatten)]
+        instances: Instances,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Let paused instances go on
+    Unpause {
+        #[command(flatten)]
+        instances: Instances,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Save instances' memory to their nodes' disks and end them
+    Suspend {
+        #[command(flatten)]
+        instances: Instances,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Let suspended instances go on where they were
+    Resume {
+        #[command(flatten)]
+        instances: Instances,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Let nothing be done to instances but to unlock them
+    Lock {
+        #[command(flatten)]
+        instances: Instances,
+        /// Why, for whoever is refused
+        #[arg(long, value_name = "TEXT", default_value = "", value_parser = reason)]
+        reason: String,
+    },
+    /// Let things be done to locked instances again
+    Unlock {
+        #[command(flatten)]
+        instances: Instances,
+    },
+}
+
+impl Act {
+    /// What is asked of which, and whether its outcome is waited for.
+    pub(crate) fn what(self) -> (Verb, Instances, Waiting) {
+        let at_once = Waiting { wait: false, timeout: 0 };
+        match self {
+            Self::Start { instances, waiting } => (Verb::Start, instances, waiting),
+            Self::Stop { instances, grace, waiting } => (Verb::Stop(grace.grace), instances, waiting),
+            Self::Reboot { instances, grace, hard, waiting } => {
+                (Verb::Reboot(if hard { 0 } else { grace.grace }), instances, waiting)
+            }
+            Self::Pause { instances, waiting } => (Verb::Pause, instances, waiting),
+            Self::Unpause { instances, waiting } => (Verb::Unpause, instances, waiting),
+            Self::Suspend { instances, waiting } => (Verb::Suspend, instances, waiting),
+            Self::Resume { instances, waiting } => (Verb::Resume, instances, waiting),
+            Self::Lock { instances, reason } => (Verb::Lock(reason), instances, at_once),
+            Self::Unlock { instances } => (Verb::Unlock, instances, at_once),
+        }
+    }
+}
+
+/// One line, as it stands in a record that everybody reads.
+fn reason(text: &str) -> Result<String, String> {
+    ec_model::input::line(text, REASON_MAX)
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Destroy instances
+    Destroy {
+        #[command(flatten)]
+        instances: Instances,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    #[command(flatten)]
+    Act(Act),
     /// List all instances
     ///
     /// Takes away what commands that were killed left more than ten minutes ago, where it may.

@@ -1,5 +1,6 @@
 //! `eschedule`: the command line.
 
+mod acting;
 mod cli;
 mod config;
 mod output;
@@ -12,7 +13,7 @@ use clap::{CommandFactory, Parser};
 use cli::{Cli, Command, Output, Waiting};
 use config::{Session, Settings};
 use ec_cloud::{
-    Doomed, Found, NoRoom, Scheduled, View, Wanted, find, find_placed, resolve, until_active, until_gone,
+    Found, NoRoom, Scheduled, View, Wanted, find, find_placed, resolve, until_active,
 };
 use ec_model::{InstanceId, NodeId, ResourceQuery, State, Status};
 use ec_runtime::{
@@ -59,8 +60,12 @@ async fn run(cli: Cli) -> Result<(), Failure> {
     let config = cli.config.as_deref().filter(|file| !file.is_empty());
     let settings = Settings::load(config.map(Path::new))?;
     match (cli.command, cli.target) {
-        (Some(Command::Destroy { instance, waiting }), _) => {
-            destroy(&Session::open(settings).await?, &instance, waiting, json).await
+        (Some(Command::Destroy { instances, waiting }), _) => {
+            acting::destroy(&Session::open(settings).await?, &instances, waiting, json).await
+        }
+        (Some(Command::Act(act)), _) => {
+            let (verb, instances, waiting) = act.what();
+            acting::act(&Session::open(settings).await?, &verb, &instances, waiting, json).await
         }
         (Some(Command::List), _) => {
             let views = ec_cloud::list(&Session::open(settings).await?.cloud).await?;
@@ -221,38 +226,6 @@ async fn address(session: &Session, instance: &str, waiting: Waiting, json: bool
             let reason = view.reason.map(|reason| format!(": {reason}")).unwrap_or_default();
             Err(Failure::failed(format!("instance {instance} has no IP, it is {}{reason}", view.state)))
         }
-    }
-}
-
-async fn destroy(session: &Session, instance: &str, waiting: Waiting, json: bool) -> Result<(), Failure> {
-    let instance = resolve(&session.cloud, instance).await?;
-    let (node, alive) = match ec_cloud::destroy(&session.cloud, instance).await? {
-        Doomed::By { node, alive } => (Some(node), alive),
-        Doomed::Already => (None, false),
-    };
-    if let Some(node) = node.filter(|_| !alive) {
-        tell(&format!("eschedule: node {node} is not alive: {instance} is destroyed when it is back"));
-    }
-    let done = match node {
-        Some(node) if waiting.wait => {
-            let shown = Shown::new("destroying");
-            let timeout = Duration::from_secs(waiting.timeout);
-            let outcome = until_gone(&session.cloud, node, instance, timeout, |step| shown.step(step)).await;
-            shown.finish();
-            outcome?;
-            "DESTROYED"
-        }
-        Some(_) => "DESTROYING",
-        None => "DESTROYED",
-    };
-    if json {
-        return output::json(
-            &json!({"instance": instance, "node": node, "node_alive": alive, "state": done}),
-        );
-    }
-    match node {
-        Some(node) => print(&format!("{done} INSTANCE {instance} ON {node}")),
-        None => print(&format!("{done} INSTANCE {instance}, WHICH WAS NEVER PLACED")),
     }
 }
 

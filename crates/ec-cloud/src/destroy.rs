@@ -1,6 +1,7 @@
 //! Destroying: change what is wanted; the node's agent does it, now or when it is back.
 
-use ec_model::{Desired, Doc, Instance, InstanceId, NodeId, Request};
+use ec_model::{Desired, Doc, Instance, InstanceId, NodeId, Request, Restart};
+use ec_plan::verbs::locked;
 use ec_runtime::planted;
 use ec_store::{Compare, Revision, Txn};
 
@@ -44,6 +45,10 @@ pub async fn destroy(cloud: &Cloud, instance: InstanceId) -> CloudResult<Doomed>
                 false => continue,
             },
         };
+        if let Some(reason) = known.record.as_ref().and_then(|record| record.locked.as_ref()) {
+            let why = locked(reason);
+            return Err(CloudError::Refused(format!("cannot destroy {instance}: {why}")));
+        }
         let doomed = Doomed::By { node: known.node, alive: known.node_alive };
         let Some(txn) = wish(cloud, &known)? else { return Ok(doomed) };
         // Where the outcome is unknown the next look tells it.
@@ -104,6 +109,8 @@ fn gone(cloud: &Cloud, known: &Known) -> Request {
         name: named.or_else(|| status.and_then(|status| status.name.clone())),
         project: record.map_or(&cloud.project, |record| &record.project).clone(),
         user: cloud.user.clone(),
+        power: record.map(|record| record.power.clone()).unwrap_or_default(),
+        restart: Restart::No,
         spec: None,
         created_at: record.map_or_else(|| cloud.host.now(), |record| record.created_at),
     }

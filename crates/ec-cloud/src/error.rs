@@ -35,6 +35,9 @@ pub enum CloudError {
     /// Somebody else is at it at this moment.
     #[error("{0}")]
     Busy(String),
+    /// It cannot be as the instance stands; nothing was changed.
+    #[error("{0}")]
+    Refused(String),
     /// A record is of a newer release, or damaged; nothing was changed.
     #[error("{0}")]
     Unreadable(String),

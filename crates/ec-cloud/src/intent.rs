@@ -3,9 +3,9 @@
 //! A claim without a request is taken back by its node, but only where a record says that it is ours. So the
 //! record comes first and goes last: whatever moment a command is killed at, what it leaves is found by it.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
-use ec_model::{Instance, InstanceId, Spec, decode, encode};
+use ec_model::{Instance, InstanceId, PowerWish, Restart, Spec, decode, encode};
 use ec_runtime::planted;
 use ec_store::{Compare, KeyValue, Revision, Store, StoreError, Txn};
 use jiff::SignedDuration;
@@ -104,7 +104,11 @@ impl Intent {
             project: cloud.project.clone(),
             user: cloud.user.clone(),
             name: naming.of(instance),
+            labels: BTreeMap::new(),
             spec: spec.clone(),
+            power: PowerWish::default(),
+            restart: Restart::No,
+            locked: None,
             assigned: None,
             generation: 1,
             created_at: cloud.host.now(),

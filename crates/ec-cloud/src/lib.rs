@@ -4,6 +4,7 @@
 //! ```text
 //!   schedule ──▶ intent (index and name first, taken back last) ──▶ claim ──▶ request
 //!   destroy  ──▶ lookup ──▶ the wish in the request                  explain: why there was no room
+//!   act      ──▶ lookup ──▶ what is wanted from now on, judged by ec_plan::verbs
 //!   list, find, nodes: what there is                                 wait: until it is so
 //!   tend: what nobody else is there to do
 //! ```
@@ -13,6 +14,7 @@
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
+mod act;
 mod destroy;
 mod error;
 mod explain;
@@ -30,8 +32,9 @@ use ec_placement_client::Placement;
 use ec_runtime::Host;
 use ec_store::Store;
 
+pub use act::{Acted, act};
 pub use destroy::{Doomed, destroy};
-pub use ec_plan::lack::Reasons;
+pub use ec_plan::{lack::Reasons, verbs::Verb};
 pub use error::{CloudError, CloudResult, Kind};
 pub use explain::explain;
 pub use intent::Naming;
@@ -39,7 +42,7 @@ pub use lookup::{Found, Known, Read, View, find, find_placed, list, resolve};
 pub use nodes::{NodeView, nodes};
 pub use schedule::{Guest, NoRoom, Scheduled, Wanted, schedule};
 pub use tend::{tend_instances, tend_nodes};
-pub use wait::{Step, until_active, until_gone};
+pub use wait::{Step, until_active, until_gone, until_powered};
 
 /// The services that every use-case talks to, and for whom.
 #[derive(Clone)]

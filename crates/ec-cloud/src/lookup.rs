@@ -91,6 +91,7 @@ pub struct Known {
     pub instance: InstanceId,
     /// What is wanted of it, where that is told.
     pub record: Option<Instance>,
+    record_pair: Option<KeyValue>,
     /// What its node shall do about it.
     pub request: Read<Request>,
     request_value: Vec<u8>,
@@ -103,6 +104,25 @@ pub struct Known {
 }
 
 impl Known {
+    /// The record, to be changed; none where there is none.
+    pub(crate) fn record_doc(&self) -> CloudResult<Option<Doc<Instance>>> {
+        let doc = self.record_pair.as_ref().map(|pair| Doc::decode(&pair.value)).transpose();
+        doc.map_err(|error| CloudError::Unreadable(error.to_string()))
+    }
+
+    /// The revision that wrote the record; 0 where there is none.
+    pub(crate) fn record_revision(&self) -> Revision {
+        self.record_pair.as_ref().map_or(0, |pair| pair.mod_revision)
+    }
+
+    /// The revision that wrote the request; 0 where there is none that can be read.
+    pub(crate) fn request_revision(&self) -> Revision {
+        match self.request {
+            Read::Here(_, revision) => revision,
+            Read::Absent | Read::Unreadable(_) => 0,
+        }
+    }
+
     /// The request, to be changed.
     pub(crate) fn request_doc(&self) -> CloudResult<Doc<Request>> {
         Doc::decode(&self.request_value).map_err(|error| CloudError::Unreadable(error.to_string()))
@@ -117,7 +137,7 @@ pub enum Found {
     Unplaced(Box<Instance>, Revision),
 }
 
-/// The uuid that the text is, or that bears the name.
+/// The uuid that the text is, that bears the name, or that begins so as no other does.
 pub async fn resolve(cloud: &Cloud, text: &str) -> CloudResult<InstanceId> {
     if let Ok(instance) = text.parse() {
         return Ok(instance);
@@ -131,6 +151,10 @@ pub async fn resolve(cloud: &Cloud, text: &str) -> CloudResult<InstanceId> {
         let instances = cloud.keys.instances();
         bearers = below(cloud, &format!("{instances}{part}-"), &instances).await?;
     }
+    if bearers.is_empty() && is_beginning(text) {
+        let instances = cloud.keys.instances();
+        bearers = below(cloud, &format!("{instances}{text}"), &instances).await?;
+    }
     let mut bearers = bearers.into_iter();
     match (bearers.next(), bearers.next()) {
         (Some(instance), None) => Ok(instance),
@@ -139,7 +163,7 @@ pub async fn resolve(cloud: &Cloud, text: &str) -> CloudResult<InstanceId> {
             cloud.project
         ))),
         (Some(_), Some(_)) => Err(CloudError::Invalid(format!(
-            "several instances are named `{text}`: give the uuid, `eschedule list` shows them"
+            "several instances are called `{text}`: give the whole uuid, `eschedule list` shows them"
         ))),
     }
 }
@@ -155,6 +179,15 @@ fn is_first_part(text: &str) -> bool {
     text.len() == 8 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
+/// Whether a uuid may begin so, as we write them. Less than four characters say too little: somebody mistyped a name.
+fn is_beginning(text: &str) -> bool {
+    (4..36).contains(&text.len())
+        && text.bytes().enumerate().all(|(place, byte)| match place {
+            8 | 13 | 18 | 23 => byte == b'-',
+            _ => matches!(byte, b'0'..=b'9' | b'a'..=b'f'),
+        })
+}
+
 /// Everything that etcd knows of the instance. Where it has no record, it is looked for with placement, and last
 /// among all keys.
 pub async fn find(cloud: &Cloud, instance: InstanceId) -> CloudResult<Found> {
@@ -165,7 +198,10 @@ pub async fn find(cloud: &Cloud, instance: InstanceId) -> CloudResult<Found> {
         CloudError::Unreadable(format!("key {} cannot be read: {why}; nothing was changed", pair.key))
     })?;
     match record.node() {
-        Some(node) => Ok(Found::Placed(Box::new(look(cloud, instance, node, Some(record)).await?))),
+        Some(node) => {
+            let known = look(cloud, instance, node, Some(record)).await?;
+            Ok(Found::Placed(Box::new(Known { record_pair: Some(pair), ..known })))
+        }
         None => Ok(Found::Unplaced(Box::new(record), pair.mod_revision)),
     }
 }
@@ -204,6 +240,7 @@ async fn look(
     Ok(Known {
         instance,
         record,
+        record_pair: None,
         request: read(request.as_ref(), node, instance),
         request_value: request.map(|pair| pair.value).unwrap_or_default(),
         status,

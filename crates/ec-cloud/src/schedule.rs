@@ -347,6 +347,8 @@ async fn request(
         epoch: assigned.epoch,
         generation: record.generation,
         desired: Desired::Active,
+        power: record.power.clone(),
+        restart: record.restart,
         name: record.name.clone(),
         project: record.project.clone(),
         user: record.user.clone(),

@@ -54,9 +54,16 @@ fn settled(instance: InstanceId, status: Status) -> CloudResult<Option<Status>> 
         State::Starting if status.started_at.is_some() && status.reason.is_some() => {
             elsewhere("up and has no IP yet")
         }
-        State::Scheduled | State::Preparing | State::Starting | State::Paused => Ok(None),
+        State::Scheduled
+        | State::Preparing
+        | State::Starting
+        | State::Paused
+        | State::Rebooting
+        | State::Stopping
+        | State::Suspending => Ok(None),
         State::Error => elsewhere("in ERROR"),
         State::Stopped => elsewhere("STOPPED and has no IP"),
+        State::Suspended => elsewhere("SUSPENDED"),
         State::Destroying => Err(CloudError::Elsewhere(format!("instance {instance} is being destroyed"))),
         State::Unclaimed => elsewhere("UNCLAIMED: it runs, and nobody asks for it"),
         State::Unknown => elsewhere("in a state that this release does not know"),
@@ -80,6 +87,39 @@ async fn withdrawn(cloud: &Cloud, node: NodeId, instance: InstanceId, timeout: D
         },
         Ok(None) => CloudError::Elsewhere(format!("instance {instance} was destroyed")),
         Err(error) => error.into(),
+    }
+}
+
+/// Waits until a wish for power is carried out: the one of this generation, or a later one. Answers how it is then.
+///
+/// # Errors
+/// The instance is withdrawn, or comes to an ERROR; the time ran out.
+pub async fn until_powered(
+    cloud: &Cloud,
+    node: NodeId,
+    instance: InstanceId,
+    generation: u64,
+    timeout: Duration,
+    seen: impl Fn(Step<'_>),
+) -> CloudResult<Status> {
+    let key = cloud.keys.status(node, instance);
+    let status = watch_key(cloud, key, timeout, &seen, |value| {
+        let Some(value) = value else { return Ok(None) };
+        let status: Status = decode(value).map_err(|error| CloudError::Unreadable(error.to_string()))?;
+        seen(Step::Status(&status));
+        if status.power_generation >= generation {
+            return Ok(Some(status));
+        }
+        // Told since the wish is known: that is what came of it.
+        if status.state == State::Error && status.observed_generation >= generation {
+            return settled(instance, status);
+        }
+        Ok(None)
+    });
+    tokio::select! {
+        biased;
+        outcome = status => outcome,
+        error = withdrawn(cloud, node, instance, timeout) => Err(error),
     }
 }
 

@@ -12,7 +12,7 @@ use tokio::{
     time::{Instant, sleep, timeout_at},
 };
 
-use crate::{DomainSpec, Hypervisor, HypervisorError, HypervisorEvent, Observed, RunState};
+use crate::{DomainSpec, End, Hypervisor, HypervisorError, HypervisorEvent, Observed, Pause, RunState};
 
 /// Bound of every wait; emulated guests on a busy host are slow.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -31,6 +31,7 @@ pub async fn all(hypervisor: Arc<dyn Hypervisor>, base: &BaseImage, fresh: Fresh
     half_made_instances_are_destroyed(&*hypervisor, base, fresh(), fresh()).await;
     a_start_that_cannot_work_fails_and_is_not_a_run(&*hypervisor, base, fresh(), fresh()).await;
     changes_are_told(&*hypervisor, base, fresh()).await;
+    a_guest_is_paused_saved_and_ended_and_starts_again(&*hypervisor, base, fresh()).await;
 }
 
 /// The spec of a small domain, as the checks use it.
@@ -158,6 +159,39 @@ async fn a_start_that_cannot_work_fails_and_is_not_a_run(
     hypervisor.create_overlay(no_volume, base, None).await.expect("create the overlay");
     hypervisor.start(no_volume).await.expect("start once the volume is there");
     hypervisor.destroy(no_volume).await.expect("destroy");
+}
+
+async fn a_guest_is_paused_saved_and_ended_and_starts_again(
+    hypervisor: &dyn Hypervisor,
+    base: &BaseImage,
+    instance: InstanceId,
+) {
+    let expect = |state| expect(hypervisor, instance, Some(state), true);
+    build(hypervisor, base, instance).await;
+    for _ in 0..2 {
+        hypervisor.pause(instance).await.expect("pause");
+        expect(RunState::Paused(Pause::ByHand)).await;
+    }
+    hypervisor.resume(instance).await.expect("resume");
+    expect(RunState::Running).await;
+    for _ in 0..2 {
+        hypervisor.save(instance).await.expect("save");
+        expect(RunState::Saved).await;
+    }
+    hypervisor.shut_down(instance).await.expect("shut down what does not run");
+    hypervisor.start(instance).await.expect("start from the saved memory");
+    expect(RunState::Running).await;
+    for _ in 0..2 {
+        hypervisor.power_off(instance).await.expect("power off");
+        expect(RunState::Ended(End::ByHand)).await;
+    }
+    expect_failed(hypervisor.pause(instance).await, "pause what does not run");
+    hypervisor.start(instance).await.expect("start again");
+    expect(RunState::Running).await;
+    // Whether a guest hears is its own affair.
+    hypervisor.shut_down(instance).await.expect("shut down");
+    hypervisor.destroy(instance).await.expect("destroy");
+    expect_failed(hypervisor.power_off(instance).await, "power off what is not there");
 }
 
 async fn changes_are_told(hypervisor: &dyn Hypervisor, base: &BaseImage, instance: InstanceId) {

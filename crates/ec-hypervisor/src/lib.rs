@@ -46,11 +46,25 @@ pub trait Hypervisor: Send + Sync + 'static {
     /// until it ends (somebody undefined it while it ran) goes on running.
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()>;
 
-    /// Starts the domain; running already is not an error.
+    /// Starts the domain, from its saved memory where there is one; running already is not an error.
     async fn start(&self, instance: InstanceId) -> HypervisorResult<()>;
 
     /// Lets a paused domain go on; running already is not an error.
     async fn resume(&self, instance: InstanceId) -> HypervisorResult<()>;
+
+    /// Asks the guest to end by itself, as its power button does, and does not wait for it. What does not run is not an
+    /// error.
+    async fn shut_down(&self, instance: InstanceId) -> HypervisorResult<()>;
+
+    /// Ends the guest hard, and keeps all that is of it. What does not run is not an error.
+    async fn power_off(&self, instance: InstanceId) -> HypervisorResult<()>;
+
+    /// Halts the guest's processors; halted already is not an error.
+    async fn pause(&self, instance: InstanceId) -> HypervisorResult<()>;
+
+    /// Writes the guest's memory to the host's disk and ends it; the next start goes on from there. What does not run
+    /// is not an error.
+    async fn save(&self, instance: InstanceId) -> HypervisorResult<()>;
 
     /// How large the domain is, where there is one.
     async fn size(&self, instance: InstanceId) -> HypervisorResult<Option<DomainSize>>;

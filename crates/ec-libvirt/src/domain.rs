@@ -61,6 +61,8 @@ pub(crate) fn run_state(domain: &Domain, room: impl FnOnce() -> bool) -> Result<
     let (state, reason) = domain.state()?;
     let state = match state {
         Enum::Known(DomainState::Shutoff) => match reason {
+            // libvirtd forgets the reason when it is started anew, and the file stays.
+            _ if domain.has_managed_save(0)? => RunState::Saved,
             Enum::Known(DomainStateReason::Shutoff(Enum::Known(why))) => shut_off(why),
             _ => RunState::Ended(End::Unknown),
         },
@@ -104,26 +106,64 @@ fn paused(why: DomainPausedReason, room: impl FnOnce() -> bool) -> RunState {
     })
 }
 
+/// The domain, which must be there and ours.
+fn ours(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<Domain, CallError> {
+    match find(connect, node, instance)? {
+        Found::Ours(domain) => Ok(domain),
+        Found::Foreign => Err(foreign(instance)),
+        Found::Nothing => Err(CallError::Refused("there is no such domain".into())),
+    }
+}
+
 /// Lets a paused domain go on; running already is not an error.
 pub(crate) fn resume(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<(), CallError> {
-    let domain = match find(connect, node, instance)? {
-        Found::Ours(domain) => domain,
-        Found::Foreign => return Err(foreign(instance)),
-        Found::Nothing => return Err(CallError::Refused("there is no such domain".into())),
-    };
+    let domain = ours(connect, node, instance)?;
     match domain.state()?.0 {
         Enum::Known(DomainState::Paused) => Ok(domain.resume().map(drop)?),
         _ => Ok(()),
     }
 }
 
+/// Presses the guest's power button; what does not run is not an error.
+pub(crate) fn shut_down(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<(), CallError> {
+    let domain = ours(connect, node, instance)?;
+    // The button itself, whether an agent in the guest answers or not: one that is asked may hang.
+    unless_ended(&domain, domain.shutdown_flags(sys::VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN).map(drop))
+}
+
+/// Ends the domain hard; what does not run is not an error.
+pub(crate) fn power_off(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<(), CallError> {
+    let domain = ours(connect, node, instance)?;
+    unless_ended(&domain, domain.destroy())
+}
+
+/// Writes the guest's memory beside libvirt's other files and ends it, so that the next start lets it run, also where
+/// it is paused now. What does not run is not an error.
+pub(crate) fn save(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<(), CallError> {
+    let domain = ours(connect, node, instance)?;
+    unless_ended(&domain, domain.managed_save(sys::VIR_DOMAIN_SAVE_RUNNING).map(drop))
+}
+
+/// Halts the domain; halted already is not an error.
+pub(crate) fn pause(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<(), CallError> {
+    let domain = ours(connect, node, instance)?;
+    match domain.state()?.0 {
+        Enum::Known(DomainState::Paused) => Ok(()),
+        _ => Ok(domain.suspend().map(drop)?),
+    }
+}
+
+/// What came of ending a domain: that it has ended by itself in between is as good.
+fn unless_ended(domain: &Domain, ended: Result<(), Error>) -> Result<(), CallError> {
+    match ended {
+        Err(error) if domain.is_active()? => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
 /// Starts the domain; running already is not an error.
 pub(crate) fn start(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<(), CallError> {
-    let domain = match find(connect, node, instance)? {
-        Found::Ours(domain) => domain,
-        Found::Foreign => return Err(foreign(instance)),
-        Found::Nothing => return Err(CallError::Refused("there is no such domain".into())),
-    };
+    let domain = ours(connect, node, instance)?;
     match domain.create() {
         Ok(()) => Ok(()),
         // Already, or somebody else was faster.

@@ -10,7 +10,7 @@ use ec_hypervisor::{
     DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent, HypervisorResult,
     Observed,
 };
-use ec_model::{Address, BaseImage, InstanceId};
+use ec_model::{Address, BaseImage, InstanceId, NodeId};
 use tokio::sync::broadcast;
 
 use crate::{
@@ -121,6 +121,18 @@ impl LibvirtHypervisor {
         protection.resolve(&config).await;
         let what = "put up the packet rules around guests".to_owned();
         self.look.call(what, Scope::Host, move |connect| protection.sync(connect, &config)).await
+    }
+
+    /// One call on one domain.
+    async fn on_domain(
+        &self,
+        what: &str,
+        call: fn(&virt::connect::Connect, NodeId, InstanceId) -> Result<(), CallError>,
+        instance: InstanceId,
+    ) -> HypervisorResult<()> {
+        let node = self.config.node;
+        let work = move |connect: &virt::connect::Connect| call(connect, node, instance);
+        self.act.call(format!("{what} domain {instance}"), Scope::Instance(instance), work).await
     }
 
     fn machine(&self, facts: &Facts, instance: InstanceId) -> Result<Machine, String> {
@@ -253,9 +265,23 @@ impl Hypervisor for LibvirtHypervisor {
     }
 
     async fn resume(&self, instance: InstanceId) -> HypervisorResult<()> {
-        let node = self.config.node;
-        let work = move |connect: &virt::connect::Connect| domain::resume(connect, node, instance);
-        self.act.call(format!("resume domain {instance}"), Scope::Instance(instance), work).await
+        self.on_domain("resume", domain::resume, instance).await
+    }
+
+    async fn shut_down(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.on_domain("shut down", domain::shut_down, instance).await
+    }
+
+    async fn power_off(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.on_domain("power off", domain::power_off, instance).await
+    }
+
+    async fn pause(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.on_domain("pause", domain::pause, instance).await
+    }
+
+    async fn save(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.on_domain("save", domain::save, instance).await
     }
 
     async fn size(&self, instance: InstanceId) -> HypervisorResult<Option<DomainSize>> {

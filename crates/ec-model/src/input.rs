@@ -78,6 +78,17 @@ impl Request {
     }
 }
 
+/// One line of text that people read, of so many characters at most.
+pub fn line(text: &str, most: usize) -> Result<String, String> {
+    if text.chars().count() > most {
+        return Err(format!("wanted {most} characters at most"));
+    }
+    if text.chars().any(char::is_control) {
+        return Err("wanted one line without control characters".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -184,6 +195,8 @@ mod tests {
                 epoch: 1,
                 generation: 1,
                 desired: crate::Desired::Active,
+                power: crate::PowerWish::default(),
+                restart: crate::Restart::No,
                 name: name.map(str::to_owned),
                 project: String::new(),
                 user: String::new(),

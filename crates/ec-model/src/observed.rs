@@ -22,6 +22,8 @@ pub enum RunState {
     NotStarted,
     /// It ran and the guest or its process has ended.
     Ended(End),
+    /// It does not run; its memory lies on the host's disk, and a start goes on from there.
+    Saved,
 }
 
 /// Why a domain is paused.

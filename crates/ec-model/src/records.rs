@@ -8,6 +8,7 @@
 
 mod instance;
 mod node;
+mod power;
 mod request;
 mod status;
 
@@ -19,6 +20,7 @@ use serde_json::{Map, Value};
 
 pub use instance::{Assigned, ImageRef, Instance, Resources, Spec};
 pub use node::{Alive, Node};
+pub use power::{GRACE_SECONDS, Power, PowerWish, Restart};
 pub use request::{Desired, Request};
 pub use status::{Address, AddressSource, Progress, State, Status};
 

@@ -293,10 +293,11 @@ impl Engine {
             return;
         }
         let Some(known) = self.known.get_mut(&instance) else { return };
-        let newest = known.wanted();
         match &mut known.busy {
             // The newest wish wins over work begun for another.
-            Some(Busy::Working { wanted, cancelled: cancelled @ false, .. }) if *wanted != newest => {
+            Some(Busy::Working { request, cancelled: cancelled @ false, .. })
+                if *request != known.request =>
+            {
                 *cancelled = true;
                 self.commands.push(Command::Cancel(instance));
                 return;
@@ -354,8 +355,7 @@ impl Engine {
     fn begin(&mut self, instance: InstanceId, work: Work, why: Cow<'static, str>) {
         let known = self.touch(instance);
         let tells_failure = matches!(work, Work::Fail(_) | Work::Delayed(_));
-        let wanted = known.wanted();
-        known.busy = Some(Busy::Working { wanted, tells_failure, cancelled: false });
+        known.busy = Some(Busy::Working { request: known.request.clone(), tells_failure, cancelled: false });
         let request = known.request.as_ref();
         let job = Job {
             instance,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ec_model::{Observed, State};
+use ec_model::{Observed, Power, Restart, State};
 
 /// What the request says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,10 +51,40 @@ pub struct KnownStatus {
     pub state: State,
     /// The reason written with it.
     pub reason: Option<String>,
+    /// The generation of the request that it was written for.
+    pub generation: u64,
     /// Whether it holds an address.
     pub has_address: bool,
     /// Whether the start of the domain was noted, by this agent or one before it.
     pub start_noted: bool,
+    /// How often in a row its restart policy has started it again.
+    pub restarts: u32,
+}
+
+/// What the request says of power.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PowerFacts {
+    /// How it shall be.
+    pub wanted: Power,
+    /// The wish was not carried out yet, as far as the status tells.
+    pub pending: bool,
+    /// The generation that brought the wish.
+    pub generation: u64,
+    /// A guest that runs is ended first.
+    pub anew: bool,
+    /// How long a guest may take to end by itself.
+    pub grace: Duration,
+    /// What follows when it ends without anybody's wish.
+    pub restart: Restart,
+}
+
+/// For how long a guest has been asked to end, by this agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asked {
+    /// Since it was asked first.
+    pub first: Duration,
+    /// Since it was asked last.
+    pub last: Duration,
 }
 
 /// The node's own record of an instance, on its disk.
@@ -77,6 +107,8 @@ pub enum RecordFacts {
 pub struct Facts {
     /// What shall be.
     pub wanted: Wanted,
+    /// Whether and how it shall run.
+    pub power: PowerFacts,
     /// What was written last.
     pub status: StatusFacts,
     /// What the hypervisor has, as it was last seen.
@@ -95,6 +127,12 @@ pub struct Facts {
     pub searched: Duration,
     /// How long ago it was let go on after a pause, by this agent.
     pub resumed: Option<Duration>,
+    /// That the guest was asked to end, and runs on.
+    pub asked_to_end: Option<Asked>,
+    /// For how long it ran, or runs, since it was started, by the clock on the wall.
+    pub ran_for: Duration,
+    /// For how long this agent has seen that it does not run.
+    pub ended_for: Duration,
 }
 
 /// The times that decisions depend on.

@@ -29,5 +29,8 @@ pub mod fleet;
 pub mod lack;
 pub mod machine;
 pub mod status;
+pub mod verbs;
 
-pub use facts::{Allocation, Facts, KnownStatus, Limits, RecordFacts, StatusFacts, Wanted};
+pub use facts::{
+    Allocation, Asked, Facts, KnownStatus, Limits, PowerFacts, RecordFacts, StatusFacts, Wanted,
+};

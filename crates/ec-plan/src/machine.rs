@@ -7,6 +7,7 @@
 
 mod kept;
 mod new;
+mod power;
 mod unrequested;
 
 use std::{borrow::Cow, time::Duration};
@@ -34,6 +35,19 @@ pub enum Effect {
     NoteStart,
     /// Let a paused domain go on.
     Resume,
+    /// Ask the guest to end by itself.
+    ShutDown,
+    /// End the guest, and keep all that is of it.
+    PowerOff,
+    /// Halt the guest's processors.
+    Pause,
+    /// Write the guest's memory to the node's disk, and end it.
+    Save,
+    /// Write the status with this state, for this reason, and that the wish for power was carried out.
+    NotePower(State, Option<String>),
+    /// Write STARTING, and that the wish for power is to be carried out once more; so often in a row it was started by
+    /// its restart policy.
+    Reopen(u32),
     /// Note on this node that a user destroyed the instance.
     Bury,
     /// End and undefine the domain, delete its disk and its console log.
@@ -51,8 +65,8 @@ pub enum Effect {
 }
 
 use Effect::{
-    Announce, Bury, Claim, Define, DropKeys, DropRecord, EndInError, KeepRecord, MarkStarted, NoteStart,
-    PrepareDisk, Release, RemoveDomain, Resume, Start,
+    Announce, Bury, Claim, Define, DropKeys, DropRecord, EndInError, KeepRecord, MarkStarted, NotePower,
+    NoteStart, Pause, PowerOff, PrepareDisk, Release, RemoveDomain, Reopen, Resume, Save, ShutDown, Start,
 };
 
 /// What to do about one instance, and what for.
@@ -145,7 +159,17 @@ fn destroy(why: &'static str) -> Plan {
 pub fn ran(facts: &Facts) -> bool {
     let told = known(facts).is_some_and(|status| {
         status.start_noted
-            || matches!(status.state, State::Active | State::Paused | State::Stopped | State::Unclaimed)
+            || matches!(
+                status.state,
+                State::Active
+                    | State::Paused
+                    | State::Stopped
+                    | State::Stopping
+                    | State::Rebooting
+                    | State::Suspending
+                    | State::Suspended
+                    | State::Unclaimed
+            )
     });
     let recorded = match facts.record {
         RecordFacts::Kept { started } => started,
@@ -204,6 +228,11 @@ impl Plan {
 
     fn report(what: &'static str) -> Self {
         Self { next: Next::Stuck(Problem::Report(what)), why: what.into() }
+    }
+
+    /// The status says it already.
+    fn told(why: impl Into<Cow<'static, str>>) -> Self {
+        Self { next: Next::Stuck(Problem::Told), why: why.into() }
     }
 
     /// Has the status say this; where it does already, no more can be done.

@@ -1,6 +1,6 @@
 //! How a status becomes the next one. Pure: who writes it brings the time.
 
-use ec_model::{Address, InstanceId, NodeId, Progress, State, Status};
+use ec_model::{Address, InstanceId, NodeId, Power, Progress, Request, State, Status};
 use jiff::Timestamp;
 
 use crate::machine;
@@ -14,22 +14,52 @@ pub struct Subject {
     pub node: NodeId,
     /// The guest's hostname as its request has it, where there is a request.
     pub name: Option<String>,
-    /// Epoch and generation of its request, where there is one.
-    pub order: Option<(u64, u64)>,
+    /// What its request says, where there is one.
+    pub order: Option<Order>,
     /// Why its plan is what it is.
     pub why: String,
+}
+
+/// What a status tells of the request that it is written for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Order {
+    /// Its epoch.
+    pub epoch: u64,
+    /// Its generation.
+    pub generation: u64,
+    /// The generation of the wish for power in it.
+    pub power_generation: u64,
+    /// Whether that wishes it to run.
+    pub runs: bool,
+}
+
+impl Order {
+    /// Of a request.
+    pub fn of(request: &Request) -> Self {
+        Self {
+            epoch: request.epoch,
+            generation: request.generation,
+            power_generation: request.power.generation,
+            runs: request.power.power == Power::Running,
+        }
+    }
 }
 
 /// What was known, in this state, now. The one place where a status is made.
 fn next(subject: &Subject, old: Option<&Status>, state: State, now: Timestamp) -> Status {
     let known = old.map_or((0, 0), |old| (old.epoch, old.observed_generation));
-    let (epoch, observed_generation) = subject.order.unwrap_or(known);
-    let under_way = matches!(state, State::Preparing | State::Starting | State::Destroying);
+    let order = subject.order;
+    let (epoch, observed_generation) = order.map_or(known, |order| (order.epoch, order.generation));
+    let under_way = is_under_way(state);
+    // Of a guest that ran and whose status was lost nobody can tell any more what was carried out: it is told as it is.
+    let carried_out = order.filter(|_| !under_way).map_or(0, |order| order.power_generation);
     Status {
         instance: subject.instance,
         node: subject.node,
         epoch,
         observed_generation,
+        power_generation: old.map_or(carried_out, |old| old.power_generation),
+        restarts: old.map_or(0, |old| old.restarts),
         state,
         reason: None,
         doing: under_way.then(|| subject.why.clone()),
@@ -42,6 +72,19 @@ fn next(subject: &Subject, old: Option<&Status>, state: State, now: Timestamp) -
         started_at: old.and_then(|old| old.started_at),
         updated_at: now,
     }
+}
+
+/// Whether somebody waits for what comes next.
+fn is_under_way(state: State) -> bool {
+    matches!(
+        state,
+        State::Preparing
+            | State::Starting
+            | State::Stopping
+            | State::Rebooting
+            | State::Suspending
+            | State::Destroying
+    )
 }
 
 /// What is tried again and fails again is told once.
@@ -78,10 +121,35 @@ pub fn progressed(
     news.then(|| Status { progress, ..next(subject, old, State::Preparing, now) })
 }
 
-/// Its domain was started.
+/// Its domain was started: that carries out whatever wish for power there is that wants it to run.
 pub fn started(subject: &Subject, old: Option<&Status>, now: Timestamp) -> Status {
     let doing = Some(machine::LOOKS_FOR_ADDRESS.to_owned());
-    Status { started_at: Some(now), doing, ..next(subject, old, State::Starting, now) }
+    let status = next(subject, old, State::Starting, now);
+    let to_run = subject.order.filter(|order| order.runs);
+    let power_generation = to_run.map_or(status.power_generation, |order| order.power_generation);
+    // A user's wish begins the count of restarts anew; nothing told of the wish is what a restart leaves.
+    let wished = old.is_some_and(|old| old.power_generation != 0 && old.power_generation != power_generation);
+    let restarts = if wished { 0 } else { status.restarts };
+    Status { started_at: Some(now), power_generation, restarts, doing, ..status }
+}
+
+/// The wish for its power was carried out, and this is how it is.
+pub fn powered(
+    subject: &Subject,
+    old: Option<&Status>,
+    state: State,
+    reason: Option<String>,
+    now: Timestamp,
+) -> Status {
+    let status = announced(subject, old, state, reason, now);
+    let power_generation = subject.order.map_or(status.power_generation, |order| order.power_generation);
+    Status { power_generation, restarts: 0, ..status }
+}
+
+/// Nobody wished its end, and it is to run again as its user wished before; by its restart policy the so manyth time in
+/// a row.
+pub fn reopened(subject: &Subject, old: Option<&Status>, restarts: u32, now: Timestamp) -> Status {
+    Status { power_generation: 0, restarts, ..next(subject, old, State::Starting, now) }
 }
 
 /// It runs and has these addresses, which makes one that was requested ACTIVE.
@@ -110,7 +178,7 @@ pub fn ended_in_error(subject: &Subject, old: Option<&Status>, now: Timestamp) -
 pub fn delayed(old: &Status, why: &str) -> Option<(State, String)> {
     let reason = format!("{why}; trying again");
     let under_way = match old.state {
-        State::Preparing | State::Destroying => true,
+        State::Preparing | State::Stopping | State::Rebooting | State::Suspending | State::Destroying => true,
         // Of one that was started nothing is waited for but its guest: whoever reads a reason there gives it up.
         State::Starting => old.started_at.is_none(),
         _ => false,
@@ -139,7 +207,7 @@ mod tests {
             instance: InstanceId::new(uuid::Uuid::from_u128(1)),
             node: NodeId::new(uuid::Uuid::from_u128(2)),
             name: name.map(str::to_owned),
-            order: name.map(|_| (2, 3)),
+            order: name.map(|_| Order { epoch: 2, generation: 3, power_generation: 1, runs: true }),
             why: "building it".to_owned(),
         }
     }
@@ -235,6 +303,41 @@ mod tests {
     }
 
     #[test]
+    fn a_wish_for_power_is_carried_out_by_what_tells_so() {
+        let order = |power_generation, runs| Order { epoch: 1, generation: 9, power_generation, runs };
+        let subject = |order| Subject { order, ..subject(None) };
+        let wished = subject(Some(order(7, true)));
+        let done = |status: &Status| (status.power_generation, status.restarts);
+
+        let preparing = announced(&wished, None, State::Preparing, None, at(1));
+        assert_eq!(done(&preparing), (0, 0), "nothing is yet");
+        let up = started(&wished, Some(&preparing), at(2));
+        assert_eq!(done(&up), (7, 0));
+        let stopping = subject(Some(order(8, false)));
+        assert_eq!(done(&started(&stopping, Some(&preparing), at(2))), (0, 0), "it was not to run");
+        let told = announced(&stopping, Some(&up), State::Stopping, None, at(3));
+        assert_eq!((done(&told), told.doing.as_deref()), ((7, 0), Some("building it")));
+        let stopped = powered(&stopping, Some(&told), State::Stopped, Some("hard".into()), at(4));
+        assert_eq!((done(&stopped), stopped.reason.as_deref()), ((8, 0), Some("hard")));
+        assert_eq!(done(&powered(&subject(None), Some(&stopped), State::Stopped, None, at(4))), (8, 0));
+
+        // Its policy starts it: the same wish, once more.
+        let again = reopened(&wished, Some(&up), 3, at(5));
+        assert_eq!((done(&again), again.state), ((0, 3), State::Starting));
+        let up_again = started(&wished, Some(&again), at(6));
+        assert_eq!(done(&up_again), (7, 3), "still in a row");
+        let later = subject(Some(order(9, true)));
+        assert_eq!(done(&started(&later, Some(&up_again), at(7))), (9, 0), "a user's wish begins anew");
+        assert_eq!(done(&powered(&later, Some(&up_again), State::Active, None, at(7))), (9, 0));
+
+        // Nobody knows any more what was carried out of what was lost.
+        for (state, generation) in [(State::Stopped, 7), (State::Active, 7), (State::Starting, 0)] {
+            assert_eq!(done(&announced(&wished, None, state, None, at(1))), (generation, 0), "{state}");
+        }
+        assert_eq!(done(&announced(&subject(None), None, State::Stopped, None, at(1))), (0, 0));
+    }
+
+    #[test]
     fn a_delay_is_told_once_and_only_of_what_is_under_way() {
         let subject = subject(None);
         let preparing = announced(&subject, None, State::Preparing, None, at(1));
@@ -244,6 +347,11 @@ mod tests {
         assert_eq!(delayed(&told, "no mirror"), None);
         let stopped = announced(&subject, Some(&told), State::Stopped, None, at(3));
         assert_eq!(delayed(&stopped, "no mirror"), None);
+        for state in [State::Stopping, State::Rebooting, State::Suspending, State::Destroying] {
+            let under_way = announced(&subject, Some(&stopped), state, None, at(4));
+            assert!(delayed(&under_way, "libvirt is away").is_some(), "{state}");
+            assert_eq!(under_way.doing.as_deref(), Some("building it"), "{state}");
+        }
         let starting = announced(&subject, Some(&told), State::Starting, None, at(4));
         assert!(delayed(&starting, "libvirt is away").is_some());
         assert_eq!(delayed(&started(&subject, Some(&starting), at(5)), "placement is away"), None);

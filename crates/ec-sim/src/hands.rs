@@ -184,6 +184,30 @@ impl Hypervisor for Hands {
         self.change(Operation::Resume, instance, call).await
     }
 
+    async fn shut_down(&self, instance: InstanceId) -> HypervisorResult<()> {
+        let call: Call =
+            Box::new(move |hypervisor| Box::pin(async move { hypervisor.shut_down(instance).await }));
+        self.change(Operation::ShutDown, instance, call).await
+    }
+
+    async fn power_off(&self, instance: InstanceId) -> HypervisorResult<()> {
+        let call: Call =
+            Box::new(move |hypervisor| Box::pin(async move { hypervisor.power_off(instance).await }));
+        self.change(Operation::PowerOff, instance, call).await
+    }
+
+    async fn pause(&self, instance: InstanceId) -> HypervisorResult<()> {
+        let call: Call =
+            Box::new(move |hypervisor| Box::pin(async move { hypervisor.pause(instance).await }));
+        self.change(Operation::Pause, instance, call).await
+    }
+
+    async fn save(&self, instance: InstanceId) -> HypervisorResult<()> {
+        let call: Call =
+            Box::new(move |hypervisor| Box::pin(async move { hypervisor.save(instance).await }));
+        self.change(Operation::Save, instance, call).await
+    }
+
     async fn size(&self, instance: InstanceId) -> HypervisorResult<Option<DomainSize>> {
         self.ask("measure the domain", self.computer.hypervisor.size(instance)).await
     }

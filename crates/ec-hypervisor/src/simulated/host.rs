@@ -12,6 +12,8 @@ pub(super) struct Host {
     machines: HashMap<InstanceId, Machine>,
     addresses_given: u32,
     pub(super) address_delay: Duration,
+    /// Guests do not hear when they are asked to end.
+    pub(super) deaf: bool,
 }
 
 /// What is of one instance; never without domain and volume both.
@@ -116,7 +118,51 @@ impl Host {
                 domain.state = RunState::Running;
                 Ok(true)
             }
-            RunState::NotStarted | RunState::Ended(_) => Err("domain is not running".into()),
+            RunState::NotStarted | RunState::Ended(_) | RunState::Saved => {
+                Err("domain is not running".into())
+            }
+        }
+    }
+
+    /// A domain of ours that runs, paused ones included; none where it does not.
+    fn running(&mut self, node: NodeId, instance: InstanceId) -> Result<Option<&mut Domain>, String> {
+        let machine = self.machines.get_mut(&instance).filter(|machine| machine.node == node);
+        let domain = machine.and_then(|machine| machine.domain.as_mut()).ok_or("domain not found")?;
+        Ok(Some(domain).filter(|domain| matches!(domain.state, RunState::Running | RunState::Paused(_))))
+    }
+
+    /// A guest that runs hears it, and has ended at once; unless it is deaf.
+    pub(super) fn shut_down(&mut self, node: NodeId, instance: InstanceId) -> Result<bool, String> {
+        let deaf = self.deaf;
+        let hears = self.running(node, instance)?.is_some_and(|domain| domain.state == RunState::Running);
+        Ok(hears && !deaf && self.end(instance, End::ByGuest))
+    }
+
+    pub(super) fn power_off(&mut self, node: NodeId, instance: InstanceId) -> Result<bool, String> {
+        let Some(domain) = self.running(node, instance)? else { return Ok(false) };
+        domain.state = RunState::Running;
+        Ok(self.end(instance, End::ByHand))
+    }
+
+    pub(super) fn halt(&mut self, node: NodeId, instance: InstanceId) -> Result<bool, String> {
+        match self.running(node, instance)? {
+            Some(domain) if domain.state == RunState::Running => {
+                domain.state = RunState::Paused(Pause::ByHand);
+                Ok(true)
+            }
+            Some(_) => Ok(false),
+            None => Err("domain is not running".into()),
+        }
+    }
+
+    pub(super) fn save(&mut self, node: NodeId, instance: InstanceId) -> Result<bool, String> {
+        match self.running(node, instance)? {
+            Some(Domain { transient: true, .. }) => Err("cannot save a transient domain".into()),
+            Some(domain) => {
+                domain.state = RunState::Saved;
+                Ok(true)
+            }
+            None => Ok(false),
         }
     }
 
@@ -140,7 +186,7 @@ impl Host {
     pub(super) fn restart(&mut self) {
         for machine in self.machines.values_mut() {
             machine.domain = machine.domain.take().filter(|domain| !domain.transient);
-            if let Some(domain) = &mut machine.domain {
+            if let Some(domain) = machine.domain.as_mut().filter(|domain| domain.state != RunState::Saved) {
                 domain.state = RunState::NotStarted;
             }
         }

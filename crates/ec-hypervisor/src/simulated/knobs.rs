@@ -88,6 +88,11 @@ impl SimulatedHypervisor {
         self.inner().host.address_delay = delay;
     }
 
+    /// Guests do not hear any more, or hear again, when they are asked to end.
+    pub fn set_deaf(&self, deaf: bool) {
+        self.inner().host.deaf = deaf;
+    }
+
     /// The guest powers off by itself; nothing happens where it does not run.
     pub fn end_guest(&self, instance: InstanceId) {
         self.end_guest_by(instance, End::ByGuest);

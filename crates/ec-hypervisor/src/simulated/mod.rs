@@ -37,6 +37,10 @@ pub enum Operation {
     Define,
     Start,
     Resume,
+    ShutDown,
+    PowerOff,
+    Pause,
+    Save,
     Size,
     Destroy,
     Addresses,
@@ -53,6 +57,10 @@ impl Operation {
             Self::Define => "define the domain",
             Self::Start => "start the domain",
             Self::Resume => "resume the domain",
+            Self::ShutDown => "shut the domain down",
+            Self::PowerOff => "power the domain off",
+            Self::Pause => "pause the domain",
+            Self::Save => "save the domain",
             Self::Size => "measure the domain",
             Self::Destroy => "destroy the domain",
             Self::Addresses => "read the addresses",
@@ -197,6 +205,26 @@ impl Hypervisor for SimulatedHypervisor {
     async fn resume(&self, instance: InstanceId) -> HypervisorResult<()> {
         self.enter(Operation::Resume, Some(instance)).await?;
         self.change(Operation::Resume, instance, |host| host.resume(self.node, instance))
+    }
+
+    async fn shut_down(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.enter(Operation::ShutDown, Some(instance)).await?;
+        self.change(Operation::ShutDown, instance, |host| host.shut_down(self.node, instance))
+    }
+
+    async fn power_off(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.enter(Operation::PowerOff, Some(instance)).await?;
+        self.change(Operation::PowerOff, instance, |host| host.power_off(self.node, instance))
+    }
+
+    async fn pause(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.enter(Operation::Pause, Some(instance)).await?;
+        self.change(Operation::Pause, instance, |host| host.halt(self.node, instance))
+    }
+
+    async fn save(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.enter(Operation::Save, Some(instance)).await?;
+        self.change(Operation::Save, instance, |host| host.save(self.node, instance))
     }
 
     async fn size(&self, instance: InstanceId) -> HypervisorResult<Option<DomainSize>> {

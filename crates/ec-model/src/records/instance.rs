@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::{PowerWish, Restart};
 use crate::{InstanceId, NodeId};
 
 /// Amounts by resource class, as allocated: `VCPU` in processors, `MEMORY_MB` in MiB, `DISK_GB` in GiB.
@@ -25,8 +26,20 @@ pub struct Instance {
     /// Its name; where there is none, one is made from its uuid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// What users tell it apart by; nothing of ours depends on them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
     /// What it shall be.
     pub spec: Spec,
+    /// Whether and how it shall run.
+    #[serde(default)]
+    pub power: PowerWish,
+    /// What follows when it ends without anybody's wish.
+    #[serde(default)]
+    pub restart: Restart,
+    /// Nothing is done to it but to unlock it; why, in its user's words, which may be none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub locked: Option<String>,
     /// Where it is: the only truth of that. None while it is being placed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub assigned: Option<Assigned>,

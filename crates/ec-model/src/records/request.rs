@@ -3,6 +3,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::{PowerWish, Restart};
 use crate::{InstanceId, Spec};
 
 /// The work order for one node. Written by control tools only, in one transaction with the [`crate::Instance`];
@@ -17,6 +18,12 @@ pub struct Request {
     pub generation: u64,
     /// What shall be.
     pub desired: Desired,
+    /// Whether and how it shall run, as in [`crate::Instance::power`].
+    #[serde(default)]
+    pub power: PowerWish,
+    /// What follows when it ends without anybody's wish, as in [`crate::Instance::restart`].
+    #[serde(default)]
+    pub restart: Restart,
     /// The guest's hostname; where there is none, one is made from the instance's uuid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,

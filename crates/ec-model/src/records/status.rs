@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::{InstanceId, MacAddr, NodeId};
 
 /// Where an instance stands. The life: `SCHEDULED → PREPARING → STARTING → ACTIVE`, `STOPPED` when the
-/// guest has ended by itself, `DESTROYING` until its keys are gone, `ERROR` with a reason.
+/// guest has ended, `DESTROYING` until its keys are gone, `ERROR` with a reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum State {
@@ -24,6 +24,14 @@ pub enum State {
     Paused,
     /// The domain is there and does not run.
     Stopped,
+    /// The guest is asked to end, or being ended, since its user wants it stopped.
+    Stopping,
+    /// The same, and it is started again.
+    Rebooting,
+    /// The guest's memory is being written to the node's disk.
+    Suspending,
+    /// The guest does not run; its memory lies on the node's disk.
+    Suspended,
     /// Being taken apart.
     Destroying,
     /// Failed; the reason says why.
@@ -44,6 +52,10 @@ impl fmt::Display for State {
             Self::Active => "ACTIVE",
             Self::Paused => "PAUSED",
             Self::Stopped => "STOPPED",
+            Self::Stopping => "STOPPING",
+            Self::Rebooting => "REBOOTING",
+            Self::Suspending => "SUSPENDING",
+            Self::Suspended => "SUSPENDED",
             Self::Destroying => "DESTROYING",
             Self::Error => "ERROR",
             Self::Unclaimed => "UNCLAIMED",
@@ -65,6 +77,12 @@ pub struct Status {
     /// The generation of the request that was acted upon last.
     #[serde(default)]
     pub observed_generation: u64,
+    /// The generation of the wish for power that was carried out last: [`crate::PowerWish::generation`].
+    #[serde(default)]
+    pub power_generation: u64,
+    /// How often in a row it was started again by its restart policy.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub restarts: u32,
     /// Where it stands.
     pub state: State,
     /// Why, where the state needs a reason: always with `ERROR`.
@@ -95,6 +113,11 @@ pub struct Status {
     pub started_at: Option<Timestamp>,
     /// When this record was written.
     pub updated_at: Timestamp,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// How far a long step is.

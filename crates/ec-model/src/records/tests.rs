@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use jiff::Timestamp;
 use proptest::prelude::*;
 
@@ -20,6 +22,8 @@ fn request() -> Request {
         epoch: 1,
         generation: 1,
         desired: Desired::Active,
+        power: PowerWish::default(),
+        restart: Restart::No,
         name: Some("web".into()),
         project: "p".into(),
         user: "u".into(),
@@ -109,6 +113,10 @@ fn states_are_written_as_they_are_told_and_padded() {
         State::Active,
         State::Paused,
         State::Stopped,
+        State::Stopping,
+        State::Rebooting,
+        State::Suspending,
+        State::Suspended,
         State::Destroying,
         State::Error,
         State::Unclaimed,
@@ -149,7 +157,11 @@ fn an_instance_is_where_it_was_assigned() {
         project: String::new(),
         user: String::new(),
         name: None,
+        labels: BTreeMap::new(),
         spec: spec(),
+        power: PowerWish::default(),
+        restart: Restart::No,
+        locked: None,
         assigned: None,
         generation: 1,
         created_at: Timestamp::UNIX_EPOCH,

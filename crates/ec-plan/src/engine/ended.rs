@@ -13,10 +13,15 @@ impl Engine {
         let (instance, now) = (report.instance, self.now);
         let known = self.touch(instance);
         let busy = known.busy.take();
-        let (tells_failure, cancelled) = match busy {
-            Some(Busy::Working { tells_failure, cancelled, .. }) => (tells_failure, cancelled),
-            Some(Busy::Asking) | None => (false, false),
+        let (request, tells_failure, cancelled) = match busy {
+            Some(Busy::Working { request, tells_failure, cancelled }) => (request, tells_failure, cancelled),
+            Some(Busy::Asking) | None => (None, false, false),
         };
+        // A newer one may have come since, and was heard of before this.
+        let dropped = report.done.contains(&Change::RequestDropped);
+        if dropped && known.request == request {
+            known.request = None;
+        }
         let resumed = report.done.contains(&Change::Resumed);
         for change in report.done {
             if let Change::Observed(Err(why)) = &change {

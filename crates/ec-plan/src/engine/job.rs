@@ -63,6 +63,8 @@ pub enum Change {
     Buried,
     /// What it holds in placement now.
     Allocation(Held),
+    /// The guest was asked to end by itself.
+    AskedToEnd,
     /// A paused guest was let go on.
     Resumed,
     /// Its request's key was deleted.

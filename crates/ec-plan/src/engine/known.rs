@@ -5,7 +5,7 @@ use std::{borrow::Cow, sync::Arc, time::Duration};
 use ec_model::{Desired, Observed, Request, Resources, RunState, Status};
 
 use super::{Change, Now};
-use crate::{Allocation, Facts, KnownStatus, RecordFacts, StatusFacts, Wanted};
+use crate::{Allocation, Asked, Facts, KnownStatus, PowerFacts, RecordFacts, StatusFacts, Wanted};
 
 /// Between two searches for an address more time may pass in which nobody looked; no more than this counts.
 const SEARCH_STEP: Duration = Duration::from_secs(1);
@@ -59,8 +59,8 @@ pub(super) enum Busy {
     Asking,
     /// A job.
     Working {
-        /// What it was begun for.
-        wanted: Wanted,
+        /// The request that it was begun for.
+        request: Option<Requested>,
         /// All that it does is to tell a failure.
         tells_failure: bool,
         /// It was asked to stop at its next safe point.
@@ -98,6 +98,10 @@ pub(super) struct Known {
     last_search: Option<Duration>,
     /// When it was let go on last, after a pause.
     resumed: Option<Duration>,
+    /// When the guest that runs was asked first and last to end.
+    asked_to_end: Option<(Duration, Duration)>,
+    /// When it was first seen not to run.
+    ended: Option<Duration>,
     /// What was reported to the operator last, so that it is said once.
     pub(super) reported: Option<&'static str>,
     /// The last look that had begun when our own work changed what a look sees; up to it they say nothing of it.
@@ -128,14 +132,17 @@ impl Known {
     pub(super) fn facts(&self, now: Now) -> Facts {
         Facts {
             wanted: self.wanted(),
+            power: self.power(),
             status: match &self.status {
                 StatusEntry::Absent => StatusFacts::Absent,
                 StatusEntry::Unreadable => StatusFacts::Unreadable,
                 StatusEntry::Known(status) => StatusFacts::Known(KnownStatus {
                     state: status.state,
                     reason: status.reason.clone(),
+                    generation: status.observed_generation,
                     has_address: status.ip.is_some(),
                     start_noted: status.started_at.is_some(),
+                    restarts: status.restarts,
                 }),
             },
             observed: self.observed,
@@ -153,21 +160,55 @@ impl Known {
             asked_for: self.asked_for,
             searched: self.searched,
             resumed: self.resumed.map(|resumed| now.since_start.saturating_sub(resumed)),
+            asked_to_end: self.asked_to_end.map(|(first, last)| Asked {
+                first: now.since_start.saturating_sub(first),
+                last: now.since_start.saturating_sub(last),
+            }),
+            ran_for: self.ran_for(now),
+            ended_for: self.ended.map_or(Duration::ZERO, |ended| now.since_start.saturating_sub(ended)),
         }
+    }
+
+    /// What the request says of power, and whether the status tells that it is so.
+    fn power(&self) -> PowerFacts {
+        let Some(Ok(request)) = self.request.as_ref().map(|request| &request.record) else {
+            return PowerFacts::default();
+        };
+        let wish = &request.power;
+        PowerFacts {
+            wanted: wish.power,
+            pending: self.status.known().is_some_and(|status| status.power_generation < wish.generation),
+            generation: wish.generation,
+            anew: wish.anew,
+            grace: Duration::from_secs(wish.grace_seconds.into()),
+            restart: request.restart,
+        }
+    }
+
+    /// Clocks of the wall go back at times; then it ran for no time at all.
+    fn ran_for(&self, now: Now) -> Duration {
+        let started = self.status.known().and_then(|status| status.started_at);
+        let ran = started.map(|started| now.stamp.duration_since(started));
+        ran.and_then(|ran| Duration::try_from(ran).ok()).unwrap_or_default()
     }
 
     /// Takes what a job changed or learnt.
     pub(super) fn learn(&mut self, change: Change, now: Now) {
         match change {
             Change::Status(status) => self.status = status,
-            Change::Observed(Ok(observed)) => self.observe(observed),
+            Change::Observed(Ok(observed)) => self.observe(observed, now),
             // Anything may have become of it.
             Change::Observed(Err(_)) => self.unseen = true,
             Change::Record(record) => self.record = record,
             Change::Buried => self.buried = true,
             Change::Allocation(held) => self.hold(held, now),
+            Change::AskedToEnd => {
+                let first = self.asked_to_end.map_or(now.since_start, |(first, _)| first);
+                self.asked_to_end = Some((first, now.since_start));
+            }
             Change::Resumed => self.resumed = Some(now.since_start),
-            Change::RequestDropped => self.request = None,
+            // Told of the request that the job had.
+            Change::RequestDropped => {}
         }
     }
 
@@ -187,11 +228,17 @@ impl Known {
     }
 
     /// Takes what the hypervisor has now.
-    pub(super) fn observe(&mut self, observed: Observed) {
+    pub(super) fn observe(&mut self, observed: Observed, now: Now) {
         self.unseen = false;
         self.hinted = false;
         if observed.domain != Some(RunState::Running) {
             (self.searched, self.last_search) = (Duration::ZERO, None);
+        }
+        if matches!(observed.domain, Some(RunState::Running | RunState::Paused(_))) {
+            self.ended = None;
+        } else {
+            self.asked_to_end = None;
+            self.ended.get_or_insert(now.since_start);
         }
         self.observed = observed;
     }
@@ -258,14 +305,14 @@ mod tests {
     fn only_time_in_which_somebody_looked_counts_as_a_search() {
         let mut known = Known::default();
         let runs = Observed { domain: Some(RunState::Running), volume: true, transient: false };
-        known.observe(runs);
+        known.observe(runs, at(0.0));
         let limit = Duration::from_secs(2);
         assert!(!known.searched_in_vain(limit, at(0.0)), "the first look says nothing of the time before");
         assert!(!known.searched_in_vain(limit, at(100.0)));
         assert_eq!(known.searched(), SEARCH_STEP, "nobody looked for most of it");
         assert!(known.searched_in_vain(limit, at(101.0)));
         assert!(!known.searched_in_vain(limit, at(102.0)), "full once");
-        known.observe(Observed { domain: None, ..runs });
+        known.observe(Observed { domain: None, ..runs }, at(0.0));
         assert_eq!(known.searched(), Duration::ZERO);
     }
 
@@ -298,7 +345,7 @@ mod tests {
         let something: [&dyn Fn(&mut Known); 8] = [
             &|known| known.request = Some(request.clone()),
             &|known| known.status = StatusEntry::Unreadable,
-            &|known| known.observe(here),
+            &|known| known.observe(here, at(0.0)),
             &|known| known.learn(Change::Observed(Err("blind".to_owned())), at(0.0)),
             &|known| known.record = RecordFacts::Unreadable,
             &|known| known.buried = true,
@@ -317,7 +364,7 @@ mod tests {
     fn what_the_hypervisor_has_is_unseen_from_work_that_could_not_look_until_somebody_does() {
         let mut known = Known::default();
         let runs = Observed { domain: Some(RunState::Running), volume: true, transient: false };
-        known.observe(runs);
+        known.observe(runs, at(0.0));
         assert_eq!((known.is_here(), known.runs(), known.is_unseen()), (true, true, false));
         known.learn(Change::Observed(Err("blind".to_owned())), at(0.0));
         assert_eq!((known.is_here(), known.runs(), known.is_unseen()), (true, true, true));

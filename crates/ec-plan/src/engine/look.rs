@@ -86,7 +86,7 @@ impl Engine {
         }
         for (instance, known) in &mut self.known {
             if tells_of(known, begun) {
-                known.observe(seen.observed.remove(instance).unwrap_or_default());
+                known.observe(seen.observed.remove(instance).unwrap_or_default(), self.now);
                 known.status = seen.statuses.remove(instance).unwrap_or_default();
                 known.record = seen.records.remove(instance).unwrap_or_default();
                 known.buried = seen.buried.contains(instance);
@@ -102,7 +102,7 @@ impl Engine {
         };
         match self.known.get_mut(&instance) {
             Some(known) if tells_of(known, begun) => {
-                known.observe(observed);
+                known.observe(observed, self.now);
                 self.consider(instance);
             }
             // Our own work overtook the look.

@@ -106,7 +106,7 @@ mod tests {
             known::Busy,
             tests::{one, requested},
         },
-        status::{Subject, announced, started},
+        status::{Order, Subject, announced, started},
     };
 
     const LIMIT: Duration = Duration::from_secs(300);
@@ -130,7 +130,7 @@ mod tests {
             instance: one(),
             node: NodeId::new(uuid::Uuid::from_u128(9)),
             name: None,
-            order: None,
+            order: Some(Order { epoch: 1, generation: 1, power_generation: 1, runs: true }),
             why: String::new(),
         };
         let begun = started(&subject, None, Timestamp::UNIX_EPOCH);
@@ -140,7 +140,7 @@ mod tests {
         let mut known = Known::default();
         known.request = desired.map(requested);
         known.status = StatusEntry::Known(Box::new(status));
-        known.observe(Observed { domain: Some(RunState::Running), volume: true, transient: false });
+        known.observe(Observed { domain: Some(RunState::Running), volume: true, transient: false }, at(0));
         known
     }
 
@@ -161,7 +161,7 @@ mod tests {
             let known = guest(state, desired, addresses);
             assert_eq!(waits(&known, &setup(1), at(1)), expected, "{state:?} {desired:?}");
             let mut ended = guest(state, desired, addresses);
-            ended.observe(Observed::default());
+            ended.observe(Observed::default(), at(0));
             assert_eq!(waits(&ended, &setup(1), at(1)), None, "{state:?} {desired:?}");
         }
         assert_eq!(waits(&Known::default(), &setup(1), at(1)), None);
@@ -211,7 +211,7 @@ mod tests {
         let mut unseen = starting();
         unseen.learn(Change::Observed(Err("blind".to_owned())), at(0));
         let mut ended = starting();
-        ended.observe(Observed::default());
+        ended.observe(Observed::default(), at(0));
         let mut busy = starting();
         busy.busy = Some(Busy::Asking);
         let mut unstarted = starting();

@@ -4,7 +4,9 @@ mod looks;
 
 use std::sync::Arc;
 
-use ec_model::{AddressSource, Desired, NodeId, Observed, Request, Resources, RunState, State};
+use ec_model::{
+    AddressSource, Desired, NodeId, Observed, PowerWish, Request, Resources, Restart, RunState, State,
+};
 use jiff::Timestamp;
 
 use super::*;
@@ -24,6 +26,8 @@ pub(super) fn requested(desired: Desired) -> Requested {
         epoch: 1,
         generation: 1,
         desired,
+        power: PowerWish::default(),
+        restart: Restart::No,
         name: None,
         spec: None,
         project: String::new(),
@@ -38,7 +42,7 @@ fn says(state: State, reason: Option<&str>) -> StatusEntry {
         instance: one(),
         node: NodeId::new(uuid::Uuid::from_u128(9)),
         name: None,
-        order: None,
+        order: Some(status::Order { epoch: 1, generation: 1, power_generation: 1, runs: true }),
         why: String::new(),
     };
     let reason = reason.map(str::to_owned);
@@ -249,7 +253,7 @@ fn waiting() -> Told {
         instance: one(),
         node: NodeId::new(uuid::Uuid::from_u128(9)),
         name: None,
-        order: None,
+        order: Some(status::Order { epoch: 1, generation: 1, power_generation: 1, runs: true }),
         why: String::new(),
     };
     let started = status::started(&subject, None, Timestamp::UNIX_EPOCH);

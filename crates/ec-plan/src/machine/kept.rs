@@ -1,16 +1,28 @@
 //! What ever ran is kept: whatever is missing is made again or told, and nothing is deleted.
 
-use ec_model::{End, Pause, RunState, State};
+use std::{borrow::Cow, time::Duration};
+
+use ec_model::{End, Pause, Power, Restart, RunState, State};
 
 use super::{
     Announce, Aspect, Claim, Define, KeepRecord, LOOKS_FOR_ADDRESS, MarkStarted, Next, NoteStart, Plan,
-    Problem, Question, RESUME_PERIOD, Resume, Start, Until, finish_start, first, known, state,
+    Problem, Question, RESUME_PERIOD, Reopen, Resume, Start, Until, finish_start, first, known, power::wish,
+    state,
 };
 use crate::{Allocation, Facts, Limits, RecordFacts};
 
 /// The definition comes before the disk: what somebody undefined while it runs is defined for good whatever else is
-/// wrong with it, and nothing is defined on a disk that is gone.
-const ASPECTS: [Aspect; 5] = [record, definition, disk, power, ready];
+/// wrong with it, and nothing is defined on a disk that is gone. So does the wish for power: a guest can be ended
+/// without its disk.
+const ASPECTS: [Aspect; 6] = [record, definition, wish, disk, power, ready];
+
+/// The first pause before its policy starts a guest again, doubled each time in a row, and what it grows to.
+const RESTART_FIRST: Duration = Duration::from_secs(1);
+const RESTART_LONGEST: Duration = Duration::from_secs(300);
+/// So often in a row a guest that fails is started again by [`Restart::OnFailure`].
+const RESTARTS_MOST: u32 = 5;
+/// One that ran so long was well, whatever became of it.
+const RESTARTS_FORGOTTEN: Duration = Duration::from_secs(600);
 
 pub(super) fn plan(facts: &Facts, limits: &Limits) -> Plan {
     let plan = first(&ASPECTS, facts, limits);
@@ -66,7 +78,7 @@ fn disk(facts: &Facts, _: &Limits) -> Option<Plan> {
         Some(RunState::Running | RunState::Paused(_)) => {
             "its disk file was deleted under the running guest; what the guest writes is lost when it ends"
         }
-        None | Some(RunState::NotStarted | RunState::Ended(_)) => {
+        None | Some(RunState::NotStarted | RunState::Ended(_) | RunState::Saved) => {
             "its disk is gone; the rest is kept until it is destroyed"
         }
     };
@@ -81,6 +93,15 @@ fn power(facts: &Facts, _: &Limits) -> Option<Plan> {
         // Nobody saw it come up: its hypervisor died while it was started, say, and took it along.
         RunState::Ended(why) if start_in_doubt(facts, why) => Some(start_again(facts)),
         RunState::Ended(why) => Some(ended(facts, why)),
+        RunState::Saved => Some(saved(facts)),
+    }
+}
+
+/// By its user's wish, or by somebody's hand: it goes on from there when it is resumed.
+fn saved(facts: &Facts) -> Plan {
+    match known(facts) {
+        Some(status) if status.state == State::Suspended => Plan::told("its memory lies on the node's disk"),
+        _ => Plan::tell(facts, State::Suspended, "somebody saved its memory to the node's disk"),
     }
 }
 
@@ -90,17 +111,22 @@ fn not_started(facts: &Facts) -> Plan {
         // Its start failed, and nobody ever saw one work: tried again, with the reason told meanwhile.
         Some((State::Error, false)) => start_again(facts),
         Some((State::Stopped, _)) => stopped(facts),
+        Some((State::Active | State::Paused, _)) if facts.power.wanted == Power::Running => reopen(
+            known(facts).map_or(0, |status| status.restarts),
+            "it ran before its host or its hypervisor was started anew; starting it as it was wanted",
+        ),
         _ => Plan::tell(facts, State::Stopped, "it does not run, perhaps since its host was started anew"),
     }
+}
+
+fn reopen(restarts: u32, why: impl Into<Cow<'static, str>>) -> Plan {
+    Plan::run(vec![Reopen(restarts)], why)
 }
 
 /// Its reason, where it has one, is still the reason.
 fn stopped(facts: &Facts) -> Plan {
     let reason = known(facts).and_then(|status| status.reason.clone());
-    Plan {
-        next: Next::Stuck(Problem::Told),
-        why: reason.map_or("it does not run, as its status says".into(), Into::into),
-    }
+    Plan::told(reason.map_or("it does not run, as its status says".into(), Cow::from))
 }
 
 /// Whether a start was begun of which nobody wrote down that it worked; or that the hypervisor took back before the
@@ -111,7 +137,7 @@ fn start_in_doubt(facts: &Facts, why: End) -> bool {
     })
 }
 
-fn start_again(facts: &Facts) -> Plan {
+pub(super) fn start_again(facts: &Facts) -> Plan {
     match facts.allocation {
         // What failed last stands until it works.
         Allocation::Held { .. } if state(facts) == Some(State::Error) => {
@@ -129,6 +155,10 @@ fn start_again(facts: &Facts) -> Plan {
 }
 
 fn paused(facts: &Facts, why: Pause) -> Plan {
+    // By its user's wish, for whatever reason it would be besides.
+    if facts.power.wanted == Power::Paused && state(facts) == Some(State::Paused) {
+        return Plan::told("its user paused it");
+    }
     let reason = match why {
         Pause::Storage { room: true } => match facts.resumed {
             // It ran into the same wall again.
@@ -147,7 +177,7 @@ fn paused(facts: &Facts, why: Pause) -> Plan {
         Pause::Storage { room: false } => {
             "no space on the host's disk; it goes on by itself when there is room"
         }
-        Pause::ByHand => "somebody suspended it; `virsh resume` lets it go on",
+        Pause::ByHand => "somebody suspended it on its host; `eschedule unpause` lets it go on",
         Pause::Crashed => "the guest's system crashed and is kept as it was",
         Pause::Other => "its hypervisor holds it, by a migration, a dump or a snapshot",
     };
@@ -155,19 +185,62 @@ fn paused(facts: &Facts, why: Pause) -> Plan {
 }
 
 fn ended(facts: &Facts, why: End) -> Plan {
+    if restarts(facts, why) {
+        return restart(facts, why);
+    }
     if state(facts) == Some(State::Stopped) {
         return stopped(facts);
     }
+    Plan::tell(facts, State::Stopped, how(facts, why))
+}
+
+/// Whether its policy has it started again. What somebody ended by hand is left to them.
+fn restarts(facts: &Facts, why: End) -> bool {
+    let failed = matches!(why, End::Crashed | End::ByHypervisor);
+    facts.power.wanted == Power::Running
+        && match facts.power.restart {
+            Restart::No => false,
+            Restart::OnFailure => failed,
+            Restart::Always => failed || matches!(why, End::ByGuest | End::Unknown),
+        }
+}
+
+/// Told, waited for, and started again; each time in a row later.
+fn restart(facts: &Facts, why: End) -> Plan {
+    let how = how(facts, why);
+    let in_a_row = match known(facts) {
+        Some(status) if facts.ran_for < RESTARTS_FORGOTTEN => status.restarts,
+        _ => 0,
+    };
+    if facts.power.restart == Restart::OnFailure && in_a_row >= RESTARTS_MOST {
+        let reason = format!(
+            "{how}; it was started again {RESTARTS_MOST} times in a row, and is left now: `eschedule start` tries on"
+        );
+        return Plan::tell(facts, State::Stopped, &reason);
+    }
+    let pause = RESTART_FIRST.saturating_mul(1 << in_a_row.min(16)).min(RESTART_LONGEST);
+    let reason = format!("{how}; it is started again in {} s", pause.as_secs());
+    let told = Plan::tell(facts, State::Stopped, &reason);
+    if told.next != Next::Stuck(Problem::Told) {
+        return told;
+    }
+    match pause.checked_sub(facts.ended_for).filter(|rest| !rest.is_zero()) {
+        Some(rest) => Plan { next: Next::Wait(Until::After(rest)), why: told.why },
+        None => reopen(in_a_row.saturating_add(1), format!("{how}; its restart policy starts it again")),
+    }
+}
+
+/// How it came to its end.
+fn how(facts: &Facts, why: End) -> &'static str {
     let before_address = known(facts).is_some_and(|status| !status.has_address);
-    let reason = match why {
+    match why {
         End::Crashed => "it crashed",
         End::ByHypervisor => "libvirtd gave it up when it was started anew",
         End::ByHand => "somebody ended it",
         _ if before_address => "the guest ended before it had an address",
         End::ByGuest => "the guest powered itself off",
         End::Unknown => "it ended",
-    };
-    Plan::tell(facts, State::Stopped, reason)
+    }
 }
 
 /// A guest that runs is ready when it has an address.

@@ -12,7 +12,7 @@ mod worker;
 use std::time::Duration;
 
 use agent::Agent;
-use ec_model::{InstanceId, Observed, Pause, State};
+use ec_model::{InstanceId, Observed, Pause, Power, Restart, RunState, State};
 use ec_plan::{RecordFacts, engine::StatusEntry};
 use outside::{Happening, Images, Outside, Room, Thing, Wish};
 use proptest::prelude::*;
@@ -40,6 +40,13 @@ fn happening() -> impl Strategy<Value = Happening> {
         Just(Pause::Crashed),
         Just(Pause::Other)
     ];
+    let power = prop_oneof![
+        2 => Just(Power::Running),
+        2 => Just(Power::Stopped),
+        1 => Just(Power::Paused),
+        1 => Just(Power::Suspended)
+    ];
+    let restart = prop_oneof![Just(Restart::No), Just(Restart::OnFailure), Just(Restart::Always)];
     let images = prop_oneof![Just(Images::Fine), Just(Images::Away), Just(Images::Broken)];
     prop_oneof![
         8 => Just(Happening::Claim),
@@ -53,7 +60,11 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => Just(Happening::RecordRubbish),
         1 => Just(Happening::AllocationDeleted),
         1 => Just(Happening::AllocationMoved),
+        4 => (power, any::<bool>(), any::<bool>()).prop_map(|(p, patient, anew)| Happening::Power(p, patient, anew)),
+        1 => restart.prop_map(Happening::Restart),
+        1 => any::<bool>().prop_map(Happening::Deaf),
         1 => Just(Happening::GuestEnds),
+        1 => Just(Happening::GuestCrashes),
         1 => pause.prop_map(Happening::GuestPaused),
         1 => Just(Happening::LibvirtdRestarts),
         1 => Just(Happening::Undefined),
@@ -182,12 +193,36 @@ fn judge(before: &Thing, thing: &Thing, restarted: bool) -> Result<(), TestCaseE
         && thing.keys.room == Room::Here
         && state != Some(State::Error)
     {
-        prop_assert_eq!(state, Some(State::Active), "a request is never lost");
+        let wanted = match thing.keys.power.power {
+            Power::Running => State::Active,
+            Power::Paused => State::Paused,
+            Power::Suspended => State::Suspended,
+            Power::Stopped => State::Stopped,
+        };
+        prop_assert_eq!(state, Some(wanted), "a request is never lost");
     }
     if thing.wish() == Some(Wish::Active) {
         prop_assert!(
-            matches!(state, Some(State::Active | State::Paused | State::Stopped | State::Error)),
+            matches!(
+                state,
+                Some(State::Active | State::Paused | State::Stopped | State::Suspended | State::Error)
+            ),
             "{thing:?}"
+        );
+        let carried_out = thing.keys.status.known().map(|status| status.power_generation);
+        prop_assert!(
+            carried_out >= Some(thing.keys.power.generation)
+                || state == Some(State::Error)
+                || thing.keys.room == Room::Elsewhere,
+            "a wish for power is never lost: {thing:?}"
+        );
+        let is_down = matches!(thing.observed.domain, Some(RunState::Ended(_) | RunState::NotStarted));
+        prop_assert!(state != Some(State::Stopped) || is_down, "{thing:?}");
+        prop_assert_eq!(
+            state == Some(State::Suspended),
+            thing.observed.domain == Some(RunState::Saved) && thing.observed.volume,
+            "{:?}",
+            thing
         );
         // Or nobody is left who knows how large it was.
         let unknown = !domain && thing.record == RecordFacts::Unreadable && thing.keys.room != Room::Here;

@@ -4,8 +4,8 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use ec_model::{
-    Address, AddressSource, Desired, End, InstanceId, NodeId, Observed, Pause, Request, Resources, RunState,
-    State,
+    Address, AddressSource, Desired, End, InstanceId, NodeId, Observed, Pause, Power, PowerWish, Request,
+    Resources, Restart, RunState, State,
 };
 use ec_plan::{
     RecordFacts,
@@ -37,6 +37,9 @@ pub(crate) enum Room {
 pub(crate) struct Keys {
     /// With the revision that wrote it.
     pub(crate) request: Option<(Wish, i64)>,
+    /// What it says of power.
+    pub(crate) power: PowerWish,
+    pub(crate) restart: Restart,
     pub(crate) status: StatusEntry,
     /// Control tools asked for the instance.
     pub(crate) index: bool,
@@ -76,6 +79,11 @@ impl Thing {
         self.observed.domain == Some(RunState::Running)
     }
 
+    /// Running, or paused.
+    pub(crate) fn is_up(&self) -> bool {
+        matches!(self.observed.domain, Some(RunState::Running | RunState::Paused(_)))
+    }
+
     pub(crate) fn wish(&self) -> Option<Wish> {
         self.keys.request.map(|(wish, _)| wish)
     }
@@ -111,6 +119,7 @@ pub(crate) struct Outside {
     pub(crate) start_broken: bool,
     /// Guests have addresses.
     pub(crate) addresses: bool,
+    pub(crate) deaf: bool,
     /// What the agent's watch has to tell yet; dropped while there is no agent.
     pub(crate) news: Vec<News>,
 }
@@ -136,7 +145,12 @@ pub(crate) enum Happening {
     RecordRubbish,
     AllocationDeleted,
     AllocationMoved,
+    /// A user's wish for power, with some patience or none, and anew or not.
+    Power(Power, bool, bool),
+    /// The user sets another restart policy.
+    Restart(Restart),
     GuestEnds,
+    GuestCrashes,
     GuestPaused(Pause),
     /// libvirtd forgets why a domain does not run; so does a start of the host.
     LibvirtdRestarts,
@@ -158,6 +172,8 @@ pub(crate) enum Happening {
     Images(Images),
     StartBroken(bool),
     Addresses(bool),
+    /// Guests do not hear when they are asked to end.
+    Deaf(bool),
 }
 
 impl Outside {
@@ -172,6 +188,7 @@ impl Outside {
             images: Images::Fine,
             start_broken: false,
             addresses: false,
+            deaf: false,
             news: Vec::new(),
         }
     }
@@ -250,11 +267,19 @@ impl Outside {
             Happening::AllocationMoved if thing.keys.room == Room::Here => {
                 (thing.keys.room, thing.robbed) = (Room::Elsewhere, true);
             }
-            Happening::GuestEnds if thing.runs() => {
-                thing.observed.domain = (!thing.observed.transient).then_some(RunState::Ended(End::ByGuest));
-                thing.observed.transient = false;
-                self.news.push(News::Hint(instance));
+            Happening::Power(power, patient, anew) if thing.wish() == Some(Wish::Active) => {
+                let generation = thing.keys.power.generation + 1;
+                let grace_seconds = if *patient { 60 } else { 0 };
+                let anew = *anew && *power == Power::Running;
+                thing.keys.power = PowerWish { power: *power, generation, grace_seconds, anew };
+                self.put(instance, Some(Wish::Active));
             }
+            Happening::Restart(policy) if thing.wish() == Some(Wish::Active) => {
+                thing.keys.restart = *policy;
+                self.put(instance, Some(Wish::Active));
+            }
+            Happening::GuestEnds => self.end(instance, End::ByGuest),
+            Happening::GuestCrashes => self.end(instance, End::Crashed),
             Happening::GuestPaused(why) if thing.runs() => {
                 thing.observed.domain = Some(RunState::Paused(*why));
                 self.news.push(News::Hint(instance));
@@ -300,7 +325,18 @@ impl Outside {
             Happening::Images(images) => self.images = *images,
             Happening::StartBroken(broken) => self.start_broken = *broken,
             Happening::Addresses(there) => self.addresses = *there,
+            Happening::Deaf(deaf) => self.deaf = *deaf,
             _ => {}
+        }
+    }
+
+    /// A guest that is up ends, and its domain with it where that was not defined for good.
+    pub(crate) fn end(&mut self, instance: InstanceId, why: End) {
+        let thing = self.thing(instance);
+        if thing.is_up() {
+            thing.observed.domain = (!thing.observed.transient).then_some(RunState::Ended(why));
+            thing.observed.transient = false;
+            self.news.push(News::Hint(instance));
         }
     }
 
@@ -316,12 +352,15 @@ impl Outside {
             Wish::Destroyed => Ok(Desired::Destroyed),
             Wish::Rubbish => Err("rubbish".to_owned()),
         };
+        let Keys { power, restart, .. } = &self.things[&instance].keys;
         let record = desired.map(|desired| {
             Arc::new(Request {
                 instance,
                 epoch: 1,
-                generation: 1,
+                generation: power.generation,
                 desired,
+                power: power.clone(),
+                restart: *restart,
                 name: None,
                 spec: None,
                 project: String::new(),

@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 
-use ec_model::{Desired, InstanceId, Observed, RunState, State, Status};
+use ec_model::{Desired, End, InstanceId, Observed, Pause, RunState, State, Status};
 use ec_plan::{
     RecordFacts,
     engine::{Change, Held, Job, Outcome, Report, StatusEntry, Work},
     machine::Effect,
-    status::{self, Subject},
+    status::{self, Order, Subject},
 };
 use jiff::Timestamp;
 
@@ -50,7 +50,7 @@ impl Worker {
                 instance: job.instance,
                 node: node(),
                 name: None,
-                order: None,
+                order: job.request.as_deref().map(Order::of),
                 why: job.why.to_string(),
             },
             status: job.status.clone(),
@@ -177,6 +177,7 @@ impl Worker {
     fn perform(&mut self, effect: Effect, outside: &mut Outside) -> Result<(), Stop> {
         let instance: InstanceId = self.job.instance;
         let (images, start_broken, now) = (outside.images, outside.start_broken, outside.stamp());
+        let deaf = outside.deaf;
         let placement_up = outside.placement_up;
         let thing = outside.thing(instance);
         match effect {
@@ -240,6 +241,29 @@ impl Worker {
             Effect::Resume => {
                 (thing.observed.domain, self.touched) = (Some(RunState::Running), true);
                 self.done.push(Change::Resumed);
+            }
+            Effect::ShutDown => {
+                self.touched = true;
+                if !deaf && thing.runs() {
+                    outside.end(instance, End::ByGuest);
+                }
+                self.done.push(Change::AskedToEnd);
+            }
+            Effect::PowerOff => {
+                self.touched = true;
+                outside.end(instance, End::ByHand);
+            }
+            Effect::Pause | Effect::Save if !thing.is_up() => return Err(Stop::Retry),
+            Effect::Pause => {
+                (thing.observed.domain, self.touched) = (Some(RunState::Paused(Pause::ByHand)), true);
+            }
+            Effect::Save if thing.observed.transient => return Err(Stop::Retry),
+            Effect::Save => (thing.observed.domain, self.touched) = (Some(RunState::Saved), true),
+            Effect::NotePower(state, reason) => {
+                self.write(outside, |subject, old| status::powered(subject, old, state, reason, now))?;
+            }
+            Effect::Reopen(restarts) => {
+                self.write(outside, |subject, old| status::reopened(subject, old, restarts, now))?;
             }
             Effect::Bury => {
                 assert!(thing.user_destroyed, "only a user destroys: {thing:?}");

@@ -1,14 +1,16 @@
 //! Each aspect of an instance that is not as it shall be, and what is done about it first.
 
+mod power;
+
 use std::time::Duration;
 
 use Effect::{
     Announce, Claim, Define, DropKeys, DropRecord, EndInError, KeepRecord, MarkStarted, NoteStart,
-    PrepareDisk, Release, RemoveDomain, Resume, Start,
+    PrepareDisk, Release, RemoveDomain, Reopen, Resume, Start,
 };
-use ec_model::{End, Observed, Pause, RunState, State};
+use ec_model::{End, Observed, Pause, Power, RunState, State};
 use ec_plan::{
-    Allocation, Facts, KnownStatus, Limits, RecordFacts, StatusFacts, Wanted,
+    Allocation, Facts, KnownStatus, Limits, PowerFacts, RecordFacts, StatusFacts, Wanted,
     machine::{Effect, Next, Problem, Question, Until, plan},
 };
 
@@ -57,13 +59,21 @@ fn all(cases: impl IntoIterator<Item = (Facts, Expect)>) {
 }
 
 fn status(state: State, reason: Option<&str>, has_address: bool, start_noted: bool) -> StatusFacts {
-    StatusFacts::Known(KnownStatus { state, reason: reason.map(str::to_owned), has_address, start_noted })
+    StatusFacts::Known(KnownStatus {
+        state,
+        reason: reason.map(str::to_owned),
+        generation: 1,
+        has_address,
+        start_noted,
+        restarts: 0,
+    })
 }
 
 /// A guest that runs, is ACTIVE and has all that it should.
 fn well() -> Facts {
     Facts {
         wanted: Wanted::Active,
+        power: PowerFacts::default(),
         status: status(State::Active, None, true, true),
         observed: Observed { domain: RUNS, volume: true, transient: false },
         unseen: false,
@@ -73,6 +83,9 @@ fn well() -> Facts {
         asked_for: None,
         searched: Duration::ZERO,
         resumed: None,
+        asked_to_end: None,
+        ran_for: Duration::ZERO,
+        ended_for: Duration::ZERO,
     }
 }
 
@@ -92,7 +105,12 @@ fn says(state: State, facts: Facts) -> Facts {
 fn told(facts: Facts) -> Facts {
     let Next::Run(effects) = plan(&facts, &LIMITS).next else { panic!("nothing is told: {facts:?}") };
     let [Announce(state, reason)] = &effects[..] else { panic!("{effects:?}") };
-    Facts { status: status(*state, reason.as_deref(), false, true), ..facts }
+    let restarts = match &facts.status {
+        StatusFacts::Known(status) => status.restarts,
+        StatusFacts::Absent | StatusFacts::Unreadable => 0,
+    };
+    let StatusFacts::Known(told) = status(*state, reason.as_deref(), false, true) else { panic!() };
+    Facts { status: StatusFacts::Known(KnownStatus { restarts, ..told }), ..facts }
 }
 
 #[test]
@@ -164,7 +182,9 @@ fn a_guest_that_does_not_run_is_started_where_it_was_to_be_and_else_told() {
     all([
         (because(State::Error, "no", false), Runs(&[MarkStarted, Start, NoteStart])),
         (because(State::Error, "no", true), perhaps()),
-        (says(State::Active, idle()), perhaps()),
+        (says(State::Active, idle()), Runs(&[Reopen(0)])),
+        (says(State::Paused, idle()), Runs(&[Reopen(0)])),
+        (power::wanted(Power::Stopped, says(State::Active, idle())), perhaps()),
         (Facts { status: StatusFacts::Absent, ..idle() }, perhaps()),
         (says(State::Stopped, idle()), Told),
         (because(State::Stopped, "somebody ended it", true), Told),

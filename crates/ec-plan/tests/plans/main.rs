@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ec_model::{End, Observed, Pause, RunState, State};
 use ec_plan::{
-    Allocation, Facts, KnownStatus, Limits, RecordFacts, StatusFacts, Wanted,
+    Allocation, Facts, KnownStatus, Limits, PowerFacts, RecordFacts, StatusFacts, Wanted,
     machine::{Effect, Next, Plan, Problem, Question, RESUME_PERIOD, Until, plan, ran},
 };
 
@@ -20,8 +20,10 @@ fn facts(domain: RunState, state: State, start_noted: bool) -> Facts {
         status: StatusFacts::Known(KnownStatus {
             state,
             reason: (state == State::Error).then(|| "failed to start".to_owned()),
+            generation: 1,
             has_address: false,
             start_noted,
+            restarts: 0,
         }),
         observed: Observed { domain: Some(domain), volume: true, transient: false },
         record: RecordFacts::Kept { started: true },
@@ -32,6 +34,7 @@ fn facts(domain: RunState, state: State, start_noted: bool) -> Facts {
 fn unrequested(allocation: Allocation, asked_for: Option<bool>) -> Facts {
     Facts {
         wanted: Wanted::Nothing,
+        power: PowerFacts::default(),
         status: StatusFacts::Absent,
         observed: Observed::default(),
         unseen: false,
@@ -41,6 +44,9 @@ fn unrequested(allocation: Allocation, asked_for: Option<bool>) -> Facts {
         asked_for,
         searched: Duration::ZERO,
         resumed: None,
+        asked_to_end: None,
+        ran_for: Duration::ZERO,
+        ended_for: Duration::ZERO,
     }
 }
 
@@ -155,7 +161,14 @@ fn what_cannot_be_read_is_reported_and_left_and_what_was_destroyed_here_goes() {
 fn whatever_says_that_a_guest_ran_is_believed_and_nothing_else() {
     let nothing = || unrequested(Allocation::Unknown, None);
     let told = |state, start_noted| Facts {
-        status: StatusFacts::Known(KnownStatus { state, reason: None, has_address: false, start_noted }),
+        status: StatusFacts::Known(KnownStatus {
+            state,
+            reason: None,
+            generation: 1,
+            has_address: false,
+            start_noted,
+            restarts: 0,
+        }),
         ..nothing()
     };
     let seen =

@@ -1,0 +1,125 @@
+//! What users ask of an instance that is there: judged, then written as what is wanted; the node's agent does it.
+
+use ec_model::{Doc, Instance, InstanceId, NodeId};
+use ec_plan::verbs::{Verb, Verdict, Wish, judge};
+use ec_store::{Compare, StoreError, Txn};
+
+use crate::{
+    Cloud, CloudError, CloudResult,
+    lookup::{Known, Read, find_placed},
+};
+
+/// Another writer changed the instance in between so often: something is wrong with the cluster.
+const TRIES: usize = 10;
+
+/// What became of what was asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Acted {
+    /// Where the instance is.
+    pub node: NodeId,
+    /// Whether that node's agent is alive.
+    pub node_alive: bool,
+    /// The generation of the wish for power to wait for; none where there is nothing to wait for.
+    pub awaited: Option<u64>,
+    /// Why nothing had to be written, where that is so.
+    pub already: Option<String>,
+}
+
+/// Asks something of an instance. What it is already is not an error.
+///
+/// # Errors
+/// It cannot be as the instance stands: [`CloudError::Refused`], with nothing changed.
+pub async fn act(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<Acted> {
+    let mut written = None;
+    for _ in 0..TRIES {
+        let known = find_placed(cloud, instance).await?;
+        let (record, order) = docs(&known)?;
+        // An earlier try, whose answer was lost, was done after all.
+        if let Some(generation) = written.filter(|written| record.record.generation == *written) {
+            return Ok(acted(&known, Some(generation), None));
+        }
+        let wish = match judge(verb, &record.record, &order.record, known.status.record()) {
+            Verdict::Do(wish) => wish,
+            Verdict::Already(why) => return Ok(acted(&known, waited(&known), Some(why))),
+            Verdict::Refuse(why) => {
+                return Err(CloudError::Refused(format!("cannot {} {instance}: {why}", verb.name())));
+            }
+        };
+        let (generation, txn) = change(cloud, &known, record, order, wish);
+        match cloud.store.txn(txn).await {
+            Ok(outcome) if outcome.succeeded => {
+                let power = !matches!(verb, Verb::Lock(_) | Verb::Unlock);
+                return Ok(acted(&known, power.then_some(generation), None));
+            }
+            Ok(_) => {}
+            Err(StoreError::Unknown(_)) => written = Some(generation),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(CloudError::Busy(format!("{instance} keeps changing; try again")))
+}
+
+fn acted(known: &Known, awaited: Option<u64>, already: Option<String>) -> Acted {
+    Acted { node: known.node, node_alive: known.node_alive, awaited, already }
+}
+
+/// A wish that is not carried out yet can be waited for by who asks for the same, too.
+fn waited(known: &Known) -> Option<u64> {
+    let generation = known.request.record()?.power.generation;
+    let done = known.status.record().is_some_and(|status| status.power_generation >= generation);
+    (!done).then_some(generation)
+}
+
+/// Record and request, to be changed. Both have to be there: what nobody wants can only be destroyed.
+fn docs(known: &Known) -> CloudResult<(Doc<Instance>, Doc<ec_model::Request>)> {
+    let instance = known.instance;
+    let unwanted = || {
+        CloudError::Refused(format!(
+            "nothing is recorded of what is wanted of {instance}, as it was never requested, failed, or belongs to a lost state of etcd; `eschedule destroy {instance}` ends it"
+        ))
+    };
+    match (known.record_doc()?, &known.request) {
+        (_, Read::Unreadable(why)) => Err(CloudError::Unreadable(format!(
+            "the request of {instance} cannot be read, so nothing was changed: {why}"
+        ))),
+        (Some(record), Read::Here(request, _)) => {
+            let assigned = record.record.assigned.map(|assigned| assigned.epoch);
+            if assigned != Some(request.epoch) && request.desired == ec_model::Desired::Active {
+                return Err(CloudError::Busy(format!("{instance} is being moved; try again")));
+            }
+            Ok((record, known.request_doc()?))
+        }
+        // Its record goes with the wish to destroy.
+        (None, Read::Here(request, _)) if request.desired == ec_model::Desired::Destroyed => {
+            Err(CloudError::Refused(format!("{instance} is being destroyed")))
+        }
+        _ => Err(unwanted()),
+    }
+}
+
+/// The transaction that writes the wish into both, and the generation that it makes.
+fn change(
+    cloud: &Cloud,
+    known: &Known,
+    mut record: Doc<Instance>,
+    mut order: Doc<ec_model::Request>,
+    wish: Wish,
+) -> (u64, Txn) {
+    let (keys, instance) = (&cloud.keys, known.instance);
+    let (record_key, order_key) = (keys.instance(instance), keys.request(known.node, instance));
+    let generation = record.record.generation.max(order.record.generation).saturating_add(1);
+    record.record.generation = generation;
+    let mut txn = Txn::new()
+        .when(Compare::Unchanged(record_key.clone(), known.record_revision()))
+        .when(Compare::Unchanged(order_key.clone(), known.request_revision()));
+    match wish {
+        Wish::Locked(locked) => record.record.locked = locked,
+        Wish::Power(power) => {
+            let power = ec_model::PowerWish { generation, ..power };
+            record.record.power = power.clone();
+            (order.record.power, order.record.generation) = (power, generation);
+            txn = txn.put(order_key, order.encode());
+        }
+    }
+    (generation, txn.put(record_key, record.encode()))
+}

@@ -1,0 +1,119 @@
+//! A user's wish for power, from when it is made until it is carried out once.
+//!
+//! ```text
+//!                    Running                     Stopped                    Paused       Suspended
+//! runs               noted; to be rebooted:      STOPPING, asked to end,    halted       SUSPENDING, saved
+//!                    REBOOTING, ended as there   ended when its grace is
+//!                                                over
+//! is paused          let go on                   the same                   noted        the same
+//! does not run       STARTING, started           noted: STOPPED             noted: STOPPED, it did not run any more
+//! is saved           started, from there         noted: SUSPENDED           noted: SUSPENDED
+//! ```
+
+use std::time::Duration;
+
+use ec_model::{End, Power, RunState, State};
+
+use super::{
+    Announce, NotePower, NoteStart, Pause, Plan, PowerOff, Resume, Save, ShutDown, Until, kept::start_again,
+    known, state,
+};
+use crate::{Asked, Facts, KnownStatus, Limits};
+
+/// A guest that does not end is asked again after so long: one that was booting did not hear.
+const ASK_AGAIN: Duration = Duration::from_secs(10);
+
+/// What is left to do of the wish.
+pub(super) fn wish(facts: &Facts, _: &Limits) -> Option<Plan> {
+    if !facts.power.pending {
+        return None;
+    }
+    let domain = facts.observed.domain?;
+    let up = matches!(domain, RunState::Running | RunState::Paused(_));
+    Some(match (facts.power.wanted, domain) {
+        (Power::Running, _) if up && ends_first(facts) => end(facts, State::Rebooting),
+        (Power::Running, RunState::Paused(_)) => Plan::run(vec![Resume, came_up(facts)], "letting it go on"),
+        (Power::Running, RunState::Running) => Plan::run(vec![came_up(facts)], "it runs, as is wanted"),
+        // Without its disk it cannot; that is told.
+        (Power::Running, _) if !facts.observed.volume => return None,
+        (Power::Running, _) => start_again(facts),
+        (Power::Stopped, _) if up => end(facts, State::Stopping),
+        (_, RunState::Saved) => done(State::Suspended, None, "its memory lies on the node's disk"),
+        (Power::Stopped, _) => {
+            done(State::Stopped, ended_hard(facts, domain), "it does not run, as is wanted")
+        }
+        (Power::Paused, RunState::Paused(_)) => done(State::Paused, None, "it is paused, as is wanted"),
+        (Power::Paused, _) if up => Plan::run(vec![Pause, NotePower(State::Paused, None)], "pausing it"),
+        (Power::Suspended, _) if up && state(facts) == Some(State::Suspending) => {
+            Plan::run(vec![Save], "saving its memory")
+        }
+        (Power::Suspended, _) if up => {
+            Plan::run(vec![Announce(State::Suspending, None), Save], "saving its memory")
+        }
+        (Power::Paused | Power::Suspended, _) => {
+            let why = "it did not run any more when it was to be halted";
+            done(State::Stopped, Some(why.to_owned()), why)
+        }
+    })
+}
+
+fn done(state: State, reason: Option<String>, why: &'static str) -> Plan {
+    Plan::run(vec![NotePower(state, reason)], why)
+}
+
+/// Whether a guest that is up has to end before it is as it shall be: it is to be rebooted and was not ended yet, or a
+/// stop was under way when its user changed their mind.
+fn ends_first(facts: &Facts) -> bool {
+    let Some(KnownStatus { state, generation, .. }) = known(facts) else { return facts.power.anew };
+    match state {
+        State::Stopping | State::Rebooting => true,
+        // Told since the wish is known, so it was ended before: this is the start after that.
+        State::Starting if *generation >= facts.power.generation => false,
+        _ => facts.power.anew,
+    }
+}
+
+/// It is up again: of a start that was begun its time is noted, else only that it is so.
+fn came_up(facts: &Facts) -> super::Effect {
+    match known(facts) {
+        Some(status) if status.state != State::Starting && status.start_noted => {
+            NotePower(if status.has_address { State::Active } else { State::Starting }, None)
+        }
+        _ => NoteStart,
+    }
+}
+
+/// Asks the guest to end, and ends it when its time is over.
+fn end(facts: &Facts, telling: State) -> Plan {
+    let mut effects = Vec::new();
+    if state(facts) != Some(telling) {
+        effects.push(Announce(telling, None));
+    }
+    let grace = facts.power.grace;
+    let asked = facts.asked_to_end;
+    let wait = match asked {
+        _ if grace.is_zero() => None,
+        None => Some(Duration::ZERO),
+        Some(Asked { first, .. }) if first >= grace => None,
+        Some(Asked { first, last }) => Some(ASK_AGAIN.saturating_sub(last).min(grace.saturating_sub(first))),
+    };
+    match wait {
+        None => {
+            effects.push(PowerOff);
+            Plan::run(effects, "ending it")
+        }
+        Some(Duration::ZERO) => {
+            effects.push(ShutDown);
+            Plan::run(effects, "asking it to end")
+        }
+        Some(_) if !effects.is_empty() => Plan::run(effects, "waiting for it to end"),
+        Some(rest) => Plan::wait(Until::After(rest), "waiting for it to end"),
+    }
+}
+
+/// What to tell of a guest that did not end by itself although it was given time.
+fn ended_hard(facts: &Facts, domain: RunState) -> Option<String> {
+    let hard = domain == RunState::Ended(End::ByHand) && state(facts) == Some(State::Stopping);
+    (hard && !facts.power.grace.is_zero())
+        .then(|| format!("it did not end by itself in {} s and was ended", facts.power.grace.as_secs()))
+}

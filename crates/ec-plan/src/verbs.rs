@@ -1,0 +1,236 @@
+//! What users may ask for when: one table of verbs and situations, with a sentence for each that is not done.
+//!
+//! It follows OpenStack's Compute API where that has a word: what it answers with 409 is refused here. docs/lifecycle.md
+//! prints the table, and a test holds the two together.
+
+use std::fmt;
+
+use ec_model::{Desired, Instance, Power, PowerWish, Request, State, Status};
+
+/// What a user asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verb {
+    /// Let it run.
+    Start,
+    /// Let it end, by itself within so many seconds.
+    Stop(u32),
+    /// End it, by itself within so many seconds, and start it again.
+    Reboot(u32),
+    /// Halt its processors.
+    Pause,
+    /// Let them go on.
+    Unpause,
+    /// Save its memory and end it.
+    Suspend,
+    /// Go on from there.
+    Resume,
+    /// Let nothing be done to it, for this reason.
+    Lock(String),
+    /// Let things be done to it again.
+    Unlock,
+}
+
+impl Verb {
+    /// What the command line calls it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Stop(0) => "stop --grace 0",
+            Self::Stop(_) => "stop",
+            Self::Reboot(0) => "reboot --hard",
+            Self::Reboot(_) => "reboot",
+            Self::Pause => "pause",
+            Self::Unpause => "unpause",
+            Self::Suspend => "suspend",
+            Self::Resume => "resume",
+            Self::Lock(_) => "lock",
+            Self::Unlock => "unlock",
+        }
+    }
+}
+
+/// How an instance stands for who asks something of it: by what it is told to be, and by what it is on the way to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Situation {
+    /// It never ran yet, and will.
+    Building,
+    /// It runs, or is being started.
+    Running,
+    /// Its processors are halted.
+    Paused,
+    /// Its memory is being saved.
+    Suspending,
+    /// Its memory is saved.
+    Suspended,
+    /// It is being ended.
+    Stopping,
+    /// It does not run.
+    Stopped,
+    /// It is being ended, to be started again.
+    Rebooting,
+    /// Something is wrong with it, and it is kept.
+    Error,
+}
+
+/// What becomes of what is asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is done: this is wanted from now on. The generation is the caller's to set.
+    Do(Wish),
+    /// It is so already, or comes to be so; in these words.
+    Already(String),
+    /// It cannot be; in these words.
+    Refuse(String),
+}
+
+/// What is wanted from now on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wish {
+    /// This of its power, once it can be.
+    Power(PowerWish),
+    /// It is locked, for this reason, or is not.
+    Locked(Option<String>),
+}
+
+impl fmt::Display for Situation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Building => "being built",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Suspending => "being suspended",
+            Self::Suspended => "suspended",
+            Self::Stopping => "stopping",
+            Self::Stopped => "stopped",
+            Self::Rebooting => "rebooting",
+            Self::Error => "in ERROR",
+        })
+    }
+}
+
+impl Situation {
+    /// All of them, in the order of the table.
+    pub const ALL: [Self; 9] = [
+        Self::Building,
+        Self::Running,
+        Self::Paused,
+        Self::Suspending,
+        Self::Suspended,
+        Self::Stopping,
+        Self::Stopped,
+        Self::Rebooting,
+        Self::Error,
+    ];
+
+    /// How an instance stands that is wanted, by its request and what its agent tells.
+    fn of(request: &Request, status: Option<&Status>) -> Self {
+        let Some(status) = status else { return Self::Building };
+        let wish = &request.power;
+        // What was wished and is not carried out yet: the next wish is judged by where that leads.
+        if status.power_generation != 0 && status.power_generation < wish.generation {
+            return match wish.power {
+                Power::Running if wish.anew => Self::Rebooting,
+                Power::Running => Self::Running,
+                Power::Paused => Self::Paused,
+                Power::Suspended => Self::Suspending,
+                Power::Stopped => Self::Stopping,
+            };
+        }
+        match status.state {
+            State::Scheduled | State::Preparing => Self::Building,
+            State::Starting if status.started_at.is_none() => Self::Building,
+            State::Starting | State::Active => Self::Running,
+            State::Paused => Self::Paused,
+            State::Suspending => Self::Suspending,
+            State::Suspended => Self::Suspended,
+            State::Stopping => Self::Stopping,
+            State::Stopped => Self::Stopped,
+            State::Rebooting => Self::Rebooting,
+            State::Error | State::Destroying | State::Unclaimed | State::Unknown => Self::Error,
+        }
+    }
+}
+
+/// What becomes of a verb, asked of an instance of which control has this record and this request, and whose agent
+/// tells this.
+pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option<&Status>) -> Verdict {
+    if request.desired == Desired::Destroyed {
+        return Verdict::Refuse("it is being destroyed".to_owned());
+    }
+    match (verb, &instance.locked) {
+        (Verb::Lock(reason), None) => return Verdict::Do(Wish::Locked(Some(reason.clone()))),
+        (Verb::Lock(_), Some(_)) => return Verdict::Already("it is locked already".to_owned()),
+        (Verb::Unlock, Some(_)) => return Verdict::Do(Wish::Locked(None)),
+        (Verb::Unlock, None) => return Verdict::Already("it is not locked".to_owned()),
+        (_, Some(reason)) => return Verdict::Refuse(locked(reason)),
+        (_, None) => {}
+    }
+    in_situation(verb, Situation::of(request, status))
+}
+
+/// Why nothing is done to what is locked.
+pub fn locked(reason: &str) -> String {
+    let reason = if reason.is_empty() { String::new() } else { format!(" ({reason})") };
+    format!("it is locked{reason}; `eschedule unlock` lets things be done to it again")
+}
+
+/// The table.
+fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
+    use Situation as S;
+    let wish = |power, grace_seconds, anew| {
+        Verdict::Do(Wish::Power(PowerWish { power, generation: 0, grace_seconds, anew }))
+    };
+    let to = |power| wish(power, ec_model::GRACE_SECONDS, false);
+    let already = || Verdict::Already(format!("it is {situation} already"));
+    let refuse = |hint: &str| Verdict::Refuse(format!("it is {situation}{hint}"));
+    const UNPAUSE: &str = "; `eschedule unpause` lets it go on";
+    const RESUME: &str = "; `eschedule resume` lets it go on";
+    const START: &str = "; `eschedule start` starts it";
+    const LATER: &str = "; ask again when that is done";
+    match (verb, situation) {
+        (Verb::Start, S::Stopped | S::Stopping | S::Error) => to(Power::Running),
+        (Verb::Start, S::Running | S::Rebooting) => already(),
+        (Verb::Start, S::Building) => {
+            Verdict::Already("it is being built, and started when that is done".to_owned())
+        }
+        (Verb::Start, S::Paused) => refuse(UNPAUSE),
+
+        (Verb::Stop(grace), S::Building | S::Running | S::Stopping | S::Rebooting | S::Error) => {
+            wish(Power::Stopped, *grace, false)
+        }
+        (Verb::Stop(_), S::Stopped) => already(),
+        // It cannot hear.
+        (Verb::Stop(0), S::Paused) => wish(Power::Stopped, 0, false),
+        (Verb::Stop(_), S::Paused) => {
+            refuse("; `eschedule unpause` lets it go on, `eschedule stop --grace 0` ends it as it is")
+        }
+
+        (Verb::Reboot(grace), S::Running | S::Stopping | S::Error) => wish(Power::Running, *grace, true),
+        (Verb::Reboot(0), S::Paused | S::Stopped | S::Rebooting) => wish(Power::Running, 0, true),
+        (Verb::Reboot(_), S::Rebooting) => already(),
+        (Verb::Reboot(_), S::Stopped) => refuse(START),
+        (Verb::Reboot(_), S::Paused) => refuse(UNPAUSE),
+
+        (Verb::Pause, S::Running) => to(Power::Paused),
+        (Verb::Pause, S::Paused) => already(),
+        (Verb::Unpause, S::Paused) => to(Power::Running),
+        (Verb::Unpause, S::Running) => already(),
+
+        (Verb::Suspend, S::Running) => to(Power::Suspended),
+        (Verb::Suspend, S::Suspending | S::Suspended) => already(),
+        (Verb::Suspend, S::Paused) => refuse(UNPAUSE),
+        (Verb::Resume, S::Suspended) => to(Power::Running),
+        (Verb::Resume, S::Running) => already(),
+        (Verb::Resume, S::Paused) => refuse(UNPAUSE),
+
+        (Verb::Unpause | Verb::Resume | Verb::Pause | Verb::Suspend, S::Stopped) => refuse(START),
+        (_, S::Suspended) => refuse(RESUME),
+        (_, S::Building | S::Suspending | S::Stopping | S::Rebooting) => refuse(LATER),
+        (_, S::Error) => refuse(": `eschedule show` tells why"),
+        // Judged before.
+        (Verb::Lock(_) | Verb::Unlock, _) => already(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,178 @@
+use ec_model::{Assigned, Instance, NodeId};
+use jiff::Timestamp;
+
+use super::*;
+
+/// One column for each verb, one line for each situation.
+fn table() -> String {
+    let verbs = [
+        Verb::Start,
+        Verb::Stop(60),
+        Verb::Stop(0),
+        Verb::Reboot(60),
+        Verb::Reboot(0),
+        Verb::Pause,
+        Verb::Unpause,
+        Verb::Suspend,
+        Verb::Resume,
+    ];
+    let mut lines = vec![
+        format!("| it is | {} |", verbs.each_ref().map(|verb| format!("`{}`", verb.name())).join(" | ")),
+        format!("| --- |{}", " --- |".repeat(verbs.len())),
+    ];
+    for situation in Situation::ALL {
+        let cells = verbs.each_ref().map(|verb| match in_situation(verb, situation) {
+            Verdict::Do(_) => "done",
+            Verdict::Already(_) => "is so",
+            Verdict::Refuse(_) => "refused",
+        });
+        lines.push(format!("| {situation} | {} |", cells.join(" | ")));
+    }
+    lines.join("\n")
+}
+
+#[test]
+fn the_table_is_the_one_that_is_written_down() {
+    let written = include_str!("../../../../docs/lifecycle.md");
+    assert!(written.contains(&table()), "docs/lifecycle.md shall have:\n{}", table());
+}
+
+fn request(power: PowerWish) -> Request {
+    Request {
+        instance: "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap(),
+        epoch: 1,
+        generation: power.generation,
+        desired: Desired::Active,
+        power,
+        restart: ec_model::Restart::No,
+        name: None,
+        project: String::new(),
+        user: String::new(),
+        spec: None,
+        created_at: Timestamp::UNIX_EPOCH,
+    }
+}
+
+fn instance(locked: Option<&str>) -> Instance {
+    let text = r#"{"version":1,"instance":"7d3c1f0a-2b4e-4c55-9a7e-0123456789ab","generation":1,"created_at":"1970-01-01T00:00:00Z",
+                   "spec":{"query":"resources=VCPU:1","image":{"url":"file:///x"}}}"#;
+    let node = NodeId::new(uuid::Uuid::from_u128(1));
+    Instance {
+        assigned: Some(Assigned { node, epoch: 1 }),
+        locked: locked.map(str::to_owned),
+        ..ec_model::decode(text.as_bytes()).unwrap()
+    }
+}
+
+fn status(state: State, power_generation: u64, started: bool) -> Status {
+    let text = r#"{"version":1,"instance":"7d3c1f0a-2b4e-4c55-9a7e-0123456789ab","node":"7d3c1f0a-2b4e-4c55-9a7e-0123456789ab",
+                   "state":"ACTIVE","since":"1970-01-01T00:00:00Z","updated_at":"1970-01-01T00:00:00Z"}"#;
+    Status {
+        state,
+        power_generation,
+        started_at: started.then_some(Timestamp::UNIX_EPOCH),
+        ..ec_model::decode(text.as_bytes()).unwrap()
+    }
+}
+
+fn wish(power: Power, generation: u64, anew: bool) -> PowerWish {
+    PowerWish { power, generation, anew, ..PowerWish::default() }
+}
+
+#[test]
+fn an_instance_stands_where_its_agent_tells_until_a_wish_leads_elsewhere() {
+    let of = |power, status: Option<Status>| Situation::of(&request(power), status.as_ref());
+    let first = || wish(Power::Running, 1, false);
+    assert_eq!(of(first(), None), Situation::Building);
+    for (state, done, started, situation) in [
+        (State::Preparing, 0, false, Situation::Building),
+        (State::Starting, 0, false, Situation::Building),
+        (State::Starting, 1, true, Situation::Running),
+        (State::Active, 1, true, Situation::Running),
+        (State::Paused, 1, true, Situation::Paused),
+        (State::Suspending, 1, true, Situation::Suspending),
+        (State::Suspended, 1, true, Situation::Suspended),
+        (State::Stopping, 1, true, Situation::Stopping),
+        (State::Stopped, 1, true, Situation::Stopped),
+        (State::Rebooting, 1, true, Situation::Rebooting),
+        (State::Error, 1, true, Situation::Error),
+        (State::Unknown, 1, true, Situation::Error),
+    ] {
+        assert_eq!(of(first(), Some(status(state, done, started))), situation, "{state}");
+    }
+    for (power, anew, situation) in [
+        (Power::Running, false, Situation::Running),
+        (Power::Running, true, Situation::Rebooting),
+        (Power::Paused, false, Situation::Paused),
+        (Power::Suspended, false, Situation::Suspending),
+        (Power::Stopped, false, Situation::Stopping),
+    ] {
+        let pending = status(State::Active, 1, true);
+        assert_eq!(of(wish(power, 2, anew), Some(pending)), situation, "{power:?} is on its way");
+        let done = status(State::Active, 2, true);
+        assert_eq!(of(wish(power, 2, anew), Some(done)), Situation::Running, "{power:?} was carried out");
+        // One that was never up is built first, whatever is wished.
+        assert_eq!(of(wish(power, 2, anew), Some(status(State::Preparing, 0, false))), Situation::Building);
+    }
+}
+
+#[test]
+fn a_locked_instance_is_left_alone_and_one_that_goes_too() {
+    let (mut request, status) = (request(PowerWish::default()), status(State::Active, 1, true));
+    let judged =
+        |verb: &Verb, request: &Request, locked| judge(verb, &instance(locked), request, Some(&status));
+    let lock = Verb::Lock("backup".into());
+    assert_eq!(judged(&lock, &request, None), Verdict::Do(Wish::Locked(Some("backup".into()))));
+    assert!(matches!(judged(&lock, &request, Some("")), Verdict::Already(_)));
+    assert_eq!(judged(&Verb::Unlock, &request, Some("")), Verdict::Do(Wish::Locked(None)));
+    assert!(matches!(judged(&Verb::Unlock, &request, None), Verdict::Already(_)));
+    let Verdict::Refuse(why) = judged(&Verb::Stop(0), &request, Some("backup")) else { panic!() };
+    assert_eq!(why, "it is locked (backup); `eschedule unlock` lets things be done to it again");
+    let Verdict::Refuse(why) = judged(&Verb::Stop(0), &request, Some("")) else { panic!() };
+    assert_eq!(why, "it is locked; `eschedule unlock` lets things be done to it again");
+    request.desired = Desired::Destroyed;
+    for verb in [lock, Verb::Unlock, Verb::Start] {
+        assert_eq!(judged(&verb, &request, None), Verdict::Refuse("it is being destroyed".into()));
+    }
+}
+
+#[test]
+fn what_is_done_is_what_was_asked_for() {
+    let done = |verb: Verb, situation| match in_situation(&verb, situation) {
+        Verdict::Do(Wish::Power(wish)) => (wish.power, wish.grace_seconds, wish.anew),
+        other => panic!("{verb:?}: {other:?}"),
+    };
+    assert_eq!(done(Verb::Start, Situation::Stopped), (Power::Running, 60, false));
+    assert_eq!(done(Verb::Stop(7), Situation::Running), (Power::Stopped, 7, false));
+    assert_eq!(done(Verb::Stop(0), Situation::Paused), (Power::Stopped, 0, false));
+    assert_eq!(done(Verb::Reboot(7), Situation::Running), (Power::Running, 7, true));
+    assert_eq!(done(Verb::Reboot(0), Situation::Paused), (Power::Running, 0, true));
+    assert_eq!(done(Verb::Pause, Situation::Running), (Power::Paused, 60, false));
+    assert_eq!(done(Verb::Unpause, Situation::Paused), (Power::Running, 60, false));
+    assert_eq!(done(Verb::Suspend, Situation::Running), (Power::Suspended, 60, false));
+    assert_eq!(done(Verb::Resume, Situation::Suspended), (Power::Running, 60, false));
+}
+
+#[test]
+fn whoever_is_refused_is_told_what_helps() {
+    let refused = |verb: Verb, situation| match in_situation(&verb, situation) {
+        Verdict::Refuse(why) => why,
+        other => panic!("{verb:?}: {other:?}"),
+    };
+    for (verb, situation, why) in [
+        (Verb::Start, Situation::Paused, "it is paused; `eschedule unpause` lets it go on"),
+        (Verb::Start, Situation::Suspended, "it is suspended; `eschedule resume` lets it go on"),
+        (
+            Verb::Stop(1),
+            Situation::Paused,
+            "it is paused; `eschedule unpause` lets it go on, `eschedule stop --grace 0` ends it as it is",
+        ),
+        (Verb::Reboot(1), Situation::Stopped, "it is stopped; `eschedule start` starts it"),
+        (Verb::Reboot(1), Situation::Building, "it is being built; ask again when that is done"),
+        (Verb::Pause, Situation::Stopped, "it is stopped; `eschedule start` starts it"),
+        (Verb::Pause, Situation::Error, "it is in ERROR: `eschedule show` tells why"),
+        (Verb::Resume, Situation::Suspending, "it is being suspended; ask again when that is done"),
+    ] {
+        assert_eq!(refused(verb, situation), why);
+    }
+}
