@@ -118,6 +118,8 @@ fn under_way(verb: &Verb) -> &'static str {
         Verb::Resume => "RESUMING",
         Verb::Lock(_) => "LOCKED",
         Verb::Unlock => "UNLOCKED",
+        Verb::Rename(_) => "RENAMED",
+        Verb::Set(_) => "SET",
     }
 }
 

@@ -4,8 +4,11 @@ use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use clap_complete::Shell;
-use ec_cloud::Verb;
-use ec_model::GRACE_SECONDS;
+use ec_cloud::{Change, Verb};
+use ec_model::{GRACE_SECONDS, Restart};
+use ec_runtime::exit::Failure;
+
+use crate::spec::hostname;
 
 /// Nobody waits longer for a virtual machine.
 const YEAR: u64 = 365 * 24 * 3600;
@@ -90,6 +93,9 @@ pub(crate) struct Spec {
     /// Give the guest its metadata only with a session token, as EC2's IMDSv2 [default: `defaults.require_token`]
     #[arg(long)]
     pub(crate) require_token: bool,
+
+    #[command(flatten)]
+    pub(crate) traits: Traits,
 }
 
 /// Whether and how long to wait.
@@ -200,13 +206,69 @@ pub(crate) enum Act {
         #[command(flatten)]
         instances: Instances,
     },
+    /// Call an instance otherwise; its guest's hostname stays
+    Rename {
+        /// Its name, its uuid, or the beginning of that
+        #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
+        instance: String,
+        /// What no other of the project is called
+        name: String,
+    },
+    /// Set labels of instances, and what follows when they end by themselves
+    Set {
+        #[command(flatten)]
+        instances: Instances,
+        #[command(flatten)]
+        traits: Traits,
+    },
+    /// Take labels off instances
+    Unset {
+        #[command(flatten)]
+        instances: Instances,
+        /// The label's key; may be given more than once
+        #[arg(long, value_name = "KEY", required = true, value_parser = ec_model::input::label_key)]
+        label: Vec<String>,
+    },
+}
+
+/// What is told of an instance, and what follows its end.
+#[derive(Args, Default)]
+pub(crate) struct Traits {
+    /// A label; may be given more than once
+    #[arg(long, value_name = "KEY=VALUE", value_parser = ec_model::input::label)]
+    pub(crate) label: Vec<(String, String)>,
+
+    /// When the guest ends by itself: leave it STOPPED, start it again if it crashed (five times in a row at most), or
+    /// always start it again
+    #[arg(long, value_name = "POLICY")]
+    pub(crate) restart: Option<Policy>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum Policy {
+    No,
+    OnFailure,
+    Always,
+}
+
+impl From<Policy> for Restart {
+    fn from(policy: Policy) -> Self {
+        match policy {
+            Policy::No => Self::No,
+            Policy::OnFailure => Self::OnFailure,
+            Policy::Always => Self::Always,
+        }
+    }
 }
 
 impl Act {
     /// What is asked of which, and whether its outcome is waited for.
-    pub(crate) fn what(self) -> (Verb, Instances, Waiting) {
+    ///
+    /// # Errors
+    /// What was given cannot be.
+    pub(crate) fn what(self) -> Result<(Verb, Instances, Waiting), Failure> {
         let at_once = Waiting { wait: false, timeout: 0 };
-        match self {
+        Ok(match self {
             Self::Start { instances, waiting } => (Verb::Start, instances, waiting),
             Self::Stop { instances, grace, waiting } => (Verb::Stop(grace.grace), instances, waiting),
             Self::Reboot { instances, grace, hard, waiting } => {
@@ -218,7 +280,22 @@ impl Act {
             Self::Resume { instances, waiting } => (Verb::Resume, instances, waiting),
             Self::Lock { instances, reason } => (Verb::Lock(reason), instances, at_once),
             Self::Unlock { instances } => (Verb::Unlock, instances, at_once),
-        }
+            Self::Rename { instance, name } => {
+                (Verb::Rename(hostname("NAME", &name)?), Instances { instances: vec![instance] }, at_once)
+            }
+            Self::Set { instances, traits } => {
+                let labels = traits.label.into_iter().map(|(key, value)| (key, Some(value))).collect();
+                let change = Change { labels, restart: traits.restart.map(Restart::from) };
+                if change == Change::default() {
+                    return Err(Failure::usage("nothing to set: give --label or --restart"));
+                }
+                (Verb::Set(change), instances, at_once)
+            }
+            Self::Unset { instances, label } => {
+                let labels = label.into_iter().map(|key| (key, None)).collect();
+                (Verb::Set(Change { labels, restart: None }), instances, at_once)
+            }
+        })
     }
 }
 

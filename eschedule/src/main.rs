@@ -12,9 +12,7 @@ use std::{fs, path::Path, process::ExitCode, time::Duration};
 use clap::{CommandFactory, Parser};
 use cli::{Cli, Command, Output, Waiting};
 use config::{Session, Settings};
-use ec_cloud::{
-    Found, NoRoom, Scheduled, View, Wanted, find, find_placed, resolve, until_active,
-};
+use ec_cloud::{Found, NoRoom, Scheduled, View, Wanted, find, find_placed, resolve, until_active};
 use ec_model::{InstanceId, NodeId, ResourceQuery, State, Status};
 use ec_runtime::{
     LogFormat,
@@ -64,7 +62,7 @@ async fn run(cli: Cli) -> Result<(), Failure> {
             acting::destroy(&Session::open(settings).await?, &instances, waiting, json).await
         }
         (Some(Command::Act(act)), _) => {
-            let (verb, instances, waiting) = act.what();
+            let (verb, instances, waiting) = act.what()?;
             acting::act(&Session::open(settings).await?, &verb, &instances, waiting, json).await
         }
         (Some(Command::List), _) => {

@@ -20,9 +20,9 @@ const SUFFIX: &str = "01234567";
 /// A checked [`Spec`], with the site's defaults where it says nothing.
 pub(crate) fn read(spec: &Spec, image: &str, defaults: &Defaults) -> Result<Guest, Failure> {
     let naming = match (&spec.name, &defaults.name_prefix) {
-        (Some(name), _) => Naming::Name(hostname(name)?),
+        (Some(name), _) => Naming::Name(hostname("--name", name)?),
         (None, Some(prefix)) => {
-            hostname(&format!("{prefix}{SUFFIX}"))
+            hostname("--name", &format!("{prefix}{SUFFIX}"))
                 .map_err(|_| Failure::usage(format!("defaults.name_prefix `{prefix}` begins no hostname")))?;
             Naming::Prefix(prefix.clone())
         }
@@ -44,15 +44,18 @@ pub(crate) fn read(spec: &Spec, image: &str, defaults: &Defaults) -> Result<Gues
         keys,
         image: ImageRef { url: image_url(image)?, sha256: spec.sha256.as_deref().map(sha256).transpose()? },
         token_required: spec.require_token || defaults.require_token,
+        labels: spec.traits.label.iter().cloned().collect(),
+        restart: spec.traits.restart.map(Into::into).unwrap_or_default(),
     })
 }
 
-fn hostname(name: &str) -> Result<String, Failure> {
+/// A name, where it can be one.
+pub(crate) fn hostname(option: &str, name: &str) -> Result<String, Failure> {
     if is_hostname(name) {
         Ok(name.to_owned())
     } else {
         Err(Failure::usage(format!(
-            "--name `{name}` is not a hostname: wanted letters, digits and hyphens, at most 63 in each part, and not a uuid"
+            "{option} `{name}` is not a hostname: wanted letters, digits and hyphens, at most 63 in each part, and not a uuid"
         )))
     }
 }

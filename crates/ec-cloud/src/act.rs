@@ -6,6 +6,7 @@ use ec_store::{Compare, StoreError, Txn};
 
 use crate::{
     Cloud, CloudError, CloudResult,
+    intent::free,
     lookup::{Known, Read, find_placed},
 };
 
@@ -36,20 +37,27 @@ pub async fn act(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResul
         let (record, order) = docs(&known)?;
         // An earlier try, whose answer was lost, was done after all.
         if let Some(generation) = written.filter(|written| record.record.generation == *written) {
-            return Ok(acted(&known, Some(generation), None));
+            return Ok(acted(&known, is_of_power(verb).then_some(generation), None));
         }
         let wish = match judge(verb, &record.record, &order.record, known.status.record()) {
             Verdict::Do(wish) => wish,
-            Verdict::Already(why) => return Ok(acted(&known, waited(&known), Some(why))),
+            Verdict::Already(why) => {
+                let awaited = waited(&known).filter(|_| is_of_power(verb));
+                return Ok(acted(&known, awaited, Some(why)));
+            }
             Verdict::Refuse(why) => {
                 return Err(CloudError::Refused(format!("cannot {} {instance}: {why}", verb.name())));
             }
         };
+        if let Wish::Name(name) = &wish
+            && !same_name(record.record.name.as_deref(), name)
+        {
+            free(cloud, name).await?;
+        }
         let (generation, txn) = change(cloud, &known, record, order, wish);
         match cloud.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => {
-                let power = !matches!(verb, Verb::Lock(_) | Verb::Unlock);
-                return Ok(acted(&known, power.then_some(generation), None));
+                return Ok(acted(&known, is_of_power(verb).then_some(generation), None));
             }
             Ok(_) => {}
             Err(StoreError::Unknown(_)) => written = Some(generation),
@@ -97,6 +105,16 @@ fn docs(known: &Known) -> CloudResult<(Doc<Instance>, Doc<ec_model::Request>)> {
     }
 }
 
+/// Whether there is something to wait for.
+fn is_of_power(verb: &Verb) -> bool {
+    !matches!(verb, Verb::Lock(_) | Verb::Unlock | Verb::Rename(_) | Verb::Set(_))
+}
+
+/// Names that differ in the case of letters only are one.
+fn same_name(before: Option<&str>, name: &str) -> bool {
+    before.is_some_and(|before| before.eq_ignore_ascii_case(name))
+}
+
 /// The transaction that writes the wish into both, and the generation that it makes.
 fn change(
     cloud: &Cloud,
@@ -114,6 +132,27 @@ fn change(
         .when(Compare::Unchanged(order_key.clone(), known.request_revision()));
     match wish {
         Wish::Locked(locked) => record.record.locked = locked,
+        Wish::Name(name) => {
+            let project = record.record.project.clone();
+            let before = record.record.name.replace(name.clone());
+            if !same_name(before.as_deref(), &name) {
+                txn = txn
+                    .when(Compare::NoneUnder(keys.names(&project, &name)))
+                    .put(keys.name(&project, &name, instance), "");
+                if let Some(before) = before {
+                    txn = txn.delete(keys.name(&project, &before, instance));
+                }
+            }
+            (order.record.name, order.record.generation) = (Some(name), generation);
+            txn = txn.put(order_key, order.encode());
+        }
+        Wish::Set(change) => {
+            change.make(&mut record.record);
+            if order.record.restart != record.record.restart {
+                (order.record.restart, order.record.generation) = (record.record.restart, generation);
+                txn = txn.put(order_key, order.encode());
+            }
+        }
         Wish::Power(power) => {
             let power = ec_model::PowerWish { generation, ..power };
             record.record.power = power.clone();

@@ -3,15 +3,15 @@
 //! A claim without a request is taken back by its node, but only where a record says that it is ours. So the
 //! record comes first and goes last: whatever moment a command is killed at, what it leaves is found by it.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
-use ec_model::{Instance, InstanceId, PowerWish, Restart, Spec, decode, encode};
+use ec_model::{Instance, InstanceId, PowerWish, Spec, decode, encode};
 use ec_runtime::planted;
 use ec_store::{Compare, KeyValue, Revision, Store, StoreError, Txn};
 use jiff::SignedDuration;
 use tokio::time::Instant;
 
-use crate::{Cloud, CloudError, CloudResult};
+use crate::{Cloud, CloudError, CloudResult, Guest};
 
 /// A command takes seconds. What is left of one after so long will not be finished by it.
 pub(crate) const STALE: SignedDuration = SignedDuration::from_mins(10);
@@ -78,9 +78,9 @@ pub(crate) enum Back {
 
 impl Intent {
     /// Writes record and name of a new instance. A name that is taken is refused, with who bears it.
-    pub(crate) async fn write(cloud: &Cloud, naming: &Naming, spec: &Spec) -> CloudResult<Self> {
+    pub(crate) async fn write(cloud: &Cloud, guest: &Guest, spec: &Spec) -> CloudResult<Self> {
         for _ in 0..TRIES {
-            let intent = Self::new(cloud, naming, spec);
+            let intent = Self::new(cloud, guest, spec);
             match cloud.store.txn(intent.alone(cloud, intent.put(cloud, Txn::new()))).await {
                 Ok(outcome) if outcome.succeeded => {
                     return Ok(Self { revision: outcome.revision, ..intent });
@@ -97,17 +97,17 @@ impl Intent {
         Err(CloudError::Busy("the name is taken and given back again and again; try again".into()))
     }
 
-    fn new(cloud: &Cloud, naming: &Naming, spec: &Spec) -> Self {
+    fn new(cloud: &Cloud, guest: &Guest, spec: &Spec) -> Self {
         let instance = InstanceId::new(cloud.host.uuid());
         let record = Instance {
             instance,
             project: cloud.project.clone(),
             user: cloud.user.clone(),
-            name: naming.of(instance),
-            labels: BTreeMap::new(),
+            name: guest.naming.of(instance),
+            labels: guest.labels.clone(),
             spec: spec.clone(),
             power: PowerWish::default(),
-            restart: Restart::No,
+            restart: guest.restart,
             locked: None,
             assigned: None,
             generation: 1,
@@ -161,8 +161,8 @@ impl Intent {
     }
 
     /// The same intent under a new uuid. Nothing may be claimed under the old one.
-    pub(crate) async fn renewed(self, cloud: &Cloud, naming: &Naming) -> CloudResult<Self> {
-        let next = Self::new(cloud, naming, &self.record.spec);
+    pub(crate) async fn renewed(self, cloud: &Cloud, guest: &Guest) -> CloudResult<Self> {
+        let next = Self::new(cloud, guest, &self.record.spec);
         let mut txn = next.put(cloud, self.delete(cloud, Txn::new()));
         if next.record.name != self.record.name {
             txn = next.alone(cloud, txn);
@@ -273,7 +273,7 @@ pub(crate) fn wanted(instance: InstanceId, value: &[u8]) -> Result<Instance, Str
 }
 
 /// Sees to it that nobody bears the name, where those who do are only left-overs; else the error says who.
-async fn free(cloud: &Cloud, name: &str) -> CloudResult<()> {
+pub(crate) async fn free(cloud: &Cloud, name: &str) -> CloudResult<()> {
     let names = cloud.keys.names(&cloud.project, name);
     let taken = |by: &str| CloudError::Taken {
         name: name.to_owned(),

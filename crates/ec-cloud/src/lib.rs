@@ -34,7 +34,10 @@ use ec_store::Store;
 
 pub use act::{Acted, act};
 pub use destroy::{Doomed, destroy};
-pub use ec_plan::{lack::Reasons, verbs::Verb};
+pub use ec_plan::{
+    lack::Reasons,
+    verbs::{Change, Verb},
+};
 pub use error::{CloudError, CloudResult, Kind};
 pub use explain::explain;
 pub use intent::Naming;

@@ -1,10 +1,10 @@
 //! Scheduling: an intent, candidates, a claim, a request; and the way back from each of these.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use ec_model::{
-    Alive, Assigned, Blob, Desired, ImageRef, Instance, InstanceId, NodeId, Request, ResourceQuery, Spec,
-    decode, encode,
+    Alive, Assigned, Blob, Desired, ImageRef, Instance, InstanceId, NodeId, Request, ResourceQuery, Restart,
+    Spec, decode, encode,
 };
 use ec_placement_client::{Candidate, Candidates, Claim, DISABLED, PlacementError};
 use ec_plan::choice::{Try, choose};
@@ -62,6 +62,10 @@ pub struct Guest {
     pub image: ImageRef,
     /// Whether metadata is given only with a token.
     pub token_required: bool,
+    /// What its user tells it apart by.
+    pub labels: BTreeMap<String, String>,
+    /// What follows when it ends without anybody's wish.
+    pub restart: Restart,
 }
 
 /// What was asked for, checked before anything is written.
@@ -138,7 +142,7 @@ pub async fn schedule(
     // At the same time: the intent is needed only for the claim.
     let spec = wanted.spec();
     let (intent, mut found) =
-        tokio::join!(Intent::write(cloud, &wanted.guest.naming, &spec), look(cloud, wanted, LIMITS[0], stop));
+        tokio::join!(Intent::write(cloud, wanted.guest, &spec), look(cloud, wanted, LIMITS[0], stop));
     let mut intent = intent?;
     let (mut round, mut widened) = (0, 0);
     loop {
@@ -156,7 +160,7 @@ pub async fn schedule(
             let candidate = &candidates.candidates[offer];
             if tried > 0 {
                 // A new uuid for each claim: OpenStack keeps the consumer of some claims that it refused.
-                intent = intent.renewed(cloud, &wanted.guest.naming).await?;
+                intent = intent.renewed(cloud, wanted.guest).await?;
             }
             tried += 1;
             if begun.elapsed() > STALE.unsigned_abs() / 2 {
@@ -225,7 +229,7 @@ pub async fn schedule(
         widened = (widened + 1).min(LIMITS.len() - 1);
         found = look(cloud, wanted, LIMITS[widened], stop).await;
         if tried > 0 {
-            intent = intent.renewed(cloud, &wanted.guest.naming).await?;
+            intent = intent.renewed(cloud, wanted.guest).await?;
         }
     }
     intent.take_back(cloud, Reached::Intent).await?;

@@ -78,6 +78,24 @@ impl Request {
     }
 }
 
+/// So many labels an instance may have: as many as OpenStack's Compute API allows of metadata.
+pub const LABELS_MAX: usize = 128;
+
+/// The key and the value of a label, as `KEY=VALUE`.
+pub fn label(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("wanted KEY=VALUE")?;
+    Ok((label_key(key)?, line(value, 255)?))
+}
+
+/// The key of a label.
+pub fn label_key(text: &str) -> Result<String, String> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':' | '/');
+    if text.is_empty() || text.len() > 63 || !text.chars().all(fits) {
+        return Err("wanted a key of 1 to 63 letters, digits, and - _ . : /".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
 /// One line of text that people read, of so many characters at most.
 pub fn line(text: &str, most: usize) -> Result<String, String> {
     if text.chars().count() > most {

@@ -107,6 +107,8 @@ pub enum RecordFacts {
 pub struct Facts {
     /// What shall be.
     pub wanted: Wanted,
+    /// The generation of the request; 0 where there is none.
+    pub generation: u64,
     /// Whether and how it shall run.
     pub power: PowerFacts,
     /// What was written last.

@@ -3,9 +3,9 @@
 //! It follows OpenStack's Compute API where that has a word: what it answers with 409 is refused here. docs/lifecycle.md
 //! prints the table, and a test holds the two together.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
-use ec_model::{Desired, Instance, Power, PowerWish, Request, State, Status};
+use ec_model::{Desired, Instance, Power, PowerWish, Request, Restart, State, Status, input::LABELS_MAX};
 
 /// What a user asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +28,32 @@ pub enum Verb {
     Lock(String),
     /// Let things be done to it again.
     Unlock,
+    /// Call it so. Its guest's hostname stays.
+    Rename(String),
+    /// Change what is told of it, or follows its end.
+    Set(Change),
+}
+
+/// What is changed beside power; what is not named stays.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Change {
+    /// Labels, by their keys; without a value they go.
+    pub labels: BTreeMap<String, Option<String>>,
+    /// What follows when it ends without anybody's wish.
+    pub restart: Option<Restart>,
+}
+
+impl Change {
+    /// Makes it in a record.
+    pub fn make(&self, instance: &mut Instance) {
+        for (key, value) in &self.labels {
+            match value {
+                Some(value) => _ = instance.labels.insert(key.clone(), value.clone()),
+                None => _ = instance.labels.remove(key),
+            }
+        }
+        instance.restart = self.restart.unwrap_or(instance.restart);
+    }
 }
 
 impl Verb {
@@ -45,6 +71,8 @@ impl Verb {
             Self::Resume => "resume",
             Self::Lock(_) => "lock",
             Self::Unlock => "unlock",
+            Self::Rename(_) => "rename",
+            Self::Set(_) => "set",
         }
     }
 }
@@ -90,6 +118,10 @@ pub enum Wish {
     Power(PowerWish),
     /// It is locked, for this reason, or is not.
     Locked(Option<String>),
+    /// It is called so.
+    Name(String),
+    /// This is changed.
+    Set(Change),
 }
 
 impl fmt::Display for Situation {
@@ -163,6 +195,22 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
         (Verb::Unlock, Some(_)) => return Verdict::Do(Wish::Locked(None)),
         (Verb::Unlock, None) => return Verdict::Already("it is not locked".to_owned()),
         (_, Some(reason)) => return Verdict::Refuse(locked(reason)),
+        (Verb::Rename(name), None) if instance.name.as_ref() == Some(name) => {
+            return Verdict::Already(format!("it is called `{name}` already"));
+        }
+        (Verb::Rename(name), None) => return Verdict::Do(Wish::Name(name.clone())),
+        (Verb::Set(change), None) => {
+            let mut changed = instance.clone();
+            change.make(&mut changed);
+            if changed == *instance {
+                return Verdict::Already("all of that is so already".to_owned());
+            }
+            let many = changed.labels.len();
+            if many > LABELS_MAX {
+                return Verdict::Refuse(format!("it would have {many} labels, more than {LABELS_MAX}"));
+            }
+            return Verdict::Do(Wish::Set(change.clone()));
+        }
         (_, None) => {}
     }
     in_situation(verb, Situation::of(request, status))
@@ -228,7 +276,7 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
         (_, S::Building | S::Suspending | S::Stopping | S::Rebooting) => refuse(LATER),
         (_, S::Error) => refuse(": `eschedule show` tells why"),
         // Judged before.
-        (Verb::Lock(_) | Verb::Unlock, _) => already(),
+        (Verb::Lock(_) | Verb::Unlock | Verb::Rename(_) | Verb::Set(_), _) => already(),
     }
 }
 

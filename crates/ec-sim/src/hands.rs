@@ -203,8 +203,7 @@ impl Hypervisor for Hands {
     }
 
     async fn save(&self, instance: InstanceId) -> HypervisorResult<()> {
-        let call: Call =
-            Box::new(move |hypervisor| Box::pin(async move { hypervisor.save(instance).await }));
+        let call: Call = Box::new(move |hypervisor| Box::pin(async move { hypervisor.save(instance).await }));
         self.change(Operation::Save, instance, call).await
     }
 

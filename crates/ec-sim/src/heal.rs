@@ -162,7 +162,17 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         let (known, restored, claims_lost) =
             world.judge(|referee, _| (referee.known(instance), referee.restored, referee.claims_lost));
         let Known {
-            acknowledged, wished_away, doomed, wrote, disturbed, lost, vanished, was_revived, ..
+            acknowledged,
+            wished_away,
+            doomed,
+            wrote,
+            disturbed,
+            lost,
+            vanished,
+            was_revived,
+            power_wished,
+            power_acknowledged,
+            ..
         } = known;
         let state = traces.status.as_ref().map(|status| status.state);
         let asked_for = traces.request.as_ref().map(|request| request.desired);
@@ -171,8 +181,8 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         let well = match (asked_for, state) {
             _ if doomed && !restored => !traces.is_anything(),
             (Some(Desired::Active), Some(State::Active)) => whole,
-            (Some(Desired::Active), Some(State::Stopped | State::Paused)) => {
-                (disturbed || restored) && (counted || !wrote)
+            (Some(Desired::Active), Some(State::Stopped | State::Paused | State::Suspended)) => {
+                (disturbed || restored || power_wished) && (counted || !wrote)
             }
             // Of what never ran nothing is kept but the word.
             (Some(Desired::Active), Some(State::Error)) => {
@@ -199,7 +209,8 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             }
             _ => false,
         };
-        if !(well && traces.is_true()) {
+        let as_wished = restored || traces.is_as_wished(power_acknowledged, disturbed);
+        if !(well && as_wished && traces.is_true()) {
             let bound = if traces.request.is_some() { soon } else { BOUND };
             found.push((bound, format!("{instance}: {}", traces.told())));
         }

@@ -42,6 +42,10 @@ pub(crate) struct Known {
     revived: bool,
     /// That has happened at least once.
     pub(crate) was_revived: bool,
+    /// A user has wished something of its power, which may arrive.
+    pub(crate) power_wished: bool,
+    /// The generation of the newest wish for its power that a user was told of.
+    pub(crate) power_acknowledged: u64,
     /// When it was claimed.
     claimed: u64,
     /// Its claim was given back so old, and before it was requested: a command that slept too long requests it in
@@ -126,6 +130,16 @@ impl Referee {
 
     pub(crate) fn wished_away(&mut self, instance: InstanceId) {
         self.known.entry(instance).or_default().wished_away = true;
+    }
+
+    pub(crate) fn power_wished(&mut self, instance: InstanceId) {
+        self.known.entry(instance).or_default().power_wished = true;
+    }
+
+    /// A user was told that this wish for its power is written.
+    pub(crate) fn power_acknowledged(&mut self, instance: InstanceId, generation: u64) {
+        let known = self.known.entry(instance).or_default();
+        known.power_acknowledged = known.power_acknowledged.max(generation);
     }
 
     /// A user was told that it goes.
@@ -243,7 +257,7 @@ impl Referee {
         known.was_revived |= known.revived;
         match what {
             Operation::Start => {
-                if known.was_active && !late {
+                if known.was_active && !late && !known.power_wished && !known.disturbed && !self.restored {
                     let found = format!("{instance} was started again after it had been ACTIVE");
                     self.findings.push(found);
                 }
@@ -252,6 +266,11 @@ impl Referee {
                 if claim.is_none() && !self.restored && !self.claims_lost {
                     self.found(format!("{instance} was started without a claim"));
                 }
+            }
+            Operation::ShutDown | Operation::PowerOff | Operation::Pause | Operation::Save
+                if !known.power_wished =>
+            {
+                self.found(format!("{what:?} of {instance}, and no user wished anything of its power"));
             }
             Operation::Destroy if known.wrote && before.volume && !known.wished_away => {
                 self.found(format!(

@@ -12,6 +12,7 @@ mod host;
 mod operators;
 mod people;
 mod placement;
+mod power;
 mod records;
 mod stage;
 
@@ -58,6 +59,7 @@ pub fn scenarios() -> impl Iterator<Item = &'static Scenario> {
         etcd::ALL,
         host::ALL,
         guests::ALL,
+        power::ALL,
         build::ALL,
         records::ALL,
         placement::ALL,

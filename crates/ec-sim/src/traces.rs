@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ec_hypervisor::{Observed, RunState};
-use ec_model::{InstanceId, NodeId, Request, State, Status, decode};
+use ec_model::{Desired, InstanceId, NodeId, Power, Request, State, Status, decode};
 use serde_json::Value;
 
 use crate::{
@@ -85,9 +85,29 @@ impl Traces {
         match self.status.as_ref().map(|status| status.state) {
             Some(State::Active) => runs && !self.guest.transient,
             Some(State::Paused) => is_paused,
-            Some(State::Stopped) => !runs && !is_paused,
+            Some(State::Stopped | State::Suspended) => !runs && !is_paused,
+            Some(State::Stopping | State::Rebooting | State::Suspending) => false,
             _ => true,
         }
+    }
+
+    /// Whether the last wish for its power was not lost, and was carried out, where nobody `disturbed` it.
+    pub(crate) fn is_as_wished(&self, acknowledged: u64, disturbed: bool) -> bool {
+        let (Some(request), Some(status)) = (&self.request, &self.status) else { return true };
+        if request.desired != Desired::Active || status.state == State::Error {
+            return true;
+        }
+        // One that was suspended and not resumed yet when it was to be stopped or paused does not run as it is.
+        let halted = request.power.power != Power::Running && status.state == State::Suspended;
+        let state = match request.power.power {
+            Power::Running => State::Active,
+            Power::Paused => State::Paused,
+            Power::Suspended => State::Suspended,
+            Power::Stopped => State::Stopped,
+        };
+        request.power.generation >= acknowledged
+            && status.power_generation >= request.power.generation
+            && (disturbed || status.state == state || halted)
     }
 
     pub(crate) fn is_only_claim(&self) -> bool {

@@ -1,9 +1,12 @@
 //! People with command lines: each does one thing after the other, is interrupted now and then, and sometimes killed.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use ec_cloud::{Cloud, Guest, Naming, Scheduled, View, Wanted, destroy, list, schedule, until_active};
-use ec_model::{Blob, ImageRef, InstanceId, ResourceQuery};
+use ec_cloud::{
+    Cloud, CloudError, Guest, Naming, Scheduled, Verb, View, Wanted, act, destroy, list, schedule,
+    until_active, until_powered,
+};
+use ec_model::{Blob, ImageRef, InstanceId, ResourceQuery, Restart, State};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -35,6 +38,7 @@ pub(crate) fn cloud(world: &Arc<World>, actor: Actor, life: &Life) -> anyhow::Re
 enum Deed {
     Schedule { name: Option<&'static str>, data: bool, wait: bool },
     Destroy(InstanceId),
+    Act { instance: InstanceId, verb: Verb, wait: bool },
     List,
 }
 
@@ -42,7 +46,11 @@ enum Deed {
 pub(crate) async fn live(world: Arc<World>, number: u32, done: CancellationToken) {
     while !done.is_cancelled() {
         sleep(world.millis(200..8000)).await;
-        let deed = match world.pick(0..10) {
+        let deed = match world.pick(0..14) {
+            10.. => match someone(&world) {
+                Some(instance) => Deed::Act { instance, verb: a_verb(&world), wait: world.chance(30) },
+                None => continue,
+            },
             0..5 => Deed::Schedule {
                 name: world.chance(60).then(|| NAMES[usize::try_from(world.pick(0..4)).unwrap_or(0)]),
                 data: world.chance(20),
@@ -55,6 +63,20 @@ pub(crate) async fn live(world: Arc<World>, number: u32, done: CancellationToken
             _ => Deed::List,
         };
         command(&world, Actor::User(number), deed).await;
+    }
+}
+
+/// Some wish for power.
+fn a_verb(world: &World) -> Verb {
+    let grace = if world.chance(50) { 0 } else { 20 };
+    match world.pick(0..8) {
+        0..2 => Verb::Start,
+        2..4 => Verb::Stop(grace),
+        4 => Verb::Reboot(grace),
+        5 => Verb::Pause,
+        6 => Verb::Unpause,
+        _ if world.chance(50) => Verb::Suspend,
+        _ => Verb::Resume,
     }
 }
 
@@ -118,7 +140,9 @@ async fn perform(world: Arc<World>, actor: Actor, deed: Deed, life: Life, stop: 
     match deed {
         Deed::Schedule { name, data, wait } => {
             let query = "resources=VCPU:1,MEMORY_MB:128,DISK_GB:1";
-            let Ok(placed) = place(&world, actor, &cloud, Order { name, data, query }, &stop).await else {
+            let Ok(placed) =
+                place(&world, actor, &cloud, Order { name, data, query, restart: Restart::No }, &stop).await
+            else {
                 return;
             };
             if wait {
@@ -126,6 +150,10 @@ async fn perform(world: Arc<World>, actor: Actor, deed: Deed, life: Life, stop: 
             }
         }
         Deed::Destroy(instance) => _ = doom(&world, actor, &cloud, instance).await,
+        Deed::Act { instance, verb, wait } => {
+            let patience = wait.then_some(Duration::from_secs(120));
+            _ = wish(&world, actor, &cloud, instance, &verb, patience).await;
+        }
         Deed::List => _ = look(&world, actor, &cloud).await,
     }
 }
@@ -136,6 +164,7 @@ pub(crate) struct Order {
     pub(crate) name: Option<&'static str>,
     pub(crate) data: bool,
     pub(crate) query: &'static str,
+    pub(crate) restart: Restart,
 }
 
 /// Asks for an instance; where it is, or what was told instead.
@@ -146,13 +175,15 @@ pub(crate) async fn place(
     order: Order,
     stop: &CancellationToken,
 ) -> Result<Scheduled, String> {
-    let Order { name, data, query } = order;
+    let Order { name, data, query, restart } = order;
     let guest = Guest {
         naming: name.map_or(Naming::None, |name| Naming::Name(name.to_owned())),
         user_data: data.then(|| Blob(b"#!/bin/sh\n".to_vec())),
         keys: Vec::new(),
         image: ImageRef { url: format!("file://{}", image(world).display()), sha256: None },
         token_required: false,
+        labels: BTreeMap::new(),
+        restart,
     };
     world.log(actor, format!("schedule {}", name.unwrap_or("without a name")));
     let told = async {
@@ -211,6 +242,34 @@ pub(crate) async fn doom(
             Err(error.to_string())
         }
     }
+}
+
+/// Asks something of an instance, and waits so long until it is so; how it is then, or what was told instead.
+pub(crate) async fn wish(
+    world: &Arc<World>,
+    actor: Actor,
+    cloud: &Cloud,
+    instance: InstanceId,
+    verb: &Verb,
+    patience: Option<Duration>,
+) -> Result<Option<State>, String> {
+    world.log(actor, format!("{} {instance}", verb.name()));
+    // From here on it may arrive.
+    world.judge(|referee, _| referee.power_wished(instance));
+    let done = async {
+        let acted = act(cloud, instance, verb).await?;
+        world.log(actor, format!("is told: {}", acted.already.as_deref().unwrap_or("it is written")));
+        let Some(generation) = acted.awaited else { return Ok(None) };
+        world.judge(|referee, _| referee.power_acknowledged(instance, generation));
+        let Some(patience) = patience else { return Ok(None) };
+        let came = until_powered(cloud, acted.node, instance, generation, patience, |_| {}).await?;
+        world.log(actor, format!("waited for {instance}: {}", came.state));
+        Ok(Some(came.state))
+    };
+    done.await.map_err(|error: CloudError| {
+        world.log(actor, format!("is told: {error}"));
+        error.to_string()
+    })
 }
 
 /// Lists all instances.

@@ -132,6 +132,7 @@ impl Known {
     pub(super) fn facts(&self, now: Now) -> Facts {
         Facts {
             wanted: self.wanted(),
+            generation: self.readable().map_or(0, |request| request.generation),
             power: self.power(),
             status: match &self.status {
                 StatusEntry::Absent => StatusFacts::Absent,
@@ -169,11 +170,13 @@ impl Known {
         }
     }
 
+    fn readable(&self) -> Option<&Request> {
+        self.request.as_ref()?.record.as_deref().ok()
+    }
+
     /// What the request says of power, and whether the status tells that it is so.
     fn power(&self) -> PowerFacts {
-        let Some(Ok(request)) = self.request.as_ref().map(|request| &request.record) else {
-            return PowerFacts::default();
-        };
+        let Some(request) = self.readable() else { return PowerFacts::default() };
         let wish = &request.power;
         PowerFacts {
             wanted: wish.power,

@@ -28,8 +28,16 @@ pub(super) fn plan(facts: &Facts, limits: &Limits) -> Plan {
     let plan = first(&ASPECTS, facts, limits);
     let at_rest =
         matches!(plan.next, Next::Settled | Next::Stuck(Problem::Told) | Next::Wait(Until::Address));
-    // Last, since it is not in the guest's way: it is here all the same, and takes room.
-    if at_rest && facts.allocation == Allocation::Absent { count() } else { plan }
+    match known(facts) {
+        // Last, since it is not in the guest's way: it is here all the same, and takes room.
+        _ if at_rest && facts.allocation == Allocation::Absent => count(),
+        // What is asked for now changes nothing of how it is. An ERROR is told once.
+        Some(status) if at_rest && status.generation < facts.generation && status.state != State::Error => {
+            let same = Announce(status.state, status.reason.clone());
+            Plan::run(vec![same], "telling that what is asked for now was taken up")
+        }
+        _ => plan,
+    }
 }
 
 fn count() -> Plan {

@@ -1,6 +1,6 @@
 //! Rules for what lies in etcd of instances.
 
-use ec_model::{Desired, Instance, NodeId, Request, State, Status, decode};
+use ec_model::{Desired, Instance, NodeId, PowerWish, Request, State, Status, decode};
 use ec_store::{KeyValue, Op, Txn};
 
 use super::{Referee, is_before_active, observed};
@@ -97,7 +97,11 @@ impl Referee {
             if request.desired == Desired::Destroyed && !known.wished_away {
                 self.found(format!("{actor} asked for the end of {instance}, which no user wished"));
             }
-            if request.desired == Desired::Active && content(world, &world.keys.alive(node)).is_none() {
+            let is_placed = old.is_none();
+            if request.desired == Desired::Active
+                && is_placed
+                && content(world, &world.keys.alive(node)).is_none()
+            {
                 self.found(format!("{actor} requested {instance} on {node}, which is not alive"));
             }
             let before = old.and_then(|old| decode::<Request>(&old.value).ok());
@@ -168,13 +172,20 @@ impl Referee {
             State::Error if !harmed && known.unclaimed.is_none_or(|age| age < GRACE) => {
                 Some("nothing was done to it")
             }
-            State::Stopped | State::Paused if !harmed && !known.wished_away => Some("nothing was done to it"),
+            State::Stopped | State::Paused if !harmed && !known.wished_away && !known.power_wished => {
+                Some("nothing was done to it")
+            }
+            State::Stopping | State::Rebooting | State::Suspending | State::Suspended
+                if !known.power_wished =>
+            {
+                Some("no user wished it")
+            }
             // A disk alone may be anybody's.
             State::Unclaimed if !restored && (known.wrote || !known.revived) => {
                 Some("etcd was never put back")
             }
             State::Scheduled | State::Preparing if known.was_active && !restored => Some("it was ACTIVE"),
-            State::Starting if known.was_active && !harmed => Some("it was ACTIVE"),
+            State::Starting if known.was_active && !harmed && !known.power_wished => Some("it was ACTIVE"),
             _ => None,
         };
         known.was_active |= state == State::Active;
@@ -221,9 +232,11 @@ impl Referee {
         let known = self.known.entry(instance).or_default();
         let maker = *known.maker.get_or_insert(actor);
         let before = old.and_then(|old| decode::<Instance>(&old.value).ok());
+        // One that is placed is any user's to wish something of.
+        let is_wish = new.is_some() && before.as_ref().is_some_and(|before| before.assigned.is_some());
         let is_young =
             before.is_some_and(|before| world.now().duration_since(before.created_at).as_secs() < STALE);
-        if is_young && actor != maker && !known.wished_away {
+        if is_young && !is_wish && actor != maker && !known.wished_away {
             self.found(format!("{actor} wrote {key}, at which a command may still be"));
         }
         if new.is_some() || old.is_none() {
@@ -241,6 +254,15 @@ impl Referee {
 }
 
 /// A write as the log has it; nothing of what is only bookkeeping.
+fn asked(request: &Request) -> String {
+    let PowerWish { power, generation, anew, .. } = &request.power;
+    match (request.desired, generation) {
+        (Desired::Active, 2..) => format!("Active, {power:?}{}", if *anew { " anew" } else { "" }),
+        (desired, _) => format!("{desired:?}"),
+    }
+}
+
+/// What a change of a key is, in words.
 pub(crate) fn told(world: &World, key: &str, new: Option<&[u8]>) -> Option<String> {
     let keys = &world.keys;
     if let Some(rest) = key.strip_prefix(PLACEMENT) {
@@ -253,7 +275,7 @@ pub(crate) fn told(world: &World, key: &str, new: Option<&[u8]>) -> Option<Strin
     let short = key.strip_prefix("/ecompute/")?;
     let Some(value) = new else { return Some(format!("delete {short}")) };
     let more = if keys.parse_request(key).is_ok() {
-        decode::<Request>(value).map_or("unreadable".into(), |request| format!("{:?}", request.desired))
+        decode::<Request>(value).map_or("unreadable".into(), |request| asked(&request))
     } else if keys.parse_status(key).is_ok() {
         decode::<Status>(value).map_or("unreadable".into(), |status| {
             let reason = status.reason.map(|reason| format!(": {reason}")).unwrap_or_default();

@@ -1,5 +1,6 @@
 //! What becomes of command lines that are killed, interrupted, unheard, or that meet each other.
 
+use ec_model::Restart;
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -105,7 +106,7 @@ fn claims(stage: &Stage) -> usize {
 
 async fn one_life(stage: Stage) {
     let user = stage.user(1);
-    match user.order(Order { name: Some("web"), data: true, query: SMALL }).await {
+    match user.order(Order { name: Some("web"), data: true, query: SMALL, restart: Restart::No }).await {
         Ok(placed) => {
             stage.demand(user.waits_for(placed).await, "it comes up").await;
             user.list().await.ok();
@@ -208,7 +209,11 @@ async fn one_name(stage: Stage) {
 
 async fn user_data(stage: Stage) {
     stage.kill(1);
-    let Ok(placed) = stage.user(1).order(Order { name: Some("web"), data: true, query: SMALL }).await else {
+    let Ok(placed) = stage
+        .user(1)
+        .order(Order { name: Some("web"), data: true, query: SMALL, restart: Restart::No })
+        .await
+    else {
         return stage.fail("it is not placed").await;
     };
     stage.expects_trouble(placed.instance);

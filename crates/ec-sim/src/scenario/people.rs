@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use ec_cloud::{Cloud, Scheduled, View};
-use ec_model::InstanceId;
+use ec_cloud::{Cloud, Scheduled, Verb, View};
+use ec_model::{InstanceId, Restart, State};
 use tokio_util::sync::CancellationToken;
 
 use super::Stage;
@@ -52,7 +52,7 @@ impl User {
     }
 
     pub(super) async fn schedule(&self, name: &'static str) -> Result<Scheduled, String> {
-        self.order(Order { name: Some(name), data: false, query: SMALL }).await
+        self.order(Order { name: Some(name), data: false, query: SMALL, restart: Restart::No }).await
     }
 
     pub(super) async fn order(&self, order: Order) -> Result<Scheduled, String> {
@@ -68,6 +68,13 @@ impl User {
     pub(super) async fn destroy(&self, instance: InstanceId) -> Result<(), String> {
         let cloud = self.cloud()?;
         self.living(user::doom(&self.stage.world, self.actor, cloud, instance)).await
+    }
+
+    /// Asks something of an instance, and waits until it is so.
+    pub(super) async fn wish(&self, instance: InstanceId, verb: &Verb) -> Result<Option<State>, String> {
+        let cloud = self.cloud()?;
+        let asked = user::wish(&self.stage.world, self.actor, cloud, instance, verb, Some(PATIENCE));
+        self.living(asked).await
     }
 
     pub(super) async fn list(&self) -> Result<Vec<View>, String> {
