@@ -48,6 +48,8 @@ impl<'a> Orders<'a> {
             epoch: 1,
             generation: if desired == Desired::Active { 1 } else { 2 },
             desired,
+            power: ec_model::PowerWish::default(),
+            restart: ec_model::Restart::No,
             name: None,
             spec: Some(Spec {
                 query: "resources=VCPU:1".to_owned(),

@@ -194,6 +194,8 @@ mod tests {
             node: NodeId::new(node),
             epoch: 1,
             observed_generation: 1,
+            power_generation: 1,
+            restarts: 0,
             state,
             reason: reason.map(str::to_owned),
             doing: None,

@@ -198,6 +198,25 @@ mod tests {
     }
 
     #[test]
+    fn labels_and_lines_are_bounded_and_plain() {
+        assert_eq!(label("role=web server"), Ok(("role".to_owned(), "web server".to_owned())));
+        assert_eq!(label("a/b.c:d-e_f="), Ok(("a/b.c:d-e_f".to_owned(), String::new())));
+        assert_eq!(label("a=b=c"), Ok(("a".to_owned(), "b=c".to_owned())));
+        assert_eq!(label("role"), Err("wanted KEY=VALUE".to_owned()));
+        for key in ["", "a b", "ä", &"k".repeat(64)] {
+            assert!(label_key(key).is_err(), "{key}");
+        }
+        assert!(label_key(&"k".repeat(63)).is_ok());
+        assert_eq!(line("ä", 1), Ok("ä".to_owned()));
+        assert_eq!(line("ab", 1), Err("wanted 1 characters at most".to_owned()));
+        assert_eq!(line("a\nb", 9), Err("wanted one line without control characters".to_owned()));
+        assert!(
+            label(&format!("k={}", "v".repeat(255))).is_ok()
+                && label(&format!("k={}", "v".repeat(256))).is_err()
+        );
+    }
+
+    #[test]
     fn what_is_wrong_with_a_request_is_named() {
         let request = |name: Option<&str>, keys: Vec<String>| {
             let spec = crate::Spec {

@@ -217,6 +217,8 @@ impl Engine {
     fn listed(&mut self, requests: Vec<(InstanceId, Requested)>) {
         let listed: BTreeSet<_> = requests.iter().map(|(instance, _)| *instance).collect();
         for (instance, known) in &mut self.known {
+            // What an emptied etcd knew nothing of may be ours again in one that was put back.
+            known.asked_for = None;
             if !listed.contains(instance) {
                 known.request = None;
                 // Where etcd was put back, placement may have forgotten it too. Of what is not here the allocation is

@@ -302,6 +302,8 @@ impl World {
             keys: Vec::new(),
             image: ImageRef { url: "file:///x".into(), sha256: None },
             token_required: true,
+            labels: std::collections::BTreeMap::new(),
+            restart: ec_model::Restart::No,
         };
         let query = ResourceQuery::parse(query).map_err(|error| CloudError::Invalid(error.to_string()))?;
         let wanted = Wanted::new(&query, &guest)?;
@@ -487,6 +489,10 @@ async fn a_name_whose_bearer_is_gone_for_long_is_taken_over_and_one_that_is_not_
                 user_data_bytes: None,
                 token_required: false,
             },
+            power: ec_model::PowerWish::default(),
+            restart: ec_model::Restart::No,
+            locked: None,
+            labels: std::collections::BTreeMap::new(),
             assigned: placed.then(|| Assigned { node: node(0), epoch: 1 }),
             generation: 1,
             created_at: Timestamp::now() - age,

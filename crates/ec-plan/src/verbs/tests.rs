@@ -176,3 +176,53 @@ fn whoever_is_refused_is_told_what_helps() {
         assert_eq!(refused(verb, situation), why);
     }
 }
+
+#[test]
+fn what_is_told_of_an_instance_is_changed_where_it_is_not_so_and_within_bounds() {
+    let request = request(PowerWish::default());
+    let judged = |verb: Verb, instance: &Instance| judge(&verb, instance, &request, None);
+    let mut web = instance(None);
+    (web.name, web.restart) = (Some("web".into()), Restart::Always);
+    web.labels = [("a".to_owned(), "1".to_owned()), ("b".to_owned(), "2".to_owned())].into();
+    assert!(matches!(judged(Verb::Rename("web".into()), &web), Verdict::Already(_)));
+    assert_eq!(judged(Verb::Rename("db".into()), &web), Verdict::Do(Wish::Name("db".into())));
+
+    let labels = |pairs: &[(&str, Option<&str>)]| {
+        let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned)));
+        Change { labels: pairs.collect(), restart: None }
+    };
+    let same = [labels(&[("a", Some("1"))]), labels(&[("c", None)]), Change::default()];
+    for change in same.into_iter().chain([Change { restart: Some(Restart::Always), ..Change::default() }]) {
+        assert!(matches!(judged(Verb::Set(change.clone()), &web), Verdict::Already(_)), "{change:?}");
+    }
+    let change = Change { restart: Some(Restart::No), ..labels(&[("a", None), ("c", Some("3"))]) };
+    assert_eq!(judged(Verb::Set(change.clone()), &web), Verdict::Do(Wish::Set(change.clone())));
+    change.make(&mut web);
+    let left: Vec<_> = web.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    assert_eq!((left.join(" ").as_str(), web.restart), ("b=2 c=3", Restart::No));
+
+    for (more, fits) in [(LABELS_MAX - 2, true), (LABELS_MAX - 1, false)] {
+        let many = (0..more).map(|number| (format!("x{number}"), Some(String::new()))).collect();
+        let verdict = judged(Verb::Set(Change { labels: many, restart: None }), &web);
+        assert_eq!(matches!(verdict, Verdict::Do(_)), fits, "{more} more");
+        assert!(fits || verdict == Verdict::Refuse("it would have 129 labels, more than 128".into()));
+    }
+}
+
+#[test]
+fn each_verb_is_called_as_it_is_typed() {
+    let change = Change::default();
+    for (verb, name) in [
+        (Verb::Start, "start"),
+        (Verb::Stop(0), "stop --grace 0"),
+        (Verb::Stop(1), "stop"),
+        (Verb::Reboot(0), "reboot --hard"),
+        (Verb::Reboot(1), "reboot"),
+        (Verb::Lock(String::new()), "lock"),
+        (Verb::Unlock, "unlock"),
+        (Verb::Rename(String::new()), "rename"),
+        (Verb::Set(change), "set"),
+    ] {
+        assert_eq!(verb.name(), name);
+    }
+}

@@ -73,6 +73,7 @@ fn status(state: State, reason: Option<&str>, has_address: bool, start_noted: bo
 fn well() -> Facts {
     Facts {
         wanted: Wanted::Active,
+        generation: 1,
         power: PowerFacts::default(),
         status: status(State::Active, None, true, true),
         observed: Observed { domain: RUNS, volume: true, transient: false },

@@ -34,6 +34,7 @@ fn facts(domain: RunState, state: State, start_noted: bool) -> Facts {
 fn unrequested(allocation: Allocation, asked_for: Option<bool>) -> Facts {
     Facts {
         wanted: Wanted::Nothing,
+        generation: 0,
         power: PowerFacts::default(),
         status: StatusFacts::Absent,
         observed: Observed::default(),

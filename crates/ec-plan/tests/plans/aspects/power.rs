@@ -189,6 +189,28 @@ fn what_was_wished_is_told_and_what_others_did_since_then_too() {
     ]);
 }
 
+#[test]
+fn what_was_asked_for_is_told_to_be_taken_up_where_it_changes_nothing() {
+    let asked = |facts: Facts| Facts { generation: 2, ..facts };
+    let reason = "its user";
+    let stopped = Facts {
+        status: status(State::Stopped, Some(reason), true, true),
+        ..seen(Some(RunState::Ended(End::ByGuest)), true, false)
+    };
+    let Next::Run(effects) = plan(&asked(stopped.clone()), &LIMITS).next else { panic!() };
+    assert_eq!(effects, [Announce(State::Stopped, Some(reason.to_owned()))]);
+    let no_disk = Facts { observed: Observed { volume: false, ..well().observed }, ..well() };
+    all([
+        (asked(well()), Runs(&[Announce(State::Active, None)])),
+        (since(asked(well())), Settled),
+        (asked(since(stopped)), Told),
+        (asked(says(State::Starting, well())), Runs(&[Announce(State::Starting, None)])),
+        // What is wrong is told once.
+        (asked(told(no_disk)), Told),
+        (with(Allocation::Absent, asked(well())), Runs(&[Claim])),
+    ]);
+}
+
 /// One that ended, with such a policy.
 fn down(restart: Restart, why: End, restarts: u32) -> Facts {
     let facts = seen(Some(RunState::Ended(why)), true, false);
