@@ -8,5 +8,6 @@ mod guests;
 mod images;
 mod life;
 mod outages;
+mod power;
 mod races;
 mod replicas;

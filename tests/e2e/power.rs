@@ -1,0 +1,127 @@
+//! What users wish of a guest's power, on real guests: what it keeps, and what begins anew.
+
+use anyhow::{Context, Result};
+use ec_model::{InstanceId, State};
+use ec_tests::Stack;
+use nix::sys::signal::Signal;
+
+/// A guest that somebody can log in to, with a file that it wrote.
+struct Guest {
+    stack: Stack,
+    key: String,
+    instance: InstanceId,
+}
+
+impl Guest {
+    async fn up(more: &[&str]) -> Result<Self> {
+        let mut stack = Stack::start().await?;
+        stack.start_agent("").await?;
+        let key = stack.key_pair()?;
+        let public = format!("{key}.pub");
+        let arguments = [&["--wait", "--name", "web", "--key", &public], more].concat();
+        let instance = stack.schedule(&arguments)?;
+        let guest = Self { stack, key, instance };
+        // Behind all that its image has.
+        guest.run("echo precious | dd of=/dev/vda bs=1M seek=500 conv=fsync").await?;
+        Ok(guest)
+    }
+
+    async fn run(&self, command: &str) -> Result<String> {
+        self.stack.ssh_to(&self.key, "root", self.instance, command).await
+    }
+
+    /// What it wrote to its disk.
+    async fn kept(&self) -> Result<String> {
+        self.run("dd if=/dev/vda bs=1M skip=500 count=1 | head -n 1").await
+    }
+
+    /// Which boot of its kernel this is.
+    async fn boot(&self) -> Result<String> {
+        self.run("cat /proc/sys/kernel/random/boot_id").await
+    }
+
+    fn asks(&self, arguments: &[&str]) -> Result<String> {
+        let output = self.stack.eschedule(arguments)?;
+        anyhow::ensure!(output.status.success(), "{arguments:?}: {output:?}");
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// How libvirt has it: running, paused, shut off.
+    fn is_active(&self) -> Result<bool> {
+        let domain = self.stack.libvirt.connection().lookup_domain_by_name(&self.instance.to_string())?;
+        Ok(domain.is_active()?)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_is_stopped_started_and_rebooted_and_keeps_what_it_wrote() -> Result<()> {
+    let guest = Guest::up(&[]).await?;
+    let first = guest.boot().await?;
+    assert_eq!(
+        guest.asks(&["stop", "--wait", "web"])?,
+        format!("STOPPED INSTANCE {} ON {}\n", guest.instance, guest.stack.node)
+    );
+    assert!(!guest.is_active()?);
+    let status = guest.stack.status(guest.instance).await?.context("it is told")?;
+    assert_eq!((status.state, status.reason), (State::Stopped, None), "it heard, and ended by itself");
+    let refused = guest.stack.eschedule(&["pause", "web"])?;
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    let already = guest.asks(&["stop", "web"])?;
+    assert!(already.starts_with("NOTHING TO DO"), "{already}");
+
+    guest.asks(&["start", "--wait", "web"])?;
+    assert_eq!(guest.kept().await?.trim(), "precious");
+    let second = guest.boot().await?;
+    assert_ne!(second, first);
+    guest.asks(&["reboot", "--wait", "web"])?;
+    let third = guest.boot().await?;
+    assert_ne!(third, second);
+    guest.asks(&["reboot", "--hard", "--wait", "web"])?;
+    assert_ne!(guest.boot().await?, third);
+    assert_eq!(guest.kept().await?.trim(), "precious");
+    guest.stack.until_exactly(&[guest.instance]).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_goes_on_where_it_was_paused_or_suspended_also_after_libvirt_was_started_anew() -> Result<()>
+{
+    let mut guest = Guest::up(&[]).await?;
+    let boot = guest.boot().await?;
+    guest.asks(&["pause", "--wait", "web"])?;
+    guest.stack.kill_agent()?;
+    guest.stack.start_agent("").await?;
+    guest.stack.until_state(guest.instance, State::Paused).await?;
+    guest.asks(&["unpause", "--wait", "web"])?;
+    assert_eq!(guest.boot().await?, boot);
+
+    guest.asks(&["suspend", "--wait", "web"])?;
+    assert!(!guest.is_active()?);
+    guest.stack.libvirt.kill_daemon();
+    guest.stack.libvirt.start_daemon();
+    guest.stack.until_state(guest.instance, State::Suspended).await?;
+    let refused = guest.stack.eschedule(&["start", "web"])?;
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    guest.asks(&["resume", "--wait", "web"])?;
+    assert_eq!(guest.boot().await?, boot, "its memory was kept");
+    guest.asks(&["destroy", "--wait", "web"])?;
+    guest.stack.until_exactly(&[]).await
+}
+
+/// Its hypervisor's process is killed, as by the kernel when memory runs out.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_whose_process_is_killed_is_started_again_by_its_policy() -> Result<()> {
+    let guest = Guest::up(&["--restart", "on-failure", "--label", "role=web"]).await?;
+    let boot = guest.boot().await?;
+    let pid = guest.stack.libvirt.guest_process(guest.instance).context("it runs")?;
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGKILL)?;
+    guest
+        .stack
+        .until("the guest is started again", async || {
+            let status = guest.stack.status(guest.instance).await?.context("it is told")?;
+            Ok(status.restarts == 1 && status.state == State::Active)
+        })
+        .await?;
+    assert_ne!(guest.boot().await?, boot);
+    assert_eq!(guest.kept().await?.trim(), "precious");
+    Ok(())
+}
