@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use ec_cloud::{Acted, Doomed, Verb, resolve, until_gone, until_powered};
-use ec_model::InstanceId;
+use ec_cloud::{Acted, Doomed, Verb, resolve, until_active, until_gone, until_powered};
+use ec_model::{InstanceId, State};
 use ec_runtime::exit::{Failure, print, tell};
 use serde_json::{Value, json};
 
@@ -91,8 +91,16 @@ async fn act_on(
         Some(generation) if waiting.wait => {
             let shown = Shown::new(&under_way(verb).to_lowercase());
             let timeout = Duration::from_secs(waiting.timeout);
-            let seen = |step: ec_cloud::Step<'_>| shown.step(step);
-            let outcome = until_powered(&session.cloud, node, instance, generation, timeout, seen).await;
+            let (cloud, seen) = (&session.cloud, |step: ec_cloud::Step<'_>| shown.step(step));
+            let outcome = async {
+                let status = until_powered(cloud, node, instance, generation, timeout, seen).await?;
+                // Who waits for a guest that runs wants to reach it.
+                match status.state {
+                    State::Starting => until_active(cloud, node, instance, timeout, seen).await,
+                    _ => Ok(status),
+                }
+            };
+            let outcome = outcome.await;
             shown.finish();
             outcome?.state.to_string()
         }

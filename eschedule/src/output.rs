@@ -2,6 +2,7 @@
 
 use comfy_table::{Table, presets::NOTHING};
 use ec_cloud::{NodeView, View};
+use ec_model::Restart;
 use ec_runtime::exit::{Failure, print};
 use serde::Serialize;
 
@@ -78,6 +79,14 @@ pub(crate) fn instance(view: &View) -> Result<(), Failure> {
     if let Some(doing) = &view.doing {
         row("doing", doing.clone());
     }
+    if let Some(record) = &view.record {
+        if let Some(reason) = &record.locked {
+            row("locked", if reason.is_empty() { "yes".to_owned() } else { reason.clone() });
+        }
+        for (key, value) in &record.labels {
+            row("label", format!("{key}={value}"));
+        }
+    }
     if let Some(status) = &view.status {
         for address in &status.addresses {
             row("address", format!("{} ({}, interface {})", address.ip, address.mac, address.nic));
@@ -101,6 +110,12 @@ pub(crate) fn instance(view: &View) -> Result<(), Failure> {
             row("query", spec.query.clone());
             row("image", spec.image.url.clone());
         }
+        let wish = &request.power;
+        let pending = view.status.as_ref().is_some_and(|status| status.power_generation < wish.generation);
+        row("power", format!("{}{}", word(&wish.power), if pending { ", not yet" } else { "" }));
+        if request.restart != Restart::No {
+            row("restart", word(&request.restart));
+        }
         row("requested", request.created_at.to_string());
     }
     let mut text = trimmed(&table);
@@ -108,6 +123,11 @@ pub(crate) fn instance(view: &View) -> Result<(), Failure> {
         text.push_str(&format!("\n\nend of the console:\n{}", plain(console, &['\n', '\t'])));
     }
     print(&text)
+}
+
+/// As records have it.
+fn word(value: &impl Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
 fn row<const N: usize>(table: &mut Table, cells: [String; N]) {

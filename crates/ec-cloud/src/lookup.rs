@@ -311,6 +311,9 @@ pub struct View {
     /// What its agent is about with it, or waits for, while it is on its way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub doing: Option<String>,
+    /// What is wanted of it, where that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub record: Option<Instance>,
     /// The whole request, where that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request: Option<Request>,
@@ -327,6 +330,7 @@ impl View {
     pub fn of(known: &Known) -> Self {
         let mut view =
             Self::brief(known.instance, known.node, known.node_alive, &known.request, &known.status);
+        view.record.clone_from(&known.record);
         view.request = known.request.record().cloned();
         view.status = known.status.record().cloned();
         view
@@ -364,6 +368,7 @@ impl View {
             ip: status.and_then(|status| status.ip),
             reason: unknown.or_else(|| status.and_then(|status| status.reason.clone())),
             doing: doing(request, is),
+            record: None,
             request: None,
             status: None,
         }
@@ -380,6 +385,7 @@ impl View {
             ip: None,
             reason: Some(format!("being placed since {}", record.created_at)),
             doing: None,
+            record: None,
             request: None,
             status: None,
         }
@@ -395,6 +401,7 @@ impl View {
             ip: None,
             reason: Some(format!("what is wanted of it cannot be read: {why}")),
             doing: None,
+            record: None,
             request: None,
             status: None,
         }
@@ -468,7 +475,7 @@ async fn record_only(cloud: &Cloud, instance: InstanceId) -> CloudResult<Option<
     let view = match record.node() {
         Some(node) => {
             let known = look(cloud, instance, node, None).await?;
-            let view = View { request: None, status: None, ..View::of(&known) };
+            let view = View { record: None, request: None, status: None, ..View::of(&known) };
             // Placed since the others were listed.
             if !(known.request.is_absent() && known.status.is_absent()) {
                 return Ok(Some(view));
