@@ -9,8 +9,8 @@ use std::{
 /// The media type of the text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Microseconds become the seconds that are shown.
-const MICROSECOND: f64 = 1e-6;
+/// Times are kept in microseconds and shown in seconds.
+const MICROSECONDS: f64 = 1e6;
 
 /// A number that only grows.
 #[derive(Debug, Default)]
@@ -28,11 +28,12 @@ impl Counter {
     }
 }
 
-/// How often values were up to each bound. Times are kept in microseconds and shown in seconds.
+/// How often values were up to each bound.
 #[derive(Debug)]
 pub struct Histogram<const N: usize> {
     bounds: [u64; N],
-    unit: f64,
+    /// So many of what is kept make one of what is shown.
+    per_unit: f64,
     /// One for each bound, and one for what is above them all.
     counts: [AtomicU64; N],
     above: AtomicU64,
@@ -42,18 +43,18 @@ pub struct Histogram<const N: usize> {
 impl<const N: usize> Histogram<N> {
     /// Of values, by bounds that grow.
     pub const fn new(bounds: [u64; N]) -> Self {
-        Self::with_unit(bounds, 1.0)
+        Self::by(bounds, 1.0)
     }
 
     /// Of times, by bounds in microseconds that grow.
     pub const fn of_times(bounds: [u64; N]) -> Self {
-        Self::with_unit(bounds, MICROSECOND)
+        Self::by(bounds, MICROSECONDS)
     }
 
-    const fn with_unit(bounds: [u64; N], unit: f64) -> Self {
+    const fn by(bounds: [u64; N], per_unit: f64) -> Self {
         Self {
             bounds,
-            unit,
+            per_unit,
             counts: [const { AtomicU64::new(0) }; N],
             above: AtomicU64::new(0),
             sum: AtomicU64::new(0),
@@ -74,7 +75,7 @@ impl<const N: usize> Histogram<N> {
 
     #[expect(clippy::cast_precision_loss, reason = "for people to look at")]
     fn shown(&self, value: u64) -> f64 {
-        value as f64 * self.unit
+        value as f64 / self.per_unit
     }
 }
 
