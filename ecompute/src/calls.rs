@@ -257,3 +257,77 @@ impl Hypervisor for CountedHypervisor {
         self.0.events()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ec_hypervisor::{Operation, SimulatedHypervisor};
+    use ec_model::NodeId;
+    use ec_store::MemoryStore;
+    use reqwest::StatusCode;
+
+    use super::*;
+
+    fn timed_out() -> HypervisorError {
+        HypervisorError::TimedOut { what: "it".to_owned(), seconds: 30 }
+    }
+
+    #[tokio::test]
+    async fn a_domain_that_hangs_is_not_a_hypervisor_that_is_away() {
+        let simulated = Arc::new(SimulatedHypervisor::new(NodeId::new(uuid::Uuid::from_u128(9))));
+        let calls = Calls::new(&Host::default());
+        let counted = CountedHypervisor(Arc::clone(&simulated) as _, Arc::clone(&calls.libvirt));
+        let one = InstanceId::new(uuid::Uuid::from_u128(1));
+        let up = || calls.libvirt.part.standing().ok;
+        counted.addresses(&[]).await.unwrap();
+        counted.console_tail(one, 1).await.unwrap();
+        assert!(!up(), "neither asked it");
+        counted.list().await.unwrap();
+        assert!(up());
+        simulated.fail_next(Operation::Observe, timed_out());
+        counted.observe(one).await.unwrap_err();
+        assert!(up(), "one domain");
+        simulated.fail_next(Operation::List, timed_out());
+        counted.list().await.unwrap_err();
+        assert!(!up(), "all of it");
+        counted.observe(one).await.unwrap();
+        assert!(up());
+        simulated.set_unreachable(true);
+        counted.observe(one).await.unwrap_err();
+        assert!(!up());
+        assert_eq!(calls.libvirt.failures.get(), 3);
+    }
+
+    struct Says(Result<u16, &'static str>);
+
+    #[async_trait]
+    impl Transport for Says {
+        async fn exchange(&self, _: Request) -> Result<Answer, String> {
+            let status = self.0.map_err(str::to_owned)?;
+            Ok(Answer { status: StatusCode::from_u16(status).unwrap(), body: Vec::new() })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_an_answer_and_a_servers_failure_is_none() {
+        let calls = Calls::new(&Host::default());
+        for (says, up) in [(Ok(200), true), (Ok(503), false), (Ok(404), true), (Err("gone"), false)] {
+            let counted = CountedTransport(Arc::new(Says(says)), Arc::clone(&calls.placement));
+            let (method, url) = (reqwest::Method::GET, "http://placement".parse().unwrap());
+            let request = Request { method, url, headers: Default::default(), body: None };
+            assert_eq!(
+                counted.exchange(request).await.map(|answer| answer.status.as_u16()).is_ok(),
+                says.is_ok()
+            );
+            assert_eq!(calls.placement.part.standing().ok, up, "{says:?}");
+        }
+        assert_eq!(calls.placement.failures.get(), 1);
+
+        let (store, etcd) = (MemoryStore::new(), Arc::clone(&calls.etcd));
+        let counted = CountedStore(Arc::new(store.clone()), etcd);
+        counted.keep_alive(LeaseId(7)).await.unwrap_err();
+        assert!(calls.etcd.part.standing().ok, "it answers that there is no such lease");
+        store.faults().set_reachable(false);
+        counted.get("/x").await.unwrap_err();
+        assert!(!calls.etcd.part.standing().ok);
+    }
+}

@@ -11,6 +11,8 @@
 
 mod answer;
 mod numbers;
+#[cfg(test)]
+mod tests;
 mod view;
 
 use std::{

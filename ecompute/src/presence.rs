@@ -339,6 +339,29 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_lease_is_held_as_long_as_etcd_keeps_it_although_etcd_is_away() {
+        let (store, presence, stop) = (MemoryStore::new(), Arc::new(presence()), CancellationToken::new());
+        let (behind, kept, end): (Arc<dyn Store>, _, _) =
+            (Arc::new(store.clone()), Arc::clone(&presence), stop.clone());
+        let keeper =
+            tokio::spawn(async move { keep(&kept, behind, record("a"), Path::new("/state"), end).await });
+        assert!(!presence.lease.standing().ok, "not yet");
+        presence.wait().await;
+        assert!(presence.lease.standing().ok);
+        store.faults().set_reachable(false);
+        tokio::time::sleep(LEASE_TTL / 2).await;
+        assert!(presence.lease.standing().ok);
+        tokio::time::sleep(LEASE_TTL).await;
+        let lost = presence.lease.standing();
+        assert!(!lost.ok && lost.why.unwrap().contains("cannot be renewed"));
+        store.faults().set_reachable(true);
+        tokio::time::sleep(LEASE_TTL).await;
+        assert!(presence.lease.standing().ok);
+        stop.cancel();
+        keeper.await.unwrap().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn the_next_start_of_the_same_agent_takes_over_at_once_and_is_shown_when_it_is_ready() {
         let (store, presence) = (MemoryStore::new(), presence());
         let before = ours(&store, None, &presence, "a").await;
