@@ -5,9 +5,10 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use ec_hypervisor::{
-    DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent, HypervisorResult,
-    Observed,
+    Console, DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent,
+    HypervisorResult, Observed,
 };
 use ec_model::{Address, BaseImage, InstanceId};
 use ec_placement_client::{Answer, Request, Transport};
@@ -16,7 +17,10 @@ use ec_serve::metrics::{Counter, Histogram};
 use ec_store::{
     KeyValue, LeaseId, Listing, Revision, Server, Store, StoreError, StoreResult, Txn, TxnOutcome, Watch,
 };
-use tokio::{sync::broadcast, time::Instant};
+use tokio::{
+    sync::{broadcast, mpsc},
+    time::Instant,
+};
 
 use crate::standing::Part;
 
@@ -247,6 +251,19 @@ impl Hypervisor for CountedHypervisor {
     async fn console_tail(&self, instance: InstanceId, max_bytes: usize) -> HypervisorResult<String> {
         // A file of this host: it says nothing of the hypervisor.
         self.0.console_tail(instance, max_bytes).await
+    }
+
+    async fn open_console(&self, instance: InstanceId) -> HypervisorResult<Console> {
+        self.one(self.0.open_console(instance)).await
+    }
+
+    async fn follow_console(
+        &self,
+        instance: InstanceId,
+        max_bytes: usize,
+    ) -> HypervisorResult<mpsc::Receiver<Bytes>> {
+        // As above.
+        self.0.follow_console(instance, max_bytes).await
     }
 
     async fn protect(&self) -> HypervisorResult<()> {
