@@ -47,12 +47,12 @@ pub(crate) async fn open(
     let spawned = thread::Builder::new().name("libvirt-console".into()).spawn(move || {
         let _place = place;
         match begin(&on_thread, &doing, instance) {
-            Ok(stream) => {
+            Ok((connect, stream)) => {
                 let (print, output) = mpsc::channel(PIECES);
                 let (input, typed) = mpsc::channel(PIECES);
                 // Who does not wait any more has dropped the receiver, which ends it.
                 drop(told.send(Ok(Console { output, input })));
-                pump(stream, &print, typed);
+                pump(&connect, stream, &print, typed);
             }
             Err(error) => drop(told.send(Err(error))),
         }
@@ -68,8 +68,7 @@ pub(crate) async fn open(
     }
 }
 
-/// The stream keeps its connection open.
-fn begin(config: &LibvirtConfig, what: &str, instance: InstanceId) -> HypervisorResult<Stream> {
+fn begin(config: &LibvirtConfig, what: &str, instance: InstanceId) -> HypervisorResult<(Connect, Stream)> {
     events::start_loop().map_err(|detail| unreachable(&config.uri, detail))?;
     let connect = Connect::open(Some(&config.uri))
         .map_err(|error| unreachable(&config.uri, error.message().to_owned()))?;
@@ -85,20 +84,28 @@ fn begin(config: &LibvirtConfig, what: &str, instance: InstanceId) -> Hypervisor
         domain.open_console(None, &stream, 0)?;
         Ok(stream)
     };
-    opened().map_err(|error| {
-        let lost = !connect.is_alive().unwrap_or(false);
-        error.classify(what, &config.uri, config.call_timeout.as_secs(), lost)
-    })
+    match opened() {
+        Ok(stream) => Ok((connect, stream)),
+        Err(error) => {
+            let lost = !is_alive(&connect);
+            Err(error.classify(what, &config.uri, config.call_timeout.as_secs(), lost))
+        }
+    }
+}
+
+/// Told without asking the daemon.
+fn is_alive(connect: &Connect) -> bool {
+    connect.is_alive().unwrap_or(false)
 }
 
 /// Passes bytes on in both directions, until the guest or its reader ends.
-fn pump(stream: Stream, print: &mpsc::Sender<Bytes>, mut typed: mpsc::Receiver<Bytes>) {
+fn pump(connect: &Connect, stream: Stream, print: &mpsc::Sender<Bytes>, mut typed: mpsc::Receiver<Bytes>) {
     let (mut read, mut rest) = (vec![0; PIECE], Bytes::new());
     while !print.is_closed() {
         let came = match stream.recv(&mut read) {
             Ok(NOT_NOW) => 0,
             Ok(count @ 1..) => usize::try_from(count).unwrap_or(0),
-            // The guest has ended, or the connection is gone.
+            // The guest has ended.
             _ => break,
         };
         if came > 0
@@ -119,6 +126,10 @@ fn pump(stream: Stream, print: &mpsc::Sender<Bytes>, mut typed: mpsc::Receiver<B
             rest.advance(went);
         }
         if came == 0 && went == 0 {
+            // A stream does not tell by itself that its daemon is gone.
+            if !is_alive(connect) {
+                break;
+            }
             thread::sleep(PAUSE);
         }
     }

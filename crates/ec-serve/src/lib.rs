@@ -9,6 +9,7 @@
 
 mod guests;
 pub mod metrics;
+pub mod tickets;
 #[cfg(feature = "tls")]
 mod tls;
 
