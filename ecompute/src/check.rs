@@ -375,11 +375,11 @@ fn disk(settings: &Settings) -> Found {
 /// Whether the agent can have its own port.
 async fn port(settings: &Settings) -> Found {
     let Some(listen) = settings.listen else { return Ok("none, since `listen` is null".to_owned()) };
-    let tls = if settings.tls.is_some() { ", with TLS" } else { "" };
+    let tls = if settings.tls.is_some() { " with TLS" } else { "" };
     match Port::open(settings).await {
-        Ok(_) => Ok(format!("{listen} is free{tls}")),
+        Ok(_) => Ok(format!("{listen}{tls} is free")),
         Err(PortError::Taken { .. }) if identity::is_busy(&settings.state_dir) => {
-            Ok(format!("{listen} is taken, as it seems by this node's agent, which runs{tls}"))
+            Ok(format!("{listen}{tls} is taken, as it seems by this node's agent, which runs"))
         }
         Err(error) => Err((FAILED, error.to_string())),
     }

@@ -59,8 +59,8 @@ pub(crate) type Inquiry = Box<dyn FnOnce(&Engine) + Send>;
 /// What came of a question to the agent's loop.
 #[derive(Debug, PartialEq, Eq)]
 enum Asked<T> {
-    /// The agent is starting, and its loop has not begun.
-    Early,
+    /// The agent starts or ends: its loop has not begun, or has ended.
+    NoLoop,
     /// It does not turn.
     Silent,
     Answered(T),
@@ -146,7 +146,7 @@ async fn ask<T: Send + 'static>(
     parts: &Parts,
     question: impl FnOnce(&Engine) -> T + Send + 'static,
 ) -> Asked<T> {
-    let Some(inquiries) = parts.inquiries.get() else { return Asked::Early };
+    let Some(inquiries) = parts.inquiries.get() else { return Asked::NoLoop };
     let (answer, answered) = oneshot::channel();
     // Who asked may have gone meanwhile.
     let inquiry: Inquiry = Box::new(move |engine| drop(answer.send(question(engine))));
@@ -156,6 +156,7 @@ async fn ask<T: Send + 'static>(
     };
     match timeout(LOOP_PATIENCE, turn).await {
         Ok(Some(answer)) => Asked::Answered(answer),
-        Ok(None) | Err(_) => Asked::Silent,
+        Ok(None) => Asked::NoLoop,
+        Err(_) => Asked::Silent,
     }
 }

@@ -30,7 +30,7 @@ pub(crate) struct Part {
 impl Part {
     /// Of which nothing is known yet.
     pub(crate) fn new(host: &Host) -> Self {
-        let why = Some("not yet".to_owned());
+        let why = Some("not known yet".to_owned());
         let standing = Standing { ok: false, since: host.now(), last_ok: None, why };
         Self { host: host.clone(), standing: Mutex::new(standing) }
     }
@@ -100,7 +100,7 @@ mod tests {
             last_ok: last_ok.map(at),
             why: why.map(str::to_owned),
         };
-        assert_eq!(part.standing(), standing(false, 0, None, Some("not yet")));
+        assert_eq!(part.standing(), standing(false, 0, None, Some("not known yet")));
         part.down("away");
         assert_eq!(part.standing(), standing(false, 0, None, Some("away")));
         part.up();

@@ -42,7 +42,7 @@ fn health(asked: Asked<()>) -> Response<Full<Bytes>> {
     match asked {
         Asked::Answered(()) => text(StatusCode::OK, "ok"),
         // It may wait for libvirt or etcd for as long as these need: starting it anew would not help.
-        Asked::Early => text(StatusCode::OK, "starting"),
+        Asked::NoLoop => text(StatusCode::OK, "starting or ending"),
         Asked::Silent => text(StatusCode::SERVICE_UNAVAILABLE, "the agent's loop does not turn"),
     }
 }

@@ -104,14 +104,14 @@ fn which(parts: &Value, ok: bool) -> Vec<&str> {
 #[tokio::test]
 async fn an_agent_that_waits_is_healthy_and_not_ready_and_says_so_part_by_part() {
     let node = node().await;
-    assert_eq!(node.get("/healthz").await, (StatusCode::OK, "starting\n".to_owned()));
+    assert_eq!(node.get("/healthz").await, (StatusCode::OK, "starting or ending\n".to_owned()));
     let (status, ready) = node.json("/readyz").await;
     assert_eq!((status, &ready["ready"]), (StatusCode::SERVICE_UNAVAILABLE, &Value::Bool(false)));
     let all = ["etcd", "lease", "libvirt", "placement", "registration"];
     assert_eq!(which(&ready["parts"], false), all);
-    assert_eq!(ready["parts"]["etcd"]["why"], "not yet");
+    assert_eq!(ready["parts"]["etcd"]["why"], "not known yet");
     let (_, view) = node.json("/view").await;
-    assert_eq!((&view["loop"], &view["instances"]), (&Value::from("starting"), &Value::Null));
+    assert_eq!((&view["loop"], &view["instances"]), (&Value::from("none"), &Value::Null));
     let numbers = node.metrics().await;
     assert_eq!(numbers["ecompute_part_up{part=\"etcd\"}"], 0.0);
     assert!(!numbers.contains_key("ecompute_instances_troubled"), "nobody knows: {numbers:?}");
@@ -231,7 +231,7 @@ async fn over_a_socket_it_answers_and_bounds_what_it_takes_and_a_second_one_is_r
     let get =
         |path: &str, more: &str| format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{more}\r\n");
     let healthy = answer(get("/healthz", "")).await;
-    assert!(healthy.starts_with("HTTP/1.1 200") && healthy.ends_with("starting\n"), "{healthy}");
+    assert!(healthy.starts_with("HTTP/1.1 200") && healthy.ends_with("ending\n"), "{healthy}");
     let big = answer(get("/view", &format!("X-Big: {}\r\n", "x".repeat(20 << 10)))).await;
     assert!(big.starts_with("HTTP/1.1 431"), "{big}");
     let many = answer(get("/view", &"X: y\r\n".repeat(100))).await;

@@ -11,7 +11,7 @@ use crate::{parts::Parts, standing::Standing};
 pub(super) fn view(parts: &Parts, instances: Asked<Vec<Value>>) -> Value {
     let (turns, instances) = match instances {
         Asked::Answered(instances) => ("turns", Some(instances)),
-        Asked::Early => ("starting", None),
+        Asked::NoLoop => ("none", None),
         Asked::Silent => ("silent", None),
     };
     json!({
