@@ -167,10 +167,11 @@ up() {
   scripts/guests/build-tiny.sh "$CACHE/tiny.qcow2" "$CACHE/debs"
 
   say "Starting the stack"
-  local etcd peer placement
+  local etcd peer placement agent
   etcd=$(free_port etcd 2379 12379 22379)
   peer=$(free_port "etcd, between members," 2380 12380 22380)
   placement=$(free_port eplacement 8080 18080 28080)
+  agent=$(free_port agent 18090 28090 38090)
   start etcd etcd --name demo --data-dir "$STATE/etcd" \
     --listen-client-urls "http://127.0.0.1:$etcd" --advertise-client-urls "http://127.0.0.1:$etcd" \
     --listen-peer-urls "http://127.0.0.1:$peer" --initial-advertise-peer-urls "http://127.0.0.1:$peer" \
@@ -186,6 +187,7 @@ up() {
 etcd: {host: 127.0.0.1, port: $etcd}
 placement: {endpoint: "http://127.0.0.1:$placement"}
 state_dir: $STATE/ecompute
+listen: 127.0.0.1:$agent
 # One image of some megabytes: the default, a tenth of the disk, may be all that is free.
 images: {max_gb: 1, local: [$CACHE]}
 libvirt: {network: $NETWORK}

@@ -229,6 +229,7 @@ name: docker-test
 etcd: {host: 127.0.0.1, port: $ETCD_PORT}
 placement: {endpoint: "$placement"}
 state_dir: $work/state
+listen: 127.0.0.1:0
 images: {local: [$work/state]}
 libvirt: {network: guests}
 YAML

@@ -3,7 +3,7 @@
 use std::{
     collections::HashSet,
     path::Path,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
@@ -20,12 +20,16 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    calls::{Calls, CountedHypervisor, CountedStore, CountedTransport},
     config::Settings,
     driver,
     identity::StateDir,
+    jobs::Jobs,
     parts::Parts,
+    port::Port,
     presence::{self, Presence, machine},
     register::keep_registered,
+    standing::Part,
 };
 
 /// Placement gets so long to take the lock when the agent ends.
@@ -35,8 +39,8 @@ const RETRY: Duration = Duration::from_secs(2);
 /// How soon packet rules come back that somebody took away.
 const PROTECTION_PERIOD: Duration = Duration::from_secs(30);
 
-/// Runs an agent on the real parts until `shutdown`.
-pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> {
+/// Runs an agent on the real parts, with its port where it has one, until `shutdown`.
+pub async fn run(settings: Settings, port: Option<Port>, shutdown: CancellationToken) -> Result<()> {
     let state = StateDir::take(&settings.state_dir)?;
     let node = state.node(settings.uuid)?;
     tracing::info!(%node, name = settings.name, version = env!("CARGO_PKG_VERSION"), "starting");
@@ -45,7 +49,14 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
         Arc::new(LibvirtHypervisor::connect(libvirt_config(&settings, node))?);
     let placement = PlacementClient::new(&settings.placement)?;
     let parts = assemble(settings, node, store, hypervisor, placement, Host::default()).await?;
-    run_with(parts, shutdown).await
+    let closed = CancellationToken::new();
+    let served = port.map(|port| tokio::spawn(port.serve(Arc::clone(&parts), closed.clone())));
+    let ended = run_with(parts, shutdown).await;
+    closed.cancel();
+    if let Some(served) = served {
+        served.await.context("the agent's port broke")?;
+    }
+    ended
 }
 
 /// How libvirt is to be used on this node.
@@ -76,6 +87,10 @@ pub async fn assemble(
     placement: PlacementClient,
     host: Host,
 ) -> Result<Arc<Parts>> {
+    let calls = Calls::new(&host);
+    let store = Arc::new(CountedStore(store, Arc::clone(&calls.etcd)));
+    let hypervisor = Arc::new(CountedHypervisor(hypervisor, Arc::clone(&calls.libvirt)));
+    let placement = placement.through(|way| Arc::new(CountedTransport(way, Arc::clone(&calls.placement))));
     let records =
         Arc::new(RecordDir::open(settings.records()).context("failed to open the instances' records")?);
     let cache = CacheConfig {
@@ -89,9 +104,10 @@ pub async fn assemble(
     let images = ImageCache::open(cache, move || bases_in_use(&in_use, &bases, &disks))
         .await
         .context("failed to open the image cache")?;
-    let presence = Presence::new(&settings.keys, node);
+    let presence = Presence::new(&settings.keys, node, &host);
     Ok(Arc::new(Parts {
         node,
+        registration: Part::new(&host),
         host,
         settings,
         store,
@@ -103,6 +119,9 @@ pub async fn assemble(
         uncounted: watch::Sender::default(),
         reserved: Mutex::default(),
         registered: watch::Sender::default(),
+        calls,
+        jobs: Jobs::default(),
+        inquiries: OnceLock::new(),
     }))
 }
 

@@ -17,7 +17,13 @@ use ec_runtime::{
 use ec_store::{EtcdStore, Store, StoreError};
 use nix::unistd::{AccessFlags, Group, Uid, access, getgroups};
 
-use crate::{agent::libvirt_config, config::Settings, identity, inventory, presence};
+use crate::{
+    agent::libvirt_config,
+    config::Settings,
+    identity, inventory,
+    port::{Port, PortError},
+    presence,
+};
 
 /// What one makes of an etcd and a placement that know nothing of each other.
 const MIXED: &str =
@@ -50,6 +56,7 @@ pub async fn check(settings: &Settings, file: Option<PathBuf>) -> Result<u8, Fai
         Line { what: "network", found: bounded(network(settings)).await },
         Line { what: "guests", found: guests(settings).await },
         Line { what: "disk", found: disk(settings) },
+        Line { what: "port", found: port(settings).await },
     ];
     let mut code = 0;
     let mut text = String::new();
@@ -76,9 +83,11 @@ pub async fn check(settings: &Settings, file: Option<PathBuf>) -> Result<u8, Fai
 pub async fn warnings(settings: &Settings, file: Option<&Path>) -> Vec<String> {
     let (etcd, placement) = (&settings.etcd, &settings.placement);
     let own = file.filter(|_| etcd.holds_secret() || placement.holds_secret()).into_iter();
-    let mut warnings = exposed(own.chain(etcd.secret_files()).chain(placement.secret_files()));
+    let key = settings.tls.as_ref().map(|tls| tls.key.as_path());
+    let mut warnings = exposed(own.chain(etcd.secret_files()).chain(placement.secret_files()).chain(key));
     warnings.extend(etcd.open_door().await);
     warnings.extend(placement.open_door());
+    warnings.extend(settings.open_port());
     warnings.extend(withheld(settings));
     let server = async { EtcdStore::connect(settings.etcd.clone()).await?.server().await };
     if let Ok(Ok(server)) = tokio::time::timeout(PROBE_TIMEOUT, server).await {
@@ -360,6 +369,19 @@ fn disk(settings: &Settings) -> Found {
             ),
         )),
         offered => Ok(format!("{free}, {offered} GiB for guests' disks")),
+    }
+}
+
+/// Whether the agent can have its own port.
+async fn port(settings: &Settings) -> Found {
+    let Some(listen) = settings.listen else { return Ok("none, since `listen` is null".to_owned()) };
+    let tls = if settings.tls.is_some() { " with TLS" } else { "" };
+    match Port::open(settings).await {
+        Ok(_) => Ok(format!("{listen}{tls} is free")),
+        Err(PortError::Taken { .. }) if identity::is_busy(&settings.state_dir) => {
+            Ok(format!("{listen}{tls} is taken, as it seems by this node's agent, which runs"))
+        }
+        Err(error) => Err((FAILED, error.to_string())),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     path::{Component, Path, PathBuf},
     time::Duration,
 };
@@ -11,6 +11,7 @@ use ec_libvirt::{AddressFilter, VirtType};
 use ec_model::{Keyspace, NodeId, input::is_interface_name};
 use ec_placement_client::{PlacementConfig, PlacementSection};
 use ec_runtime::config::{ConfigError, Loaded, load};
+use ec_serve::TlsSection;
 use ec_store::{EtcdConfig, EtcdSection};
 use ipnet::IpNet;
 use serde::Deserialize;
@@ -27,6 +28,8 @@ pub const CLASSES: [&str; 3] = ["VCPU", "MEMORY_MB", "DISK_GB"];
 pub struct ComputeFile {
     uuid: Option<String>,
     name: Option<String>,
+    listen: Listen,
+    tls: Option<TlsSection>,
     etcd: EtcdSection,
     placement: PlacementSection,
     resize: Option<bool>,
@@ -40,6 +43,17 @@ pub struct ComputeFile {
     traits: Vec<String>,
     address_timeout: Option<u64>,
     audit_grace: Option<u64>,
+}
+
+/// Where the agent's own port is; null for none.
+#[derive(Debug, Deserialize)]
+#[serde(transparent)]
+struct Listen(Option<String>);
+
+impl Default for Listen {
+    fn default() -> Self {
+        Self(Some(LISTEN.to_owned()))
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -85,6 +99,10 @@ pub struct Settings {
     pub uuid: Option<NodeId>,
     /// The provider's name.
     pub name: String,
+    /// Where the agent's own port is, where it has one.
+    pub listen: Option<SocketAddr>,
+    /// TLS on that port, where it is wanted.
+    pub tls: Option<TlsSection>,
     /// How to reach etcd.
     pub etcd: EtcdConfig,
     /// The keys' layout.
@@ -131,6 +149,8 @@ pub struct Settings {
     pub audit_grace: Duration,
 }
 
+/// Where the agent's own port is where nothing else is said.
+const LISTEN: &str = "127.0.0.1:18090";
 /// Processors are shared in time, so several guests may count on one (what OpenStack's Nova gives out too).
 const VCPU_RATIO: f64 = 4.0;
 /// The image cache's bound in GiB where none is configured: a tenth of its file system or a quarter of what is free
@@ -175,6 +195,15 @@ impl Settings {
         let name = file.name.clone().unwrap_or_else(hostname);
         if name.is_empty() || name.chars().count() > 200 || name.chars().any(char::is_control) {
             note("name: wanted 1 to 200 characters in one line, as placement has it".to_owned());
+        }
+        let listen = file.listen.0.as_deref().and_then(|text| {
+            let wanted = format!("wanted for example {LISTEN}, or null for no port");
+            text.parse()
+                .map_err(|_| note(format!("listen `{text}` is no address with a port: {wanted}")))
+                .ok()
+        });
+        if file.listen.0.is_none() && file.tls.is_some() {
+            note("tls is of the agent's own port, and `listen` is null: leave one of them out".to_owned());
         }
         let etcd = file.etcd.settings().map_err(&mut note).ok();
         let keys = Keyspace::configured(file.etcd.prefix.as_deref()).map_err(&mut note).ok();
@@ -255,6 +284,8 @@ impl Settings {
         Ok(Self {
             uuid,
             name,
+            listen,
+            tls: file.tls.clone(),
             etcd,
             keys,
             placement,
@@ -306,6 +337,17 @@ impl Settings {
         }
         found.extend(host_and_port(&self.placement.endpoint));
         found.into_iter().collect()
+    }
+
+    /// What it means where the agent's own port can be reached by others who need no certificate.
+    pub fn open_port(&self) -> Option<String> {
+        let listen = self.listen.filter(|listen| !listen.ip().to_canonical().is_loopback())?;
+        let asks = self.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+        (!asks).then(|| {
+            format!(
+                "whoever reaches {listen} may read what runs on this node: give it `tls` with `client_ca`"
+            )
+        })
     }
 
     /// How many network interfaces a guest has.
@@ -411,6 +453,28 @@ mod tests {
         assert_eq!(filter("libvirt: {address_filter: mac}").unwrap(), (AddressFilter::Mac, true));
         assert_eq!(filter("libvirt: {address_filter: off}").unwrap(), (AddressFilter::Off, true));
         assert!(filter("libvirt: {address_filter: none}").unwrap_err().contains("learned"));
+    }
+
+    #[test]
+    fn the_port_is_on_loopback_where_nothing_else_is_said_and_null_closes_it() {
+        let listen = |text: &str| check(text).map(|settings| settings.listen.map(|own| own.to_string()));
+        assert_eq!(listen("").unwrap().as_deref(), Some(LISTEN));
+        assert_eq!(listen("listen: '[::]:9000'").unwrap().as_deref(), Some("[::]:9000"));
+        assert_eq!(listen("listen: null").unwrap(), None);
+        assert!(listen("listen: 18090").unwrap_err().contains("listen"));
+        let open = |text: &str| check(text).unwrap().open_port();
+        assert_eq!((open(""), open("listen: null"), open("listen: '[::1]:1'")), (None, None, None));
+        assert!(open("listen: 0.0.0.0:1").unwrap().contains("client_ca"));
+        assert!(open("listen: 0.0.0.0:1\ntls: {certificate: /a, key: /b}").is_some());
+        assert_eq!(open("listen: 0.0.0.0:1\ntls: {certificate: /a, key: /b, client_ca: /c}"), None);
+        for (text, wanted) in [
+            ("listen: localhost:18090", "listen `localhost:18090` is no address"),
+            ("{listen: null, tls: {certificate: /a, key: /b}}", "`listen` is null"),
+            ("tls: {certificate: /a}", "key"),
+        ] {
+            let error = listen(text).unwrap_err();
+            assert!(error.contains(wanted), "{text}: {error}");
+        }
     }
 
     #[test]

@@ -22,8 +22,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     addresses::look_for_addresses,
+    jobs,
     look::{ask_placement, ask_whose, audit, changed, look_at_all},
     parts::Parts,
+    port::Inquiry,
     worker::perform,
 };
 
@@ -31,6 +33,9 @@ use crate::{
 const RESYNC: Duration = Duration::from_secs(300);
 /// Jobs under way get so long to reach a safe point when the agent ends.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(20);
+
+/// Questions that wait to be answered.
+const INQUIRIES: usize = 16;
 
 /// Something that the loop cannot do without has ended.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +46,9 @@ pub(crate) struct Deaf(&'static str);
 pub(crate) async fn run(parts: Arc<Parts>, shutdown: CancellationToken) -> Result<(), Deaf> {
     let (search, wanted) = watch::channel(Search::default());
     let (found, addresses) = mpsc::channel(64);
+    let (ask, inquiries) = mpsc::channel(INQUIRIES);
+    // There is one loop in the life of an agent.
+    parts.inquiries.set(ask).ok();
     tokio::spawn(look_for_addresses(Arc::clone(&parts.hypervisor), wanted, found));
     let grace = if planted("audit-at-once") { Duration::ZERO } else { parts.settings.audit_grace };
     let limits = Limits { address: parts.settings.address_timeout, grace };
@@ -59,7 +67,7 @@ pub(crate) async fn run(parts: Arc<Parts>, shutdown: CancellationToken) -> Resul
         relist,
         parts,
     };
-    let ended = driver.run(changes, addresses, &shutdown).await;
+    let ended = driver.run(changes, addresses, inquiries, &shutdown).await;
     driver.take(Event::Ending);
     let rest = async { while driver.tasks.join_next().await.is_some() {} };
     if tokio::time::timeout(SHUTDOWN_GRACE, rest).await.is_err() {
@@ -91,6 +99,7 @@ impl Driver {
         &mut self,
         mut changes: mpsc::Receiver<Change>,
         mut addresses: mpsc::Receiver<Found>,
+        mut inquiries: mpsc::Receiver<Inquiry>,
         shutdown: &CancellationToken,
     ) -> Result<(), Deaf> {
         let parts = Arc::clone(&self.parts);
@@ -108,6 +117,11 @@ impl Driver {
                     Some(change) => changed(&parts, change),
                     None => return Err(Deaf("the watch on this node's requests")),
                 },
+                // Its sender lives in the parts.
+                Some(inquiry) = inquiries.recv() => {
+                    inquiry(&self.engine);
+                    continue;
+                }
                 Some(ended) = self.tasks.join_next() => match ended {
                     Ok(event) => event,
                     Err(error) => {
@@ -175,7 +189,12 @@ impl Driver {
             Command::Begin(job) => {
                 let (cancel, pool) = (CancellationToken::new(), Arc::clone(&self.pool));
                 self.cancels.insert(job.instance, cancel.clone());
-                self.tasks.spawn(async move { Event::Ended(perform(parts, pool, *job, cancel).await) });
+                let (kind, began) = (jobs::kind(&job.work), Instant::now());
+                self.tasks.spawn(async move {
+                    let report = perform(Arc::clone(&parts), pool, *job, cancel).await;
+                    parts.jobs.ended(kind, &report.outcome, began.elapsed());
+                    Event::Ended(report)
+                });
             }
             Command::Cancel(instance) => {
                 if let Some(cancel) = self.cancels.get(&instance) {

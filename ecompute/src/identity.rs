@@ -92,6 +92,13 @@ impl StateDir {
     }
 }
 
+/// Whether an agent runs on a state directory.
+pub(crate) fn is_busy(state_dir: &Path) -> bool {
+    let Ok(file) = File::open(state_dir.join("lock")) else { return false };
+    // What is taken here is given back at once.
+    matches!(Flock::lock(file, FlockArg::LockExclusiveNonblock), Err((_, nix::errno::Errno::EWOULDBLOCK)))
+}
+
 /// The uuid kept in a state directory that is not ours, perhaps; none where there is none yet.
 pub(crate) fn kept(state_dir: &Path) -> Option<NodeId> {
     fs::read_to_string(state_dir.join("uuid")).ok()?.trim().parse().ok()
@@ -118,7 +125,9 @@ mod tests {
         let state = StateDir::take(directory.path()).unwrap();
         let node = state.node(None).unwrap();
         assert!(matches!(StateDir::take(directory.path()), Err(IdentityError::Busy { .. })));
+        assert!(is_busy(directory.path()));
         drop(state);
+        assert!(!is_busy(directory.path()));
         let state = StateDir::take(directory.path()).unwrap();
         assert_eq!(state.node(None).unwrap(), node);
         let other = NodeId::new(uuid::Uuid::new_v4());

@@ -5,15 +5,19 @@
 
 mod addresses;
 pub mod agent;
+mod calls;
 pub mod check;
 pub mod config;
 mod driver;
 pub mod identity;
 mod inventory;
+mod jobs;
 mod look;
 mod parts;
+pub mod port;
 mod presence;
 mod register;
+mod standing;
 mod worker;
 
 pub use parts::Parts;

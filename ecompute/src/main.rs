@@ -8,6 +8,7 @@ use ecompute::{
     agent,
     check::{check, mixed, warnings},
     config::Settings,
+    port::Port,
 };
 
 /// The agent of etcd-compute: one per host.
@@ -82,7 +83,8 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         });
         let shutdown = shutdown_on_signals()
             .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
-        agent::run(settings, shutdown).await.map_err(|error| Failure::failed(format!("{error:#}")))?;
+        let port = Port::open(&settings).await.map_err(|error| Failure::usage(error.to_string()))?;
+        agent::run(settings, port, shutdown).await.map_err(|error| Failure::failed(format!("{error:#}")))?;
         Ok(0)
     })
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock},
 };
 
 use ec_hypervisor::Hypervisor;
@@ -12,9 +12,16 @@ use ec_model::{InstanceId, NodeId, Resources};
 use ec_placement_client::PlacementClient;
 use ec_runtime::Host;
 use ec_store::Store;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
-use crate::{config::Settings, presence::Presence};
+use crate::{
+    calls::Calls,
+    config::Settings,
+    jobs::Jobs,
+    port::Inquiry,
+    presence::Presence,
+    standing::{Part, Standing},
+};
 
 /// Everything outside the agent that it talks to.
 pub struct Parts {
@@ -42,9 +49,29 @@ pub struct Parts {
     pub reserved: Mutex<BTreeMap<String, u64>>,
     /// Told when the node was registered anew, so that what it holds is looked at.
     pub registered: watch::Sender<()>,
+    /// Whether placement knows the node as it is.
+    pub(crate) registration: Part,
+    /// The calls to all of these.
+    pub(crate) calls: Calls,
+    /// The jobs that ended.
+    pub(crate) jobs: Jobs,
+    /// Where the agent's loop takes questions, once it has begun.
+    pub(crate) inquiries: OnceLock<mpsc::Sender<Inquiry>>,
 }
 
 impl Parts {
+    /// How all stands that the agent needs to do its work, by name.
+    pub(crate) fn standings(&self) -> [(&'static str, Standing); 5] {
+        [
+            ("etcd", &self.calls.etcd.part),
+            ("lease", &self.presence.lease),
+            ("placement", &self.calls.placement.part),
+            ("registration", &self.registration),
+            ("libvirt", &self.calls.libvirt.part),
+        ]
+        .map(|(name, part)| (name, part.standing()))
+    }
+
     /// The key of the instance's request on this node.
     pub fn request_key(&self, instance: InstanceId) -> String {
         self.settings.keys.request(self.node, instance)

@@ -16,12 +16,15 @@ use std::{
 };
 
 use ec_model::{Alive, Keyspace, NodeId, decode, encode};
+use ec_runtime::Host;
 use ec_store::{Compare, LeaseId, Revision, Store, StoreError, StoreResult, Txn, TxnOutcome};
 use tokio::{
     sync::{Notify, watch},
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
+
+use crate::standing::Part;
 
 /// How long the node's key outlives a dead agent. Long enough for etcd to elect a leader and for an
 /// agent to be restarted, short enough that schedulers soon pass a dead node over.
@@ -42,17 +45,20 @@ pub struct Presence {
     held: watch::Sender<Option<Revision>>,
     shown: AtomicBool,
     look: Notify,
+    /// Whether the lease is held, as far as is known.
+    pub(crate) lease: Part,
 }
 
 impl Presence {
     /// Not held yet.
-    pub(crate) fn new(keys: &Keyspace, node: NodeId) -> Self {
+    pub(crate) fn new(keys: &Keyspace, node: NodeId, host: &Host) -> Self {
         Self {
             agent_key: keys.agent(node),
             alive_key: keys.alive(node),
             held: watch::Sender::new(None),
             shown: AtomicBool::new(false),
             look: Notify::new(),
+            lease: Part::new(host),
         }
     }
 
@@ -120,6 +126,7 @@ pub(crate) async fn keep(
     let mut hold: Option<Hold> = None;
     let mut lost = false;
     let mut other_since: Option<Instant> = None;
+    let mut renewed_at = Instant::now();
     let outcome = loop {
         let pause = match renew(store.as_ref(), hold, presence, &record).await {
             Ok(Renewed::Ours(renewed)) => {
@@ -127,6 +134,8 @@ pub(crate) async fn keep(
                     tracing::info!("etcd is back");
                 }
                 (hold, lost, other_since) = (Some(renewed), false, None);
+                presence.lease.up();
+                renewed_at = Instant::now();
                 presence
                     .held
                     .send_if_modified(|held| held.replace(renewed.revision) != Some(renewed.revision));
@@ -138,6 +147,7 @@ pub(crate) async fn keep(
                     store.revoke(hold.lease).await.ok();
                 }
                 let host = other.as_ref().map_or("unknown", |other| other.host.as_str()).to_owned();
+                presence.lease.down(format!("another agent is this node, on host {host}"));
                 let since = *other_since.get_or_insert_with(|| {
                     tracing::warn!(
                         node = %record.node,
@@ -164,6 +174,7 @@ pub(crate) async fn keep(
                     lease = lease.0,
                     "this node's lease is gone: it ran out, or somebody revoked it; taking another"
                 );
+                presence.lease.down("it ran out, or somebody revoked it");
                 presence.held.send_replace(None);
                 hold = None;
                 // A lease that is lost at once each time must not spin.
@@ -174,6 +185,10 @@ pub(crate) async fn keep(
                     tracing::warn!(%error, "failed to renew this node's lease; trying on");
                 }
                 lost = true;
+                // Until then etcd keeps it.
+                if renewed_at.elapsed() >= LEASE_TTL {
+                    presence.lease.down(format!("it cannot be renewed: {error}"));
+                }
                 Duration::from_secs(1)
             }
         };
@@ -285,7 +300,7 @@ mod tests {
     }
 
     fn presence() -> Presence {
-        Presence::new(&Keyspace::default(), NodeId::new(uuid::Uuid::from_u128(1)))
+        Presence::new(&Keyspace::default(), NodeId::new(uuid::Uuid::from_u128(1)), &Host::default())
     }
 
     #[tokio::test(start_paused = true)]
@@ -321,6 +336,29 @@ mod tests {
             Renewed::Ours(hold) => hold,
             Renewed::Others(other) => panic!("it is {other:?}'s"),
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_is_held_as_long_as_etcd_keeps_it_although_etcd_is_away() {
+        let (store, presence, stop) = (MemoryStore::new(), Arc::new(presence()), CancellationToken::new());
+        let (behind, kept, end): (Arc<dyn Store>, _, _) =
+            (Arc::new(store.clone()), Arc::clone(&presence), stop.clone());
+        let keeper =
+            tokio::spawn(async move { keep(&kept, behind, record("a"), Path::new("/state"), end).await });
+        assert!(!presence.lease.standing().ok, "not yet");
+        presence.wait().await;
+        assert!(presence.lease.standing().ok);
+        store.faults().set_reachable(false);
+        tokio::time::sleep(LEASE_TTL / 2).await;
+        assert!(presence.lease.standing().ok);
+        tokio::time::sleep(LEASE_TTL).await;
+        let lost = presence.lease.standing();
+        assert!(!lost.ok && lost.why.unwrap().contains("cannot be renewed"));
+        store.faults().set_reachable(true);
+        tokio::time::sleep(LEASE_TTL).await;
+        assert!(presence.lease.standing().ok);
+        stop.cancel();
+        keeper.await.unwrap().unwrap();
     }
 
     #[tokio::test(start_paused = true)]

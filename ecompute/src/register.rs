@@ -27,6 +27,7 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
         if !error.is_transient() {
             return Err(error);
         }
+        parts.registration.down(&error);
         if !told {
             tracing::warn!(%error, "waiting for placement");
             told = true;
@@ -37,6 +38,7 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
             () = tokio::time::sleep(RETRY) => {}
         }
     }
+    parts.registration.up();
     remember(parts).await;
     parts.presence.show();
     // The start is over, and what comes now needs little of its code.
@@ -63,6 +65,10 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
             other => other,
         };
         doubtful &= refreshed.is_err();
+        match &refreshed {
+            Ok(()) => parts.registration.up(),
+            Err(error) => parts.registration.down(error),
+        }
         if let Err(error) = &refreshed
             && !failed
         {

@@ -4,6 +4,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use clap::ValueEnum;
 use ec_placement_model::search::Options;
+use ec_serve::TlsSection;
 use ec_store::{EtcdConfig, EtcdSection};
 use serde::Deserialize;
 
@@ -37,18 +38,6 @@ pub enum Strategy {
     DepthFirst,
     /// One of each tree in turn.
     BreadthFirst,
-}
-
-/// The files of TLS, all PEM.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TlsSection {
-    /// The server's certificate, with those that it needs to be believed.
-    pub certificate: PathBuf,
-    /// The certificate's key.
-    pub key: PathBuf,
-    /// The authority of clients' certificates; they must show one then.
-    pub client_ca: Option<PathBuf>,
 }
 
 /// `eplacement.yaml`

@@ -13,7 +13,7 @@ use ec_runtime::{
     Host, LogFormat, config, exit::Failure, init_logging, install_tls_provider, raise_file_limit,
     shutdown_on_signals,
 };
-use ec_serve::tls_acceptor;
+use ec_serve::TlsSection;
 use ec_store::{EtcdStore, Store};
 use placement::{
     config::{AuthKind, Config, Settings},
@@ -194,12 +194,7 @@ fn run(options: &ServerOptions, store: &StoreOptions) -> Result<(), Failure> {
     config.auth = options.auth.unwrap_or(config.auth);
     config.allow_remote_noauth |= options.allow_remote_noauth;
     let settings = loaded.config.settings().map_err(|error| Failure::from(loaded.wrong(error)))?;
-    let tls = match &settings.tls {
-        Some(tls) => {
-            Some(tls_acceptor(&tls.certificate, &tls.key, tls.client_ca.as_deref()).map_err(Failure::usage)?)
-        }
-        None => None,
-    };
+    let tls = settings.tls.as_ref().map(TlsSection::acceptor).transpose().map_err(Failure::usage)?;
     let files = raise_file_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

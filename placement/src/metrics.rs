@@ -2,77 +2,11 @@
 
 use std::{
     collections::BTreeMap,
-    fmt::Write,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
-/// A number that only grows.
-#[derive(Debug, Default)]
-pub struct Counter(AtomicU64);
-
-impl Counter {
-    /// Adds.
-    pub fn add(&self, more: u64) {
-        self.0.fetch_add(more, Ordering::Relaxed);
-    }
-
-    /// The sum.
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// How often values were up to each bound.
-#[derive(Debug)]
-pub struct Histogram<const N: usize> {
-    bounds: [u64; N],
-    /// One for each bound, and one for what is above them all.
-    counts: [AtomicU64; N],
-    above: AtomicU64,
-    sum: AtomicU64,
-}
-
-impl<const N: usize> Histogram<N> {
-    const fn new(bounds: [u64; N]) -> Self {
-        Self {
-            bounds,
-            counts: [const { AtomicU64::new(0) }; N],
-            above: AtomicU64::new(0),
-            sum: AtomicU64::new(0),
-        }
-    }
-
-    fn add(&self, value: u64) {
-        let at = self.bounds.partition_point(|bound| *bound < value);
-        self.counts.get(at).unwrap_or(&self.above).fetch_add(1, Ordering::Relaxed);
-        self.sum.fetch_add(value, Ordering::Relaxed);
-    }
-
-    /// Counts a value.
-    pub fn observe(&self, value: usize) {
-        self.add(u64::try_from(value).unwrap_or(u64::MAX));
-    }
-
-    #[expect(clippy::cast_precision_loss, reason = "for people to look at")]
-    fn write(&self, text: &mut String, name: &str, labels: &str, scale: f64) {
-        let mut sum = 0;
-        let comma = if labels.is_empty() { "" } else { "," };
-        for (bound, count) in self.bounds.iter().zip(&self.counts) {
-            sum += count.load(Ordering::Relaxed);
-            let bound = *bound as f64 * scale;
-            let _ = writeln!(text, "{name}_bucket{{{labels}{comma}le=\"{bound}\"}} {sum}");
-        }
-        sum += self.above.load(Ordering::Relaxed);
-        let _ = writeln!(text, "{name}_bucket{{{labels}{comma}le=\"+Inf\"}} {sum}");
-        let braces = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
-        let _ = writeln!(text, "{name}_sum{braces} {}", self.sum.load(Ordering::Relaxed) as f64 * scale);
-        let _ = writeln!(text, "{name}_count{braces} {sum}");
-    }
-}
+use ec_serve::metrics::{Counter, Exposition, Histogram};
 
 /// Microseconds.
 const LATENCY_BOUNDS: [u64; 12] =
@@ -126,33 +60,29 @@ impl Metrics {
         // A client may send any method; only those that there are get a place of their own.
         let method = METHODS.into_iter().find(|own| *own == method).unwrap_or("other");
         let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
-        let route = routes
-            .entry((route, method))
-            .or_insert_with(|| Route { by_status: BTreeMap::new(), latency: Histogram::new(LATENCY_BOUNDS) });
+        let route = routes.entry((route, method)).or_insert_with(|| Route {
+            by_status: BTreeMap::new(),
+            latency: Histogram::of_times(LATENCY_BOUNDS),
+        });
         *route.by_status.entry(status).or_default() += 1;
-        route.latency.add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+        route.latency.took(took);
     }
 
     /// Everything, as text. `state` has further numbers: name, what it is, value.
     pub fn render(&self, state: &[(&str, &str, i64)]) -> String {
-        let mut text = String::new();
-        let head = |text: &mut String, name: &str, kind: &str, help: &str| {
-            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-        };
+        let mut text = Exposition::default();
         let routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
-        head(&mut text, "eplacement_requests_total", "counter", "Requests answered.");
+        let mut requests = text.counters("eplacement_requests_total", "Requests answered.");
         for ((route, method), counted) in routes.iter() {
             for (status, count) in &counted.by_status {
-                let _ = writeln!(
-                    text,
-                    "eplacement_requests_total{{route=\"{route}\",method=\"{method}\",status=\"{status}\"}} {count}"
-                );
+                let labels = [("route", *route), ("method", *method), ("status", &status.to_string())];
+                requests.sample(&labels, count);
             }
         }
-        let name = "eplacement_request_duration_seconds";
-        head(&mut text, name, "histogram", "From the head of a request to its answer.");
+        let help = "From the head of a request to its answer.";
+        let mut durations = text.histograms("eplacement_request_duration_seconds", help);
         for ((route, method), counted) in routes.iter() {
-            counted.latency.write(&mut text, name, &format!("route=\"{route}\",method=\"{method}\""), 1e-6);
+            durations.histogram(&[("route", *route), ("method", *method)], &counted.latency);
         }
         drop(routes);
         for (name, help, counter) in [
@@ -178,16 +108,13 @@ impl Metrics {
             ),
             ("eplacement_watch_changes_total", "Records that came by the watch.", &self.events),
         ] {
-            head(&mut text, name, "counter", help);
-            let _ = writeln!(text, "{name} {}", counter.get());
+            text.counters(name, help).sample(&[], counter.get());
         }
-        let name = "eplacement_batch_commands";
-        head(&mut text, name, "histogram", "Commands written by one transaction.");
-        self.batch_sizes.write(&mut text, name, "", 1.0);
+        text.histograms("eplacement_batch_commands", "Commands written by one transaction.")
+            .histogram(&[], &self.batch_sizes);
         for (name, help, value) in state {
-            head(&mut text, name, "gauge", help);
-            let _ = writeln!(text, "{name} {value}");
+            text.gauges(name, help).sample(&[], value);
         }
-        text
+        text.into_text()
     }
 }

@@ -6,7 +6,7 @@ mod support;
 use std::{collections::BTreeMap, path::Path, process::Command, sync::Arc, time::Duration};
 
 use ec_runtime::Host;
-use ec_serve::tls_acceptor;
+use ec_serve::TlsSection;
 use ec_store::MemoryStore;
 use placement::{
     config::{AuthKind, Config},
@@ -95,14 +95,15 @@ async fn with_tls_clients_must_show_the_certificate_that_is_wanted() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
     certificates(directory.path());
-    assert!(tls_acceptor(&path("none.pem"), &path("server.key"), None).err().unwrap().contains("none.pem"));
-    assert!(
-        tls_acceptor(&path("server.key"), &path("server.key"), None)
-            .err()
-            .unwrap()
-            .contains("no certificate")
-    );
-    let tls = tls_acceptor(&path("server.pem"), &path("server.key"), Some(&path("ca.pem"))).unwrap();
+    let section = |certificate: &str, client_ca: Option<&str>| TlsSection {
+        certificate: path(certificate),
+        key: path("server.key"),
+        client_ca: client_ca.map(path),
+    };
+    let refused = |certificate: &str| section(certificate, None).acceptor().err().unwrap();
+    assert!(refused("none.pem").contains("none.pem"));
+    assert!(refused("server.key").contains("no certificate"));
+    let tls = section("server.pem", Some("ca.pem")).acceptor().unwrap();
     let (stop, metrics) = (CancellationToken::new(), Arc::new(Metrics::default()));
     let store = Arc::new(MemoryStore::new());
     let replica = Replica::start(
@@ -153,6 +154,7 @@ async fn metrics_and_signs_of_life_need_no_token() {
     ] {
         assert!(metrics.contains(line), "{line}\n{metrics}");
     }
+    ec_serve::metrics::parse(&metrics).unwrap();
 }
 
 #[tokio::test]

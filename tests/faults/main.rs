@@ -2,6 +2,7 @@
 
 mod agent_guests;
 mod agent_nodes;
+mod agent_port;
 mod agent_records;
 mod agent_restore;
 mod cli_check;

@@ -128,6 +128,8 @@ impl Stack {
         let more = plan.more;
         // Tests ask for more than a small machine has to spare; what is reserved by default has its own tests.
         let reserved = if more.contains("reserved:") { "" } else { "reserved: {MEMORY_MB: 0, DISK_GB: 0}" };
+        // Several agents may be beside each other.
+        let listen = if more.contains("listen:") { "" } else { "listen: 127.0.0.1:0" };
         // The tests' own images, and web servers beside them.
         let caches = [Some(tiny_image()), debian_image("").ok()];
         let mut local = vec![directory.path().display().to_string()];
@@ -140,7 +142,7 @@ impl Stack {
         };
         let config = format!(
             "uuid: {node}\nname: {node}\n{}\nplacement: {{endpoint: \"{placement}\"}}\n\
-             state_dir: {}\nlibvirt: {{uri: \"{}\", network: {}}}\nallocation_ratio: {{VCPU: 1000.0}}\naudit_grace: 5\n{reserved}\n{more}\n",
+             state_dir: {}\nlibvirt: {{uri: \"{}\", network: {}}}\nallocation_ratio: {{VCPU: 1000.0}}\naudit_grace: 5\n{reserved}\n{listen}\n{more}\n",
             login("agent"),
             directory.path().join("state").display(),
             libvirt.uri(),
@@ -398,6 +400,21 @@ impl Stack {
 
     fn earlier_log(&self) -> PathBuf {
         self.directory.path().join("ecompute-earlier.log")
+    }
+
+    /// Asks the agent's own port; answers the status and the text.
+    pub async fn ask_agent(&self, path: &str) -> Result<(u16, String)> {
+        let address = self.agent_port().context("the agent has not told its port")?;
+        let client = reqwest::Client::builder().no_proxy().timeout(PATIENCE).build()?;
+        let answer = client.get(format!("http://{address}{path}")).send().await?;
+        Ok((answer.status().as_u16(), answer.text().await?))
+    }
+
+    /// Where the agent's own port is, as its log tells.
+    pub fn agent_port(&self) -> Option<String> {
+        let log = self.log();
+        let line = log.lines().find(|line| line.contains("serving health"))?;
+        Some(line.split_once("listen=\"")?.1.split_once('"')?.0.to_owned())
     }
 
     /// What the agent said since its last start.

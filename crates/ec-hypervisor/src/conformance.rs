@@ -6,9 +6,10 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use ec_model::{BaseImage, InstanceId};
+use bytes::Bytes;
+use ec_model::{Address, BaseImage, InstanceId};
 use tokio::{
-    sync::broadcast::error::RecvError,
+    sync::{broadcast::error::RecvError, mpsc},
     time::{Instant, sleep, timeout_at},
 };
 
@@ -32,6 +33,7 @@ pub async fn all(hypervisor: Arc<dyn Hypervisor>, base: &BaseImage, fresh: Fresh
     a_start_that_cannot_work_fails_and_is_not_a_run(&*hypervisor, base, fresh(), fresh()).await;
     changes_are_told(&*hypervisor, base, fresh()).await;
     a_guest_is_paused_saved_and_ended_and_starts_again(&*hypervisor, base, fresh()).await;
+    a_console_is_read_typed_on_and_followed_until_its_guest_ends(&*hypervisor, base, fresh()).await;
 }
 
 /// The spec of a small domain, as the checks use it.
@@ -209,18 +211,80 @@ async fn changes_are_told(hypervisor: &dyn Hypervisor, base: &BaseImage, instanc
     hypervisor.destroy(instance).await.expect("destroy");
 }
 
-/// A started guest has an address of its first interface within the suite's patience.
-pub async fn a_guest_gets_an_address(hypervisor: &dyn Hypervisor, base: &BaseImage, instance: InstanceId) {
-    build(hypervisor, base, instance).await;
+/// Reads until this was printed; nothing where it ended before.
+async fn printed(output: &mut mpsc::Receiver<Bytes>, wanted: &str) -> Option<()> {
+    let mut text = Vec::new();
     let deadline = Instant::now() + PATIENCE;
-    let addresses = loop {
+    while !String::from_utf8_lossy(&text).contains(wanted) {
+        text.extend(timeout_at(deadline, output.recv()).await.expect("output in time")?);
+    }
+    Some(())
+}
+
+/// The guest must print what is typed, as every terminal does.
+async fn a_console_is_read_typed_on_and_followed_until_its_guest_ends(
+    hypervisor: &dyn Hypervisor,
+    base: &BaseImage,
+    instance: InstanceId,
+) {
+    expect_failed(hypervisor.open_console(instance).await, "the console of what is not there");
+    let mut early = hypervisor.follow_console(instance, 100).await.expect("follow what is not there yet");
+    hypervisor.create_overlay(instance, base, None).await.expect("create the overlay");
+    hypervisor.define(&small_domain(instance)).await.expect("define");
+    expect_failed(hypervisor.open_console(instance).await, "the console of what does not run");
+    hypervisor.start(instance).await.expect("start");
+
+    let mut console = hypervisor.open_console(instance).await.expect("open the console");
+    assert!(hypervisor.open_console(instance).await.is_err(), "one at a time");
+    // A boot loader would take what is typed for itself.
+    addresses_of(hypervisor, instance).await;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        // Its shell may not be there yet.
+        console.input.send("typed\r".into()).await.expect("the console is open");
+        let heard =
+            timeout_at(Instant::now() + Duration::from_secs(2), printed(&mut console.output, "typed")).await;
+        if heard.is_ok_and(|heard| heard.is_some()) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "the guest takes nothing");
+    }
+    printed(&mut early, "typed").await.expect("the log has it, too");
+    let mut late = hypervisor.follow_console(instance, usize::MAX).await.expect("follow");
+    printed(&mut late, "typed").await.expect("what was printed before");
+    drop(console);
+
+    let mut again = loop {
+        // Closing takes its moment.
+        match hypervisor.open_console(instance).await {
+            Ok(console) => break console,
+            Err(error) => assert!(Instant::now() < deadline, "still open: {error}"),
+        }
+        sleep(Duration::from_millis(100)).await;
+    };
+    hypervisor.destroy(instance).await.expect("destroy");
+    for output in [&mut again.output, &mut early, &mut late] {
+        assert_eq!(printed(output, "what nobody prints").await, None, "it ends with its guest");
+    }
+}
+
+/// Waits until a guest has addresses.
+async fn addresses_of(hypervisor: &dyn Hypervisor, instance: InstanceId) -> Vec<Address> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
         let mut known = hypervisor.addresses(&[instance]).await.expect("addresses");
         if let Some(addresses) = known.remove(&instance) {
-            break addresses;
+            return addresses;
         }
         assert!(Instant::now() < deadline, "no address in {PATIENCE:?}");
         sleep(Duration::from_millis(150)).await;
-    };
+    }
+}
+
+/// A started guest has an address of its first interface within the suite's patience.
+pub async fn a_guest_gets_an_address(hypervisor: &dyn Hypervisor, base: &BaseImage, instance: InstanceId) {
+    build(hypervisor, base, instance).await;
+    let addresses = addresses_of(hypervisor, instance).await;
     assert!(addresses.iter().any(|a| a.nic == 0 && a.mac == instance.mac(0)), "{addresses:?}");
     hypervisor.destroy(instance).await.expect("destroy");
 }

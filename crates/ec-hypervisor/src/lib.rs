@@ -12,12 +12,15 @@ mod types;
 use std::collections::HashMap;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use ec_model::{Address, BaseImage, InstanceId};
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, mpsc};
 
 pub use ec_model::{End, Observed, Pause, RunState};
 pub use simulated::{Operation, SimulatedHypervisor};
-pub use types::{DomainSize, DomainSpec, HostInfo, HypervisorError, HypervisorEvent, HypervisorResult};
+pub use types::{
+    Console, DomainSize, DomainSpec, HostInfo, HypervisorError, HypervisorEvent, HypervisorResult,
+};
 
 /// What runs virtual machines on this node. Only what carries this node's mark is ever seen or touched.
 #[async_trait]
@@ -81,6 +84,17 @@ pub trait Hypervisor: Send + Sync + 'static {
 
     /// The end of the guest's console, at most `max_bytes`, as text; empty where there is none.
     async fn console_tail(&self, instance: InstanceId, max_bytes: usize) -> HypervisorResult<String>;
+
+    /// Opens the serial console of a guest that runs. One at a time: while somebody else has it, this fails.
+    async fn open_console(&self, instance: InstanceId) -> HypervisorResult<Console>;
+
+    /// What the guest printed on its console, from at most `max_bytes` before its end on, and then what it prints, as
+    /// it is. Ends when the instance is destroyed. Where there is nothing yet, it is waited for.
+    async fn follow_console(
+        &self,
+        instance: InstanceId,
+        max_bytes: usize,
+    ) -> HypervisorResult<mpsc::Receiver<Bytes>>;
 
     /// Looks after what holds guests to their own addresses, and makes it good where somebody took it away.
     /// To be called every half minute.

@@ -1,6 +1,8 @@
 //! What the agent and the hypervisor tell each other.
 
+use bytes::Bytes;
 use ec_model::InstanceId;
+use tokio::sync::mpsc;
 
 /// Result of a hypervisor operation.
 pub type HypervisorResult<T> = Result<T, HypervisorError>;
@@ -67,6 +69,16 @@ pub enum HypervisorEvent {
     Changed(InstanceId),
     /// Look at everything again: the connection was lost or came back.
     LookAtAll,
+}
+
+/// A guest's serial console, open. Whoever drops the receiver closes it.
+#[derive(Debug)]
+pub struct Console {
+    /// What the guest prints from now on; ends when the guest does. What nobody takes in time is lost, as on a line
+    /// without flow control: a guest must not fill this host's memory.
+    pub output: mpsc::Receiver<Bytes>,
+    /// What is typed.
+    pub input: mpsc::Sender<Bytes>,
 }
 
 /// What a domain shall be.

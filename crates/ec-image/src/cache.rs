@@ -183,6 +183,11 @@ impl ImageCache {
             state.changed().await.map_err(|_| ImageError::Interrupted)?;
         }
     }
+
+    /// How many bytes of images have been downloaded since the cache was opened, those of failed tries among them.
+    pub fn downloaded(&self) -> u64 {
+        self.inner.origin.downloaded()
+    }
 }
 
 impl Inner {

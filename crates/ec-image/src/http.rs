@@ -6,7 +6,10 @@
 //! around [`Addresses`].
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -52,6 +55,8 @@ pub(crate) struct Origin {
     stall_timeout: Duration,
     patience: Duration,
     addresses: Addresses,
+    /// Bytes that came.
+    downloaded: AtomicU64,
 }
 
 /// What goes from the connection to the thread that writes. Its end without a `End` means: it broke off.
@@ -85,7 +90,12 @@ enum Astray {
 
 impl Origin {
     pub(crate) fn new(stall_timeout: Duration, patience: Duration, addresses: Addresses) -> Self {
-        Self { client: OnceCell::new(), stall_timeout, patience, addresses }
+        Self { client: OnceCell::new(), stall_timeout, patience, addresses, downloaded: AtomicU64::new(0) }
+    }
+
+    /// How many bytes of images have come so far, those of tries that failed among them.
+    pub(crate) fn downloaded(&self) -> u64 {
+        self.downloaded.load(Ordering::Relaxed)
     }
 
     /// Says so where the URL itself names an address that is not fetched from.
@@ -253,6 +263,7 @@ impl Origin {
             let piece = match chunk {
                 Ok(Some(chunk)) => {
                     received += chunk.len() as u64;
+                    self.downloaded.fetch_add(chunk.len() as u64, Ordering::Relaxed);
                     *reached = received;
                     if let Some(bytes) = meter.crawls(asked.elapsed(), chunk.len()) {
                         let (url, window) = (wanted.label.clone(), self.window());

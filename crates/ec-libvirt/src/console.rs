@@ -1,12 +1,16 @@
-//! The guest's console log: the end of it as text, and its removal.
+//! The guest's console log: the end of it as text, what is added to it, and its removal.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io::{self, ErrorKind, Read, Seek, SeekFrom},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
+use bytes::Bytes;
 use ec_model::InstanceId;
+use tokio::sync::mpsc;
 
 use crate::error::CallError;
 
@@ -51,6 +55,103 @@ fn file_end(path: &Path, max_bytes: usize) -> io::Result<Vec<u8>> {
     // The guest may write meanwhile: the bound holds all the same.
     file.take(max).read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+/// So often a log is looked at to which nothing was added.
+const PERIOD: Duration = Duration::from_millis(250);
+/// Bytes that are read at a time.
+const PIECE: u64 = 64 << 10;
+/// Pieces that wait for their reader.
+const PIECES: usize = 4;
+
+/// The log from at most `max_bytes` before its end on, and what is added to it, until it is removed.
+pub(crate) fn follow(log: PathBuf, max_bytes: usize) -> mpsc::Receiver<Bytes> {
+    let (pieces, output) = mpsc::channel(PIECES);
+    let mut follower = Follower { log, max_bytes, open: None, was_there: false, missing: false };
+    tokio::spawn(async move {
+        loop {
+            // A local file: the runtime's own threads will do.
+            let step = tokio::task::spawn_blocking(move || {
+                let step = follower.step();
+                (follower, step)
+            });
+            let Ok((back, step)) = step.await else { return };
+            follower = back;
+            match step {
+                Ok(Step::Piece(piece)) => {
+                    if pieces.send(piece).await.is_err() {
+                        return;
+                    }
+                }
+                Ok(Step::Nothing) => {
+                    tokio::select! {
+                        () = pieces.closed() => return,
+                        () = tokio::time::sleep(PERIOD) => {}
+                    }
+                }
+                Ok(Step::Gone) => return,
+                Err(error) => {
+                    tracing::debug!(log = %follower.log.display(), %error, "failed to follow a console's log");
+                    return;
+                }
+            }
+        }
+    });
+    output
+}
+
+/// What a look at a log found.
+#[derive(Debug, PartialEq, Eq)]
+enum Step {
+    Piece(Bytes),
+    Nothing,
+    Gone,
+}
+
+struct Follower {
+    log: PathBuf,
+    /// So much of what is there already.
+    max_bytes: usize,
+    open: Option<File>,
+    was_there: bool,
+    /// The last look found no log; when it is full, there is none for a moment.
+    missing: bool,
+}
+
+impl Follower {
+    fn step(&mut self) -> io::Result<Step> {
+        // Looked at before reading: to what has another name by then nothing is added any more.
+        let current = match fs::metadata(&self.log) {
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            other => Some(other?.ino()),
+        };
+        if let Some(mut file) = self.open.take() {
+            let mut bytes = Vec::new();
+            file.by_ref().take(PIECE).read_to_end(&mut bytes)?;
+            if !bytes.is_empty() {
+                self.open = Some(file);
+                return Ok(Step::Piece(bytes.into()));
+            }
+            if current == Some(file.metadata()?.ino()) {
+                self.open = Some(file);
+                return Ok(Step::Nothing);
+            }
+        }
+        let Some(_) = current else {
+            let gone = self.was_there && std::mem::replace(&mut self.missing, true);
+            return Ok(if gone { Step::Gone } else { Step::Nothing });
+        };
+        let mut file = match File::open(&self.log) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Step::Nothing),
+            other => other?,
+        };
+        if !self.was_there {
+            let max = u64::try_from(self.max_bytes).unwrap_or(u64::MAX);
+            file.seek(SeekFrom::Start(file.metadata()?.len().saturating_sub(max)))?;
+        }
+        (self.open, self.was_there, self.missing) = (Some(file), true, false);
+        self.step()
+    }
 }
 
 /// Removes the log and its rotated files; what is not there is not an error.
@@ -130,6 +231,33 @@ mod tests {
         for max in 0..12 {
             assert!(tail(&log, max).unwrap().len() <= max);
         }
+    }
+
+    #[test]
+    fn a_log_is_followed_across_a_rotation_until_it_is_removed() {
+        let (_directory, log) = log();
+        let mut follower =
+            Follower { log: log.clone(), max_bytes: 4, open: None, was_there: false, missing: false };
+        let mut step = || follower.step().unwrap();
+        let piece = |text: &'static str| Step::Piece(Bytes::from_static(text.as_bytes()));
+        assert_eq!((step(), step(), step()), (Step::Nothing, Step::Nothing, Step::Nothing), "not yet");
+        std::fs::write(&log, "old lines\n").unwrap();
+        assert_eq!((step(), step()), (piece("nes\n"), Step::Nothing));
+        let add = |text: &str| {
+            use std::io::Write;
+            let mut file = File::options().append(true).create(true).open(&log).unwrap();
+            file.write_all(text.as_bytes()).unwrap();
+        };
+        add("more");
+        assert_eq!((step(), step()), (piece("more"), Step::Nothing));
+        add("last");
+        std::fs::rename(&log, rotated(&log, 0)).unwrap();
+        assert_eq!((step(), step()), (piece("last"), Step::Nothing), "full, and no other one yet");
+        add("first");
+        assert_eq!((step(), step()), (piece("first"), Step::Nothing));
+        add("end");
+        remove(&log).unwrap();
+        assert_eq!((step(), step(), step()), (piece("end"), Step::Nothing, Step::Gone));
     }
 
     #[test]

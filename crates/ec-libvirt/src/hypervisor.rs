@@ -6,12 +6,13 @@ use std::{
 };
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use ec_hypervisor::{
-    DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent, HypervisorResult,
-    Observed,
+    Console, DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent,
+    HypervisorResult, Observed,
 };
 use ec_model::{Address, BaseImage, InstanceId, NodeId};
-use tokio::sync::broadcast;
+use tokio::sync::{Semaphore, broadcast, mpsc};
 
 use crate::{
     addresses::{self, Agents, Told},
@@ -24,6 +25,7 @@ use crate::{
     lane::{Lanes, Listener, Notice},
     prepare::{self, Facts},
     protect::Protection,
+    terminal,
     xml::{self, DomainXml, Machine},
 };
 
@@ -35,6 +37,8 @@ const EVENTS: usize = 256;
 const ACTING: usize = 12;
 const LOOKING: usize = 4;
 const ASKING_AGENTS: usize = 3;
+/// Consoles that may be open at a time; each is a connection and a thread.
+const CONSOLES: usize = 8;
 
 /// libvirt on this host. Cheap to share behind an `Arc`; connects with the first call.
 pub struct LibvirtHypervisor {
@@ -45,6 +49,8 @@ pub struct LibvirtHypervisor {
     /// Everything that only looks; it also listens to events.
     look: Lanes,
     agent: Arc<Lanes>,
+    /// Places for consoles that are open.
+    consoles: Arc<Semaphore>,
     agents: Arc<Agents>,
     told: Told,
     protection: Arc<Protection>,
@@ -71,6 +77,7 @@ impl LibvirtHypervisor {
             act: lanes(ACTING, None),
             look: lanes(LOOKING, Some(listener(events.clone()))),
             agent: Arc::new(lanes(ASKING_AGENTS, None)),
+            consoles: Arc::new(Semaphore::new(CONSOLES)),
             agents: Arc::default(),
             told: Told::default(),
             protection: Arc::default(),
@@ -349,6 +356,18 @@ impl Hypervisor for LibvirtHypervisor {
             Ok(Err(CallError::Libvirt(error))) => Err(failed(error.message().to_owned())),
             Err(ended) => Err(failed(ended.to_string())),
         }
+    }
+
+    async fn open_console(&self, instance: InstanceId) -> HypervisorResult<Console> {
+        terminal::open(&self.config, &self.consoles, instance).await
+    }
+
+    async fn follow_console(
+        &self,
+        instance: InstanceId,
+        max_bytes: usize,
+    ) -> HypervisorResult<mpsc::Receiver<Bytes>> {
+        Ok(console::follow(console::path(&self.config.console_dir, instance), max_bytes))
     }
 
     fn events(&self) -> broadcast::Receiver<HypervisorEvent> {

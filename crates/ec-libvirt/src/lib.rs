@@ -28,6 +28,7 @@ mod lane;
 mod prepare;
 mod protect;
 mod sys;
+mod terminal;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod xml;

@@ -331,6 +331,63 @@ async fn the_console_is_text_and_half_made_overlays_are_made_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_console_runs_commands_survives_a_flood_and_ends_with_its_daemon() {
+    let test = Test::new(|_| ()).await;
+    let (hypervisor, instance) = (&test.hypervisor, fresh());
+    hypervisor.prepare().await.unwrap();
+    conformance::build(&**hypervisor, &base(), instance).await;
+    wait_for("address", || async { hypervisor.addresses(&[instance]).await.unwrap().remove(&instance) })
+        .await;
+    let mut console = hypervisor.open_console(instance).await.unwrap();
+    // Computed by the guest, so that it is not the echo of what was typed.
+    let (mut text, begin) = (String::new(), Instant::now());
+    while !text.contains("is 42\r") {
+        console.input.send("echo it is $((6*7))\r".into()).await.unwrap();
+        if let Ok(piece) = timeout(Duration::from_secs(2), console.output.recv()).await {
+            text.push_str(&String::from_utf8_lossy(&piece.unwrap()));
+        }
+        assert!(begin.elapsed() < PATIENCE, "{text}");
+    }
+    let begin = Instant::now();
+    console.input.send("echo and $((6*8))\r".into()).await.unwrap();
+    while !text.contains("and 48\r") {
+        text.push_str(&String::from_utf8_lossy(&console.output.recv().await.unwrap()));
+    }
+    println!("an answer on the console: {:?}", begin.elapsed());
+
+    // Nobody reads for a while: what is kept is bounded, and what comes afterwards is heard.
+    console
+        .input
+        .send("dd if=/dev/zero bs=1k count=600 | tr '\\0' x; echo done $((6*9))\r".into())
+        .await
+        .unwrap();
+    sleep(Duration::from_secs(5)).await;
+    let begin = Instant::now();
+    let (mut heard, mut end) = (0, String::new());
+    while !end.contains("done 54\r") {
+        if let Ok(piece) = timeout(Duration::from_secs(2), console.output.recv()).await {
+            let piece = piece.unwrap();
+            heard += piece.len();
+            end = end.chars().skip(end.len().saturating_sub(100)).collect();
+            end.push_str(&String::from_utf8_lossy(&piece));
+        } else {
+            console.input.send("echo done $((6*9))\r".into()).await.unwrap();
+        }
+        assert!(begin.elapsed() < PATIENCE, "{heard} bytes, then {end}");
+    }
+    println!("of 600 KiB {heard} bytes were heard");
+
+    tokio::task::block_in_place(|| test.server().kill_daemon());
+    let ended = timeout(Duration::from_secs(10), async { while console.output.recv().await.is_some() {} });
+    ended.await.expect("it ends with its daemon");
+    assert!(hypervisor.open_console(instance).await.unwrap_err().is_transient());
+    tokio::task::block_in_place(|| test.server().start_daemon());
+    wait_for("console", || async { hypervisor.open_console(instance).await.ok() }).await;
+    hypervisor.destroy(instance).await.unwrap();
+    test.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_configured_wrong_is_refused_with_the_names_in_question() {
     let test = Test::new(|_| ()).await;
     test.hypervisor.prepare().await.unwrap();

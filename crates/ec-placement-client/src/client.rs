@@ -50,6 +50,12 @@ impl PlacementClient {
         Self { wire: self.wire.over(transport) }
     }
 
+    /// The same client, whose way to the server goes through something else first.
+    #[must_use]
+    pub fn through(self, wrap: impl FnOnce(Arc<dyn Transport>) -> Arc<dyn Transport>) -> Self {
+        Self { wire: self.wire.through(wrap) }
+    }
+
     /// The base URL, for messages.
     pub fn endpoint(&self) -> &str {
         self.wire.base.as_str()

@@ -149,6 +149,12 @@ impl Wire {
         Self { transport, ..self }
     }
 
+    /// The same server by a way that goes through something else first.
+    pub(crate) fn through(self, wrap: impl FnOnce(Arc<dyn Transport>) -> Arc<dyn Transport>) -> Self {
+        let transport = wrap(Arc::clone(&self.transport));
+        self.over(transport)
+    }
+
     /// The minor version of 1 that is spoken, as far as is known.
     pub(crate) fn version(&self) -> u32 {
         self.version.load(Ordering::Relaxed)

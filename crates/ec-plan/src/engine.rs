@@ -26,6 +26,7 @@ mod job;
 mod known;
 mod look;
 mod search;
+mod sight;
 #[cfg(test)]
 mod tests;
 
@@ -44,6 +45,7 @@ pub use job::{Change, Job, Outcome, Report, Work};
 pub use known::{Held, Requested, StatusEntry};
 pub use look::Seen;
 pub use search::{Found, Search};
+pub use sight::Sight;
 
 use crate::{
     Limits, Wanted,

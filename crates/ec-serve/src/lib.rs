@@ -8,6 +8,8 @@
 //! What is asked and answered is the business of whoever [`Serves`].
 
 mod guests;
+pub mod metrics;
+pub mod tickets;
 #[cfg(feature = "tls")]
 mod tls;
 
@@ -32,7 +34,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 pub use guests::Activity;
 use guests::{Guests, Place, Watched};
 #[cfg(feature = "tls")]
-pub use tls::{TlsAcceptor, tls_acceptor};
+pub use tls::{TlsAcceptor, TlsSection};
 
 /// Accepting fails when the process is out of files; it is tried again after so long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

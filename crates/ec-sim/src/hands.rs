@@ -4,13 +4,17 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use ec_hypervisor::{
-    DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent, HypervisorResult,
-    Observed, Operation, SimulatedHypervisor,
+    Console, DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent,
+    HypervisorResult, Observed, Operation, SimulatedHypervisor,
 };
 use ec_model::{Address, BaseImage, InstanceId};
 use futures::future::BoxFuture;
-use tokio::{sync::broadcast, time::sleep};
+use tokio::{
+    sync::{broadcast, mpsc},
+    time::sleep,
+};
 
 use crate::{
     life::Life,
@@ -226,6 +230,18 @@ impl Hypervisor for Hands {
 
     async fn console_tail(&self, instance: InstanceId, max_bytes: usize) -> HypervisorResult<String> {
         self.ask("read the console", self.computer.hypervisor.console_tail(instance, max_bytes)).await
+    }
+
+    async fn open_console(&self, instance: InstanceId) -> HypervisorResult<Console> {
+        self.ask("open the console", self.computer.hypervisor.open_console(instance)).await
+    }
+
+    async fn follow_console(
+        &self,
+        instance: InstanceId,
+        max_bytes: usize,
+    ) -> HypervisorResult<mpsc::Receiver<Bytes>> {
+        self.ask("follow the console", self.computer.hypervisor.follow_console(instance, max_bytes)).await
     }
 
     fn events(&self) -> broadcast::Receiver<HypervisorEvent> {

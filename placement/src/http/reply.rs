@@ -71,9 +71,8 @@ pub(super) fn now() -> Seconds {
 pub(super) fn text(status: u16, text: &str) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(Bytes::from(text.to_owned())));
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    response
-        .headers_mut()
-        .insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"));
+    let content_type = HeaderValue::from_static(ec_serve::metrics::CONTENT_TYPE);
+    response.headers_mut().insert(header::CONTENT_TYPE, content_type);
     response
 }
 

@@ -229,7 +229,7 @@ impl Committer {
                     Event::Planned(plan)
                 }
                 Action::Send(txn) => {
-                    self.metrics.batch_sizes.observe(batch.size());
+                    self.metrics.batch_sizes.observe(u64::try_from(batch.size()).unwrap_or(u64::MAX));
                     let answer = self.store.txn(txn).await;
                     self.take_up(outbound.take(), &answer);
                     Event::Answered(answer)

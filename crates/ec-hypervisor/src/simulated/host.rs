@@ -283,6 +283,13 @@ impl Host {
         }
     }
 
+    /// What a guest says to what is typed: the same.
+    pub(super) fn type_on_console(&mut self, instance: InstanceId, text: &str) {
+        if let Some(domain) = self.machines.get_mut(&instance).and_then(|machine| machine.domain.as_mut()) {
+            domain.console.push_str(text);
+        }
+    }
+
     pub(super) fn end(&mut self, instance: InstanceId, why: End) -> bool {
         match self.machines.get_mut(&instance).and_then(|machine| machine.domain.as_mut()) {
             Some(domain) if domain.state == RunState::Running => {

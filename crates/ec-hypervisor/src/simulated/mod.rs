@@ -4,21 +4,23 @@
 //! clock, so that it runs under paused time, and it counts every call and every effect per instance: a
 //! test asks "was this defined once and started once" instead of guessing from the outcome.
 
+mod console;
 mod host;
 mod knobs;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use ec_model::{Address, BaseImage, InstanceId, NodeId};
-use tokio::sync::{Notify, broadcast};
+use tokio::sync::{Notify, broadcast, mpsc};
 
 use crate::{
-    DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent, HypervisorResult,
-    Observed,
+    Console, DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent,
+    HypervisorResult, Observed,
 };
 use host::Host;
 use knobs::Knobs;
@@ -45,6 +47,8 @@ pub enum Operation {
     Destroy,
     Addresses,
     ConsoleTail,
+    OpenConsole,
+    FollowConsole,
 }
 
 impl Operation {
@@ -65,6 +69,8 @@ impl Operation {
             Self::Destroy => "destroy the domain",
             Self::Addresses => "read the addresses",
             Self::ConsoleTail => "read the console",
+            Self::OpenConsole => "open the console",
+            Self::FollowConsole => "follow the console",
         }
     }
 }
@@ -88,6 +94,8 @@ struct Shared {
 struct Inner {
     host: Host,
     knobs: Knobs,
+    /// Whose consoles somebody has open.
+    open_consoles: HashSet<InstanceId>,
 }
 
 impl SimulatedHypervisor {
@@ -96,7 +104,11 @@ impl SimulatedHypervisor {
         Self {
             node,
             shared: Arc::new(Shared {
-                inner: Mutex::new(Inner { host: Host::default(), knobs: Knobs::default() }),
+                inner: Mutex::new(Inner {
+                    host: Host::default(),
+                    knobs: Knobs::default(),
+                    open_consoles: HashSet::new(),
+                }),
                 released: Notify::new(),
                 events: broadcast::channel(EVENTS).0,
             }),
@@ -248,6 +260,20 @@ impl Hypervisor for SimulatedHypervisor {
     async fn console_tail(&self, instance: InstanceId, max_bytes: usize) -> HypervisorResult<String> {
         self.enter(Operation::ConsoleTail, Some(instance)).await?;
         Ok(self.inner().host.console_tail(self.node, instance, max_bytes))
+    }
+
+    async fn open_console(&self, instance: InstanceId) -> HypervisorResult<Console> {
+        self.enter(Operation::OpenConsole, Some(instance)).await?;
+        self.begin_console(instance)
+    }
+
+    async fn follow_console(
+        &self,
+        instance: InstanceId,
+        max_bytes: usize,
+    ) -> HypervisorResult<mpsc::Receiver<Bytes>> {
+        self.enter(Operation::FollowConsole, Some(instance)).await?;
+        Ok(self.begin_following(instance, max_bytes))
     }
 
     fn events(&self) -> broadcast::Receiver<HypervisorEvent> {

@@ -215,6 +215,11 @@ impl Known {
         }
     }
 
+    /// What the hypervisor has, as it was last seen.
+    pub(super) fn observed(&self) -> Observed {
+        self.observed
+    }
+
     /// Whether the hypervisor has anything of it.
     pub(super) fn is_here(&self) -> bool {
         self.observed != Observed::default()
@@ -283,12 +288,16 @@ impl Known {
 
     /// Nothing is known any more.
     pub(super) fn is_empty(&self) -> bool {
+        self.is_gone() && !self.buried
+    }
+
+    /// Nothing is left of it, but perhaps that its user destroyed it here.
+    pub(super) fn is_gone(&self) -> bool {
         self.request.is_none()
             && self.status == StatusEntry::Absent
             && !self.is_here()
             && !self.unseen
             && self.record == RecordFacts::Absent
-            && !self.buried
             && self.busy.is_none()
             && self.amounts().is_none()
     }

@@ -1,6 +1,7 @@
 //! The engine, one event at a time.
 
 mod looks;
+mod sights;
 
 use std::sync::Arc;
 

@@ -1,0 +1,75 @@
+//! Consoles of simulated guests, which print what is typed.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use ec_model::InstanceId;
+use tokio::{sync::mpsc, time::sleep};
+
+use super::SimulatedHypervisor;
+use crate::{Console, HypervisorError, HypervisorResult, RunState};
+
+/// So soon what changed is seen.
+const PERIOD: Duration = Duration::from_millis(50);
+/// Pieces that wait for their reader.
+const PIECES: usize = 64;
+
+impl SimulatedHypervisor {
+    fn runs(&self, instance: InstanceId) -> bool {
+        self.inner().host.observe(self.node, instance).domain == Some(RunState::Running)
+    }
+
+    pub(super) fn begin_console(&self, instance: InstanceId) -> HypervisorResult<Console> {
+        let failed = |detail: &str| HypervisorError::Failed {
+            what: format!("open the console of {instance}"),
+            detail: detail.to_owned(),
+        };
+        if !self.runs(instance) {
+            return Err(failed("it does not run"));
+        }
+        if !self.inner().open_consoles.insert(instance) {
+            return Err(failed("somebody else has it open"));
+        }
+        let (print, output) = mpsc::channel(PIECES);
+        let (input, mut typed) = mpsc::channel::<Bytes>(PIECES);
+        let own = self.clone();
+        tokio::spawn(async move {
+            while own.runs(instance) && !print.is_closed() {
+                while let Ok(bytes) = typed.try_recv() {
+                    own.inner().host.type_on_console(instance, &String::from_utf8_lossy(&bytes));
+                    // What nobody takes is lost.
+                    print.try_send(bytes).ok();
+                }
+                sleep(PERIOD).await;
+            }
+            own.inner().open_consoles.remove(&instance);
+        });
+        Ok(Console { output, input })
+    }
+
+    pub(super) fn begin_following(&self, instance: InstanceId, max_bytes: usize) -> mpsc::Receiver<Bytes> {
+        let (print, output) = mpsc::channel(PIECES);
+        let own = self.clone();
+        tokio::spawn(async move {
+            let text = own.inner().host.console_tail(own.node, instance, usize::MAX);
+            let mut told = text.len() - own.inner().host.console_tail(own.node, instance, max_bytes).len();
+            let mut seen = false;
+            while !print.is_closed() {
+                let here = own.inner().host.observe(own.node, instance).domain.is_some();
+                if seen && !here {
+                    return;
+                }
+                seen |= here;
+                let text = own.inner().host.console_tail(own.node, instance, usize::MAX);
+                // A text that was set anew is told from its beginning.
+                let news = text.get(told..).unwrap_or(&text).to_owned();
+                told = text.len();
+                if !news.is_empty() && print.send(news.into()).await.is_err() {
+                    return;
+                }
+                sleep(PERIOD).await;
+            }
+        });
+        output
+    }
+}

@@ -1,0 +1,138 @@
+//! A guest's serial console, open for reading and typing.
+//!
+//! Each has a connection and a thread of its own. The thread never waits within libvirt, and does both directions in
+//! turn: two calls at a time on one connection may crash libvirt's client (see the lanes).
+
+use std::{sync::Arc, thread, time::Duration};
+
+use bytes::{Buf, Bytes};
+use ec_hypervisor::{Console, HypervisorError, HypervisorResult};
+use ec_model::InstanceId;
+use tokio::sync::{
+    Semaphore,
+    mpsc::{self, error::TrySendError},
+    oneshot,
+};
+use virt::{connect::Connect, stream::Stream, sys};
+
+use crate::{
+    config::LibvirtConfig,
+    domain::{self, Found},
+    error::{CallError, unreachable},
+    events,
+};
+
+/// What a stream answers that has nothing, or takes nothing, at the moment.
+const NOT_NOW: isize = -2;
+/// Where there was nothing to do in either direction, the next look is so much later.
+const PAUSE: Duration = Duration::from_millis(10);
+/// Bytes that are read at a time.
+const PIECE: usize = 4096;
+/// Pieces that wait for their reader, or for the guest.
+const PIECES: usize = 64;
+
+/// Opens the console of a guest that runs, where there is a place for one more.
+pub(crate) async fn open(
+    config: &Arc<LibvirtConfig>,
+    places: &Arc<Semaphore>,
+    instance: InstanceId,
+) -> HypervisorResult<Console> {
+    let what = format!("open the console of {instance}");
+    let place = Arc::clone(places).try_acquire_owned().map_err(|_| HypervisorError::NotNow {
+        what: what.clone(),
+        detail: "as many consoles as may be are open on this host".into(),
+    })?;
+    let (told, opened) = oneshot::channel();
+    let (on_thread, doing) = (Arc::clone(config), what.clone());
+    let spawned = thread::Builder::new().name("libvirt-console".into()).spawn(move || {
+        let _place = place;
+        match begin(&on_thread, &doing, instance) {
+            Ok((connect, stream)) => {
+                let (print, output) = mpsc::channel(PIECES);
+                let (input, typed) = mpsc::channel(PIECES);
+                // Who does not wait any more has dropped the receiver, which ends it.
+                drop(told.send(Ok(Console { output, input })));
+                pump(&connect, stream, &print, typed);
+            }
+            Err(error) => drop(told.send(Err(error))),
+        }
+    });
+    spawned.map_err(|error| unreachable(&config.uri, format!("no thread for the console: {error}")))?;
+    match tokio::time::timeout(config.call_timeout, opened).await {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(_)) => Err(unreachable(&config.uri, "the console's thread ended without a result".into())),
+        Err(_) => {
+            let seconds = config.call_timeout.as_secs();
+            Err(HypervisorError::TimedOut { what: format!("the call to {what}"), seconds })
+        }
+    }
+}
+
+fn begin(config: &LibvirtConfig, what: &str, instance: InstanceId) -> HypervisorResult<(Connect, Stream)> {
+    events::start_loop().map_err(|detail| unreachable(&config.uri, detail))?;
+    let connect = Connect::open(Some(&config.uri))
+        .map_err(|error| unreachable(&config.uri, error.message().to_owned()))?;
+    let opened = || -> Result<Stream, CallError> {
+        let domain = match domain::find(&connect, config.node, instance)? {
+            Found::Ours(domain) if domain.is_active()? => domain,
+            Found::Ours(_) => return Err(CallError::Refused("the guest does not run".into())),
+            Found::Foreign => return Err(domain::foreign(instance)),
+            Found::Nothing => return Err(CallError::Refused("there is no such domain".into())),
+        };
+        let stream = Stream::new(&connect, sys::VIR_STREAM_NONBLOCK)?;
+        // Its first console. Whoever has it open already keeps it.
+        domain.open_console(None, &stream, 0)?;
+        Ok(stream)
+    };
+    match opened() {
+        Ok(stream) => Ok((connect, stream)),
+        Err(error) => {
+            let lost = !is_alive(&connect);
+            Err(error.classify(what, &config.uri, config.call_timeout.as_secs(), lost))
+        }
+    }
+}
+
+/// Told without asking the daemon.
+fn is_alive(connect: &Connect) -> bool {
+    connect.is_alive().unwrap_or(false)
+}
+
+/// Passes bytes on in both directions, until the guest or its reader ends.
+fn pump(connect: &Connect, stream: Stream, print: &mpsc::Sender<Bytes>, mut typed: mpsc::Receiver<Bytes>) {
+    let (mut read, mut rest) = (vec![0; PIECE], Bytes::new());
+    while !print.is_closed() {
+        let came = match stream.recv(&mut read) {
+            Ok(NOT_NOW) => 0,
+            Ok(count @ 1..) => usize::try_from(count).unwrap_or(0),
+            // The guest has ended.
+            _ => break,
+        };
+        if came > 0
+            && let Err(TrySendError::Closed(_)) = print.try_send(Bytes::copy_from_slice(&read[..came]))
+        {
+            break;
+        }
+        if rest.is_empty() {
+            rest = typed.try_recv().unwrap_or_default();
+        }
+        let mut went = 0;
+        if !rest.is_empty() {
+            went = match stream.send(&rest) {
+                Ok(NOT_NOW) => 0,
+                Ok(count) => usize::try_from(count).unwrap_or(0),
+                Err(_) => break,
+            };
+            rest.advance(went);
+        }
+        if came == 0 && went == 0 {
+            // A stream does not tell by itself that its daemon is gone.
+            if !is_alive(connect) {
+                break;
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+    // Of one that has ended there is nothing to end.
+    stream.abort().ok();
+}

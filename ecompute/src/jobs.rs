@@ -1,0 +1,89 @@
+//! How often jobs of each kind ended how, and how long they took.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use ec_plan::{
+    engine::{Outcome, Work},
+    machine::Effect,
+};
+use ec_serve::metrics::{Family, Histogram};
+
+/// Microseconds: from a write in etcd to the download of an image.
+const BOUNDS: [u64; 10] =
+    [10_000, 50_000, 200_000, 500_000, 1_000_000, 2_000_000, 5_000_000, 15_000_000, 60_000_000, 300_000_000];
+
+/// See the module. Its labels are words of this program: there are no more than kinds times ends.
+#[derive(Debug, Default)]
+pub(crate) struct Jobs(Mutex<BTreeMap<(&'static str, &'static str), Histogram<10>>>);
+
+impl Jobs {
+    /// A job of this kind ended.
+    pub(crate) fn ended(&self, kind: &'static str, outcome: &Outcome, took: Duration) {
+        let mut jobs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        jobs.entry((kind, end(outcome))).or_insert_with(|| Histogram::of_times(BOUNDS)).took(took);
+    }
+
+    /// Writes them all.
+    pub(crate) fn write(&self, family: &mut Family<'_>) {
+        for ((kind, outcome), took) in &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            family.histogram(&[("kind", *kind), ("outcome", *outcome)], took);
+        }
+    }
+}
+
+/// What work is for, in one word: that of its effects which takes it furthest.
+pub(crate) fn kind(work: &Work) -> &'static str {
+    let effects = match work {
+        Work::Effects(effects) => effects,
+        Work::Addresses(_) => return "address",
+        Work::Fail(_) | Work::Delayed(_) => return "tell",
+    };
+    let any = |wanted: &[Effect]| effects.iter().any(|effect| wanted.contains(effect));
+    if any(&[Effect::RemoveDomain, Effect::DropRecord, Effect::DropKeys, Effect::EndInError]) {
+        "destroy"
+    } else if any(&[Effect::PrepareDisk, Effect::Define]) {
+        "build"
+    } else if any(&[Effect::Start, Effect::Resume]) {
+        "start"
+    } else if any(&[Effect::Claim, Effect::Release]) {
+        "claim"
+    } else {
+        "tell"
+    }
+}
+
+fn end(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Done => "done",
+        Outcome::Abandoned => "abandoned",
+        Outcome::Retry(_) | Outcome::RetryBounded(_) => "retry",
+        Outcome::Failed(_) => "failed",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ec_model::State;
+
+    use super::*;
+
+    #[test]
+    fn a_job_is_called_by_what_takes_it_furthest() {
+        let tell = Effect::Announce(State::Preparing, None);
+        for (effects, wanted) in [
+            (vec![tell.clone()], "tell"),
+            (vec![tell.clone(), Effect::PrepareDisk, Effect::Define, Effect::Start], "build"),
+            (vec![tell.clone(), Effect::MarkStarted, Effect::Start, Effect::NoteStart], "start"),
+            (vec![tell.clone(), Effect::Claim], "claim"),
+            (vec![tell, Effect::RemoveDomain, Effect::Release, Effect::DropKeys], "destroy"),
+        ] {
+            assert_eq!(kind(&Work::Effects(effects.clone())), wanted, "{effects:?}");
+        }
+        assert_eq!(kind(&Work::Addresses(vec![])), "address");
+        assert_eq!(kind(&Work::Fail("no".to_owned())), "tell");
+    }
+}

@@ -1,0 +1,162 @@
+//! The agent's own port: for reading, and never for orders.
+//!
+//! | path | |
+//! | --- | --- |
+//! | `/healthz` | whether the agent's loop turns |
+//! | `/readyz` | whether all that the agent stands on is as it must be, part by part |
+//! | `/metrics` | numbers, for Prometheus |
+//! | `/view` | what the agent knows of itself and its instances |
+//!
+//! All is answered from memory, so that it is answered also while etcd, placement or libvirt are not.
+
+mod answer;
+mod numbers;
+#[cfg(test)]
+mod tests;
+mod view;
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use ec_plan::engine::Engine;
+use ec_serve::{Bounds, Serves, TlsSection, Transport};
+use http_body_util::Full;
+use hyper::{Request, Response, body::Incoming};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::oneshot,
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{config::Settings, parts::Parts};
+
+/// A loop that does not answer for so long does not turn: nothing in it waits.
+const LOOP_PATIENCE: Duration = Duration::from_secs(5);
+/// What is being answered when the agent ends may take so long: longer than its loop is waited for.
+const DRAIN: Duration = Duration::from_secs(6);
+
+const BOUNDS: Bounds = Bounds {
+    connections: 64,
+    share: 32,
+    first_head: Duration::from_secs(10),
+    head: Duration::from_secs(60),
+    head_bytes: 16 << 10,
+    headers: Some(64),
+    connection: Duration::MAX,
+    stalled: Duration::from_secs(20),
+    half_close: false,
+};
+
+/// A question to the agent's loop, which answers it between two events.
+pub(crate) type Inquiry = Box<dyn FnOnce(&Engine) + Send>;
+
+/// What came of a question to the agent's loop.
+#[derive(Debug, PartialEq, Eq)]
+enum Asked<T> {
+    /// The agent starts or ends: its loop has not begun, or has ended.
+    NoLoop,
+    /// It does not turn.
+    Silent,
+    Answered(T),
+}
+
+/// Why the agent cannot have its port.
+#[derive(Debug, thiserror::Error)]
+pub enum PortError {
+    /// Its certificates are not as they must be.
+    #[error("tls: {0}")]
+    Tls(String),
+    /// It cannot be opened.
+    #[error(
+        "cannot listen at {address}: {source}; choose another `listen` in compute.yaml, or `listen: null` for none"
+    )]
+    Refused {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// Somebody has it.
+    #[error(
+        "cannot listen at {address}: another agent or another program does; choose another `listen` in compute.yaml, or \
+         `listen: null` for none"
+    )]
+    Taken {
+        /// Where.
+        address: SocketAddr,
+    },
+}
+
+/// A port that is open, and not served yet.
+pub struct Port {
+    listener: TcpListener,
+    transport: Transport,
+}
+
+impl Port {
+    /// Opens the port that the configuration names; nothing where it names none.
+    pub async fn open(settings: &Settings) -> Result<Option<Self>, PortError> {
+        let Some(address) = settings.listen else { return Ok(None) };
+        let tls = settings.tls.as_ref().map(TlsSection::acceptor).transpose().map_err(PortError::Tls)?;
+        let listener = TcpListener::bind(address).await.map_err(|source| match source.kind() {
+            io::ErrorKind::AddrInUse => PortError::Taken { address },
+            _ => PortError::Refused { address, source },
+        })?;
+        let transport = tls.map_or(Transport::Plain, Transport::Tls);
+        Ok(Some(Self { listener, transport }))
+    }
+
+    /// Answers until `stop`.
+    pub(crate) async fn serve(self, parts: Arc<Parts>, stop: CancellationToken) {
+        let address =
+            self.listener.local_addr().map_or_else(|error| error.to_string(), |own| own.to_string());
+        let tls = matches!(self.transport, Transport::Tls(_));
+        tracing::info!(listen = address, tls, "serving health, metrics and this agent's view");
+        let under_way =
+            ec_serve::serve(&self.listener, self.transport, BOUNDS, Arc::new(Desk(parts)), stop).await;
+        drop(self.listener);
+        under_way.finish(DRAIN).await;
+    }
+}
+
+/// Answers whoever comes.
+struct Desk(Arc<Parts>);
+
+impl Serves for Desk {
+    type Share = IpAddr;
+    type Caller = ();
+
+    async fn meet(&self, _: &TcpStream, peer: SocketAddr) -> (IpAddr, ()) {
+        (peer.ip().to_canonical(), ())
+    }
+
+    async fn answer(&self, (): (), request: Request<Incoming>) -> Response<Full<Bytes>> {
+        answer::answer(&self.0, request.method(), request.uri().path()).await
+    }
+}
+
+/// Has the agent's loop answer a question about what it knows.
+async fn ask<T: Send + 'static>(
+    parts: &Parts,
+    question: impl FnOnce(&Engine) -> T + Send + 'static,
+) -> Asked<T> {
+    let Some(inquiries) = parts.inquiries.get() else { return Asked::NoLoop };
+    let (answer, answered) = oneshot::channel();
+    // Who asked may have gone meanwhile.
+    let inquiry: Inquiry = Box::new(move |engine| drop(answer.send(question(engine))));
+    let turn = async {
+        inquiries.send(inquiry).await.ok()?;
+        answered.await.ok()
+    };
+    match timeout(LOOP_PATIENCE, turn).await {
+        Ok(Some(answer)) => Asked::Answered(answer),
+        Ok(None) => Asked::NoLoop,
+        Err(_) => Asked::Silent,
+    }
+}
