@@ -90,9 +90,9 @@ impl View {
     }
 
     /// Looks at the state together with where in the store's history it stands.
-    pub(super) fn stand<T>(&self, look: impl FnOnce(&State, Stand) -> T) -> T {
+    pub(super) fn stand<T>(&self, look: impl FnOnce(&State, Stance) -> T) -> T {
         let held = self.held();
-        look(&held.state, held.stand)
+        look(&held.state, Stance { stand: held.stand, whole: held.untold.is_empty() })
     }
 
     /// A copy of the state, to look at for long. Who asks while it is the same shares one.
@@ -129,7 +129,8 @@ impl View {
     /// Takes up what this replica has written itself, before the watch tells of it: the next decision stands on it.
     ///
     /// What others wrote before it may be missing still; of that, nothing that was written stands on. Reads wait
-    /// for the watch all the same.
+    /// for the watch all the same. Of two transactions under way the later may be answered first: it stands on no
+    /// record that the other writes, or one of the two would have failed.
     pub(super) fn take_written(&self, stand: Stand, written: Written) {
         let Written { revision, id, changes, epoch } = written;
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
@@ -139,8 +140,9 @@ impl View {
         }
         held.written.extend(changes.iter().map(|change| (change.key(), revision)));
         held.state.apply(changes.into_iter().map(|change| change.written_at(revision)));
-        held.untold.push_back((revision, Arc::clone(&id)));
-        held.stand.clock = revision;
+        let at = held.untold.partition_point(|(earlier, _)| *earlier < revision);
+        held.untold.insert(at, (revision, Arc::clone(&id)));
+        held.stand.clock = held.stand.clock.max(revision);
         if epoch {
             held.stand.epoch = revision;
         }
@@ -249,6 +251,15 @@ impl View {
         }
         self.history.told(through, clock, importing);
     }
+}
+
+/// How a state stands in the store's history.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stance {
+    /// What a transaction on it has to believe.
+    pub(super) stand: Stand,
+    /// Whether it is all that was there at some moment: what this replica wrote, and what others wrote before that.
+    pub(super) whole: bool,
 }
 
 /// What this replica has written itself.
