@@ -275,7 +275,7 @@ async fn what_all_want_is_never_under_way_twice() {
 async fn whoever_waits_for_what_is_under_way_is_not_overtaken_for_ever() {
     let cloud = Cloud::new(30, 1_000_000).await;
     let (stop, mut clients) = (CancellationToken::new(), JoinSet::new());
-    for client in 0..400_u128 {
+    for client in 0..250_u128 {
         let (replica, stop) = (cloud.replica.clone(), stop.clone());
         clients.spawn(async move {
             let mut turn = 0;
@@ -288,7 +288,7 @@ async fn whoever_waits_for_what_is_under_way_is_not_overtaken_for_ever() {
         });
     }
     let mut slowest = Duration::ZERO;
-    for number in 0..10 {
+    for number in 0..4 {
         sleep(WAY).await;
         let began = Instant::now();
         cloud.replica.write(claim(9000 + number, host(0))).await.unwrap();
@@ -296,8 +296,8 @@ async fn whoever_waits_for_what_is_under_way_is_not_overtaken_for_ever() {
     }
     stop.cancel();
     clients.join_all().await;
-    // 400 are before it, and 93 or so of the same host go at a time.
-    assert!(slowest < WAY * 20, "{slowest:?}");
+    // 250 are before it, of which sixty and more go at a time.
+    assert!(slowest < WAY * 12, "{slowest:?}");
     assert_eq!(cloud.slow.met(), Vec::<String>::new());
 }
 

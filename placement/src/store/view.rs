@@ -346,6 +346,7 @@ pub(super) async fn follow(
 mod tests {
     use std::time::Duration;
 
+    use ec_placement_model::{NamedRecord, Stored, intern};
     use ec_store::{MemoryStore, Relist};
 
     use super::*;
@@ -397,5 +398,43 @@ mod tests {
             let answer = view.history.reach(&Clock::of(Some(&clock(5))), at, Duration::from_secs(1)).await;
             assert_eq!(answer.is_ok(), same, "{answer:?}");
         }
+    }
+
+    /// Two transactions were under way, and the later was answered first; then the watch tells of one and the other.
+    #[tokio::test(start_paused = true)]
+    async fn what_was_written_later_may_be_known_first() {
+        let (keys, store) = (Keys::new("/p"), MemoryStore::new());
+        let history = Arc::new(History::new(Arc::default(), Relist::default()));
+        let view = View::new(Arc::clone(&history), Arc::default());
+        let listing = Listing { revision: 8, pairs: vec![clock(4)] };
+        view.apply(&store, &keys, StoreChange::Reset(listing)).await;
+        let stand = view.stand(|_, stance| stance.stand);
+        let name = |version: i64| intern(&format!("CUSTOM_{version}"));
+        for version in [6, 5] {
+            let stored = Stored { record: NamedRecord::new(0), revision: 0 };
+            view.take_written(
+                stand,
+                Written {
+                    revision: version * 2,
+                    id: format!("t-{version}").into(),
+                    changes: vec![Change::Trait(name(version), Some(stored))],
+                    epoch: false,
+                },
+            );
+        }
+        for version in [5, 6] {
+            let known = view.stand(|state, stance| {
+                assert!(state.custom_traits().contains_key(&name(5)));
+                assert!(state.custom_traits().contains_key(&name(6)));
+                (stance.stand.clock, stance.whole)
+            });
+            assert_eq!(known, (12, false));
+            let batch = WatchBatch { events: vec![Event::Put(clock(version))], resume_from: version * 2 + 1 };
+            view.apply(&store, &keys, StoreChange::Events(batch)).await;
+        }
+        assert!(view.stand(|_, stance| stance.whole));
+        let progress = history.progress();
+        assert_eq!((progress.through, progress.written.map(|(newest, _)| newest)), (12, Some(12)));
+        history.reach(&Clock::of(Some(&clock(6))), 12, Duration::from_secs(1)).await.unwrap();
     }
 }
