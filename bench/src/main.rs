@@ -43,6 +43,8 @@ enum Command {
         #[arg(long)]
         quick: bool,
     },
+    /// Measure eplacement alone on an etcd that is near, and on one that is some way off
+    Far,
     /// Measure the command line alone, among few nodes and among thousands
     Schedule,
     /// Measure many builds at once alone
@@ -58,13 +60,10 @@ fn main() -> ExitCode {
     install_tls_provider();
     let outcome = match &cli.command {
         Some(Command::AgentSimulated { config }) => simulated::process(config),
-        Some(Command::Placement { quick }) => on_runtime(placement::measure(*quick)).and_then(|rows| {
-            print(if cli.json {
-                format!("{:#}\n", placement::document(&rows))
-            } else {
-                placement::table(&rows)
-            })
-        }),
+        Some(Command::Placement { quick }) => {
+            on_runtime(placement::measure(*quick)).and_then(|rows| compare(&rows, cli.json))
+        }
+        Some(Command::Far) => on_runtime(placement::far::measure()).and_then(|rows| compare(&rows, cli.json)),
         Some(Command::Schedule) => {
             on_runtime(schedule::measure()).and_then(|figures| report(&figures, cli.json))
         }
@@ -82,6 +81,10 @@ fn main() -> ExitCode {
 
 fn report(figures: &[Figure], json: bool) -> Result<()> {
     print(if json { format!("{:#}\n", report::document(figures)) } else { report::table(figures) })
+}
+
+fn compare(rows: &[placement::Row], json: bool) -> Result<()> {
+    print(if json { format!("{:#}\n", placement::document(rows)) } else { placement::table(rows) })
 }
 
 fn on_runtime<T>(work: impl Future<Output = Result<T>>) -> Result<T> {

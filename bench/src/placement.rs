@@ -3,6 +3,7 @@
 //! Whoever grants more than there is ends the run with an error; a goal that is missed is printed.
 
 mod etcd;
+pub(crate) mod far;
 mod load;
 
 use std::{

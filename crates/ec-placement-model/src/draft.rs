@@ -123,6 +123,11 @@ impl<'a> Draft<'a> {
         &self.seen
     }
 
+    /// The records that were looked at since, and by no earlier decision.
+    pub fn seen_since(&self, savepoint: Savepoint) -> impl Iterator<Item = &Key> {
+        self.looks.iter().skip(savepoint.looks)
+    }
+
     /// Every change, in no order.
     pub fn changes(&self) -> impl ExactSizeIterator<Item = (&Key, &Option<Record>)> {
         self.written.iter()

@@ -5,30 +5,43 @@
 //! commands are decided again. A replica that meets others again and again, because it is farther from etcd
 //! than they are, asks for its turn: the others let one write of it pass.
 //!
+//! Where many wait, or etcd is slow, some transactions are under way at a time, each about other records.
+//!
 //! ```text
-//!   commands ─▶ queue ─▶ batch ─▶ Batch, a machine: what next? ──┐
-//!                                    ▲                           ▼
-//!                                    └──────────── here: does it, with view, barrier and store
+//!   commands ─▶ queue ─▶ Lanes: who sets out? ─▶ Batch, one for each lane: what next? ──┐
+//!                          ▲                        ▲                                   ▼
+//!                          └── what is under way    └──────── here: does it, with view, barrier and store
 //! ```
 //!
-//! What is done when is the machine's matter ([`batch`]), the decisions are [`plan`]'s; here it is done.
+//! Which commands set out is [`lanes`]' matter, what is done when the machine's ([`batch`]), the decisions are
+//! [`plan`]'s; here it is done.
 
 mod batch;
+mod lanes;
 mod plan;
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
-use ec_placement_model::{Command, ModelError, Outcome};
+use ec_placement_model::{Command, Key, ModelError, Outcome, Seconds};
 use ec_runtime::Host;
 use ec_store::{Compare, Store, StoreResult, Txn, TxnOutcome};
+use futures::{StreamExt, stream::FuturesUnordered};
 use tokio::{
-    sync::{mpsc, oneshot},
+    sync::{Notify, mpsc, oneshot},
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
 
 use self::{
     batch::{Action, Batch, Event, Failed, Known, Resistance, Who},
+    lanes::{Arrival, Growth, Lanes, Number},
     plan::{Landing, Plan},
 };
 use super::{
@@ -45,6 +58,10 @@ pub(super) const QUEUE: usize = 4096;
 
 /// Bytes of a transaction's keys and values. etcd takes requests of 1.5 MiB where nothing else is said.
 const BYTES_MAX: usize = 1 << 20;
+
+/// While a transaction is under way it is looked so often whether another could be: being woken by each command would
+/// cost more.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// A turn lasts so long, whatever became of who asked for it.
 const TURN_LASTS: Duration = Duration::from_secs(1);
@@ -132,10 +149,20 @@ pub(super) struct Committer {
     host: Host,
     /// Distinguishes this replica's transactions from all others.
     name: String,
-    count: u64,
+    count: AtomicU64,
     /// The watch on which this replica has last said that it is on this store.
-    arrived: u64,
-    /// Whether the others were asked to wait.
+    arrived: AtomicU64,
+    lanes: Mutex<Lanes<Pending, Key>>,
+    /// A transaction is under way.
+    sent: Notify,
+}
+
+/// A batch of commands, of which there are several at a time.
+struct Lane {
+    number: Number,
+    commands: VecDeque<(Arrival, Pending)>,
+    outbound: Option<Outbound>,
+    /// Whether the others were asked to wait for it.
     has_turn: bool,
 }
 
@@ -143,8 +170,8 @@ pub(super) struct Committer {
 struct Outbound {
     landing: Landing,
     id: String,
-    /// The watch on which it says that this replica is on this store.
-    session: u64,
+    /// The watch on which it says that this replica is on this store, where that was not said before.
+    arrives: Option<u64>,
 }
 
 /// How a batch ended.
@@ -177,9 +204,10 @@ impl Committer {
             health: Arc::default(),
             host,
             name,
-            count: 0,
-            arrived: 0,
-            has_turn: false,
+            count: AtomicU64::default(),
+            arrived: AtomicU64::default(),
+            lanes: Mutex::new(Lanes::new(limits.operations)),
+            sent: Notify::new(),
         }
     }
 
@@ -188,33 +216,75 @@ impl Committer {
         Arc::clone(&self.health)
     }
 
-    pub(super) async fn run(mut self, mut queue: mpsc::Receiver<Pending>, stop: CancellationToken) {
-        let mut waiting = VecDeque::new();
+    pub(super) async fn run(self, mut queue: mpsc::Receiver<Pending>, stop: CancellationToken) {
+        let mut under_way = FuturesUnordered::new();
         loop {
-            if waiting.is_empty() {
+            if self.lanes().is_idle() {
                 match stop.run_until_cancelled(queue.recv()).await {
-                    Some(Some(first)) => waiting.push_back(first),
+                    Some(Some(first)) => self.lanes().push(first),
                     _ => return,
                 }
             }
-            while waiting.len() < self.limits.operations {
-                let Ok(more) = queue.try_recv() else { break };
-                waiting.push_back(more);
+            self.take_in(&mut queue);
+            while let Some(lane) = self.set_out() {
+                under_way.push(self.carry_out(lane));
             }
-            let ended = self.carry_out(&waiting).await;
-            self.give_turn_back().await;
-            self.answer(&mut waiting, ended);
+            let may_grow = self.lanes().may_grow();
+            tokio::select! {
+                biased;
+                _ = under_way.next() => {}
+                () = self.sent.notified() => {}
+                () = tokio::time::sleep(LOOK), if may_grow => {}
+            }
         }
     }
 
-    /// Carries out as many commands from the front as fit into one transaction.
-    async fn carry_out(&mut self, waiting: &VecDeque<Pending>) -> Ended {
+    fn lanes(&self) -> MutexGuard<'_, Lanes<Pending, Key>> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As many commands as may come in, of those that are there.
+    fn take_in(&self, queue: &mut mpsc::Receiver<Pending>) {
+        let mut lanes = self.lanes();
+        for _ in 0..lanes.room() {
+            let Ok(more) = queue.try_recv() else { return };
+            lanes.push(more);
+        }
+    }
+
+    /// The next commands that may set out, beside what is under way.
+    fn set_out(&self) -> Option<Lane> {
+        let mut lanes = self.lanes();
+        let growth = lanes.growth(Instant::now())?;
+        let choice = match growth {
+            Growth::Alone => lanes.all(),
+            // Where it has to be said that this replica is on this store, all others would meet that.
+            _ if self.arrives().is_some() => return None,
+            Growth::Full | Growth::Any => {
+                let is_under_way = |key: &Key| lanes.is_under_way(key);
+                plan::choose(&self.view, self.limits, lanes.waiting(), is_under_way, self.now())
+            }
+        };
+        let (number, commands) = lanes.set_out(growth, &choice)?;
+        Some(Lane { number, commands: commands.into(), outbound: None, has_turn: false })
+    }
+
+    /// Carries out as many commands from the front of a lane as fit into one transaction.
+    async fn carry_out(&self, mut lane: Lane) {
+        let ended = self.work(&mut lane).await;
+        if lane.has_turn {
+            self.give_turn_back().await;
+        }
+        self.answer(&mut lane.commands, ended);
+        self.lanes().ended(lane.number, lane.commands);
+    }
+
+    async fn work(&self, lane: &mut Lane) -> Ended {
         let began = Instant::now();
-        let deadline = waiting.front().map_or(began, |first| first.deadline);
+        let deadline = lane.commands.front().map_or(began, |(_, first)| first.deadline);
         let progress = self.history.progress();
         let known = (progress.through > 0).then_some(progress.listings);
-        let mut batch = Batch::new(waiting.len(), deadline, began, known);
-        let mut outbound = None;
+        let mut batch = Batch::new(lane.commands.len(), deadline, began, known);
         let mut action = batch.begin(began);
         loop {
             let event = match action {
@@ -223,15 +293,15 @@ impl Committer {
                     Event::Free(self.history.importing())
                 }
                 Action::CatchUp(patience) => Event::CaughtUp(self.catch_up(&batch, patience).await),
-                Action::Plan(size) => {
-                    let (plan, out) = self.plan(waiting.range(..size));
-                    outbound = Some(out);
-                    Event::Planned(plan)
-                }
+                Action::Plan(size) => Event::Planned(self.plan(lane, size)),
                 Action::Send(txn) => {
                     self.metrics.batch_sizes.observe(u64::try_from(batch.size()).unwrap_or(u64::MAX));
+                    let rest = lane.commands.split_off(batch.size());
+                    self.lanes().sent(lane.number, rest, Instant::now());
+                    self.sent.notify_one();
                     let answer = self.store.txn(txn).await;
-                    self.take_up(outbound.take(), &answer);
+                    self.lanes().answered(lane.number);
+                    self.take_up(lane, &answer);
                     Event::Answered(answer)
                 }
                 Action::Pause(pause) => {
@@ -239,7 +309,7 @@ impl Committer {
                     Event::Performed
                 }
                 Action::Resist(resistance) => {
-                    self.resist(resistance).await;
+                    self.resist(lane, resistance).await;
                     Event::Performed
                 }
                 Action::Answer { answers, written } => {
@@ -254,10 +324,10 @@ impl Committer {
         }
     }
 
-    fn answer(&self, waiting: &mut VecDeque<Pending>, ended: Ended) {
+    fn answer(&self, commands: &mut VecDeque<(Arrival, Pending)>, ended: Ended) {
         match ended {
             Ended::Answered(answers) => {
-                for (pending, answer) in waiting.drain(..answers.len()).zip(answers) {
+                for ((_, pending), answer) in commands.drain(..answers.len()).zip(answers) {
                     pending.answer(answer);
                 }
             }
@@ -268,10 +338,11 @@ impl Committer {
                 let size = match who {
                     Who::First(size) => size,
                     Who::Late(size) => {
-                        waiting.iter().take(size).take_while(|one| one.deadline <= now).count().max(1)
+                        let late = commands.iter().take(size).take_while(|(_, one)| one.deadline <= now);
+                        late.count().max(1)
                     }
                 };
-                for pending in waiting.drain(..size) {
+                for (_, pending) in commands.drain(..size) {
                     pending.answer(Err(WriteError::Unavailable(why.clone())));
                 }
             }
@@ -285,47 +356,60 @@ impl Committer {
         Ok(Known { happened, listings: self.history.progress().listings })
     }
 
-    /// Decides commands, as many as fit.
-    fn plan<'p>(&mut self, commands: impl Iterator<Item = &'p Pending>) -> (Plan, Outbound) {
-        let id = format!("{}-{}", self.name, self.count);
-        self.count += 1;
+    /// Decides so many commands of a lane, or as many of them as fit.
+    fn plan(&self, lane: &mut Lane, size: usize) -> Plan {
+        let id = format!("{}-{}", self.name, self.count.fetch_add(1, Ordering::Relaxed));
         // Asked before the state is looked at: at worst it is said once more.
-        let session = self.history.sessions();
-        let now = self.host.now().as_second();
-        let (mut plan, landing) = plan::plan(&self.view, &self.keys, self.limits, commands, id.clone(), now);
+        let arrives = self.arrives();
+        let commands = lane.commands.range(..size).map(|(_, pending)| pending);
+        let (mut plan, mut landing) =
+            plan::plan(&self.view, &self.keys, self.limits, commands, id.clone(), self.now());
         plan.txn = plan.txn.map(|mut txn| {
-            if session != self.arrived {
+            if arrives.is_some() {
                 txn = txn.put(self.keys.epoch(), id.clone());
             }
-            if self.has_turn {
+            if lane.has_turn {
                 txn = txn.delete(self.keys.turn());
             }
             debug_assert!(txn.operations() <= self.limits.operations, "a transaction is too big");
             txn
         });
-        (plan, Outbound { landing, id, session })
+        self.lanes().decided(lane.number, std::mem::take(&mut landing.records));
+        lane.outbound = Some(Outbound { landing, id, arrives });
+        plan
+    }
+
+    /// The watch on which it has not been said yet that this replica is on this store.
+    fn arrives(&self) -> Option<u64> {
+        let session = self.history.sessions();
+        (session != self.arrived.load(Ordering::Relaxed)).then_some(session)
+    }
+
+    fn now(&self) -> Seconds {
+        self.host.now().as_second()
     }
 
     /// What was written is in the view at once: the next decision stands on it.
-    fn take_up(&mut self, outbound: Option<Outbound>, answer: &StoreResult<TxnOutcome>) {
-        let (Some(out), Ok(outcome)) = (outbound, answer) else { return };
+    fn take_up(&self, lane: &mut Lane, answer: &StoreResult<TxnOutcome>) {
+        let (Some(out), Ok(outcome)) = (lane.outbound.take(), answer) else { return };
         if !outcome.succeeded {
             self.metrics.conflicts.add(1);
             return;
         }
-        let Landing { stand, changes } = out.landing;
-        let epoch = out.session != self.arrived;
+        let Landing { stand, changes, .. } = out.landing;
+        let epoch = out.arrives.is_some();
         let written = Written { revision: outcome.revision, id: out.id.into(), changes, epoch };
         self.view.take_written(stand, written);
-        (self.arrived, self.has_turn) = (out.session, false);
+        self.arrived.fetch_max(out.arrives.unwrap_or(0), Ordering::Relaxed);
+        lane.has_turn = false;
     }
 
-    async fn resist(&mut self, resistance: Resistance) {
+    async fn resist(&self, lane: &mut Lane, resistance: Resistance) {
         if resistance.distrust {
             self.history.doubt("what is in etcd is not what its watch told");
         }
-        if resistance.ask_for_turn {
-            self.ask_for_turn().await;
+        if resistance.ask_for_turn && !lane.has_turn {
+            lane.has_turn = self.ask_for_turn().await;
         }
     }
 
@@ -343,11 +427,8 @@ impl Committer {
         }
     }
 
-    /// Asks the others to wait, unless one of them has asked for that.
-    async fn ask_for_turn(&mut self) {
-        if self.has_turn {
-            return;
-        }
+    /// Asks the others to wait, unless one of them has asked for that. Answers whether they do.
+    async fn ask_for_turn(&self) -> bool {
         let key = self.keys.turn();
         let free = match self.view.turn() {
             None => Compare::Absent(key.clone()),
@@ -355,20 +436,17 @@ impl Committer {
             Some(turn) if turn.since.elapsed() >= TURN_LASTS || *turn.holder == *self.name => {
                 Compare::Unchanged(key.clone(), turn.revision)
             }
-            Some(_) => return,
+            Some(_) => return false,
         };
         let asked = self.store.txn(Txn::new().when(free).put(key, self.name.clone())).await;
-        if asked.is_ok_and(|outcome| outcome.succeeded) {
-            self.metrics.turns.add(1);
-            self.has_turn = true;
-        }
+        let taken = asked.is_ok_and(|outcome| outcome.succeeded);
+        self.metrics.turns.add(u64::from(taken));
+        taken
     }
 
     /// Lets the others go on where the turn was not used.
-    async fn give_turn_back(&mut self) {
-        if std::mem::take(&mut self.has_turn) {
-            // Where that fails, the turn ends by itself.
-            self.store.txn(Txn::new().delete(self.keys.turn())).await.ok();
-        }
+    async fn give_turn_back(&self) {
+        // Where that fails, the turn ends by itself.
+        self.store.txn(Txn::new().delete(self.keys.turn())).await.ok();
     }
 }

@@ -212,7 +212,11 @@ impl History {
 
     /// The state has what this replica wrote itself.
     pub(super) fn wrote(&self, revision: Revision, id: Arc<str>) {
-        self.progress.send_modify(|now| now.written = Some((revision, id)));
+        self.progress.send_modify(|now| {
+            if now.written.as_ref().is_none_or(|(newest, _)| *newest < revision) {
+                now.written = Some((revision, id));
+            }
+        });
     }
 
     /// Takes a writing of the clock up. Its version counts them, so that none is missed unnoticed.

@@ -90,9 +90,9 @@ impl View {
     }
 
     /// Looks at the state together with where in the store's history it stands.
-    pub(super) fn stand<T>(&self, look: impl FnOnce(&State, Stand) -> T) -> T {
+    pub(super) fn stand<T>(&self, look: impl FnOnce(&State, Stance) -> T) -> T {
         let held = self.held();
-        look(&held.state, held.stand)
+        look(&held.state, Stance { stand: held.stand, whole: held.untold.is_empty() })
     }
 
     /// A copy of the state, to look at for long. Who asks while it is the same shares one.
@@ -129,7 +129,8 @@ impl View {
     /// Takes up what this replica has written itself, before the watch tells of it: the next decision stands on it.
     ///
     /// What others wrote before it may be missing still; of that, nothing that was written stands on. Reads wait
-    /// for the watch all the same.
+    /// for the watch all the same. Of two transactions under way the later may be answered first: it stands on no
+    /// record that the other writes, or one of the two would have failed.
     pub(super) fn take_written(&self, stand: Stand, written: Written) {
         let Written { revision, id, changes, epoch } = written;
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
@@ -139,8 +140,9 @@ impl View {
         }
         held.written.extend(changes.iter().map(|change| (change.key(), revision)));
         held.state.apply(changes.into_iter().map(|change| change.written_at(revision)));
-        held.untold.push_back((revision, Arc::clone(&id)));
-        held.stand.clock = revision;
+        let at = held.untold.partition_point(|(earlier, _)| *earlier < revision);
+        held.untold.insert(at, (revision, Arc::clone(&id)));
+        held.stand.clock = held.stand.clock.max(revision);
         if epoch {
             held.stand.epoch = revision;
         }
@@ -251,6 +253,15 @@ impl View {
     }
 }
 
+/// How a state stands in the store's history.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stance {
+    /// What a transaction on it has to believe.
+    pub(super) stand: Stand,
+    /// Whether it is all that was there at some moment: what this replica wrote, and what others wrote before that.
+    pub(super) whole: bool,
+}
+
 /// What this replica has written itself.
 pub(super) struct Written {
     /// When.
@@ -335,6 +346,7 @@ pub(super) async fn follow(
 mod tests {
     use std::time::Duration;
 
+    use ec_placement_model::{NamedRecord, Stored, intern};
     use ec_store::{MemoryStore, Relist};
 
     use super::*;
@@ -386,5 +398,43 @@ mod tests {
             let answer = view.history.reach(&Clock::of(Some(&clock(5))), at, Duration::from_secs(1)).await;
             assert_eq!(answer.is_ok(), same, "{answer:?}");
         }
+    }
+
+    /// Two transactions were under way, and the later was answered first; then the watch tells of one and the other.
+    #[tokio::test(start_paused = true)]
+    async fn what_was_written_later_may_be_known_first() {
+        let (keys, store) = (Keys::new("/p"), MemoryStore::new());
+        let history = Arc::new(History::new(Arc::default(), Relist::default()));
+        let view = View::new(Arc::clone(&history), Arc::default());
+        let listing = Listing { revision: 8, pairs: vec![clock(4)] };
+        view.apply(&store, &keys, StoreChange::Reset(listing)).await;
+        let stand = view.stand(|_, stance| stance.stand);
+        let name = |version: i64| intern(&format!("CUSTOM_{version}"));
+        for version in [6, 5] {
+            let stored = Stored { record: NamedRecord::new(0), revision: 0 };
+            view.take_written(
+                stand,
+                Written {
+                    revision: version * 2,
+                    id: format!("t-{version}").into(),
+                    changes: vec![Change::Trait(name(version), Some(stored))],
+                    epoch: false,
+                },
+            );
+        }
+        for version in [5, 6] {
+            let known = view.stand(|state, stance| {
+                assert!(state.custom_traits().contains_key(&name(5)));
+                assert!(state.custom_traits().contains_key(&name(6)));
+                (stance.stand.clock, stance.whole)
+            });
+            assert_eq!(known, (12, false));
+            let batch = WatchBatch { events: vec![Event::Put(clock(version))], resume_from: version * 2 + 1 };
+            view.apply(&store, &keys, StoreChange::Events(batch)).await;
+        }
+        assert!(view.stand(|_, stance| stance.whole));
+        let progress = history.progress();
+        assert_eq!((progress.through, progress.written.map(|(newest, _)| newest)), (12, Some(12)));
+        history.reach(&Clock::of(Some(&clock(6))), 12, Duration::from_secs(1)).await.unwrap();
     }
 }

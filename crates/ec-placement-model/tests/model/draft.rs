@@ -145,6 +145,31 @@ proptest! {
             agrees(&mut draft, &whole)?;
         }
     }
+
+    /// Whatever one command changes: another that looked at none of it is decided the same after it, and writes
+    /// the same. So two that stand on nothing in common may be decided on one state and written in any order.
+    #[test]
+    fn what_was_not_looked_at_makes_no_decision_another(
+        earlier in prop::collection::vec(command(), 0..30),
+        one in command(),
+        others in prop::collection::vec(command(), 1..6),
+    ) {
+        let base = earlier.iter().fold(State::default(), |state, command| tried(&state, command, 1).1);
+        let mut draft = Draft::new(&base);
+        let outcome = decide(&mut draft, &one, 2);
+        for other in others {
+            let mut beside = Draft::new(&base);
+            decide(&mut beside, &other, 2).ok();
+            if beside.changes().any(|(key, _)| draft.seen().contains_key(key)) {
+                continue;
+            }
+            let after = written(&base, &beside);
+            let mut later = Draft::new(&after);
+            prop_assert_eq!(&decide(&mut later, &one, 2), &outcome, "{:?} after {:?}", one, other);
+            prop_assert_eq!(changes(&later), changes(&draft), "{:?} after {:?}", one, other);
+            prop_assert_eq!(later.seen(), draft.seen(), "{:?} after {:?}", one, other);
+        }
+    }
 }
 
 fn host() -> State {

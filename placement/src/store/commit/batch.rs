@@ -18,6 +18,10 @@
 //! most one of them ever happens. After each catching up the ids of the attempts are looked for among the
 //! transactions that the watch told of. While there is doubt nothing is left out of the batch and nothing put in
 //! its place: what cannot be carried out as a whole any more is told as "not known".
+//!
+//! **Beside others.** Several batches may be under way ([`super::lanes`]), each a machine of its own that knows nothing of
+//! the others. What one of them writes is to another what another replica writes: where it stands on that, its
+//! comparisons fail. So a doubt is its own batch's, whatever those beside it come to.
 
 use std::time::Duration;
 
