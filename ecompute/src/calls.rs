@@ -229,6 +229,22 @@ impl Hypervisor for CountedHypervisor {
         self.one(self.0.resume(instance)).await
     }
 
+    async fn shut_down(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.one(self.0.shut_down(instance)).await
+    }
+
+    async fn power_off(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.one(self.0.power_off(instance)).await
+    }
+
+    async fn pause(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.one(self.0.pause(instance)).await
+    }
+
+    async fn save(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.one(self.0.save(instance)).await
+    }
+
     async fn size(&self, instance: InstanceId) -> HypervisorResult<Option<DomainSize>> {
         self.one(self.0.size(instance)).await
     }

@@ -49,6 +49,8 @@ pub(crate) fn kind(work: &Work) -> &'static str {
         "build"
     } else if any(&[Effect::Start, Effect::Resume]) {
         "start"
+    } else if any(&[Effect::ShutDown, Effect::PowerOff, Effect::Pause, Effect::Save]) {
+        "stop"
     } else if any(&[Effect::Claim, Effect::Release]) {
         "claim"
     } else {
@@ -79,6 +81,8 @@ mod tests {
             (vec![tell.clone(), Effect::PrepareDisk, Effect::Define, Effect::Start], "build"),
             (vec![tell.clone(), Effect::MarkStarted, Effect::Start, Effect::NoteStart], "start"),
             (vec![tell.clone(), Effect::Claim], "claim"),
+            (vec![tell.clone(), Effect::ShutDown], "stop"),
+            (vec![Effect::Resume, tell.clone()], "start"),
             (vec![tell, Effect::RemoveDomain, Effect::Release, Effect::DropKeys], "destroy"),
         ] {
             assert_eq!(kind(&Work::Effects(effects.clone())), wanted, "{effects:?}");

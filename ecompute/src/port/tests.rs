@@ -157,6 +157,8 @@ async fn the_view_tells_each_instance_and_no_secret_also_while_etcd_is_away() {
         epoch: 1,
         generation: 3,
         desired: Desired::Active,
+        power: ec_model::PowerWish::default(),
+        restart: ec_model::Restart::No,
         name: Some("web".to_owned()),
         project: "p".to_owned(),
         user: "u".to_owned(),

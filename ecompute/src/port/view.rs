@@ -77,5 +77,6 @@ fn power(state: RunState) -> &'static str {
         RunState::Paused(_) => "paused",
         RunState::NotStarted => "off",
         RunState::Ended(_) => "ended",
+        RunState::Saved => "saved",
     }
 }
