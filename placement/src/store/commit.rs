@@ -133,18 +133,26 @@ pub(super) struct Committer {
     /// Distinguishes this replica's transactions from all others.
     name: String,
     count: u64,
-    /// The watch on which this replica has last said that it is on this store.
-    arrived: u64,
+    /// Where this replica has last said that it is on this store.
+    arrived: Option<Arrival>,
     /// Whether the others were asked to wait.
     has_turn: bool,
+}
+
+/// What may have become another store since: the listing that the state began with, and the watch after it. Before its
+/// watch is there, a listing alone may have brought a replica to another store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Arrival {
+    listing: u64,
+    session: u64,
 }
 
 /// A transaction that may be sent, and what is to be taken up once it is written.
 struct Outbound {
     landing: Landing,
     id: String,
-    /// The watch on which it says that this replica is on this store.
-    session: u64,
+    /// Where it says that this replica is on this store.
+    arrival: Arrival,
 }
 
 /// How a batch ended.
@@ -178,7 +186,7 @@ impl Committer {
             host,
             name,
             count: 0,
-            arrived: 0,
+            arrived: None,
             has_turn: false,
         }
     }
@@ -293,8 +301,9 @@ impl Committer {
         let session = self.history.sessions();
         let now = self.host.now().as_second();
         let (mut plan, landing) = plan::plan(&self.view, &self.keys, self.limits, commands, id.clone(), now);
+        let arrival = Arrival { listing: landing.stand.listing, session };
         plan.txn = plan.txn.map(|mut txn| {
-            if session != self.arrived {
+            if Some(arrival) != self.arrived {
                 txn = txn.put(self.keys.epoch(), id.clone());
             }
             if self.has_turn {
@@ -303,7 +312,7 @@ impl Committer {
             debug_assert!(txn.operations() <= self.limits.operations, "a transaction is too big");
             txn
         });
-        (plan, Outbound { landing, id, session })
+        (plan, Outbound { landing, id, arrival })
     }
 
     /// What was written is in the view at once: the next decision stands on it.
@@ -314,10 +323,10 @@ impl Committer {
             return;
         }
         let Landing { stand, changes } = out.landing;
-        let epoch = out.session != self.arrived;
+        let epoch = Some(out.arrival) != self.arrived;
         let written = Written { revision: outcome.revision, id: out.id.into(), changes, epoch };
         self.view.take_written(stand, written);
-        (self.arrived, self.has_turn) = (out.session, false);
+        (self.arrived, self.has_turn) = (Some(out.arrival), false);
     }
 
     async fn resist(&mut self, resistance: Resistance) {
