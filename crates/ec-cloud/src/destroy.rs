@@ -87,7 +87,10 @@ fn wish(cloud: &Cloud, known: &Known) -> CloudResult<Option<Txn>> {
             )));
         }
     };
-    let mut txn = Txn::new().when(unchanged).put(key, request.encode()).delete(keys.instance(known.instance));
+    let mut txn = Txn::new().put(key, request.encode()).delete(keys.instance(known.instance));
+    if !planted("wish-not-compared") {
+        txn = txn.when(unchanged);
+    }
     let Request { name, project, .. } = &request.record;
     if let Some(name) = name
         && !planted("name-kept")

@@ -1,10 +1,11 @@
 //! What can be done to a cluster: by the nemesis, who rolls dice for it, and by a scenario, which knows when.
 
 use ec_hypervisor::{End, Hypervisor, Pause};
-use ec_model::InstanceId;
+use ec_model::{Desired, InstanceId, Request, decode};
 use ec_store::{Backup, Store};
 
 use crate::{
+    door::content,
     node::Computer,
     world::{Actor, World},
 };
@@ -97,6 +98,29 @@ pub(crate) fn delete_disk(world: &World, computer: &Computer, guest: InstanceId)
     say(world, format!("deletes the disk of {guest} on {}", name(computer)));
     world.judge(|referee, _| referee.disturbed(guest));
     computer.hypervisor.delete_volume(guest);
+}
+
+/// As somebody with etcdctl does it; its status goes with it, or stays. Not a wish to destroy: with its record gone, too,
+/// nobody can tell any more whose the claim is.
+pub(crate) async fn delete_request(world: &World, computer: &Computer, guest: InstanceId, with_status: bool) {
+    let (keys, node) = (&world.keys, computer.node);
+    let request = keys.request(node, guest);
+    let wish = content(world, &request).and_then(|pair| decode::<Request>(&pair.value).ok());
+    if wish.is_none_or(|wish| wish.desired == Desired::Destroyed) {
+        return;
+    }
+    world.judge(|referee, _| referee.request_lost(guest));
+    delete_key(world, &request).await;
+    delete_key(world, &keys.user_data(node, guest)).await;
+    if with_status {
+        world.judge(|referee, _| referee.status_lost(guest));
+        delete_key(world, &keys.status(node, guest)).await;
+    }
+}
+
+pub(crate) async fn delete_key(world: &World, key: &str) {
+    say(world, format!("deletes the key {key}"));
+    world.store.txn(ec_store::Txn::new().delete(key)).await.ok();
 }
 
 pub(crate) fn end_guest(world: &World, computer: &Computer, guest: InstanceId, why: End) {

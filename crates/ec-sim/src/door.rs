@@ -45,6 +45,17 @@ impl Door {
         Ok(())
     }
 
+    /// Who touches what a sleeping command left wakes it, and meets it.
+    async fn stir(&self, mut keys: impl Iterator<Item = &str>) {
+        let woken = |key: &str| {
+            self.world.keys.parse_instance(key).is_ok_and(|instance| self.world.wake_maker(instance))
+        };
+        if keys.any(woken) {
+            sleep(self.world.millis(0..60)).await;
+            self.life.gate().await;
+        }
+    }
+
     async fn far(&self) {
         if let Some(more) = self.world.distance(self.actor) {
             sleep(more).await;
@@ -118,7 +129,9 @@ pub(crate) fn content(world: &World, key: &str) -> Option<KeyValue> {
 #[async_trait]
 impl Store for Door {
     async fn get(&self, key: &str) -> StoreResult<(Option<KeyValue>, Revision)> {
-        self.read(self.world.store.get(key)).await
+        let answer = self.read(self.world.store.get(key)).await;
+        self.stir(std::iter::once(key)).await;
+        answer
     }
 
     async fn get_at(&self, key: &str, revision: Revision) -> StoreResult<Option<KeyValue>> {
@@ -138,6 +151,7 @@ impl Store for Door {
         if self.world.era() != era {
             return unknown("etcd was replaced");
         }
+        self.stir(txn.then.iter().map(Op::key)).await;
         let calls: Vec<String> = txn.then.iter().filter_map(|op| told_of(&self.world, op)).collect();
         let snagged = self.world.snagged(self.actor, &self.life, &calls).await;
         match snagged.unwrap_or_else(|| self.fate()) {

@@ -149,6 +149,9 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
     let mut found = Vec::new();
     for computer in &world.computers {
         if crate::door::content(world, &world.keys.node(computer.node)).is_none() {
+            found.push((SOON, format!("nobody knows of node {}", computer.node)));
+        }
+        if crate::door::content(world, &world.keys.alive(computer.node)).is_none() {
             found.push((SOON, format!("node {} is not alive", computer.node)));
         }
         if marked(world, computer.node) == Some(true) {
@@ -172,6 +175,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             was_revived,
             power_wished,
             power_acknowledged,
+            request_lost,
             ..
         } = known;
         let state = traces.status.as_ref().map(|status| status.state);
@@ -193,7 +197,8 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             // Kept by its node, and counted. A disk alone that a call brought back late, after etcd had forgotten its
             // instance, may be anybody's, and nobody can tell how large it is: that stays until it is destroyed.
             (None, Some(State::Unclaimed)) => {
-                (restored || was_revived && !wrote) && (counted || !(wrote || traces.domain || traces.record))
+                (restored || request_lost || was_revived && !wrote)
+                    && (counted || !(wrote || traces.domain || traces.record))
             }
             // It never ran: its name stays until somebody destroys it, and that is all.
             (None, Some(State::Error)) => {
@@ -201,7 +206,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             }
             (None, None) => {
                 // What came late takes the place of the word that it failed, and goes with it.
-                let told = restored || was_revived && !wrote;
+                let told = restored || request_lost || was_revived && !wrote;
                 let missed = acknowledged.is_some() && !wished_away && !told;
                 // Claimed after its record had gone with the newer etcd: nobody can tell whose that is.
                 let nobodys = lost && traces.is_only_claim();

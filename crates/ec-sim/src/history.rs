@@ -4,7 +4,7 @@ use std::{fs, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use ec_hypervisor::{DomainSpec, Hypervisor};
-use ec_model::{BaseImage, DiskFormat, InstanceId};
+use ec_model::{BaseImage, Desired, DiskFormat, InstanceId, Request, encode};
 use tokio::{task::JoinSet, time::sleep};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -160,12 +160,18 @@ async fn live(world: &Arc<World>, users: u32) {
     converge(world).await;
 }
 
-/// On each node there is a request that a newer release wrote, and a status, and the guests of both.
+/// On each node there is a request that nobody can read, and a status, and the guests of both.
 async fn seal(world: &Arc<World>) {
     for computer in &world.computers {
-        let [asked_for, told_of] = [(); 2].map(|()| InstanceId::new(Uuid::from_u128(world.any())));
-        seal_one(world, computer, world.keys.request(computer.node, asked_for), asked_for).await;
-        seal_one(world, computer, world.keys.status(computer.node, told_of), told_of).await;
+        let [asked_for, told_of, other] = [(); 3].map(|()| InstanceId::new(Uuid::from_u128(world.any())));
+        let newer = |instance| {
+            format!("{{\"version\":99,\"instance\":\"{instance}\",\"desired\":\"hibernated\"}}").into_bytes()
+        };
+        // Or what is not what its key says, or says what nobody knows yet.
+        let request = if world.chance(50) { newer(asked_for) } else { encode(&request_of(world, other)) };
+        let status = if world.chance(50) { newer(told_of) } else { hibernated(world, computer, told_of) };
+        seal_one(world, computer, world.keys.request(computer.node, asked_for), asked_for, request).await;
+        seal_one(world, computer, world.keys.status(computer.node, told_of), told_of, status).await;
     }
 }
 
@@ -181,8 +187,30 @@ async fn claim_for_others(world: &Arc<World>) {
     }
 }
 
-async fn seal_one(world: &World, computer: &Computer, key: String, instance: InstanceId) {
-    let value = format!("{{\"version\":99,\"instance\":\"{instance}\",\"desired\":\"hibernated\"}}");
+fn request_of(world: &World, instance: InstanceId) -> Request {
+    Request {
+        instance,
+        epoch: 1,
+        generation: 1,
+        desired: Desired::Active,
+        name: None,
+        project: "default".to_owned(),
+        user: "default".to_owned(),
+        spec: None,
+        created_at: world.now(),
+    }
+}
+
+/// A status of this format, with a state that only a newer release knows.
+fn hibernated(world: &World, computer: &Computer, instance: InstanceId) -> Vec<u8> {
+    let (node, now) = (computer.node, world.now());
+    let status = serde_json::json!({
+        "version": 1, "instance": instance, "node": node, "state": "HIBERNATED", "since": now, "updated_at": now,
+    });
+    status.to_string().into_bytes()
+}
+
+async fn seal_one(world: &World, computer: &Computer, key: String, instance: InstanceId, value: Vec<u8>) {
     let put = ec_store::Txn::new().put(key.clone(), value.clone());
     ec_store::Store::txn(&world.store, put).await.ok();
     let base = BaseImage {
@@ -194,7 +222,7 @@ async fn seal_one(world: &World, computer: &Computer, key: String, instance: Ins
     computer.hypervisor.create_overlay(instance, &base, None).await.ok();
     let spec = DomainSpec { instance, title: "sealed".into(), vcpus: 1, memory_mb: 1 };
     computer.hypervisor.define(&spec).await.ok();
-    world.judge(|referee, _| referee.seal(key, value.into_bytes(), instance));
+    world.judge(|referee, _| referee.seal(key, value, instance));
 }
 
 /// Has the referee see who is alive, second by second.

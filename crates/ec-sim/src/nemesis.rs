@@ -40,13 +40,15 @@ pub(crate) enum Ill {
     LoseDisk,
     LoseRecord,
     LoseStatus,
+    LoseRequest,
+    LoseSign,
     LoseClaim,
     EndGuest,
     PauseGuest,
     CrashHost,
 }
 
-const ALL: [Ill; 26] = [
+const ALL: [Ill; 28] = [
     Ill::KillAgent,
     Ill::StopAgent,
     Ill::KillReplica,
@@ -69,6 +71,8 @@ const ALL: [Ill; 26] = [
     Ill::LoseDisk,
     Ill::LoseRecord,
     Ill::LoseStatus,
+    Ill::LoseRequest,
+    Ill::LoseSign,
     Ill::LoseClaim,
     Ill::EndGuest,
     Ill::PauseGuest,
@@ -86,6 +90,7 @@ pub(crate) fn selection(world: &World) -> Vec<Ill> {
         | Ill::LoseDomain
         | Ill::LoseRecord
         | Ill::LoseStatus
+        | Ill::LoseRequest
         | Ill::Refusals
         | Ill::EndGuest
         | Ill::PauseGuest => 15,
@@ -240,6 +245,17 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
                 world.store.txn(ec_store::Txn::new().delete(key)).await.ok();
             }
         }
+        Ill::LoseRequest => {
+            if let Some(guest) = any_guest(world, &computer).await {
+                acts::delete_request(world, &computer, guest, world.chance(50)).await;
+            }
+        }
+        Ill::LoseSign => {
+            let keys = &world.keys;
+            let signs = [keys.agent(computer.node), keys.alive(computer.node), keys.node(computer.node)];
+            let sign = &signs[usize::try_from(world.pick(0..3)).unwrap_or(0)];
+            acts::delete_key(world, sign).await;
+        }
         Ill::LoseClaim => {
             if let Some(guest) = any_guest(world, &computer).await
                 && let Ok(placement) = Way::client(world, Actor::Nemesis, &Life::new())
@@ -251,7 +267,9 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
         }
         Ill::EndGuest => {
             if let Some(guest) = any_guest(world, &computer).await {
-                acts::end_guest(world, &computer, guest, End::ByGuest);
+                let ends = [End::ByGuest, End::ByHand, End::Crashed];
+                let why = ends[usize::try_from(world.pick(0..3)).unwrap_or(0)];
+                acts::end_guest(world, &computer, guest, why);
             }
         }
         Ill::PauseGuest => {

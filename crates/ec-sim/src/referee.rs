@@ -1,6 +1,7 @@
 //! What must never be, whatever breaks. The referee sees every transaction that is applied and everything that the
 //! hypervisors do, and remembers it by itself: it believes no program's word about anything.
 
+mod demands;
 pub(crate) mod keys;
 mod room;
 
@@ -57,6 +58,8 @@ pub(crate) struct Known {
     pub(crate) vanished: bool,
     /// The nemesis took its status.
     status_lost: bool,
+    /// The nemesis took its request: nobody asks for it any more.
+    pub(crate) request_lost: bool,
     /// The nemesis did something to it, so that it may be in trouble.
     pub(crate) disturbed: bool,
 }
@@ -114,11 +117,16 @@ impl Referee {
         self.forget(instance);
     }
 
+    pub(crate) fn request_lost(&mut self, instance: InstanceId) {
+        self.known.entry(instance).or_default().request_lost = true;
+        self.forget(instance);
+    }
+
     /// That it ran is known to nobody any more, where nothing of its guest is there, and no status that must say so.
     fn forget(&mut self, instance: InstanceId) {
         let restored = self.restored;
         let known = self.known.entry(instance).or_default();
-        if known.vanished && (!known.was_active || known.status_lost || restored) {
+        if known.vanished && (!known.was_active || known.status_lost || known.request_lost || restored) {
             (known.wrote, known.was_active) = (false, false);
         }
     }
@@ -142,6 +150,11 @@ impl Referee {
         known.power_acknowledged = known.power_acknowledged.max(generation);
     }
 
+    /// Who began with it.
+    pub(crate) fn maker(&self, instance: InstanceId) -> Option<Actor> {
+        self.known.get(&instance)?.maker
+    }
+
     /// A user was told that it goes.
     pub(crate) fn doomed(&mut self, instance: InstanceId) {
         self.known.entry(instance).or_default().doomed = true;
@@ -154,7 +167,8 @@ impl Referee {
         (known.acknowledged, known.number) = (Some(node), number);
         let there = content(world, &world.keys.request(node, instance)).is_some()
             || content(world, &world.keys.status(node, instance)).is_some();
-        if !there && !self.restored && !self.known.get(&instance).is_some_and(|known| known.wished_away) {
+        let excused = |known: &Known| known.wished_away || known.request_lost;
+        if !there && !self.restored && !self.known.get(&instance).is_some_and(excused) {
             self.found(format!("{instance} was acknowledged, and etcd knows nothing of it"));
         }
     }
@@ -162,6 +176,11 @@ impl Referee {
     pub(crate) fn seal(&mut self, key: String, value: Vec<u8>, guest: InstanceId) {
         self.sealed.insert(key, value);
         self.sealed_guests.insert(guest);
+    }
+
+    /// Instances whose requests nobody can read.
+    pub(crate) fn sealed_requests(&self, world: &World) -> Vec<InstanceId> {
+        self.sealed.keys().filter_map(|key| Some(world.keys.parse_request(key).ok()?.1)).collect()
     }
 
     pub(crate) fn sealed_guests(&self) -> &BTreeSet<InstanceId> {
@@ -216,6 +235,7 @@ impl Referee {
         late: bool,
     ) {
         self.transactions += 1;
+        self.look_at_demands(world, actor, txn, before);
         for (op, old) in txn.then.iter().zip(before) {
             let (key, new) = match op {
                 Op::Put { key, value, .. } => (key.as_str(), Some(value.as_slice())),
@@ -224,6 +244,10 @@ impl Referee {
             };
             if self.sealed.contains_key(key) {
                 self.found(format!("{actor} wrote {key}, which it cannot read"));
+            } else if let Some(instance) = self.sealed_guests.iter().find(|guest| speaks_of(key, **guest)) {
+                let found =
+                    format!("{actor} wrote {key}, and what is asked or told of {instance} nobody can read");
+                self.found(found);
             }
             if let Some(line) = told(world, key, new) {
                 world.log(actor, line);
@@ -297,6 +321,11 @@ impl Referee {
             self.found(format!("more guests run on {node} than it has room for"));
         }
     }
+}
+
+/// Whether the last part of a key is this instance.
+fn speaks_of(key: &str, instance: InstanceId) -> bool {
+    key.rsplit('/').next().and_then(|last| last.parse().ok()) == Some(instance)
 }
 
 /// Whether an agent that reads this may think that nobody ever saw its guest work.

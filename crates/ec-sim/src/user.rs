@@ -36,9 +36,15 @@ pub(crate) fn cloud(world: &Arc<World>, actor: Actor, life: &Life) -> anyhow::Re
 
 /// What somebody does next.
 enum Deed {
-    Schedule { name: Option<&'static str>, data: bool, wait: bool },
+    Schedule {
+        name: Option<&'static str>,
+        data: bool,
+        wait: bool,
+    },
     Destroy(InstanceId),
     Act { instance: InstanceId, verb: Verb, wait: bool },
+    /// Of one whose request nobody can read.
+    DestroySealed(InstanceId),
     List,
 }
 
@@ -56,6 +62,12 @@ pub(crate) async fn live(world: Arc<World>, number: u32, done: CancellationToken
                 data: world.chance(20),
                 wait: world.chance(30),
             },
+            5..8 if world.chance(3) => {
+                match world.judge(|referee, world| referee.sealed_requests(world)).first() {
+                    Some(instance) => Deed::DestroySealed(*instance),
+                    None => continue,
+                }
+            }
             5..8 => match someone(&world) {
                 Some(instance) => Deed::Destroy(instance),
                 None => continue,
@@ -80,10 +92,12 @@ fn a_verb(world: &World) -> Verb {
     }
 }
 
-/// One of the instances that were acknowledged and that nobody has wished away.
+/// One of the instances that were acknowledged and that nobody has wished away; or now and then one that somebody has.
 fn someone(world: &World) -> Option<InstanceId> {
+    let again = world.chance(15);
     let all: Vec<InstanceId> = world.judge(|referee, _| {
-        let wanted = |known: &crate::referee::Known| known.acknowledged.is_some() && !known.wished_away;
+        let wanted =
+            |known: &crate::referee::Known| known.acknowledged.is_some() && known.wished_away == again;
         referee.instances().filter(|(_, known)| wanted(known)).map(|(instance, _)| instance).collect()
     });
     // Whoever changes their mind does it soon, most often.
@@ -123,11 +137,9 @@ async fn command(world: &Arc<World>, actor: Actor, deed: Deed) {
         if sleeps {
             // As after Ctrl-Z, or on a laptop: most for a moment, some for longer than anything counts as new.
             let time =
-                if world.chance(25) { world.millis(550_000..700_000) } else { world.millis(500..60_000) };
+                if world.chance(25) { world.millis(550_000..900_000) } else { world.millis(500..60_000) };
             world.log(actor, format!("sleeps for {time:?}"));
-            life.sleep();
-            sleep(time).await;
-            life.wake();
+            world.have_sleep(actor, &life, time).await;
         }
     }
     if run.await.is_err_and(|error| error.is_panic()) {
@@ -154,6 +166,13 @@ async fn perform(world: Arc<World>, actor: Actor, deed: Deed, life: Life, stop: 
             let patience = wait.then_some(Duration::from_secs(120));
             _ = wish(&world, actor, &cloud, instance, &verb, patience).await;
         }
+        Deed::DestroySealed(instance) => {
+            let told = destroy(&cloud, instance).await;
+            world.log(
+                actor,
+                format!("destroy {instance}: {}", if told.is_ok() { "it goes" } else { "refused" }),
+            );
+        }
         Deed::List => _ = look(&world, actor, &cloud).await,
     }
 }
@@ -177,7 +196,11 @@ pub(crate) async fn place(
 ) -> Result<Scheduled, String> {
     let Order { name, data, query, restart } = order;
     let guest = Guest {
-        naming: name.map_or(Naming::None, |name| Naming::Name(name.to_owned())),
+        naming: match name {
+            Some(name) => Naming::Name(name.to_owned()),
+            None if world.chance(15) => Naming::Prefix("web-".to_owned()),
+            None => Naming::None,
+        },
         user_data: data.then(|| Blob(b"#!/bin/sh\n".to_vec())),
         keys: Vec::new(),
         image: ImageRef { url: format!("file://{}", image(world).display()), sha256: None },

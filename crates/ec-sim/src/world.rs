@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use ec_model::{Keyspace, NodeId};
+use ec_model::{InstanceId, Keyspace, NodeId};
 use ec_runtime::{Host, Machine, Work};
 use ec_store::MemoryStore;
 use futures::future::BoxFuture;
@@ -36,6 +36,9 @@ pub(crate) const PLACEMENT: &str = "/ecompute/placement";
 
 /// The way there, or back, where nothing is left to chance.
 const CALM: Duration = Duration::from_millis(2);
+
+/// What a command left counts as that after so long.
+const STALE: Duration = Duration::from_secs(600);
 
 /// When every history begins.
 const EPOCH: i64 = 1_800_000_000;
@@ -110,6 +113,8 @@ pub(crate) struct World {
     far: Mutex<BTreeMap<String, Duration>>,
     /// By how many seconds everybody's clock is wrong.
     clock: AtomicI64,
+    /// Commands that sleep, and since when.
+    sleepers: Mutex<BTreeMap<Actor, (Life, Instant)>>,
     pub(crate) failed: tokio_util::sync::CancellationToken,
 }
 
@@ -145,6 +150,7 @@ impl World {
             snags: Mutex::default(),
             far: Mutex::default(),
             clock: AtomicI64::new(0),
+            sleepers: Mutex::default(),
             failed: tokio_util::sync::CancellationToken::new(),
         }
     }
@@ -255,6 +261,26 @@ impl World {
 
     pub(crate) fn mend_cuts(&self) {
         lock(&self.cut).clear();
+    }
+
+    /// A command sleeps for so long; or shorter, where it is woken.
+    pub(crate) async fn have_sleep(&self, who: Actor, life: &Life, time: Duration) {
+        life.sleep();
+        lock(&self.sleepers).insert(who, (life.clone(), Instant::now()));
+        sleep(time).await;
+        lock(&self.sleepers).remove(&who);
+        life.wake();
+    }
+
+    /// Wakes who began with an instance and has slept since, for so long that what it began counts as left over; whether
+    /// it was. Somebody is about to take that away.
+    pub(crate) fn wake_maker(&self, instance: InstanceId) -> bool {
+        let maker = self.judge(|referee, _| referee.maker(instance));
+        let slept = |(_, since): &(Life, Instant)| since.elapsed() >= STALE;
+        let sleeper = maker.and_then(|maker| lock(&self.sleepers).get(&maker).cloned().filter(slept));
+        let Some((life, _)) = sleeper.filter(|_| self.chance(50)) else { return false };
+        life.wake();
+        true
     }
 
     /// From now on etcd is so much farther from somebody, each way.

@@ -8,7 +8,7 @@ use std::process::Command;
 const SEEDS: &str = "0..300";
 
 /// What is left out, or done too early, or believed.
-const MISTAKES: [&str; 15] = [
+const MISTAKES: [&str; 20] = [
     // Control.
     "request-without-index",
     "request-not-fenced",
@@ -16,6 +16,8 @@ const MISTAKES: [&str; 15] = [
     "name-kept",
     "claim-kept",
     "sweep-the-young",
+    "sweep-asked-for",
+    "wish-not-compared",
     // The agent.
     "unfenced",
     "older-wish-told",
@@ -25,8 +27,11 @@ const MISTAKES: [&str; 15] = [
     "claim-not-released",
     "audit-at-once",
     "silent-watch-believed",
+    "sign-believed",
+    "request-of-another",
     // eplacement.
     "race-not-compared",
+    "epoch-not-compared",
 ];
 
 #[test]

@@ -150,8 +150,8 @@ pub(super) struct Committer {
     /// Distinguishes this replica's transactions from all others.
     name: String,
     count: AtomicU64,
-    /// The watch on which this replica has last said that it is on this store.
-    arrived: AtomicU64,
+    /// Where this replica has last said that it is on this store.
+    arrived: Mutex<Option<Whereabouts>>,
     lanes: Mutex<Lanes<Pending, Key>>,
     /// A transaction is under way.
     sent: Notify,
@@ -166,12 +166,20 @@ struct Lane {
     has_turn: bool,
 }
 
+/// What may have become another store since: the listing that the state began with, and the watch after it. Before its
+/// watch is there, a listing alone may have brought a replica to another store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Whereabouts {
+    listing: u64,
+    session: u64,
+}
+
 /// A transaction that may be sent, and what is to be taken up once it is written.
 struct Outbound {
     landing: Landing,
     id: String,
-    /// The watch on which it says that this replica is on this store, where that was not said before.
-    arrives: Option<u64>,
+    /// Where it says that this replica is on this store, where that was not said before.
+    arrives: Option<Whereabouts>,
 }
 
 /// How a batch ended.
@@ -205,7 +213,7 @@ impl Committer {
             host,
             name,
             count: AtomicU64::default(),
-            arrived: AtomicU64::default(),
+            arrived: Mutex::default(),
             lanes: Mutex::new(Lanes::new(limits.operations)),
             sent: Notify::new(),
         }
@@ -259,7 +267,7 @@ impl Committer {
         let choice = match growth {
             Growth::Alone => lanes.all(),
             // Where it has to be said that this replica is on this store, all others would meet that.
-            _ if self.arrives().is_some() => return None,
+            _ if *self.arrived() != Some(self.here()) => return None,
             Growth::Full | Growth::Any => {
                 let is_under_way = |key: &Key| lanes.is_under_way(key);
                 plan::choose(&self.view, self.limits, lanes.waiting(), is_under_way, self.now())
@@ -360,10 +368,12 @@ impl Committer {
     fn plan(&self, lane: &mut Lane, size: usize) -> Plan {
         let id = format!("{}-{}", self.name, self.count.fetch_add(1, Ordering::Relaxed));
         // Asked before the state is looked at: at worst it is said once more.
-        let arrives = self.arrives();
+        let session = self.history.sessions();
         let commands = lane.commands.range(..size).map(|(_, pending)| pending);
         let (mut plan, mut landing) =
             plan::plan(&self.view, &self.keys, self.limits, commands, id.clone(), self.now());
+        let arrival = Whereabouts { listing: landing.stand.listing, session };
+        let arrives = Some(arrival).filter(|arrival| Some(*arrival) != *self.arrived());
         plan.txn = plan.txn.map(|mut txn| {
             if arrives.is_some() {
                 txn = txn.put(self.keys.epoch(), id.clone());
@@ -379,10 +389,14 @@ impl Committer {
         plan
     }
 
-    /// The watch on which it has not been said yet that this replica is on this store.
-    fn arrives(&self) -> Option<u64> {
+    /// Where this replica is now.
+    fn here(&self) -> Whereabouts {
         let session = self.history.sessions();
-        (session != self.arrived.load(Ordering::Relaxed)).then_some(session)
+        Whereabouts { listing: self.view.stand(|_, stand| stand.listing), session }
+    }
+
+    fn arrived(&self) -> MutexGuard<'_, Option<Whereabouts>> {
+        self.arrived.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn now(&self) -> Seconds {
@@ -400,7 +414,10 @@ impl Committer {
         let epoch = out.arrives.is_some();
         let written = Written { revision: outcome.revision, id: out.id.into(), changes, epoch };
         self.view.take_written(stand, written);
-        self.arrived.fetch_max(out.arrives.unwrap_or(0), Ordering::Relaxed);
+        // Of two that were under way at once the later place holds.
+        let mut arrived = self.arrived();
+        *arrived = out.arrives.max(*arrived);
+        drop(arrived);
         lane.has_turn = false;
     }
 

@@ -181,7 +181,7 @@ impl Referee {
                 Some("no user wished it")
             }
             // A disk alone may be anybody's.
-            State::Unclaimed if !restored && (known.wrote || !known.revived) => {
+            State::Unclaimed if !(restored || known.request_lost) && (known.wrote || !known.revived) => {
                 Some("etcd was never put back")
             }
             State::Scheduled | State::Preparing if known.was_active && !restored => Some("it was ACTIVE"),

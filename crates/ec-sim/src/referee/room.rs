@@ -6,7 +6,7 @@ use ec_model::{Desired, InstanceId, NodeId, Request, State, Status, decode};
 use ec_store::{KeyValue, Op, Txn};
 use serde_json::Value;
 
-use super::Referee;
+use super::{Referee, observed};
 use crate::{
     door::content,
     node::PROCESSORS,
@@ -62,7 +62,10 @@ impl Referee {
                 continue;
             }
             let known = self.known.entry(instance).or_default();
-            let (wrote, excused) = (known.wrote, known.wished_away || known.claim_lost);
+            // Nobody asks for it, and disk and domain were taken one after the other.
+            let is_gone = known.request_lost
+                && world.computers.iter().all(|computer| observed(computer, instance).is_none());
+            let (wrote, excused) = (known.wrote, known.wished_away || known.claim_lost || is_gone);
             if self.restored || excused {
                 continue;
             }

@@ -1,0 +1,195 @@
+//! What a transaction has to demand before it writes: the rules of `docs/keyspace.md`.
+//!
+//! A comparison that is missing does harm only where somebody is quicker in just that moment, and most histories have
+//! no such moment. So every transaction is held to what it must compare, whether it did harm or not.
+
+use std::collections::BTreeSet;
+
+use ec_model::{Desired, Instance, InstanceId, NodeId, Request, decode};
+use ec_store::{Compare, KeyValue, Op, Txn};
+use serde_json::Value;
+
+use super::Referee;
+use crate::{
+    door::content,
+    world::{Actor, PLACEMENT, World},
+};
+
+const NAMES: &str = "/ecompute/names/";
+
+/// Whether it holds only while the key is as it was read.
+fn compares(txn: &Txn, key: &str) -> bool {
+    txn.when.iter().any(|compare| match compare {
+        Compare::Absent(own) | Compare::Unchanged(own, _) => own == key,
+        Compare::Present(_) | Compare::NoneUnder(_) | Compare::NotBefore(..) => false,
+    })
+}
+
+fn writes(txn: &Txn, key: &str) -> bool {
+    txn.then.iter().any(|op| op.key() == key)
+}
+
+impl Referee {
+    /// A transaction demands that what its writes stand on is as it was read.
+    pub(super) fn look_at_demands(
+        &mut self,
+        world: &World,
+        actor: Actor,
+        txn: &Txn,
+        before: &[Option<KeyValue>],
+    ) {
+        let mut lacking = Vec::new();
+        for (op, old) in txn.then.iter().zip(before) {
+            let stands_on = match actor {
+                Actor::Nemesis => continue,
+                Actor::Agent(node, _) => of_agent(world, node, op.key()),
+                Actor::User(_) | Actor::Controller(_) => of_tool(world, txn, op, old.as_ref()),
+                Actor::Replica(_) => of_replica(world, txn, op, old.as_ref(), &mut lacking),
+            };
+            let missing = stands_on.into_iter().filter(|key| !compares(txn, key));
+            lacking.extend(missing.map(|key| format!("{} without comparing {key}", op.key())));
+        }
+        for what in lacking {
+            self.found(format!("{actor} wrote {what}"));
+        }
+    }
+}
+
+/// An agent writes while it is the node, and what it says of an instance is said of the request that it read.
+fn of_agent(world: &World, node: NodeId, key: &str) -> Vec<String> {
+    let keys = &world.keys;
+    let mut stands_on = vec![keys.agent(node)];
+    if key == keys.node(node) {
+        stands_on.push(key.to_owned());
+    }
+    if let Some(instance) = instance_of(world, node, key) {
+        stands_on.push(keys.request(node, instance));
+    }
+    stands_on
+}
+
+/// The instance that a node's key speaks of.
+fn instance_of(world: &World, node: NodeId, key: &str) -> Option<InstanceId> {
+    let keys = &world.keys;
+    [keys.requests(node), keys.statuses(node), keys.all_user_data(node)]
+        .iter()
+        .find_map(|prefix| key.strip_prefix(prefix.as_str())?.parse().ok())
+}
+
+/// Who changes a request or a record compares it; who asks for an instance does so while its node is alive and its
+/// record is as it was written; a name is taken while nobody bears it, and goes with its record.
+fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<String> {
+    let (keys, key) = (&world.keys, op.key());
+    if let Ok((node, instance)) = keys.parse_request(key) {
+        let mut stands_on = vec![key.to_owned()];
+        let request = match op {
+            Op::Put { value, .. } => decode::<Request>(value).ok(),
+            Op::Delete(_) => None,
+        };
+        if request.is_some_and(|request| request.desired == Desired::Active) {
+            stands_on.extend([keys.alive(node), keys.instance(instance)]);
+        }
+        return stands_on;
+    }
+    if let Ok(instance) = keys.parse_instance(key) {
+        let requested =
+            txn.then.iter().any(|op| keys.parse_request(op.key()).is_ok_and(|of| of.1 == instance));
+        if requested {
+            // It goes, or is placed, with its request, which says what that stands on.
+            return Vec::new();
+        }
+        let mut stands_on = vec![key.to_owned()];
+        let node = old.and_then(|old| decode::<Instance>(&old.value).ok()).and_then(|record| record.node());
+        if let Some(node) = node.filter(|_| matches!(op, Op::Put { .. })) {
+            // It is about to be swept: nobody asks for it, and nobody tells of it.
+            stands_on.extend([keys.request(node, instance), keys.status(node, instance)]);
+        }
+        return stands_on;
+    }
+    let Some((name, bearer)) = key.strip_prefix(NAMES).and_then(|rest| rest.rsplit_once('/')) else {
+        return Vec::new();
+    };
+    let name = format!("{NAMES}{name}/");
+    let record = bearer.parse().map(|bearer| keys.instance(bearer)).unwrap_or_default();
+    let settled = match op {
+        Op::Put { .. } => {
+            let is_free = |compare: &Compare| matches!(compare, Compare::NoneUnder(under) if *under == name);
+            // Its bearer hands it on to itself, under another uuid.
+            let handed_on = |op: &Op| matches!(op, Op::Delete(key) if key.starts_with(&name));
+            txn.when.iter().any(is_free) || txn.then.iter().any(handed_on)
+        }
+        Op::Delete(_) => writes(txn, &record),
+    };
+    if settled { Vec::new() } else { vec![record] }
+}
+
+/// A replica of eplacement compares clock and epoch, all that it writes, and all that its decision counts at; and
+/// whatever that is, it rewrites.
+fn of_replica(
+    world: &World,
+    txn: &Txn,
+    op: &Op,
+    old: Option<&KeyValue>,
+    lacking: &mut Vec<String>,
+) -> Vec<String> {
+    let Some((kind, id)) = op.key().strip_prefix(PLACEMENT).and_then(|rest| rest[1..].split_once('/')) else {
+        return of_clock(txn, op, old, lacking);
+    };
+    let key = |kind: &str, id: &str| format!("{PLACEMENT}/{kind}/{id}");
+    let is_there = |key: &String| content(world, key).is_some();
+    let mut stands_on: BTreeSet<String> =
+        [key(if kind == "providers" { "generations" } else { kind }, id)].into();
+    let (before, after) = (read(old.map(|old| &*old.value)), read(written(op)));
+    let counted = match kind {
+        "consumers" => at(&before).chain(at(&after)).map(|provider| key("generations", provider)).collect(),
+        "providers" => {
+            let [before, after] = [custom_traits(&before), custom_traits(&after)];
+            before.symmetric_difference(&after).map(|name| key("traits", name)).collect()
+        }
+        _ => Vec::new(),
+    };
+    for guard in counted {
+        if is_there(&guard) && !writes(txn, &guard) {
+            lacking.push(format!("{} without rewriting {guard}", op.key()));
+        }
+        if is_there(&guard) {
+            stands_on.insert(guard);
+        }
+    }
+    stands_on.into_iter().collect()
+}
+
+/// Every transaction but one about whose turn it is writes the clock, in the history that its replica knows.
+fn of_clock(txn: &Txn, op: &Op, old: Option<&KeyValue>, lacking: &mut Vec<String>) -> Vec<String> {
+    let [clock, epoch, turn] = ["clock", "epoch", "turn"].map(|name| format!("{PLACEMENT}/{name}"));
+    if *op.key() == turn {
+        return if matches!(op, Op::Put { .. }) { vec![turn] } else { Vec::new() };
+    }
+    let is_known = |compare: &Compare| matches!(compare, Compare::NotBefore(key, _) if *key == clock);
+    if *op.key() == clock && old.is_some() && !txn.when.iter().any(is_known) {
+        lacking.push(format!("{clock} without comparing it"));
+    }
+    vec![epoch]
+}
+
+fn written(op: &Op) -> Option<&[u8]> {
+    match op {
+        Op::Put { value, .. } => Some(value),
+        Op::Delete(_) => None,
+    }
+}
+
+fn read(record: Option<&[u8]>) -> Value {
+    record.and_then(|record| serde_json::from_slice(record).ok()).unwrap_or_default()
+}
+
+/// The providers that a consumer's record takes from.
+fn at(consumer: &Value) -> impl Iterator<Item = &String> {
+    consumer["allocations"].as_object().into_iter().flat_map(|allocations| allocations.keys())
+}
+
+/// The traits of a provider's record that somebody made.
+fn custom_traits(provider: &Value) -> BTreeSet<&str> {
+    let traits = provider["traits"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    traits.filter(|name| name.starts_with("CUSTOM_")).collect()
+}
