@@ -42,7 +42,11 @@ enum Deed {
         wait: bool,
     },
     Destroy(InstanceId),
-    Act { instance: InstanceId, verb: Verb, wait: bool },
+    Act {
+        instance: InstanceId,
+        verb: Verb,
+        wait: bool,
+    },
     /// Of one whose request nobody can read.
     DestroySealed(InstanceId),
     List,

@@ -392,7 +392,7 @@ impl Committer {
     /// Where this replica is now.
     fn here(&self) -> Whereabouts {
         let session = self.history.sessions();
-        Whereabouts { listing: self.view.stand(|_, stand| stand.listing), session }
+        Whereabouts { listing: self.view.stand(|_, stance| stance.stand.listing), session }
     }
 
     fn arrived(&self) -> MutexGuard<'_, Option<Whereabouts>> {

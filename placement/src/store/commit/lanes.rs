@@ -32,8 +32,7 @@
 //! is free again is the oldest one's.
 
 use std::{
-    collections::{BTreeMap, HashSet},
-    hash::Hash,
+    collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
 
@@ -76,7 +75,7 @@ pub(super) struct Choice {
 #[derive(Debug)]
 struct Lane<K> {
     /// All records that any of its attempts stood on.
-    records: HashSet<K>,
+    records: BTreeSet<K>,
     /// Since when its transaction is under way; none: it is being decided, or in trouble.
     sent: Option<Instant>,
 }
@@ -94,7 +93,7 @@ pub(super) struct Lanes<C, K> {
     numbers: u64,
 }
 
-impl<C, K: Eq + Hash> Lanes<C, K> {
+impl<C, K: Ord> Lanes<C, K> {
     /// Nothing waits, for transactions of so many operations.
     pub(super) fn new(operations: usize) -> Self {
         Self {
@@ -179,7 +178,7 @@ impl<C, K: Eq + Hash> Lanes<C, K> {
             arrivals.into_iter().filter_map(|arrival| self.waiting.remove_entry(&arrival)).collect();
         self.numbers += 1;
         let number = Number(self.numbers);
-        self.under_way.insert(number, Lane { records: HashSet::new(), sent: None });
+        self.under_way.insert(number, Lane { records: BTreeSet::new(), sent: None });
         Some((number, commands))
     }
 

@@ -1,6 +1,6 @@
 //! Decides commands, one after the other on one draft: those of a batch, and which may be one.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 use ec_placement_model::{Change, Draft, Key, ModelError, Outcome, Seconds, decide};
 use ec_store::Txn;
@@ -104,7 +104,7 @@ fn choose_on<'p>(
 ) -> Choice {
     let mut taken = Vec::new();
     // What those stand on that wait for what is under way: nobody overtakes them there.
-    let mut awaited: HashSet<Key> = HashSet::new();
+    let mut awaited: BTreeSet<Key> = BTreeSet::new();
     for pending in commands {
         let before = draft.savepoint();
         // Whatever the answer is: it will be decided again.
