@@ -193,6 +193,8 @@ fn request_of(world: &World, instance: InstanceId) -> Request {
         epoch: 1,
         generation: 1,
         desired: Desired::Active,
+        power: ec_model::PowerWish::default(),
+        restart: ec_model::Restart::No,
         name: None,
         project: "default".to_owned(),
         user: "default".to_owned(),

@@ -87,7 +87,11 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
             Op::Delete(_) => None,
         };
         if request.is_some_and(|request| request.desired == Desired::Active) {
-            stands_on.extend([keys.alive(node), keys.instance(instance)]);
+            stands_on.push(keys.instance(instance));
+            // A wish for one that is placed waits for its node.
+            if old.is_none() {
+                stands_on.push(keys.alive(node));
+            }
         }
         return stands_on;
     }
@@ -99,7 +103,15 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
             return Vec::new();
         }
         let mut stands_on = vec![key.to_owned()];
-        let node = old.and_then(|old| decode::<Instance>(&old.value).ok()).and_then(|record| record.node());
+        let before = old.and_then(|old| decode::<Instance>(&old.value).ok());
+        let after = written(op).and_then(|value| decode::<Instance>(value).ok());
+        let generations = [&before, &after].map(|record| record.as_ref().map(|record| record.generation));
+        let node = before.and_then(|record| record.node());
+        if let (Some(node), true) = (node, generations[0] < generations[1]) {
+            // A wish that its node need not hear of.
+            stands_on.push(keys.request(node, instance));
+            return stands_on;
+        }
         if let Some(node) = node.filter(|_| matches!(op, Op::Put { .. })) {
             // It is about to be swept: nobody asks for it, and nobody tells of it.
             stands_on.extend([keys.request(node, instance), keys.status(node, instance)]);
