@@ -279,6 +279,9 @@ impl Referee {
         let known = self.known.entry(instance).or_default();
         known.revived = late && what != Operation::Destroy;
         known.was_revived |= known.revived;
+        // A call that its agent had given up comes after what was wished since, and is told as what it made.
+        let is_power = !matches!(what, Operation::CreateOverlay | Operation::Define | Operation::Destroy);
+        known.disturbed |= late && is_power;
         match what {
             Operation::Start => {
                 if known.was_active && !late && !known.power_wished && !known.disturbed && !self.restored {
@@ -301,7 +304,7 @@ impl Referee {
                     "the disk of {instance}, which its guest wrote, was deleted and no user wished it"
                 ));
             }
-            Operation::CreateOverlay if known.wrote && !known.wished_away => {
+            Operation::CreateOverlay if known.wrote && !known.wished_away && !(late && known.disturbed) => {
                 self.found(format!("the disk of {instance}, which its guest wrote, was made anew"));
             }
             _ => {}

@@ -98,7 +98,12 @@ impl Traces {
             return true;
         }
         // One that was suspended and not resumed yet when it was to be stopped or paused does not run as it is.
-        let halted = request.power.power != Power::Running && status.state == State::Suspended;
+        // And one that did not run any more when it was to be halted is stopped.
+        let halted = match request.power.power {
+            Power::Running => false,
+            Power::Stopped => status.state == State::Suspended,
+            Power::Paused | Power::Suspended => matches!(status.state, State::Suspended | State::Stopped),
+        };
         let state = match request.power.power {
             Power::Running => State::Active,
             Power::Paused => State::Paused,
