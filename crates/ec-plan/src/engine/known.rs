@@ -305,9 +305,11 @@ impl Known {
 
 #[cfg(test)]
 mod tests {
+    use ec_model::{End, Pause, Power, PowerWish, Restart, State};
     use jiff::Timestamp;
 
     use super::*;
+    use crate::engine::tests::requested;
 
     fn at(seconds: f64) -> Now {
         Now { since_start: Duration::from_secs_f64(seconds), stamp: Timestamp::UNIX_EPOCH }
@@ -326,6 +328,91 @@ mod tests {
         assert!(!known.searched_in_vain(limit, at(102.0)), "full once");
         known.observe(Observed { domain: None, ..runs }, at(0.0));
         assert_eq!(known.searched(), Duration::ZERO);
+    }
+
+    /// One that is asked for so, of which this was carried out.
+    fn wished(wish: PowerWish, carried_out: u64, started: Option<i64>) -> Known {
+        let Requested { record, revision } = requested(Desired::Active);
+        let request =
+            Request { power: wish, restart: Restart::Always, generation: 9, ..(*record.unwrap()).clone() };
+        let order = crate::status::Order::of(&request);
+        let subject = crate::status::Subject {
+            instance: request.instance,
+            node: ec_model::NodeId::new(uuid::Uuid::from_u128(9)),
+            name: None,
+            order: Some(order),
+            why: String::new(),
+        };
+        let status = crate::status::announced(&subject, None, State::Active, None, Timestamp::UNIX_EPOCH);
+        let started_at = started.map(|second| Timestamp::from_second(second).unwrap());
+        let status = Status { power_generation: carried_out, started_at, restarts: 3, ..status };
+        Known {
+            request: Some(Requested { record: Ok(Arc::new(request)), revision }),
+            status: StatusEntry::Known(Box::new(status)),
+            ..Known::default()
+        }
+    }
+
+    #[test]
+    fn a_wish_is_pending_until_the_status_tells_that_it_was_carried_out() {
+        let wish = PowerWish { power: Power::Stopped, generation: 5, grace_seconds: 7, anew: true };
+        for (carried_out, pending) in [(0, true), (4, true), (5, false), (6, false)] {
+            let facts = wished(wish.clone(), carried_out, None).facts(at(0.0));
+            let expected = PowerFacts {
+                wanted: Power::Stopped,
+                pending,
+                generation: 5,
+                anew: true,
+                grace: Duration::from_secs(7),
+                restart: Restart::Always,
+            };
+            assert_eq!((facts.power, facts.generation), (expected, 9));
+        }
+        let mut lost = wished(wish, 0, None);
+        lost.status = StatusEntry::Absent;
+        assert!(!lost.facts(at(0.0)).power.pending, "nobody knows what was carried out");
+        lost.request = None;
+        let facts = lost.facts(at(0.0));
+        assert_eq!((facts.power, facts.generation), (PowerFacts::default(), 0));
+    }
+
+    #[test]
+    fn how_long_a_guest_ran_is_told_by_the_wall_and_how_long_it_does_not_by_this_agent() {
+        let at_wall = |second| Now {
+            since_start: Duration::from_secs(100),
+            stamp: Timestamp::from_second(second).unwrap(),
+        };
+        let ran = |started, now| wished(PowerWish::default(), 1, started).facts(at_wall(now)).ran_for;
+        assert_eq!(ran(Some(10), 70), Duration::from_secs(60));
+        assert_eq!(ran(Some(70), 10), Duration::ZERO, "the clock was put back");
+        assert_eq!(ran(None, 70), Duration::ZERO);
+
+        let mut known = Known::default();
+        let seen = |domain| Observed { domain: Some(domain), volume: true, transient: false };
+        known.observe(seen(RunState::Ended(End::Crashed)), at(10.0));
+        known.observe(seen(RunState::Ended(End::Crashed)), at(20.0));
+        assert_eq!(known.facts(at(30.0)).ended_for, Duration::from_secs(20), "since it was seen first");
+        for up in [RunState::Running, RunState::Paused(Pause::ByHand)] {
+            known.observe(seen(up), at(40.0));
+            assert_eq!(known.facts(at(50.0)).ended_for, Duration::ZERO);
+            known.observe(seen(RunState::NotStarted), at(60.0));
+            assert_eq!(known.facts(at(61.0)).ended_for, Duration::from_secs(1));
+        }
+    }
+
+    #[test]
+    fn a_guest_was_asked_to_end_from_the_first_time_until_it_has() {
+        let mut known = Known::default();
+        let runs = Observed { domain: Some(RunState::Running), volume: true, transient: false };
+        known.observe(runs, at(0.0));
+        assert_eq!(known.facts(at(1.0)).asked_to_end, None);
+        known.learn(Change::AskedToEnd, at(10.0));
+        known.observe(runs, at(11.0));
+        known.learn(Change::AskedToEnd, at(20.0));
+        let [first, last] = [15, 5].map(Duration::from_secs);
+        assert_eq!(known.facts(at(25.0)).asked_to_end, Some(Asked { first, last }));
+        known.observe(Observed { domain: Some(RunState::Saved), ..runs }, at(26.0));
+        assert_eq!(known.facts(at(27.0)).asked_to_end, None);
     }
 
     #[test]

@@ -102,6 +102,34 @@ fn what_a_user_destroyed_here_is_known_until_a_look_says_otherwise() {
     assert_eq!(begun(&commands), Some(&vec![Effect::Announce(State::Preparing, None)]));
 }
 
+#[test]
+fn a_newer_wish_that_was_heard_of_before_the_end_of_work_on_an_older_one_is_not_dropped_with_it() {
+    let mut told = Told::building();
+    let destroyed = Requested { revision: 7, ..requested(Desired::Destroyed) };
+    told.on(Event::Changed(vec![(one(), None)]));
+    told.on(Event::Changed(vec![(one(), Some(destroyed))]));
+    let commands =
+        told.ended(vec![Change::RequestDropped, Change::Status(StatusEntry::Absent)], Outcome::Done);
+    let last = begun(&commands).and_then(|effects| effects.last());
+    assert_eq!(last, Some(&Effect::DropKeys), "it is destroyed: {commands:?}");
+}
+
+#[test]
+fn whose_an_allocation_is_is_asked_again_after_each_listing() {
+    let (mut told, _) = Told::looked(Seen::default(), Desired::Active);
+    let [Command::LookAtAll(look)] = told.on(Event::HintAll)[..] else { panic!() };
+    told.on(Event::Looked(look, Ok(Seen::default())));
+    let asks = |commands: &[Command]| commands.contains(&Command::AskWhose(OTHER));
+    told.on(Event::Allocation(OTHER, Ok(Held::Here(Resources::new()))));
+    told.now.since_start += Duration::from_secs(61);
+    let commands = told.on(Event::Due);
+    assert!(asks(&commands), "{commands:?}");
+    let commands = told.on(Event::Whose(OTHER, Ok(Whose::Nobodys)));
+    assert!(!asks(&commands), "{commands:?}");
+    let commands = told.on(Event::Listed(vec![(one(), requested(Desired::Active))]));
+    assert!(asks(&commands), "with an etcd that was put back it may be ours: {commands:?}");
+}
+
 fn requested_of(instance: InstanceId) -> Requested {
     let Requested { record, revision } = requested(Desired::Active);
     let record = record.map(|record| Arc::new(Request { instance, ..(*record).clone() }));
