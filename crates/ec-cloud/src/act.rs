@@ -1,6 +1,6 @@
 //! What users ask of an instance that is there: judged, then written as what is wanted; the node's agent does it.
 
-use ec_model::{Doc, Instance, InstanceId, NodeId};
+use ec_model::{Desired, Doc, Instance, InstanceId, NodeId, PowerWish, Request};
 use ec_plan::verbs::{Verb, Verdict, Wish, judge};
 use ec_store::{Compare, StoreError, Txn};
 
@@ -31,14 +31,15 @@ pub struct Acted {
 /// # Errors
 /// It cannot be as the instance stands: [`CloudError::Refused`], with nothing changed.
 pub async fn act(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<Acted> {
-    let mut written = None;
+    let mut written: Option<PowerWish> = None;
     for _ in 0..TRIES {
         let known = find_placed(cloud, instance).await?;
         let (record, order) = docs(&known)?;
-        // An earlier try, whose answer was lost, was done after all.
-        if let Some(generation) = written.filter(|written| record.record.generation == *written) {
-            return Ok(acted(&known, is_of_power(verb).then_some(generation), None));
+        // An earlier try, whose answer was lost, was done after all. Whatever else was, is so already.
+        if let Some(wish) = written.filter(|written| record.record.power == *written) {
+            return Ok(acted(&known, Some(wish.generation), None));
         }
+        written = None;
         let wish = match judge(verb, &record.record, &order.record, known.status.record()) {
             Verdict::Do(wish) => wish,
             Verdict::Already(why) => {
@@ -54,13 +55,17 @@ pub async fn act(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResul
         {
             free(cloud, name).await?;
         }
+        let power = match &wish {
+            Wish::Power(power) => Some(power.clone()),
+            Wish::Locked(_) | Wish::Name(_) | Wish::Set(_) => None,
+        };
         let (generation, txn) = change(cloud, &known, record, order, wish);
         match cloud.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => {
                 return Ok(acted(&known, is_of_power(verb).then_some(generation), None));
             }
             Ok(_) => {}
-            Err(StoreError::Unknown(_)) => written = Some(generation),
+            Err(StoreError::Unknown(_)) => written = power.map(|power| PowerWish { generation, ..power }),
             Err(error) => return Err(error.into()),
         }
     }
@@ -79,7 +84,7 @@ fn waited(known: &Known) -> Option<u64> {
 }
 
 /// Record and request, to be changed. Both have to be there: what nobody wants can only be destroyed.
-fn docs(known: &Known) -> CloudResult<(Doc<Instance>, Doc<ec_model::Request>)> {
+fn docs(known: &Known) -> CloudResult<(Doc<Instance>, Doc<Request>)> {
     let instance = known.instance;
     let unwanted = || {
         CloudError::Refused(format!(
@@ -92,13 +97,13 @@ fn docs(known: &Known) -> CloudResult<(Doc<Instance>, Doc<ec_model::Request>)> {
         ))),
         (Some(record), Read::Here(request, _)) => {
             let assigned = record.record.assigned.map(|assigned| assigned.epoch);
-            if assigned != Some(request.epoch) && request.desired == ec_model::Desired::Active {
+            if assigned != Some(request.epoch) && request.desired == Desired::Active {
                 return Err(CloudError::Busy(format!("{instance} is being moved; try again")));
             }
             Ok((record, known.request_doc()?))
         }
         // Its record goes with the wish to destroy.
-        (None, Read::Here(request, _)) if request.desired == ec_model::Desired::Destroyed => {
+        (None, Read::Here(request, _)) if request.desired == Desired::Destroyed => {
             Err(CloudError::Refused(format!("{instance} is being destroyed")))
         }
         _ => Err(unwanted()),
@@ -120,7 +125,7 @@ fn change(
     cloud: &Cloud,
     known: &Known,
     mut record: Doc<Instance>,
-    mut order: Doc<ec_model::Request>,
+    mut order: Doc<Request>,
     wish: Wish,
 ) -> (u64, Txn) {
     let (keys, instance) = (&cloud.keys, known.instance);
@@ -154,7 +159,7 @@ fn change(
             }
         }
         Wish::Power(power) => {
-            let power = ec_model::PowerWish { generation, ..power };
+            let power = PowerWish { generation, ..power };
             record.record.power = power.clone();
             (order.record.power, order.record.generation) = (power, generation);
             txn = txn.put(order_key, order.encode());

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use ec_model::{
     Alive, Assigned, Blob, Desired, ImageRef, Instance, InstanceId, NodeId, Request, ResourceQuery, Restart,
-    Spec, decode, encode,
+    Spec, decode, encode, input::LABELS_MAX,
 };
 use ec_placement_client::{Candidate, Candidates, Claim, DISABLED, PlacementError};
 use ec_plan::choice::{Try, choose};
@@ -111,6 +111,10 @@ impl<'a> Wanted<'a> {
                 )));
             }
         };
+        if guest.labels.len() > LABELS_MAX {
+            let count = guest.labels.len();
+            return Err(CloudError::Invalid(format!("{count} labels are more than {LABELS_MAX}")));
+        }
         Ok(Self { query, asked: query.also(ROOT_REQUIRED, &format!("!{DISABLED}")), limit, guest })
     }
 
