@@ -193,6 +193,8 @@ impl Stack {
         let mut earlier = fs::OpenOptions::new().create(true).append(true).open(self.earlier_log())?;
         writeln!(earlier, "{before}-- killed, or ended")?;
         let log = fs::File::create(path)?;
+        // The sign of life of one that was killed stays for a while.
+        let others = self.signs_of_life()?;
         let agent = self
             .command("ecompute")
             .env("FAILPOINTS", failpoints)
@@ -203,10 +205,17 @@ impl Stack {
             .context("failed to start ecompute")?;
         self.agent = Some(agent);
         self.until("the agent is alive", async || {
-            let nodes = self.eschedule(&["-o", "json", "nodes"])?.stdout;
-            Ok(String::from_utf8_lossy(&nodes).contains("\"alive\": true"))
+            Ok(self.signs_of_life()?.iter().any(|sign| !others.contains(sign)))
         })
         .await
+    }
+
+    /// Since when each living agent is alive.
+    fn signs_of_life(&self) -> Result<Vec<String>> {
+        let nodes = self.eschedule(&["-o", "json", "nodes"])?.stdout;
+        let nodes: serde_json::Value = serde_json::from_slice(&nodes).unwrap_or_default();
+        let living = nodes.as_array().into_iter().flatten().filter(|node| node["alive"] == true);
+        Ok(living.map(|node| node["started_at"].to_string()).collect())
     }
 
     /// SIGKILL: nothing is said, nothing is finished.
