@@ -116,11 +116,11 @@ async fn a_suspended_guest_is_told_as_paused_and_a_crashed_one_as_stopped() -> R
     let domain = stack.libvirt.connection().lookup_domain_by_uuid(instance.uuid())?;
     domain.suspend()?;
     let status = stack.until_state(instance, State::Paused).await?;
-    assert!(status.reason.unwrap_or_default().contains("virsh resume"));
+    assert!(status.reason.unwrap_or_default().contains("`eschedule unpause` lets it go on"));
     // It is not for the agent to resume it.
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(stack.status(instance).await?.context("no status")?.state, State::Paused);
-    domain.resume()?;
+    assert!(stack.eschedule(&["unpause", "--wait", &instance.to_string()])?.status.success());
     stack.until_state(instance, State::Active).await?;
     let process = stack.libvirt.guest_process(instance).context("no process")?;
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(process), nix::sys::signal::Signal::SIGKILL)?;
