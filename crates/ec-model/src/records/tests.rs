@@ -150,6 +150,18 @@ fn a_new_record_is_written_as_any_other_and_a_part_that_is_new_in_it_too() {
 }
 
 #[test]
+fn a_wish_for_power_that_says_little_is_a_patient_one_for_a_guest_that_runs() {
+    let wish: PowerWish = serde_json::from_str(r#"{"power":"stopped","generation":3}"#).unwrap();
+    let patient = PowerWish { power: Power::Stopped, generation: 3, grace_seconds: 60, anew: false };
+    assert_eq!(wish, patient);
+    let mut json = json(&request());
+    json.as_object_mut().unwrap().remove("power");
+    let first = PowerWish { power: Power::Running, generation: 1, ..patient };
+    assert_eq!(decode::<Request>(json.to_string().as_bytes()).unwrap().power, first);
+    assert_eq!(serde_json::to_value(Restart::OnFailure).unwrap(), "on-failure");
+}
+
+#[test]
 fn an_instance_is_where_it_was_assigned() {
     let node = "11111111-1111-1111-1111-111111111111".parse().unwrap();
     let mut instance = Instance {

@@ -1,6 +1,6 @@
 //! A draft, against writing each of its changes at once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ec_placement_model::{
     Change, Command, Consumer, Draft, Extra, Key, ModelError, Part, Provider, Record, State, decide, intern,
@@ -135,7 +135,10 @@ proptest! {
                 draft.forget(here);
                 prop_assert_eq!(&(changes(&draft), draft.seen().clone()), &before, "as if nothing had been");
             }
+            let here = draft.savepoint();
             prop_assert_eq!(&decide(&mut draft, &command, 2), &expected, "{:?}", command);
+            let new: BTreeSet<&Key> = draft.seen().keys().filter(|key| !before.1.contains_key(key)).collect();
+            prop_assert_eq!(draft.seen_since(here).collect::<BTreeSet<_>>(), new, "{:?}", command);
             if expected.is_err() {
                 prop_assert_eq!(&changes(&draft), &before.0, "a refusal changes nothing: {:?}", command);
             }
