@@ -162,6 +162,17 @@ fn a_wish_for_power_that_says_little_is_a_patient_one_for_a_guest_that_runs() {
 }
 
 #[test]
+fn restarts_are_told_where_there_were_some() {
+    let status = r#"{"version":1,"instance":"7d3c1f0a-2b4e-4c55-9a7e-0123456789ab",
+        "node":"7d3c1f0a-2b4e-4c55-9a7e-0123456789ab","state":"ACTIVE","since":"1970-01-01T00:00:00Z",
+        "updated_at":"1970-01-01T00:00:00Z"}"#;
+    let mut status = decode::<Status>(status.as_bytes()).unwrap();
+    assert_eq!((status.restarts, json(&status).get("restarts")), (0, None));
+    status.restarts = 2;
+    assert_eq!(json(&status)["restarts"], 2);
+}
+
+#[test]
 fn an_instance_is_where_it_was_assigned() {
     let node = "11111111-1111-1111-1111-111111111111".parse().unwrap();
     let mut instance = Instance {

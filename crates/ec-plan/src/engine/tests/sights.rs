@@ -23,3 +23,10 @@ fn what_is_known_of_each_instance_is_seen_and_one_that_is_only_remembered_as_des
     told.on(Event::Allocation(one(), Err("placement is away".to_owned())));
     assert_eq!(told.engine.sights().map(|sight| sight.failures).collect::<Vec<_>>(), [1]);
 }
+
+#[test]
+fn what_the_hypervisor_has_is_seen() {
+    let seen = Seen { observed: [(one(), HERE)].into(), ..Seen::default() };
+    let (told, _) = Told::looked(seen, Desired::Active);
+    assert_eq!(told.engine.sights().map(|sight| sight.observed).collect::<Vec<_>>(), [HERE]);
+}
