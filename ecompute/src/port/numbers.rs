@@ -7,25 +7,11 @@ use ec_serve::metrics::Exposition;
 use super::Asked;
 use crate::parts::Parts;
 
-/// Every state, so that one that nobody is in is a 0 and not a gap.
-const STATES: [State; 10] = [
-    State::Scheduled,
-    State::Preparing,
-    State::Starting,
-    State::Active,
-    State::Paused,
-    State::Stopped,
-    State::Destroying,
-    State::Error,
-    State::Unclaimed,
-    State::Unknown,
-];
-
 /// How many instances there are.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Counts {
-    /// In each state.
-    by_state: [u64; STATES.len()],
+    /// In each state, so that one that nobody is in is a 0 and not a gap.
+    by_state: [u64; State::ALL.len()],
     /// Of which no status is known.
     without: u64,
     /// That failed for a passing reason, and are tried again.
@@ -34,9 +20,9 @@ pub(super) struct Counts {
 
 /// Counts the instances that the agent knows of.
 pub(super) fn count(engine: &Engine) -> Counts {
-    let mut counts = Counts { by_state: [0; STATES.len()], without: 0, troubled: 0 };
+    let mut counts = Counts { by_state: [0; State::ALL.len()], without: 0, troubled: 0 };
     for sight in engine.sights() {
-        let at = sight.status.and_then(|status| STATES.iter().position(|state| *state == status.state));
+        let at = sight.status.and_then(|status| State::ALL.iter().position(|state| *state == status.state));
         *at.map_or(&mut counts.without, |at| &mut counts.by_state[at]) += 1;
         counts.troubled += u64::from(sight.failures > 0);
     }
@@ -66,7 +52,7 @@ pub(super) fn write(parts: &Parts, counts: &Asked<Counts>) -> String {
     if let Asked::Answered(counts) = counts {
         let help = "Instances on this node, by state; `none`: no status of it is known.";
         let mut family = text.gauges("ecompute_instances", help);
-        for (state, count) in STATES.iter().zip(counts.by_state) {
+        for (state, count) in State::ALL.iter().zip(counts.by_state) {
             family.sample(&[("state", &state.to_string())], count);
         }
         family.sample(&[("state", "none")], counts.without);

@@ -43,6 +43,26 @@ pub enum State {
     Unknown,
 }
 
+impl State {
+    /// All of them.
+    pub const ALL: [Self; 14] = [
+        Self::Scheduled,
+        Self::Preparing,
+        Self::Starting,
+        Self::Active,
+        Self::Paused,
+        Self::Stopped,
+        Self::Stopping,
+        Self::Rebooting,
+        Self::Suspending,
+        Self::Suspended,
+        Self::Destroying,
+        Self::Error,
+        Self::Unclaimed,
+        Self::Unknown,
+    ];
+}
+
 impl fmt::Display for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {

@@ -106,21 +106,10 @@ fn an_agent_that_does_not_say_what_it_reads_reads_nothing_of_ours() {
 
 #[test]
 fn states_are_written_as_they_are_told_and_padded() {
-    for state in [
-        State::Scheduled,
-        State::Preparing,
-        State::Starting,
-        State::Active,
-        State::Paused,
-        State::Stopped,
-        State::Stopping,
-        State::Rebooting,
-        State::Suspending,
-        State::Suspended,
-        State::Destroying,
-        State::Error,
-        State::Unclaimed,
-    ] {
+    // None is forgotten: they stand in their order, and the one for all others is the last.
+    assert_eq!(State::ALL.len(), State::Unknown as usize + 1);
+    for (place, state) in State::ALL.into_iter().enumerate() {
+        assert_eq!(place, state as usize);
         assert_eq!(serde_json::to_value(state).unwrap(), state.to_string());
     }
     assert_eq!(format!("{:8}|", State::Error), "ERROR   |");
