@@ -55,17 +55,13 @@ pub async fn act(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResul
         {
             free(cloud, name).await?;
         }
-        let power = match &wish {
-            Wish::Power(power) => Some(power.clone()),
-            Wish::Locked(_) | Wish::Name(_) | Wish::Set(_) => None,
-        };
-        let (generation, txn) = change(cloud, &known, record, order, wish);
+        let (power, txn) = change(cloud, &known, record, order, wish);
         match cloud.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => {
-                return Ok(acted(&known, is_of_power(verb).then_some(generation), None));
+                return Ok(acted(&known, power.map(|power| power.generation), None));
             }
             Ok(_) => {}
-            Err(StoreError::Unknown(_)) => written = power.map(|power| PowerWish { generation, ..power }),
+            Err(StoreError::Unknown(_)) => written = power,
             Err(error) => return Err(error.into()),
         }
     }
@@ -120,14 +116,14 @@ fn same_name(before: Option<&str>, name: &str) -> bool {
     before.is_some_and(|before| before.eq_ignore_ascii_case(name))
 }
 
-/// The transaction that writes the wish into both, and the generation that it makes.
+/// The wish for power that this is, where it is one, and the transaction that writes the wish into both.
 fn change(
     cloud: &Cloud,
     known: &Known,
     mut record: Doc<Instance>,
     mut order: Doc<Request>,
     wish: Wish,
-) -> (u64, Txn) {
+) -> (Option<PowerWish>, Txn) {
     let (keys, instance) = (&cloud.keys, known.instance);
     let (record_key, order_key) = (keys.instance(instance), keys.request(known.node, instance));
     let generation = record.record.generation.max(order.record.generation).saturating_add(1);
@@ -135,6 +131,7 @@ fn change(
     let mut txn = Txn::new()
         .when(Compare::Unchanged(record_key.clone(), known.record_revision()))
         .when(Compare::Unchanged(order_key.clone(), known.request_revision()));
+    let (asked_before, mut power) = (order.record.clone(), None);
     match wish {
         Wish::Locked(locked) => record.record.locked = locked,
         Wish::Name(name) => {
@@ -148,22 +145,22 @@ fn change(
                     txn = txn.delete(keys.name(&project, &before, instance));
                 }
             }
-            (order.record.name, order.record.generation) = (Some(name), generation);
-            txn = txn.put(order_key, order.encode());
+            order.record.name = Some(name);
         }
         Wish::Set(change) => {
             change.make(&mut record.record);
-            if order.record.restart != record.record.restart {
-                (order.record.restart, order.record.generation) = (record.record.restart, generation);
-                txn = txn.put(order_key, order.encode());
-            }
+            order.record.restart = record.record.restart;
         }
-        Wish::Power(power) => {
-            let power = PowerWish { generation, ..power };
-            record.record.power = power.clone();
-            (order.record.power, order.record.generation) = (power, generation);
-            txn = txn.put(order_key, order.encode());
+        Wish::Power(wish) => {
+            let wish = PowerWish { generation, ..wish };
+            (record.record.power, order.record.power) = (wish.clone(), wish.clone());
+            power = Some(wish);
         }
     }
-    (generation, txn.put(record_key, record.encode()))
+    // Its node hears of what concerns it only.
+    if order.record != asked_before {
+        order.record.generation = generation;
+        txn = txn.put(order_key, order.encode());
+    }
+    (power, txn.put(record_key, record.encode()))
 }

@@ -27,12 +27,24 @@ pub async fn until_active(
     timeout: Duration,
     seen: impl Fn(Step<'_>),
 ) -> CloudResult<Status> {
+    until_status(cloud, node, instance, timeout, seen, |status| settled(instance, status)).await
+}
+
+/// Waits until `judge` has an answer to a status, or nobody wants the instance any more.
+async fn until_status(
+    cloud: &Cloud,
+    node: NodeId,
+    instance: InstanceId,
+    timeout: Duration,
+    seen: impl Fn(Step<'_>),
+    judge: impl Fn(Status) -> CloudResult<Option<Status>>,
+) -> CloudResult<Status> {
     let key = cloud.keys.status(node, instance);
     let status = watch_key(cloud, key, timeout, &seen, |value| match value {
         Some(value) => {
             let status: Status = decode(value).map_err(|error| CloudError::Unreadable(error.to_string()))?;
             seen(Step::Status(&status));
-            settled(instance, status)
+            judge(status)
         }
         // Not there yet, or not any more: that the request tells.
         None => Ok(None),
@@ -102,11 +114,7 @@ pub async fn until_powered(
     timeout: Duration,
     seen: impl Fn(Step<'_>),
 ) -> CloudResult<Status> {
-    let key = cloud.keys.status(node, instance);
-    let status = watch_key(cloud, key, timeout, &seen, |value| {
-        let Some(value) = value else { return Ok(None) };
-        let status: Status = decode(value).map_err(|error| CloudError::Unreadable(error.to_string()))?;
-        seen(Step::Status(&status));
+    until_status(cloud, node, instance, timeout, seen, |status| {
         if status.power_generation >= generation {
             return Ok(Some(status));
         }
@@ -115,12 +123,8 @@ pub async fn until_powered(
             return settled(instance, status);
         }
         Ok(None)
-    });
-    tokio::select! {
-        biased;
-        outcome = status => outcome,
-        error = withdrawn(cloud, node, instance, timeout) => Err(error),
-    }
+    })
+    .await
 }
 
 /// Waits until nothing is left of the instance.
