@@ -31,7 +31,7 @@ node)
   ;;
 control)
   role=ecompute-control user=${2:-eschedule}
-  trees=("instances/" "names/" "requests/" "userdata/")
+  trees=("instances/" "names/" "requests/" "userdata/" "flavors/" "keypairs/")
   readable=("nodes/" "alive/" "status/")
   ;;
 placement)

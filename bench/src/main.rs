@@ -6,6 +6,7 @@
 mod bare;
 mod build;
 mod burst;
+mod echo;
 mod memory;
 mod orders;
 mod placement;
@@ -49,6 +50,8 @@ enum Command {
     Schedule,
     /// Measure many builds at once alone
     Burst,
+    /// Measure a guest's console alone
+    Echo,
     /// Be an agent with simulated guests: how this program starts itself to see the agent's memory
     #[command(hide = true)]
     AgentSimulated { config: PathBuf },
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
             on_runtime(schedule::measure()).and_then(|figures| report(&figures, cli.json))
         }
         Some(Command::Burst) => on_runtime(bursts()).and_then(|figures| report(&figures, cli.json)),
+        Some(Command::Echo) => on_runtime(echoes()).and_then(|figures| report(&figures, cli.json)),
         None => on_runtime(measure()).and_then(|figures| report(&figures, cli.json)),
     };
     match outcome {
@@ -108,6 +112,14 @@ async fn bursts() -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
+async fn echoes() -> Result<Vec<Figure>> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    let figures = echo::measure(&stack).await?;
+    stack.end_agent()?;
+    Ok(figures)
+}
+
 async fn measure() -> Result<Vec<Figure>> {
     eprintln!("measuring eschedule");
     let mut figures = schedule::measure().await?;
@@ -122,6 +134,8 @@ async fn measure() -> Result<Vec<Figure>> {
     figures.extend(build::measure(&stack).await?);
     eprintln!("measuring many builds at once");
     figures.extend(burst::measure(&stack).await?);
+    eprintln!("measuring a console");
+    figures.extend(echo::measure(&stack).await?);
     eprintln!("measuring memory");
     figures.extend(idle);
     figures.extend(memory::used(&stack).await?);

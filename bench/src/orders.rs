@@ -50,17 +50,20 @@ impl<'a> Orders<'a> {
             desired,
             power: ec_model::PowerWish::default(),
             restart: ec_model::Restart::No,
+            rebuild: None,
             name: None,
             spec: Some(Spec {
                 query: "resources=VCPU:1".to_owned(),
                 resources: self.resources.clone(),
                 image: ImageRef { url: format!("file://{}", tiny_image().display()), sha256: None },
                 keys: Vec::new(),
+                metadata: std::collections::BTreeMap::new(),
                 user_data_bytes: None,
                 token_required: false,
             }),
             project: "default".to_owned(),
             user: "default".to_owned(),
+            access: None,
             created_at: Timestamp::now(),
         })
     }

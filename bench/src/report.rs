@@ -61,6 +61,7 @@ fn verdict(figure: &Figure, goal: Goal) -> String {
     match goal {
         Goal::Ratio(most) => format!("ratio ≤ {most} {met}"),
         Goal::AtMost(most) => format!("≤ {most} {} {met}", figure.unit),
+        Goal::Above(most) => format!("≤ {most} {} above {met}", figure.unit),
         Goal::Under(bound) => format!("< {bound} {} {met}", figure.unit),
     }
 }
@@ -77,6 +78,7 @@ pub(crate) fn document(figures: &[Figure]) -> Value {
                     let (kind, limit) = match goal {
                         Goal::Ratio(limit) => ("ratio_at_most", limit),
                         Goal::AtMost(limit) => ("median_at_most", limit),
+                        Goal::Above(limit) => ("median_above_bare_at_most", limit),
                         Goal::Under(limit) => ("median_under", limit),
                     };
                     json!({"kind": kind, "limit": limit, "met": figure.meets(*goal)})

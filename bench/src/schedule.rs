@@ -32,12 +32,16 @@ const WARM_UP: usize = 3;
 /// As many nodes as a demonstration has, and as a large cloud.
 const FEW: usize = 5;
 const MANY: usize = 5_000;
+/// As many instances as a large cloud has.
+const INSTANCES: usize = 10_000;
 /// Whoever waits for an answer waits at most so long without noticing it.
 const GOAL_MS: f64 = 15.0;
 /// 15 MiB.
 const GOAL_MB: f64 = 15.7;
 /// Well under a second, for a look that people take.
 const GOAL_NODES_MS: f64 = 500.0;
+/// The same.
+const GOAL_LIST_MS: f64 = 500.0;
 
 /// Measures on nodes that nobody serves, so that nothing is built beside.
 pub(crate) async fn measure() -> Result<Vec<Figure>> {
@@ -52,11 +56,23 @@ pub(crate) async fn measure() -> Result<Vec<Figure>> {
     let mut nodes = Samples::default();
     for round in 0..WARM_UP + ROUNDS {
         let (starting, looking) = tokio::task::block_in_place(|| {
-            Ok::<_, anyhow::Error>((whole(&cloud, "--version")?, whole(&cloud, "nodes")?))
+            Ok::<_, anyhow::Error>((whole(&cloud, &["--version"])?, whole(&cloud, &["nodes"])?))
         })?;
         if round >= WARM_UP {
             start.push_time(starting);
             nodes.push_time(looking);
+        }
+    }
+    people(&cloud).await?;
+    let (mut list, mut page) = (Samples::default(), Samples::default());
+    for round in 0..WARM_UP + ROUNDS / 4 {
+        let (all, some) = tokio::task::block_in_place(|| {
+            let selected = ["list", "--label", "role=web", "--state", "ACTIVE", "--limit", "100"];
+            Ok::<_, anyhow::Error>((whole(&cloud, &["list"])?, whole(&cloud, &selected)?))
+        })?;
+        if round >= WARM_UP {
+            list.push_time(all);
+            page.push_time(some);
         }
     }
     let what = "its two placement and three etcd requests on fresh connections, the first two at once";
@@ -86,6 +102,8 @@ pub(crate) async fn measure() -> Result<Vec<Figure>> {
             vec![Goal::AtMost(GOAL_MB)],
         ),
         figure("eschedule nodes, of 5,000", "ms", nodes, vec![Goal::Under(GOAL_NODES_MS)]),
+        figure("eschedule list, of 10,000 instances", "ms", list, vec![Goal::AtMost(GOAL_LIST_MS)]),
+        figure("  a page of it, by state and label", "ms", page, vec![Goal::AtMost(GOAL_LIST_MS)]),
     ])
 }
 
@@ -112,6 +130,7 @@ async fn grow(cloud: &Control, numbers: std::ops::Range<usize>) -> Result<()> {
                 virt_type: "simulated".to_owned(),
                 machine: String::new(),
                 host: String::new(),
+                url: None,
                 started_at: Timestamp::now(),
             };
             txn.put(cloud.keys.alive(*node), encode(&record))
@@ -141,6 +160,37 @@ async fn rounds(cloud: &Control) -> Result<(Samples, Samples)> {
         }
     }
     Ok((ours, bare))
+}
+
+/// Instances that run, as control tools and agents write them, ten on a node.
+async fn people(cloud: &Control) -> Result<()> {
+    let (keys, spec) = (&cloud.keys, spec()?);
+    let nodes: Vec<NodeId> = (0..INSTANCES / 10).map(|_| NodeId::new(uuid::Uuid::new_v4())).collect();
+    for (number, node) in nodes.iter().enumerate() {
+        let mut txn = Txn::new();
+        for _ in 0..10 {
+            let instance = InstanceId::new(uuid::Uuid::new_v4());
+            let name = format!("guest{}", &instance.to_string()[..8]);
+            let role = if number % 10 == 0 { "web" } else { "other" };
+            let record = Instance {
+                name: Some(name.clone()),
+                labels: [("role".to_owned(), role.to_owned())].into(),
+                ..record_of(instance, &spec, Some(*node))
+            };
+            let status = serde_json::json!({
+                "version": 1, "instance": instance, "node": node, "epoch": 1, "observed_generation": 1,
+                "power_generation": 1, "state": "ACTIVE", "ip": "192.168.122.17", "name": name,
+                "addresses": [{"ip": "192.168.122.17", "mac": instance.mac(0), "nic": 0, "source": "lease"}],
+                "since": Timestamp::now(), "started_at": Timestamp::now(), "updated_at": Timestamp::now(),
+            });
+            txn = txn
+                .put(keys.instance(instance), encode(&record))
+                .put(keys.request(*node, instance), request_of(instance, &spec))
+                .put(keys.status(*node, instance), status.to_string());
+        }
+        cloud.store.txn(txn).await?;
+    }
+    Ok(())
 }
 
 /// The most that was resident until the line was printed.
@@ -183,34 +233,19 @@ fn scheduling(cloud: &Control, arguments: &[&str]) -> Result<(Child, NodeId, Ins
 }
 
 /// A whole run whose output nobody needs.
-fn whole(cloud: &Control, argument: &str) -> Result<Duration> {
-    let mut command = cloud.command(&[argument]);
+fn whole(cloud: &Control, arguments: &[&str]) -> Result<Duration> {
+    let mut command = cloud.command(arguments);
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let begun = Instant::now();
     let status = command.status().context("failed to start eschedule")?;
-    ensure!(status.success(), "eschedule {argument} ended with {status}");
+    ensure!(status.success(), "eschedule {arguments:?} ended with {status}");
     Ok(begun.elapsed())
 }
 
 async fn bare_round(cloud: &Control) -> Result<(Duration, NodeId, InstanceId)> {
     let (keys, instance) = (&cloud.keys, InstanceId::new(uuid::Uuid::new_v4()));
     let spec = spec()?;
-    let entry = |node: Option<NodeId>| {
-        encode(&Instance {
-            instance,
-            project: "default".to_owned(),
-            user: "default".to_owned(),
-            name: None,
-            spec: spec.clone(),
-            power: ec_model::PowerWish::default(),
-            restart: ec_model::Restart::No,
-            locked: None,
-            labels: std::collections::BTreeMap::new(),
-            assigned: node.map(|node| Assigned { node, epoch: 1 }),
-            generation: 1,
-            created_at: Timestamp::now(),
-        })
-    };
+    let entry = |node: Option<NodeId>| encode(&record_of(instance, &spec, node));
     let endpoint = cloud.etcd.endpoint();
     let host = cloud.placement_server.endpoint().trim_start_matches("http://").to_owned();
     let path = format!("/allocation_candidates?{TINY}&limit=16");
@@ -252,9 +287,27 @@ fn spec() -> Result<Spec> {
         resources: ResourceQuery::parse(TINY)?.total(),
         image: ImageRef { url: "file:///nowhere".to_owned(), sha256: None },
         keys: Vec::new(),
+        metadata: std::collections::BTreeMap::new(),
         user_data_bytes: None,
         token_required: false,
     })
+}
+
+fn record_of(instance: InstanceId, spec: &Spec, node: Option<NodeId>) -> Instance {
+    Instance {
+        instance,
+        project: "default".to_owned(),
+        user: "default".to_owned(),
+        name: None,
+        spec: spec.clone(),
+        power: ec_model::PowerWish::default(),
+        restart: ec_model::Restart::No,
+        locked: None,
+        labels: std::collections::BTreeMap::new(),
+        assigned: node.map(|node| Assigned { node, epoch: 1 }),
+        generation: 1,
+        created_at: Timestamp::now(),
+    }
 }
 
 fn request_of(instance: InstanceId, spec: &Spec) -> Vec<u8> {
@@ -265,10 +318,12 @@ fn request_of(instance: InstanceId, spec: &Spec) -> Vec<u8> {
         desired: Desired::Active,
         power: ec_model::PowerWish::default(),
         restart: ec_model::Restart::No,
+        rebuild: None,
         name: None,
         spec: Some(spec.clone()),
         project: "default".to_owned(),
         user: "default".to_owned(),
+        access: None,
         created_at: Timestamp::now(),
     })
 }

@@ -50,6 +50,8 @@ pub(crate) enum Goal {
     Ratio(f64),
     /// The median is at most this, in the figure's unit.
     AtMost(f64),
+    /// The median is at most this above the bare one, in the figure's unit.
+    Above(f64),
     /// The median is less than this, in the figure's unit.
     Under(f64),
 }
@@ -81,6 +83,10 @@ impl Figure {
         match goal {
             Goal::Ratio(most) => self.ratio().is_some_and(|ratio| ratio <= most),
             Goal::AtMost(most) => self.ours.median().is_some_and(|median| median <= most),
+            Goal::Above(most) => match (self.ours.median(), &self.bare) {
+                (Some(ours), Some((_, bare))) => bare.median().is_some_and(|bare| ours - bare <= most),
+                _ => false,
+            },
             Goal::Under(bound) => self.ours.median().is_some_and(|median| median < bound),
         }
     }

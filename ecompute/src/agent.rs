@@ -26,7 +26,7 @@ use crate::{
     identity::StateDir,
     jobs::Jobs,
     parts::Parts,
-    port::Port,
+    port::{Port, Streams},
     presence::{self, Presence, machine},
     register::keep_registered,
     standing::Part,
@@ -50,6 +50,11 @@ pub async fn run(settings: Settings, port: Option<Port>, shutdown: CancellationT
     let placement = PlacementClient::new(&settings.placement)?;
     let parts = assemble(settings, node, store, hypervisor, placement, Host::default()).await?;
     let closed = CancellationToken::new();
+    if let Some(port) = &port {
+        let url = port.url(&parts.settings).context("failed to tell where the agent's port is")?;
+        // There is one port in the life of an agent.
+        parts.url.set(url).ok();
+    }
     let served = port.map(|port| tokio::spawn(port.serve(Arc::clone(&parts), closed.clone())));
     let ended = run_with(parts, shutdown).await;
     closed.cancel();
@@ -67,6 +72,7 @@ pub fn libvirt_config(settings: &Settings, node: NodeId) -> LibvirtConfig {
         virt_type: settings.virt_type,
         network: settings.network.clone(),
         bridge: settings.bridge.clone(),
+        graphics: settings.graphics,
         address_filter: settings.address_filter,
         filter_required: settings.filter_required,
         control: settings.control_endpoints(),
@@ -121,6 +127,8 @@ pub async fn assemble(
         registered: watch::Sender::default(),
         calls,
         jobs: Jobs::default(),
+        streams: Streams::default(),
+        url: OnceLock::new(),
         inquiries: OnceLock::new(),
     }))
 }
@@ -132,11 +140,15 @@ fn bases_in_use(records: &RecordDir, bases: &Path, disks: &Path) -> HashSet<Stri
         let mut digests = HashSet::new();
         let mut recorded = HashSet::new();
         for (instance, record) in records {
-            let digest = record.and_then(|record| record.base_digest);
+            let (digest, next) =
+                record.map_or((None, None), |record| (record.base_digest, record.next_base_digest));
             digests.insert(digest.ok_or_else(|| format!("the record of {instance} does not tell its base"))?);
+            digests.extend(next);
             recorded.insert(instance.to_string());
         }
-        match disk_names(disks)?.into_iter().find(|name| !recorded.contains(name)) {
+        // What is beside a disk to replace it is of the same instance.
+        let of = |name: &str| recorded.contains(name.strip_suffix(".new").unwrap_or(name));
+        match disk_names(disks)?.into_iter().find(|name| !of(name)) {
             Some(name) => Err(format!("the disk {name} has no record that tells its base")),
             None => Ok(digests),
         }
@@ -181,6 +193,7 @@ pub async fn run_with(parts: Arc<Parts>, shutdown: CancellationToken) -> Result<
         virt_type: host.virt_type.clone(),
         machine: machine(&parts.settings.state_dir).context("failed to tell this machine from others")?,
         host: nix::unistd::gethostname().unwrap_or_default().to_string_lossy().into_owned(),
+        url: parts.url.get().cloned(),
         started_at: parts.host.now(),
     };
     let (in_presence, stop_presence) = (Arc::clone(&parts), stop.clone());

@@ -18,6 +18,7 @@ use ec_store::{
     KeyValue, LeaseId, Listing, Revision, Server, Store, StoreError, StoreResult, Txn, TxnOutcome, Watch,
 };
 use tokio::{
+    net::UnixStream,
     sync::{broadcast, mpsc},
     time::Instant,
 };
@@ -217,6 +218,23 @@ impl Hypervisor for CountedHypervisor {
         self.one(self.0.create_overlay(instance, base, capacity_bytes)).await
     }
 
+    async fn create_successor(
+        &self,
+        instance: InstanceId,
+        base: &BaseImage,
+        capacity_bytes: Option<u64>,
+    ) -> HypervisorResult<()> {
+        self.one(self.0.create_successor(instance, base, capacity_bytes)).await
+    }
+
+    async fn replace_overlay(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.one(self.0.replace_overlay(instance)).await
+    }
+
+    async fn drop_successor(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.one(self.0.drop_successor(instance)).await
+    }
+
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()> {
         self.one(self.0.define(spec)).await
     }
@@ -280,6 +298,10 @@ impl Hypervisor for CountedHypervisor {
     ) -> HypervisorResult<mpsc::Receiver<Bytes>> {
         // As above.
         self.0.follow_console(instance, max_bytes).await
+    }
+
+    async fn open_graphics(&self, instance: InstanceId) -> HypervisorResult<UnixStream> {
+        self.one(self.0.open_graphics(instance)).await
     }
 
     async fn protect(&self) -> HypervisorResult<()> {

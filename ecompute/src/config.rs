@@ -29,6 +29,7 @@ pub struct ComputeFile {
     uuid: Option<String>,
     name: Option<String>,
     listen: Listen,
+    advertise: Option<String>,
     tls: Option<TlsSection>,
     etcd: EtcdSection,
     placement: PlacementSection,
@@ -73,6 +74,7 @@ struct LibvirtSection {
     virt_type: Option<VirtTypeName>,
     network: Option<String>,
     address_filter: Option<AddressFilterName>,
+    graphics: GraphicsName,
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -81,6 +83,14 @@ enum AddressFilterName {
     Learned,
     Mac,
     Off,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum GraphicsName {
+    #[default]
+    None,
+    Vnc,
 }
 
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
@@ -101,6 +111,8 @@ pub struct Settings {
     pub name: String,
     /// Where the agent's own port is, where it has one.
     pub listen: Option<SocketAddr>,
+    /// The host by which others reach that port, where it is another than that.
+    pub advertise: Option<String>,
     /// TLS on that port, where it is wanted.
     pub tls: Option<TlsSection>,
     /// How to reach etcd.
@@ -137,6 +149,8 @@ pub struct Settings {
     pub virt_type: VirtType,
     /// The libvirt network of the first interface.
     pub network: String,
+    /// Whether guests that are built from now on have a screen.
+    pub graphics: bool,
     /// What guests' ports are held to.
     pub address_filter: AddressFilter,
     /// Whether the configuration says so, and does not leave it to what the host can.
@@ -204,6 +218,12 @@ impl Settings {
         });
         if file.listen.0.is_none() && file.tls.is_some() {
             note("tls is of the agent's own port, and `listen` is null: leave one of them out".to_owned());
+        }
+        if let Some(host) = &file.advertise
+            && host.parse::<IpAddr>().is_err()
+            && url::Host::parse(host).is_err()
+        {
+            note(format!("advertise: `{host}` is no host: wanted a name or an address, without a port"));
         }
         let etcd = file.etcd.settings().map_err(&mut note).ok();
         let keys = Keyspace::configured(file.etcd.prefix.as_deref()).map_err(&mut note).ok();
@@ -285,6 +305,7 @@ impl Settings {
             uuid,
             name,
             listen,
+            advertise: file.advertise.clone(),
             tls: file.tls.clone(),
             etcd,
             keys,
@@ -307,6 +328,7 @@ impl Settings {
                 VirtTypeName::Qemu => VirtType::Qemu,
             },
             network: file.libvirt.network.clone().unwrap_or_else(|| "default".to_owned()),
+            graphics: file.libvirt.graphics == GraphicsName::Vnc,
             address_filter: match file.libvirt.address_filter {
                 None | Some(AddressFilterName::Learned) => AddressFilter::Learned,
                 Some(AddressFilterName::Mac) => AddressFilter::Mac,
@@ -371,7 +393,7 @@ impl Settings {
     }
 }
 
-fn hostname() -> String {
+pub(crate) fn hostname() -> String {
     nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default()
 }
 

@@ -45,7 +45,7 @@ pub(crate) fn kind(work: &Work) -> &'static str {
     let any = |wanted: &[Effect]| effects.iter().any(|effect| wanted.contains(effect));
     if any(&[Effect::RemoveDomain, Effect::DropRecord, Effect::DropKeys, Effect::EndInError]) {
         "destroy"
-    } else if any(&[Effect::PrepareDisk, Effect::Define]) {
+    } else if any(&[Effect::PrepareDisk, Effect::PrepareRebuild, Effect::Define]) {
         "build"
     } else if any(&[Effect::Start, Effect::Resume]) {
         "start"

@@ -8,6 +8,7 @@ use ec_placement_client::{ConsumerAllocations, PlacementError};
 use ec_plan::{
     RecordFacts,
     engine::{Event, Held, Requested, Seen, StatusEntry, Whose},
+    fingerprint,
 };
 use ec_runtime::planted;
 use ec_store::{Change, Event as Changed, KeyValue, StoreError};
@@ -80,7 +81,7 @@ pub(crate) async fn look_at_all(parts: &Parts) -> Result<Seen, String> {
         .map_err(|error| error.to_string())?
         .map_err(|error: ec_metadata::RecordFileError| ec_runtime::exit::chain(&error))?;
     let facts = |record: Option<ec_metadata::InstanceRecord>| {
-        record.map_or(RecordFacts::Unreadable, |record| RecordFacts::Kept { started: record.started })
+        record.map_or(RecordFacts::Unreadable, |record| record_facts(&record))
     };
     Ok(Seen {
         statuses: statuses.collect(),
@@ -88,6 +89,12 @@ pub(crate) async fn look_at_all(parts: &Parts) -> Result<Seen, String> {
         records: records.into_iter().map(|(instance, record)| (instance, facts(record))).collect(),
         buried: buried.into_iter().collect(),
     })
+}
+
+/// What decisions need of a node's own record.
+pub(crate) fn record_facts(record: &ec_metadata::InstanceRecord) -> RecordFacts {
+    let rebuilt = record.rebuilt.as_ref().map(|rebuilt| rebuilt.wished_at);
+    RecordFacts::Kept { started: record.started, rebuilt, metadata: fingerprint(&record.metadata) }
 }
 
 /// What an instance holds in placement, from this node's point of view. Asks for the node's tree only where the

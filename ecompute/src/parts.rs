@@ -18,7 +18,7 @@ use crate::{
     calls::Calls,
     config::Settings,
     jobs::Jobs,
-    port::Inquiry,
+    port::{Inquiry, Streams},
     presence::Presence,
     standing::{Part, Standing},
 };
@@ -55,6 +55,10 @@ pub struct Parts {
     pub(crate) calls: Calls,
     /// The jobs that ended.
     pub(crate) jobs: Jobs,
+    /// Who may look at guests through the agent's port.
+    pub(crate) streams: Streams,
+    /// Where others reach that port, where there is one.
+    pub url: OnceLock<String>,
     /// Where the agent's loop takes questions, once it has begun.
     pub(crate) inquiries: OnceLock<mpsc::Sender<Inquiry>>,
 }

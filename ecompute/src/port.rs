@@ -1,4 +1,4 @@
-//! The agent's own port: for reading, and never for orders.
+//! The agent's own port: for reading and for streams, and never for orders.
 //!
 //! | path | |
 //! | --- | --- |
@@ -6,11 +6,13 @@
 //! | `/readyz` | whether all that the agent stands on is as it must be, part by part |
 //! | `/metrics` | numbers, for Prometheus |
 //! | `/view` | what the agent knows of itself and its instances |
+//! | `/streams/<ticket>` | a guest's console or log, for whoever has a ticket |
 //!
-//! All is answered from memory, so that it is answered also while etcd, placement or libvirt are not.
+//! All but the streams is answered from memory, so that it is answered also while etcd, placement or libvirt are not.
 
 mod answer;
 mod numbers;
+mod streams;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -26,13 +28,15 @@ use bytes::Bytes;
 use ec_plan::engine::Engine;
 use ec_serve::{Bounds, Serves, TlsSection, Transport};
 use http_body_util::Full;
-use hyper::{Request, Response, body::Incoming};
+use hyper::{Method, Request, Response, body::Incoming};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::oneshot,
     time::timeout,
 };
 use tokio_util::sync::CancellationToken;
+
+pub(crate) use streams::Streams;
 
 use crate::{config::Settings, parts::Parts};
 
@@ -112,6 +116,19 @@ impl Port {
         Ok(Some(Self { listener, transport }))
     }
 
+    /// Where others reach it.
+    pub(crate) fn url(&self, settings: &Settings) -> io::Result<String> {
+        let address = self.listener.local_addr()?;
+        let host = match &settings.advertise {
+            Some(host) => host.clone(),
+            None if address.ip().is_unspecified() => crate::config::hostname(),
+            None => address.ip().to_string(),
+        };
+        let host = if host.contains(':') { format!("[{host}]") } else { host };
+        let scheme = if settings.tls.is_some() { "https" } else { "http" };
+        Ok(format!("{scheme}://{host}:{}", address.port()))
+    }
+
     /// Answers until `stop`.
     pub(crate) async fn serve(self, parts: Arc<Parts>, stop: CancellationToken) {
         let address =
@@ -137,6 +154,10 @@ impl Serves for Desk {
     }
 
     async fn answer(&self, (): (), request: Request<Incoming>) -> Response<Full<Bytes>> {
+        let ticket = request.uri().path().strip_prefix("/streams/").map(str::to_owned);
+        if let (Some(ticket), &Method::GET) = (ticket, request.method()) {
+            return streams::open(&self.0, request, &ticket).await;
+        }
         answer::answer(&self.0, request.method(), request.uri().path()).await
     }
 }

@@ -295,6 +295,7 @@ mod tests {
             virt_type: "qemu".into(),
             machine: machine.into(),
             host: format!("host-{machine}"),
+            url: None,
             started_at: Timestamp::UNIX_EPOCH,
         }
     }

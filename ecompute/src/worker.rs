@@ -3,6 +3,7 @@
 mod claims;
 mod guest;
 mod keys;
+mod rebuild;
 
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ use ec_store::StoreError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
-use crate::parts::Parts;
+use crate::{look::record_facts, parts::Parts};
 
 /// How much of a failed guest's console goes with its ERROR.
 const CONSOLE_TAIL_BYTES: usize = 4096;
@@ -169,6 +170,7 @@ impl Worker {
             Effect::Announce(state, reason) => self.announce(state, reason).await,
             Effect::PrepareDisk => self.prepare_disk().await,
             Effect::KeepRecord => self.keep_record().await,
+            Effect::KeepMetadata => self.keep_metadata().await,
             Effect::Define => {
                 self.take_permit().await?;
                 let spec = self.domain_spec().await?;
@@ -225,6 +227,17 @@ impl Worker {
                 tracing::info!(%instance, restarts, "starting it again: {}", self.subject.why);
                 let old = self.status.known();
                 let status = status::reopened(&self.subject, old, restarts, self.parts.host.now());
+                self.write(status).await
+            }
+            Effect::PrepareRebuild => self.prepare_rebuild().await,
+            Effect::ReplaceDisk => self.replace_disk().await,
+            Effect::GiveUpRebuild(reason) => self.give_up_rebuild(reason).await,
+            Effect::NoteRebuild => self.note_rebuild().await,
+            Effect::Admit(wish) => {
+                let old =
+                    self.status.known().ok_or_else(|| Stop::Retry("it has no status yet".to_owned()))?;
+                let access = parts.streams.admit(instance, wish, &parts.host);
+                let status = status::admitted(old, access, parts.host.now());
                 self.write(status).await
             }
             Effect::Bury if planted("not-buried") => Ok(()),
@@ -323,14 +336,15 @@ impl Worker {
         let changed = self
             .records(move |records| match records.get(instance)? {
                 Some(record) if record.started != started => {
-                    records.put(&InstanceRecord { started, ..record }).map(|()| true)
+                    let record = InstanceRecord { started, ..record };
+                    records.put(&record).map(|()| Some(record_facts(&record)))
                 }
-                _ => Ok(false),
+                _ => Ok(None),
             })
             .await?;
-        if changed {
+        if let Some(facts) = changed {
             self.first_start = started;
-            self.done.push(Change::Record(RecordFacts::Kept { started }));
+            self.done.push(Change::Record(facts));
         }
         Ok(())
     }
@@ -367,6 +381,7 @@ fn pause_for_test(effect: &Effect) {
         Effect::Announce(..) => "before-announce",
         Effect::PrepareDisk => "before-disk",
         Effect::KeepRecord => "before-keep-record",
+        Effect::KeepMetadata => "before-keep-metadata",
         Effect::Define => "before-define",
         Effect::MarkStarted => "before-mark-started",
         Effect::Start => "before-start",
@@ -378,6 +393,11 @@ fn pause_for_test(effect: &Effect) {
         Effect::Save => "before-save",
         Effect::NotePower(..) => "before-note-power",
         Effect::Reopen(_) => "before-reopen",
+        Effect::PrepareRebuild => "before-prepare-rebuild",
+        Effect::ReplaceDisk => "before-replace-disk",
+        Effect::GiveUpRebuild(_) => "before-give-up-rebuild",
+        Effect::NoteRebuild => "before-note-rebuild",
+        Effect::Admit(_) => "before-admit",
         Effect::Bury => "before-bury",
         Effect::RemoveDomain => "before-remove-domain",
         Effect::DropRecord => "before-drop-record",

@@ -2,22 +2,34 @@
 
 use std::time::Duration;
 
-use ec_cloud::{Acted, Doomed, Verb, resolve, until_active, until_gone, until_powered};
-use ec_model::{InstanceId, State};
+use ec_cloud::{
+    Acted, Cloud, Doomed, Verb, View, find, resolve, select, until_active, until_done, until_gone,
+};
+use ec_model::{InstanceId, NodeId, State};
 use ec_runtime::exit::{Failure, print, tell};
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use crate::{
-    cli::{Instances, Waiting},
+    cli::{Instances, Output, Waiting},
     config::Session,
     output,
     shown::Shown,
 };
 
-/// What came of one: a line for people, and the same for scripts.
-struct Done {
-    line: String,
-    json: Value,
+/// What came of one.
+#[derive(Serialize)]
+pub(crate) struct Done {
+    pub(crate) instance: InstanceId,
+    /// Where it is; none where it was never placed.
+    pub(crate) node: Option<NodeId>,
+    pub(crate) node_alive: bool,
+    /// How it is now, or what is under way; none where there was nothing to do.
+    pub(crate) state: Option<String>,
+    /// Why there was nothing to do.
+    pub(crate) note: Option<String>,
+    /// The same for people.
+    #[serde(skip)]
+    pub(crate) line: String,
 }
 
 /// Asks the same of each.
@@ -26,9 +38,9 @@ pub(crate) async fn act(
     verb: &Verb,
     instances: &Instances,
     waiting: Waiting,
-    json: bool,
+    output: Output,
 ) -> Result<(), Failure> {
-    each(session, instances, json, async |instance| act_on(session, verb, instance, waiting).await).await
+    each(session, instances, output, async |instance| act_on(session, verb, instance, waiting).await).await
 }
 
 /// Destroys each.
@@ -36,28 +48,39 @@ pub(crate) async fn destroy(
     session: &Session,
     instances: &Instances,
     waiting: Waiting,
-    json: bool,
+    output: Output,
 ) -> Result<(), Failure> {
-    each(session, instances, json, async |instance| destroy_one(session, instance, waiting).await).await
+    each(session, instances, output, async |instance| destroy_one(session, instance, waiting).await).await
 }
 
 /// One that fails does not keep the others from being done. The first failure is the outcome of all, and of one alone.
 async fn each(
     session: &Session,
     instances: &Instances,
-    json: bool,
+    output: Output,
     work: impl AsyncFn(InstanceId) -> Result<Done, Failure>,
 ) -> Result<(), Failure> {
+    let cloud = &session.cloud;
+    let mut texts = instances.instances.clone();
+    if !instances.label.is_empty() {
+        texts.extend(select(cloud, &instances.label).await?.iter().map(ToString::to_string));
+    }
     let mut failed = None::<Failure>;
     let mut done = Vec::new();
-    for text in &instances.instances {
-        let outcome = match resolve(&session.cloud, text).await {
-            Ok(instance) => work(instance).await,
+    for text in &texts {
+        let outcome = match resolve(cloud, text).await {
+            Ok(instance) => {
+                // Asked before: what is destroyed has none afterwards.
+                let name =
+                    if output == Output::Name { name_of(cloud, instance).await } else { String::new() };
+                work(instance).await.map(|one| (one, name))
+            }
             Err(error) => Err(error.into()),
         };
         match outcome {
-            Ok(one) if json => done.push(one.json),
-            Ok(one) => print(&one.line)?,
+            Ok((one, _)) if output == Output::Table => print(&one.line)?,
+            Ok((_, name)) if output == Output::Name => print(&name)?,
+            Ok((one, _)) => done.push(one),
             // The last word is the process's own.
             Err(failure) => match &failed {
                 None => failed = Some(failure),
@@ -65,13 +88,18 @@ async fn each(
             },
         }
     }
-    if json {
-        match done.pop() {
-            Some(one) if instances.instances.len() == 1 => output::json(&one)?,
-            last => output::json(&done.into_iter().chain(last).collect::<Vec<_>>())?,
-        }
+    match done.as_slice() {
+        // One that was named is no list.
+        [one] if instances.instances.len() == 1 => output.print_fields(one)?,
+        all => output.print_fields(all)?,
     }
     failed.map_or(Ok(()), Err)
+}
+
+/// What an instance is called, where that can be found out; else its uuid.
+async fn name_of(cloud: &Cloud, instance: InstanceId) -> String {
+    let view = find(cloud, instance).await.map(|found| View::found(&found));
+    output::called(view.ok().and_then(|view| view.name).as_ref(), instance)
 }
 
 async fn act_on(
@@ -88,12 +116,12 @@ async fn act_on(
         tell(&format!("eschedule: node {node} is not alive: it is done to {instance} when it is back"));
     }
     let state = match awaited {
-        Some(generation) if waiting.wait => {
+        Some(awaited) if waiting.wait => {
             let shown = Shown::new(&under_way(verb).to_lowercase());
             let timeout = Duration::from_secs(waiting.timeout);
             let (cloud, seen) = (&session.cloud, |step: ec_cloud::Step<'_>| shown.step(step));
             let outcome = async {
-                let status = until_powered(cloud, node, instance, generation, timeout, seen).await?;
+                let status = until_done(cloud, node, instance, awaited, timeout, seen).await?;
                 // Who waits for a guest that runs wants to reach it.
                 match status.state {
                     State::Starting => until_active(cloud, node, instance, timeout, seen).await,
@@ -111,8 +139,7 @@ async fn act_on(
         None => format!("{state} INSTANCE {instance} ON {node}"),
     };
     let state = already.is_none().then_some(state);
-    let json = json!({"instance": instance, "node": node, "node_alive": node_alive, "state": state, "note": already});
-    Ok(Done { line, json })
+    Ok(Done { instance, node: Some(node), node_alive, state, note: already, line })
 }
 
 fn under_way(verb: &Verb) -> &'static str {
@@ -124,6 +151,7 @@ fn under_way(verb: &Verb) -> &'static str {
         Verb::Unpause => "UNPAUSING",
         Verb::Suspend => "SUSPENDING",
         Verb::Resume => "RESUMING",
+        Verb::Rebuild(_) => "REBUILDING",
         Verb::Lock(_) => "LOCKED",
         Verb::Unlock => "UNLOCKED",
         Verb::Rename(_) => "RENAMED",
@@ -155,6 +183,5 @@ async fn destroy_one(session: &Session, instance: InstanceId, waiting: Waiting) 
         Some(node) => format!("{done} INSTANCE {instance} ON {node}"),
         None => format!("{done} INSTANCE {instance}, WHICH WAS NEVER PLACED"),
     };
-    let json = json!({"instance": instance, "node": node, "node_alive": alive, "state": done});
-    Ok(Done { line, json })
+    Ok(Done { instance, node, node_alive: alive, state: Some(done.to_owned()), note: None, line })
 }

@@ -5,10 +5,18 @@ use std::{ffi::OsString, path::PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use clap_complete::Shell;
 use ec_cloud::{Change, Verb};
-use ec_model::{GRACE_SECONDS, Restart};
+use ec_model::{GRACE_SECONDS, Restart, input::LabelSelector};
 use ec_runtime::exit::Failure;
 
-use crate::spec::hostname;
+use crate::{
+    catalog::{FlavorCommand, KeypairCommand},
+    config::Settings,
+    list::Listing,
+    reach::Reach,
+    run::{Place, Run},
+    spec::{hostname, image_ref},
+    watch::Watching,
+};
 
 /// Nobody waits longer for a virtual machine.
 const YEAR: u64 = 365 * 24 * 3600;
@@ -25,12 +33,17 @@ Examples:
       the same on a node with a trait, with a name, a key and an image, until it has its IP
   eschedule 7d3c1f0a-2b4e-4c55-9a7e-0123456789ab
       prints the IP of an instance
-  eschedule stop web db; eschedule start --wait web
-      asks two guests to end; starts one again and waits until it runs
+  eschedule run web --flavor small --image debian --key me --label role=front --wait
+      the same with names for the room, the image and the keys (`flavor`, `images` of schedule.yaml, `keypair`)
+  eschedule stop web db; eschedule start --wait --label role=front
+      asks two guests to end; starts all with a label again and waits until they run
+  eschedule list --state ERROR -o name
+      prints the names of instances that are in trouble
   eschedule destroy web
       destroys an instance, also one in ERROR or UNCLAIMED, and what a killed command left
 
-Names are a project's own, in any case of letters. What schedule.yaml says under `defaults` serves where the
+Names are a project's own, in any case of letters. An instance that is called as a command is (`list`, `watch`) is
+asked for by its uuid. What schedule.yaml says under `defaults` serves where the
 command line says nothing. Ctrl-C takes back what is not yet requested, and says what stays.
 
 Exit codes:
@@ -48,12 +61,15 @@ pub(crate) struct Cli {
     #[arg(value_name = "QUERY|INSTANCE", required = true, value_parser = NonEmptyStringValueParser::new())]
     pub(crate) target: Option<String>,
 
-    /// What to boot: http://, https:// or file:// [default: `image` of schedule.yaml]
+    /// What to boot: http://, https:// or file://, or a name of `images` in schedule.yaml [default: its `image`]
     #[arg(value_name = "IMAGE_URL")]
     pub(crate) image: Option<String>,
 
     #[command(flatten)]
     pub(crate) spec: Spec,
+
+    #[command(flatten)]
+    pub(crate) place: Place,
 
     #[command(flatten)]
     pub(crate) waiting: Waiting,
@@ -63,7 +79,7 @@ pub(crate) struct Cli {
     pub(crate) config: Option<OsString>,
 
     /// How results are printed
-    #[arg(long, short, value_name = "FORMAT", default_value = "text", global = true)]
+    #[arg(long, short, value_name = "FORMAT", default_value = "table", global = true)]
     pub(crate) output: Output,
 
     #[command(subcommand)]
@@ -78,13 +94,20 @@ pub(crate) struct Spec {
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
 
+    #[command(flatten)]
+    pub(crate) given: Given,
+}
+
+/// What the guest is given, and what is told of it.
+#[derive(Args, Default)]
+pub(crate) struct Given {
     /// A file given to the guest as user-data, byte for byte, up to 64 KiB [default: `defaults.user_data`]
     #[arg(long, value_name = "FILE")]
     pub(crate) user_data: Option<PathBuf>,
 
-    /// A file with public ssh keys for the guest; may be given more than once [default: `defaults.keys`]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) key: Vec<PathBuf>,
+    /// Public ssh keys for the guest: a keypair's name, or a file; may be given more than once [default: `defaults.keys`]
+    #[arg(long, value_name = "KEYPAIR|FILE")]
+    pub(crate) key: Vec<String>,
 
     /// The SHA-256 that the image must have, in hex
     #[arg(long, value_name = "DIGEST")]
@@ -113,17 +136,40 @@ pub(crate) struct Waiting {
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Output {
     /// For people
-    Text,
+    #[value(alias = "text")]
+    Table,
     /// For scripts
     Json,
+    /// For scripts, and people
+    Yaml,
+    /// Only names, or uuids where there is none, a line each
+    Name,
 }
 
 /// Which instances.
-#[derive(Args, Clone)]
+#[derive(Args, Clone, Default)]
 pub(crate) struct Instances {
     /// Names, uuids, or the beginnings of uuids that no other has
-    #[arg(value_name = "INSTANCE", required = true, value_parser = NonEmptyStringValueParser::new())]
+    #[arg(value_name = "INSTANCE", required_unless_present = "label", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) instances: Vec<String>,
+
+    /// Instead of INSTANCE: those of the project that have this label; given more than once, all of them
+    #[arg(long, value_name = "KEY[=VALUE]", conflicts_with = "instances", value_parser = ec_model::input::label_selector)]
+    pub(crate) label: Vec<LabelSelector>,
+}
+
+/// Which instances, where `--label` says what is done to them.
+#[derive(Args, Clone)]
+pub(crate) struct Named {
+    /// Names, uuids, or the beginnings of uuids that no other has
+    #[arg(value_name = "INSTANCE", required = true, value_parser = NonEmptyStringValueParser::new())]
+    instances: Vec<String>,
+}
+
+impl From<Named> for Instances {
+    fn from(named: Named) -> Self {
+        Self { instances: named.instances, label: Vec::new() }
+    }
 }
 
 /// How long a guest may take to end.
@@ -193,6 +239,24 @@ pub(crate) enum Act {
         #[command(flatten)]
         waiting: Waiting,
     },
+    /// Give an instance a new disk, made from the image asked for last or another; what its guest wrote is lost
+    ///
+    /// It keeps its uuid, its claim and its addresses. Its guest runs on until the new disk is there, and then is ended; it is
+    /// started again if it was wanted running. An image that cannot be had leaves everything as it was.
+    Rebuild {
+        /// Its name, its uuid, or the beginning of that
+        #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
+        instance: String,
+        /// What to make the disk from: http://, https://, file://, or a name under `images` of schedule.yaml [default: the
+        /// one that was asked for last]
+        #[arg(value_name = "IMAGE")]
+        image: Option<String>,
+        /// The SHA-256 that the image must have, in hex
+        #[arg(long, value_name = "DIGEST", requires = "image")]
+        sha256: Option<String>,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
     /// Let nothing be done to instances but to unlock them
     Lock {
         #[command(flatten)]
@@ -214,20 +278,23 @@ pub(crate) enum Act {
         /// What no other of the project is called
         name: String,
     },
-    /// Set labels of instances, and what follows when they end by themselves
+    /// Set labels and metadata of instances, and what follows when they end by themselves
     Set {
         #[command(flatten)]
-        instances: Instances,
+        instances: Named,
         #[command(flatten)]
         traits: Traits,
     },
-    /// Take labels off instances
+    /// Take labels and metadata off instances
     Unset {
         #[command(flatten)]
-        instances: Instances,
+        instances: Named,
         /// The label's key; may be given more than once
-        #[arg(long, value_name = "KEY", required = true, value_parser = ec_model::input::label_key)]
+        #[arg(long, value_name = "KEY", required_unless_present = "meta", value_parser = ec_model::input::label_key)]
         label: Vec<String>,
+        /// The key of an item of metadata; may be given more than once
+        #[arg(long, value_name = "KEY", value_parser = ec_model::input::metadata_key)]
+        meta: Vec<String>,
     },
 }
 
@@ -237,6 +304,10 @@ pub(crate) struct Traits {
     /// A label; may be given more than once
     #[arg(long, value_name = "KEY=VALUE", value_parser = ec_model::input::label)]
     pub(crate) label: Vec<(String, String)>,
+
+    /// An item of metadata, which the guest is told by its metadata service; may be given more than once
+    #[arg(long, value_name = "KEY=VALUE", value_parser = ec_model::input::metadata)]
+    pub(crate) meta: Vec<(String, String)>,
 
     /// When the guest ends by itself: leave it STOPPED, start it again if it crashed (five times in a row at most), or
     /// always start it again
@@ -266,7 +337,7 @@ impl Act {
     ///
     /// # Errors
     /// What was given cannot be.
-    pub(crate) fn what(self) -> Result<(Verb, Instances, Waiting), Failure> {
+    pub(crate) fn what(self, settings: &Settings) -> Result<(Verb, Instances, Waiting), Failure> {
         let at_once = Waiting { wait: false, timeout: 0 };
         Ok(match self {
             Self::Start { instances, waiting } => (Verb::Start, instances, waiting),
@@ -278,22 +349,36 @@ impl Act {
             Self::Unpause { instances, waiting } => (Verb::Unpause, instances, waiting),
             Self::Suspend { instances, waiting } => (Verb::Suspend, instances, waiting),
             Self::Resume { instances, waiting } => (Verb::Resume, instances, waiting),
+            Self::Rebuild { instance, image, sha256, waiting } => {
+                let image = image.map(|image| image_ref(settings, &image, sha256.as_deref())).transpose()?;
+                let instances = Instances { instances: vec![instance], ..Instances::default() };
+                (Verb::Rebuild(image), instances, waiting)
+            }
             Self::Lock { instances, reason } => (Verb::Lock(reason), instances, at_once),
             Self::Unlock { instances } => (Verb::Unlock, instances, at_once),
-            Self::Rename { instance, name } => {
-                (Verb::Rename(hostname("NAME", &name)?), Instances { instances: vec![instance] }, at_once)
-            }
+            Self::Rename { instance, name } => (
+                Verb::Rename(hostname("NAME", &name)?),
+                Instances { instances: vec![instance], ..Instances::default() },
+                at_once,
+            ),
             Self::Set { instances, traits } => {
-                let labels = traits.label.into_iter().map(|(key, value)| (key, Some(value))).collect();
-                let change = Change { labels, restart: traits.restart.map(Restart::from) };
+                let set = |words: Vec<(String, String)>| {
+                    words.into_iter().map(|(key, value)| (key, Some(value))).collect()
+                };
+                let change = Change {
+                    labels: set(traits.label),
+                    metadata: set(traits.meta),
+                    restart: traits.restart.map(Restart::from),
+                };
                 if change == Change::default() {
-                    return Err(Failure::usage("nothing to set: give --label or --restart"));
+                    return Err(Failure::usage("nothing to set: give --label, --meta or --restart"));
                 }
-                (Verb::Set(change), instances, at_once)
+                (Verb::Set(change), instances.into(), at_once)
             }
-            Self::Unset { instances, label } => {
-                let labels = label.into_iter().map(|key| (key, None)).collect();
-                (Verb::Set(Change { labels, restart: None }), instances, at_once)
+            Self::Unset { instances, label, meta } => {
+                let unset = |keys: Vec<String>| keys.into_iter().map(|key| (key, None)).collect();
+                let change = Change { labels: unset(label), metadata: unset(meta), restart: None };
+                (Verb::Set(change), instances.into(), at_once)
             }
         })
     }
@@ -315,17 +400,45 @@ pub(crate) enum Command {
     },
     #[command(flatten)]
     Act(Act),
-    /// List all instances
+    #[command(flatten)]
+    Reach(Reach),
+    /// Schedule an instance by a flavor, with names for image and keys
+    ///
+    /// The same as the grammar without a command, for people: NAME is the guest's hostname, of which each project has
+    /// one; what room it takes says a flavor (`eschedule flavor list`), or a query.
+    #[command(after_help = crate::run::EXAMPLES)]
+    Run(Run),
+    /// List instances, those of all projects, by node and name
     ///
     /// Takes away what commands that were killed left more than ten minutes ago, where it may.
-    List,
+    #[command(after_help = crate::list::EXAMPLES)]
+    List(Listing),
+    /// Print how instances are, and each change of it as it happens
+    ///
+    /// One line for each instance that is there, then one for each change, until it is interrupted. With -o json each is
+    /// a JSON document in a line of its own.
+    #[command(after_help = crate::watch::EXAMPLES)]
+    Watch(Watching),
     /// Show everything known of an instance
     Show {
         /// Its uuid or name
         instance: String,
     },
+    /// Explain a state, or who would take a resources query now, and why nobody does
+    #[command(after_help = crate::explain::EXAMPLES)]
+    Explain {
+        /// A state as `list` shows it, or a query
+        #[arg(value_name = "STATE|QUERY", value_parser = NonEmptyStringValueParser::new())]
+        word: String,
+    },
     /// List the nodes whose agents are alive or that hold instances, with what is taken of what they have
     Nodes,
+    /// Give placement queries names
+    #[command(subcommand, after_help = crate::catalog::FLAVORS)]
+    Flavor(FlavorCommand),
+    /// Give public ssh keys names, within the project
+    #[command(subcommand, after_help = crate::catalog::KEYPAIRS)]
+    Keypair(KeypairCommand),
     /// Print completions for a shell
     Completions {
         /// The shell

@@ -1,12 +1,16 @@
 //! `schedule.yaml`.
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use ec_cloud::Cloud;
-use ec_model::{Keyspace, input::is_owner};
+use ec_model::{
+    Keyspace,
+    input::{catalog_name, is_image_url, is_owner},
+};
 use ec_placement_client::{PlacementClient, PlacementConfig, PlacementSection};
 use ec_runtime::{
     config::{exposed, load},
@@ -14,6 +18,8 @@ use ec_runtime::{
 };
 use ec_store::{EtcdConfig, EtcdSection, EtcdStore};
 use serde::Deserialize;
+
+use crate::run::Order;
 
 /// Looked for in this order where `--config` names none.
 const PLACES: [&str; 2] = ["schedule.yaml", "/etc/ecompute/schedule.yaml"];
@@ -27,6 +33,8 @@ struct ScheduleFile {
     etcd: EtcdSection,
     placement: PlacementSection,
     image: Option<String>,
+    images: BTreeMap<String, String>,
+    strategy: Option<Order>,
     project: Option<String>,
     user: Option<String>,
     defaults: Defaults,
@@ -42,6 +50,8 @@ pub(crate) struct Defaults {
     pub(crate) user_data: Option<PathBuf>,
     /// What a name begins with; the uuid's beginning follows.
     pub(crate) name_prefix: Option<String>,
+    /// Who logs in by ssh.
+    pub(crate) ssh_user: Option<String>,
     /// Whether metadata is given only with a token.
     pub(crate) require_token: bool,
 }
@@ -65,6 +75,10 @@ pub(crate) struct Settings {
     pub(crate) keys: Keyspace,
     pub(crate) placement: PlacementConfig,
     pub(crate) image: String,
+    /// Images that have a name, by it.
+    pub(crate) images: BTreeMap<String, String>,
+    /// Which node first.
+    pub(crate) strategy: Option<Order>,
     pub(crate) project: String,
     pub(crate) user: String,
     pub(crate) defaults: Defaults,
@@ -82,6 +96,13 @@ impl Settings {
             Some(text) if is_owner(text) => Ok(text.clone()),
             Some(_) => Err(wrong(format!("{key}: wanted 1 to 255 characters, as placement has it"))),
         };
+        for (name, url) in &file.images {
+            catalog_name(name).map_err(|why| wrong(format!("images: `{name}`: {why}")))?;
+            if !is_image_url(url) {
+                let why = "wanted http://…, https://… or file:///absolute/path";
+                return Err(wrong(format!("images.{name}: `{url}` is not usable: {why}")));
+            }
+        }
         let etcd = file.etcd.settings().map_err(wrong)?;
         let placement = file.placement.settings().map_err(wrong)?;
         let holds_secret = etcd.holds_secret() || placement.holds_secret();
@@ -92,6 +113,8 @@ impl Settings {
             etcd,
             keys: Keyspace::configured(file.etcd.prefix.as_deref()).map_err(wrong)?,
             placement,
+            images: file.images.clone(),
+            strategy: file.strategy,
             image: file.image.clone().unwrap_or_else(|| DEFAULT_IMAGE.to_owned()),
             project: name("project", &file.project)?,
             user: name("user", &file.user)?,
@@ -129,11 +152,13 @@ mod tests {
         let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../schedule.yaml");
         let shipped = Settings::load(Some(Path::new(shipped))).map_err(|failure| failure.message).unwrap();
         assert_eq!(shipped.image, DEFAULT_IMAGE);
+        assert!(shipped.images.is_empty() && shipped.strategy.is_none());
         assert_eq!(shipped.keys, Keyspace::default());
         assert_eq!(shipped.etcd.endpoints, ["localhost:2379"]);
         assert_eq!(shipped.placement.endpoint, "http://localhost:8080");
         let defaults = shipped.defaults;
         assert!(defaults.keys.is_empty() && defaults.user_data.is_none() && defaults.name_prefix.is_none());
+        assert_eq!(defaults.ssh_user, None);
         assert_eq!((shipped.project.as_str(), shipped.user.as_str()), ("default", "default"));
     }
 }

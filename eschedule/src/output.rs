@@ -1,33 +1,69 @@
-//! What results look like.
+//! What results look like: for each a table, what it is called, and its fields, which docs/cli.md tells.
 
-use comfy_table::{Table, presets::NOTHING};
+use std::io::IsTerminal;
+
+use comfy_table::{Cell, Color, ColumnConstraint, ContentArrangement, Row, Table, presets::NOTHING};
 use ec_cloud::{NodeView, View};
-use ec_model::Restart;
+use ec_model::{Flavor, InstanceId, Keypair, Restart, State};
 use ec_runtime::exit::{Failure, print};
+use jiff::Timestamp;
 use serde::Serialize;
 
-/// A value as JSON.
-pub(crate) fn json(value: &impl Serialize) -> Result<(), Failure> {
-    let text = serde_json::to_string_pretty(value);
-    print(&text.map_err(|error| Failure::failed(format!("failed to write the answer as JSON: {error}")))?)
+use crate::cli::Output;
+
+impl Output {
+    /// Prints a result: its fields, what it is called, or the lines for people.
+    pub(crate) fn print<T: Serialize + ?Sized>(
+        self,
+        value: &T,
+        names: impl FnOnce() -> Vec<String>,
+        lines: impl FnOnce() -> String,
+    ) -> Result<(), Failure> {
+        let failed = |why: String| Failure::failed(format!("failed to write the answer: {why}"));
+        let text = match self {
+            Self::Table => lines(),
+            Self::Json => serde_json::to_string_pretty(value).map_err(|error| failed(error.to_string()))?,
+            Self::Yaml => serde_yaml::to_string(value).map_err(|error| failed(error.to_string()))?,
+            Self::Name => names().iter().map(|name| plain(name)).collect::<Vec<_>>().join("\n"),
+        };
+        if text.is_empty() { Ok(()) } else { print(&text) }
+    }
+
+    /// Prints the fields of a result, where they are wanted; of the rest people are told by and by.
+    pub(crate) fn print_fields<T: Serialize + ?Sized>(self, value: &T) -> Result<(), Failure> {
+        self.print(value, Vec::new, String::new)
+    }
 }
 
-pub(crate) fn instances(views: &[View]) -> Result<(), Failure> {
-    let mut table = table(&["INSTANCE", "NAME", "NODE", "STATE", "IP", "REASON"]);
-    for view in views {
-        row(
-            &mut table,
-            [
-                view.instance.to_string(),
-                view.name.clone().unwrap_or_else(|| "-".to_owned()),
-                view.node.map_or_else(|| "-".to_owned(), |node| node.to_string()),
-                view.state.clone(),
-                view.ip.map_or_else(|| "-".to_owned(), |ip| ip.to_string()),
-                reason(view),
-            ],
-        );
-    }
-    print(&trimmed(&table))
+/// What an instance is called: its name, or its uuid.
+pub(crate) fn called(name: Option<&String>, instance: InstanceId) -> String {
+    name.cloned().unwrap_or_else(|| instance.to_string())
+}
+
+fn called_all(views: &[View]) -> Vec<String> {
+    views.iter().map(|view| called(view.name.as_ref(), view.instance)).collect()
+}
+
+/// A list of instances.
+pub(crate) fn instances(output: Output, views: &[View]) -> Result<(), Failure> {
+    output.print(
+        views,
+        || called_all(views),
+        || {
+            let mut list = List::new(&["INSTANCE", "NAME", "NODE", "STATE", "IP", "REASON"], &[0, 3, 4]);
+            for view in views {
+                list.row([
+                    view.instance.to_string(),
+                    view.name.clone().unwrap_or_else(|| "-".to_owned()),
+                    view.node.map_or_else(|| "-".to_owned(), |node| node.to_string()),
+                    view.state.clone(),
+                    view.ip.map_or_else(|| "-".to_owned(), |ip| ip.to_string()),
+                    reason(view),
+                ]);
+            }
+            list.text()
+        },
+    )
 }
 
 /// The reason, and before it that nobody keeps it up to date.
@@ -37,34 +73,105 @@ fn reason(view: &View) -> String {
     dead.into_iter().chain(view.reason.as_deref()).collect::<Vec<_>>().join("; ")
 }
 
-pub(crate) fn nodes(nodes: &[NodeView]) -> Result<(), Failure> {
-    let mut table =
-        table(&["NODE", "NAME", "VIRT", "VCPU", "MEMORY_MB", "DISK_GB", "AGENT", "SINCE", "NOTE"]);
-    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
-    for node in nodes {
-        let amount = |class: &str| {
-            let used = node.used.get(class).copied().unwrap_or(0);
-            or_dash(node.capacity.get(class).map(|capacity| format!("{used}/{capacity}")))
-        };
-        row(
-            &mut table,
-            [
-                node.node.to_string(),
-                node.name.clone(),
-                or_dash(node.virt_type.clone()),
-                amount("VCPU"),
-                amount("MEMORY_MB"),
-                amount("DISK_GB"),
-                or_dash(node.agent.clone()),
-                or_dash(node.started_at.map(|since| since.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())),
-                node.note.clone().unwrap_or_default(),
-            ],
-        );
-    }
-    print(&trimmed(&table))
+/// A list of nodes.
+pub(crate) fn nodes(output: Output, nodes: &[NodeView]) -> Result<(), Failure> {
+    let called = |node: &NodeView| if node.name == "-" { node.node.to_string() } else { node.name.clone() };
+    output.print(
+        nodes,
+        || nodes.iter().map(called).collect(),
+        || {
+            let header = ["NODE", "NAME", "VIRT", "VCPU", "MEMORY_MB", "DISK_GB", "AGENT", "SINCE", "NOTE"];
+            let mut list = List::new(&header, &[0, 3, 4, 5]);
+            let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+            for node in nodes {
+                let amount = |class: &str| {
+                    let used = node.used.get(class).copied().unwrap_or(0);
+                    or_dash(node.capacity.get(class).map(|capacity| format!("{used}/{capacity}")))
+                };
+                list.row([
+                    node.node.to_string(),
+                    node.name.clone(),
+                    or_dash(node.virt_type.clone()),
+                    amount("VCPU"),
+                    amount("MEMORY_MB"),
+                    amount("DISK_GB"),
+                    or_dash(node.agent.clone()),
+                    or_dash(node.started_at.map(when)),
+                    node.note.clone().unwrap_or_default(),
+                ]);
+            }
+            list.text()
+        },
+    )
 }
 
-pub(crate) fn instance(view: &View) -> Result<(), Failure> {
+fn when(time: Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+/// A list of flavors.
+pub(crate) fn flavors(output: Output, flavors: &[Flavor]) -> Result<(), Failure> {
+    let names = || flavors.iter().map(|flavor| flavor.name.clone()).collect();
+    output.print(flavors, names, || flavor_lines(flavors))
+}
+
+/// One flavor.
+pub(crate) fn flavor(output: Output, flavor: &Flavor) -> Result<(), Failure> {
+    output.print(flavor, || vec![flavor.name.clone()], || flavor_lines(std::slice::from_ref(flavor)))
+}
+
+fn flavor_lines(flavors: &[Flavor]) -> String {
+    let mut list = List::new(&["FLAVOR", "QUERY", "CREATED"], &[0, 2]);
+    for flavor in flavors {
+        list.row([flavor.name.clone(), flavor.query.clone(), when(flavor.created_at)]);
+    }
+    list.text()
+}
+
+/// A list of keypairs.
+pub(crate) fn keypairs(output: Output, keypairs: &[Keypair]) -> Result<(), Failure> {
+    let names = || keypairs.iter().map(|keypair| keypair.name.clone()).collect();
+    output.print(keypairs, names, || keypair_lines(keypairs))
+}
+
+/// One keypair.
+pub(crate) fn keypair(output: Output, keypair: &Keypair) -> Result<(), Failure> {
+    output.print(keypair, || vec![keypair.name.clone()], || keypair_lines(std::slice::from_ref(keypair)))
+}
+
+fn keypair_lines(keypairs: &[Keypair]) -> String {
+    let mut list = List::new(&["KEYPAIR", "KEYS", "CREATED"], &[0, 2]);
+    for keypair in keypairs {
+        let keys: Vec<String> = keypair.keys.iter().map(|key| brief(key)).collect();
+        list.row([keypair.name.clone(), keys.join(", "), when(keypair.created_at)]);
+    }
+    list.text()
+}
+
+/// A public key without what only machines read of it.
+fn brief(key: &str) -> String {
+    let words: Vec<&str> =
+        key.split_whitespace().enumerate().filter(|(n, _)| *n != 1).map(|(_, w)| w).collect();
+    words.join(" ")
+}
+
+/// That something with a name is there no more.
+pub(crate) fn deleted(output: Output, what: &str, name: &str) -> Result<(), Failure> {
+    let deleted = Deleted { deleted: name };
+    output.print(&deleted, || vec![name.to_owned()], || format!("DELETED {what} {name}"))
+}
+
+#[derive(Serialize)]
+pub(crate) struct Deleted<'a> {
+    pub(crate) deleted: &'a str,
+}
+
+/// All of one instance.
+pub(crate) fn instance(output: Output, view: &View) -> Result<(), Failure> {
+    output.print(view, || called_all(std::slice::from_ref(view)), || lines_of(view))
+}
+
+fn lines_of(view: &View) -> String {
     let mut table = table(&[]);
     let mut row = |key: &str, value: String| row(&mut table, [key.to_owned(), value]);
     row("instance", view.instance.to_string());
@@ -86,6 +193,9 @@ pub(crate) fn instance(view: &View) -> Result<(), Failure> {
         for (key, value) in &record.labels {
             row("label", format!("{key}={value}"));
         }
+        for (key, value) in &record.spec.metadata {
+            row("metadata", format!("{key}={value}"));
+        }
     }
     if let Some(status) = &view.status {
         for address in &status.addresses {
@@ -96,6 +206,9 @@ pub(crate) fn instance(view: &View) -> Result<(), Failure> {
                 "progress",
                 progress.percent().map_or_else(|| format!("{} bytes", progress.done), |p| format!("{p} %")),
             );
+        }
+        if let Some(why) = status.rebuilt.as_ref().and_then(|rebuilt| rebuilt.failed.as_ref()) {
+            row("rebuild", format!("failed, it has its old disk: {why}"));
         }
         row("since", status.since.to_string());
         if let Some(started) = status.started_at {
@@ -120,9 +233,9 @@ pub(crate) fn instance(view: &View) -> Result<(), Failure> {
     }
     let mut text = trimmed(&table);
     if let Some(console) = view.status.as_ref().and_then(|status| status.console.as_ref()) {
-        text.push_str(&format!("\n\nend of the console:\n{}", plain(console, &['\n', '\t'])));
+        text.push_str(&format!("\n\nend of the console:\n{}", without_controls(console, &['\n', '\t'])));
     }
-    print(&text)
+    text
 }
 
 /// As records have it.
@@ -131,18 +244,91 @@ fn word(value: &impl Serialize) -> String {
 }
 
 fn row<const N: usize>(table: &mut Table, cells: [String; N]) {
-    table.add_row(cells.map(|cell| plain(&cell, &[])));
+    table.add_row(cells.map(|cell| plain(&cell)));
+}
+
+/// A table with one line for each of many. On a terminal it is as wide as that: columns give way, those that are told
+/// apart by or copied last.
+pub(crate) struct List {
+    table: Table,
+    /// Which column is a state's.
+    state: Option<usize>,
+    coloured: bool,
+}
+
+impl List {
+    /// With these columns, of which these are never cut.
+    pub(crate) fn new(header: &[&str], whole: &[usize]) -> Self {
+        let mut table = table(header);
+        for column in whole {
+            if let Some(column) = table.column_mut(*column) {
+                column.set_constraint(ColumnConstraint::ContentWidth);
+            }
+        }
+        // Blanks have no colour.
+        table.style_text_only();
+        let state = header.iter().position(|name| *name == "STATE");
+        Self { table, state, coloured: coloured() }
+    }
+
+    /// Adds a line.
+    pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
+        let cells = cells.into_iter().enumerate().map(|(number, text)| {
+            let cell = Cell::new(plain(&text));
+            match colour(&text).filter(|_| self.coloured && self.state == Some(number)) {
+                Some(colour) => cell.fg(colour),
+                None => cell,
+            }
+        });
+        let mut row = Row::from(cells);
+        row.max_height(1);
+        self.table.add_row(row);
+    }
+
+    /// All of it.
+    pub(crate) fn text(&self) -> String {
+        trimmed(&self.table)
+    }
+}
+
+/// Whether people look, and want colours (<https://no-color.org>).
+fn coloured() -> bool {
+    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// What runs, what is in trouble, and what is on its way.
+fn colour(state: &str) -> Option<Color> {
+    let state = State::ALL.into_iter().find(|known| known.to_string() == state)?;
+    match state {
+        State::Active => Some(Color::Green),
+        State::Error | State::Unclaimed | State::Unknown => Some(Color::Red),
+        State::Paused | State::Stopped | State::Suspended => None,
+        State::Scheduled
+        | State::Preparing
+        | State::Starting
+        | State::Stopping
+        | State::Rebooting
+        | State::Suspending
+        | State::Rebuilding
+        | State::Destroying => Some(Color::Yellow),
+    }
 }
 
 /// Text that guests, servers and other people's records may have put together, without what would move a
-/// terminal's cursor or break a line. Of a console the lines stay.
-fn plain(text: &str, keep: &[char]) -> String {
+/// terminal's cursor or break a line.
+pub(crate) fn plain(text: &str) -> String {
+    without_controls(text, &[])
+}
+
+fn without_controls(text: &str, keep: &[char]) -> String {
     text.chars().map(|c| if c.is_control() && !keep.contains(&c) { ' ' } else { c }).collect()
 }
 
 fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING);
+    // As wide as a terminal; elsewhere as what is in it.
+    table.set_content_arrangement(ContentArrangement::Dynamic);
     if !header.is_empty() {
         table.set_header(header.to_vec());
     }
@@ -161,10 +347,46 @@ mod tests {
 
     #[test]
     fn what_guests_say_moves_no_cursor() {
-        assert_eq!(plain("a\u{1b}[2Jb\r\n\u{9b}c", &[]), "a [2Jb   c");
-        assert_eq!(plain("login:\n\u{7}\tok", &['\n', '\t']), "login:\n \tok");
-        let mut lines = table(&["A", "B"]);
-        row(&mut lines, ["x\ny".to_owned(), "z".to_owned()]);
-        assert_eq!(trimmed(&lines).lines().count(), 2);
+        assert_eq!(plain("a\u{1b}[2Jb\r\n\u{9b}c"), "a [2Jb   c");
+        assert_eq!(without_controls("login:\n\u{7}\tok", &['\n', '\t']), "login:\n \tok");
+        let mut lines = List::new(&["A", "B"], &[]);
+        lines.row(["x\ny".to_owned(), "z".to_owned()]);
+        assert_eq!(lines.text().lines().count(), 2);
+    }
+
+    #[test]
+    fn a_list_that_is_too_wide_for_its_terminal_is_cut_where_it_may_be() {
+        let mut list = List::new(&["INSTANCE", "REASON"], &[0]);
+        let long = "no image was there where one should have been";
+        list.row(["7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".to_owned(), long.to_owned()]);
+        assert!(list.text().ends_with(long), "elsewhere nothing is cut: {}", list.text());
+        list.table.set_width(60);
+        let text = list.text();
+        assert_eq!(text.lines().count(), 2, "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 60), "{text}");
+        assert!(
+            text.contains("7d3c1f0a-2b4e-4c55-9a7e-0123456789ab  no image") && text.ends_with('…'),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn only_states_are_coloured_and_only_where_that_is_wanted() {
+        let lines = |coloured| {
+            let mut list = List { coloured, ..List::new(&["NAME", "STATE"], &[]) };
+            list.table.enforce_styling();
+            list.row(["ACTIVE".to_owned(), "ERROR".to_owned()]);
+            list.text()
+        };
+        assert!(!lines(false).contains('\u{1b}'));
+        let line = lines(true);
+        let line = line.lines().last().unwrap();
+        assert!(line.starts_with("ACTIVE") && line.contains("\u{1b}[38;5;9mERROR\u{1b}[39m"), "{line:?}");
+    }
+
+    #[test]
+    fn a_key_is_told_without_its_blob() {
+        assert_eq!(brief("ssh-ed25519 AAAA me@here and there"), "ssh-ed25519 me@here and there");
+        assert_eq!(brief("ssh-ed25519 AAAA"), "ssh-ed25519");
     }
 }

@@ -5,11 +5,14 @@ use std::{fs::File, io::Read, path::Path};
 use ec_cloud::{Guest, Naming};
 use ec_model::{
     Blob, ImageRef, USER_DATA_MAX,
-    input::{KEYS_MAX, is_hostname, is_image_url, is_public_key, is_sha256},
+    input::{KEYS_MAX, catalog_name, is_hostname, is_image_url, is_public_key, is_sha256},
 };
 use ec_runtime::exit::Failure;
 
-use crate::{cli::Spec, config::Defaults};
+use crate::{
+    cli::Given,
+    config::{Session, Settings},
+};
 
 /// A file of public keys is a few lines.
 const KEY_FILE_MAX: usize = 1 << 20;
@@ -17,36 +20,73 @@ const KEY_FILE_MAX: usize = 1 << 20;
 /// What of a name with a prefix is its own: the beginning of a uuid.
 const SUFFIX: &str = "01234567";
 
-/// A checked [`Spec`], with the site's defaults where it says nothing.
-pub(crate) fn read(spec: &Spec, image: &str, defaults: &Defaults) -> Result<Guest, Failure> {
-    let naming = match (&spec.name, &defaults.name_prefix) {
-        (Some(name), _) => Naming::Name(hostname("--name", name)?),
+/// What is checked of [`Given`], with the site's defaults where it says nothing. The name stands in `option`.
+pub(crate) async fn read(
+    session: &Session,
+    name: Option<&str>,
+    option: &str,
+    given: &Given,
+    image: Option<&str>,
+) -> Result<Guest, Failure> {
+    let Settings { defaults, image: usual, .. } = &session.settings;
+    let naming = match (name, &defaults.name_prefix) {
+        (Some(name), _) => Naming::Name(hostname(option, name)?),
         (None, Some(prefix)) => {
-            hostname("--name", &format!("{prefix}{SUFFIX}"))
+            hostname(option, &format!("{prefix}{SUFFIX}"))
                 .map_err(|_| Failure::usage(format!("defaults.name_prefix `{prefix}` begins no hostname")))?;
             Naming::Prefix(prefix.clone())
         }
         (None, None) => Naming::None,
     };
-    let user_data = match (&spec.user_data, &defaults.user_data) {
+    let user_data = match (&given.user_data, &defaults.user_data) {
         (Some(path), _) => Some(read_user_data(path, "--user-data")?),
         (None, Some(path)) => Some(read_user_data(path, "defaults.user_data")?),
         (None, None) => None,
     };
-    let keys = if spec.key.is_empty() {
-        read_keys(&defaults.keys, "defaults.keys")?
-    } else {
-        read_keys(&spec.key, "--key")?
-    };
+    let mut keys = Vec::new();
+    for text in &given.key {
+        keys.extend(keys_of(session, text).await?);
+    }
+    if given.key.is_empty() {
+        for file in &defaults.keys {
+            keys.extend(keys_in(file, "defaults.keys")?);
+        }
+    }
+    bounded(&keys)?;
     Ok(Guest {
         naming,
         user_data,
         keys,
-        image: ImageRef { url: image_url(image)?, sha256: spec.sha256.as_deref().map(sha256).transpose()? },
-        token_required: spec.require_token || defaults.require_token,
-        labels: spec.traits.label.iter().cloned().collect(),
-        restart: spec.traits.restart.map(Into::into).unwrap_or_default(),
+        image: image_ref(&session.settings, image.unwrap_or(usual), given.sha256.as_deref())?,
+        token_required: given.require_token || defaults.require_token,
+        labels: given.traits.label.iter().cloned().collect(),
+        metadata: given.traits.meta.iter().cloned().collect(),
+        restart: given.traits.restart.map(Into::into).unwrap_or_default(),
     })
+}
+
+/// The keys of the project's keypair of that name; else those of a file. What cannot be a keypair's name is a file at
+/// once.
+async fn keys_of(session: &Session, text: &str) -> Result<Vec<String>, Failure> {
+    if catalog_name(text).is_err() {
+        return keys_in(Path::new(text), "--key");
+    }
+    if let Some(keypair) = ec_cloud::keypair(&session.cloud, text).await? {
+        return Ok(keypair.keys);
+    }
+    keys_in(Path::new(text), "--key").map_err(|failure| Failure {
+        message: format!(
+            "{}; and project `{}` has no keypair of that name",
+            failure.message, session.settings.project
+        ),
+        ..failure
+    })
+}
+
+/// An image by its URL or its name in the configuration, and the digest that it must have.
+pub(crate) fn image_ref(settings: &Settings, image: &str, digest: Option<&str>) -> Result<ImageRef, Failure> {
+    let url = image_url(settings.images.get(image).map_or(image, String::as_str))?;
+    Ok(ImageRef { url, sha256: digest.map(sha256).transpose()? })
 }
 
 /// A name, where it can be one.
@@ -72,38 +112,40 @@ fn read_user_data(path: &Path, option: &str) -> Result<Blob, Failure> {
     Ok(Blob(bytes))
 }
 
-fn read_keys(files: &[impl AsRef<Path>], option: &str) -> Result<Vec<String>, Failure> {
-    let mut keys = Vec::new();
-    for path in files.iter().map(AsRef::as_ref) {
-        let wrong = |why: &str| Failure::usage(format!("{option} {} {why}", path.display()));
-        let text =
-            String::from_utf8(bytes_of(path, option, KEY_FILE_MAX)?).map_err(|_| wrong("is not text"))?;
-        if text.len() > KEY_FILE_MAX {
-            return Err(wrong("is too large for a file of public keys"));
-        }
-        if text.contains("PRIVATE KEY") {
-            return Err(wrong("is a private key: give the public one, which ends in .pub"));
-        }
-        let before = keys.len();
-        for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
-            if !is_public_key(line) {
-                return Err(wrong(
-                    "has a line that is not a public key: wanted for example `ssh-ed25519 AAAA… name`",
-                ));
-            }
-            keys.push(line.to_owned());
-        }
-        if keys.len() == before {
-            return Err(wrong("has no public key in it"));
-        }
+/// The public keys of a file: one at least, and not more than a guest can be given.
+pub(crate) fn keys_in(path: &Path, option: &str) -> Result<Vec<String>, Failure> {
+    let wrong = |why: &str| Failure::usage(format!("{option} {} {why}", path.display()));
+    let text = String::from_utf8(bytes_of(path, option, KEY_FILE_MAX)?).map_err(|_| wrong("is not text"))?;
+    if text.len() > KEY_FILE_MAX {
+        return Err(wrong("is too large for a file of public keys"));
     }
+    if text.contains("PRIVATE KEY") {
+        return Err(wrong("is a private key: give the public one, which ends in .pub"));
+    }
+    let mut keys = Vec::new();
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        if !is_public_key(line) {
+            return Err(wrong(
+                "has a line that is not a public key: wanted for example `ssh-ed25519 AAAA… name`",
+            ));
+        }
+        keys.push(line.to_owned());
+    }
+    if keys.is_empty() {
+        return Err(wrong("has no public key in it"));
+    }
+    bounded(&keys)?;
+    Ok(keys)
+}
+
+fn bounded(keys: &[String]) -> Result<(), Failure> {
     if keys.len() > KEYS_MAX {
         return Err(Failure::usage(format!(
             "{} keys are more than the {KEYS_MAX} that a guest can be given",
             keys.len()
         )));
     }
-    Ok(keys)
+    Ok(())
 }
 
 fn image_url(url: &str) -> Result<String, Failure> {
@@ -111,7 +153,7 @@ fn image_url(url: &str) -> Result<String, Failure> {
         Ok(url.to_owned())
     } else {
         Err(Failure::usage(format!(
-            "image `{url}` is not usable: wanted http://…, https://… or file:///absolute/path"
+            "image `{url}` is not usable: wanted http://…, https://…, file:///absolute/path, or a name of `images` in schedule.yaml"
         )))
     }
 }

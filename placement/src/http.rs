@@ -71,7 +71,7 @@ pub struct ApiConfig {
 pub struct Api {
     replica: Replica,
     config: ApiConfig,
-    metrics: Arc<Metrics>,
+    metrics: Metrics,
     /// Places for searches that take long.
     searches: Arc<Semaphore>,
     /// `http` or `https`, for locations.
@@ -94,10 +94,11 @@ struct Call<'a> {
 
 impl Api {
     /// The API on a replica.
-    pub fn new(replica: Replica, config: ApiConfig, metrics: Arc<Metrics>, tls: bool) -> Self {
+    pub fn new(replica: Replica, config: ApiConfig, tls: bool) -> Self {
         // Half of the processors, so that the other half answers everybody else.
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let searches = Arc::new(Semaphore::new((processors / 2).max(1)));
+        let metrics = Metrics::default();
         Self { replica, config, metrics, searches, scheme: if tls { "https" } else { "http" } }
     }
 
@@ -175,26 +176,29 @@ impl Api {
     }
 
     fn measurements(&self) -> String {
-        let revision = self.replica.view().revision();
+        let revision = self.replica.revision();
         let (providers, consumers, unreadable) = self
             .replica
             .peek(|state| (state.provider_count(), state.consumer_count(), state.unreadable().len()));
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        self.metrics.render(&[
-            ("eplacement_revision", "Revision of etcd that the state in memory has.", revision),
-            (
-                "eplacement_revision_lag",
-                "Revisions of the state known to be in etcd and not in memory yet.",
-                self.replica.lag(),
-            ),
-            ("eplacement_providers", "Resource providers.", number(providers)),
-            ("eplacement_consumers", "Consumers.", number(consumers)),
-            (
-                "eplacement_unreadable_records",
-                "Stored records that cannot be read; what depends on them is refused.",
-                number(unreadable),
-            ),
-        ])
+        self.metrics.render(
+            self.replica.metrics(),
+            &[
+                ("eplacement_revision", "Revision of etcd that the state in memory has.", revision),
+                (
+                    "eplacement_revision_lag",
+                    "Revisions of the state known to be in etcd and not in memory yet.",
+                    self.replica.lag(),
+                ),
+                ("eplacement_providers", "Resource providers.", number(providers)),
+                ("eplacement_consumers", "Consumers.", number(consumers)),
+                (
+                    "eplacement_unreadable_records",
+                    "Stored records that cannot be read; what depends on them is refused.",
+                    number(unreadable),
+                ),
+            ],
+        )
     }
 }
 
@@ -239,9 +243,14 @@ impl Call<'_> {
                 ApiError::bad_request(ModelError::ConsumerTwice(uuid).to_string())
             }
             WriteError::Refused(error) => refused(error),
-            WriteError::TooBig { .. } | WriteError::TooLarge { .. } | WriteError::NotTaken(_) => {
-                ApiError::bad_request(error.to_string())
-            }
+            WriteError::TooBig { .. } => ApiError::bad_request(format!(
+                "{error} Split it, or raise etcd's --max-txn-ops and max_txn_ops of eplacement."
+            )),
+            WriteError::TooLarge { .. } => ApiError::bad_request(error.to_string()),
+            WriteError::NotTaken(_) => ApiError::bad_request(format!(
+                "{error} Split it, or raise etcd's --max-txn-ops or --max-request-bytes; max_txn_ops of eplacement \
+                 must not say more than etcd's."
+            )),
             WriteError::Unavailable(unavailable) => unavailable.into(),
         })
     }

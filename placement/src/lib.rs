@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   ec-placement-model ◀── store ◀── http        arrows point at what is known
+//!           ec-replica ◀──┘
 //! ```
 
 pub mod config;

@@ -18,7 +18,6 @@ use ec_store::{EtcdStore, Store};
 use placement::{
     config::{AuthKind, Config, Settings},
     http::{Api, Policy, ServerConfig, serve},
-    metrics::Metrics,
     store::Replica,
 };
 use tokio_util::sync::CancellationToken;
@@ -214,15 +213,14 @@ fn run(options: &ServerOptions, store: &StoreOptions) -> Result<(), Failure> {
             ))
         })?;
         tokio::spawn(advise(Arc::clone(&store)));
-        let metrics = Arc::new(Metrics::default());
         // Ended after what is being answered: that may still want to read and write.
         let end = CancellationToken::new();
         let (keys, limits, host) = (settings.keys, settings.limits, Host::default());
-        let replica = Replica::start(store, keys, limits, Arc::clone(&metrics), host, end.clone());
+        let replica = Replica::start(store, keys, limits, host, end.clone());
         let watched = replica.clone();
         let with_tls = tls.is_some();
         tracing::info!(listen = %settings.listen, tls = with_tls, "serving the Placement API");
-        let api = Arc::new(Api::new(replica, settings.api, metrics, with_tls));
+        let api = Arc::new(Api::new(replica, settings.api, with_tls));
         tokio::select! {
             () = serve(ServerConfig { listener, tls, files }, api, stop) => {
                 end.cancel();

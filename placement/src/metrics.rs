@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ec_serve::metrics::{Counter, Exposition, Histogram};
+use ec_serve::metrics::{Exposition, Histogram};
 
 /// Microseconds.
 const LATENCY_BOUNDS: [u64; 12] =
@@ -23,35 +23,9 @@ struct Route {
 }
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Metrics {
     routes: Mutex<BTreeMap<(&'static str, &'static str), Route>>,
-    /// Transactions that met another's.
-    pub conflicts: Counter,
-    /// Writes that were given up because others kept changing the same records.
-    pub contention: Counter,
-    /// How often other replicas were asked to let this one write.
-    pub turns: Counter,
-    /// How often all was read anew because etcd was not what was known of it.
-    pub relists: Counter,
-    /// Records that came by the watch.
-    pub events: Counter,
-    /// Commands per transaction.
-    pub batch_sizes: Histogram<8>,
-}
-
-impl Default for Metrics {
-    fn default() -> Self {
-        Self {
-            routes: Mutex::default(),
-            conflicts: Counter::default(),
-            contention: Counter::default(),
-            turns: Counter::default(),
-            relists: Counter::default(),
-            events: Counter::default(),
-            batch_sizes: Histogram::new([1, 2, 4, 8, 16, 32, 64, 128]),
-        }
-    }
 }
 
 impl Metrics {
@@ -68,8 +42,9 @@ impl Metrics {
         route.latency.took(took);
     }
 
-    /// Everything, as text. `state` has further numbers: name, what it is, value.
-    pub fn render(&self, state: &[(&str, &str, i64)]) -> String {
+    /// Everything, as text: with what was counted of the replica, and further numbers of its `state`, each with its
+    /// name and what it is.
+    pub fn render(&self, replica: &ec_replica::Metrics, state: &[(&str, &str, i64)]) -> String {
         let mut text = Exposition::default();
         let routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
         let mut requests = text.counters("eplacement_requests_total", "Requests answered.");
@@ -89,29 +64,29 @@ impl Metrics {
             (
                 "eplacement_transaction_conflicts_total",
                 "Transactions that met another's and were decided again.",
-                &self.conflicts,
+                &replica.conflicts,
             ),
             (
                 "eplacement_contention_total",
                 "Writes given up because others kept changing the same records.",
-                &self.contention,
+                &replica.contention,
             ),
             (
                 "eplacement_turns_total",
                 "Times that other replicas were asked to let this one write.",
-                &self.turns,
+                &replica.turns,
             ),
             (
                 "eplacement_relists_total",
                 "Times that all was read anew because etcd was not what was known of it.",
-                &self.relists,
+                &replica.relists,
             ),
-            ("eplacement_watch_changes_total", "Records that came by the watch.", &self.events),
+            ("eplacement_watch_changes_total", "Records that came by the watch.", &replica.events),
         ] {
             text.counters(name, help).sample(&[], counter.get());
         }
         text.histograms("eplacement_batch_commands", "Commands written by one transaction.")
-            .histogram(&[], &self.batch_sizes);
+            .histogram(&[], &replica.batch_sizes);
         for (name, help, value) in state {
             text.gauges(name, help).sample(&[], value);
         }

@@ -12,7 +12,7 @@ use ec_store::EtcdStore;
 use placement::{
     config::Config,
     http::digest,
-    store::{IMPORTING, Keys, Limits},
+    store::{Keys, Limits, Model},
     transfer::{self, Snapshot, TransferError},
 };
 use reqwest::{Certificate, Client, Identity};
@@ -182,7 +182,7 @@ pub(super) async fn import(
             return Err(Failure::failed(format!(
                 "{url} changed during the import ({first}); nobody may write there meanwhile: delete what lies under \
                  {} and import again",
-                keys.prefix()
+                keys.prefix().as_str()
             )));
         }
     }
@@ -199,7 +199,7 @@ pub(super) async fn check(options: StoreOptions) -> Result<(), Failure> {
     let transfer::Loaded { state, importing, foreign } =
         transfer::load(&store, &keys).await.map_err(transfer_failure)?;
     let mut findings = ec_placement_model::check::check(&state);
-    findings.extend(importing.then(|| IMPORTING.to_owned()));
+    findings.extend(importing.then(|| Keys::IMPORTING.to_owned()));
     let warnings = ec_placement_model::check::warnings(&state);
     let foreign = foreign.iter().map(|key| format!("warning: {key} is not ours, and is passed over"));
     for finding in findings.iter().cloned().chain(warnings).chain(foreign) {

@@ -10,7 +10,7 @@ use ec_store::{Compare, KeyValue, Op, Revision, Store, StoreError, Txn};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::store::{IMPORTING, Keys, Reading};
+use crate::store::{Common, Keys, Model};
 
 mod live;
 
@@ -210,10 +210,13 @@ impl Loaded {
     fn of(pairs: &[KeyValue], keys: &Keys) -> Self {
         let mut loaded = Self { state: State::default(), importing: false, foreign: Vec::new() };
         for pair in pairs {
-            loaded.importing |= pair.key == keys.import();
-            match keys.read(pair) {
-                Reading::Ours(changes) => loaded.state.apply(changes),
-                Reading::Foreign => loaded.foreign.push(pair.key.clone()),
+            if let Some(common) = keys.prefix().common(&pair.key) {
+                loaded.importing |= common == Common::Import;
+                continue;
+            }
+            match keys.read(pair).into_changes() {
+                Some(changes) => loaded.state.apply(changes),
+                None => loaded.foreign.push(pair.key.clone()),
             }
         }
         loaded
@@ -225,7 +228,7 @@ impl Loaded {
     /// The first record that cannot be.
     pub fn whole(self) -> Result<State, TransferError> {
         if self.importing {
-            return Err(TransferError::Unreadable(IMPORTING.into()));
+            return Err(TransferError::Unreadable(Keys::IMPORTING.into()));
         }
         let trouble = self.state.unreadable().next().map(str::to_owned);
         trouble.map_or(Ok(self.state), |why| Err(TransferError::Unreadable(why)))
@@ -237,7 +240,7 @@ impl Loaded {
 /// # Errors
 /// etcd is not there.
 pub async fn load(store: &dyn Store, keys: &Keys) -> Result<Loaded, TransferError> {
-    Ok(Loaded::of(&store.list(keys.prefix()).await?.pairs, keys))
+    Ok(Loaded::of(&store.list(keys.prefix().as_str()).await?.pairs, keys))
 }
 
 /// Bytes of one transaction of an import.
@@ -269,18 +272,18 @@ fn missing(
     now: Seconds,
 ) -> Result<Missing, TransferError> {
     // What a replica writes that has served nothing yet is no record.
-    let beside = [keys.clock(), keys.epoch(), keys.turn(), keys.import()];
-    let records: Vec<&KeyValue> = pairs.iter().filter(|pair| !beside.contains(&pair.key)).collect();
-    let not_empty = || TransferError::NotEmpty(records.len(), keys.prefix().to_owned());
+    let prefix = keys.prefix();
+    let records: Vec<&KeyValue> = pairs.iter().filter(|pair| prefix.common(&pair.key).is_none()).collect();
+    let not_empty = || TransferError::NotEmpty(records.len(), prefix.as_str().to_owned());
     let find = |key: &str| pairs.iter().find(|pair| pair.key == key);
-    let mark = find(&keys.import()).map(|pair| serde_json::from_slice::<Mark>(&pair.value));
-    let clock = find(&keys.clock());
+    let mark = find(&prefix.import()).map(|pair| serde_json::from_slice::<Mark>(&pair.value));
+    let clock = find(&prefix.clock());
     let mark = match mark {
         None if records.is_empty() => Mark { id: format!("import-{:016x}", rand::random::<u64>()), now },
         None => return Err(not_empty()),
         Some(mark) => {
             let mark =
-                mark.map_err(|error| TransferError::Unreadable(format!("{}: {error}", keys.import())))?;
+                mark.map_err(|error| TransferError::Unreadable(format!("{}: {error}", prefix.import())))?;
             // Somebody has written there since: that is not ours to take away.
             if clock.is_none_or(|clock| clock.value != mark.id.as_bytes()) {
                 return Err(not_empty());
@@ -315,7 +318,8 @@ pub async fn import(
     now: Seconds,
 ) -> Result<(), TransferError> {
     snapshot.check_version()?;
-    let listing = store.list(keys.prefix()).await?;
+    let prefix = keys.prefix();
+    let listing = store.list(keys.prefix().as_str()).await?;
     let before = Loaded::of(&listing.pairs, keys);
     // Done before, and only the answer was lost; or said twice.
     if !snapshot.is_empty()
@@ -329,12 +333,12 @@ pub async fn import(
     loop {
         // Every transaction writes the clock, so that one of anybody else would show there.
         let mut txn = Txn::new().when(match clock {
-            None => Compare::Absent(keys.clock()),
-            Some(revision) => Compare::Unchanged(keys.clock(), revision),
+            None => Compare::Absent(prefix.clock()),
+            Some(revision) => Compare::Unchanged(prefix.clock(), revision),
         });
-        txn = txn.put(keys.clock(), mark.id.clone()).put(keys.import(), text.clone());
+        txn = txn.put(prefix.clock(), mark.id.clone()).put(prefix.import(), text.clone());
         // Who was here before and has not seen the mark yet writes nothing any more.
-        txn = txn.put(keys.epoch(), mark.id.clone());
+        txn = txn.put(prefix.epoch(), mark.id.clone());
         let mut bytes = txn.bytes();
         while txn.then.len() < operations
             && let Some(op) = ops.pop_front()
@@ -352,23 +356,27 @@ pub async fn import(
             break;
         }
     }
-    let listing = store.list(keys.prefix()).await?;
+    let listing = store.list(keys.prefix().as_str()).await?;
     let after = Snapshot::of(&Loaded { importing: false, ..Loaded::of(&listing.pairs, keys) }.whole()?);
     let differences = snapshot.differences(&after);
     if let Some(first) = differences.first() {
         return Err(TransferError::Differs(format!("{first} ({} in all)", differences.len())));
     }
     let done = Txn::new().when(match clock {
-        None => Compare::Absent(keys.clock()),
-        Some(revision) => Compare::Unchanged(keys.clock(), revision),
+        None => Compare::Absent(prefix.clock()),
+        Some(revision) => Compare::Unchanged(prefix.clock(), revision),
     });
-    write(store, keys, done.delete(keys.import())).await?;
+    write(store, keys, done.delete(prefix.import())).await?;
     Ok(())
 }
 
 async fn write(store: &dyn Store, keys: &Keys, txn: Txn) -> Result<Revision, TransferError> {
     let outcome = store.txn(txn).await?;
-    if outcome.succeeded { Ok(outcome.revision) } else { Err(TransferError::Met(keys.prefix().to_owned())) }
+    if outcome.succeeded {
+        Ok(outcome.revision)
+    } else {
+        Err(TransferError::Met(keys.prefix().as_str().to_owned()))
+    }
 }
 
 /// A name from outside.

@@ -11,7 +11,6 @@ use ec_store::{
     KeyValue, LeaseId, Listing, MemoryStore, Revision, Server, Store, StoreResult, Txn, TxnOutcome, Watch,
 };
 use placement::{
-    metrics::Metrics,
     store::{Keys, Limits, Replica},
     transfer::load,
 };
@@ -84,14 +83,7 @@ fn keys() -> Keys {
 }
 
 fn replica(store: impl Store) -> Replica {
-    Replica::start(
-        Arc::new(store),
-        keys(),
-        Limits::default(),
-        Arc::new(Metrics::default()),
-        Host::default(),
-        CancellationToken::new(),
-    )
+    Replica::start(Arc::new(store), keys(), Limits::default(), Host::default(), CancellationToken::new())
 }
 
 async fn host(replica: &Replica, uuid: Uuid, vcpu: i64) {

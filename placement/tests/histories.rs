@@ -17,7 +17,6 @@ use ec_store::{
     TxnOutcome, Watch, WatchBatch,
 };
 use placement::{
-    metrics::Metrics,
     store::{Keys, Limits, Replica, WriteError},
     transfer::load,
 };
@@ -31,21 +30,12 @@ fn keys() -> Keys {
     Keys::new("/p")
 }
 
-fn replica_with(store: impl Store, limits: Limits) -> (Replica, Arc<Metrics>) {
-    let metrics = Arc::new(Metrics::default());
-    let replica = Replica::start(
-        Arc::new(store),
-        keys(),
-        limits,
-        Arc::clone(&metrics),
-        Host::default(),
-        CancellationToken::new(),
-    );
-    (replica, metrics)
+fn replica_with(store: impl Store, limits: Limits) -> Replica {
+    Replica::start(Arc::new(store), keys(), limits, Host::default(), CancellationToken::new())
 }
 
 fn replica(store: &MemoryStore) -> Replica {
-    replica_with(store.clone(), Limits::default()).0
+    replica_with(store.clone(), Limits::default())
 }
 
 async fn host(replica: &Replica, uuid: Uuid, vcpu: i64) {
@@ -255,7 +245,7 @@ async fn what_does_not_fit_into_a_transaction_takes_nothing_with_it() {
 async fn a_batch_that_etcd_refuses_is_halved() {
     // Told a limit that etcd does not have.
     let (store, limits) = (MemoryStore::new(), Limits { operations: 10_000 });
-    let (replica, _) = replica_with(store.clone(), limits);
+    let replica = replica_with(store.clone(), limits);
     host(&replica, HOST, 1000).await;
     let (done, failed) = all_at_once(&replica, (0..400).map(|number| claim(number, 1)).collect()).await;
     assert_eq!((done, failed), (400, Vec::new()));
@@ -397,8 +387,8 @@ impl Watch for FarWatch {
 #[tokio::test(start_paused = true)]
 async fn a_far_replica_gets_its_turn_beside_a_near_one() {
     let store = MemoryStore::new();
-    let (near, _) = replica_with(Far::new(&store, 200), Limits::default());
-    let (far, metrics) = replica_with(Far::new(&store, 10_000), Limits::default());
+    let near = replica_with(Far::new(&store, 200), Limits::default());
+    let far = replica_with(Far::new(&store, 10_000), Limits::default());
     host(&near, HOST, 1_000_000).await;
     let stop = CancellationToken::new();
     let mut clients = tokio::task::JoinSet::new();
@@ -425,13 +415,13 @@ async fn a_far_replica_gets_its_turn_beside_a_near_one() {
     let done: usize = clients.join_all().await.into_iter().sum();
     assert!(slowest < Duration::from_secs(2), "the slowest took {slowest:?}");
     assert!(done > 1000, "the near one did only {done}, {took:?}");
-    assert!(metrics.turns.get() > 0, "without a turn this shows nothing");
+    assert!(far.metrics().turns.get() > 0, "without a turn this shows nothing");
 }
 
 #[tokio::test(start_paused = true)]
 async fn contention_is_called_that_and_counted() {
     let store = MemoryStore::new();
-    let (replica, metrics) = replica_with(Far::new(&store, 1_000), Limits::default());
+    let replica = replica_with(Far::new(&store, 1_000), Limits::default());
     host(&replica, HOST, 1000).await;
     // Somebody who knows of no turns changes the provider all the time.
     let (rude, stop) = (store.clone(), CancellationToken::new());
@@ -445,7 +435,7 @@ async fn contention_is_called_that_and_counted() {
     });
     let error = replica.write(claim(1, 1)).await.unwrap_err().to_string();
     assert!(error.contains("contention") && error.contains("nothing was done"), "{error}");
-    assert_eq!(metrics.contention.get(), 1);
+    assert_eq!(replica.metrics().contention.get(), 1);
     stop.cancel();
     until_it_is_ready(&replica).await;
     replica.write(claim(1, 1)).await.unwrap();
@@ -455,7 +445,7 @@ async fn contention_is_called_that_and_counted() {
 async fn a_write_whose_answer_was_lost_is_told_as_not_known() {
     let store = MemoryStore::new();
     let far = Far::new(&store, 100);
-    let (replica, _) = replica_with(far.clone(), Limits::default());
+    let replica = replica_with(far.clone(), Limits::default());
     host(&replica, HOST, 8).await;
     far.loses.store(true, Ordering::Relaxed);
     // With the watch gone, too, it cannot be looked up.
@@ -468,7 +458,7 @@ async fn a_write_whose_answer_was_lost_is_told_as_not_known() {
 async fn a_task_that_dies_is_told_and_nothing_is_ready_any_more() {
     let store = MemoryStore::new();
     let far = Far::new(&store, 100);
-    let (replica, _) = replica_with(far.clone(), Limits::default());
+    let replica = replica_with(far.clone(), Limits::default());
     host(&replica, HOST, 8).await;
     until_it_is_ready(&replica).await;
     far.breaks.store(true, Ordering::Relaxed);

@@ -15,7 +15,7 @@ use ec_store::{
     TxnOutcome, Watch,
 };
 use placement::{
-    store::{Keys, Limits, Replica},
+    store::{Keys, Limits, Model, Replica},
     transfer::{Snapshot, TransferError, import, load},
 };
 use serde_json::{Map, Value, json};
@@ -70,7 +70,7 @@ async fn an_import_that_broke_off_goes_on_when_it_is_done_again() {
                 panic!("after {after}, lost {lose}: {error}");
             }
             assert_eq!(wanted.differences(&stored(&store).await), Vec::<String>::new());
-            assert!(store.content(&keys().import()).pairs.is_empty());
+            assert!(store.content(&keys().prefix().import()).pairs.is_empty());
             // Said once more, there is nothing to do; of another cloud, it is refused.
             import(&store, &keys(), &wanted, 40, 9).await.unwrap();
             let other = import(&store, &keys(), &cloud(1, 99, "host"), 40, 9).await.unwrap_err();
@@ -87,7 +87,7 @@ async fn replicas_neither_serve_nor_write_what_broke_off_and_serve_it_when_it_is
     let start = || {
         let store: Arc<dyn Store> = Arc::new(store.clone());
         let stop = CancellationToken::new();
-        Replica::start(store, keys(), Limits::default(), Arc::default(), Host::default(), stop)
+        Replica::start(store, keys(), Limits::default(), Host::default(), stop)
     };
     let before = start();
     before.ready().await.unwrap();

@@ -15,8 +15,7 @@ use ec_store::{
     Txn, TxnOutcome, Watch,
 };
 use placement::{
-    metrics::Metrics,
-    store::{Keys, Limits, Replica, WriteError},
+    store::{Keys, Limits, Model, Replica, WriteError},
     transfer::load,
 };
 use tokio::{
@@ -104,7 +103,7 @@ impl Slow {
 fn records(txn: &Txn) -> BTreeSet<String> {
     let compared = txn.when.iter().map(Compare::key);
     let written = txn.then.iter().map(Op::key);
-    let own = |key: &&str| *key != keys().clock() && *key != keys().epoch();
+    let own = |key: &&str| *key != keys().prefix().clock() && *key != keys().prefix().epoch();
     compared.chain(written).filter(own).map(str::to_owned).collect()
 }
 
@@ -183,7 +182,6 @@ struct Cloud {
     store: MemoryStore,
     slow: Slow,
     replica: Replica,
-    metrics: Arc<Metrics>,
 }
 
 impl Cloud {
@@ -191,7 +189,7 @@ impl Cloud {
     async fn new(hosts: u128, vcpu: i64) -> Self {
         let store = MemoryStore::new();
         // Made by another, so that nothing of it is under way.
-        let maker = replica(store.clone(), Arc::default());
+        let maker = replica(store.clone());
         for uuid in (0..hosts).map(host) {
             let name = format!("h{}", uuid.as_u128());
             maker.write(Command::CreateProvider { uuid, name, parent: None }).await.unwrap();
@@ -199,10 +197,10 @@ impl Cloud {
             let class = intern("VCPU");
             maker.write(Command::AddInventory { provider: uuid, class, inventory }).await.unwrap();
         }
-        let (slow, metrics) = (Slow::new(&store), Arc::new(Metrics::default()));
-        let replica = replica(slow.clone(), Arc::clone(&metrics));
+        let slow = Slow::new(&store);
+        let replica = replica(slow.clone());
         replica.ready().await.unwrap();
-        Self { store, slow, replica, metrics }
+        Self { store, slow, replica }
     }
 
     /// Sends claims at once, by the numbers of consumer and host; answers how many were done, and how the others
@@ -225,9 +223,9 @@ impl Cloud {
     }
 }
 
-fn replica(store: impl Store, metrics: Arc<Metrics>) -> Replica {
+fn replica(store: impl Store) -> Replica {
     let (keys, stop) = (keys(), CancellationToken::new());
-    Replica::start(Arc::new(store), keys, Limits::default(), metrics, Host::default(), stop)
+    Replica::start(Arc::new(store), keys, Limits::default(), Host::default(), stop)
 }
 
 fn each_at(hosts: u128, count: u128) -> impl Iterator<Item = (u128, u128)> {
@@ -243,7 +241,7 @@ async fn what_many_want_of_many_is_under_way_together_and_about_different_record
     assert!(began.elapsed() < WAY * 3, "{:?}", began.elapsed());
     assert!(cloud.slow.most() > 1);
     assert_eq!(cloud.slow.met(), Vec::<String>::new());
-    assert_eq!((cloud.metrics.conflicts.get(), cloud.used().await), (0, 248));
+    assert_eq!((cloud.replica.metrics().conflicts.get(), cloud.used().await), (0, 248));
 }
 
 #[tokio::test(start_paused = true)]
@@ -266,7 +264,7 @@ async fn what_all_want_is_never_under_way_twice() {
     assert_eq!(cloud.claim(claims).await, (600, Vec::new()));
     assert!(cloud.slow.most() > 1);
     assert_eq!(cloud.slow.met(), Vec::<String>::new());
-    assert_eq!((cloud.metrics.conflicts.get(), cloud.used().await), (0, 600));
+    assert_eq!((cloud.replica.metrics().conflicts.get(), cloud.used().await), (0, 600));
 }
 
 /// Claims of everything for a second, all the time as many as four transactions take; and one of a host of which
@@ -308,7 +306,7 @@ async fn one_that_meets_others_leaves_those_beside_it() {
     cloud.slow.fated(Fate::IsTooLate(format!("/p/generations/{}", host(100))));
     assert_eq!(cloud.claim(each_at(248, 248)).await, (248, Vec::new()));
     assert!(cloud.slow.most() > 1);
-    assert_eq!((cloud.metrics.conflicts.get(), cloud.used().await), (1, 248));
+    assert_eq!((cloud.replica.metrics().conflicts.get(), cloud.used().await), (1, 248));
 }
 
 #[tokio::test(start_paused = true)]

@@ -11,7 +11,6 @@ use ec_store::MemoryStore;
 use placement::{
     config::{AuthKind, Config},
     http::{Api, ApiConfig, Auth, ServerConfig, Token, Tokens, digest, serve},
-    metrics::Metrics,
     store::{Keys, Limits, Replica},
     transfer::{self, Snapshot, TransferError},
 };
@@ -104,19 +103,12 @@ async fn with_tls_clients_must_show_the_certificate_that_is_wanted() {
     assert!(refused("none.pem").contains("none.pem"));
     assert!(refused("server.key").contains("no certificate"));
     let tls = section("server.pem", Some("ca.pem")).acceptor().unwrap();
-    let (stop, metrics) = (CancellationToken::new(), Arc::new(Metrics::default()));
+    let stop = CancellationToken::new();
     let store = Arc::new(MemoryStore::new());
-    let replica = Replica::start(
-        store,
-        Keys::new("/p"),
-        Limits::default(),
-        Arc::clone(&metrics),
-        Host::default(),
-        stop.clone(),
-    );
+    let replica = Replica::start(store, Keys::new("/p"), Limits::default(), Host::default(), stop.clone());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("https://{}/resource_providers", listener.local_addr().unwrap());
-    let api = Arc::new(Api::new(replica, open(), metrics, true));
+    let api = Arc::new(Api::new(replica, open(), true));
     tokio::spawn(serve(ServerConfig { listener, tls: Some(tls), files: 1024 }, api, stop.clone()));
     let root = reqwest::Certificate::from_pem(&std::fs::read(path("ca.pem")).unwrap()).unwrap();
     let client = || reqwest::Client::builder().no_proxy().tls_certs_only([root.clone()]);

@@ -44,6 +44,24 @@ async fn a_guest_gets_its_own_name_key_and_user_data_byte_for_byte() -> Result<(
             assert!(sum.starts_with(&wanted), "{sum}");
         }
     }
+    // What its user has it told comes at once, in both trees, and goes.
+    let ip = stack.until_state(second, State::Active).await?.ip.context("no address")?;
+    let ask = async |path: &str| {
+        let url = format!("wget -q -O - http://169.254.169.254/{path} || echo none");
+        stack.ssh(&key, "root", ip, &url).await
+    };
+    assert!(ask("openstack/latest/meta_data.json").await?.contains("\"meta\":{}"));
+    for (arguments, tag, meta) in [
+        (["set", "two", "--meta", "role=the db"], "the db", "\"meta\":{\"role\":\"the db\"}"),
+        (["unset", "two", "--meta", "role"], "none", "\"meta\":{}"),
+    ] {
+        assert!(stack.eschedule(&arguments)?.status.success(), "{arguments:?}");
+        stack
+            .until("the guest is told", async || Ok(ask("latest/meta-data/tags/instance/role").await? == tag))
+            .await?;
+        let told = ask("openstack/latest/meta_data.json").await?;
+        assert!(told.contains(meta), "{told}");
+    }
     // From the host itself nobody is found.
     let host = std::net::TcpStream::connect("169.254.169.254:80");
     assert!(host.is_ok(), "the service listens: {host:?}");

@@ -10,4 +10,6 @@ mod life;
 mod outages;
 mod power;
 mod races;
+mod reach;
+mod rebuild;
 mod replicas;

@@ -6,14 +6,14 @@ use ec_tests::Stack;
 use nix::sys::signal::Signal;
 
 /// A guest that somebody can log in to, with a file that it wrote.
-struct Guest {
-    stack: Stack,
+pub(crate) struct Guest {
+    pub(crate) stack: Stack,
     key: String,
-    instance: InstanceId,
+    pub(crate) instance: InstanceId,
 }
 
 impl Guest {
-    async fn up(more: &[&str]) -> Result<Self> {
+    pub(crate) async fn up(more: &[&str]) -> Result<Self> {
         let mut stack = Stack::start().await?;
         stack.start_agent("").await?;
         let key = stack.key_pair()?;
@@ -26,12 +26,12 @@ impl Guest {
         Ok(guest)
     }
 
-    async fn run(&self, command: &str) -> Result<String> {
+    pub(crate) async fn run(&self, command: &str) -> Result<String> {
         self.stack.ssh_to(&self.key, "root", self.instance, command).await
     }
 
     /// What it wrote to its disk.
-    async fn kept(&self) -> Result<String> {
+    pub(crate) async fn kept(&self) -> Result<String> {
         self.run("dd if=/dev/vda bs=1M skip=500 count=1 | head -n 1").await
     }
 
@@ -40,7 +40,7 @@ impl Guest {
         self.run("cat /proc/sys/kernel/random/boot_id").await
     }
 
-    fn asks(&self, arguments: &[&str]) -> Result<String> {
+    pub(crate) fn asks(&self, arguments: &[&str]) -> Result<String> {
         let output = self.stack.eschedule(arguments)?;
         anyhow::ensure!(output.status.success(), "{arguments:?}: {output:?}");
         Ok(String::from_utf8(output.stdout)?)

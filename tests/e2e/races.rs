@@ -38,6 +38,7 @@ async fn node(stack: &Stack, alive: bool) -> Result<NodeId> {
             virt_type: "qemu".to_owned(),
             machine: String::new(),
             host: String::new(),
+            url: None,
             started_at: jiff::Timestamp::now(),
         };
         stack.store.txn(Txn::new().put(Keyspace::default().alive(node), encode(&record))).await?;

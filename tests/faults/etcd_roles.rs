@@ -46,6 +46,8 @@ async fn a_cloud_works_with_a_user_for_each_part_and_a_node_writes_nothing_of_an
         let output = stack.eschedule(command)?;
         ensure!(output.status.success(), "{command:?}: {output:?}");
     }
+    let made = stack.eschedule(&["flavor", "create", "small", TINY])?;
+    ensure!(made.status.success(), "{made:?}");
     // A failed build, a claim that nobody requested, a node's restart.
     let failed = stack.eschedule(&["--wait", TINY, "file:///nonexistent.qcow2"])?;
     assert_eq!(failed.status.code(), Some(1), "{failed:?}");
@@ -76,6 +78,8 @@ async fn a_cloud_works_with_a_user_for_each_part_and_a_node_writes_nothing_of_an
         keys.status(other, someone),
         keys.instance(someone),
         keys.name("default", "kept", someone),
+        keys.flavor("small"),
+        keys.keypair("default", "me"),
         format!("/ecompute/placement/consumers/{instance}"),
         "/ecompute/placement/clock".to_owned(),
         "/elsewhere".to_owned(),

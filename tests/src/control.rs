@@ -126,6 +126,7 @@ impl Control {
             virt_type: "qemu".to_owned(),
             machine: String::new(),
             host: String::new(),
+            url: None,
             started_at: Timestamp::now(),
         };
         self.put(self.keys.alive(node), encode(&record)).await
@@ -203,6 +204,7 @@ pub fn unplaced(instance: InstanceId, name: Option<&str>, project: &str, created
             resources: Resources::new(),
             image: ImageRef { url: "file:///nowhere".to_owned(), sha256: None },
             keys: Vec::new(),
+            metadata: std::collections::BTreeMap::new(),
             user_data_bytes: None,
             token_required: false,
         },

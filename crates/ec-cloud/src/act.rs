@@ -1,13 +1,15 @@
 //! What users ask of an instance that is there: judged, then written as what is wanted; the node's agent does it.
 
-use ec_model::{Desired, Doc, Instance, InstanceId, NodeId, PowerWish, Request};
+use ec_model::{Desired, Doc, Instance, InstanceId, NodeId, PowerWish, Rebuild, Request};
 use ec_plan::verbs::{Verb, Verdict, Wish, judge};
 use ec_store::{Compare, StoreError, Txn};
+use jiff::{SignedDuration, Timestamp};
 
 use crate::{
     Cloud, CloudError, CloudResult,
     intent::free,
     lookup::{Known, Read, find_placed},
+    wait::Awaited,
 };
 
 /// Another writer changed the instance in between so often: something is wrong with the cluster.
@@ -20,8 +22,8 @@ pub struct Acted {
     pub node: NodeId,
     /// Whether that node's agent is alive.
     pub node_alive: bool,
-    /// The generation of the wish for power to wait for; none where there is nothing to wait for.
-    pub awaited: Option<u64>,
+    /// What to wait for, where there is something to wait for.
+    pub awaited: Option<Awaited>,
     /// Why nothing had to be written, where that is so.
     pub already: Option<String>,
 }
@@ -31,20 +33,27 @@ pub struct Acted {
 /// # Errors
 /// It cannot be as the instance stands: [`CloudError::Refused`], with nothing changed.
 pub async fn act(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<Acted> {
-    let mut written: Option<PowerWish> = None;
+    let mut unheard: Option<Unheard> = None;
     for _ in 0..TRIES {
         let known = find_placed(cloud, instance).await?;
         let (record, order) = docs(&known)?;
         // An earlier try, whose answer was lost, was done after all. Whatever else was, is so already.
-        if let Some(wish) = written.filter(|written| record.record.power == *written) {
-            return Ok(acted(&known, Some(wish.generation), None));
+        if let Some(unheard) = unheard.take() {
+            match unheard.became(&order.record) {
+                Fate::Written => return Ok(acted(&known, Some(unheard.awaited), None)),
+                Fate::NotWritten => {}
+                Fate::NotKnown => {
+                    return Err(CloudError::Unavailable(format!(
+                        "somebody else asked for a new disk of {instance} at the same moment, and it is not known whether yours was written before; look at it (`eschedule show`) before you ask again"
+                    )));
+                }
+            }
         }
-        written = None;
         let wish = match judge(verb, &record.record, &order.record, known.status.record()) {
             Verdict::Do(wish) => wish,
             Verdict::Already(why) => {
                 let awaited = waited(&known).filter(|_| is_of_power(verb));
-                return Ok(acted(&known, awaited, Some(why)));
+                return Ok(acted(&known, awaited.map(Awaited::Power), Some(why)));
             }
             Verdict::Refuse(why) => {
                 return Err(CloudError::Refused(format!("cannot {} {instance}: {why}", verb.name())));
@@ -55,20 +64,55 @@ pub async fn act(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResul
         {
             free(cloud, name).await?;
         }
-        let (power, txn) = change(cloud, &known, record, order, wish);
+        let before = order.record.rebuild;
+        let Changed { awaited, order, txn } = change(cloud, &known, record, order, wish);
         match cloud.store.txn(txn).await {
-            Ok(outcome) if outcome.succeeded => {
-                return Ok(acted(&known, power.map(|power| power.generation), None));
-            }
+            Ok(outcome) if outcome.succeeded => return Ok(acted(&known, awaited, None)),
             Ok(_) => {}
-            Err(StoreError::Unknown(_)) => written = power,
+            Err(StoreError::Unknown(_)) => {
+                unheard = awaited.map(|awaited| Unheard { awaited, order, before });
+            }
             Err(error) => return Err(error.into()),
         }
     }
     Err(CloudError::Busy(format!("{instance} keeps changing; try again")))
 }
 
-fn acted(known: &Known, awaited: Option<u64>, already: Option<String>) -> Acted {
+/// A wish whose write nobody answered for.
+struct Unheard {
+    awaited: Awaited,
+    /// The request as it would be.
+    order: Request,
+    /// The wish for a new disk that there was.
+    before: Option<Rebuild>,
+}
+
+/// What became of it.
+enum Fate {
+    Written,
+    /// And will not be, once the request is written anew.
+    NotWritten,
+    NotKnown,
+}
+
+impl Unheard {
+    /// By the request as it is now. A wish for power can be made again, whatever others wished since. A new disk costs what the guest
+    /// wrote, so that nobody makes two of one wish.
+    fn became(&self, now: &Request) -> Fate {
+        let image = |request: &Request| request.spec.as_ref().map(|spec| spec.image.clone());
+        match self.awaited {
+            Awaited::Power(_) if now.power == self.order.power => Fate::Written,
+            Awaited::Power(_) => Fate::NotWritten,
+            Awaited::Rebuild(_) if now.rebuild == self.order.rebuild && image(now) == image(&self.order) => {
+                Fate::Written
+            }
+            Awaited::Rebuild(_) if now.rebuild == self.before => Fate::NotWritten,
+            Awaited::Rebuild(_) => Fate::NotKnown,
+        }
+    }
+}
+
+fn acted(known: &Known, awaited: Option<Awaited>, already: Option<String>) -> Acted {
     Acted { node: known.node, node_alive: known.node_alive, awaited, already }
 }
 
@@ -108,7 +152,7 @@ fn docs(known: &Known) -> CloudResult<(Doc<Instance>, Doc<Request>)> {
 
 /// Whether there is something to wait for.
 fn is_of_power(verb: &Verb) -> bool {
-    !matches!(verb, Verb::Lock(_) | Verb::Unlock | Verb::Rename(_) | Verb::Set(_))
+    !matches!(verb, Verb::Rebuild(_) | Verb::Lock(_) | Verb::Unlock | Verb::Rename(_) | Verb::Set(_))
 }
 
 /// Names that differ in the case of letters only are one.
@@ -116,14 +160,30 @@ fn same_name(before: Option<&str>, name: &str) -> bool {
     before.is_some_and(|before| before.eq_ignore_ascii_case(name))
 }
 
-/// The wish for power that this is, where it is one, and the transaction that writes the wish into both.
+/// What is to be written of a wish, and what to wait for then.
+struct Changed {
+    awaited: Option<Awaited>,
+    /// The request as it will be.
+    order: Request,
+    txn: Txn,
+}
+
+/// When a new disk is wished: later than each wish for one before, by whosever clock.
+fn wished_at(cloud: &Cloud, known: &Known, order: &Request) -> Timestamp {
+    let told = known.status.record().and_then(|status| status.rebuilt.as_ref()).map(|was| was.wished_at);
+    let last = order.rebuild.map(|wish| wish.wished_at).max(told);
+    let next = |last: Timestamp| last.saturating_add(SignedDuration::from_nanos(1)).unwrap_or(last);
+    last.map_or(cloud.host.now(), |last| cloud.host.now().max(next(last)))
+}
+
+/// The transaction that writes a wish into record and request.
 fn change(
     cloud: &Cloud,
     known: &Known,
     mut record: Doc<Instance>,
     mut order: Doc<Request>,
     wish: Wish,
-) -> (Option<PowerWish>, Txn) {
+) -> Changed {
     let (keys, instance) = (&cloud.keys, known.instance);
     let (record_key, order_key) = (keys.instance(instance), keys.request(known.node, instance));
     let generation = record.record.generation.max(order.record.generation).saturating_add(1);
@@ -131,7 +191,7 @@ fn change(
     let mut txn = Txn::new()
         .when(Compare::Unchanged(record_key.clone(), known.record_revision()))
         .when(Compare::Unchanged(order_key.clone(), known.request_revision()));
-    let (asked_before, mut power) = (order.record.clone(), None);
+    let (asked_before, mut awaited) = (order.record.clone(), None);
     match wish {
         Wish::Locked(locked) => record.record.locked = locked,
         Wish::Name(name) => {
@@ -150,11 +210,25 @@ fn change(
         Wish::Set(change) => {
             change.make(&mut record.record);
             order.record.restart = record.record.restart;
+            if let Some(spec) = &mut order.record.spec {
+                spec.metadata = record.record.spec.metadata.clone();
+            }
         }
         Wish::Power(wish) => {
             let wish = PowerWish { generation, ..wish };
-            (record.record.power, order.record.power) = (wish.clone(), wish.clone());
-            power = Some(wish);
+            (record.record.power, order.record.power) = (wish.clone(), wish);
+            awaited = Some(Awaited::Power(generation));
+        }
+        Wish::Rebuild(image) => {
+            if let Some(image) = image {
+                record.record.spec.image = image;
+            }
+            if let Some(spec) = &mut order.record.spec {
+                spec.image = record.record.spec.image.clone();
+            }
+            let wished_at = wished_at(cloud, known, &order.record);
+            order.record.rebuild = Some(Rebuild { wished_at });
+            awaited = Some(Awaited::Rebuild(wished_at));
         }
     }
     // Its node hears of what concerns it only.
@@ -162,5 +236,5 @@ fn change(
         order.record.generation = generation;
         txn = txn.put(order_key, order.encode());
     }
-    (power, txn.put(record_key, record.encode()))
+    Changed { awaited, order: order.record, txn: txn.put(record_key, record.encode()) }
 }

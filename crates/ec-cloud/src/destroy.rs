@@ -114,7 +114,9 @@ fn gone(cloud: &Cloud, known: &Known) -> Request {
         user: cloud.user.clone(),
         power: record.map(|record| record.power.clone()).unwrap_or_default(),
         restart: Restart::No,
+        rebuild: None,
         spec: None,
+        access: None,
         created_at: record.map_or_else(|| cloud.host.now(), |record| record.created_at),
     }
 }

@@ -7,7 +7,7 @@ use ec_placement_client::{DISABLED, Inventory, Summary};
 use ec_plan::lack::{Amount, Demands, Host, Reasons, judge, lack_of};
 use futures::{StreamExt, TryStreamExt};
 
-use crate::{Cloud, CloudError, CloudResult, lookup::CONCURRENCY, nodes::capacity, schedule::NoRoom};
+use crate::{Ask, Cloud, CloudError, CloudResult, lookup::CONCURRENCY, nodes::capacity, schedule::NoRoom};
 
 /// Of so many nodes that lack nothing in sum it is asked what one claim may take.
 const TOLD: usize = 3;
@@ -17,8 +17,8 @@ const LISTED: usize = 20;
 const ASKED: usize = 64;
 
 /// Looks into placement and etcd once more, for the reason.
-pub async fn explain(cloud: &Cloud, query: &ResourceQuery, seen: &NoRoom) -> CloudResult<Reasons> {
-    let mut demands = Demands::of(query);
+pub async fn explain(cloud: &Cloud, ask: &Ask<'_>, seen: &NoRoom) -> CloudResult<Reasons> {
+    let mut demands = Demands::of(ask.query);
     demands.forbidden.insert(DISABLED.to_owned());
     let nodes = cloud.keys.all_alive();
     let listing = cloud.store.list(&nodes).await?;
@@ -56,6 +56,8 @@ pub async fn explain(cloud: &Cloud, query: &ResourceQuery, seen: &NoRoom) -> Clo
         .try_collect()
         .await?;
     hosts.extend(full);
+    // Of others nobody asked.
+    hosts.retain(|node, _| ask.node.is_none_or(|only| only == *node));
     let mut not_alive: BTreeSet<NodeId> = seen.not_alive.iter().copied().collect();
     not_alive.extend(hosts.keys().filter(|node| !alive.contains_key(node)));
     hosts.retain(|node, _| alive.contains_key(node));

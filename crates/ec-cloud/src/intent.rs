@@ -37,7 +37,8 @@ pub enum Naming {
 }
 
 impl Naming {
-    fn of(&self, instance: InstanceId) -> Option<String> {
+    /// The name of an instance.
+    pub fn of(&self, instance: InstanceId) -> Option<String> {
         match self {
             Self::None => None,
             Self::Name(name) => Some(name.clone()),

@@ -4,8 +4,12 @@
 //! ```text
 //!   schedule ──▶ intent (index and name first, taken back last) ──▶ claim ──▶ request
 //!   destroy  ──▶ lookup ──▶ the wish in the request                  explain: why there was no room
+//!   preview  ──▶ the first steps of schedule, which only look
 //!   act      ──▶ lookup ──▶ what is wanted from now on, judged by ec_plan::verbs
+//!   look_at  ──▶ lookup ──▶ a wish to look at it, judged by ec_plan::reach ──▶ its node's ticket
 //!   list, find, nodes: what there is                                 wait: until it is so
+//!   select: which of them                                            watch: each change of them
+//!   catalog: flavors and keypairs
 //!   tend: what nobody else is there to do
 //! ```
 //!
@@ -15,15 +19,20 @@
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 mod act;
+mod catalog;
 mod destroy;
 mod error;
 mod explain;
 mod intent;
 mod lookup;
 mod nodes;
+mod preview;
+mod reach;
 mod schedule;
+mod select;
 mod tend;
 mod wait;
+mod watch;
 
 use std::sync::Arc;
 
@@ -33,8 +42,12 @@ use ec_runtime::Host;
 use ec_store::Store;
 
 pub use act::{Acted, act};
+pub use catalog::{
+    add_keypair, create_flavor, delete_flavor, delete_keypair, flavor, flavors, keypair, keypairs,
+};
 pub use destroy::{Doomed, destroy};
 pub use ec_plan::{
+    choice::Strategy,
     lack::Reasons,
     verbs::{Change, Verb},
 };
@@ -43,9 +56,13 @@ pub use explain::explain;
 pub use intent::Naming;
 pub use lookup::{Found, Known, Read, View, find, find_placed, list, resolve};
 pub use nodes::{NodeView, nodes};
-pub use schedule::{Guest, NoRoom, Scheduled, Wanted, schedule};
+pub use preview::{Preview, Share, preview};
+pub use reach::{Door, look_at};
+pub use schedule::{Ask, Guest, NoRoom, Scheduled, Wanted, schedule};
+pub use select::{Filter, Page, SortBy, node_named, page, select};
 pub use tend::{tend_instances, tend_nodes};
-pub use wait::{Step, until_active, until_gone, until_powered};
+pub use wait::{Awaited, Step, until_active, until_done, until_gone};
+pub use watch::{Seen, Watched, What, watch};
 
 /// The services that every use-case talks to, and for whom.
 #[derive(Clone)]

@@ -3,15 +3,17 @@
 use std::collections::{BTreeMap, HashSet};
 
 use ec_model::{
-    Desired, Doc, Instance, InstanceId, Keyspace, NodeId, Record, Request, State, Status, decode,
+    Alive, Desired, Doc, Instance, InstanceId, Keyspace, NodeId, Record, Request, State, Status, decode,
 };
 use ec_store::{KeyValue, Revision, StoreResult};
 use futures::{StreamExt, TryStreamExt};
+use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::{
     Cloud, CloudError, CloudResult,
     intent::{sweep, wanted},
+    select::{SortBy, sort},
 };
 
 /// So many questions at once.
@@ -29,7 +31,7 @@ pub enum Read<R> {
 }
 
 /// A record that says itself whose it is.
-trait Owned: Record {
+pub(crate) trait Owned: Record {
     /// The instance that it names, and the node, where it names one.
     fn names(&self) -> (InstanceId, Option<NodeId>);
 }
@@ -47,7 +49,7 @@ impl Owned for Status {
 }
 
 /// What lies under the key of this instance on this node. A record that speaks of another is as good as damaged.
-fn read<R: Owned>(pair: Option<&KeyValue>, node: NodeId, instance: InstanceId) -> Read<R> {
+pub(crate) fn read<R: Owned>(pair: Option<&KeyValue>, node: NodeId, instance: InstanceId) -> Read<R> {
     let Some(pair) = pair else { return Read::Absent };
     let record = match decode::<R>(&pair.value) {
         Ok(record) => record,
@@ -101,6 +103,8 @@ pub struct Known {
     pub node: NodeId,
     /// Whether that node's agent is alive.
     pub node_alive: bool,
+    /// Where its port is, where it tells.
+    pub node_url: Option<String>,
 }
 
 impl Known {
@@ -217,6 +221,14 @@ pub async fn find_placed(cloud: &Cloud, instance: InstanceId) -> CloudResult<Kno
     }
 }
 
+/// A status, unless it is of another placement of the instance than this, which is over.
+fn of_epoch(status: Read<Status>, epoch: Option<u64>) -> Read<Status> {
+    match (epoch, status.record()) {
+        (Some(epoch), Some(told)) if ![0, epoch].contains(&told.epoch) => Read::Absent,
+        _ => status,
+    }
+}
+
 /// Reads what lies at known places, at once.
 async fn look(
     cloud: &Cloud,
@@ -229,14 +241,8 @@ async fn look(
         (keys.request(node, instance), keys.status(node, instance), keys.alive(node));
     let ((request, _), (status, _), (alive, _)) =
         tokio::try_join!(cloud.store.get(&request), cloud.store.get(&status), cloud.store.get(&alive))?;
-    let mut status = read::<Status>(status.as_ref(), node, instance);
     let epoch = record.as_ref().and_then(|record| record.assigned).map(|assigned| assigned.epoch);
-    // Of another placement of it, which is over.
-    if let (Some(epoch), Some(told)) = (epoch, status.record())
-        && ![0, epoch].contains(&told.epoch)
-    {
-        status = Read::Absent;
-    }
+    let status = of_epoch(read(status.as_ref(), node, instance), epoch);
     Ok(Known {
         instance,
         record,
@@ -246,6 +252,7 @@ async fn look(
         status,
         node,
         node_alive: alive.is_some(),
+        node_url: alive.and_then(|pair| decode::<Alive>(&pair.value).ok()?.url),
     })
 }
 
@@ -292,7 +299,7 @@ async fn somewhere(cloud: &Cloud, instance: InstanceId) -> CloudResult<Option<No
 }
 
 /// What people and scripts see of an instance.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub struct View {
     /// Which.
     pub instance: InstanceId,
@@ -306,6 +313,12 @@ pub struct View {
     pub state: String,
     /// Its first address.
     pub ip: Option<std::net::IpAddr>,
+    /// The project that it is accounted to, where that is told.
+    pub project: Option<String>,
+    /// What its user tells it apart by.
+    pub labels: BTreeMap<String, String>,
+    /// When it was asked for, where that is told.
+    pub created_at: Option<Timestamp>,
     /// Why it is in this state.
     pub reason: Option<String>,
     /// What its agent is about with it, or waits for, while it is on its way.
@@ -326,17 +339,29 @@ pub struct View {
 const UNKNOWN: &str = "UNKNOWN";
 
 impl View {
+    /// All of what was found.
+    pub fn found(found: &Found) -> Self {
+        match found {
+            Found::Placed(known) => Self::of(known),
+            Found::Unplaced(record, _) => Self::unplaced(record),
+        }
+    }
+
     /// All of it.
     pub fn of(known: &Known) -> Self {
         let mut view =
             Self::brief(known.instance, known.node, known.node_alive, &known.request, &known.status);
+        if let Some(record) = &known.record {
+            view = view.with(record);
+        }
         view.record.clone_from(&known.record);
         view.request = known.request.record().cloned();
         view.status = known.status.record().cloned();
         view
     }
 
-    fn brief(
+    /// What is seen of an instance whose keys lie under this node.
+    pub(crate) fn brief(
         instance: InstanceId,
         node: NodeId,
         node_alive: bool,
@@ -366,6 +391,9 @@ impl View {
             node_alive,
             state,
             ip: status.and_then(|status| status.ip),
+            project: request.map(|request| request.project.clone()),
+            labels: BTreeMap::new(),
+            created_at: request.map(|request| request.created_at),
             reason: unknown.or_else(|| status.and_then(|status| status.reason.clone())),
             doing: doing(request, is),
             record: None,
@@ -374,21 +402,36 @@ impl View {
         }
     }
 
+    /// The same, with what the record tells beside.
+    pub(crate) fn with(self, record: &Instance) -> Self {
+        Self {
+            name: self.name.or_else(|| record.name.clone()),
+            project: Some(record.project.clone()),
+            labels: record.labels.clone(),
+            created_at: Some(record.created_at),
+            ..self
+        }
+    }
+
     /// One that has no node.
     pub fn unplaced(record: &Instance) -> Self {
-        Self {
+        let view = Self {
             instance: record.instance,
             name: record.name.clone(),
             node: None,
             node_alive: false,
             state: State::Scheduled.to_string(),
             ip: None,
+            project: None,
+            labels: BTreeMap::new(),
+            created_at: None,
             reason: Some(format!("being placed since {}", record.created_at)),
             doing: None,
             record: None,
             request: None,
             status: None,
-        }
+        };
+        view.with(record)
     }
 
     fn unreadable(instance: InstanceId, why: &str) -> Self {
@@ -399,6 +442,9 @@ impl View {
             node_alive: false,
             state: UNKNOWN.to_owned(),
             ip: None,
+            project: None,
+            labels: BTreeMap::new(),
+            created_at: None,
             reason: Some(format!("what is wanted of it cannot be read: {why}")),
             doing: None,
             record: None,
@@ -428,11 +474,11 @@ fn doing(request: Option<&Request>, status: &Read<Status>) -> Option<String> {
 pub async fn list(cloud: &Cloud) -> CloudResult<Vec<View>> {
     let keys = &cloud.keys;
     let prefixes = (keys.all_requests(), keys.all_statuses(), keys.all_alive(), keys.instances());
-    let (requests, statuses, nodes, indexed) = tokio::try_join!(
+    let (requests, statuses, nodes, records) = tokio::try_join!(
         cloud.store.list(&prefixes.0),
         cloud.store.list(&prefixes.1),
         cloud.store.keys(&prefixes.2),
-        cloud.store.keys(&prefixes.3)
+        cloud.store.list(&prefixes.3)
     )?;
     let alive: HashSet<NodeId> = nodes.iter().filter_map(|key| keys.parse_alive(key).ok()).collect();
     let mut both: BTreeMap<(NodeId, InstanceId), (Read<Request>, Read<Status>)> = BTreeMap::new();
@@ -443,12 +489,16 @@ pub async fn list(cloud: &Cloud) -> CloudResult<Vec<View>> {
     }
     for pair in &statuses.pairs {
         if let Ok(id) = keys.parse_status(&pair.key) {
-            both.entry(id).or_insert((Read::Absent, Read::Absent)).1 = read(Some(pair), id.0, id.1);
+            let (request, status) = both.entry(id).or_insert((Read::Absent, Read::Absent));
+            let epoch = request.record().map(|request| request.epoch);
+            *status = of_epoch(read(Some(pair), id.0, id.1), epoch);
         }
     }
     let listed: HashSet<InstanceId> = both.keys().map(|(_, instance)| *instance).collect();
-    let alone = indexed.iter().filter_map(|key| keys.parse_instance(key).ok());
-    let alone: Vec<Option<View>> = futures::stream::iter(alone.filter(|instance| !listed.contains(instance)))
+    let recorded: BTreeMap<InstanceId, &KeyValue> =
+        records.pairs.iter().filter_map(|pair| Some((keys.parse_instance(&pair.key).ok()?, pair))).collect();
+    let alone = recorded.keys().copied().filter(|instance| !listed.contains(instance));
+    let alone: Vec<Option<View>> = futures::stream::iter(alone)
         .map(|instance| record_only(cloud, instance))
         .buffer_unordered(CONCURRENCY)
         .try_collect()
@@ -456,11 +506,16 @@ pub async fn list(cloud: &Cloud) -> CloudResult<Vec<View>> {
     let mut views: Vec<View> = both
         .iter()
         .map(|((node, instance), (request, status))| {
-            View::brief(*instance, *node, alive.contains(node), request, status)
+            let view = View::brief(*instance, *node, alive.contains(node), request, status);
+            let record = recorded.get(instance).and_then(|pair| wanted(*instance, &pair.value).ok());
+            match record {
+                Some(record) => view.with(&record),
+                None => view,
+            }
         })
         .chain(alone.into_iter().flatten())
         .collect();
-    views.sort_by(|a, b| (a.node, &a.name, a.instance).cmp(&(b.node, &b.name, b.instance)));
+    sort(&mut views, SortBy::Node);
     Ok(views)
 }
 
@@ -475,12 +530,12 @@ async fn record_only(cloud: &Cloud, instance: InstanceId) -> CloudResult<Option<
     let view = match record.node() {
         Some(node) => {
             let known = look(cloud, instance, node, None).await?;
-            let view = View { record: None, request: None, status: None, ..View::of(&known) };
+            let view = View { record: None, request: None, status: None, ..View::of(&known) }.with(&record);
             // Placed since the others were listed.
             if !(known.request.is_absent() && known.status.is_absent()) {
                 return Ok(Some(view));
             }
-            View { name: record.name.clone(), ..view }
+            view
         }
         None => View::unplaced(&record),
     };

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use ec_model::{
     Alive, Assigned, Blob, Desired, ImageRef, Instance, InstanceId, NodeId, Request, ResourceQuery, Restart,
-    Spec, decode, encode, input::LABELS_MAX,
+    Spec, decode, encode,
+    input::{LABELS_MAX, METADATA_MAX},
 };
 use ec_placement_client::{Candidate, Candidates, Claim, DISABLED, PlacementError};
-use ec_plan::choice::{Try, choose};
+use ec_plan::choice::{Choice, Offer, Order, Strategy, Try, choose};
 use ec_runtime::planted;
 use ec_store::{Compare, KeyValue, StoreError, Txn};
 use tokio::time::Instant;
@@ -27,6 +28,9 @@ const SINGLY: usize = 64;
 
 /// How often candidates are asked for anew after races were lost.
 const ROUNDS: u32 = 5;
+
+/// Which tree a candidate must be of (Placement API, 1.31 for the group without a suffix).
+const IN_TREE: &str = "in_tree";
 
 /// What the provider of the host itself must have, or must not (Placement API, 1.35).
 const ROOT_REQUIRED: &str = "root_required";
@@ -64,17 +68,120 @@ pub struct Guest {
     pub token_required: bool,
     /// What its user tells it apart by.
     pub labels: BTreeMap<String, String>,
+    /// What it is told of itself in its user's words.
+    pub metadata: BTreeMap<String, String>,
     /// What follows when it ends without anybody's wish.
     pub restart: Restart,
 }
 
-/// What was asked for, checked before anything is written.
-pub struct Wanted<'a> {
-    query: &'a ResourceQuery,
+/// Room that is asked for, checked before anything is asked.
+#[derive(Debug, Clone)]
+pub struct Ask<'a> {
+    /// As it was asked for.
+    pub(crate) query: &'a ResourceQuery,
+    /// The same, of the nodes that may be.
+    plain: ResourceQuery,
     /// The same, without nodes that are marked as not to be used.
     asked: ResourceQuery,
+    /// The only node that may be.
+    pub(crate) node: Option<NodeId>,
     /// How many living nodes may be tried.
     limit: usize,
+    /// Which of them first, where placement's order is not what is wanted, and for an instance of which name.
+    strategy: Option<(Strategy, Option<String>)>,
+}
+
+impl<'a> Ask<'a> {
+    /// Checks that a virtual machine can be made of it.
+    ///
+    /// # Errors
+    /// [`CloudError::Invalid`] with what is wrong in the query.
+    pub fn new(query: &'a ResourceQuery) -> CloudResult<Self> {
+        let (plain, asked) = (query.clone(), unmarked(query));
+        Ok(Self { query, plain, asked, node: None, limit: limit_of(query)?, strategy: None })
+    }
+
+    /// The same, tried in an order of ours, for an instance of that name. Then all nodes with room are looked at.
+    pub fn by(self, strategy: Strategy, name: Option<&str>) -> Self {
+        Self { strategy: Some((strategy, name.map(str::to_owned))), ..self }
+    }
+
+    /// The same on one node only. The instance's own query stays as it is: what is placed again may go elsewhere.
+    ///
+    /// # Errors
+    /// [`CloudError::Invalid`] where the query names a tree itself.
+    pub fn on(self, node: NodeId) -> CloudResult<Self> {
+        if self.query.pairs().iter().any(|(key, _)| key == IN_TREE) {
+            let why = format!("the query has `{IN_TREE}` already, which says the same as a node");
+            return Err(CloudError::Invalid(why));
+        }
+        let plain = self.query.also(IN_TREE, &node.to_string());
+        Ok(Self { asked: unmarked(&plain), plain, node: Some(node), ..self })
+    }
+
+    /// How many candidates are asked for, and asked for next.
+    pub(crate) fn limits(&self) -> &'static [Option<usize>] {
+        match self.strategy {
+            None => &LIMITS,
+            Some(_) => &LIMITS[LIMITS.len() - 1..],
+        }
+    }
+
+    /// In which order candidates are tried.
+    pub(crate) async fn order(&self, cloud: &Cloud) -> CloudResult<Order> {
+        let Some((strategy, name)) = &self.strategy else { return Ok(Order::Given) };
+        Ok(match strategy {
+            Strategy::Spread => Order::Emptiest,
+            Strategy::Pack => Order::Fullest,
+            Strategy::RoundRobin => Order::After(newest_of(cloud).await?),
+            Strategy::Random => Order::Drawn(cloud.host.uuid().to_string()),
+            Strategy::Sticky => {
+                // Letters' case makes no other name.
+                let name = name.as_deref().unwrap_or_default().to_ascii_lowercase();
+                Order::Drawn(format!("{}/{name}", cloud.project))
+            }
+        })
+    }
+
+    /// Which of the candidates to try.
+    pub(crate) fn choose(&self, found: &Candidates, order: &Order, alive: &Signs) -> Choice {
+        let wanted = self.query.total();
+        let mut amounts: HashMap<(NodeId, &str), (u64, u64)> = HashMap::new();
+        for (provider, summary) in &found.summaries {
+            for (class, amount) in &summary.resources {
+                let of_host = amounts.entry((found.root(*provider), class.as_str())).or_default();
+                *of_host = (of_host.0 + amount.used, of_host.1 + amount.capacity);
+            }
+        }
+        let fullness = |host: NodeId| {
+            let shares = wanted.iter().map(|(class, wanted)| {
+                let (used, capacity) = amounts.get(&(host, class.as_str())).copied().unwrap_or_default();
+                (used + wanted).saturating_mul(1_000_000) / capacity.max(1)
+            });
+            shares.max().unwrap_or_default()
+        };
+        let offers = found.candidates.iter().map(|candidate| found.hosts(candidate));
+        let offers =
+            offers.map(|hosts| Offer { fullness: hosts.first().map_or(0, |host| fullness(*host)), hosts });
+        choose(&offers.collect::<Vec<_>>(), order, &alive.keys().copied().collect(), self.limit)
+    }
+}
+
+/// Where the project's newest instance went.
+async fn newest_of(cloud: &Cloud) -> CloudResult<Option<NodeId>> {
+    let records = cloud.store.list(&cloud.keys.instances()).await?.pairs;
+    let records = records.iter().filter_map(|pair| decode::<Instance>(&pair.value).ok());
+    let placed = records.filter(|record| record.project == cloud.project && record.assigned.is_some());
+    Ok(placed.max_by_key(|record| (record.created_at, record.instance)).and_then(|record| record.node()))
+}
+
+fn unmarked(query: &ResourceQuery) -> ResourceQuery {
+    query.also(ROOT_REQUIRED, &format!("!{DISABLED}"))
+}
+
+/// What was asked for, checked before anything is written.
+pub struct Wanted<'a> {
+    ask: Ask<'a>,
     guest: &'a Guest,
 }
 
@@ -82,51 +189,63 @@ impl<'a> Wanted<'a> {
     /// Checks that a virtual machine can be made of it.
     ///
     /// # Errors
-    /// [`CloudError::Invalid`] with what is wrong in the query.
-    pub fn new(query: &'a ResourceQuery, guest: &'a Guest) -> CloudResult<Self> {
-        for (number, (key, _)) in query.pairs().iter().enumerate() {
-            // Of any other placement takes one and passes over the rest without a word.
-            let may_repeat = key.starts_with("required") || key.starts_with("member_of");
-            if !may_repeat && query.pairs().iter().take(number).any(|(other, _)| other == key) {
-                return Err(CloudError::Invalid(format!(
-                    "`{key}` stands twice in the query: give it once, as in `resources=VCPU:1,MEMORY_MB:256`"
-                )));
-            }
+    /// [`CloudError::Invalid`] with what is wrong.
+    pub fn new(ask: Ask<'a>, guest: &'a Guest) -> CloudResult<Self> {
+        if guest.metadata.len() > METADATA_MAX {
+            let count = guest.metadata.len();
+            return Err(CloudError::Invalid(format!(
+                "{count} items of metadata are more than {METADATA_MAX}"
+            )));
         }
-        let total = query.total();
-        for (class, example) in [("VCPU", 1), ("MEMORY_MB", 256)] {
-            if total.get(class).is_none_or(|amount| *amount == 0) {
-                return Err(CloudError::Invalid(format!(
-                    "the query asks for no {class}, which a virtual machine needs: add for example `{class}:{example}`"
-                )));
-            }
-        }
-        let limit = query.pairs().iter().find(|(key, _)| key == "limit");
-        let limit = match limit.map(|(_, value)| (value, value.parse::<usize>())) {
-            None => usize::MAX,
-            Some((_, Ok(limit))) if limit > 0 => limit,
-            Some((value, _)) => {
-                return Err(CloudError::Invalid(format!(
-                    "limit={value} is not usable: wanted a number from 1 on"
-                )));
-            }
-        };
         if guest.labels.len() > LABELS_MAX {
             let count = guest.labels.len();
             return Err(CloudError::Invalid(format!("{count} labels are more than {LABELS_MAX}")));
         }
-        Ok(Self { query, asked: query.also(ROOT_REQUIRED, &format!("!{DISABLED}")), limit, guest })
+        Ok(Self { ask, guest })
     }
 
     fn spec(&self) -> Spec {
-        let Self { query, guest, .. } = self;
+        let Self { ask: Ask { query, .. }, guest } = self;
         Spec {
             query: query.text().to_owned(),
             resources: query.total(),
             image: guest.image.clone(),
             keys: guest.keys.clone(),
+            metadata: guest.metadata.clone(),
             user_data_bytes: guest.user_data.as_ref().map(|data| data.0.len() as u64),
             token_required: guest.token_required,
+        }
+    }
+}
+
+/// Checks that a virtual machine can be made of a query. Answers how many living nodes may be tried.
+///
+/// # Errors
+/// [`CloudError::Invalid`] with what is wrong.
+fn limit_of(query: &ResourceQuery) -> CloudResult<usize> {
+    for (number, (key, _)) in query.pairs().iter().enumerate() {
+        // Of any other placement takes one and passes over the rest without a word.
+        let may_repeat = key.starts_with("required") || key.starts_with("member_of");
+        if !may_repeat && query.pairs().iter().take(number).any(|(other, _)| other == key) {
+            return Err(CloudError::Invalid(format!(
+                "`{key}` stands twice in the query: give it once, as in `resources=VCPU:1,MEMORY_MB:256`"
+            )));
+        }
+    }
+    let total = query.total();
+    for (class, example) in [("VCPU", 1), ("MEMORY_MB", 256)] {
+        if total.get(class).is_none_or(|amount| *amount == 0) {
+            return Err(CloudError::Invalid(format!(
+                "the query asks for no {class}, which a virtual machine needs: add for example `{class}:{example}`"
+            )));
+        }
+    }
+    let limit = query.pairs().iter().find(|(key, _)| key == "limit");
+    match limit.map(|(_, value)| (value, value.parse::<usize>())) {
+        None => Ok(usize::MAX),
+        Some((_, Ok(limit))) if limit > 0 => Ok(limit),
+        Some((value, _)) => {
+            Err(CloudError::Invalid(format!("limit={value} is not usable: wanted a number from 1 on")))
         }
     }
 }
@@ -145,8 +264,9 @@ pub async fn schedule(
     let mut seen = NoRoom::default();
     // At the same time: the intent is needed only for the claim.
     let spec = wanted.spec();
+    let (limits, order) = (wanted.ask.limits(), wanted.ask.order(cloud).await?);
     let (intent, mut found) =
-        tokio::join!(Intent::write(cloud, wanted.guest, &spec), look(cloud, wanted, LIMITS[0], stop));
+        tokio::join!(Intent::write(cloud, wanted.guest, &spec), look(cloud, &wanted.ask, limits[0], stop));
     let mut intent = intent?;
     let (mut round, mut widened) = (0, 0);
     loop {
@@ -156,9 +276,7 @@ pub async fn schedule(
         };
         let lost_before = seen.lost_races;
         let mut tried = 0;
-        let offers: Vec<Vec<NodeId>> =
-            candidates.candidates.iter().map(|candidate| candidates.hosts(candidate)).collect();
-        let choice = choose(&offers, &alive.keys().copied().collect(), wanted.limit);
+        let choice = wanted.ask.choose(&candidates, &order, &alive);
         seen.not_alive.extend(choice.not_alive);
         for Try { offer, node } in choice.tries {
             let candidate = &candidates.candidates[offer];
@@ -224,14 +342,14 @@ pub async fn schedule(
             }
         }
         let lost = seen.lost_races > lost_before;
-        let all = LIMITS[widened].is_none_or(|limit| candidates.candidates.len() < limit);
+        let all = limits[widened].is_none_or(|limit| candidates.candidates.len() < limit);
         // Whoever won took room somewhere, but there may be other room that no candidate of then showed.
         round += u32::from(lost);
-        if (all || tried >= wanted.limit) && (!lost || round >= ROUNDS) {
+        if (all || tried >= wanted.ask.limit) && (!lost || round >= ROUNDS) {
             break;
         }
-        widened = (widened + 1).min(LIMITS.len() - 1);
-        found = look(cloud, wanted, LIMITS[widened], stop).await;
+        widened = (widened + 1).min(limits.len() - 1);
+        found = look(cloud, &wanted.ask, limits[widened], stop).await;
         if tried > 0 {
             intent = intent.renewed(cloud, wanted.guest).await?;
         }
@@ -241,17 +359,17 @@ pub async fn schedule(
 }
 
 /// Candidates, and the living among their hosts. Only reads, so an interruption ends it at once.
-async fn look(
+pub(crate) async fn look(
     cloud: &Cloud,
-    wanted: &Wanted<'_>,
+    ask: &Ask<'_>,
     limit: Option<usize>,
     stop: &CancellationToken,
 ) -> CloudResult<(Candidates, Signs)> {
     let look = async {
-        let found = match cloud.placement.candidates(&wanted.asked, limit).await {
+        let found = match cloud.placement.candidates(&ask.asked, limit).await {
             // An OpenStack of before 2019 has no such parameter; there, nobody marks nodes for us either.
             Err(PlacementError::Refused(why)) if why.contains(ROOT_REQUIRED) => {
-                cloud.placement.candidates(wanted.query, limit).await
+                cloud.placement.candidates(&ask.plain, limit).await
             }
             found => found,
         };
@@ -285,7 +403,7 @@ async fn given_up(cloud: &Cloud, intent: Intent, reached: Reached<'_>, error: Cl
 }
 
 /// The living nodes, with their signs of life where those were read.
-type Signs = HashMap<NodeId, Option<KeyValue>>;
+pub(crate) type Signs = HashMap<NodeId, Option<KeyValue>>;
 
 /// The living among the candidates' hosts.
 async fn alive(cloud: &Cloud, found: &Candidates) -> Result<Signs, StoreError> {
@@ -357,10 +475,12 @@ async fn request(
         desired: Desired::Active,
         power: record.power.clone(),
         restart: record.restart,
+        rebuild: None,
         name: record.name.clone(),
         project: record.project.clone(),
         user: record.user.clone(),
         spec: Some(record.spec.clone()),
+        access: None,
         created_at: record.created_at,
     };
     let key = keys.request(node, instance);

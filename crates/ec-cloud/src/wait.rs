@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use ec_model::{InstanceId, NodeId, State, Status, decode};
 use ec_store::{Change, Event, FollowOptions, follow};
+use jiff::Timestamp;
 
 use crate::{Cloud, CloudError, CloudResult};
 
@@ -31,7 +32,7 @@ pub async fn until_active(
 }
 
 /// Waits until `judge` has an answer to a status, or nobody wants the instance any more.
-async fn until_status(
+pub(crate) async fn until_status(
     cloud: &Cloud,
     node: NodeId,
     instance: InstanceId,
@@ -72,7 +73,8 @@ fn settled(instance: InstanceId, status: Status) -> CloudResult<Option<Status>> 
         | State::Paused
         | State::Rebooting
         | State::Stopping
-        | State::Suspending => Ok(None),
+        | State::Suspending
+        | State::Rebuilding => Ok(None),
         State::Error => elsewhere("in ERROR"),
         State::Stopped => elsewhere("STOPPED and has no IP"),
         State::Suspended => elsewhere("SUSPENDED"),
@@ -102,29 +104,59 @@ async fn withdrawn(cloud: &Cloud, node: NodeId, instance: InstanceId, timeout: D
     }
 }
 
-/// Waits until a wish for power is carried out: the one of this generation, or a later one. Answers how it is then.
+/// What there is to wait for when something was asked of an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Awaited {
+    /// That its wish for power of this generation, or a later one, is carried out.
+    Power(u64),
+    /// That the disk that was wished then is made, or cannot be.
+    Rebuild(Timestamp),
+}
+
+/// Waits until what was asked for is done. Answers how the instance is then.
 ///
 /// # Errors
-/// The instance is withdrawn, or comes to an ERROR; the time ran out.
-pub async fn until_powered(
+/// It cannot be done; the instance is withdrawn, or comes to an ERROR; the time ran out.
+pub async fn until_done(
     cloud: &Cloud,
     node: NodeId,
     instance: InstanceId,
-    generation: u64,
+    awaited: Awaited,
     timeout: Duration,
     seen: impl Fn(Step<'_>),
 ) -> CloudResult<Status> {
-    until_status(cloud, node, instance, timeout, seen, |status| {
-        if status.power_generation >= generation {
-            return Ok(Some(status));
-        }
-        // Told since the wish is known: that is what came of it.
-        if status.state == State::Error && status.observed_generation >= generation {
-            return settled(instance, status);
-        }
-        Ok(None)
+    until_status(cloud, node, instance, timeout, seen, |status| match awaited {
+        Awaited::Power(generation) => powered(instance, generation, status),
+        Awaited::Rebuild(wished_at) => rebuilt(instance, wished_at, status),
     })
     .await
+}
+
+fn powered(instance: InstanceId, generation: u64, status: Status) -> CloudResult<Option<Status>> {
+    if status.power_generation >= generation {
+        return Ok(Some(status));
+    }
+    // Told since the wish is known: that is what came of it.
+    if status.state == State::Error && status.observed_generation >= generation {
+        return settled(instance, status);
+    }
+    Ok(None)
+}
+
+fn rebuilt(instance: InstanceId, wished_at: Timestamp, status: Status) -> CloudResult<Option<Status>> {
+    let elsewhere = |what: String| Err(CloudError::Elsewhere(format!("instance {instance} {what}")));
+    match &status.rebuilt {
+        Some(rebuilt) if rebuilt.wished_at > wished_at => {
+            elsewhere("was to be rebuilt once more by somebody else".to_owned())
+        }
+        Some(rebuilt) if rebuilt.wished_at == wished_at => match (&rebuilt.failed, status.state) {
+            (Some(why), _) => elsewhere(format!("has its old disk still: {why}")),
+            // It has its new disk, and is on the way to where it was wanted.
+            (None, State::Rebuilding) => Ok(None),
+            (None, _) => Ok(Some(status)),
+        },
+        _ => Ok(None),
+    }
 }
 
 /// Waits until nothing is left of the instance.
@@ -187,8 +219,6 @@ async fn watch_key<T>(
 
 #[cfg(test)]
 mod tests {
-    use jiff::Timestamp;
-
     use super::*;
 
     fn status(state: State, started: bool, reason: Option<&str>) -> Status {
@@ -199,6 +229,7 @@ mod tests {
             epoch: 1,
             observed_generation: 1,
             power_generation: 1,
+            rebuilt: None,
             restarts: 0,
             state,
             reason: reason.map(str::to_owned),
@@ -208,6 +239,7 @@ mod tests {
             addresses: Vec::new(),
             name: None,
             console: None,
+            access: None,
             since: Timestamp::UNIX_EPOCH,
             started_at: started.then_some(Timestamp::UNIX_EPOCH),
             updated_at: Timestamp::UNIX_EPOCH,

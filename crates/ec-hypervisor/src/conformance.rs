@@ -31,6 +31,7 @@ pub async fn all(hypervisor: Arc<dyn Hypervisor>, base: &BaseImage, fresh: Fresh
     a_life_from_overlay_to_gone_is_idempotent_at_every_step(&*hypervisor, base, fresh()).await;
     half_made_instances_are_destroyed(&*hypervisor, base, fresh(), fresh()).await;
     a_start_that_cannot_work_fails_and_is_not_a_run(&*hypervisor, base, fresh(), fresh()).await;
+    a_disk_is_replaced_when_its_guest_has_ended(&*hypervisor, base, fresh()).await;
     changes_are_told(&*hypervisor, base, fresh()).await;
     a_guest_is_paused_saved_and_ended_and_starts_again(&*hypervisor, base, fresh()).await;
     a_console_is_read_typed_on_and_followed_until_its_guest_ends(&*hypervisor, base, fresh()).await;
@@ -196,6 +197,49 @@ async fn a_guest_is_paused_saved_and_ended_and_starts_again(
     expect_failed(hypervisor.power_off(instance).await, "power off what is not there");
 }
 
+async fn a_disk_is_replaced_when_its_guest_has_ended(
+    hypervisor: &dyn Hypervisor,
+    base: &BaseImage,
+    instance: InstanceId,
+) {
+    let expect = |state| expect(hypervisor, instance, Some(state), true);
+    let disk = async || hypervisor.size(instance).await.expect("size").expect("there is a domain").disk_bytes;
+    let larger = (base.virtual_size + (64 << 20)).next_multiple_of(1024);
+    build(hypervisor, base, instance).await;
+    expect_failed(hypervisor.replace_overlay(instance).await, "replace by nothing");
+    expect_failed(
+        hypervisor.create_successor(instance, base, Some(base.virtual_size - 512)).await,
+        "a successor smaller than its base",
+    );
+    for capacity in [None, Some(larger)] {
+        hypervisor.create_successor(instance, base, capacity).await.expect("make a successor");
+        expect(RunState::Running).await;
+    }
+    expect_failed(hypervisor.replace_overlay(instance).await, "replace under a guest that runs");
+    for _ in 0..2 {
+        hypervisor.drop_successor(instance).await.expect("drop the successor");
+    }
+    hypervisor.power_off(instance).await.expect("power off");
+    expect_failed(hypervisor.replace_overlay(instance).await, "replace by what was dropped");
+    assert_eq!(disk().await, base.virtual_size.next_multiple_of(1024), "the disk that there was");
+
+    hypervisor.start(instance).await.expect("start");
+    hypervisor.save(instance).await.expect("save");
+    hypervisor.create_successor(instance, base, Some(larger)).await.expect("make a successor");
+    hypervisor.replace_overlay(instance).await.expect("replace");
+    assert_eq!(disk().await, larger, "the new disk");
+    let observed = hypervisor.observe(instance).await.expect("observe");
+    assert!(
+        matches!(observed.domain, Some(RunState::Ended(_) | RunState::NotStarted)) && observed.volume,
+        "memory of the old disk's guest is gone: {observed:?}"
+    );
+    hypervisor.start(instance).await.expect("start from the new disk");
+    expect(RunState::Running).await;
+    hypervisor.create_successor(instance, base, None).await.expect("make another successor");
+    hypervisor.destroy(instance).await.expect("destroy");
+    expect_failed(hypervisor.replace_overlay(instance).await, "a successor goes with its instance");
+}
+
 async fn changes_are_told(hypervisor: &dyn Hypervisor, base: &BaseImage, instance: InstanceId) {
     let mut events = hypervisor.events();
     build(hypervisor, base, instance).await;
@@ -252,6 +296,8 @@ async fn a_console_is_read_typed_on_and_followed_until_its_guest_ends(
     printed(&mut early, "typed").await.expect("the log has it, too");
     let mut late = hypervisor.follow_console(instance, usize::MAX).await.expect("follow");
     printed(&mut late, "typed").await.expect("what was printed before");
+    let caught_up = async { while !late.recv().await.expect("it goes on").is_empty() {} };
+    timeout_at(deadline, caught_up).await.expect("an empty piece where that ends");
     drop(console);
 
     let mut again = loop {

@@ -14,7 +14,10 @@ use std::collections::HashMap;
 use async_trait::async_trait;
 use bytes::Bytes;
 use ec_model::{Address, BaseImage, InstanceId};
-use tokio::sync::{broadcast, mpsc};
+use tokio::{
+    net::UnixStream,
+    sync::{broadcast, mpsc},
+};
 
 pub use ec_model::{End, Observed, Pause, RunState};
 pub use simulated::{Operation, SimulatedHypervisor};
@@ -44,6 +47,22 @@ pub trait Hypervisor: Send + Sync + 'static {
         base: &BaseImage,
         capacity_bytes: Option<u64>,
     ) -> HypervisorResult<()>;
+
+    /// Makes another overlay on `base` beside the instance's own, in the place of one that is there from before. A guest that
+    /// runs on its own goes on.
+    async fn create_successor(
+        &self,
+        instance: InstanceId,
+        base: &BaseImage,
+        capacity_bytes: Option<u64>,
+    ) -> HypervisorResult<()>;
+
+    /// Puts that overlay in the place of the instance's own, which is deleted, and memory that was saved with it. Fails
+    /// while the domain is up, and where there is none.
+    async fn replace_overlay(&self, instance: InstanceId) -> HypervisorResult<()>;
+
+    /// Deletes that overlay; where there is none that is not an error.
+    async fn drop_successor(&self, instance: InstanceId) -> HypervisorResult<()>;
 
     /// Defines the domain for good. One that is there for good already is left as it is; one that only lives
     /// until it ends (somebody undefined it while it ran) goes on running.
@@ -89,12 +108,16 @@ pub trait Hypervisor: Send + Sync + 'static {
     async fn open_console(&self, instance: InstanceId) -> HypervisorResult<Console>;
 
     /// What the guest printed on its console, from at most `max_bytes` before its end on, and then what it prints, as
-    /// it is. Ends when the instance is destroyed. Where there is nothing yet, it is waited for.
+    /// it is. An empty piece comes once, between the two. Ends when the instance is destroyed. Where there is nothing
+    /// yet, it is waited for.
     async fn follow_console(
         &self,
         instance: InstanceId,
         max_bytes: usize,
     ) -> HypervisorResult<mpsc::Receiver<Bytes>>;
+
+    /// Opens the screen of a guest that runs and has one: a server of VNC (RFC 6143) speaks on the socket.
+    async fn open_graphics(&self, instance: InstanceId) -> HypervisorResult<UnixStream>;
 
     /// Looks after what holds guests to their own addresses, and makes it good where somebody took it away.
     /// To be called every half minute.

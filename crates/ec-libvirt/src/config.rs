@@ -42,6 +42,8 @@ pub struct LibvirtConfig {
     pub network: String,
     /// Name of a bridge of this host for a second interface, where guests shall have one.
     pub bridge: Option<String>,
+    /// Whether guests that are defined from now on have a screen.
+    pub graphics: bool,
     /// What guests' ports are held to.
     pub address_filter: AddressFilter,
     /// Whether guests must not start where there can be no rules.
@@ -67,6 +69,7 @@ impl LibvirtConfig {
             virt_type: VirtType::Auto,
             network: "default".into(),
             bridge: None,
+            graphics: false,
             address_filter: AddressFilter::default(),
             filter_required: false,
             control: Vec::new(),

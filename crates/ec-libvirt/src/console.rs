@@ -64,11 +64,12 @@ const PIECE: u64 = 64 << 10;
 /// Pieces that wait for their reader.
 const PIECES: usize = 4;
 
-/// The log from at most `max_bytes` before its end on, and what is added to it, until it is removed.
+/// The log from at most `max_bytes` before its end on, an empty piece, and what is added to it, until it is removed.
 pub(crate) fn follow(log: PathBuf, max_bytes: usize) -> mpsc::Receiver<Bytes> {
     let (pieces, output) = mpsc::channel(PIECES);
     let mut follower = Follower { log, max_bytes, open: None, was_there: false, missing: false };
     tokio::spawn(async move {
+        let mut caught_up = false;
         loop {
             // A local file: the runtime's own threads will do.
             let step = tokio::task::spawn_blocking(move || {
@@ -84,6 +85,9 @@ pub(crate) fn follow(log: PathBuf, max_bytes: usize) -> mpsc::Receiver<Bytes> {
                     }
                 }
                 Ok(Step::Nothing) => {
+                    if !std::mem::replace(&mut caught_up, true) && pieces.send(Bytes::new()).await.is_err() {
+                        return;
+                    }
                     tokio::select! {
                         () = pieces.closed() => return,
                         () = tokio::time::sleep(PERIOD) => {}

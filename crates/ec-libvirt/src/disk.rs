@@ -25,6 +25,9 @@ const ROOM_TO_GO_ON: u64 = 64 << 20;
 
 const SUFFIX: &str = ".qcow2";
 
+/// Of the overlay that is to replace the instance's own. No uuid ends so: it is taken for nobody's disk.
+const SUCCESSOR_SUFFIX: &str = ".new.qcow2";
+
 impl Pool {
     /// Where the instance's overlay lies.
     pub(crate) fn volume_path(&self, instance: InstanceId) -> PathBuf {
@@ -71,8 +74,9 @@ impl Pool {
 
     /// An error where a domain on the volume would write below a snapshot, which would ruin what that holds.
     pub(crate) fn refuse_snapshots(&self, instance: InstanceId) -> Result<(), CallError> {
-        let volume = self.volume_path(instance);
-        match self.files_of(instance)?.iter().find(|file| **file != volume) {
+        let own = [self.volume_path(instance), self.path.join(successor_name(instance))];
+        let volume = &own[0];
+        match self.files_of(instance)?.iter().find(|file| !own.contains(file)) {
             None => Ok(()),
             Some(layer) => Err(CallError::Refused(format!(
                 "{} holds what the guest wrote last, and {} is only its backing file: commit it (qemu-img commit) \
@@ -101,19 +105,7 @@ impl Pool {
         capacity: Option<u64>,
         in_use: bool,
     ) -> Result<(), CallError> {
-        let capacity = capacity.unwrap_or(base.virtual_size);
-        if capacity < base.virtual_size {
-            return Err(CallError::Refused(format!(
-                "the disk is to have {capacity} bytes, but the image {} has {} already; give it at least that",
-                base.path.display(),
-                base.virtual_size
-            )));
-        }
-        // libvirt hands qemu-img whole KiB, rounded up, and reports what came of it: an image of an odd
-        // number of sectors would never be found as wanted.
-        let capacity = capacity.next_multiple_of(1024);
-        let name = volume_name(instance);
-        let wanted = VolumeXml::overlay(&name, base, capacity).map_err(CallError::Refused)?;
+        let wanted = overlay(&volume_name(instance), base, capacity)?;
         let pool = self.open(connect)?;
         let existing = self.find(&pool, instance)?;
         if let Some(volume) = &existing {
@@ -129,6 +121,51 @@ impl Pool {
         self.remove(existing, instance)?;
         StorageVol::create_xml(&pool, &xml::write(&wanted).map_err(CallError::Refused)?, 0)?;
         Ok(())
+    }
+
+    /// Makes an overlay beside the instance's own, anew where there is one.
+    pub(crate) fn create_successor(
+        &self,
+        connect: &Connect,
+        instance: InstanceId,
+        base: &BaseImage,
+        capacity: Option<u64>,
+    ) -> Result<(), CallError> {
+        self.refuse_snapshots(instance)?;
+        let wanted = overlay(&successor_name(instance), base, capacity)?;
+        let pool = self.open(connect)?;
+        self.drop_successor(connect, instance)?;
+        StorageVol::create_xml(&pool, &xml::write(&wanted).map_err(CallError::Refused)?, 0)?;
+        Ok(())
+    }
+
+    /// Puts the overlay beside the instance's own in its place, in one step: there is always one of them.
+    pub(crate) fn replace_overlay(&self, connect: &Connect, instance: InstanceId) -> Result<(), CallError> {
+        self.refuse_snapshots(instance)?;
+        let successor = self.path.join(successor_name(instance));
+        match std::fs::rename(&successor, self.volume_path(instance)) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return Err(CallError::Refused("there is no new overlay to replace the old one".into()));
+            }
+            Err(error) => return Err(CallError::io("put in place", &successor, &error)),
+        }
+        // The name lasts when the directory is written.
+        let synced = std::fs::File::open(&self.path).and_then(|directory| directory.sync_all());
+        synced.map_err(|error| CallError::io("write", &self.path, &error))?;
+        // libvirt knows both by their names.
+        self.open(connect)?.refresh(0)?;
+        Ok(())
+    }
+
+    /// Deletes the overlay beside the instance's own; what is not there is not an error.
+    pub(crate) fn drop_successor(&self, connect: &Connect, instance: InstanceId) -> Result<(), CallError> {
+        let name = successor_name(instance);
+        let pool = self.open(connect)?;
+        if let Some(volume) = absent(pool.lookup_storage_vol_by_name(&name), ErrorNumber::NoStorageVolume)? {
+            absent(volume.delete(0), ErrorNumber::NoStorageVolume)?;
+        }
+        remove_file(&self.path.join(name))
     }
 
     /// The volume as libvirt knows it. A file that it does not know (its daemon ended while making it)
@@ -163,15 +200,7 @@ impl Pool {
         if let Some(volume) = volume {
             absent(volume.delete(0), ErrorNumber::NoStorageVolume)?;
         }
-        for path in self.files_of(instance)? {
-            match std::fs::remove_file(&path) {
-                Err(error) if error.kind() != ErrorKind::NotFound => {
-                    return Err(CallError::io("remove", &path, &error));
-                }
-                _ => {}
-            }
-        }
-        Ok(())
+        self.files_of(instance)?.iter().try_for_each(|path| remove_file(path))
     }
 
     /// Every file of the instance: its disk, and what an external snapshot put beside it under the disk's name.
@@ -191,6 +220,33 @@ impl Pool {
         }
         Ok(found)
     }
+}
+
+/// An overlay of that name, as libvirt is told of it.
+fn overlay(name: &str, base: &BaseImage, capacity: Option<u64>) -> Result<VolumeXml, CallError> {
+    let capacity = capacity.unwrap_or(base.virtual_size);
+    if capacity < base.virtual_size {
+        return Err(CallError::Refused(format!(
+            "the disk is to have {capacity} bytes, but the image {} has {} already; give it at least that",
+            base.path.display(),
+            base.virtual_size
+        )));
+    }
+    // libvirt hands qemu-img whole KiB, rounded up, and reports what came of it: an image of an odd
+    // number of sectors would never be found as wanted.
+    VolumeXml::overlay(name, base, capacity.next_multiple_of(1024)).map_err(CallError::Refused)
+}
+
+/// What is not there is not an error.
+fn remove_file(path: &Path) -> Result<(), CallError> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(CallError::io("remove", path, &error)),
+        _ => Ok(()),
+    }
+}
+
+fn successor_name(instance: InstanceId) -> String {
+    format!("{instance}{SUCCESSOR_SUFFIX}")
 }
 
 fn volume_name(instance: InstanceId) -> String {

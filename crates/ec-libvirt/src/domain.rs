@@ -1,5 +1,7 @@
 //! Domains: whose they are, whether they run, starting and ending them.
 
+use std::os::{fd::AsRawFd, unix::net::UnixStream};
+
 use ec_hypervisor::{End, Pause, RunState};
 use ec_model::{InstanceId, NodeId};
 use virt::{
@@ -46,6 +48,28 @@ pub(crate) fn is_ours(domain: &Domain, node: NodeId) -> Result<bool, Error> {
         }
         Err(error) => Err(error),
     }
+}
+
+/// Has the guest's screen speak on a socket.
+pub(crate) fn open_graphics(
+    connect: &Connect,
+    node: NodeId,
+    instance: InstanceId,
+    socket: &UnixStream,
+) -> Result<(), CallError> {
+    let domain = match find(connect, node, instance)? {
+        Found::Ours(domain) if domain.is_active()? => domain,
+        Found::Ours(_) => return Err(CallError::Refused("the guest does not run".into())),
+        Found::Foreign => return Err(foreign(instance)),
+        Found::Nothing => return Err(CallError::Refused("there is no such domain".into())),
+    };
+    // In a title it would be escaped.
+    if !domain.xml_desc(0)?.contains("<graphics ") {
+        let why = "the guest has none; those have one that are built while `libvirt.graphics` of compute.yaml is `vnc`";
+        return Err(CallError::Refused(why.into()));
+    }
+    // Whoever has a ticket needs no password of VNC's own.
+    Ok(domain.open_graphics(0, socket.as_raw_fd(), sys::VIR_DOMAIN_OPEN_GRAPHICS_SKIPAUTH)?)
 }
 
 /// Why a domain with another mark is not worked on.
@@ -142,6 +166,22 @@ pub(crate) fn power_off(connect: &Connect, node: NodeId, instance: InstanceId) -
 pub(crate) fn save(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<(), CallError> {
     let domain = ours(connect, node, instance)?;
     unless_ended(&domain, domain.managed_save(sys::VIR_DOMAIN_SAVE_RUNNING).map(drop))
+}
+
+/// Deletes memory that was saved, since it is of a disk that goes. An error where the domain is up.
+pub(crate) fn forget_memory(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<(), CallError> {
+    let domain = match find(connect, node, instance)? {
+        Found::Ours(domain) => domain,
+        Found::Foreign => return Err(foreign(instance)),
+        Found::Nothing => return Ok(()),
+    };
+    if domain.is_active()? {
+        return Err(CallError::Refused("the guest is up".into()));
+    }
+    if domain.has_managed_save(0)? {
+        domain.managed_save_remove(0)?;
+    }
+    Ok(())
 }
 
 /// Halts the domain; halted already is not an error.

@@ -12,7 +12,10 @@ use ec_hypervisor::{
     HypervisorResult, Observed,
 };
 use ec_model::{Address, BaseImage, InstanceId, NodeId};
-use tokio::sync::{Semaphore, broadcast, mpsc};
+use tokio::{
+    net::UnixStream,
+    sync::{Semaphore, broadcast, mpsc},
+};
 
 use crate::{
     addresses::{self, Agents, Told},
@@ -150,6 +153,7 @@ impl LibvirtHypervisor {
             translation_cache: facts.translation_cache,
             network: self.config.network.clone(),
             bridge: self.config.bridge.clone(),
+            graphics: self.config.graphics,
             disk: xml::utf8(&self.pool.volume_path(instance))?.to_owned(),
             console: xml::utf8(&console::path(&self.config.console_dir, instance))?.to_owned(),
         })
@@ -242,6 +246,37 @@ impl Hypervisor for LibvirtHypervisor {
             })
         };
         self.act.call(format!("create the overlay of {instance}"), Scope::Instance(instance), work).await
+    }
+
+    async fn create_successor(
+        &self,
+        instance: InstanceId,
+        base: &BaseImage,
+        capacity_bytes: Option<u64>,
+    ) -> HypervisorResult<()> {
+        let (node, pool, base) = (self.config.node, Arc::clone(&self.pool), base.clone());
+        let work = move |connect: &virt::connect::Connect| {
+            if let Found::Foreign = domain::find(connect, node, instance)? {
+                return Err(domain::foreign(instance));
+            }
+            pool.create_successor(connect, instance, &base, capacity_bytes)
+        };
+        self.act.call(format!("create a new overlay of {instance}"), Scope::Instance(instance), work).await
+    }
+
+    async fn replace_overlay(&self, instance: InstanceId) -> HypervisorResult<()> {
+        let (node, pool) = (self.config.node, Arc::clone(&self.pool));
+        let work = move |connect: &virt::connect::Connect| {
+            domain::forget_memory(connect, node, instance)?;
+            pool.replace_overlay(connect, instance)
+        };
+        self.act.call(format!("replace the overlay of {instance}"), Scope::Instance(instance), work).await
+    }
+
+    async fn drop_successor(&self, instance: InstanceId) -> HypervisorResult<()> {
+        let pool = Arc::clone(&self.pool);
+        let work = move |connect: &virt::connect::Connect| pool.drop_successor(connect, instance);
+        self.act.call(format!("drop the new overlay of {instance}"), Scope::Instance(instance), work).await
     }
 
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()> {
@@ -368,6 +403,19 @@ impl Hypervisor for LibvirtHypervisor {
         max_bytes: usize,
     ) -> HypervisorResult<mpsc::Receiver<Bytes>> {
         Ok(console::follow(console::path(&self.config.console_dir, instance), max_bytes))
+    }
+
+    async fn open_graphics(&self, instance: InstanceId) -> HypervisorResult<UnixStream> {
+        let what = format!("open the screen of {instance}");
+        let node = self.config.node;
+        let failed =
+            |error: std::io::Error| HypervisorError::Failed { what: what.clone(), detail: error.to_string() };
+        let (near, far) = UnixStream::pair().map_err(failed)?;
+        let far = far.into_std().map_err(failed)?;
+        let work =
+            move |connect: &virt::connect::Connect| domain::open_graphics(connect, node, instance, &far);
+        self.look.call(what, Scope::Instance(instance), work).await?;
+        Ok(near)
     }
 
     fn events(&self) -> broadcast::Receiver<HypervisorEvent> {

@@ -3,7 +3,11 @@
 //! Each has a connection and a thread of its own. The thread never waits within libvirt, and does both directions in
 //! turn: two calls at a time on one connection may crash libvirt's client (see the lanes).
 
-use std::{sync::Arc, thread, time::Duration};
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use bytes::{Buf, Bytes};
 use ec_hypervisor::{Console, HypervisorError, HypervisorResult};
@@ -24,8 +28,12 @@ use crate::{
 
 /// What a stream answers that has nothing, or takes nothing, at the moment.
 const NOT_NOW: isize = -2;
-/// Where there was nothing to do in either direction, the next look is so much later.
-const PAUSE: Duration = Duration::from_millis(10);
+/// Where there was nothing to do in either direction, the next look is so much later: soon while somebody types or the
+/// guest prints, and a little later when that was a while ago.
+const PAUSE: Duration = Duration::from_millis(1);
+const IDLE_PAUSE: Duration = Duration::from_millis(10);
+/// How long a while that is.
+const IDLE_AFTER: Duration = Duration::from_secs(2);
 /// Bytes that are read at a time.
 const PIECE: usize = 4096;
 /// Pieces that wait for their reader, or for the guest.
@@ -101,6 +109,7 @@ fn is_alive(connect: &Connect) -> bool {
 /// Passes bytes on in both directions, until the guest or its reader ends.
 fn pump(connect: &Connect, stream: Stream, print: &mpsc::Sender<Bytes>, mut typed: mpsc::Receiver<Bytes>) {
     let (mut read, mut rest) = (vec![0; PIECE], Bytes::new());
+    let mut busy = Instant::now();
     while !print.is_closed() {
         let came = match stream.recv(&mut read) {
             Ok(NOT_NOW) => 0,
@@ -130,7 +139,9 @@ fn pump(connect: &Connect, stream: Stream, print: &mpsc::Sender<Bytes>, mut type
             if !is_alive(connect) {
                 break;
             }
-            thread::sleep(PAUSE);
+            thread::sleep(if busy.elapsed() < IDLE_AFTER { PAUSE } else { IDLE_PAUSE });
+        } else {
+            busy = Instant::now();
         }
     }
     // Of one that has ended there is nothing to end.

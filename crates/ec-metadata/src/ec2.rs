@@ -55,7 +55,15 @@ fn meta_data(record: &InstanceRecord, peer: IpAddr, path: &[&str]) -> Option<Con
             if !record.keys.is_empty() {
                 names.push("public-keys/");
             }
+            if tags(record).next().is_some() {
+                names.push("tags/");
+            }
             Some(listing(names))
+        }
+        ["tags"] => tags(record).next().map(|_| listing(["instance/"])),
+        ["tags", "instance"] => tags(record).next().map(|_| listing(tags(record).map(|(key, _)| key))),
+        ["tags", "instance", wanted] => {
+            tags(record).find(|(key, _)| key == wanted).map(|(_, value)| Content::Text(value.clone()))
         }
         // As many digits of the digest as EC2's ids have.
         ["ami-id"] => record
@@ -78,6 +86,11 @@ fn meta_data(record: &InstanceRecord, peer: IpAddr, path: &[&str]) -> Option<Con
         }
         _ => None,
     }
+}
+
+/// Metadata as EC2 has instances' tags; of a key with a blank no path can be told.
+fn tags(record: &InstanceRecord) -> impl Iterator<Item = (&String, &String)> {
+    record.metadata.iter().filter(|(key, _)| !key.contains(' '))
 }
 
 /// What a key is called in both trees: crawlers make maps of them, so no two may have the same name.

@@ -60,7 +60,7 @@ fn meta_data(record: &InstanceRecord) -> Value {
         "launch_index": 0,
         "availability_zone": ZONE,
         "project_id": record.project,
-        "meta": {},
+        "meta": record.metadata,
         "public_keys": public_keys,
         "keys": keys,
         "devices": [],

@@ -6,7 +6,7 @@
 //! of all other guests away. All calls block for about as long as a small file takes.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     fs::{self, DirBuilder, File, Metadata},
     io::{self, Read, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
@@ -16,7 +16,7 @@ use std::{
 };
 
 use ec_guard::ports::mark_of;
-use ec_model::{Blob, InstanceId, MacAddr, Resources};
+use ec_model::{Blob, InstanceId, MacAddr, Rebuilt, Resources};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -54,9 +54,18 @@ pub struct InstanceRecord {
     /// SHA-256 of the image it was made from, in hex.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_digest: Option<String>,
+    /// The same of an image that its disk may be made from anew at this moment: both are in use then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_base_digest: Option<String>,
+    /// The last wish for a new disk that came to its end here, and how.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rebuilt: Option<Rebuilt>,
     /// Public keys in OpenSSH's form.
     #[serde(default)]
     pub keys: Vec<String>,
+    /// What its user wants it to be told, by key.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub metadata: BTreeMap<String, String>,
     /// User-data, byte for byte.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_data: Option<Blob>,
@@ -174,6 +183,12 @@ impl RecordDir {
     /// The record of an instance, where there is one that can be read.
     pub fn get(&self, instance: InstanceId) -> Result<Option<InstanceRecord>, RecordFileError> {
         read(&self.path(instance), instance)
+    }
+
+    /// Whether there is a record of an instance, be it readable or not.
+    pub fn has(&self, instance: InstanceId) -> Result<bool, RecordFileError> {
+        let path = self.path(instance);
+        path.try_exists().map_err(failed("look for", &path))
     }
 
     /// Removes the record of an instance; none being there is fine.

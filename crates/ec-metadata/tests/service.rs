@@ -24,6 +24,9 @@ fn record(address: Ipv4Addr) -> Option<InstanceRecord> {
         name: "web".into(),
         macs: vec![id.mac(0), id.mac(1)],
         base_digest: Some("0123456789abcdef".repeat(4)),
+        next_base_digest: None,
+        rebuilt: None,
+        metadata: std::collections::BTreeMap::new(),
         keys: vec!["ssh-ed25519 AAAA me@home".into(), "ssh-rsa BBBB me@home\n".into()],
         user_data: Some(Blob(BINARY.to_vec())),
         token_required: false,
@@ -37,6 +40,9 @@ fn record(address: Ipv4Addr) -> Option<InstanceRecord> {
         keys: vec![],
         user_data: None,
         base_digest: None,
+        next_base_digest: None,
+        rebuilt: None,
+        metadata: std::collections::BTreeMap::new(),
         ..full.clone()
     };
     [(GUEST, full), (BARE, bare)].into_iter().find(|(at, _)| *at == address).map(|(_, record)| record)

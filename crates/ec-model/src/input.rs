@@ -1,5 +1,7 @@
 //! What people may give: checked here for every program, by those who take it and again by the agent that acts on it.
 
+use std::{collections::BTreeMap, fmt};
+
 use base64::{Engine, prelude::BASE64_STANDARD};
 
 use crate::{InstanceId, Request};
@@ -92,6 +94,69 @@ pub fn label_key(text: &str) -> Result<String, String> {
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':' | '/');
     if text.is_empty() || text.len() > 63 || !text.chars().all(fits) {
         return Err("wanted a key of 1 to 63 letters, digits, and - _ . : /".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+/// So many items of metadata a guest may have, as OpenStack's Compute API allows.
+pub const METADATA_MAX: usize = 128;
+
+/// The key and the value of an item of metadata, as `KEY=VALUE`.
+pub fn metadata(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("wanted KEY=VALUE")?;
+    Ok((metadata_key(key)?, line(value, 255)?))
+}
+
+/// The key of an item of metadata, as OpenStack's Compute API takes it.
+pub fn metadata_key(text: &str) -> Result<String, String> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':' | ' ');
+    if text.is_empty() || text.len() > 255 || !text.chars().all(fits) {
+        return Err("wanted a key of 1 to 255 letters, digits, blanks, and - _ . :".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+/// Which instances are meant: those that have a label with this key, and where one is told, this value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LabelSelector {
+    /// The label's key.
+    pub key: String,
+    /// Its value, where not any will do.
+    pub value: Option<String>,
+}
+
+impl LabelSelector {
+    /// Whether an instance with these labels is meant.
+    pub fn takes(&self, labels: &BTreeMap<String, String>) -> bool {
+        labels.get(&self.key).is_some_and(|value| self.value.as_ref().is_none_or(|wanted| wanted == value))
+    }
+}
+
+impl fmt::Display for LabelSelector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.value {
+            Some(value) => write!(f, "{}={value}", self.key),
+            None => f.write_str(&self.key),
+        }
+    }
+}
+
+/// The selector that `KEY` or `KEY=VALUE` is.
+pub fn label_selector(text: &str) -> Result<LabelSelector, String> {
+    if text.contains('=') {
+        let (key, value) = label(text)?;
+        Ok(LabelSelector { key, value: Some(value) })
+    } else {
+        Ok(LabelSelector { key: label_key(text)?, value: None })
+    }
+}
+
+/// What a flavor, a keypair or an image of the configuration can be called. It is neither a path nor a URL.
+pub fn catalog_name(text: &str) -> Result<String, String> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '@');
+    let begins = text.starts_with(|c: char| c.is_ascii_alphanumeric());
+    if !begins || text.len() > 63 || !text.chars().all(fits) {
+        return Err("wanted 1 to 63 letters, digits, and - _ . @, the first a letter or a digit".to_owned());
     }
     Ok(text.to_owned())
 }
@@ -217,6 +282,48 @@ mod tests {
     }
 
     #[test]
+    fn metadata_is_as_the_compute_api_takes_it() {
+        assert_eq!(metadata("the role=a=b"), Ok(("the role".to_owned(), "a=b".to_owned())));
+        assert_eq!(metadata("role"), Err("wanted KEY=VALUE".to_owned()));
+        for key in ["", "a/b", "ä", &"k".repeat(256)] {
+            assert!(metadata_key(key).is_err(), "{key}");
+        }
+        assert!(metadata_key(&"k".repeat(255)).is_ok() && metadata_key("a-b_c.d:e").is_ok());
+        assert!(metadata(&format!("k={}", "v".repeat(256))).is_err());
+    }
+
+    #[test]
+    fn a_selector_takes_what_has_its_key_and_its_value_where_it_has_one() {
+        let labels: BTreeMap<String, String> =
+            [("role", "web"), ("empty", "")].map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        for (text, takes) in [
+            ("role", true),
+            ("role=web", true),
+            ("role=db", false),
+            ("role=", false),
+            ("empty=", true),
+            ("empty", true),
+            ("web", false),
+        ] {
+            let selector = label_selector(text).unwrap();
+            assert_eq!((selector.takes(&labels), selector.to_string().as_str()), (takes, text));
+        }
+        for text in ["", "=x", "a b", "a b=x", "a=\n"] {
+            assert!(label_selector(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_has_a_name_is_called_by_a_word_that_is_no_path_and_no_url() {
+        for name in ["a", "0", "m1.small", "me@home-2_x", &"n".repeat(63)] {
+            assert_eq!(catalog_name(name).as_deref(), Ok(name));
+        }
+        for name in ["", ".a", "-a", "@a", "_a", "a/b", "a b", "a:b", "ä", &"n".repeat(64)] {
+            assert!(catalog_name(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
     fn what_is_wrong_with_a_request_is_named() {
         let request = |name: Option<&str>, keys: Vec<String>| {
             let spec = crate::Spec {
@@ -224,6 +331,7 @@ mod tests {
                 resources: crate::Resources::new(),
                 image: crate::ImageRef { url: String::new(), sha256: None },
                 keys,
+                metadata: std::collections::BTreeMap::new(),
                 user_data_bytes: None,
                 token_required: false,
             };
@@ -234,10 +342,12 @@ mod tests {
                 desired: crate::Desired::Active,
                 power: crate::PowerWish::default(),
                 restart: crate::Restart::No,
+                rebuild: None,
                 name: name.map(str::to_owned),
                 project: String::new(),
                 user: String::new(),
                 spec: Some(spec),
+                access: None,
                 created_at: jiff::Timestamp::UNIX_EPOCH,
             }
         };

@@ -89,6 +89,26 @@ impl Keyspace {
         format!("{}{instance}", self.names(project, name))
     }
 
+    /// `<root>/flavors/`
+    pub fn flavors(&self) -> String {
+        format!("{}/flavors/", self.root)
+    }
+
+    /// A placement query that has a name. Letters' case makes no other name here either.
+    pub fn flavor(&self, name: &str) -> String {
+        format!("{}{}", self.flavors(), escaped(&name.to_ascii_lowercase()))
+    }
+
+    /// All keypairs of a project.
+    pub fn keypairs(&self, project: &str) -> String {
+        format!("{}/keypairs/{}/", self.root, escaped(project))
+    }
+
+    /// Public keys that have a name within a project.
+    pub fn keypair(&self, project: &str, name: &str) -> String {
+        format!("{}{}", self.keypairs(project), escaped(&name.to_ascii_lowercase()))
+    }
+
     /// All user-data of one node's guests.
     pub fn all_user_data(&self, node: NodeId) -> String {
         format!("{}/userdata/{node}/", self.root)
@@ -231,6 +251,10 @@ mod tests {
             (keys.names("p", "Web"), "/root/names/p/web/".to_owned()),
             (keys.names("a/b", "ü"), "/root/names/a%2Fb/%C3%BC/".to_owned()),
             (keys.name("p", "web-1.x_y", one), format!("/root/names/p/web-1.x_y/{one}")),
+            (keys.flavors(), "/root/flavors/".to_owned()),
+            (keys.flavor("m1.Small"), "/root/flavors/m1.small".to_owned()),
+            (keys.keypairs("a/b"), "/root/keypairs/a%2Fb/".to_owned()),
+            (keys.keypair("p", "Me@home"), "/root/keypairs/p/me%40home".to_owned()),
             (keys.all_user_data(node), format!("/root/userdata/{node}/")),
             (keys.user_data(node, one), format!("/root/userdata/{node}/{one}")),
             (keys.all_requests(), "/root/requests/".to_owned()),

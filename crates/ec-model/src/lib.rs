@@ -20,7 +20,7 @@ pub use keys::{KeyError, Keyspace};
 pub use observed::{End, Observed, Pause, RunState};
 pub use query::{QueryError, ResourceQuery};
 pub use records::{
-    Address, AddressSource, Alive, Assigned, Blob, Desired, Doc, GRACE_SECONDS, ImageRef, Instance, Node,
-    Power, PowerWish, Progress, Record, RecordError, Request, Resources, Restart, Spec, State, Status,
-    USER_DATA_MAX, decode, encode,
+    Access, AccessKind, AccessWish, Address, AddressSource, Alive, Assigned, Blob, Desired, Doc, Flavor,
+    GRACE_SECONDS, ImageRef, Instance, Keypair, Node, Power, PowerWish, Progress, Rebuild, Rebuilt, Record,
+    RecordError, Request, Resources, Restart, Spec, State, Status, Ticket, USER_DATA_MAX, decode, encode,
 };

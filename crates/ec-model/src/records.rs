@@ -6,9 +6,12 @@
 //! So a field that may be overlooked is just added, and one that may not be comes with a new format. What an agent
 //! reads it says itself ([`Alive::formats`]), and nothing else is written for it.
 
+mod access;
+mod catalog;
 mod instance;
 mod node;
 mod power;
+mod rebuild;
 mod request;
 mod status;
 
@@ -18,9 +21,12 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
+pub use access::{Access, AccessKind, AccessWish, Ticket};
+pub use catalog::{Flavor, Keypair};
 pub use instance::{Assigned, ImageRef, Instance, Resources, Spec};
 pub use node::{Alive, Node};
 pub use power::{GRACE_SECONDS, Power, PowerWish, Restart};
+pub use rebuild::{Rebuild, Rebuilt};
 pub use request::{Desired, Request};
 pub use status::{Address, AddressSource, Progress, State, Status};
 
@@ -80,6 +86,16 @@ impl Record for Node {
 
 impl Record for Alive {
     const WHAT: &'static str = "sign of life";
+    const FORMAT: u32 = 1;
+}
+
+impl Record for Flavor {
+    const WHAT: &'static str = "flavor";
+    const FORMAT: u32 = 1;
+}
+
+impl Record for Keypair {
+    const WHAT: &'static str = "keypair";
     const FORMAT: u32 = 1;
 }
 

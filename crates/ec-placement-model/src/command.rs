@@ -122,9 +122,10 @@ pub enum Command {
 }
 
 /// What came of a command.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub enum Outcome {
     /// It was done.
+    #[default]
     Done,
     /// It is there; made now, or there before.
     Ensured {

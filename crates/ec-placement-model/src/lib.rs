@@ -26,7 +26,7 @@ mod state;
 pub use self::{
     allocate::{ConsumerWrite, ExpectedGeneration},
     command::{Command, Outcome, decide},
-    draft::{Draft, Key, Part, Record},
+    draft::{Draft, Key, Part, Record, Savepoint},
     error::ModelError,
     extra::Extra,
     names::{is_custom, is_standard_class, is_standard_trait, standard_first},

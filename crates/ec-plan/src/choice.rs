@@ -1,8 +1,12 @@
 //! Which of the offered candidates to try, and in which order.
 
-use std::collections::{BTreeSet, HashSet};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeSet, HashSet},
+};
 
 use ec_model::NodeId;
+use uuid::Uuid;
 
 /// A candidate to be tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,11 +26,69 @@ pub struct Choice {
     pub not_alive: BTreeSet<NodeId>,
 }
 
-/// Chooses among offers, each told by the hosts that it takes from, in placement's order: the first of `limit`
+/// What a user wants of where instances go, beside that there is room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Strategy {
+    /// To the node that is the least full afterwards.
+    Spread,
+    /// To the node that is the fullest afterwards.
+    Pack,
+    /// To the next node by uuid, after the one where the project's newest instance went.
+    RoundRobin,
+    /// To any.
+    Random,
+    /// One that is called the same to the same node again, as long as that node has room: its image is there.
+    Sticky,
+}
+
+/// In which order offers are tried.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Order {
+    /// As placement has them.
+    Given,
+    /// Those first that are the least full.
+    Emptiest,
+    /// Those first that are the fullest.
+    Fullest,
+    /// By uuid, from the one after this on.
+    After(Option<NodeId>),
+    /// As it is drawn for this word: the same for the same, and whoever comes or goes changes no others' order.
+    Drawn(String),
+}
+
+/// What is offered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offer {
+    /// The hosts that it takes from.
+    pub hosts: Vec<NodeId>,
+    /// How full its host is with it, in millionths, by the class of which there is least.
+    pub fullness: u64,
+}
+
+impl Order {
+    /// The places of the offers, in this order. Equals stay as placement has them.
+    fn places(&self, offers: &[Offer]) -> Vec<usize> {
+        let mut places: Vec<usize> = (0..offers.len()).collect();
+        let host = |place: &usize| offers[*place].hosts.first().copied();
+        match self {
+            Self::Given => {}
+            Self::Emptiest => places.sort_by_key(|place| offers[*place].fullness),
+            Self::Fullest => places.sort_by_key(|place| Reverse(offers[*place].fullness)),
+            Self::After(last) => places.sort_by_key(|place| (host(place) <= *last, host(place))),
+            Self::Drawn(word) => places.sort_by_cached_key(|place| {
+                host(place).map(|node| Uuid::new_v5(&node.uuid(), word.as_bytes()))
+            }),
+        }
+        places
+    }
+}
+
+/// Chooses among offers, which come in placement's order: the first of `limit` by their order
 /// that a living node can build. Those of dead nodes use the limit up as little as they would be built.
-pub fn choose(offers: &[Vec<NodeId>], alive: &HashSet<NodeId>, limit: usize) -> Choice {
+pub fn choose(offers: &[Offer], order: &Order, alive: &HashSet<NodeId>, limit: usize) -> Choice {
     let mut choice = Choice::default();
-    for (offer, hosts) in offers.iter().enumerate() {
+    for offer in order.places(offers) {
+        let hosts = &offers[offer].hosts;
         match hosts.iter().copied().find(|host| alive.contains(host)) {
             Some(_) if choice.tries.len() == limit => break,
             Some(node) => choice.tries.push(Try { offer, node }),
@@ -41,17 +103,53 @@ mod tests {
     use super::*;
 
     fn node(number: u128) -> NodeId {
-        NodeId::new(uuid::Uuid::from_u128(number))
+        NodeId::new(Uuid::from_u128(number))
+    }
+
+    fn offer(hosts: &[u128], fullness: u64) -> Offer {
+        Offer { hosts: hosts.iter().map(|number| node(*number)).collect(), fullness }
     }
 
     #[test]
     fn the_living_are_tried_in_order_and_the_dead_use_no_limit_up() {
-        let offers = [vec![node(1)], vec![node(2)], vec![node(9), node(3)], vec![node(4)], vec![node(5)]];
+        let offers = [&[1][..], &[2], &[9, 3], &[4], &[5]].map(|hosts| offer(hosts, 0));
         let alive = [2, 3, 4, 5].map(node).into();
-        let choice = choose(&offers, &alive, 2);
+        let choice = choose(&offers, &Order::Given, &alive, 2);
         assert_eq!(choice.tries, [Try { offer: 1, node: node(2) }, Try { offer: 2, node: node(3) }]);
         assert_eq!(choice.not_alive, [node(1)].into());
-        assert_eq!(choose(&offers, &alive, usize::MAX).tries.len(), 4);
-        assert_eq!(choose(&offers, &HashSet::new(), 5).not_alive.len(), 6);
+        assert_eq!(choose(&offers, &Order::Given, &alive, usize::MAX).tries.len(), 4);
+        assert_eq!(choose(&offers, &Order::Given, &HashSet::new(), 5).not_alive.len(), 6);
+        let alive = [1, 5].map(node).into();
+        let choice = choose(&offers, &Order::After(Some(node(1))), &alive, 1);
+        assert_eq!(choice.tries, [Try { offer: 4, node: node(5) }], "the limit counts what is tried");
+    }
+
+    #[test]
+    fn every_order_tries_each_offer_once() {
+        let offers = [(3, 500), (1, 900), (2, 500), (4, 100)].map(|(number, full)| offer(&[number], full));
+        let order = |order: Order| order.places(&offers);
+        assert_eq!(order(Order::Given), [0, 1, 2, 3]);
+        assert_eq!(order(Order::Emptiest), [3, 0, 2, 1]);
+        assert_eq!(order(Order::Fullest), [1, 0, 2, 3]);
+        assert_eq!(order(Order::After(None)), [1, 2, 0, 3]);
+        assert_eq!(order(Order::After(Some(node(2)))), [0, 3, 1, 2]);
+        assert_eq!(order(Order::After(Some(node(4)))), [1, 2, 0, 3]);
+        let mut drawn = order(Order::Drawn("web".into()));
+        drawn.sort_unstable();
+        assert_eq!(drawn, [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn what_is_drawn_for_a_word_stays_when_others_go_and_words_differ() {
+        let offers: Vec<Offer> = (1..=20).map(|number| offer(&[number], 0)).collect();
+        let hosts = |offers: &[Offer], word: &str| -> Vec<NodeId> {
+            Order::Drawn(word.into()).places(offers).into_iter().map(|place| offers[place].hosts[0]).collect()
+        };
+        let all = hosts(&offers, "web");
+        assert_eq!(all, hosts(&offers, "web"));
+        assert_ne!(all, hosts(&offers, "db"));
+        let without: Vec<NodeId> = all.iter().copied().filter(|host| *host != node(7)).collect();
+        let fewer: Vec<Offer> = offers.into_iter().filter(|offer| offer.hosts != [node(7)]).collect();
+        assert_eq!(hosts(&fewer, "web"), without);
     }
 }

@@ -1,8 +1,13 @@
 //! What is known of one instance at one moment.
 
-use std::time::Duration;
+use std::{
+    collections::BTreeMap,
+    hash::{DefaultHasher, Hash, Hasher},
+    time::Duration,
+};
 
-use ec_model::{Observed, Power, Restart, State};
+use ec_model::{AccessWish, Observed, Power, Restart, State};
+use jiff::Timestamp;
 
 /// What the request says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +83,15 @@ pub struct PowerFacts {
     pub restart: Restart,
 }
 
+/// What the request says of a new disk, and the status of what came of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RebuildFacts {
+    /// The last wish: [`ec_model::Rebuild::wished_at`].
+    pub wished: Option<Timestamp>,
+    /// The last one of which the status tells what came of it.
+    pub told: Option<Timestamp>,
+}
+
 /// For how long a guest has been asked to end, by this agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asked {
@@ -99,6 +113,10 @@ pub enum RecordFacts {
     Kept {
         /// A start was begun: from then on a guest may have written its disk.
         started: bool,
+        /// The last wish for a new disk that came to its end here: [`ec_model::Rebuild::wished_at`].
+        rebuilt: Option<Timestamp>,
+        /// What the guest is told of itself in its user's words, as [`fingerprint`] has it.
+        metadata: u64,
     },
 }
 
@@ -111,6 +129,12 @@ pub struct Facts {
     pub generation: u64,
     /// Whether and how it shall run.
     pub power: PowerFacts,
+    /// Whether its disk is to be made anew.
+    pub rebuild: RebuildFacts,
+    /// What the guest shall be told of itself in its user's words, as [`fingerprint`] has it.
+    pub metadata: u64,
+    /// Somebody's wish to look at it that was not answered yet, as far as the status tells.
+    pub access: Option<AccessWish>,
     /// What was written last.
     pub status: StatusFacts,
     /// What the hypervisor has, as it was last seen.
@@ -135,6 +159,25 @@ pub struct Facts {
     pub ran_for: Duration,
     /// For how long this agent has seen that it does not run.
     pub ended_for: Duration,
+}
+
+/// Tells one metadata from another within one process; 0 of none.
+pub fn fingerprint(metadata: &BTreeMap<String, String>) -> u64 {
+    if metadata.is_empty() {
+        return 0;
+    }
+    let mut hasher = DefaultHasher::new();
+    metadata.hash(&mut hasher);
+    hasher.finish()
+}
+
+impl Facts {
+    /// Whether a new disk is wished that this node has neither made nor given up. Where its record does not tell, nobody
+    /// can, and nothing is made.
+    pub fn is_to_be_rebuilt(&self) -> bool {
+        let RecordFacts::Kept { rebuilt, .. } = self.record else { return false };
+        rebuilt.max(self.rebuild.told) < self.rebuild.wished
+    }
 }
 
 /// The times that decisions depend on.

@@ -28,9 +28,11 @@ mod facts;
 pub mod fleet;
 pub mod lack;
 pub mod machine;
+pub mod reach;
 pub mod status;
 pub mod verbs;
 
 pub use facts::{
-    Allocation, Asked, Facts, KnownStatus, Limits, PowerFacts, RecordFacts, StatusFacts, Wanted,
+    Allocation, Asked, Facts, KnownStatus, Limits, PowerFacts, RebuildFacts, RecordFacts, StatusFacts,
+    Wanted, fingerprint,
 };

@@ -8,11 +8,12 @@
 mod kept;
 mod new;
 mod power;
+mod rebuild;
 mod unrequested;
 
 use std::{borrow::Cow, time::Duration};
 
-use ec_model::{RunState, State};
+use ec_model::{AccessWish, RunState, State};
 
 use crate::{Facts, KnownStatus, Limits, RecordFacts, StatusFacts, Wanted};
 
@@ -25,6 +26,8 @@ pub enum Effect {
     PrepareDisk,
     /// Write the node's record of a guest that is here already.
     KeepRecord,
+    /// Write what the guest is told of itself in its user's words into the node's record.
+    KeepMetadata,
     /// Define the domain as allocated; one that is there for good already stays as it is.
     Define,
     /// Note in the node's record that a guest may write its disk from now on.
@@ -48,6 +51,17 @@ pub enum Effect {
     /// Write STARTING, and that the wish for power is to be carried out once more; so often in a row it was started by
     /// its restart policy.
     Reopen(u32),
+    /// Fetch the image of the wish for a new disk, and make an overlay on it beside the one that there is.
+    PrepareRebuild,
+    /// Put that overlay in the place of the old one, which goes, and note in the node's record that the wish was carried
+    /// out.
+    ReplaceDisk,
+    /// Note in the node's record that the wish for a new disk failed, for this reason; the old one stays.
+    GiveUpRebuild(String),
+    /// Write the status with what came of the wish for a new disk.
+    NoteRebuild,
+    /// Have somebody look at it: answer this wish.
+    Admit(AccessWish),
     /// Note on this node that a user destroyed the instance.
     Bury,
     /// End and undefine the domain, delete its disk and its console log.
@@ -65,8 +79,9 @@ pub enum Effect {
 }
 
 use Effect::{
-    Announce, Bury, Claim, Define, DropKeys, DropRecord, EndInError, KeepRecord, MarkStarted, NotePower,
-    NoteStart, Pause, PowerOff, PrepareDisk, Release, RemoveDomain, Reopen, Resume, Save, ShutDown, Start,
+    Admit, Announce, Bury, Claim, Define, DropKeys, DropRecord, EndInError, KeepMetadata, KeepRecord,
+    MarkStarted, NotePower, NoteRebuild, NoteStart, Pause, PowerOff, PrepareDisk, PrepareRebuild, Release,
+    RemoveDomain, Reopen, ReplaceDisk, Resume, Save, ShutDown, Start,
 };
 
 /// What to do about one instance, and what for.
@@ -168,11 +183,12 @@ pub fn ran(facts: &Facts) -> bool {
                     | State::Rebooting
                     | State::Suspending
                     | State::Suspended
+                    | State::Rebuilding
                     | State::Unclaimed
             )
     });
     let recorded = match facts.record {
-        RecordFacts::Kept { started } => started,
+        RecordFacts::Kept { started, .. } => started,
         RecordFacts::Unreadable => true,
         RecordFacts::Absent => facts.observed.volume,
     };

@@ -1,6 +1,6 @@
 //! How a status becomes the next one. Pure: who writes it brings the time.
 
-use ec_model::{Address, InstanceId, NodeId, Power, Progress, Request, State, Status};
+use ec_model::{Access, Address, InstanceId, NodeId, Power, Progress, Rebuilt, Request, State, Status};
 use jiff::Timestamp;
 
 use crate::machine;
@@ -59,6 +59,7 @@ fn next(subject: &Subject, old: Option<&Status>, state: State, now: Timestamp) -
         epoch,
         observed_generation,
         power_generation: old.map_or(carried_out, |old| old.power_generation),
+        rebuilt: old.and_then(|old| old.rebuilt.clone()),
         restarts: old.map_or(0, |old| old.restarts),
         state,
         reason: None,
@@ -68,6 +69,7 @@ fn next(subject: &Subject, old: Option<&Status>, state: State, now: Timestamp) -
         addresses: old.map(|old| old.addresses.clone()).unwrap_or_default(),
         name: subject.name.clone().or_else(|| old.and_then(|old| old.name.clone())),
         console: None,
+        access: old.and_then(|old| old.access.clone()),
         since: old.filter(|old| old.state == state).map_or(now, |old| old.since),
         started_at: old.and_then(|old| old.started_at),
         updated_at: now,
@@ -83,6 +85,7 @@ fn is_under_way(state: State) -> bool {
             | State::Stopping
             | State::Rebooting
             | State::Suspending
+            | State::Rebuilding
             | State::Destroying
     )
 }
@@ -110,7 +113,7 @@ pub fn announced(
     Status { reason, ..next(subject, old, state, now) }
 }
 
-/// How far a preparation is; nothing where that is told already.
+/// How far the preparation of a disk is; nothing where that is told already.
 pub fn progressed(
     subject: &Subject,
     old: Option<&Status>,
@@ -118,7 +121,11 @@ pub fn progressed(
     now: Timestamp,
 ) -> Option<Status> {
     let news = progress.is_some() && old.is_none_or(|old| old.progress != progress);
-    news.then(|| Status { progress, ..next(subject, old, State::Preparing, now) })
+    let state = match old.map(|old| old.state) {
+        Some(State::Rebuilding) => State::Rebuilding,
+        _ => State::Preparing,
+    };
+    news.then(|| Status { progress, ..next(subject, old, state, now) })
 }
 
 /// Its domain was started: that carries out whatever wish for power there is that wants it to run.
@@ -152,6 +159,18 @@ pub fn reopened(subject: &Subject, old: Option<&Status>, restarts: u32, now: Tim
     Status { power_generation: 0, restarts, ..next(subject, old, State::Starting, now) }
 }
 
+/// The wish for a new disk has come to this end; how it stands besides is as it was.
+pub fn rebuilt(subject: &Subject, old: Option<&Status>, rebuilt: Option<Rebuilt>, now: Timestamp) -> Status {
+    let reason = old.and_then(|old| old.reason.clone());
+    let state = old.map_or(State::Rebuilding, |old| old.state);
+    Status { rebuilt, ..announced(subject, old, state, reason, now) }
+}
+
+/// A wish to look at it was answered; all else is as it was.
+pub fn admitted(old: &Status, access: Access, now: Timestamp) -> Status {
+    Status { access: Some(access), updated_at: now, ..old.clone() }
+}
+
 /// It runs and has these addresses, which makes one that was requested ACTIVE.
 pub fn addressed(subject: &Subject, old: Option<&Status>, addresses: Vec<Address>, now: Timestamp) -> Status {
     let status = match old {
@@ -178,7 +197,12 @@ pub fn ended_in_error(subject: &Subject, old: Option<&Status>, now: Timestamp) -
 pub fn delayed(old: &Status, why: &str) -> Option<(State, String)> {
     let reason = format!("{why}; trying again");
     let under_way = match old.state {
-        State::Preparing | State::Stopping | State::Rebooting | State::Suspending | State::Destroying => true,
+        State::Preparing
+        | State::Stopping
+        | State::Rebooting
+        | State::Suspending
+        | State::Rebuilding
+        | State::Destroying => true,
         // Of one that was started nothing is waited for but its guest: whoever reads a reason there gives it up.
         State::Starting => old.started_at.is_none(),
         _ => false,
@@ -338,6 +362,41 @@ mod tests {
     }
 
     #[test]
+    fn what_came_of_a_wish_for_a_new_disk_stands_beside_all_that_was_told() {
+        let subject = subject(Some("web"));
+        let active = announced(&subject, None, State::Active, Some("as before".into()), at(1));
+        let came = |failed: Option<&str>| Rebuilt { wished_at: at(7), failed: failed.map(str::to_owned) };
+        let told = rebuilt(&subject, Some(&active), Some(came(None)), at(2));
+        assert_eq!((told.state, told.reason.clone(), told.since), (State::Active, active.reason, at(1)));
+        assert_eq!(told.rebuilt, Some(came(None)));
+        let later = announced(&subject, Some(&told), State::Stopped, None, at(3));
+        assert_eq!(later.rebuilt, Some(came(None)), "until there is another");
+        let failed = rebuilt(&subject, Some(&later), Some(came(Some("no image"))), at(4));
+        assert_eq!((failed.rebuilt, failed.state), (Some(came(Some("no image"))), State::Stopped));
+        assert_eq!(rebuilt(&subject, None, None, at(1)).state, State::Rebuilding);
+
+        let rebuilding = announced(&subject, Some(&told), State::Rebuilding, None, at(5));
+        assert_eq!(rebuilding.doing.as_deref(), Some("building it"));
+        let image = Progress { step: "image".to_owned(), done: 5, total: Some(10) };
+        let progress = progressed(&subject, Some(&rebuilding), Some(image), at(6)).unwrap();
+        assert_eq!(progress.state, State::Rebuilding, "it is not built for the first time");
+    }
+
+    #[test]
+    fn an_answer_to_a_wish_to_look_stands_beside_all_else_and_is_written_now() {
+        let active = announced(&subject(Some("web")), None, State::Active, Some("as before".into()), at(1));
+        let access = Access {
+            kind: ec_model::AccessKind::Log,
+            generation: 3,
+            ticket: None,
+            reason: Some("no".to_owned()),
+            expires_at: at(9),
+        };
+        let told = admitted(&active, access.clone(), at(2));
+        assert_eq!(told, Status { access: Some(access), updated_at: at(2), ..active });
+    }
+
+    #[test]
     fn a_delay_is_told_once_and_only_of_what_is_under_way() {
         let subject = subject(None);
         let preparing = announced(&subject, None, State::Preparing, None, at(1));
@@ -347,7 +406,9 @@ mod tests {
         assert_eq!(delayed(&told, "no mirror"), None);
         let stopped = announced(&subject, Some(&told), State::Stopped, None, at(3));
         assert_eq!(delayed(&stopped, "no mirror"), None);
-        for state in [State::Stopping, State::Rebooting, State::Suspending, State::Destroying] {
+        for state in
+            [State::Stopping, State::Rebooting, State::Suspending, State::Rebuilding, State::Destroying]
+        {
             let under_way = announced(&subject, Some(&stopped), state, None, at(4));
             assert!(delayed(&under_way, "libvirt is away").is_some(), "{state}");
             assert_eq!(under_way.doing.as_deref(), Some("building it"), "{state}");

@@ -5,7 +5,10 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use ec_model::{Desired, Instance, Power, PowerWish, Request, Restart, State, Status, input::LABELS_MAX};
+use ec_model::{
+    Desired, ImageRef, Instance, Power, PowerWish, Request, Restart, State, Status,
+    input::{LABELS_MAX, METADATA_MAX},
+};
 
 /// What a user asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +27,8 @@ pub enum Verb {
     Suspend,
     /// Go on from there.
     Resume,
+    /// Make its disk anew, from this image or from the one that it has; what the guest wrote goes.
+    Rebuild(Option<ImageRef>),
     /// Let nothing be done to it, for this reason.
     Lock(String),
     /// Let things be done to it again.
@@ -39,6 +44,8 @@ pub enum Verb {
 pub struct Change {
     /// Labels, by their keys; without a value they go.
     pub labels: BTreeMap<String, Option<String>>,
+    /// What its guest is told of itself, by key; without a value it goes.
+    pub metadata: BTreeMap<String, Option<String>>,
     /// What follows when it ends without anybody's wish.
     pub restart: Option<Restart>,
 }
@@ -46,13 +53,18 @@ pub struct Change {
 impl Change {
     /// Makes it in a record.
     pub fn make(&self, instance: &mut Instance) {
-        for (key, value) in &self.labels {
-            match value {
-                Some(value) => _ = instance.labels.insert(key.clone(), value.clone()),
-                None => _ = instance.labels.remove(key),
-            }
-        }
+        change(&mut instance.labels, &self.labels);
+        change(&mut instance.spec.metadata, &self.metadata);
         instance.restart = self.restart.unwrap_or(instance.restart);
+    }
+}
+
+fn change(words: &mut BTreeMap<String, String>, changes: &BTreeMap<String, Option<String>>) {
+    for (key, value) in changes {
+        match value {
+            Some(value) => _ = words.insert(key.clone(), value.clone()),
+            None => _ = words.remove(key),
+        }
     }
 }
 
@@ -69,6 +81,7 @@ impl Verb {
             Self::Unpause => "unpause",
             Self::Suspend => "suspend",
             Self::Resume => "resume",
+            Self::Rebuild(_) => "rebuild",
             Self::Lock(_) => "lock",
             Self::Unlock => "unlock",
             Self::Rename(_) => "rename",
@@ -96,6 +109,8 @@ pub enum Situation {
     Stopped,
     /// It is being ended, to be started again.
     Rebooting,
+    /// Its disk is being made anew.
+    Rebuilding,
     /// Something is wrong with it, and it is kept.
     Error,
 }
@@ -118,6 +133,8 @@ pub enum Wish {
     Power(PowerWish),
     /// It is locked, for this reason, or is not.
     Locked(Option<String>),
+    /// A new disk, from this image or from the one that it has.
+    Rebuild(Option<ImageRef>),
     /// It is called so.
     Name(String),
     /// This is changed.
@@ -135,6 +152,7 @@ impl fmt::Display for Situation {
             Self::Stopping => "stopping",
             Self::Stopped => "stopped",
             Self::Rebooting => "rebooting",
+            Self::Rebuilding => "being rebuilt",
             Self::Error => "in ERROR",
         })
     }
@@ -142,7 +160,7 @@ impl fmt::Display for Situation {
 
 impl Situation {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Building,
         Self::Running,
         Self::Paused,
@@ -151,6 +169,7 @@ impl Situation {
         Self::Stopping,
         Self::Stopped,
         Self::Rebooting,
+        Self::Rebuilding,
         Self::Error,
     ];
 
@@ -158,6 +177,11 @@ impl Situation {
     fn of(request: &Request, status: Option<&Status>) -> Self {
         let Some(status) = status else { return Self::Building };
         let wish = &request.power;
+        let rebuilt = status.rebuilt.as_ref().map(|rebuilt| rebuilt.wished_at);
+        let is_built = status.started_at.is_some();
+        if is_built && rebuilt < request.rebuild.map(|rebuild| rebuild.wished_at) {
+            return Self::Rebuilding;
+        }
         // What was wished and is not carried out yet: the next wish is judged by where that leads.
         if status.power_generation != 0 && status.power_generation < wish.generation {
             return match wish.power {
@@ -178,6 +202,7 @@ impl Situation {
             State::Stopping => Self::Stopping,
             State::Stopped => Self::Stopped,
             State::Rebooting => Self::Rebooting,
+            State::Rebuilding => Self::Rebuilding,
             State::Error | State::Destroying | State::Unclaimed | State::Unknown => Self::Error,
         }
     }
@@ -205,9 +230,12 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
             if changed == *instance {
                 return Verdict::Already("all of that is so already".to_owned());
             }
-            let many = changed.labels.len();
-            if many > LABELS_MAX {
-                return Verdict::Refuse(format!("it would have {many} labels, more than {LABELS_MAX}"));
+            let counted = [
+                (changed.labels.len(), LABELS_MAX, "labels"),
+                (changed.spec.metadata.len(), METADATA_MAX, "items of metadata"),
+            ];
+            if let Some((many, most, what)) = counted.into_iter().find(|(many, most, _)| many > most) {
+                return Verdict::Refuse(format!("it would have {many} {what}, more than {most}"));
             }
             return Verdict::Do(Wish::Set(change.clone()));
         }
@@ -271,9 +299,15 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
         (Verb::Resume, S::Running) => already(),
         (Verb::Resume, S::Paused) => refuse(UNPAUSE),
 
+        // A newer wish takes the place of one that is not done, say for want of its image.
+        (Verb::Rebuild(image), S::Running | S::Stopped | S::Rebuilding | S::Error) => {
+            Verdict::Do(Wish::Rebuild(image.clone()))
+        }
+        (Verb::Rebuild(_), S::Paused) => refuse(UNPAUSE),
+
         (Verb::Unpause | Verb::Resume | Verb::Pause | Verb::Suspend, S::Stopped) => refuse(START),
         (_, S::Suspended) => refuse(RESUME),
-        (_, S::Building | S::Suspending | S::Stopping | S::Rebooting) => refuse(LATER),
+        (_, S::Building | S::Suspending | S::Stopping | S::Rebooting | S::Rebuilding) => refuse(LATER),
         (_, S::Error) => refuse(": `eschedule show` tells why"),
         // Judged before.
         (Verb::Lock(_) | Verb::Unlock | Verb::Rename(_) | Verb::Set(_), _) => already(),

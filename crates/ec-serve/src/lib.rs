@@ -3,12 +3,13 @@
 //! ```text
 //!   accept ──▶ who is it, and on whose share? ──▶ a place, or room made by one that says nothing ──▶ (TLS)
 //!          ──▶ head in time ──▶ answer ──▶ taken in time ──▶ the next request, or the end
+//!                                  └──▶ 101: no HTTP any more, see [`hand_over`]
 //! ```
 //!
 //! What is asked and answered is the business of whoever [`Serves`].
 
 mod guests;
-pub mod metrics;
+mod handover;
 pub mod tickets;
 #[cfg(feature = "tls")]
 mod tls;
@@ -31,8 +32,12 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+/// What it serves of itself.
+pub use ec_metrics as metrics;
 pub use guests::Activity;
 use guests::{Guests, Place, Watched};
+use handover::Handover;
+pub use handover::{Io, hand_over};
 #[cfg(feature = "tls")]
 pub use tls::{TlsAcceptor, TlsSection};
 
@@ -191,10 +196,13 @@ impl<S: Serves> Connection<S> {
         let Self { service, caller, bounds, place, stop } = self;
         let asked = CancellationToken::new();
         let (first, activity) = (asked.clone(), Arc::clone(&place.activity));
+        let handover = Handover::default();
+        let in_requests = handover.clone();
         let answers = service_fn(move |mut request: Request<Incoming>| {
             first.cancel();
             activity.set_answering(true);
             request.extensions_mut().insert(Arc::clone(&activity));
+            request.extensions_mut().insert(in_requests.clone());
             let (service, caller, activity) = (Arc::clone(&service), caller.clone(), Arc::clone(&activity));
             async move {
                 let answer = service.answer(caller, request).await;
@@ -211,7 +219,7 @@ impl<S: Serves> Connection<S> {
         if let Some(headers) = bounds.headers {
             http.max_headers(headers);
         }
-        let mut served = pin!(builder.serve_connection(TokioIo::new(stream), answers));
+        let mut served = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), answers));
         let silence = async {
             // Where nothing is asked in time.
             if timeout(bounds.first_head, asked.cancelled()).await.is_ok() {
@@ -226,8 +234,9 @@ impl<S: Serves> Connection<S> {
             }
             () = silence => return,
         };
-        if let Err(error) = outcome {
-            tracing::debug!(error, "a connection broke");
+        match outcome {
+            Ok(()) => handover.finish(&place.activity, stop).await,
+            Err(error) => tracing::debug!(error, "a connection broke"),
         }
     }
 }

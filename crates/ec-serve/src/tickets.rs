@@ -2,7 +2,7 @@
 //!
 //! Pure: time and the tickets' words come from outside. A word must be one that nobody can guess.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use tokio::time::Instant;
 
@@ -25,12 +25,13 @@ impl std::error::Error for TooMany {}
 
 /// The tickets that are out, and what each is for. Not to be printed: they are secrets.
 pub struct Tickets<T> {
-    out: HashMap<String, (T, Instant)>,
+    /// In an order: a map by hashes would take chance from the machine, which is to come from outside.
+    out: BTreeMap<String, (T, Instant)>,
 }
 
 impl<T> Default for Tickets<T> {
     fn default() -> Self {
-        Self { out: HashMap::new() }
+        Self { out: BTreeMap::new() }
     }
 }
 

@@ -10,8 +10,8 @@ use ec_hypervisor::{
     HypervisorResult, Observed, Operation, SimulatedHypervisor,
 };
 use ec_model::{Address, BaseImage, InstanceId};
-use futures::future::BoxFuture;
 use tokio::{
+    net::UnixStream,
     sync::{broadcast, mpsc},
     time::sleep,
 };
@@ -33,8 +33,6 @@ pub(crate) struct Hands {
     pub(crate) actor: Actor,
     pub(crate) life: Life,
 }
-
-type Call = Box<dyn FnOnce(SimulatedHypervisor) -> BoxFuture<'static, HypervisorResult<()>> + Send>;
 
 impl Hands {
     async fn way(&self) {
@@ -62,7 +60,15 @@ impl Hands {
         answer
     }
 
-    async fn change(&self, what: Operation, instance: InstanceId, call: Call) -> HypervisorResult<()> {
+    async fn change<F>(
+        &self,
+        what: Operation,
+        instance: InstanceId,
+        call: impl FnOnce(SimulatedHypervisor) -> F + Send + 'static,
+    ) -> HypervisorResult<()>
+    where
+        F: Future<Output = HypervisorResult<()>> + Send + 'static,
+    {
         self.way().await;
         let name = format!("{what:?} {instance}");
         let call_told = [format!("hypervisor {name}")];
@@ -120,13 +126,16 @@ impl Hands {
         Fate::Arrives
     }
 
-    async fn perform(
+    async fn perform<F>(
         &self,
         what: Operation,
         instance: InstanceId,
-        call: Call,
+        call: impl FnOnce(SimulatedHypervisor) -> F + Send,
         late: bool,
-    ) -> HypervisorResult<()> {
+    ) -> HypervisorResult<()>
+    where
+        F: Future<Output = HypervisorResult<()>> + Send,
+    {
         let hypervisor = self.computer.hypervisor.clone();
         let before = hypervisor.observe(instance).await?;
         let effects = hypervisor.effects(what, instance);
@@ -163,52 +172,96 @@ impl Hypervisor for Hands {
         capacity_bytes: Option<u64>,
     ) -> HypervisorResult<()> {
         let base = base.clone();
-        let call: Call = Box::new(move |hypervisor| {
-            Box::pin(async move { hypervisor.create_overlay(instance, &base, capacity_bytes).await })
-        });
-        self.change(Operation::CreateOverlay, instance, call).await
+        self.change(Operation::CreateOverlay, instance, move |hypervisor| async move {
+            hypervisor.create_overlay(instance, &base, capacity_bytes).await
+        })
+        .await
+    }
+
+    async fn create_successor(
+        &self,
+        instance: InstanceId,
+        base: &BaseImage,
+        capacity_bytes: Option<u64>,
+    ) -> HypervisorResult<()> {
+        let base = base.clone();
+        self.change(Operation::CreateSuccessor, instance, move |hypervisor| async move {
+            hypervisor.create_successor(instance, &base, capacity_bytes).await
+        })
+        .await
+    }
+
+    async fn replace_overlay(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.change(Operation::ReplaceOverlay, instance, move |hypervisor| async move {
+            hypervisor.replace_overlay(instance).await
+        })
+        .await
+    }
+
+    async fn drop_successor(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.change(Operation::DropSuccessor, instance, move |hypervisor| async move {
+            hypervisor.drop_successor(instance).await
+        })
+        .await
     }
 
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()> {
         let spec = spec.clone();
         let instance = spec.instance;
-        let call: Call = Box::new(move |hypervisor| Box::pin(async move { hypervisor.define(&spec).await }));
-        self.change(Operation::Define, instance, call).await
+        self.change(
+            Operation::Define,
+            instance,
+            move |hypervisor| async move { hypervisor.define(&spec).await },
+        )
+        .await
     }
 
     async fn start(&self, instance: InstanceId) -> HypervisorResult<()> {
-        let call: Call =
-            Box::new(move |hypervisor| Box::pin(async move { hypervisor.start(instance).await }));
-        self.change(Operation::Start, instance, call).await
+        self.change(
+            Operation::Start,
+            instance,
+            move |hypervisor| async move { hypervisor.start(instance).await },
+        )
+        .await
     }
 
     async fn resume(&self, instance: InstanceId) -> HypervisorResult<()> {
-        let call: Call =
-            Box::new(move |hypervisor| Box::pin(async move { hypervisor.resume(instance).await }));
-        self.change(Operation::Resume, instance, call).await
+        self.change(Operation::Resume, instance, move |hypervisor| async move {
+            hypervisor.resume(instance).await
+        })
+        .await
     }
 
     async fn shut_down(&self, instance: InstanceId) -> HypervisorResult<()> {
-        let call: Call =
-            Box::new(move |hypervisor| Box::pin(async move { hypervisor.shut_down(instance).await }));
-        self.change(Operation::ShutDown, instance, call).await
+        self.change(Operation::ShutDown, instance, move |hypervisor| async move {
+            hypervisor.shut_down(instance).await
+        })
+        .await
     }
 
     async fn power_off(&self, instance: InstanceId) -> HypervisorResult<()> {
-        let call: Call =
-            Box::new(move |hypervisor| Box::pin(async move { hypervisor.power_off(instance).await }));
-        self.change(Operation::PowerOff, instance, call).await
+        self.change(Operation::PowerOff, instance, move |hypervisor| async move {
+            hypervisor.power_off(instance).await
+        })
+        .await
     }
 
     async fn pause(&self, instance: InstanceId) -> HypervisorResult<()> {
-        let call: Call =
-            Box::new(move |hypervisor| Box::pin(async move { hypervisor.pause(instance).await }));
-        self.change(Operation::Pause, instance, call).await
+        self.change(
+            Operation::Pause,
+            instance,
+            move |hypervisor| async move { hypervisor.pause(instance).await },
+        )
+        .await
     }
 
     async fn save(&self, instance: InstanceId) -> HypervisorResult<()> {
-        let call: Call = Box::new(move |hypervisor| Box::pin(async move { hypervisor.save(instance).await }));
-        self.change(Operation::Save, instance, call).await
+        self.change(
+            Operation::Save,
+            instance,
+            move |hypervisor| async move { hypervisor.save(instance).await },
+        )
+        .await
     }
 
     async fn size(&self, instance: InstanceId) -> HypervisorResult<Option<DomainSize>> {
@@ -216,9 +269,10 @@ impl Hypervisor for Hands {
     }
 
     async fn destroy(&self, instance: InstanceId) -> HypervisorResult<()> {
-        let call: Call =
-            Box::new(move |hypervisor| Box::pin(async move { hypervisor.destroy(instance).await }));
-        self.change(Operation::Destroy, instance, call).await
+        self.change(Operation::Destroy, instance, move |hypervisor| async move {
+            hypervisor.destroy(instance).await
+        })
+        .await
     }
 
     async fn addresses(
@@ -242,6 +296,10 @@ impl Hypervisor for Hands {
         max_bytes: usize,
     ) -> HypervisorResult<mpsc::Receiver<Bytes>> {
         self.ask("follow the console", self.computer.hypervisor.follow_console(instance, max_bytes)).await
+    }
+
+    async fn open_graphics(&self, instance: InstanceId) -> HypervisorResult<UnixStream> {
+        self.ask("open the screen", self.computer.hypervisor.open_graphics(instance)).await
     }
 
     fn events(&self) -> broadcast::Receiver<HypervisorEvent> {

@@ -175,6 +175,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             was_revived,
             power_wished,
             power_acknowledged,
+            rebuild_acknowledged,
             request_lost,
             ..
         } = known;
@@ -195,10 +196,11 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
                     && (wrote || traces.marked || vanished || restored)
             }
             // Kept by its node, and counted. A disk alone that a call brought back late, after etcd had forgotten its
-            // instance, may be anybody's, and nobody can tell how large it is: that stays until it is destroyed.
+            // instance, may be anybody's, and nobody can tell how large it is: that stays until it is destroyed. So does
+            // one whose domain and record somebody took.
             (None, Some(State::Unclaimed)) => {
                 (restored || request_lost || was_revived && !wrote)
-                    && (counted || !(wrote || traces.domain || traces.record))
+                    && (counted || !(wrote && !disturbed || traces.domain || traces.record))
             }
             // It never ran: its name stays until somebody destroys it, and that is all.
             (None, Some(State::Error)) => {
@@ -214,7 +216,8 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             }
             _ => false,
         };
-        let as_wished = restored || traces.is_as_wished(power_acknowledged, disturbed);
+        let as_wished = restored
+            || traces.is_as_wished(power_acknowledged, disturbed) && traces.is_rebuilt(rebuild_acknowledged);
         if !(well && as_wished && traces.is_true()) {
             let bound = if traces.request.is_some() { soon } else { BOUND };
             found.push((bound, format!("{instance}: {}", traces.told())));

@@ -195,10 +195,12 @@ fn request_of(world: &World, instance: InstanceId) -> Request {
         desired: Desired::Active,
         power: ec_model::PowerWish::default(),
         restart: ec_model::Restart::No,
+        rebuild: None,
         name: None,
         project: "default".to_owned(),
         user: "default".to_owned(),
         spec: None,
+        access: None,
         created_at: world.now(),
     }
 }

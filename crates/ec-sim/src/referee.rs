@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ec_hypervisor::{Observed, Operation};
 use ec_model::{InstanceId, NodeId, State, Status, decode};
 use ec_store::{KeyValue, Op, Txn};
+use jiff::Timestamp;
 
 pub(crate) use room::marked;
 
@@ -47,6 +48,14 @@ pub(crate) struct Known {
     pub(crate) power_wished: bool,
     /// The generation of the newest wish for its power that a user was told of.
     pub(crate) power_acknowledged: u64,
+    /// So many wishes for a new disk there were, which may have arrived.
+    rebuilds_wished: u32,
+    /// The newest of them that a user was told of.
+    pub(crate) rebuild_acknowledged: Option<Timestamp>,
+    /// A guest may have written the disk that there is now.
+    wrote_disk: bool,
+    /// So many disks were replaced that a guest may have written.
+    replaced: u32,
     /// When it was claimed.
     claimed: u64,
     /// Its claim was given back so old, and before it was requested: a command that slept too long requests it in
@@ -140,8 +149,17 @@ impl Referee {
         self.known.entry(instance).or_default().wished_away = true;
     }
 
-    pub(crate) fn power_wished(&mut self, instance: InstanceId) {
-        self.known.entry(instance).or_default().power_wished = true;
+    /// A user wishes something of it, which may arrive from now on. A new disk costs its guest a stop and a start.
+    pub(crate) fn wished(&mut self, instance: InstanceId, is_rebuild: bool) {
+        let known = self.known.entry(instance).or_default();
+        known.power_wished = true;
+        known.rebuilds_wished += u32::from(is_rebuild);
+    }
+
+    /// A user was told that this wish for a new disk is written.
+    pub(crate) fn rebuild_acknowledged(&mut self, instance: InstanceId, wished_at: Timestamp) {
+        let known = self.known.entry(instance).or_default();
+        known.rebuild_acknowledged = known.rebuild_acknowledged.max(Some(wished_at));
     }
 
     /// A user was told that this wish for its power is written.
@@ -280,7 +298,14 @@ impl Referee {
         known.revived = late && what != Operation::Destroy;
         known.was_revived |= known.revived;
         // A call that its agent had given up comes after what was wished since, and is told as what it made.
-        let is_power = !matches!(what, Operation::CreateOverlay | Operation::Define | Operation::Destroy);
+        let is_power = !matches!(
+            what,
+            Operation::CreateOverlay
+                | Operation::CreateSuccessor
+                | Operation::DropSuccessor
+                | Operation::Define
+                | Operation::Destroy
+        );
         known.disturbed |= late && is_power;
         match what {
             Operation::Start => {
@@ -288,7 +313,7 @@ impl Referee {
                     let found = format!("{instance} was started again after it had been ACTIVE");
                     self.findings.push(found);
                 }
-                known.wrote = true;
+                (known.wrote, known.wrote_disk) = (true, true);
                 let claim = content(world, &format!("{PLACEMENT}/consumers/{instance}"));
                 if claim.is_none() && !self.restored && !self.claims_lost {
                     self.found(format!("{instance} was started without a claim"));
@@ -298,6 +323,14 @@ impl Referee {
                 if !known.power_wished =>
             {
                 self.found(format!("{what:?} of {instance}, and no user wished anything of its power"));
+            }
+            Operation::ReplaceOverlay => {
+                known.replaced += u32::from(std::mem::take(&mut known.wrote_disk));
+                if known.replaced > known.rebuilds_wished {
+                    self.found(format!(
+                        "the disk of {instance} was replaced more often than any user wished"
+                    ));
+                }
             }
             Operation::Destroy if known.wrote && before.volume && !known.wished_away => {
                 self.found(format!(

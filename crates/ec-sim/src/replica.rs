@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ec_placement_model::search::Options;
 use placement::{
     http::{Api, ApiConfig, Auth, Cors, Policy},
-    metrics::Metrics,
     store::{Keys, Limits, Replica},
 };
 use tokio_util::sync::CancellationToken;
@@ -55,10 +54,9 @@ impl Replicas {
         let (life, stop) = (Life::new(), CancellationToken::new());
         let actor = Actor::Replica(number);
         let door = Door { world: Arc::clone(world), actor, life: life.clone() };
-        let metrics = Arc::<Metrics>::default();
         let (keys, limits) = (Keys::new(PLACEMENT), Limits::default());
         let host = world.machine(&life);
-        let replica = Replica::start(Arc::new(door), keys, limits, Arc::clone(&metrics), host, stop.clone());
+        let replica = Replica::start(Arc::new(door), keys, limits, host, stop.clone());
         let (watched, in_world, watched_life) = (replica.clone(), Arc::clone(world), life.clone());
         tokio::spawn(async move {
             tokio::select! {
@@ -76,7 +74,7 @@ impl Replicas {
             randomize: false,
             search: Options::default(),
         };
-        let api = Arc::new(Api::new(replica.clone(), config, metrics, false));
+        let api = Arc::new(Api::new(replica.clone(), config, false));
         if let Some(slot) = self.lock().get_mut(number) {
             *slot = Some(Running { api, replica, life, stop });
         }

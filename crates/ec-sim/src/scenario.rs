@@ -3,6 +3,7 @@
 //! destroyed without anything left, as in every history. Nothing is left to chance, so that each has one log, which is
 //! kept in `scenarios/NAME/log` for people to read and compare.
 
+mod believed;
 mod build;
 mod callers;
 mod controller;
@@ -13,6 +14,8 @@ mod operators;
 mod people;
 mod placement;
 mod power;
+mod reach;
+mod rebuild;
 mod records;
 mod stage;
 
@@ -60,8 +63,11 @@ pub fn scenarios() -> impl Iterator<Item = &'static Scenario> {
         host::ALL,
         guests::ALL,
         power::ALL,
+        reach::ALL,
+        rebuild::ALL,
         build::ALL,
         records::ALL,
+        believed::ALL,
         placement::ALL,
         operators::ALL,
         controller::ALL,

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ec_hypervisor::{Observed, RunState};
 use ec_model::{Desired, InstanceId, NodeId, Power, Request, State, Status, decode};
+use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::{
@@ -86,7 +87,7 @@ impl Traces {
             Some(State::Active) => runs && !self.guest.transient,
             Some(State::Paused) => is_paused,
             Some(State::Stopped | State::Suspended) => !runs && !is_paused,
-            Some(State::Stopping | State::Rebooting | State::Suspending) => false,
+            Some(State::Stopping | State::Rebooting | State::Suspending | State::Rebuilding) => false,
             _ => true,
         }
     }
@@ -113,6 +114,16 @@ impl Traces {
         request.power.generation >= acknowledged
             && status.power_generation >= request.power.generation
             && (disturbed || status.state == state || halted)
+    }
+
+    /// Whether the last wish for a new disk was not lost, and its end was told.
+    pub(crate) fn is_rebuilt(&self, acknowledged: Option<Timestamp>) -> bool {
+        let (Some(request), Some(status)) = (&self.request, &self.status) else { return true };
+        let wished = request.rebuild.map(|wish| wish.wished_at);
+        let told = status.rebuilt.as_ref().map(|rebuilt| rebuilt.wished_at);
+        request.desired != Desired::Active
+            || status.state == State::Error
+            || wished >= acknowledged && told >= wished
     }
 
     pub(crate) fn is_only_claim(&self) -> bool {

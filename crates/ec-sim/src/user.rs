@@ -3,10 +3,10 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use ec_cloud::{
-    Cloud, CloudError, Guest, Naming, Scheduled, Verb, View, Wanted, act, destroy, list, schedule,
-    until_active, until_powered,
+    Ask, Awaited, Cloud, CloudError, Guest, Naming, Scheduled, Verb, View, Wanted, act, destroy, list,
+    schedule, until_active, until_done,
 };
-use ec_model::{Blob, ImageRef, InstanceId, ResourceQuery, Restart, State};
+use ec_model::{AccessKind, Blob, ImageRef, InstanceId, ResourceQuery, Restart, State};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -85,7 +85,8 @@ pub(crate) async fn live(world: Arc<World>, number: u32, done: CancellationToken
 /// Some wish for power.
 fn a_verb(world: &World) -> Verb {
     let grace = if world.chance(50) { 0 } else { 20 };
-    match world.pick(0..8) {
+    match world.pick(0..9) {
+        8 => Verb::Rebuild(None),
         0..2 => Verb::Start,
         2..4 => Verb::Stop(grace),
         4 => Verb::Reboot(grace),
@@ -210,12 +211,14 @@ pub(crate) async fn place(
         image: ImageRef { url: format!("file://{}", image(world).display()), sha256: None },
         token_required: false,
         labels: BTreeMap::new(),
+        metadata: BTreeMap::new(),
         restart,
     };
     world.log(actor, format!("schedule {}", name.unwrap_or("without a name")));
     let told = async {
         let query = ResourceQuery::parse(query).map_err(|error| error.to_string())?;
-        let wanted = Wanted::new(&query, &guest).map_err(|error| error.to_string())?;
+        let wanted = Ask::new(&query).and_then(|ask| Wanted::new(ask, &guest));
+        let wanted = wanted.map_err(|error| error.to_string())?;
         match schedule(cloud, &wanted, stop).await {
             Ok(Ok(placed)) => Ok(placed),
             Ok(Err(_)) => Err("no room".to_owned()),
@@ -282,14 +285,18 @@ pub(crate) async fn wish(
 ) -> Result<Option<State>, String> {
     world.log(actor, format!("{} {instance}", verb.name()));
     // From here on it may arrive.
-    world.judge(|referee, _| referee.power_wished(instance));
+    let is_rebuild = matches!(verb, Verb::Rebuild(_));
+    world.judge(|referee, _| referee.wished(instance, is_rebuild));
     let done = async {
         let acted = act(cloud, instance, verb).await?;
         world.log(actor, format!("is told: {}", acted.already.as_deref().unwrap_or("it is written")));
-        let Some(generation) = acted.awaited else { return Ok(None) };
-        world.judge(|referee, _| referee.power_acknowledged(instance, generation));
+        let Some(awaited) = acted.awaited else { return Ok(None) };
+        world.judge(|referee, _| match awaited {
+            Awaited::Power(generation) => referee.power_acknowledged(instance, generation),
+            Awaited::Rebuild(wished_at) => referee.rebuild_acknowledged(instance, wished_at),
+        });
         let Some(patience) = patience else { return Ok(None) };
-        let came = until_powered(cloud, acted.node, instance, generation, patience, |_| {}).await?;
+        let came = until_done(cloud, acted.node, instance, awaited, patience, |_| {}).await?;
         world.log(actor, format!("waited for {instance}: {}", came.state));
         Ok(Some(came.state))
     };
@@ -297,6 +304,26 @@ pub(crate) async fn wish(
         world.log(actor, format!("is told: {error}"));
         error.to_string()
     })
+}
+
+/// Looks at a guest's console; the word that lets in, or what was told instead.
+pub(crate) async fn look_at(
+    world: &Arc<World>,
+    actor: Actor,
+    cloud: &Cloud,
+    instance: InstanceId,
+) -> Result<String, String> {
+    world.log(actor, format!("look at the console of {instance}"));
+    match ec_cloud::look_at(cloud, instance, AccessKind::Console).await {
+        Ok(door) => {
+            world.log(actor, format!("has a ticket for {instance} from {}", door.node));
+            Ok(door.ticket.0)
+        }
+        Err(error) => {
+            world.log(actor, format!("is told: {error}"));
+            Err(error.to_string())
+        }
+    }
 }
 
 /// Lists all instances.

@@ -58,7 +58,7 @@ fn json(status: StatusCode, document: &Value) -> Response<Full<Bytes>> {
     typed(status, "application/json", format!("{document}\n"))
 }
 
-fn text(status: StatusCode, line: impl Into<String>) -> Response<Full<Bytes>> {
+pub(super) fn text(status: StatusCode, line: impl Into<String>) -> Response<Full<Bytes>> {
     typed(status, "text/plain; charset=utf-8", line.into() + "\n")
 }
 

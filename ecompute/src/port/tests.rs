@@ -36,27 +36,33 @@ impl Transport for Away {
 }
 
 /// An agent that has not begun.
-struct Node {
+pub(super) struct Node {
     store: MemoryStore,
-    parts: Arc<Parts>,
+    pub(super) parts: Arc<Parts>,
     _state: TempDir,
 }
 
-fn settings(state: &Path, more: &str) -> Settings {
+pub(super) fn settings(state: &Path, more: &str) -> Settings {
     let text = format!("name: n\nstate_dir: {}\n{more}", state.display());
     Settings::check(&parse(&text, Path::new("compute.yaml")).unwrap()).unwrap()
 }
 
 async fn node() -> Node {
+    node_on().await.0
+}
+
+/// With the hypervisor behind it.
+pub(super) async fn node_on() -> (Node, SimulatedHypervisor) {
     ec_runtime::install_tls_provider();
     let state = tempfile::tempdir().unwrap();
     let settings = settings(state.path(), "");
     let node = NodeId::new(uuid::Uuid::from_u128(9));
-    let (store, hypervisor) = (MemoryStore::new(), Arc::new(SimulatedHypervisor::new(node)));
+    let (store, hypervisor) = (MemoryStore::new(), SimulatedHypervisor::new(node));
     let placement = PlacementClient::new(&settings.placement).unwrap().over(Arc::new(Away));
     let (behind, host) = (Arc::new(store.clone()), Host::default());
-    let parts = agent::assemble(settings, node, behind, hypervisor, placement, host).await.unwrap();
-    Node { store, parts, _state: state }
+    let under = Arc::new(hypervisor.clone());
+    let parts = agent::assemble(settings, node, behind, under, placement, host).await.unwrap();
+    (Node { store, parts, _state: state }, hypervisor)
 }
 
 impl Node {
@@ -159,6 +165,7 @@ async fn the_view_tells_each_instance_and_no_secret_also_while_etcd_is_away() {
         desired: Desired::Active,
         power: ec_model::PowerWish::default(),
         restart: ec_model::Restart::No,
+        rebuild: None,
         name: Some("web".to_owned()),
         project: "p".to_owned(),
         user: "u".to_owned(),
@@ -167,9 +174,11 @@ async fn the_view_tells_each_instance_and_no_secret_also_while_etcd_is_away() {
             resources: Resources::from([("VCPU".to_owned(), 1)]),
             image: ImageRef { url: format!("https://user:{SECRET}@images/x?{SECRET}"), sha256: None },
             keys: vec![format!("ssh-ed25519 {SECRET}")],
+            metadata: std::collections::BTreeMap::new(),
             user_data_bytes: None,
             token_required: false,
         }),
+        access: None,
         created_at: Timestamp::UNIX_EPOCH,
     };
     let keys = &node.parts.settings.keys;

@@ -3,12 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use ec_hypervisor::DomainSpec;
+use ec_image::CachedImage;
 use ec_metadata::{InstanceRecord, RECORD_VERSION, RecordDir};
-use ec_model::{Blob, MacAddr, Progress, Request, Resources, Spec, State, Status};
+use ec_model::{Blob, ImageRef, MacAddr, Progress, Rebuilt, Request, Resources, Spec, State, Status};
 use ec_plan::{RecordFacts, engine::Change, status};
 use tokio::sync::watch;
 
 use super::{Stop, Worker, hostname, pause_for_test_named};
+use crate::look::record_facts;
 
 /// Progress is for people: once a second is enough, and keeps etcd's history small.
 const PROGRESS_PERIOD: Duration = Duration::from_secs(1);
@@ -35,10 +37,37 @@ impl Worker {
                 tracing::info!(%instance, "ALLOCATIONS ARE {}", serde_json::json!(allocated));
             }
         }
-        let disk_gb = self.job.allocated.as_ref().and_then(|amounts| amounts.get("DISK_GB")).copied();
-        // Where disks are as large as their images, DISK_GB bounds none.
-        let disk_bytes = disk_gb.map(|gb| gb.saturating_mul(1 << 30)).filter(|_| parts.settings.resize);
+        let disk_bytes = self.disk_bytes().await?;
+        let image = self.fetch(wanted, disk_bytes).await?;
+        self.take_permit().await?;
+        let mut record = self.record_of(&request).await?;
+        record.base_digest = Some(image.base.digest.clone());
+        // Made from what is wished last.
+        record.rebuilt = request.rebuild.map(|wish| Rebuilt { wished_at: wish.wished_at, failed: None });
+        self.put_record(record).await?;
+        pause_for_test_named("before-overlay");
+        self.touched_hypervisor = true;
+        parts.hypervisor.create_overlay(instance, &image.base, disk_bytes).await?;
+        Ok(())
+    }
 
+    /// How large its disk shall be; nothing where it is as large as its image.
+    pub(super) async fn disk_bytes(&self) -> Result<Option<u64>, Stop> {
+        // Where disks are as large as their images, DISK_GB bounds none.
+        if !self.parts.settings.resize {
+            return Ok(None);
+        }
+        let disk_gb = self.amounts().await?.get("DISK_GB").copied();
+        Ok(disk_gb.map(|gb| gb.saturating_mul(1 << 30)))
+    }
+
+    /// Fetches an image, telling how far that is.
+    pub(super) async fn fetch(
+        &mut self,
+        wanted: &ImageRef,
+        disk_bytes: Option<u64>,
+    ) -> Result<CachedImage, Stop> {
+        let parts = Arc::clone(&self.parts);
         let (progress, mut steps) = watch::channel(None::<Progress>);
         let fetch = parts.images.fetch(wanted, disk_bytes, progress);
         tokio::pin!(fetch);
@@ -62,22 +91,15 @@ impl Worker {
                 }
             }
         };
+        let disk_gb = self.job.allocated.as_ref().and_then(|amounts| amounts.get("DISK_GB")).copied();
         if let Some(gb) = disk_gb.filter(|gb| !parts.settings.resize && image.base.virtual_size > gb << 30) {
             tracing::warn!(
-                %instance,
+                instance = %self.job.instance,
                 image_bytes = image.base.virtual_size,
                 "its image is larger than the {gb} GiB allocated, and is taken all the same: resize is off"
             );
         }
-
-        self.take_permit().await?;
-        let mut record = self.record_of(&request).await?;
-        record.base_digest = Some(image.base.digest.clone());
-        self.put_record(record).await?;
-        pause_for_test_named("before-overlay");
-        self.touched_hypervisor = true;
-        parts.hypervisor.create_overlay(instance, &image.base, disk_bytes).await?;
-        Ok(())
+        Ok(image)
     }
 
     /// Writes the record of a guest that is here anew: somebody deleted it, and metadata stands on it.
@@ -86,7 +108,26 @@ impl Worker {
         let request = self.request()?;
         let mut record = self.record_of(&request).await?;
         record.started = true;
+        // Whether that was done nobody can tell, unless the status does; doing it again might cost what a guest wrote since.
+        let told = self.status.known().and_then(|status| status.rebuilt.clone());
+        record.rebuilt = match request.rebuild {
+            Some(wish) if told.as_ref().is_none_or(|told| told.wished_at < wish.wished_at) => Some(Rebuilt {
+                wished_at: wish.wished_at,
+                failed: Some(
+                    "its node's record of it was lost, so nobody can tell whether it was done".into(),
+                ),
+            }),
+            _ => told,
+        };
         self.put_record(record).await
+    }
+
+    /// From then on the metadata service tells the guest so.
+    pub(super) async fn keep_metadata(&mut self) -> Result<(), Stop> {
+        let request = self.request()?;
+        let metadata = spec_of(&request)?.metadata.clone();
+        let record = self.own_record().await?;
+        self.put_record(InstanceRecord { metadata, ..record }).await
     }
 
     /// The node's record as the request has it, of a guest that has not run.
@@ -98,7 +139,10 @@ impl Worker {
             name: hostname(request),
             macs: self.macs(),
             base_digest: None,
+            next_base_digest: None,
+            rebuilt: None,
             keys: spec.keys.clone(),
+            metadata: spec.metadata.clone(),
             user_data: self.user_data(spec).await?,
             token_required: spec.token_required,
             project: request.project.clone(),
@@ -122,10 +166,10 @@ impl Worker {
         Ok(Some(Blob(data)))
     }
 
-    async fn put_record(&mut self, record: InstanceRecord) -> Result<(), Stop> {
-        let started = record.started;
+    pub(super) async fn put_record(&mut self, record: InstanceRecord) -> Result<(), Stop> {
+        let facts = record_facts(&record);
         self.records(move |records| records.put(&record)).await?;
-        self.done.push(Change::Record(RecordFacts::Kept { started }));
+        self.done.push(Change::Record(facts));
         Ok(())
     }
 
@@ -133,6 +177,18 @@ impl Worker {
     pub(super) async fn record(&self) -> Result<Option<InstanceRecord>, Stop> {
         let instance = self.job.instance;
         self.records(move |records| records.get(instance)).await
+    }
+
+    /// The node's record, without which nothing is begun. That it is not as it was thought to be is learnt at once.
+    pub(super) async fn own_record(&mut self) -> Result<InstanceRecord, Stop> {
+        let instance = self.job.instance;
+        if let Some(record) = self.record().await? {
+            return Ok(record);
+        }
+        let is_there = self.records(move |records| records.has(instance)).await?;
+        let facts = if is_there { RecordFacts::Unreadable } else { RecordFacts::Absent };
+        self.done.push(Change::Record(facts));
+        Err(Stop::Retry("its node's record of it is gone or cannot be read".to_owned()))
     }
 
     /// Works on the node's records, which waits for the disk.
@@ -197,7 +253,7 @@ impl Worker {
 }
 
 /// What the instance shall be.
-fn spec_of(request: &Request) -> Result<&Spec, Stop> {
+pub(super) fn spec_of(request: &Request) -> Result<&Spec, Stop> {
     request.spec.as_ref().ok_or_else(|| Stop::Failed("its request does not say what it shall be".to_owned()))
 }
 

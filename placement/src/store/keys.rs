@@ -1,4 +1,5 @@
-//! Where each record lies, and how it reads.
+//! Where each record lies, and how it reads: placement as a model of `ec-replica`. What is decided on it is
+//! `ec-placement-model`'s matter.
 //!
 //! ```text
 //!   <prefix>/providers/<uuid>     a provider: name, parent, inventories, traits, aggregates
@@ -8,23 +9,22 @@
 //!   <prefix>/consumers/<uuid>     a consumer with its allocations
 //!   <prefix>/traits/<name>        a trait that a user made
 //!   <prefix>/classes/<name>       a resource class that a user made
-//!   <prefix>/clock                written by every transaction: its revision is that of the newest
-//!   <prefix>/epoch                which replica was the last to find itself on this very store
-//!   <prefix>/turn                 which replica asks the others to let it write
-//!   <prefix>/import               there while an import is under way, or where one broke off
 //! ```
 
 use std::sync::Arc;
 
 use ec_placement_model::{
-    Change, Consumer, Draft, Extra, Key, Name, NamedRecord, Part, Provider, Record, Stored,
-    generation_problem, intern, is_custom,
+    Change, Command, Consumer, Draft, Extra, Key, ModelError, Name, NamedRecord, Outcome, Part, Provider,
+    Record, Savepoint, State, Stored, decide, generation_problem, intern, is_custom,
 };
-use ec_runtime::planted;
-use ec_store::{Compare, KeyValue, Op, Revision, Txn};
+use ec_replica::{Commands, Model, Prefix, Reading};
+use ec_store::{KeyValue, Op, Revision, Store};
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use uuid::Uuid;
+
+use super::recall::recall;
 
 /// The newest version of records that is understood.
 const VERSION: u32 = 1;
@@ -32,8 +32,7 @@ const VERSION: u32 = 1;
 /// The layout under one prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Keys {
-    /// With a slash at its end.
-    root: Arc<str>,
+    prefix: Prefix,
 }
 
 /// A record to be written.
@@ -51,84 +50,100 @@ struct NameRecord {
     provider: Uuid,
 }
 
-/// What a pair of the store is.
-#[derive(Debug, Clone)]
-pub enum Reading {
-    /// A record of ours, and what it says; nothing where it is not of the state.
-    Ours(Vec<Change>),
-    /// Nothing of ours.
-    Foreign,
-}
-
-/// Where a transaction believes the store to be.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Stand {
-    /// The revision of the clock that is known.
-    pub clock: Revision,
-    /// The revision of the epoch that is known; 0: there is none.
-    pub epoch: Revision,
-    /// Which listing of the store all this began with.
-    pub listing: u64,
-}
-
-/// Conditions that every transaction has beside those of its decisions: on the clock and on the epoch.
-pub(super) const CONDITIONS: usize = 2;
-/// Changes that it may have beside theirs: the clock, the epoch, and the turn that it gives back.
-pub(super) const CHANGES: usize = 3;
-
 impl Keys {
     /// The layout under `prefix`, with or without a slash at its end.
     pub fn new(prefix: &str) -> Self {
-        Self { root: format!("{}/", prefix.trim_end_matches('/')).into() }
-    }
-
-    /// What every key begins with.
-    pub fn prefix(&self) -> &str {
-        &self.root
-    }
-
-    /// The key that every transaction writes.
-    pub fn clock(&self) -> String {
-        format!("{}clock", self.root)
-    }
-
-    /// The key that a replica writes before its first transaction on a store that it has come (back) to.
-    pub fn epoch(&self) -> String {
-        format!("{}epoch", self.root)
-    }
-
-    /// The key of whoever asks the others to wait.
-    pub fn turn(&self) -> String {
-        format!("{}turn", self.root)
-    }
-
-    /// The key that marks an import that is not complete.
-    pub fn import(&self) -> String {
-        format!("{}import", self.root)
+        Self { prefix: Prefix::new(prefix) }
     }
 
     fn provider(&self, uuid: &Uuid) -> String {
-        format!("{}providers/{uuid}", self.root)
+        format!("{}providers/{uuid}", self.prefix.as_str())
     }
 
-    /// The key whose revision stands for a record.
-    fn guard(&self, key: &Key) -> String {
-        let root = &self.root;
-        match key {
-            Key::Provider(uuid) => format!("{root}generations/{uuid}"),
-            Key::Consumer(uuid) => format!("{root}consumers/{uuid}"),
-            Key::ProviderName(name) => format!("{root}names/{name}"),
-            Key::Trait(name) => format!("{root}traits/{name}"),
-            Key::Class(name) => format!("{root}classes/{name}"),
+    /// What a key is of; none where it is none of ours.
+    pub(super) fn key_of(&self, key: &str) -> Option<Key> {
+        Some(self.split(key)?.0)
+    }
+
+    /// What a key is of; none where it is not as we write it.
+    fn split(&self, key: &str) -> Option<(Key, Part)> {
+        let (kind, id) = self.prefix.strip(key)?.split_once('/')?;
+        // One spelling only: another one would be the same provider, or consumer, a second time.
+        let uuid = || {
+            let uuid = id.parse::<Uuid>().ok()?;
+            (*uuid.hyphenated().encode_lower(&mut Uuid::encode_buffer()) == *id).then_some(uuid)
+        };
+        Some(match kind {
+            "providers" => (Key::Provider(uuid()?), Part::Record),
+            "generations" => (Key::Provider(uuid()?), Part::Generation),
+            "consumers" => (Key::Consumer(uuid()?), Part::Record),
+            "names" => (Key::ProviderName(Name::from(id)), Part::Record),
+            "traits" if is_custom(id) => (Key::Trait(intern(id)), Part::Record),
+            "classes" if is_custom(id) => (Key::Class(intern(id)), Part::Record),
+            _ => return None,
+        })
+    }
+
+    fn ops(&self, draft: &Draft<'_>, key: &Key, record: Option<&Record>, ops: &mut Vec<Op>) {
+        let Some(record) = record else {
+            // Made and taken away again in one draft: it was never there.
+            if draft.seen().get(key).is_some_and(|revision| *revision == 0) {
+                return;
+            }
+            if let Key::Provider(uuid) = key {
+                ops.push(Op::Delete(self.provider(uuid)));
+            }
+            return ops.push(Op::Delete(self.guard(key)));
+        };
+        let unchanged = match (key, record) {
+            (Key::Provider(uuid), Record::Provider(provider, _)) => draft.is_base_record(uuid, provider),
+            _ => false,
+        };
+        let extra = draft.base().extra(key);
+        for mut put in self.puts(key, record).into_iter().skip(usize::from(unchanged)) {
+            if let Some(extra) =
+                extra.filter(|_| self.split(&put.key).is_some_and(|(_, part)| part == Part::Record))
+            {
+                put.value = with_extra(put.value, extra);
+            }
+            ops.push(Op::Put { key: put.key, value: put.value, lease: None });
         }
     }
 
-    /// Reads a pair from the store. What cannot be read is a change, too: one that says so.
-    pub fn read(&self, pair: &KeyValue) -> Reading {
-        let Some(rest) = pair.key.strip_prefix(&*self.root) else { return Reading::Foreign };
-        if ["clock", "epoch", "turn", "import"].contains(&rest) {
-            return Reading::Ours(Vec::new());
+    /// How a record is written: a provider as two keys, its own record first.
+    pub fn puts(&self, key: &Key, record: &Record) -> Vec<Put> {
+        let guard = self.guard(key);
+        match record {
+            Record::Provider(provider, generation) => {
+                let mut puts = Vec::with_capacity(2);
+                if let Key::Provider(uuid) = key {
+                    puts.push(Put { key: self.provider(uuid), value: encode(&**provider) });
+                }
+                puts.push(Put { key: guard, value: encode(generation) });
+                puts
+            }
+            Record::Consumer(consumer) => vec![Put { key: guard, value: encode(&**consumer) }],
+            Record::ProviderName(provider) => {
+                vec![Put { key: guard, value: encode(&NameRecord { version: VERSION, provider: *provider }) }]
+            }
+            Record::Trait(record) | Record::Class(record) => vec![Put { key: guard, value: encode(record) }],
         }
+    }
+}
+
+impl Model for Keys {
+    type State = State;
+    type Key = Key;
+    type Change = Change;
+
+    const IMPORTING: &'static str =
+        "an import is under way, or broke off; then finish it with the same `eplacement import`";
+
+    fn prefix(&self) -> &Prefix {
+        &self.prefix
+    }
+
+    fn read(&self, pair: &KeyValue) -> Reading<Change> {
         let Some((key, part)) = self.split(&pair.key) else { return Reading::Foreign };
         let revision = pair.mod_revision;
         let read = match (&key, part) {
@@ -177,23 +192,18 @@ impl Keys {
                     (why, Some(Change::Class(Arc::clone(name), Some(stored))))
                 }),
         };
-        Reading::Ours(match read {
-            Ok((change, None)) => vec![change],
-            Ok((change, Some(extra))) => vec![change, Change::Extra(key, extra)],
+        match read {
+            Ok((change, None)) => Reading::Sound(vec![change]),
+            Ok((change, Some(extra))) => Reading::Sound(vec![change, Change::Extra(key, extra)]),
             Err((why, known)) => {
                 let why = format!("cannot read {}: {why}", pair.key);
-                known.into_iter().chain([Change::Unreadable { key, part, why }]).collect()
+                let change = Change::Unreadable { key, part, why: why.clone() };
+                Reading::Unreadable { why, known, change }
             }
-        })
+        }
     }
 
-    /// What a key is of; none where it is none of ours.
-    pub fn key_of(&self, key: &str) -> Option<Key> {
-        Some(self.split(key)?.0)
-    }
-
-    /// What the deletion of a key means.
-    pub fn deleted(&self, key: &str) -> Option<Change> {
+    fn deleted(&self, key: &str) -> Option<Change> {
         Some(match self.split(key)? {
             (Key::Provider(uuid), Part::Record) => Change::Provider(uuid, None),
             (Key::Provider(uuid), Part::Generation) => Change::Generation(uuid, None),
@@ -204,117 +214,85 @@ impl Keys {
         })
     }
 
-    /// What a key is of; none where it is not as we write it.
-    fn split(&self, key: &str) -> Option<(Key, Part)> {
-        let (kind, id) = key.strip_prefix(&*self.root)?.split_once('/')?;
-        // One spelling only: another one would be the same provider, or consumer, a second time.
-        let uuid = || {
-            let uuid = id.parse::<Uuid>().ok()?;
-            (*uuid.hyphenated().encode_lower(&mut Uuid::encode_buffer()) == *id).then_some(uuid)
-        };
-        Some(match kind {
-            "providers" => (Key::Provider(uuid()?), Part::Record),
-            "generations" => (Key::Provider(uuid()?), Part::Generation),
-            "consumers" => (Key::Consumer(uuid()?), Part::Record),
-            "names" => (Key::ProviderName(Name::from(id)), Part::Record),
-            "traits" if is_custom(id) => (Key::Trait(intern(id)), Part::Record),
-            "classes" if is_custom(id) => (Key::Class(intern(id)), Part::Record),
-            _ => return None,
-        })
+    async fn recall(&self, store: &dyn Store, unreadable: &KeyValue) -> Option<Change> {
+        recall(store, self, unreadable).await
     }
 
-    /// How many conditions and changes the transaction of a draft has of its own.
-    pub fn operations(draft: &Draft<'_>) -> (usize, usize) {
+    fn key(change: &Change) -> Key {
+        change.key()
+    }
+
+    fn written_at(change: Change, revision: Revision) -> Change {
+        change.written_at(revision)
+    }
+
+    fn apply(state: &mut State, changes: impl IntoIterator<Item = Change>) {
+        state.apply(changes);
+    }
+}
+
+impl Commands for Keys {
+    type Command = Command;
+    type Outcome = Outcome;
+    type Refusal = ModelError;
+    type Draft<'s> = Draft<'s>;
+    type Savepoint = Savepoint;
+
+    fn draft(state: &State) -> Draft<'_> {
+        Draft::new(state)
+    }
+
+    fn decide(draft: &mut Draft<'_>, command: &Command, now: Timestamp) -> Result<Outcome, ModelError> {
+        decide(draft, command, now.as_second())
+    }
+
+    fn savepoint(draft: &Draft<'_>) -> Savepoint {
+        draft.savepoint()
+    }
+
+    fn forget(draft: &mut Draft<'_>, to: Savepoint) {
+        draft.forget(to);
+    }
+
+    fn seen<'d>(draft: &'d Self::Draft<'_>) -> impl ExactSizeIterator<Item = (&'d Key, Revision)> {
+        draft.seen().iter().map(|(key, revision)| (key, *revision))
+    }
+
+    fn seen_since<'d>(draft: &'d Self::Draft<'_>, savepoint: Savepoint) -> impl Iterator<Item = &'d Key> {
+        draft.seen_since(savepoint)
+    }
+
+    fn size(draft: &Draft<'_>) -> usize {
         // A provider is two keys; where only its generation changes, one of them.
         let both = draft.changes().filter(|(key, record)| match (key, record) {
             (Key::Provider(uuid), Some(Record::Provider(record, _))) => !draft.is_base_record(uuid, record),
             (Key::Provider(_), None) => true,
             _ => false,
         });
-        (draft.seen().len(), draft.changes().len() + both.count())
+        draft.changes().len() + both.count()
     }
 
-    /// The transaction that is nothing but a write: on the store that is known, where it is still that.
-    ///
-    /// A store that was put back behind what is known does not have the clock that far. Where it has been
-    /// written since, whoever did so has written the epoch before.
-    pub fn beat(&self, stand: Stand, id: &str) -> Txn {
-        let mut txn = Txn::new().put(self.clock(), id);
-        let epoch = self.epoch();
-        if !planted("epoch-not-compared") {
-            txn = txn.when(if stand.epoch == 0 {
-                Compare::Absent(epoch)
-            } else {
-                Compare::Unchanged(epoch, stand.epoch)
-            });
+    fn guard(&self, key: &Key) -> String {
+        let root = self.prefix.as_str();
+        match key {
+            Key::Provider(uuid) => format!("{root}generations/{uuid}"),
+            Key::Consumer(uuid) => format!("{root}consumers/{uuid}"),
+            Key::ProviderName(name) => format!("{root}names/{name}"),
+            Key::Trait(name) => format!("{root}traits/{name}"),
+            Key::Class(name) => format!("{root}classes/{name}"),
         }
-        if stand.clock == 0 { txn } else { txn.when(Compare::NotBefore(self.clock(), stand.clock)) }
     }
 
-    /// The transaction that makes a draft true, if nothing that it stands on has changed.
-    pub fn txn(&self, draft: &Draft<'_>, stand: Stand, id: &str) -> Txn {
-        let mut txn = self.beat(stand, id);
-        for (key, revision) in draft.seen() {
-            if planted("race-not-compared") && matches!(key, Key::Provider(_)) {
-                continue;
-            }
-            let guard = self.guard(key);
-            txn.when.push(if *revision == 0 {
-                Compare::Absent(guard)
-            } else {
-                Compare::Unchanged(guard, *revision)
-            });
-        }
+    fn writes(&self, draft: &Draft<'_>) -> Vec<Op> {
+        let mut ops = Vec::new();
         for (key, record) in draft.changes() {
-            self.ops(draft, key, record.as_ref(), &mut txn.then);
+            self.ops(draft, key, record.as_ref(), &mut ops);
         }
-        txn
+        ops
     }
 
-    fn ops(&self, draft: &Draft<'_>, key: &Key, record: Option<&Record>, ops: &mut Vec<Op>) {
-        let Some(record) = record else {
-            // Made and taken away again in one draft: it was never there.
-            if draft.seen().get(key).is_some_and(|revision| *revision == 0) {
-                return;
-            }
-            if let Key::Provider(uuid) = key {
-                ops.push(Op::Delete(self.provider(uuid)));
-            }
-            return ops.push(Op::Delete(self.guard(key)));
-        };
-        let unchanged = match (key, record) {
-            (Key::Provider(uuid), Record::Provider(provider, _)) => draft.is_base_record(uuid, provider),
-            _ => false,
-        };
-        let extra = draft.base().extra(key);
-        for mut put in self.puts(key, record).into_iter().skip(usize::from(unchanged)) {
-            if let Some(extra) =
-                extra.filter(|_| self.split(&put.key).is_some_and(|(_, part)| part == Part::Record))
-            {
-                put.value = with_extra(put.value, extra);
-            }
-            ops.push(Op::Put { key: put.key, value: put.value, lease: None });
-        }
-    }
-
-    /// How a record is written: a provider as two keys, its own record first.
-    pub fn puts(&self, key: &Key, record: &Record) -> Vec<Put> {
-        let guard = self.guard(key);
-        match record {
-            Record::Provider(provider, generation) => {
-                let mut puts = Vec::with_capacity(2);
-                if let Key::Provider(uuid) = key {
-                    puts.push(Put { key: self.provider(uuid), value: encode(&**provider) });
-                }
-                puts.push(Put { key: guard, value: encode(generation) });
-                puts
-            }
-            Record::Consumer(consumer) => vec![Put { key: guard, value: encode(&**consumer) }],
-            Record::ProviderName(provider) => {
-                vec![Put { key: guard, value: encode(&NameRecord { version: VERSION, provider: *provider }) }]
-            }
-            Record::Trait(record) | Record::Class(record) => vec![Put { key: guard, value: encode(record) }],
-        }
+    fn written(draft: &Draft<'_>) -> Vec<Change> {
+        draft.written()
     }
 }
 

@@ -4,9 +4,10 @@
 use std::time::Duration;
 
 use ec_placement_model::{Change, Key};
+use ec_replica::Model;
 use ec_store::{KeyValue, Store, StoreError};
 
-use super::keys::{Keys, Reading};
+use super::Keys;
 
 /// So many writes are looked back at.
 const WRITES: usize = 16;
@@ -37,7 +38,7 @@ pub(super) async fn recall(store: &dyn Store, keys: &Keys, unreadable: &KeyValue
             }
         };
         writes += 1;
-        if let Reading::Ours(changes) = keys.read(&pair)
+        if let Some(changes) = keys.read(&pair).into_changes()
             && let Some(known) = changes.into_iter().find(|change| matches!(change, Change::Consumer(..)))
         {
             return Some(known);

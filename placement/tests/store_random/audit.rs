@@ -4,16 +4,18 @@ use std::collections::HashMap;
 
 use ec_placement_model::{Name, State, check::check};
 use ec_store::MemoryStore;
-use placement::store::{Keys, Reading};
+use placement::store::{Keys, Model};
 use uuid::Uuid;
 
 /// The state that a store's content stands for, read without the store's faults.
 pub(crate) fn decode(store: &MemoryStore, keys: &Keys) -> State {
     let mut state = State::default();
-    for pair in store.content(keys.prefix()).pairs {
-        match keys.read(&pair) {
-            Reading::Ours(changes) => state.apply(changes),
-            Reading::Foreign => unreachable!("{} is not ours", pair.key),
+    for pair in store.content(keys.prefix().as_str()).pairs {
+        if keys.prefix().common(&pair.key).is_none() {
+            let Some(changes) = keys.read(&pair).into_changes() else {
+                unreachable!("{} is not ours", pair.key)
+            };
+            state.apply(changes);
         }
     }
     state

@@ -18,10 +18,7 @@ use ec_placement_model::{
 };
 use ec_runtime::Host;
 use ec_store::{Backup, MemoryStore, Store, StoreError, Txn};
-use placement::{
-    metrics::Metrics,
-    store::{Keys, Limits, Replica, WriteError},
-};
+use placement::store::{Keys, Limits, Replica, WriteError};
 use portrait::{differences, portrait};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use shaky::{LATEST, OnTheirWay, Shaky};
@@ -100,14 +97,7 @@ impl History {
         let store: Arc<dyn Store> = Arc::new(self.shaky.clone());
         let stop = CancellationToken::new();
         let limits = Limits { operations: self.dice.random_range(16..64) };
-        let replica = Replica::start(
-            store,
-            self.keys.clone(),
-            limits,
-            Arc::new(Metrics::default()),
-            Host::default(),
-            stop.clone(),
-        );
+        let replica = Replica::start(store, self.keys.clone(), limits, Host::default(), stop.clone());
         self.replicas.push((replica, stop));
     }
 

@@ -15,7 +15,7 @@ use ec_store::{
     KeyValue, LeaseId, Listing, MemoryStore, Op, Revision, Server, Store, StoreError, StoreResult, Txn,
     TxnOutcome, Watch, WatchBatch,
 };
-use placement::store::Keys;
+use placement::store::{Keys, Model};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use tokio::time::sleep;
 
@@ -124,7 +124,7 @@ impl Shaky {
     }
 
     async fn apply(&self, txn: Txn) -> StoreResult<TxnOutcome> {
-        let clock = self.shared.keys.clock();
+        let clock = self.shared.keys.prefix().clock();
         let id = txn.then.iter().find_map(|op| match op {
             Op::Put { key, value, .. } if *key == clock => Some(value.clone()),
             _ => None,

@@ -8,7 +8,6 @@ use ec_runtime::Host;
 use ec_store::{MemoryStore, Store};
 use placement::{
     http::{Api, ApiConfig, Auth, Cors, Policy, ServerConfig, serve},
-    metrics::Metrics,
     store::{Keys, Limits, Replica},
 };
 use reqwest::{Client, Method};
@@ -44,18 +43,11 @@ impl Server {
         ec_runtime::install_tls_provider();
         let store: Arc<dyn Store> = Arc::new(store.clone());
         let stop = CancellationToken::new();
-        let metrics = Arc::new(Metrics::default());
-        let replica = Replica::start(
-            store,
-            Keys::new("/p"),
-            Limits::default(),
-            Arc::clone(&metrics),
-            Host::default(),
-            stop.clone(),
-        );
+        let replica =
+            Replica::start(store, Keys::new("/p"), Limits::default(), Host::default(), stop.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let api = Arc::new(Api::new(replica, config, metrics, false));
+        let api = Arc::new(Api::new(replica, config, false));
         tokio::spawn(serve(ServerConfig { listener, tls: None, files: 1024 }, api, stop.clone()));
         Self { url, client: Client::builder().no_proxy().build().unwrap(), stop }
     }

@@ -251,6 +251,7 @@ fn alive(n: u128) -> Alive {
         virt_type: "qemu".into(),
         machine: String::new(),
         host: String::new(),
+        url: None,
         started_at: jiff::Timestamp::UNIX_EPOCH,
     }
 }
@@ -303,10 +304,11 @@ impl World {
             image: ImageRef { url: "file:///x".into(), sha256: None },
             token_required: true,
             labels: std::collections::BTreeMap::new(),
+            metadata: std::collections::BTreeMap::new(),
             restart: ec_model::Restart::No,
         };
         let query = ResourceQuery::parse(query).map_err(|error| CloudError::Invalid(error.to_string()))?;
-        let wanted = Wanted::new(&query, &guest)?;
+        let wanted = Wanted::new(Ask::new(&query)?, &guest)?;
         schedule(&self.cloud(), &wanted, &self.stop).await
     }
 
@@ -486,6 +488,7 @@ async fn a_name_whose_bearer_is_gone_for_long_is_taken_over_and_one_that_is_not_
                 resources: Resources::new(),
                 image: ImageRef { url: "file:///x".into(), sha256: None },
                 keys: Vec::new(),
+                metadata: std::collections::BTreeMap::new(),
                 user_data_bytes: None,
                 token_required: false,
             },

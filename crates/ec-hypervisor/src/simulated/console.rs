@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ec_model::InstanceId;
-use tokio::{sync::mpsc, time::sleep};
+use tokio::{io::AsyncWriteExt, net::UnixStream, sync::mpsc, time::sleep};
 
 use super::SimulatedHypervisor;
 use crate::{Console, HypervisorError, HypervisorResult, RunState};
 
 /// So soon what changed is seen.
 const PERIOD: Duration = Duration::from_millis(50);
+/// The beginning of RFC 6143.
+const GREETING: &[u8] = b"RFB 003.008\n";
 /// Pieces that wait for their reader.
 const PIECES: usize = 64;
 
@@ -47,13 +49,32 @@ impl SimulatedHypervisor {
         Ok(Console { output, input })
     }
 
+    /// A screen that greets as VNC does, and says back what it is told.
+    pub(super) fn begin_graphics(&self, instance: InstanceId) -> HypervisorResult<UnixStream> {
+        let failed = |detail: String| HypervisorError::Failed {
+            what: format!("open the screen of {instance}"),
+            detail,
+        };
+        if !self.runs(instance) {
+            return Err(failed("it does not run".to_owned()));
+        }
+        let (near, mut far) = UnixStream::pair().map_err(|error| failed(error.to_string()))?;
+        tokio::spawn(async move {
+            // Whoever looks may go at any time.
+            far.write_all(GREETING).await.ok();
+            let (mut read, mut write) = far.split();
+            tokio::io::copy(&mut read, &mut write).await.ok();
+        });
+        Ok(near)
+    }
+
     pub(super) fn begin_following(&self, instance: InstanceId, max_bytes: usize) -> mpsc::Receiver<Bytes> {
         let (print, output) = mpsc::channel(PIECES);
         let own = self.clone();
         tokio::spawn(async move {
             let text = own.inner().host.console_tail(own.node, instance, usize::MAX);
             let mut told = text.len() - own.inner().host.console_tail(own.node, instance, max_bytes).len();
-            let mut seen = false;
+            let (mut seen, mut caught_up) = (false, false);
             while !print.is_closed() {
                 let here = own.inner().host.observe(own.node, instance).domain.is_some();
                 if seen && !here {
@@ -65,6 +86,9 @@ impl SimulatedHypervisor {
                 let news = text.get(told..).unwrap_or(&text).to_owned();
                 told = text.len();
                 if !news.is_empty() && print.send(news.into()).await.is_err() {
+                    return;
+                }
+                if !std::mem::replace(&mut caught_up, true) && print.send(Bytes::new()).await.is_err() {
                     return;
                 }
                 sleep(PERIOD).await;

@@ -21,6 +21,8 @@ pub(super) struct Host {
 struct Machine {
     node: NodeId,
     volume: Option<Volume>,
+    /// Beside the volume, to replace it.
+    successor: Option<Volume>,
     domain: Option<Domain>,
 }
 
@@ -40,7 +42,21 @@ struct Domain {
     console: String,
 }
 
+impl Volume {
+    fn on(base: &BaseImage, capacity: Option<u64>) -> Result<Self, String> {
+        let capacity = capacity.unwrap_or(base.virtual_size);
+        if capacity < base.virtual_size {
+            return Err(format!("{capacity} bytes are less than the image's {}", base.virtual_size));
+        }
+        Ok(Self { base: base.path.clone(), capacity })
+    }
+}
+
 impl Machine {
+    fn is_empty(&self) -> bool {
+        self.volume.is_none() && self.successor.is_none() && self.domain.is_none()
+    }
+
     fn observed(&self) -> Observed {
         Observed {
             domain: self.domain.as_ref().map(|domain| domain.state),
@@ -57,12 +73,18 @@ impl Host {
 
     /// The machine, made where there is none; an error where it is another node's.
     fn machine(&mut self, node: NodeId, instance: InstanceId) -> Result<&mut Machine, String> {
-        let machine = self.machines.entry(instance).or_insert(Machine { node, volume: None, domain: None });
+        let machine = self.machines.entry(instance).or_insert(Machine {
+            node,
+            volume: None,
+            successor: None,
+            domain: None,
+        });
         if machine.node == node { Ok(machine) } else { Err(foreign()) }
     }
 
     pub(super) fn list(&self, node: NodeId) -> HashMap<InstanceId, Observed> {
-        let ours = self.machines.iter().filter(|(_, machine)| machine.node == node);
+        let is_seen = |machine: &Machine| machine.node == node && machine.observed() != Observed::default();
+        let ours = self.machines.iter().filter(|(_, machine)| is_seen(machine));
         ours.map(|(instance, machine)| (*instance, machine.observed())).collect()
     }
 
@@ -77,11 +99,7 @@ impl Host {
         base: &BaseImage,
         capacity: Option<u64>,
     ) -> Result<bool, String> {
-        let capacity = capacity.unwrap_or(base.virtual_size);
-        if capacity < base.virtual_size {
-            return Err(format!("{capacity} bytes are less than the image's {}", base.virtual_size));
-        }
-        let volume = Volume { base: base.path.clone(), capacity };
+        let volume = Volume::on(base, capacity)?;
         let machine = self.machine(node, instance)?;
         if machine.volume.as_ref() == Some(&volume) {
             return Ok(false);
@@ -91,6 +109,44 @@ impl Host {
         }
         machine.volume = Some(volume);
         Ok(true)
+    }
+
+    pub(super) fn create_successor(
+        &mut self,
+        node: NodeId,
+        instance: InstanceId,
+        base: &BaseImage,
+        capacity: Option<u64>,
+    ) -> Result<bool, String> {
+        let volume = Volume::on(base, capacity)?;
+        self.machine(node, instance)?.successor = Some(volume);
+        Ok(true)
+    }
+
+    pub(super) fn replace_overlay(&mut self, node: NodeId, instance: InstanceId) -> Result<bool, String> {
+        let machine = self.machine(node, instance)?;
+        let state = machine.domain.as_ref().map(|domain| domain.state);
+        if matches!(state, Some(RunState::Running | RunState::Paused(_))) {
+            return Err("the domain runs".into());
+        }
+        let successor = machine.successor.take().ok_or("it has no successor")?;
+        machine.volume = Some(successor);
+        if let Some(domain) = machine.domain.as_mut().filter(|domain| domain.state == RunState::Saved) {
+            domain.state = RunState::Ended(End::Unknown);
+        }
+        Ok(true)
+    }
+
+    pub(super) fn drop_successor(&mut self, node: NodeId, instance: InstanceId) -> Result<bool, String> {
+        match self.machines.get_mut(&instance) {
+            Some(machine) if machine.node != node => Err(foreign()),
+            Some(machine) => {
+                let dropped = machine.successor.take().is_some();
+                self.forget_empty(instance);
+                Ok(dropped)
+            }
+            None => Ok(false),
+        }
     }
 
     pub(super) fn define(&mut self, node: NodeId, spec: &DomainSpec) -> Result<bool, String> {
@@ -190,7 +246,7 @@ impl Host {
                 domain.state = RunState::NotStarted;
             }
         }
-        self.machines.retain(|_, machine| machine.volume.is_some() || machine.domain.is_some());
+        self.machines.retain(|_, machine| !machine.is_empty());
     }
 
     /// As `virsh undefine`: a domain that runs lives on until it ends.
@@ -213,8 +269,7 @@ impl Host {
     }
 
     fn forget_empty(&mut self, instance: InstanceId) {
-        let empty = |machine: &Machine| machine.volume.is_none() && machine.domain.is_none();
-        if self.machines.get(&instance).is_some_and(empty) {
+        if self.machines.get(&instance).is_some_and(Machine::is_empty) {
             self.machines.remove(&instance);
         }
     }

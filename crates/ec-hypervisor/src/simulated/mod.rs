@@ -16,7 +16,10 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use ec_model::{Address, BaseImage, InstanceId, NodeId};
-use tokio::sync::{Notify, broadcast, mpsc};
+use tokio::{
+    net::UnixStream,
+    sync::{Notify, broadcast, mpsc},
+};
 
 use crate::{
     Console, DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent,
@@ -36,6 +39,9 @@ pub enum Operation {
     List,
     Observe,
     CreateOverlay,
+    CreateSuccessor,
+    ReplaceOverlay,
+    DropSuccessor,
     Define,
     Start,
     Resume,
@@ -49,6 +55,7 @@ pub enum Operation {
     ConsoleTail,
     OpenConsole,
     FollowConsole,
+    OpenGraphics,
 }
 
 impl Operation {
@@ -58,6 +65,9 @@ impl Operation {
             Self::List => "list the instances",
             Self::Observe => "observe the instance",
             Self::CreateOverlay => "create the overlay",
+            Self::CreateSuccessor => "create the overlay's successor",
+            Self::ReplaceOverlay => "replace the overlay",
+            Self::DropSuccessor => "drop the overlay's successor",
             Self::Define => "define the domain",
             Self::Start => "start the domain",
             Self::Resume => "resume the domain",
@@ -71,6 +81,7 @@ impl Operation {
             Self::ConsoleTail => "read the console",
             Self::OpenConsole => "open the console",
             Self::FollowConsole => "follow the console",
+            Self::OpenGraphics => "open the screen",
         }
     }
 }
@@ -204,6 +215,28 @@ impl Hypervisor for SimulatedHypervisor {
         })
     }
 
+    async fn create_successor(
+        &self,
+        instance: InstanceId,
+        base: &BaseImage,
+        capacity_bytes: Option<u64>,
+    ) -> HypervisorResult<()> {
+        self.enter(Operation::CreateSuccessor, Some(instance)).await?;
+        self.change(Operation::CreateSuccessor, instance, |host| {
+            host.create_successor(self.node, instance, base, capacity_bytes)
+        })
+    }
+
+    async fn replace_overlay(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.enter(Operation::ReplaceOverlay, Some(instance)).await?;
+        self.change(Operation::ReplaceOverlay, instance, |host| host.replace_overlay(self.node, instance))
+    }
+
+    async fn drop_successor(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.enter(Operation::DropSuccessor, Some(instance)).await?;
+        self.change(Operation::DropSuccessor, instance, |host| host.drop_successor(self.node, instance))
+    }
+
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()> {
         self.enter(Operation::Define, Some(spec.instance)).await?;
         self.change(Operation::Define, spec.instance, |host| host.define(self.node, spec))
@@ -274,6 +307,11 @@ impl Hypervisor for SimulatedHypervisor {
     ) -> HypervisorResult<mpsc::Receiver<Bytes>> {
         self.enter(Operation::FollowConsole, Some(instance)).await?;
         Ok(self.begin_following(instance, max_bytes))
+    }
+
+    async fn open_graphics(&self, instance: InstanceId) -> HypervisorResult<UnixStream> {
+        self.enter(Operation::OpenGraphics, Some(instance)).await?;
+        self.begin_graphics(instance)
     }
 
     fn events(&self) -> broadcast::Receiver<HypervisorEvent> {

@@ -9,6 +9,8 @@
 //!   a base image are shared by all its guests. Discard gives space back to the host.
 //! * The console is a file of virtlogd's, which rotates it, so that it is bounded (2 MiB and 3 old ones as
 //!   shipped).
+//! * A screen, where guests shall have one, is served to nobody by itself: only what libvirt hands over reaches it. Its
+//!   mouse is a tablet, so that the viewer's pointer is the guest's.
 //! * Emulated guests get a translation cache of 32 MiB, where libvirt can say so: by default qemu takes up
 //!   to 1 GiB, which no claim accounts for.
 //! * Whatever ends the guest leaves the domain defined: only the agent takes it away.
@@ -32,6 +34,7 @@ pub(crate) struct Machine {
     pub(crate) translation_cache: bool,
     pub(crate) network: String,
     pub(crate) bridge: Option<String>,
+    pub(crate) graphics: bool,
     /// Absolute paths.
     pub(crate) disk: String,
     pub(crate) console: String,
@@ -157,6 +160,12 @@ struct Devices {
     interface: Vec<Interface>,
     serial: Serial,
     channel: Channel,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    input: Option<Input>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    graphics: Option<Graphics>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    video: Option<Video>,
     rng: Rng,
     memballoon: Model,
 }
@@ -280,6 +289,26 @@ struct ChannelTarget {
 }
 
 #[derive(Debug, Serialize)]
+struct Input {
+    #[serde(rename = "@type")]
+    kind: &'static str,
+    #[serde(rename = "@bus")]
+    bus: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct Graphics {
+    #[serde(rename = "@type")]
+    kind: &'static str,
+    listen: Type,
+}
+
+#[derive(Debug, Serialize)]
+struct Video {
+    model: Type,
+}
+
+#[derive(Debug, Serialize)]
 struct Rng {
     #[serde(rename = "@model")]
     model: &'static str,
@@ -384,6 +413,9 @@ impl Devices {
                 kind: "unix",
                 target: ChannelTarget { kind: "virtio", name: "org.qemu.guest_agent.0" },
             },
+            input: machine.graphics.then_some(Input { kind: "tablet", bus: "usb" }),
+            graphics: machine.graphics.then_some(Graphics { kind: "vnc", listen: Type { kind: "none" } }),
+            video: machine.graphics.then_some(Video { model: Type { kind: "vga" } }),
             rng: Rng { model: "virtio", backend: Backend { model: "random", source: "/dev/urandom" } },
             memballoon: Model { model: "virtio" },
         }
@@ -419,6 +451,7 @@ mod tests {
             translation_cache: true,
             network: "default".into(),
             bridge: None,
+            graphics: false,
             disk: "/pool/x.qcow2".into(),
             console: "/log/x.log".into(),
         }
@@ -483,6 +516,16 @@ mod tests {
         contains(
             &xml,
             &[&format!(r#"<interface type="bridge"><mac address="{mac}"/><source bridge="br0"/>"#)],
+        );
+    }
+
+    #[test]
+    fn a_screen_is_served_to_nobody_by_itself() {
+        let machine = Machine { graphics: true, ..machine() };
+        let xml = write(&DomainXml::new(&spec(), &machine)).unwrap();
+        contains(
+            &xml,
+            &[r#"<graphics type="vnc"><listen type="none"/></graphics><video><model type="vga"/></video>"#],
         );
     }
 

@@ -78,6 +78,9 @@ pub struct Spec {
     /// Public keys in OpenSSH's form, for the guest's metadata.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<String>,
+    /// What the guest is told of itself in its user's words, by key.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub metadata: BTreeMap<String, String>,
     /// How many bytes of user-data lie under [`crate::Keyspace::user_data`]; nothing where there is none. Apart,
     /// so that whoever lists requests does not read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

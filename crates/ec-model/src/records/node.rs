@@ -40,6 +40,9 @@ pub struct Alive {
     /// That machine's hostname, for messages.
     #[serde(default)]
     pub host: String,
+    /// Where its port is, as others reach it: `http://host:port`, or `https`; nothing where it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
     /// When the agent came up.
     pub started_at: Timestamp,
 }

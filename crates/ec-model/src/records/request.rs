@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{PowerWish, Restart};
+use super::{AccessWish, PowerWish, Rebuild, Restart};
 use crate::{InstanceId, Spec};
 
 /// The work order for one node. Written by control tools only, in one transaction with the [`crate::Instance`];
@@ -24,6 +24,9 @@ pub struct Request {
     /// What follows when it ends without anybody's wish, as in [`crate::Instance::restart`].
     #[serde(default)]
     pub restart: Restart,
+    /// That its disk is to be made anew.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rebuild: Option<Rebuild>,
     /// The guest's hostname; where there is none, one is made from the instance's uuid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -36,6 +39,9 @@ pub struct Request {
     /// What it shall be. A request to destroy needs none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec: Option<Spec>,
+    /// The last wish to look at it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access: Option<AccessWish>,
     /// When the instance was asked for.
     pub created_at: Timestamp,
 }

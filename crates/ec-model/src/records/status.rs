@@ -5,6 +5,7 @@ use std::{fmt, net::IpAddr};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::{Access, Rebuilt};
 use crate::{InstanceId, MacAddr, NodeId};
 
 /// Where an instance stands. The life: `SCHEDULED → PREPARING → STARTING → ACTIVE`, `STOPPED` when the
@@ -32,6 +33,8 @@ pub enum State {
     Suspending,
     /// The guest does not run; its memory lies on the node's disk.
     Suspended,
+    /// Its disk is being made anew; the guest runs until the new one is there.
+    Rebuilding,
     /// Being taken apart.
     Destroying,
     /// Failed; the reason says why.
@@ -45,7 +48,7 @@ pub enum State {
 
 impl State {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Scheduled,
         Self::Preparing,
         Self::Starting,
@@ -56,6 +59,7 @@ impl State {
         Self::Rebooting,
         Self::Suspending,
         Self::Suspended,
+        Self::Rebuilding,
         Self::Destroying,
         Self::Error,
         Self::Unclaimed,
@@ -76,6 +80,7 @@ impl fmt::Display for State {
             Self::Rebooting => "REBOOTING",
             Self::Suspending => "SUSPENDING",
             Self::Suspended => "SUSPENDED",
+            Self::Rebuilding => "REBUILDING",
             Self::Destroying => "DESTROYING",
             Self::Error => "ERROR",
             Self::Unclaimed => "UNCLAIMED",
@@ -100,6 +105,9 @@ pub struct Status {
     /// The generation of the wish for power that was carried out last: [`crate::PowerWish::generation`].
     #[serde(default)]
     pub power_generation: u64,
+    /// What came of the last wish for a new disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rebuilt: Option<Rebuilt>,
     /// How often in a row it was started again by its restart policy.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub restarts: u32,
@@ -126,6 +134,9 @@ pub struct Status {
     /// The end of the guest's console, with an error that came after its start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub console: Option<String>,
+    /// What became of the last wish to look at it: [`crate::Request::access`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access: Option<Access>,
     /// When the state was entered.
     pub since: Timestamp,
     /// When the domain was started.

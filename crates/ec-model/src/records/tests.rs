@@ -11,6 +11,7 @@ fn spec() -> Spec {
         resources: [("VCPU".into(), 1)].into(),
         image: ImageRef { url: "file:///x".into(), sha256: None },
         keys: vec!["ssh-ed25519 AAAA".into()],
+        metadata: std::collections::BTreeMap::new(),
         user_data_bytes: Some(3),
         token_required: false,
     }
@@ -24,10 +25,12 @@ fn request() -> Request {
         desired: Desired::Active,
         power: PowerWish::default(),
         restart: Restart::No,
+        rebuild: None,
         name: Some("web".into()),
         project: "p".into(),
         user: "u".into(),
         spec: Some(spec()),
+        access: None,
         created_at: Timestamp::UNIX_EPOCH,
     }
 }
@@ -184,6 +187,30 @@ fn an_instance_is_where_it_was_assigned() {
     assert_eq!(USER_DATA_MAX, 65_536);
 }
 
+#[test]
+fn what_has_a_name_reads_back_as_written_and_of_a_later_release_is_refused() {
+    let flavor = Flavor {
+        name: "Small".into(),
+        query: "resources=VCPU:1,MEMORY_MB:256".into(),
+        created_at: Timestamp::UNIX_EPOCH,
+    };
+    assert_eq!(decode::<Flavor>(&encode(&flavor)).unwrap(), flavor);
+    let keypair = Keypair {
+        name: "me".into(),
+        project: "p".into(),
+        keys: vec!["ssh-ed25519 AAAA".into()],
+        created_at: Timestamp::UNIX_EPOCH,
+    };
+    let mut json = json(&keypair);
+    json["later"] = 1.into();
+    assert_eq!(decode::<Keypair>(json.to_string().as_bytes()).unwrap(), keypair);
+    json["version"] = 2.into();
+    let error = decode::<Keypair>(json.to_string().as_bytes()).unwrap_err().to_string();
+    assert!(error.contains("keypair record has version 2"), "{error}");
+    let error = decode::<Flavor>(br#"{"version":2}"#).unwrap_err().to_string();
+    assert!(error.contains("flavor record has version 2"), "{error}");
+}
+
 proptest! {
     #[test]
     fn no_value_makes_a_reader_panic(value: Vec<u8>) {
@@ -192,6 +219,8 @@ proptest! {
         let _ = decode::<Status>(&value);
         let _ = decode::<Node>(&value);
         let _ = decode::<Alive>(&value);
+        let _ = decode::<Flavor>(&value);
+        let _ = decode::<Keypair>(&value);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::{
     Change, Engine, IMAGE_PATIENCE, LOOK_SOON, Outcome, RETRY_FIRST, RETRY_MOST, Report, Work, agenda::What,
     known::Busy,
 };
-use crate::machine::ran;
+use crate::machine::{Effect, ran};
 
 impl Engine {
     pub(super) fn ended(&mut self, report: Report) {
@@ -66,7 +66,13 @@ impl Engine {
             }
             Outcome::RetryBounded(why) if !out_of_patience => self.try_again(instance, why),
             Outcome::RetryBounded(reason) | Outcome::Failed(reason) => {
-                if ran(&self.touch(instance).facts(now)) {
+                let facts = self.touch(instance).facts(now);
+                if ran(&facts) && facts.is_to_be_rebuilt() {
+                    // The disk that it has stays, and nothing is wrong with that.
+                    let effects = vec![Effect::GiveUpRebuild(reason.clone())];
+                    return self.begin(instance, Work::Effects(effects), reason.into());
+                }
+                if ran(&facts) {
                     // It is kept, and tried again: what is wrong with it may be mended.
                     self.retry_later(instance, &reason);
                 }

@@ -2,10 +2,13 @@
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
-use ec_model::{Desired, Observed, Request, Resources, RunState, Status};
+use ec_model::{AccessWish, Desired, Observed, Request, Resources, RunState, Status};
 
 use super::{Change, Now};
-use crate::{Allocation, Asked, Facts, KnownStatus, PowerFacts, RecordFacts, StatusFacts, Wanted};
+use crate::{
+    Allocation, Asked, Facts, KnownStatus, PowerFacts, RebuildFacts, RecordFacts, StatusFacts, Wanted,
+    fingerprint,
+};
 
 /// Between two searches for an address more time may pass in which nobody looked; no more than this counts.
 const SEARCH_STEP: Duration = Duration::from_secs(1);
@@ -134,6 +137,15 @@ impl Known {
             wanted: self.wanted(),
             generation: self.readable().map_or(0, |request| request.generation),
             power: self.power(),
+            metadata: self
+                .readable()
+                .and_then(|request| request.spec.as_ref())
+                .map_or(0, |spec| fingerprint(&spec.metadata)),
+            rebuild: RebuildFacts {
+                wished: self.readable().and_then(|request| request.rebuild).map(|wish| wish.wished_at),
+                told: self.status.known().and_then(|status| status.rebuilt.as_ref()).map(|was| was.wished_at),
+            },
+            access: self.access(),
             status: match &self.status {
                 StatusEntry::Absent => StatusFacts::Absent,
                 StatusEntry::Unreadable => StatusFacts::Unreadable,
@@ -186,6 +198,12 @@ impl Known {
             grace: Duration::from_secs(wish.grace_seconds.into()),
             restart: request.restart,
         }
+    }
+
+    /// The wish to look at it, where the status is not of this one: not of a later either, in an etcd that was put back.
+    fn access(&self) -> Option<AccessWish> {
+        let answered = self.status.known()?.access.as_ref().map(|access| access.generation);
+        self.readable()?.access.filter(|wish| answered != Some(wish.generation))
     }
 
     /// Clocks of the wall go back at times; then it ran for no time at all.
@@ -305,7 +323,7 @@ impl Known {
 
 #[cfg(test)]
 mod tests {
-    use ec_model::{End, Pause, Power, PowerWish, Restart, State};
+    use ec_model::{Access, AccessKind, End, Pause, Power, PowerWish, Restart, State};
     use jiff::Timestamp;
 
     use super::*;
@@ -374,6 +392,38 @@ mod tests {
         lost.request = None;
         let facts = lost.facts(at(0.0));
         assert_eq!((facts.power, facts.generation), (PowerFacts::default(), 0));
+    }
+
+    #[test]
+    fn a_wish_to_look_is_open_until_the_status_answers_this_one_and_no_other() {
+        let wish = |generation| AccessWish { kind: AccessKind::Log, generation };
+        let known = |wished: Option<u64>, answered: Option<u64>| {
+            let mut known = wished_access(wished.map(wish));
+            if let StatusEntry::Known(status) = &mut known.status {
+                status.access = answered.map(|generation| Access {
+                    kind: AccessKind::Log,
+                    generation,
+                    ticket: None,
+                    reason: None,
+                    expires_at: Timestamp::UNIX_EPOCH,
+                });
+            }
+            known.facts(at(0.0)).access
+        };
+        assert_eq!((known(None, None), known(None, Some(3))), (None, None));
+        assert_eq!((known(Some(3), None), known(Some(3), Some(2))), (Some(wish(3)), Some(wish(3))));
+        assert_eq!(known(Some(3), Some(3)), None);
+        assert_eq!(known(Some(3), Some(4)), Some(wish(3)), "etcd was put back");
+        let untold = Known { status: StatusEntry::Absent, ..wished_access(Some(wish(3))) };
+        assert_eq!(untold.facts(at(0.0)).access, None, "nothing is told yet that it could stand beside");
+    }
+
+    fn wished_access(access: Option<AccessWish>) -> Known {
+        let mut known = wished(PowerWish::default(), 1, None);
+        let request = known.readable().unwrap().clone();
+        let record = Ok(Arc::new(Request { access, ..request }));
+        known.request = Some(Requested { record, revision: 1 });
+        known
     }
 
     #[test]

@@ -29,10 +29,12 @@ pub(super) fn requested(desired: Desired) -> Requested {
         desired,
         power: PowerWish::default(),
         restart: Restart::No,
+        rebuild: None,
         name: None,
         spec: None,
         project: String::new(),
         user: String::new(),
+        access: None,
         created_at: Timestamp::UNIX_EPOCH,
     };
     Requested { record: Ok(Arc::new(request)), revision: 1 }
@@ -188,7 +190,7 @@ fn a_look_that_began_before_our_own_work_says_nothing_about_it() {
     let commands = told.on(Event::Due);
     let Some(Command::LookAtAll(old)) = commands.first() else { panic!("{commands:?}") };
     let done = vec![
-        Change::Record(crate::RecordFacts::Kept { started: true }),
+        Change::Record(crate::RecordFacts::Kept { started: true, rebuilt: None, metadata: 0 }),
         Change::Status(says(State::Starting, None)),
         Change::Observed(Ok(HERE)),
     ];
@@ -261,13 +263,51 @@ fn waiting() -> Told {
     let seen = Seen {
         statuses: [(one(), StatusEntry::Known(Box::new(started)))].into(),
         observed: [(one(), HERE)].into(),
-        records: [(one(), crate::RecordFacts::Kept { started: true })].into(),
+        records: [(one(), crate::RecordFacts::Kept { started: true, rebuilt: None, metadata: 0 })].into(),
         ..Seen::default()
     };
     let (told, commands) = Told::looked(seen, Desired::Active);
     let search = Search { waiting: vec![one()], known: vec![] };
     assert!(commands.contains(&Command::Search(search)), "{commands:?}");
     told
+}
+
+/// That is to have a new disk, and has come to the job that makes it.
+fn rebuilding() -> Told {
+    let mut told = waiting();
+    let Requested { record, .. } = requested(Desired::Active);
+    let rebuild = Some(ec_model::Rebuild { wished_at: Timestamp::UNIX_EPOCH });
+    let wish =
+        Requested { record: Ok(Arc::new(Request { rebuild, ..(*record.unwrap()).clone() })), revision: 2 };
+    let commands = told.on(Event::Changed(vec![(one(), Some(wish))]));
+    assert_eq!(
+        begun(&commands).and_then(|effects| effects.last()),
+        Some(&Effect::ReplaceDisk),
+        "{commands:?}"
+    );
+    told
+}
+
+#[test]
+fn a_disk_that_cannot_be_made_anew_is_given_up_and_its_guest_left_as_it_is() {
+    let give_up = |why: &str| vec![Effect::GiveUpRebuild(why.to_owned())];
+    let mut refused = rebuilding();
+    let commands = refused.ended(vec![], Outcome::Failed("no image".to_owned()));
+    assert_eq!(begun(&commands), Some(&give_up("no image")));
+
+    let mut away = rebuilding();
+    loop {
+        let commands = away.ended(vec![], Outcome::RetryBounded("no mirror".to_owned()));
+        if let Some(effects) = begun(&commands) {
+            assert_eq!(effects, &give_up("no mirror"));
+            break;
+        }
+        assert!(away.now.since_start < IMAGE_PATIENCE, "not for ever");
+        while begun(&away.wait().1).is_none() {}
+    }
+    let noted = crate::RecordFacts::Kept { started: true, rebuilt: Some(Timestamp::UNIX_EPOCH), metadata: 0 };
+    let commands = away.ended(vec![Change::Record(noted)], Outcome::Done);
+    assert_eq!(begun(&commands), Some(&vec![Effect::NoteRebuild]));
 }
 
 fn found(ip: Option<&str>) -> Event {
@@ -380,7 +420,7 @@ fn nothing_is_begun_before_the_requests_are_listed() {
     let left = Observed { domain: Some(RunState::NotStarted), ..HERE };
     let seen = Seen {
         observed: [(one(), left)].into(),
-        records: [(one(), crate::RecordFacts::Kept { started: false })].into(),
+        records: [(one(), crate::RecordFacts::Kept { started: false, rebuilt: None, metadata: 0 })].into(),
         ..Seen::default()
     };
     let commands = told.on(Event::Looked(look, Ok(seen)));

@@ -5,16 +5,17 @@ use std::{borrow::Cow, time::Duration};
 use ec_model::{End, Pause, Power, Restart, RunState, State};
 
 use super::{
-    Announce, Aspect, Claim, Define, KeepRecord, LOOKS_FOR_ADDRESS, MarkStarted, Next, NoteStart, Plan,
-    Problem, Question, RESUME_PERIOD, Reopen, Resume, Start, Until, finish_start, first, known, power::wish,
-    state,
+    Admit, Announce, Aspect, Claim, Define, KeepMetadata, KeepRecord, LOOKS_FOR_ADDRESS, MarkStarted, Next,
+    NoteStart, Plan, Problem, Question, RESUME_PERIOD, Reopen, Resume, Start, Until, finish_start, first,
+    known, power::wish, rebuild::rebuild, state,
 };
 use crate::{Allocation, Facts, Limits, RecordFacts};
 
-/// The definition comes before the disk: what somebody undefined while it runs is defined for good whatever else is
-/// wrong with it, and nothing is defined on a disk that is gone. So does the wish for power: a guest can be ended
-/// without its disk.
-const ASPECTS: [Aspect; 6] = [record, definition, wish, disk, power, ready];
+/// Looking at a guest comes first: it stands on nothing, and is wished above all where something is wrong. The definition
+/// comes before the disk: what somebody undefined while it runs is defined for good whatever else is wrong with it, and
+/// nothing is defined on a disk that is gone. So do the wishes for a new disk, which may replace one that is gone, and for
+/// power: a guest can be ended without its disk.
+const ASPECTS: [Aspect; 9] = [access, record, metadata, definition, rebuild, wish, disk, power, ready];
 
 /// The first pause before its policy starts a guest again, doubled each time in a row, and what it grows to.
 const RESTART_FIRST: Duration = Duration::from_secs(1);
@@ -44,11 +45,22 @@ fn count() -> Plan {
     Plan::run(vec![Claim], "placement forgot it; claiming what it takes")
 }
 
+fn access(facts: &Facts, _: &Limits) -> Option<Plan> {
+    let wish = facts.access?;
+    Some(Plan::run(vec![Admit(wish)], "letting somebody look at it"))
+}
+
 /// The metadata service stands on it.
 fn record(facts: &Facts, _: &Limits) -> Option<Plan> {
     let is_here = facts.observed.domain.is_some() || facts.observed.volume;
     (facts.record == RecordFacts::Absent && is_here)
         .then(|| Plan::run(vec![KeepRecord], "writing its record anew, which was gone from this node"))
+}
+
+/// The guest may ask for it at any moment.
+fn metadata(facts: &Facts, _: &Limits) -> Option<Plan> {
+    let RecordFacts::Kept { metadata, .. } = facts.record else { return None };
+    (metadata != facts.metadata).then(|| Plan::run(vec![KeepMetadata], "writing down its new metadata"))
 }
 
 fn definition(facts: &Facts, _: &Limits) -> Option<Plan> {
@@ -156,7 +168,7 @@ pub(super) fn start_again(facts: &Facts) -> Plan {
         Allocation::Absent => count(),
         Allocation::Elsewhere => Plan::tell(
             facts,
-            State::Stopped,
+            if facts.observed.domain == Some(RunState::Saved) { State::Suspended } else { State::Stopped },
             "its allocation is on other resource providers, so it is not started here",
         ),
     }

@@ -15,6 +15,7 @@ fn table() -> String {
         Verb::Unpause,
         Verb::Suspend,
         Verb::Resume,
+        Verb::Rebuild(None),
     ];
     let mut lines = vec![
         format!("| it is | {} |", verbs.each_ref().map(|verb| format!("`{}`", verb.name())).join(" | ")),
@@ -45,10 +46,12 @@ fn request(power: PowerWish) -> Request {
         desired: Desired::Active,
         power,
         restart: ec_model::Restart::No,
+        rebuild: None,
         name: None,
         project: String::new(),
         user: String::new(),
         spec: None,
+        access: None,
         created_at: Timestamp::UNIX_EPOCH,
     }
 }
@@ -95,6 +98,7 @@ fn an_instance_stands_where_its_agent_tells_until_a_wish_leads_elsewhere() {
         (State::Stopping, 1, true, Situation::Stopping),
         (State::Stopped, 1, true, Situation::Stopped),
         (State::Rebooting, 1, true, Situation::Rebooting),
+        (State::Rebuilding, 1, true, Situation::Rebuilding),
         (State::Error, 1, true, Situation::Error),
         (State::Unknown, 1, true, Situation::Error),
     ] {
@@ -134,6 +138,56 @@ fn a_locked_instance_is_left_alone_and_one_that_goes_too() {
     for verb in [lock, Verb::Unlock, Verb::Start] {
         assert_eq!(judged(&verb, &request, None), Verdict::Refuse("it is being destroyed".into()));
     }
+}
+
+#[test]
+fn an_instance_is_being_rebuilt_from_the_wish_until_what_came_of_it_is_told() {
+    let at = |second| Timestamp::from_second(second).unwrap();
+    let wished = |second: Option<i64>| Request {
+        rebuild: second.map(|second| ec_model::Rebuild { wished_at: at(second) }),
+        ..request(PowerWish::default())
+    };
+    let told = |second: Option<i64>, started| Status {
+        rebuilt: second.map(|second| ec_model::Rebuilt { wished_at: at(second), failed: None }),
+        ..status(State::Active, 1, started)
+    };
+    for (wish, came, started, situation) in [
+        (None, None, true, Situation::Running),
+        (Some(1), None, true, Situation::Rebuilding),
+        (Some(2), Some(1), true, Situation::Rebuilding),
+        (Some(1), Some(1), true, Situation::Running),
+        (Some(1), Some(2), true, Situation::Running),
+        (None, Some(1), true, Situation::Running),
+        // What never ran is built from the newest wish anyway.
+        (Some(1), None, false, Situation::Running),
+    ] {
+        let stands = Situation::of(&wished(wish), Some(&told(came, started)));
+        assert_eq!(stands, situation, "{wish:?}, {came:?}");
+    }
+    let image = ImageRef { url: "file:///x".to_owned(), sha256: None };
+    let verdict = in_situation(&Verb::Rebuild(Some(image.clone())), Situation::Running);
+    assert_eq!(verdict, Verdict::Do(Wish::Rebuild(Some(image))));
+    assert_eq!(Verb::Rebuild(None).name(), "rebuild");
+}
+
+#[test]
+fn metadata_is_changed_as_labels_are_and_is_bounded_by_itself() {
+    let request = request(PowerWish::default());
+    let judged = |metadata: BTreeMap<String, Option<String>>, instance: &Instance| {
+        judge(&Verb::Set(Change { metadata, ..Change::default() }), instance, &request, None)
+    };
+    let set =
+        |count: usize| (0..count).map(|n| (n.to_string(), Some(String::new()))).collect::<BTreeMap<_, _>>();
+    let mut web = instance(None);
+    assert!(matches!(judged(set(METADATA_MAX), &web), Verdict::Do(Wish::Set(_))));
+    let Verdict::Refuse(why) = judged(set(METADATA_MAX + 1), &web) else { panic!() };
+    assert_eq!(why, "it would have 129 items of metadata, more than 128");
+    let change = Change { metadata: set(2), ..Change::default() };
+    change.make(&mut web);
+    assert_eq!((web.spec.metadata.len(), web.labels.len()), (2, 0));
+    assert!(matches!(judged(set(2), &web), Verdict::Already(_)));
+    Change { metadata: [("0".to_owned(), None)].into(), ..Change::default() }.make(&mut web);
+    assert_eq!(web.spec.metadata.keys().collect::<Vec<_>>(), ["1"]);
 }
 
 #[test]
@@ -189,7 +243,7 @@ fn what_is_told_of_an_instance_is_changed_where_it_is_not_so_and_within_bounds()
 
     let labels = |pairs: &[(&str, Option<&str>)]| {
         let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned)));
-        Change { labels: pairs.collect(), restart: None }
+        Change { labels: pairs.collect(), ..Change::default() }
     };
     let same = [labels(&[("a", Some("1"))]), labels(&[("c", None)]), Change::default()];
     for change in same.into_iter().chain([Change { restart: Some(Restart::Always), ..Change::default() }]) {
@@ -203,7 +257,7 @@ fn what_is_told_of_an_instance_is_changed_where_it_is_not_so_and_within_bounds()
 
     for (more, fits) in [(LABELS_MAX - 2, true), (LABELS_MAX - 1, false)] {
         let many = (0..more).map(|number| (format!("x{number}"), Some(String::new()))).collect();
-        let verdict = judged(Verb::Set(Change { labels: many, restart: None }), &web);
+        let verdict = judged(Verb::Set(Change { labels: many, ..Change::default() }), &web);
         assert_eq!(matches!(verdict, Verdict::Do(_)), fits, "{more} more");
         assert!(fits || verdict == Verdict::Refuse("it would have 129 labels, more than 128".into()));
     }

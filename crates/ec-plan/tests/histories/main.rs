@@ -61,7 +61,10 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => Just(Happening::AllocationDeleted),
         1 => Just(Happening::AllocationMoved),
         4 => (power, any::<bool>(), any::<bool>()).prop_map(|(p, patient, anew)| Happening::Power(p, patient, anew)),
+        3 => Just(Happening::Access),
         1 => restart.prop_map(Happening::Restart),
+        2 => Just(Happening::Rebuild),
+        1 => (0..3_u8).prop_map(Happening::Metadata),
         1 => any::<bool>().prop_map(Happening::Deaf),
         1 => Just(Happening::GuestEnds),
         1 => Just(Happening::GuestCrashes),
@@ -215,6 +218,28 @@ fn judge(before: &Thing, thing: &Thing, restarted: bool) -> Result<(), TestCaseE
                 || state == Some(State::Error)
                 || thing.keys.room == Room::Elsewhere,
             "a wish for power is never lost: {thing:?}"
+        );
+        if let RecordFacts::Kept { metadata, .. } = thing.record {
+            let wished = ec_plan::fingerprint(&outside::spec(thing.keys.metadata).metadata);
+            prop_assert_eq!(
+                metadata,
+                wished,
+                "a guest is told what its user wants it to be told: {:?}",
+                thing
+            );
+        }
+        let told = thing.keys.status.known().and_then(|status| status.rebuilt.as_ref());
+        prop_assert!(
+            told.map(|was| was.wished_at) >= thing.keys.rebuild.map(|wish| wish.wished_at)
+                || state == Some(State::Error)
+                || thing.keys.room == Room::Elsewhere,
+            "a wish for a new disk is never lost: {thing:?}"
+        );
+        let answered = thing.keys.status.known().and_then(|status| status.access.as_ref());
+        let answered = answered.map(|access| access.generation);
+        prop_assert!(
+            thing.keys.access.is_none_or(|wish| answered == Some(wish.generation)),
+            "a wish to look at it is never lost: {thing:?}"
         );
         let is_down = matches!(thing.observed.domain, Some(RunState::Ended(_) | RunState::NotStarted));
         prop_assert!(state != Some(State::Stopped) || is_down, "{thing:?}");

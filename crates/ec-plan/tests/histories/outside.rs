@@ -4,8 +4,8 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use ec_model::{
-    Address, AddressSource, Desired, End, InstanceId, NodeId, Observed, Pause, Power, PowerWish, Request,
-    Resources, Restart, RunState, State,
+    AccessKind, AccessWish, Address, AddressSource, Desired, End, ImageRef, InstanceId, NodeId, Observed,
+    Pause, Power, PowerWish, Rebuild, Request, Resources, Restart, RunState, Spec, State,
 };
 use ec_plan::{
     RecordFacts,
@@ -40,6 +40,11 @@ pub(crate) struct Keys {
     /// What it says of power.
     pub(crate) power: PowerWish,
     pub(crate) restart: Restart,
+    pub(crate) rebuild: Option<Rebuild>,
+    /// What its user calls it; told to its guest.
+    pub(crate) metadata: u8,
+    /// Somebody's last wish to look at it.
+    pub(crate) access: Option<AccessWish>,
     pub(crate) status: StatusEntry,
     /// Control tools asked for the instance.
     pub(crate) index: bool,
@@ -58,6 +63,13 @@ pub(crate) struct Thing {
     pub(crate) wrote: bool,
     /// A user destroyed the instance.
     pub(crate) user_destroyed: bool,
+    /// For so many new disks its user has wished, and so many took the place of what a guest may have written.
+    pub(crate) rebuilds_wished: u32,
+    pub(crate) replaced: u32,
+    /// A guest ran on the disk that there is now.
+    pub(crate) wrote_disk: bool,
+    /// An overlay that is to replace its disk.
+    pub(crate) successor: bool,
     /// That destroy was done to its end once.
     pub(crate) ended: bool,
     /// Somebody deleted the disk's file; that one is not on us.
@@ -147,6 +159,12 @@ pub(crate) enum Happening {
     AllocationMoved,
     /// A user's wish for power, with some patience or none, and anew or not.
     Power(Power, bool, bool),
+    /// A user wishes a new disk.
+    Rebuild,
+    /// A user has the guest told something else.
+    Metadata(u8),
+    /// Somebody wishes to look at it.
+    Access,
     /// The user sets another restart policy.
     Restart(Restart),
     GuestEnds,
@@ -174,6 +192,20 @@ pub(crate) enum Happening {
     Addresses(bool),
     /// Guests do not hear when they are asked to end.
     Deaf(bool),
+}
+
+/// What a request says that it shall be, with this in its metadata; 0: nothing.
+pub(crate) fn spec(metadata: u8) -> Spec {
+    let items = (metadata > 0).then(|| ("which".to_owned(), metadata.to_string()));
+    Spec {
+        query: String::new(),
+        resources: Resources::new(),
+        image: ImageRef { url: String::new(), sha256: None },
+        keys: Vec::new(),
+        metadata: items.into_iter().collect(),
+        user_data_bytes: None,
+        token_required: false,
+    }
 }
 
 impl Outside {
@@ -274,6 +306,24 @@ impl Outside {
                 thing.keys.power = PowerWish { power: *power, generation, grace_seconds, anew };
                 self.put(instance, Some(Wish::Active));
             }
+            Happening::Rebuild if thing.wish() == Some(Wish::Active) => {
+                let told = thing.keys.status.known().and_then(|status| status.rebuilt.as_ref());
+                let last = thing.keys.rebuild.map(|wish| wish.wished_at).max(told.map(|was| was.wished_at));
+                let now = Timestamp::UNIX_EPOCH + now;
+                let wished_at = last.map_or(now, |last| now.max(last + Duration::from_nanos(1)));
+                (thing.keys.rebuild, thing.rebuilds_wished) =
+                    (Some(Rebuild { wished_at }), thing.rebuilds_wished + 1);
+                self.put(instance, Some(Wish::Active));
+            }
+            Happening::Metadata(metadata) if thing.wish() == Some(Wish::Active) => {
+                thing.keys.metadata = *metadata;
+                self.put(instance, Some(Wish::Active));
+            }
+            Happening::Access if thing.wish() == Some(Wish::Active) => {
+                let generation = thing.keys.access.map_or(1, |wish| wish.generation + 1);
+                thing.keys.access = Some(AccessWish { kind: AccessKind::Console, generation });
+                self.put(instance, Some(Wish::Active));
+            }
             Happening::Restart(policy) if thing.wish() == Some(Wish::Active) => {
                 thing.keys.restart = *policy;
                 self.put(instance, Some(Wish::Active));
@@ -352,7 +402,7 @@ impl Outside {
             Wish::Destroyed => Ok(Desired::Destroyed),
             Wish::Rubbish => Err("rubbish".to_owned()),
         };
-        let Keys { power, restart, .. } = &self.things[&instance].keys;
+        let Keys { power, restart, rebuild, metadata, access, .. } = &self.things[&instance].keys;
         let record = desired.map(|desired| {
             Arc::new(Request {
                 instance,
@@ -361,10 +411,12 @@ impl Outside {
                 desired,
                 power: power.clone(),
                 restart: *restart,
+                rebuild: *rebuild,
                 name: None,
-                spec: None,
+                spec: Some(spec(*metadata)),
                 project: String::new(),
                 user: String::new(),
+                access: *access,
                 created_at: Timestamp::UNIX_EPOCH,
             })
         });

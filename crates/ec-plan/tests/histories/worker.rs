@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use ec_model::{Desired, End, InstanceId, Observed, Pause, RunState, State, Status};
+use ec_model::{
+    Access, AccessWish, Desired, End, InstanceId, Observed, Pause, Rebuilt, RunState, State, Status,
+};
 use ec_plan::{
     RecordFacts,
     engine::{Change, Held, Job, Outcome, Report, StatusEntry, Work},
@@ -12,6 +14,12 @@ use ec_plan::{
 use jiff::Timestamp;
 
 use crate::outside::{Images, Outside, Room, Thing, Wish, node};
+
+/// The answer to a wish.
+fn admitted(wish: AccessWish) -> Access {
+    let AccessWish { kind, generation } = wish;
+    Access { kind, generation, ticket: None, reason: None, expires_at: Timestamp::UNIX_EPOCH }
+}
 
 /// Why a job stops.
 enum Stop {
@@ -174,6 +182,34 @@ impl Worker {
         Ok(())
     }
 
+    /// The wish for a new disk of which nothing is known but that it was, or what the status tells of a later one.
+    fn wished_at(&self) -> Option<Timestamp> {
+        let wished = self.job.request.as_ref().and_then(|request| request.rebuild).map(|wish| wish.wished_at);
+        let told = self.status.known().and_then(|status| status.rebuilt.as_ref()).map(|was| was.wished_at);
+        wished.max(told)
+    }
+
+    /// What its request has the guest told.
+    fn metadata(&self) -> u64 {
+        let spec = self.job.request.as_ref().and_then(|request| request.spec.as_ref());
+        spec.map_or(0, |spec| ec_plan::fingerprint(&spec.metadata))
+    }
+
+    fn note_rebuilt(&mut self, outside: &mut Outside) {
+        let wished = self.job.request.as_ref().and_then(|request| request.rebuild);
+        let rebuilt = wished.map(|wish| wish.wished_at);
+        if let RecordFacts::Kept { started, metadata, .. } = self.thing(outside).record {
+            self.record(outside, RecordFacts::Kept { started, rebuilt, metadata });
+        }
+    }
+
+    /// The record as it is, but for whether a guest may have written the disk.
+    fn mark(&mut self, outside: &mut Outside, started: bool) {
+        if let RecordFacts::Kept { rebuilt, metadata, .. } = self.thing(outside).record {
+            self.record(outside, RecordFacts::Kept { started, rebuilt, metadata });
+        }
+    }
+
     fn perform(&mut self, effect: Effect, outside: &mut Outside) -> Result<(), Stop> {
         let instance: InstanceId = self.job.instance;
         let (images, start_broken, now) = (outside.images, outside.start_broken, outside.stamp());
@@ -201,11 +237,66 @@ impl Worker {
                     Images::Broken => return Err(Stop::Failed),
                 }
                 (thing.observed.volume, self.touched) = (true, true);
-                self.record(outside, RecordFacts::Kept { started: false });
+                let wished = self.job.request.as_ref().and_then(|request| request.rebuild);
+                let (rebuilt, metadata) = (wished.map(|wish| wish.wished_at), self.metadata());
+                self.record(outside, RecordFacts::Kept { started: false, rebuilt, metadata });
             }
             Effect::KeepRecord => {
                 assert_eq!(self.wish(), Some(Wish::Active), "the request tells what it says");
-                self.record(outside, RecordFacts::Kept { started: true });
+                let (rebuilt, metadata) = (self.wished_at(), self.metadata());
+                self.record(outside, RecordFacts::Kept { started: true, rebuilt, metadata });
+            }
+            Effect::KeepMetadata
+            | Effect::PrepareRebuild
+            | Effect::ReplaceDisk
+            | Effect::GiveUpRebuild(_)
+                if !matches!(thing.record, RecordFacts::Kept { .. }) =>
+            {
+                self.done.push(Change::Record(thing.record));
+                return Err(Stop::Retry);
+            }
+            Effect::KeepMetadata => {
+                let metadata = self.metadata();
+                if let RecordFacts::Kept { started, rebuilt, .. } = thing.record {
+                    self.record(outside, RecordFacts::Kept { started, rebuilt, metadata });
+                }
+            }
+            Effect::PrepareRebuild => match images {
+                Images::Fine => thing.successor = true,
+                Images::Away => return Err(Stop::RetryBounded),
+                Images::Broken => return Err(Stop::Failed),
+            },
+            Effect::ReplaceDisk => {
+                assert!(thing.successor, "there is a new disk: {thing:?}");
+                // Somebody started it meanwhile.
+                if thing.is_up() {
+                    return Err(Stop::Failed);
+                }
+                thing.replaced += u32::from(std::mem::take(&mut thing.wrote_disk));
+                assert!(
+                    thing.replaced <= thing.rebuilds_wished,
+                    "a disk is made anew as often as its user wished: {thing:?}"
+                );
+                (thing.successor, thing.observed.volume, self.touched) = (false, true, true);
+                thing.disk_deleted = false;
+                if thing.observed.domain == Some(RunState::Saved) {
+                    thing.observed.domain = Some(RunState::Ended(End::Unknown));
+                }
+                self.note_rebuilt(outside);
+            }
+            Effect::GiveUpRebuild(_) => {
+                thing.successor = false;
+                self.note_rebuilt(outside);
+            }
+            Effect::NoteRebuild => {
+                let noted = match thing.record {
+                    RecordFacts::Kept { rebuilt, .. } => rebuilt,
+                    RecordFacts::Absent | RecordFacts::Unreadable => None,
+                };
+                let wished = self.job.request.as_ref().and_then(|request| request.rebuild);
+                let wished_at = noted.or(wished.map(|wish| wish.wished_at));
+                let rebuilt = wished_at.map(|wished_at| Rebuilt { wished_at, failed: None });
+                self.write(outside, |subject, old| status::rebuilt(subject, old, rebuilt, now))?;
             }
             Effect::Define => {
                 (thing.observed.transient, self.touched) = (false, true);
@@ -215,9 +306,9 @@ impl Worker {
                 }
             }
             Effect::MarkStarted => {
-                if thing.record == (RecordFacts::Kept { started: false }) {
+                if matches!(thing.record, RecordFacts::Kept { started: false, .. }) {
                     self.first_start = true;
-                    self.record(outside, RecordFacts::Kept { started: true });
+                    self.mark(outside, true);
                 }
             }
             Effect::Start => {
@@ -226,16 +317,17 @@ impl Worker {
                 if start_broken || !thing.observed.volume || thing.observed.domain.is_none() {
                     if self.first_start && matches!(thing.observed.domain, None | Some(RunState::NotStarted))
                     {
-                        self.record(outside, RecordFacts::Kept { started: false });
+                        self.mark(outside, false);
                     }
                     return Err(Stop::Failed);
                 }
                 // Without any record a disk that is there counts as written.
                 assert!(
-                    thing.record != RecordFacts::Kept { started: false } || thing.wrote,
+                    !matches!(thing.record, RecordFacts::Kept { started: false, .. }) || thing.wrote,
                     "marked before it runs: {thing:?}"
                 );
                 (thing.observed.domain, thing.wrote) = (Some(RunState::Running), true);
+                thing.wrote_disk = true;
             }
             Effect::NoteStart => self.write(outside, |subject, old| status::started(subject, old, now))?,
             Effect::Resume => {
@@ -264,6 +356,10 @@ impl Worker {
             }
             Effect::Reopen(restarts) => {
                 self.write(outside, |subject, old| status::reopened(subject, old, restarts, now))?;
+            }
+            Effect::Admit(wish) => {
+                let Some(old) = self.status.known().cloned() else { unreachable!("nobody was told of it") };
+                self.write(outside, |_, _| status::admitted(&old, admitted(wish), now))?;
             }
             Effect::Bury => {
                 assert!(thing.user_destroyed, "only a user destroys: {thing:?}");

@@ -1,6 +1,7 @@
 //! Each aspect of an instance that is not as it shall be, and what is done about it first.
 
 mod power;
+mod rebuild;
 
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ const LIMITS: Limits = Limits { address: Duration::from_secs(300), grace: Durati
 const HELD: Allocation = Allocation::Held { seen_for: Duration::ZERO };
 const RUNS: Option<RunState> = Some(RunState::Running);
 const NOT_STARTED: Option<RunState> = Some(RunState::NotStarted);
-const KEPT: RecordFacts = RecordFacts::Kept { started: true };
+const KEPT: RecordFacts = RecordFacts::Kept { started: true, rebuilt: None, metadata: 0 };
 
 /// What comes next; where something is told, a part of it.
 #[derive(Debug)]
@@ -72,9 +73,12 @@ fn status(state: State, reason: Option<&str>, has_address: bool, start_noted: bo
 /// A guest that runs, is ACTIVE and has all that it should.
 fn well() -> Facts {
     Facts {
+        access: None,
         wanted: Wanted::Active,
         generation: 1,
         power: PowerFacts::default(),
+        rebuild: ec_plan::RebuildFacts::default(),
+        metadata: 0,
         status: status(State::Active, None, true, true),
         observed: Observed { domain: RUNS, volume: true, transient: false },
         unseen: false,
@@ -255,7 +259,7 @@ fn what_never_ran_is_told_claimed_for_and_built_and_swept_where_it_failed() {
     let new = |state: Option<State>, allocation, domain, volume| Facts {
         status: state.map_or(StatusFacts::Absent, |state| status(state, None, false, false)),
         observed: Observed { domain, volume, transient: false },
-        record: RecordFacts::Kept { started: false },
+        record: RecordFacts::Kept { started: false, rebuilt: None, metadata: 0 },
         allocation,
         ..well()
     };
@@ -297,7 +301,8 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
         ..left(RUNS, true, record)
     };
     let runs = || left(RUNS, true, KEPT);
-    let (never, absent) = (RecordFacts::Kept { started: false }, RecordFacts::Absent);
+    let (never, absent) =
+        (RecordFacts::Kept { started: false, rebuilt: None, metadata: 0 }, RecordFacts::Absent);
     let swept = || Runs(&[RemoveDomain, DropRecord]);
     let tells = |what| Tells(State::Unclaimed, what, &[]);
     let buried = |facts: Facts| Facts { buried: true, ..facts };

@@ -5,7 +5,7 @@ mod aspects;
 
 use std::time::Duration;
 
-use ec_model::{End, Observed, Pause, RunState, State};
+use ec_model::{AccessKind, AccessWish, End, Observed, Pause, RunState, State};
 use ec_plan::{
     Allocation, Facts, KnownStatus, Limits, PowerFacts, RecordFacts, StatusFacts, Wanted,
     machine::{Effect, Next, Plan, Problem, Question, RESUME_PERIOD, Until, plan, ran},
@@ -26,7 +26,7 @@ fn facts(domain: RunState, state: State, start_noted: bool) -> Facts {
             restarts: 0,
         }),
         observed: Observed { domain: Some(domain), volume: true, transient: false },
-        record: RecordFacts::Kept { started: true },
+        record: RecordFacts::Kept { started: true, rebuilt: None, metadata: 0 },
         ..unrequested(Allocation::Held { seen_for: Duration::ZERO }, None)
     }
 }
@@ -36,6 +36,9 @@ fn unrequested(allocation: Allocation, asked_for: Option<bool>) -> Facts {
         wanted: Wanted::Nothing,
         generation: 0,
         power: PowerFacts::default(),
+        rebuild: ec_plan::RebuildFacts::default(),
+        metadata: 0,
+        access: None,
         status: StatusFacts::Absent,
         observed: Observed::default(),
         unseen: false,
@@ -59,6 +62,27 @@ fn planned(facts: &Facts) -> Next {
 
 fn starts(facts: &Facts) -> bool {
     matches!(planned(facts), Next::Run(effects) if effects.contains(&Effect::Start))
+}
+
+#[test]
+fn a_guest_is_looked_at_before_anything_else_is_done_and_only_one_that_ran() {
+    let wish = AccessWish { kind: AccessKind::Console, generation: 3 };
+    let admitted = Next::Run(vec![Effect::Admit(wish)]);
+    let wished = |facts: Facts| planned(&Facts { access: Some(wish), ..facts });
+    for domain in [RunState::Running, RunState::Paused(Pause::Crashed), RunState::Ended(End::ByGuest)] {
+        for state in [State::Starting, State::Active, State::Stopping, State::Stopped, State::Error] {
+            let ran = facts(domain, state, true);
+            assert_eq!(wished(ran.clone()), admitted, "{domain:?} {state}");
+            // Also where nothing else can be done about it.
+            let gone = Observed { volume: false, ..ran.observed };
+            assert_eq!(wished(Facts { observed: gone, ..ran.clone() }), admitted, "{domain:?} {state}");
+            assert_ne!(wished(Facts { unseen: true, ..ran.clone() }), admitted, "it may be gone");
+            assert_ne!(wished(Facts { wanted: Wanted::Destroyed, ..ran }), admitted, "it goes");
+        }
+    }
+    let fresh =
+        Facts { wanted: Wanted::Active, ..unrequested(Allocation::Held { seen_for: Duration::ZERO }, None) };
+    assert_eq!(wished(fresh.clone()), planned(&fresh), "there is nothing to look at");
 }
 
 #[test]
@@ -182,10 +206,19 @@ fn whatever_says_that_a_guest_ran_is_believed_and_nothing_else() {
     for state in [State::Scheduled, State::Preparing, State::Starting, State::Destroying, State::Error] {
         assert!(!ran(&told(state, false)) && ran(&told(state, true)), "{state}");
     }
-    assert!(ran(&kept(RecordFacts::Kept { started: true })) && ran(&kept(RecordFacts::Unreadable)));
-    assert!(!ran(&kept(RecordFacts::Kept { started: false })), "the record says so");
+    assert!(
+        ran(&kept(RecordFacts::Kept { started: true, rebuilt: None, metadata: 0 }))
+            && ran(&kept(RecordFacts::Unreadable))
+    );
+    assert!(
+        !ran(&kept(RecordFacts::Kept { started: false, rebuilt: None, metadata: 0 })),
+        "the record says so"
+    );
     assert!(ran(&kept(RecordFacts::Absent)), "a disk, and nobody can tell");
-    let left = |domain| Facts { record: RecordFacts::Kept { started: false }, ..seen(Some(domain), true) };
+    let left = |domain| Facts {
+        record: RecordFacts::Kept { started: false, rebuilt: None, metadata: 0 },
+        ..seen(Some(domain), true)
+    };
     for domain in [RunState::Running, RunState::Paused(Pause::ByHand), RunState::Ended(End::ByGuest)] {
         assert!(ran(&left(domain)), "{domain:?}");
     }

@@ -175,7 +175,7 @@ impl Referee {
             State::Stopped | State::Paused if !harmed && !known.wished_away && !known.power_wished => {
                 Some("nothing was done to it")
             }
-            State::Stopping | State::Rebooting | State::Suspending | State::Suspended
+            State::Stopping | State::Rebooting | State::Suspending | State::Suspended | State::Rebuilding
                 if !known.power_wished =>
             {
                 Some("no user wished it")

@@ -77,6 +77,12 @@ impl User {
         self.living(asked).await
     }
 
+    /// Looks at a guest's console.
+    pub(super) async fn looks_at(&self, instance: InstanceId) -> Result<String, String> {
+        let cloud = self.cloud()?;
+        self.living(user::look_at(&self.stage.world, self.actor, cloud, instance)).await
+    }
+
     pub(super) async fn list(&self) -> Result<Vec<View>, String> {
         let cloud = self.cloud()?;
         self.living(user::look(&self.stage.world, self.actor, cloud)).await

@@ -1,0 +1,118 @@
+//! Flavors and keypairs: records that users name, and name again where they would have to say all of it.
+
+use ec_model::{Flavor, Keypair, Record, ResourceQuery, decode, encode};
+use ec_store::{Compare, StoreError, Txn};
+
+use crate::{Ask, Cloud, CloudError, CloudResult};
+
+/// Makes a flavor of a query that a virtual machine can be made of.
+///
+/// # Errors
+/// [`CloudError::Refused`] where there is one of that name, [`CloudError::Invalid`] with what is wrong in the query.
+pub async fn create_flavor(cloud: &Cloud, name: &str, query: &ResourceQuery) -> CloudResult<Flavor> {
+    Ask::new(query)?;
+    let flavor =
+        Flavor { name: name.to_owned(), query: query.text().to_owned(), created_at: cloud.host.now() };
+    create(cloud, cloud.keys.flavor(name), name, &flavor).await?;
+    Ok(flavor)
+}
+
+/// All flavors, by name.
+pub async fn flavors(cloud: &Cloud) -> CloudResult<Vec<Flavor>> {
+    all(cloud, &cloud.keys.flavors()).await
+}
+
+/// The flavor of that name.
+///
+/// # Errors
+/// [`CloudError::NotFound`] where there is none.
+pub async fn flavor(cloud: &Cloud, name: &str) -> CloudResult<Flavor> {
+    named(cloud, &cloud.keys.flavor(name)).await?.ok_or_else(|| {
+        CloudError::NotFound(format!("there is no flavor `{name}`; `eschedule flavor list` shows all"))
+    })
+}
+
+/// Deletes a flavor. What was made with it stays as it is.
+///
+/// # Errors
+/// [`CloudError::NotFound`] where there is none.
+pub async fn delete_flavor(cloud: &Cloud, name: &str) -> CloudResult<()> {
+    delete::<Flavor>(cloud, cloud.keys.flavor(name), name).await
+}
+
+/// Gives keys a name within the project.
+///
+/// # Errors
+/// [`CloudError::Refused`] where the project has a keypair of that name.
+pub async fn add_keypair(cloud: &Cloud, name: &str, keys: Vec<String>) -> CloudResult<Keypair> {
+    let project = cloud.project.clone();
+    let keypair = Keypair { name: name.to_owned(), project, keys, created_at: cloud.host.now() };
+    create(cloud, cloud.keys.keypair(&cloud.project, name), name, &keypair).await?;
+    Ok(keypair)
+}
+
+/// All keypairs of the project, by name.
+pub async fn keypairs(cloud: &Cloud) -> CloudResult<Vec<Keypair>> {
+    all(cloud, &cloud.keys.keypairs(&cloud.project)).await
+}
+
+/// The project's keypair of that name, where there is one.
+pub async fn keypair(cloud: &Cloud, name: &str) -> CloudResult<Option<Keypair>> {
+    named(cloud, &cloud.keys.keypair(&cloud.project, name)).await
+}
+
+/// Deletes a keypair. Guests that were given its keys keep them.
+///
+/// # Errors
+/// [`CloudError::NotFound`] where the project has none of that name.
+pub async fn delete_keypair(cloud: &Cloud, name: &str) -> CloudResult<()> {
+    delete::<Keypair>(cloud, cloud.keys.keypair(&cloud.project, name), name).await
+}
+
+async fn create<R: Record>(cloud: &Cloud, key: String, name: &str, record: &R) -> CloudResult<()> {
+    let value = encode(record);
+    let txn = Txn::new().when(Compare::Absent(key.clone())).put(key.clone(), value.clone());
+    match cloud.store.txn(txn).await {
+        Ok(outcome) if outcome.succeeded => Ok(()),
+        Ok(_) => Err(CloudError::Refused(format!(
+            "there is a {what} `{name}` already: `eschedule {what} delete {name}` takes it away",
+            what = R::WHAT
+        ))),
+        // Its time of making makes it known again.
+        Err(error @ StoreError::Unknown(_)) => match cloud.store.get(&key).await?.0 {
+            Some(pair) if pair.value == value => Ok(()),
+            _ => Err(error.into()),
+        },
+        Err(error) => Err(error.into()),
+    }
+}
+
+async fn named<R: Record>(cloud: &Cloud, key: &str) -> CloudResult<Option<R>> {
+    let pair = cloud.store.get(key).await?.0;
+    pair.map(|pair| decode(&pair.value)).transpose().map_err(|error| {
+        CloudError::Unreadable(format!("key {key} cannot be read: {error}; nothing was changed"))
+    })
+}
+
+/// In the order of their keys, which is that of their names. One that cannot be read is told, and hides no other.
+async fn all<R: Record>(cloud: &Cloud, prefix: &str) -> CloudResult<Vec<R>> {
+    let mut records = Vec::new();
+    for pair in cloud.store.list(prefix).await?.pairs {
+        match decode(&pair.value) {
+            Ok(record) => records.push(record),
+            Err(error) => (cloud.notice)(&format!("key {} cannot be read: {error}", pair.key)),
+        }
+    }
+    Ok(records)
+}
+
+async fn delete<R: Record>(cloud: &Cloud, key: String, name: &str) -> CloudResult<()> {
+    let outcome = cloud.store.txn(Txn::new().when(Compare::Present(key.clone())).delete(key)).await?;
+    if outcome.succeeded {
+        return Ok(());
+    }
+    Err(CloudError::NotFound(format!(
+        "there is no {what} `{name}`; `eschedule {what} list` shows all",
+        what = R::WHAT
+    )))
+}

@@ -1,0 +1,254 @@
+//! Which instances are meant, where they are not named one by one: filters, orders and pages of a list, and selectors.
+
+use ec_model::{Alive, InstanceId, Node, NodeId, State, decode, input::LabelSelector};
+
+use crate::{Cloud, CloudError, CloudResult, View, intent::wanted};
+
+/// What of a list is wanted: all that is said must hold.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// In one of these states; none: in any.
+    pub states: Vec<State>,
+    /// On this node.
+    pub node: Option<NodeId>,
+    /// With labels that all of these take.
+    pub labels: Vec<LabelSelector>,
+    /// Of this project.
+    pub project: Option<String>,
+}
+
+impl Filter {
+    /// Whether an instance is wanted.
+    pub fn takes(&self, view: &View) -> bool {
+        (self.states.is_empty() || self.states.iter().any(|state| state.to_string() == view.state))
+            && self.node.is_none_or(|node| view.node == Some(node))
+            && self.labels.iter().all(|selector| selector.takes(&view.labels))
+            && self.project.as_ref().is_none_or(|project| view.project.as_ref() == Some(project))
+    }
+}
+
+/// What a list is ordered by; equals are ordered by name and uuid.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum SortBy {
+    /// The node's uuid.
+    #[default]
+    Node,
+    /// The name.
+    Name,
+    /// The state's word.
+    State,
+    /// The first address.
+    Ip,
+    /// The project.
+    Project,
+    /// When it was asked for, the oldest first.
+    Created,
+}
+
+/// Brings a list into an order, in which every instance has one place.
+pub(crate) fn sort(views: &mut [View], by: SortBy) {
+    views.sort_by(|a, b| {
+        let first = match by {
+            SortBy::Node => a.node.cmp(&b.node),
+            SortBy::Name => a.name.cmp(&b.name),
+            SortBy::State => a.state.cmp(&b.state),
+            SortBy::Ip => a.ip.cmp(&b.ip),
+            SortBy::Project => a.project.cmp(&b.project),
+            SortBy::Created => a.created_at.cmp(&b.created_at),
+        };
+        first.then_with(|| (&a.name, a.instance).cmp(&(&b.name, b.instance)))
+    });
+}
+
+/// A part of a list.
+#[derive(Debug)]
+pub struct Page {
+    /// In their order.
+    pub views: Vec<View>,
+    /// How many follow.
+    pub more: usize,
+}
+
+/// The page of a whole list that is wanted: what the filter takes, behind the instance `after`, as many as `limit`.
+///
+/// The order is that of the whole list, so that a page goes on behind an instance that the filter takes no more.
+///
+/// # Errors
+/// [`CloudError::Refused`] where `after` is not in the list.
+pub fn page(
+    mut views: Vec<View>,
+    filter: &Filter,
+    by: SortBy,
+    after: Option<InstanceId>,
+    limit: Option<usize>,
+) -> CloudResult<Page> {
+    sort(&mut views, by);
+    let begin = match after {
+        None => 0,
+        Some(after) => match views.iter().position(|view| view.instance == after) {
+            Some(place) => place + 1,
+            None => {
+                let why = format!("instance {after} is not in the list any more: begin with the first page");
+                return Err(CloudError::Refused(why));
+            }
+        },
+    };
+    let mut views: Vec<View> = views.drain(begin..).filter(|view| filter.takes(view)).collect();
+    let more = views.len().saturating_sub(limit.unwrap_or(usize::MAX));
+    views.truncate(views.len() - more);
+    Ok(Page { views, more })
+}
+
+/// The instances of the project that all selectors take.
+///
+/// # Errors
+/// [`CloudError::NotFound`] where there are none.
+pub async fn select(cloud: &Cloud, selectors: &[LabelSelector]) -> CloudResult<Vec<InstanceId>> {
+    let mut selected = Vec::new();
+    for pair in cloud.store.list(&cloud.keys.instances()).await?.pairs {
+        let Ok(instance) = cloud.keys.parse_instance(&pair.key) else { continue };
+        match wanted(instance, &pair.value) {
+            Ok(record) => {
+                if record.project == cloud.project && selectors.iter().all(|one| one.takes(&record.labels)) {
+                    selected.push(instance);
+                }
+            }
+            Err(why) => {
+                (cloud.notice)(&format!("{instance} is passed over: its record cannot be read: {why}"))
+            }
+        }
+    }
+    if selected.is_empty() {
+        let labels: Vec<String> = selectors.iter().map(ToString::to_string).collect();
+        return Err(CloudError::NotFound(format!(
+            "no instance of project `{}` has the label {}; nothing was done",
+            cloud.project,
+            labels.join(" and ")
+        )));
+    }
+    Ok(selected)
+}
+
+/// The node that the text is the uuid or the name of.
+///
+/// # Errors
+/// [`CloudError::NotFound`] where no node is called so, [`CloudError::Invalid`] where several are.
+pub async fn node_named(cloud: &Cloud, text: &str) -> CloudResult<NodeId> {
+    if let Ok(node) = text.parse() {
+        return Ok(node);
+    }
+    let (keys, store) = (&cloud.keys, &cloud.store);
+    let prefixes = (keys.all_alive(), keys.nodes());
+    let (alive, known) = tokio::try_join!(store.list(&prefixes.0), store.list(&prefixes.1))?;
+    let alive = alive.pairs.iter().filter_map(|pair| decode::<Alive>(&pair.value).ok());
+    let known = known.pairs.iter().filter_map(|pair| decode::<Node>(&pair.value).ok());
+    let all = alive.map(|one| (one.node, one.name)).chain(known.map(|one| (one.node, one.name)));
+    let mut found: Vec<NodeId> = all.filter(|(_, name)| name == text).map(|(node, _)| node).collect();
+    found.sort_unstable();
+    found.dedup();
+    match found[..] {
+        [node] => Ok(node),
+        [] => Err(CloudError::NotFound(format!("no node is named `{text}`; `eschedule nodes` shows all"))),
+        _ => Err(CloudError::Invalid(format!("several nodes are named `{text}`: give the uuid of one"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use ec_model::input::label_selector;
+    use jiff::Timestamp;
+
+    use super::*;
+
+    fn view(number: u128, name: &str, state: State, role: Option<&str>) -> View {
+        View {
+            instance: InstanceId::new(uuid::Uuid::from_u128(number)),
+            name: Some(name.to_owned()),
+            node: Some(NodeId::new(uuid::Uuid::from_u128(100 - number))),
+            node_alive: true,
+            state: state.to_string(),
+            ip: None,
+            project: Some(if number < 3 { "p" } else { "q" }.to_owned()),
+            labels: role
+                .map(|role| ("role".to_owned(), role.to_owned()))
+                .into_iter()
+                .collect::<BTreeMap<_, _>>(),
+            created_at: Some(Timestamp::UNIX_EPOCH + jiff::SignedDuration::from_secs(i64::from(number != 2))),
+            reason: None,
+            doing: None,
+            record: None,
+            request: None,
+            status: None,
+        }
+    }
+
+    fn all() -> Vec<View> {
+        vec![
+            view(1, "c", State::Active, Some("web")),
+            view(2, "b", State::Error, Some("db")),
+            view(3, "a", State::Active, None),
+            view(4, "d", State::Stopped, Some("web")),
+        ]
+    }
+
+    fn names(page: &Page) -> String {
+        page.views.iter().filter_map(|view| view.name.as_deref()).collect()
+    }
+
+    #[test]
+    fn a_filter_takes_what_all_that_it_says_holds_of() {
+        let took = |filter: Filter| names(&page(all(), &filter, SortBy::Name, None, None).unwrap());
+        let none = Filter::default;
+        assert_eq!(took(none()), "abcd");
+        assert_eq!(took(Filter { states: vec![State::Active, State::Error], ..none() }), "abc");
+        assert_eq!(took(Filter { node: Some(NodeId::new(uuid::Uuid::from_u128(98))), ..none() }), "b");
+        assert_eq!(took(Filter { project: Some("q".into()), ..none() }), "ad");
+        let labels = |texts: &[&str]| texts.iter().map(|text| label_selector(text).unwrap()).collect();
+        assert_eq!(took(Filter { labels: labels(&["role"]), ..none() }), "bcd");
+        assert_eq!(took(Filter { labels: labels(&["role=web"]), ..none() }), "cd");
+        assert_eq!(took(Filter { labels: labels(&["role=web", "role=db"]), ..none() }), "");
+        let web = Filter { labels: labels(&["role=web"]), states: vec![State::Active], ..none() };
+        assert_eq!(took(web), "c");
+    }
+
+    #[test]
+    fn every_order_is_one_that_equals_have_a_place_in() {
+        let order = |by| names(&page(all(), &Filter::default(), by, None, None).unwrap());
+        assert_eq!(order(SortBy::Node), "dabc");
+        assert_eq!(order(SortBy::Name), "abcd");
+        assert_eq!(order(SortBy::State), "acbd");
+        assert_eq!(order(SortBy::Ip), "abcd");
+        assert_eq!(order(SortBy::Project), "bcad");
+        assert_eq!(order(SortBy::Created), "bacd");
+        let mut some = all();
+        some[3].ip = Some("10.0.0.2".parse().unwrap());
+        some[2].ip = Some("10.0.0.10".parse().unwrap());
+        sort(&mut some, SortBy::Ip);
+        assert_eq!(names(&Page { views: some, more: 0 }), "bcda");
+    }
+
+    #[test]
+    fn pages_meet_without_a_gap_also_where_the_last_one_changed() {
+        let at = |after: Option<u128>, limit| {
+            let after = after.map(|number| InstanceId::new(uuid::Uuid::from_u128(number)));
+            page(
+                all(),
+                &Filter { project: Some("q".into()), ..Filter::default() },
+                SortBy::Name,
+                after,
+                limit,
+            )
+        };
+        let first = at(None, Some(1)).unwrap();
+        assert_eq!((names(&first).as_str(), first.more), ("a", 1));
+        let second = at(Some(3), Some(1)).unwrap();
+        assert_eq!((names(&second).as_str(), second.more), ("d", 0));
+        // One that the filter takes no more still has its place.
+        assert_eq!(names(&at(Some(2), None).unwrap()), "d");
+        assert_eq!(names(&at(Some(4), Some(9)).unwrap()), "");
+        assert_eq!((names(&at(None, Some(0)).unwrap()), at(None, Some(0)).unwrap().more), (String::new(), 2));
+        assert!(matches!(at(Some(9), None), Err(CloudError::Refused(_))));
+    }
+}

@@ -1,0 +1,56 @@
+//! A user's wish for a new disk, from when it is made until the status tells what came of it.
+//!
+//! ```text
+//!   wished ──▶ REBUILDING ──▶ new overlay beside the old one ──▶ guest ended ──▶ new in the old one's place, noted
+//!                                  │ image not to be had                              │
+//!                                  ▼                                                  ▼
+//!                             noted as failed ──────────────────────────▶ told; as its user wants it: started, STOPPED
+//! ```
+//!
+//! What is noted stands in the node's own record: an etcd that was put back has no disk made anew a second time. A crash
+//! before that has the overlay made once more, on which no guest ran yet.
+
+use ec_model::{Power, RunState, State};
+
+use super::{Announce, NoteRebuild, Plan, PowerOff, PrepareRebuild, Reopen, ReplaceDisk, known, state};
+use crate::{Facts, Limits, RecordFacts};
+
+/// What is left to do of the wish.
+pub(super) fn rebuild(facts: &Facts, _: &Limits) -> Option<Plan> {
+    if facts.is_to_be_rebuilt() {
+        return Some(make(facts));
+    }
+    let status = known(facts)?;
+    let mut effects = Vec::new();
+    let ended = match facts.record {
+        RecordFacts::Kept { rebuilt, .. } => rebuilt,
+        // It is not done, and that is told.
+        RecordFacts::Unreadable => facts.rebuild.wished,
+        RecordFacts::Absent => None,
+    };
+    if facts.rebuild.told < ended {
+        effects.push(NoteRebuild);
+    }
+    let is_down = matches!(facts.observed.domain, Some(RunState::NotStarted | RunState::Ended(_)));
+    if status.state == State::Rebuilding && is_down && facts.observed.volume && !facts.power.pending {
+        effects.push(match facts.power.wanted {
+            Power::Running => Reopen(0),
+            Power::Paused | Power::Suspended | Power::Stopped => Announce(State::Stopped, None),
+        });
+    }
+    (!effects.is_empty()).then(|| Plan::run(effects, "telling what came of the wish for a new disk"))
+}
+
+/// The guest runs on until the new disk is there.
+fn make(facts: &Facts) -> Plan {
+    let mut effects = Vec::new();
+    if state(facts) != Some(State::Rebuilding) {
+        effects.push(Announce(State::Rebuilding, None));
+    }
+    effects.push(PrepareRebuild);
+    if matches!(facts.observed.domain, Some(RunState::Running | RunState::Paused(_))) {
+        effects.push(PowerOff);
+    }
+    effects.push(ReplaceDisk);
+    Plan::run(effects, "making its new disk")
+}

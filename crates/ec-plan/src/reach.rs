@@ -1,0 +1,136 @@
+//! Whether there is anything to look at of an instance, or to reach, with a sentence where there is not.
+//!
+//! Locked or not: to look at a guest does nothing to it.
+
+use std::net::IpAddr;
+
+use ec_model::{AccessKind, Desired, Request, State, Status};
+
+/// Whether this of an instance can be looked at, of which control has this request, and whose agent tells this.
+///
+/// # Errors
+/// It cannot; in these words.
+pub fn look(kind: AccessKind, request: &Request, status: Option<&Status>) -> Result<(), String> {
+    let state = ran(request, status)?.state;
+    match (kind, state) {
+        // Whatever becomes of a guest, what it printed stays.
+        (AccessKind::Log, _) => Ok(()),
+        (_, State::Stopped) => {
+            Err("it is stopped; `eschedule start` starts it, `eschedule logs` shows what it printed"
+                .to_owned())
+        }
+        (_, State::Suspended) => Err("it is suspended; `eschedule resume` lets it go on".to_owned()),
+        _ => Ok(()),
+    }
+}
+
+/// Where an instance is to be reached over the network.
+///
+/// # Errors
+/// It cannot be; in these words.
+pub fn address(request: &Request, status: Option<&Status>) -> Result<IpAddr, String> {
+    let status = ran(request, status)?;
+    match (status.state, status.ip) {
+        (State::Stopped, _) => Err("it is stopped; `eschedule start` starts it".to_owned()),
+        (State::Suspended, _) => Err("it is suspended; `eschedule resume` lets it go on".to_owned()),
+        (State::Paused, _) => Err("it is paused; `eschedule unpause` lets it go on".to_owned()),
+        (_, None) => Err("it has no address yet; `eschedule show` tells why".to_owned()),
+        (_, Some(ip)) => Ok(ip),
+    }
+}
+
+/// What is told of one that ran, and is wanted.
+fn ran<'a>(request: &Request, status: Option<&'a Status>) -> Result<&'a Status, String> {
+    let status = match status {
+        _ if request.desired == Desired::Destroyed => None,
+        Some(status) if status.state == State::Destroying => None,
+        // Its agent has not begun.
+        None => return Err("it is being built, and there is nothing of it yet".to_owned()),
+        told => told,
+    };
+    match status {
+        None => Err("it is being destroyed".to_owned()),
+        Some(status) if status.started_at.is_some() => Ok(status),
+        Some(status) if status.state == State::Error => {
+            Err("it is in ERROR and never ran: `eschedule show` tells why".to_owned())
+        }
+        Some(_) => Err("it is being built, and there is nothing of it yet".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+
+    use super::*;
+
+    fn request(desired: Desired) -> Request {
+        let text = r#"{"version":1,"instance":"7d3c1f0a-2b4e-4c55-9a7e-0123456789ab","epoch":1,"generation":1,
+                       "desired":"active","created_at":"1970-01-01T00:00:00Z"}"#;
+        Request { desired, ..ec_model::decode(text.as_bytes()).unwrap() }
+    }
+
+    fn told(state: State, started: bool, ip: Option<&str>) -> Status {
+        let text = r#"{"version":1,"instance":"7d3c1f0a-2b4e-4c55-9a7e-0123456789ab","node":"7d3c1f0a-2b4e-4c55-9a7e-0123456789ab",
+                       "state":"ACTIVE","since":"1970-01-01T00:00:00Z","updated_at":"1970-01-01T00:00:00Z"}"#;
+        Status {
+            state,
+            started_at: started.then_some(Timestamp::UNIX_EPOCH),
+            ip: ip.map(|ip| ip.parse().unwrap()),
+            ..ec_model::decode(text.as_bytes()).unwrap()
+        }
+    }
+
+    #[test]
+    fn what_never_ran_or_is_to_go_shows_nothing_and_what_ran_its_log_and_what_is_up_its_console() {
+        let (active, destroyed) = (request(Desired::Active), request(Desired::Destroyed));
+        for kind in [AccessKind::Console, AccessKind::Log, AccessKind::Vnc] {
+            let refused = |request, status: Option<Status>| look(kind, request, status.as_ref()).unwrap_err();
+            assert!(refused(&active, None).contains("being built"));
+            for state in [State::Scheduled, State::Preparing, State::Starting] {
+                assert!(refused(&active, Some(told(state, false, None))).contains("being built"), "{state}");
+            }
+            assert!(refused(&active, Some(told(State::Error, false, None))).contains("never ran"));
+            assert!(refused(&destroyed, Some(told(State::Active, true, None))).contains("being destroyed"));
+            assert!(refused(&destroyed, None).contains("being destroyed"));
+            assert!(refused(&active, Some(told(State::Destroying, true, None))).contains("being destroyed"));
+            // Up, or perhaps: its agent tells.
+            for state in [
+                State::Starting,
+                State::Active,
+                State::Paused,
+                State::Stopping,
+                State::Rebooting,
+                State::Suspending,
+                State::Error,
+                State::Unclaimed,
+                State::Unknown,
+            ] {
+                assert_eq!(look(kind, &active, Some(&told(state, true, None))), Ok(()), "{state}");
+            }
+        }
+        for (state, hint) in [(State::Stopped, "eschedule start"), (State::Suspended, "eschedule resume")] {
+            let status = told(state, true, None);
+            assert_eq!(look(AccessKind::Log, &active, Some(&status)), Ok(()));
+            assert!(look(AccessKind::Console, &active, Some(&status)).unwrap_err().contains(hint));
+        }
+    }
+
+    #[test]
+    fn a_guest_is_reached_where_it_is_up_and_has_an_address() {
+        let active = request(Desired::Active);
+        let of = |state, started, ip| address(&active, Some(&told(state, started, ip)));
+        assert_eq!(of(State::Active, true, Some("10.0.0.7")), Ok("10.0.0.7".parse().unwrap()));
+        assert_eq!(of(State::Error, true, Some("10.0.0.7")), Ok("10.0.0.7".parse().unwrap()));
+        for (state, started, ip, why) in [
+            (State::Starting, true, None, "no address yet"),
+            (State::Preparing, false, None, "being built"),
+            (State::Stopped, true, Some("10.0.0.7"), "eschedule start"),
+            (State::Suspended, true, Some("10.0.0.7"), "eschedule resume"),
+            (State::Paused, true, Some("10.0.0.7"), "eschedule unpause"),
+        ] {
+            let refused = of(state, started, ip).unwrap_err();
+            assert!(refused.contains(why), "{state}: {refused}");
+        }
+    }
+}

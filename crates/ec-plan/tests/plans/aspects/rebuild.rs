@@ -1,0 +1,132 @@
+//! A user's wish for a new disk, and for other metadata.
+
+use Effect::{KeepMetadata, NoteRebuild, PowerOff, PrepareRebuild, ReplaceDisk};
+use ec_plan::{RebuildFacts, fingerprint};
+use jiff::Timestamp;
+
+use super::*;
+
+const ENDED: Option<RunState> = Some(RunState::Ended(End::ByHand));
+
+fn at(second: Option<u64>) -> Option<Timestamp> {
+    second.map(|second| Timestamp::UNIX_EPOCH + Duration::from_secs(second))
+}
+
+/// Such a disk was wished last, noted by the node as made or given up, and told.
+fn rebuilds(
+    wished: Option<u64>,
+    noted: Option<u64>,
+    told: Option<u64>,
+    state: State,
+    domain: Option<RunState>,
+) -> Facts {
+    Facts {
+        rebuild: RebuildFacts { wished: at(wished), told: at(told) },
+        record: RecordFacts::Kept { started: true, rebuilt: at(noted), metadata: 0 },
+        status: status(state, None, true, true),
+        ..seen(domain, true, false)
+    }
+}
+
+#[test]
+fn a_disk_is_made_anew_while_the_last_wish_is_neither_noted_nor_told() {
+    let open = |wished, noted, told| rebuilds(wished, noted, told, State::Active, RUNS).is_to_be_rebuilt();
+    assert!(open(Some(1), None, None) && open(Some(2), Some(1), Some(1)) && open(Some(2), None, Some(1)));
+    for (wished, noted, told) in [
+        (None, None, None),
+        (None, Some(1), None),
+        (Some(1), Some(1), None),
+        (Some(1), None, Some(1)),
+        (Some(1), Some(2), None),
+        (Some(1), None, Some(2)),
+    ] {
+        assert!(!open(wished, noted, told), "{wished:?}, {noted:?}, {told:?}");
+    }
+    for record in [RecordFacts::Absent, RecordFacts::Unreadable] {
+        assert!(!Facts { record, ..rebuilds(Some(1), None, None, State::Active, RUNS) }.is_to_be_rebuilt());
+    }
+}
+
+#[test]
+fn a_guest_runs_until_its_new_disk_is_there_and_is_ended_then() {
+    let open = |state, domain| rebuilds(Some(1), None, None, state, domain);
+    let paused = Some(RunState::Paused(Pause::ByHand));
+    const UP: Expect = Runs(&[PrepareRebuild, PowerOff, ReplaceDisk]);
+    const TOLD_AND_UP: Expect =
+        Runs(&[Announce(State::Rebuilding, None), PrepareRebuild, PowerOff, ReplaceDisk]);
+    all([
+        (open(State::Active, RUNS), TOLD_AND_UP),
+        (open(State::Paused, paused), TOLD_AND_UP),
+        (open(State::Rebuilding, RUNS), UP),
+        (open(State::Rebuilding, ENDED), Runs(&[PrepareRebuild, ReplaceDisk])),
+        (open(State::Rebuilding, Some(RunState::Saved)), Runs(&[PrepareRebuild, ReplaceDisk])),
+        (
+            Facts {
+                observed: Observed { domain: ENDED, ..Observed::default() },
+                ..open(State::Error, ENDED)
+            },
+            Runs(&[Announce(State::Rebuilding, None), PrepareRebuild, ReplaceDisk]),
+        ),
+    ]);
+}
+
+#[test]
+fn what_came_of_it_is_told_and_then_the_guest_is_as_it_is_wanted() {
+    let ended = |told, state, domain| rebuilds(Some(1), Some(1), told, state, domain);
+    let wanted = |power, facts: Facts| Facts { power: PowerFacts { wanted: power, ..facts.power }, ..facts };
+    let done = |domain| ended(Some(1), State::Rebuilding, domain);
+    let pending = |facts: Facts| Facts { power: PowerFacts { pending: true, ..facts.power }, ..facts };
+    all([
+        (ended(None, State::Rebuilding, ENDED), Runs(&[NoteRebuild, Reopen(0)])),
+        (ended(None, State::Rebuilding, RUNS), Runs(&[NoteRebuild])),
+        (ended(None, State::Active, RUNS), Runs(&[NoteRebuild])),
+        (done(ENDED), Runs(&[Reopen(0)])),
+        (done(NOT_STARTED), Runs(&[Reopen(0)])),
+        // The image could not be had.
+        (done(RUNS), Runs(&[Announce(State::Active, None)])),
+        (ended(Some(1), State::Active, RUNS), Settled),
+        (pending(done(ENDED)), Runs(&[Announce(State::Starting, None), MarkStarted, Start, NoteStart])),
+        (
+            Facts { observed: Observed { domain: ENDED, ..Observed::default() }, ..done(ENDED) },
+            Tells(State::Error, "its disk is gone", &[]),
+        ),
+        // With an older etcd: what the node knows is told, and nothing made.
+        (rebuilds(Some(1), Some(2), Some(1), State::Active, RUNS), Runs(&[NoteRebuild])),
+        (rebuilds(None, Some(2), None, State::Active, RUNS), Runs(&[NoteRebuild])),
+        (rebuilds(Some(1), Some(1), Some(2), State::Active, RUNS), Settled),
+    ]);
+    for power in [Power::Stopped, Power::Paused, Power::Suspended] {
+        all([(wanted(power, done(ENDED)), Runs(&[Announce(State::Stopped, None)]))]);
+    }
+}
+
+#[test]
+fn of_a_record_that_cannot_be_read_nothing_is_made_and_that_is_told_once() {
+    let unread = |told| Facts {
+        record: RecordFacts::Unreadable,
+        ..rebuilds(Some(1), None, told, State::Active, RUNS)
+    };
+    all([(unread(None), Runs(&[NoteRebuild])), (unread(Some(1)), Settled)]);
+    let absent = Facts { record: RecordFacts::Absent, ..unread(None) };
+    all([(absent, Runs(&[KeepRecord]))]);
+}
+
+#[test]
+fn a_guest_is_told_other_metadata_when_it_is_wished_and_not_again() {
+    let one = fingerprint(&[("a".to_owned(), "1".to_owned())].into());
+    let other = fingerprint(&[("a".to_owned(), "2".to_owned())].into());
+    assert_eq!(fingerprint(&std::collections::BTreeMap::new()), 0);
+    assert!(one != other && one != 0 && one != 1);
+    let tells = |noted, wished| Facts {
+        metadata: wished,
+        record: RecordFacts::Kept { started: true, rebuilt: None, metadata: noted },
+        ..well()
+    };
+    all([
+        (tells(0, one), Runs(&[KeepMetadata])),
+        (tells(one, other), Runs(&[KeepMetadata])),
+        (tells(one, 0), Runs(&[KeepMetadata])),
+        (tells(one, one), Settled),
+        (Facts { record: RecordFacts::Unreadable, ..tells(0, one) }, Settled),
+    ]);
+}

@@ -1,0 +1,151 @@
+//! Guests that get a new disk, and disks that must not be made anew.
+
+use ec_cloud::Verb;
+use ec_hypervisor::Operation;
+use ec_model::{ImageRef, InstanceId, State};
+
+use super::{Scenario, Stage, stage::Sight};
+use crate::snag::Fate;
+
+pub(super) const ALL: &[Scenario] = &[
+    Scenario::new(
+        "rebuild",
+        "a user rebuilds a guest: it runs until its new disk is there, and is well with that; then one that is stopped, which stays so",
+        |stage| Box::pin(rebuild(stage)),
+    ),
+    Scenario::new(
+        "rebuild-with-kills",
+        "the agent is killed in the midst of a rebuild, before and after each of its steps: it is done once for each wish",
+        |stage| Box::pin(kills(stage)),
+    ),
+    Scenario::new(
+        "rebuild-without-an-image",
+        "a user rebuilds a guest from an image that there is not: the guest runs on with its old disk, and that is told",
+        |stage| Box::pin(no_image(stage)),
+    ),
+    Scenario::new(
+        "rebuild-in-an-older-etcd",
+        "etcd is put back to before a rebuild was told, twice: a disk that the guest wrote since is not made anew again",
+        |stage| Box::pin(older_etcd(stage)),
+    ),
+    Scenario::new(
+        "rebuild-with-a-lost-record",
+        "somebody deletes the node's record and the status of a guest that was rebuilt: its disk is not made anew again",
+        |stage| Box::pin(lost_record(stage)),
+    ),
+    Scenario::new(
+        "rebuild-of-a-lost-disk",
+        "somebody deletes a guest's disk: a rebuild gives it another, and it is well",
+        |stage| Box::pin(lost_disk(stage)),
+    ),
+];
+
+fn replaced(stage: &Stage, guest: InstanceId) -> u64 {
+    stage.node(1).hypervisor.effects(Operation::ReplaceOverlay, guest)
+}
+
+async fn rebuilt(stage: &Stage, guest: InstanceId) {
+    let done = stage.user(1).wish(guest, &Verb::Rebuild(None)).await;
+    stage.demand(done.is_ok(), "it is rebuilt").await;
+}
+
+async fn rebuild(stage: Stage) {
+    let guest = stage.ready("web").await;
+    rebuilt(&stage, guest).await;
+    stage.until_well(guest).await;
+    stage.demand(replaced(&stage, guest) == 1, "it has a new disk").await;
+    let stopped = stage.user(1).wish(guest, &Verb::Stop(0)).await;
+    stage.demand(stopped == Ok(Some(State::Stopped)), "it is stopped").await;
+    rebuilt(&stage, guest).await;
+    let kept = |is: &Sight| is.is(State::Stopped) && !is.runs() && is.is_kept();
+    stage.until(guest, "STOPPED again", kept).await;
+    stage.stays(guest, 60, "STOPPED", kept).await;
+    stage.demand(replaced(&stage, guest) == 2, "it has another").await;
+}
+
+async fn kills(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let size =
+        async || ec_hypervisor::Hypervisor::size(&stage.node(1).hypervisor, guest).await.ok().flatten();
+    let before = size().await;
+    for call in [
+        "put status/n1/i1 REBUILDING",
+        "hypervisor CreateSuccessor",
+        "hypervisor PowerOff",
+        "hypervisor ReplaceOverlay",
+        "put status/n1/i1 STARTING",
+        "hypervisor Start",
+    ] {
+        for fate in [Fate::Kills, Fate::KillsAfterwards] {
+            stage.snag("n1", call, fate);
+            let user = stage.user(1);
+            let (done, ()) = tokio::join!(user.wish(guest, &Verb::Rebuild(None)), async {
+                stage.until_down(1).await;
+                stage.pass(20).await;
+                stage.start(1);
+            });
+            stage.demand(done.is_ok(), "it is rebuilt").await;
+            stage.until_well(guest).await;
+        }
+    }
+    stage.demand(before.is_some() && size().await == before, "its disk is as large as it was").await;
+    // Once more where the replacement was done and its note was not.
+    stage.demand(replaced(&stage, guest) == 13, "each wish had one new disk").await;
+}
+
+async fn no_image(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let none = ImageRef { url: "file:///nonexistent.qcow2".to_owned(), sha256: None };
+    let refused = stage.user(1).wish(guest, &Verb::Rebuild(Some(none))).await.err();
+    stage.demand(refused.is_some_and(|why| why.contains("has its old disk still")), "it is told why").await;
+    stage.until_well(guest).await;
+    stage.stays(guest, 120, "well", Sight::is_well).await;
+    stage.demand(replaced(&stage, guest) == 0, "it has the disk that it had").await;
+}
+
+async fn older_etcd(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let first = stage.back_up();
+    stage.snag("n1", "hypervisor CreateSuccessor", Fate::Kills);
+    let user = stage.user(1);
+    let (_, wished) = tokio::join!(user.wish(guest, &Verb::Rebuild(None)), async {
+        stage.until_down(1).await;
+        let wished = stage.back_up();
+        stage.start(1);
+        wished
+    });
+    stage.until_well(guest).await;
+    rebuilt(&stage, guest).await;
+    stage.until_well(guest).await;
+    let before = replaced(&stage, guest);
+    for backup in [&wished, &first, &wished] {
+        stage.restore(backup);
+        stage.pass(60).await;
+        stage.until_well(guest).await;
+    }
+    stage.demand(replaced(&stage, guest) == before, "nothing is made anew").await;
+}
+
+async fn lost_record(stage: Stage) {
+    let guest = stage.ready("web").await;
+    rebuilt(&stage, guest).await;
+    stage.until_well(guest).await;
+    stage.kill(1);
+    stage.say("somebody deletes the record of i1 on n1");
+    stage.expects_trouble(guest);
+    stage.node(1).lose_record(guest);
+    stage.delete(&format!("/ecompute/status/{}/{guest}", stage.node(1).node)).await;
+    stage.start(1);
+    stage.until_well(guest).await;
+    stage.stays(guest, 120, "well", Sight::is_well).await;
+    stage.demand(replaced(&stage, guest) == 1, "nothing is made anew").await;
+}
+
+async fn lost_disk(stage: Stage) {
+    let guest = stage.ready("web").await;
+    stage.end_guest(1, guest, ec_hypervisor::End::ByGuest);
+    stage.delete_disk(1, guest);
+    stage.until(guest, "an ERROR", |is| is.is(State::Error)).await;
+    rebuilt(&stage, guest).await;
+    stage.until_well(guest).await;
+}

@@ -1,0 +1,271 @@
+//! A guest's console, its log and its screen, over WebSockets (RFC 6455) in binary messages: `GET /streams/<ticket>`.
+//!
+//! ```text
+//!   a wish in the request ──▶ the engine ──▶ a ticket, in the status ──▶ whoever wished it brings it here, once
+//! ```
+//!
+//! Of a log, an empty message stands between what was there and what comes. The closing message says why it ends.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use ec_hypervisor::Console;
+use ec_model::{Access, AccessKind, AccessWish, InstanceId, Ticket};
+use ec_runtime::Host;
+use ec_serve::{
+    Io, hand_over,
+    tickets::{LIFE, Tickets},
+};
+use futures::{SinkExt, StreamExt};
+use http_body_util::Full;
+use hyper::{
+    HeaderMap, Request, Response, StatusCode,
+    body::Incoming,
+    header::{self, HeaderValue},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::UnixStream,
+    sync::{Semaphore, mpsc},
+    time::{Instant, MissedTickBehavior, interval, timeout},
+};
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{
+        self, Message,
+        handshake::derive_accept_key,
+        protocol::{CloseFrame, Role, WebSocketConfig, frame::coding::CloseCode},
+    },
+};
+use tokio_util::sync::CancellationToken;
+
+use super::answer::text;
+use crate::parts::Parts;
+
+/// Streams at a time: fewer than one peer may have connections, so that the rest is answered beside them.
+const STREAMS: usize = 16;
+/// Of a log, so much of what is there already.
+const LOG_BYTES: usize = 1 << 20;
+/// Bytes of a screen that are read at a time, and pieces that wait in each direction.
+const PIECE_BYTES: usize = 32 << 10;
+const PIECES: usize = 4;
+/// The most that is typed at a time.
+const MESSAGE_BYTES: usize = 64 << 10;
+/// A peer is asked so often whether it is there, and has gone when nothing was heard of it for so long.
+const PING: Duration = Duration::from_secs(30);
+const SILENCE: Duration = Duration::from_secs(90);
+/// A peer that is told of the end gets so long to take it.
+const CLOSING: Duration = Duration::from_secs(2);
+
+/// What a ticket is for.
+#[derive(Debug, Clone, Copy)]
+struct Pass {
+    instance: InstanceId,
+    kind: AccessKind,
+}
+
+/// Who may look at guests, and how many do.
+pub(crate) struct Streams {
+    tickets: Mutex<Tickets<Pass>>,
+    places: Arc<Semaphore>,
+}
+
+impl Default for Streams {
+    fn default() -> Self {
+        Self { tickets: Mutex::default(), places: Arc::new(Semaphore::new(STREAMS)) }
+    }
+}
+
+impl Streams {
+    /// Answers a wish to look at an instance.
+    pub(crate) fn admit(&self, instance: InstanceId, wish: AccessWish, host: &Host) -> Access {
+        let AccessWish { kind, generation } = wish;
+        let ticket = match kind {
+            AccessKind::Unknown => {
+                Err("its node's agent is of an older release, and cannot show that".to_owned())
+            }
+            AccessKind::Console | AccessKind::Log | AccessKind::Vnc => {
+                let word = host.uuid().simple().to_string();
+                let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
+                let issued = tickets.issue(word.clone(), Pass { instance, kind }, Instant::now());
+                issued.map(|()| word).map_err(|error| error.to_string())
+            }
+        };
+        let (ticket, reason) = match ticket {
+            Ok(word) => (Some(Ticket(word)), None),
+            Err(why) => (None, Some(why)),
+        };
+        Access { kind, generation, ticket, reason, expires_at: host.now() + LIFE }
+    }
+
+    fn take(&self, word: &str) -> Option<Pass> {
+        self.tickets.lock().unwrap_or_else(PoisonError::into_inner).take(word, Instant::now())
+    }
+}
+
+/// Opens what the ticket is for, and has the connection go on with it.
+pub(super) async fn open(
+    parts: &Arc<Parts>,
+    mut request: Request<Incoming>,
+    word: &str,
+) -> Response<Full<Bytes>> {
+    let Some(accept) = handshake(request.headers()) else {
+        let mut refusal = text(StatusCode::UPGRADE_REQUIRED, "this is a stream: ask for a WebSocket");
+        refusal.headers_mut().insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+        return refusal;
+    };
+    let Ok(place) = Arc::clone(&parts.streams.places).try_acquire_owned() else {
+        return text(
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("{STREAMS} consoles and logs are open at this node, which is as many as may be"),
+        );
+    };
+    let Some(Pass { instance, kind }) = parts.streams.take(word) else {
+        let why = format!("no such ticket is out: each is good once, and for {} s", LIFE.as_secs());
+        return text(StatusCode::NOT_FOUND, why);
+    };
+    let opened = match kind {
+        AccessKind::Log => parts.hypervisor.follow_console(instance, LOG_BYTES).await.map(Ends::reading),
+        AccessKind::Vnc => parts.hypervisor.open_graphics(instance).await.map(Ends::watching),
+        AccessKind::Console | AccessKind::Unknown => {
+            parts.hypervisor.open_console(instance).await.map(Ends::typing)
+        }
+    };
+    let ends = match opened {
+        Ok(ends) => ends,
+        Err(error) => return text(StatusCode::CONFLICT, ec_runtime::exit::chain(&error)),
+    };
+    tracing::info!(%instance, %kind, "somebody looks at it");
+    hand_over(&mut request, move |io, stop| async move {
+        let _place = place;
+        if let Err(error) = pass(io, ends, stop).await {
+            tracing::debug!(%instance, %kind, %error, "a stream broke");
+        }
+        tracing::info!(%instance, %kind, "nobody looks at it any more");
+    });
+    let mut response = Response::new(Full::default());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    for (name, value) in [
+        (header::CONNECTION, HeaderValue::from_static("Upgrade")),
+        (header::UPGRADE, HeaderValue::from_static("websocket")),
+        (header::SEC_WEBSOCKET_ACCEPT, accept),
+    ] {
+        response.headers_mut().insert(name, value);
+    }
+    response
+}
+
+/// What a WebSocket's handshake is to be answered with, where this is one.
+fn handshake(headers: &HeaderMap) -> Option<HeaderValue> {
+    let says = |name, wanted: &str| {
+        let value = headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        value.split(',').any(|word| word.trim().eq_ignore_ascii_case(wanted))
+    };
+    let asked = says(header::CONNECTION, "upgrade")
+        && says(header::UPGRADE, "websocket")
+        && says(header::SEC_WEBSOCKET_VERSION, "13");
+    let key = headers.get(header::SEC_WEBSOCKET_KEY).filter(|_| asked)?;
+    HeaderValue::from_str(&derive_accept_key(key.as_bytes())).ok()
+}
+
+/// The guest's end of a stream.
+struct Ends {
+    output: mpsc::Receiver<Bytes>,
+    /// Where what is typed goes; nowhere for a log.
+    input: Option<mpsc::Sender<Bytes>>,
+}
+
+impl Ends {
+    fn typing(console: Console) -> Self {
+        Self { output: console.output, input: Some(console.input) }
+    }
+
+    /// Each direction of the screen's socket is a task of its own, which ends with the other end of its channel.
+    fn watching(screen: UnixStream) -> Self {
+        let (mut from_guest, mut to_guest) = screen.into_split();
+        let (shown, output) = mpsc::channel(PIECES);
+        let (input, mut done) = mpsc::channel::<Bytes>(PIECES);
+        tokio::spawn(async move {
+            let mut piece = BytesMut::new();
+            loop {
+                piece.reserve(PIECE_BYTES);
+                let read = tokio::select! {
+                    () = shown.closed() => return,
+                    read = from_guest.read_buf(&mut piece) => read,
+                };
+                if !matches!(read, Ok(1..)) || shown.send(piece.split().freeze()).await.is_err() {
+                    return;
+                }
+            }
+        });
+        tokio::spawn(async move {
+            while let Some(bytes) = done.recv().await {
+                if to_guest.write_all(&bytes).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Self { output, input: Some(input) }
+    }
+
+    fn reading(output: mpsc::Receiver<Bytes>) -> Self {
+        Self { output, input: None }
+    }
+}
+
+/// Passes bytes on in both directions, until the guest, whoever looks at it, or the agent ends.
+async fn pass(io: Io, mut ends: Ends, stop: CancellationToken) -> tungstenite::Result<()> {
+    let config =
+        WebSocketConfig::default().max_message_size(Some(MESSAGE_BYTES)).max_frame_size(Some(MESSAGE_BYTES));
+    let mut socket = WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await;
+    let mut ping = interval(PING);
+    ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut heard = Instant::now();
+    // What the guest has not taken yet. Nothing more is read meanwhile, which holds up who types.
+    let mut typed = None::<(mpsc::Sender<Bytes>, Bytes)>;
+    let (code, reason) = loop {
+        let given = async {
+            match &typed {
+                Some((input, bytes)) => input.send(bytes.clone()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => break (CloseCode::Away, "the node's agent ends"),
+            piece = ends.output.recv() => match piece {
+                Some(bytes) => socket.send(Message::Binary(bytes)).await?,
+                None => break (CloseCode::Normal, "the guest has ended"),
+            },
+            _ = given => (typed, heard) = (None, Instant::now()),
+            message = socket.next(), if typed.is_none() => {
+                heard = Instant::now();
+                match (message.transpose()?, &ends.input) {
+                    (None | Some(Message::Close(_)), _) => return Ok(()),
+                    (Some(Message::Binary(bytes)), Some(input)) => typed = Some((input.clone(), bytes)),
+                    (Some(Message::Text(text)), Some(input)) => typed = Some((input.clone(), text.into())),
+                    _ => {}
+                }
+            }
+            _ = ping.tick() => {
+                if typed.is_none() && heard.elapsed() > SILENCE {
+                    break (CloseCode::Away, "nothing was heard for too long");
+                }
+                socket.send(Message::Ping(Bytes::new())).await?;
+            }
+        }
+    };
+    let frame = CloseFrame { code, reason: reason.into() };
+    let end = async {
+        socket.close(Some(frame)).await?;
+        // Until the peer has answered, so that it has what came before.
+        while socket.next().await.transpose()?.is_some() {}
+        Ok(())
+    };
+    timeout(CLOSING, end).await.unwrap_or(Ok(()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,198 @@
+//! Streams over real sockets, of guests of a simulated hypervisor.
+
+use ec_hypervisor::{Hypervisor, SimulatedHypervisor, conformance::build};
+use ec_model::{BaseImage, DiskFormat};
+use tokio::net::TcpStream;
+use tokio_tungstenite::client_async;
+
+use super::*;
+use crate::port::{
+    Port,
+    tests::{Node, node_on, settings},
+};
+
+type Socket = WebSocketStream<TcpStream>;
+
+/// An agent's port, with guests behind it.
+struct Served {
+    node: Node,
+    hypervisor: SimulatedHypervisor,
+    address: String,
+    stop: CancellationToken,
+    ended: tokio::task::JoinHandle<()>,
+}
+
+async fn served() -> Served {
+    let (node, hypervisor) = node_on().await;
+    let wanted = settings(&node.parts.settings.state_dir, "listen: 127.0.0.1:0\n");
+    let port = Port::open(&wanted).await.unwrap().unwrap();
+    let address = port.listener.local_addr().unwrap().to_string();
+    let stop = CancellationToken::new();
+    let ended = tokio::spawn(port.serve(Arc::clone(&node.parts), stop.clone()));
+    Served { node, hypervisor, address, stop, ended }
+}
+
+impl Served {
+    async fn guest(&self, number: u128) -> InstanceId {
+        let instance = InstanceId::new(uuid::Uuid::from_u128(number));
+        let base = BaseImage {
+            path: "/images/base.qcow2".into(),
+            format: DiskFormat::Qcow2,
+            virtual_size: 1 << 30,
+            digest: "00".repeat(32),
+        };
+        build(&self.hypervisor, &base, instance).await;
+        instance
+    }
+
+    fn ticket(&self, instance: InstanceId, kind: AccessKind) -> String {
+        let parts = &self.node.parts;
+        let access = parts.streams.admit(instance, AccessWish { kind, generation: 1 }, &parts.host);
+        access.ticket.unwrap().0
+    }
+
+    /// Goes in, or is told a status and why not.
+    async fn enter(&self, ticket: &str) -> Result<Socket, (u16, String)> {
+        let stream = TcpStream::connect(&self.address).await.unwrap();
+        match client_async(format!("ws://{}/streams/{ticket}", self.address), stream).await {
+            Ok((socket, _)) => Ok(socket),
+            Err(tungstenite::Error::Http(answer)) => {
+                let body = answer.body().clone().unwrap_or_default();
+                Err((answer.status().as_u16(), String::from_utf8(body).unwrap()))
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    async fn look(&self, instance: InstanceId, kind: AccessKind) -> Result<Socket, (u16, String)> {
+        self.enter(&self.ticket(instance, kind)).await
+    }
+}
+
+/// The next that is no ping.
+async fn heard(socket: &mut Socket) -> Message {
+    loop {
+        match socket.next().await.unwrap().unwrap() {
+            Message::Ping(_) => {}
+            message => return message,
+        }
+    }
+}
+
+fn says(text: &'static str) -> Message {
+    Message::Binary(Bytes::from_static(text.as_bytes()))
+}
+
+/// Why it was closed.
+async fn reason(socket: &mut Socket) -> String {
+    match heard(socket).await {
+        Message::Close(Some(frame)) => frame.reason.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_console_is_typed_on_by_one_at_a_time_and_ends_with_its_guest() {
+    let served = served().await;
+    let guest = served.guest(1).await;
+    let ticket = served.ticket(guest, AccessKind::Console);
+    let mut console = served.enter(&ticket).await.unwrap();
+    console.send(says("ls\r")).await.unwrap();
+    assert_eq!(heard(&mut console).await, says("ls\r"));
+    console.send(Message::Text("date".into())).await.unwrap();
+    assert_eq!(heard(&mut console).await, says("date"));
+    assert_eq!(served.enter(&ticket).await.unwrap_err().0, 404, "once");
+    assert_eq!(served.enter("").await.unwrap_err().0, 404);
+    let (status, why) = served.look(guest, AccessKind::Console).await.unwrap_err();
+    assert!(status == 409 && why.contains("somebody else"), "{why}");
+    console.close(None).await.unwrap();
+    let mut again = loop {
+        // Closing takes its moment.
+        if let Ok(again) = served.look(guest, AccessKind::Console).await {
+            break again;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    served.hypervisor.power_off(guest).await.unwrap();
+    assert_eq!(reason(&mut again).await, "the guest has ended");
+    let (status, why) = served.look(guest, AccessKind::Console).await.unwrap_err();
+    assert!(status == 409 && why.contains("does not run"), "{why}");
+}
+
+#[tokio::test]
+async fn a_log_says_where_it_goes_on_and_takes_nothing_and_all_ends_with_the_agent() {
+    let served = served().await;
+    let guest = served.guest(1).await;
+    served.hypervisor.set_console(guest, "booted\n");
+    let mut log = served.look(guest, AccessKind::Log).await.unwrap();
+    assert_eq!((heard(&mut log).await, heard(&mut log).await), (says("booted\n"), says("")));
+    log.send(says("nobody hears")).await.unwrap();
+    let mut console = served.look(guest, AccessKind::Console).await.unwrap();
+    console.send(says("ls\n")).await.unwrap();
+    assert_eq!(heard(&mut console).await, says("ls\n"));
+    assert_eq!(heard(&mut log).await, says("ls\n"));
+    served.stop.cancel();
+    for stream in [&mut log, &mut console] {
+        assert_eq!(reason(stream).await, "the node's agent ends");
+    }
+    drop((log, console));
+    served.ended.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_screen_speaks_and_is_spoken_to_and_is_let_go_with_its_viewer() {
+    let served = served().await;
+    let guest = served.guest(1).await;
+    let mut screen = served.look(guest, AccessKind::Vnc).await.unwrap();
+    assert_eq!(heard(&mut screen).await, says("RFB 003.008\n"));
+    screen.send(says("RFB 003.008\n")).await.unwrap();
+    assert_eq!(heard(&mut screen).await, says("RFB 003.008\n"));
+    screen.close(None).await.unwrap();
+    while served.node.parts.streams.places.available_permits() < STREAMS {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    served.hypervisor.power_off(guest).await.unwrap();
+    let (status, why) = served.look(guest, AccessKind::Vnc).await.unwrap_err();
+    assert!(status == 409 && why.contains("does not run"), "{why}");
+}
+
+#[tokio::test]
+async fn no_more_streams_are_open_than_may_be_and_who_is_refused_may_come_again() {
+    let served = served().await;
+    let guest = served.guest(1).await;
+    let mut open = Vec::new();
+    for _ in 0..STREAMS {
+        open.push(served.look(guest, AccessKind::Log).await.unwrap());
+    }
+    let ticket = served.ticket(guest, AccessKind::Log);
+    let (status, why) = served.enter(&ticket).await.unwrap_err();
+    assert!(status == 503 && why.contains("16"), "{why}");
+    drop(open.pop());
+    while served.enter(&ticket).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let parts = &served.node.parts;
+    let unknown = AccessWish { kind: AccessKind::Unknown, generation: 3 };
+    let access = parts.streams.admit(guest, unknown, &parts.host);
+    assert!(access.generation == 3 && access.ticket.is_none() && access.reason.is_some(), "{access:?}");
+}
+
+#[test]
+fn only_a_whole_handshake_of_a_websocket_is_one() {
+    let whole = [
+        ("connection", "keep-alive, Upgrade"),
+        ("upgrade", "WebSocket"),
+        ("sec-websocket-version", "13"),
+        ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
+    ];
+    let headers = |pairs: &[(&'static str, &'static str)]| -> HeaderMap {
+        pairs.iter().map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_static(value))).collect()
+    };
+    // The example of RFC 6455.
+    assert_eq!(handshake(&headers(&whole)).unwrap(), "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+    for left_out in 0..whole.len() {
+        let mut pairs = whole.to_vec();
+        pairs.remove(left_out);
+        assert_eq!(handshake(&headers(&pairs)), None, "{left_out}");
+    }
+}

@@ -1,0 +1,74 @@
+//! A new disk in the place of an old one.
+
+use std::sync::Arc;
+
+use ec_metadata::InstanceRecord;
+use ec_model::Rebuilt;
+use ec_plan::status;
+
+use super::{Stop, Worker, guest::spec_of};
+
+impl Worker {
+    /// Fetches the image and makes an overlay on it beside the disk that there is. Both bases are in use until it is
+    /// known which disk stays.
+    pub(super) async fn prepare_rebuild(&mut self) -> Result<(), Stop> {
+        let (instance, parts) = (self.job.instance, Arc::clone(&self.parts));
+        let request = self.request()?;
+        let disk_bytes = self.disk_bytes().await?;
+        let image = self.fetch(&spec_of(&request)?.image, disk_bytes).await?;
+        self.take_permit().await?;
+        let record = self.own_record().await?;
+        let next_base_digest = Some(image.base.digest.clone());
+        self.put_record(InstanceRecord { next_base_digest, ..record }).await?;
+        parts.hypervisor.create_successor(instance, &image.base, disk_bytes).await?;
+        Ok(())
+    }
+
+    /// The guest has ended: the new disk comes, and the old one goes.
+    pub(super) async fn replace_disk(&mut self) -> Result<(), Stop> {
+        let instance = self.job.instance;
+        let wished_at = self.wished_at()?;
+        // Nothing is replaced of which that could not be noted.
+        let record = self.own_record().await?;
+        self.touched_hypervisor = true;
+        self.parts.hypervisor.replace_overlay(instance).await?;
+        self.permit = None;
+        let base_digest = record.next_base_digest.clone();
+        let rebuilt = Some(Rebuilt { wished_at, failed: None });
+        self.put_record(InstanceRecord { base_digest, next_base_digest: None, rebuilt, ..record }).await?;
+        tracing::info!("REBUILT INSTANCE {instance}");
+        Ok(())
+    }
+
+    /// It cannot be: the old disk stays, and that is all there is.
+    pub(super) async fn give_up_rebuild(&mut self, reason: String) -> Result<(), Stop> {
+        let instance = self.job.instance;
+        tracing::warn!(%instance, reason, "its disk cannot be made anew; the old one stays");
+        let wished_at = self.wished_at()?;
+        // For good or not: a wish that is given up for it would be given up again at once.
+        let dropped = self.parts.hypervisor.drop_successor(instance).await;
+        dropped.map_err(|error| Stop::Retry(error.to_string()))?;
+        let record = self.own_record().await?;
+        let rebuilt = Some(Rebuilt { wished_at, failed: Some(reason) });
+        self.put_record(InstanceRecord { next_base_digest: None, rebuilt, ..record }).await
+    }
+
+    /// Tells what the node's record has; where that cannot be read, that it was not done.
+    pub(super) async fn note_rebuild(&mut self) -> Result<(), Stop> {
+        let noted = self.record().await?.and_then(|record| record.rebuilt);
+        let wished = self.job.request.as_ref().and_then(|request| request.rebuild).map(|wish| wish.wished_at);
+        let unread = |wished_at| Rebuilt {
+            wished_at,
+            failed: Some("its node's record of it cannot be read, so nothing of it is touched".to_owned()),
+        };
+        let rebuilt = noted.or(wished.map(unread));
+        let status = status::rebuilt(&self.subject, self.status.known(), rebuilt, self.parts.host.now());
+        self.write(status).await
+    }
+
+    fn wished_at(&self) -> Result<jiff::Timestamp, Stop> {
+        let wish = self.request()?.rebuild;
+        wish.map(|wish| wish.wished_at)
+            .ok_or_else(|| Stop::Retry("it is not to be rebuilt any more".to_owned()))
+    }
+}

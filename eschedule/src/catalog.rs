@@ -1,0 +1,110 @@
+//! `eschedule flavor` and `eschedule keypair`: what has a name, so that it need not be said each time.
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+use ec_model::{ResourceQuery, input::catalog_name};
+use ec_runtime::exit::Failure;
+
+use crate::{cli::Output, config::Session, output, spec::keys_in};
+
+pub(crate) const FLAVORS: &str = "\
+A flavor is a name for a placement query, the same for all projects. What an instance was made with is copied into its
+record: a flavor that is deleted or made anew changes no instance.
+
+Examples:
+  eschedule flavor create small 'resources=VCPU:1,MEMORY_MB:512,DISK_GB:5'
+  eschedule flavor create fast 'resources=VCPU:4,MEMORY_MB:4096,DISK_GB:20&required=HW_CPU_X86_AVX2'
+  eschedule run web --flavor small";
+
+pub(crate) const KEYPAIRS: &str = "\
+A keypair is a name for public ssh keys within the project of schedule.yaml; private keys are neither made nor kept.
+Guests are given the keys as they were when the guest was asked for.
+
+Examples:
+  eschedule keypair add me ~/.ssh/id_ed25519.pub
+  eschedule run web --flavor small --key me";
+
+/// What is done to flavors.
+#[derive(Subcommand)]
+pub(crate) enum FlavorCommand {
+    /// Give a query a name
+    Create {
+        /// Letters, digits, and - _ . @, in any case of letters
+        #[arg(value_parser = catalog_name)]
+        name: String,
+        /// What an instance takes: for example resources=VCPU:1,MEMORY_MB:512
+        query: String,
+    },
+    /// List all flavors
+    List,
+    /// Show a flavor
+    Show {
+        /// Its name
+        name: String,
+    },
+    /// Delete a flavor; instances that were made with it stay as they are
+    Delete {
+        /// Its name
+        name: String,
+    },
+}
+
+/// What is done to keypairs.
+#[derive(Subcommand)]
+pub(crate) enum KeypairCommand {
+    /// Give the public keys of a file a name
+    Add {
+        /// Letters, digits, and - _ . @, in any case of letters
+        #[arg(value_parser = catalog_name)]
+        name: String,
+        /// A file as ~/.ssh/id_ed25519.pub, with one key in each line
+        file: PathBuf,
+    },
+    /// List the project's keypairs
+    List,
+    /// Delete a keypair; guests keep what they were given
+    Delete {
+        /// Its name
+        name: String,
+    },
+}
+
+/// Does it.
+pub(crate) async fn flavor(session: &Session, command: FlavorCommand, output: Output) -> Result<(), Failure> {
+    let cloud = &session.cloud;
+    match command {
+        FlavorCommand::Create { name, query } => {
+            let query = ResourceQuery::parse(&query).map_err(|error| Failure::usage(error.to_string()))?;
+            let flavor = ec_cloud::create_flavor(cloud, &name, &query).await?;
+            output::flavor(output, &flavor)
+        }
+        FlavorCommand::List => output::flavors(output, &ec_cloud::flavors(cloud).await?),
+        FlavorCommand::Show { name } => output::flavor(output, &ec_cloud::flavor(cloud, &name).await?),
+        FlavorCommand::Delete { name } => {
+            ec_cloud::delete_flavor(cloud, &name).await?;
+            output::deleted(output, "FLAVOR", &name)
+        }
+    }
+}
+
+/// Does it.
+pub(crate) async fn keypair(
+    session: &Session,
+    command: KeypairCommand,
+    output: Output,
+) -> Result<(), Failure> {
+    let cloud = &session.cloud;
+    match command {
+        KeypairCommand::Add { name, file } => {
+            let keys = keys_in(&file, "FILE")?;
+            let keypair = ec_cloud::add_keypair(cloud, &name, keys).await?;
+            output::keypair(output, &keypair)
+        }
+        KeypairCommand::List => output::keypairs(output, &ec_cloud::keypairs(cloud).await?),
+        KeypairCommand::Delete { name } => {
+            ec_cloud::delete_keypair(cloud, &name).await?;
+            output::deleted(output, "KEYPAIR", &name)
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! `eschedule explain`: what a state means, and who would take a query.
+
+use ec_cloud::{Ask, Preview, preview as look};
+use ec_model::{ResourceQuery, State};
+use ec_runtime::exit::Failure;
+use serde::Serialize;
+
+use crate::{cli::Output, config::Session, list, run::no_allocations};
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  eschedule explain unclaimed
+  eschedule explain 'resources=VCPU:4,MEMORY_MB:8192&required=HW_CPU_X86_AVX2'
+      the node that would be tried first, or what is short by how much where; nothing is claimed";
+
+/// What is said of a state.
+#[derive(Serialize)]
+pub(crate) struct Explained {
+    pub(crate) state: State,
+    pub(crate) text: &'static str,
+}
+
+/// Explains a state; etcd is not asked.
+pub(crate) fn state(word: &str, output: Output) -> Result<(), Failure> {
+    let state = list::state(word).map_err(|why| {
+        Failure::usage(format!("`{word}` is neither a state nor a resources query: {why}, or for example `resources=VCPU:1,MEMORY_MB:256`"))
+    })?;
+    let explained = Explained { state, text: meaning(state) };
+    output.print(&explained, || vec![state.to_string()], || format!("{state}: {}", explained.text))
+}
+
+/// Says who would take a query now.
+pub(crate) async fn query(session: &Session, text: &str, output: Output) -> Result<(), Failure> {
+    let query = ResourceQuery::parse(text).map_err(|error| Failure::usage(error.to_string()))?;
+    let mut ask = Ask::new(&query)?;
+    if let Some(order) = session.settings.strategy {
+        ask = ask.by(order.into(), None);
+    }
+    preview(session, &ask, output).await
+}
+
+/// Says where what is asked for would go now, or why nowhere. Nothing is changed.
+pub(crate) async fn preview(session: &Session, ask: &Ask<'_>, output: Output) -> Result<(), Failure> {
+    match look(&session.cloud, ask).await? {
+        Ok(preview) => output.print(&preview, || vec![preview.name.clone()], || sentences(&preview)),
+        Err(no_room) => Err(no_allocations(session, ask, &no_room, output).await?),
+    }
+}
+
+fn sentences(preview: &Preview) -> String {
+    let Preview { node, name, resources, others, not_alive } = preview;
+    let shares: Vec<String> = resources
+        .iter()
+        .map(|(class, share)| {
+            format!("{class} {} of {} free ({} in all)", share.wanted, share.free, share.capacity)
+        })
+        .collect();
+    let mut text = format!("WOULD GO TO {node} ({name})\nIt would take {}.", shares.join(", "));
+    text.push_str("\nOf those that have room and whose agents are alive it comes first");
+    text.push_str(&match others {
+        0 => "; there is no other.".to_owned(),
+        1 => "; one more would be tried after it.".to_owned(),
+        more => format!("; {more} more would be tried after it."),
+    });
+    if !not_alive.is_empty() {
+        text.push_str(&format!("\nPassed over, since their agents are not alive: {}.", not_alive.len()));
+    }
+    text
+}
+
+/// What a state means, what comes next, and what to do.
+fn meaning(state: State) -> &'static str {
+    match state {
+        State::Scheduled => {
+            "room is claimed, and the request waits for its node's agent. Next is PREPARING, within a second where the \
+             agent is alive. If it stays: `eschedule nodes` shows whether the node lives; a request without a node is a \
+             command that is at work, or was killed, and goes away after ten minutes."
+        }
+        State::Preparing => {
+            "the node's agent fetches the image, where it does not have it, and makes the disk. Next is STARTING. \
+             `eschedule show` tells how far the image is (`progress`) and what the agent waits for (`doing`); a server \
+             that fails is tried again for a minute. What fails here comes to ERROR and holds nothing."
+        }
+        State::Starting => {
+            "the guest is defined, is being started, or runs and has no address yet. Next is ACTIVE, when its address is \
+             seen. If it stays with a reason, no address was seen in time: look whether the guest asks for one by DHCP, \
+             at its console, or whether it boots at all."
+        }
+        State::Active => {
+            "the guest runs and has its address, which `eschedule INSTANCE` prints. It stays so until a user asks for \
+             something else, the guest ends by itself, or its host does."
+        }
+        State::Paused => {
+            "the guest is there and its processors are halted; it keeps memory, disk and room. By a user's wish: \
+             `eschedule unpause`. By a full disk of its host, which is the reason then, it goes on by itself when there \
+             is room; by another I/O error, mend the disk and `eschedule unpause`, or `eschedule reboot --hard`."
+        }
+        State::Stopped => {
+            "the guest does not run; it keeps its disk and its room. By a user's wish, or for the reason that is told: it \
+             powered itself off, crashed, or was ended on its host. `eschedule start` starts it; `eschedule set --restart` \
+             says what follows a crash by itself; only `eschedule destroy` gives its room back."
+        }
+        State::Stopping => {
+            "a user wants it stopped: the guest was asked to end, by its power button, and is ended when its grace is over \
+             (60 s, or what `--grace` said). Next is STOPPED. `eschedule stop --grace 0` ends it at once."
+        }
+        State::Rebooting => {
+            "a user wants it started anew: the guest is asked to end, or being ended, and is started again. Next are \
+             STARTING and ACTIVE. `eschedule reboot --hard` does not wait for the guest."
+        }
+        State::Suspending => {
+            "a user wants it suspended: its memory is being written to its node's disk, which takes as long as the disk \
+             does. Next is SUSPENDED."
+        }
+        State::Suspended => {
+            "the guest does not run; its memory lies on its node's disk, and it keeps its disk and its room. \
+             `eschedule resume` lets it go on where it was."
+        }
+        State::Rebuilding => {
+            "a user wants a new disk for it: the image is fetched, and the guest runs on with the disk that it has. Then it is \
+             ended, and what it wrote is lost. Next are STARTING and ACTIVE, or STOPPED where it is not wanted running; an \
+             image that cannot be had changes nothing, and `eschedule show` tells why (`rebuilt`)."
+        }
+        State::Destroying => {
+            "a user wants it gone: its guest, disk, room and keys are being taken away, and then it is in no list any \
+             more. Its name is free already. If it stays, `eschedule show` says what stands in the way; where its node is \
+             not alive, it is done when that is back."
+        }
+        State::Error => {
+            "it failed; the reason says at what. What never ran was cleaned up, holds nothing, and is shown for a day: \
+             mend the cause and ask again. What ran keeps its disk and its room: its state is told anew when the cause is \
+             gone, `eschedule start` or `reboot` tries again, `eschedule destroy` ends it."
+        }
+        State::Unclaimed => {
+            "a guest of ours that etcd does not know of, because etcd was emptied or restored to a time before it. It runs \
+             on, and its room is counted. Restore etcd if you can; `eschedule destroy` ends it."
+        }
+        State::Unknown => {
+            "what is recorded of it cannot be read: it is damaged, of a newer release, or was deleted by hand; the reason \
+             says which. Nobody touches it. Use the release that wrote it, mend the key with etcdctl, or, where no key is \
+             left, `eschedule destroy` by its uuid."
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_state_is_explained_with_what_comes_next_or_helps() {
+        for state in State::ALL {
+            let text = meaning(state);
+            assert!(text.len() > 100 && text.ends_with('.') && !text.contains("  "), "{state}: {text}");
+            let helps = ["`eschedule", "Next is", "Next are"].iter().any(|word| text.contains(word));
+            assert!(helps, "{state}: {text}");
+        }
+        assert!(state("actve", Output::Name).is_err_and(|failure| failure.message.contains("ACTIVE")));
+    }
+}

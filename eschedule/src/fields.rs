@@ -1,0 +1,180 @@
+//! That docs/cli.md tells the fields of every result: scripts stand on them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ec_cloud::{NodeView, Preview, Reasons, View, What};
+use ec_model::{Flavor, Instance, Keypair, Request, State, Status, decode};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::{
+    acting::Done,
+    explain::Explained,
+    output::Deleted,
+    run::{Made, Reached},
+    watch::Line,
+};
+
+const UUID: &str = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab";
+
+/// The fields that each section's table tells, by the section.
+fn told() -> BTreeMap<String, BTreeSet<String>> {
+    let page = include_str!("../../docs/cli.md");
+    let mut told: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut section = None;
+    for line in page.lines() {
+        if line.starts_with('#') {
+            section = line.strip_prefix("### `").and_then(|rest| rest.strip_suffix('`'));
+        }
+        let Some((name, cell)) =
+            section.zip(line.strip_prefix("| `").and_then(|rest| rest.split(" |").next()))
+        else {
+            continue;
+        };
+        let fields = cell.split(", ").map(|field| field.trim_matches('`').to_owned());
+        told.entry(name.to_owned()).or_default().extend(fields);
+    }
+    told
+}
+
+fn record() -> Instance {
+    let text = json!({
+        "version": 1, "instance": UUID, "project": "p", "user": "u", "name": "web", "labels": {"a": "b"},
+        "spec": {
+            "query": "q", "resources": {"VCPU": 1}, "image": {"url": "u", "sha256": "s"}, "keys": ["k"],
+            "metadata": {"a": "b"},
+            "user_data_bytes": 1, "token_required": true,
+        },
+        "power": {"power": "running", "generation": 1, "grace_seconds": 1, "anew": true},
+        "restart": "always", "locked": "", "assigned": {"node": UUID, "epoch": 1}, "generation": 1,
+        "created_at": "1970-01-01T00:00:00Z",
+    });
+    decode(text.to_string().as_bytes()).unwrap()
+}
+
+fn request() -> Request {
+    let record = record();
+    Request {
+        instance: record.instance,
+        epoch: 1,
+        generation: 1,
+        desired: ec_model::Desired::Active,
+        power: record.power,
+        restart: record.restart,
+        rebuild: Some(ec_model::Rebuild { wished_at: Timestamp::UNIX_EPOCH }),
+        access: Some(ec_model::AccessWish { kind: ec_model::AccessKind::Log, generation: 1 }),
+        name: record.name,
+        project: record.project,
+        user: record.user,
+        spec: Some(record.spec),
+        created_at: Timestamp::UNIX_EPOCH,
+    }
+}
+
+fn status() -> Status {
+    let text = json!({
+        "version": 1, "instance": UUID, "node": UUID, "epoch": 1, "observed_generation": 1, "power_generation": 1,
+        "rebuilt": {"wished_at": "1970-01-01T00:00:00Z", "failed": "f"}, "access": {"kind": "log", "generation": 1, "ticket": "t", "expires_at": "1970-01-01T00:00:00Z"},
+        "restarts": 1, "state": "ERROR", "reason": "r", "doing": "d", "progress": {"step": "image", "done": 1, "total": 2},
+        "ip": "10.0.0.1", "addresses": [{"ip": "10.0.0.1", "mac": "52:00:00:00:00:01", "nic": 0, "source": "arp"}],
+        "name": "web", "console": "c", "since": "1970-01-01T00:00:00Z", "started_at": "1970-01-01T00:00:00Z",
+        "updated_at": "1970-01-01T00:00:00Z",
+    });
+    decode(text.to_string().as_bytes()).unwrap()
+}
+
+fn view(all: bool) -> View {
+    let record = record();
+    View {
+        instance: record.instance,
+        name: record.name.clone(),
+        node: record.node(),
+        node_alive: true,
+        state: "ERROR".to_owned(),
+        ip: None,
+        project: None,
+        labels: BTreeMap::new(),
+        created_at: None,
+        reason: None,
+        doing: Some("d".to_owned()),
+        record: all.then_some(record),
+        request: all.then(request),
+        status: all.then(status),
+    }
+}
+
+/// Each result with everything in it, by its section.
+fn results() -> Vec<(&'static str, Value)> {
+    let (record, now) = (record(), Timestamp::UNIX_EPOCH);
+    let (instance, node) = (record.instance, record.node().unwrap());
+    let name = || "n".to_owned();
+    let made = Made {
+        instance: None,
+        node: None,
+        state: None,
+        ip: None,
+        error: Some(name()),
+        reason: Some(name()),
+        reasons: Some(Reasons::default()),
+    };
+    let nodes = NodeView {
+        node,
+        name: name(),
+        alive: true,
+        agent: None,
+        virt_type: None,
+        started_at: None,
+        instances: 0,
+        used: BTreeMap::new(),
+        capacity: BTreeMap::new(),
+        note: None,
+    };
+    let done = Done { instance, node: None, node_alive: true, state: None, note: None, line: name() };
+    let preview =
+        Preview { node, name: name(), resources: BTreeMap::new(), others: 0, not_alive: Vec::new() };
+    let list = view(false);
+    let json = |value: Result<Value, serde_json::Error>| value.unwrap();
+    vec![
+        ("list", json(serde_json::to_value(&list))),
+        ("record", json(serde_json::to_value(&record))),
+        ("request", json(serde_json::to_value(request()))),
+        ("spec", json(serde_json::to_value(&record.spec))),
+        ("power", json(serde_json::to_value(&record.power))),
+        ("status", json(serde_json::to_value(status()))),
+        ("nodes", json(serde_json::to_value(nodes))),
+        ("run", json(serde_json::to_value(made))),
+        ("reasons", json(serde_json::to_value(Reasons::default()))),
+        ("--dry-run", json(serde_json::to_value(preview))),
+        (
+            "INSTANCE",
+            json(serde_json::to_value(Reached { instance, state: name(), ip: [10, 0, 0, 1].into() })),
+        ),
+        ("stop", json(serde_json::to_value(done))),
+        ("watch", json(serde_json::to_value(Line::of(What::New, &list)))),
+        ("explain", json(serde_json::to_value(Explained { state: State::Active, text: "" }))),
+        ("flavor", json(serde_json::to_value(Flavor { name: name(), query: name(), created_at: now }))),
+        (
+            "keypair",
+            json(serde_json::to_value(Keypair {
+                name: name(),
+                project: name(),
+                keys: Vec::new(),
+                created_at: now,
+            })),
+        ),
+        ("delete", json(serde_json::to_value(Deleted { deleted: "n" }))),
+    ]
+}
+
+#[test]
+fn the_fields_of_every_result_are_told_and_no_others() {
+    let mut told = told();
+    let fields = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
+    for (section, value) in results() {
+        assert_eq!(told.remove(section).as_ref(), Some(&fields(&value)), "{section}");
+    }
+    // What `show` has beside `list`.
+    let (all, list) = (fields(&serde_json::to_value(view(true)).unwrap()), fields(&results()[0].1));
+    assert_eq!(told.remove("show").unwrap(), all.difference(&list).cloned().collect());
+    assert_eq!(told, BTreeMap::new(), "sections of nothing that is printed");
+}

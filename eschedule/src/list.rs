@@ -1,0 +1,102 @@
+//! `eschedule list`: which instances, in which order, how many.
+
+use std::num::NonZeroUsize;
+
+use clap::{Args, ValueEnum};
+use ec_cloud::{Filter, SortBy, node_named, resolve};
+use ec_model::{State, input::LabelSelector};
+use ec_runtime::exit::{Failure, tell};
+
+use crate::{cli::Output, config::Session, output};
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  eschedule list --state ERROR,UNKNOWN            what is in trouble
+  eschedule list --node host1 --label role=web    what of the web servers is on one node
+  eschedule list --project shop --sort created    one project's, the oldest first
+  eschedule list --limit 100 --after web          the next hundred";
+
+/// What of the list is shown.
+#[derive(Args)]
+pub(crate) struct Listing {
+    /// Only those in this state; more with commas, or given again
+    #[arg(long, value_name = "STATE", value_delimiter = ',', value_parser = state)]
+    state: Vec<State>,
+
+    /// Only those on this node: its name or its uuid
+    #[arg(long, value_name = "NODE")]
+    node: Option<String>,
+
+    /// Only those with this label; given more than once, with all of them
+    #[arg(long, value_name = "KEY[=VALUE]", value_parser = ec_model::input::label_selector)]
+    label: Vec<LabelSelector>,
+
+    /// Only those of this project
+    #[arg(long, value_name = "PROJECT")]
+    project: Option<String>,
+
+    /// What they are ordered by; equals by name and uuid
+    #[arg(long, value_name = "FIELD", default_value = "node")]
+    sort: Sort,
+
+    /// Not more than so many; how many follow is told on standard error
+    #[arg(long, value_name = "NUMBER")]
+    limit: Option<NonZeroUsize>,
+
+    /// Only what follows this instance in that order
+    #[arg(long, value_name = "INSTANCE")]
+    after: Option<String>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Sort {
+    Node,
+    Name,
+    State,
+    Ip,
+    Project,
+    /// The oldest first
+    Created,
+}
+
+impl From<Sort> for SortBy {
+    fn from(sort: Sort) -> Self {
+        match sort {
+            Sort::Node => Self::Node,
+            Sort::Name => Self::Name,
+            Sort::State => Self::State,
+            Sort::Ip => Self::Ip,
+            Sort::Project => Self::Project,
+            Sort::Created => Self::Created,
+        }
+    }
+}
+
+/// The state that a word is, in any case of letters.
+pub(crate) fn state(word: &str) -> Result<State, String> {
+    State::ALL.into_iter().find(|state| state.to_string().eq_ignore_ascii_case(word)).ok_or_else(|| {
+        let all: Vec<String> = State::ALL.iter().map(ToString::to_string).collect();
+        format!("wanted one of {}", all.join(", "))
+    })
+}
+
+/// Prints the list.
+pub(crate) async fn list(session: &Session, listing: Listing, output: Output) -> Result<(), Failure> {
+    let cloud = &session.cloud;
+    let node = match &listing.node {
+        Some(text) => Some(node_named(cloud, text).await?),
+        None => None,
+    };
+    let after = match &listing.after {
+        Some(text) => Some(resolve(cloud, text).await?),
+        None => None,
+    };
+    let filter = Filter { states: listing.state, node, labels: listing.label, project: listing.project };
+    let limit = listing.limit.map(NonZeroUsize::get);
+    let page = ec_cloud::page(ec_cloud::list(cloud).await?, &filter, listing.sort.into(), after, limit)?;
+    output::instances(output, &page.views)?;
+    if let Some(last) = page.views.last().filter(|_| page.more > 0) {
+        tell(&format!("eschedule: {} more follow: `--after {}` goes on", page.more, last.instance));
+    }
+    Ok(())
+}

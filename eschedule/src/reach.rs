@@ -1,0 +1,356 @@
+//! Reaching an instance: its console, its log, its screen, its shell.
+
+mod stream;
+mod terminal;
+
+use std::{
+    io::{self, IsTerminal, Write},
+    net::Ipv4Addr,
+    os::unix::process::CommandExt,
+    path::PathBuf,
+    time::Duration,
+};
+
+use anstream::adapter::StripBytes;
+use bytes::BytesMut;
+use clap::{Subcommand, builder::NonEmptyStringValueParser};
+use ec_cloud::{find_placed, resolve};
+use ec_model::{AccessKind, InstanceId};
+use ec_runtime::exit::{Failure, INTERRUPTED, NOBODY_READS, print, tell};
+use stream::{Piece, Stream};
+use terminal::{DETACH, Raw, typed};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    signal::unix::{SignalKind, signal},
+};
+
+use crate::config::Session;
+
+/// When there is nothing more to type, what the guest still prints is taken until it prints nothing for so long.
+const QUIET: Duration = Duration::from_secs(1);
+/// Of what a viewer says, so much is passed on at a time.
+const VIEWER_BYTES: usize = 16 << 10;
+/// Who logs in where nobody says: images that want another user say so to this one.
+const SSH_USER: &str = "root";
+
+#[derive(Subcommand)]
+pub(crate) enum Reach {
+    /// Read and type on an instance's serial console; Ctrl-] leaves it
+    ///
+    /// One at a time: while somebody else has it open, it is refused. Without a terminal, standard input is typed, and
+    /// what the guest prints is taken until it has been silent for a second after the end of that.
+    Console {
+        /// Its name, its uuid, or the beginning of that
+        #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
+        instance: String,
+    },
+    /// Print what an instance printed on its console, without escape sequences: at most the last MiB
+    Logs {
+        /// Its name, its uuid, or the beginning of that
+        #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
+        instance: String,
+        /// Go on with what it prints, until it is destroyed
+        #[arg(long, short)]
+        follow: bool,
+        /// Only so many lines of what is there
+        #[arg(long, short = 'n', value_name = "N")]
+        lines: Option<usize>,
+    },
+    /// Show an instance's screen to a viewer of VNC on this machine, until Ctrl-C
+    ///
+    /// Prints the address to give to the viewer. Whoever may use this machine may look, too, while this runs.
+    Vnc {
+        /// Its name, its uuid, or the beginning of that
+        #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
+        instance: String,
+    },
+    /// Run ssh to an instance's address; its exit code is ssh's
+    ///
+    /// The guest's key is taken on trust the first time, and remembered by the instance and not by its address.
+    Ssh {
+        /// Its name, its uuid, or the beginning of that
+        #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
+        instance: String,
+        /// Who logs in [default: `defaults.ssh_user` of schedule.yaml, else root]
+        #[arg(long, short = 'l', value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+        user: Option<String>,
+        /// The file with the private key [default: as ssh finds one]
+        #[arg(long, short, value_name = "FILE")]
+        identity: Option<PathBuf>,
+        /// What to run there [default: a shell]
+        #[arg(last = true, value_name = "CMD")]
+        command: Vec<String>,
+    },
+}
+
+/// Reaches it, until it or its user ends that.
+pub(crate) async fn reach(session: &Session, reach: Reach) -> Result<(), Failure> {
+    match reach {
+        Reach::Console { instance } => {
+            let instance = resolve(&session.cloud, &instance).await?;
+            console(session, instance).await
+        }
+        Reach::Logs { instance, follow, lines } => {
+            let instance = resolve(&session.cloud, &instance).await?;
+            logs(session, instance, follow, lines).await
+        }
+        Reach::Vnc { instance } => {
+            let instance = resolve(&session.cloud, &instance).await?;
+            vnc(session, instance).await
+        }
+        Reach::Ssh { instance, user, identity, command } => {
+            let instance = resolve(&session.cloud, &instance).await?;
+            ssh(session, instance, user, identity, command).await
+        }
+    }
+}
+
+async fn console(session: &Session, instance: InstanceId) -> Result<(), Failure> {
+    let mut stream = Stream::open(session, instance, AccessKind::Console).await?;
+    let by_hand = io::stdin().is_terminal();
+    if by_hand {
+        tell(&format!("Connected to the console of {instance}; Ctrl-] leaves it, Enter shows a prompt."));
+    }
+    // Before the terminal is another: none of these ends the program by itself any more.
+    let mut ending = Ending::new()?;
+    // Dropped on every way out.
+    let raw = Raw::enter()?;
+    let outcome = converse(&mut stream, by_hand, &mut ending).await;
+    drop(raw);
+    if by_hand {
+        tell("");
+    }
+    ended(outcome?);
+    Ok(())
+}
+
+/// Passes on what is typed and what is printed; why it ended, where its user did not end it.
+async fn converse(
+    stream: &mut Stream,
+    by_hand: bool,
+    ending: &mut Ending,
+) -> Result<Option<String>, Failure> {
+    let mut keys = typed();
+    let mut typing = true;
+    loop {
+        tokio::select! {
+            key = keys.recv(), if typing => {
+                let Some(mut bytes) = key else {
+                    typing = false;
+                    continue;
+                };
+                let end = bytes.iter().position(|byte| by_hand && *byte == DETACH);
+                bytes.truncate(end.unwrap_or(bytes.len()));
+                if !bytes.is_empty() {
+                    stream.send(bytes).await?;
+                }
+                if end.is_some() {
+                    stream.close().await;
+                    return Ok(None);
+                }
+            }
+            piece = stream.next() => match piece? {
+                Piece::Bytes(bytes) => out(&bytes)?,
+                Piece::End(why) => return Ok(Some(why)),
+            },
+            () = tokio::time::sleep(QUIET), if !typing => {
+                stream.close().await;
+                return Ok(None);
+            }
+            () = ending.asked() => return Err(Failure { code: INTERRUPTED, message: String::new() }),
+        }
+    }
+}
+
+async fn logs(
+    session: &Session,
+    instance: InstanceId,
+    follow: bool,
+    lines: Option<usize>,
+) -> Result<(), Failure> {
+    let mut stream = Stream::open(session, instance, AccessKind::Log).await?;
+    let mut ending = Ending::new()?;
+    let mut strip = StripBytes::new();
+    // What was there before, until it is known where it ends.
+    let mut before = Some(Vec::new());
+    loop {
+        let piece = tokio::select! {
+            piece = stream.next() => piece?,
+            () = ending.asked() => return Err(Failure { code: INTERRUPTED, message: String::new() }),
+        };
+        let bytes = match piece {
+            Piece::Bytes(bytes) => bytes,
+            Piece::End(why) => {
+                out(last_lines(&before.unwrap_or_default(), lines))?;
+                ended(follow.then_some(why));
+                return Ok(());
+            }
+        };
+        let text = strip.strip_next(&bytes).flatten().copied();
+        match &mut before {
+            Some(kept) if bytes.is_empty() => {
+                out(last_lines(kept, lines))?;
+                before = None;
+                if !follow {
+                    stream.close().await;
+                    return Ok(());
+                }
+            }
+            Some(kept) => kept.extend(text),
+            None => out(&text.collect::<Vec<_>>())?,
+        }
+    }
+}
+
+/// Each viewer has a stream of its own, one after the other.
+async fn vnc(session: &Session, instance: InstanceId) -> Result<(), Failure> {
+    let mut ending = Ending::new()?;
+    let failed = |error| Failure::failed(format!("failed to open a port on this machine: {error}"));
+    // Where there is nothing to see, it is told before any viewer comes.
+    Stream::open(session, instance, AccessKind::Vnc).await?.close().await;
+    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(failed)?;
+    print(&port.local_addr().map_err(failed)?.to_string())?;
+    loop {
+        let shown = async {
+            let (viewer, _) = port.accept().await.map_err(failed)?;
+            viewer.set_nodelay(true).ok();
+            let mut stream = Stream::open(session, instance, AccessKind::Vnc).await?;
+            show(&mut stream, viewer).await
+        };
+        tokio::select! {
+            shown = shown => ended(shown?),
+            () = ending.asked() => return Err(Failure { code: INTERRUPTED, message: String::new() }),
+        }
+    }
+}
+
+/// Passes on what a viewer and its guest say; why it ended, where the viewer did not end it.
+async fn show(stream: &mut Stream, mut viewer: TcpStream) -> Result<Option<String>, Failure> {
+    let (mut from_viewer, mut to_viewer) = viewer.split();
+    let mut said = BytesMut::new();
+    loop {
+        said.reserve(VIEWER_BYTES);
+        tokio::select! {
+            read = from_viewer.read_buf(&mut said) => match read {
+                Ok(1..) => stream.send(said.split().freeze()).await?,
+                _ => break,
+            },
+            piece = stream.next() => match piece? {
+                Piece::Bytes(bytes) => if to_viewer.write_all(&bytes).await.is_err() {
+                    break;
+                },
+                Piece::End(why) => return Ok(Some(why)),
+            },
+        }
+    }
+    stream.close().await;
+    Ok(None)
+}
+
+/// The last of these lines; all, where nobody says how many.
+fn last_lines(text: &[u8], lines: Option<usize>) -> &[u8] {
+    let Some(lines) = lines else { return text };
+    // The end of the last line is no beginning of another.
+    let body = text.strip_suffix(b"\n").unwrap_or(text);
+    let ends = body.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n');
+    let start = match lines.checked_sub(1) {
+        Some(before) => ends.map(|(at, _)| at + 1).nth(before).unwrap_or(0),
+        None => text.len(),
+    };
+    &text[start..]
+}
+
+async fn ssh(
+    session: &Session,
+    instance: InstanceId,
+    user: Option<String>,
+    identity: Option<PathBuf>,
+    command: Vec<String>,
+) -> Result<(), Failure> {
+    let known = find_placed(&session.cloud, instance).await?;
+    let refuse = |why: &str| Failure::failed(format!("cannot reach {instance}: {why}"));
+    let request = known.request.record().ok_or_else(|| refuse("nothing of it is wanted, or can be read"))?;
+    let address = ec_plan::reach::address(request, known.status.record()).map_err(|why| refuse(&why))?;
+    let configured = session.settings.defaults.ssh_user.clone();
+    let mut ssh = std::process::Command::new("ssh");
+    // Addresses are given to others in time; an instance's uuid is not.
+    ssh.args(["-o", &format!("HostKeyAlias={instance}"), "-o", "StrictHostKeyChecking=accept-new"]);
+    ssh.args(["-l", &user.or(configured).unwrap_or_else(|| SSH_USER.to_owned())]);
+    if let Some(file) = identity {
+        ssh.arg("-i").arg(file);
+    }
+    ssh.arg(address.to_string());
+    if !command.is_empty() {
+        // It would take options for its own behind the host, too.
+        ssh.arg("--").args(command);
+    }
+    // Comes back only where there is no ssh.
+    Err(Failure::failed(format!("cannot run ssh: {}", ssh.exec())))
+}
+
+/// Why a stream ended that its user did not end.
+fn ended(why: Option<String>) {
+    if let Some(why) = why {
+        tell(&format!("eschedule: {why}"));
+    }
+}
+
+/// Prints at once, as it is.
+fn out(bytes: &[u8]) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+            Err(Failure { code: NOBODY_READS, message: String::new() })
+        }
+        outcome => {
+            outcome.map_err(|error| Failure::failed(format!("failed to write to standard output: {error}")))
+        }
+    }
+}
+
+/// The signals that ask to end. All of them are caught, so that the terminal is as it was before.
+struct Ending([tokio::signal::unix::Signal; 3]);
+
+impl Ending {
+    fn new() -> Result<Self, Failure> {
+        let caught = |kind| {
+            signal(kind).map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))
+        };
+        Ok(Self([
+            caught(SignalKind::interrupt())?,
+            caught(SignalKind::terminate())?,
+            caught(SignalKind::hangup())?,
+        ]))
+    }
+
+    async fn asked(&mut self) {
+        let [interrupt, terminate, hangup] = &mut self.0;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_lines_are_whole_and_no_more_than_asked_for() {
+        for (text, lines, wanted) in [
+            ("a\nb\nc\n", Some(2), "b\nc\n"),
+            ("a\nb\nc", Some(2), "b\nc"),
+            ("a\nb\n", Some(9), "a\nb\n"),
+            ("a\n\n", Some(1), "\n"),
+            ("a\nb\n", Some(0), ""),
+            ("a\nb\n", None, "a\nb\n"),
+            ("", Some(3), ""),
+        ] {
+            let last = String::from_utf8_lossy(last_lines(text.as_bytes(), lines)).into_owned();
+            assert_eq!(last, wanted, "{text:?} {lines:?}");
+        }
+    }
+}

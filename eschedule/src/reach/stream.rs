@@ -1,0 +1,262 @@
+//! A stream from a node's agent: with a ticket, over a WebSocket.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use ec_cloud::{Door, look_at};
+use ec_model::{AccessKind, InstanceId};
+use ec_runtime::exit::{Failure, UNREACHABLE};
+use ec_store::EtcdTls;
+use futures::{SinkExt, StreamExt};
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    time::timeout,
+};
+use tokio_rustls::TlsConnector;
+use tokio_tungstenite::{
+    WebSocketStream, client_async,
+    tungstenite::{self, Message, http::StatusCode},
+};
+
+use crate::config::Session;
+
+/// An agent that was started anew knows nothing of a ticket: so often another is asked for.
+const TRIES: usize = 3;
+/// So long it may take to reach the agent, and to have its answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// An agent that is told of the end gets so long to hear it.
+const CLOSING: Duration = Duration::from_secs(1);
+
+/// A connection, as it is or through TLS.
+trait Way: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Way for T {}
+
+/// A stream, open.
+pub(super) struct Stream {
+    socket: WebSocketStream<Box<dyn Way>>,
+}
+
+/// What comes.
+pub(super) enum Piece {
+    /// This; of a log, nothing at the end of what was there before.
+    Bytes(Bytes),
+    /// The end, and why.
+    End(String),
+}
+
+/// Why a stream cannot be had.
+enum Closed {
+    /// No such ticket is out any more.
+    Stale,
+    /// For this reason.
+    For(Failure),
+}
+
+impl Stream {
+    /// Asks for a ticket, and goes in with it.
+    pub(super) async fn open(
+        session: &Session,
+        instance: InstanceId,
+        kind: AccessKind,
+    ) -> Result<Self, Failure> {
+        for _ in 0..TRIES {
+            let door = look_at(&session.cloud, instance, kind).await?;
+            let entered = timeout(PATIENCE, enter(session.settings.etcd.tls.as_ref(), &door)).await;
+            let late = |_| Closed::For(unreachable(&door, &format!("no answer in {} s", PATIENCE.as_secs())));
+            match entered.map_err(late).and_then(|entered| entered) {
+                Ok(socket) => return Ok(Self { socket }),
+                Err(Closed::Stale) => {}
+                Err(Closed::For(failure)) => return Err(failure),
+            }
+        }
+        Err(Failure::failed(format!(
+            "its node's agent knows nothing of the tickets that it gave for {instance}; is it being started again and again?"
+        )))
+    }
+
+    /// What comes next.
+    pub(super) async fn next(&mut self) -> Result<Piece, Failure> {
+        loop {
+            match self.socket.next().await.transpose().map_err(broke)? {
+                Some(Message::Binary(bytes)) => return Ok(Piece::Bytes(bytes)),
+                Some(Message::Close(Some(frame))) => return Ok(Piece::End(frame.reason.to_string())),
+                Some(Message::Close(None)) | None => {
+                    return Ok(Piece::End("the node's agent closed the stream".to_owned()));
+                }
+                // Pings are answered below this.
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// Types this.
+    pub(super) async fn send(&mut self, bytes: Bytes) -> Result<(), Failure> {
+        self.socket.send(Message::Binary(bytes)).await.map_err(broke)
+    }
+
+    /// Tells the agent that nobody looks any more. It finds out by itself, too.
+    pub(super) async fn close(&mut self) {
+        timeout(CLOSING, self.socket.close(None)).await.ok();
+    }
+}
+
+/// A stream that was open has broken.
+fn broke(error: tungstenite::Error) -> Failure {
+    Failure { code: UNREACHABLE, message: format!("the stream from the node's agent broke: {error}") }
+}
+
+fn unreachable(door: &Door, why: &str) -> Failure {
+    let Door { url, node, .. } = door;
+    let message = format!(
+        "cannot reach the agent of node {node} at {url}: {why}; `listen` and `advertise` in its compute.yaml say where others reach it"
+    );
+    Failure { code: UNREACHABLE, message }
+}
+
+/// Brings the ticket; what is trusted of etcd is trusted of agents.
+async fn enter(tls: Option<&EtcdTls>, door: &Door) -> Result<WebSocketStream<Box<dyn Way>>, Closed> {
+    let failed = |why: String| Closed::For(unreachable(door, &why));
+    let (secure, authority) = match door.url.split_once("://") {
+        Some(("http", authority)) => (false, authority),
+        Some(("https", authority)) => (true, authority),
+        _ => return Err(failed("this is no URL of ours".to_owned())),
+    };
+    let connection = TcpStream::connect(authority).await.map_err(|error| failed(error.to_string()))?;
+    // Single keys are to go at once.
+    connection.set_nodelay(true).ok();
+    let way: Box<dyn Way> = if secure {
+        let tls = tls.ok_or_else(|| {
+            failed("it speaks TLS, and schedule.yaml names no authority to trust: `etcd.ca_cert`".to_owned())
+        })?;
+        let config = trust(tls).map_err(|why| Closed::For(Failure::usage(why)))?;
+        let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host).trim_matches(['[', ']']);
+        let name = ServerName::try_from(host.to_owned()).map_err(|error| failed(error.to_string()))?;
+        let connector = TlsConnector::from(Arc::new(config));
+        Box::new(connector.connect(name, connection).await.map_err(|error| failed(error.to_string()))?)
+    } else {
+        Box::new(connection)
+    };
+    let request = format!("ws://{authority}/streams/{}", door.ticket.0);
+    match client_async(request, way).await {
+        Ok((socket, _)) => Ok(socket),
+        Err(tungstenite::Error::Http(answer)) if answer.status() == StatusCode::NOT_FOUND => {
+            Err(Closed::Stale)
+        }
+        Err(tungstenite::Error::Http(answer)) => {
+            let body = answer.body().as_deref().map(String::from_utf8_lossy).unwrap_or_default();
+            let why = if body.is_empty() { answer.status().to_string() } else { body.trim().to_owned() };
+            Err(Closed::For(Failure::failed(why)))
+        }
+        Err(error) => Err(failed(error.to_string())),
+    }
+}
+
+/// The same certificate is shown to agents as to etcd, too.
+fn trust(tls: &EtcdTls) -> Result<ClientConfig, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(&tls.ca_cert)? {
+        roots.add(certificate).map_err(|error| format!("{}: {error}", tls.ca_cert.display()))?;
+    }
+    let builder = ClientConfig::builder().with_root_certificates(roots);
+    let Some((certificate, key_file)) = &tls.client else { return Ok(builder.with_no_client_auth()) };
+    let unusable = |error: String| format!("cannot use {}: {error}", key_file.display());
+    let key = PrivateKeyDer::from_pem_file(key_file).map_err(|error| unusable(error.to_string()))?;
+    builder
+        .with_client_auth_cert(certificates(certificate)?, key)
+        .map_err(|error| unusable(error.to_string()))
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
+    read.map_err(|error| format!("cannot read certificates from {}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{path::PathBuf, process::Command};
+
+    use ec_model::{NodeId, Ticket};
+    use ec_serve::TlsSection;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// Certificates of two authorities.
+    fn certificates() -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        let openssl = |arguments: &str| {
+            let mut command = Command::new("openssl");
+            let output = command.args(arguments.split_whitespace()).current_dir(directory.path()).output();
+            let output = output.unwrap();
+            assert!(output.status.success(), "openssl {arguments}: {output:?}");
+        };
+        for ca in ["ca", "other"] {
+            openssl(&format!(
+                "req -x509 -newkey ed25519 -nodes -days 1 -subj /CN={ca} -keyout {ca}.key -out {ca}.pem"
+            ));
+        }
+        std::fs::write(directory.path().join("san"), "subjectAltName = IP:127.0.0.1").unwrap();
+        for name in ["agent", "me"] {
+            openssl(&format!(
+                "req -new -newkey ed25519 -nodes -subj /CN={name} -keyout {name}.key -out {name}.csr"
+            ));
+            openssl(&format!(
+                "x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 1 -extfile san -out {name}.pem"
+            ));
+        }
+        directory
+    }
+
+    /// An agent's port, of which only the handshakes are played; where it is.
+    async fn agent(tls: TlsSection) -> Door {
+        let (port, acceptor) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), tls.acceptor().unwrap());
+        let url = format!("https://{}", port.local_addr().unwrap());
+        tokio::spawn(async move {
+            loop {
+                let (connection, _) = port.accept().await.unwrap();
+                // Who is not let in ends here.
+                let Ok(secure) = acceptor.accept(connection).await else { continue };
+                let Ok(mut socket) = tokio_tungstenite::accept_async(secure).await else { continue };
+                socket.send(Message::Binary("well".into())).await.ok();
+            }
+        });
+        Door { node: NodeId::new(uuid::Uuid::nil()), url, ticket: Ticket("t".to_owned()) }
+    }
+
+    #[tokio::test]
+    async fn an_agent_with_tls_is_believed_by_the_authority_of_etcd_and_shown_the_same_certificate() {
+        ec_runtime::install_tls_provider();
+        let directory = certificates();
+        let file = |name: &str| -> PathBuf { directory.path().join(name) };
+        let section = TlsSection {
+            certificate: file("agent.pem"),
+            key: file("agent.key"),
+            client_ca: Some(file("ca.pem")),
+        };
+        let door = agent(section).await;
+        let own = || Some((file("me.pem"), file("me.key")));
+        let tls = EtcdTls { ca_cert: file("ca.pem"), client: own() };
+        let mut stream = Stream { socket: enter(Some(&tls), &door).await.ok().unwrap() };
+        let Piece::Bytes(said) = stream.next().await.unwrap() else { panic!("it is closed") };
+        assert_eq!(said, "well");
+
+        let refused = async |tls: Option<EtcdTls>| match enter(tls.as_ref(), &door).await {
+            Err(Closed::For(failure)) => failure.message,
+            Err(Closed::Stale) => panic!("the ticket was not looked at"),
+            Ok(_) => panic!("it was let in"),
+        };
+        let why = refused(None).await;
+        assert!(why.contains("etcd.ca_cert") && why.contains(&door.url), "{why}");
+        let why = refused(Some(EtcdTls { ca_cert: file("other.pem"), client: own() })).await;
+        assert!(why.contains("certificate") && why.contains(&door.url), "{why}");
+        // With TLS 1.3 it is told after the handshake.
+        refused(Some(EtcdTls { ca_cert: file("ca.pem"), client: None })).await;
+        let why = refused(Some(EtcdTls { ca_cert: file("nowhere.pem"), client: None })).await;
+        assert!(why.contains("nowhere.pem"), "{why}");
+    }
+}

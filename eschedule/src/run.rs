@@ -1,0 +1,298 @@
+//! Scheduling, by a query alone or with names, and the classic question for an address.
+
+use std::{net::IpAddr, time::Duration};
+
+use clap::{Args, ValueEnum};
+use ec_cloud::{
+    Ask, Guest, Naming, NoRoom, Reasons, Scheduled, Strategy, View, Wanted, find_placed, node_named, resolve,
+    until_active,
+};
+use ec_model::{InstanceId, NodeId, ResourceQuery, State, Status};
+use ec_runtime::{
+    exit::{Failure, INTERRUPTED, print, tell},
+    shutdown_on_signals,
+};
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    cli::{Given, Output, Waiting},
+    config::Session,
+    explain,
+    output::called,
+    shown::Shown,
+    spec,
+};
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  eschedule run web --flavor small --image debian --key me --wait
+      a flavor, a name of `images` in schedule.yaml, a keypair
+  eschedule run db --query 'resources=VCPU:2,MEMORY_MB:2048' --label role=db --restart on-failure
+      what room it takes is said here; the image is schedule.yaml's
+  eschedule run web --flavor small --dry-run
+      says where it would go now and why, and does nothing";
+
+/// An instance with a name.
+#[derive(Args)]
+#[group(id = "room", required = true, multiple = false, args = ["flavor", "query"])]
+pub(crate) struct Run {
+    /// The guest's hostname
+    name: String,
+
+    /// What room it takes: a flavor's name
+    #[arg(long, value_name = "FLAVOR")]
+    flavor: Option<String>,
+
+    /// What room it takes: a resources query
+    #[arg(long, value_name = "QUERY")]
+    query: Option<String>,
+
+    /// What to boot: a name of `images` in schedule.yaml, or a URL [default: its `image`]
+    #[arg(long, value_name = "IMAGE|URL")]
+    image: Option<String>,
+
+    #[command(flatten)]
+    given: Given,
+
+    #[command(flatten)]
+    place: Place,
+
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+/// Where it shall go.
+#[derive(Args, Default)]
+pub(crate) struct Place {
+    /// On this node only: its name or its uuid
+    #[arg(long, value_name = "NODE")]
+    node: Option<String>,
+
+    /// Which node first, of those that have room [default: `strategy` of schedule.yaml, else as placement has them]
+    #[arg(long, value_name = "STRATEGY")]
+    strategy: Option<Order>,
+
+    /// Say where it would go now and why, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Which node first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Order {
+    /// The least full
+    Spread,
+    /// The fullest
+    Pack,
+    /// The next by uuid, after the one where the project's newest instance went
+    RoundRobin,
+    /// Any
+    Random,
+    /// For an instance of the same name the same again, while it has room
+    Sticky,
+}
+
+impl From<Order> for Strategy {
+    fn from(order: Order) -> Self {
+        match order {
+            Order::Spread => Self::Spread,
+            Order::Pack => Self::Pack,
+            Order::RoundRobin => Self::RoundRobin,
+            Order::Random => Self::Random,
+            Order::Sticky => Self::Sticky,
+        }
+    }
+}
+
+impl Place {
+    /// Whether anything is said of it.
+    pub(crate) fn is_told(&self) -> bool {
+        self.node.is_some() || self.strategy.is_some() || self.dry_run
+    }
+}
+
+/// What came of a request.
+#[derive(Default, Serialize)]
+pub(crate) struct Made {
+    pub(crate) instance: Option<InstanceId>,
+    pub(crate) node: Option<NodeId>,
+    pub(crate) state: Option<State>,
+    pub(crate) ip: Option<IpAddr>,
+    /// What failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) error: Option<String>,
+    /// Why there was no room, in a line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reason: Option<String>,
+    /// The same, to be counted with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reasons: Option<Reasons>,
+}
+
+/// Where an instance is reached.
+#[derive(Serialize)]
+pub(crate) struct Reached {
+    pub(crate) instance: InstanceId,
+    pub(crate) state: String,
+    pub(crate) ip: IpAddr,
+}
+
+/// `eschedule run`.
+pub(crate) async fn run(session: &Session, run: Run, output: Output) -> Result<(), Failure> {
+    let text = match (&run.flavor, run.query) {
+        (Some(flavor), _) => ec_cloud::flavor(&session.cloud, flavor).await?.query,
+        (None, query) => query.unwrap_or_default(),
+    };
+    let query = ResourceQuery::parse(&text).map_err(|error| Failure::usage(error.to_string()))?;
+    let guest = spec::read(session, Some(&run.name), "NAME", &run.given, run.image.as_deref()).await?;
+    schedule(session, &query, &guest, &run.place, run.waiting, output).await
+}
+
+/// Schedules, and tells of it in the classic words.
+pub(crate) async fn schedule(
+    session: &Session,
+    query: &ResourceQuery,
+    guest: &Guest,
+    place: &Place,
+    waiting: Waiting,
+    output: Output,
+) -> Result<(), Failure> {
+    let mut ask = Ask::new(query)?;
+    if let Some(order) = place.strategy.or(session.settings.strategy) {
+        let name = match &guest.naming {
+            Naming::Name(name) => Some(name.as_str()),
+            Naming::None | Naming::Prefix(_) => None,
+        };
+        ask = ask.by(order.into(), name);
+    }
+    if let Some(node) = &place.node {
+        ask = ask.on(node_named(&session.cloud, node).await?)?;
+    }
+    if place.dry_run {
+        return explain::preview(session, &ask, output).await;
+    }
+    let wanted = Wanted::new(ask.clone(), guest)?;
+    let stop = shutdown_on_signals()
+        .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
+    hear(&stop);
+    let Scheduled { node, instance } = match ec_cloud::schedule(&session.cloud, &wanted, &stop).await? {
+        Ok(scheduled) => scheduled,
+        Err(no_room) => return Err(no_allocations(session, &ask, &no_room, output).await?),
+    };
+    // Whatever fails from here on, the instance is there.
+    let requested = |failure: Failure| beside(failure, node, instance);
+    if output == Output::Table {
+        print(&format!("NOTIFIED TARGET, {node}, OF INSTANCE {instance}")).map_err(requested)?;
+    }
+    let made = Made { instance: Some(instance), node: Some(node), ..Made::default() };
+    let (state, ip) = if waiting.wait {
+        let timeout = Duration::from_secs(waiting.timeout);
+        let outcome = tokio::select! {
+            outcome = wait_for_active(session, node, instance, timeout) => outcome,
+            () = stop.cancelled() => Err(Failure { code: INTERRUPTED, message: going_on(instance) }),
+        };
+        match outcome {
+            Ok(status) => (status.state, status.ip),
+            Err(failure) => {
+                let made = Made { error: Some(failure.message.clone()), ..made };
+                output.print_fields(&made).map_err(requested)?;
+                return Err(failure);
+            }
+        }
+    } else {
+        (State::Scheduled, None)
+    };
+    let made = Made { state: Some(state), ip, ..made };
+    let name = || vec![called(guest.naming.of(instance).as_ref(), instance)];
+    let lines = || ip.map(|ip| ip.to_string()).unwrap_or_default();
+    output.print(&made, name, lines).map_err(requested)?;
+    if stop.is_cancelled() {
+        return Err(Failure { code: INTERRUPTED, message: going_on(instance) });
+    }
+    Ok(())
+}
+
+async fn wait_for_active(
+    session: &Session,
+    node: NodeId,
+    instance: InstanceId,
+    timeout: Duration,
+) -> Result<Status, Failure> {
+    let shown = Shown::new("claimed");
+    let outcome = until_active(&session.cloud, node, instance, timeout, |step| shown.step(step)).await;
+    shown.finish();
+    Ok(outcome?)
+}
+
+fn going_on(instance: InstanceId) -> String {
+    format!(
+        "interrupted after the request was written: {instance} goes on, `eschedule destroy {instance}` ends it"
+    )
+}
+
+/// The failure, with the instance that nobody would know of otherwise.
+fn beside(mut failure: Failure, node: NodeId, instance: InstanceId) -> Failure {
+    let made = format!("instance {instance} is requested on {node} and goes on");
+    failure.message = if failure.message.is_empty() { made } else { format!("{}; {made}", failure.message) };
+    failure
+}
+
+/// The classic words are the result; the reason goes where errors go.
+pub(crate) async fn no_allocations(
+    session: &Session,
+    ask: &Ask<'_>,
+    no_room: &NoRoom,
+    output: Output,
+) -> Result<Failure, Failure> {
+    let reasons = ec_cloud::explain(&session.cloud, ask, no_room).await;
+    let text = match &reasons {
+        Ok(reasons) => reasons.text(),
+        Err(error) => format!("the reason cannot be told: {error}"),
+    };
+    let made = Made {
+        error: Some("no allocations left".to_owned()),
+        reason: Some(text.clone()),
+        reasons: reasons.ok(),
+        ..Made::default()
+    };
+    output.print(&made, Vec::new, || "NO ALLOCATIONS LEFT".to_owned())?;
+    Ok(Failure::failed(format!("no allocations left: {text}")))
+}
+
+/// The classic question: `eschedule <instance>`.
+pub(crate) async fn address(
+    session: &Session,
+    instance: &str,
+    waiting: Waiting,
+    output: Output,
+) -> Result<(), Failure> {
+    let instance = resolve(&session.cloud, instance).await?;
+    let known = find_placed(&session.cloud, instance).await?;
+    let mut view = View::of(&known);
+    if waiting.wait {
+        let timeout = Duration::from_secs(waiting.timeout);
+        let status = wait_for_active(session, known.node, instance, timeout).await?;
+        (view.state, view.ip, view.reason) = (status.state.to_string(), status.ip, status.reason);
+    }
+    match view.ip {
+        Some(ip) => {
+            let name = called(view.name.as_ref(), instance);
+            output.print(&Reached { instance, state: view.state, ip }, || vec![name], || ip.to_string())
+        }
+        None => {
+            let reason = view.reason.map(|reason| format!(": {reason}")).unwrap_or_default();
+            Err(Failure::failed(format!("instance {instance} has no IP, it is {}{reason}", view.state)))
+        }
+    }
+}
+
+/// Tells once that the signal was heard: what is being written comes to its end first.
+fn hear(stop: &CancellationToken) {
+    let stop = stop.clone();
+    tokio::spawn(async move {
+        stop.cancelled().await;
+        tell("eschedule: interrupted; a second time ends at once");
+    });
+}

@@ -1,0 +1,105 @@
+//! `eschedule watch`: instances, as they change.
+
+use std::net::IpAddr;
+
+use clap::{Args, builder::NonEmptyStringValueParser};
+use ec_cloud::{Seen, View, Watched, What, resolve};
+use ec_model::{InstanceId, NodeId, input::LabelSelector};
+use ec_runtime::exit::{Failure, print, tell};
+use serde::Serialize;
+
+use crate::{cli::Output, config::Session, output};
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  eschedule watch                         all instances
+  eschedule watch web db                  two
+  eschedule watch --label role=web        those of the project with a label, also such as come later
+  eschedule watch web -o json | jq -r .state";
+
+/// Which instances are watched.
+#[derive(Args)]
+pub(crate) struct Watching {
+    /// Names, uuids, or the beginnings of uuids; none: all
+    #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
+    instances: Vec<String>,
+
+    /// Those of the project that have this label; given more than once, all of them
+    #[arg(long, value_name = "KEY[=VALUE]", conflicts_with = "instances", value_parser = ec_model::input::label_selector)]
+    label: Vec<LabelSelector>,
+}
+
+/// A change as scripts see it.
+#[derive(Serialize)]
+pub(crate) struct Line<'a> {
+    pub(crate) what: What,
+    pub(crate) instance: InstanceId,
+    pub(crate) name: Option<&'a str>,
+    pub(crate) node: Option<NodeId>,
+    pub(crate) state: &'a str,
+    pub(crate) ip: Option<IpAddr>,
+    pub(crate) reason: Option<&'a str>,
+    pub(crate) doing: Option<&'a str>,
+}
+
+impl<'a> Line<'a> {
+    pub(crate) fn of(what: What, view: &'a View) -> Self {
+        Self {
+            what,
+            instance: view.instance,
+            name: view.name.as_deref(),
+            node: view.node,
+            state: &view.state,
+            ip: view.ip,
+            reason: view.reason.as_deref(),
+            doing: view.doing.as_deref(),
+        }
+    }
+
+    /// For people.
+    fn text(&self) -> String {
+        let name = output::plain(self.name.unwrap_or("-"));
+        if self.what == What::Gone {
+            return format!("{name}  {}  GONE", self.instance);
+        }
+        let mut words = vec![name, self.instance.to_string(), self.state.to_owned()];
+        words.extend(self.ip.map(|ip| ip.to_string()));
+        let more: Vec<String> = self.reason.into_iter().chain(self.doing).map(output::plain).collect();
+        if !more.is_empty() {
+            words.push(format!("({})", more.join("; ")));
+        }
+        words.join("  ")
+    }
+}
+
+/// Watches until it is interrupted, or nobody reads any more.
+pub(crate) async fn watch(session: &Session, watching: Watching, output: Output) -> Result<(), Failure> {
+    let cloud = &session.cloud;
+    let mut watched =
+        Watched { labels: watching.label, project: cloud.project.clone(), ..Watched::default() };
+    for text in &watching.instances {
+        watched.instances.insert(resolve(cloud, text).await?);
+    }
+    ec_cloud::watch(cloud, watched, |seen| match seen {
+        Seen::Is(what, view) => {
+            let line = Line::of(what, &view);
+            let failed = |why: String| Failure::failed(format!("failed to write the answer: {why}"));
+            print(&match output {
+                Output::Table => line.text(),
+                Output::Json => serde_json::to_string(&line).map_err(|error| failed(error.to_string()))?,
+                Output::Yaml => {
+                    format!(
+                        "---\n{}",
+                        serde_yaml::to_string(&line).map_err(|error| failed(error.to_string()))?
+                    )
+                }
+                Output::Name => output::plain(&output::called(view.name.as_ref(), view.instance)),
+            })
+        }
+        Seen::Lost(why) => {
+            tell(&format!("eschedule: {why}; watching on"));
+            Ok(())
+        }
+    })
+    .await
+}

@@ -1,0 +1,73 @@
+//! A new disk for a real guest: what goes, what stays, and what an image that cannot be had changes.
+
+use anyhow::{Context, Result};
+use ec_model::State;
+
+use crate::power::Guest;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_gets_a_new_disk_and_keeps_all_else() -> Result<()> {
+    let guest = Guest::up(&[]).await?;
+    let before = guest.stack.status(guest.instance).await?.context("it is told")?;
+    let none = guest.stack.eschedule(&["rebuild", "--wait", "web", "file:///nonexistent/image.qcow2"])?;
+    let said = String::from_utf8_lossy(&none.stderr).into_owned();
+    assert_eq!(none.status.code(), Some(1), "{none:?}");
+    assert!(said.contains("has its old disk still: "), "{said}");
+    assert_eq!(guest.kept().await?.trim(), "precious", "nothing was changed");
+
+    let image = format!("file://{}", ec_tests::tiny_image().display());
+    let told = guest.asks(&["rebuild", "--wait", "web", &image])?;
+    assert_eq!(told, format!("ACTIVE INSTANCE {} ON {}\n", guest.instance, guest.stack.node));
+    assert_ne!(guest.kept().await?.trim(), "precious");
+    let after = guest.stack.status(guest.instance).await?.context("it is told")?;
+    assert_eq!(after.ip, before.ip, "its address is its own");
+    // One that does not run stays so, and the image asked for last is the one.
+    guest.run("echo anew | dd of=/dev/vda bs=1M seek=500 conv=fsync").await?;
+    guest.asks(&["stop", "--wait", "web"])?;
+    guest.asks(&["rebuild", "web"])?;
+    guest
+        .stack
+        .until("it is rebuilt and STOPPED", async || {
+            let status = guest.stack.status(guest.instance).await?.context("it is told")?;
+            Ok(status.state == State::Stopped && status.rebuilt != after.rebuilt)
+        })
+        .await?;
+    guest.asks(&["start", "--wait", "web"])?;
+    assert_ne!(guest.kept().await?.trim(), "anew");
+    guest.asks(&["destroy", "--wait", "web"])?;
+    guest.stack.until_exactly(&[]).await
+}
+
+/// Killed before each of its steps, and started again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rebuild_whose_agent_is_killed_at_each_step_is_done_once() -> Result<()> {
+    let mut guest = Guest::up(&[]).await?;
+    let mut last = None;
+    for point in [
+        "before-prepare-rebuild",
+        "before-power-off",
+        "before-replace-disk",
+        "before-note-rebuild",
+        "before-start",
+    ] {
+        guest.run("echo precious | dd of=/dev/vda bs=1M seek=500 conv=fsync").await?;
+        guest.stack.kill_agent()?;
+        guest.stack.start_agent(&format!("{point}=pause")).await?;
+        guest.asks(&["rebuild", "web"])?;
+        guest.stack.until_reached(point).await?;
+        guest.stack.kill_agent()?;
+        guest.stack.start_agent("").await?;
+        guest
+            .stack
+            .until("it is rebuilt", async || {
+                let status = guest.stack.status(guest.instance).await?.context("it is told")?;
+                let is_new = status.rebuilt.is_some() && status.rebuilt != last;
+                Ok(status.state == State::Active && is_new)
+            })
+            .await
+            .with_context(|| point.to_owned())?;
+        assert_ne!(guest.kept().await?.trim(), "precious", "{point}");
+        last = guest.stack.status(guest.instance).await?.context("it is told")?.rebuilt;
+    }
+    guest.stack.until_exactly(&[guest.instance]).await
+}

@@ -1,0 +1,195 @@
+//! What the command line shows, in which form, of which instances, and to whom it does things by their labels.
+
+use std::process::{Command, Output};
+
+use anyhow::{Result, ensure};
+use ec_model::{InstanceId, NodeId, Power, State};
+use ec_tests::{TINY, control::Control};
+use serde_json::Value;
+
+const PLENTY: &[(&str, u64)] = &[("VCPU", 1000), ("MEMORY_MB", 1 << 20), ("DISK_GB", 1000)];
+
+fn error(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn json_of(control: &Control, arguments: &[&str]) -> Result<Value> {
+    Ok(serde_json::from_str(&control.done(&[&["-o", "json"], arguments].concat())?)?)
+}
+
+/// The names that are printed, in one line.
+fn names(control: &Control, arguments: &[&str]) -> Result<String> {
+    let text = control.done(&[arguments, &["-o", "name"]].concat())?;
+    Ok(text.lines().collect::<Vec<_>>().join(" "))
+}
+
+/// Three instances of two projects: `web` and `db` of one, with labels, and `shop`.
+async fn three(control: &Control) -> Result<(NodeId, [InstanceId; 3])> {
+    let node = control.node("host", true, PLENTY).await?;
+    let (_, web) =
+        control.schedule(&["--name", "web", "--label", "role=web", "--label", "tier=front", TINY])?;
+    let (_, db) = control.schedule(&["--name", "db", "--label", "role=db", TINY])?;
+    control.configure("project: other")?;
+    let (_, shop) = control.schedule(&["--name", "shop", "--label", "role=web", TINY])?;
+    control.configure("")?;
+    control.status(node, web, State::Active, Some("10.0.0.7")).await?;
+    control.status(node, db, State::Error, None).await?;
+    Ok((node, [web, db, shop]))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_result_is_told_in_each_form() -> Result<()> {
+    let control = Control::start().await?;
+    let (node, [web, ..]) = three(&control).await?;
+    let json = json_of(&control, &["list", "--sort", "name"])?;
+    let yaml = control.done(&["list", "--sort", "name", "-o", "yaml"])?;
+    ensure!(yaml.starts_with("- instance: ") && yaml.contains("  name: shop\n"), "{yaml}");
+    assert_eq!(json[2]["labels"], serde_json::json!({"role": "web", "tier": "front"}));
+    assert_eq!((&json[1]["project"], &json[2]["ip"]), (&"other".into(), &"10.0.0.7".into()));
+    // One form had another name.
+    assert_eq!(control.done(&["list", "-o", "text"])?, control.done(&["list"])?);
+    for (arguments, wanted) in [
+        (&["list", "--sort", "name"][..], "db shop web"),
+        (&["show", "web"], "web"),
+        (&["nodes"], "host"),
+        (&["web"], "web"),
+        (&["stop", "web", "db"], "web db"),
+        (&["stop", &web.to_string()], "web"),
+    ] {
+        assert_eq!(names(&control, arguments)?, wanted, "{arguments:?}");
+    }
+    let made = control.done(&["-o", "name", "--name", "mail", TINY])?;
+    assert_eq!(made, "mail\n");
+    let made: InstanceId = control.done(&["-o", "name", TINY])?.trim().parse()?;
+    assert!(control.request(node, made).await?.is_some(), "one without a name is told by its uuid");
+    let yaml = control.done(&["-o", "yaml", TINY])?;
+    ensure!(yaml.contains("state: SCHEDULED\n") && yaml.contains("ip: null\n"), "{yaml}");
+    // A destroyed one is told by the name that it had.
+    assert_eq!(names(&control, &["destroy", "mail"])?, "mail");
+    let refused = control.eschedule(&["-o", "name", "resources=VCPU:9999,MEMORY_MB:1"])?;
+    assert_eq!((refused.status.code(), refused.stdout.len()), (Some(1), 0), "{refused:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_is_narrowed_ordered_and_paged() -> Result<()> {
+    let control = Control::start().await?;
+    let (node, [web, db, _]) = three(&control).await?;
+    let node = node.to_string();
+    for (arguments, wanted) in [
+        (&["--sort", "name"][..], "db shop web"),
+        (&["--sort", "created"], "web db shop"),
+        (&["--sort", "ip"], "db shop web"),
+        (&["--state", "active"], "web"),
+        (&["--state", "ERROR,SCHEDULED", "--sort", "state"], "db shop"),
+        (&["--label", "role=web", "--sort", "name"], "shop web"),
+        (&["--label", "role", "--label", "tier=front"], "web"),
+        (&["--label", "role=x"], ""),
+        (&["--project", "other"], "shop"),
+        (&["--project", "default", "--sort", "created"], "web db"),
+        (&["--node", "host", "--sort", "created"], "web db shop"),
+        (&["--node", &node, "--state", "ERROR"], "db"),
+    ] {
+        assert_eq!(names(&control, &[&["list"], arguments].concat())?, wanted, "{arguments:?}");
+    }
+    // Pages, by what each says of the next.
+    let first = control.eschedule(&["list", "--sort", "name", "--limit", "2", "-o", "name"])?;
+    assert_eq!(first.stdout, b"db\nshop\n");
+    let told = error(&first);
+    ensure!(told.lines().count() == 1 && told.contains("1 more follow: `--after "), "{told}");
+    let after = told.split("--after ").nth(1).and_then(|rest| rest.split('`').next()).unwrap_or_default();
+    let rest =
+        control.eschedule(&["list", "--sort", "name", "--after", after, "--limit", "2", "-o", "name"])?;
+    assert_eq!((rest.stdout.as_slice(), error(&rest).as_str()), (&b"web\n"[..], ""));
+    assert_eq!(names(&control, &["list", "--sort", "name", "--after", "db"])?, "shop web");
+    for (arguments, code, wanted) in [
+        (&["--after", "nobody"][..], 1, "nobody"),
+        (&["--after", &uuid::Uuid::new_v4().to_string()], 1, "not in the list any more"),
+        (&["--node", "nowhere"], 1, "no node is named `nowhere`"),
+        (&["--state", "dead"], 2, "ACTIVE"),
+        (&["--limit", "0"], 2, "0"),
+        (&["--label", "a b"], 2, "wanted a key"),
+        (&["--sort", "colour"], 2, "colour"),
+    ] {
+        let output = control.eschedule(&[&["list"], arguments].concat())?;
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {output:?}");
+        ensure!(error(&output).contains(wanted) && output.stdout.is_empty(), "{arguments:?}: {output:?}");
+    }
+    // What cannot be read hides no other and has no labels.
+    control.put(control.keys.instance(web), "garbage").await?;
+    assert_eq!(names(&control, &["list", "--label", "role", "--project", "default"])?, "db");
+    control.put(control.keys.request(node.parse()?, db), "garbage").await?;
+    assert_eq!(json_of(&control, &["list", "--state", "unknown"])?[0]["instance"], db.to_string());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_done_by_label_is_done_to_the_projects_own_and_to_nobody_where_nothing_has_it() -> Result<()>
+{
+    let control = Control::start().await?;
+    let (node, [web, db, shop]) = three(&control).await?;
+    control.status(node, db, State::Active, Some("10.0.0.8")).await?;
+    control.status(node, shop, State::Active, Some("10.0.0.9")).await?;
+    let power = async |instance| {
+        Ok::<_, anyhow::Error>(control.request(node, instance).await?.map(|request| request.power.power))
+    };
+    let output = control.done(&["stop", "--label", "role=web"])?;
+    assert_eq!(output, format!("STOPPING INSTANCE {web} ON {node}\n"));
+    assert_eq!(power(web).await?, Some(Power::Stopped));
+    assert_eq!(power(db).await?, Some(Power::Running));
+    assert_eq!(power(shop).await?, Some(Power::Running), "another project's is not meant");
+    let acted = json_of(&control, &["lock", "--label", "role"])?;
+    assert_eq!(acted.as_array().map(Vec::len), Some(2), "{acted}");
+    control.done(&["unlock", "--label", "role"])?;
+    for arguments in
+        [&["stop", "--label", "role=mail"][..], &["destroy", "--label", "role=web", "--label", "tier=x"]]
+    {
+        let output = control.eschedule(arguments)?;
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{output:?}");
+        let text = error(&output);
+        ensure!(text.lines().count() == 1 && text.contains("nothing was done"), "{text}");
+    }
+    for arguments in [&["stop"][..], &["stop", "web", "--label", "role"], &["stop", "--label", "=x"]] {
+        assert_eq!(control.eschedule(arguments)?.status.code(), Some(2), "{arguments:?}");
+    }
+    // Where a label is what is set, instances are named.
+    control.done(&["set", "db", "--label", "role=web"])?;
+    assert_eq!(names(&control, &["destroy", "--label", "role=web"])?.split(' ').count(), 2);
+    assert_eq!(names(&control, &["list", "--state", "DESTROYING", "--sort", "name"])?, "db web");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_terminal_gets_what_fits_it_with_colours_and_a_file_gets_everything() -> Result<()> {
+    let control = Control::start().await?;
+    let (node, [_, db, _]) = three(&control).await?;
+    let key = control.keys.status(node, db);
+    let value = control.get(&key).await?.map(|pair| pair.value).unwrap_or_default();
+    let mut status: Value = serde_json::from_slice(&value)?;
+    status["reason"] = "word ".repeat(60).into();
+    control.put(key, status.to_string()).await?;
+    // util-linux' script gives the command a terminal.
+    let on_terminal = |more: &str| -> Result<String> {
+        let program = control.command(&[]).get_program().to_string_lossy().into_owned();
+        let config = control.directory().join("schedule.yaml");
+        let line = format!("stty cols 120 rows 40; {more} {program} --config {} list", config.display());
+        let output = Command::new("script").args(["-qec", &line, "/dev/null"]).output()?;
+        ensure!(output.status.success(), "{output:?}");
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    let coloured = on_terminal("")?;
+    ensure!(
+        coloured.contains("\u{1b}[38;5;9mERROR") && coloured.contains("\u{1b}[38;5;10mACTIVE"),
+        "{coloured:?}"
+    );
+    for none in ["NO_COLOR=1", "NO_COLOR=yes"] {
+        let text = on_terminal(none)?;
+        ensure!(!text.contains('\u{1b}'), "{text:?}");
+        assert_eq!(text.lines().count(), 4, "{text}");
+        ensure!(text.lines().all(|line| line.chars().count() <= 120) && text.contains('…'), "{text}");
+        ensure!(text.contains(&db.to_string()), "what instances are told apart by is whole: {text}");
+    }
+    let text = control.done(&["list"])?;
+    ensure!(text.contains(&"word ".repeat(59)) && !text.contains(['…', '\u{1b}']), "{text}");
+    Ok(())
+}
