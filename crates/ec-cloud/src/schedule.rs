@@ -169,10 +169,12 @@ impl<'a> Ask<'a> {
 
 /// Where the project's newest instance went.
 async fn newest_of(cloud: &Cloud) -> CloudResult<Option<NodeId>> {
-    let records = cloud.store.list(&cloud.keys.instances()).await?.pairs;
-    let records = records.iter().filter_map(|pair| decode::<Instance>(&pair.value).ok());
-    let placed = records.filter(|record| record.project == cloud.project && record.assigned.is_some());
-    Ok(placed.max_by_key(|record| (record.created_at, record.instance)).and_then(|record| record.node()))
+    let pairs = cloud.store.list(&cloud.keys.instances()).await?.pairs;
+    let records =
+        pairs.iter().filter_map(|pair| Some((pair.create_revision, decode::<Instance>(&pair.value).ok()?)));
+    let placed = records.filter(|(_, record)| record.project == cloud.project && record.assigned.is_some());
+    // By etcd's count: several are made in one second, and callers' clocks differ.
+    Ok(placed.max_by_key(|(revision, _)| *revision).and_then(|(_, record)| record.node()))
 }
 
 fn unmarked(query: &ResourceQuery) -> ResourceQuery {

@@ -166,7 +166,11 @@ impl Board {
             match (self.told.remove(&instance), now) {
                 (None, None) => {}
                 (Some(before), None) => told.push((What::Gone, before)),
-                (before, Some(now)) => {
+                (before, Some(mut now)) => {
+                    // The record can be heard to be gone before the rest is: a name that was told stays told.
+                    if let Some(before) = before.as_ref().filter(|_| now.name.is_none()) {
+                        now.name.clone_from(&before.name);
+                    }
                     let what = match &before {
                         None if first => Some(What::There),
                         None => Some(What::New),
@@ -318,6 +322,24 @@ mod tests {
         let key = Keyspace::default().status(node(), id(1));
         let of = board.set(Kind::Status, &key, None).into_iter().collect();
         assert_eq!(told(&mut board, of), [(What::Gone, "ACTIVE".into())]);
+    }
+
+    #[test]
+    fn one_whose_record_goes_first_keeps_its_name_to_the_end() {
+        let mut board = Board::new(Keyspace::default(), Watched::default());
+        let mut set = |kind, key: String, pair| {
+            let of = board.set(kind, &key, pair).into_iter().collect();
+            let told = board.tell(of, false);
+            told.into_iter().map(|(what, view)| (what, view.name)).collect::<Vec<_>>()
+        };
+        let (record, status) = (record(1, "web", "p"), status(1, State::Active, None));
+        let (record_key, status_key) = (record.key.clone(), status.key.clone());
+        assert_eq!(set(Kind::Record, record_key.clone(), Some(record)), []);
+        let named = |what| vec![(what, Some("n1".to_owned()))];
+        assert_eq!(set(Kind::Status, status_key.clone(), Some(status)), named(What::New));
+        // Its label is heard to be gone with it.
+        assert_eq!(set(Kind::Record, record_key, None), named(What::Changed));
+        assert_eq!(set(Kind::Status, status_key, None), named(What::Gone));
     }
 
     #[test]
