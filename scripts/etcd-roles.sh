@@ -25,14 +25,14 @@ node)
   [[ $node =~ ^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$ ]] || usage "\`$node\` is no node's uuid (small letters, with dashes)"
   role=ecompute-$node user=${3:-ecompute-$node}
   keys=("agents/$node" "alive/$node" "nodes/$node")
-  trees=("requests/$node/" "userdata/$node/" "status/$node/")
+  trees=("requests/$node/" "userdata/$node/" "status/$node/" "outcomes/$node/")
   # Whether a claim is ours, and which nodes there are.
   readable=("instances/" "nodes/" "alive/")
   ;;
 control)
   role=ecompute-control user=${2:-eschedule}
-  trees=("instances/" "names/" "requests/" "userdata/" "flavors/" "keypairs/")
-  readable=("nodes/" "alive/" "status/")
+  trees=("instances/" "names/" "requests/" "userdata/" "flavors/" "keypairs/" "actions/")
+  readable=("nodes/" "alive/" "status/" "outcomes/")
   ;;
 placement)
   role=ecompute-placement user=${2:-eplacement}

@@ -424,6 +424,16 @@ pub(crate) enum Command {
         /// Its uuid or name
         instance: String,
     },
+    /// Print what was done to an instance, by whom, when, and what came of it
+    ///
+    /// The last 32 things that were asked for, and the last 32 that came of them or by themselves. Of a destroyed instance, by its
+    /// uuid, for a day.
+    #[command(after_help = crate::events::EXAMPLES)]
+    Events {
+        /// Its name, its uuid, or the beginning of that
+        #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
+        instance: String,
+    },
     /// Explain a state, or who would take a resources query now, and why nobody does
     #[command(after_help = crate::explain::EXAMPLES)]
     Explain {

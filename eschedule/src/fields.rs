@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ec_cloud::{NodeView, Preview, Reasons, View, What};
+use ec_cloud::{Happening, NodeView, Preview, Reasons, View, What};
 use ec_model::{Flavor, Instance, Keypair, Request, State, Status, decode};
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -160,6 +160,21 @@ fn results() -> Vec<(&'static str, Value)> {
                 project: name(),
                 keys: Vec::new(),
                 created_at: now,
+            })),
+        ),
+        (
+            "events",
+            json(serde_json::to_value(Happening {
+                at: now,
+                user: None,
+                project: None,
+                node,
+                verb: None,
+                detail: None,
+                outcome: None,
+                state: None,
+                reason: None,
+                finished_at: None,
             })),
         ),
         ("delete", json(serde_json::to_value(Deleted { deleted: "n" }))),

@@ -4,6 +4,7 @@ mod acting;
 mod catalog;
 mod cli;
 mod config;
+mod events;
 mod explain;
 #[cfg(test)]
 mod fields;
@@ -93,6 +94,9 @@ async fn run(cli: Cli) -> Result<(), Failure> {
             let session = Session::open(settings).await?;
             let instance = resolve(&session.cloud, &instance).await?;
             output::instance(output, &View::found(&find(&session.cloud, instance).await?))
+        }
+        (Some(Command::Events { instance }), _) => {
+            events::events(&Session::open(settings).await?, &instance, output).await
         }
         (Some(Command::Explain { word }), _) => {
             explain::query(&Session::open(settings).await?, &word, output).await

@@ -105,7 +105,7 @@ pub(crate) fn nodes(output: Output, nodes: &[NodeView]) -> Result<(), Failure> {
     )
 }
 
-fn when(time: Timestamp) -> String {
+pub(crate) fn when(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 

@@ -46,6 +46,15 @@ impl Guest {
         Ok(String::from_utf8(output.stdout)?)
     }
 
+    /// What was done to it: verb, outcome, state and detail of each, `-` for what is not told.
+    pub(crate) fn events(&self) -> Result<Vec<String>> {
+        let text = self.asks(&["events", &self.instance.to_string(), "-o", "json"])?;
+        let told: Vec<serde_json::Value> = serde_json::from_str(&text)?;
+        let word = |it: &serde_json::Value, key: &str| it[key].as_str().unwrap_or("-").to_owned();
+        let line = |it| ["verb", "outcome", "state", "detail"].map(|key| word(it, key)).join(" ");
+        Ok(told.iter().map(line).collect())
+    }
+
     /// How libvirt has it: running, paused, shut off.
     fn is_active(&self) -> Result<bool> {
         let domain = self.stack.libvirt.connection().lookup_domain_by_name(&self.instance.to_string())?;
@@ -79,6 +88,16 @@ async fn a_guest_is_stopped_started_and_rebooted_and_keeps_what_it_wrote() -> Re
     guest.asks(&["reboot", "--hard", "--wait", "web"])?;
     assert_ne!(guest.boot().await?, third);
     assert_eq!(guest.kept().await?.trim(), "precious");
+    assert_eq!(
+        guest.events()?,
+        [
+            "create done ACTIVE -",
+            "stop done STOPPED grace 60 s",
+            "start done ACTIVE -",
+            "reboot done ACTIVE grace 60 s",
+            "reboot done ACTIVE hard"
+        ]
+    );
     guest.stack.until_exactly(&[guest.instance]).await
 }
 
@@ -104,6 +123,7 @@ async fn a_guest_goes_on_where_it_was_paused_or_suspended_also_after_libvirt_was
     guest.asks(&["resume", "--wait", "web"])?;
     assert_eq!(guest.boot().await?, boot, "its memory was kept");
     guest.asks(&["destroy", "--wait", "web"])?;
+    assert_eq!(guest.events()?.last().map(String::as_str), Some("delete done - -"));
     guest.stack.until_exactly(&[]).await
 }
 
@@ -123,5 +143,6 @@ async fn a_guest_whose_process_is_killed_is_started_again_by_its_policy() -> Res
         .await?;
     assert_ne!(guest.boot().await?, boot);
     assert_eq!(guest.kept().await?.trim(), "precious");
+    assert_eq!(guest.events()?, ["create done ACTIVE -", "- - ACTIVE restart 1"]);
     Ok(())
 }

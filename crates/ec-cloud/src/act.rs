@@ -7,6 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::{
     Cloud, CloudError, CloudResult,
+    history::{Asked, note},
     intent::free,
     lookup::{Known, Read, find_placed},
     wait::Awaited,
@@ -65,7 +66,14 @@ pub async fn act(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResul
             free(cloud, name).await?;
         }
         let before = order.record.rebuild;
-        let Changed { awaited, order, txn } = change(cloud, &known, record, order, wish);
+        let Changed { awaited, order, generation, txn } = change(cloud, &known, record, order, wish);
+        let (recorded, detail) = verb.recorded();
+        let at = match awaited {
+            Some(Awaited::Rebuild(wished_at)) => wished_at,
+            _ => cloud.host.now(),
+        };
+        let asked = Asked { instance, node: known.node, verb: recorded, detail, at, generation };
+        let txn = note(cloud, asked, txn, None).await?;
         match cloud.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => return Ok(acted(&known, awaited, None)),
             Ok(_) => {}
@@ -165,6 +173,8 @@ struct Changed {
     awaited: Option<Awaited>,
     /// The request as it will be.
     order: Request,
+    /// Of what is wanted then.
+    generation: u64,
     txn: Txn,
 }
 
@@ -236,5 +246,5 @@ fn change(
         order.record.generation = generation;
         txn = txn.put(order_key, order.encode());
     }
-    Changed { awaited, order: order.record, txn: txn.put(record_key, record.encode()) }
+    Changed { awaited, order: order.record, generation, txn: txn.put(record_key, record.encode()) }
 }

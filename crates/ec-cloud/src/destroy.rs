@@ -1,12 +1,13 @@
 //! Destroying: change what is wanted; the node's agent does it, now or when it is back.
 
-use ec_model::{Desired, Doc, Instance, InstanceId, NodeId, Request, Restart};
+use ec_model::{ActionVerb, Desired, Doc, Instance, InstanceId, NodeId, Request, Restart};
 use ec_plan::verbs::locked;
 use ec_runtime::planted;
 use ec_store::{Compare, Revision, Txn};
 
 use crate::{
     Cloud, CloudError, CloudResult,
+    history::{Asked, note_end},
     intent::{STALE, sweep},
     lookup::{Found, Known, Read, find},
 };
@@ -50,11 +51,20 @@ pub async fn destroy(cloud: &Cloud, instance: InstanceId) -> CloudResult<Doomed>
             return Err(CloudError::Refused(format!("cannot destroy {instance}: {why}")));
         }
         let doomed = Doomed::By { node: known.node, alive: known.node_alive };
-        let Some(txn) = wish(cloud, &known)? else { return Ok(doomed) };
-        // Where the outcome is unknown the next look tells it.
+        let Some((txn, generation)) = wish(cloud, &known)? else { return Ok(doomed) };
+        let asked = Asked {
+            instance,
+            node: known.node,
+            verb: ActionVerb::Delete,
+            detail: None,
+            at: cloud.host.now(),
+            generation,
+        };
+        let (txn, lease) = note_end(cloud, asked, txn).await?;
+        // Where the outcome is unknown the next look tells it; then the lease may be in use.
         match cloud.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => return Ok(doomed),
-            Ok(_) => {}
+            Ok(_) => cloud.store.revoke(lease).await?,
             Err(ec_store::StoreError::Unknown(_)) => unheard = Some(doomed),
             Err(error) => return Err(error.into()),
         }
@@ -62,8 +72,8 @@ pub async fn destroy(cloud: &Cloud, instance: InstanceId) -> CloudResult<Doomed>
     Err(CloudError::Busy(format!("the request of {instance} keeps changing; try again")))
 }
 
-/// Writes the wish, and takes record and name away; nothing where it is written already.
-fn wish(cloud: &Cloud, known: &Known) -> CloudResult<Option<Txn>> {
+/// Writes the wish, and takes record and name away, with the generation that it is; nothing where it is written already.
+fn wish(cloud: &Cloud, known: &Known) -> CloudResult<Option<(Txn, u64)>> {
     let keys = &cloud.keys;
     let key = keys.request(known.node, known.instance);
     let (request, unchanged) = match &known.request {
@@ -97,7 +107,7 @@ fn wish(cloud: &Cloud, known: &Known) -> CloudResult<Option<Txn>> {
     {
         txn = txn.delete(keys.name(project, name, known.instance));
     }
-    Ok(Some(txn))
+    Ok(Some((txn, request.record.generation)))
 }
 
 fn gone(cloud: &Cloud, known: &Known) -> Request {

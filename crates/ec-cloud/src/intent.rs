@@ -139,7 +139,10 @@ impl Intent {
     /// Adds its end to a transaction.
     fn delete(&self, cloud: &Cloud, mut txn: Txn) -> Txn {
         let key = cloud.keys.instance(self.instance);
-        txn = txn.when(Compare::Unchanged(key.clone(), self.revision)).delete(key);
+        txn = txn
+            .when(Compare::Unchanged(key.clone(), self.revision))
+            .delete(key)
+            .delete(cloud.keys.actions(self.instance));
         match &self.record.name {
             Some(name) => txn.delete(cloud.keys.name(&self.record.project, name, self.instance)),
             None => txn,

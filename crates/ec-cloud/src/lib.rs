@@ -7,6 +7,7 @@
 //!   preview  ──▶ the first steps of schedule, which only look
 //!   act      ──▶ lookup ──▶ what is wanted from now on, judged by ec_plan::verbs
 //!   look_at  ──▶ lookup ──▶ a wish to look at it, judged by ec_plan::reach ──▶ its node's ticket
+//!   history: what was asked of an instance, and what came of it
 //!   list, find, nodes: what there is                                 wait: until it is so
 //!   select: which of them                                            watch: each change of them
 //!   catalog: flavors and keypairs
@@ -23,6 +24,7 @@ mod catalog;
 mod destroy;
 mod error;
 mod explain;
+mod history;
 mod intent;
 mod lookup;
 mod nodes;
@@ -48,11 +50,13 @@ pub use catalog::{
 pub use destroy::{Doomed, destroy};
 pub use ec_plan::{
     choice::Strategy,
+    history::{Fate, Happening},
     lack::Reasons,
     verbs::{Change, Verb},
 };
 pub use error::{CloudError, CloudResult, Kind};
 pub use explain::explain;
+pub use history::history;
 pub use intent::Naming;
 pub use lookup::{Found, Known, Read, View, find, find_placed, list, resolve};
 pub use nodes::{NodeView, nodes};

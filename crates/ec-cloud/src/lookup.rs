@@ -173,7 +173,7 @@ pub async fn resolve(cloud: &Cloud, text: &str) -> CloudResult<InstanceId> {
 }
 
 /// The instances whose keys begin with this, and end with them behind that.
-async fn below(cloud: &Cloud, beginning: &str, behind: &str) -> CloudResult<Vec<InstanceId>> {
+pub(crate) async fn below(cloud: &Cloud, beginning: &str, behind: &str) -> CloudResult<Vec<InstanceId>> {
     let keys = cloud.store.keys(beginning).await?;
     Ok(keys.iter().filter_map(|key| key.strip_prefix(behind)?.parse().ok()).collect())
 }
@@ -184,7 +184,7 @@ fn is_first_part(text: &str) -> bool {
 }
 
 /// Whether a uuid may begin so, as we write them. Less than four characters say too little: somebody mistyped a name.
-fn is_beginning(text: &str) -> bool {
+pub(crate) fn is_beginning(text: &str) -> bool {
     (4..36).contains(&text.len())
         && text.bytes().enumerate().all(|(place, byte)| match place {
             8 | 13 | 18 | 23 => byte == b'-',

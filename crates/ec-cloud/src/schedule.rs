@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     Cloud, CloudError, CloudResult, Naming,
+    history::{Asked, begin},
     intent::{Back, Intent, Reached, STALE},
 };
 
@@ -494,6 +495,7 @@ async fn request(
         .when(Compare::Absent(key.clone()))
         .put(key, encode(&request))
         .put(keys.instance(instance), encode(&record));
+    txn = begin(cloud, Asked::create(&record, node), txn);
     if let Some(data) = &wanted.guest.user_data {
         txn = txn.put(keys.user_data(node, instance), data.0.clone());
     }

@@ -149,6 +149,21 @@ impl Keyspace {
         format!("{}/status/", self.root)
     }
 
+    /// `<root>/actions/`
+    pub fn all_actions(&self) -> String {
+        format!("{}/actions/", self.root)
+    }
+
+    /// What users asked of an instance.
+    pub fn actions(&self, instance: InstanceId) -> String {
+        format!("{}/actions/{instance}", self.root)
+    }
+
+    /// What came of an instance on a node.
+    pub fn outcomes(&self, node: NodeId, instance: InstanceId) -> String {
+        format!("{}/outcomes/{node}/{instance}", self.root)
+    }
+
     /// The node of a `<root>/nodes/<node>` key.
     pub fn parse_node(&self, key: &str) -> Result<NodeId, KeyError> {
         parse_last(key, &self.nodes(), "<root>/nodes/<node uuid>")
@@ -263,6 +278,9 @@ mod tests {
             (keys.all_statuses(), "/root/status/".to_owned()),
             (keys.statuses(node), format!("/root/status/{node}/")),
             (keys.status(node, one), format!("/root/status/{node}/{one}")),
+            (keys.all_actions(), "/root/actions/".to_owned()),
+            (keys.actions(one), format!("/root/actions/{one}")),
+            (keys.outcomes(node, one), format!("/root/outcomes/{node}/{one}")),
         ];
         for (key, expected) in cases {
             assert_eq!(key, expected);

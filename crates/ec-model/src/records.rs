@@ -8,6 +8,7 @@
 
 mod access;
 mod catalog;
+mod history;
 mod instance;
 mod node;
 mod power;
@@ -23,6 +24,7 @@ use serde_json::{Map, Value};
 
 pub use access::{Access, AccessKind, AccessWish, Ticket};
 pub use catalog::{Flavor, Keypair};
+pub use history::{Action, ActionVerb, Actions, HISTORY_MAX, Outcome, Outcomes};
 pub use instance::{Assigned, ImageRef, Instance, Resources, Spec};
 pub use node::{Alive, Node};
 pub use power::{GRACE_SECONDS, Power, PowerWish, Restart};
@@ -86,6 +88,16 @@ impl Record for Node {
 
 impl Record for Alive {
     const WHAT: &'static str = "sign of life";
+    const FORMAT: u32 = 1;
+}
+
+impl Record for Actions {
+    const WHAT: &'static str = "actions";
+    const FORMAT: u32 = 1;
+}
+
+impl Record for Outcomes {
+    const WHAT: &'static str = "outcomes";
     const FORMAT: u32 = 1;
 }
 

@@ -77,7 +77,7 @@ fn next(subject: &Subject, old: Option<&Status>, state: State, now: Timestamp) -
 }
 
 /// Whether somebody waits for what comes next.
-fn is_under_way(state: State) -> bool {
+pub(crate) fn is_under_way(state: State) -> bool {
     matches!(
         state,
         State::Preparing

@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, fmt};
 
 use ec_model::{
-    Desired, ImageRef, Instance, Power, PowerWish, Request, Restart, State, Status,
+    ActionVerb, Desired, ImageRef, Instance, Power, PowerWish, Request, Restart, State, Status,
     input::{LABELS_MAX, METADATA_MAX},
 };
 
@@ -59,6 +59,21 @@ impl Change {
     }
 }
 
+/// Which it changes. Values are left out: they may be long, and nobody else's matter.
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let keys = |words: &BTreeMap<String, Option<String>>| {
+            words.keys().map(String::as_str).collect::<Vec<_>>().join(" ")
+        };
+        let restart = self.restart.map(|restart| restart.to_string()).unwrap_or_default();
+        let parts =
+            [("labels", keys(&self.labels)), ("metadata", keys(&self.metadata)), ("restart", restart)];
+        let parts = parts.into_iter().filter(|(_, words)| !words.is_empty());
+        let parts: Vec<String> = parts.map(|(what, words)| format!("{what} {words}")).collect();
+        f.write_str(&parts.join(", "))
+    }
+}
+
 fn change(words: &mut BTreeMap<String, String>, changes: &BTreeMap<String, Option<String>>) {
     for (key, value) in changes {
         match value {
@@ -69,6 +84,27 @@ fn change(words: &mut BTreeMap<String, String>, changes: &BTreeMap<String, Optio
 }
 
 impl Verb {
+    /// As it stands in an instance's history, and how, where the word does not say all.
+    pub fn recorded(&self) -> (ActionVerb, Option<String>) {
+        match self {
+            Self::Start => (ActionVerb::Start, None),
+            Self::Stop(grace) => (ActionVerb::Stop, Some(format!("grace {grace} s"))),
+            Self::Reboot(0) => (ActionVerb::Reboot, Some("hard".to_owned())),
+            Self::Reboot(grace) => (ActionVerb::Reboot, Some(format!("grace {grace} s"))),
+            Self::Pause => (ActionVerb::Pause, None),
+            Self::Unpause => (ActionVerb::Unpause, None),
+            Self::Suspend => (ActionVerb::Suspend, None),
+            Self::Resume => (ActionVerb::Resume, None),
+            Self::Rebuild(image) => (ActionVerb::Rebuild, image.as_ref().map(|image| image.url.clone())),
+            Self::Lock(reason) => {
+                (ActionVerb::Lock, Some(reason.clone()).filter(|reason| !reason.is_empty()))
+            }
+            Self::Unlock => (ActionVerb::Unlock, None),
+            Self::Rename(name) => (ActionVerb::Rename, Some(name.clone())),
+            Self::Set(change) => (ActionVerb::Set, Some(change.to_string())),
+        }
+    }
+
     /// What the command line calls it.
     pub fn name(&self) -> &'static str {
         match self {

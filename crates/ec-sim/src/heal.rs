@@ -7,11 +7,13 @@ use std::{
 };
 
 use ec_cloud::{CloudError, destroy, list};
-use ec_model::{Desired, InstanceId, State};
+use ec_model::{Actions, Desired, InstanceId, Outcomes, State, decode};
+use ec_plan::history::{Fate, told};
 use tokio::time::{Instant, sleep};
 
 use crate::{
     acts::guests,
+    door::content,
     life::Life,
     referee::{Known, marked},
     traces::{Records, Traces, is_kept_free, records},
@@ -148,10 +150,10 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
     let soon = SOON + if world.has_silent_watches() { RESYNC } else { Duration::ZERO };
     let mut found = Vec::new();
     for computer in &world.computers {
-        if crate::door::content(world, &world.keys.node(computer.node)).is_none() {
+        if content(world, &world.keys.node(computer.node)).is_none() {
             found.push((SOON, format!("nobody knows of node {}", computer.node)));
         }
-        if crate::door::content(world, &world.keys.alive(computer.node)).is_none() {
+        if content(world, &world.keys.alive(computer.node)).is_none() {
             found.push((SOON, format!("node {} is not alive", computer.node)));
         }
         if marked(world, computer.node) == Some(true) {
@@ -218,12 +220,29 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         };
         let as_wished = restored
             || traces.is_as_wished(power_acknowledged, disturbed) && traces.is_rebuilt(rebuild_acknowledged);
+        let history = if restored { Vec::new() } else { pending(world, instance) };
+        if well && !history.is_empty() {
+            found.push((soon, format!("{instance}: nothing is told of what came of {}", history.join(", "))));
+        }
         if !(well && as_wished && traces.is_true()) {
             let bound = if traces.request.is_some() { soon } else { BOUND };
             found.push((bound, format!("{instance}: {}", traces.told())));
         }
     }
     found
+}
+
+/// What its history says is still to be done.
+fn pending(world: &World, instance: InstanceId) -> Vec<String> {
+    let Some(pair) = content(world, &world.keys.actions(instance)) else { return Vec::new() };
+    let Ok(actions) = decode::<Actions>(&pair.value) else { return vec!["all".into()] };
+    let outcomes = world.computers.iter().filter_map(|computer| {
+        let pair = content(world, &world.keys.outcomes(computer.node, instance))?;
+        decode::<Outcomes>(&pair.value).ok()
+    });
+    let told = told(&actions, &outcomes.collect::<Vec<_>>());
+    let pending = told.iter().filter(|it| it.outcome == Some(Fate::Pending));
+    pending.filter_map(|it| it.verb).map(|verb| verb.to_string()).collect()
 }
 
 async fn destroy_all(world: &Arc<World>) {
@@ -257,6 +276,11 @@ async fn left(world: &Arc<World>) -> Vec<Complaint> {
     }
     for prefix in ["/ecompute/names/", "/ecompute/userdata/"] {
         found.extend(world.store.content(prefix).pairs.into_iter().map(|pair| (BOUND, pair.key)));
+    }
+    // A history goes by itself.
+    for prefix in ["/ecompute/actions/", "/ecompute/outcomes/"] {
+        let kept = world.store.content(prefix).pairs.into_iter().filter(|pair| pair.lease.is_none());
+        found.extend(kept.map(|pair| (BOUND, pair.key)));
     }
     found
 }

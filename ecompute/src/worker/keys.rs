@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use ec_model::{Status, encode};
+use ec_model::{Outcome, Outcomes, Status, decode, encode};
 use ec_plan::{
     engine::{Change, StatusEntry},
-    status,
+    history, status,
 };
 use ec_runtime::planted;
-use ec_store::{Compare, Txn};
+use ec_store::{Compare, LeaseId, Txn};
 
 use super::{Stop, Worker};
 
-/// How long the status of a failed instance can be read before it goes by itself.
-const ERROR_RETENTION: Duration = Duration::from_secs(24 * 3600);
+/// How long the status of a failed instance, and the history of a destroyed one, can be read before they go by themselves.
+const RETENTION: Duration = Duration::from_secs(24 * 3600);
 
 /// Nothing is written under a node that may be another's by now, nor of a request that is another by now.
 const NOT_OURS: &str = "this node's key in etcd is not ours at this moment, or the request has just changed";
@@ -22,12 +22,19 @@ impl Worker {
     pub(super) async fn drop_keys(&mut self) -> Result<(), Stop> {
         let instance = self.job.instance;
         let user_data = self.parts.settings.keys.user_data(self.parts.node, instance);
-        let txn = Txn::new()
+        let mut txn = Txn::new()
             .when(self.request_as_seen())
             .delete(self.parts.request_key(instance))
             .delete(user_data)
             .delete(self.parts.status_key(instance));
-        self.end(txn).await?;
+        let ended = history::ended(self.status.known(), self.parts.host.now());
+        let mut lease = None;
+        if let Some((key, outcomes)) = self.outcomes_with(Some(ended)).await? {
+            let granted = self.parts.store.grant(RETENTION).await?;
+            txn = txn.put_leased(key, encode(&outcomes), granted);
+            lease = Some(granted);
+        }
+        self.end(txn, lease).await?;
         self.now_is(StatusEntry::Absent);
         tracing::info!("ENDED INSTANCE {instance}");
         Ok(())
@@ -37,34 +44,52 @@ impl Worker {
     pub(super) async fn end_in_error(&mut self) -> Result<(), Stop> {
         let instance = self.job.instance;
         let status = status::ended_in_error(&self.subject, self.status.known(), self.parts.host.now());
-        let lease = self.parts.store.grant(ERROR_RETENTION).await?;
-        let txn = Txn::new()
+        let outcomes = self.outcomes_with(history::noted(self.status.known(), &status)).await?;
+        let lease = self.parts.store.grant(RETENTION).await?;
+        let mut txn = Txn::new()
             .when(self.request_as_seen())
             .delete(self.parts.request_key(instance))
             .delete(self.parts.settings.keys.user_data(self.parts.node, instance))
             .put_leased(self.parts.status_key(instance), encode(&status), lease);
-        let ended = self.end(txn).await;
-        if ended.is_err() {
-            // Where the outcome is unknown the keys may hang on it: they would go with it, so it stays
-            // only if it may be in use.
-            if matches!(ended, Err(Stop::Abandoned)) {
-                self.parts.store.revoke(lease).await.ok();
-            }
-            return ended;
+        if let Some((key, outcomes)) = outcomes {
+            txn = txn.put_leased(key, encode(&outcomes), lease);
         }
+        self.end(txn, Some(lease)).await?;
         self.now_is(StatusEntry::Known(Box::new(status)));
         tracing::info!("ENDED INSTANCE {instance} IN ERROR");
         Ok(())
     }
 
-    /// Commits the end of a request, unless somebody changed it meanwhile: then all is decided anew.
-    async fn end(&mut self, txn: Txn) -> Result<(), Stop> {
+    /// Commits the end of a request, unless somebody changed it meanwhile: then all is decided anew. What is kept
+    /// hangs on the lease.
+    async fn end(&mut self, txn: Txn, lease: Option<LeaseId>) -> Result<(), Stop> {
+        // Where the outcome is unknown the keys may hang on it, and would go with it: then it stays.
         if self.fenced(txn).await? {
             self.done.push(Change::RequestDropped);
-            Ok(())
-        } else {
-            Err(Stop::Abandoned)
+            return Ok(());
         }
+        if let Some(lease) = lease {
+            self.parts.store.revoke(lease).await.ok();
+        }
+        Err(Stop::Abandoned)
+    }
+
+    /// What came of the instance here, with one more; nothing where a later release wrote it, which stays as it is.
+    async fn outcomes_with(&self, outcome: Option<Outcome>) -> Result<Option<(String, Outcomes)>, Stop> {
+        let (node, instance) = (self.parts.node, self.job.instance);
+        let key = self.parts.settings.keys.outcomes(node, instance);
+        let mut outcomes = match self.parts.store.get(&key).await?.0.map(|pair| decode(&pair.value)) {
+            Some(Ok(outcomes)) => outcomes,
+            Some(Err(error)) => {
+                tracing::warn!(%instance, "what came of it is not noted: {error}");
+                return Ok(None);
+            }
+            None => Outcomes { instance, node, outcomes: Vec::new() },
+        };
+        if let Some(outcome) = outcome {
+            outcomes.push(outcome);
+        }
+        Ok(Some((key, outcomes)))
     }
 
     fn request_as_seen(&self) -> Compare {
@@ -87,6 +112,11 @@ impl Worker {
         let key = self.parts.status_key(self.job.instance);
         // A write that comes late must not take the place of what was told when the request ended.
         let mut txn = Txn::new().put(key, encode(&status));
+        if let Some(outcome) = history::noted(self.status.known(), &status)
+            && let Some((key, outcomes)) = self.outcomes_with(Some(outcome)).await?
+        {
+            txn = txn.put(key, encode(&outcomes));
+        }
         if !planted("older-wish-told") {
             txn = txn.when(self.request_as_seen());
         }

@@ -1,5 +1,7 @@
 //! What users want of an instance's power, and what follows a crash.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// Whether and how a guest shall run. One that this release does not know makes its record unreadable.
@@ -60,4 +62,14 @@ pub enum Restart {
     OnFailure,
     /// It is started again, also where it powered itself off.
     Always,
+}
+
+impl fmt::Display for Restart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::No => "no",
+            Self::OnFailure => "on-failure",
+            Self::Always => "always",
+        })
+    }
 }

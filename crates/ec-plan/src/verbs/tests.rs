@@ -280,3 +280,32 @@ fn each_verb_is_called_as_it_is_typed() {
         assert_eq!(verb.name(), name);
     }
 }
+
+#[test]
+fn each_verb_is_recorded_by_a_word_of_the_api_and_how_it_was_asked_for() {
+    let image = ImageRef { url: "http://h/i".to_owned(), sha256: None };
+    let some = |text: &str| Some(text.to_owned());
+    let words = |keys: &[&str]| keys.iter().map(|key| ((*key).to_owned(), None)).collect();
+    let change =
+        Change { labels: words(&["a", "b"]), metadata: words(&["c"]), restart: Some(Restart::OnFailure) };
+    for (verb, recorded, detail) in [
+        (Verb::Start, ActionVerb::Start, None),
+        (Verb::Stop(5), ActionVerb::Stop, some("grace 5 s")),
+        (Verb::Reboot(0), ActionVerb::Reboot, some("hard")),
+        (Verb::Reboot(7), ActionVerb::Reboot, some("grace 7 s")),
+        (Verb::Pause, ActionVerb::Pause, None),
+        (Verb::Unpause, ActionVerb::Unpause, None),
+        (Verb::Suspend, ActionVerb::Suspend, None),
+        (Verb::Resume, ActionVerb::Resume, None),
+        (Verb::Rebuild(None), ActionVerb::Rebuild, None),
+        (Verb::Rebuild(Some(image)), ActionVerb::Rebuild, some("http://h/i")),
+        (Verb::Lock(String::new()), ActionVerb::Lock, None),
+        (Verb::Lock("mine".into()), ActionVerb::Lock, some("mine")),
+        (Verb::Unlock, ActionVerb::Unlock, None),
+        (Verb::Rename("db".into()), ActionVerb::Rename, some("db")),
+        (Verb::Set(change), ActionVerb::Set, some("labels a b, metadata c, restart on-failure")),
+        (Verb::Set(Change { labels: words(&["a"]), ..Change::default() }), ActionVerb::Set, some("labels a")),
+    ] {
+        assert_eq!(verb.recorded(), (recorded, detail));
+    }
+}

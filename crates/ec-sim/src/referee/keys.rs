@@ -30,17 +30,24 @@ impl Referee {
         let allowed = match actor {
             Actor::Nemesis => true,
             Actor::Replica(_) => key.starts_with(PLACEMENT),
-            Actor::Controller(_) => owner(keys.instances()) || key.starts_with("/ecompute/names/"),
+            Actor::Controller(_) => {
+                let history = owner(keys.all_actions()) && new.is_none();
+                history || owner(keys.instances()) || key.starts_with("/ecompute/names/")
+            }
             Actor::User(_) => {
                 let request = key.starts_with(&keys.all_requests()) && new.is_some();
                 let user_data = key.starts_with("/ecompute/userdata/") && new.is_some();
-                request || user_data || owner(keys.instances()) || key.starts_with("/ecompute/names/")
+                request
+                    || user_data
+                    || owner(keys.all_actions())
+                    || owner(keys.instances())
+                    || key.starts_with("/ecompute/names/")
             }
             Actor::Agent(node, _) => {
                 let presence =
                     [keys.agent(node), keys.alive(node), keys.node(node)].iter().any(|own| key == own);
                 let ends = (owner(keys.requests(node)) || owner(keys.all_user_data(node))) && new.is_none();
-                presence || ends || owner(keys.statuses(node))
+                presence || ends || owner(keys.statuses(node)) || owner(format!("/ecompute/outcomes/{node}/"))
             }
         };
         if !allowed {
@@ -273,6 +280,10 @@ pub(crate) fn told(world: &World, key: &str, new: Option<&[u8]>) -> Option<Strin
         });
     }
     let short = key.strip_prefix("/ecompute/")?;
+    // Each says once more what is said beside it.
+    if ["actions/", "outcomes/"].iter().any(|history| short.starts_with(history)) {
+        return None;
+    }
     let Some(value) = new else { return Some(format!("delete {short}")) };
     let more = if keys.parse_request(key).is_ok() {
         decode::<Request>(value).map_or("unreadable".into(), |request| asked(&request))

@@ -1,0 +1,112 @@
+//! What was done to an instance: noted with what is wanted, in the same transaction, and read again with what its nodes
+//! say came of it.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use ec_model::{Action, ActionVerb, Actions, Instance, InstanceId, NodeId, Outcomes, decode, encode};
+use ec_plan::history::{Happening, told};
+use ec_store::{Compare, LeaseId, Txn};
+use jiff::Timestamp;
+
+use crate::{
+    Cloud, CloudError, CloudResult,
+    lookup::{below, is_beginning, resolve},
+};
+
+/// How long the history of an instance can be read after somebody wished its end.
+const RETENTION: Duration = Duration::from_secs(24 * 3600);
+
+/// Something that is asked of an instance.
+pub(crate) struct Asked {
+    pub(crate) instance: InstanceId,
+    pub(crate) node: NodeId,
+    pub(crate) verb: ActionVerb,
+    pub(crate) detail: Option<String>,
+    pub(crate) at: Timestamp,
+    /// Of what is wanted since.
+    pub(crate) generation: u64,
+}
+
+impl Asked {
+    fn by(self, cloud: &Cloud) -> Action {
+        let Self { node, verb, detail, at, generation, .. } = self;
+        let (user, project) = (cloud.user.clone(), cloud.project.clone());
+        Action { at, verb, detail, user, project, node, generation }
+    }
+
+    /// Of the instance that is made.
+    pub(crate) fn create(record: &Instance, node: NodeId) -> Self {
+        let (verb, at, generation) = (ActionVerb::Create, record.created_at, record.generation);
+        Self { instance: record.instance, node, verb, detail: None, at, generation }
+    }
+}
+
+/// Adds the beginning of a history to the transaction that makes the instance.
+pub(crate) fn begin(cloud: &Cloud, asked: Asked, txn: Txn) -> Txn {
+    let instance = asked.instance;
+    let actions = Actions { instance, actions: vec![asked.by(cloud)] };
+    txn.put(cloud.keys.actions(instance), encode(&actions))
+}
+
+/// Adds what is asked for to its transaction, which then demands that nobody else added something meanwhile. What a later
+/// release wrote stays as it is.
+pub(crate) async fn note(cloud: &Cloud, asked: Asked, txn: Txn, lease: Option<LeaseId>) -> CloudResult<Txn> {
+    let instance = asked.instance;
+    let key = cloud.keys.actions(instance);
+    let (mut actions, unchanged) = match cloud.store.get(&key).await?.0 {
+        Some(pair) => match decode::<Actions>(&pair.value) {
+            Ok(actions) => (actions, Compare::Unchanged(key.clone(), pair.mod_revision)),
+            Err(_) => return Ok(txn),
+        },
+        None => (Actions { instance, actions: Vec::new() }, Compare::Absent(key.clone())),
+    };
+    actions.push(asked.by(cloud));
+    let (txn, value) = (txn.when(unchanged), encode(&actions));
+    Ok(match lease {
+        Some(lease) => txn.put_leased(key, value, lease),
+        None => txn.put(key, value),
+    })
+}
+
+/// The same for a wish to destroy: the history goes by itself some time after. The lease, for whom it is not used.
+pub(crate) async fn note_end(cloud: &Cloud, asked: Asked, txn: Txn) -> CloudResult<(Txn, LeaseId)> {
+    let lease = cloud.store.grant(RETENTION).await?;
+    Ok((note(cloud, asked, txn, Some(lease)).await?, lease))
+}
+
+/// What was done to the instance that is called so, and what came of it, in the order of time. Also of one that was
+/// destroyed, for a day, by its uuid.
+///
+/// # Errors
+/// Nothing is known of it: [`CloudError::NotFound`].
+pub async fn history(cloud: &Cloud, text: &str) -> CloudResult<Vec<Happening>> {
+    let instance = match resolve(cloud, text).await {
+        Err(CloudError::NotFound(why)) if is_beginning(text) => {
+            let actions = cloud.keys.all_actions();
+            match below(cloud, &format!("{actions}{text}"), &actions).await?[..] {
+                [instance] => instance,
+                _ => return Err(CloudError::NotFound(why)),
+            }
+        }
+        resolved => resolved?,
+    };
+    let key = cloud.keys.actions(instance);
+    let unreadable = |key: &str, why: &dyn std::fmt::Display| {
+        CloudError::Unreadable(format!("the history of {instance} at {key} cannot be read: {why}"))
+    };
+    let Some(pair) = cloud.store.get(&key).await?.0 else {
+        return Err(CloudError::NotFound(format!(
+            "nothing is recorded of what was done to {instance}: it never was, or was destroyed more than a day ago"
+        )));
+    };
+    let actions: Actions = decode(&pair.value).map_err(|error| unreadable(&key, &error))?;
+    let nodes: BTreeSet<NodeId> = actions.actions.iter().map(|action| action.node).collect();
+    let mut outcomes: Vec<Outcomes> = Vec::new();
+    for node in nodes {
+        let key = cloud.keys.outcomes(node, instance);
+        if let Some(pair) = cloud.store.get(&key).await?.0 {
+            outcomes.push(decode(&pair.value).map_err(|error| unreadable(&key, &error))?);
+        }
+    }
+    Ok(told(&actions, &outcomes))
+}

@@ -1,0 +1,323 @@
+//! What was done to an instance and what came of it, put together from two lists: what users asked for, and how the
+//! instance came to stand afterwards.
+
+use ec_model::{Action, ActionVerb, Actions, HISTORY_MAX, NodeId, Outcome, Outcomes, State, Status};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::status::is_under_way;
+
+/// What came of what a user asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fate {
+    /// It was done.
+    Done,
+    /// It was not, and the reason says why.
+    Failed,
+    /// Before it was done something else was asked for.
+    Overtaken,
+    /// Its agent has yet to do it, or is about it.
+    Pending,
+    /// Nobody knows any more.
+    Unknown,
+}
+
+/// Something that was done to an instance, or became of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Happening {
+    /// When it was asked for, or became so.
+    pub at: Timestamp,
+    /// Who asked for it; nobody, where it became so by itself.
+    pub user: Option<String>,
+    /// The project for which.
+    pub project: Option<String>,
+    /// The node.
+    pub node: NodeId,
+    /// What was asked for.
+    pub verb: Option<ActionVerb>,
+    /// How, where the verb does not say all.
+    pub detail: Option<String>,
+    /// What came of it.
+    pub outcome: Option<Fate>,
+    /// How it stood then.
+    pub state: Option<State>,
+    /// Why.
+    pub reason: Option<String>,
+    /// When it was so.
+    pub finished_at: Option<Timestamp>,
+}
+
+/// What is to be noted when a status takes the place of another: nothing on the way, nor where nothing came of anything.
+pub fn noted(old: Option<&Status>, new: &Status) -> Option<Outcome> {
+    let settled = !is_under_way(new.state) && new.state != State::Scheduled;
+    let facts = |status: &Status| {
+        (
+            status.state,
+            status.reason.clone(),
+            status.power_generation,
+            status.rebuilt.clone(),
+            status.restarts,
+        )
+    };
+    let is_news = old.is_none_or(|old| facts(old) != facts(new));
+    (settled && is_news).then(|| Outcome {
+        at: new.updated_at,
+        state: Some(new.state),
+        reason: new.reason.clone(),
+        generation: new.observed_generation,
+        power_generation: new.power_generation,
+        rebuilt: new.rebuilt.clone(),
+        restarts: new.restarts,
+    })
+}
+
+/// The end of an instance, which its status told last.
+pub fn ended(old: Option<&Status>, now: Timestamp) -> Outcome {
+    Outcome {
+        at: now,
+        state: None,
+        reason: None,
+        generation: old.map_or(0, |old| old.observed_generation),
+        power_generation: old.map_or(0, |old| old.power_generation),
+        rebuilt: old.and_then(|old| old.rebuilt.clone()),
+        restarts: 0,
+    }
+}
+
+/// What happened, in the order of time.
+pub fn told(actions: &Actions, outcomes: &[Outcomes]) -> Vec<Happening> {
+    let all: Vec<(NodeId, &Outcome)> =
+        outcomes.iter().flat_map(|of| of.outcomes.iter().map(|outcome| (of.node, outcome))).collect();
+    let mut of_users = vec![false; all.len()];
+    let mut told = Vec::new();
+    for action in &actions.actions {
+        let (fate, place) = fate(action, actions, &all);
+        if let Some(place) = place {
+            of_users[place] = true;
+        }
+        let outcome = place.map(|place| all[place].1);
+        let failure = outcome.and_then(|outcome| outcome.rebuilt.as_ref()).and_then(|it| it.failed.clone());
+        let failure = failure.filter(|_| action.verb == ActionVerb::Rebuild);
+        let at_once = action.verb.is_done_at_once().then_some(action.at);
+        told.push(Happening {
+            at: action.at,
+            user: Some(action.user.clone()),
+            project: Some(action.project.clone()),
+            node: action.node,
+            verb: Some(action.verb),
+            detail: action.detail.clone(),
+            outcome: Some(fate),
+            state: outcome.and_then(|outcome| outcome.state),
+            reason: failure.or_else(|| outcome.and_then(|outcome| outcome.reason.clone())),
+            finished_at: outcome.map(|outcome| outcome.at).or(at_once),
+        });
+    }
+    let by_itself = all.iter().zip(of_users).filter(|(_, of_user)| !of_user);
+    told.extend(by_itself.map(|((node, outcome), _)| Happening {
+        at: outcome.at,
+        user: None,
+        project: None,
+        node: *node,
+        verb: None,
+        detail: (outcome.restarts > 0).then(|| format!("restart {}", outcome.restarts)),
+        outcome: None,
+        state: outcome.state,
+        reason: outcome.reason.clone(),
+        finished_at: Some(outcome.at),
+    }));
+    told.sort_by_key(|happening| happening.at);
+    told
+}
+
+/// What came of an action, and the place of the outcome that tells so.
+fn fate(action: &Action, actions: &Actions, all: &[(NodeId, &Outcome)]) -> (Fate, Option<usize>) {
+    let first = |is: &dyn Fn(&Outcome) -> bool| all.iter().position(|(_, outcome)| is(outcome));
+    let failed = || first(&|it| it.generation >= action.generation && it.state == Some(State::Error));
+    let or_failed = |overtaken: bool| match failed() {
+        _ if overtaken => (Fate::Overtaken, None),
+        Some(place) => (Fate::Failed, Some(place)),
+        None => (Fate::Pending, None),
+    };
+    let later = |is: fn(ActionVerb) -> bool| {
+        actions.actions.iter().any(|other| other.generation > action.generation && is(other.verb))
+    };
+    match action.verb {
+        verb if verb.is_done_at_once() => (Fate::Done, None),
+        ActionVerb::Create => match first(&|it| it.generation >= action.generation) {
+            Some(place) if all[place].1.state == Some(State::Error) => (Fate::Failed, Some(place)),
+            // The first may be kept no more.
+            Some(place) if all.len() >= HISTORY_MAX && all[place].1.generation > action.generation => {
+                (Fate::Unknown, None)
+            }
+            Some(place) => (Fate::Done, Some(place)),
+            None if later(|verb| verb == ActionVerb::Delete) => (Fate::Overtaken, None),
+            None => (Fate::Pending, None),
+        },
+        ActionVerb::Rebuild => {
+            let wish = |it: &Outcome| it.rebuilt.as_ref().map(|rebuilt| rebuilt.wished_at);
+            match first(&|it| wish(it) == Some(action.at)) {
+                Some(place) if all[place].1.rebuilt.as_ref().is_some_and(|it| it.failed.is_some()) => {
+                    (Fate::Failed, Some(place))
+                }
+                Some(place) => (Fate::Done, Some(place)),
+                None => or_failed(
+                    first(&|it| wish(it) > Some(action.at)).is_some()
+                        || later(|verb| matches!(verb, ActionVerb::Rebuild | ActionVerb::Delete)),
+                ),
+            }
+        }
+        ActionVerb::Delete => match first(&|it| it.state.is_none()) {
+            Some(place) => (Fate::Done, Some(place)),
+            None => or_failed(false),
+        },
+        ActionVerb::Unknown => (Fate::Unknown, None),
+        _ => match first(&|it| it.power_generation == action.generation && it.state.is_some()) {
+            Some(place) => (Fate::Done, Some(place)),
+            None => or_failed(
+                first(&|it| it.power_generation > action.generation).is_some()
+                    || later(|verb| is_of_power(verb) || verb == ActionVerb::Delete),
+            ),
+        },
+    }
+}
+
+fn is_of_power(verb: ActionVerb) -> bool {
+    use ActionVerb::{Pause, Reboot, Resume, Start, Stop, Suspend, Unpause};
+    matches!(verb, Start | Stop | Reboot | Pause | Unpause | Suspend | Resume)
+}
+
+#[cfg(test)]
+mod tests {
+    use ec_model::{InstanceId, Rebuilt};
+
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn node() -> NodeId {
+        NodeId::new(uuid::Uuid::from_u128(7))
+    }
+
+    fn asked(second: i64, verb: ActionVerb, generation: u64) -> Action {
+        let (user, project) = ("ann".to_owned(), "p".to_owned());
+        Action { at: at(second), verb, detail: None, user, project, node: node(), generation }
+    }
+
+    fn came(second: i64, state: Option<State>, generation: u64, power_generation: u64) -> Outcome {
+        let (reason, rebuilt, restarts) = (None, None, 0);
+        Outcome { at: at(second), state, reason, generation, power_generation, rebuilt, restarts }
+    }
+
+    fn history(actions: Vec<Action>, outcomes: Vec<Outcome>) -> Vec<Happening> {
+        let instance = InstanceId::new(uuid::Uuid::from_u128(1));
+        told(&Actions { instance, actions }, &[Outcomes { instance, node: node(), outcomes }])
+    }
+
+    /// Second, verb, outcome, state, second of the end.
+    type Row = (i64, Option<ActionVerb>, Option<Fate>, Option<State>, Option<i64>);
+
+    fn rows(told: &[Happening]) -> Vec<Row> {
+        let second = |at: Timestamp| at.as_second();
+        told.iter()
+            .map(|it| (second(it.at), it.verb, it.outcome, it.state, it.finished_at.map(second)))
+            .collect()
+    }
+
+    #[test]
+    fn each_wish_is_told_with_what_came_of_it_and_what_came_by_itself_stands_between() {
+        use ActionVerb::{Create, Delete, Lock, Start, Stop};
+        let told = history(
+            vec![
+                asked(1, Create, 1),
+                asked(10, Stop, 2),
+                asked(11, Start, 3),
+                asked(20, Lock, 4),
+                asked(50, Stop, 5),
+                asked(60, Delete, 6),
+            ],
+            vec![
+                came(5, Some(State::Active), 1, 0),
+                came(15, Some(State::Active), 3, 3),
+                Outcome { restarts: 1, ..came(30, Some(State::Active), 4, 3) },
+                came(70, None, 6, 3),
+            ],
+        );
+        let (done, active) = (Some(Fate::Done), Some(State::Active));
+        let expected: Vec<Row> = vec![
+            (1, Some(Create), done, active, Some(5)),
+            (10, Some(Stop), Some(Fate::Overtaken), None, None),
+            (11, Some(Start), done, active, Some(15)),
+            (20, Some(Lock), done, None, Some(20)),
+            (30, None, None, active, Some(30)),
+            (50, Some(Stop), Some(Fate::Overtaken), None, None),
+            (60, Some(Delete), done, None, Some(70)),
+        ];
+        assert_eq!(rows(&told), expected);
+        assert_eq!(told[4].detail.as_deref(), Some("restart 1"));
+        assert_eq!((told[4].user.as_deref(), told[1].user.as_deref()), (None, Some("ann")));
+    }
+
+    #[test]
+    fn what_is_not_done_yet_is_pending_and_what_failed_says_why() {
+        use ActionVerb::{Create, Rebuild, Start, Stop, Unknown};
+        let of = |actions, outcomes| {
+            let told: Vec<Happening> = history(actions, outcomes);
+            told.into_iter().filter_map(|it| Some((it.outcome?, it.reason))).collect::<Vec<_>>()
+        };
+        let failed = |second, generation| {
+            let reason = Some("broken".to_owned());
+            Outcome { reason, ..came(second, Some(State::Error), generation, 0) }
+        };
+        let broken = (Fate::Failed, Some("broken".to_owned()));
+        assert_eq!(of(vec![asked(1, Create, 1)], vec![]), [(Fate::Pending, None)]);
+        assert_eq!(of(vec![asked(1, Create, 1)], vec![failed(2, 1)]), [broken.clone()]);
+        // The wish for power came before it ever was up.
+        let later = came(9, Some(State::Active), 4, 4);
+        let both = || vec![asked(1, Create, 1), asked(8, Start, 4)];
+        assert_eq!(of(both(), vec![later.clone()]), [(Fate::Done, None), (Fate::Done, None)]);
+        // Its outcome is not kept any more.
+        assert_eq!(of(both(), vec![later.clone(); HISTORY_MAX])[0].0, Fate::Unknown);
+        assert_eq!(of(both(), vec![came(2, Some(State::Active), 1, 0); HISTORY_MAX])[0].0, Fate::Done);
+        assert_eq!(of(vec![asked(8, Stop, 3)], vec![later.clone()])[0], (Fate::Overtaken, None));
+        assert_eq!(of(vec![asked(8, Stop, 5)], vec![failed(9, 5)]), [broken]);
+        assert_eq!(of(vec![asked(8, Unknown, 5)], vec![failed(1, 3)])[0].0, Fate::Unknown);
+        let rebuilt = |second: i64, failed: Option<&str>| {
+            let failed = failed.map(str::to_owned);
+            Outcome { rebuilt: Some(Rebuilt { wished_at: at(second), failed }), ..later.clone() }
+        };
+        let wish = || vec![asked(20, Rebuild, 5)];
+        assert_eq!(of(wish(), vec![rebuilt(20, None)]), [(Fate::Done, None)]);
+        assert_eq!(
+            of(wish(), vec![rebuilt(20, Some("no image"))]),
+            [(Fate::Failed, Some("no image".into()))]
+        );
+        assert_eq!(of(wish(), vec![rebuilt(21, None)])[0].0, Fate::Overtaken);
+        assert_eq!(of(wish(), vec![rebuilt(19, None)])[0].0, Fate::Pending);
+    }
+
+    #[test]
+    fn only_what_is_settled_and_new_is_noted() {
+        let status = |state: State, power_generation: u64| {
+            let text = format!(
+                r#"{{"version": 1, "instance": "{0}", "node": "{0}", "state": "{state}", "observed_generation": 3,
+                "power_generation": {power_generation}, "since": "1970-01-01T00:00:00Z",
+                "updated_at": "1970-01-01T00:00:09Z"}}"#,
+                uuid::Uuid::nil()
+            );
+            ec_model::decode::<Status>(text.as_bytes()).unwrap()
+        };
+        let (starting, active) = (status(State::Starting, 1), status(State::Active, 1));
+        assert_eq!(noted(None, &starting), None);
+        assert_eq!(noted(None, &status(State::Scheduled, 1)), None);
+        assert_eq!(noted(Some(&starting), &active), Some(came(9, Some(State::Active), 3, 1)));
+        let touched = Status { updated_at: at(10), observed_generation: 4, ..active.clone() };
+        assert_eq!(noted(Some(&active), &touched), None);
+        assert_eq!(noted(Some(&active), &status(State::Active, 3)).unwrap().power_generation, 3);
+        assert!(noted(Some(&active), &Status { reason: Some("x".into()), ..active.clone() }).is_some());
+        let gone = ended(Some(&active), at(20));
+        assert_eq!((gone.state, gone.generation, gone.at), (None, 3, at(20)));
+    }
+}
