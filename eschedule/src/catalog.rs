@@ -41,11 +41,13 @@ pub(crate) enum FlavorCommand {
     /// Show a flavor
     Show {
         /// Its name
+        #[arg(value_name = "FLAVOR")]
         name: String,
     },
     /// Delete a flavor; instances that were made with it stay as they are
     Delete {
         /// Its name
+        #[arg(value_name = "FLAVOR")]
         name: String,
     },
 }
@@ -66,6 +68,7 @@ pub(crate) enum KeypairCommand {
     /// Delete a keypair; guests keep what they were given
     Delete {
         /// Its name
+        #[arg(value_name = "KEYPAIR")]
         name: String,
     },
 }

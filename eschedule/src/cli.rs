@@ -449,7 +449,9 @@ pub(crate) enum Command {
     /// Give public ssh keys names, within the project
     #[command(subcommand, after_help = crate::catalog::KEYPAIRS)]
     Keypair(KeypairCommand),
-    /// Print completions for a shell
+    /// Print what a shell runs to complete commands, options, and names that the cluster has
+    ///
+    /// For example in ~/.bashrc: source <(eschedule completions bash)
     Completions {
         /// The shell
         shell: Shell,

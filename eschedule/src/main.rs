@@ -3,6 +3,7 @@
 mod acting;
 mod catalog;
 mod cli;
+mod complete;
 mod config;
 mod events;
 mod explain;
@@ -25,14 +26,15 @@ use ec_cloud::{View, find, resolve};
 use ec_model::ResourceQuery;
 use ec_runtime::{
     LogFormat,
-    exit::{Failure, print, tell},
+    exit::{Failure, tell},
     init_logging, install_tls_provider,
 };
 
 fn main() -> ExitCode {
+    install_tls_provider();
+    complete::answer();
     let cli = Cli::parse();
     init_logging(LogFormat::Text, "off");
-    install_tls_provider();
     // One thread: everything here waits for the network.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -48,9 +50,7 @@ async fn run(cli: Cli) -> Result<(), Failure> {
     let output = cli.output;
     match (&cli.command, &cli.target) {
         (Some(Command::Completions { shell }), _) => {
-            let mut text = Vec::new();
-            clap_complete::generate(*shell, &mut Cli::command(), "eschedule", &mut text);
-            return print(&String::from_utf8_lossy(&text));
+            return complete::script(*shell);
         }
         (Some(Command::Man { directory }), _) => return manual_pages(directory),
         (Some(Command::Explain { word }), None) if !word.contains('=') => {

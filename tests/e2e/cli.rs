@@ -137,7 +137,7 @@ async fn scripts_get_json_and_people_get_completions_and_manual_pages() -> Resul
     }
     for shell in ["bash", "zsh", "fish"] {
         let output = stack.eschedule(&["completions", shell])?;
-        assert!(output.status.success() && output.stdout.len() > 500, "{shell}");
+        assert!(output.status.success() && output.stdout.len() > 100, "{shell}");
     }
     let pages = stack.directory().join("man");
     assert!(stack.eschedule(&["man", &pages.display().to_string()])?.status.success());

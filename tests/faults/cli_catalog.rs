@@ -240,3 +240,44 @@ async fn a_strategy_says_which_node_comes_first() -> Result<()> {
     refused(&control, &["list"], 2, "strategy")?;
     Ok(())
 }
+
+/// What a real bash offers for a word, of a line.
+fn offered(control: &Control, line: &[&str]) -> Result<Vec<String>> {
+    let eschedule = control.command(&[]);
+    let directory = std::path::Path::new(eschedule.get_program()).parent().context("no directory")?;
+    let path = std::env::join_paths(
+        std::iter::once(directory.to_owned())
+            .chain(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())),
+    )?;
+    let script =
+        "source <(eschedule completions bash); COMP_WORDS=(eschedule \"$@\"); COMP_CWORD=$#; COMP_TYPE=9
+        _clap_complete_eschedule eschedule \"${@: -1}\" x; printf '%s\\n' \"${COMPREPLY[@]}\"";
+    let mut bash = std::process::Command::new("bash");
+    bash.env("ESCHEDULE_CONFIG", control.directory().join("schedule.yaml"));
+    let output = bash.arg("-c").arg(script).arg("bash").args(line).env("PATH", path).output()?;
+    ensure!(output.status.success(), "{output:?}");
+    Ok(String::from_utf8(output.stdout)?.lines().map(|word| word.trim_end().to_owned()).collect())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shell_completes_what_the_cluster_has_by_name() -> Result<()> {
+    let mut control = Control::start().await?;
+    control.node("host-a", true, PLENTY).await?;
+    control.schedule(&["--name", "web-1", TINY])?;
+    control.schedule(&["--name", "web-2", TINY])?;
+    let (_, db) = control.schedule(&["--name", "db", TINY])?;
+    control.done(&["flavor", "create", "small", TINY])?;
+    control.configure("images: {debian: \"http://host/debian.qcow2\"}")?;
+    assert_eq!(offered(&control, &["show", "we"])?, ["web-1", "web-2"]);
+    assert_eq!(offered(&control, &["stop", "web-1", "d"])?, ["db"]);
+    let uuid = db.to_string();
+    assert_eq!(offered(&control, &["destroy", &uuid[..6]])?, [uuid]);
+    assert_eq!(offered(&control, &["run", "x", "--flavor", "s"])?, ["small"]);
+    assert_eq!(offered(&control, &["run", "x", "--image", ""])?, ["debian"]);
+    assert_eq!(offered(&control, &["list", "--node", "ho"])?, ["host-a"]);
+    assert!(offered(&control, &["lis"])?.contains(&"list".to_owned()));
+    // Who types is not made to wait for an etcd that is away, and is told nothing.
+    control.etcd.kill();
+    assert_eq!(offered(&control, &["show", "we"])?, [""]);
+    Ok(())
+}

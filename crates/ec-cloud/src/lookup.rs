@@ -172,6 +172,18 @@ pub async fn resolve(cloud: &Cloud, text: &str) -> CloudResult<InstanceId> {
     }
 }
 
+/// What instances of the project are called that begins so; where a uuid may, uuids of any project, too.
+pub async fn instances_beginning(cloud: &Cloud, beginning: &str) -> CloudResult<Vec<String>> {
+    let keys = cloud.store.keys(&cloud.keys.names_beginning(&cloud.project, beginning)).await?;
+    let mut called: Vec<String> = keys.iter().filter_map(|key| cloud.keys.parse_name(key)).collect();
+    if is_beginning(beginning) {
+        let instances = cloud.keys.instances();
+        let found = below(cloud, &format!("{instances}{beginning}"), &instances).await?;
+        called.extend(found.iter().map(ToString::to_string));
+    }
+    Ok(called)
+}
+
 /// The instances whose keys begin with this, and end with them behind that.
 pub(crate) async fn below(cloud: &Cloud, beginning: &str, behind: &str) -> CloudResult<Vec<InstanceId>> {
     let keys = cloud.store.keys(beginning).await?;

@@ -1,5 +1,7 @@
 //! Which instances are meant, where they are not named one by one: filters, orders and pages of a list, and selectors.
 
+use std::collections::BTreeSet;
+
 use ec_model::{Alive, InstanceId, Node, NodeId, State, decode, input::LabelSelector};
 
 use crate::{Cloud, CloudError, CloudResult, View, intent::wanted};
@@ -137,20 +139,23 @@ pub async fn node_named(cloud: &Cloud, text: &str) -> CloudResult<NodeId> {
     if let Ok(node) = text.parse() {
         return Ok(node);
     }
-    let (keys, store) = (&cloud.keys, &cloud.store);
-    let prefixes = (keys.all_alive(), keys.nodes());
-    let (alive, known) = tokio::try_join!(store.list(&prefixes.0), store.list(&prefixes.1))?;
-    let alive = alive.pairs.iter().filter_map(|pair| decode::<Alive>(&pair.value).ok());
-    let known = known.pairs.iter().filter_map(|pair| decode::<Node>(&pair.value).ok());
-    let all = alive.map(|one| (one.node, one.name)).chain(known.map(|one| (one.node, one.name)));
-    let mut found: Vec<NodeId> = all.filter(|(_, name)| name == text).map(|(node, _)| node).collect();
-    found.sort_unstable();
-    found.dedup();
+    let all = named_nodes(cloud).await?.into_iter();
+    let found: Vec<NodeId> = all.filter(|(_, name)| name == text).map(|(node, _)| node).collect();
     match found[..] {
         [node] => Ok(node),
         [] => Err(CloudError::NotFound(format!("no node is named `{text}`; `eschedule nodes` shows all"))),
         _ => Err(CloudError::Invalid(format!("several nodes are named `{text}`: give the uuid of one"))),
     }
+}
+
+/// All nodes that there are, and what each is called; more than once where it is called otherwise than before.
+pub async fn named_nodes(cloud: &Cloud) -> CloudResult<BTreeSet<(NodeId, String)>> {
+    let (keys, store) = (&cloud.keys, &cloud.store);
+    let prefixes = (keys.all_alive(), keys.nodes());
+    let (alive, known) = tokio::try_join!(store.list(&prefixes.0), store.list(&prefixes.1))?;
+    let alive = alive.pairs.iter().filter_map(|pair| decode::<Alive>(&pair.value).ok());
+    let known = known.pairs.iter().filter_map(|pair| decode::<Node>(&pair.value).ok());
+    Ok(alive.map(|one| (one.node, one.name)).chain(known.map(|one| (one.node, one.name))).collect())
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 use crate::{InstanceId, InvalidId, NodeId};
 
@@ -82,6 +82,18 @@ impl Keyspace {
     /// All instances that bear this name within a project. Letters' case makes no other name, as in DNS.
     pub fn names(&self, project: &str, name: &str) -> String {
         format!("{}/names/{}/{}/", self.root, escaped(project), escaped(&name.to_ascii_lowercase()))
+    }
+
+    /// All names of a project that begin so.
+    pub fn names_beginning(&self, project: &str, beginning: &str) -> String {
+        format!("{}/names/{}/{}", self.root, escaped(project), escaped(&beginning.to_ascii_lowercase()))
+    }
+
+    /// The name in a `<root>/names/<project>/<name>/<instance>` key, in small letters.
+    pub fn parse_name(&self, key: &str) -> Option<String> {
+        let (_, rest) = key.strip_prefix(&self.root)?.strip_prefix("/names/")?.split_once('/')?;
+        let (name, _) = rest.split_once('/')?;
+        percent_decode_str(name).decode_utf8().ok().map(Into::into)
     }
 
     /// That an instance bears its name. The value is empty.
@@ -284,6 +296,21 @@ mod tests {
         ];
         for (key, expected) in cases {
             assert_eq!(key, expected);
+        }
+    }
+
+    #[test]
+    fn names_are_found_by_their_beginnings_and_read_from_their_keys() {
+        let keys = Keyspace::new("/root");
+        let instance = InstanceId::new(uuid::Uuid::from_u128(1));
+        for (name, beginning) in [("web-1.x", "WEB"), ("ümlaut/x", "ü"), ("a", "")] {
+            let key = keys.name("a/b", name, instance);
+            assert!(key.starts_with(&keys.names_beginning("a/b", beginning)), "{key}");
+            assert_eq!(keys.parse_name(&key).as_deref(), Some(name));
+        }
+        assert_eq!(keys.names_beginning("p", "We"), "/root/names/p/we");
+        for other in ["/root/names/p", "/root/names/p/web", "/root/instances/x/y/z", "/names/p/web/x"] {
+            assert_eq!(keys.parse_name(other), None, "{other}");
         }
     }
 

@@ -1,0 +1,106 @@
+//! Completions: commands and options, and what the cluster has by name, asked for while somebody types.
+
+use std::{ffi::OsStr, future::Future, io, time::Duration};
+
+use clap::{Arg, Command, CommandFactory};
+use clap_complete::{
+    ArgValueCompleter, CompleteEnv, CompletionCandidate, Shell,
+    env::{EnvCompleter, Shells},
+};
+use ec_cloud::CloudError;
+use ec_runtime::exit::{Failure, print};
+
+use crate::{
+    cli::Cli,
+    config::{Session, Settings},
+};
+
+/// By this a shell's script says that it wants words. The shell is its value.
+const VARIABLE: &str = "COMPLETE";
+
+/// Nobody waits longer for a word.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Answers a shell that asks for words, and ends; otherwise does nothing.
+pub(crate) fn answer() {
+    CompleteEnv::with_factory(command).var(VARIABLE).complete();
+}
+
+/// Prints what a shell runs to complete from now on.
+pub(crate) fn script(shell: Shell) -> Result<(), Failure> {
+    let failed = |error: io::Error| Failure::failed(format!("failed to write completions: {error}"));
+    let shells = Shells::builtins();
+    let name = shell.to_string();
+    let completer: &dyn EnvCompleter =
+        shells.completer(&name).ok_or_else(|| Failure::usage(format!("no completions for {name}")))?;
+    let mut text = Vec::new();
+    completer
+        .write_registration(VARIABLE, "eschedule", "eschedule", "eschedule", &mut text)
+        .map_err(failed)?;
+    print(&String::from_utf8_lossy(&text))
+}
+
+/// The grammar, with who knows the words of each value.
+fn command() -> Command {
+    knowing(Cli::command())
+}
+
+fn knowing(command: Command) -> Command {
+    command
+        .mut_args(|arg| match value(&arg).and_then(completer) {
+            Some(completer) => arg.add(completer),
+            None => arg,
+        })
+        .mut_subcommands(knowing)
+}
+
+/// What help calls the value of an argument.
+fn value(arg: &Arg) -> Option<String> {
+    arg.get_value_names()?.first().map(ToString::to_string)
+}
+
+fn completer(value: String) -> Option<ArgValueCompleter> {
+    Some(match value.as_str() {
+        "INSTANCE" | "QUERY|INSTANCE" => {
+            asking(async |session, beginning| ec_cloud::instances_beginning(&session.cloud, &beginning).await)
+        }
+        "NODE" => asking(async |session, _| {
+            let nodes = ec_cloud::named_nodes(&session.cloud).await?;
+            Ok(nodes.into_iter().map(|(_, name)| name).collect())
+        }),
+        "FLAVOR" => asking(async |session, _| {
+            let flavors = ec_cloud::flavors(&session.cloud).await?;
+            Ok(flavors.into_iter().map(|flavor| flavor.name).collect())
+        }),
+        "KEYPAIR|FILE" | "KEYPAIR" => asking(async |session, _| {
+            let keypairs = ec_cloud::keypairs(&session.cloud).await?;
+            Ok(keypairs.into_iter().map(|keypair| keypair.name).collect())
+        }),
+        "IMAGE" | "IMAGE_URL" | "IMAGE|URL" => {
+            asking(async |session, _| Ok(session.settings.images.keys().cloned().collect()))
+        }
+        _ => return None,
+    })
+}
+
+/// Words that begin as somebody typed, of those that are answered; none where nobody answers in time.
+fn asking<F>(ask: impl Fn(Session, String) -> F + Send + Sync + 'static) -> ArgValueCompleter
+where
+    F: Future<Output = Result<Vec<String>, CloudError>>,
+{
+    ArgValueCompleter::new(move |typed: &OsStr| {
+        let Some(beginning) = typed.to_str().map(str::to_owned) else { return Vec::new() };
+        let asked = async {
+            let config = std::env::var_os("ESCHEDULE_CONFIG").filter(|file| !file.is_empty());
+            let settings = Settings::load(config.as_deref().map(std::path::Path::new)).ok()?;
+            let session = Session::open(settings).await.ok()?;
+            ask(session, beginning.clone()).await.ok()
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let words = runtime.ok().and_then(|runtime| {
+            runtime.block_on(async { tokio::time::timeout(PATIENCE, asked).await.ok().flatten() })
+        });
+        let words = words.unwrap_or_default().into_iter();
+        words.filter(|word| word.starts_with(&beginning)).map(CompletionCandidate::new).collect()
+    })
+}
