@@ -9,7 +9,7 @@
 //!   look_at  ──▶ lookup ──▶ a wish to look at it, judged by ec_plan::reach ──▶ its node's ticket
 //!   list, find, nodes: what there is                                 wait: until it is so
 //!   select: which of them                                            watch: each change of them
-//!   catalog: flavors and keypairs
+//!   catalog: flavors and keypairs               group: groups, and what their policies demand of a placement
 //!   tend: what nobody else is there to do
 //! ```
 //!
@@ -23,6 +23,7 @@ mod catalog;
 mod destroy;
 mod error;
 mod explain;
+mod group;
 mod intent;
 mod lookup;
 mod nodes;
@@ -53,6 +54,7 @@ pub use ec_plan::{
 };
 pub use error::{CloudError, CloudResult, Kind};
 pub use explain::explain;
+pub use group::{GroupView, Joining, Member, create_group, delete_group, group, groups};
 pub use intent::Naming;
 pub use lookup::{Found, Known, Read, View, find, find_placed, list, resolve};
 pub use nodes::{NodeView, nodes};

@@ -21,6 +21,7 @@ pub use observed::{End, Observed, Pause, RunState};
 pub use query::{QueryError, ResourceQuery};
 pub use records::{
     Access, AccessKind, AccessWish, Address, AddressSource, Alive, Assigned, Blob, Desired, Doc, Flavor,
-    GRACE_SECONDS, ImageRef, Instance, Keypair, Node, Power, PowerWish, Progress, Rebuild, Rebuilt, Record,
-    RecordError, Request, Resources, Restart, Spec, State, Status, Ticket, USER_DATA_MAX, decode, encode,
+    GRACE_SECONDS, Group, ImageRef, Instance, Keypair, Node, Policy, Power, PowerWish, Progress, Rebuild,
+    Rebuilt, Record, RecordError, Request, Resources, Restart, Spec, State, Status, Ticket, USER_DATA_MAX,
+    decode, encode,
 };

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
 pub use access::{Access, AccessKind, AccessWish, Ticket};
-pub use catalog::{Flavor, Keypair};
+pub use catalog::{Flavor, Group, Keypair, Policy};
 pub use instance::{Assigned, ImageRef, Instance, Resources, Spec};
 pub use node::{Alive, Node};
 pub use power::{GRACE_SECONDS, Power, PowerWish, Restart};
@@ -91,6 +91,11 @@ impl Record for Alive {
 
 impl Record for Flavor {
     const WHAT: &'static str = "flavor";
+    const FORMAT: u32 = 1;
+}
+
+impl Record for Group {
+    const WHAT: &'static str = "group";
     const FORMAT: u32 = 1;
 }
 

@@ -494,6 +494,7 @@ async fn a_name_whose_bearer_is_gone_for_long_is_taken_over_and_one_that_is_not_
             },
             power: ec_model::PowerWish::default(),
             restart: ec_model::Restart::No,
+            group: None,
             locked: None,
             labels: std::collections::BTreeMap::new(),
             assigned: placed.then(|| Assigned { node: node(0), epoch: 1 }),

@@ -52,7 +52,8 @@ impl User {
     }
 
     pub(super) async fn schedule(&self, name: &'static str) -> Result<Scheduled, String> {
-        self.order(Order { name: Some(name), data: false, query: SMALL, restart: Restart::No }).await
+        self.order(Order { name: Some(name), data: false, query: SMALL, restart: Restart::No, group: None })
+            .await
     }
 
     pub(super) async fn order(&self, order: Order) -> Result<Scheduled, String> {
