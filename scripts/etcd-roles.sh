@@ -31,7 +31,7 @@ node)
   ;;
 control)
   role=ecompute-control user=${2:-eschedule}
-  trees=("instances/" "names/" "requests/" "userdata/" "flavors/" "keypairs/")
+  trees=("instances/" "names/" "requests/" "userdata/" "flavors/" "keypairs/" "groups/" "members/")
   readable=("nodes/" "alive/" "status/")
   ;;
 placement)

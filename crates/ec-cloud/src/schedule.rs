@@ -336,28 +336,18 @@ pub async fn schedule(
                 return Err(given_up(cloud, intent, Reached::Claim, CloudError::Interrupted).await);
             }
             let sign = alive.get(&node).cloned().flatten();
-            match request(cloud, &intent, node, wanted, sign, peers.as_ref()).await {
+            match request_within(cloud, &intent, node, wanted, sign, &mut peers).await {
                 Requested::Yes => return Ok(Ok(Scheduled { instance: intent.instance, node })),
-                // The agent has died since it was looked for, or does not understand us, or the record was taken away; or
-                // the group has other members now.
-                Requested::No(None) => {
+                // The agent has died since it was looked for, or does not understand us, or the record was taken away.
+                given_back @ (Requested::No(None) | Requested::LeftOut) => {
                     if let Err(error) = cloud.placement.release(intent.instance).await {
                         return Err(given_up(cloud, intent, Reached::Claim, error.into()).await);
                     }
-                    let now = match &wanted.ask.group {
-                        None => None,
-                        Some(group) => match group.peers_still(cloud).await {
-                            Ok(now) => Some(now),
-                            Err(error) => {
-                                return Err(given_up(cloud, intent, Reached::Intent, error).await);
-                            }
-                        },
-                    };
-                    if now == peers {
-                        seen.not_alive.insert(node);
-                    } else {
+                    if matches!(given_back, Requested::LeftOut) {
                         seen.lost_races += 1;
-                        peers = now;
+                        seen.left_out.insert(node);
+                    } else {
+                        seen.not_alive.insert(node);
                     }
                 }
                 Requested::No(Some(error)) => {
@@ -502,8 +492,37 @@ enum Requested {
     Yes,
     /// Certainly not: a condition did not hold, or etcd says why.
     No(Option<CloudError>),
+    /// Certainly not: others are members of its group since it was looked, and leave its node out.
+    LeftOut,
     /// Nobody knows yet.
     Unknown(CloudError),
+}
+
+/// Requests; where its group has other members than was seen, and they let it, again.
+async fn request_within(
+    cloud: &Cloud,
+    intent: &Intent,
+    node: NodeId,
+    wanted: &Wanted<'_>,
+    sign: Option<KeyValue>,
+    peers: &mut Option<Peers>,
+) -> Requested {
+    loop {
+        let requested = request(cloud, intent, node, wanted, sign.clone(), peers.as_ref()).await;
+        let (Requested::No(None), Some(group)) = (&requested, &wanted.ask.group) else { return requested };
+        let now = match group.peers_still(cloud).await {
+            Ok(now) => now,
+            Err(error) => return Requested::No(Some(error)),
+        };
+        if peers.as_ref() == Some(&now) {
+            return requested;
+        }
+        let allow = now.allow(node);
+        *peers = Some(now);
+        if !allow {
+            return Requested::LeftOut;
+        }
+    }
 }
 
 async fn request(
