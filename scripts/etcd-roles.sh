@@ -31,7 +31,7 @@ node)
   ;;
 control)
   role=ecompute-control user=${2:-eschedule}
-  trees=("instances/" "names/" "requests/" "userdata/" "flavors/" "keypairs/" "actions/")
+  trees=("instances/" "names/" "requests/" "userdata/" "flavors/" "keypairs/" "groups/" "members/" "actions/")
   readable=("nodes/" "alive/" "status/" "outcomes/")
   ;;
 placement)

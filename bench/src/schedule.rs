@@ -302,6 +302,7 @@ fn record_of(instance: InstanceId, spec: &Spec, node: Option<NodeId>) -> Instanc
         spec: spec.clone(),
         power: ec_model::PowerWish::default(),
         restart: ec_model::Restart::No,
+        group: None,
         locked: None,
         labels: std::collections::BTreeMap::new(),
         assigned: node.map(|node| Assigned { node, epoch: 1 }),

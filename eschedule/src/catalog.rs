@@ -1,9 +1,9 @@
-//! `eschedule flavor` and `eschedule keypair`: what has a name, so that it need not be said each time.
+//! `eschedule flavor`, `eschedule keypair` and `eschedule group`: what has a name, so that it need not be said each time.
 
 use std::path::PathBuf;
 
-use clap::Subcommand;
-use ec_model::{ResourceQuery, input::catalog_name};
+use clap::{Subcommand, ValueEnum};
+use ec_model::{Policy, ResourceQuery, input::catalog_name};
 use ec_runtime::exit::Failure;
 
 use crate::{cli::Output, config::Session, output, spec::keys_in};
@@ -24,6 +24,17 @@ Guests are given the keys as they were when the guest was asked for.
 Examples:
   eschedule keypair add me ~/.ssh/id_ed25519.pub
   eschedule run web --flavor small --key me";
+
+pub(crate) const GROUPS: &str = "\
+A group says of instances of the project of schedule.yaml where they may be, each seen from the others. Its policy holds
+however many commands place members at once, and it is never changed.
+
+Examples:
+  eschedule group create web --policy anti-affinity
+  eschedule run web1 --flavor small --group web
+  eschedule run web2 --flavor small --group web
+      on another node than web1, or nowhere
+  eschedule group show web";
 
 /// What is done to flavors.
 #[derive(Subcommand)]
@@ -71,6 +82,74 @@ pub(crate) enum KeypairCommand {
         #[arg(value_name = "KEYPAIR")]
         name: String,
     },
+}
+
+/// What is done to groups.
+#[derive(Subcommand)]
+pub(crate) enum GroupCommand {
+    /// Make a group, which has no members yet
+    Create {
+        /// Letters, digits, and - _ . @, in any case of letters
+        #[arg(value_parser = catalog_name)]
+        name: String,
+        /// Where its members may be
+        #[arg(long, value_name = "POLICY")]
+        policy: Placing,
+    },
+    /// List the project's groups with their members
+    List,
+    /// Show a group with its members
+    Show {
+        /// Its name
+        #[arg(value_name = "GROUP")]
+        name: String,
+    },
+    /// Delete a group that has no members
+    Delete {
+        /// Its name
+        #[arg(value_name = "GROUP")]
+        name: String,
+    },
+}
+
+/// Where members of a group may be.
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum Placing {
+    /// All on one node
+    Affinity,
+    /// Each on a node of its own
+    AntiAffinity,
+    /// Where most of the others are, if there is room
+    SoftAffinity,
+    /// Where fewest of the others are, of those that have room
+    SoftAntiAffinity,
+}
+
+impl From<Placing> for Policy {
+    fn from(placing: Placing) -> Self {
+        match placing {
+            Placing::Affinity => Self::Affinity,
+            Placing::AntiAffinity => Self::AntiAffinity,
+            Placing::SoftAffinity => Self::SoftAffinity,
+            Placing::SoftAntiAffinity => Self::SoftAntiAffinity,
+        }
+    }
+}
+
+/// Does it.
+pub(crate) async fn group(session: &Session, command: GroupCommand, output: Output) -> Result<(), Failure> {
+    let cloud = &session.cloud;
+    match command {
+        GroupCommand::Create { name, policy } => {
+            output::group(output, &ec_cloud::create_group(cloud, &name, policy.into()).await?)
+        }
+        GroupCommand::List => output::groups(output, &ec_cloud::groups(cloud).await?),
+        GroupCommand::Show { name } => output::group(output, &ec_cloud::group(cloud, &name).await?),
+        GroupCommand::Delete { name } => {
+            ec_cloud::delete_group(cloud, &name).await?;
+            output::deleted(output, "GROUP", &name)
+        }
+    }
 }
 
 /// Does it.

@@ -9,7 +9,7 @@ use ec_model::{GRACE_SECONDS, Restart, input::LabelSelector};
 use ec_runtime::exit::Failure;
 
 use crate::{
-    catalog::{FlavorCommand, KeypairCommand},
+    catalog::{FlavorCommand, GroupCommand, KeypairCommand},
     config::Settings,
     list::Listing,
     reach::Reach,
@@ -449,6 +449,10 @@ pub(crate) enum Command {
     /// Give public ssh keys names, within the project
     #[command(subcommand, after_help = crate::catalog::KEYPAIRS)]
     Keypair(KeypairCommand),
+    /// Keep instances apart or together, within the project
+    #[command(subcommand, after_help = crate::catalog::GROUPS)]
+    Group(GroupCommand),
+    /// Print completions for a shell
     /// Print what a shell runs to complete commands, options, and names that the cluster has
     ///
     /// For example in ~/.bashrc: source <(eschedule completions bash)

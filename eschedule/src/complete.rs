@@ -76,6 +76,10 @@ fn completer(value: String) -> Option<ArgValueCompleter> {
             let keypairs = ec_cloud::keypairs(&session.cloud).await?;
             Ok(keypairs.into_iter().map(|keypair| keypair.name).collect())
         }),
+        "GROUP" => asking(async |session, _| {
+            let groups = ec_cloud::groups(&session.cloud).await?;
+            Ok(groups.into_iter().map(|group| group.group.name).collect())
+        }),
         "IMAGE" | "IMAGE_URL" | "IMAGE|URL" => {
             asking(async |session, _| Ok(session.settings.images.keys().cloned().collect()))
         }

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ec_cloud::{Happening, NodeView, Preview, Reasons, View, What};
-use ec_model::{Flavor, Instance, Keypair, Request, State, Status, decode};
+use ec_cloud::{GroupView, Happening, Member, NodeView, Preview, Reasons, View, What};
+use ec_model::{Flavor, Group, Instance, Keypair, Policy, Request, State, Status, decode};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -39,7 +39,7 @@ fn told() -> BTreeMap<String, BTreeSet<String>> {
 
 fn record() -> Instance {
     let text = json!({
-        "version": 1, "instance": UUID, "project": "p", "user": "u", "name": "web", "labels": {"a": "b"},
+        "version": 1, "instance": UUID, "project": "p", "user": "u", "name": "web", "labels": {"a": "b"}, "group": "g",
         "spec": {
             "query": "q", "resources": {"VCPU": 1}, "image": {"url": "u", "sha256": "s"}, "keys": ["k"],
             "metadata": {"a": "b"},
@@ -94,6 +94,7 @@ fn view(all: bool) -> View {
         ip: None,
         project: None,
         labels: BTreeMap::new(),
+        group: None,
         created_at: None,
         reason: None,
         doing: Some("d".to_owned()),
@@ -133,6 +134,7 @@ fn results() -> Vec<(&'static str, Value)> {
     let preview =
         Preview { node, name: name(), resources: BTreeMap::new(), others: 0, not_alive: Vec::new() };
     let list = view(false);
+    let group = Group { name: name(), project: name(), policy: Policy::Affinity, created_at: now };
     let json = |value: Result<Value, serde_json::Error>| value.unwrap();
     vec![
         ("list", json(serde_json::to_value(&list))),
@@ -177,6 +179,8 @@ fn results() -> Vec<(&'static str, Value)> {
                 finished_at: None,
             })),
         ),
+        ("group", json(serde_json::to_value(GroupView { group, members: Vec::new() }))),
+        ("member", json(serde_json::to_value(Member { instance, node }))),
         ("delete", json(serde_json::to_value(Deleted { deleted: "n" }))),
     ]
 }

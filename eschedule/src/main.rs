@@ -63,7 +63,7 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         }
         (Some(_), None) if cli.place.is_told() => {
             return Err(Failure::usage(
-                "--node, --strategy and --dry-run go with a resources query or with `run`, behind it",
+                "--node, --group, --strategy and --dry-run go with a resources query or with `run`, behind it",
             ));
         }
         _ => {}
@@ -112,6 +112,9 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         }
         (Some(Command::Keypair(command)), _) => {
             catalog::keypair(&Session::open(settings).await?, command, output).await
+        }
+        (Some(Command::Group(command)), _) => {
+            catalog::group(&Session::open(settings).await?, command, output).await
         }
         (_, Some(target)) if target.contains('=') => {
             let query = ResourceQuery::parse(&target).map_err(|error| Failure::usage(error.to_string()))?;

@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 
 use comfy_table::{Cell, Color, ColumnConstraint, ContentArrangement, Row, Table, presets::NOTHING};
-use ec_cloud::{NodeView, View};
+use ec_cloud::{GroupView, NodeView, View};
 use ec_model::{Flavor, InstanceId, Keypair, Restart, State};
 use ec_runtime::exit::{Failure, print};
 use jiff::Timestamp;
@@ -148,6 +148,39 @@ fn keypair_lines(keypairs: &[Keypair]) -> String {
     list.text()
 }
 
+/// A list of groups.
+pub(crate) fn groups(output: Output, groups: &[GroupView]) -> Result<(), Failure> {
+    let names = || groups.iter().map(|view| view.group.name.clone()).collect();
+    output.print(groups, names, || {
+        let mut list = List::new(&["GROUP", "POLICY", "MEMBERS", "CREATED"], &[0, 3]);
+        for GroupView { group, members } in groups {
+            let count = members.len().to_string();
+            list.row([group.name.clone(), group.policy.to_string(), count, when(group.created_at)]);
+        }
+        list.text()
+    })
+}
+
+/// One group with its members.
+pub(crate) fn group(output: Output, view: &GroupView) -> Result<(), Failure> {
+    let GroupView { group, members } = view;
+    output.print(
+        view,
+        || vec![group.name.clone()],
+        || {
+            let mut table = table(&[]);
+            let mut row = |key: &str, value: String| row(&mut table, [key.to_owned(), value]);
+            row("group", group.name.clone());
+            row("policy", group.policy.to_string());
+            row("created", group.created_at.to_string());
+            for member in members {
+                row("member", format!("{} on {}", member.instance, member.node));
+            }
+            trimmed(&table)
+        },
+    )
+}
+
 /// A public key without what only machines read of it.
 fn brief(key: &str) -> String {
     let words: Vec<&str> =
@@ -178,6 +211,9 @@ fn lines_of(view: &View) -> String {
     row("name", view.name.clone().unwrap_or_else(|| "-".to_owned()));
     if let Some(node) = view.node {
         row("node", if view.node_alive { node.to_string() } else { format!("{node} (not alive)") });
+    }
+    if let Some(group) = &view.group {
+        row("group", group.clone());
     }
     row("state", view.state.clone());
     if let Some(reason) = &view.reason {

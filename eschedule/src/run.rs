@@ -4,8 +4,8 @@ use std::{net::IpAddr, time::Duration};
 
 use clap::{Args, ValueEnum};
 use ec_cloud::{
-    Ask, Guest, Naming, NoRoom, Reasons, Scheduled, Strategy, View, Wanted, find_placed, node_named, resolve,
-    until_active,
+    Ask, Guest, Joining, Naming, NoRoom, Reasons, Scheduled, Strategy, View, Wanted, find_placed, node_named,
+    resolve, until_active,
 };
 use ec_model::{InstanceId, NodeId, ResourceQuery, State, Status};
 use ec_runtime::{
@@ -69,6 +69,10 @@ pub(crate) struct Place {
     #[arg(long, value_name = "NODE")]
     node: Option<String>,
 
+    /// As a member of this group, which leaves nodes out or prefers some (`eschedule group`)
+    #[arg(long, value_name = "GROUP")]
+    group: Option<String>,
+
     /// Which node first, of those that have room [default: `strategy` of schedule.yaml, else as placement has them]
     #[arg(long, value_name = "STRATEGY")]
     strategy: Option<Order>,
@@ -109,7 +113,7 @@ impl From<Order> for Strategy {
 impl Place {
     /// Whether anything is said of it.
     pub(crate) fn is_told(&self) -> bool {
-        self.node.is_some() || self.strategy.is_some() || self.dry_run
+        self.node.is_some() || self.group.is_some() || self.strategy.is_some() || self.dry_run
     }
 }
 
@@ -169,6 +173,9 @@ pub(crate) async fn schedule(
     }
     if let Some(node) = &place.node {
         ask = ask.on(node_named(&session.cloud, node).await?)?;
+    }
+    if let Some(group) = &place.group {
+        ask = ask.within(Joining::new(&session.cloud, group).await?);
     }
     if place.dry_run {
         return explain::preview(session, &ask, output).await;

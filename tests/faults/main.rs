@@ -7,6 +7,7 @@ mod agent_records;
 mod agent_restore;
 mod cli_catalog;
 mod cli_check;
+mod cli_groups;
 mod cli_list;
 mod cli_placement;
 mod cli_schedule;

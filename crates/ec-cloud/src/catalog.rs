@@ -27,9 +27,7 @@ pub async fn flavors(cloud: &Cloud) -> CloudResult<Vec<Flavor>> {
 /// # Errors
 /// [`CloudError::NotFound`] where there is none.
 pub async fn flavor(cloud: &Cloud, name: &str) -> CloudResult<Flavor> {
-    named(cloud, &cloud.keys.flavor(name)).await?.ok_or_else(|| {
-        CloudError::NotFound(format!("there is no flavor `{name}`; `eschedule flavor list` shows all"))
-    })
+    named(cloud, &cloud.keys.flavor(name)).await?.ok_or_else(|| missing::<Flavor>(name))
 }
 
 /// Deletes a flavor. What was made with it stays as it is.
@@ -69,7 +67,7 @@ pub async fn delete_keypair(cloud: &Cloud, name: &str) -> CloudResult<()> {
     delete::<Keypair>(cloud, cloud.keys.keypair(&cloud.project, name), name).await
 }
 
-async fn create<R: Record>(cloud: &Cloud, key: String, name: &str, record: &R) -> CloudResult<()> {
+pub(crate) async fn create<R: Record>(cloud: &Cloud, key: String, name: &str, record: &R) -> CloudResult<()> {
     let value = encode(record);
     let txn = Txn::new().when(Compare::Absent(key.clone())).put(key.clone(), value.clone());
     match cloud.store.txn(txn).await {
@@ -95,7 +93,7 @@ async fn named<R: Record>(cloud: &Cloud, key: &str) -> CloudResult<Option<R>> {
 }
 
 /// In the order of their keys, which is that of their names. One that cannot be read is told, and hides no other.
-async fn all<R: Record>(cloud: &Cloud, prefix: &str) -> CloudResult<Vec<R>> {
+pub(crate) async fn all<R: Record>(cloud: &Cloud, prefix: &str) -> CloudResult<Vec<R>> {
     let mut records = Vec::new();
     for pair in cloud.store.list(prefix).await?.pairs {
         match decode(&pair.value) {
@@ -111,8 +109,13 @@ async fn delete<R: Record>(cloud: &Cloud, key: String, name: &str) -> CloudResul
     if outcome.succeeded {
         return Ok(());
     }
-    Err(CloudError::NotFound(format!(
+    Err(missing::<R>(name))
+}
+
+/// That there is none of that name.
+pub(crate) fn missing<R: Record>(name: &str) -> CloudError {
+    CloudError::NotFound(format!(
         "there is no {what} `{name}`; `eschedule {what} list` shows all",
         what = R::WHAT
-    )))
+    ))
 }

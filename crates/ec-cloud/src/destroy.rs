@@ -107,6 +107,9 @@ fn wish(cloud: &Cloud, known: &Known) -> CloudResult<Option<(Txn, u64)>> {
     {
         txn = txn.delete(keys.name(project, name, known.instance));
     }
+    if let Some(membership) = known.record.as_ref().and_then(|record| keys.membership(record)) {
+        txn = txn.delete(membership);
+    }
     Ok(Some((txn, request.record.generation)))
 }
 

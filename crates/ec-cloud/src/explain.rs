@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use ec_model::{Alive, NodeId, ResourceQuery, decode};
 use ec_placement_client::{DISABLED, Inventory, Summary};
-use ec_plan::lack::{Amount, Demands, Host, Reasons, judge, lack_of};
+use ec_plan::lack::{Amount, Bar, Demands, Host, Reasons, judge, lack_of};
 use futures::{StreamExt, TryStreamExt};
 
 use crate::{Ask, Cloud, CloudError, CloudResult, lookup::CONCURRENCY, nodes::capacity, schedule::NoRoom};
@@ -65,6 +65,11 @@ pub async fn explain(cloud: &Cloud, ask: &Ask<'_>, seen: &NoRoom) -> CloudResult
         host.name = alive.get(node).cloned().unwrap_or_default();
     }
     let mut reasons = judge(&demands, &hosts, &somebody_has);
+    if let Some(group) = ask.group.as_ref().filter(|_| !seen.left_out.is_empty()) {
+        let (name, policy) = (group.group.name.clone(), group.group.policy);
+        reasons.group = Some(Bar { name, policy, nodes: seen.left_out.len() });
+        reasons.nearest.retain(|lack| !seen.left_out.contains(&lack.node));
+    }
     // What lacks nothing in sum may be too much for one claim.
     for lack in reasons.nearest.iter_mut().filter(|lack| lack.is_nothing()).take(TOLD) {
         if let (Ok(inventory), Some(host)) =

@@ -11,7 +11,7 @@ use ec_store::{Compare, KeyValue, Revision, Store, StoreError, Txn};
 use jiff::SignedDuration;
 use tokio::time::Instant;
 
-use crate::{Cloud, CloudError, CloudResult, Guest};
+use crate::{Cloud, CloudError, CloudResult, Wanted};
 
 /// A command takes seconds. What is left of one after so long will not be finished by it.
 pub(crate) const STALE: SignedDuration = SignedDuration::from_mins(10);
@@ -79,9 +79,9 @@ pub(crate) enum Back {
 
 impl Intent {
     /// Writes record and name of a new instance. A name that is taken is refused, with who bears it.
-    pub(crate) async fn write(cloud: &Cloud, guest: &Guest, spec: &Spec) -> CloudResult<Self> {
+    pub(crate) async fn write(cloud: &Cloud, wanted: &Wanted<'_>, spec: &Spec) -> CloudResult<Self> {
         for _ in 0..TRIES {
-            let intent = Self::new(cloud, guest, spec);
+            let intent = Self::new(cloud, wanted, spec);
             match cloud.store.txn(intent.alone(cloud, intent.put(cloud, Txn::new()))).await {
                 Ok(outcome) if outcome.succeeded => {
                     return Ok(Self { revision: outcome.revision, ..intent });
@@ -98,7 +98,7 @@ impl Intent {
         Err(CloudError::Busy("the name is taken and given back again and again; try again".into()))
     }
 
-    fn new(cloud: &Cloud, guest: &Guest, spec: &Spec) -> Self {
+    fn new(cloud: &Cloud, Wanted { ask, guest }: &Wanted<'_>, spec: &Spec) -> Self {
         let instance = InstanceId::new(cloud.host.uuid());
         let record = Instance {
             instance,
@@ -106,6 +106,7 @@ impl Intent {
             user: cloud.user.clone(),
             name: guest.naming.of(instance),
             labels: guest.labels.clone(),
+            group: ask.group.as_ref().map(|joining| joining.group.name.clone()),
             spec: spec.clone(),
             power: PowerWish::default(),
             restart: guest.restart,
@@ -143,6 +144,9 @@ impl Intent {
             .when(Compare::Unchanged(key.clone(), self.revision))
             .delete(key)
             .delete(cloud.keys.actions(self.instance));
+        if let Some(membership) = cloud.keys.membership(&self.record) {
+            txn = txn.delete(membership);
+        }
         match &self.record.name {
             Some(name) => txn.delete(cloud.keys.name(&self.record.project, name, self.instance)),
             None => txn,
@@ -165,8 +169,8 @@ impl Intent {
     }
 
     /// The same intent under a new uuid. Nothing may be claimed under the old one.
-    pub(crate) async fn renewed(self, cloud: &Cloud, guest: &Guest) -> CloudResult<Self> {
-        let next = Self::new(cloud, guest, &self.record.spec);
+    pub(crate) async fn renewed(self, cloud: &Cloud, wanted: &Wanted<'_>) -> CloudResult<Self> {
+        let next = Self::new(cloud, wanted, &self.record.spec);
         let mut txn = next.put(cloud, self.delete(cloud, Txn::new()));
         if next.record.name != self.record.name {
             txn = next.alone(cloud, txn);
@@ -288,21 +292,43 @@ pub(crate) async fn free(cloud: &Cloud, name: &str) -> CloudResult<()> {
         let Ok(instance) = key.trim_start_matches(&names).parse::<InstanceId>() else {
             return Err(taken(&format!("the key {key}, which is none of ours")));
         };
-        let record_key = cloud.keys.instance(instance);
-        let (pair, _) = cloud.store.get(&record_key).await?;
-        let Some(pair) = pair else {
-            // Both are written and deleted together: somebody took the record away by hand.
-            cloud.store.txn(Txn::new().when(Compare::Absent(record_key)).delete(key)).await?;
-            continue;
-        };
-        let Ok(record) = wanted(instance, &pair.value) else {
-            return Err(taken(&format!("{instance}, whose key {record_key} this release cannot read")));
-        };
-        if !sweep(cloud, record, pair.mod_revision).await? {
-            return Err(taken(&instance.to_string()));
+        match clear(cloud, key, instance).await? {
+            Left::Nothing => {}
+            Left::Stands => return Err(taken(&instance.to_string())),
+            Left::Unreadable => {
+                let key = cloud.keys.instance(instance);
+                return Err(taken(&format!("{instance}, whose key {key} this release cannot read")));
+            }
         }
     }
     Ok(())
+}
+
+/// What is left of a key that goes with an instance's record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Left {
+    Nothing,
+    /// There is such an instance, or a command may still be at it.
+    Stands,
+    /// This release cannot read the record.
+    Unreadable,
+}
+
+/// Takes a name or a membership away whose instance is gone, or only left over; with the instance then.
+pub(crate) async fn clear(cloud: &Cloud, key: String, instance: InstanceId) -> CloudResult<Left> {
+    let Some(pair) = cloud.store.get(&cloud.keys.instance(instance)).await?.0 else {
+        drop_alone(cloud, key, instance).await?;
+        return Ok(Left::Nothing);
+    };
+    let Ok(record) = wanted(instance, &pair.value) else { return Ok(Left::Unreadable) };
+    Ok(if sweep(cloud, record, pair.mod_revision).await? { Left::Nothing } else { Left::Stands })
+}
+
+/// Takes a key away that goes with an instance's record, where that is not there: both are written and deleted together, so
+/// somebody took the record away by hand. Whether it was that.
+pub(crate) async fn drop_alone(cloud: &Cloud, key: String, instance: InstanceId) -> CloudResult<bool> {
+    let alone = Compare::Absent(cloud.keys.instance(instance));
+    Ok(cloud.store.txn(Txn::new().when(alone).delete(key)).await?.succeeded)
 }
 
 /// Takes away what is left of a command that was killed, or of an instance that failed long ago: no request, no

@@ -10,7 +10,7 @@
 //!   history: what was asked of an instance, and what came of it
 //!   list, find, nodes: what there is                                 wait: until it is so
 //!   select: which of them                                            watch: each change of them
-//!   catalog: flavors and keypairs
+//!   catalog: flavors and keypairs               group: groups, and what their policies demand of a placement
 //!   tend: what nobody else is there to do
 //! ```
 //!
@@ -24,6 +24,7 @@ mod catalog;
 mod destroy;
 mod error;
 mod explain;
+mod group;
 mod history;
 mod intent;
 mod lookup;
@@ -56,6 +57,7 @@ pub use ec_plan::{
 };
 pub use error::{CloudError, CloudResult, Kind};
 pub use explain::explain;
+pub use group::{GroupView, Joining, Member, create_group, delete_group, group, groups};
 pub use history::history;
 pub use intent::Naming;
 pub use lookup::{Found, Known, Read, View, find, find_placed, instances_beginning, list, resolve};

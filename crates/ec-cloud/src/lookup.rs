@@ -329,6 +329,8 @@ pub struct View {
     pub project: Option<String>,
     /// What its user tells it apart by.
     pub labels: BTreeMap<String, String>,
+    /// The group that it is a member of.
+    pub group: Option<String>,
     /// When it was asked for, where that is told.
     pub created_at: Option<Timestamp>,
     /// Why it is in this state.
@@ -405,6 +407,7 @@ impl View {
             ip: status.and_then(|status| status.ip),
             project: request.map(|request| request.project.clone()),
             labels: BTreeMap::new(),
+            group: None,
             created_at: request.map(|request| request.created_at),
             reason: unknown.or_else(|| status.and_then(|status| status.reason.clone())),
             doing: doing(request, is),
@@ -420,6 +423,7 @@ impl View {
             name: self.name.or_else(|| record.name.clone()),
             project: Some(record.project.clone()),
             labels: record.labels.clone(),
+            group: record.group.clone(),
             created_at: Some(record.created_at),
             ..self
         }
@@ -436,6 +440,7 @@ impl View {
             ip: None,
             project: None,
             labels: BTreeMap::new(),
+            group: None,
             created_at: None,
             reason: Some(format!("being placed since {}", record.created_at)),
             doing: None,
@@ -456,6 +461,7 @@ impl View {
             ip: None,
             project: None,
             labels: BTreeMap::new(),
+            group: None,
             created_at: None,
             reason: Some(format!("what is wanted of it cannot be read: {why}")),
             doing: None,

@@ -42,10 +42,12 @@ pub async fn preview(cloud: &Cloud, ask: &Ask<'_>) -> CloudResult<Result<Preview
     let mut seen = NoRoom::default();
     let order = ask.order(cloud).await?;
     for limit in ask.limits().iter().copied() {
-        let (found, alive) = look(cloud, ask, limit, &CancellationToken::new()).await?;
-        let choice = ask.choose(&found, &order, &alive);
+        let looked = look(cloud, ask, limit, &CancellationToken::new()).await?;
+        let choice = ask.choose(&looked, &order);
+        let found = looked.found;
         let Some(first) = choice.tries.first() else {
             seen.not_alive.extend(choice.not_alive);
+            seen.left_out = choice.left_out;
             if limit.is_none_or(|limit| found.candidates.len() < limit) {
                 break;
             }

@@ -8,14 +8,15 @@ use ec_model::{
     input::{LABELS_MAX, METADATA_MAX},
 };
 use ec_placement_client::{Candidate, Candidates, Claim, DISABLED, PlacementError};
-use ec_plan::choice::{Choice, Offer, Order, Strategy, Try, choose};
+use ec_plan::choice::{Choice, Offer, Order, Peers, Strategy, Try, choose};
 use ec_runtime::planted;
 use ec_store::{Compare, KeyValue, StoreError, Txn};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Cloud, CloudError, CloudResult, Naming,
+    Cloud, CloudError, CloudResult, Joining, Naming,
+    group::tidy,
     history::{Asked, begin},
     intent::{Back, Intent, Reached, STALE},
 };
@@ -50,8 +51,10 @@ pub struct Scheduled {
 pub struct NoRoom {
     /// Hosts that have room, and whose agents are not alive.
     pub not_alive: HashSet<NodeId>,
-    /// Claims that others were quicker with.
+    /// Claims, and places in the group, that others were quicker with.
     pub lost_races: usize,
+    /// Hosts that have room, and that the group leaves out.
+    pub left_out: BTreeSet<NodeId>,
 }
 
 /// What a guest shall be, beside its resources; checked already.
@@ -90,6 +93,8 @@ pub struct Ask<'a> {
     limit: usize,
     /// Which of them first, where placement's order is not what is wanted, and for an instance of which name.
     strategy: Option<(Strategy, Option<String>)>,
+    /// What it shall be a member of.
+    pub(crate) group: Option<Joining>,
 }
 
 impl<'a> Ask<'a> {
@@ -99,12 +104,17 @@ impl<'a> Ask<'a> {
     /// [`CloudError::Invalid`] with what is wrong in the query.
     pub fn new(query: &'a ResourceQuery) -> CloudResult<Self> {
         let (plain, asked) = (query.clone(), unmarked(query));
-        Ok(Self { query, plain, asked, node: None, limit: limit_of(query)?, strategy: None })
+        Ok(Self { query, plain, asked, node: None, limit: limit_of(query)?, strategy: None, group: None })
     }
 
     /// The same, tried in an order of ours, for an instance of that name. Then all nodes with room are looked at.
     pub fn by(self, strategy: Strategy, name: Option<&str>) -> Self {
         Self { strategy: Some((strategy, name.map(str::to_owned))), ..self }
+    }
+
+    /// The same as a member of a group: where its other members let it, or where they are rather than elsewhere.
+    pub fn within(self, group: Joining) -> Self {
+        Self { group: Some(group), ..self }
     }
 
     /// The same on one node only. The instance's own query stays as it is: what is placed again may go elsewhere.
@@ -122,10 +132,9 @@ impl<'a> Ask<'a> {
 
     /// How many candidates are asked for, and asked for next.
     pub(crate) fn limits(&self) -> &'static [Option<usize>] {
-        match self.strategy {
-            None => &LIMITS,
-            Some(_) => &LIMITS[LIMITS.len() - 1..],
-        }
+        let compares_all =
+            self.strategy.is_some() || self.group.as_ref().is_some_and(|group| group.group.policy.is_soft());
+        if compares_all { &LIMITS[LIMITS.len() - 1..] } else { &LIMITS }
     }
 
     /// In which order candidates are tried.
@@ -145,7 +154,7 @@ impl<'a> Ask<'a> {
     }
 
     /// Which of the candidates to try.
-    pub(crate) fn choose(&self, found: &Candidates, order: &Order, alive: &Signs) -> Choice {
+    pub(crate) fn choose(&self, Looked { found, alive, peers }: &Looked, order: &Order) -> Choice {
         let wanted = self.query.total();
         let mut amounts: HashMap<(NodeId, &str), (u64, u64)> = HashMap::new();
         for (provider, summary) in &found.summaries {
@@ -164,7 +173,8 @@ impl<'a> Ask<'a> {
         let offers = found.candidates.iter().map(|candidate| found.hosts(candidate));
         let offers =
             offers.map(|hosts| Offer { fullness: hosts.first().map_or(0, |host| fullness(*host)), hosts });
-        choose(&offers.collect::<Vec<_>>(), order, &alive.keys().copied().collect(), self.limit)
+        let alive = alive.keys().copied().collect();
+        choose(&offers.collect::<Vec<_>>(), order, &alive, peers.as_ref(), self.limit)
     }
 }
 
@@ -184,8 +194,8 @@ fn unmarked(query: &ResourceQuery) -> ResourceQuery {
 
 /// What was asked for, checked before anything is written.
 pub struct Wanted<'a> {
-    ask: Ask<'a>,
-    guest: &'a Guest,
+    pub(crate) ask: Ask<'a>,
+    pub(crate) guest: &'a Guest,
 }
 
 impl<'a> Wanted<'a> {
@@ -269,23 +279,30 @@ pub async fn schedule(
     let spec = wanted.spec();
     let (limits, order) = (wanted.ask.limits(), wanted.ask.order(cloud).await?);
     let (intent, mut found) =
-        tokio::join!(Intent::write(cloud, wanted.guest, &spec), look(cloud, &wanted.ask, limits[0], stop));
+        tokio::join!(Intent::write(cloud, wanted, &spec), look(cloud, &wanted.ask, limits[0], stop));
     let mut intent = intent?;
     let (mut round, mut widened) = (0, 0);
     loop {
-        let (candidates, alive) = match found {
-            Ok(found) => found,
+        let looked = match found {
+            Ok(looked) => looked,
             Err(error) => return Err(given_up(cloud, intent, Reached::Intent, error).await),
         };
         let lost_before = seen.lost_races;
         let mut tried = 0;
-        let choice = wanted.ask.choose(&candidates, &order, &alive);
+        let choice = wanted.ask.choose(&looked, &order);
+        let Looked { found: candidates, alive, mut peers } = looked;
         seen.not_alive.extend(choice.not_alive);
+        seen.left_out = choice.left_out;
         for Try { offer, node } in choice.tries {
+            // Others' members have come since it was chosen.
+            if peers.as_ref().is_some_and(|peers| !peers.allow(node)) {
+                seen.left_out.insert(node);
+                continue;
+            }
             let candidate = &candidates.candidates[offer];
             if tried > 0 {
                 // A new uuid for each claim: OpenStack keeps the consumer of some claims that it refused.
-                intent = intent.renewed(cloud, wanted.guest).await?;
+                intent = intent.renewed(cloud, wanted).await?;
             }
             tried += 1;
             if begun.elapsed() > STALE.unsigned_abs() / 2 {
@@ -319,14 +336,20 @@ pub async fn schedule(
             if stop.is_cancelled() {
                 return Err(given_up(cloud, intent, Reached::Claim, CloudError::Interrupted).await);
             }
-            match request(cloud, &intent, node, wanted, alive.get(&node).cloned().flatten()).await {
+            let sign = alive.get(&node).cloned().flatten();
+            match request_within(cloud, &intent, node, wanted, sign, &mut peers).await {
                 Requested::Yes => return Ok(Ok(Scheduled { instance: intent.instance, node })),
                 // The agent has died since it was looked for, or does not understand us, or the record was taken away.
-                Requested::No(None) => {
+                given_back @ (Requested::No(None) | Requested::LeftOut) => {
                     if let Err(error) = cloud.placement.release(intent.instance).await {
                         return Err(given_up(cloud, intent, Reached::Claim, error.into()).await);
                     }
-                    seen.not_alive.insert(node);
+                    if matches!(given_back, Requested::LeftOut) {
+                        seen.lost_races += 1;
+                        seen.left_out.insert(node);
+                    } else {
+                        seen.not_alive.insert(node);
+                    }
                 }
                 Requested::No(Some(error)) => {
                     return Err(given_up(cloud, intent, Reached::Claim, error).await);
@@ -349,25 +372,42 @@ pub async fn schedule(
         // Whoever won took room somewhere, but there may be other room that no candidate of then showed.
         round += u32::from(lost);
         if (all || tried >= wanted.ask.limit) && (!lost || round >= ROUNDS) {
-            break;
+            let left_over = match &wanted.ask.group {
+                Some(group) if !seen.left_out.is_empty() => tidy(cloud, &group.group.name).await,
+                _ => Ok(0),
+            };
+            match left_over {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(error) => return Err(given_up(cloud, intent, Reached::Intent, error).await),
+            }
         }
         widened = (widened + 1).min(limits.len() - 1);
         found = look(cloud, &wanted.ask, limits[widened], stop).await;
         if tried > 0 {
-            intent = intent.renewed(cloud, wanted.guest).await?;
+            intent = intent.renewed(cloud, wanted).await?;
         }
     }
     intent.take_back(cloud, Reached::Intent).await?;
     Ok(Err(seen))
 }
 
-/// Candidates, and the living among their hosts. Only reads, so an interruption ends it at once.
+/// What is there to choose among.
+pub(crate) struct Looked {
+    pub(crate) found: Candidates,
+    /// The living among their hosts.
+    alive: Signs,
+    /// The members of the group that it is for.
+    peers: Option<Peers>,
+}
+
+/// Looks what is there. Only reads, so an interruption ends it at once.
 pub(crate) async fn look(
     cloud: &Cloud,
     ask: &Ask<'_>,
     limit: Option<usize>,
     stop: &CancellationToken,
-) -> CloudResult<(Candidates, Signs)> {
+) -> CloudResult<Looked> {
     let look = async {
         let found = match cloud.placement.candidates(&ask.asked, limit).await {
             // An OpenStack of before 2019 has no such parameter; there, nobody marks nodes for us either.
@@ -378,7 +418,11 @@ pub(crate) async fn look(
         };
         let found = found.map_err(refused)?;
         let alive = alive(cloud, &found).await?;
-        Ok((found, alive))
+        let peers = match &ask.group {
+            Some(group) => Some(group.peers(cloud).await?),
+            None => None,
+        };
+        Ok(Looked { found, alive, peers })
     };
     tokio::select! {
         biased;
@@ -406,7 +450,7 @@ async fn given_up(cloud: &Cloud, intent: Intent, reached: Reached<'_>, error: Cl
 }
 
 /// The living nodes, with their signs of life where those were read.
-pub(crate) type Signs = HashMap<NodeId, Option<KeyValue>>;
+type Signs = HashMap<NodeId, Option<KeyValue>>;
 
 /// The living among the candidates' hosts.
 async fn alive(cloud: &Cloud, found: &Candidates) -> Result<Signs, StoreError> {
@@ -449,8 +493,37 @@ enum Requested {
     Yes,
     /// Certainly not: a condition did not hold, or etcd says why.
     No(Option<CloudError>),
+    /// Certainly not: others are members of its group since it was looked, and leave its node out.
+    LeftOut,
     /// Nobody knows yet.
     Unknown(CloudError),
+}
+
+/// Requests; where its group has other members than was seen, and they let it, again.
+async fn request_within(
+    cloud: &Cloud,
+    intent: &Intent,
+    node: NodeId,
+    wanted: &Wanted<'_>,
+    sign: Option<KeyValue>,
+    peers: &mut Option<Peers>,
+) -> Requested {
+    loop {
+        let requested = request(cloud, intent, node, wanted, sign.clone(), peers.as_ref()).await;
+        let (Requested::No(None), Some(group)) = (&requested, &wanted.ask.group) else { return requested };
+        let now = match group.peers_still(cloud).await {
+            Ok(now) => now,
+            Err(error) => return Requested::No(Some(error)),
+        };
+        if peers.as_ref() == Some(&now) {
+            return requested;
+        }
+        let allow = now.allow(node);
+        *peers = Some(now);
+        if !allow {
+            return Requested::LeftOut;
+        }
+    }
 }
 
 async fn request(
@@ -459,6 +532,7 @@ async fn request(
     node: NodeId,
     wanted: &Wanted<'_>,
     sign: Option<KeyValue>,
+    peers: Option<&Peers>,
 ) -> Requested {
     let (keys, instance) = (&cloud.keys, intent.instance);
     let alive = match sign {
@@ -496,6 +570,10 @@ async fn request(
         .put(key, encode(&request))
         .put(keys.instance(instance), encode(&record));
     txn = begin(cloud, Asked::create(&record, node), txn);
+    if let (Some(group), Some(peers), Some(membership)) = (&wanted.ask.group, peers, keys.membership(&record))
+    {
+        txn = group.demand(cloud, peers, node, txn).put(membership, "");
+    }
     if let Some(data) = &wanted.guest.user_data {
         txn = txn.put(keys.user_data(node, instance), data.0.clone());
     }

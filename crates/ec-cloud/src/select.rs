@@ -180,6 +180,7 @@ mod tests {
                 .map(|role| ("role".to_owned(), role.to_owned()))
                 .into_iter()
                 .collect::<BTreeMap<_, _>>(),
+            group: None,
             created_at: Some(Timestamp::UNIX_EPOCH + jiff::SignedDuration::from_secs(i64::from(number != 2))),
             reason: None,
             doing: None,

@@ -1,7 +1,10 @@
 //! What must be done for a cluster when no tool and no agent is there to do it. Everything here is decided anew from
 //! what is there and done by compare-and-swap, so any number may do it at once.
 
-use std::{collections::HashSet, time::Duration};
+use std::{
+    collections::{BTreeSet, HashSet},
+    time::Duration,
+};
 
 use ec_model::InstanceId;
 use ec_plan::fleet::{Fleet, Move, Seen};
@@ -9,7 +12,7 @@ use futures::{StreamExt, TryStreamExt};
 
 use crate::{
     Cloud, CloudResult,
-    intent::{sweep, wanted},
+    intent::{drop_alone, sweep, wanted},
     lookup::CONCURRENCY,
 };
 
@@ -39,32 +42,47 @@ pub async fn tend_nodes(cloud: &Cloud, fleet: &mut Fleet, now: Duration) -> Clou
 }
 
 /// Takes away what killed commands and instances that failed long ago left: records that nobody asks for and no
-/// agent tells of, their names, and claims that were never requested. Answers whose.
+/// agent tells of, their names and memberships, and claims that were never requested; and names and memberships whose records
+/// are gone. Answers whose.
 ///
 /// # Errors
 /// etcd or placement does not answer; what was done stays done.
 pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Vec<InstanceId>> {
     let keys = &cloud.keys;
-    let prefixes = (keys.all_requests(), keys.all_statuses(), keys.instances());
-    let (requests, statuses, records) = tokio::try_join!(
+    let prefixes =
+        (keys.all_requests(), keys.all_statuses(), keys.instances(), keys.all_names(), keys.all_members());
+    let (requests, statuses, records, names, members) = tokio::try_join!(
         cloud.store.keys(&prefixes.0),
         cloud.store.keys(&prefixes.1),
-        cloud.store.keys(&prefixes.2)
+        cloud.store.keys(&prefixes.2),
+        cloud.store.keys(&prefixes.3),
+        cloud.store.keys(&prefixes.4)
     )?;
     let requests = requests.iter().filter_map(|key| keys.parse_request(key).ok());
     let statuses = statuses.iter().filter_map(|key| keys.parse_status(key).ok());
     let spoken_of: HashSet<InstanceId> = requests.chain(statuses).map(|(_, instance)| instance).collect();
-    let alone = records.iter().filter_map(|key| keys.parse_instance(key).ok());
-    let swept: Vec<Option<InstanceId>> =
-        futures::stream::iter(alone.filter(|instance| !spoken_of.contains(instance)))
-            .map(async |instance| {
-                let Some(pair) = cloud.store.get(&keys.instance(instance)).await?.0 else { return Ok(None) };
-                // What cannot be read is touched by nobody; `list` shows it.
-                let Ok(record) = wanted(instance, &pair.value) else { return Ok(None) };
-                sweep(cloud, record, pair.mod_revision).await.map(|swept| swept.then_some(instance))
-            })
-            .buffer_unordered(CONCURRENCY)
-            .try_collect()
-            .await?;
-    Ok(swept.into_iter().flatten().collect())
+    let recorded: BTreeSet<InstanceId> =
+        records.iter().filter_map(|key| keys.parse_instance(key).ok()).collect();
+    let mut swept = Vec::new();
+    for key in names.into_iter().chain(members) {
+        let instance = key.rsplit('/').next().and_then(|last| last.parse::<InstanceId>().ok());
+        if let Some(instance) = instance.filter(|instance| !recorded.contains(instance))
+            && drop_alone(cloud, key, instance).await?
+        {
+            swept.push(instance);
+        }
+    }
+    let alone = recorded.into_iter().filter(|instance| !spoken_of.contains(instance));
+    let left: Vec<Option<InstanceId>> = futures::stream::iter(alone)
+        .map(async |instance| {
+            let Some(pair) = cloud.store.get(&keys.instance(instance)).await?.0 else { return Ok(None) };
+            // What cannot be read is touched by nobody; `list` shows it.
+            let Ok(record) = wanted(instance, &pair.value) else { return Ok(None) };
+            sweep(cloud, record, pair.mod_revision).await.map(|swept| swept.then_some(instance))
+        })
+        .buffer_unordered(CONCURRENCY)
+        .try_collect()
+        .await?;
+    swept.extend(left.into_iter().flatten());
+    Ok(swept)
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
-use crate::{InstanceId, InvalidId, NodeId};
+use crate::{Instance, InstanceId, InvalidId, NodeId};
 
 /// A key below the prefix that is not of the form which belongs there.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -79,6 +79,11 @@ impl Keyspace {
         format!("{}/instances/{instance}", self.root)
     }
 
+    /// The names of all projects.
+    pub fn all_names(&self) -> String {
+        format!("{}/names/", self.root)
+    }
+
     /// All instances that bear this name within a project. Letters' case makes no other name, as in DNS.
     pub fn names(&self, project: &str, name: &str) -> String {
         format!("{}/names/{}/{}/", self.root, escaped(project), escaped(&name.to_ascii_lowercase()))
@@ -119,6 +124,41 @@ impl Keyspace {
     /// Public keys that have a name within a project.
     pub fn keypair(&self, project: &str, name: &str) -> String {
         format!("{}{}", self.keypairs(project), escaped(&name.to_ascii_lowercase()))
+    }
+
+    /// All groups of a project.
+    pub fn groups(&self, project: &str) -> String {
+        format!("{}/groups/{}/", self.root, escaped(project))
+    }
+
+    /// A group, which has a name within a project.
+    pub fn group(&self, project: &str, name: &str) -> String {
+        format!("{}{}", self.groups(project), escaped(&name.to_ascii_lowercase()))
+    }
+
+    /// The members of all groups.
+    pub fn all_members(&self) -> String {
+        format!("{}/members/", self.root)
+    }
+
+    /// All members of a group.
+    pub fn members(&self, project: &str, group: &str) -> String {
+        format!("{}{}/{}/", self.all_members(), escaped(project), escaped(&group.to_ascii_lowercase()))
+    }
+
+    /// All members of a group that are on this node.
+    pub fn members_on(&self, project: &str, group: &str, node: NodeId) -> String {
+        format!("{}{node}/", self.members(project, group))
+    }
+
+    /// That an instance on this node is a member of a group. The value is empty.
+    pub fn member(&self, project: &str, group: &str, node: NodeId, instance: InstanceId) -> String {
+        format!("{}{instance}", self.members_on(project, group, node))
+    }
+
+    /// The key that says so of an instance, where it has a group and is placed.
+    pub fn membership(&self, record: &Instance) -> Option<String> {
+        Some(self.member(&record.project, record.group.as_ref()?, record.node()?, record.instance))
     }
 
     /// All user-data of one node's guests.
@@ -196,6 +236,13 @@ impl Keyspace {
         parse_pair(key, &self.all_requests(), "<root>/requests/<node uuid>/<instance uuid>")
     }
 
+    /// Node and instance of a member's key.
+    pub fn parse_member(&self, key: &str) -> Result<(NodeId, InstanceId), KeyError> {
+        let form = "<root>/members/<project>/<group>/<node uuid>/<instance uuid>";
+        let pair = key.strip_prefix(&self.all_members()).and_then(|rest| rest.splitn(3, '/').nth(2));
+        parse_pair(pair.unwrap_or_default(), "", form).map_err(|_| KeyError { key: key.to_owned(), form })
+    }
+
     /// Node and instance of a status key.
     pub fn parse_status(&self, key: &str) -> Result<(NodeId, InstanceId), KeyError> {
         parse_pair(key, &self.all_statuses(), "<root>/status/<node uuid>/<instance uuid>")
@@ -244,6 +291,9 @@ mod tests {
             prop_assert_eq!(keys.parse_request(&keys.request(node, instance)), Ok((node, instance)));
             prop_assert_eq!(keys.parse_status(&keys.status(node, instance)), Ok((node, instance)));
             prop_assert!(keys.request(node, instance).starts_with(&keys.requests(node)));
+            let member = keys.member(&root, "a/b", node, instance);
+            prop_assert!(member.starts_with(&keys.members_on(&root, "A/B", node)));
+            prop_assert_eq!(keys.parse_member(&member), Ok((node, instance)));
         }
 
         #[test]
@@ -275,6 +325,7 @@ mod tests {
             (keys.agent(node), format!("/root/agents/{node}")),
             (keys.instances(), "/root/instances/".to_owned()),
             (keys.instance(one), format!("/root/instances/{one}")),
+            (keys.all_names(), "/root/names/".to_owned()),
             (keys.names("p", "Web"), "/root/names/p/web/".to_owned()),
             (keys.names("a/b", "ü"), "/root/names/a%2Fb/%C3%BC/".to_owned()),
             (keys.name("p", "web-1.x_y", one), format!("/root/names/p/web-1.x_y/{one}")),
@@ -282,6 +333,12 @@ mod tests {
             (keys.flavor("m1.Small"), "/root/flavors/m1.small".to_owned()),
             (keys.keypairs("a/b"), "/root/keypairs/a%2Fb/".to_owned()),
             (keys.keypair("p", "Me@home"), "/root/keypairs/p/me%40home".to_owned()),
+            (keys.groups("a/b"), "/root/groups/a%2Fb/".to_owned()),
+            (keys.group("p", "Web"), "/root/groups/p/web".to_owned()),
+            (keys.all_members(), "/root/members/".to_owned()),
+            (keys.members("p", "Web"), "/root/members/p/web/".to_owned()),
+            (keys.members_on("p", "Web", node), format!("/root/members/p/web/{node}/")),
+            (keys.member("p", "Web", node, one), format!("/root/members/p/web/{node}/{one}")),
             (keys.all_user_data(node), format!("/root/userdata/{node}/")),
             (keys.user_data(node, one), format!("/root/userdata/{node}/{one}")),
             (keys.all_requests(), "/root/requests/".to_owned()),
@@ -332,10 +389,18 @@ mod tests {
             keys.parse_instance("/ecompute/instances/").unwrap_err(),
             keys.parse_request("/ecompute/requests/x/y").unwrap_err(),
             keys.parse_status("/ecompute/status/x").unwrap_err(),
+            keys.parse_member("/ecompute/members/p/g/x").unwrap_err(),
         ];
-        let wanted = ["nodes/<node", "alive/<node", "instances/<instance", "requests/<node", "status/<node"];
+        let wanted = [
+            "nodes/<node",
+            "alive/<node",
+            "instances/<instance",
+            "requests/<node",
+            "status/<node",
+            "members/<project",
+        ];
         for (error, wanted) in errors.into_iter().zip(wanted) {
-            assert!(error.to_string().contains(&format!("`<root>/{wanted} uuid>")), "{error}");
+            assert!(error.to_string().contains(&format!("`<root>/{wanted}")), "{error}");
         }
     }
 }

@@ -21,7 +21,7 @@ pub use observed::{End, Observed, Pause, RunState};
 pub use query::{QueryError, ResourceQuery};
 pub use records::{
     Access, AccessKind, AccessWish, Action, ActionVerb, Actions, Address, AddressSource, Alive, Assigned,
-    Blob, Desired, Doc, Flavor, GRACE_SECONDS, HISTORY_MAX, ImageRef, Instance, Keypair, Node, Outcome,
-    Outcomes, Power, PowerWish, Progress, Rebuild, Rebuilt, Record, RecordError, Request, Resources, Restart,
-    Spec, State, Status, Ticket, USER_DATA_MAX, decode, encode,
+    Blob, Desired, Doc, Flavor, GRACE_SECONDS, Group, HISTORY_MAX, ImageRef, Instance, Keypair, Node,
+    Outcome, Outcomes, Policy, Power, PowerWish, Progress, Rebuild, Rebuilt, Record, RecordError, Request,
+    Resources, Restart, Spec, State, Status, Ticket, USER_DATA_MAX, decode, encode,
 };

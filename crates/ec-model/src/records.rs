@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
 pub use access::{Access, AccessKind, AccessWish, Ticket};
-pub use catalog::{Flavor, Keypair};
+pub use catalog::{Flavor, Group, Keypair, Policy};
 pub use history::{Action, ActionVerb, Actions, HISTORY_MAX, Outcome, Outcomes};
 pub use instance::{Assigned, ImageRef, Instance, Resources, Spec};
 pub use node::{Alive, Node};
@@ -103,6 +103,11 @@ impl Record for Outcomes {
 
 impl Record for Flavor {
     const WHAT: &'static str = "flavor";
+    const FORMAT: u32 = 1;
+}
+
+impl Record for Group {
+    const WHAT: &'static str = "group";
     const FORMAT: u32 = 1;
 }
 

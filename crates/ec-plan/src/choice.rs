@@ -2,10 +2,10 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
 };
 
-use ec_model::NodeId;
+use ec_model::{InstanceId, NodeId, Policy};
 use uuid::Uuid;
 
 /// A candidate to be tried.
@@ -24,6 +24,38 @@ pub struct Choice {
     pub tries: Vec<Try>,
     /// Hosts that have room, and nobody there who would build.
     pub not_alive: BTreeSet<NodeId>,
+    /// Nodes that have room, and that the group leaves out.
+    pub left_out: BTreeSet<NodeId>,
+}
+
+/// The members that there are of the group which an instance shall go into.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peers {
+    /// Where members may be.
+    pub policy: Policy,
+    /// Where they are.
+    pub on: BTreeMap<NodeId, BTreeSet<InstanceId>>,
+}
+
+impl Peers {
+    /// Whether one more may go to this node.
+    pub fn allow(&self, node: NodeId) -> bool {
+        match self.policy {
+            Policy::Affinity => self.on.is_empty() || self.on.contains_key(&node),
+            Policy::AntiAffinity => !self.on.contains_key(&node),
+            Policy::SoftAffinity | Policy::SoftAntiAffinity => true,
+        }
+    }
+
+    /// Before which others a node is tried: the smaller first.
+    fn rank(&self, node: NodeId) -> usize {
+        let there = self.on.get(&node).map_or(0, BTreeSet::len);
+        match self.policy {
+            Policy::SoftAffinity => usize::MAX - there,
+            Policy::SoftAntiAffinity => there,
+            Policy::Affinity | Policy::AntiAffinity => 0,
+        }
+    }
 }
 
 /// What a user wants of where instances go, beside that there is room.
@@ -83,13 +115,26 @@ impl Order {
     }
 }
 
-/// Chooses among offers, which come in placement's order: the first of `limit` by their order
-/// that a living node can build. Those of dead nodes use the limit up as little as they would be built.
-pub fn choose(offers: &[Offer], order: &Order, alive: &HashSet<NodeId>, limit: usize) -> Choice {
+/// Chooses among offers, which come in placement's order: the first of `limit` by what the group likes better, and then by
+/// their order, that a living node can build. Those of dead nodes, and of nodes that the group leaves out, use the limit up
+/// as little as they would be built.
+pub fn choose(
+    offers: &[Offer],
+    order: &Order,
+    alive: &HashSet<NodeId>,
+    peers: Option<&Peers>,
+    limit: usize,
+) -> Choice {
+    let builder = |offer: usize| offers[offer].hosts.iter().copied().find(|host| alive.contains(host));
+    let mut places = order.places(offers);
+    if let Some(peers) = peers {
+        places.sort_by_key(|place| builder(*place).map(|node| peers.rank(node)));
+    }
     let mut choice = Choice::default();
-    for offer in order.places(offers) {
+    for offer in places {
         let hosts = &offers[offer].hosts;
-        match hosts.iter().copied().find(|host| alive.contains(host)) {
+        match builder(offer) {
+            Some(node) if peers.is_some_and(|peers| !peers.allow(node)) => _ = choice.left_out.insert(node),
             Some(_) if choice.tries.len() == limit => break,
             Some(node) => choice.tries.push(Try { offer, node }),
             None => choice.not_alive.extend(hosts),
@@ -114,14 +159,47 @@ mod tests {
     fn the_living_are_tried_in_order_and_the_dead_use_no_limit_up() {
         let offers = [&[1][..], &[2], &[9, 3], &[4], &[5]].map(|hosts| offer(hosts, 0));
         let alive = [2, 3, 4, 5].map(node).into();
-        let choice = choose(&offers, &Order::Given, &alive, 2);
+        let choice = choose(&offers, &Order::Given, &alive, None, 2);
         assert_eq!(choice.tries, [Try { offer: 1, node: node(2) }, Try { offer: 2, node: node(3) }]);
         assert_eq!(choice.not_alive, [node(1)].into());
-        assert_eq!(choose(&offers, &Order::Given, &alive, usize::MAX).tries.len(), 4);
-        assert_eq!(choose(&offers, &Order::Given, &HashSet::new(), 5).not_alive.len(), 6);
+        assert_eq!(choose(&offers, &Order::Given, &alive, None, usize::MAX).tries.len(), 4);
+        assert_eq!(choose(&offers, &Order::Given, &HashSet::new(), None, 5).not_alive.len(), 6);
         let alive = [1, 5].map(node).into();
-        let choice = choose(&offers, &Order::After(Some(node(1))), &alive, 1);
+        let choice = choose(&offers, &Order::After(Some(node(1))), &alive, None, 1);
         assert_eq!(choice.tries, [Try { offer: 4, node: node(5) }], "the limit counts what is tried");
+    }
+
+    #[test]
+    fn a_group_leaves_nodes_out_or_has_them_tried_first() {
+        let offers = [1, 2, 3, 4].map(|number| offer(&[number], 0));
+        let alive = [1, 2, 3].map(node).into();
+        let peers = |policy, on: &[(u128, u128)]| {
+            let on = on.iter().map(|(number, count)| {
+                let members =
+                    (0..*count).map(|member| InstanceId::new(Uuid::from_u128(number * 100 + member)));
+                (node(*number), members.collect())
+            });
+            Peers { policy, on: on.collect() }
+        };
+        let nodes = |numbers: &[u128]| numbers.iter().map(|number| node(*number)).collect::<Vec<_>>();
+        let with = |policy, on: &[(u128, u128)], limit| {
+            let choice = choose(&offers, &Order::Given, &alive, Some(&peers(policy, on)), limit);
+            assert_eq!(choice.not_alive.iter().copied().collect::<Vec<_>>(), nodes(&[4]), "{policy}");
+            (choice.tries.into_iter().map(|each| each.node).collect(), choice.left_out.into_iter().collect())
+        };
+        for (policy, on, limit, tries, left_out) in [
+            (Policy::AntiAffinity, &[][..], 9, &[1, 2, 3][..], &[][..]),
+            (Policy::AntiAffinity, &[(1, 1), (3, 2)], 1, &[2], &[1, 3]),
+            (Policy::AntiAffinity, &[(1, 1), (2, 1), (3, 1)], 9, &[], &[1, 2, 3]),
+            (Policy::Affinity, &[], 9, &[1, 2, 3], &[]),
+            (Policy::Affinity, &[(2, 1)], 1, &[2], &[1, 3]),
+            (Policy::Affinity, &[(7, 1)], 9, &[], &[1, 2, 3]),
+            (Policy::SoftAntiAffinity, &[(1, 2), (2, 1)], 9, &[3, 2, 1], &[]),
+            (Policy::SoftAffinity, &[(3, 2), (2, 1)], 9, &[3, 2, 1], &[]),
+            (Policy::SoftAffinity, &[], 9, &[1, 2, 3], &[]),
+        ] {
+            assert_eq!(with(policy, on, limit), (nodes(tries), nodes(left_out)), "{policy} {on:?}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use ec_model::{NodeId, ResourceQuery, Resources};
+use ec_model::{NodeId, Policy, ResourceQuery, Resources};
 use serde::Serialize;
 
 /// So many nodes are told of by name; more help nobody.
@@ -32,8 +32,34 @@ pub struct Reasons {
     pub locked: Vec<String>,
     /// Nodes that have room or could have it, and whose agents are not alive.
     pub not_alive: Vec<String>,
-    /// Claims that others were quicker with.
+    /// Claims, and places in the group, that others were quicker with.
     pub taken_by_others: usize,
+    /// The group, where it leaves nodes out that have room.
+    pub group: Option<Bar>,
+}
+
+/// A group that leaves nodes out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Bar {
+    /// Its name.
+    pub name: String,
+    /// Where its members may be.
+    pub policy: Policy,
+    /// How many nodes have room and are left out.
+    pub nodes: usize,
+}
+
+impl Bar {
+    fn text(&self) -> String {
+        let Self { name, policy, nodes } = self;
+        let where_they_are = match policy {
+            Policy::Affinity => format!("its members are on another than the {nodes} that have room"),
+            Policy::AntiAffinity | Policy::SoftAffinity | Policy::SoftAntiAffinity => {
+                format!("it has a member on each of the {nodes} that have room")
+            }
+        };
+        format!("the group `{name}` ({policy}) leaves no node: {where_they_are}")
+    }
 }
 
 /// What one node lacks.
@@ -204,8 +230,10 @@ impl Reasons {
             let names: Vec<_> = self.traits_nobody_has.iter().cloned().collect();
             parts.push(format!("no node has the trait {}", names.join(", ")));
         }
+        parts.extend(self.group.as_ref().map(Bar::text));
         parts.extend(self.nearest.iter().take(TOLD).map(Lack::text));
-        let others = self.living.saturating_sub(self.locked.len());
+        let left_out = self.group.as_ref().map_or(0, |group| group.nodes);
+        let others = self.living.saturating_sub(self.locked.len() + left_out);
         if others > TOLD {
             parts.push(format!("{} more nodes lack more", others - TOLD));
         }
@@ -289,6 +317,18 @@ mod tests {
         ] {
             assert!(text.contains(wanted), "wanted `{wanted}`: {text}");
         }
+    }
+
+    #[test]
+    fn a_group_that_leaves_nodes_out_is_told_before_what_others_lack() {
+        let full =
+            reasons("resources=VCPU:4", &(0..9).map(|_| host("full", (4, 4), &[])).collect::<Vec<_>>());
+        let bar = |policy| Some(Bar { name: "web".to_owned(), policy, nodes: 5 });
+        let text = Reasons { group: bar(Policy::AntiAffinity), ..full }.text();
+        let wanted = "the group `web` (anti-affinity) leaves no node: it has a member on each of the 5 that have room; on full";
+        assert!(text.starts_with(wanted) && text.contains("1 more nodes lack more"), "{text}");
+        let text = Reasons { group: bar(Policy::Affinity), ..Reasons::default() }.text();
+        assert!(text.contains("its members are on another than the 5 that have room"), "{text}");
     }
 
     #[test]

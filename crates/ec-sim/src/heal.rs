@@ -36,7 +36,13 @@ type Complaint = (Duration, String);
 async fn everything(world: &World, records: &Records) -> BTreeSet<InstanceId> {
     let mut all: BTreeSet<InstanceId> =
         world.judge(|referee, _| referee.instances().map(|(instance, _)| instance).collect());
-    for prefix in ["/ecompute/requests/", "/ecompute/status/", "/ecompute/instances/", "/ecompute/names/"] {
+    for prefix in [
+        "/ecompute/requests/",
+        "/ecompute/status/",
+        "/ecompute/instances/",
+        "/ecompute/names/",
+        "/ecompute/members/",
+    ] {
         all.extend(last_parts(world, prefix));
     }
     all.extend(last_parts(world, &format!("{PLACEMENT}/consumers/")));
@@ -274,7 +280,7 @@ async fn left(world: &Arc<World>) -> Vec<Complaint> {
             found.push((BOUND, format!("{instance}: {}", traces.told())));
         }
     }
-    for prefix in ["/ecompute/names/", "/ecompute/userdata/"] {
+    for prefix in ["/ecompute/names/", "/ecompute/members/", "/ecompute/userdata/"] {
         found.extend(world.store.content(prefix).pairs.into_iter().map(|pair| (BOUND, pair.key)));
     }
     // A history goes by itself.

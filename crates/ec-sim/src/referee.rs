@@ -2,6 +2,7 @@
 //! hypervisors do, and remembers it by itself: it believes no program's word about anything.
 
 mod demands;
+mod groups;
 pub(crate) mod keys;
 mod room;
 
@@ -274,6 +275,7 @@ impl Referee {
             self.look_at_request(world, actor, txn, key, old.as_ref(), new);
             self.look_at_status(world, key, new, late);
             self.look_at_index(world, actor, key, old.as_ref(), new);
+            self.look_at_group(world, actor, key, new);
         }
         if txn.then.iter().any(|op| op.key().starts_with(PLACEMENT)) {
             self.look_at_placement(world, txn, before);

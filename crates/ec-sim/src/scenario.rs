@@ -8,6 +8,7 @@ mod build;
 mod callers;
 mod controller;
 mod etcd;
+mod groups;
 mod guests;
 mod host;
 mod operators;
@@ -72,6 +73,7 @@ pub fn scenarios() -> impl Iterator<Item = &'static Scenario> {
         operators::ALL,
         controller::ALL,
         callers::ALL,
+        groups::ALL,
     ]
     .into_iter()
     .flatten()

@@ -3,10 +3,10 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use ec_cloud::{
-    Ask, Awaited, Cloud, CloudError, Guest, Naming, Scheduled, Verb, View, Wanted, act, destroy, list,
-    schedule, until_active, until_done,
+    Ask, Awaited, Cloud, CloudError, Guest, Joining, Naming, Scheduled, Verb, View, Wanted, act,
+    create_group, delete_group, destroy, list, schedule, until_active, until_done,
 };
-use ec_model::{AccessKind, Blob, ImageRef, InstanceId, ResourceQuery, Restart, State};
+use ec_model::{AccessKind, Blob, ImageRef, InstanceId, Policy, ResourceQuery, Restart, State};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -19,6 +19,13 @@ use crate::{
 
 /// Names that users of one project quarrel about.
 const NAMES: [&str; 4] = ["web", "db", "mail", "cache"];
+
+/// Groups that users of one project have, or have again.
+const GROUPS: [(&str, Policy); 3] = [
+    ("apart", Policy::AntiAffinity),
+    ("together", Policy::Affinity),
+    ("rather-apart", Policy::SoftAntiAffinity),
+];
 
 /// A command line of a life.
 pub(crate) fn cloud(world: &Arc<World>, actor: Actor, life: &Life) -> anyhow::Result<Cloud> {
@@ -40,7 +47,9 @@ enum Deed {
         name: Option<&'static str>,
         data: bool,
         wait: bool,
+        group: Option<(&'static str, Policy)>,
     },
+    DeleteGroup(&'static str),
     Destroy(InstanceId),
     Act {
         instance: InstanceId,
@@ -65,7 +74,9 @@ pub(crate) async fn live(world: Arc<World>, number: u32, done: CancellationToken
                 name: world.chance(60).then(|| NAMES[usize::try_from(world.pick(0..4)).unwrap_or(0)]),
                 data: world.chance(20),
                 wait: world.chance(30),
+                group: world.chance(30).then(|| a_group(&world)),
             },
+            8 if world.chance(20) => Deed::DeleteGroup(a_group(&world).0),
             5..8 if world.chance(3) => {
                 match world.judge(|referee, world| referee.sealed_requests(world)).first() {
                     Some(instance) => Deed::DestroySealed(*instance),
@@ -80,6 +91,10 @@ pub(crate) async fn live(world: Arc<World>, number: u32, done: CancellationToken
         };
         command(&world, Actor::User(number), deed).await;
     }
+}
+
+fn a_group(world: &World) -> (&'static str, Policy) {
+    GROUPS[usize::try_from(world.pick(0..3)).unwrap_or(0)]
 }
 
 /// Some wish for power.
@@ -155,17 +170,22 @@ async fn command(world: &Arc<World>, actor: Actor, deed: Deed) {
 async fn perform(world: Arc<World>, actor: Actor, deed: Deed, life: Life, stop: CancellationToken) {
     let Ok(cloud) = cloud(&world, actor, &life) else { return };
     match deed {
-        Deed::Schedule { name, data, wait } => {
+        Deed::Schedule { name, data, wait, group } => {
             let query = "resources=VCPU:1,MEMORY_MB:128,DISK_GB:1";
-            let Ok(placed) =
-                place(&world, actor, &cloud, Order { name, data, query, restart: Restart::No }, &stop).await
-            else {
+            if let Some((group, policy)) = group {
+                // There it is, most often.
+                _ = have_group(&world, actor, &cloud, group, policy).await;
+            }
+            let group = group.map(|(name, _)| name);
+            let order = Order { name, data, query, restart: Restart::No, group };
+            let Ok(placed) = place(&world, actor, &cloud, order, &stop).await else {
                 return;
             };
             if wait {
                 await_active(&world, actor, &cloud, placed, Duration::from_secs(120)).await;
             }
         }
+        Deed::DeleteGroup(name) => _ = end_group(&world, actor, &cloud, name).await,
         Deed::Destroy(instance) => _ = doom(&world, actor, &cloud, instance).await,
         Deed::Act { instance, verb, wait } => {
             let patience = wait.then_some(Duration::from_secs(120));
@@ -189,6 +209,29 @@ pub(crate) struct Order {
     pub(crate) data: bool,
     pub(crate) query: &'static str,
     pub(crate) restart: Restart,
+    pub(crate) group: Option<&'static str>,
+}
+
+/// Makes a group; what was told where that cannot be.
+pub(crate) async fn have_group(
+    world: &World,
+    actor: Actor,
+    cloud: &Cloud,
+    name: &str,
+    policy: Policy,
+) -> Result<(), String> {
+    let made = create_group(cloud, name, policy).await.map(|_| ()).map_err(|error| error.to_string());
+    let told = made.as_ref().map_or_else(String::as_str, |()| "it is there");
+    world.log(actor, format!("makes the group {name}: {told}"));
+    made
+}
+
+/// Deletes a group; what was told where that cannot be.
+pub(crate) async fn end_group(world: &World, actor: Actor, cloud: &Cloud, name: &str) -> Result<(), String> {
+    let gone = delete_group(cloud, name).await.map_err(|error| error.to_string());
+    let told = gone.as_ref().map_or_else(String::as_str, |()| "it is gone");
+    world.log(actor, format!("deletes the group {name}: {told}"));
+    gone
 }
 
 /// Asks for an instance; where it is, or what was told instead.
@@ -199,7 +242,7 @@ pub(crate) async fn place(
     order: Order,
     stop: &CancellationToken,
 ) -> Result<Scheduled, String> {
-    let Order { name, data, query, restart } = order;
+    let Order { name, data, query, restart, group } = order;
     let guest = Guest {
         naming: match name {
             Some(name) => Naming::Name(name.to_owned()),
@@ -214,13 +257,18 @@ pub(crate) async fn place(
         metadata: BTreeMap::new(),
         restart,
     };
-    world.log(actor, format!("schedule {}", name.unwrap_or("without a name")));
+    let within = group.map(|group| format!(" in the group {group}")).unwrap_or_default();
+    world.log(actor, format!("schedule {}{within}", name.unwrap_or("without a name")));
     let told = async {
         let query = ResourceQuery::parse(query).map_err(|error| error.to_string())?;
-        let wanted = Ask::new(&query).and_then(|ask| Wanted::new(ask, &guest));
-        let wanted = wanted.map_err(|error| error.to_string())?;
+        let mut ask = Ask::new(&query).map_err(|error| error.to_string())?;
+        if let Some(group) = group {
+            ask = ask.within(Joining::new(cloud, group).await.map_err(|error| error.to_string())?);
+        }
+        let wanted = Wanted::new(ask, &guest).map_err(|error| error.to_string())?;
         match schedule(cloud, &wanted, stop).await {
             Ok(Ok(placed)) => Ok(placed),
+            Ok(Err(none)) if !none.left_out.is_empty() => Err("no room that the group leaves".to_owned()),
             Ok(Err(_)) => Err("no room".to_owned()),
             Err(error) => Err(error.to_string()),
         }

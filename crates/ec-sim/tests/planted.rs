@@ -8,7 +8,7 @@ use std::process::Command;
 const SEEDS: &str = "0..300";
 
 /// What is left out, or done too early, or believed.
-const MISTAKES: [&str; 20] = [
+const MISTAKES: [&str; 21] = [
     // Control.
     "request-without-index",
     "request-not-fenced",
@@ -18,6 +18,7 @@ const MISTAKES: [&str; 20] = [
     "sweep-the-young",
     "sweep-asked-for",
     "wish-not-compared",
+    "group-not-compared",
     // The agent.
     "unfenced",
     "older-wish-told",

@@ -11,7 +11,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use ec_model::{ImageRef, Keyspace, Resources, decode};
+use ec_model::{Group, ImageRef, Keyspace, Policy, Resources, decode};
 use ec_placement_client::{ConsumerAllocations, Inventory, Placement, PlacementResult, Provider, Summary};
 use ec_store::{LeaseId, Listing, MemoryStore, Revision, Server, Store, StoreResult, TxnOutcome, Watch};
 
@@ -297,6 +297,15 @@ impl World {
     }
 
     async fn schedule(&self, query: &str, name: Option<&str>) -> CloudResult<Result<Scheduled, NoRoom>> {
+        self.schedule_within(None, query, name).await
+    }
+
+    async fn schedule_within(
+        &self,
+        group: Option<&str>,
+        query: &str,
+        name: Option<&str>,
+    ) -> CloudResult<Result<Scheduled, NoRoom>> {
         let guest = Guest {
             naming: name.map_or(Naming::None, |name| Naming::Name(name.to_owned())),
             user_data: Some(ec_model::Blob(b"secret".to_vec())),
@@ -308,8 +317,20 @@ impl World {
             restart: ec_model::Restart::No,
         };
         let query = ResourceQuery::parse(query).map_err(|error| CloudError::Invalid(error.to_string()))?;
-        let wanted = Wanted::new(Ask::new(&query)?, &guest)?;
+        let mut ask = Ask::new(&query)?;
+        if let Some(group) = group {
+            ask = ask.within(Joining::new(&self.cloud(), group).await?);
+        }
+        let wanted = Wanted::new(ask, &guest)?;
         schedule(&self.cloud(), &wanted, &self.stop).await
+    }
+
+    /// Makes a group, by no step that counts.
+    async fn group(&self, name: &str, policy: Policy) {
+        let (name, project) = (name.to_owned(), "p".to_owned());
+        let key = self.keys.group(&project, &name);
+        let group = Group { name, project, policy, created_at: Timestamp::UNIX_EPOCH };
+        self.etcd.memory.txn(Txn::new().put(key, encode(&group))).await.unwrap();
     }
 
     fn claims(&self) -> Vec<InstanceId> {
@@ -371,6 +392,8 @@ impl World {
     }
 }
 
+mod groups;
+
 const QUERY: &str = "resources=VCPU:1,MEMORY_MB:1";
 
 /// More steps than any of these schedules takes.
@@ -389,9 +412,10 @@ const FAULTS: [Fault; 6] = [
 async fn whatever_step_fails_nothing_is_lost_and_nothing_is_leaked() {
     for (at, rivals) in (0..STEPS).flat_map(|at| [(at, 0), (at, 1), (at, 2)]) {
         for first in FAULTS {
-            through(&[(at, first)], rivals).await;
+            through(&[(at, first)], rivals, None).await;
+            through(&[(at, first)], rivals, Some("apart")).await;
             for second in FAULTS {
-                through(&[(at, first), (at + 1, second)], rivals).await;
+                through(&[(at, first), (at + 1, second)], rivals, None).await;
             }
         }
     }
@@ -399,11 +423,15 @@ async fn whatever_step_fails_nothing_is_lost_and_nothing_is_leaked() {
 
 /// Schedules through these faults, and looks at what is left: at once, after what was sent has arrived late, and
 /// after somebody has come across it.
-async fn through(faults: &[(usize, Fault)], rivals: usize) {
+async fn through(faults: &[(usize, Fault)], rivals: usize, group: Option<&str>) {
     let world = World::new(3, 0, faults).await;
+    if let Some(group) = group {
+        world.group(group, Policy::AntiAffinity).await;
+    }
     world.placement.rivals.store(rivals, Ordering::Relaxed);
-    let what = format!("{faults:?} with {rivals} rivals");
-    let outcome = tokio::time::timeout(Duration::from_secs(60), world.schedule(QUERY, Some("web"))).await;
+    let what = format!("{faults:?} with {rivals} rivals, in {group:?}");
+    let scheduling = world.schedule_within(group, QUERY, Some("web"));
+    let outcome = tokio::time::timeout(Duration::from_secs(60), scheduling).await;
     world.every_claim_is_known(&what);
     let requested = world.requested();
     // Where etcd does not answer at all, the error says that nobody knows.
@@ -426,6 +454,8 @@ async fn through(faults: &[(usize, Fault)], rivals: usize) {
     assert_eq!(world.claims(), requested, "{what}: claims");
     assert_eq!(world.under(&world.keys.instances()).len(), requested.len(), "{what}: indexes");
     assert_eq!(world.under("/ecompute/names/").len(), requested.len(), "{what}: names");
+    let members = if group.is_some() { requested.len() } else { 0 };
+    assert_eq!(world.under("/ecompute/members/").len(), members, "{what}: members");
 }
 
 #[tokio::test(start_paused = true)]
@@ -494,6 +524,7 @@ async fn a_name_whose_bearer_is_gone_for_long_is_taken_over_and_one_that_is_not_
             },
             power: ec_model::PowerWish::default(),
             restart: ec_model::Restart::No,
+            group: None,
             locked: None,
             labels: std::collections::BTreeMap::new(),
             assigned: placed.then(|| Assigned { node: node(0), epoch: 1 }),

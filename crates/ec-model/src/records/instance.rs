@@ -29,6 +29,9 @@ pub struct Instance {
     /// What users tell it apart by; nothing of ours depends on them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// The [`crate::Group`] of its project that it is a member of, once it is placed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
     /// What it shall be.
     pub spec: Spec,
     /// Whether and how it shall run.

@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use proptest::prelude::*;
 
 use super::*;
+use crate::Keyspace;
 
 fn spec() -> Spec {
     Spec {
@@ -176,6 +177,7 @@ fn an_instance_is_where_it_was_assigned() {
         spec: spec(),
         power: PowerWish::default(),
         restart: Restart::No,
+        group: None,
         locked: None,
         assigned: None,
         generation: 1,
@@ -184,6 +186,12 @@ fn an_instance_is_where_it_was_assigned() {
     assert_eq!(instance.node(), None);
     instance.assigned = Some(Assigned { node, epoch: 1 });
     assert_eq!(instance.node(), Some(node));
+    let keys = Keyspace::default();
+    assert_eq!(keys.membership(&instance), None);
+    (instance.project, instance.group) = ("p".into(), Some("Apart".into()));
+    assert_eq!(keys.membership(&instance), Some(keys.member("p", "apart", node, instance.instance)));
+    instance.assigned = None;
+    assert_eq!(keys.membership(&instance), None);
     assert_eq!(USER_DATA_MAX, 65_536);
 }
 
@@ -207,6 +215,28 @@ fn what_has_a_name_reads_back_as_written_and_of_a_later_release_is_refused() {
     json["version"] = 2.into();
     let error = decode::<Keypair>(json.to_string().as_bytes()).unwrap_err().to_string();
     assert!(error.contains("keypair record has version 2"), "{error}");
+    let group = Group {
+        name: "Apart".into(),
+        project: "p".into(),
+        policy: Policy::AntiAffinity,
+        created_at: Timestamp::UNIX_EPOCH,
+    };
+    assert_eq!(decode::<Group>(&encode(&group)).unwrap(), group);
+    let mut json = self::json(&group);
+    for (word, policy) in [
+        ("affinity", Policy::Affinity),
+        ("anti-affinity", Policy::AntiAffinity),
+        ("soft-affinity", Policy::SoftAffinity),
+        ("soft-anti-affinity", Policy::SoftAntiAffinity),
+    ] {
+        json["policy"] = word.into();
+        let read = decode::<Group>(json.to_string().as_bytes()).unwrap().policy;
+        assert_eq!((read, read.to_string()), (policy, word.to_owned()));
+        assert_eq!(read.is_soft(), word.starts_with("soft"));
+    }
+    json["policy"] = "of-a-later-release".into();
+    let error = decode::<Group>(json.to_string().as_bytes()).unwrap_err().to_string();
+    assert!(error.contains("not a valid group record"), "{error}");
     let error = decode::<Flavor>(br#"{"version":2}"#).unwrap_err().to_string();
     assert!(error.contains("flavor record has version 2"), "{error}");
 }
@@ -221,6 +251,7 @@ proptest! {
         let _ = decode::<Alive>(&value);
         let _ = decode::<Flavor>(&value);
         let _ = decode::<Keypair>(&value);
+        let _ = decode::<Group>(&value);
     }
 
     #[test]

@@ -5,11 +5,14 @@
 
 use std::collections::BTreeSet;
 
-use ec_model::{Desired, Instance, InstanceId, NodeId, Request, decode};
+use ec_model::{Desired, Group, Instance, InstanceId, NodeId, Policy, Request, decode};
 use ec_store::{Compare, KeyValue, Op, Txn};
 use serde_json::Value;
 
-use super::Referee;
+use super::{
+    Referee,
+    groups::{GROUPS, MEMBERS},
+};
 use crate::{
     door::content,
     world::{Actor, PLACEMENT, World},
@@ -77,7 +80,8 @@ fn instance_of(world: &World, node: NodeId, key: &str) -> Option<InstanceId> {
 }
 
 /// Who changes a request or a record compares it; who asks for an instance does so while its node is alive and its
-/// record is as it was written; a name is taken while nobody bears it, and goes with its record.
+/// record is as it was written; a name is taken while nobody bears it, and goes with its record; so does a place in a group,
+/// which is taken as its policy says.
 fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<String> {
     let (keys, key) = (&world.keys, op.key());
     if let Ok((node, instance)) = keys.parse_request(key) {
@@ -118,6 +122,18 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
         }
         return stands_on;
     }
+    if let Some(place) = key.strip_prefix(MEMBERS) {
+        return of_member(world, txn, op, place);
+    }
+    if let Some(group) = key.strip_prefix(GROUPS) {
+        let members = format!("{MEMBERS}{group}/");
+        let is_alone = |compare: &Compare| matches!(compare, Compare::NoneUnder(under) if *under == members);
+        return match op {
+            Op::Put { .. } => vec![key.to_owned()],
+            Op::Delete(_) if txn.when.iter().any(is_alone) => Vec::new(),
+            Op::Delete(_) => vec![members],
+        };
+    }
     let Some((name, bearer)) = key.strip_prefix(NAMES).and_then(|rest| rest.rsplit_once('/')) else {
         return Vec::new();
     };
@@ -133,6 +149,27 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
         Op::Delete(_) => writes(txn, &record),
     };
     if settled { Vec::new() } else { vec![record] }
+}
+
+/// Whoever takes a place in a group compares the group, and what its policy says of others' places.
+fn of_member(world: &World, txn: &Txn, op: &Op, place: &str) -> Vec<String> {
+    let Some((node, instance)) = world.keys.parse_member(op.key()).ok() else { return Vec::new() };
+    let record = world.keys.instance(instance);
+    if let Op::Delete(_) = op {
+        return if writes(txn, &record) { Vec::new() } else { vec![record] };
+    }
+    let group: Vec<&str> = place.splitn(3, '/').take(2).collect();
+    let (group, members) = (format!("{GROUPS}{}", group.join("/")), format!("{MEMBERS}{}/", group.join("/")));
+    let there = format!("{members}{node}/");
+    let policy = content(world, &group).and_then(|pair| decode::<Group>(&pair.value).ok());
+    let is_demanded = |compare: &Compare| match (policy.as_ref().map(|group| group.policy), compare) {
+        (Some(Policy::AntiAffinity), Compare::NoneUnder(under)) => *under == there,
+        (Some(Policy::Affinity), Compare::NoneUnder(under)) => *under == members,
+        (Some(Policy::Affinity), Compare::Present(peer)) => peer.starts_with(&there),
+        (Some(Policy::SoftAffinity | Policy::SoftAntiAffinity), _) => true,
+        _ => false,
+    };
+    if txn.when.iter().any(is_demanded) { vec![group] } else { vec![group, members] }
 }
 
 /// A replica of eplacement compares clock and epoch, all that it writes, and all that its decision counts at; and

@@ -3,7 +3,11 @@
 use ec_model::{Desired, Instance, NodeId, PowerWish, Request, State, Status, decode};
 use ec_store::{KeyValue, Op, Txn};
 
-use super::{Referee, is_before_active, observed};
+use super::{
+    Referee,
+    groups::{GROUPS, MEMBERS},
+    is_before_active, observed,
+};
 use crate::{
     door::content,
     node::CLONES,
@@ -32,16 +36,16 @@ impl Referee {
             Actor::Replica(_) => key.starts_with(PLACEMENT),
             Actor::Controller(_) => {
                 let history = owner(keys.all_actions()) && new.is_none();
-                history || owner(keys.instances()) || key.starts_with("/ecompute/names/")
+                let beside = ["/ecompute/names/", MEMBERS].iter().any(|under| key.starts_with(under));
+                history || owner(keys.instances()) || beside
             }
             Actor::User(_) => {
                 let request = key.starts_with(&keys.all_requests()) && new.is_some();
                 let user_data = key.starts_with("/ecompute/userdata/") && new.is_some();
-                request
-                    || user_data
-                    || owner(keys.all_actions())
-                    || owner(keys.instances())
-                    || key.starts_with("/ecompute/names/")
+                let beside = ["/ecompute/names/", "/ecompute/actions/", MEMBERS, GROUPS]
+                    .iter()
+                    .any(|under| key.starts_with(under));
+                request || user_data || owner(keys.instances()) || beside
             }
             Actor::Agent(node, _) => {
                 let presence =

@@ -106,7 +106,10 @@ fn claims(stage: &Stage) -> usize {
 
 async fn one_life(stage: Stage) {
     let user = stage.user(1);
-    match user.order(Order { name: Some("web"), data: true, query: SMALL, restart: Restart::No }).await {
+    match user
+        .order(Order { name: Some("web"), data: true, query: SMALL, restart: Restart::No, group: None })
+        .await
+    {
         Ok(placed) => {
             stage.demand(user.waits_for(placed).await, "it comes up").await;
             user.list().await.ok();
@@ -211,7 +214,7 @@ async fn user_data(stage: Stage) {
     stage.kill(1);
     let Ok(placed) = stage
         .user(1)
-        .order(Order { name: Some("web"), data: true, query: SMALL, restart: Restart::No })
+        .order(Order { name: Some("web"), data: true, query: SMALL, restart: Restart::No, group: None })
         .await
     else {
         return stage.fail("it is not placed").await;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ec_cloud::{Cloud, Scheduled, Verb, View};
-use ec_model::{InstanceId, Restart, State};
+use ec_model::{InstanceId, Policy, Restart, State};
 use tokio_util::sync::CancellationToken;
 
 use super::Stage;
@@ -52,7 +52,8 @@ impl User {
     }
 
     pub(super) async fn schedule(&self, name: &'static str) -> Result<Scheduled, String> {
-        self.order(Order { name: Some(name), data: false, query: SMALL, restart: Restart::No }).await
+        self.order(Order { name: Some(name), data: false, query: SMALL, restart: Restart::No, group: None })
+            .await
     }
 
     pub(super) async fn order(&self, order: Order) -> Result<Scheduled, String> {
@@ -75,6 +76,16 @@ impl User {
         let cloud = self.cloud()?;
         let asked = user::wish(&self.stage.world, self.actor, cloud, instance, verb, Some(PATIENCE));
         self.living(asked).await
+    }
+
+    pub(super) async fn makes_group(&self, name: &str, policy: Policy) -> Result<(), String> {
+        let cloud = self.cloud()?;
+        self.living(user::have_group(&self.stage.world, self.actor, cloud, name, policy)).await
+    }
+
+    pub(super) async fn deletes_group(&self, name: &str) -> Result<(), String> {
+        let cloud = self.cloud()?;
+        self.living(user::end_group(&self.stage.world, self.actor, cloud, name)).await
     }
 
     /// Looks at a guest's console.

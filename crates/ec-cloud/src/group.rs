@@ -1,0 +1,193 @@
+//! Groups: instances that shall be near to each other, or far.
+//!
+//! ```text
+//!   groups/<project>/<name>                              the group, which is never changed
+//!   members/<project>/<group>/<node>/<instance>          that it has this member there
+//! ```
+//!
+//! A member's key is written with its request, and goes with its record. Whoever writes one demands in the same transaction
+//! what the policy says, of the keys that are there then: so it holds however many place members at once, whoever of
+//! them is killed, and whichever older etcd comes back.
+
+use std::collections::BTreeMap;
+
+use ec_model::{Group, InstanceId, NodeId, Policy, decode};
+use ec_plan::choice::Peers;
+use ec_runtime::planted;
+use ec_store::{Compare, Revision, Txn};
+use futures::{StreamExt, TryStreamExt};
+use serde::Serialize;
+
+use crate::{
+    Cloud, CloudError, CloudResult,
+    catalog::{all, create, missing},
+    intent::{Left, clear},
+    lookup::CONCURRENCY,
+};
+
+/// Members come and go while we look; so often is enough for anybody.
+const TRIES: usize = 5;
+
+/// A group with its members.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GroupView {
+    /// The group.
+    #[serde(flatten)]
+    pub group: Group,
+    /// By node.
+    pub members: Vec<Member>,
+}
+
+/// A member of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Member {
+    /// Where it is.
+    pub node: NodeId,
+    /// Which.
+    pub instance: InstanceId,
+}
+
+/// Makes a group in the project.
+///
+/// # Errors
+/// [`CloudError::Refused`] where the project has one of that name.
+pub async fn create_group(cloud: &Cloud, name: &str, policy: Policy) -> CloudResult<GroupView> {
+    let project = cloud.project.clone();
+    let group = Group { name: name.to_owned(), project, policy, created_at: cloud.host.now() };
+    create(cloud, cloud.keys.group(&cloud.project, name), name, &group).await?;
+    Ok(GroupView { group, members: Vec::new() })
+}
+
+/// All groups of the project, by name.
+pub async fn groups(cloud: &Cloud) -> CloudResult<Vec<GroupView>> {
+    let groups: Vec<Group> = all(cloud, &cloud.keys.groups(&cloud.project)).await?;
+    let views = groups.into_iter().map(async |group| view(cloud, group).await);
+    futures::stream::iter(views).buffered(CONCURRENCY).try_collect().await
+}
+
+/// The project's group of that name.
+///
+/// # Errors
+/// [`CloudError::NotFound`] where there is none.
+pub async fn group(cloud: &Cloud, name: &str) -> CloudResult<GroupView> {
+    view(cloud, Joining::new(cloud, name).await?.group).await
+}
+
+async fn view(cloud: &Cloud, group: Group) -> CloudResult<GroupView> {
+    let members = members(cloud, &group.name).await?;
+    Ok(GroupView { group, members })
+}
+
+/// The members of a group of the project, by node.
+async fn members(cloud: &Cloud, group: &str) -> CloudResult<Vec<Member>> {
+    let keys = cloud.store.keys(&cloud.keys.members(&cloud.project, group)).await?;
+    let members = keys.iter().filter_map(|key| cloud.keys.parse_member(key).ok());
+    Ok(members.map(|(node, instance)| Member { node, instance }).collect())
+}
+
+/// Deletes a group that has no members.
+///
+/// # Errors
+/// [`CloudError::NotFound`] where the project has none of that name, [`CloudError::Refused`] where it has members.
+pub async fn delete_group(cloud: &Cloud, name: &str) -> CloudResult<()> {
+    let key = cloud.keys.group(&cloud.project, name);
+    for _ in 0..TRIES {
+        let alone = Compare::NoneUnder(cloud.keys.members(&cloud.project, name));
+        let txn = Txn::new().when(Compare::Present(key.clone())).when(alone).delete(key.clone());
+        if cloud.store.txn(txn).await?.succeeded {
+            return Ok(());
+        }
+        if cloud.store.get(&key).await?.0.is_none() {
+            return Err(missing::<Group>(name));
+        }
+        tidy(cloud, name).await?;
+        match members(cloud, name).await?.len() {
+            0 => {}
+            count => {
+                return Err(CloudError::Refused(format!(
+                    "the group `{name}` has {count} members, so it was not deleted: `eschedule group show {name}` shows them, destroy them before"
+                )));
+            }
+        }
+    }
+    Err(CloudError::Busy(format!("members of the group `{name}` come and go; try again")))
+}
+
+/// Takes away what is left of members that are gone, or of commands that were killed. Answers of how many.
+pub(crate) async fn tidy(cloud: &Cloud, group: &str) -> CloudResult<usize> {
+    let stood = members(cloud, group).await?.into_iter().map(async |Member { node, instance }| {
+        // Most often its node is asked for it, and then it stands.
+        if cloud.store.get(&cloud.keys.request(node, instance)).await?.0.is_some() {
+            return Ok::<_, CloudError>(Left::Stands);
+        }
+        let key = cloud.keys.member(&cloud.project, group, node, instance);
+        clear(cloud, key, instance).await
+    });
+    let stood: Vec<Left> = futures::stream::iter(stood).buffer_unordered(CONCURRENCY).try_collect().await?;
+    Ok(stood.iter().filter(|left| matches!(left, Left::Nothing)).count())
+}
+
+/// A group that an instance shall go into, as it was read.
+#[derive(Debug, Clone)]
+pub struct Joining {
+    pub(crate) group: Group,
+    /// Of this revision the policy is.
+    revision: Revision,
+}
+
+impl Joining {
+    /// The project's group of that name.
+    ///
+    /// # Errors
+    /// [`CloudError::NotFound`] where there is none.
+    pub async fn new(cloud: &Cloud, name: &str) -> CloudResult<Self> {
+        let key = cloud.keys.group(&cloud.project, name);
+        let pair = cloud.store.get(&key).await?.0.ok_or_else(|| missing::<Group>(name))?;
+        let group = decode(&pair.value).map_err(|error| {
+            CloudError::Unreadable(format!("key {key} cannot be read: {error}; nothing was changed"))
+        })?;
+        Ok(Self { group, revision: pair.mod_revision })
+    }
+
+    /// The members that there are now.
+    pub(crate) async fn peers(&self, cloud: &Cloud) -> CloudResult<Peers> {
+        let mut peers = Peers { policy: self.group.policy, on: BTreeMap::new() };
+        for Member { node, instance } in members(cloud, &self.group.name).await? {
+            peers.on.entry(node).or_default().insert(instance);
+        }
+        Ok(peers)
+    }
+
+    /// The members that there are after a place was not had.
+    ///
+    /// # Errors
+    /// [`CloudError::Refused`] where the group is gone, or is another.
+    pub(crate) async fn peers_still(&self, cloud: &Cloud) -> CloudResult<Peers> {
+        let Group { project, name, .. } = &self.group;
+        let now = cloud.store.get(&cloud.keys.group(project, name)).await?.0;
+        if now.is_none_or(|pair| pair.mod_revision != self.revision) {
+            return Err(CloudError::Refused(format!(
+                "the group `{name}` was deleted while a member of it was being placed; nothing was requested"
+            )));
+        }
+        self.peers(cloud).await
+    }
+
+    /// Adds the demand that one more member may go to this node. Of a group with affinity all are on one node, so who joins
+    /// one that is there still joins all.
+    pub(crate) fn demand(&self, cloud: &Cloud, peers: &Peers, node: NodeId, mut txn: Txn) -> Txn {
+        let (keys, Group { project, name, policy, .. }) = (&cloud.keys, &self.group);
+        txn = txn.when(Compare::Unchanged(keys.group(project, name), self.revision));
+        if planted("group-not-compared") {
+            return txn;
+        }
+        match policy {
+            Policy::AntiAffinity => txn.when(Compare::NoneUnder(keys.members_on(project, name, node))),
+            Policy::Affinity => match peers.on.get(&node).and_then(|there| there.first()) {
+                Some(peer) => txn.when(Compare::Present(keys.member(project, name, node, *peer))),
+                None => txn.when(Compare::NoneUnder(keys.members(project, name))),
+            },
+            Policy::SoftAffinity | Policy::SoftAntiAffinity => txn,
+        }
+    }
+}

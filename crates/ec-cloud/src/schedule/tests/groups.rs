@@ -1,0 +1,178 @@
+//! Members of groups: where they are placed, what is refused, and who comes between.
+
+use super::*;
+use crate::{create_group, delete_group, destroy, group, groups, tend_instances};
+
+impl World {
+    /// The same with room for more on each node.
+    fn roomy(mut self, room: usize) -> Self {
+        self.placement.rooms.iter_mut().for_each(|(_, has)| *has = room);
+        self
+    }
+
+    async fn member(&self, group: &str) -> Result<NodeId, NoRoom> {
+        let placed = self.schedule_within(Some(group), QUERY, None).await.unwrap();
+        placed.map(|placed| placed.node)
+    }
+
+    async fn members(&self, name: &str) -> Vec<NodeId> {
+        group(&self.cloud(), name).await.unwrap().members.iter().map(|member| member.node).collect()
+    }
+
+    /// Puts a member there by hand, without a record.
+    async fn left_over(&self, group: &str, at: NodeId) {
+        let key = self.keys.member("p", group, at, InstanceId::new(uuid::Uuid::new_v4()));
+        self.etcd.memory.txn(Txn::new().put(key, "")).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn members_go_where_the_policy_lets_them_and_nowhere_else() {
+    let world = World::new(3, 0, &[]).await.roomy(99);
+    for (policy, wanted, left_out) in [
+        (Policy::AntiAffinity, &[0, 1, 2][..], 3),
+        (Policy::Affinity, &[0, 0, 0, 0], 0),
+        (Policy::SoftAntiAffinity, &[0, 1, 2, 0, 1], 0),
+        (Policy::SoftAffinity, &[0, 0, 0], 0),
+    ] {
+        let name = policy.to_string();
+        create_group(&world.cloud(), &name, policy).await.unwrap();
+        for number in wanted {
+            assert_eq!(world.member(&name).await, Ok(node(*number)), "{policy}");
+        }
+        if left_out > 0 {
+            let none = world.member(&name).await.unwrap_err();
+            assert_eq!((none.left_out.len(), none.lost_races), (left_out, 0), "{policy}");
+        }
+        let mut sorted: Vec<NodeId> = wanted.iter().map(|number| node(*number)).collect();
+        sorted.sort_unstable();
+        assert_eq!(world.members(&name).await, sorted, "{policy}");
+    }
+    assert_eq!(world.claims().len(), world.requested().len(), "who was refused claims nothing");
+    assert_eq!(groups(&world.cloud()).await.unwrap().len(), 4);
+}
+
+#[tokio::test]
+async fn members_together_are_refused_where_their_node_is_full_and_soft_ones_go_elsewhere() {
+    let world = World::new(2, 0, &[]).await;
+    world.group("together", Policy::Affinity).await;
+    world.group("rather", Policy::SoftAffinity).await;
+    assert_eq!(world.member("together").await, Ok(node(0)));
+    let none = world.member("together").await.unwrap_err();
+    assert_eq!(none.left_out, [node(1)].into());
+    assert_eq!(world.member("rather").await, Ok(node(1)));
+    assert_eq!(
+        world.member("rather").await.unwrap_err().left_out,
+        BTreeSet::new(),
+        "there is no room at all"
+    );
+}
+
+#[tokio::test]
+async fn a_place_is_found_beyond_the_first_candidates() {
+    let world = World::new(40, 0, &[]).await.roomy(2);
+    world.group("together", Policy::Affinity).await;
+    world.group("apart", Policy::AntiAffinity).await;
+    for number in 0..40 {
+        assert_eq!(world.member("apart").await, Ok(node(number)));
+    }
+    // Somebody began at the far end.
+    let query = format!("{QUERY}&limit=1");
+    let instance = world.schedule(&query, None).await.unwrap().unwrap().instance;
+    let mut record: Instance = decode(&world.under(&world.keys.instance(instance))[0].value).unwrap();
+    record.group = Some("together".to_owned());
+    record.assigned = Some(Assigned { node: node(39), epoch: 1 });
+    let key = world.keys.membership(&record).unwrap();
+    let txn = Txn::new().put(key, "").put(world.keys.instance(instance), encode(&record));
+    world.etcd.memory.txn(txn).await.unwrap();
+    let joined = world.schedule_within(Some("together"), &query, None).await.unwrap().unwrap();
+    assert_eq!(joined.node, node(39), "whom the group leaves out uses no limit up");
+}
+
+#[tokio::test]
+async fn who_is_quicker_at_a_node_has_it_and_the_other_goes_on() {
+    let world = World::new(2, 0, &[]).await.roomy(9);
+    for (name, policy, wanted) in
+        [("apart", Policy::AntiAffinity, Ok(node(1))), ("together", Policy::Affinity, Ok(node(1)))]
+    {
+        world.group(name, policy).await;
+        let cloud = world.cloud();
+        let query = ResourceQuery::parse(QUERY).unwrap();
+        let ask = Ask::new(&query).unwrap().within(Joining::new(&cloud, name).await.unwrap());
+        let peers = ask.group.as_ref().unwrap().peers(&cloud).await.unwrap();
+        // Another comes in between: on the same node, or on the other.
+        let at = if policy == Policy::AntiAffinity { node(0) } else { node(1) };
+        let instance = InstanceId::new(uuid::Uuid::new_v4());
+        let between = Txn::new()
+            .put(world.keys.member("p", name, at, instance), "")
+            .put(world.keys.request(at, instance), "x");
+        world.etcd.memory.txn(between).await.unwrap();
+        let refused = ask.group.as_ref().unwrap().demand(&cloud, &peers, node(0), Txn::new()).put("k", "v");
+        assert!(!world.etcd.memory.txn(refused).await.unwrap().succeeded, "{policy}");
+        assert_eq!(world.member(name).await, wanted, "{policy}");
+    }
+}
+
+#[tokio::test]
+async fn a_place_that_nobody_has_any_more_is_free() {
+    let world = World::new(2, 0, &[]).await;
+    world.group("apart", Policy::AntiAffinity).await;
+    world.left_over("apart", node(0)).await;
+    world.left_over("apart", node(1)).await;
+    let taken = world.schedule_within(Some("apart"), QUERY, Some("web")).await.unwrap().unwrap();
+    assert_eq!(taken.node, node(0), "when nothing else was left, what is left over was looked at");
+    assert_eq!(world.members("apart").await, [node(0)]);
+    destroy(&world.cloud(), taken.instance).await.unwrap();
+    assert_eq!(world.members("apart").await, []);
+    world.left_over("apart", node(1)).await;
+    assert_eq!(tend_instances(&world.cloud()).await.unwrap().len(), 1);
+    assert_eq!(world.members("apart").await, []);
+}
+
+#[tokio::test]
+async fn a_group_is_made_once_and_deleted_when_it_has_no_members() {
+    let world = World::new(2, 0, &[]).await;
+    let cloud = world.cloud();
+    let made = create_group(&cloud, "Apart", Policy::AntiAffinity).await.unwrap();
+    let error = create_group(&cloud, "apart", Policy::Affinity).await.unwrap_err();
+    assert!(error.kind() == Kind::Refused && error.to_string().contains("`apart` already"), "{error}");
+    assert_eq!(group(&cloud, "APART").await.unwrap(), made);
+    let placed = world.schedule_within(Some("apart"), QUERY, None).await.unwrap().unwrap();
+    let error = delete_group(&cloud, "apart").await.unwrap_err();
+    assert!(error.kind() == Kind::Refused && error.to_string().contains("has 1 members"), "{error}");
+    destroy(&cloud, placed.instance).await.unwrap();
+    world.left_over("apart", node(0)).await;
+    delete_group(&cloud, "apart").await.unwrap();
+    for error in [
+        delete_group(&cloud, "apart").await.unwrap_err(),
+        group(&cloud, "apart").await.unwrap_err(),
+        world.schedule_within(Some("apart"), QUERY, None).await.unwrap_err(),
+    ] {
+        assert!(matches!(error, CloudError::NotFound(_)), "{error}");
+    }
+    assert!(world.under("/ecompute/members/").is_empty());
+}
+
+#[tokio::test]
+async fn who_joins_a_group_that_is_deleted_meanwhile_is_refused_and_claims_nothing() {
+    let world = World::new(2, 0, &[]).await;
+    world.group("apart", Policy::AntiAffinity).await;
+    let (cloud, query) = (world.cloud(), ResourceQuery::parse(QUERY).unwrap());
+    let joining = Joining::new(&cloud, "apart").await.unwrap();
+    let guest = Guest {
+        naming: Naming::Name("web".to_owned()),
+        user_data: None,
+        keys: Vec::new(),
+        image: ImageRef { url: "file:///x".into(), sha256: None },
+        token_required: false,
+        labels: BTreeMap::new(),
+        metadata: BTreeMap::new(),
+        restart: ec_model::Restart::No,
+    };
+    delete_group(&cloud, "apart").await.unwrap();
+    world.group("apart", Policy::Affinity).await;
+    let wanted = Wanted::new(Ask::new(&query).unwrap().within(joining), &guest).unwrap();
+    let error = schedule(&cloud, &wanted, &world.stop).await.unwrap_err();
+    assert!(error.kind() == Kind::Refused && error.to_string().contains("was deleted while"), "{error}");
+    assert!(world.claims().is_empty() && world.under("/ecompute/instances").is_empty());
+}
