@@ -74,8 +74,11 @@ fn settled(instance: InstanceId, status: Status) -> CloudResult<Option<Status>> 
         | State::Rebooting
         | State::Stopping
         | State::Suspending
-        | State::Rebuilding => Ok(None),
+        | State::Rebuilding
+        | State::Rescuing
+        | State::Unrescuing => Ok(None),
         State::Error => elsewhere("in ERROR"),
+        State::Rescued => elsewhere("RESCUED: it runs from its rescue disk"),
         State::Stopped => elsewhere("STOPPED and has no IP"),
         State::Suspended => elsewhere("SUSPENDED"),
         State::Destroying => Err(CloudError::Elsewhere(format!("instance {instance} is being destroyed"))),
@@ -111,6 +114,10 @@ pub enum Awaited {
     Power(u64),
     /// That the disk that was wished then is made, or cannot be.
     Rebuild(Timestamp),
+    /// That it runs from the rescue disk that was wished then, or cannot.
+    Rescue(Timestamp),
+    /// That it boots from its own disk, as was wished by this generation.
+    Unrescue(u64),
 }
 
 /// Waits until what was asked for is done. Answers how the instance is then.
@@ -128,6 +135,8 @@ pub async fn until_done(
     until_status(cloud, node, instance, timeout, seen, |status| match awaited {
         Awaited::Power(generation) => powered(instance, generation, status),
         Awaited::Rebuild(wished_at) => rebuilt(instance, wished_at, status),
+        Awaited::Rescue(wished_at) => rescued(instance, wished_at, status),
+        Awaited::Unrescue(generation) => unrescued(instance, generation, status),
     })
     .await
 }
@@ -156,6 +165,34 @@ fn rebuilt(instance: InstanceId, wished_at: Timestamp, status: Status) -> CloudR
             (None, _) => Ok(Some(status)),
         },
         _ => Ok(None),
+    }
+}
+
+fn rescued(instance: InstanceId, wished_at: Timestamp, status: Status) -> CloudResult<Option<Status>> {
+    let elsewhere = |what: String| Err(CloudError::Elsewhere(format!("instance {instance} {what}")));
+    match &status.rescued {
+        Some(rescued) if rescued.wished_at > wished_at => {
+            elsewhere("was to be rescued once more by somebody else".to_owned())
+        }
+        Some(rescued) if rescued.wished_at == wished_at => match (&rescued.failed, status.state) {
+            (Some(why), _) => elsewhere(format!("boots from its own disk still: {why}")),
+            (None, State::Rescuing | State::Starting) => Ok(None),
+            (None, State::Error) => settled(instance, status),
+            (None, _) => Ok(Some(status)),
+        },
+        _ => Ok(None),
+    }
+}
+
+fn unrescued(instance: InstanceId, generation: u64, status: Status) -> CloudResult<Option<Status>> {
+    let is_on_its_way = matches!(status.state, State::Rescuing | State::Unrescuing)
+        // It is to be started.
+        || status.power_generation == 0;
+    match status.state {
+        _ if status.observed_generation < generation || status.is_rescued() => Ok(None),
+        State::Error => settled(instance, status),
+        _ if is_on_its_way => Ok(None),
+        _ => Ok(Some(status)),
     }
 }
 
@@ -230,6 +267,7 @@ mod tests {
             observed_generation: 1,
             power_generation: 1,
             rebuilt: None,
+            rescued: None,
             restarts: 0,
             state,
             reason: reason.map(str::to_owned),

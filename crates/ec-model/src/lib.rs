@@ -22,5 +22,6 @@ pub use query::{QueryError, ResourceQuery};
 pub use records::{
     Access, AccessKind, AccessWish, Address, AddressSource, Alive, Assigned, Blob, Desired, Doc, Flavor,
     GRACE_SECONDS, ImageRef, Instance, Keypair, Node, Power, PowerWish, Progress, Rebuild, Rebuilt, Record,
-    RecordError, Request, Resources, Restart, Spec, State, Status, Ticket, USER_DATA_MAX, decode, encode,
+    RecordError, Request, Rescue, Rescued, Resources, Restart, Spec, State, Status, Ticket, USER_DATA_MAX,
+    decode, encode,
 };

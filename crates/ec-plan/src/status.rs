@@ -1,6 +1,8 @@
 //! How a status becomes the next one. Pure: who writes it brings the time.
 
-use ec_model::{Access, Address, InstanceId, NodeId, Power, Progress, Rebuilt, Request, State, Status};
+use ec_model::{
+    Access, Address, InstanceId, NodeId, Power, Progress, Rebuilt, Request, Rescued, State, Status,
+};
 use jiff::Timestamp;
 
 use crate::machine;
@@ -60,6 +62,7 @@ fn next(subject: &Subject, old: Option<&Status>, state: State, now: Timestamp) -
         observed_generation,
         power_generation: old.map_or(carried_out, |old| old.power_generation),
         rebuilt: old.and_then(|old| old.rebuilt.clone()),
+        rescued: old.and_then(|old| old.rescued.clone()),
         restarts: old.map_or(0, |old| old.restarts),
         state,
         reason: None,
@@ -86,6 +89,8 @@ fn is_under_way(state: State) -> bool {
             | State::Rebooting
             | State::Suspending
             | State::Rebuilding
+            | State::Rescuing
+            | State::Unrescuing
             | State::Destroying
     )
 }
@@ -122,7 +127,7 @@ pub fn progressed(
 ) -> Option<Status> {
     let news = progress.is_some() && old.is_none_or(|old| old.progress != progress);
     let state = match old.map(|old| old.state) {
-        Some(State::Rebuilding) => State::Rebuilding,
+        Some(state @ (State::Rebuilding | State::Rescuing)) => state,
         _ => State::Preparing,
     };
     news.then(|| Status { progress, ..next(subject, old, state, now) })
@@ -130,8 +135,11 @@ pub fn progressed(
 
 /// Its domain was started: that carries out whatever wish for power there is that wants it to run.
 pub fn started(subject: &Subject, old: Option<&Status>, now: Timestamp) -> Status {
-    let doing = Some(machine::LOOKS_FOR_ADDRESS.to_owned());
-    let status = next(subject, old, State::Starting, now);
+    // From its rescue disk that is all that is wanted of it.
+    let is_rescued = old.is_some_and(Status::is_rescued);
+    let doing = (!is_rescued).then(|| machine::LOOKS_FOR_ADDRESS.to_owned());
+    let state = if is_rescued { State::Rescued } else { State::Starting };
+    let status = next(subject, old, state, now);
     let to_run = subject.order.filter(|order| order.runs);
     let power_generation = to_run.map_or(status.power_generation, |order| order.power_generation);
     // A user's wish begins the count of restarts anew; nothing told of the wish is what a restart leaves.
@@ -166,18 +174,26 @@ pub fn rebuilt(subject: &Subject, old: Option<&Status>, rebuilt: Option<Rebuilt>
     Status { rebuilt, ..announced(subject, old, state, reason, now) }
 }
 
+/// The wish for a rescue disk has come to this, or is not in force any more; how it stands besides is as it was.
+pub fn rescued(subject: &Subject, old: Option<&Status>, rescued: Option<Rescued>, now: Timestamp) -> Status {
+    let reason = old.and_then(|old| old.reason.clone());
+    let state = old.map_or(State::Rescuing, |old| old.state);
+    Status { rescued, ..announced(subject, old, state, reason, now) }
+}
+
 /// A wish to look at it was answered; all else is as it was.
 pub fn admitted(old: &Status, access: Access, now: Timestamp) -> Status {
     Status { access: Some(access), updated_at: now, ..old.clone() }
 }
 
-/// It runs and has these addresses, which makes one that was requested ACTIVE.
+/// It runs and has these addresses, which makes one that was requested ACTIVE, or RESCUED.
 pub fn addressed(subject: &Subject, old: Option<&Status>, addresses: Vec<Address>, now: Timestamp) -> Status {
     let status = match old {
         // It runs, and is no request's all the same.
         Some(old) if old.state == State::Unclaimed => {
             Status { reason: old.reason.clone(), ..next(subject, Some(old), State::Unclaimed, now) }
         }
+        Some(old) if old.is_rescued() => next(subject, Some(old), State::Rescued, now),
         old => next(subject, old, State::Active, now),
     };
     let first = addresses.iter().find(|address| address.nic == 0).or(addresses.first());
@@ -202,6 +218,8 @@ pub fn delayed(old: &Status, why: &str) -> Option<(State, String)> {
         | State::Rebooting
         | State::Suspending
         | State::Rebuilding
+        | State::Rescuing
+        | State::Unrescuing
         | State::Destroying => true,
         // Of one that was started nothing is waited for but its guest: whoever reads a reason there gives it up.
         State::Starting => old.started_at.is_none(),

@@ -174,6 +174,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             vanished,
             was_revived,
             power_wished,
+            rescues_wished,
             power_acknowledged,
             rebuild_acknowledged,
             request_lost,
@@ -186,6 +187,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         let well = match (asked_for, state) {
             _ if doomed && !restored => !traces.is_anything(),
             (Some(Desired::Active), Some(State::Active)) => whole,
+            (Some(Desired::Active), Some(State::Rescued)) => whole && rescues_wished > 0,
             (Some(Desired::Active), Some(State::Stopped | State::Paused | State::Suspended)) => {
                 (disturbed || restored || power_wished) && (counted || !wrote)
             }
@@ -218,6 +220,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         };
         let as_wished = restored
             || traces.is_as_wished(power_acknowledged, disturbed) && traces.is_rebuilt(rebuild_acknowledged);
+        let as_wished = as_wished && traces.is_rescued_as_wished();
         if !(well && as_wished && traces.is_true()) {
             let bound = if traces.request.is_some() { soon } else { BOUND };
             found.push((bound, format!("{instance}: {}", traces.told())));

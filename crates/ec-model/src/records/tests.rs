@@ -26,6 +26,7 @@ fn request() -> Request {
         power: PowerWish::default(),
         restart: Restart::No,
         rebuild: None,
+        rescue: None,
         name: Some("web".into()),
         project: "p".into(),
         user: "u".into(),

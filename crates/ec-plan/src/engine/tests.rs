@@ -15,7 +15,8 @@ use crate::{machine::Effect, status};
 
 const SETUP: Setup =
     Setup { limits: Limits { address: Duration::from_secs(300), grace: Duration::from_secs(60) }, nics: 1 };
-const HERE: Observed = Observed { domain: Some(RunState::Running), volume: true, transient: false };
+const HERE: Observed =
+    Observed { domain: Some(RunState::Running), volume: true, transient: false, rescued: false };
 
 pub(super) fn one() -> InstanceId {
     InstanceId::new(uuid::Uuid::from_u128(1))
@@ -30,6 +31,7 @@ pub(super) fn requested(desired: Desired) -> Requested {
         power: PowerWish::default(),
         restart: Restart::No,
         rebuild: None,
+        rescue: None,
         name: None,
         spec: None,
         project: String::new(),
@@ -190,7 +192,7 @@ fn a_look_that_began_before_our_own_work_says_nothing_about_it() {
     let commands = told.on(Event::Due);
     let Some(Command::LookAtAll(old)) = commands.first() else { panic!("{commands:?}") };
     let done = vec![
-        Change::Record(crate::RecordFacts::Kept { started: true, rebuilt: None, metadata: 0 }),
+        Change::Record(crate::RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, rescued: None }),
         Change::Status(says(State::Starting, None)),
         Change::Observed(Ok(HERE)),
     ];
@@ -263,7 +265,11 @@ fn waiting() -> Told {
     let seen = Seen {
         statuses: [(one(), StatusEntry::Known(Box::new(started)))].into(),
         observed: [(one(), HERE)].into(),
-        records: [(one(), crate::RecordFacts::Kept { started: true, rebuilt: None, metadata: 0 })].into(),
+        records: [(
+            one(),
+            crate::RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, rescued: None },
+        )]
+        .into(),
         ..Seen::default()
     };
     let (told, commands) = Told::looked(seen, Desired::Active);
@@ -305,7 +311,12 @@ fn a_disk_that_cannot_be_made_anew_is_given_up_and_its_guest_left_as_it_is() {
         assert!(away.now.since_start < IMAGE_PATIENCE, "not for ever");
         while begun(&away.wait().1).is_none() {}
     }
-    let noted = crate::RecordFacts::Kept { started: true, rebuilt: Some(Timestamp::UNIX_EPOCH), metadata: 0 };
+    let noted = crate::RecordFacts::Kept {
+        started: true,
+        rebuilt: Some(Timestamp::UNIX_EPOCH),
+        metadata: 0,
+        rescued: None,
+    };
     let commands = away.ended(vec![Change::Record(noted)], Outcome::Done);
     assert_eq!(begun(&commands), Some(&vec![Effect::NoteRebuild]));
 }
@@ -420,7 +431,11 @@ fn nothing_is_begun_before_the_requests_are_listed() {
     let left = Observed { domain: Some(RunState::NotStarted), ..HERE };
     let seen = Seen {
         observed: [(one(), left)].into(),
-        records: [(one(), crate::RecordFacts::Kept { started: false, rebuilt: None, metadata: 0 })].into(),
+        records: [(
+            one(),
+            crate::RecordFacts::Kept { started: false, rebuilt: None, metadata: 0, rescued: None },
+        )]
+        .into(),
         ..Seen::default()
     };
     let commands = told.on(Event::Looked(look, Ok(seen)));

@@ -16,6 +16,8 @@ fn table() -> String {
         Verb::Suspend,
         Verb::Resume,
         Verb::Rebuild(None),
+        Verb::Rescue(None),
+        Verb::Unrescue,
     ];
     let mut lines = vec![
         format!("| it is | {} |", verbs.each_ref().map(|verb| format!("`{}`", verb.name())).join(" | ")),
@@ -47,6 +49,7 @@ fn request(power: PowerWish) -> Request {
         power,
         restart: ec_model::Restart::No,
         rebuild: None,
+        rescue: None,
         name: None,
         project: String::new(),
         user: String::new(),
