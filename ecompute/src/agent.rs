@@ -148,7 +148,10 @@ fn bases_in_use(records: &RecordDir, bases: &Path, disks: &Path) -> HashSet<Stri
             recorded.insert(instance.to_string());
         }
         // What is beside a disk, to replace it or to boot from, is of the same instance.
-        let of = |name: &str| recorded.contains(name.split_once('.').map_or(name, |(instance, _)| instance));
+        let of = |name: &str| {
+            let beside = name.strip_suffix(".new").or(name.strip_suffix(".rescue"));
+            recorded.contains(beside.unwrap_or(name))
+        };
         match disk_names(disks)?.into_iter().find(|name| !of(name)) {
             Some(name) => Err(format!("the disk {name} has no record that tells its base")),
             None => Ok(digests),

@@ -104,8 +104,8 @@ impl Unheard {
             Awaited::Power(_) if now.power == self.order.power => Fate::Written,
             Awaited::Power(_) => Fate::NotWritten,
             // They cost nothing that lasts, so they can be made again, too.
-            Awaited::Rescue(_) | Awaited::Unrescue(_) if now.rescue == self.order.rescue => Fate::Written,
-            Awaited::Rescue(_) | Awaited::Unrescue(_) => Fate::NotWritten,
+            Awaited::Rescue { .. } | Awaited::Unrescue(_) if now.rescue == self.order.rescue => Fate::Written,
+            Awaited::Rescue { .. } | Awaited::Unrescue(_) => Fate::NotWritten,
             Awaited::Rebuild(_) if now.rebuild == self.order.rebuild && image(now) == image(&self.order) => {
                 Fate::Written
             }
@@ -262,7 +262,7 @@ fn change(
             let wished_at = rescue_wished_at(cloud, known, &order.record);
             let image = image.unwrap_or_else(|| record.record.spec.image.clone());
             order.record.rescue = Some(Rescue { wished_at, image });
-            awaited = Some(Awaited::Rescue(wished_at));
+            awaited = Some(Awaited::Rescue { wished_at, generation });
         }
         Wish::Unrescue => {
             order.record.rescue = None;

@@ -401,6 +401,29 @@ mod tests {
     }
 
     #[test]
+    fn who_boots_from_a_rescue_disk_is_told_to_be_rescued_with_or_without_an_address() {
+        let subject = subject(Some("web"));
+        let was = |failed: Option<&str>| Rescued { wished_at: at(7), failed: failed.map(str::to_owned) };
+        let rescuing = announced(&subject, None, State::Rescuing, None, at(1));
+        assert_eq!(rescuing.doing.as_deref(), Some("building it"));
+        let image = Progress { step: "image".to_owned(), done: 5, total: Some(10) };
+        let progress = progressed(&subject, Some(&rescuing), Some(image), at(2)).unwrap();
+        assert_eq!(progress.state, State::Rescuing, "it is not built for the first time");
+        let told = rescued(&subject, Some(&rescuing), Some(was(None)), at(3));
+        assert_eq!((told.state, told.rescued.clone()), (State::Rescuing, Some(was(None))));
+        let up = started(&subject, Some(&told), at(4));
+        assert_eq!((up.state, up.doing.clone(), up.started_at), (State::Rescued, None, Some(at(4))));
+        let found = addressed(&subject, Some(&up), vec![address(0, "10.0.0.1")], at(5));
+        assert_eq!((found.state, found.ip), (State::Rescued, Some("10.0.0.1".parse().unwrap())));
+        let left = rescued(&subject, Some(&found), None, at(6));
+        assert_eq!((left.state, left.rescued.clone()), (State::Rescued, None), "how it stands is told next");
+        assert_eq!(started(&subject, Some(&left), at(7)).state, State::Starting);
+        let failed = rescued(&subject, Some(&rescuing), Some(was(Some("no image"))), at(3));
+        assert_eq!(started(&subject, Some(&failed), at(4)).state, State::Starting, "from its own disk");
+        assert_eq!(rescued(&subject, None, None, at(1)).state, State::Rescuing);
+    }
+
+    #[test]
     fn an_answer_to_a_wish_to_look_stands_beside_all_else_and_is_written_now() {
         let active = announced(&subject(Some("web")), None, State::Active, Some("as before".into()), at(1));
         let access = Access {
@@ -426,6 +449,8 @@ mod tests {
         assert_eq!(delayed(&stopped, "no mirror"), None);
         for state in
             [State::Stopping, State::Rebooting, State::Suspending, State::Rebuilding, State::Destroying]
+                .into_iter()
+                .chain([State::Rescuing, State::Unrescuing])
         {
             let under_way = announced(&subject, Some(&stopped), state, None, at(4));
             assert!(delayed(&under_way, "libvirt is away").is_some(), "{state}");

@@ -296,7 +296,7 @@ pub(crate) async fn wish(
             Awaited::Power(generation) => referee.power_acknowledged(instance, generation),
             Awaited::Rebuild(wished_at) => referee.rebuild_acknowledged(instance, wished_at),
             // That the last of them holds is seen in the end.
-            Awaited::Rescue(_) | Awaited::Unrescue(_) => {}
+            Awaited::Rescue { .. } | Awaited::Unrescue(_) => {}
         });
         let Some(patience) = patience else { return Ok(None) };
         let came = until_done(cloud, acted.node, instance, awaited, patience, |_| {}).await?;

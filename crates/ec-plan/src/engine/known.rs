@@ -395,6 +395,13 @@ mod tests {
             };
             assert_eq!((facts.power, facts.generation), (expected, 9));
         }
+        let mut rescued = wished(wish.clone(), 5, None);
+        for (failed, wanted) in [(false, Power::Running), (true, Power::Stopped)] {
+            let rescue = RescuedFacts { wished_at: Timestamp::UNIX_EPOCH, failed };
+            rescued.record =
+                RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, rescued: Some(rescue) };
+            assert_eq!(rescued.facts(at(0.0)).power.wanted, wanted, "from its rescue disk it runs");
+        }
         let mut lost = wished(wish, 0, None);
         lost.status = StatusEntry::Absent;
         assert!(!lost.facts(at(0.0)).power.pending, "nobody knows what was carried out");

@@ -321,6 +321,24 @@ fn a_disk_that_cannot_be_made_anew_is_given_up_and_its_guest_left_as_it_is() {
     assert_eq!(begun(&commands), Some(&vec![Effect::NoteRebuild]));
 }
 
+#[test]
+fn a_rescue_that_cannot_be_is_given_up_and_its_guest_left_as_it_is() {
+    let mut told = waiting();
+    let Requested { record, .. } = requested(Desired::Active);
+    let image = ec_model::ImageRef { url: String::new(), sha256: None };
+    let rescue = Some(ec_model::Rescue { wished_at: Timestamp::UNIX_EPOCH, image });
+    let wish =
+        Requested { record: Ok(Arc::new(Request { rescue, ..(*record.unwrap()).clone() })), revision: 2 };
+    let commands = told.on(Event::Changed(vec![(one(), Some(wish))]));
+    assert_eq!(begun(&commands).and_then(|effects| effects.last()), Some(&Effect::EnterRescue));
+    let commands = told.ended(vec![], Outcome::Failed("no image".to_owned()));
+    assert_eq!(begun(&commands), Some(&vec![Effect::GiveUpRescue("no image".to_owned())]));
+    let failed = crate::RescuedFacts { wished_at: Timestamp::UNIX_EPOCH, failed: true };
+    let noted = crate::RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, rescued: Some(failed) };
+    let commands = told.ended(vec![Change::Record(noted)], Outcome::Done);
+    assert_eq!(begun(&commands), Some(&vec![Effect::NoteRescue]));
+}
+
 fn found(ip: Option<&str>) -> Event {
     let address = |ip: &str| ec_model::Address {
         ip: ip.parse().unwrap(),

@@ -169,7 +169,7 @@ async fn taken_back(stage: Stage) {
     let guest = stage.ready("web").await;
     stage.snag("n1", "hypervisor CreateRescue", Fate::KillsAfterwards);
     let user = stage.user(1);
-    let (_, done) = tokio::join!(user.wish(guest, &Verb::Rescue(None)), async {
+    let (waited, done) = tokio::join!(user.wish(guest, &Verb::Rescue(None)), async {
         stage.until_down(1).await;
         let user = stage.user(2);
         let (done, ()) = tokio::join!(user.wish(guest, &Verb::Unrescue), async {
@@ -179,6 +179,8 @@ async fn taken_back(stage: Stage) {
         done
     });
     stage.demand(done.is_ok(), "it is taken back").await;
+    let heard = waited.is_err_and(|why| why.contains("its own disk again"));
+    stage.demand(heard, "who waited for it is told").await;
     until_own(&stage, guest).await;
     let ended = stage.node(1).hypervisor.effects(Operation::PowerOff, guest);
     stage.demand(ended == 0, "it ran on").await;
