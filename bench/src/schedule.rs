@@ -320,6 +320,7 @@ fn request_of(instance: InstanceId, spec: &Spec) -> Vec<u8> {
         power: ec_model::PowerWish::default(),
         restart: ec_model::Restart::No,
         rebuild: None,
+        rescue: None,
         name: None,
         spec: Some(spec.clone()),
         project: "default".to_owned(),

@@ -140,14 +140,18 @@ fn bases_in_use(records: &RecordDir, bases: &Path, disks: &Path) -> HashSet<Stri
         let mut digests = HashSet::new();
         let mut recorded = HashSet::new();
         for (instance, record) in records {
-            let (digest, next) =
-                record.map_or((None, None), |record| (record.base_digest, record.next_base_digest));
+            let (digest, others) = record.map_or((None, [None, None]), |record| {
+                (record.base_digest, [record.next_base_digest, record.rescue_base_digest])
+            });
             digests.insert(digest.ok_or_else(|| format!("the record of {instance} does not tell its base"))?);
-            digests.extend(next);
+            digests.extend(others.into_iter().flatten());
             recorded.insert(instance.to_string());
         }
-        // What is beside a disk to replace it is of the same instance.
-        let of = |name: &str| recorded.contains(name.strip_suffix(".new").unwrap_or(name));
+        // What is beside a disk, to replace it or to boot from, is of the same instance.
+        let of = |name: &str| {
+            let beside = name.strip_suffix(".new").or(name.strip_suffix(".rescue"));
+            recorded.contains(beside.unwrap_or(name))
+        };
         match disk_names(disks)?.into_iter().find(|name| !of(name)) {
             Some(name) => Err(format!("the disk {name} has no record that tells its base")),
             None => Ok(digests),

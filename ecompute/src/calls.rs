@@ -235,12 +235,24 @@ impl Hypervisor for CountedHypervisor {
         self.one(self.0.drop_successor(instance)).await
     }
 
+    async fn create_rescue(&self, instance: InstanceId, base: &BaseImage) -> HypervisorResult<()> {
+        self.one(self.0.create_rescue(instance, base)).await
+    }
+
+    async fn drop_rescue(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.one(self.0.drop_rescue(instance)).await
+    }
+
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()> {
         self.one(self.0.define(spec)).await
     }
 
     async fn start(&self, instance: InstanceId) -> HypervisorResult<()> {
         self.one(self.0.start(instance)).await
+    }
+
+    async fn start_rescue(&self, spec: &DomainSpec) -> HypervisorResult<()> {
+        self.one(self.0.start_rescue(spec)).await
     }
 
     async fn resume(&self, instance: InstanceId) -> HypervisorResult<()> {

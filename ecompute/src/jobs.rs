@@ -45,9 +45,9 @@ pub(crate) fn kind(work: &Work) -> &'static str {
     let any = |wanted: &[Effect]| effects.iter().any(|effect| wanted.contains(effect));
     if any(&[Effect::RemoveDomain, Effect::DropRecord, Effect::DropKeys, Effect::EndInError]) {
         "destroy"
-    } else if any(&[Effect::PrepareDisk, Effect::PrepareRebuild, Effect::Define]) {
+    } else if any(&[Effect::PrepareDisk, Effect::PrepareRebuild, Effect::PrepareRescue, Effect::Define]) {
         "build"
-    } else if any(&[Effect::Start, Effect::Resume]) {
+    } else if any(&[Effect::Start, Effect::StartRescue, Effect::Resume]) {
         "start"
     } else if any(&[Effect::ShutDown, Effect::PowerOff, Effect::Pause, Effect::Save]) {
         "stop"

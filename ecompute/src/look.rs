@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use ec_model::{InstanceId, NodeId, Request, Resources, State, Status, decode};
 use ec_placement_client::{ConsumerAllocations, PlacementError};
 use ec_plan::{
-    RecordFacts,
+    RecordFacts, RescuedFacts,
     engine::{Event, Held, Requested, Seen, StatusEntry, Whose},
     fingerprint,
 };
@@ -94,7 +94,8 @@ pub(crate) async fn look_at_all(parts: &Parts) -> Result<Seen, String> {
 /// What decisions need of a node's own record.
 pub(crate) fn record_facts(record: &ec_metadata::InstanceRecord) -> RecordFacts {
     let rebuilt = record.rebuilt.as_ref().map(|rebuilt| rebuilt.wished_at);
-    RecordFacts::Kept { started: record.started, rebuilt, metadata: fingerprint(&record.metadata) }
+    let rescued = record.rescued.as_ref().map(RescuedFacts::of);
+    RecordFacts::Kept { started: record.started, rebuilt, rescued, metadata: fingerprint(&record.metadata) }
 }
 
 /// What an instance holds in placement, from this node's point of view. Asks for the node's tree only where the

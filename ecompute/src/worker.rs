@@ -4,10 +4,11 @@ mod claims;
 mod guest;
 mod keys;
 mod rebuild;
+mod rescue;
 
 use std::sync::Arc;
 
-use ec_hypervisor::{HypervisorError, RunState};
+use ec_hypervisor::{DomainSpec, HypervisorError, RunState};
 use ec_image::ImageError;
 use ec_metadata::InstanceRecord;
 use ec_model::{Request, State};
@@ -182,7 +183,11 @@ impl Worker {
                 Ok(())
             }
             Effect::MarkStarted => self.mark_started(true).await,
-            Effect::Start => self.start().await,
+            Effect::Start => self.start(None).await,
+            Effect::StartRescue => {
+                let spec = self.domain_spec().await?;
+                self.start(Some(spec)).await
+            }
             Effect::NoteStart => {
                 let status = status::started(&self.subject, self.status.known(), self.parts.host.now());
                 self.write(status).await
@@ -233,6 +238,11 @@ impl Worker {
             Effect::ReplaceDisk => self.replace_disk().await,
             Effect::GiveUpRebuild(reason) => self.give_up_rebuild(reason).await,
             Effect::NoteRebuild => self.note_rebuild().await,
+            Effect::PrepareRescue => self.prepare_rescue().await,
+            Effect::EnterRescue => self.enter_rescue().await,
+            Effect::LeaveRescue => self.leave_rescue().await,
+            Effect::GiveUpRescue(reason) => self.give_up_rescue(reason).await,
+            Effect::NoteRescue => self.note_rescue().await,
             Effect::Admit(wish) => {
                 let old =
                     self.status.known().ok_or_else(|| Stop::Retry("it has no status yet".to_owned()))?;
@@ -305,12 +315,17 @@ impl Worker {
         }
     }
 
-    /// Starts the domain. One that certainly did not start is as one that never was started.
-    async fn start(&mut self) -> Result<(), Stop> {
+    /// Starts the domain, or as that one from its rescue disk. One that certainly did not start is as one that never was
+    /// started.
+    async fn start(&mut self, rescue: Option<DomainSpec>) -> Result<(), Stop> {
         let instance = self.job.instance;
         self.take_permit().await?;
         self.touched_hypervisor = true;
-        match self.parts.hypervisor.start(instance).await {
+        let started = match rescue {
+            Some(spec) => self.parts.hypervisor.start_rescue(&spec).await,
+            None => self.parts.hypervisor.start(instance).await,
+        };
+        match started {
             Ok(()) => {
                 tracing::info!("STARTED INSTANCE {instance}");
                 // What comes now loads only etcd.
@@ -385,6 +400,7 @@ fn pause_for_test(effect: &Effect) {
         Effect::Define => "before-define",
         Effect::MarkStarted => "before-mark-started",
         Effect::Start => "before-start",
+        Effect::StartRescue => "before-start-rescue",
         Effect::NoteStart => "before-note-start",
         Effect::Resume => "before-resume",
         Effect::ShutDown => "before-shut-down",
@@ -397,6 +413,11 @@ fn pause_for_test(effect: &Effect) {
         Effect::ReplaceDisk => "before-replace-disk",
         Effect::GiveUpRebuild(_) => "before-give-up-rebuild",
         Effect::NoteRebuild => "before-note-rebuild",
+        Effect::PrepareRescue => "before-prepare-rescue",
+        Effect::EnterRescue => "before-enter-rescue",
+        Effect::LeaveRescue => "before-leave-rescue",
+        Effect::GiveUpRescue(_) => "before-give-up-rescue",
+        Effect::NoteRescue => "before-note-rescue",
         Effect::Admit(_) => "before-admit",
         Effect::Bury => "before-bury",
         Effect::RemoveDomain => "before-remove-domain",

@@ -152,6 +152,8 @@ fn under_way(verb: &Verb) -> &'static str {
         Verb::Suspend => "SUSPENDING",
         Verb::Resume => "RESUMING",
         Verb::Rebuild(_) => "REBUILDING",
+        Verb::Rescue(_) => "RESCUING",
+        Verb::Unrescue => "UNRESCUING",
         Verb::Lock(_) => "LOCKED",
         Verb::Unlock => "UNLOCKED",
         Verb::Rename(_) => "RENAMED",

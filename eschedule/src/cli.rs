@@ -257,6 +257,31 @@ pub(crate) enum Act {
         #[command(flatten)]
         waiting: Waiting,
     },
+    /// Boot an instance from a rescue disk, with its own beside it as the second, so that this can be mended
+    ///
+    /// It keeps its uuid, its claim and its addresses, and the guest of the rescue disk gets the same metadata. Its guest runs on
+    /// until the rescue disk is there, and then is ended hard. An image that cannot be had leaves everything as it was.
+    Rescue {
+        /// Its name, its uuid, or the beginning of that
+        #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
+        instance: String,
+        /// What to make the rescue disk from: http://, https://, file://, or a name under `images` of schedule.yaml
+        /// [default: the instance's own image]
+        #[arg(long, value_name = "IMAGE")]
+        image: Option<String>,
+        /// The SHA-256 that the image must have, in hex
+        #[arg(long, value_name = "DIGEST", requires = "image")]
+        sha256: Option<String>,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Boot rescued instances from their own disks again; what was written to the rescue disk is lost
+    Unrescue {
+        #[command(flatten)]
+        instances: Instances,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
     /// Let nothing be done to instances but to unlock them
     Lock {
         #[command(flatten)]
@@ -354,6 +379,12 @@ impl Act {
                 let instances = Instances { instances: vec![instance], ..Instances::default() };
                 (Verb::Rebuild(image), instances, waiting)
             }
+            Self::Rescue { instance, image, sha256, waiting } => {
+                let image = image.map(|image| image_ref(settings, &image, sha256.as_deref())).transpose()?;
+                let instances = Instances { instances: vec![instance], ..Instances::default() };
+                (Verb::Rescue(image), instances, waiting)
+            }
+            Self::Unrescue { instances, waiting } => (Verb::Unrescue, instances, waiting),
             Self::Lock { instances, reason } => (Verb::Lock(reason), instances, at_once),
             Self::Unlock { instances } => (Verb::Unlock, instances, at_once),
             Self::Rename { instance, name } => (

@@ -121,6 +121,20 @@ fn meaning(state: State) -> &'static str {
              ended, and what it wrote is lost. Next are STARTING and ACTIVE, or STOPPED where it is not wanted running; an \
              image that cannot be had changes nothing, and `eschedule show` tells why (`rebuilt`)."
         }
+        State::Rescuing => {
+            "a user wants it booted from a rescue disk: the image is fetched, and the guest runs on from its own disk. Then it \
+             is ended. Next are STARTING and RESCUED; an image that cannot be had changes nothing, and `eschedule show` \
+             tells why (`rescued`). `eschedule unrescue` takes the wish back."
+        }
+        State::Rescued => {
+            "the guest runs from a rescue disk (/dev/vda in most systems), and its own disk is the second one (/dev/vdb), so \
+             that it can be mended. `eschedule unrescue` deletes the rescue disk and boots it from its own again; nothing \
+             else can be asked of it meanwhile but to destroy it."
+        }
+        State::Unrescuing => {
+            "a user wants it booted from its own disk again: the guest is ended, where it runs from its rescue disk, and that \
+             is deleted. Next are STARTING and ACTIVE, or STOPPED where it is not wanted running."
+        }
         State::Destroying => {
             "a user wants it gone: its guest, disk, room and keys are being taken away, and then it is in no list any \
              more. Its name is free already. If it stays, `eschedule show` says what stands in the way; where its node is \

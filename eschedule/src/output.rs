@@ -246,6 +246,9 @@ fn lines_of(view: &View) -> String {
         if let Some(why) = status.rebuilt.as_ref().and_then(|rebuilt| rebuilt.failed.as_ref()) {
             row("rebuild", format!("failed, it has its old disk: {why}"));
         }
+        if let Some(why) = status.rescued.as_ref().and_then(|rescued| rescued.failed.as_ref()) {
+            row("rescue", format!("failed, it boots from its own disk: {why}"));
+        }
         row("since", status.since.to_string());
         if let Some(started) = status.started_at {
             row("started", started.to_string());
@@ -338,7 +341,7 @@ fn colour(state: &str) -> Option<Color> {
     match state {
         State::Active => Some(Color::Green),
         State::Error | State::Unclaimed | State::Unknown => Some(Color::Red),
-        State::Paused | State::Stopped | State::Suspended => None,
+        State::Paused | State::Stopped | State::Suspended | State::Rescued => None,
         State::Scheduled
         | State::Preparing
         | State::Starting
@@ -346,6 +349,8 @@ fn colour(state: &str) -> Option<Color> {
         | State::Rebooting
         | State::Suspending
         | State::Rebuilding
+        | State::Rescuing
+        | State::Unrescuing
         | State::Destroying => Some(Color::Yellow),
     }
 }

@@ -13,4 +13,5 @@ mod races;
 mod reach;
 mod rebuild;
 mod replicas;
+mod rescue;
 mod tutorial;

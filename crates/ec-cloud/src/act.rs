@@ -1,6 +1,6 @@
 //! What users ask of an instance that is there: judged, then written as what is wanted; the node's agent does it.
 
-use ec_model::{Desired, Doc, Instance, InstanceId, NodeId, PowerWish, Rebuild, Request};
+use ec_model::{Desired, Doc, Instance, InstanceId, NodeId, PowerWish, Rebuild, Request, Rescue};
 use ec_plan::verbs::{Verb, Verdict, Wish, judge};
 use ec_store::{Compare, StoreError, Txn};
 use jiff::{SignedDuration, Timestamp};
@@ -69,7 +69,7 @@ pub async fn act(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResul
         let Changed { awaited, order, generation, txn } = change(cloud, &known, record, order, wish);
         let (recorded, detail) = verb.recorded();
         let at = match awaited {
-            Some(Awaited::Rebuild(wished_at)) => wished_at,
+            Some(Awaited::Rebuild(wished_at) | Awaited::Rescue { wished_at, .. }) => wished_at,
             _ => cloud.host.now(),
         };
         let asked = Asked { instance, node: known.node, verb: recorded, detail, at, generation };
@@ -111,6 +111,9 @@ impl Unheard {
         match self.awaited {
             Awaited::Power(_) if now.power == self.order.power => Fate::Written,
             Awaited::Power(_) => Fate::NotWritten,
+            // They cost nothing that lasts, so they can be made again, too.
+            Awaited::Rescue { .. } | Awaited::Unrescue(_) if now.rescue == self.order.rescue => Fate::Written,
+            Awaited::Rescue { .. } | Awaited::Unrescue(_) => Fate::NotWritten,
             Awaited::Rebuild(_) if now.rebuild == self.order.rebuild && image(now) == image(&self.order) => {
                 Fate::Written
             }
@@ -160,7 +163,22 @@ fn docs(known: &Known) -> CloudResult<(Doc<Instance>, Doc<Request>)> {
 
 /// Whether there is something to wait for.
 fn is_of_power(verb: &Verb) -> bool {
-    !matches!(verb, Verb::Rebuild(_) | Verb::Lock(_) | Verb::Unlock | Verb::Rename(_) | Verb::Set(_))
+    match verb {
+        Verb::Start
+        | Verb::Stop(_)
+        | Verb::Reboot(_)
+        | Verb::Pause
+        | Verb::Unpause
+        | Verb::Suspend
+        | Verb::Resume => true,
+        Verb::Rebuild(_)
+        | Verb::Rescue(_)
+        | Verb::Unrescue
+        | Verb::Lock(_)
+        | Verb::Unlock
+        | Verb::Rename(_)
+        | Verb::Set(_) => false,
+    }
 }
 
 /// Names that differ in the case of letters only are one.
@@ -178,10 +196,20 @@ struct Changed {
     txn: Txn,
 }
 
-/// When a new disk is wished: later than each wish for one before, by whosever clock.
-fn wished_at(cloud: &Cloud, known: &Known, order: &Request) -> Timestamp {
+/// When a new disk is wished: later than each wish for one before.
+fn rebuild_wished_at(cloud: &Cloud, known: &Known, order: &Request) -> Timestamp {
     let told = known.status.record().and_then(|status| status.rebuilt.as_ref()).map(|was| was.wished_at);
-    let last = order.rebuild.map(|wish| wish.wished_at).max(told);
+    later(cloud, order.rebuild.map(|wish| wish.wished_at).max(told))
+}
+
+/// The same of a rescue disk.
+fn rescue_wished_at(cloud: &Cloud, known: &Known, order: &Request) -> Timestamp {
+    let told = known.status.record().and_then(|status| status.rescued.as_ref()).map(|was| was.wished_at);
+    later(cloud, order.rescue.as_ref().map(|wish| wish.wished_at).max(told))
+}
+
+/// Now, and later than the last, by whosever clock that was.
+fn later(cloud: &Cloud, last: Option<Timestamp>) -> Timestamp {
     let next = |last: Timestamp| last.saturating_add(SignedDuration::from_nanos(1)).unwrap_or(last);
     last.map_or(cloud.host.now(), |last| cloud.host.now().max(next(last)))
 }
@@ -236,9 +264,19 @@ fn change(
             if let Some(spec) = &mut order.record.spec {
                 spec.image = record.record.spec.image.clone();
             }
-            let wished_at = wished_at(cloud, known, &order.record);
+            let wished_at = rebuild_wished_at(cloud, known, &order.record);
             order.record.rebuild = Some(Rebuild { wished_at });
             awaited = Some(Awaited::Rebuild(wished_at));
+        }
+        Wish::Rescue(image) => {
+            let wished_at = rescue_wished_at(cloud, known, &order.record);
+            let image = image.unwrap_or_else(|| record.record.spec.image.clone());
+            order.record.rescue = Some(Rescue { wished_at, image });
+            awaited = Some(Awaited::Rescue { wished_at, generation });
+        }
+        Wish::Unrescue => {
+            order.record.rescue = None;
+            awaited = Some(Awaited::Unrescue(generation));
         }
     }
     // Its node hears of what concerns it only.

@@ -553,6 +553,7 @@ async fn request(
         power: record.power.clone(),
         restart: record.restart,
         rebuild: None,
+        rescue: None,
         name: record.name.clone(),
         project: record.project.clone(),
         user: record.user.clone(),

@@ -74,8 +74,11 @@ fn settled(instance: InstanceId, status: Status) -> CloudResult<Option<Status>> 
         | State::Rebooting
         | State::Stopping
         | State::Suspending
-        | State::Rebuilding => Ok(None),
+        | State::Rebuilding
+        | State::Rescuing
+        | State::Unrescuing => Ok(None),
         State::Error => elsewhere("in ERROR"),
+        State::Rescued => elsewhere("RESCUED: it runs from its rescue disk"),
         State::Stopped => elsewhere("STOPPED and has no IP"),
         State::Suspended => elsewhere("SUSPENDED"),
         State::Destroying => Err(CloudError::Elsewhere(format!("instance {instance} is being destroyed"))),
@@ -111,6 +114,15 @@ pub enum Awaited {
     Power(u64),
     /// That the disk that was wished then is made, or cannot be.
     Rebuild(Timestamp),
+    /// That it runs from the rescue disk that was wished then, or cannot.
+    Rescue {
+        /// When.
+        wished_at: Timestamp,
+        /// By which generation; a later one may have taken it back.
+        generation: u64,
+    },
+    /// That it boots from its own disk, as was wished by this generation.
+    Unrescue(u64),
 }
 
 /// Waits until what was asked for is done. Answers how the instance is then.
@@ -128,6 +140,8 @@ pub async fn until_done(
     until_status(cloud, node, instance, timeout, seen, |status| match awaited {
         Awaited::Power(generation) => powered(instance, generation, status),
         Awaited::Rebuild(wished_at) => rebuilt(instance, wished_at, status),
+        Awaited::Rescue { wished_at, generation } => rescued(instance, wished_at, generation, status),
+        Awaited::Unrescue(generation) => unrescued(instance, generation, status),
     })
     .await
 }
@@ -156,6 +170,42 @@ fn rebuilt(instance: InstanceId, wished_at: Timestamp, status: Status) -> CloudR
             (None, _) => Ok(Some(status)),
         },
         _ => Ok(None),
+    }
+}
+
+fn rescued(
+    instance: InstanceId,
+    wished_at: Timestamp,
+    generation: u64,
+    status: Status,
+) -> CloudResult<Option<Status>> {
+    let elsewhere = |what: String| Err(CloudError::Elsewhere(format!("instance {instance} {what}")));
+    match &status.rescued {
+        Some(rescued) if rescued.wished_at > wished_at => {
+            elsewhere("was to be rescued once more by somebody else".to_owned())
+        }
+        Some(rescued) if rescued.wished_at == wished_at => match (&rescued.failed, status.state) {
+            (Some(why), _) => elsewhere(format!("boots from its own disk still: {why}")),
+            (None, State::Rescuing | State::Starting) => Ok(None),
+            (None, State::Error) => settled(instance, status),
+            (None, _) => Ok(Some(status)),
+        },
+        _ if status.state == State::Unrescuing && status.observed_generation > generation => {
+            elsewhere("was to boot from its own disk again".to_owned())
+        }
+        _ => Ok(None),
+    }
+}
+
+fn unrescued(instance: InstanceId, generation: u64, status: Status) -> CloudResult<Option<Status>> {
+    let is_on_its_way = matches!(status.state, State::Rescuing | State::Unrescuing)
+        // It is to be started.
+        || status.power_generation == 0;
+    match status.state {
+        _ if status.observed_generation < generation || status.is_rescued() => Ok(None),
+        State::Error => settled(instance, status),
+        _ if is_on_its_way => Ok(None),
+        _ => Ok(Some(status)),
     }
 }
 
@@ -230,6 +280,7 @@ mod tests {
             observed_generation: 1,
             power_generation: 1,
             rebuilt: None,
+            rescued: None,
             restarts: 0,
             state,
             reason: reason.map(str::to_owned),
@@ -244,6 +295,57 @@ mod tests {
             started_at: started.then_some(Timestamp::UNIX_EPOCH),
             updated_at: Timestamp::UNIX_EPOCH,
         }
+    }
+
+    #[test]
+    fn a_rescue_is_waited_for_until_it_is_told_or_taken_back_and_its_end_until_it_is_up_again() {
+        let instance = InstanceId::new(uuid::Uuid::from_u128(1));
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let told = |state, observed_generation, rescued: Option<(i64, Option<&str>)>| Status {
+            observed_generation,
+            rescued: rescued.map(|(second, failed)| ec_model::Rescued {
+                wished_at: at(second),
+                failed: failed.map(str::to_owned),
+            }),
+            ..status(state, true, None)
+        };
+        let waited = |status| rescued(instance, at(5), 3, status);
+        for (state, generation, was) in [
+            (State::Active, 2, None),
+            (State::Rescuing, 3, None),
+            (State::Rescuing, 3, Some((5, None))),
+            (State::Starting, 3, Some((5, None))),
+            (State::Rescuing, 4, None),
+            (State::Unrescuing, 3, Some((4, None))),
+        ] {
+            assert!(matches!(waited(told(state, generation, was)), Ok(None)), "{state} {generation} {was:?}");
+        }
+        assert!(waited(told(State::Rescued, 3, Some((5, None)))).unwrap().is_some());
+        assert!(waited(told(State::Stopped, 3, Some((5, None)))).unwrap().is_some(), "it ended by itself");
+        for (status, why) in [
+            (told(State::Active, 3, Some((5, Some("no image")))), "boots from its own disk still: no image"),
+            (told(State::Rescuing, 4, Some((6, None))), "once more by somebody else"),
+            (told(State::Unrescuing, 4, None), "boot from its own disk again"),
+            (told(State::Error, 3, Some((5, None))), "in ERROR"),
+        ] {
+            let error = waited(status).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+
+        let waited = |status| unrescued(instance, 3, status);
+        let before = Status { power_generation: 0, ..told(State::Starting, 3, None) };
+        for status in [
+            told(State::Active, 2, None),
+            told(State::Rescued, 3, Some((5, None))),
+            told(State::Unrescuing, 3, None),
+            before,
+        ] {
+            assert!(matches!(waited(status), Ok(None)));
+        }
+        for state in [State::Starting, State::Active, State::Stopped] {
+            assert!(waited(told(state, 3, None)).unwrap().is_some(), "{state}");
+        }
+        assert!(waited(told(State::Error, 3, None)).is_err());
     }
 
     #[test]

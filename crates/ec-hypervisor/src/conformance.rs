@@ -32,6 +32,7 @@ pub async fn all(hypervisor: Arc<dyn Hypervisor>, base: &BaseImage, fresh: Fresh
     half_made_instances_are_destroyed(&*hypervisor, base, fresh(), fresh()).await;
     a_start_that_cannot_work_fails_and_is_not_a_run(&*hypervisor, base, fresh(), fresh()).await;
     a_disk_is_replaced_when_its_guest_has_ended(&*hypervisor, base, fresh()).await;
+    a_guest_is_started_from_its_rescue_disk_and_from_its_own_again(&*hypervisor, base, fresh()).await;
     changes_are_told(&*hypervisor, base, fresh()).await;
     a_guest_is_paused_saved_and_ended_and_starts_again(&*hypervisor, base, fresh()).await;
     a_console_is_read_typed_on_and_followed_until_its_guest_ends(&*hypervisor, base, fresh()).await;
@@ -52,7 +53,7 @@ pub async fn build(hypervisor: &dyn Hypervisor, base: &BaseImage, instance: Inst
 
 /// `observe` and `list` must tell the same.
 async fn expect(hypervisor: &dyn Hypervisor, instance: InstanceId, domain: Option<RunState>, volume: bool) {
-    let wanted = Observed { domain, volume, transient: false };
+    let wanted = Observed { domain, volume, transient: false, rescued: false };
     assert_eq!(hypervisor.observe(instance).await.expect("observe"), wanted, "observe {instance}");
     let listed = hypervisor.list().await.expect("list").remove(&instance);
     assert_eq!(listed.unwrap_or_default(), wanted, "list {instance}");
@@ -238,6 +239,63 @@ async fn a_disk_is_replaced_when_its_guest_has_ended(
     hypervisor.create_successor(instance, base, None).await.expect("make another successor");
     hypervisor.destroy(instance).await.expect("destroy");
     expect_failed(hypervisor.replace_overlay(instance).await, "a successor goes with its instance");
+}
+
+async fn a_guest_is_started_from_its_rescue_disk_and_from_its_own_again(
+    hypervisor: &dyn Hypervisor,
+    base: &BaseImage,
+    instance: InstanceId,
+) {
+    let spec = small_domain(instance);
+    let expect = async |state, rescued| {
+        let wanted = Observed { domain: Some(state), volume: true, transient: false, rescued };
+        assert_eq!(hypervisor.observe(instance).await.expect("observe"), wanted, "observe {instance}");
+        let listed = hypervisor.list().await.expect("list").remove(&instance);
+        assert_eq!(listed, Some(wanted), "list {instance}");
+    };
+    build(hypervisor, base, instance).await;
+    for _ in 0..2 {
+        hypervisor.create_rescue(instance, base).await.expect("make a rescue disk");
+        expect(RunState::Running, false).await;
+    }
+    hypervisor.start_rescue(&spec).await.expect("start what runs");
+    expect(RunState::Running, false).await;
+    hypervisor.power_off(instance).await.expect("power off");
+    for _ in 0..2 {
+        hypervisor.start_rescue(&spec).await.expect("start from the rescue disk");
+        expect(RunState::Running, true).await;
+    }
+    expect_failed(
+        hypervisor.create_rescue(instance, base).await,
+        "another rescue disk under a running guest",
+    );
+    expect_failed(hypervisor.drop_rescue(instance).await, "no rescue disk under a running guest");
+    hypervisor.save(instance).await.expect("save");
+    expect(RunState::Saved, true).await;
+    hypervisor.start(instance).await.expect("start from the saved memory");
+    expect(RunState::Running, true).await;
+    hypervisor.power_off(instance).await.expect("power off");
+    expect(RunState::Ended(End::ByHand), false).await;
+    hypervisor.start_rescue(&spec).await.expect("start from the rescue disk again");
+    hypervisor.save(instance).await.expect("save");
+    for _ in 0..2 {
+        hypervisor.drop_rescue(instance).await.expect("drop the rescue disk, and the memory of its guest");
+    }
+    let observed = hypervisor.observe(instance).await.expect("observe");
+    assert!(!observed.rescued && observed.volume && observed.domain != Some(RunState::Saved), "{observed:?}");
+    expect_failed(hypervisor.start_rescue(&spec).await, "start from a rescue disk that is not there");
+    hypervisor.start(instance).await.expect("start from its own disk");
+    expect(RunState::Running, false).await;
+    hypervisor.save(instance).await.expect("save");
+    hypervisor.drop_rescue(instance).await.expect("drop what is not there");
+    expect(RunState::Saved, false).await;
+    hypervisor.create_rescue(instance, base).await.expect("make a rescue disk");
+    hypervisor.destroy(instance).await.expect("destroy");
+    expect_failed(hypervisor.start_rescue(&spec).await, "start what is not there");
+    hypervisor.create_overlay(instance, base, None).await.expect("create the overlay");
+    hypervisor.define(&spec).await.expect("define");
+    expect_failed(hypervisor.start_rescue(&spec).await, "the rescue disk went with its instance");
+    hypervisor.destroy(instance).await.expect("destroy");
 }
 
 async fn changes_are_told(hypervisor: &dyn Hypervisor, base: &BaseImage, instance: InstanceId) {

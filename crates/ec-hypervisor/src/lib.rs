@@ -68,8 +68,20 @@ pub trait Hypervisor: Send + Sync + 'static {
     /// until it ends (somebody undefined it while it ran) goes on running.
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()>;
 
+    /// Makes the instance's rescue disk, an overlay on `base` of the same capacity, in the place of one that is there
+    /// from before. Fails while a guest is up from that.
+    async fn create_rescue(&self, instance: InstanceId, base: &BaseImage) -> HypervisorResult<()>;
+
+    /// Deletes that disk, and memory that was saved of a guest which ran from it; where there is none that is not an
+    /// error. Fails while a guest is up from it.
+    async fn drop_rescue(&self, instance: InstanceId) -> HypervisorResult<()>;
+
     /// Starts the domain, from its saved memory where there is one; running already is not an error.
     async fn start(&self, instance: InstanceId) -> HypervisorResult<()>;
+
+    /// The same, but from its rescue disk, and with its own as the second, as such a domain. How it is defined stays: the
+    /// next start is from its own disk again.
+    async fn start_rescue(&self, spec: &DomainSpec) -> HypervisorResult<()>;
 
     /// Lets a paused domain go on; running already is not an error.
     async fn resume(&self, instance: InstanceId) -> HypervisorResult<()>;

@@ -28,10 +28,18 @@ const SUFFIX: &str = ".qcow2";
 /// Of the overlay that is to replace the instance's own. No uuid ends so: it is taken for nobody's disk.
 const SUCCESSOR_SUFFIX: &str = ".new.qcow2";
 
+/// Of the overlay that an instance is booted from in the place of its own.
+const RESCUE_SUFFIX: &str = ".rescue.qcow2";
+
 impl Pool {
     /// Where the instance's overlay lies.
     pub(crate) fn volume_path(&self, instance: InstanceId) -> PathBuf {
         self.path.join(volume_name(instance))
+    }
+
+    /// Where its rescue disk lies.
+    pub(crate) fn rescue_path(&self, instance: InstanceId) -> PathBuf {
+        self.path.join(rescue_name(instance))
     }
 
     /// Whether the instance's volume is there. Asks the directory, not libvirt: it is what libvirt would
@@ -74,7 +82,11 @@ impl Pool {
 
     /// An error where a domain on the volume would write below a snapshot, which would ruin what that holds.
     pub(crate) fn refuse_snapshots(&self, instance: InstanceId) -> Result<(), CallError> {
-        let own = [self.volume_path(instance), self.path.join(successor_name(instance))];
+        let own = [
+            self.volume_path(instance),
+            self.path.join(successor_name(instance)),
+            self.rescue_path(instance),
+        ];
         let volume = &own[0];
         match self.files_of(instance)?.iter().find(|file| !own.contains(file)) {
             None => Ok(()),
@@ -132,9 +144,29 @@ impl Pool {
         capacity: Option<u64>,
     ) -> Result<(), CallError> {
         self.refuse_snapshots(instance)?;
-        let wanted = overlay(&successor_name(instance), base, capacity)?;
+        self.create_beside(connect, &successor_name(instance), base, capacity)
+    }
+
+    /// Makes the overlay that the instance is booted from in the place of its own, anew where there is one.
+    pub(crate) fn create_rescue(
+        &self,
+        connect: &Connect,
+        instance: InstanceId,
+        base: &BaseImage,
+    ) -> Result<(), CallError> {
+        self.create_beside(connect, &rescue_name(instance), base, None)
+    }
+
+    fn create_beside(
+        &self,
+        connect: &Connect,
+        name: &str,
+        base: &BaseImage,
+        capacity: Option<u64>,
+    ) -> Result<(), CallError> {
+        let wanted = overlay(name, base, capacity)?;
         let pool = self.open(connect)?;
-        self.drop_successor(connect, instance)?;
+        self.drop_beside(connect, name)?;
         StorageVol::create_xml(&pool, &xml::write(&wanted).map_err(CallError::Refused)?, 0)?;
         Ok(())
     }
@@ -160,9 +192,17 @@ impl Pool {
 
     /// Deletes the overlay beside the instance's own; what is not there is not an error.
     pub(crate) fn drop_successor(&self, connect: &Connect, instance: InstanceId) -> Result<(), CallError> {
-        let name = successor_name(instance);
+        self.drop_beside(connect, &successor_name(instance))
+    }
+
+    /// Deletes the overlay that the instance is booted from in the place of its own; what is not there is not an error.
+    pub(crate) fn drop_rescue(&self, connect: &Connect, instance: InstanceId) -> Result<(), CallError> {
+        self.drop_beside(connect, &rescue_name(instance))
+    }
+
+    fn drop_beside(&self, connect: &Connect, name: &str) -> Result<(), CallError> {
         let pool = self.open(connect)?;
-        if let Some(volume) = absent(pool.lookup_storage_vol_by_name(&name), ErrorNumber::NoStorageVolume)? {
+        if let Some(volume) = absent(pool.lookup_storage_vol_by_name(name), ErrorNumber::NoStorageVolume)? {
             absent(volume.delete(0), ErrorNumber::NoStorageVolume)?;
         }
         remove_file(&self.path.join(name))
@@ -247,6 +287,10 @@ fn remove_file(path: &Path) -> Result<(), CallError> {
 
 fn successor_name(instance: InstanceId) -> String {
     format!("{instance}{SUCCESSOR_SUFFIX}")
+}
+
+fn rescue_name(instance: InstanceId) -> String {
+    format!("{instance}{RESCUE_SUFFIX}")
 }
 
 fn volume_name(instance: InstanceId) -> String {

@@ -15,7 +15,8 @@ use virt::{
 use crate::{
     disk::impassable_ancestor,
     error::{CallError, absent},
-    xml::{self, MARK_NAMESPACE},
+    sys::saved_xml,
+    xml::{self, MARK_NAMESPACE, Mark},
 };
 
 /// The domain of an instance, by whose mark it carries.
@@ -36,15 +37,20 @@ pub(crate) fn find(connect: &Connect, node: NodeId, instance: InstanceId) -> Res
 
 /// Whether the domain carries our mark with our node. A domain that goes meanwhile is not ours.
 pub(crate) fn is_ours(domain: &Domain, node: NodeId) -> Result<bool, Error> {
+    Ok(mark(domain, node)?.is_some())
+}
+
+/// Our mark, where the domain carries it with our node: that of how it was started, where it is up.
+pub(crate) fn mark(domain: &Domain, node: NodeId) -> Result<Option<Mark>, Error> {
     let kind = sys::VIR_DOMAIN_METADATA_ELEMENT.try_into().unwrap_or_default();
     match domain.metadata(kind, Some(MARK_NAMESPACE), 0) {
-        Ok(element) => Ok(xml::marked_node(&element) == Some(node)),
+        Ok(element) => Ok(xml::mark(&element).filter(|mark| mark.node == node)),
         Err(error)
             if [ErrorNumber::NoDomainMetadata, ErrorNumber::NoDomain]
                 .into_iter()
                 .any(|code| crate::error::has_code(&error, code)) =>
         {
-            Ok(false)
+            Ok(None)
         }
         Err(error) => Err(error),
     }
@@ -70,6 +76,53 @@ pub(crate) fn open_graphics(
     }
     // Whoever has a ticket needs no password of VNC's own.
     Ok(domain.open_graphics(0, socket.as_raw_fd(), sys::VIR_DOMAIN_OPEN_GRAPHICS_SKIPAUTH)?)
+}
+
+/// Whether it is up from its rescue disk by its mark, or was saved so.
+pub(crate) fn is_rescued(domain: &Domain, mark: &Mark, state: RunState) -> Result<bool, Error> {
+    Ok(match state {
+        RunState::Running | RunState::Paused(_) => mark.rescued,
+        RunState::Saved => xml::is_rescued(&saved_xml(domain)?),
+        RunState::NotStarted | RunState::Ended(_) => false,
+    })
+}
+
+/// An error where a guest is up from its rescue disk; memory that was saved of such a guest goes.
+pub(crate) fn leave_rescue(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<(), CallError> {
+    let domain = match find(connect, node, instance)? {
+        Found::Ours(domain) => domain,
+        Found::Foreign => return Err(foreign(instance)),
+        Found::Nothing => return Ok(()),
+    };
+    if domain.is_active()? {
+        return match mark(&domain, node)? {
+            Some(Mark { rescued: true, .. }) => Err(CallError::Refused("the guest is up from it".into())),
+            _ => Ok(()),
+        };
+    }
+    if domain.has_managed_save(0)? && xml::is_rescued(&saved_xml(&domain)?) {
+        domain.managed_save_remove(0)?;
+    }
+    Ok(())
+}
+
+/// Starts the domain as that document has it, once; or from its saved memory. Running already is not an error.
+pub(crate) fn start_as(
+    connect: &Connect,
+    node: NodeId,
+    instance: InstanceId,
+    document: &str,
+) -> Result<(), CallError> {
+    let domain = ours(connect, node, instance)?;
+    if domain.has_managed_save(0)? {
+        return start(connect, node, instance);
+    }
+    match connect.create_domain_xml(document, 0) {
+        Ok(_) => Ok(()),
+        // Already, or somebody else was faster.
+        Err(_) if domain.is_active().unwrap_or(false) => Ok(()),
+        Err(error) => Err(with_hint(error)),
+    }
 }
 
 /// Why a domain with another mark is not worked on.

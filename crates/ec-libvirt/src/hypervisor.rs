@@ -16,6 +16,7 @@ use tokio::{
     net::UnixStream,
     sync::{Semaphore, broadcast, mpsc},
 };
+use virt::domain::Domain;
 
 use crate::{
     addresses::{self, Agents, Told},
@@ -29,7 +30,7 @@ use crate::{
     prepare::{self, Facts},
     protect::Protection,
     terminal,
-    xml::{self, DomainXml, Machine},
+    xml::{self, DomainXml, Machine, Mark},
 };
 
 /// Hints waiting for a slow receiver; one that lags behind further looks at everything.
@@ -155,9 +156,21 @@ impl LibvirtHypervisor {
             bridge: self.config.bridge.clone(),
             graphics: self.config.graphics,
             disk: xml::utf8(&self.pool.volume_path(instance))?.to_owned(),
+            rescue: None,
             console: xml::utf8(&console::path(&self.config.console_dir, instance))?.to_owned(),
         })
     }
+}
+
+/// What is of a domain of ours, but for its disk; nothing where it went meanwhile.
+fn seen(domain: &Domain, mark: &Mark, pool: &Pool) -> Result<Observed, virt::error::Error> {
+    let Some(state) = domain::run_state(domain, || pool.has_room())? else { return Ok(Observed::default()) };
+    Ok(Observed {
+        domain: Some(state),
+        volume: false,
+        transient: !domain.is_persistent()?,
+        rescued: domain::is_rescued(domain, mark, state)?,
+    })
 }
 
 /// From libvirt's notices to the trait's hints. A domain whose name is no uuid is none of ours.
@@ -190,11 +203,12 @@ impl Hypervisor for LibvirtHypervisor {
             let mut foreign = HashSet::new();
             for domain in connect.list_all_domains(0)? {
                 let Ok(instance) = domain.uuid().map(InstanceId::new) else { continue };
-                if !domain::is_ours(&domain, node)? {
-                    foreign.insert(instance);
-                } else if let Some(state) = domain::run_state(&domain, || pool.has_room())? {
-                    let transient = !domain.is_persistent()?;
-                    found.insert(instance, Observed { domain: Some(state), volume: false, transient });
+                match domain::mark(&domain, node)? {
+                    None => _ = foreign.insert(instance),
+                    Some(mark) => {
+                        let observed = seen(&domain, &mark, &pool)?;
+                        found.extend(observed.domain.map(|_| (instance, observed)));
+                    }
                 }
             }
             for instance in pool.volumes()? {
@@ -213,8 +227,9 @@ impl Hypervisor for LibvirtHypervisor {
             let mut observed = Observed { volume: pool.has_volume(instance)?, ..Observed::default() };
             match domain::find(connect, node, instance)? {
                 Found::Ours(domain) => {
-                    observed.domain = domain::run_state(&domain, || pool.has_room())?;
-                    observed.transient = observed.domain.is_some() && !domain.is_persistent()?;
+                    if let Some(mark) = domain::mark(&domain, node)? {
+                        observed = Observed { volume: observed.volume, ..seen(&domain, &mark, &pool)? };
+                    }
                 }
                 Found::Foreign => return Ok(Observed::default()),
                 Found::Nothing => {}
@@ -279,6 +294,24 @@ impl Hypervisor for LibvirtHypervisor {
         self.act.call(format!("drop the new overlay of {instance}"), Scope::Instance(instance), work).await
     }
 
+    async fn create_rescue(&self, instance: InstanceId, base: &BaseImage) -> HypervisorResult<()> {
+        let (node, pool, base) = (self.config.node, Arc::clone(&self.pool), base.clone());
+        let work = move |connect: &virt::connect::Connect| {
+            domain::leave_rescue(connect, node, instance)?;
+            pool.create_rescue(connect, instance, &base)
+        };
+        self.act.call(format!("create the rescue disk of {instance}"), Scope::Instance(instance), work).await
+    }
+
+    async fn drop_rescue(&self, instance: InstanceId) -> HypervisorResult<()> {
+        let (node, pool) = (self.config.node, Arc::clone(&self.pool));
+        let work = move |connect: &virt::connect::Connect| {
+            domain::leave_rescue(connect, node, instance)?;
+            pool.drop_rescue(connect, instance)
+        };
+        self.act.call(format!("drop the rescue disk of {instance}"), Scope::Instance(instance), work).await
+    }
+
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()> {
         let facts = self.facts().await?;
         let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
@@ -304,6 +337,23 @@ impl Hypervisor for LibvirtHypervisor {
             protection.admit_running(connect, &config, instance)
         };
         self.act.call(format!("start domain {instance}"), Scope::Instance(instance), work).await
+    }
+
+    async fn start_rescue(&self, spec: &DomainSpec) -> HypervisorResult<()> {
+        let (facts, instance) = (self.facts().await?, spec.instance);
+        let (config, protection) = (Arc::clone(&self.config), Arc::clone(&self.protection));
+        let document = self.machine(&facts, instance).and_then(|machine| {
+            let rescue = Some(xml::utf8(&self.pool.rescue_path(instance))?.to_owned());
+            xml::write(&DomainXml::new(spec, &Machine { rescue, ..machine }))
+        });
+        let work = move |connect: &virt::connect::Connect| {
+            let document = document.map_err(CallError::Refused)?;
+            protection.admit(&config, instance)?;
+            domain::start_as(connect, config.node, instance, &document)?;
+            protection.admit_running(connect, &config, instance)
+        };
+        let what = format!("start domain {instance} from its rescue disk");
+        self.act.call(what, Scope::Instance(instance), work).await
     }
 
     async fn resume(&self, instance: InstanceId) -> HypervisorResult<()> {

@@ -39,6 +39,17 @@ unsafe fn owned(text: *const c_char) -> Option<String> {
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
+/// The document of the guest whose memory was saved with the domain.
+pub(crate) fn saved_xml(domain: &Domain) -> Result<String, Error> {
+    // SAFETY: the domain outlives the call; libvirt returns null or a string that is ours.
+    let text = unsafe { sys::virDomainManagedSaveGetXMLDesc(domain.as_ptr(), 0) };
+    // SAFETY: as above.
+    let document = unsafe { owned(text) };
+    // SAFETY: libvirt allocated the string with malloc and left it to us; null is allowed.
+    unsafe { free(text.cast()) };
+    document.ok_or_else(Error::last_error)
+}
+
 /// Every lease of the network, in one call.
 pub(crate) fn dhcp_leases(network: &Network) -> Result<Vec<Lease>, Error> {
     let mut leases: *mut sys::virNetworkDHCPLeasePtr = ptr::null_mut();

@@ -16,7 +16,7 @@ use std::{
 };
 
 use ec_guard::ports::mark_of;
-use ec_model::{Blob, InstanceId, MacAddr, Rebuilt, Resources};
+use ec_model::{Blob, InstanceId, MacAddr, Rebuilt, Rescued, Resources};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -57,9 +57,15 @@ pub struct InstanceRecord {
     /// The same of an image that its disk may be made from anew at this moment: both are in use then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_base_digest: Option<String>,
+    /// The same of its rescue disk, from before that is made until after it is gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rescue_base_digest: Option<String>,
     /// The last wish for a new disk that came to its end here, and how.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rebuilt: Option<Rebuilt>,
+    /// What came of the last wish to boot from another disk, for as long as that is in force.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rescued: Option<Rescued>,
     /// Public keys in OpenSSH's form.
     #[serde(default)]
     pub keys: Vec<String>,

@@ -25,7 +25,9 @@ fn record(address: Ipv4Addr) -> Option<InstanceRecord> {
         macs: vec![id.mac(0), id.mac(1)],
         base_digest: Some("0123456789abcdef".repeat(4)),
         next_base_digest: None,
+        rescue_base_digest: None,
         rebuilt: None,
+        rescued: None,
         metadata: std::collections::BTreeMap::new(),
         keys: vec!["ssh-ed25519 AAAA me@home".into(), "ssh-rsa BBBB me@home\n".into()],
         user_data: Some(Blob(BINARY.to_vec())),
@@ -41,7 +43,9 @@ fn record(address: Ipv4Addr) -> Option<InstanceRecord> {
         user_data: None,
         base_digest: None,
         next_base_digest: None,
+        rescue_base_digest: None,
         rebuilt: None,
+        rescued: None,
         metadata: std::collections::BTreeMap::new(),
         ..full.clone()
     };

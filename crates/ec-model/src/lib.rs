@@ -23,5 +23,5 @@ pub use records::{
     Access, AccessKind, AccessWish, Action, ActionVerb, Actions, Address, AddressSource, Alive, Assigned,
     Blob, Desired, Doc, Flavor, GRACE_SECONDS, Group, HISTORY_MAX, ImageRef, Instance, Keypair, Node,
     Outcome, Outcomes, Policy, Power, PowerWish, Progress, Rebuild, Rebuilt, Record, RecordError, Request,
-    Resources, Restart, Spec, State, Status, Ticket, USER_DATA_MAX, decode, encode,
+    Rescue, Rescued, Resources, Restart, Spec, State, Status, Ticket, USER_DATA_MAX, decode, encode,
 };

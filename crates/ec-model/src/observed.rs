@@ -9,6 +9,8 @@ pub struct Observed {
     pub volume: bool,
     /// The domain is not defined for good: somebody undefined it while it runs, and it is gone when it ends.
     pub transient: bool,
+    /// The guest was started from its rescue disk, and is up or was saved so.
+    pub rescued: bool,
 }
 
 /// Whether a domain runs.

@@ -14,6 +14,7 @@ mod node;
 mod power;
 mod rebuild;
 mod request;
+mod rescue;
 mod status;
 
 use std::fmt;
@@ -30,6 +31,7 @@ pub use node::{Alive, Node};
 pub use power::{GRACE_SECONDS, Power, PowerWish, Restart};
 pub use rebuild::{Rebuild, Rebuilt};
 pub use request::{Desired, Request};
+pub use rescue::{Rescue, Rescued};
 pub use status::{Address, AddressSource, Progress, State, Status};
 
 /// The most user-data one instance may have, in bytes, before encoding.

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ec_model::{AccessWish, Observed, Power, Restart, State};
+use ec_model::{AccessWish, Observed, Power, Rescued, Restart, State};
 use jiff::Timestamp;
 
 /// What the request says.
@@ -92,6 +92,31 @@ pub struct RebuildFacts {
     pub told: Option<Timestamp>,
 }
 
+/// What the request says of booting from another disk, and the status of what came of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RescueFacts {
+    /// The wish, where there is one: [`ec_model::Rescue::wished_at`].
+    pub wished: Option<Timestamp>,
+    /// What the status tells.
+    pub told: Option<RescuedFacts>,
+}
+
+/// What came of a wish to boot from another disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RescuedFacts {
+    /// Which it was: [`ec_model::Rescue::wished_at`].
+    pub wished_at: Timestamp,
+    /// It boots from its own disk, since that could not be.
+    pub failed: bool,
+}
+
+impl RescuedFacts {
+    /// Of what was written down.
+    pub fn of(rescued: &Rescued) -> Self {
+        Self { wished_at: rescued.wished_at, failed: rescued.failed.is_some() }
+    }
+}
+
 /// For how long a guest has been asked to end, by this agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asked {
@@ -115,9 +140,18 @@ pub enum RecordFacts {
         started: bool,
         /// The last wish for a new disk that came to its end here: [`ec_model::Rebuild::wished_at`].
         rebuilt: Option<Timestamp>,
+        /// What came of the last wish to boot from another disk, for as long as that is in force.
+        rescued: Option<RescuedFacts>,
         /// What the guest is told of itself in its user's words, as [`fingerprint`] has it.
         metadata: u64,
     },
+}
+
+impl RecordFacts {
+    /// Whether its guest is started from its rescue disk.
+    pub fn is_rescued(self) -> bool {
+        matches!(self, Self::Kept { rescued: Some(RescuedFacts { failed: false, .. }), .. })
+    }
 }
 
 /// Everything known of one instance at one moment.
@@ -131,6 +165,8 @@ pub struct Facts {
     pub power: PowerFacts,
     /// Whether its disk is to be made anew.
     pub rebuild: RebuildFacts,
+    /// Whether it is to be booted from another disk.
+    pub rescue: RescueFacts,
     /// What the guest shall be told of itself in its user's words, as [`fingerprint`] has it.
     pub metadata: u64,
     /// Somebody's wish to look at it that was not answered yet, as far as the status tells.
@@ -177,6 +213,14 @@ impl Facts {
     pub fn is_to_be_rebuilt(&self) -> bool {
         let RecordFacts::Kept { rebuilt, .. } = self.record else { return false };
         rebuilt.max(self.rebuild.told) < self.rebuild.wished
+    }
+
+    /// Whether it is to be booted from another disk, which this node has neither begun nor given up. What is in force of
+    /// an other wish goes first.
+    pub fn is_to_be_rescued(&self) -> bool {
+        let RecordFacts::Kept { rescued, .. } = self.record else { return false };
+        let is_other = rescued.is_none_or(|was| Some(was.wished_at) != self.rescue.wished);
+        self.rescue.wished.is_some() && is_other && !self.record.is_rescued()
     }
 }
 

@@ -57,6 +57,7 @@ pub fn noted(old: Option<&Status>, new: &Status) -> Option<Outcome> {
             status.reason.clone(),
             status.power_generation,
             status.rebuilt.clone(),
+            status.rescued.clone(),
             status.restarts,
         )
     };
@@ -68,6 +69,7 @@ pub fn noted(old: Option<&Status>, new: &Status) -> Option<Outcome> {
         generation: new.observed_generation,
         power_generation: new.power_generation,
         rebuilt: new.rebuilt.clone(),
+        rescued: new.rescued.clone(),
         restarts: new.restarts,
     })
 }
@@ -81,6 +83,7 @@ pub fn ended(old: Option<&Status>, now: Timestamp) -> Outcome {
         generation: old.map_or(0, |old| old.observed_generation),
         power_generation: old.map_or(0, |old| old.power_generation),
         rebuilt: old.and_then(|old| old.rebuilt.clone()),
+        rescued: None,
         restarts: 0,
     }
 }
@@ -97,8 +100,7 @@ pub fn told(actions: &Actions, outcomes: &[Outcomes]) -> Vec<Happening> {
             of_users[place] = true;
         }
         let outcome = place.map(|place| all[place].1);
-        let failure = outcome.and_then(|outcome| outcome.rebuilt.as_ref()).and_then(|it| it.failed.clone());
-        let failure = failure.filter(|_| action.verb == ActionVerb::Rebuild);
+        let failure = outcome.and_then(|outcome| disk(action.verb, outcome)).and_then(|(_, failed)| failed);
         let at_once = action.verb.is_done_at_once().then_some(action.at);
         told.push(Happening {
             at: action.at,
@@ -154,17 +156,35 @@ fn fate(action: &Action, actions: &Actions, all: &[(NodeId, &Outcome)]) -> (Fate
             None if later(|verb| verb == ActionVerb::Delete) => (Fate::Overtaken, None),
             None => (Fate::Pending, None),
         },
-        ActionVerb::Rebuild => {
-            let wish = |it: &Outcome| it.rebuilt.as_ref().map(|rebuilt| rebuilt.wished_at);
+        ActionVerb::Rebuild | ActionVerb::Rescue => {
+            let wish = |it: &Outcome| disk(action.verb, it).map(|(wished_at, _)| wished_at);
             match first(&|it| wish(it) == Some(action.at)) {
-                Some(place) if all[place].1.rebuilt.as_ref().is_some_and(|it| it.failed.is_some()) => {
+                Some(place)
+                    if disk(action.verb, all[place].1).is_some_and(|(_, failed)| failed.is_some()) =>
+                {
                     (Fate::Failed, Some(place))
                 }
                 Some(place) => (Fate::Done, Some(place)),
                 None => or_failed(
                     first(&|it| wish(it) > Some(action.at)).is_some()
-                        || later(|verb| matches!(verb, ActionVerb::Rebuild | ActionVerb::Delete)),
+                        || later(match action.verb {
+                            ActionVerb::Rebuild => {
+                                |verb| matches!(verb, ActionVerb::Rebuild | ActionVerb::Delete)
+                            }
+                            _ => |verb| {
+                                matches!(verb, ActionVerb::Rescue | ActionVerb::Unrescue | ActionVerb::Delete)
+                            },
+                        }),
                 ),
+            }
+        }
+        ActionVerb::Unrescue => {
+            let is_so = |it: &Outcome| {
+                it.generation >= action.generation && it.rescued.is_none() && it.state != Some(State::Error)
+            };
+            match first(&is_so) {
+                Some(place) => (Fate::Done, Some(place)),
+                None => or_failed(later(|verb| matches!(verb, ActionVerb::Rescue | ActionVerb::Delete))),
             }
         }
         ActionVerb::Delete => match first(&|it| it.state.is_none()) {
@@ -179,6 +199,15 @@ fn fate(action: &Action, actions: &Actions, all: &[(NodeId, &Outcome)]) -> (Fate
                     || later(|verb| is_of_power(verb) || verb == ActionVerb::Delete),
             ),
         },
+    }
+}
+
+/// Which wish for a disk of that kind came to its end last, and why it failed, where it did.
+fn disk(verb: ActionVerb, outcome: &Outcome) -> Option<(Timestamp, Option<String>)> {
+    match verb {
+        ActionVerb::Rebuild => outcome.rebuilt.as_ref().map(|it| (it.wished_at, it.failed.clone())),
+        ActionVerb::Rescue => outcome.rescued.as_ref().map(|it| (it.wished_at, it.failed.clone())),
+        _ => None,
     }
 }
 
@@ -207,8 +236,8 @@ mod tests {
     }
 
     fn came(second: i64, state: Option<State>, generation: u64, power_generation: u64) -> Outcome {
-        let (reason, rebuilt, restarts) = (None, None, 0);
-        Outcome { at: at(second), state, reason, generation, power_generation, rebuilt, restarts }
+        let (reason, rebuilt, rescued, restarts) = (None, None, None, 0);
+        Outcome { at: at(second), state, reason, generation, power_generation, rebuilt, rescued, restarts }
     }
 
     fn history(actions: Vec<Action>, outcomes: Vec<Outcome>) -> Vec<Happening> {
@@ -296,6 +325,32 @@ mod tests {
         );
         assert_eq!(of(wish(), vec![rebuilt(21, None)])[0].0, Fate::Overtaken);
         assert_eq!(of(wish(), vec![rebuilt(19, None)])[0].0, Fate::Pending);
+    }
+
+    #[test]
+    fn a_rescue_is_told_by_its_disk_and_its_end_by_there_being_none() {
+        use ActionVerb::{Rescue, Unrescue};
+        let fates = |actions, outcomes| {
+            let told: Vec<Happening> = history(actions, outcomes);
+            told.into_iter().filter_map(|it| it.outcome).collect::<Vec<_>>()
+        };
+        let rescued = |second: i64, generation, failed: Option<&str>| {
+            let failed = failed.map(str::to_owned);
+            let rescued = Some(ec_model::Rescued { wished_at: at(second), failed });
+            Outcome { rescued, ..came(second + 1, Some(State::Rescued), generation, 0) }
+        };
+        let active = |generation| came(50, Some(State::Active), generation, 0);
+        let wish = || vec![asked(20, Rescue, 5)];
+        let both = || vec![asked(20, Rescue, 5), asked(30, Unrescue, 6)];
+        assert_eq!(fates(wish(), vec![active(4)]), [Fate::Pending]);
+        assert_eq!(fates(wish(), vec![rescued(20, 5, None)]), [Fate::Done]);
+        assert_eq!(fates(wish(), vec![rescued(20, 5, Some("no image"))]), [Fate::Failed]);
+        assert_eq!(fates(wish(), vec![rescued(21, 6, None)]), [Fate::Overtaken]);
+        assert_eq!(fates(both(), vec![rescued(20, 5, None)]), [Fate::Done, Fate::Pending]);
+        assert_eq!(fates(both(), vec![rescued(20, 5, None), active(6)]), [Fate::Done, Fate::Done]);
+        assert_eq!(fates(both(), vec![active(6)]), [Fate::Overtaken, Fate::Done]);
+        let broken = came(50, Some(State::Error), 6, 0);
+        assert_eq!(fates(both(), vec![rescued(20, 5, None), broken])[1], Fate::Failed);
     }
 
     #[test]

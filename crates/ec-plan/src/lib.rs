@@ -34,6 +34,6 @@ pub mod status;
 pub mod verbs;
 
 pub use facts::{
-    Allocation, Asked, Facts, KnownStatus, Limits, PowerFacts, RebuildFacts, RecordFacts, StatusFacts,
-    Wanted, fingerprint,
+    Allocation, Asked, Facts, KnownStatus, Limits, PowerFacts, RebuildFacts, RecordFacts, RescueFacts,
+    RescuedFacts, StatusFacts, Wanted, fingerprint,
 };

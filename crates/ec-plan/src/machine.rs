@@ -9,6 +9,7 @@ mod kept;
 mod new;
 mod power;
 mod rebuild;
+mod rescue;
 mod unrequested;
 
 use std::{borrow::Cow, time::Duration};
@@ -34,6 +35,8 @@ pub enum Effect {
     MarkStarted,
     /// Start the domain.
     Start,
+    /// Start the domain from its rescue disk, with its own beside it.
+    StartRescue,
     /// Write the status with the time of the start.
     NoteStart,
     /// Let a paused domain go on.
@@ -60,6 +63,16 @@ pub enum Effect {
     GiveUpRebuild(String),
     /// Write the status with what came of the wish for a new disk.
     NoteRebuild,
+    /// Fetch the image of the wish for a rescue disk, and make an overlay on it beside its own disk.
+    PrepareRescue,
+    /// Note in the node's record that its guest is started from that from now on.
+    EnterRescue,
+    /// Delete the rescue disk, and note in the node's record that its guest is started from its own from now on.
+    LeaveRescue,
+    /// Note in the node's record that the wish for a rescue disk failed, for this reason.
+    GiveUpRescue(String),
+    /// Write the status with what came of the wish for a rescue disk.
+    NoteRescue,
     /// Have somebody look at it: answer this wish.
     Admit(AccessWish),
     /// Note on this node that a user destroyed the instance.
@@ -79,9 +92,10 @@ pub enum Effect {
 }
 
 use Effect::{
-    Admit, Announce, Bury, Claim, Define, DropKeys, DropRecord, EndInError, KeepMetadata, KeepRecord,
-    MarkStarted, NotePower, NoteRebuild, NoteStart, Pause, PowerOff, PrepareDisk, PrepareRebuild, Release,
-    RemoveDomain, Reopen, ReplaceDisk, Resume, Save, ShutDown, Start,
+    Admit, Announce, Bury, Claim, Define, DropKeys, DropRecord, EndInError, EnterRescue, GiveUpRescue,
+    KeepMetadata, KeepRecord, LeaveRescue, MarkStarted, NotePower, NoteRebuild, NoteRescue, NoteStart, Pause,
+    PowerOff, PrepareDisk, PrepareRebuild, PrepareRescue, Release, RemoveDomain, Reopen, ReplaceDisk, Resume,
+    Save, ShutDown, Start, StartRescue,
 };
 
 /// What to do about one instance, and what for.
@@ -184,6 +198,9 @@ pub fn ran(facts: &Facts) -> bool {
                     | State::Suspending
                     | State::Suspended
                     | State::Rebuilding
+                    | State::Rescuing
+                    | State::Rescued
+                    | State::Unrescuing
                     | State::Unclaimed
             )
     });
@@ -217,8 +234,13 @@ fn state(facts: &Facts) -> Option<State> {
 }
 
 /// What is left of a start whose domain is defined.
-fn finish_start() -> Plan {
-    Plan::run(vec![Announce(State::Starting, None), MarkStarted, Start, NoteStart], "starting it")
+fn finish_start(facts: &Facts) -> Plan {
+    Plan::run(vec![Announce(State::Starting, None), MarkStarted, start(facts), NoteStart], "starting it")
+}
+
+/// From the disk that it boots from.
+fn start(facts: &Facts) -> Effect {
+    if facts.record.is_rescued() { StartRescue } else { Start }
 }
 
 impl Plan {

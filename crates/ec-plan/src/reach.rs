@@ -31,6 +31,10 @@ pub fn look(kind: AccessKind, request: &Request, status: Option<&Status>) -> Res
 pub fn address(request: &Request, status: Option<&Status>) -> Result<IpAddr, String> {
     let status = ran(request, status)?;
     match (status.state, status.ip) {
+        (State::Stopped, _) if status.is_rescued() => {
+            Err("its rescue disk's guest ended; `eschedule unrescue` boots it from its own disk again"
+                .to_owned())
+        }
         (State::Stopped, _) => Err("it is stopped; `eschedule start` starts it".to_owned()),
         (State::Suspended, _) => Err("it is suspended; `eschedule resume` lets it go on".to_owned()),
         (State::Paused, _) => Err("it is paused; `eschedule unpause` lets it go on".to_owned()),
@@ -121,6 +125,10 @@ mod tests {
         let active = request(Desired::Active);
         let of = |state, started, ip| address(&active, Some(&told(state, started, ip)));
         assert_eq!(of(State::Active, true, Some("10.0.0.7")), Ok("10.0.0.7".parse().unwrap()));
+        assert_eq!(of(State::Rescued, true, Some("10.0.0.7")), Ok("10.0.0.7".parse().unwrap()));
+        let rescued = ec_model::Rescued { wished_at: Timestamp::UNIX_EPOCH, failed: None };
+        let ended = Status { rescued: Some(rescued), ..told(State::Stopped, true, Some("10.0.0.7")) };
+        assert!(address(&active, Some(&ended)).unwrap_err().contains("eschedule unrescue"));
         assert_eq!(of(State::Error, true, Some("10.0.0.7")), Ok("10.0.0.7".parse().unwrap()));
         for (state, started, ip, why) in [
             (State::Starting, true, None, "no address yet"),

@@ -1,6 +1,8 @@
 //! How a status becomes the next one. Pure: who writes it brings the time.
 
-use ec_model::{Access, Address, InstanceId, NodeId, Power, Progress, Rebuilt, Request, State, Status};
+use ec_model::{
+    Access, Address, InstanceId, NodeId, Power, Progress, Rebuilt, Request, Rescued, State, Status,
+};
 use jiff::Timestamp;
 
 use crate::machine;
@@ -60,6 +62,7 @@ fn next(subject: &Subject, old: Option<&Status>, state: State, now: Timestamp) -
         observed_generation,
         power_generation: old.map_or(carried_out, |old| old.power_generation),
         rebuilt: old.and_then(|old| old.rebuilt.clone()),
+        rescued: old.and_then(|old| old.rescued.clone()),
         restarts: old.map_or(0, |old| old.restarts),
         state,
         reason: None,
@@ -86,6 +89,8 @@ pub(crate) fn is_under_way(state: State) -> bool {
             | State::Rebooting
             | State::Suspending
             | State::Rebuilding
+            | State::Rescuing
+            | State::Unrescuing
             | State::Destroying
     )
 }
@@ -122,7 +127,7 @@ pub fn progressed(
 ) -> Option<Status> {
     let news = progress.is_some() && old.is_none_or(|old| old.progress != progress);
     let state = match old.map(|old| old.state) {
-        Some(State::Rebuilding) => State::Rebuilding,
+        Some(state @ (State::Rebuilding | State::Rescuing)) => state,
         _ => State::Preparing,
     };
     news.then(|| Status { progress, ..next(subject, old, state, now) })
@@ -130,8 +135,11 @@ pub fn progressed(
 
 /// Its domain was started: that carries out whatever wish for power there is that wants it to run.
 pub fn started(subject: &Subject, old: Option<&Status>, now: Timestamp) -> Status {
-    let doing = Some(machine::LOOKS_FOR_ADDRESS.to_owned());
-    let status = next(subject, old, State::Starting, now);
+    // From its rescue disk that is all that is wanted of it.
+    let is_rescued = old.is_some_and(Status::is_rescued);
+    let doing = (!is_rescued).then(|| machine::LOOKS_FOR_ADDRESS.to_owned());
+    let state = if is_rescued { State::Rescued } else { State::Starting };
+    let status = next(subject, old, state, now);
     let to_run = subject.order.filter(|order| order.runs);
     let power_generation = to_run.map_or(status.power_generation, |order| order.power_generation);
     // A user's wish begins the count of restarts anew; nothing told of the wish is what a restart leaves.
@@ -166,18 +174,26 @@ pub fn rebuilt(subject: &Subject, old: Option<&Status>, rebuilt: Option<Rebuilt>
     Status { rebuilt, ..announced(subject, old, state, reason, now) }
 }
 
+/// The wish for a rescue disk has come to this, or is not in force any more; how it stands besides is as it was.
+pub fn rescued(subject: &Subject, old: Option<&Status>, rescued: Option<Rescued>, now: Timestamp) -> Status {
+    let reason = old.and_then(|old| old.reason.clone());
+    let state = old.map_or(State::Rescuing, |old| old.state);
+    Status { rescued, ..announced(subject, old, state, reason, now) }
+}
+
 /// A wish to look at it was answered; all else is as it was.
 pub fn admitted(old: &Status, access: Access, now: Timestamp) -> Status {
     Status { access: Some(access), updated_at: now, ..old.clone() }
 }
 
-/// It runs and has these addresses, which makes one that was requested ACTIVE.
+/// It runs and has these addresses, which makes one that was requested ACTIVE, or RESCUED.
 pub fn addressed(subject: &Subject, old: Option<&Status>, addresses: Vec<Address>, now: Timestamp) -> Status {
     let status = match old {
         // It runs, and is no request's all the same.
         Some(old) if old.state == State::Unclaimed => {
             Status { reason: old.reason.clone(), ..next(subject, Some(old), State::Unclaimed, now) }
         }
+        Some(old) if old.is_rescued() => next(subject, Some(old), State::Rescued, now),
         old => next(subject, old, State::Active, now),
     };
     let first = addresses.iter().find(|address| address.nic == 0).or(addresses.first());
@@ -202,6 +218,8 @@ pub fn delayed(old: &Status, why: &str) -> Option<(State, String)> {
         | State::Rebooting
         | State::Suspending
         | State::Rebuilding
+        | State::Rescuing
+        | State::Unrescuing
         | State::Destroying => true,
         // Of one that was started nothing is waited for but its guest: whoever reads a reason there gives it up.
         State::Starting => old.started_at.is_none(),
@@ -383,6 +401,29 @@ mod tests {
     }
 
     #[test]
+    fn who_boots_from_a_rescue_disk_is_told_to_be_rescued_with_or_without_an_address() {
+        let subject = subject(Some("web"));
+        let was = |failed: Option<&str>| Rescued { wished_at: at(7), failed: failed.map(str::to_owned) };
+        let rescuing = announced(&subject, None, State::Rescuing, None, at(1));
+        assert_eq!(rescuing.doing.as_deref(), Some("building it"));
+        let image = Progress { step: "image".to_owned(), done: 5, total: Some(10) };
+        let progress = progressed(&subject, Some(&rescuing), Some(image), at(2)).unwrap();
+        assert_eq!(progress.state, State::Rescuing, "it is not built for the first time");
+        let told = rescued(&subject, Some(&rescuing), Some(was(None)), at(3));
+        assert_eq!((told.state, told.rescued.clone()), (State::Rescuing, Some(was(None))));
+        let up = started(&subject, Some(&told), at(4));
+        assert_eq!((up.state, up.doing.clone(), up.started_at), (State::Rescued, None, Some(at(4))));
+        let found = addressed(&subject, Some(&up), vec![address(0, "10.0.0.1")], at(5));
+        assert_eq!((found.state, found.ip), (State::Rescued, Some("10.0.0.1".parse().unwrap())));
+        let left = rescued(&subject, Some(&found), None, at(6));
+        assert_eq!((left.state, left.rescued.clone()), (State::Rescued, None), "how it stands is told next");
+        assert_eq!(started(&subject, Some(&left), at(7)).state, State::Starting);
+        let failed = rescued(&subject, Some(&rescuing), Some(was(Some("no image"))), at(3));
+        assert_eq!(started(&subject, Some(&failed), at(4)).state, State::Starting, "from its own disk");
+        assert_eq!(rescued(&subject, None, None, at(1)).state, State::Rescuing);
+    }
+
+    #[test]
     fn an_answer_to_a_wish_to_look_stands_beside_all_else_and_is_written_now() {
         let active = announced(&subject(Some("web")), None, State::Active, Some("as before".into()), at(1));
         let access = Access {
@@ -408,6 +449,8 @@ mod tests {
         assert_eq!(delayed(&stopped, "no mirror"), None);
         for state in
             [State::Stopping, State::Rebooting, State::Suspending, State::Rebuilding, State::Destroying]
+                .into_iter()
+                .chain([State::Rescuing, State::Unrescuing])
         {
             let under_way = announced(&subject, Some(&stopped), state, None, at(4));
             assert!(delayed(&under_way, "libvirt is away").is_some(), "{state}");

@@ -29,6 +29,10 @@ pub enum Verb {
     Resume,
     /// Make its disk anew, from this image or from the one that it has; what the guest wrote goes.
     Rebuild(Option<ImageRef>),
+    /// Boot it from a disk made of this image, or of the one that it has, with its own beside it.
+    Rescue(Option<ImageRef>),
+    /// Boot it from its own again.
+    Unrescue,
     /// Let nothing be done to it, for this reason.
     Lock(String),
     /// Let things be done to it again.
@@ -96,6 +100,8 @@ impl Verb {
             Self::Suspend => (ActionVerb::Suspend, None),
             Self::Resume => (ActionVerb::Resume, None),
             Self::Rebuild(image) => (ActionVerb::Rebuild, image.as_ref().map(|image| image.url.clone())),
+            Self::Rescue(image) => (ActionVerb::Rescue, image.as_ref().map(|image| image.url.clone())),
+            Self::Unrescue => (ActionVerb::Unrescue, None),
             Self::Lock(reason) => {
                 (ActionVerb::Lock, Some(reason.clone()).filter(|reason| !reason.is_empty()))
             }
@@ -118,6 +124,8 @@ impl Verb {
             Self::Suspend => "suspend",
             Self::Resume => "resume",
             Self::Rebuild(_) => "rebuild",
+            Self::Rescue(_) => "rescue",
+            Self::Unrescue => "unrescue",
             Self::Lock(_) => "lock",
             Self::Unlock => "unlock",
             Self::Rename(_) => "rename",
@@ -147,6 +155,12 @@ pub enum Situation {
     Rebooting,
     /// Its disk is being made anew.
     Rebuilding,
+    /// It is to boot from its rescue disk, and does not yet.
+    Rescuing,
+    /// It boots from its rescue disk, whether it runs or not.
+    Rescued,
+    /// It is to boot from its own disk again, and does not yet.
+    Unrescuing,
     /// Something is wrong with it, and it is kept.
     Error,
 }
@@ -171,6 +185,10 @@ pub enum Wish {
     Locked(Option<String>),
     /// A new disk, from this image or from the one that it has.
     Rebuild(Option<ImageRef>),
+    /// It boots from a disk made of this image, or of the one that it has.
+    Rescue(Option<ImageRef>),
+    /// It boots from its own disk.
+    Unrescue,
     /// It is called so.
     Name(String),
     /// This is changed.
@@ -189,6 +207,9 @@ impl fmt::Display for Situation {
             Self::Stopped => "stopped",
             Self::Rebooting => "rebooting",
             Self::Rebuilding => "being rebuilt",
+            Self::Rescuing => "being rescued",
+            Self::Rescued => "rescued",
+            Self::Unrescuing => "being unrescued",
             Self::Error => "in ERROR",
         })
     }
@@ -196,7 +217,7 @@ impl fmt::Display for Situation {
 
 impl Situation {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 13] = [
         Self::Building,
         Self::Running,
         Self::Paused,
@@ -206,6 +227,9 @@ impl Situation {
         Self::Stopped,
         Self::Rebooting,
         Self::Rebuilding,
+        Self::Rescuing,
+        Self::Rescued,
+        Self::Unrescuing,
         Self::Error,
     ];
 
@@ -217,6 +241,18 @@ impl Situation {
         let is_built = status.started_at.is_some();
         if is_built && rebuilt < request.rebuild.map(|rebuild| rebuild.wished_at) {
             return Self::Rebuilding;
+        }
+        let is_starting = matches!(status.state, State::Rescuing | State::Starting);
+        match (&request.rescue, &status.rescued) {
+            (Some(wish), was)
+                if is_built && was.as_ref().is_none_or(|was| was.wished_at != wish.wished_at) =>
+            {
+                return Self::Rescuing;
+            }
+            (Some(_), Some(_)) if status.is_rescued() && is_starting => return Self::Rescuing,
+            (Some(_), Some(_)) if status.is_rescued() => return Self::Rescued,
+            (None, Some(_)) if status.is_rescued() => return Self::Unrescuing,
+            _ => {}
         }
         // What was wished and is not carried out yet: the next wish is judged by where that leads.
         if status.power_generation != 0 && status.power_generation < wish.generation {
@@ -239,6 +275,9 @@ impl Situation {
             State::Stopped => Self::Stopped,
             State::Rebooting => Self::Rebooting,
             State::Rebuilding => Self::Rebuilding,
+            State::Rescuing => Self::Rescuing,
+            State::Rescued => Self::Rescued,
+            State::Unrescuing => Self::Unrescuing,
             State::Error | State::Destroying | State::Unclaimed | State::Unknown => Self::Error,
         }
     }
@@ -277,7 +316,16 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
         }
         (_, None) => {}
     }
-    in_situation(verb, Situation::of(request, status))
+    let situation = Situation::of(request, status);
+    if let (Verb::Rescue(Some(image)), Situation::Rescued, Some(wish)) = (verb, situation, &request.rescue)
+        && *image != wish.image
+    {
+        return Verdict::Refuse(
+            "it is rescued with another image; `eschedule unrescue` boots it from its own disk first"
+                .to_owned(),
+        );
+    }
+    in_situation(verb, situation)
 }
 
 /// Why nothing is done to what is locked.
@@ -298,6 +346,8 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
     const UNPAUSE: &str = "; `eschedule unpause` lets it go on";
     const RESUME: &str = "; `eschedule resume` lets it go on";
     const START: &str = "; `eschedule start` starts it";
+    const UNRESCUE: &str = "; `eschedule unrescue` boots it from its own disk again";
+    const OWN: &str = " and boots from its own disk";
     const LATER: &str = "; ask again when that is done";
     match (verb, situation) {
         (Verb::Start, S::Stopped | S::Stopping | S::Error) => to(Power::Running),
@@ -341,9 +391,28 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
         }
         (Verb::Rebuild(_), S::Paused) => refuse(UNPAUSE),
 
+        (Verb::Rescue(image), S::Running | S::Stopped | S::Rescuing | S::Error) => {
+            Verdict::Do(Wish::Rescue(image.clone()))
+        }
+        (Verb::Rescue(_), S::Rescued) => already(),
+        (Verb::Rescue(_), S::Paused) => refuse(UNPAUSE),
+        (Verb::Unrescue, S::Rescuing | S::Rescued) => Verdict::Do(Wish::Unrescue),
+        (Verb::Unrescue, S::Unrescuing | S::Running) => already(),
+        (Verb::Unrescue, S::Paused | S::Stopped | S::Error) => refuse(OWN),
+
         (Verb::Unpause | Verb::Resume | Verb::Pause | Verb::Suspend, S::Stopped) => refuse(START),
         (_, S::Suspended) => refuse(RESUME),
-        (_, S::Building | S::Suspending | S::Stopping | S::Rebooting | S::Rebuilding) => refuse(LATER),
+        (_, S::Rescued) => refuse(UNRESCUE),
+        (
+            _,
+            S::Building
+            | S::Suspending
+            | S::Stopping
+            | S::Rebooting
+            | S::Rebuilding
+            | S::Rescuing
+            | S::Unrescuing,
+        ) => refuse(LATER),
         (_, S::Error) => refuse(": `eschedule show` tells why"),
         // Judged before.
         (Verb::Lock(_) | Verb::Unlock | Verb::Rename(_) | Verb::Set(_), _) => already(),

@@ -205,6 +205,21 @@ impl Hypervisor for Hands {
         .await
     }
 
+    async fn create_rescue(&self, instance: InstanceId, base: &BaseImage) -> HypervisorResult<()> {
+        let base = base.clone();
+        self.change(Operation::CreateRescue, instance, move |hypervisor| async move {
+            hypervisor.create_rescue(instance, &base).await
+        })
+        .await
+    }
+
+    async fn drop_rescue(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.change(Operation::DropRescue, instance, move |hypervisor| async move {
+            hypervisor.drop_rescue(instance).await
+        })
+        .await
+    }
+
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()> {
         let spec = spec.clone();
         let instance = spec.instance;
@@ -222,6 +237,15 @@ impl Hypervisor for Hands {
             instance,
             move |hypervisor| async move { hypervisor.start(instance).await },
         )
+        .await
+    }
+
+    async fn start_rescue(&self, spec: &DomainSpec) -> HypervisorResult<()> {
+        let spec = spec.clone();
+        let instance = spec.instance;
+        self.change(Operation::StartRescue, instance, move |hypervisor| async move {
+            hypervisor.start_rescue(&spec).await
+        })
         .await
     }
 

@@ -182,6 +182,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             vanished,
             was_revived,
             power_wished,
+            rescues_wished,
             power_acknowledged,
             rebuild_acknowledged,
             request_lost,
@@ -194,6 +195,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         let well = match (asked_for, state) {
             _ if doomed && !restored => !traces.is_anything(),
             (Some(Desired::Active), Some(State::Active)) => whole,
+            (Some(Desired::Active), Some(State::Rescued)) => whole && rescues_wished > 0,
             (Some(Desired::Active), Some(State::Stopped | State::Paused | State::Suspended)) => {
                 (disturbed || restored || power_wished) && (counted || !wrote)
             }
@@ -226,6 +228,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         };
         let as_wished = restored
             || traces.is_as_wished(power_acknowledged, disturbed) && traces.is_rebuilt(rebuild_acknowledged);
+        let as_wished = as_wished && traces.is_rescued_as_wished();
         let history = if restored { Vec::new() } else { pending(world, instance) };
         if well && !history.is_empty() {
             found.push((soon, format!("{instance}: nothing is told of what came of {}", history.join(", "))));

@@ -8,6 +8,7 @@ mod room;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ec_cloud::Verb;
 use ec_hypervisor::{Observed, Operation};
 use ec_model::{InstanceId, NodeId, State, Status, decode};
 use ec_store::{KeyValue, Op, Txn};
@@ -53,6 +54,8 @@ pub(crate) struct Known {
     rebuilds_wished: u32,
     /// The newest of them that a user was told of.
     pub(crate) rebuild_acknowledged: Option<Timestamp>,
+    /// So many wishes for a rescue disk there were, which may have arrived.
+    pub(crate) rescues_wished: u32,
     /// A guest may have written the disk that there is now.
     wrote_disk: bool,
     /// So many disks were replaced that a guest may have written.
@@ -150,11 +153,12 @@ impl Referee {
         self.known.entry(instance).or_default().wished_away = true;
     }
 
-    /// A user wishes something of it, which may arrive from now on. A new disk costs its guest a stop and a start.
-    pub(crate) fn wished(&mut self, instance: InstanceId, is_rebuild: bool) {
+    /// A user wishes something of it, which may arrive from now on. Another disk costs its guest a stop and a start.
+    pub(crate) fn wished(&mut self, instance: InstanceId, verb: &Verb) {
         let known = self.known.entry(instance).or_default();
         known.power_wished = true;
-        known.rebuilds_wished += u32::from(is_rebuild);
+        known.rebuilds_wished += u32::from(matches!(verb, Verb::Rebuild(_)));
+        known.rescues_wished += u32::from(matches!(verb, Verb::Rescue(_)));
     }
 
     /// A user was told that this wish for a new disk is written.
@@ -305,17 +309,23 @@ impl Referee {
             Operation::CreateOverlay
                 | Operation::CreateSuccessor
                 | Operation::DropSuccessor
+                | Operation::CreateRescue
+                | Operation::DropRescue
                 | Operation::Define
                 | Operation::Destroy
         );
         known.disturbed |= late && is_power;
         match what {
-            Operation::Start => {
+            Operation::Start | Operation::StartRescue => {
                 if known.was_active && !late && !known.power_wished && !known.disturbed && !self.restored {
                     let found = format!("{instance} was started again after it had been ACTIVE");
                     self.findings.push(found);
                 }
                 (known.wrote, known.wrote_disk) = (true, true);
+                if what == Operation::StartRescue && known.rescues_wished == 0 {
+                    self.findings
+                        .push(format!("{instance} was started from a rescue disk, and no user wished it"));
+                }
                 let claim = content(world, &format!("{PLACEMENT}/consumers/{instance}"));
                 if claim.is_none() && !self.restored && !self.claims_lost {
                     self.found(format!("{instance} was started without a claim"));

@@ -18,6 +18,7 @@ mod power;
 mod reach;
 mod rebuild;
 mod records;
+mod rescue;
 mod stage;
 
 use futures::future::LocalBoxFuture;
@@ -66,6 +67,7 @@ pub fn scenarios() -> impl Iterator<Item = &'static Scenario> {
         power::ALL,
         reach::ALL,
         rebuild::ALL,
+        rescue::ALL,
         build::ALL,
         records::ALL,
         believed::ALL,

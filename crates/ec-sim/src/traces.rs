@@ -27,6 +27,8 @@ pub(crate) struct Traces {
     pub(crate) marked: bool,
     /// As its hypervisor has it.
     pub(crate) guest: Observed,
+    /// There is a disk to boot from in the place of its own.
+    pub(crate) rescue_disk: bool,
     /// Where there is anything of its guest.
     pub(crate) host: Option<NodeId>,
 }
@@ -64,6 +66,7 @@ impl Traces {
             volume: seen.iter().any(|seen| seen.volume),
             record: world.computers.iter().any(|computer| recorded(computer)),
             marked: records.values().any(|records| records.get(&name) == Some(&true)),
+            rescue_disk: world.computers.iter().any(|computer| computer.hypervisor.has_rescue_disk(instance)),
             guest: seen.into_iter().find(|seen| seen.domain.is_some()).unwrap_or_default(),
             host: world.computers.iter().find(|computer| here(computer)).map(|computer| computer.node),
         }
@@ -77,6 +80,7 @@ impl Traces {
             || self.domain
             || self.volume
             || self.record
+            || self.rescue_disk
     }
 
     /// Whether what is told is how it is.
@@ -84,10 +88,18 @@ impl Traces {
         let runs = matches!(self.guest.domain, Some(RunState::Running));
         let is_paused = matches!(self.guest.domain, Some(RunState::Paused(_)));
         match self.status.as_ref().map(|status| status.state) {
-            Some(State::Active) => runs && !self.guest.transient,
+            Some(State::Active) => runs && !self.guest.transient && !self.guest.rescued,
+            Some(State::Rescued) => runs && !self.guest.transient && self.guest.rescued,
             Some(State::Paused) => is_paused,
             Some(State::Stopped | State::Suspended) => !runs && !is_paused,
-            Some(State::Stopping | State::Rebooting | State::Suspending | State::Rebuilding) => false,
+            Some(
+                State::Stopping
+                | State::Rebooting
+                | State::Suspending
+                | State::Rebuilding
+                | State::Rescuing
+                | State::Unrescuing,
+            ) => false,
             _ => true,
         }
     }
@@ -113,7 +125,8 @@ impl Traces {
         };
         request.power.generation >= acknowledged
             && status.power_generation >= request.power.generation
-            && (disturbed || status.state == state || halted)
+            // It runs from its rescue disk, until that ends by itself.
+            && (disturbed || status.state == state || halted || status.is_rescued())
     }
 
     /// Whether the last wish for a new disk was not lost, and its end was told.
@@ -124,6 +137,19 @@ impl Traces {
         request.desired != Desired::Active
             || status.state == State::Error
             || wished >= acknowledged && told >= wished
+    }
+
+    /// Whether it boots from the disk that it shall boot from, and there is no other to boot from.
+    pub(crate) fn is_rescued_as_wished(&self) -> bool {
+        let (Some(request), Some(status)) = (&self.request, &self.status) else { return true };
+        let told = status.rescued.as_ref().map(|rescued| rescued.wished_at);
+        let is_told = match &request.rescue {
+            Some(wish) => told == Some(wish.wished_at),
+            None => !status.is_rescued(),
+        };
+        request.desired != Desired::Active
+            || status.state == State::Error
+            || is_told && status.is_rescued() == self.rescue_disk
     }
 
     pub(crate) fn is_only_claim(&self) -> bool {
@@ -143,6 +169,7 @@ impl Traces {
             (self.domain, "domain"),
             (self.volume, "volume"),
             (self.record, "record"),
+            (self.rescue_disk, "rescue disk"),
         ] {
             told.extend(is.then(|| name.to_owned()));
         }

@@ -97,11 +97,13 @@ fn a_group(world: &World) -> (&'static str, Policy) {
     GROUPS[usize::try_from(world.pick(0..3)).unwrap_or(0)]
 }
 
-/// Some wish for power.
+/// Some wish for its power or its disks.
 fn a_verb(world: &World) -> Verb {
     let grace = if world.chance(50) { 0 } else { 20 };
-    match world.pick(0..9) {
+    match world.pick(0..11) {
         8 => Verb::Rebuild(None),
+        9 => Verb::Rescue(None),
+        10 => Verb::Unrescue,
         0..2 => Verb::Start,
         2..4 => Verb::Stop(grace),
         4 => Verb::Reboot(grace),
@@ -333,8 +335,7 @@ pub(crate) async fn wish(
 ) -> Result<Option<State>, String> {
     world.log(actor, format!("{} {instance}", verb.name()));
     // From here on it may arrive.
-    let is_rebuild = matches!(verb, Verb::Rebuild(_));
-    world.judge(|referee, _| referee.wished(instance, is_rebuild));
+    world.judge(|referee, _| referee.wished(instance, verb));
     let done = async {
         let acted = act(cloud, instance, verb).await?;
         world.log(actor, format!("is told: {}", acted.already.as_deref().unwrap_or("it is written")));
@@ -342,6 +343,8 @@ pub(crate) async fn wish(
         world.judge(|referee, _| match awaited {
             Awaited::Power(generation) => referee.power_acknowledged(instance, generation),
             Awaited::Rebuild(wished_at) => referee.rebuild_acknowledged(instance, wished_at),
+            // That the last of them holds is seen in the end.
+            Awaited::Rescue { .. } | Awaited::Unrescue(_) => {}
         });
         let Some(patience) = patience else { return Ok(None) };
         let came = until_done(cloud, acted.node, instance, awaited, patience, |_| {}).await?;

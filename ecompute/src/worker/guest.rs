@@ -119,6 +119,8 @@ impl Worker {
             }),
             _ => told,
         };
+        // Wanted or not, that is what it was started from as far as anybody knows.
+        record.rescued = self.status.known().and_then(|status| status.rescued.clone());
         self.put_record(record).await
     }
 
@@ -140,7 +142,9 @@ impl Worker {
             macs: self.macs(),
             base_digest: None,
             next_base_digest: None,
+            rescue_base_digest: None,
             rebuilt: None,
+            rescued: None,
             keys: spec.keys.clone(),
             metadata: spec.metadata.clone(),
             user_data: self.user_data(spec).await?,

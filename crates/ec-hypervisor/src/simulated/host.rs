@@ -23,6 +23,8 @@ struct Machine {
     volume: Option<Volume>,
     /// Beside the volume, to replace it.
     successor: Option<Volume>,
+    /// To boot from in its place.
+    rescue: Option<Volume>,
     domain: Option<Domain>,
 }
 
@@ -36,6 +38,8 @@ struct Volume {
 struct Domain {
     state: RunState,
     transient: bool,
+    /// It was started from its rescue disk last.
+    rescued: bool,
     vcpus: u64,
     memory_mb: u64,
     address: Option<(Ipv4Addr, Instant)>,
@@ -54,7 +58,14 @@ impl Volume {
 
 impl Machine {
     fn is_empty(&self) -> bool {
-        self.volume.is_none() && self.successor.is_none() && self.domain.is_none()
+        self.volume.is_none() && self.successor.is_none() && self.rescue.is_none() && self.domain.is_none()
+    }
+
+    fn refuse_rescued(&self) -> Result<(), String> {
+        let is_up = |domain: &Domain| {
+            matches!(domain.state, RunState::Running | RunState::Paused(_)) && domain.rescued
+        };
+        if self.domain.as_ref().is_some_and(is_up) { Err("the guest is up from it".into()) } else { Ok(()) }
     }
 
     fn observed(&self) -> Observed {
@@ -62,7 +73,15 @@ impl Machine {
             domain: self.domain.as_ref().map(|domain| domain.state),
             volume: self.volume.is_some(),
             transient: self.domain.as_ref().is_some_and(|domain| domain.transient),
+            rescued: self.domain.as_ref().is_some_and(Domain::is_rescued),
         }
+    }
+}
+
+impl Domain {
+    /// As libvirt tells it, which forgets how a guest was started when it ends.
+    fn is_rescued(&self) -> bool {
+        self.rescued && matches!(self.state, RunState::Running | RunState::Paused(_) | RunState::Saved)
     }
 }
 
@@ -77,6 +96,7 @@ impl Host {
             node,
             volume: None,
             successor: None,
+            rescue: None,
             domain: None,
         });
         if machine.node == node { Ok(machine) } else { Err(foreign()) }
@@ -149,6 +169,33 @@ impl Host {
         }
     }
 
+    pub(super) fn create_rescue(
+        &mut self,
+        node: NodeId,
+        instance: InstanceId,
+        base: &BaseImage,
+    ) -> Result<bool, String> {
+        let volume = Volume::on(base, None)?;
+        let machine = self.machine(node, instance)?;
+        machine.refuse_rescued()?;
+        machine.rescue = Some(volume);
+        Ok(true)
+    }
+
+    pub(super) fn drop_rescue(&mut self, node: NodeId, instance: InstanceId) -> Result<bool, String> {
+        let Some(machine) = self.machines.get_mut(&instance) else { return Ok(false) };
+        if machine.node != node {
+            return Err(foreign());
+        }
+        machine.refuse_rescued()?;
+        if let Some(domain) = machine.domain.as_mut().filter(|domain| domain.is_rescued()) {
+            domain.state = RunState::Ended(End::Unknown);
+        }
+        let dropped = machine.rescue.take().is_some();
+        self.forget_empty(instance);
+        Ok(dropped)
+    }
+
     pub(super) fn define(&mut self, node: NodeId, spec: &DomainSpec) -> Result<bool, String> {
         let machine = self.machine(node, spec.instance)?;
         if let Some(domain) = &mut machine.domain {
@@ -157,6 +204,7 @@ impl Host {
         machine.domain = Some(Domain {
             state: RunState::NotStarted,
             transient: false,
+            rescued: false,
             vcpus: spec.vcpus,
             memory_mb: spec.memory_mb,
             address: None,
@@ -275,6 +323,14 @@ impl Host {
     }
 
     pub(super) fn start(&mut self, node: NodeId, instance: InstanceId) -> Result<bool, String> {
+        self.begin(node, instance, false)
+    }
+
+    pub(super) fn start_rescue(&mut self, node: NodeId, instance: InstanceId) -> Result<bool, String> {
+        self.begin(node, instance, true)
+    }
+
+    fn begin(&mut self, node: NodeId, instance: InstanceId, rescued: bool) -> Result<bool, String> {
         let next = self.addresses_given + 1;
         let known_at = Instant::now() + self.address_delay;
         let machine = self.machines.get_mut(&instance).ok_or("domain not found")?;
@@ -285,9 +341,12 @@ impl Host {
         if domain.state == RunState::Running {
             return Ok(false);
         }
-        if machine.volume.is_none() {
+        // Saved memory is of the disks that its guest had.
+        let rescued = if domain.state == RunState::Saved { domain.rescued } else { rescued };
+        if machine.volume.is_none() || (rescued && machine.rescue.is_none()) {
             return Err("cannot access the volume: no such file or directory".into());
         }
+        domain.rescued = rescued;
         let [_, b, c, d] = next.to_be_bytes();
         let address = domain.address.map_or(Ipv4Addr::new(10, b, c, d), |(address, _)| address);
         domain.state = RunState::Running;
@@ -361,6 +420,10 @@ impl Host {
 
     pub(super) fn pause(&mut self, instance: InstanceId, why: Pause) -> bool {
         self.happen(instance, |state| *state = RunState::Paused(why))
+    }
+
+    pub(super) fn has_rescue_disk(&self, instance: InstanceId) -> bool {
+        self.machines.get(&instance).is_some_and(|machine| machine.rescue.is_some())
     }
 
     pub(super) fn count(&self, state: RunState) -> usize {

@@ -149,6 +149,11 @@ impl SimulatedHypervisor {
         self.inner().knobs.effects.get(&(operation, instance)).copied().unwrap_or_default()
     }
 
+    /// Whether there is a disk to boot it from in the place of its own.
+    pub fn has_rescue_disk(&self, instance: InstanceId) -> bool {
+        self.inner().host.has_rescue_disk(instance)
+    }
+
     /// How many guests run now, of every node on this host.
     pub fn running(&self) -> usize {
         self.inner().host.count(RunState::Running)

@@ -42,8 +42,11 @@ pub enum Operation {
     CreateSuccessor,
     ReplaceOverlay,
     DropSuccessor,
+    CreateRescue,
+    DropRescue,
     Define,
     Start,
+    StartRescue,
     Resume,
     ShutDown,
     PowerOff,
@@ -68,8 +71,11 @@ impl Operation {
             Self::CreateSuccessor => "create the overlay's successor",
             Self::ReplaceOverlay => "replace the overlay",
             Self::DropSuccessor => "drop the overlay's successor",
+            Self::CreateRescue => "create the rescue disk",
+            Self::DropRescue => "drop the rescue disk",
             Self::Define => "define the domain",
             Self::Start => "start the domain",
+            Self::StartRescue => "start the domain from its rescue disk",
             Self::Resume => "resume the domain",
             Self::ShutDown => "shut the domain down",
             Self::PowerOff => "power the domain off",
@@ -237,6 +243,16 @@ impl Hypervisor for SimulatedHypervisor {
         self.change(Operation::DropSuccessor, instance, |host| host.drop_successor(self.node, instance))
     }
 
+    async fn create_rescue(&self, instance: InstanceId, base: &BaseImage) -> HypervisorResult<()> {
+        self.enter(Operation::CreateRescue, Some(instance)).await?;
+        self.change(Operation::CreateRescue, instance, |host| host.create_rescue(self.node, instance, base))
+    }
+
+    async fn drop_rescue(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.enter(Operation::DropRescue, Some(instance)).await?;
+        self.change(Operation::DropRescue, instance, |host| host.drop_rescue(self.node, instance))
+    }
+
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()> {
         self.enter(Operation::Define, Some(spec.instance)).await?;
         self.change(Operation::Define, spec.instance, |host| host.define(self.node, spec))
@@ -245,6 +261,12 @@ impl Hypervisor for SimulatedHypervisor {
     async fn start(&self, instance: InstanceId) -> HypervisorResult<()> {
         self.enter(Operation::Start, Some(instance)).await?;
         self.change(Operation::Start, instance, |host| host.start(self.node, instance))
+    }
+
+    async fn start_rescue(&self, spec: &DomainSpec) -> HypervisorResult<()> {
+        let instance = spec.instance;
+        self.enter(Operation::StartRescue, Some(instance)).await?;
+        self.change(Operation::StartRescue, instance, |host| host.start_rescue(self.node, instance))
     }
 
     async fn resume(&self, instance: InstanceId) -> HypervisorResult<()> {

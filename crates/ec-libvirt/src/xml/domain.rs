@@ -13,6 +13,8 @@
 //!   mouse is a tablet, so that the viewer's pointer is the guest's.
 //! * Emulated guests get a translation cache of 32 MiB, where libvirt can say so: by default qemu takes up
 //!   to 1 GiB, which no claim accounts for.
+//! * A rescue disk, where it is started from one, is the first, so that it boots from that, and the disk that is its own the
+//!   second. The mark tells of it, since the definition does not: such a guest is started once, as it is here.
 //! * Whatever ends the guest leaves the domain defined: only the agent takes it away.
 
 use ec_guard::ports::tap_name;
@@ -37,6 +39,8 @@ pub(crate) struct Machine {
     pub(crate) graphics: bool,
     /// Absolute paths.
     pub(crate) disk: String,
+    /// To boot from in its place.
+    pub(crate) rescue: Option<String>,
     pub(crate) console: String,
 }
 
@@ -76,6 +80,8 @@ struct MarkOut {
     namespace: &'static str,
     #[serde(rename = "@node")]
     node: String,
+    #[serde(rename = "@rescued", skip_serializing_if = "Option::is_none")]
+    rescued: Option<bool>,
 }
 
 #[derive(Debug, Serialize)]
@@ -156,7 +162,7 @@ struct Clock {
 
 #[derive(Debug, Serialize)]
 struct Devices {
-    disk: Disk,
+    disk: Vec<Disk>,
     interface: Vec<Interface>,
     serial: Serial,
     channel: Channel,
@@ -338,7 +344,11 @@ impl DomainXml {
             name: uuid.clone(),
             title: title(&spec.title),
             metadata: Metadata {
-                instance: MarkOut { namespace: MARK_NAMESPACE, node: machine.node.to_string() },
+                instance: MarkOut {
+                    namespace: MARK_NAMESPACE,
+                    node: machine.node.to_string(),
+                    rescued: machine.rescue.is_some().then_some(true),
+                },
             },
             memory: Size::new(spec.memory_mb, "MiB"),
             vcpu: spec.vcpus,
@@ -389,6 +399,14 @@ impl Devices {
             model: Type { kind: "virtio" },
             rom: Rom { enabled: "no" },
         };
+        let disks =
+            machine.rescue.iter().chain([&machine.disk]).zip(["vda", "vdb"]).map(|(file, dev)| Disk {
+                kind: "file",
+                device: "disk",
+                driver: DiskDriver { name: "qemu", kind: "qcow2", cache: "writeback", discard: "unmap" },
+                source: File { file: file.clone() },
+                target: Target { dev, bus: "virtio" },
+            });
         let network = Source { network: Some(machine.network.clone()), ..Source::default() };
         let mut interfaces = vec![interface(0, "network", network)];
         if let Some(bridge) = &machine.bridge {
@@ -396,13 +414,7 @@ impl Devices {
             interfaces.push(interface(1, "bridge", source));
         }
         Self {
-            disk: Disk {
-                kind: "file",
-                device: "disk",
-                driver: DiskDriver { name: "qemu", kind: "qcow2", cache: "writeback", discard: "unmap" },
-                source: File { file: machine.disk.clone() },
-                target: Target { dev: "vda", bus: "virtio" },
-            },
+            disk: disks.collect(),
             interface: interfaces,
             serial: Serial {
                 kind: "pty",
@@ -453,6 +465,7 @@ mod tests {
             bridge: None,
             graphics: false,
             disk: "/pool/x.qcow2".into(),
+            rescue: None,
             console: "/log/x.log".into(),
         }
     }
@@ -517,6 +530,19 @@ mod tests {
             &xml,
             &[&format!(r#"<interface type="bridge"><mac address="{mac}"/><source bridge="br0"/>"#)],
         );
+    }
+
+    #[test]
+    fn a_rescue_disk_comes_before_its_own_and_is_told_by_the_mark() {
+        let machine = Machine { rescue: Some("/pool/x.rescue.qcow2".into()), ..machine() };
+        let xml = write(&DomainXml::new(&spec(), &machine)).unwrap();
+        let disk = |file: &str, dev: &str| {
+            format!(
+                r#"<disk type="file" device="disk"><driver name="qemu" type="qcow2" cache="writeback" discard="unmap"/><source file="{file}"/><target dev="{dev}" bus="virtio"/></disk>"#
+            )
+        };
+        let disks = disk("/pool/x.rescue.qcow2", "vda") + &disk("/pool/x.qcow2", "vdb");
+        contains(&xml, &[r#"node="11111111-2222-4333-8444-555555555555" rescued="true"/>"#, &disks]);
     }
 
     #[test]

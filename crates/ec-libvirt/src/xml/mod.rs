@@ -34,15 +34,31 @@ impl Size {
 }
 
 /// The mark that makes a domain ours.
-#[derive(Debug, Deserialize)]
-struct Mark {
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+pub(crate) struct Mark {
     #[serde(rename = "@node")]
-    node: String,
+    pub(crate) node: ec_model::NodeId,
+    /// Started from its rescue disk.
+    #[serde(rename = "@rescued", default)]
+    pub(crate) rescued: bool,
 }
 
-/// The node in a mark, as libvirt returns the metadata element; `None` where it is no mark.
-pub(crate) fn marked_node(element: &str) -> Option<ec_model::NodeId> {
-    quick_xml::de::from_str::<Mark>(element).ok()?.node.parse().ok()
+/// A mark, as libvirt returns the metadata element; `None` where it is none.
+pub(crate) fn mark(element: &str) -> Option<Mark> {
+    quick_xml::de::from_str(element).ok()
+}
+
+/// Whether the whole document of a domain has a mark that tells of a rescue disk.
+pub(crate) fn is_rescued(document: &str) -> bool {
+    #[derive(Deserialize)]
+    struct Domain {
+        metadata: Metadata,
+    }
+    #[derive(Deserialize)]
+    struct Metadata {
+        instance: Mark,
+    }
+    quick_xml::de::from_str::<Domain>(document).is_ok_and(|domain| domain.metadata.instance.rescued)
 }
 
 /// Whether the capabilities of a domain type offer the processor mode `maximum`.
@@ -87,10 +103,19 @@ mod tests {
             format!(r#"<instance xmlns="{MARK_NAMESPACE}" node="{node}"/>"#),
             format!(r#"<ec:instance xmlns:ec="{MARK_NAMESPACE}" node="{node}"></ec:instance>"#),
         ] {
-            assert_eq!(marked_node(&element).unwrap().to_string(), node, "{element}");
+            let mark = mark(&element).unwrap();
+            assert_eq!((mark.node.to_string().as_str(), mark.rescued), (node, false), "{element}");
         }
+        let rescued = format!(r#"<instance xmlns="{MARK_NAMESPACE}" node="{node}" rescued="true"/>"#);
+        assert!(mark(&rescued).unwrap().rescued);
+        let document =
+            |mark: &str| format!("<domain type='kvm'><name>x</name><metadata>{mark}</metadata></domain>");
+        assert!(is_rescued(&document(&rescued)));
+        let prefixed = format!(r#"<ec:instance xmlns:ec="{MARK_NAMESPACE}" node="{node}" rescued="true"/>"#);
+        assert!(is_rescued(&document(&prefixed)));
+        assert!(!is_rescued(&document(&rescued.replace("true", "false"))) && !is_rescued("<domain/>"));
         for element in ["", "<instance/>", "<instance node='x'/>", "<instance", "node"] {
-            assert!(marked_node(element).is_none(), "{element}");
+            assert!(mark(element).is_none(), "{element}");
         }
     }
 

@@ -6,7 +6,7 @@ use std::fmt;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Rebuilt, State};
+use super::{Rebuilt, Rescued, State};
 use crate::{InstanceId, NodeId};
 
 /// So many of either are kept; the oldest go.
@@ -27,7 +27,7 @@ pub struct Actions {
 /// What a user asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Action {
-    /// When. Of a rebuild, which wish for a new disk it is: [`super::Rebuild::wished_at`].
+    /// When. Of a rebuild and a rescue, which wish for a disk it is: [`super::Rebuild::wished_at`].
     pub at: Timestamp,
     /// What.
     pub verb: ActionVerb,
@@ -68,6 +68,10 @@ pub enum ActionVerb {
     Resume,
     /// To have a new disk.
     Rebuild,
+    /// To boot from another disk.
+    Rescue,
+    /// To boot from its own again.
+    Unrescue,
     /// To be left as it is.
     Lock,
     /// To be changed again.
@@ -95,6 +99,8 @@ impl fmt::Display for ActionVerb {
             Self::Suspend => "suspend",
             Self::Resume => "resume",
             Self::Rebuild => "rebuild",
+            Self::Rescue => "rescue",
+            Self::Unrescue => "unrescue",
             Self::Lock => "lock",
             Self::Unlock => "unlock",
             Self::Rename => "rename",
@@ -142,6 +148,9 @@ pub struct Outcome {
     /// What came of the last wish for a new disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rebuilt: Option<Rebuilt>,
+    /// What came of the wish to boot it from another disk, for as long as that was in force.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rescued: Option<Rescued>,
     /// How often in a row it was started again by its restart policy.
     #[serde(default, skip_serializing_if = "super::status::is_zero")]
     pub restarts: u32,
@@ -184,6 +193,7 @@ mod tests {
             generation: 1,
             power_generation: 0,
             rebuilt: None,
+            rescued: None,
             restarts: 0,
         }
     }
@@ -209,7 +219,7 @@ mod tests {
             ("\"unpause\"".into(), "\"delete\"".into())
         );
         assert_eq!(serde_json::from_str::<ActionVerb>("\"evacuate\"").unwrap(), ActionVerb::Unknown);
-        for word in "create start stop reboot pause unpause suspend resume rebuild lock unlock rename set delete unknown".split(' ') {
+        for word in "create start stop reboot pause unpause suspend resume rebuild rescue unrescue lock unlock rename set delete unknown".split(' ') {
             let verb: ActionVerb = serde_json::from_str(&format!("\"{word}\"")).unwrap();
             assert_eq!((verb.to_string().as_str(), text(verb)), (word, format!("\"{word}\"")));
         }

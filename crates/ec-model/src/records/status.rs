@@ -5,7 +5,7 @@ use std::{fmt, net::IpAddr};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Access, Rebuilt};
+use super::{Access, Rebuilt, Rescued};
 use crate::{InstanceId, MacAddr, NodeId};
 
 /// Where an instance stands. The life: `SCHEDULED → PREPARING → STARTING → ACTIVE`, `STOPPED` when the
@@ -35,6 +35,12 @@ pub enum State {
     Suspended,
     /// Its disk is being made anew; the guest runs until the new one is there.
     Rebuilding,
+    /// It is being booted from another disk; the guest runs on its own until that is there.
+    Rescuing,
+    /// It runs from that disk, and its own is beside it.
+    Rescued,
+    /// It is being booted from its own disk again.
+    Unrescuing,
     /// Being taken apart.
     Destroying,
     /// Failed; the reason says why.
@@ -48,7 +54,7 @@ pub enum State {
 
 impl State {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 18] = [
         Self::Scheduled,
         Self::Preparing,
         Self::Starting,
@@ -60,6 +66,9 @@ impl State {
         Self::Suspending,
         Self::Suspended,
         Self::Rebuilding,
+        Self::Rescuing,
+        Self::Rescued,
+        Self::Unrescuing,
         Self::Destroying,
         Self::Error,
         Self::Unclaimed,
@@ -81,6 +90,9 @@ impl fmt::Display for State {
             Self::Suspending => "SUSPENDING",
             Self::Suspended => "SUSPENDED",
             Self::Rebuilding => "REBUILDING",
+            Self::Rescuing => "RESCUING",
+            Self::Rescued => "RESCUED",
+            Self::Unrescuing => "UNRESCUING",
             Self::Destroying => "DESTROYING",
             Self::Error => "ERROR",
             Self::Unclaimed => "UNCLAIMED",
@@ -108,6 +120,9 @@ pub struct Status {
     /// What came of the last wish for a new disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rebuilt: Option<Rebuilt>,
+    /// What came of the wish to boot it from another disk, for as long as that is in force.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rescued: Option<Rescued>,
     /// How often in a row it was started again by its restart policy.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub restarts: u32,
@@ -149,6 +164,13 @@ pub struct Status {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
 pub(super) fn is_zero(number: &u32) -> bool {
     *number == 0
+}
+
+impl Status {
+    /// Whether it boots from its rescue disk, as far as its agent has told.
+    pub fn is_rescued(&self) -> bool {
+        self.rescued.as_ref().is_some_and(|rescued| rescued.failed.is_none())
+    }
 }
 
 /// How far a long step is.

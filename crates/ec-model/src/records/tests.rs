@@ -27,6 +27,7 @@ fn request() -> Request {
         power: PowerWish::default(),
         restart: Restart::No,
         rebuild: None,
+        rescue: None,
         name: Some("web".into()),
         project: "p".into(),
         user: "u".into(),
@@ -117,6 +118,23 @@ fn states_are_written_as_they_are_told_and_padded() {
         assert_eq!(serde_json::to_value(state).unwrap(), state.to_string());
     }
     assert_eq!(format!("{:8}|", State::Error), "ERROR   |");
+}
+
+#[test]
+fn an_instance_is_rescued_where_that_is_told_and_did_not_fail() {
+    let text = r#"{"version":1,"instance":"7d3c1f0a-2b4e-4c55-9a7e-0123456789ab","node":"7d3c1f0a-2b4e-4c55-9a7e-0123456789ab",
+                   "state":"RESCUED","since":"1970-01-01T00:00:00Z","updated_at":"1970-01-01T00:00:00Z"}"#;
+    let status = decode::<Status>(text.as_bytes()).unwrap();
+    let told = |failed: Option<&str>| {
+        Some(Rescued { wished_at: Timestamp::UNIX_EPOCH, failed: failed.map(str::to_owned) })
+    };
+    for (rescued, is_rescued) in [(None, false), (told(None), true), (told(Some("no image")), false)] {
+        let status = Status { rescued, ..status.clone() };
+        assert_eq!(decode::<Status>(&encode(&status)).unwrap().is_rescued(), is_rescued);
+    }
+    let rescue = Rescue { wished_at: Timestamp::UNIX_EPOCH, image: spec().image };
+    let request = Request { rescue: Some(rescue), ..request() };
+    assert_eq!(decode::<Request>(&encode(&request)).unwrap(), request);
 }
 
 #[test]

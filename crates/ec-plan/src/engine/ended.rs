@@ -72,6 +72,11 @@ impl Engine {
                     let effects = vec![Effect::GiveUpRebuild(reason.clone())];
                     return self.begin(instance, Work::Effects(effects), reason.into());
                 }
+                if ran(&facts) && facts.is_to_be_rescued() {
+                    // Nor with the disk that it boots from.
+                    let effects = vec![Effect::GiveUpRescue(reason.clone())];
+                    return self.begin(instance, Work::Effects(effects), reason.into());
+                }
                 if ran(&facts) {
                     // It is kept, and tried again: what is wrong with it may be mended.
                     self.retry_later(instance, &reason);

@@ -2,12 +2,12 @@
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
-use ec_model::{AccessWish, Desired, Observed, Request, Resources, RunState, Status};
+use ec_model::{AccessWish, Desired, Observed, Power, Request, Resources, RunState, Status};
 
 use super::{Change, Now};
 use crate::{
-    Allocation, Asked, Facts, KnownStatus, PowerFacts, RebuildFacts, RecordFacts, StatusFacts, Wanted,
-    fingerprint,
+    Allocation, Asked, Facts, KnownStatus, PowerFacts, RebuildFacts, RecordFacts, RescueFacts, RescuedFacts,
+    StatusFacts, Wanted, fingerprint,
 };
 
 /// Between two searches for an address more time may pass in which nobody looked; no more than this counts.
@@ -145,6 +145,13 @@ impl Known {
                 wished: self.readable().and_then(|request| request.rebuild).map(|wish| wish.wished_at),
                 told: self.status.known().and_then(|status| status.rebuilt.as_ref()).map(|was| was.wished_at),
             },
+            rescue: RescueFacts {
+                wished: self
+                    .readable()
+                    .and_then(|request| request.rescue.as_ref())
+                    .map(|wish| wish.wished_at),
+                told: self.status.known().and_then(|status| status.rescued.as_ref()).map(RescuedFacts::of),
+            },
             access: self.access(),
             status: match &self.status {
                 StatusEntry::Absent => StatusFacts::Absent,
@@ -191,7 +198,8 @@ impl Known {
         let Some(request) = self.readable() else { return PowerFacts::default() };
         let wish = &request.power;
         PowerFacts {
-            wanted: wish.power,
+            // Nothing is wished of its power while it boots from its rescue disk: it runs, until it ends by itself.
+            wanted: if self.record.is_rescued() { Power::Running } else { wish.power },
             pending: self.status.known().is_some_and(|status| status.power_generation < wish.generation),
             generation: wish.generation,
             anew: wish.anew,
@@ -323,7 +331,7 @@ impl Known {
 
 #[cfg(test)]
 mod tests {
-    use ec_model::{Access, AccessKind, End, Pause, Power, PowerWish, Restart, State};
+    use ec_model::{Access, AccessKind, End, Pause, PowerWish, Restart, State};
     use jiff::Timestamp;
 
     use super::*;
@@ -336,7 +344,8 @@ mod tests {
     #[test]
     fn only_time_in_which_somebody_looked_counts_as_a_search() {
         let mut known = Known::default();
-        let runs = Observed { domain: Some(RunState::Running), volume: true, transient: false };
+        let runs =
+            Observed { domain: Some(RunState::Running), volume: true, transient: false, rescued: false };
         known.observe(runs, at(0.0));
         let limit = Duration::from_secs(2);
         assert!(!known.searched_in_vain(limit, at(0.0)), "the first look says nothing of the time before");
@@ -385,6 +394,13 @@ mod tests {
                 restart: Restart::Always,
             };
             assert_eq!((facts.power, facts.generation), (expected, 9));
+        }
+        let mut rescued = wished(wish.clone(), 5, None);
+        for (failed, wanted) in [(false, Power::Running), (true, Power::Stopped)] {
+            let rescue = RescuedFacts { wished_at: Timestamp::UNIX_EPOCH, failed };
+            rescued.record =
+                RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, rescued: Some(rescue) };
+            assert_eq!(rescued.facts(at(0.0)).power.wanted, wanted, "from its rescue disk it runs");
         }
         let mut lost = wished(wish, 0, None);
         lost.status = StatusEntry::Absent;
@@ -438,7 +454,7 @@ mod tests {
         assert_eq!(ran(None, 70), Duration::ZERO);
 
         let mut known = Known::default();
-        let seen = |domain| Observed { domain: Some(domain), volume: true, transient: false };
+        let seen = |domain| Observed { domain: Some(domain), volume: true, transient: false, rescued: false };
         known.observe(seen(RunState::Ended(End::Crashed)), at(10.0));
         known.observe(seen(RunState::Ended(End::Crashed)), at(20.0));
         assert_eq!(known.facts(at(30.0)).ended_for, Duration::from_secs(20), "since it was seen first");
@@ -453,7 +469,8 @@ mod tests {
     #[test]
     fn a_guest_was_asked_to_end_from_the_first_time_until_it_has() {
         let mut known = Known::default();
-        let runs = Observed { domain: Some(RunState::Running), volume: true, transient: false };
+        let runs =
+            Observed { domain: Some(RunState::Running), volume: true, transient: false, rescued: false };
         known.observe(runs, at(0.0));
         assert_eq!(known.facts(at(1.0)).asked_to_end, None);
         known.learn(Change::AskedToEnd, at(10.0));
@@ -512,7 +529,8 @@ mod tests {
     #[test]
     fn what_the_hypervisor_has_is_unseen_from_work_that_could_not_look_until_somebody_does() {
         let mut known = Known::default();
-        let runs = Observed { domain: Some(RunState::Running), volume: true, transient: false };
+        let runs =
+            Observed { domain: Some(RunState::Running), volume: true, transient: false, rescued: false };
         known.observe(runs, at(0.0));
         assert_eq!((known.is_here(), known.runs(), known.is_unseen()), (true, true, false));
         known.learn(Change::Observed(Err("blind".to_owned())), at(0.0));

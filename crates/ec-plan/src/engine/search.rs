@@ -81,7 +81,9 @@ fn waits(known: &Known, setup: &Setup, now: Now) -> Option<bool> {
 fn to_write(known: &Known, found: Vec<Address>) -> Option<Vec<Address>> {
     let status = known.status.known().filter(|_| !found.is_empty())?;
     let is_up = match status.state {
-        State::Starting | State::Active => known.wanted() == Wanted::Active && status.started_at.is_some(),
+        State::Starting | State::Active | State::Rescued => {
+            known.wanted() == Wanted::Active && status.started_at.is_some()
+        }
         State::Unclaimed => known.wanted() == Wanted::Nothing,
         _ => false,
     };
@@ -140,7 +142,10 @@ mod tests {
         let mut known = Known::default();
         known.request = desired.map(requested);
         known.status = StatusEntry::Known(Box::new(status));
-        known.observe(Observed { domain: Some(RunState::Running), volume: true, transient: false }, at(0));
+        known.observe(
+            Observed { domain: Some(RunState::Running), volume: true, transient: false, rescued: false },
+            at(0),
+        );
         known
     }
 

@@ -15,7 +15,8 @@ use crate::{machine::Effect, status};
 
 const SETUP: Setup =
     Setup { limits: Limits { address: Duration::from_secs(300), grace: Duration::from_secs(60) }, nics: 1 };
-const HERE: Observed = Observed { domain: Some(RunState::Running), volume: true, transient: false };
+const HERE: Observed =
+    Observed { domain: Some(RunState::Running), volume: true, transient: false, rescued: false };
 
 pub(super) fn one() -> InstanceId {
     InstanceId::new(uuid::Uuid::from_u128(1))
@@ -30,6 +31,7 @@ pub(super) fn requested(desired: Desired) -> Requested {
         power: PowerWish::default(),
         restart: Restart::No,
         rebuild: None,
+        rescue: None,
         name: None,
         spec: None,
         project: String::new(),
@@ -190,7 +192,7 @@ fn a_look_that_began_before_our_own_work_says_nothing_about_it() {
     let commands = told.on(Event::Due);
     let Some(Command::LookAtAll(old)) = commands.first() else { panic!("{commands:?}") };
     let done = vec![
-        Change::Record(crate::RecordFacts::Kept { started: true, rebuilt: None, metadata: 0 }),
+        Change::Record(crate::RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, rescued: None }),
         Change::Status(says(State::Starting, None)),
         Change::Observed(Ok(HERE)),
     ];
@@ -263,7 +265,11 @@ fn waiting() -> Told {
     let seen = Seen {
         statuses: [(one(), StatusEntry::Known(Box::new(started)))].into(),
         observed: [(one(), HERE)].into(),
-        records: [(one(), crate::RecordFacts::Kept { started: true, rebuilt: None, metadata: 0 })].into(),
+        records: [(
+            one(),
+            crate::RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, rescued: None },
+        )]
+        .into(),
         ..Seen::default()
     };
     let (told, commands) = Told::looked(seen, Desired::Active);
@@ -305,9 +311,32 @@ fn a_disk_that_cannot_be_made_anew_is_given_up_and_its_guest_left_as_it_is() {
         assert!(away.now.since_start < IMAGE_PATIENCE, "not for ever");
         while begun(&away.wait().1).is_none() {}
     }
-    let noted = crate::RecordFacts::Kept { started: true, rebuilt: Some(Timestamp::UNIX_EPOCH), metadata: 0 };
+    let noted = crate::RecordFacts::Kept {
+        started: true,
+        rebuilt: Some(Timestamp::UNIX_EPOCH),
+        metadata: 0,
+        rescued: None,
+    };
     let commands = away.ended(vec![Change::Record(noted)], Outcome::Done);
     assert_eq!(begun(&commands), Some(&vec![Effect::NoteRebuild]));
+}
+
+#[test]
+fn a_rescue_that_cannot_be_is_given_up_and_its_guest_left_as_it_is() {
+    let mut told = waiting();
+    let Requested { record, .. } = requested(Desired::Active);
+    let image = ec_model::ImageRef { url: String::new(), sha256: None };
+    let rescue = Some(ec_model::Rescue { wished_at: Timestamp::UNIX_EPOCH, image });
+    let wish =
+        Requested { record: Ok(Arc::new(Request { rescue, ..(*record.unwrap()).clone() })), revision: 2 };
+    let commands = told.on(Event::Changed(vec![(one(), Some(wish))]));
+    assert_eq!(begun(&commands).and_then(|effects| effects.last()), Some(&Effect::EnterRescue));
+    let commands = told.ended(vec![], Outcome::Failed("no image".to_owned()));
+    assert_eq!(begun(&commands), Some(&vec![Effect::GiveUpRescue("no image".to_owned())]));
+    let failed = crate::RescuedFacts { wished_at: Timestamp::UNIX_EPOCH, failed: true };
+    let noted = crate::RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, rescued: Some(failed) };
+    let commands = told.ended(vec![Change::Record(noted)], Outcome::Done);
+    assert_eq!(begun(&commands), Some(&vec![Effect::NoteRescue]));
 }
 
 fn found(ip: Option<&str>) -> Event {
@@ -420,7 +449,11 @@ fn nothing_is_begun_before_the_requests_are_listed() {
     let left = Observed { domain: Some(RunState::NotStarted), ..HERE };
     let seen = Seen {
         observed: [(one(), left)].into(),
-        records: [(one(), crate::RecordFacts::Kept { started: false, rebuilt: None, metadata: 0 })].into(),
+        records: [(
+            one(),
+            crate::RecordFacts::Kept { started: false, rebuilt: None, metadata: 0, rescued: None },
+        )]
+        .into(),
         ..Seen::default()
     };
     let commands = told.on(Event::Looked(look, Ok(seen)));

@@ -6,16 +6,17 @@ use ec_model::{End, Pause, Power, Restart, RunState, State};
 
 use super::{
     Admit, Announce, Aspect, Claim, Define, KeepMetadata, KeepRecord, LOOKS_FOR_ADDRESS, MarkStarted, Next,
-    NoteStart, Plan, Problem, Question, RESUME_PERIOD, Reopen, Resume, Start, Until, finish_start, first,
-    known, power::wish, rebuild::rebuild, state,
+    NoteStart, Plan, Problem, Question, RESUME_PERIOD, Reopen, Resume, Until, finish_start, first, known,
+    power::wish, rebuild::rebuild, rescue::rescue, start, state,
 };
 use crate::{Allocation, Facts, Limits, RecordFacts};
 
 /// Looking at a guest comes first: it stands on nothing, and is wished above all where something is wrong. The definition
 /// comes before the disk: what somebody undefined while it runs is defined for good whatever else is wrong with it, and
-/// nothing is defined on a disk that is gone. So do the wishes for a new disk, which may replace one that is gone, and for
-/// power: a guest can be ended without its disk.
-const ASPECTS: [Aspect; 9] = [access, record, metadata, definition, rebuild, wish, disk, power, ready];
+/// nothing is defined on a disk that is gone. So do the wishes for a new disk, which may replace one that is gone, for another
+/// to boot from, and for power: a guest can be ended without its disk.
+const ASPECTS: [Aspect; 10] =
+    [access, record, metadata, definition, rebuild, rescue, wish, disk, power, ready];
 
 /// The first pause before its policy starts a guest again, doubled each time in a row, and what it grows to.
 const RESTART_FIRST: Duration = Duration::from_secs(1);
@@ -131,10 +132,12 @@ fn not_started(facts: &Facts) -> Plan {
         // Its start failed, and nobody ever saw one work: tried again, with the reason told meanwhile.
         Some((State::Error, false)) => start_again(facts),
         Some((State::Stopped, _)) => stopped(facts),
-        Some((State::Active | State::Paused, _)) if facts.power.wanted == Power::Running => reopen(
-            known(facts).map_or(0, |status| status.restarts),
-            "it ran before its host or its hypervisor was started anew; starting it as it was wanted",
-        ),
+        Some((State::Active | State::Paused | State::Rescued, _)) if facts.power.wanted == Power::Running => {
+            reopen(
+                known(facts).map_or(0, |status| status.restarts),
+                "it ran before its host or its hypervisor was started anew; starting it as it was wanted",
+            )
+        }
         _ => Plan::tell(facts, State::Stopped, "it does not run, perhaps since its host was started anew"),
     }
 }
@@ -161,9 +164,9 @@ pub(super) fn start_again(facts: &Facts) -> Plan {
     match facts.allocation {
         // What failed last stands until it works.
         Allocation::Held { .. } if state(facts) == Some(State::Error) => {
-            Plan::run(vec![MarkStarted, Start, NoteStart], "starting it again, which failed")
+            Plan::run(vec![MarkStarted, start(facts), NoteStart], "starting it again, which failed")
         }
-        Allocation::Held { .. } => finish_start(),
+        Allocation::Held { .. } => finish_start(facts),
         Allocation::Unknown => Plan::ask(Question::Placement),
         Allocation::Absent => count(),
         Allocation::Elsewhere => Plan::tell(
@@ -263,7 +266,8 @@ fn how(facts: &Facts, why: End) -> &'static str {
     }
 }
 
-/// A guest that runs is ready when it has an address.
+/// A guest that runs is ready when it has an address; one that runs from its rescue disk at once, since nobody knows
+/// what that is to be.
 fn ready(facts: &Facts, limits: &Limits) -> Option<Plan> {
     let Some(status) = known(facts).filter(|status| status.start_noted) else {
         return Some(Plan::run(
@@ -272,6 +276,13 @@ fn ready(facts: &Facts, limits: &Limits) -> Option<Plan> {
         ));
     };
     let waits = Plan::wait(Until::Address, LOOKS_FOR_ADDRESS);
+    if facts.observed.rescued {
+        let told = status.state == State::Rescued && status.reason.is_none();
+        if !told {
+            return Some(Plan::run(vec![Announce(State::Rescued, None)], "it runs from its rescue disk"));
+        }
+        return (!status.has_address).then_some(waits);
+    }
     if status.has_address {
         let told = status.state == State::Active && status.reason.is_none();
         return (!told)

@@ -47,7 +47,7 @@ fn claim(facts: &Facts, _: &Limits) -> Option<Plan> {
 /// Disk, record, definition and first start, in one go.
 fn machine(facts: &Facts, _: &Limits) -> Option<Plan> {
     Some(match (facts.observed.domain, facts.observed.volume) {
-        (Some(_), true) => finish_start(),
+        (Some(_), true) => finish_start(facts),
         (Some(_), false) => {
             Plan::run(vec![RemoveDomain], "its disk is gone before it ever ran; both are made anew")
         }

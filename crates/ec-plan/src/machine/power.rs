@@ -77,7 +77,12 @@ fn ends_first(facts: &Facts) -> bool {
 fn came_up(facts: &Facts) -> super::Effect {
     match known(facts) {
         Some(status) if status.state != State::Starting && status.start_noted => {
-            NotePower(if status.has_address { State::Active } else { State::Starting }, None)
+            let state = match status.has_address {
+                _ if facts.observed.rescued => State::Rescued,
+                true => State::Active,
+                false => State::Starting,
+            };
+            NotePower(state, None)
         }
         _ => NoteStart,
     }

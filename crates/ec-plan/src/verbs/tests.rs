@@ -16,6 +16,8 @@ fn table() -> String {
         Verb::Suspend,
         Verb::Resume,
         Verb::Rebuild(None),
+        Verb::Rescue(None),
+        Verb::Unrescue,
     ];
     let mut lines = vec![
         format!("| it is | {} |", verbs.each_ref().map(|verb| format!("`{}`", verb.name())).join(" | ")),
@@ -47,6 +49,7 @@ fn request(power: PowerWish) -> Request {
         power,
         restart: ec_model::Restart::No,
         rebuild: None,
+        rescue: None,
         name: None,
         project: String::new(),
         user: String::new(),
@@ -171,6 +174,58 @@ fn an_instance_is_being_rebuilt_from_the_wish_until_what_came_of_it_is_told() {
 }
 
 #[test]
+fn an_instance_is_rescued_from_when_that_is_told_until_what_is_wished_is_otherwise() {
+    let at = |second| Timestamp::from_second(second).unwrap();
+    let image = |name: &str| ImageRef { url: format!("file:///{name}"), sha256: None };
+    let wished = |second: Option<i64>| Request {
+        rescue: second.map(|second| ec_model::Rescue { wished_at: at(second), image: image("x") }),
+        ..request(PowerWish::default())
+    };
+    let told = |was: Option<(i64, bool)>, state, started| Status {
+        rescued: was.map(|(second, failed)| ec_model::Rescued {
+            wished_at: at(second),
+            failed: failed.then(|| "no image".to_owned()),
+        }),
+        ..status(state, 1, started)
+    };
+    let (done, failed) = (Some((1, false)), Some((1, true)));
+    for (wish, was, state, situation) in [
+        (None, None, State::Active, Situation::Running),
+        (Some(1), None, State::Active, Situation::Rescuing),
+        (Some(1), None, State::Error, Situation::Rescuing),
+        (Some(2), failed, State::Active, Situation::Rescuing),
+        (Some(2), done, State::Rescued, Situation::Rescuing),
+        (Some(1), done, State::Rescuing, Situation::Rescuing),
+        (Some(1), done, State::Starting, Situation::Rescuing),
+        (Some(1), done, State::Rescued, Situation::Rescued),
+        (Some(1), done, State::Stopped, Situation::Rescued),
+        (Some(1), done, State::Error, Situation::Rescued),
+        (None, done, State::Rescued, Situation::Unrescuing),
+        (None, None, State::Unrescuing, Situation::Unrescuing),
+        (Some(1), failed, State::Active, Situation::Running),
+        (None, failed, State::Stopped, Situation::Stopped),
+    ] {
+        let stands = Situation::of(&wished(wish), Some(&told(was, state, true)));
+        assert_eq!(stands, situation, "{wish:?}, {was:?}, {state}");
+    }
+    let unbuilt = Situation::of(&wished(Some(1)), Some(&told(None, State::Preparing, false)));
+    assert_eq!(unbuilt, Situation::Building);
+
+    let rescued = told(done, State::Rescued, true);
+    let judged = |verb: Verb| judge(&verb, &instance(None), &wished(Some(1)), Some(&rescued));
+    for verb in [Verb::Rescue(None), Verb::Rescue(Some(image("x")))] {
+        assert_eq!(judged(verb), Verdict::Already("it is rescued already".to_owned()));
+    }
+    let Verdict::Refuse(why) = judged(Verb::Rescue(Some(image("y")))) else { panic!() };
+    assert!(why.contains("with another image; `eschedule unrescue`"), "{why}");
+    let Verdict::Refuse(why) = judged(Verb::Stop(0)) else { panic!() };
+    assert_eq!(why, "it is rescued; `eschedule unrescue` boots it from its own disk again");
+    assert_eq!(judged(Verb::Unrescue), Verdict::Do(Wish::Unrescue));
+    let verdict = in_situation(&Verb::Rescue(Some(image("y"))), Situation::Stopped);
+    assert_eq!(verdict, Verdict::Do(Wish::Rescue(Some(image("y")))));
+}
+
+#[test]
 fn metadata_is_changed_as_labels_are_and_is_bounded_by_itself() {
     let request = request(PowerWish::default());
     let judged = |metadata: BTreeMap<String, Option<String>>, instance: &Instance| {
@@ -226,6 +281,10 @@ fn whoever_is_refused_is_told_what_helps() {
         (Verb::Pause, Situation::Stopped, "it is stopped; `eschedule start` starts it"),
         (Verb::Pause, Situation::Error, "it is in ERROR: `eschedule show` tells why"),
         (Verb::Resume, Situation::Suspending, "it is being suspended; ask again when that is done"),
+        (Verb::Rescue(None), Situation::Paused, "it is paused; `eschedule unpause` lets it go on"),
+        (Verb::Rescue(None), Situation::Unrescuing, "it is being unrescued; ask again when that is done"),
+        (Verb::Unrescue, Situation::Stopped, "it is stopped and boots from its own disk"),
+        (Verb::Start, Situation::Rescuing, "it is being rescued; ask again when that is done"),
     ] {
         assert_eq!(refused(verb, situation), why);
     }
@@ -272,6 +331,8 @@ fn each_verb_is_called_as_it_is_typed() {
         (Verb::Stop(1), "stop"),
         (Verb::Reboot(0), "reboot --hard"),
         (Verb::Reboot(1), "reboot"),
+        (Verb::Rescue(None), "rescue"),
+        (Verb::Unrescue, "unrescue"),
         (Verb::Lock(String::new()), "lock"),
         (Verb::Unlock, "unlock"),
         (Verb::Rename(String::new()), "rename"),
@@ -299,6 +360,8 @@ fn each_verb_is_recorded_by_a_word_of_the_api_and_how_it_was_asked_for() {
         (Verb::Resume, ActionVerb::Resume, None),
         (Verb::Rebuild(None), ActionVerb::Rebuild, None),
         (Verb::Rebuild(Some(image)), ActionVerb::Rebuild, some("http://h/i")),
+        (Verb::Rescue(None), ActionVerb::Rescue, None),
+        (Verb::Unrescue, ActionVerb::Unrescue, None),
         (Verb::Lock(String::new()), ActionVerb::Lock, None),
         (Verb::Lock("mine".into()), ActionVerb::Lock, some("mine")),
         (Verb::Unlock, ActionVerb::Unlock, None),

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use agent::Agent;
 use ec_model::{InstanceId, Observed, Pause, Power, Restart, RunState, State};
-use ec_plan::{RecordFacts, engine::StatusEntry};
+use ec_plan::{RecordFacts, RescuedFacts, engine::StatusEntry};
 use outside::{Happening, Images, Outside, Room, Thing, Wish};
 use proptest::prelude::*;
 
@@ -64,6 +64,8 @@ fn happening() -> impl Strategy<Value = Happening> {
         3 => Just(Happening::Access),
         1 => restart.prop_map(Happening::Restart),
         2 => Just(Happening::Rebuild),
+        3 => any::<bool>().prop_map(Happening::Rescue),
+        1 => Just(Happening::StartedByHand),
         1 => (0..3_u8).prop_map(Happening::Metadata),
         1 => any::<bool>().prop_map(Happening::Deaf),
         1 => Just(Happening::GuestEnds),
@@ -178,6 +180,26 @@ impl History {
     }
 }
 
+/// It boots from the disk that is wanted, and there is no other where that is its own.
+fn judge_rescue(thing: &Thing) -> Result<(), TestCaseError> {
+    let RecordFacts::Kept { rescued, .. } = thing.record else { return Ok(()) };
+    let told = thing.keys.status.known().and_then(|status| status.rescued.as_ref()).map(RescuedFacts::of);
+    if thing.state() == Some(State::Error) || thing.keys.room == Room::Elsewhere {
+        return Ok(());
+    }
+    prop_assert_eq!(told, rescued, "what is so is told: {:?}", thing);
+    let in_force = thing.record.is_rescued();
+    match &thing.keys.rescue {
+        Some(wish) => prop_assert_eq!(rescued.map(|was| was.wished_at), Some(wish.wished_at), "{:?}", thing),
+        None => prop_assert!(!in_force, "{thing:?}"),
+    }
+    if thing.is_up() {
+        prop_assert_eq!(thing.observed.rescued, in_force, "{:?}", thing);
+    }
+    prop_assert!(thing.rescue_disk || !in_force, "{thing:?}");
+    Ok(())
+}
+
 /// What has to hold of an instance at rest, `before` being how it was before the world became kind.
 fn judge(before: &Thing, thing: &Thing, restarted: bool) -> Result<(), TestCaseError> {
     prop_assert!(thing.wish() != Some(Wish::Destroyed), "a destroy is never lost: {thing:?}");
@@ -194,6 +216,7 @@ fn judge(before: &Thing, thing: &Thing, restarted: bool) -> Result<(), TestCaseE
         && !thing.user_destroyed
         && !may_have_run
         && thing.keys.room == Room::Here
+        && thing.keys.rescue.is_none()
         && state != Some(State::Error)
     {
         let wanted = match thing.keys.power.power {
@@ -208,7 +231,14 @@ fn judge(before: &Thing, thing: &Thing, restarted: bool) -> Result<(), TestCaseE
         prop_assert!(
             matches!(
                 state,
-                Some(State::Active | State::Paused | State::Stopped | State::Suspended | State::Error)
+                Some(
+                    State::Active
+                        | State::Paused
+                        | State::Stopped
+                        | State::Suspended
+                        | State::Rescued
+                        | State::Error
+                )
             ),
             "{thing:?}"
         );
@@ -235,6 +265,7 @@ fn judge(before: &Thing, thing: &Thing, restarted: bool) -> Result<(), TestCaseE
                 || thing.keys.room == Room::Elsewhere,
             "a wish for a new disk is never lost: {thing:?}"
         );
+        judge_rescue(thing)?;
         let answered = thing.keys.status.known().and_then(|status| status.access.as_ref());
         let answered = answered.map(|access| access.generation);
         prop_assert!(
@@ -256,7 +287,8 @@ fn judge(before: &Thing, thing: &Thing, restarted: bool) -> Result<(), TestCaseE
             "an error of what is kept is a missing disk or size: {thing:?}"
         );
         if thing.runs() && thing.observed.volume {
-            prop_assert_eq!(state, Some(State::Active), "who runs and has an address is active");
+            let state_of = if thing.observed.rescued { State::Rescued } else { State::Active };
+            prop_assert_eq!(state, Some(state_of), "who runs and has an address is active");
         }
     }
     if thing.runs() && thing.wish().is_none() {

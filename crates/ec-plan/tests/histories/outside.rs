@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use ec_model::{
     AccessKind, AccessWish, Address, AddressSource, Desired, End, ImageRef, InstanceId, NodeId, Observed,
-    Pause, Power, PowerWish, Rebuild, Request, Resources, Restart, RunState, Spec, State,
+    Pause, Power, PowerWish, Rebuild, Request, Rescue, Resources, Restart, RunState, Spec, State,
 };
 use ec_plan::{
     RecordFacts,
@@ -41,6 +41,7 @@ pub(crate) struct Keys {
     pub(crate) power: PowerWish,
     pub(crate) restart: Restart,
     pub(crate) rebuild: Option<Rebuild>,
+    pub(crate) rescue: Option<Rescue>,
     /// What its user calls it; told to its guest.
     pub(crate) metadata: u8,
     /// Somebody's last wish to look at it.
@@ -68,6 +69,9 @@ pub(crate) struct Thing {
     pub(crate) replaced: u32,
     /// A guest ran on the disk that there is now.
     pub(crate) wrote_disk: bool,
+    /// A disk to boot from in the place of its own, and that its user ever wished one.
+    pub(crate) rescue_disk: bool,
+    pub(crate) rescue_wished: bool,
     /// An overlay that is to replace its disk.
     pub(crate) successor: bool,
     /// That destroy was done to its end once.
@@ -161,6 +165,10 @@ pub(crate) enum Happening {
     Power(Power, bool, bool),
     /// A user wishes a new disk.
     Rebuild,
+    /// A user wishes it booted from another disk, or from its own again.
+    Rescue(bool),
+    /// Somebody starts a guest from its own disk by hand.
+    StartedByHand,
     /// A user has the guest told something else.
     Metadata(u8),
     /// Somebody wishes to look at it.
@@ -315,6 +323,24 @@ impl Outside {
                     (Some(Rebuild { wished_at }), thing.rebuilds_wished + 1);
                 self.put(instance, Some(Wish::Active));
             }
+            Happening::Rescue(wanted) if thing.wish() == Some(Wish::Active) => {
+                let told = thing.keys.status.known().and_then(|status| status.rescued.as_ref());
+                let last = thing.keys.rescue.as_ref().map(|wish| wish.wished_at);
+                let last = last.max(told.map(|was| was.wished_at));
+                let now = Timestamp::UNIX_EPOCH + now;
+                let wished_at = last.map_or(now, |last| now.max(last + Duration::from_nanos(1)));
+                thing.keys.rescue = wanted.then(|| Rescue { wished_at, image: spec(0).image });
+                thing.rescue_wished |= wanted;
+                self.put(instance, Some(Wish::Active));
+            }
+            Happening::StartedByHand
+                if thing.wrote
+                    && thing.observed.volume
+                    && matches!(thing.observed.domain, Some(RunState::Ended(_) | RunState::NotStarted)) =>
+            {
+                (thing.observed.domain, thing.wrote_disk) = (Some(RunState::Running), true);
+                self.news.push(News::Hint(instance));
+            }
             Happening::Metadata(metadata) if thing.wish() == Some(Wish::Active) => {
                 thing.keys.metadata = *metadata;
                 self.put(instance, Some(Wish::Active));
@@ -342,7 +368,7 @@ impl Outside {
             }
             Happening::Undefined => match thing.observed.domain {
                 Some(RunState::Running | RunState::Paused(_)) => thing.observed.transient = true,
-                _ => thing.observed.domain = None,
+                _ => (thing.observed.domain, thing.observed.rescued) = (None, false),
             },
             Happening::DiskDeleted => (thing.observed.volume, thing.disk_deleted) = (false, true),
             Happening::RecordDeleted => thing.record = RecordFacts::Absent,
@@ -385,7 +411,7 @@ impl Outside {
         let thing = self.thing(instance);
         if thing.is_up() {
             thing.observed.domain = (!thing.observed.transient).then_some(RunState::Ended(why));
-            thing.observed.transient = false;
+            (thing.observed.transient, thing.observed.rescued) = (false, false);
             self.news.push(News::Hint(instance));
         }
     }
@@ -402,7 +428,7 @@ impl Outside {
             Wish::Destroyed => Ok(Desired::Destroyed),
             Wish::Rubbish => Err("rubbish".to_owned()),
         };
-        let Keys { power, restart, rebuild, metadata, access, .. } = &self.things[&instance].keys;
+        let Keys { power, restart, rebuild, rescue, metadata, access, .. } = &self.things[&instance].keys;
         let record = desired.map(|desired| {
             Arc::new(Request {
                 instance,
@@ -412,6 +438,7 @@ impl Outside {
                 power: power.clone(),
                 restart: *restart,
                 rebuild: *rebuild,
+                rescue: rescue.clone(),
                 name: None,
                 spec: Some(spec(*metadata)),
                 project: String::new(),

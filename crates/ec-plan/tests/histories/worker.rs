@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 
 use ec_model::{
-    Access, AccessWish, Desired, End, InstanceId, Observed, Pause, Rebuilt, RunState, State, Status,
+    Access, AccessWish, Desired, End, InstanceId, Observed, Pause, Rebuilt, Rescued, RunState, State, Status,
 };
 use ec_plan::{
-    RecordFacts,
+    RecordFacts, RescuedFacts,
     engine::{Change, Held, Job, Outcome, Report, StatusEntry, Work},
     machine::Effect,
     status::{self, Order, Subject},
@@ -198,15 +198,27 @@ impl Worker {
     fn note_rebuilt(&mut self, outside: &mut Outside) {
         let wished = self.job.request.as_ref().and_then(|request| request.rebuild);
         let rebuilt = wished.map(|wish| wish.wished_at);
-        if let RecordFacts::Kept { started, metadata, .. } = self.thing(outside).record {
-            self.record(outside, RecordFacts::Kept { started, rebuilt, metadata });
+        if let RecordFacts::Kept { started, metadata, rescued, .. } = self.thing(outside).record {
+            self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata });
         }
+    }
+
+    fn note_rescued(&mut self, outside: &mut Outside, rescued: Option<RescuedFacts>) {
+        if let RecordFacts::Kept { started, rebuilt, metadata, .. } = self.thing(outside).record {
+            self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata });
+        }
+    }
+
+    /// The wish to boot from another disk, with this outcome.
+    fn rescue(&self, failed: bool) -> Result<RescuedFacts, Stop> {
+        let wish = self.job.request.as_ref().and_then(|request| request.rescue.as_ref());
+        wish.map(|wish| RescuedFacts { wished_at: wish.wished_at, failed }).ok_or(Stop::Retry)
     }
 
     /// The record as it is, but for whether a guest may have written the disk.
     fn mark(&mut self, outside: &mut Outside, started: bool) {
-        if let RecordFacts::Kept { rebuilt, metadata, .. } = self.thing(outside).record {
-            self.record(outside, RecordFacts::Kept { started, rebuilt, metadata });
+        if let RecordFacts::Kept { rebuilt, metadata, rescued, .. } = self.thing(outside).record {
+            self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata });
         }
     }
 
@@ -239,17 +251,23 @@ impl Worker {
                 (thing.observed.volume, self.touched) = (true, true);
                 let wished = self.job.request.as_ref().and_then(|request| request.rebuild);
                 let (rebuilt, metadata) = (wished.map(|wish| wish.wished_at), self.metadata());
-                self.record(outside, RecordFacts::Kept { started: false, rebuilt, metadata });
+                self.record(outside, RecordFacts::Kept { started: false, rebuilt, rescued: None, metadata });
             }
             Effect::KeepRecord => {
                 assert_eq!(self.wish(), Some(Wish::Active), "the request tells what it says");
                 let (rebuilt, metadata) = (self.wished_at(), self.metadata());
-                self.record(outside, RecordFacts::Kept { started: true, rebuilt, metadata });
+                let rescued = self.status.known().and_then(|status| status.rescued.as_ref());
+                let rescued = rescued.map(RescuedFacts::of);
+                self.record(outside, RecordFacts::Kept { started: true, rebuilt, rescued, metadata });
             }
             Effect::KeepMetadata
             | Effect::PrepareRebuild
             | Effect::ReplaceDisk
             | Effect::GiveUpRebuild(_)
+            | Effect::PrepareRescue
+            | Effect::EnterRescue
+            | Effect::LeaveRescue
+            | Effect::GiveUpRescue(_)
                 if !matches!(thing.record, RecordFacts::Kept { .. }) =>
             {
                 self.done.push(Change::Record(thing.record));
@@ -257,8 +275,8 @@ impl Worker {
             }
             Effect::KeepMetadata => {
                 let metadata = self.metadata();
-                if let RecordFacts::Kept { started, rebuilt, .. } = thing.record {
-                    self.record(outside, RecordFacts::Kept { started, rebuilt, metadata });
+                if let RecordFacts::Kept { started, rebuilt, rescued, .. } = thing.record {
+                    self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata });
                 }
             }
             Effect::PrepareRebuild => match images {
@@ -298,6 +316,46 @@ impl Worker {
                 let rebuilt = wished_at.map(|wished_at| Rebuilt { wished_at, failed: None });
                 self.write(outside, |subject, old| status::rebuilt(subject, old, rebuilt, now))?;
             }
+            Effect::PrepareRescue => {
+                assert!(!thing.is_up() || !thing.observed.rescued, "not under its guest: {thing:?}");
+                match images {
+                    Images::Fine => thing.rescue_disk = true,
+                    Images::Away => return Err(Stop::RetryBounded),
+                    Images::Broken => return Err(Stop::Failed),
+                }
+            }
+            Effect::EnterRescue => {
+                let rescued = self.rescue(false)?;
+                self.note_rescued(outside, Some(rescued));
+            }
+            Effect::LeaveRescue | Effect::GiveUpRescue(_) if thing.is_up() && thing.observed.rescued => {
+                return Err(Stop::Retry);
+            }
+            Effect::LeaveRescue | Effect::GiveUpRescue(_) => {
+                let rescued = match effect {
+                    Effect::LeaveRescue => None,
+                    _ => Some(self.rescue(true)?),
+                };
+                let thing = outside.thing(instance);
+                (thing.rescue_disk, self.touched) = (false, true);
+                if thing.observed.domain == Some(RunState::Saved) && thing.observed.rescued {
+                    thing.observed.domain = Some(RunState::Ended(End::Unknown));
+                    thing.observed.rescued = false;
+                }
+                self.note_rescued(outside, rescued);
+            }
+            Effect::NoteRescue => {
+                let rescued = match thing.record {
+                    RecordFacts::Kept { rescued, .. } => rescued,
+                    RecordFacts::Unreadable => Some(self.rescue(true)?),
+                    RecordFacts::Absent => return Err(Stop::Retry),
+                };
+                let rescued = rescued.map(|RescuedFacts { wished_at, failed }| Rescued {
+                    wished_at,
+                    failed: failed.then(|| BROKEN.to_owned()),
+                });
+                self.write(outside, |subject, old| status::rescued(subject, old, rescued, now))?;
+            }
             Effect::Define => {
                 (thing.observed.transient, self.touched) = (false, true);
                 if thing.observed.domain.is_none() {
@@ -311,10 +369,15 @@ impl Worker {
                     self.mark(outside, true);
                 }
             }
-            Effect::Start => {
+            Effect::Start | Effect::StartRescue => {
                 assert!(self.job.allocated.is_some(), "nothing runs without a claim: {thing:?}");
                 self.touched = true;
-                if start_broken || !thing.observed.volume || thing.observed.domain.is_none() {
+                let rescues = match thing.observed.domain {
+                    Some(RunState::Saved) => thing.observed.rescued,
+                    _ => effect == Effect::StartRescue,
+                };
+                let is_whole = thing.observed.volume && (thing.rescue_disk || !rescues);
+                if start_broken || !is_whole || thing.observed.domain.is_none() {
                     if self.first_start && matches!(thing.observed.domain, None | Some(RunState::NotStarted))
                     {
                         self.mark(outside, false);
@@ -326,6 +389,10 @@ impl Worker {
                     !matches!(thing.record, RecordFacts::Kept { started: false, .. }) || thing.wrote,
                     "marked before it runs: {thing:?}"
                 );
+                assert!(!rescues || thing.rescue_wished, "its user wished that: {thing:?}");
+                if thing.observed.domain != Some(RunState::Running) {
+                    thing.observed.rescued = rescues;
+                }
                 (thing.observed.domain, thing.wrote) = (Some(RunState::Running), true);
                 thing.wrote_disk = true;
             }
@@ -373,6 +440,7 @@ impl Worker {
                     "only a user's destroy ends a guest that runs: {thing:?}"
                 );
                 (thing.observed, thing.late, self.touched) = (Observed::default(), false, true);
+                thing.rescue_disk = false;
             }
             Effect::DropRecord => self.record(outside, RecordFacts::Absent),
             Effect::Claim => {

@@ -2,6 +2,7 @@
 
 mod power;
 mod rebuild;
+mod rescue;
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ const LIMITS: Limits = Limits { address: Duration::from_secs(300), grace: Durati
 const HELD: Allocation = Allocation::Held { seen_for: Duration::ZERO };
 const RUNS: Option<RunState> = Some(RunState::Running);
 const NOT_STARTED: Option<RunState> = Some(RunState::NotStarted);
-const KEPT: RecordFacts = RecordFacts::Kept { started: true, rebuilt: None, metadata: 0 };
+const KEPT: RecordFacts = RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, rescued: None };
 
 /// What comes next; where something is told, a part of it.
 #[derive(Debug)]
@@ -78,9 +79,10 @@ fn well() -> Facts {
         generation: 1,
         power: PowerFacts::default(),
         rebuild: ec_plan::RebuildFacts::default(),
+        rescue: ec_plan::RescueFacts::default(),
         metadata: 0,
         status: status(State::Active, None, true, true),
-        observed: Observed { domain: RUNS, volume: true, transient: false },
+        observed: Observed { domain: RUNS, volume: true, transient: false, rescued: false },
         unseen: false,
         record: KEPT,
         buried: false,
@@ -95,7 +97,7 @@ fn well() -> Facts {
 }
 
 fn seen(domain: Option<RunState>, volume: bool, transient: bool) -> Facts {
-    Facts { observed: Observed { domain, volume, transient }, ..well() }
+    Facts { observed: Observed { domain, volume, transient, rescued: false }, ..well() }
 }
 
 fn with(allocation: Allocation, facts: Facts) -> Facts {
@@ -258,8 +260,8 @@ fn a_guest_that_runs_is_told_as_what_it_is_by_its_address() {
 fn what_never_ran_is_told_claimed_for_and_built_and_swept_where_it_failed() {
     let new = |state: Option<State>, allocation, domain, volume| Facts {
         status: state.map_or(StatusFacts::Absent, |state| status(state, None, false, false)),
-        observed: Observed { domain, volume, transient: false },
-        record: RecordFacts::Kept { started: false, rebuilt: None, metadata: 0 },
+        observed: Observed { domain, volume, transient: false, rescued: false },
+        record: RecordFacts::Kept { started: false, rebuilt: None, metadata: 0, rescued: None },
         allocation,
         ..well()
     };
@@ -293,16 +295,18 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
         wanted: Wanted::Nothing,
         status: StatusFacts::Absent,
         record,
-        observed: Observed { domain, volume, transient: false },
+        observed: Observed { domain, volume, transient: false, rescued: false },
         ..well()
     };
     let transient = |record| Facts {
-        observed: Observed { domain: RUNS, volume: true, transient: true },
+        observed: Observed { domain: RUNS, volume: true, transient: true, rescued: false },
         ..left(RUNS, true, record)
     };
     let runs = || left(RUNS, true, KEPT);
-    let (never, absent) =
-        (RecordFacts::Kept { started: false, rebuilt: None, metadata: 0 }, RecordFacts::Absent);
+    let (never, absent) = (
+        RecordFacts::Kept { started: false, rebuilt: None, metadata: 0, rescued: None },
+        RecordFacts::Absent,
+    );
     let swept = || Runs(&[RemoveDomain, DropRecord]);
     let tells = |what| Tells(State::Unclaimed, what, &[]);
     let buried = |facts: Facts| Facts { buried: true, ..facts };

@@ -25,8 +25,8 @@ fn facts(domain: RunState, state: State, start_noted: bool) -> Facts {
             start_noted,
             restarts: 0,
         }),
-        observed: Observed { domain: Some(domain), volume: true, transient: false },
-        record: RecordFacts::Kept { started: true, rebuilt: None, metadata: 0 },
+        observed: Observed { domain: Some(domain), volume: true, transient: false, rescued: false },
+        record: RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, rescued: None },
         ..unrequested(Allocation::Held { seen_for: Duration::ZERO }, None)
     }
 }
@@ -37,6 +37,7 @@ fn unrequested(allocation: Allocation, asked_for: Option<bool>) -> Facts {
         generation: 0,
         power: PowerFacts::default(),
         rebuild: ec_plan::RebuildFacts::default(),
+        rescue: ec_plan::RescueFacts::default(),
         metadata: 0,
         access: None,
         status: StatusFacts::Absent,
@@ -196,8 +197,10 @@ fn whatever_says_that_a_guest_ran_is_believed_and_nothing_else() {
         }),
         ..nothing()
     };
-    let seen =
-        |domain, volume| Facts { observed: Observed { domain, volume, transient: false }, ..nothing() };
+    let seen = |domain, volume| Facts {
+        observed: Observed { domain, volume, transient: false, rescued: false },
+        ..nothing()
+    };
     let kept = |record| Facts { record, ..seen(None, true) };
     assert!(!ran(&nothing()));
     for state in [State::Active, State::Paused, State::Stopped, State::Unclaimed] {
@@ -207,16 +210,16 @@ fn whatever_says_that_a_guest_ran_is_believed_and_nothing_else() {
         assert!(!ran(&told(state, false)) && ran(&told(state, true)), "{state}");
     }
     assert!(
-        ran(&kept(RecordFacts::Kept { started: true, rebuilt: None, metadata: 0 }))
+        ran(&kept(RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, rescued: None }))
             && ran(&kept(RecordFacts::Unreadable))
     );
     assert!(
-        !ran(&kept(RecordFacts::Kept { started: false, rebuilt: None, metadata: 0 })),
+        !ran(&kept(RecordFacts::Kept { started: false, rebuilt: None, metadata: 0, rescued: None })),
         "the record says so"
     );
     assert!(ran(&kept(RecordFacts::Absent)), "a disk, and nobody can tell");
     let left = |domain| Facts {
-        record: RecordFacts::Kept { started: false, rebuilt: None, metadata: 0 },
+        record: RecordFacts::Kept { started: false, rebuilt: None, metadata: 0, rescued: None },
         ..seen(Some(domain), true)
     };
     for domain in [RunState::Running, RunState::Paused(Pause::ByHand), RunState::Ended(End::ByGuest)] {

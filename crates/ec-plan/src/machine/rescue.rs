@@ -1,0 +1,114 @@
+//! A user's wish that an instance is booted from another disk. Not an event but a level: for as long as it is wanted.
+//!
+//! ```text
+//!  wished ──▶ RESCUING ──▶ rescue disk beside its own ──▶ guest ended ──▶ noted ──▶ told, started from it: RESCUED
+//!                 │             │ image not to be had
+//!                 │ taken back  ▼
+//!                 │        noted as failed ──▶ told; the guest is as it was
+//!                 ▼
+//!             UNRESCUING ──▶ guest ended, where it runs from it ──▶ rescue disk deleted, noted ──▶ told; as its user
+//!                 ▲                                                                              wants it: started, STOPPED
+//!   not wanted any more, or another
+//! ```
+//!
+//! What is noted stands in the node's own record, and says from which disk the guest is started from then on. Its own is
+//! never touched, so whatever an older etcd wants is done: nothing is lost by doing it once more. Only what the
+//! hypervisor itself tells says from which disk a guest was started that is up; one that is up from the wrong one is ended.
+
+use ec_model::{Power, RunState, State};
+
+use super::{
+    Announce, EnterRescue, GiveUpRescue, LeaveRescue, NoteRescue, Plan, PowerOff, PrepareRescue, Reopen,
+    known, state,
+};
+use crate::{Facts, Limits, RecordFacts};
+
+const SAVED: &str =
+    "its memory lies on the node's disk and is of its own disk; `eschedule resume` lets it go on first";
+
+/// What is left to do of the wish, or of one that is not wanted any more.
+pub(super) fn rescue(facts: &Facts, _: &Limits) -> Option<Plan> {
+    known(facts)?;
+    let telling = state(facts);
+    let mut effects = Vec::new();
+    match facts.record {
+        RecordFacts::Absent => return None,
+        // It is not done, and that is told.
+        RecordFacts::Unreadable => {
+            let told = facts.rescue.told.map(|told| told.wished_at);
+            if facts.rescue.wished.is_some() && facts.rescue.wished != told {
+                effects.push(NoteRescue);
+            }
+        }
+        RecordFacts::Kept { rescued, .. } => {
+            if facts.is_to_be_rescued() {
+                return Some(enter(facts));
+            }
+            let in_force = rescued.filter(|rescued| !rescued.failed);
+            let is_unwanted = in_force.is_some_and(|was| facts.rescue.wished != Some(was.wished_at));
+            // What was begun of it goes, too.
+            let is_taken_back = facts.rescue.wished.is_none() && telling == Some(State::Rescuing);
+            if is_unwanted || is_taken_back {
+                return Some(leave(facts));
+            }
+            if is_up(facts) && facts.observed.rescued != in_force.is_some() {
+                let way = if in_force.is_some() { State::Rescuing } else { State::Unrescuing };
+                return Some(Plan::run(
+                    vec![Announce(way, None), PowerOff],
+                    "it was started from the other disk; ending it",
+                ));
+            }
+            if facts.rescue.told != rescued {
+                effects.push(NoteRescue);
+            }
+        }
+    }
+    let is_down = matches!(facts.observed.domain, Some(RunState::NotStarted | RunState::Ended(_)));
+    let is_on_its_way = matches!(telling, Some(State::Rescuing | State::Unrescuing));
+    if is_on_its_way && is_down && facts.observed.volume && !facts.power.pending {
+        effects.push(match facts.power.wanted {
+            Power::Running => Reopen(0),
+            Power::Paused | Power::Suspended | Power::Stopped => Announce(State::Stopped, None),
+        });
+    }
+    (!effects.is_empty()).then(|| Plan::run(effects, "telling from which disk it boots"))
+}
+
+fn is_up(facts: &Facts) -> bool {
+    matches!(facts.observed.domain, Some(RunState::Running | RunState::Paused(_)))
+}
+
+/// The guest runs on until its rescue disk is there.
+fn enter(facts: &Facts) -> Plan {
+    if facts.observed.domain == Some(RunState::Saved) {
+        return Plan::run(vec![GiveUpRescue(SAVED.to_owned())], SAVED);
+    }
+    let mut effects = Vec::new();
+    if state(facts) != Some(State::Rescuing) {
+        effects.push(Announce(State::Rescuing, None));
+    }
+    if is_up(facts) && facts.observed.rescued {
+        // From one of before; it must not be made anew under it.
+        effects.push(PowerOff);
+        return Plan::run(effects, "ending it, which runs from an older rescue disk");
+    }
+    effects.push(PrepareRescue);
+    if is_up(facts) {
+        effects.push(PowerOff);
+    }
+    effects.push(EnterRescue);
+    Plan::run(effects, "making its rescue disk")
+}
+
+/// A guest that runs from its own disk, since the wish was taken back in time, runs on.
+fn leave(facts: &Facts) -> Plan {
+    let mut effects = Vec::new();
+    if state(facts) != Some(State::Unrescuing) {
+        effects.push(Announce(State::Unrescuing, None));
+    }
+    if is_up(facts) && facts.observed.rescued {
+        effects.push(PowerOff);
+    }
+    effects.push(LeaveRescue);
+    Plan::run(effects, "booting it from its own disk again")
+}

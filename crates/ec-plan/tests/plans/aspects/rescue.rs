@@ -1,0 +1,170 @@
+//! A user's wish to boot from another disk.
+
+use Effect::{
+    EnterRescue, GiveUpRescue, LeaveRescue, NotePower, NoteRescue, PowerOff, PrepareRescue, StartRescue,
+};
+use ec_plan::{RescueFacts, RescuedFacts};
+use jiff::Timestamp;
+
+use super::*;
+
+const ENDED: Option<RunState> = Some(RunState::Ended(End::ByHand));
+const SAVED: Option<RunState> = Some(RunState::Saved);
+
+/// Which wish it was, and whether it failed.
+type Was = Option<(u64, bool)>;
+
+fn at(second: u64) -> Timestamp {
+    Timestamp::UNIX_EPOCH + Duration::from_secs(second)
+}
+
+fn was(was: Was) -> Option<RescuedFacts> {
+    was.map(|(second, failed)| RescuedFacts { wished_at: at(second), failed })
+}
+
+/// That is wished, this noted by the node and that told; it is up from its rescue disk where that is noted.
+fn rescues(wished: Option<u64>, noted: Was, told: Was, state: State, domain: Option<RunState>) -> Facts {
+    let is_up = matches!(domain, Some(RunState::Running | RunState::Paused(_)));
+    let observed = Observed {
+        domain,
+        volume: true,
+        transient: false,
+        rescued: is_up && matches!(noted, Some((_, false))),
+    };
+    Facts {
+        rescue: RescueFacts { wished: wished.map(at), told: was(told) },
+        record: RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, rescued: was(noted) },
+        status: status(state, None, true, true),
+        observed,
+        ..well()
+    }
+}
+
+/// It is started from the other disk.
+fn otherwise(facts: Facts) -> Facts {
+    Facts { observed: Observed { rescued: !facts.observed.rescued, ..facts.observed }, ..facts }
+}
+
+const DONE: Was = Some((1, false));
+const FAILED: Was = Some((1, true));
+
+#[test]
+fn it_is_to_be_rescued_while_the_wish_is_not_noted_and_none_is_in_force() {
+    let open = |wished, noted| rescues(wished, noted, None, State::Active, RUNS).is_to_be_rescued();
+    assert!(open(Some(1), None) && open(Some(2), FAILED) && open(Some(1), Some((2, true))));
+    for (wished, noted) in [(None, None), (None, FAILED), (Some(1), DONE), (Some(1), FAILED), (Some(2), DONE)]
+    {
+        assert!(!open(wished, noted), "{wished:?}, {noted:?}");
+    }
+    for record in [RecordFacts::Absent, RecordFacts::Unreadable] {
+        assert!(!Facts { record, ..rescues(Some(1), None, None, State::Active, RUNS) }.is_to_be_rescued());
+    }
+}
+
+#[test]
+fn a_guest_runs_until_its_rescue_disk_is_there_and_is_ended_then() {
+    let open = |state, domain| rescues(Some(1), None, None, state, domain);
+    let paused = Some(RunState::Paused(Pause::ByHand));
+    const TOLD_AND_UP: Expect =
+        Runs(&[Announce(State::Rescuing, None), PrepareRescue, PowerOff, EnterRescue]);
+    all([
+        (open(State::Active, RUNS), TOLD_AND_UP),
+        (open(State::Paused, paused), TOLD_AND_UP),
+        (open(State::Rescuing, RUNS), Runs(&[PrepareRescue, PowerOff, EnterRescue])),
+        (open(State::Rescuing, ENDED), Runs(&[PrepareRescue, EnterRescue])),
+        (
+            open(State::Stopped, NOT_STARTED),
+            Runs(&[Announce(State::Rescuing, None), PrepareRescue, EnterRescue]),
+        ),
+        // Its note was lost: its disk is not made anew under it.
+        (otherwise(open(State::Rescuing, RUNS)), Runs(&[PowerOff])),
+    ]);
+    let Next::Run(effects) = plan(&open(State::Suspended, SAVED), &LIMITS).next else { panic!() };
+    assert!(
+        matches!(&effects[..], [GiveUpRescue(why)] if why.contains("eschedule resume")),
+        "memory of its own disk's guest must not meet what somebody changed on it: {effects:?}"
+    );
+}
+
+#[test]
+fn once_that_is_noted_it_is_told_and_started_from_there_and_stays_so() {
+    let noted = |told, state, domain| rescues(Some(1), DONE, told, state, domain);
+    let pending = |facts: Facts| Facts { power: PowerFacts { pending: true, ..facts.power }, ..facts };
+    let without_address = |facts: Facts, state| Facts { status: status(state, None, false, true), ..facts };
+    all([
+        (noted(None, State::Rescuing, ENDED), Runs(&[NoteRescue, Reopen(0)])),
+        (noted(DONE, State::Rescuing, NOT_STARTED), Runs(&[Reopen(0)])),
+        (
+            pending(noted(DONE, State::Starting, ENDED)),
+            Runs(&[Announce(State::Starting, None), MarkStarted, StartRescue, NoteStart]),
+        ),
+        (pending(noted(DONE, State::Error, ENDED)), Runs(&[MarkStarted, StartRescue, NoteStart])),
+        (pending(noted(DONE, State::Rescued, RUNS)), Runs(&[NotePower(State::Rescued, None)])),
+        (noted(DONE, State::Rescued, RUNS), Settled),
+        (noted(DONE, State::Active, RUNS), Runs(&[Announce(State::Rescued, None)])),
+        // It is not waited for an address to say so, but looked for one.
+        (
+            without_address(noted(DONE, State::Starting, RUNS), State::Starting),
+            Runs(&[Announce(State::Rescued, None)]),
+        ),
+        (without_address(noted(DONE, State::Rescued, RUNS), State::Rescued), Waits(Until::Address)),
+        // Its host was started anew.
+        (noted(DONE, State::Rescued, NOT_STARTED), Runs(&[Reopen(0)])),
+        (noted(DONE, State::Rescued, ENDED), Tells(State::Stopped, "somebody ended it", &[])),
+        // Somebody started it from its own disk by hand.
+        (otherwise(noted(DONE, State::Active, RUNS)), Runs(&[Announce(State::Rescuing, None), PowerOff])),
+    ]);
+}
+
+#[test]
+fn what_is_not_wanted_any_more_or_is_another_goes_and_then_it_boots_from_its_own_disk() {
+    let gone = |told, state, domain| rescues(None, None, told, state, domain);
+    let left = |wished, state, domain| rescues(wished, DONE, DONE, state, domain);
+    const UP: Expect = Runs(&[Announce(State::Unrescuing, None), PowerOff, LeaveRescue]);
+    let wanted = |power, facts: Facts| Facts { power: PowerFacts { wanted: power, ..facts.power }, ..facts };
+    all([
+        (left(None, State::Rescued, RUNS), UP),
+        (left(Some(2), State::Rescued, RUNS), UP),
+        (left(None, State::Unrescuing, ENDED), Runs(&[LeaveRescue])),
+        (left(None, State::Stopped, ENDED), Runs(&[Announce(State::Unrescuing, None), LeaveRescue])),
+        (left(None, State::Suspended, SAVED), Runs(&[Announce(State::Unrescuing, None), LeaveRescue])),
+        (otherwise(left(None, State::Unrescuing, RUNS)), Runs(&[LeaveRescue])),
+        (gone(DONE, State::Unrescuing, ENDED), Runs(&[NoteRescue, Reopen(0)])),
+        (gone(None, State::Unrescuing, ENDED), Runs(&[Reopen(0)])),
+        (
+            wanted(Power::Stopped, gone(None, State::Unrescuing, ENDED)),
+            Runs(&[Announce(State::Stopped, None)]),
+        ),
+        (gone(None, State::Unrescuing, RUNS), Runs(&[Announce(State::Active, None)])),
+        (gone(None, State::Active, RUNS), Settled),
+        (otherwise(gone(None, State::Active, RUNS)), Runs(&[Announce(State::Unrescuing, None), PowerOff])),
+        // Taken back before it was noted: what was begun goes, and the guest runs on.
+        (gone(None, State::Rescuing, RUNS), Runs(&[Announce(State::Unrescuing, None), LeaveRescue])),
+        (gone(None, State::Rescuing, ENDED), Runs(&[Announce(State::Unrescuing, None), LeaveRescue])),
+    ]);
+}
+
+#[test]
+fn a_wish_that_failed_is_told_once_and_the_guest_is_as_it_was() {
+    let failed = |told, state, domain| rescues(Some(1), FAILED, told, state, domain);
+    let wanted = |power, facts: Facts| Facts { power: PowerFacts { wanted: power, ..facts.power }, ..facts };
+    all([
+        (failed(None, State::Rescuing, RUNS), Runs(&[NoteRescue])),
+        (failed(FAILED, State::Rescuing, RUNS), Runs(&[Announce(State::Active, None)])),
+        (failed(FAILED, State::Active, RUNS), Settled),
+        (
+            wanted(Power::Stopped, failed(None, State::Rescuing, ENDED)),
+            Runs(&[NoteRescue, Announce(State::Stopped, None)]),
+        ),
+        (rescues(None, FAILED, FAILED, State::Active, RUNS), Settled),
+    ]);
+}
+
+#[test]
+fn of_a_record_that_cannot_be_read_nothing_is_done_and_that_is_told_once() {
+    let unread =
+        |told| Facts { record: RecordFacts::Unreadable, ..rescues(Some(1), None, told, State::Active, RUNS) };
+    all([(unread(None), Runs(&[NoteRescue])), (unread(FAILED), Settled)]);
+    let absent = Facts { record: RecordFacts::Absent, ..unread(None) };
+    all([(absent, Runs(&[KeepRecord]))]);
+}
