@@ -26,7 +26,7 @@ impl Guest {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guest_is_mended_from_a_rescue_disk() -> Result<()> {
-    let guest = Guest::up(&[]).await?;
+    let mut guest = Guest::up(&[]).await?;
     let before = guest.stack.status(guest.instance).await?.context("it is told")?;
     let none =
         guest.stack.eschedule(&["rescue", "--wait", "web", "--image", "file:///nonexistent/image.qcow2"])?;
@@ -51,10 +51,12 @@ async fn a_guest_is_mended_from_a_rescue_disk() -> Result<()> {
     assert!(guest.asks(&["rescue", "web"])?.starts_with("NOTHING TO DO"), "it is so already");
     guest.run("echo mended | dd of=/dev/vdb bs=1M seek=500 conv=fsync").await?;
 
-    // Somebody starts it from its own disk by hand: a rescue is wanted still.
+    // Somebody starts it from its own disk by hand: a rescue is wanted still. Without an agent, which would end it as it comes up.
+    guest.stack.kill_agent()?;
     let domain = guest.stack.libvirt.connection().lookup_domain_by_name(&guest.instance.to_string())?;
     domain.destroy()?;
     domain.create()?;
+    guest.stack.start_agent("").await?;
     guest
         .stack
         .until("it is started from its rescue disk again", async || {
