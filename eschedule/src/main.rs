@@ -1,6 +1,7 @@
 //! `eschedule`: the command line.
 
 mod acting;
+mod apply;
 mod catalog;
 mod cli;
 mod config;
@@ -13,6 +14,7 @@ mod reach;
 mod run;
 mod shown;
 mod spec;
+mod stack;
 mod watch;
 
 use std::{fs, path::Path, process::ExitCode};
@@ -108,6 +110,9 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         }
         (Some(Command::Keypair(command)), _) => {
             catalog::keypair(&Session::open(settings).await?, command, output).await
+        }
+        (Some(Command::Apply(apply)), _) => {
+            apply::apply(&Session::open(settings).await?, apply, output).await
         }
         (Some(Command::Group(command)), _) => {
             catalog::group(&Session::open(settings).await?, command, output).await

@@ -50,13 +50,14 @@ pub use destroy::{Doomed, destroy};
 pub use ec_plan::{
     choice::Strategy,
     lack::Reasons,
+    stack::{Difference, STACK, Wished, differences},
     verbs::{Change, Verb},
 };
 pub use error::{CloudError, CloudResult, Kind};
 pub use explain::explain;
 pub use group::{GroupView, Joining, Member, create_group, delete_group, group, groups};
 pub use intent::Naming;
-pub use lookup::{Found, Known, Read, View, find, find_placed, list, resolve};
+pub use lookup::{Found, Known, Read, View, find, find_placed, list, records, resolve};
 pub use nodes::{NodeView, nodes};
 pub use preview::{Preview, Share, preview};
 pub use reach::{Door, look_at};

@@ -29,6 +29,7 @@ pub mod fleet;
 pub mod lack;
 pub mod machine;
 pub mod reach;
+pub mod stack;
 pub mod status;
 pub mod verbs;
 
