@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Subcommand, ValueEnum};
 use ec_model::{Policy, ResourceQuery, input::catalog_name};
 use ec_runtime::exit::Failure;
+use schemars::JsonSchema;
+use serde::Deserialize;
 
 use crate::{cli::Output, config::Session, output, spec::keys_in};
 
@@ -113,7 +115,8 @@ pub(crate) enum GroupCommand {
 }
 
 /// Where members of a group may be.
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Debug, Clone, Copy, ValueEnum, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Placing {
     /// All on one node
     Affinity,

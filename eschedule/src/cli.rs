@@ -7,8 +7,11 @@ use clap_complete::Shell;
 use ec_cloud::{Change, Verb};
 use ec_model::{GRACE_SECONDS, Restart, input::LabelSelector};
 use ec_runtime::exit::Failure;
+use schemars::JsonSchema;
+use serde::Deserialize;
 
 use crate::{
+    apply::Apply,
     catalog::{FlavorCommand, GroupCommand, KeypairCommand},
     config::Settings,
     list::Listing,
@@ -340,7 +343,8 @@ pub(crate) struct Traits {
     pub(crate) restart: Option<Policy>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Debug, Clone, Copy, ValueEnum, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Policy {
     No,
     OnFailure,
@@ -439,6 +443,12 @@ pub(crate) enum Command {
     /// one; what room it takes says a flavor (`eschedule flavor list`), or a query.
     #[command(after_help = crate::run::EXAMPLES)]
     Run(Run),
+    /// Make instances and groups what a file says of them
+    ///
+    /// What is otherwise is told before. An instance of the file that is not there is asked for; labels, metadata and what
+    /// follows its end are set; another image, room or group is told, and left to you.
+    #[command(after_help = crate::apply::EXAMPLES)]
+    Apply(Apply),
     /// List instances, those of all projects, by node and name
     ///
     /// Takes away what commands that were killed left more than ten minutes ago, where it may.

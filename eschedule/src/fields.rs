@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::{
     acting::Done,
+    apply::Applied,
     explain::Explained,
     output::Deleted,
     run::{Made, Reached},
@@ -136,6 +137,7 @@ fn results() -> Vec<(&'static str, Value)> {
         Preview { node, name: name(), resources: BTreeMap::new(), others: 0, not_alive: Vec::new() };
     let list = view(false);
     let group = Group { name: name(), project: name(), policy: Policy::Affinity, created_at: now };
+    let applied = Applied { what: "run", name: name(), instance: None, node: None, note: None };
     let json = |value: Result<Value, serde_json::Error>| value.unwrap();
     vec![
         ("list", json(serde_json::to_value(&list))),
@@ -182,6 +184,7 @@ fn results() -> Vec<(&'static str, Value)> {
         ),
         ("group", json(serde_json::to_value(GroupView { group, members: Vec::new() }))),
         ("member", json(serde_json::to_value(Member { instance, node }))),
+        ("apply", json(serde_json::to_value(applied))),
         ("delete", json(serde_json::to_value(Deleted { deleted: "n" }))),
     ]
 }

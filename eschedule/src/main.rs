@@ -1,6 +1,7 @@
 //! `eschedule`: the command line.
 
 mod acting;
+mod apply;
 mod catalog;
 mod cli;
 mod complete;
@@ -15,6 +16,7 @@ mod reach;
 mod run;
 mod shown;
 mod spec;
+mod stack;
 mod watch;
 
 use std::{fs, path::Path, process::ExitCode};
@@ -112,6 +114,9 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         }
         (Some(Command::Keypair(command)), _) => {
             catalog::keypair(&Session::open(settings).await?, command, output).await
+        }
+        (Some(Command::Apply(apply)), _) => {
+            apply::apply(&Session::open(settings).await?, apply, output).await
         }
         (Some(Command::Group(command)), _) => {
             catalog::group(&Session::open(settings).await?, command, output).await

@@ -278,7 +278,7 @@ fn lines_of(view: &View) -> String {
 }
 
 /// As records have it.
-fn word(value: &impl Serialize) -> String {
+pub(crate) fn word(value: &impl Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }
 

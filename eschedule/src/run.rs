@@ -4,8 +4,8 @@ use std::{net::IpAddr, time::Duration};
 
 use clap::{Args, ValueEnum};
 use ec_cloud::{
-    Ask, Guest, Joining, Naming, NoRoom, Reasons, Scheduled, Strategy, View, Wanted, find_placed, node_named,
-    resolve, until_active,
+    Ask, CloudError, Guest, Joining, Naming, NoRoom, Reasons, Scheduled, Strategy, View, Wanted, find_placed,
+    node_named, resolve, until_active,
 };
 use ec_model::{InstanceId, NodeId, ResourceQuery, State, Status};
 use ec_runtime::{
@@ -111,6 +111,11 @@ impl From<Order> for Strategy {
 }
 
 impl Place {
+    /// In this group, where one is told; else anywhere.
+    pub(crate) fn within(group: Option<String>) -> Self {
+        Self { group, ..Self::default() }
+    }
+
     /// Whether anything is said of it.
     pub(crate) fn is_told(&self) -> bool {
         self.node.is_some() || self.group.is_some() || self.strategy.is_some() || self.dry_run
@@ -154,15 +159,13 @@ pub(crate) async fn run(session: &Session, run: Run, output: Output) -> Result<(
     schedule(session, &query, &guest, &run.place, run.waiting, output).await
 }
 
-/// Schedules, and tells of it in the classic words.
-pub(crate) async fn schedule(
+/// What is asked for, with all that is said of where it shall go.
+pub(crate) async fn asked<'a>(
     session: &Session,
-    query: &ResourceQuery,
+    query: &'a ResourceQuery,
     guest: &Guest,
     place: &Place,
-    waiting: Waiting,
-    output: Output,
-) -> Result<(), Failure> {
+) -> Result<Ask<'a>, Failure> {
     let mut ask = Ask::new(query)?;
     if let Some(order) = place.strategy.or(session.settings.strategy) {
         let name = match &guest.naming {
@@ -177,6 +180,19 @@ pub(crate) async fn schedule(
     if let Some(group) = &place.group {
         ask = ask.within(Joining::new(&session.cloud, group).await?);
     }
+    Ok(ask)
+}
+
+/// Schedules, and tells of it in the classic words.
+pub(crate) async fn schedule(
+    session: &Session,
+    query: &ResourceQuery,
+    guest: &Guest,
+    place: &Place,
+    waiting: Waiting,
+    output: Output,
+) -> Result<(), Failure> {
+    let ask = asked(session, query, guest, place).await?;
     if place.dry_run {
         return explain::preview(session, &ask, output).await;
     }
@@ -254,10 +270,7 @@ pub(crate) async fn no_allocations(
     output: Output,
 ) -> Result<Failure, Failure> {
     let reasons = ec_cloud::explain(&session.cloud, ask, no_room).await;
-    let text = match &reasons {
-        Ok(reasons) => reasons.text(),
-        Err(error) => format!("the reason cannot be told: {error}"),
-    };
+    let text = in_words(&reasons);
     let made = Made {
         error: Some("no allocations left".to_owned()),
         reason: Some(text.clone()),
@@ -266,6 +279,18 @@ pub(crate) async fn no_allocations(
     };
     output.print(&made, Vec::new, || "NO ALLOCATIONS LEFT".to_owned())?;
     Ok(Failure::failed(format!("no allocations left: {text}")))
+}
+
+/// Why there is no room, in a line.
+pub(crate) async fn reason(session: &Session, ask: &Ask<'_>, no_room: &NoRoom) -> String {
+    in_words(&ec_cloud::explain(&session.cloud, ask, no_room).await)
+}
+
+fn in_words(reasons: &Result<Reasons, CloudError>) -> String {
+    match reasons {
+        Ok(reasons) => reasons.text(),
+        Err(error) => format!("the reason cannot be told: {error}"),
+    }
 }
 
 /// The classic question: `eschedule <instance>`.

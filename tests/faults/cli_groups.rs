@@ -41,8 +41,11 @@ async fn nodes(control: &Control, count: usize) -> Result<Vec<NodeId>> {
     Ok(nodes)
 }
 
+/// Instances with their nodes.
+type Placed = Vec<(NodeId, InstanceId)>;
+
 /// So many commands at the same moment; who was placed where, and what the others were told.
-fn race(control: &Control, group: &str, count: usize) -> Result<(Vec<(NodeId, InstanceId)>, Vec<String>)> {
+fn race(control: &Control, group: &str, count: usize) -> Result<(Placed, Vec<String>)> {
     let children: Vec<_> = (0..count)
         .map(|number| {
             let name = format!("{group}{number}");

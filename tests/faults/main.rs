@@ -5,6 +5,7 @@ mod agent_nodes;
 mod agent_port;
 mod agent_records;
 mod agent_restore;
+mod cli_apply;
 mod cli_catalog;
 mod cli_check;
 mod cli_groups;

@@ -53,6 +53,7 @@ pub use ec_plan::{
     choice::Strategy,
     history::{Fate, Happening},
     lack::Reasons,
+    stack::{Difference, STACK, Wished, differences},
     verbs::{Change, Verb},
 };
 pub use error::{CloudError, CloudResult, Kind};
@@ -60,7 +61,7 @@ pub use explain::explain;
 pub use group::{GroupView, Joining, Member, create_group, delete_group, group, groups};
 pub use history::history;
 pub use intent::Naming;
-pub use lookup::{Found, Known, Read, View, find, find_placed, instances_beginning, list, resolve};
+pub use lookup::{Found, Known, Read, View, find, find_placed, instances_beginning, list, records, resolve};
 pub use nodes::{NodeView, nodes};
 pub use preview::{Preview, Share, preview};
 pub use reach::{Door, look_at};

@@ -537,6 +537,20 @@ pub async fn list(cloud: &Cloud) -> CloudResult<Vec<View>> {
     Ok(views)
 }
 
+/// The records of the project's instances, in the order of their keys. One that cannot be read is told, and hides no other.
+pub async fn records(cloud: &Cloud) -> CloudResult<Vec<Instance>> {
+    let mut records = Vec::new();
+    for pair in cloud.store.list(&cloud.keys.instances()).await?.pairs {
+        let Ok(instance) = cloud.keys.parse_instance(&pair.key) else { continue };
+        match wanted(instance, &pair.value) {
+            Ok(record) if record.project == cloud.project => records.push(record),
+            Ok(_) => {}
+            Err(why) => (cloud.notice)(&format!("key {} cannot be read: {why}", pair.key)),
+        }
+    }
+    Ok(records)
+}
+
 /// An instance of which only the record was listed: one that is being placed now, or what is left of one, which is
 /// taken away.
 async fn record_only(cloud: &Cloud, instance: InstanceId) -> CloudResult<Option<View>> {

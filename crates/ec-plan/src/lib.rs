@@ -30,6 +30,7 @@ pub mod history;
 pub mod lack;
 pub mod machine;
 pub mod reach;
+pub mod stack;
 pub mod status;
 pub mod verbs;
 

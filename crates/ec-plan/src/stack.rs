@@ -1,0 +1,207 @@
+//! What is to be done so that the instances of a stack are what its file says: pure, from the file and from the records of
+//! the project.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ec_model::{ImageRef, Instance, InstanceId, Restart};
+
+use crate::verbs::Change;
+
+/// The label that tells of which stack an instance is.
+pub const STACK: &str = "stack";
+
+/// An instance as a file says it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wished {
+    /// What it is called.
+    pub name: String,
+    /// What room it takes.
+    pub query: String,
+    /// What its disk is made from.
+    pub image: ImageRef,
+    /// The group that it is a member of.
+    pub group: Option<String>,
+    /// What its user tells it apart by; that of the stack is added.
+    pub labels: BTreeMap<String, String>,
+    /// What it is told of itself.
+    pub metadata: BTreeMap<String, String>,
+    /// What follows when it ends by itself.
+    pub restart: Restart,
+}
+
+/// One difference, and what it takes to make it good.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Difference {
+    /// There is none of the name: ask for it. Which of the file's.
+    Run(usize),
+    /// Labels, metadata or what follows its end are otherwise.
+    Set(InstanceId, String, Change),
+    /// This is otherwise and stays so, for whoever applies to do something about it.
+    Stands(InstanceId, String, String),
+    /// It is of the stack, and the file says nothing of it.
+    Destroy(InstanceId, String),
+    /// It bears a name of the file, and is not of the stack: nobody touches it.
+    Foreign(InstanceId, String),
+}
+
+/// The differences between the file and the records of the project: first what is new, by the file's order, then what is
+/// otherwise, and where `prune`, what is too much.
+pub fn differences(stack: &str, wished: &[Wished], there: &[Instance], prune: bool) -> Vec<Difference> {
+    let folded = |name: &str| name.to_ascii_lowercase();
+    let is_of_it = |record: &Instance| record.labels.get(STACK).is_some_and(|of| of == stack);
+    // What is being placed, or was left over by a killed command, is asked for again: its name says whether that can be.
+    let placed = there.iter().filter(|record| record.assigned.is_some());
+    let by_name: BTreeMap<String, &Instance> =
+        placed.filter_map(|record| Some((folded(record.name.as_ref()?), record))).collect();
+    let (mut new, mut other) = (Vec::new(), Vec::new());
+    for (number, wish) in wished.iter().enumerate() {
+        match by_name.get(&folded(&wish.name)) {
+            None => new.push(Difference::Run(number)),
+            Some(record) if !is_of_it(record) => {
+                other.push(Difference::Foreign(record.instance, wish.name.clone()));
+            }
+            Some(record) => other.extend(of_one(stack, wish, record)),
+        }
+    }
+    if prune {
+        let names: BTreeSet<String> = wished.iter().map(|wish| folded(&wish.name)).collect();
+        let is_named =
+            |record: &Instance| record.name.as_ref().is_some_and(|name| names.contains(&folded(name)));
+        let too_much = there.iter().filter(|record| is_of_it(record) && !is_named(record));
+        other.extend(
+            too_much
+                .map(|record| Difference::Destroy(record.instance, record.name.clone().unwrap_or_default())),
+        );
+    }
+    new.append(&mut other);
+    new
+}
+
+/// What is otherwise of one that is there.
+fn of_one(stack: &str, wish: &Wished, record: &Instance) -> Vec<Difference> {
+    let (instance, name) = (record.instance, wish.name.clone());
+    let mut labels = wish.labels.clone();
+    labels.insert(STACK.to_owned(), stack.to_owned());
+    let change = Change {
+        labels: words(&record.labels, &labels),
+        metadata: words(&record.spec.metadata, &wish.metadata),
+        restart: (record.restart != wish.restart).then_some(wish.restart),
+    };
+    let mut steps = Vec::new();
+    if change != Change::default() {
+        steps.push(Difference::Set(instance, name.clone(), change));
+    }
+    if record.spec.image != wish.image {
+        let why = format!(
+            "its image is {}: `eschedule rebuild` gives it a new disk from {}, and what it wrote is lost",
+            record.spec.image.url, wish.image.url
+        );
+        steps.push(Difference::Stands(instance, name.clone(), why));
+    }
+    if record.spec.query != wish.query {
+        let why = format!("its room was asked for by {}: destroy it and apply again", record.spec.query);
+        steps.push(Difference::Stands(instance, name.clone(), why));
+    }
+    let group = |name: Option<&String>| name.map(|name| name.to_ascii_lowercase());
+    if group(record.group.as_ref()) != group(wish.group.as_ref()) {
+        let is = record.group.as_ref().map_or_else(|| "none".to_owned(), |group| format!("`{group}`"));
+        let why = format!("its group is {is}, and an instance keeps its group: destroy it and apply again");
+        steps.push(Difference::Stands(instance, name, why));
+    }
+    steps
+}
+
+/// The changes that make `wished` of `there`.
+fn words(
+    there: &BTreeMap<String, String>,
+    wished: &BTreeMap<String, String>,
+) -> BTreeMap<String, Option<String>> {
+    let gone = there.keys().filter(|key| !wished.contains_key(*key)).map(|key| (key.clone(), None));
+    let set = wished.iter().filter(|(key, value)| there.get(*key) != Some(value));
+    gone.chain(set.map(|(key, value)| (key.clone(), Some(value.clone())))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wish(name: &str) -> Wished {
+        Wished {
+            name: name.to_owned(),
+            query: "resources=VCPU:1,MEMORY_MB:1".to_owned(),
+            image: ImageRef { url: "file:///x".to_owned(), sha256: None },
+            group: None,
+            labels: [("role".to_owned(), "web".to_owned())].into(),
+            metadata: BTreeMap::new(),
+            restart: Restart::No,
+        }
+    }
+
+    fn record(number: u128, name: &str, stack: Option<&str>) -> Instance {
+        let text = format!(
+            r#"{{"version":1,"instance":"{}","name":"{name}","labels":{{"role":"web"}},"generation":1,
+                "spec":{{"query":"resources=VCPU:1,MEMORY_MB:1","image":{{"url":"file:///x"}}}},
+                "assigned":{{"node":"7d3c1f0a-2b4e-4c55-9a7e-0123456789ab","epoch":1}},"created_at":"1970-01-01T00:00:00Z"}}"#,
+            uuid::Uuid::from_u128(number)
+        );
+        let mut record: Instance = ec_model::decode(text.as_bytes()).unwrap();
+        record.labels.extend(stack.map(|stack| (STACK.to_owned(), stack.to_owned())));
+        record
+    }
+
+    #[test]
+    fn what_is_as_the_file_says_is_left_alone() {
+        let there = [record(1, "web", Some("shop")), record(2, "old", Some("shop")), record(3, "x", None)];
+        assert_eq!(differences("shop", &[wish("WEB")], &there, false), []);
+        let other = differences("shop", &[wish("web")], &there, true);
+        assert_eq!(
+            other,
+            [Difference::Destroy(there[1].instance, "old".to_owned())],
+            "of the stack, and no other"
+        );
+        assert_eq!(differences("other", &[], &there, true), []);
+    }
+
+    #[test]
+    fn what_is_not_there_is_asked_for_and_what_is_somebody_elses_is_told() {
+        let mut begun = record(1, "a", Some("shop"));
+        begun.assigned = None;
+        let there = [begun, record(2, "b", Some("other")), record(3, "c", None)];
+        let steps = differences("shop", &["c", "b", "a", "d"].map(wish), &there, true);
+        let foreign =
+            |number: usize, name: &str| Difference::Foreign(there[number].instance, name.to_owned());
+        assert_eq!(steps, [Difference::Run(2), Difference::Run(3), foreign(2, "c"), foreign(1, "b")]);
+    }
+
+    #[test]
+    fn words_are_set_and_unset_and_what_cannot_be_changed_is_told() {
+        let mut there = record(1, "web", Some("shop"));
+        there.labels.insert("old".to_owned(), "1".to_owned());
+        there.spec.metadata.insert("k".to_owned(), "1".to_owned());
+        let mut wished = wish("web");
+        wished.labels = [("role".to_owned(), "db".to_owned())].into();
+        (wished.restart, wished.group) = (Restart::Always, Some("g".to_owned()));
+        wished.image.url = "file:///y".to_owned();
+        wished.query = "resources=VCPU:2,MEMORY_MB:1".to_owned();
+        let steps = differences("shop", &[wished.clone()], &[there.clone()], false);
+        let Some(Difference::Set(_, _, change)) = steps.first() else { panic!("{steps:?}") };
+        let mut made = there;
+        change.make(&mut made);
+        let stack = (STACK.to_owned(), "shop".to_owned());
+        assert_eq!(made.labels, [("role".to_owned(), "db".to_owned()), stack].into());
+        assert!(made.spec.metadata.is_empty() && made.restart == Restart::Always);
+        let told: Vec<&str> = steps[1..]
+            .iter()
+            .map(|step| match step {
+                Difference::Stands(_, _, why) => why.as_str(),
+                step => panic!("{step:?}"),
+            })
+            .collect();
+        assert!(
+            told[0].contains("rebuild") && told[1].contains("VCPU:1") && told[2].contains("none"),
+            "{told:?}"
+        );
+        let again = differences("shop", &[wished], &[made], false);
+        assert_eq!(again, steps[1..], "what was set is so");
+    }
+}

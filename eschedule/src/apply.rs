@@ -1,0 +1,311 @@
+//! `eschedule apply`: what a stack's file says is made so. What differs is told before; the same file again does nothing.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use clap::Args;
+use ec_cloud::{
+    Ask, Change, Difference, Doomed, Guest, STACK, Verb, Wanted, Wished, act, destroy, differences,
+};
+use ec_model::{InstanceId, NodeId, Policy, ResourceQuery};
+use ec_runtime::{
+    exit::{FAILED, Failure, INTERRUPTED, tell},
+    shutdown_on_signals,
+};
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    cli::{Given, Output, Traits},
+    config::Session,
+    run::{Place, asked, reason},
+    spec,
+    stack::{InstanceEntry, Stack},
+};
+
+pub(crate) const EXAMPLES: &str = "\
+The file, of which docs/stack.schema.json is the schema:
+  stack: shop
+  groups:
+    front: {policy: anti-affinity}
+  instances:
+    web: {count: 3, flavor: small, image: debian, keys: [me], group: front, labels: {role: web}}
+    db: {query: 'resources=VCPU:2,MEMORY_MB:2048,DISK_GB:20', restart: on-failure}
+
+Examples:
+  eschedule apply -f shop.yaml --diff     what is otherwise than the file says; exit code 1 where anything is
+  eschedule apply -f shop.yaml            makes web-1, web-2, web-3 and db; again: nothing
+  eschedule apply -f shop.yaml --prune    destroys, too, what it made and the file says no more";
+
+/// What is applied.
+#[derive(Args)]
+pub(crate) struct Apply {
+    /// What shall be
+    #[arg(long, short, value_name = "FILE")]
+    file: PathBuf,
+
+    /// Destroy instances of the stack that the file does not name
+    #[arg(long)]
+    prune: bool,
+
+    /// Say what is otherwise, and change nothing; exit code 1 where anything is
+    #[arg(long)]
+    diff: bool,
+}
+
+/// What was done, or is to be.
+#[derive(Serialize)]
+pub(crate) struct Applied {
+    /// `group`, `run`, `set`, `stands` or `destroy`.
+    pub(crate) what: &'static str,
+    pub(crate) name: String,
+    pub(crate) instance: Option<InstanceId>,
+    pub(crate) node: Option<NodeId>,
+    /// What differs, or why it failed.
+    pub(crate) note: Option<String>,
+}
+
+/// One instance of the file, checked.
+struct Entry {
+    query: ResourceQuery,
+    guest: Guest,
+    place: Place,
+}
+
+/// Applies a file.
+pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Result<(), Failure> {
+    let cloud = &session.cloud;
+    let stack = Stack::read(&apply.file)?;
+    let groups = missing_groups(session, &stack).await?;
+    let (mut entries, mut wished) = (Vec::new(), Vec::new());
+    let mut queries = BTreeMap::new();
+    for (name, _, says) in stack.named() {
+        let entry = entry(session, &apply, &stack, &name, says, &mut queries).await?;
+        wished.push(wish(&name, says, &entry));
+        entries.push(entry);
+    }
+    let there = ec_cloud::records(cloud).await?;
+    let steps = differences(&stack.stack.0, &wished, &there, apply.prune);
+    let mut applied: Vec<Applied> = groups.iter().map(|(name, policy)| made(name, *policy)).collect();
+    applied.extend(steps.iter().map(|step| told(step, &wished)));
+    for one in &applied {
+        let note = one.note.as_ref().map(|note| format!(": {note}")).unwrap_or_default();
+        tell(&format!("{} {}{note}", sign(one.what), one.name));
+    }
+    if let Some(Difference::Foreign(instance, name)) =
+        steps.iter().find(|step| matches!(step, Difference::Foreign(..)))
+    {
+        let stack = &stack.stack.0;
+        return Err(Failure::failed(format!(
+            "`{name}` is {instance}, which is not of the stack `{stack}`: nothing was changed; `eschedule set {name} --label {STACK}={stack}` makes it so"
+        )));
+    }
+    if apply.diff {
+        print(output, &applied)?;
+        return if applied.is_empty() {
+            Ok(())
+        } else {
+            Err(Failure { code: FAILED, message: String::new() })
+        };
+    }
+    let stop = shutdown_on_signals()
+        .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
+    for (name, policy) in &groups {
+        ec_cloud::create_group(cloud, name, *policy).await?;
+    }
+    let mut failed: Option<Failure> = None;
+    for (step, one) in steps.iter().zip(&mut applied[groups.len()..]) {
+        if stop.is_cancelled() {
+            failed = Some(Failure {
+                code: INTERRUPTED,
+                message: "interrupted; the same again goes on".to_owned(),
+            });
+            break;
+        }
+        if let Err(failure) = perform(session, step, &entries, one, &stop).await {
+            one.note = Some(failure.message.clone());
+            let message = format!("{}: {}", one.name, failure.message);
+            if let Some(before) = failed.replace(Failure { message, ..failure }) {
+                tell(&format!("eschedule: {}", before.message));
+            }
+        }
+    }
+    print(output, &applied)?;
+    failed.map_or(Ok(()), Err)
+}
+
+/// The groups of the file that there are not. One that there is, with another policy, is an error.
+async fn missing_groups(session: &Session, stack: &Stack) -> Result<Vec<(String, Policy)>, Failure> {
+    let there = ec_cloud::groups(&session.cloud).await?;
+    let mut missing = Vec::new();
+    for (name, entry) in &stack.groups {
+        let policy = Policy::from(entry.policy);
+        match there.iter().find(|view| view.group.name.eq_ignore_ascii_case(&name.0)) {
+            None => missing.push((name.0.clone(), policy)),
+            Some(view) if view.group.policy == policy => {}
+            Some(view) => {
+                return Err(Failure::failed(format!(
+                    "groups.{}: there is one with {}, and a group is never changed: nothing was changed",
+                    name.0, view.group.policy
+                )));
+            }
+        }
+    }
+    for (name, _, says) in stack.named() {
+        let Some(group) = &says.group else { continue };
+        let is_it = |name: &str| name.eq_ignore_ascii_case(&group.0);
+        if !stack.groups.keys().any(|name| is_it(&name.0))
+            && !there.iter().any(|view| is_it(&view.group.name))
+        {
+            return Err(Failure::failed(format!(
+                "{name}: there is no group `{}`, neither in the file nor in the project: nothing was changed",
+                group.0
+            )));
+        }
+    }
+    Ok(missing)
+}
+
+/// What the file says of an instance, with what its names stand for.
+async fn entry(
+    session: &Session,
+    apply: &Apply,
+    stack: &Stack,
+    name: &str,
+    says: &InstanceEntry,
+    queries: &mut BTreeMap<String, String>,
+) -> Result<Entry, Failure> {
+    let text = match (&says.flavor, &says.query) {
+        (Some(flavor), _) => {
+            if !queries.contains_key(&flavor.0) {
+                queries.insert(flavor.0.clone(), ec_cloud::flavor(&session.cloud, &flavor.0).await?.query);
+            }
+            queries[&flavor.0].clone()
+        }
+        (None, query) => query.as_ref().map(|query| query.0.clone()).unwrap_or_default(),
+    };
+    let query = ResourceQuery::parse(&text).map_err(|error| Failure::usage(format!("{name}: {error}")))?;
+    Ask::new(&query)?;
+    let mut labels: Vec<(String, String)> =
+        says.labels.iter().map(|(key, value)| (key.0.clone(), value.0.clone())).collect();
+    labels.push((STACK.to_owned(), stack.stack.0.clone()));
+    let given = Given {
+        user_data: says.user_data.as_ref().map(|file| match apply.file.parent() {
+            Some(directory) => directory.join(file),
+            None => file.clone(),
+        }),
+        key: says.keys.clone(),
+        sha256: says.sha256.clone(),
+        require_token: false,
+        traits: Traits {
+            label: labels,
+            meta: says.metadata.iter().map(|(key, value)| (key.0.clone(), value.0.clone())).collect(),
+            restart: says.restart,
+        },
+    };
+    let guest = spec::read(session, Some(name), "instances", &given, says.image.as_deref()).await?;
+    let place = Place::within(says.group.as_ref().map(|group| group.0.clone()));
+    Ok(Entry { query, guest, place })
+}
+
+fn wish(name: &str, says: &InstanceEntry, Entry { query, guest, .. }: &Entry) -> Wished {
+    Wished {
+        name: name.to_owned(),
+        query: query.text().to_owned(),
+        image: guest.image.clone(),
+        group: says.group.as_ref().map(|group| group.0.clone()),
+        labels: guest.labels.clone(),
+        metadata: guest.metadata.clone(),
+        restart: guest.restart,
+    }
+}
+
+fn made(name: &str, policy: Policy) -> Applied {
+    Applied {
+        what: "group",
+        name: name.to_owned(),
+        instance: None,
+        node: None,
+        note: Some(policy.to_string()),
+    }
+}
+
+fn told(step: &Difference, wished: &[Wished]) -> Applied {
+    let (what, name, instance, note) = match step {
+        Difference::Run(number) => {
+            ("run", wished[*number].name.clone(), None, Some(wished[*number].query.clone()))
+        }
+        Difference::Set(instance, name, change) => {
+            ("set", name.clone(), Some(*instance), Some(words(change)))
+        }
+        Difference::Stands(instance, name, why) => {
+            ("stands", name.clone(), Some(*instance), Some(why.clone()))
+        }
+        Difference::Destroy(instance, name) => ("destroy", name.clone(), Some(*instance), None),
+        Difference::Foreign(instance, name) => {
+            ("stands", name.clone(), Some(*instance), Some("it is not of this stack".to_owned()))
+        }
+    };
+    Applied { what, name, instance, node: None, note }
+}
+
+fn sign(what: &str) -> &'static str {
+    match what {
+        "group" | "run" => "+",
+        "destroy" => "-",
+        "set" => "~",
+        _ => "!",
+    }
+}
+
+/// A change in the words of the command line.
+fn words(change: &Change) -> String {
+    let word = |option: &str, key: &String, value: &Option<String>| match value {
+        Some(value) => format!("set {option} {key}={value}"),
+        None => format!("unset {option} {key}"),
+    };
+    let mut words: Vec<String> =
+        change.labels.iter().map(|(key, value)| word("--label", key, value)).collect();
+    words.extend(change.metadata.iter().map(|(key, value)| word("--meta", key, value)));
+    words.extend(change.restart.map(|restart| format!("set --restart {}", crate::output::word(&restart))));
+    words.join(", ")
+}
+
+/// Does one of them.
+async fn perform(
+    session: &Session,
+    step: &Difference,
+    entries: &[Entry],
+    one: &mut Applied,
+    stop: &CancellationToken,
+) -> Result<(), Failure> {
+    let cloud = &session.cloud;
+    match step {
+        Difference::Run(number) => {
+            let Entry { query, guest, place } = &entries[*number];
+            let ask = asked(session, query, guest, place).await?;
+            let wanted = Wanted::new(ask.clone(), guest)?;
+            match ec_cloud::schedule(cloud, &wanted, stop).await? {
+                Ok(placed) => (one.instance, one.node) = (Some(placed.instance), Some(placed.node)),
+                Err(none) => {
+                    let why = reason(session, &ask, &none).await;
+                    return Err(Failure::failed(format!("no allocations left: {why}")));
+                }
+            }
+        }
+        Difference::Set(instance, _, change) => {
+            one.node = Some(act(cloud, *instance, &Verb::Set(change.clone())).await?.node);
+        }
+        Difference::Destroy(instance, _) => {
+            if let Doomed::By { node, .. } = destroy(cloud, *instance).await? {
+                one.node = Some(node);
+            }
+        }
+        Difference::Stands(..) | Difference::Foreign(..) => {}
+    }
+    Ok(())
+}
+
+fn print(output: Output, applied: &[Applied]) -> Result<(), Failure> {
+    let names = || applied.iter().map(|one| one.name.clone()).collect();
+    output.print(applied, names, String::new)
+}

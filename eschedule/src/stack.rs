@@ -1,0 +1,300 @@
+//! A stack's file: its form, of which docs/stack.schema.json is made, and what it says of each instance.
+
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    fmt, fs,
+    path::{Path, PathBuf},
+};
+
+use ec_model::{ResourceQuery, input};
+use ec_runtime::{config::parse, exit::Failure};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, Visitor},
+};
+
+use crate::{catalog::Placing, cli::Policy};
+
+/// So many instances one entry may make.
+const MOST: u16 = 1000;
+
+/// What a file says.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(title = "A stack of etcd-compute")]
+pub(crate) struct Stack {
+    /// What the stack is called: its instances have the label `stack` with this value.
+    pub(crate) stack: CatalogName,
+    /// Groups of the project that there shall be, by their names.
+    #[serde(default)]
+    pub(crate) groups: BTreeMap<CatalogName, GroupEntry>,
+    /// Instances that there shall be, by their names.
+    #[serde(default)]
+    pub(crate) instances: BTreeMap<HostName, InstanceEntry>,
+}
+
+/// A group.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct GroupEntry {
+    /// Where its members may be.
+    pub(crate) policy: Placing,
+}
+
+/// One instance, or several that are alike.
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct InstanceEntry {
+    /// So many, called by the name and a number from 1 on; without it one, called by the name alone.
+    #[serde(default)]
+    pub(crate) count: Option<Count>,
+    /// What room each takes: a flavor's name. Either this or `query`.
+    #[serde(default)]
+    pub(crate) flavor: Option<CatalogName>,
+    /// What room each takes: a resources query.
+    #[serde(default)]
+    pub(crate) query: Option<Query>,
+    /// What to boot: a URL, or a name of `images` in schedule.yaml; without it that file's `image`.
+    #[serde(default)]
+    pub(crate) image: Option<String>,
+    /// The SHA-256 that the image must have, in hex.
+    #[serde(default)]
+    pub(crate) sha256: Option<String>,
+    /// Public ssh keys: keypairs' names, or files. For new instances only.
+    #[serde(default)]
+    pub(crate) keys: Vec<String>,
+    /// A file given to the guest, seen from where this file is. For new instances only.
+    #[serde(default)]
+    pub(crate) user_data: Option<PathBuf>,
+    /// The group that each is a member of.
+    #[serde(default)]
+    pub(crate) group: Option<CatalogName>,
+    /// What each has for labels, beside that of the stack.
+    #[serde(default)]
+    pub(crate) labels: BTreeMap<LabelKey, Word>,
+    /// What each guest is told by its metadata service.
+    #[serde(default)]
+    pub(crate) metadata: BTreeMap<MetadataKey, Word>,
+    /// What follows when a guest ends by itself.
+    #[serde(default)]
+    pub(crate) restart: Option<Policy>,
+}
+
+/// A text that is checked while its reader knows where it stands: afterwards that is only known of what is around it.
+struct Checked<F>(F);
+
+impl<T, F: FnOnce(&str) -> Result<T, String>> Visitor<'_> for Checked<F> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+        (self.0)(text).map_err(|why| E::custom(format!("`{text}`: {why}")))
+    }
+}
+
+/// A text that is checked as it is read, so that a mistake is told with its place.
+macro_rules! checked {
+    ($name:ident, $what:literal, $check:expr) => {
+        #[doc = $what]
+        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+        pub(crate) struct $name(pub(crate) String);
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_str(Checked(|text: &str| {
+                    let checked: Result<(), String> = $check(text);
+                    checked.map(|()| Self(text.to_owned()))
+                }))
+            }
+        }
+
+        impl JsonSchema for $name {
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($name).into()
+            }
+
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!({"type": "string", "description": $what})
+            }
+        }
+    };
+}
+
+checked!(CatalogName, "1 to 63 letters, digits, and - _ . @, in any case of letters", |text: &str| {
+    input::catalog_name(text).map(drop)
+});
+checked!(
+    HostName,
+    "a hostname: letters, digits and hyphens, at most 63 in each part, and not a uuid",
+    |text: &str| {
+        let wanted = "wanted letters, digits and hyphens, at most 63 in each part, and not a uuid";
+        if input::is_hostname(text) { Ok(()) } else { Err(wanted.to_owned()) }
+    }
+);
+checked!(LabelKey, "1 to 63 letters, digits, and - _ . : /", |text: &str| input::label_key(text).map(drop));
+checked!(MetadataKey, "1 to 255 letters, digits, blanks, and - _ . :", |text: &str| {
+    input::metadata_key(text).map(drop)
+});
+checked!(Word, "one line of at most 255 characters", |text: &str| input::line(text, 255).map(drop));
+checked!(Query, "a resources query, for example resources=VCPU:1,MEMORY_MB:512", |text: &str| {
+    ResourceQuery::parse(text).map(drop).map_err(|error| error.to_string())
+});
+
+/// How many.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Count(pub(crate) u16);
+
+impl<'de> Deserialize<'de> for Count {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match u16::deserialize(deserializer)? {
+            count if count <= MOST => Ok(Self(count)),
+            count => Err(D::Error::custom(format!("{count} are more than {MOST}"))),
+        }
+    }
+}
+
+impl JsonSchema for Count {
+    fn schema_name() -> Cow<'static, str> {
+        "Count".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "integer", "minimum": 0, "maximum": MOST})
+    }
+}
+
+/// Where a file says nothing at all.
+#[derive(Default, Deserialize)]
+#[serde(transparent)]
+struct Said(Option<Stack>);
+
+impl Stack {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// What is wrong, with line, column and key.
+    pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
+        let wrong = |why: String| Failure::usage(format!("{}: {why}", path.display()));
+        let text = fs::read_to_string(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+        let said: Said = parse(&text, path)?;
+        let stack = said
+            .0
+            .ok_or_else(|| wrong("it says nothing: wanted `stack: NAME` and `instances:`".to_owned()))?;
+        stack.checked().map_err(wrong)
+    }
+
+    /// What only shows with all of it read.
+    fn checked(self) -> Result<Self, String> {
+        for (HostName(name), entry) in &self.instances {
+            if entry.flavor.is_some() == entry.query.is_some() {
+                return Err(format!("instances.{name}: wanted either `flavor` or `query`"));
+            }
+            if entry.labels.keys().any(|key| key.0 == ec_cloud::STACK) {
+                return Err(format!(
+                    "instances.{name}.labels: `{}` is told by the stack's name",
+                    ec_cloud::STACK
+                ));
+            }
+        }
+        let mut names: BTreeMap<String, &str> = BTreeMap::new();
+        for (name, entry, _) in self.named() {
+            if let Some(other) = names.insert(name.to_ascii_lowercase(), entry) {
+                return Err(format!("instances.{entry}: `{name}` is an instance of `{other}`, too"));
+            }
+            if !input::is_hostname(&name) {
+                return Err(format!("instances.{entry}: `{name}` is no hostname: it is too long"));
+            }
+        }
+        Ok(self)
+    }
+
+    /// Each instance by its name, with its entry and what that says.
+    pub(crate) fn named(&self) -> impl Iterator<Item = (String, &str, &InstanceEntry)> {
+        self.instances.iter().flat_map(|(HostName(entry), says)| {
+            let names = match says.count {
+                None => vec![entry.clone()],
+                Some(Count(count)) => (1..=count).map(|number| format!("{entry}-{number}")).collect(),
+            };
+            names.into_iter().map(move |name| (name, entry.as_str(), says))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Stack, String> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.yaml");
+        fs::write(&path, text).unwrap();
+        let shown = path.display().to_string();
+        Stack::read(&path).map_err(|failure| failure.message.replace(&shown, "s.yaml"))
+    }
+
+    #[test]
+    fn an_entry_is_one_instance_or_so_many() {
+        let text =
+            "stack: shop\ninstances:\n  db: {flavor: big}\n  web: {count: 2, query: \"resources=VCPU:1\"}\n";
+        let stack = read(text).unwrap();
+        let names: Vec<String> = stack.named().map(|(name, ..)| name).collect();
+        assert_eq!(names, ["db", "web-1", "web-2"]);
+    }
+
+    #[test]
+    fn mistakes_are_told_with_their_places_in_one_line() {
+        let mut wrong = Vec::new();
+        for (text, wanted) in [
+            ("", "s.yaml: it says nothing"),
+            ("instances: {}\n", "missing field `stack`"),
+            ("stack: a/b\n", "s.yaml:1:8: stack: `a/b`: wanted 1 to 63"),
+            (
+                "stack: s\ninstances:\n  web: {flavour: x}\n",
+                "s.yaml:3:9: instances.web: unknown key `flavour`; did you mean `flavor`?",
+            ),
+            ("stack: s\ninstances:\n  web: {count: many}\n", "s.yaml:3:16: instances.web.count"),
+            ("stack: s\ninstances:\n  web: {count: 1001}\n", "1001 are more than 1000"),
+            ("stack: s\ninstances:\n  web: {query: x}\n", "s.yaml:3:16: instances.web.query"),
+            (
+                "stack: s\ngroups:\n  g: {policy: near}\n",
+                "s.yaml:3:15: groups.g.policy: unknown variant `near`",
+            ),
+            ("stack: s\ninstances:\n  web_1: {flavor: x}\n", "`web_1`: wanted letters"),
+            ("stack: s\ninstances:\n  web: {flavor: x, labels: {\"a b\": c}}\n", "`a b`: wanted a key"),
+            ("stack: s\ninstances:\n  web: {}\n", "s.yaml: instances.web: wanted either `flavor` or `query`"),
+            (
+                "stack: s\ninstances:\n  web: {flavor: x, labels: {stack: c}}\n",
+                "instances.web.labels: `stack` is told by",
+            ),
+            (
+                "stack: s\ninstances:\n  WEB-1: {flavor: x}\n  web: {flavor: x, count: 1}\n",
+                "instances.web: `web-1` is an instance of `WEB-1`, too",
+            ),
+        ] {
+            let told = read(text).map_or_else(|told| told, |_| "nothing".to_owned());
+            if !(told.contains(wanted) && told.lines().count() == 1) {
+                wrong.push(format!("{text}{told}\n"));
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.concat());
+    }
+
+    /// `BLESS=1` writes it anew.
+    #[test]
+    fn the_schema_that_is_published_is_that_of_the_types() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/stack.schema.json");
+        let is = format!("{}\n", serde_json::to_string_pretty(&schemars::schema_for!(Stack)).unwrap());
+        if std::env::var_os("BLESS").is_some() {
+            fs::write(path, &is).unwrap();
+        }
+        assert!(
+            fs::read_to_string(path).unwrap_or_default() == is,
+            "docs/stack.schema.json is not the types': BLESS=1"
+        );
+    }
+}

@@ -1,0 +1,127 @@
+//! `apply`: a file is made so, the same again does nothing, and what is another's is left alone.
+
+use std::{fs, process::Output, time::Duration};
+
+use anyhow::{Result, ensure};
+use ec_tests::{TINY, control::Control};
+use serde_json::Value;
+
+const PLENTY: &[(&str, u64)] = &[("VCPU", 1000), ("MEMORY_MB", 1 << 20), ("DISK_GB", 1000)];
+
+fn error(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Writes the stack's file; its path.
+fn file(control: &Control, text: &str) -> Result<String> {
+    let path = control.directory().join("shop.yaml");
+    fs::write(&path, text)?;
+    Ok(path.display().to_string())
+}
+
+/// What was done: each as `what name`, and what standard error said.
+fn applied(control: &Control, path: &str, more: &[&str], code: i32) -> Result<(Vec<String>, String)> {
+    let output = control.eschedule(&[&["apply", "-f", path, "-o", "json"], more].concat())?;
+    ensure!(output.status.code() == Some(code), "{output:?}");
+    let done: Vec<Value> = serde_json::from_slice(&output.stdout)?;
+    let word = |one: &Value, field: &str| one[field].as_str().unwrap_or_default().to_owned();
+    let done = done.iter().map(|one| format!("{} {}", word(one, "what"), word(one, "name"))).collect();
+    Ok((done, error(&output)))
+}
+
+fn nothing() -> Vec<String> {
+    Vec::new()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_is_made_so_and_the_same_again_does_nothing() -> Result<()> {
+    let control = Control::start().await?;
+    for name in ["a", "b"] {
+        control.node(name, true, PLENTY).await?;
+    }
+    control.done(&["flavor", "create", "small", TINY])?;
+    control.done(&["run", "other", "--flavor", "small"])?;
+    let text = "stack: shop\ngroups:\n  front: {policy: anti-affinity}\ninstances:\n  db: {flavor: small, labels: {role: db}, metadata: {k: v}}\n  web: {count: 2, flavor: small, group: front}\n";
+    let path = file(&control, text)?;
+    let all = ["group front", "run db", "run web-1", "run web-2"].map(str::to_owned).to_vec();
+    let (shown, told) = applied(&control, &path, &["--diff"], 1)?;
+    assert_eq!(shown, all);
+    ensure!(told.lines().count() == 4 && told.starts_with("+ front: anti-affinity\n+ db: "), "{told}");
+    assert_eq!((control.count("instances/").await?, control.count("groups/").await?), (1, 0), "only shown");
+    assert_eq!(applied(&control, &path, &[], 0)?.0, all);
+    assert_eq!((control.count("requests/").await?, control.count("members/").await?), (4, 2));
+    for more in [&[][..], &["--prune"], &["--diff", "--prune"]] {
+        assert_eq!(applied(&control, &path, more, 0)?, (nothing(), String::new()), "{more:?}");
+    }
+    // What may be changed is, what may not is told, and what the file says no more goes where that is wished.
+    let text = "stack: shop\ninstances:\n  db: {flavor: small, image: \"file:///new\", labels: {tier: back}, restart: always}\n  web: {count: 1, flavor: small, group: front}\n";
+    let path = file(&control, text)?;
+    let (done, told) = applied(&control, &path, &[], 0)?;
+    assert_eq!(done, ["set db", "stands db"]);
+    let change = "~ db: unset --label role, set --label tier=back, unset --meta k, set --restart always";
+    ensure!(told.contains(change) && told.contains("! db: its image is file:///nowhere"), "{told}");
+    assert_eq!(applied(&control, &path, &["--prune"], 0)?.0, ["stands db", "destroy web-2"]);
+    assert_eq!(applied(&control, &path, &["--prune"], 0)?.0, ["stands db"]);
+    let names = control.done(&["list", "--label", "stack=shop", "-o", "name"])?;
+    ensure!(names.contains("db\n") && names.contains("web-1"), "{names}");
+    ensure!(control.done(&["list", "-o", "name"])?.contains("other"), "it was never of the stack");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mistakes_are_told_in_a_line_and_change_nothing() -> Result<()> {
+    let control = Control::start().await?;
+    control.node("a", true, PLENTY).await?;
+    control.done(&["run", "web", "--query", TINY])?;
+    control.done(&["group", "create", "front", "--policy", "affinity"])?;
+    let entry = format!("{{query: \"{TINY}\"}}");
+    for (text, code, wanted) in [
+        ("stack: s\ninstances:\n  x: {flavour: small}\n".to_owned(), 2, "shop.yaml:3:"),
+        ("stack: s\ninstances:\n  x: {flavor: none}\n".to_owned(), 1, "there is no flavor `none`"),
+        (
+            format!("stack: s\ninstances:\n  new: {entry}\n  web: {entry}\n"),
+            1,
+            "which is not of the stack `s`",
+        ),
+        ("stack: s\ngroups:\n  front: {policy: anti-affinity}\n".to_owned(), 1, "there is one with affinity"),
+        (
+            format!("stack: s\ninstances:\n  new: {{query: \"{TINY}\", group: none}}\n"),
+            1,
+            "there is no group `none`",
+        ),
+    ] {
+        let path = file(&control, &text)?;
+        let output = control.eschedule(&["apply", "-f", &path])?;
+        assert_eq!(output.status.code(), Some(code), "{text}: {output:?}");
+        let told = error(&output);
+        let failure: Vec<&str> = told.lines().filter(|line| line.starts_with("eschedule: ")).collect();
+        ensure!(failure.len() == 1 && failure[0].contains(wanted), "{text}: {told}");
+        assert_eq!((control.count("instances/").await?, control.count("groups/").await?), (1, 1), "{text}");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_killed_at_any_moment_and_applies_again_has_what_the_file_says() -> Result<()> {
+    let control = Control::start().await?;
+    let node = control.node("a", true, PLENTY).await?;
+    for (round, after) in (0..8).zip([5, 20, 40, 60, 80, 100, 150, 250]) {
+        let text = format!("stack: s{round}\ninstances:\n  w{round}: {{count: 4, query: \"{TINY}\"}}\n");
+        let path = file(&control, &text)?;
+        let mut killed = control.command(&["apply", "-f", &path]).spawn()?;
+        tokio::time::sleep(Duration::from_millis(after)).await;
+        killed.kill()?;
+        killed.wait()?;
+        // One that was being placed may be at it for all that anybody knows; the others are there.
+        let output = control.eschedule(&["apply", "-f", &path])?;
+        let told = error(&output);
+        let failed = told.matches("is taken within project").count();
+        ensure!(output.status.success() && failed == 0 || failed == 1, "{output:?}");
+        let label = format!("stack=s{round}");
+        let there = control.done(&["list", "--label", &label, "-o", "name"])?;
+        ensure!(there.lines().count() == 4, "{round}: {there}");
+    }
+    let claims = control.placement.provider_allocations(node).await?.len();
+    ensure!(claims >= control.count("requests/").await?, "each that is requested is claimed");
+    Ok(())
+}
