@@ -292,6 +292,8 @@ async fn a_guest_is_started_from_its_rescue_disk_and_from_its_own_again(
     hypervisor.create_rescue(instance, base).await.expect("make a rescue disk");
     hypervisor.destroy(instance).await.expect("destroy");
     expect_failed(hypervisor.start_rescue(&spec).await, "start what is not there");
+    expect_failed(hypervisor.create_rescue(instance, base).await, "a rescue disk without its own");
+    assert_eq!(hypervisor.observe(instance).await.expect("observe"), Observed::default());
     hypervisor.create_overlay(instance, base, None).await.expect("create the overlay");
     hypervisor.define(&spec).await.expect("define");
     expect_failed(hypervisor.start_rescue(&spec).await, "the rescue disk went with its instance");

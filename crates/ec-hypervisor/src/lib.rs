@@ -69,7 +69,8 @@ pub trait Hypervisor: Send + Sync + 'static {
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()>;
 
     /// Makes the instance's rescue disk, an overlay on `base` of the same capacity, in the place of one that is there
-    /// from before. Fails while a guest is up from that.
+    /// from before. Fails while a guest is up from that, and where it has no disk of its own: a call that comes late must
+    /// leave nothing of an instance that is gone.
     async fn create_rescue(&self, instance: InstanceId, base: &BaseImage) -> HypervisorResult<()>;
 
     /// Deletes that disk, and memory that was saved of a guest which ran from it; where there is none that is not an

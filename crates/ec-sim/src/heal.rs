@@ -229,7 +229,12 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         let as_wished = restored
             || traces.is_as_wished(power_acknowledged, disturbed) && traces.is_rebuilt(rebuild_acknowledged);
         let as_wished = as_wished && traces.is_rescued_as_wished();
-        let history = if restored { Vec::new() } else { pending(world, instance) };
+        // Of one that is in ERROR, or is not wanted any more, what was asked for may be left undone.
+        let is_settled = matches!(
+            state,
+            Some(State::Active | State::Stopped | State::Paused | State::Suspended | State::Rescued)
+        );
+        let history = if restored || !is_settled { Vec::new() } else { pending(world, instance) };
         if well && !history.is_empty() {
             found.push((soon, format!("{instance}: nothing is told of what came of {}", history.join(", "))));
         }

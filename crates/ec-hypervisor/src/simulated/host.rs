@@ -176,6 +176,9 @@ impl Host {
         base: &BaseImage,
     ) -> Result<bool, String> {
         let volume = Volume::on(base, None)?;
+        if self.machines.get(&instance).is_none_or(|machine| machine.volume.is_none()) {
+            return Err("it has no disk of its own".to_owned());
+        }
         let machine = self.machine(node, instance)?;
         machine.refuse_rescued()?;
         machine.rescue = Some(volume);
