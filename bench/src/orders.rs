@@ -51,6 +51,7 @@ impl<'a> Orders<'a> {
             power: ec_model::PowerWish::default(),
             restart: ec_model::Restart::No,
             rebuild: None,
+            resize: None,
             name: None,
             spec: Some(Spec {
                 query: "resources=VCPU:1".to_owned(),

@@ -3,10 +3,10 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use ec_model::{InstanceId, NodeId, Request, Resources, State, Status, decode};
+use ec_model::{InstanceId, NodeId, Request, Resources, Size, State, Status, decode};
 use ec_placement_client::{ConsumerAllocations, PlacementError};
 use ec_plan::{
-    RecordFacts,
+    RecordFacts, SizeFacts,
     engine::{Event, Held, Requested, Seen, StatusEntry, Whose},
     fingerprint,
 };
@@ -94,7 +94,14 @@ pub(crate) async fn look_at_all(parts: &Parts) -> Result<Seen, String> {
 /// What decisions need of a node's own record.
 pub(crate) fn record_facts(record: &ec_metadata::InstanceRecord) -> RecordFacts {
     let rebuilt = record.rebuilt.as_ref().map(|rebuilt| rebuilt.wished_at);
-    RecordFacts::Kept { started: record.started, rebuilt, metadata: fingerprint(&record.metadata) }
+    let resized = record.resized.as_ref();
+    let size = SizeFacts {
+        is: Size::of(&record.resources),
+        wished_at: resized.map(|resized| resized.wished_at),
+        failed: resized.is_some_and(|resized| resized.failed.is_some()),
+        unproven: record.resources_before.is_some(),
+    };
+    RecordFacts::Kept { started: record.started, rebuilt, metadata: fingerprint(&record.metadata), size }
 }
 
 /// What an instance holds in placement, from this node's point of view. Asks for the node's tree only where the

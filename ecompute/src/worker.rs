@@ -4,6 +4,7 @@ mod claims;
 mod guest;
 mod keys;
 mod rebuild;
+mod resize;
 
 use std::sync::Arc;
 
@@ -233,6 +234,10 @@ impl Worker {
             Effect::ReplaceDisk => self.replace_disk().await,
             Effect::GiveUpRebuild(reason) => self.give_up_rebuild(reason).await,
             Effect::NoteRebuild => self.note_rebuild().await,
+            Effect::Cover => self.cover().await,
+            Effect::Resize => self.resize().await,
+            Effect::GiveUpResize(reason) => self.give_up_resize(reason).await,
+            Effect::NoteResize => self.note_resize().await,
             Effect::Admit(wish) => {
                 let old =
                     self.status.known().ok_or_else(|| Stop::Retry("it has no status yet".to_owned()))?;
@@ -310,6 +315,7 @@ impl Worker {
         let instance = self.job.instance;
         self.take_permit().await?;
         self.touched_hypervisor = true;
+        self.be_as_noted().await?;
         match self.parts.hypervisor.start(instance).await {
             Ok(()) => {
                 tracing::info!("STARTED INSTANCE {instance}");
@@ -397,6 +403,10 @@ fn pause_for_test(effect: &Effect) {
         Effect::ReplaceDisk => "before-replace-disk",
         Effect::GiveUpRebuild(_) => "before-give-up-rebuild",
         Effect::NoteRebuild => "before-note-rebuild",
+        Effect::Cover => "before-cover",
+        Effect::Resize => "before-resize",
+        Effect::GiveUpResize(_) => "before-give-up-resize",
+        Effect::NoteResize => "before-note-resize",
         Effect::Admit(_) => "before-admit",
         Effect::Bury => "before-bury",
         Effect::RemoveDomain => "before-remove-domain",

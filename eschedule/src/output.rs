@@ -190,6 +190,9 @@ fn lines_of(view: &View) -> String {
         if let Some(reason) = &record.locked {
             row("locked", if reason.is_empty() { "yes".to_owned() } else { reason.clone() });
         }
+        if let Some(before) = &record.before {
+            row("before", format!("{} (kept until the resize is confirmed or reverted)", before.query));
+        }
         for (key, value) in &record.labels {
             row("label", format!("{key}={value}"));
         }
@@ -209,6 +212,9 @@ fn lines_of(view: &View) -> String {
         }
         if let Some(why) = status.rebuilt.as_ref().and_then(|rebuilt| rebuilt.failed.as_ref()) {
             row("rebuild", format!("failed, it has its old disk: {why}"));
+        }
+        if let Some(why) = status.resized.as_ref().and_then(|resized| resized.failed.as_ref()) {
+            row("resize", format!("failed, it has its old size: {why}"));
         }
         row("since", status.since.to_string());
         if let Some(started) = status.started_at {
@@ -310,6 +316,8 @@ fn colour(state: &str) -> Option<Color> {
         | State::Rebooting
         | State::Suspending
         | State::Rebuilding
+        | State::Resizing
+        | State::VerifyResize
         | State::Destroying => Some(Color::Yellow),
     }
 }

@@ -13,3 +13,4 @@ mod races;
 mod reach;
 mod rebuild;
 mod replicas;
+mod resize;

@@ -210,6 +210,7 @@ pub fn unplaced(instance: InstanceId, name: Option<&str>, project: &str, created
         },
         power: ec_model::PowerWish::default(),
         restart: ec_model::Restart::No,
+        before: None,
         locked: None,
         labels: std::collections::BTreeMap::new(),
         assigned: None,

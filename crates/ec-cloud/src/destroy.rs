@@ -115,6 +115,7 @@ fn gone(cloud: &Cloud, known: &Known) -> Request {
         power: record.map(|record| record.power.clone()).unwrap_or_default(),
         restart: Restart::No,
         rebuild: None,
+        resize: None,
         spec: None,
         access: None,
         created_at: record.map_or_else(|| cloud.host.now(), |record| record.created_at),

@@ -5,7 +5,7 @@
 //!   schedule ──▶ intent (index and name first, taken back last) ──▶ claim ──▶ request
 //!   destroy  ──▶ lookup ──▶ the wish in the request                  explain: why there was no room
 //!   preview  ──▶ the first steps of schedule, which only look
-//!   act      ──▶ lookup ──▶ what is wanted from now on, judged by ec_plan::verbs
+//!   act      ──▶ lookup ──▶ what is wanted from now on, judged by ec_plan::verbs; for another size its claim first
 //!   look_at  ──▶ lookup ──▶ a wish to look at it, judged by ec_plan::reach ──▶ its node's ticket
 //!   list, find, nodes: what there is                                 wait: until it is so
 //!   select: which of them                                            watch: each change of them
@@ -30,6 +30,7 @@ mod preview;
 mod reach;
 mod schedule;
 mod select;
+mod sizes;
 mod tend;
 mod wait;
 mod watch;
@@ -60,6 +61,7 @@ pub use preview::{Preview, Share, preview};
 pub use reach::{Door, look_at};
 pub use schedule::{Ask, Guest, NoRoom, Scheduled, Wanted, schedule};
 pub use select::{Filter, Page, SortBy, node_named, page, select};
+pub use sizes::{settle, tend_claims};
 pub use tend::{tend_instances, tend_nodes};
 pub use wait::{Awaited, Step, until_active, until_done, until_gone};
 pub use watch::{Seen, Watched, What, watch};

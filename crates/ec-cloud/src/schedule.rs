@@ -478,6 +478,7 @@ async fn request(
         power: record.power.clone(),
         restart: record.restart,
         rebuild: None,
+        resize: None,
         name: record.name.clone(),
         project: record.project.clone(),
         user: record.user.clone(),

@@ -6,7 +6,7 @@ use ec_model::{InstanceId, NodeId, State, Status, decode};
 use ec_store::{Change, Event, FollowOptions, follow};
 use jiff::Timestamp;
 
-use crate::{Cloud, CloudError, CloudResult};
+use crate::{Cloud, CloudError, CloudResult, sizes::settle};
 
 /// What is seen while something is waited for.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ fn settled(instance: InstanceId, status: Status) -> CloudResult<Option<Status>> 
     let why = status.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
     let elsewhere = |what: &str| Err(CloudError::Elsewhere(format!("instance {instance} is {what}{why}")));
     match status.state {
-        State::Active => Ok(Some(status)),
+        State::Active | State::VerifyResize => Ok(Some(status)),
         // The node has looked for an address as long as it was told to.
         State::Starting if status.started_at.is_some() && status.reason.is_some() => {
             elsewhere("up and has no IP yet")
@@ -74,7 +74,8 @@ fn settled(instance: InstanceId, status: Status) -> CloudResult<Option<Status>> 
         | State::Rebooting
         | State::Stopping
         | State::Suspending
-        | State::Rebuilding => Ok(None),
+        | State::Rebuilding
+        | State::Resizing => Ok(None),
         State::Error => elsewhere("in ERROR"),
         State::Stopped => elsewhere("STOPPED and has no IP"),
         State::Suspended => elsewhere("SUSPENDED"),
@@ -111,6 +112,8 @@ pub enum Awaited {
     Power(u64),
     /// That the disk that was wished then is made, or cannot be.
     Rebuild(Timestamp),
+    /// That it has the size that was wished then, or cannot have it.
+    Resize(Timestamp),
 }
 
 /// Waits until what was asked for is done. Answers how the instance is then.
@@ -125,11 +128,19 @@ pub async fn until_done(
     timeout: Duration,
     seen: impl Fn(Step<'_>),
 ) -> CloudResult<Status> {
-    until_status(cloud, node, instance, timeout, seen, |status| match awaited {
+    let status = until_status(cloud, node, instance, timeout, seen, |status| match awaited {
         Awaited::Power(generation) => powered(instance, generation, status),
         Awaited::Rebuild(wished_at) => rebuilt(instance, wished_at, status),
+        Awaited::Resize(wished_at) => resized(instance, wished_at, status),
     })
-    .await
+    .await?;
+    // One that was reverted does not need any more what it was.
+    if matches!(awaited, Awaited::Resize(_))
+        && let Err(error) = settle(cloud, instance).await
+    {
+        (cloud.notice)(&format!("{instance}: what it does not need is given back by a controller: {error}"));
+    }
+    Ok(status)
 }
 
 fn powered(instance: InstanceId, generation: u64, status: Status) -> CloudResult<Option<Status>> {
@@ -153,6 +164,23 @@ fn rebuilt(instance: InstanceId, wished_at: Timestamp, status: Status) -> CloudR
             (Some(why), _) => elsewhere(format!("has its old disk still: {why}")),
             // It has its new disk, and is on the way to where it was wanted.
             (None, State::Rebuilding) => Ok(None),
+            (None, _) => Ok(Some(status)),
+        },
+        _ => Ok(None),
+    }
+}
+
+fn resized(instance: InstanceId, wished_at: Timestamp, status: Status) -> CloudResult<Option<Status>> {
+    let elsewhere = |what: String| Err(CloudError::Elsewhere(format!("instance {instance} {what}")));
+    match &status.resized {
+        Some(resized) if resized.wished_at > wished_at => {
+            elsewhere("was to be of yet another size by somebody else".to_owned())
+        }
+        Some(resized) if resized.wished_at == wished_at => match (&resized.failed, status.state) {
+            (Some(why), _) => elsewhere(format!(
+                "is as large as it was: {why}; `eschedule resize --revert {instance}` gives back what was claimed for more"
+            )),
+            (None, State::Resizing) => Ok(None),
             (None, _) => Ok(Some(status)),
         },
         _ => Ok(None),
@@ -230,6 +258,7 @@ mod tests {
             observed_generation: 1,
             power_generation: 1,
             rebuilt: None,
+            resized: None,
             restarts: 0,
             state,
             reason: reason.map(str::to_owned),

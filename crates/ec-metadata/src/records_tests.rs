@@ -15,6 +15,8 @@ fn record(number: u32) -> InstanceRecord {
         base_digest: None,
         next_base_digest: None,
         rebuilt: None,
+        resized: None,
+        resources_before: None,
         metadata: std::collections::BTreeMap::new(),
         keys: vec!["ssh-ed25519 AAAA me".into()],
         user_data: Some(Blob(vec![0, 255, b'\n'])),

@@ -141,6 +141,8 @@ mod tests {
             base_digest: None,
             next_base_digest: None,
             rebuilt: None,
+            resized: None,
+            resources_before: None,
             metadata: std::collections::BTreeMap::new(),
             keys: vec![],
             user_data: None,

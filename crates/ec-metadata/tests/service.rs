@@ -26,6 +26,8 @@ fn record(address: Ipv4Addr) -> Option<InstanceRecord> {
         base_digest: Some("0123456789abcdef".repeat(4)),
         next_base_digest: None,
         rebuilt: None,
+        resized: None,
+        resources_before: None,
         metadata: std::collections::BTreeMap::new(),
         keys: vec!["ssh-ed25519 AAAA me@home".into(), "ssh-rsa BBBB me@home\n".into()],
         user_data: Some(Blob(BINARY.to_vec())),
@@ -42,6 +44,8 @@ fn record(address: Ipv4Addr) -> Option<InstanceRecord> {
         base_digest: None,
         next_base_digest: None,
         rebuilt: None,
+        resized: None,
+        resources_before: None,
         metadata: std::collections::BTreeMap::new(),
         ..full.clone()
     };

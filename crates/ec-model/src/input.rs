@@ -343,6 +343,7 @@ mod tests {
                 power: crate::PowerWish::default(),
                 restart: crate::Restart::No,
                 rebuild: None,
+                resize: None,
                 name: name.map(str::to_owned),
                 project: String::new(),
                 user: String::new(),

@@ -20,7 +20,8 @@ pub use keys::{KeyError, Keyspace};
 pub use observed::{End, Observed, Pause, RunState};
 pub use query::{QueryError, ResourceQuery};
 pub use records::{
-    Access, AccessKind, AccessWish, Address, AddressSource, Alive, Assigned, Blob, Desired, Doc, Flavor,
-    GRACE_SECONDS, ImageRef, Instance, Keypair, Node, Power, PowerWish, Progress, Rebuild, Rebuilt, Record,
-    RecordError, Request, Resources, Restart, Spec, State, Status, Ticket, USER_DATA_MAX, decode, encode,
+    Access, AccessKind, AccessWish, Address, AddressSource, Alive, Assigned, Blob, Desired, Doc, Extent,
+    Flavor, GRACE_SECONDS, ImageRef, Instance, Keypair, Node, Power, PowerWish, Progress, Rebuild, Rebuilt,
+    Record, RecordError, Request, Resize, Resized, Resources, Restart, Size, Spec, State, Status, Ticket,
+    USER_DATA_MAX, decode, encode, greater,
 };

@@ -13,6 +13,7 @@ mod node;
 mod power;
 mod rebuild;
 mod request;
+mod resize;
 mod status;
 
 use std::fmt;
@@ -23,11 +24,12 @@ use serde_json::{Map, Value};
 
 pub use access::{Access, AccessKind, AccessWish, Ticket};
 pub use catalog::{Flavor, Keypair};
-pub use instance::{Assigned, ImageRef, Instance, Resources, Spec};
+pub use instance::{Assigned, ImageRef, Instance, Spec};
 pub use node::{Alive, Node};
 pub use power::{GRACE_SECONDS, Power, PowerWish, Restart};
 pub use rebuild::{Rebuild, Rebuilt};
 pub use request::{Desired, Request};
+pub use resize::{Extent, Resize, Resized, Resources, Size, greater};
 pub use status::{Address, AddressSource, Progress, State, Status};
 
 /// The most user-data one instance may have, in bytes, before encoding.

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ec_model::{AccessWish, Observed, Power, Restart, State};
+use ec_model::{AccessWish, Observed, Power, Restart, Size, State};
 use jiff::Timestamp;
 
 /// What the request says.
@@ -92,6 +92,30 @@ pub struct RebuildFacts {
     pub told: Option<Timestamp>,
 }
 
+/// What the request says of a size, and the status of what came of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ResizeFacts {
+    /// How large it was asked for last.
+    pub wanted: Size,
+    /// The last wish for another size: [`ec_model::Resize::wished_at`].
+    pub wished: Option<Timestamp>,
+    /// The last one of which the status tells what came of it.
+    pub told: Option<Timestamp>,
+}
+
+/// How large it is, as its node noted it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SizeFacts {
+    /// What its domain was made with.
+    pub is: Size,
+    /// The last wish for another size that came to its end here: [`ec_model::Resize::wished_at`].
+    pub wished_at: Option<Timestamp>,
+    /// That wish failed.
+    pub failed: bool,
+    /// Nobody saw it run with this size yet; what it was before is noted, too.
+    pub unproven: bool,
+}
+
 /// For how long a guest has been asked to end, by this agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asked {
@@ -117,6 +141,8 @@ pub enum RecordFacts {
         rebuilt: Option<Timestamp>,
         /// What the guest is told of itself in its user's words, as [`fingerprint`] has it.
         metadata: u64,
+        /// How large it is.
+        size: SizeFacts,
     },
 }
 
@@ -131,6 +157,8 @@ pub struct Facts {
     pub power: PowerFacts,
     /// Whether its disk is to be made anew.
     pub rebuild: RebuildFacts,
+    /// How large it shall be.
+    pub resize: ResizeFacts,
     /// What the guest shall be told of itself in its user's words, as [`fingerprint`] has it.
     pub metadata: u64,
     /// Somebody's wish to look at it that was not answered yet, as far as the status tells.
@@ -147,6 +175,8 @@ pub struct Facts {
     pub buried: bool,
     /// What placement has.
     pub allocation: Allocation,
+    /// For how large a machine there is room in that, where it is held here.
+    pub held: Size,
     /// Whether control tools of this cloud asked for the instance; `None` is not known.
     pub asked_for: Option<bool>,
     /// For how long this agent has looked for an address and found none.
@@ -177,6 +207,27 @@ impl Facts {
     pub fn is_to_be_rebuilt(&self) -> bool {
         let RecordFacts::Kept { rebuilt, .. } = self.record else { return false };
         rebuilt.max(self.rebuild.told) < self.rebuild.wished
+    }
+
+    /// How large it is to be made, where it is not so and nobody found yet that it cannot be. What nobody ever wished
+    /// another size for is as it was made, and disks never shrink.
+    pub fn size_to_have(&self) -> Option<Size> {
+        let RecordFacts::Kept { size, .. } = self.record else { return None };
+        let ResizeFacts { wanted, wished, .. } = self.resize;
+        let was_given_up = size.failed && size.wished_at == wished;
+        let is_measured = wished.is_some() || size.wished_at.is_some();
+        if was_given_up || !is_measured || wanted.vcpus == 0 || wanted.memory_mb == 0 {
+            return None;
+        }
+        let wanted = Size { disk_gb: wanted.disk_gb.max(size.is.disk_gb), ..wanted };
+        (wanted != size.is).then_some(wanted)
+    }
+
+    /// Whether what fails now is that it gets another size.
+    pub fn is_being_resized(&self) -> bool {
+        let unproven =
+            matches!(self.record, RecordFacts::Kept { size: SizeFacts { unproven: true, .. }, .. });
+        unproven || self.size_to_have().is_some()
     }
 }
 

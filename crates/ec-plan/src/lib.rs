@@ -29,10 +29,11 @@ pub mod fleet;
 pub mod lack;
 pub mod machine;
 pub mod reach;
+pub mod sizes;
 pub mod status;
 pub mod verbs;
 
 pub use facts::{
-    Allocation, Asked, Facts, KnownStatus, Limits, PowerFacts, RebuildFacts, RecordFacts, StatusFacts,
-    Wanted, fingerprint,
+    Allocation, Asked, Facts, KnownStatus, Limits, PowerFacts, RebuildFacts, RecordFacts, ResizeFacts,
+    SizeFacts, StatusFacts, Wanted, fingerprint,
 };

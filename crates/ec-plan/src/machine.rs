@@ -9,6 +9,7 @@ mod kept;
 mod new;
 mod power;
 mod rebuild;
+mod resize;
 mod unrequested;
 
 use std::{borrow::Cow, time::Duration};
@@ -60,6 +61,15 @@ pub enum Effect {
     GiveUpRebuild(String),
     /// Write the status with what came of the wish for a new disk.
     NoteRebuild,
+    /// Claim in placement what it is to take, beside what it has claimed.
+    Cover,
+    /// Grow its disk, define its domain as large as is wanted, and note that in the node's record.
+    Resize,
+    /// Define its domain as large as it was, and note in the node's record that the wish for another size failed, for
+    /// this reason.
+    GiveUpResize(String),
+    /// Note that it is well with its size, and write the status with what came of the wish for it.
+    NoteResize,
     /// Have somebody look at it: answer this wish.
     Admit(AccessWish),
     /// Note on this node that a user destroyed the instance.
@@ -79,9 +89,9 @@ pub enum Effect {
 }
 
 use Effect::{
-    Admit, Announce, Bury, Claim, Define, DropKeys, DropRecord, EndInError, KeepMetadata, KeepRecord,
-    MarkStarted, NotePower, NoteRebuild, NoteStart, Pause, PowerOff, PrepareDisk, PrepareRebuild, Release,
-    RemoveDomain, Reopen, ReplaceDisk, Resume, Save, ShutDown, Start,
+    Admit, Announce, Bury, Claim, Cover, Define, DropKeys, DropRecord, EndInError, KeepMetadata, KeepRecord,
+    MarkStarted, NotePower, NoteRebuild, NoteResize, NoteStart, Pause, PowerOff, PrepareDisk, PrepareRebuild,
+    Release, RemoveDomain, Reopen, ReplaceDisk, Resize, Resume, Save, ShutDown, Start,
 };
 
 /// What to do about one instance, and what for.
@@ -184,6 +194,8 @@ pub fn ran(facts: &Facts) -> bool {
                     | State::Suspending
                     | State::Suspended
                     | State::Rebuilding
+                    | State::Resizing
+                    | State::VerifyResize
                     | State::Unclaimed
             )
     });

@@ -6,9 +6,11 @@
 use std::{collections::BTreeMap, fmt};
 
 use ec_model::{
-    Desired, ImageRef, Instance, Power, PowerWish, Request, Restart, State, Status,
+    Desired, Extent, ImageRef, Instance, Power, PowerWish, Request, Restart, State, Status,
     input::{LABELS_MAX, METADATA_MAX},
 };
+
+use crate::sizes::{self, Resizing};
 
 /// What a user asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +31,12 @@ pub enum Verb {
     Resume,
     /// Make its disk anew, from this image or from the one that it has; what the guest wrote goes.
     Rebuild(Option<ImageRef>),
+    /// Make it as large as this; what it was is kept until that is confirmed.
+    Resize(Extent),
+    /// Let it be as large as it was made.
+    Confirm,
+    /// Make it as large as it was before; its disk stays as it is.
+    Revert,
     /// Let nothing be done to it, for this reason.
     Lock(String),
     /// Let things be done to it again.
@@ -82,6 +90,9 @@ impl Verb {
             Self::Suspend => "suspend",
             Self::Resume => "resume",
             Self::Rebuild(_) => "rebuild",
+            Self::Resize(_) => "resize",
+            Self::Confirm => "resize --confirm",
+            Self::Revert => "resize --revert",
             Self::Lock(_) => "lock",
             Self::Unlock => "unlock",
             Self::Rename(_) => "rename",
@@ -111,6 +122,10 @@ pub enum Situation {
     Rebooting,
     /// Its disk is being made anew.
     Rebuilding,
+    /// It is being given another size.
+    Resizing,
+    /// It has another size, which is neither confirmed nor reverted.
+    Resized,
     /// Something is wrong with it, and it is kept.
     Error,
 }
@@ -135,6 +150,12 @@ pub enum Wish {
     Locked(Option<String>),
     /// A new disk, from this image or from the one that it has.
     Rebuild(Option<ImageRef>),
+    /// It is as large as this.
+    Resize(Extent),
+    /// It stays as large as it is.
+    Confirm,
+    /// It is as large as it was before.
+    Revert,
     /// It is called so.
     Name(String),
     /// This is changed.
@@ -153,6 +174,8 @@ impl fmt::Display for Situation {
             Self::Stopped => "stopped",
             Self::Rebooting => "rebooting",
             Self::Rebuilding => "being rebuilt",
+            Self::Resizing => "being resized",
+            Self::Resized => "resized and not confirmed",
             Self::Error => "in ERROR",
         })
     }
@@ -160,7 +183,7 @@ impl fmt::Display for Situation {
 
 impl Situation {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Building,
         Self::Running,
         Self::Paused,
@@ -170,17 +193,26 @@ impl Situation {
         Self::Stopped,
         Self::Rebooting,
         Self::Rebuilding,
+        Self::Resizing,
+        Self::Resized,
         Self::Error,
     ];
 
-    /// How an instance stands that is wanted, by its request and what its agent tells.
-    fn of(request: &Request, status: Option<&Status>) -> Self {
+    /// How an instance stands that is wanted, by its record, its request, and what its agent tells.
+    fn of(instance: &Instance, request: &Request, status: Option<&Status>) -> Self {
         let Some(status) = status else { return Self::Building };
         let wish = &request.power;
         let rebuilt = status.rebuilt.as_ref().map(|rebuilt| rebuilt.wished_at);
         let is_built = status.started_at.is_some();
         if is_built && rebuilt < request.rebuild.map(|rebuild| rebuild.wished_at) {
             return Self::Rebuilding;
+        }
+        if is_built && status.state != State::Error {
+            match sizes::resized(instance, request, status) {
+                Some(Resizing::UnderWay) => return Self::Resizing,
+                Some(Resizing::Done) => return Self::Resized,
+                Some(Resizing::Failed) | None => {}
+            }
         }
         // What was wished and is not carried out yet: the next wish is judged by where that leads.
         if status.power_generation != 0 && status.power_generation < wish.generation {
@@ -203,6 +235,8 @@ impl Situation {
             State::Stopped => Self::Stopped,
             State::Rebooting => Self::Rebooting,
             State::Rebuilding => Self::Rebuilding,
+            State::Resizing => Self::Resizing,
+            State::VerifyResize => Self::Resized,
             State::Error | State::Destroying | State::Unclaimed | State::Unknown => Self::Error,
         }
     }
@@ -241,7 +275,8 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
         }
         (_, None) => {}
     }
-    in_situation(verb, Situation::of(request, status))
+    let situation = Situation::of(instance, request, status);
+    sizes::judge(verb, instance, status, situation).unwrap_or_else(|| in_situation(verb, situation))
 }
 
 /// Why nothing is done to what is locked.
@@ -262,6 +297,8 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
     const UNPAUSE: &str = "; `eschedule unpause` lets it go on";
     const RESUME: &str = "; `eschedule resume` lets it go on";
     const START: &str = "; `eschedule start` starts it";
+    const VERIFY: &str =
+        "; `eschedule resize --confirm` lets it be so, `eschedule resize --revert` goes back";
     const LATER: &str = "; ask again when that is done";
     match (verb, situation) {
         (Verb::Start, S::Stopped | S::Stopping | S::Error) => to(Power::Running),
@@ -305,9 +342,19 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
         }
         (Verb::Rebuild(_), S::Paused) => refuse(UNPAUSE),
 
+        (Verb::Resize(extent), S::Running | S::Stopped) => Verdict::Do(Wish::Resize(extent.clone())),
+        (Verb::Resize(_), S::Paused) => refuse(UNPAUSE),
+        (Verb::Confirm, S::Resized) => Verdict::Do(Wish::Confirm),
+        (Verb::Revert, S::Resized) => Verdict::Do(Wish::Revert),
+        (Verb::Confirm | Verb::Revert, S::Resizing) => refuse(LATER),
+        (Verb::Confirm | Verb::Revert, _) => Verdict::Already(sizes::NOT_RESIZED.to_owned()),
+
         (Verb::Unpause | Verb::Resume | Verb::Pause | Verb::Suspend, S::Stopped) => refuse(START),
         (_, S::Suspended) => refuse(RESUME),
-        (_, S::Building | S::Suspending | S::Stopping | S::Rebooting | S::Rebuilding) => refuse(LATER),
+        (_, S::Building | S::Suspending | S::Stopping | S::Rebooting | S::Rebuilding | S::Resizing) => {
+            refuse(LATER)
+        }
+        (_, S::Resized) => refuse(VERIFY),
         (_, S::Error) => refuse(": `eschedule show` tells why"),
         // Judged before.
         (Verb::Lock(_) | Verb::Unlock | Verb::Rename(_) | Verb::Set(_), _) => already(),

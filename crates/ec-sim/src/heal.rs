@@ -7,13 +7,14 @@ use std::{
 };
 
 use ec_cloud::{CloudError, destroy, list};
-use ec_model::{Desired, InstanceId, State};
+use ec_model::{Desired, Instance, InstanceId, Size, State, decode};
 use tokio::time::{Instant, sleep};
 
 use crate::{
     acts::guests,
+    door::content,
     life::Life,
-    referee::{Known, marked},
+    referee::{Known, claimed, marked},
     traces::{Records, Traces, is_kept_free, records},
     user::cloud,
     world::{Actor, PLACEMENT, World},
@@ -136,6 +137,14 @@ async fn astray(world: &World) -> Vec<Complaint> {
     found
 }
 
+/// How many processors are asked for, or were before a resize that is neither confirmed nor reverted.
+fn needed(world: &World, instance: InstanceId) -> u64 {
+    let record = content(world, &world.keys.instance(instance));
+    let Some(record) = record.and_then(|pair| decode::<Instance>(&pair.value).ok()) else { return 0 };
+    let before = record.before.map_or(0, |before| Size::of(&before.resources).vcpus);
+    Size::of(&record.spec.resources).vcpus.max(before)
+}
+
 /// What is not as it is asked for.
 async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
     // What a killed command left goes when somebody comes across it.
@@ -176,6 +185,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             power_wished,
             power_acknowledged,
             rebuild_acknowledged,
+            resize_acknowledged,
             request_lost,
             ..
         } = known;
@@ -217,7 +227,25 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             _ => false,
         };
         let as_wished = restored
-            || traces.is_as_wished(power_acknowledged, disturbed) && traces.is_rebuilt(rebuild_acknowledged);
+            || traces.is_as_wished(power_acknowledged, disturbed)
+                && traces.is_rebuilt(rebuild_acknowledged)
+                && traces.is_resized(resize_acknowledged);
+        if let Some(why) = traces.is_of_another_size() {
+            found.push((soon, format!("{instance}: {why}")));
+        }
+        let has = traces.size.map_or(0, |size| size.vcpus);
+        let has_claimed = claimed(world, instance, "VCPU");
+        if traces.claim && traces.domain && has_claimed < has && !(restored || claims_lost) {
+            found.push((soon, format!("{instance}: it has {has} processors, and has claimed {has_claimed}")));
+        }
+        // Nobody gives back what is not needed but the next command and a controller, which takes its time.
+        let needs = traces.status.as_ref().map_or(0, |_| needed(world, instance));
+        if world.controllers.count() > 0 && needs > 0 && has_claimed > needs.max(has) {
+            found.push((
+                BOUND / 2,
+                format!("{instance}: it has claimed {has_claimed} processors, and needs {needs}"),
+            ));
+        }
         if !(well && as_wished && traces.is_true()) {
             let bound = if traces.request.is_some() { soon } else { BOUND };
             found.push((bound, format!("{instance}: {}", traces.told())));

@@ -196,6 +196,7 @@ fn request_of(world: &World, instance: InstanceId) -> Request {
         power: ec_model::PowerWish::default(),
         restart: ec_model::Restart::No,
         rebuild: None,
+        resize: None,
         name: None,
         project: "default".to_owned(),
         user: "default".to_owned(),

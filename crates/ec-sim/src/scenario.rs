@@ -17,6 +17,7 @@ mod power;
 mod reach;
 mod rebuild;
 mod records;
+mod resize;
 mod stage;
 
 use futures::future::LocalBoxFuture;
@@ -65,6 +66,7 @@ pub fn scenarios() -> impl Iterator<Item = &'static Scenario> {
         power::ALL,
         reach::ALL,
         rebuild::ALL,
+        resize::ALL,
         build::ALL,
         records::ALL,
         believed::ALL,

@@ -6,7 +6,7 @@ use ec_cloud::{
     Ask, Awaited, Cloud, CloudError, Guest, Naming, Scheduled, Verb, View, Wanted, act, destroy, list,
     schedule, until_active, until_done,
 };
-use ec_model::{AccessKind, Blob, ImageRef, InstanceId, ResourceQuery, Restart, State};
+use ec_model::{AccessKind, Blob, Extent, ImageRef, InstanceId, ResourceQuery, Restart, State};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -82,11 +82,24 @@ pub(crate) async fn live(world: Arc<World>, number: u32, done: CancellationToken
     }
 }
 
+/// A wish for so many processors, and a disk of so many GB.
+pub(crate) fn resize(vcpus: u64, disk_gb: u64) -> Verb {
+    let resources = [("VCPU", vcpus), ("MEMORY_MB", 128), ("DISK_GB", disk_gb)];
+    let query: Vec<String> = resources.iter().map(|(class, amount)| format!("{class}:{amount}")).collect();
+    Verb::Resize(Extent {
+        query: format!("resources={}", query.join(",")),
+        resources: resources.map(|(class, amount)| (class.to_owned(), amount)).into(),
+    })
+}
+
 /// Some wish for power.
 fn a_verb(world: &World) -> Verb {
     let grace = if world.chance(50) { 0 } else { 20 };
-    match world.pick(0..9) {
+    match world.pick(0..14) {
         8 => Verb::Rebuild(None),
+        9..12 => resize(world.pick(1..4), world.pick(1..3)),
+        12 => Verb::Confirm,
+        13 => Verb::Revert,
         0..2 => Verb::Start,
         2..4 => Verb::Stop(grace),
         4 => Verb::Reboot(grace),
@@ -294,6 +307,7 @@ pub(crate) async fn wish(
         world.judge(|referee, _| match awaited {
             Awaited::Power(generation) => referee.power_acknowledged(instance, generation),
             Awaited::Rebuild(wished_at) => referee.rebuild_acknowledged(instance, wished_at),
+            Awaited::Resize(wished_at) => referee.resize_acknowledged(instance, wished_at),
         });
         let Some(patience) = patience else { return Ok(None) };
         let came = until_done(cloud, acted.node, instance, awaited, patience, |_| {}).await?;

@@ -149,6 +149,11 @@ impl SimulatedHypervisor {
         self.inner().knobs.effects.get(&(operation, instance)).copied().unwrap_or_default()
     }
 
+    /// How many processors the guests have that run now, of every node on this host.
+    pub fn processors(&self) -> u64 {
+        self.inner().host.processors()
+    }
+
     /// How many guests run now, of every node on this host.
     pub fn running(&self) -> usize {
         self.inner().host.count(RunState::Running)

@@ -43,6 +43,8 @@ pub enum Operation {
     ReplaceOverlay,
     DropSuccessor,
     Define,
+    GrowDisk,
+    Redefine,
     Start,
     Resume,
     ShutDown,
@@ -69,6 +71,8 @@ impl Operation {
             Self::ReplaceOverlay => "replace the overlay",
             Self::DropSuccessor => "drop the overlay's successor",
             Self::Define => "define the domain",
+            Self::GrowDisk => "grow the disk",
+            Self::Redefine => "define the domain anew",
             Self::Start => "start the domain",
             Self::Resume => "resume the domain",
             Self::ShutDown => "shut the domain down",
@@ -240,6 +244,16 @@ impl Hypervisor for SimulatedHypervisor {
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()> {
         self.enter(Operation::Define, Some(spec.instance)).await?;
         self.change(Operation::Define, spec.instance, |host| host.define(self.node, spec))
+    }
+
+    async fn grow_disk(&self, instance: InstanceId, capacity_bytes: u64) -> HypervisorResult<()> {
+        self.enter(Operation::GrowDisk, Some(instance)).await?;
+        self.change(Operation::GrowDisk, instance, |host| host.grow_disk(self.node, instance, capacity_bytes))
+    }
+
+    async fn redefine(&self, spec: &DomainSpec) -> HypervisorResult<()> {
+        self.enter(Operation::Redefine, Some(spec.instance)).await?;
+        self.change(Operation::Redefine, spec.instance, |host| host.redefine(self.node, spec))
     }
 
     async fn start(&self, instance: InstanceId) -> HypervisorResult<()> {

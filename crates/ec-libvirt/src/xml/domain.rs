@@ -401,7 +401,7 @@ impl Devices {
                 device: "disk",
                 driver: DiskDriver { name: "qemu", kind: "qcow2", cache: "writeback", discard: "unmap" },
                 source: File { file: machine.disk.clone() },
-                target: Target { dev: "vda", bus: "virtio" },
+                target: Target { dev: crate::disk::DISK, bus: "virtio" },
             },
             interface: interfaces,
             serial: Serial {

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{AccessWish, PowerWish, Rebuild, Restart};
+use super::{AccessWish, PowerWish, Rebuild, Resize, Restart};
 use crate::{InstanceId, Spec};
 
 /// The work order for one node. Written by control tools only, in one transaction with the [`crate::Instance`];
@@ -27,6 +27,9 @@ pub struct Request {
     /// That its disk is to be made anew.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rebuild: Option<Rebuild>,
+    /// That it is to be of the size of its spec, whatever it was made with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resize: Option<Resize>,
     /// The guest's hostname; where there is none, one is made from the instance's uuid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,

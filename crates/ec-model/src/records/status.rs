@@ -5,7 +5,7 @@ use std::{fmt, net::IpAddr};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Access, Rebuilt};
+use super::{Access, Rebuilt, Resized};
 use crate::{InstanceId, MacAddr, NodeId};
 
 /// Where an instance stands. The life: `SCHEDULED → PREPARING → STARTING → ACTIVE`, `STOPPED` when the
@@ -35,6 +35,11 @@ pub enum State {
     Suspended,
     /// Its disk is being made anew; the guest runs until the new one is there.
     Rebuilding,
+    /// Its guest is being ended, or its disk grown, since it is to be of another size.
+    Resizing,
+    /// It has another size, which its user has neither confirmed nor reverted. Agents tell how it is besides.
+    #[serde(rename = "VERIFY_RESIZE")]
+    VerifyResize,
     /// Being taken apart.
     Destroying,
     /// Failed; the reason says why.
@@ -48,7 +53,7 @@ pub enum State {
 
 impl State {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::Scheduled,
         Self::Preparing,
         Self::Starting,
@@ -60,6 +65,8 @@ impl State {
         Self::Suspending,
         Self::Suspended,
         Self::Rebuilding,
+        Self::Resizing,
+        Self::VerifyResize,
         Self::Destroying,
         Self::Error,
         Self::Unclaimed,
@@ -81,6 +88,8 @@ impl fmt::Display for State {
             Self::Suspending => "SUSPENDING",
             Self::Suspended => "SUSPENDED",
             Self::Rebuilding => "REBUILDING",
+            Self::Resizing => "RESIZING",
+            Self::VerifyResize => "VERIFY_RESIZE",
             Self::Destroying => "DESTROYING",
             Self::Error => "ERROR",
             Self::Unclaimed => "UNCLAIMED",
@@ -108,6 +117,9 @@ pub struct Status {
     /// What came of the last wish for a new disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rebuilt: Option<Rebuilt>,
+    /// What came of the last wish for another size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resized: Option<Resized>,
     /// How often in a row it was started again by its restart policy.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub restarts: u32,

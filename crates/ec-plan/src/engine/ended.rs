@@ -72,6 +72,11 @@ impl Engine {
                     let effects = vec![Effect::GiveUpRebuild(reason.clone())];
                     return self.begin(instance, Work::Effects(effects), reason.into());
                 }
+                if ran(&facts) && facts.is_being_resized() {
+                    // It goes on as large as it was.
+                    let effects = vec![Effect::GiveUpResize(reason.clone())];
+                    return self.begin(instance, Work::Effects(effects), reason.into());
+                }
                 if ran(&facts) {
                     // It is kept, and tried again: what is wrong with it may be mended.
                     self.retry_later(instance, &reason);

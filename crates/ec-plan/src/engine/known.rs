@@ -2,12 +2,12 @@
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
-use ec_model::{AccessWish, Desired, Observed, Request, Resources, RunState, Status};
+use ec_model::{AccessWish, Desired, Observed, Request, Resources, RunState, Size, Status};
 
 use super::{Change, Now};
 use crate::{
-    Allocation, Asked, Facts, KnownStatus, PowerFacts, RebuildFacts, RecordFacts, StatusFacts, Wanted,
-    fingerprint,
+    Allocation, Asked, Facts, KnownStatus, PowerFacts, RebuildFacts, RecordFacts, ResizeFacts, StatusFacts,
+    Wanted, fingerprint,
 };
 
 /// Between two searches for an address more time may pass in which nobody looked; no more than this counts.
@@ -145,6 +145,8 @@ impl Known {
                 wished: self.readable().and_then(|request| request.rebuild).map(|wish| wish.wished_at),
                 told: self.status.known().and_then(|status| status.rebuilt.as_ref()).map(|was| was.wished_at),
             },
+            resize: self.resize(),
+            held: self.amounts().map(Size::of).unwrap_or_default(),
             access: self.access(),
             status: match &self.status {
                 StatusEntry::Absent => StatusFacts::Absent,
@@ -197,6 +199,16 @@ impl Known {
             anew: wish.anew,
             grace: Duration::from_secs(wish.grace_seconds.into()),
             restart: request.restart,
+        }
+    }
+
+    /// How large it shall be, and of which wish for that the status tells.
+    fn resize(&self) -> ResizeFacts {
+        let spec = self.readable().and_then(|request| request.spec.as_ref());
+        ResizeFacts {
+            wanted: spec.map(|spec| Size::of(&spec.resources)).unwrap_or_default(),
+            wished: self.readable().and_then(|request| request.resize).map(|wish| wish.wished_at),
+            told: self.status.known().and_then(|status| status.resized.as_ref()).map(|was| was.wished_at),
         }
     }
 

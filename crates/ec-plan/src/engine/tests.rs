@@ -2,6 +2,7 @@
 
 mod looks;
 mod sights;
+mod sizes;
 
 use std::sync::Arc;
 
@@ -30,6 +31,7 @@ pub(super) fn requested(desired: Desired) -> Requested {
         power: PowerWish::default(),
         restart: Restart::No,
         rebuild: None,
+        resize: None,
         name: None,
         spec: None,
         project: String::new(),
@@ -190,7 +192,12 @@ fn a_look_that_began_before_our_own_work_says_nothing_about_it() {
     let commands = told.on(Event::Due);
     let Some(Command::LookAtAll(old)) = commands.first() else { panic!("{commands:?}") };
     let done = vec![
-        Change::Record(crate::RecordFacts::Kept { started: true, rebuilt: None, metadata: 0 }),
+        Change::Record(crate::RecordFacts::Kept {
+            started: true,
+            rebuilt: None,
+            metadata: 0,
+            size: crate::SizeFacts::default(),
+        }),
         Change::Status(says(State::Starting, None)),
         Change::Observed(Ok(HERE)),
     ];
@@ -263,7 +270,16 @@ fn waiting() -> Told {
     let seen = Seen {
         statuses: [(one(), StatusEntry::Known(Box::new(started)))].into(),
         observed: [(one(), HERE)].into(),
-        records: [(one(), crate::RecordFacts::Kept { started: true, rebuilt: None, metadata: 0 })].into(),
+        records: [(
+            one(),
+            crate::RecordFacts::Kept {
+                started: true,
+                rebuilt: None,
+                metadata: 0,
+                size: crate::SizeFacts::default(),
+            },
+        )]
+        .into(),
         ..Seen::default()
     };
     let (told, commands) = Told::looked(seen, Desired::Active);
@@ -305,7 +321,12 @@ fn a_disk_that_cannot_be_made_anew_is_given_up_and_its_guest_left_as_it_is() {
         assert!(away.now.since_start < IMAGE_PATIENCE, "not for ever");
         while begun(&away.wait().1).is_none() {}
     }
-    let noted = crate::RecordFacts::Kept { started: true, rebuilt: Some(Timestamp::UNIX_EPOCH), metadata: 0 };
+    let noted = crate::RecordFacts::Kept {
+        started: true,
+        rebuilt: Some(Timestamp::UNIX_EPOCH),
+        metadata: 0,
+        size: crate::SizeFacts::default(),
+    };
     let commands = away.ended(vec![Change::Record(noted)], Outcome::Done);
     assert_eq!(begun(&commands), Some(&vec![Effect::NoteRebuild]));
 }
@@ -420,7 +441,16 @@ fn nothing_is_begun_before_the_requests_are_listed() {
     let left = Observed { domain: Some(RunState::NotStarted), ..HERE };
     let seen = Seen {
         observed: [(one(), left)].into(),
-        records: [(one(), crate::RecordFacts::Kept { started: false, rebuilt: None, metadata: 0 })].into(),
+        records: [(
+            one(),
+            crate::RecordFacts::Kept {
+                started: false,
+                rebuilt: None,
+                metadata: 0,
+                size: crate::SizeFacts::default(),
+            },
+        )]
+        .into(),
         ..Seen::default()
     };
     let commands = told.on(Event::Looked(look, Ok(seen)));

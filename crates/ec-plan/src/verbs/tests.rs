@@ -16,6 +16,9 @@ fn table() -> String {
         Verb::Suspend,
         Verb::Resume,
         Verb::Rebuild(None),
+        Verb::Resize(Extent { query: String::new(), resources: ec_model::Resources::new() }),
+        Verb::Confirm,
+        Verb::Revert,
     ];
     let mut lines = vec![
         format!("| it is | {} |", verbs.each_ref().map(|verb| format!("`{}`", verb.name())).join(" | ")),
@@ -47,6 +50,7 @@ fn request(power: PowerWish) -> Request {
         power,
         restart: ec_model::Restart::No,
         rebuild: None,
+        resize: None,
         name: None,
         project: String::new(),
         user: String::new(),
@@ -84,7 +88,7 @@ fn wish(power: Power, generation: u64, anew: bool) -> PowerWish {
 
 #[test]
 fn an_instance_stands_where_its_agent_tells_until_a_wish_leads_elsewhere() {
-    let of = |power, status: Option<Status>| Situation::of(&request(power), status.as_ref());
+    let of = |power, status: Option<Status>| Situation::of(&instance(None), &request(power), status.as_ref());
     let first = || wish(Power::Running, 1, false);
     assert_eq!(of(first(), None), Situation::Building);
     for (state, done, started, situation) in [
@@ -99,6 +103,7 @@ fn an_instance_stands_where_its_agent_tells_until_a_wish_leads_elsewhere() {
         (State::Stopped, 1, true, Situation::Stopped),
         (State::Rebooting, 1, true, Situation::Rebooting),
         (State::Rebuilding, 1, true, Situation::Rebuilding),
+        (State::Resizing, 1, true, Situation::Resizing),
         (State::Error, 1, true, Situation::Error),
         (State::Unknown, 1, true, Situation::Error),
     ] {
@@ -161,7 +166,7 @@ fn an_instance_is_being_rebuilt_from_the_wish_until_what_came_of_it_is_told() {
         // What never ran is built from the newest wish anyway.
         (Some(1), None, false, Situation::Running),
     ] {
-        let stands = Situation::of(&wished(wish), Some(&told(came, started)));
+        let stands = Situation::of(&instance(None), &wished(wish), Some(&told(came, started)));
         assert_eq!(stands, situation, "{wish:?}, {came:?}");
     }
     let image = ImageRef { url: "file:///x".to_owned(), sha256: None };
@@ -272,6 +277,8 @@ fn each_verb_is_called_as_it_is_typed() {
         (Verb::Stop(1), "stop"),
         (Verb::Reboot(0), "reboot --hard"),
         (Verb::Reboot(1), "reboot"),
+        (Verb::Confirm, "resize --confirm"),
+        (Verb::Revert, "resize --revert"),
         (Verb::Lock(String::new()), "lock"),
         (Verb::Unlock, "unlock"),
         (Verb::Rename(String::new()), "rename"),

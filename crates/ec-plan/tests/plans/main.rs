@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use ec_model::{AccessKind, AccessWish, End, Observed, Pause, RunState, State};
 use ec_plan::{
-    Allocation, Facts, KnownStatus, Limits, PowerFacts, RecordFacts, StatusFacts, Wanted,
+    Allocation, Facts, KnownStatus, Limits, PowerFacts, RecordFacts, ResizeFacts, SizeFacts, StatusFacts,
+    Wanted,
     machine::{Effect, Next, Plan, Problem, Question, RESUME_PERIOD, Until, plan, ran},
 };
 
@@ -26,7 +27,7 @@ fn facts(domain: RunState, state: State, start_noted: bool) -> Facts {
             restarts: 0,
         }),
         observed: Observed { domain: Some(domain), volume: true, transient: false },
-        record: RecordFacts::Kept { started: true, rebuilt: None, metadata: 0 },
+        record: RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, size: SizeFacts::default() },
         ..unrequested(Allocation::Held { seen_for: Duration::ZERO }, None)
     }
 }
@@ -37,6 +38,7 @@ fn unrequested(allocation: Allocation, asked_for: Option<bool>) -> Facts {
         generation: 0,
         power: PowerFacts::default(),
         rebuild: ec_plan::RebuildFacts::default(),
+        resize: ResizeFacts::default(),
         metadata: 0,
         access: None,
         status: StatusFacts::Absent,
@@ -45,6 +47,7 @@ fn unrequested(allocation: Allocation, asked_for: Option<bool>) -> Facts {
         record: RecordFacts::Absent,
         buried: false,
         allocation,
+        held: ec_model::Size::default(),
         asked_for,
         searched: Duration::ZERO,
         resumed: None,
@@ -207,16 +210,25 @@ fn whatever_says_that_a_guest_ran_is_believed_and_nothing_else() {
         assert!(!ran(&told(state, false)) && ran(&told(state, true)), "{state}");
     }
     assert!(
-        ran(&kept(RecordFacts::Kept { started: true, rebuilt: None, metadata: 0 }))
-            && ran(&kept(RecordFacts::Unreadable))
+        ran(&kept(RecordFacts::Kept {
+            started: true,
+            rebuilt: None,
+            metadata: 0,
+            size: SizeFacts::default()
+        })) && ran(&kept(RecordFacts::Unreadable))
     );
     assert!(
-        !ran(&kept(RecordFacts::Kept { started: false, rebuilt: None, metadata: 0 })),
+        !ran(&kept(RecordFacts::Kept {
+            started: false,
+            rebuilt: None,
+            metadata: 0,
+            size: SizeFacts::default()
+        })),
         "the record says so"
     );
     assert!(ran(&kept(RecordFacts::Absent)), "a disk, and nobody can tell");
     let left = |domain| Facts {
-        record: RecordFacts::Kept { started: false, rebuilt: None, metadata: 0 },
+        record: RecordFacts::Kept { started: false, rebuilt: None, metadata: 0, size: SizeFacts::default() },
         ..seen(Some(domain), true)
     };
     for domain in [RunState::Running, RunState::Paused(Pause::ByHand), RunState::Ended(End::ByGuest)] {

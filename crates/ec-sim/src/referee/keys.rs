@@ -175,7 +175,12 @@ impl Referee {
             State::Stopped | State::Paused if !harmed && !known.wished_away && !known.power_wished => {
                 Some("nothing was done to it")
             }
-            State::Stopping | State::Rebooting | State::Suspending | State::Suspended | State::Rebuilding
+            State::Stopping
+            | State::Rebooting
+            | State::Suspending
+            | State::Suspended
+            | State::Rebuilding
+            | State::Resizing
                 if !known.power_wished =>
             {
                 Some("no user wished it")

@@ -47,7 +47,17 @@ fn a_guest_that_is_here_and_in_no_audit_is_asked_for_and_one_that_is_in_it_is_no
     let seen = Seen {
         observed: [(one(), HERE), (OTHER, other)].into(),
         records: [one(), OTHER]
-            .map(|one| (one, crate::RecordFacts::Kept { started: true, rebuilt: None, metadata: 0 }))
+            .map(|one| {
+                (
+                    one,
+                    crate::RecordFacts::Kept {
+                        started: true,
+                        rebuilt: None,
+                        metadata: 0,
+                        size: crate::SizeFacts::default(),
+                    },
+                )
+            })
             .into(),
         statuses: [one(), OTHER].map(|one| (one, says(State::Unclaimed, Some("no request")))).into(),
         ..Seen::default()

@@ -22,7 +22,12 @@ fn rebuilds(
 ) -> Facts {
     Facts {
         rebuild: RebuildFacts { wished: at(wished), told: at(told) },
-        record: RecordFacts::Kept { started: true, rebuilt: at(noted), metadata: 0 },
+        record: RecordFacts::Kept {
+            started: true,
+            rebuilt: at(noted),
+            metadata: 0,
+            size: SizeFacts::default(),
+        },
         status: status(state, None, true, true),
         ..seen(domain, true, false)
     }
@@ -119,7 +124,12 @@ fn a_guest_is_told_other_metadata_when_it_is_wished_and_not_again() {
     assert!(one != other && one != 0 && one != 1);
     let tells = |noted, wished| Facts {
         metadata: wished,
-        record: RecordFacts::Kept { started: true, rebuilt: None, metadata: noted },
+        record: RecordFacts::Kept {
+            started: true,
+            rebuilt: None,
+            metadata: noted,
+            size: SizeFacts::default(),
+        },
         ..well()
     };
     all([
