@@ -314,7 +314,7 @@ mod tests {
         };
         let broken = (Fate::Failed, Some("broken".to_owned()));
         assert_eq!(of(vec![asked(1, Create, 1)], vec![]), [(Fate::Pending, None)]);
-        assert_eq!(of(vec![asked(1, Create, 1)], vec![failed(2, 1)]), [broken.clone()]);
+        assert_eq!(of(vec![asked(1, Create, 1)], vec![failed(2, 1)]), std::slice::from_ref(&broken));
         // The wish for power came before it ever was up.
         let later = came(9, Some(State::Active), 4, 4);
         let both = || vec![asked(1, Create, 1), asked(8, Start, 4)];
