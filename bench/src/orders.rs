@@ -52,6 +52,7 @@ impl<'a> Orders<'a> {
             restart: ec_model::Restart::No,
             rebuild: None,
             rescue: None,
+            resize: None,
             name: None,
             spec: Some(Spec {
                 query: "resources=VCPU:1".to_owned(),

@@ -247,6 +247,14 @@ impl Hypervisor for CountedHypervisor {
         self.one(self.0.define(spec)).await
     }
 
+    async fn grow_disk(&self, instance: InstanceId, capacity_bytes: u64) -> HypervisorResult<()> {
+        self.one(self.0.grow_disk(instance, capacity_bytes)).await
+    }
+
+    async fn redefine(&self, spec: &DomainSpec) -> HypervisorResult<()> {
+        self.one(self.0.redefine(spec)).await
+    }
+
     async fn start(&self, instance: InstanceId) -> HypervisorResult<()> {
         self.one(self.0.start(instance)).await
     }

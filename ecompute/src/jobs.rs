@@ -47,11 +47,14 @@ pub(crate) fn kind(work: &Work) -> &'static str {
         "destroy"
     } else if any(&[Effect::PrepareDisk, Effect::PrepareRebuild, Effect::PrepareRescue, Effect::Define]) {
         "build"
+    } else if any(&[Effect::Resize]) || effects.iter().any(|effect| matches!(effect, Effect::GiveUpResize(_)))
+    {
+        "resize"
     } else if any(&[Effect::Start, Effect::StartRescue, Effect::Resume]) {
         "start"
     } else if any(&[Effect::ShutDown, Effect::PowerOff, Effect::Pause, Effect::Save]) {
         "stop"
-    } else if any(&[Effect::Claim, Effect::Release]) {
+    } else if any(&[Effect::Claim, Effect::Cover, Effect::Release]) {
         "claim"
     } else {
         "tell"

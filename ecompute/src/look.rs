@@ -3,10 +3,10 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use ec_model::{InstanceId, NodeId, Request, Resources, State, Status, decode};
+use ec_model::{InstanceId, NodeId, Request, Resources, Size, State, Status, decode};
 use ec_placement_client::{ConsumerAllocations, PlacementError};
 use ec_plan::{
-    RecordFacts, RescuedFacts,
+    RecordFacts, RescuedFacts, SizeFacts,
     engine::{Event, Held, Requested, Seen, StatusEntry, Whose},
     fingerprint,
 };
@@ -95,7 +95,15 @@ pub(crate) async fn look_at_all(parts: &Parts) -> Result<Seen, String> {
 pub(crate) fn record_facts(record: &ec_metadata::InstanceRecord) -> RecordFacts {
     let rebuilt = record.rebuilt.as_ref().map(|rebuilt| rebuilt.wished_at);
     let rescued = record.rescued.as_ref().map(RescuedFacts::of);
-    RecordFacts::Kept { started: record.started, rebuilt, rescued, metadata: fingerprint(&record.metadata) }
+    let resized = record.resized.as_ref();
+    let size = SizeFacts {
+        is: Size::of(&record.resources),
+        wished_at: resized.map(|resized| resized.wished_at),
+        failed: resized.is_some_and(|resized| resized.failed.is_some()),
+        unproven: record.resources_before.is_some(),
+    };
+    let metadata = fingerprint(&record.metadata);
+    RecordFacts::Kept { started: record.started, rebuilt, rescued, metadata, size }
 }
 
 /// What an instance holds in placement, from this node's point of view. Asks for the node's tree only where the

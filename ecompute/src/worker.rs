@@ -5,6 +5,7 @@ mod guest;
 mod keys;
 mod rebuild;
 mod rescue;
+mod resize;
 
 use std::sync::Arc;
 
@@ -243,6 +244,10 @@ impl Worker {
             Effect::LeaveRescue => self.leave_rescue().await,
             Effect::GiveUpRescue(reason) => self.give_up_rescue(reason).await,
             Effect::NoteRescue => self.note_rescue().await,
+            Effect::Cover => self.cover().await,
+            Effect::Resize => self.resize().await,
+            Effect::GiveUpResize(reason) => self.give_up_resize(reason).await,
+            Effect::NoteResize => self.note_resize().await,
             Effect::Admit(wish) => {
                 let old =
                     self.status.known().ok_or_else(|| Stop::Retry("it has no status yet".to_owned()))?;
@@ -321,6 +326,7 @@ impl Worker {
         let instance = self.job.instance;
         self.take_permit().await?;
         self.touched_hypervisor = true;
+        self.be_as_noted().await?;
         let started = match rescue {
             Some(spec) => self.parts.hypervisor.start_rescue(&spec).await,
             None => self.parts.hypervisor.start(instance).await,
@@ -418,6 +424,10 @@ fn pause_for_test(effect: &Effect) {
         Effect::LeaveRescue => "before-leave-rescue",
         Effect::GiveUpRescue(_) => "before-give-up-rescue",
         Effect::NoteRescue => "before-note-rescue",
+        Effect::Cover => "before-cover",
+        Effect::Resize => "before-resize",
+        Effect::GiveUpResize(_) => "before-give-up-resize",
+        Effect::NoteResize => "before-note-resize",
         Effect::Admit(_) => "before-admit",
         Effect::Bury => "before-bury",
         Effect::RemoveDomain => "before-remove-domain",

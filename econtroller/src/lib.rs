@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use ec_cloud::{Cloud, CloudError, tend_instances, tend_nodes};
-use ec_plan::fleet::{Fleet, Move};
+use ec_cloud::{Cloud, CloudError, tend_claims, tend_instances, tend_nodes};
+use ec_plan::fleet::{Fleet, Move, Surplus};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -17,11 +17,15 @@ pub const NODES_PERIOD: Duration = Duration::from_secs(5);
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two looks at what killed commands left, which is touched when it is ten minutes old.
 const INSTANCES_PERIOD: Duration = Duration::from_secs(60);
+/// A claim that was greater than what its instance needs for so long is looked into. Who claims more asks for it at once, and
+/// claims it once more where this was quicker.
+const CLAIM_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Looks after the cluster until `shutdown`, whatever fails meanwhile.
 pub async fn tend(cloud: &Cloud, shutdown: &CancellationToken) {
     let begun = Instant::now();
     let mut fleet = Fleet::new(PATIENCE, NODES_PERIOD * 2);
+    let mut surplus = Surplus::new(CLAIM_PATIENCE, INSTANCES_PERIOD * 2);
     let mut instances_due = begun;
     let mut trouble = Trouble::default();
     loop {
@@ -45,6 +49,12 @@ pub async fn tend(cloud: &Cloud, shutdown: &CancellationToken) {
                 let outcome = tend_instances(cloud).await.map(|swept| {
                     for instance in swept {
                         tracing::info!(%instance, "took away what was left of it");
+                    }
+                });
+                trouble.tell(outcome);
+                let outcome = tend_claims(cloud, &mut surplus, begun.elapsed()).await.map(|settled| {
+                    for instance in settled {
+                        tracing::info!(%instance, "gave back what it had claimed and does not need");
                     }
                 });
                 trouble.tell(outcome);

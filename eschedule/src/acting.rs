@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use ec_cloud::{
-    Acted, Cloud, Doomed, Verb, View, find, resolve, select, until_active, until_done, until_gone,
+    Acted, Ask, Cloud, Doomed, Verb, View, find, resolve, select, until_active, until_done, until_gone,
 };
-use ec_model::{InstanceId, NodeId, State};
+use ec_model::{Extent, InstanceId, NodeId, ResourceQuery, State};
 use ec_runtime::exit::{Failure, print, tell};
 use serde::Serialize;
 
 use crate::{
-    cli::{Instances, Output, Waiting},
+    cli::{Instances, Output, Resizing, Waiting},
     config::Session,
     output,
     shown::Shown,
@@ -41,6 +41,27 @@ pub(crate) async fn act(
     output: Output,
 ) -> Result<(), Failure> {
     each(session, instances, output, async |instance| act_on(session, verb, instance, waiting).await).await
+}
+
+/// Gives an instance another size, by a flavor's name or a query; or has what there is of that confirmed or reverted.
+pub(crate) async fn resize(session: &Session, resizing: Resizing, output: Output) -> Result<(), Failure> {
+    let Resizing { instance, to, waiting } = resizing;
+    let verb = if to.confirm {
+        Verb::Confirm
+    } else if to.revert {
+        Verb::Revert
+    } else {
+        let text = match &to.flavor {
+            Some(flavor) => ec_cloud::flavor(&session.cloud, flavor).await?.query,
+            None => to.query.unwrap_or_default(),
+        };
+        let query = ResourceQuery::parse(&text).map_err(|error| Failure::usage(error.to_string()))?;
+        // What a virtual machine needs it needs here, too.
+        Ask::new(&query)?;
+        Verb::Resize(Extent { query: query.text().to_owned(), resources: query.total() })
+    };
+    let instances = Instances { instances: vec![instance], ..Instances::default() };
+    act(session, &verb, &instances, waiting, output).await
 }
 
 /// Destroys each.
@@ -130,7 +151,12 @@ async fn act_on(
             };
             let outcome = outcome.await;
             shown.finish();
-            outcome?.state.to_string()
+            match (outcome?.state, verb) {
+                // Its agent tells how it is besides.
+                (State::Active | State::Stopped, Verb::Resize(_)) => State::VerifyResize,
+                (state, _) => state,
+            }
+            .to_string()
         }
         _ => under_way(verb).to_owned(),
     };
@@ -154,6 +180,8 @@ fn under_way(verb: &Verb) -> &'static str {
         Verb::Rebuild(_) => "REBUILDING",
         Verb::Rescue(_) => "RESCUING",
         Verb::Unrescue => "UNRESCUING",
+        Verb::Resize(_) | Verb::Revert => "RESIZING",
+        Verb::Confirm => "CONFIRMED",
         Verb::Lock(_) => "LOCKED",
         Verb::Unlock => "UNLOCKED",
         Verb::Rename(_) => "RENAMED",

@@ -53,6 +53,17 @@ Exit codes:
   0 done, 1 refused or failed (no capacity, not found, ERROR, a full disk), 2 wrong usage or configuration,
   3 etcd or placement not reachable, 130 interrupted, 141 nobody reads standard output";
 
+const RESIZES: &str = "\
+Examples:
+  eschedule resize web --flavor large --wait
+      the new size, until the guest runs with it (VERIFY_RESIZE)
+  eschedule resize web 'resources=VCPU:2,MEMORY_MB:1024,DISK_GB:10'
+      the same by a query
+  eschedule resize web --confirm
+      keeps it, and gives back what is not needed any more
+  eschedule resize web --revert --wait
+      goes back, but for the disk";
+
 /// Puts virtual machines where they fit.
 ///
 /// Asks placement for allocation candidates, claims one, and writes a request for its node into etcd; the
@@ -326,6 +337,41 @@ pub(crate) enum Act {
     },
 }
 
+/// Which instance, and how large it shall be.
+#[derive(Args)]
+pub(crate) struct Resizing {
+    /// Its name, its uuid, or the beginning of that
+    #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) instance: String,
+
+    #[command(flatten)]
+    pub(crate) to: Extent,
+
+    #[command(flatten)]
+    pub(crate) waiting: Waiting,
+}
+
+/// How large.
+#[derive(Args)]
+#[group(id = "extent", required = true, multiple = false)]
+pub(crate) struct Extent {
+    /// A resources query
+    #[arg(value_name = "QUERY", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) query: Option<String>,
+
+    /// A flavor's name
+    #[arg(long, value_name = "FLAVOR")]
+    pub(crate) flavor: Option<String>,
+
+    /// Keep the size that the last resize gave it
+    #[arg(long)]
+    pub(crate) confirm: bool,
+
+    /// Go back to the size that it had before; a disk that was grown stays so
+    #[arg(long)]
+    pub(crate) revert: bool,
+}
+
 /// What is told of an instance, and what follows its end.
 #[derive(Args, Default)]
 pub(crate) struct Traits {
@@ -435,6 +481,13 @@ pub(crate) enum Command {
     },
     #[command(flatten)]
     Act(Act),
+    /// Give an instance another size on its node, by a flavor or a resources query; then confirm or revert that
+    ///
+    /// A larger disk grows while the guest runs, and none ever shrinks. For other processors or memory the guest is asked to
+    /// end, ended after 60 s, and started again. What it had before stays claimed beside until --confirm forgets it or
+    /// --revert goes back to it.
+    #[command(after_help = RESIZES)]
+    Resize(Resizing),
     #[command(flatten)]
     Reach(Reach),
     /// Schedule an instance by a flavor, with names for image and keys

@@ -135,6 +135,16 @@ fn meaning(state: State) -> &'static str {
             "a user wants it booted from its own disk again: the guest is ended, where it runs from its rescue disk, and that \
              is deleted. Next are STARTING and ACTIVE, or STOPPED where it is not wanted running."
         }
+        State::Resizing => {
+            "a user wants another size for it: its guest was asked to end, and is ended after 60 s; then its domain is made with \
+             that size. Next are STARTING and VERIFY_RESIZE, or STOPPED where it is not wanted running; where it cannot \
+             have that size, it goes on with the old one, and `eschedule show` tells why (`resized`)."
+        }
+        State::VerifyResize => {
+            "it has the size that a user wanted for it, and what it had before is claimed still. Look whether it is well, and \
+             then keep it so (`eschedule resize --confirm`), or go back (`eschedule resize --revert`). Until then nothing \
+             can be asked of its power."
+        }
         State::Destroying => {
             "a user wants it gone: its guest, disk, room and keys are being taken away, and then it is in no list any \
              more. Its name is free already. If it stays, `eschedule show` says what stands in the way; where its node is \

@@ -47,6 +47,7 @@ fn record() -> Instance {
             "user_data_bytes": 1, "token_required": true,
         },
         "power": {"power": "running", "generation": 1, "grace_seconds": 1, "anew": true},
+        "before": {"query": "q", "resources": {"VCPU": 1}},
         "restart": "always", "locked": "", "assigned": {"node": UUID, "epoch": 1}, "generation": 1,
         "created_at": "1970-01-01T00:00:00Z",
     });
@@ -64,6 +65,7 @@ fn request() -> Request {
         restart: record.restart,
         rebuild: Some(ec_model::Rebuild { wished_at: Timestamp::UNIX_EPOCH }),
         rescue: Some(ec_model::Rescue { wished_at: Timestamp::UNIX_EPOCH, image: record.spec.image.clone() }),
+        resize: Some(ec_model::Resize { wished_at: Timestamp::UNIX_EPOCH }),
         access: Some(ec_model::AccessWish { kind: ec_model::AccessKind::Log, generation: 1 }),
         name: record.name,
         project: record.project,
@@ -76,7 +78,8 @@ fn request() -> Request {
 fn status() -> Status {
     let text = json!({
         "version": 1, "instance": UUID, "node": UUID, "epoch": 1, "observed_generation": 1, "power_generation": 1,
-        "rebuilt": {"wished_at": "1970-01-01T00:00:00Z", "failed": "f"}, "rescued": {"wished_at": "1970-01-01T00:00:00Z", "failed": "f"}, "access": {"kind": "log", "generation": 1, "ticket": "t", "expires_at": "1970-01-01T00:00:00Z"},
+        "rebuilt": {"wished_at": "1970-01-01T00:00:00Z", "failed": "f"}, "rescued": {"wished_at": "1970-01-01T00:00:00Z", "failed": "f"},
+        "resized": {"wished_at": "1970-01-01T00:00:00Z", "failed": "f", "resources": {"VCPU": 1}}, "access": {"kind": "log", "generation": 1, "ticket": "t", "expires_at": "1970-01-01T00:00:00Z"},
         "restarts": 1, "state": "ERROR", "reason": "r", "doing": "d", "progress": {"step": "image", "done": 1, "total": 2},
         "ip": "10.0.0.1", "addresses": [{"ip": "10.0.0.1", "mac": "52:00:00:00:00:01", "nic": 0, "source": "arp"}],
         "name": "web", "console": "c", "since": "1970-01-01T00:00:00Z", "started_at": "1970-01-01T00:00:00Z",

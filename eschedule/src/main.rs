@@ -81,6 +81,9 @@ async fn run(cli: Cli) -> Result<(), Failure> {
             let (verb, instances, waiting) = act.what(&settings)?;
             acting::act(&Session::open(settings).await?, &verb, &instances, waiting, output).await
         }
+        (Some(Command::Resize(resizing)), _) => {
+            acting::resize(&Session::open(settings).await?, resizing, output).await
+        }
         (Some(Command::Reach(_)), _) if output != Output::Table => {
             Err(Failure::usage("what comes of a console, a log or ssh has no other form: leave --output out"))
         }

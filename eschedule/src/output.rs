@@ -226,6 +226,9 @@ fn lines_of(view: &View) -> String {
         if let Some(reason) = &record.locked {
             row("locked", if reason.is_empty() { "yes".to_owned() } else { reason.clone() });
         }
+        if let Some(before) = &record.before {
+            row("before", format!("{} (kept until the resize is confirmed or reverted)", before.query));
+        }
         for (key, value) in &record.labels {
             row("label", format!("{key}={value}"));
         }
@@ -248,6 +251,9 @@ fn lines_of(view: &View) -> String {
         }
         if let Some(why) = status.rescued.as_ref().and_then(|rescued| rescued.failed.as_ref()) {
             row("rescue", format!("failed, it boots from its own disk: {why}"));
+        }
+        if let Some(why) = status.resized.as_ref().and_then(|resized| resized.failed.as_ref()) {
+            row("resize", format!("failed, it has its old size: {why}"));
         }
         row("since", status.since.to_string());
         if let Some(started) = status.started_at {
@@ -351,6 +357,8 @@ fn colour(state: &str) -> Option<Color> {
         | State::Rebuilding
         | State::Rescuing
         | State::Unrescuing
+        | State::Resizing
+        | State::VerifyResize
         | State::Destroying => Some(Color::Yellow),
     }
 }

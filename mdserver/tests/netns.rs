@@ -74,6 +74,8 @@ impl Lab {
                 rescue_base_digest: None,
                 rebuilt: None,
                 rescued: None,
+                resized: None,
+                resources_before: None,
                 metadata: std::collections::BTreeMap::new(),
                 keys: vec!["ssh-ed25519 AAAA me".into()],
                 user_data: Some(Blob(USER_DATA.to_vec())),

@@ -14,4 +14,5 @@ mod reach;
 mod rebuild;
 mod replicas;
 mod rescue;
+mod resize;
 mod tutorial;

@@ -211,6 +211,7 @@ pub fn unplaced(instance: InstanceId, name: Option<&str>, project: &str, created
         power: ec_model::PowerWish::default(),
         restart: ec_model::Restart::No,
         group: None,
+        before: None,
         locked: None,
         labels: std::collections::BTreeMap::new(),
         assigned: None,

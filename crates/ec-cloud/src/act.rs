@@ -1,15 +1,21 @@
 //! What users ask of an instance that is there: judged, then written as what is wanted; the node's agent does it.
 
-use ec_model::{Desired, Doc, Instance, InstanceId, NodeId, PowerWish, Rebuild, Request, Rescue};
-use ec_plan::verbs::{Verb, Verdict, Wish, judge};
+use ec_model::{
+    Desired, Doc, Extent, Instance, InstanceId, NodeId, PowerWish, Rebuild, Request, Rescue, Resize,
+};
+use ec_plan::{
+    sizes::reverted,
+    verbs::{Verb, Verdict, Wish, judge},
+};
 use ec_store::{Compare, StoreError, Txn};
 use jiff::{SignedDuration, Timestamp};
 
 use crate::{
-    Cloud, CloudError, CloudResult,
+    Cloud, CloudError, CloudResult, Kind,
     history::{Asked, note},
     intent::free,
     lookup::{Known, Read, find_placed},
+    sizes::{claim, settle},
     wait::Awaited,
 };
 
@@ -34,6 +40,22 @@ pub struct Acted {
 /// # Errors
 /// It cannot be as the instance stands: [`CloudError::Refused`], with nothing changed.
 pub async fn act(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<Acted> {
+    let acted = wish(cloud, instance, verb).await;
+    let is_over = match (&acted, verb) {
+        // What was claimed for it is needed; or this is the second time, and nothing is known of what became of the first.
+        (Ok(acted), Verb::Resize(_)) => acted.already.is_some(),
+        (Ok(_), Verb::Confirm | Verb::Revert) => true,
+        (Err(error), Verb::Resize(_)) => error.kind() != Kind::Unreachable,
+        _ => false,
+    };
+    if is_over && let Err(error) = settle(cloud, instance).await {
+        let room = "what it has claimed and does not need is given back later, by a controller";
+        (cloud.notice)(&format!("{instance}: {room}: {error}"));
+    }
+    acted
+}
+
+async fn wish(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<Acted> {
     let mut unheard: Option<Unheard> = None;
     for _ in 0..TRIES {
         let known = find_placed(cloud, instance).await?;
@@ -65,11 +87,16 @@ pub async fn act(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResul
         {
             free(cloud, name).await?;
         }
+        if let Wish::Resize(extent) = &wish {
+            claim(cloud, &known, extent).await?;
+        }
         let before = order.record.rebuild;
         let Changed { awaited, order, generation, txn } = change(cloud, &known, record, order, wish);
         let (recorded, detail) = verb.recorded();
         let at = match awaited {
-            Some(Awaited::Rebuild(wished_at) | Awaited::Rescue { wished_at, .. }) => wished_at,
+            Some(
+                Awaited::Rebuild(wished_at) | Awaited::Rescue { wished_at, .. } | Awaited::Resize(wished_at),
+            ) => wished_at,
             _ => cloud.host.now(),
         };
         let asked = Asked { instance, node: known.node, verb: recorded, detail, at, generation };
@@ -114,6 +141,9 @@ impl Unheard {
             // They cost nothing that lasts, so they can be made again, too.
             Awaited::Rescue { .. } | Awaited::Unrescue(_) if now.rescue == self.order.rescue => Fate::Written,
             Awaited::Rescue { .. } | Awaited::Unrescue(_) => Fate::NotWritten,
+            // It is a size that is wanted: to wish it once more costs nothing.
+            Awaited::Resize(_) if now.resize == self.order.resize => Fate::Written,
+            Awaited::Resize(_) => Fate::NotWritten,
             Awaited::Rebuild(_) if now.rebuild == self.order.rebuild && image(now) == image(&self.order) => {
                 Fate::Written
             }
@@ -161,7 +191,7 @@ fn docs(known: &Known) -> CloudResult<(Doc<Instance>, Doc<Request>)> {
     }
 }
 
-/// Whether there is something to wait for.
+/// Whether it is done where a wish for power is carried out.
 fn is_of_power(verb: &Verb) -> bool {
     match verb {
         Verb::Start
@@ -174,6 +204,9 @@ fn is_of_power(verb: &Verb) -> bool {
         Verb::Rebuild(_)
         | Verb::Rescue(_)
         | Verb::Unrescue
+        | Verb::Resize(_)
+        | Verb::Confirm
+        | Verb::Revert
         | Verb::Lock(_)
         | Verb::Unlock
         | Verb::Rename(_)
@@ -206,6 +239,12 @@ fn rebuild_wished_at(cloud: &Cloud, known: &Known, order: &Request) -> Timestamp
 fn rescue_wished_at(cloud: &Cloud, known: &Known, order: &Request) -> Timestamp {
     let told = known.status.record().and_then(|status| status.rescued.as_ref()).map(|was| was.wished_at);
     later(cloud, order.rescue.as_ref().map(|wish| wish.wished_at).max(told))
+}
+
+/// When another size is wished, in the same way.
+fn resized_at(cloud: &Cloud, known: &Known, order: &Request) -> Timestamp {
+    let told = known.status.record().and_then(|status| status.resized.as_ref()).map(|was| was.wished_at);
+    later(cloud, order.resize.map(|wish| wish.wished_at).max(told))
 }
 
 /// Now, and later than the last, by whosever clock that was.
@@ -277,6 +316,30 @@ fn change(
         Wish::Unrescue => {
             order.record.rescue = None;
             awaited = Some(Awaited::Unrescue(generation));
+        }
+        Wish::Confirm => record.record.before = None,
+        Wish::Resize(_) | Wish::Revert => {
+            let spec = &mut record.record.spec;
+            let extent = match wish {
+                Wish::Resize(extent) => {
+                    let (query, resources) = (spec.query.clone(), spec.resources.clone());
+                    record.record.before.get_or_insert(Extent { query, resources });
+                    Some(extent)
+                }
+                _ => {
+                    let extent = reverted(&record.record, known.status.record());
+                    record.record.before = None;
+                    extent
+                }
+            };
+            for spec in [Some(&mut record.record.spec), order.record.spec.as_mut()].into_iter().flatten() {
+                if let Some(Extent { query, resources }) = extent.clone() {
+                    (spec.query, spec.resources) = (query, resources);
+                }
+            }
+            let wished_at = resized_at(cloud, known, &order.record);
+            order.record.resize = Some(Resize { wished_at });
+            awaited = Some(Awaited::Resize(wished_at));
         }
     }
     // Its node hears of what concerns it only.

@@ -129,6 +129,7 @@ fn gone(cloud: &Cloud, known: &Known) -> Request {
         restart: Restart::No,
         rebuild: None,
         rescue: None,
+        resize: None,
         spec: None,
         access: None,
         created_at: record.map_or_else(|| cloud.host.now(), |record| record.created_at),

@@ -110,6 +110,7 @@ impl Intent {
             spec: spec.clone(),
             power: PowerWish::default(),
             restart: guest.restart,
+            before: None,
             locked: None,
             assigned: None,
             generation: 1,

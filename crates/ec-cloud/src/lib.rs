@@ -5,7 +5,7 @@
 //!   schedule ──▶ intent (index and name first, taken back last) ──▶ claim ──▶ request
 //!   destroy  ──▶ lookup ──▶ the wish in the request                  explain: why there was no room
 //!   preview  ──▶ the first steps of schedule, which only look
-//!   act      ──▶ lookup ──▶ what is wanted from now on, judged by ec_plan::verbs
+//!   act      ──▶ lookup ──▶ what is wanted from now on, judged by ec_plan::verbs; for another size its claim first
 //!   look_at  ──▶ lookup ──▶ a wish to look at it, judged by ec_plan::reach ──▶ its node's ticket
 //!   history: what was asked of an instance, and what came of it
 //!   list, find, nodes: what there is                                 wait: until it is so
@@ -33,6 +33,7 @@ mod preview;
 mod reach;
 mod schedule;
 mod select;
+mod sizes;
 mod tend;
 mod wait;
 mod watch;
@@ -67,6 +68,7 @@ pub use preview::{Preview, Share, preview};
 pub use reach::{Door, look_at};
 pub use schedule::{Ask, Guest, NoRoom, Scheduled, Wanted, schedule};
 pub use select::{Filter, Page, SortBy, named_nodes, node_named, page, select};
+pub use sizes::{settle, tend_claims};
 pub use tend::{tend_instances, tend_nodes};
 pub use wait::{Awaited, Step, until_active, until_done, until_gone};
 pub use watch::{Seen, Watched, What, watch};

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use ec_model::{
     Alive, Desired, Doc, Instance, InstanceId, Keyspace, NodeId, Record, Request, State, Status, decode,
 };
+use ec_plan::sizes::state;
 use ec_store::{KeyValue, Revision, StoreResult};
 use futures::{StreamExt, TryStreamExt};
 use jiff::Timestamp;
@@ -366,7 +367,7 @@ impl View {
         let mut view =
             Self::brief(known.instance, known.node, known.node_alive, &known.request, &known.status);
         if let Some(record) = &known.record {
-            view = view.with(record);
+            view = view.with(record).verified(record, &known.request, &known.status);
         }
         view.record.clone_from(&known.record);
         view.request = known.request.record().cloned();
@@ -427,6 +428,24 @@ impl View {
             created_at: Some(record.created_at),
             ..self
         }
+    }
+
+    /// The same, of one whose new size is to be confirmed or reverted.
+    pub(crate) fn verified(self, record: &Instance, request: &Read<Request>, status: &Read<Status>) -> Self {
+        let (Some(request), Some(status)) = (request.record(), status.record()) else { return self };
+        if self.state != status.state.to_string() || state(record, request, status) != State::VerifyResize {
+            return self;
+        }
+        let how = match status.state {
+            State::Active => "it has its new size",
+            _ => "it has its new size, and does not run",
+        };
+        let reason = self.reason.or_else(|| {
+            Some(format!(
+                "{how}: `eschedule resize --confirm` keeps it, `eschedule resize --revert` goes back"
+            ))
+        });
+        Self { state: State::VerifyResize.to_string(), reason, ..self }
     }
 
     /// One that has no node.
@@ -527,7 +546,7 @@ pub async fn list(cloud: &Cloud) -> CloudResult<Vec<View>> {
             let view = View::brief(*instance, *node, alive.contains(node), request, status);
             let record = recorded.get(instance).and_then(|pair| wanted(*instance, &pair.value).ok());
             match record {
-                Some(record) => view.with(&record),
+                Some(record) => view.with(&record).verified(&record, request, status),
                 None => view,
             }
         })

@@ -554,6 +554,7 @@ async fn request(
         restart: record.restart,
         rebuild: None,
         rescue: None,
+        resize: None,
         name: record.name.clone(),
         project: record.project.clone(),
         user: record.user.clone(),

@@ -6,7 +6,7 @@ use ec_model::{InstanceId, NodeId, State, Status, decode};
 use ec_store::{Change, Event, FollowOptions, follow};
 use jiff::Timestamp;
 
-use crate::{Cloud, CloudError, CloudResult};
+use crate::{Cloud, CloudError, CloudResult, sizes::settle};
 
 /// What is seen while something is waited for.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ fn settled(instance: InstanceId, status: Status) -> CloudResult<Option<Status>> 
     let why = status.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
     let elsewhere = |what: &str| Err(CloudError::Elsewhere(format!("instance {instance} is {what}{why}")));
     match status.state {
-        State::Active => Ok(Some(status)),
+        State::Active | State::VerifyResize => Ok(Some(status)),
         // The node has looked for an address as long as it was told to.
         State::Starting if status.started_at.is_some() && status.reason.is_some() => {
             elsewhere("up and has no IP yet")
@@ -76,7 +76,8 @@ fn settled(instance: InstanceId, status: Status) -> CloudResult<Option<Status>> 
         | State::Suspending
         | State::Rebuilding
         | State::Rescuing
-        | State::Unrescuing => Ok(None),
+        | State::Unrescuing
+        | State::Resizing => Ok(None),
         State::Error => elsewhere("in ERROR"),
         State::Rescued => elsewhere("RESCUED: it runs from its rescue disk"),
         State::Stopped => elsewhere("STOPPED and has no IP"),
@@ -123,6 +124,8 @@ pub enum Awaited {
     },
     /// That it boots from its own disk, as was wished by this generation.
     Unrescue(u64),
+    /// That it has the size that was wished then, or cannot have it.
+    Resize(Timestamp),
 }
 
 /// Waits until what was asked for is done. Answers how the instance is then.
@@ -137,13 +140,21 @@ pub async fn until_done(
     timeout: Duration,
     seen: impl Fn(Step<'_>),
 ) -> CloudResult<Status> {
-    until_status(cloud, node, instance, timeout, seen, |status| match awaited {
+    let status = until_status(cloud, node, instance, timeout, seen, |status| match awaited {
         Awaited::Power(generation) => powered(instance, generation, status),
         Awaited::Rebuild(wished_at) => rebuilt(instance, wished_at, status),
         Awaited::Rescue { wished_at, generation } => rescued(instance, wished_at, generation, status),
         Awaited::Unrescue(generation) => unrescued(instance, generation, status),
+        Awaited::Resize(wished_at) => resized(instance, wished_at, status),
     })
-    .await
+    .await?;
+    // One that was reverted does not need any more what it was.
+    if matches!(awaited, Awaited::Resize(_))
+        && let Err(error) = settle(cloud, instance).await
+    {
+        (cloud.notice)(&format!("{instance}: what it does not need is given back by a controller: {error}"));
+    }
+    Ok(status)
 }
 
 fn powered(instance: InstanceId, generation: u64, status: Status) -> CloudResult<Option<Status>> {
@@ -193,6 +204,23 @@ fn rescued(
         _ if status.state == State::Unrescuing && status.observed_generation > generation => {
             elsewhere("was to boot from its own disk again".to_owned())
         }
+        _ => Ok(None),
+    }
+}
+
+fn resized(instance: InstanceId, wished_at: Timestamp, status: Status) -> CloudResult<Option<Status>> {
+    let elsewhere = |what: String| Err(CloudError::Elsewhere(format!("instance {instance} {what}")));
+    match &status.resized {
+        Some(resized) if resized.wished_at > wished_at => {
+            elsewhere("was to be of yet another size by somebody else".to_owned())
+        }
+        Some(resized) if resized.wished_at == wished_at => match (&resized.failed, status.state) {
+            (Some(why), _) => elsewhere(format!(
+                "is as large as it was: {why}; `eschedule resize --revert {instance}` gives back what was claimed for more"
+            )),
+            (None, State::Resizing) => Ok(None),
+            (None, _) => Ok(Some(status)),
+        },
         _ => Ok(None),
     }
 }
@@ -281,6 +309,7 @@ mod tests {
             power_generation: 1,
             rebuilt: None,
             rescued: None,
+            resized: None,
             restarts: 0,
             state,
             reason: reason.map(str::to_owned),

@@ -33,6 +33,7 @@ pub async fn all(hypervisor: Arc<dyn Hypervisor>, base: &BaseImage, fresh: Fresh
     a_start_that_cannot_work_fails_and_is_not_a_run(&*hypervisor, base, fresh(), fresh()).await;
     a_disk_is_replaced_when_its_guest_has_ended(&*hypervisor, base, fresh()).await;
     a_guest_is_started_from_its_rescue_disk_and_from_its_own_again(&*hypervisor, base, fresh()).await;
+    a_guest_gets_another_size(&*hypervisor, base, fresh()).await;
     changes_are_told(&*hypervisor, base, fresh()).await;
     a_guest_is_paused_saved_and_ended_and_starts_again(&*hypervisor, base, fresh()).await;
     a_console_is_read_typed_on_and_followed_until_its_guest_ends(&*hypervisor, base, fresh()).await;
@@ -297,6 +298,43 @@ async fn a_guest_is_started_from_its_rescue_disk_and_from_its_own_again(
     hypervisor.create_overlay(instance, base, None).await.expect("create the overlay");
     hypervisor.define(&spec).await.expect("define");
     expect_failed(hypervisor.start_rescue(&spec).await, "the rescue disk went with its instance");
+    hypervisor.destroy(instance).await.expect("destroy");
+}
+
+async fn a_guest_gets_another_size(hypervisor: &dyn Hypervisor, base: &BaseImage, instance: InstanceId) {
+    let expect = |state| expect(hypervisor, instance, Some(state), true);
+    let size = async || {
+        let size = hypervisor.size(instance).await.expect("size").expect("there is a domain");
+        (size.vcpus, size.memory_mb, size.disk_bytes)
+    };
+    let large = DomainSpec { vcpus: 2, memory_mb: 192, ..small_domain(instance) };
+    expect_failed(hypervisor.grow_disk(instance, 1 << 30).await, "grow what is not there");
+    expect_failed(hypervisor.redefine(&large).await, "define anew what is not there");
+    assert_eq!(hypervisor.observe(instance).await.expect("observe"), Observed::default());
+
+    build(hypervisor, base, instance).await;
+    let disk = base.virtual_size.next_multiple_of(1024);
+    let (larger, largest) = (disk + (64 << 20), disk + (128 << 20));
+    for _ in 0..2 {
+        hypervisor.grow_disk(instance, larger).await.expect("grow under a guest that runs");
+        expect(RunState::Running).await;
+    }
+    assert_eq!(size().await, (1, 128, larger));
+    hypervisor.grow_disk(instance, disk).await.expect("what is larger already is left");
+    assert_eq!(size().await, (1, 128, larger));
+    expect_failed(hypervisor.redefine(&large).await, "define anew what runs");
+
+    hypervisor.power_off(instance).await.expect("power off");
+    for _ in 0..2 {
+        hypervisor.redefine(&large).await.expect("define anew");
+        hypervisor.grow_disk(instance, largest).await.expect("grow under a guest that does not run");
+    }
+    assert_eq!(size().await, (2, 192, largest));
+    hypervisor.start(instance).await.expect("start with the new size");
+    expect(RunState::Running).await;
+    assert_eq!(size().await, (2, 192, largest));
+    hypervisor.save(instance).await.expect("save");
+    expect_failed(hypervisor.redefine(&small_domain(instance)).await, "define anew under saved memory");
     hypervisor.destroy(instance).await.expect("destroy");
 }
 

@@ -77,6 +77,13 @@ pub trait Hypervisor: Send + Sync + 'static {
     /// error. Fails while a guest is up from it.
     async fn drop_rescue(&self, instance: InstanceId) -> HypervisorResult<()>;
 
+    /// Makes the instance's disk as large as this, also under a guest that runs; one that is so large already is left as it
+    /// is. What the guest wrote stays.
+    async fn grow_disk(&self, instance: InstanceId, capacity_bytes: u64) -> HypervisorResult<()>;
+
+    /// Defines the domain anew that is there, as large as this. Fails while it is up, and where memory of it was saved.
+    async fn redefine(&self, spec: &DomainSpec) -> HypervisorResult<()>;
+
     /// Starts the domain, from its saved memory where there is one; running already is not an error.
     async fn start(&self, instance: InstanceId) -> HypervisorResult<()>;
 

@@ -6,7 +6,10 @@ use std::{
 };
 
 use ec_model::{BaseImage, InstanceId};
-use virt::{connect::Connect, error::ErrorNumber, storage_pool::StoragePool, storage_vol::StorageVol};
+use virt::{
+    connect::Connect, domain::Domain, error::ErrorNumber, storage_pool::StoragePool, storage_vol::StorageVol,
+    sys,
+};
 
 use crate::{
     error::{CallError, absent},
@@ -22,6 +25,9 @@ pub(crate) struct Pool {
 
 /// With less than this many bytes left a guest that goes on would soon be paused again.
 const ROOM_TO_GO_ON: u64 = 64 << 20;
+
+/// What a guest's disk is called in its domain.
+pub(crate) const DISK: &str = "vda";
 
 const SUFFIX: &str = ".qcow2";
 
@@ -191,6 +197,30 @@ impl Pool {
         synced.map_err(|error| CallError::io("write", &self.path, &error))?;
         // libvirt knows both by their names.
         self.open(connect)?.refresh(0)?;
+        Ok(())
+    }
+
+    /// Makes the instance's volume as large as this, by the guest that runs on it where there is one. What is so large
+    /// already is left.
+    pub(crate) fn grow(
+        &self,
+        connect: &Connect,
+        instance: InstanceId,
+        capacity: u64,
+        running: Option<&Domain>,
+    ) -> Result<(), CallError> {
+        self.refuse_snapshots(instance)?;
+        let pool = self.open(connect)?;
+        let Some(volume) = self.find(&pool, instance)? else {
+            return Err(CallError::Refused("there is no disk to grow".into()));
+        };
+        if volume.info()?.capacity >= capacity {
+            return Ok(());
+        }
+        match running {
+            Some(domain) => domain.block_resize(DISK, capacity, sys::VIR_DOMAIN_BLOCK_RESIZE_BYTES)?,
+            None => volume.resize(capacity, 0)?,
+        }
         Ok(())
     }
 

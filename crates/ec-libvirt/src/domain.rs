@@ -237,6 +237,18 @@ pub(crate) fn forget_memory(connect: &Connect, node: NodeId, instance: InstanceI
     Ok(())
 }
 
+/// An error where the domain is up or goes on from saved memory, so that it has the size that it was started with.
+pub(crate) fn refuse_memory(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<(), CallError> {
+    let domain = ours(connect, node, instance)?;
+    if domain.is_active()? {
+        return Err(CallError::Refused("the guest is up".into()));
+    }
+    if domain.has_managed_save(0)? {
+        return Err(CallError::Refused("the guest's memory is saved, and goes on as large as it was".into()));
+    }
+    Ok(())
+}
+
 /// Halts the domain; halted already is not an error.
 pub(crate) fn pause(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<(), CallError> {
     let domain = ours(connect, node, instance)?;

@@ -329,6 +329,33 @@ impl Hypervisor for LibvirtHypervisor {
         self.act.call(format!("define domain {instance}"), Scope::Instance(instance), work).await
     }
 
+    async fn grow_disk(&self, instance: InstanceId, capacity_bytes: u64) -> HypervisorResult<()> {
+        let (node, pool) = (self.config.node, Arc::clone(&self.pool));
+        let work = move |connect: &virt::connect::Connect| {
+            let running = match domain::find(connect, node, instance)? {
+                Found::Ours(domain) => Some(domain).filter(|domain| domain.is_active().unwrap_or(false)),
+                Found::Foreign => return Err(domain::foreign(instance)),
+                Found::Nothing => None,
+            };
+            pool.grow(connect, instance, capacity_bytes, running.as_ref())
+        };
+        self.act.call(format!("grow the disk of {instance}"), Scope::Instance(instance), work).await
+    }
+
+    async fn redefine(&self, spec: &DomainSpec) -> HypervisorResult<()> {
+        let facts = self.facts().await?;
+        let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
+        let document =
+            self.machine(&facts, instance).and_then(|machine| xml::write(&DomainXml::new(spec, &machine)));
+        let work = move |connect: &virt::connect::Connect| {
+            domain::refuse_memory(connect, node, instance)?;
+            pool.refuse_snapshots(instance)?;
+            connect.define_domain_xml(&document.map_err(CallError::Refused)?)?;
+            Ok(())
+        };
+        self.act.call(format!("define domain {instance} anew"), Scope::Instance(instance), work).await
+    }
+
     async fn start(&self, instance: InstanceId) -> HypervisorResult<()> {
         let (config, protection) = (Arc::clone(&self.config), Arc::clone(&self.protection));
         let work = move |connect: &virt::connect::Connect| {

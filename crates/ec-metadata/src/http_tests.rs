@@ -24,6 +24,8 @@ async fn server() -> (SocketAddr, CancellationToken, tokio::task::JoinHandle<Tcp
         rescue_base_digest: None,
         rebuilt: None,
         rescued: None,
+        resized: None,
+        resources_before: None,
         metadata: std::collections::BTreeMap::new(),
         keys: vec![],
         user_data: Some(Blob(vec![0, 255, 10])),

@@ -16,7 +16,7 @@ use std::{
 };
 
 use ec_guard::ports::mark_of;
-use ec_model::{Blob, InstanceId, MacAddr, Rebuilt, Rescued, Resources};
+use ec_model::{Blob, InstanceId, MacAddr, Rebuilt, Rescued, Resized, Resources};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -66,6 +66,9 @@ pub struct InstanceRecord {
     /// What came of the last wish to boot from another disk, for as long as that is in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rescued: Option<Rescued>,
+    /// The last wish for another size that came to its end here, and how.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resized: Option<Resized>,
     /// Public keys in OpenSSH's form.
     #[serde(default)]
     pub keys: Vec<String>,
@@ -85,6 +88,9 @@ pub struct InstanceRecord {
     /// What it was given, by resource class: what its domain is defined from again should libvirt lose it.
     #[serde(default)]
     pub resources: Resources,
+    /// What it was given before, until it was seen to run with what it has now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources_before: Option<Resources>,
     /// Whether a start was begun: from then on a guest may have written its disk.
     #[serde(default)]
     pub started: bool,

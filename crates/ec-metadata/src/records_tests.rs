@@ -17,6 +17,8 @@ fn record(number: u32) -> InstanceRecord {
         rescue_base_digest: None,
         rebuilt: None,
         rescued: None,
+        resized: None,
+        resources_before: None,
         metadata: std::collections::BTreeMap::new(),
         keys: vec!["ssh-ed25519 AAAA me".into()],
         user_data: Some(Blob(vec![0, 255, b'\n'])),

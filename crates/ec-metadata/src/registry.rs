@@ -143,6 +143,8 @@ mod tests {
             rescue_base_digest: None,
             rebuilt: None,
             rescued: None,
+            resized: None,
+            resources_before: None,
             metadata: std::collections::BTreeMap::new(),
             keys: vec![],
             user_data: None,

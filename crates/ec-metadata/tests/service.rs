@@ -28,6 +28,8 @@ fn record(address: Ipv4Addr) -> Option<InstanceRecord> {
         rescue_base_digest: None,
         rebuilt: None,
         rescued: None,
+        resized: None,
+        resources_before: None,
         metadata: std::collections::BTreeMap::new(),
         keys: vec!["ssh-ed25519 AAAA me@home".into(), "ssh-rsa BBBB me@home\n".into()],
         user_data: Some(Blob(BINARY.to_vec())),
@@ -46,6 +48,8 @@ fn record(address: Ipv4Addr) -> Option<InstanceRecord> {
         rescue_base_digest: None,
         rebuilt: None,
         rescued: None,
+        resized: None,
+        resources_before: None,
         metadata: std::collections::BTreeMap::new(),
         ..full.clone()
     };

@@ -344,6 +344,7 @@ mod tests {
                 restart: crate::Restart::No,
                 rebuild: None,
                 rescue: None,
+                resize: None,
                 name: name.map(str::to_owned),
                 project: String::new(),
                 user: String::new(),

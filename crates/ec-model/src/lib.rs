@@ -21,7 +21,8 @@ pub use observed::{End, Observed, Pause, RunState};
 pub use query::{QueryError, ResourceQuery};
 pub use records::{
     Access, AccessKind, AccessWish, Action, ActionVerb, Actions, Address, AddressSource, Alive, Assigned,
-    Blob, Desired, Doc, Flavor, GRACE_SECONDS, Group, HISTORY_MAX, ImageRef, Instance, Keypair, Node,
+    Blob, Desired, Doc, Extent, Flavor, GRACE_SECONDS, Group, HISTORY_MAX, ImageRef, Instance, Keypair, Node,
     Outcome, Outcomes, Policy, Power, PowerWish, Progress, Rebuild, Rebuilt, Record, RecordError, Request,
-    Rescue, Rescued, Resources, Restart, Spec, State, Status, Ticket, USER_DATA_MAX, decode, encode,
+    Rescue, Rescued, Resize, Resized, Resources, Restart, Size, Spec, State, Status, Ticket, USER_DATA_MAX,
+    decode, encode, greater,
 };

@@ -78,6 +78,32 @@ impl ResourceQuery {
         query
     }
 
+    /// The same query, asking for this much of a class: in the first group that asks for it, else in the first of all.
+    ///
+    /// # Errors
+    /// It is none any more, which a class's name can bring about.
+    pub fn with(&self, class: &str, amount: u64) -> Result<Self, QueryError> {
+        let asked = |part: &&str| {
+            let group = url::form_urlencoded::parse(part.as_bytes()).next().filter(|(key, _)| is_group(key));
+            group.map(|(key, value)| (key.into_owned(), amounts("", &value).unwrap_or_default()))
+        };
+        let parts: Vec<&str> = self.text.split('&').collect();
+        let has =
+            |part: &&str| asked(part).is_some_and(|(_, amounts)| amounts.iter().any(|(c, _)| c == class));
+        let place = parts.iter().position(has).or(parts.iter().position(|part| asked(part).is_some()));
+        let changed = parts.iter().enumerate().map(|(number, part)| match asked(part) {
+            Some((key, mut amounts)) if Some(number) == place => {
+                amounts.retain(|(known, _)| known != class);
+                amounts.push((class.to_owned(), amount));
+                let amounts: Vec<String> =
+                    amounts.iter().map(|(class, amount)| format!("{class}:{amount}")).collect();
+                format!("{key}={}", amounts.join(","))
+            }
+            _ => (*part).to_owned(),
+        });
+        Self::parse(&changed.collect::<Vec<_>>().join("&"))
+    }
+
     /// The parameters, decoded, in their order.
     pub fn pairs(&self) -> &[(String, String)] {
         &self.pairs
@@ -163,6 +189,17 @@ mod tests {
         let pairs: Vec<(&str, &str)> =
             more.pairs().iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
         assert_eq!(pairs, [("resources", "VCPU:1"), ("required", "A,!B"), ("in_tree", "x")]);
+    }
+
+    #[test]
+    fn another_amount_takes_the_place_of_the_one_that_is_asked_for() {
+        for (text, changed) in [
+            ("resources=VCPU:1,DISK_GB:1&required=A", "resources=VCPU:1,DISK_GB:5&required=A"),
+            ("resources=VCPU:1&required=A%2CB", "resources=VCPU:1,DISK_GB:5&required=A%2CB"),
+            ("resources=VCPU:1&resources_d=DISK_GB%3A1", "resources=VCPU:1&resources_d=DISK_GB:5"),
+        ] {
+            assert_eq!(ResourceQuery::parse(text).unwrap().with("DISK_GB", 5).unwrap().text(), changed);
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod power;
 mod rebuild;
 mod request;
 mod rescue;
+mod resize;
 mod status;
 
 use std::fmt;
@@ -26,12 +27,13 @@ use serde_json::{Map, Value};
 pub use access::{Access, AccessKind, AccessWish, Ticket};
 pub use catalog::{Flavor, Group, Keypair, Policy};
 pub use history::{Action, ActionVerb, Actions, HISTORY_MAX, Outcome, Outcomes};
-pub use instance::{Assigned, ImageRef, Instance, Resources, Spec};
+pub use instance::{Assigned, ImageRef, Instance, Spec};
 pub use node::{Alive, Node};
 pub use power::{GRACE_SECONDS, Power, PowerWish, Restart};
 pub use rebuild::{Rebuild, Rebuilt};
 pub use request::{Desired, Request};
 pub use rescue::{Rescue, Rescued};
+pub use resize::{Extent, Resize, Resized, Resources, Size, greater};
 pub use status::{Address, AddressSource, Progress, State, Status};
 
 /// The most user-data one instance may have, in bytes, before encoding.

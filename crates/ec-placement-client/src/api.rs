@@ -1,6 +1,6 @@
 //! What the use-cases of control ask of placement, whoever answers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use async_trait::async_trait;
 use ec_model::{InstanceId, NodeId, ResourceQuery, Resources};
@@ -22,6 +22,21 @@ pub trait Placement: Send + Sync {
 
     /// What the consumer holds; none where it holds nothing.
     async fn allocations(&self, instance: InstanceId) -> PlacementResult<Option<ConsumerAllocations>>;
+
+    /// Sets what a consumer holds, that was seen to hold `seen`. [`crate::PlacementError::Conflict`] where somebody has
+    /// changed that since, and where there is no room.
+    async fn reallocate(
+        &self,
+        instance: InstanceId,
+        seen: &ConsumerAllocations,
+        allocations: &BTreeMap<NodeId, Resources>,
+    ) -> PlacementResult<()>;
+
+    /// Everything that is allocated from one provider, by consumer.
+    async fn provider_allocations(&self, node: NodeId) -> PlacementResult<HashMap<InstanceId, Resources>>;
+
+    /// What a provider has, beside amounts.
+    async fn traits(&self, node: NodeId) -> PlacementResult<BTreeSet<String>>;
 
     /// A provider, where there is such a one.
     async fn provider(&self, provider: NodeId) -> PlacementResult<Option<Provider>>;
@@ -59,6 +74,23 @@ impl Placement for PlacementClient {
 
     async fn allocations(&self, instance: InstanceId) -> PlacementResult<Option<ConsumerAllocations>> {
         Self::allocations(self, instance).await
+    }
+
+    async fn reallocate(
+        &self,
+        instance: InstanceId,
+        seen: &ConsumerAllocations,
+        allocations: &BTreeMap<NodeId, Resources>,
+    ) -> PlacementResult<()> {
+        Self::reallocate(self, instance, seen, allocations).await
+    }
+
+    async fn provider_allocations(&self, node: NodeId) -> PlacementResult<HashMap<InstanceId, Resources>> {
+        Self::provider_allocations(self, node).await
+    }
+
+    async fn traits(&self, node: NodeId) -> PlacementResult<BTreeSet<String>> {
+        Self::traits(self, node).await
     }
 
     async fn provider(&self, provider: NodeId) -> PlacementResult<Option<Provider>> {

@@ -167,7 +167,37 @@ impl PlacementClient {
             consumer_type: body.consumer_type.filter(|kind| kind != "unknown"),
             project: body.project_id,
             user: body.user_id,
+            generation: body.consumer_generation,
         }))
+    }
+
+    /// Sets what a consumer holds, that was seen to hold `seen`. [`PlacementError::Conflict`] where somebody has changed
+    /// that since, and where there is no room.
+    pub async fn reallocate(
+        &self,
+        instance: InstanceId,
+        seen: &ConsumerAllocations,
+        allocations: &BTreeMap<NodeId, Resources>,
+    ) -> PlacementResult<()> {
+        let allocations: BTreeMap<_, _> = allocations
+            .iter()
+            .filter(|(_, resources)| !resources.is_empty())
+            .map(|(rp, resources)| (rp, ResourcesOf { resources: resources.clone() }))
+            .collect();
+        let body = json!({
+            "allocations": allocations,
+            "project_id": seen.project,
+            "user_id": seen.user,
+            "consumer_generation": seen.generation,
+            "consumer_type": seen.consumer_type.as_deref().unwrap_or(CONSUMER_TYPE),
+        });
+        self.wire.send(Method::PUT, &format!("allocations/{instance}"), Some(&body)).await.map(drop)
+    }
+
+    /// What a provider has, beside amounts.
+    pub async fn traits(&self, node: NodeId) -> PlacementResult<BTreeSet<String>> {
+        let body: TraitsBody = self.wire.get(&format!("resource_providers/{node}/traits"), NO_QUERY).await?;
+        Ok(body.traits.into_iter().collect())
     }
 
     /// All providers of the tree that this one belongs to, itself among them; none where there is no such

@@ -124,6 +124,8 @@ pub struct ConsumerAllocations {
     pub project: Option<String>,
     /// Who asked.
     pub user: Option<String>,
+    /// Counts its changes; a write that carries an old one is refused.
+    pub generation: Option<u64>,
 }
 
 impl ConsumerAllocations {
@@ -170,6 +172,8 @@ pub(crate) struct ConsumerBody {
     pub(crate) project_id: Option<String>,
     #[serde(default)]
     pub(crate) user_id: Option<String>,
+    #[serde(default)]
+    pub(crate) consumer_generation: Option<u64>,
 }
 
 #[derive(Deserialize)]

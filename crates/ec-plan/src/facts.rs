@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ec_model::{AccessWish, Observed, Power, Rescued, Restart, State};
+use ec_model::{AccessWish, Observed, Power, Rescued, Restart, Size, State};
 use jiff::Timestamp;
 
 /// What the request says.
@@ -117,6 +117,30 @@ impl RescuedFacts {
     }
 }
 
+/// What the request says of a size, and the status of what came of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ResizeFacts {
+    /// How large it was asked for last.
+    pub wanted: Size,
+    /// The last wish for another size: [`ec_model::Resize::wished_at`].
+    pub wished: Option<Timestamp>,
+    /// The last one of which the status tells what came of it.
+    pub told: Option<Timestamp>,
+}
+
+/// How large it is, as its node noted it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SizeFacts {
+    /// What its domain was made with.
+    pub is: Size,
+    /// The last wish for another size that came to its end here: [`ec_model::Resize::wished_at`].
+    pub wished_at: Option<Timestamp>,
+    /// That wish failed.
+    pub failed: bool,
+    /// Nobody saw it run with this size yet; what it was before is noted, too.
+    pub unproven: bool,
+}
+
 /// For how long a guest has been asked to end, by this agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asked {
@@ -144,6 +168,8 @@ pub enum RecordFacts {
         rescued: Option<RescuedFacts>,
         /// What the guest is told of itself in its user's words, as [`fingerprint`] has it.
         metadata: u64,
+        /// How large it is.
+        size: SizeFacts,
     },
 }
 
@@ -151,6 +177,11 @@ impl RecordFacts {
     /// Whether its guest is started from its rescue disk.
     pub fn is_rescued(self) -> bool {
         matches!(self, Self::Kept { rescued: Some(RescuedFacts { failed: false, .. }), .. })
+    }
+
+    /// Whether nobody saw it run with its size yet.
+    pub fn is_unproven(self) -> bool {
+        matches!(self, Self::Kept { size: SizeFacts { unproven: true, .. }, .. })
     }
 }
 
@@ -167,6 +198,8 @@ pub struct Facts {
     pub rebuild: RebuildFacts,
     /// Whether it is to be booted from another disk.
     pub rescue: RescueFacts,
+    /// How large it shall be.
+    pub resize: ResizeFacts,
     /// What the guest shall be told of itself in its user's words, as [`fingerprint`] has it.
     pub metadata: u64,
     /// Somebody's wish to look at it that was not answered yet, as far as the status tells.
@@ -183,6 +216,8 @@ pub struct Facts {
     pub buried: bool,
     /// What placement has.
     pub allocation: Allocation,
+    /// For how large a machine there is room in that, where it is held here.
+    pub held: Size,
     /// Whether control tools of this cloud asked for the instance; `None` is not known.
     pub asked_for: Option<bool>,
     /// For how long this agent has looked for an address and found none.
@@ -221,6 +256,36 @@ impl Facts {
         let RecordFacts::Kept { rescued, .. } = self.record else { return false };
         let is_other = rescued.is_none_or(|was| Some(was.wished_at) != self.rescue.wished);
         self.rescue.wished.is_some() && is_other && !self.record.is_rescued()
+    }
+
+    /// Whether it boots from its rescue disk, or runs from it still: nothing is done about its size meanwhile.
+    pub fn boots_elsewhere(&self) -> bool {
+        self.record.is_rescued() || self.observed.rescued
+    }
+
+    /// How large it is to be made, where it is not so and nobody found yet that it cannot be. What nobody ever wished
+    /// another size for is as it was made, and disks never shrink.
+    pub fn size_to_have(&self) -> Option<Size> {
+        let RecordFacts::Kept { size, .. } = self.record else { return None };
+        let ResizeFacts { wanted, wished, .. } = self.resize;
+        let was_given_up = size.failed && size.wished_at == wished;
+        let is_measured = wished.is_some() || size.wished_at.is_some();
+        if self.boots_elsewhere()
+            || was_given_up
+            || !is_measured
+            || wanted.vcpus == 0
+            || wanted.memory_mb == 0
+        {
+            return None;
+        }
+        let wanted = Size { disk_gb: wanted.disk_gb.max(size.is.disk_gb), ..wanted };
+        (wanted != size.is).then_some(wanted)
+    }
+
+    /// Whether what fails now is that it gets another size.
+    pub fn is_being_resized(&self) -> bool {
+        let is_here = self.observed.domain.is_some() && self.observed.volume;
+        is_here && !self.boots_elsewhere() && (self.record.is_unproven() || self.size_to_have().is_some())
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use ec_model::NodeId;
+use ec_model::{InstanceId, NodeId, Resources};
 
 /// What is to be done about one node. Doing it twice, or by two controllers at once, does no harm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +60,36 @@ impl Fleet {
     }
 }
 
+/// For how long instances have held the same, which is more than they were asked for, as far as somebody looked.
+#[derive(Debug)]
+pub struct Surplus {
+    patience: Duration,
+    step: Duration,
+    seen: BTreeMap<InstanceId, (Resources, Duration)>,
+    last: Option<Duration>,
+}
+
+impl Surplus {
+    /// It is left for `patience`, counted as [`Fleet::new`] counts: whoever claims it may be about to ask for it.
+    pub fn new(patience: Duration, step: Duration) -> Self {
+        Self { patience, step, seen: BTreeMap::new(), last: None }
+    }
+
+    /// Takes what a look saw at `now`, by a clock that only grows, and answers whose claims are to be looked into.
+    pub fn look(&mut self, held: BTreeMap<InstanceId, Resources>, now: Duration) -> Vec<InstanceId> {
+        let passed = self.last.map_or(Duration::ZERO, |last| now.saturating_sub(last).min(self.step));
+        self.last = Some(now);
+        let counted = held.into_iter().map(|(instance, held)| {
+            let before = self.seen.get(&instance).filter(|(before, _)| *before == held);
+            let time = before.map_or(Duration::ZERO, |(_, time)| *time + passed);
+            (instance, (held, time))
+        });
+        self.seen = counted.collect();
+        let due = self.seen.iter().filter(|(_, (_, time))| *time >= self.patience);
+        due.map(|(instance, _)| *instance).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,6 +130,22 @@ mod tests {
         assert_eq!(fleet.look(&seen(&[1], &[], &[]), Duration::from_secs(3600)), []);
         fleet.look(&seen(&[1], &[1], &[]), Duration::from_secs(3601));
         assert_eq!(fleet.look(&seen(&[1], &[], &[]), Duration::from_secs(7200)), [], "a short absence each");
+    }
+
+    #[test]
+    fn what_is_claimed_beyond_what_is_asked_for_is_looked_into_when_it_has_stayed_the_same() {
+        let one = InstanceId::new(uuid::Uuid::from_u128(1));
+        let held = |amount: u64| BTreeMap::from([(one, Resources::from([("VCPU".to_owned(), amount)]))]);
+        let mut surplus = Surplus::new(PATIENCE, STEP);
+        let mut look = |held, seconds| surplus.look(held, Duration::from_secs(seconds));
+        assert_eq!(look(held(2), 0), []);
+        assert_eq!(look(held(2), 1000), [], "nobody looked for most of it");
+        assert_eq!(look(held(2), 1010), []);
+        assert_eq!(look(held(2), 1020), [one]);
+        assert_eq!(look(held(2), 1021), [one], "it did not work");
+        assert_eq!(look(held(3), 1031), [], "somebody claims more at this moment");
+        assert_eq!(look(BTreeMap::new(), 1041), []);
+        assert_eq!(look(held(3), 1051), [], "from the beginning");
     }
 
     #[test]

@@ -58,6 +58,7 @@ pub fn noted(old: Option<&Status>, new: &Status) -> Option<Outcome> {
             status.power_generation,
             status.rebuilt.clone(),
             status.rescued.clone(),
+            status.resized.clone(),
             status.restarts,
         )
     };
@@ -70,6 +71,7 @@ pub fn noted(old: Option<&Status>, new: &Status) -> Option<Outcome> {
         power_generation: new.power_generation,
         rebuilt: new.rebuilt.clone(),
         rescued: new.rescued.clone(),
+        resized: new.resized.clone(),
         restarts: new.restarts,
     })
 }
@@ -84,6 +86,7 @@ pub fn ended(old: Option<&Status>, now: Timestamp) -> Outcome {
         power_generation: old.map_or(0, |old| old.power_generation),
         rebuilt: old.and_then(|old| old.rebuilt.clone()),
         rescued: None,
+        resized: old.and_then(|old| old.resized.clone()),
         restarts: 0,
     }
 }
@@ -100,7 +103,8 @@ pub fn told(actions: &Actions, outcomes: &[Outcomes]) -> Vec<Happening> {
             of_users[place] = true;
         }
         let outcome = place.map(|place| all[place].1);
-        let failure = outcome.and_then(|outcome| disk(action.verb, outcome)).and_then(|(_, failed)| failed);
+        let failure =
+            outcome.and_then(|outcome| carried_out(action.verb, outcome)).and_then(|(_, failed)| failed);
         let at_once = action.verb.is_done_at_once().then_some(action.at);
         told.push(Happening {
             at: action.at,
@@ -156,11 +160,11 @@ fn fate(action: &Action, actions: &Actions, all: &[(NodeId, &Outcome)]) -> (Fate
             None if later(|verb| verb == ActionVerb::Delete) => (Fate::Overtaken, None),
             None => (Fate::Pending, None),
         },
-        ActionVerb::Rebuild | ActionVerb::Rescue => {
-            let wish = |it: &Outcome| disk(action.verb, it).map(|(wished_at, _)| wished_at);
+        ActionVerb::Rebuild | ActionVerb::Rescue | ActionVerb::Resize | ActionVerb::RevertResize => {
+            let wish = |it: &Outcome| carried_out(action.verb, it).map(|(wished_at, _)| wished_at);
             match first(&|it| wish(it) == Some(action.at)) {
                 Some(place)
-                    if disk(action.verb, all[place].1).is_some_and(|(_, failed)| failed.is_some()) =>
+                    if carried_out(action.verb, all[place].1).is_some_and(|(_, failed)| failed.is_some()) =>
                 {
                     (Fate::Failed, Some(place))
                 }
@@ -171,6 +175,10 @@ fn fate(action: &Action, actions: &Actions, all: &[(NodeId, &Outcome)]) -> (Fate
                             ActionVerb::Rebuild => {
                                 |verb| matches!(verb, ActionVerb::Rebuild | ActionVerb::Delete)
                             }
+                            ActionVerb::Resize | ActionVerb::RevertResize => |verb| {
+                                use ActionVerb::{Delete, Resize, RevertResize};
+                                matches!(verb, Resize | RevertResize | Delete)
+                            },
                             _ => |verb| {
                                 matches!(verb, ActionVerb::Rescue | ActionVerb::Unrescue | ActionVerb::Delete)
                             },
@@ -202,11 +210,14 @@ fn fate(action: &Action, actions: &Actions, all: &[(NodeId, &Outcome)]) -> (Fate
     }
 }
 
-/// Which wish for a disk of that kind came to its end last, and why it failed, where it did.
-fn disk(verb: ActionVerb, outcome: &Outcome) -> Option<(Timestamp, Option<String>)> {
+/// Which wish of that kind came to its end last, and why it failed, where it did.
+fn carried_out(verb: ActionVerb, outcome: &Outcome) -> Option<(Timestamp, Option<String>)> {
     match verb {
         ActionVerb::Rebuild => outcome.rebuilt.as_ref().map(|it| (it.wished_at, it.failed.clone())),
         ActionVerb::Rescue => outcome.rescued.as_ref().map(|it| (it.wished_at, it.failed.clone())),
+        ActionVerb::Resize | ActionVerb::RevertResize => {
+            outcome.resized.as_ref().map(|it| (it.wished_at, it.failed.clone()))
+        }
         _ => None,
     }
 }
@@ -236,8 +247,9 @@ mod tests {
     }
 
     fn came(second: i64, state: Option<State>, generation: u64, power_generation: u64) -> Outcome {
-        let (reason, rebuilt, rescued, restarts) = (None, None, None, 0);
-        Outcome { at: at(second), state, reason, generation, power_generation, rebuilt, rescued, restarts }
+        let (reason, rebuilt, rescued, resized) = (None, None, None, None);
+        let (at, restarts) = (at(second), 0);
+        Outcome { at, state, reason, generation, power_generation, rebuilt, rescued, resized, restarts }
     }
 
     fn history(actions: Vec<Action>, outcomes: Vec<Outcome>) -> Vec<Happening> {
@@ -302,7 +314,7 @@ mod tests {
         };
         let broken = (Fate::Failed, Some("broken".to_owned()));
         assert_eq!(of(vec![asked(1, Create, 1)], vec![]), [(Fate::Pending, None)]);
-        assert_eq!(of(vec![asked(1, Create, 1)], vec![failed(2, 1)]), [broken.clone()]);
+        assert_eq!(of(vec![asked(1, Create, 1)], vec![failed(2, 1)]), std::slice::from_ref(&broken));
         // The wish for power came before it ever was up.
         let later = came(9, Some(State::Active), 4, 4);
         let both = || vec![asked(1, Create, 1), asked(8, Start, 4)];
@@ -325,6 +337,33 @@ mod tests {
         );
         assert_eq!(of(wish(), vec![rebuilt(21, None)])[0].0, Fate::Overtaken);
         assert_eq!(of(wish(), vec![rebuilt(19, None)])[0].0, Fate::Pending);
+    }
+
+    #[test]
+    fn a_resize_and_its_revert_are_told_by_their_time_and_a_confirm_is_done_at_once() {
+        use ActionVerb::{ConfirmResize, Delete, Resize, RevertResize, Stop};
+        let resized = |second: i64, failed: Option<&str>| {
+            let (wished_at, failed) = (at(second), failed.map(str::to_owned));
+            let resized = ec_model::Resized { wished_at, failed, resources: ec_model::Resources::new() };
+            Outcome { resized: Some(resized), ..came(second + 1, Some(State::Active), 5, 1) }
+        };
+        let fates = |actions, outcomes| -> Vec<Fate> {
+            history(actions, outcomes).into_iter().filter_map(|it| it.outcome).collect()
+        };
+        for verb in [Resize, RevertResize] {
+            let wish = || vec![asked(20, verb, 5)];
+            assert_eq!(fates(wish(), vec![resized(20, None)]), [Fate::Done]);
+            assert_eq!(fates(wish(), vec![resized(20, Some("no room"))]), [Fate::Failed]);
+            assert_eq!(fates(wish(), vec![resized(21, None)]), [Fate::Overtaken]);
+            assert_eq!(fates(wish(), vec![resized(19, None)]), [Fate::Pending]);
+            for (next, fate) in [(Resize, Fate::Overtaken), (Delete, Fate::Overtaken), (Stop, Fate::Pending)]
+            {
+                assert_eq!(fates(vec![asked(20, verb, 5), asked(30, next, 6)], vec![])[0], fate, "{next}");
+            }
+        }
+        let told = history(vec![asked(20, Resize, 5)], vec![resized(20, Some("no room"))]);
+        assert_eq!(told[0].reason.as_deref(), Some("no room"));
+        assert_eq!(fates(vec![asked(20, ConfirmResize, 5)], vec![]), [Fate::Done]);
     }
 
     #[test]

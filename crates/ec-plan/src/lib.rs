@@ -30,11 +30,12 @@ pub mod history;
 pub mod lack;
 pub mod machine;
 pub mod reach;
+pub mod sizes;
 pub mod stack;
 pub mod status;
 pub mod verbs;
 
 pub use facts::{
     Allocation, Asked, Facts, KnownStatus, Limits, PowerFacts, RebuildFacts, RecordFacts, RescueFacts,
-    RescuedFacts, StatusFacts, Wanted, fingerprint,
+    RescuedFacts, ResizeFacts, SizeFacts, StatusFacts, Wanted, fingerprint,
 };

@@ -10,6 +10,7 @@ mod new;
 mod power;
 mod rebuild;
 mod rescue;
+mod resize;
 mod unrequested;
 
 use std::{borrow::Cow, time::Duration};
@@ -73,6 +74,15 @@ pub enum Effect {
     GiveUpRescue(String),
     /// Write the status with what came of the wish for a rescue disk.
     NoteRescue,
+    /// Claim in placement what it is to take, beside what it has claimed.
+    Cover,
+    /// Grow its disk, define its domain as large as is wanted, and note that in the node's record.
+    Resize,
+    /// Define its domain as large as it was, and note in the node's record that the wish for another size failed, for
+    /// this reason.
+    GiveUpResize(String),
+    /// Note that it is well with its size, and write the status with what came of the wish for it.
+    NoteResize,
     /// Have somebody look at it: answer this wish.
     Admit(AccessWish),
     /// Note on this node that a user destroyed the instance.
@@ -92,10 +102,10 @@ pub enum Effect {
 }
 
 use Effect::{
-    Admit, Announce, Bury, Claim, Define, DropKeys, DropRecord, EndInError, EnterRescue, GiveUpRescue,
-    KeepMetadata, KeepRecord, LeaveRescue, MarkStarted, NotePower, NoteRebuild, NoteRescue, NoteStart, Pause,
-    PowerOff, PrepareDisk, PrepareRebuild, PrepareRescue, Release, RemoveDomain, Reopen, ReplaceDisk, Resume,
-    Save, ShutDown, Start, StartRescue,
+    Admit, Announce, Bury, Claim, Cover, Define, DropKeys, DropRecord, EndInError, EnterRescue, GiveUpRescue,
+    KeepMetadata, KeepRecord, LeaveRescue, MarkStarted, NotePower, NoteRebuild, NoteRescue, NoteResize,
+    NoteStart, Pause, PowerOff, PrepareDisk, PrepareRebuild, PrepareRescue, Release, RemoveDomain, Reopen,
+    ReplaceDisk, Resize, Resume, Save, ShutDown, Start, StartRescue,
 };
 
 /// What to do about one instance, and what for.
@@ -201,6 +211,8 @@ pub fn ran(facts: &Facts) -> bool {
                     | State::Rescuing
                     | State::Rescued
                     | State::Unrescuing
+                    | State::Resizing
+                    | State::VerifyResize
                     | State::Unclaimed
             )
     });

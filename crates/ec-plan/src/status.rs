@@ -1,7 +1,7 @@
 //! How a status becomes the next one. Pure: who writes it brings the time.
 
 use ec_model::{
-    Access, Address, InstanceId, NodeId, Power, Progress, Rebuilt, Request, Rescued, State, Status,
+    Access, Address, InstanceId, NodeId, Power, Progress, Rebuilt, Request, Rescued, Resized, State, Status,
 };
 use jiff::Timestamp;
 
@@ -63,6 +63,7 @@ fn next(subject: &Subject, old: Option<&Status>, state: State, now: Timestamp) -
         power_generation: old.map_or(carried_out, |old| old.power_generation),
         rebuilt: old.and_then(|old| old.rebuilt.clone()),
         rescued: old.and_then(|old| old.rescued.clone()),
+        resized: old.and_then(|old| old.resized.clone()),
         restarts: old.map_or(0, |old| old.restarts),
         state,
         reason: None,
@@ -91,6 +92,7 @@ pub(crate) fn is_under_way(state: State) -> bool {
             | State::Rebuilding
             | State::Rescuing
             | State::Unrescuing
+            | State::Resizing
             | State::Destroying
     )
 }
@@ -181,6 +183,13 @@ pub fn rescued(subject: &Subject, old: Option<&Status>, rescued: Option<Rescued>
     Status { rescued, ..announced(subject, old, state, reason, now) }
 }
 
+/// The wish for another size has come to this end; how it stands besides is as it was.
+pub fn resized(subject: &Subject, old: Option<&Status>, resized: Option<Resized>, now: Timestamp) -> Status {
+    let reason = old.and_then(|old| old.reason.clone());
+    let state = old.map_or(State::Resizing, |old| old.state);
+    Status { resized, ..announced(subject, old, state, reason, now) }
+}
+
 /// A wish to look at it was answered; all else is as it was.
 pub fn admitted(old: &Status, access: Access, now: Timestamp) -> Status {
     Status { access: Some(access), updated_at: now, ..old.clone() }
@@ -220,6 +229,7 @@ pub fn delayed(old: &Status, why: &str) -> Option<(State, String)> {
         | State::Rebuilding
         | State::Rescuing
         | State::Unrescuing
+        | State::Resizing
         | State::Destroying => true,
         // Of one that was started nothing is waited for but its guest: whoever reads a reason there gives it up.
         State::Starting => old.started_at.is_none(),
@@ -424,6 +434,19 @@ mod tests {
     }
 
     #[test]
+    fn what_came_of_a_wish_for_another_size_stands_beside_all_that_was_told() {
+        let subject = subject(Some("web"));
+        let active = announced(&subject, None, State::Active, Some("as before".into()), at(1));
+        let came = Resized { wished_at: at(7), failed: None, resources: ec_model::Resources::new() };
+        let told = resized(&subject, Some(&active), Some(came.clone()), at(2));
+        assert_eq!((told.state, told.reason.clone(), told.since), (State::Active, active.reason, at(1)));
+        assert_eq!(told.resized, Some(came.clone()));
+        let later = announced(&subject, Some(&told), State::Stopped, None, at(3));
+        assert_eq!(later.resized, Some(came), "until there is another");
+        assert_eq!(resized(&subject, None, None, at(1)).state, State::Resizing);
+    }
+
+    #[test]
     fn an_answer_to_a_wish_to_look_stands_beside_all_else_and_is_written_now() {
         let active = announced(&subject(Some("web")), None, State::Active, Some("as before".into()), at(1));
         let access = Access {
@@ -447,11 +470,16 @@ mod tests {
         assert_eq!(delayed(&told, "no mirror"), None);
         let stopped = announced(&subject, Some(&told), State::Stopped, None, at(3));
         assert_eq!(delayed(&stopped, "no mirror"), None);
-        for state in
-            [State::Stopping, State::Rebooting, State::Suspending, State::Rebuilding, State::Destroying]
-                .into_iter()
-                .chain([State::Rescuing, State::Unrescuing])
-        {
+        for state in [
+            State::Stopping,
+            State::Rebooting,
+            State::Suspending,
+            State::Rebuilding,
+            State::Rescuing,
+            State::Unrescuing,
+            State::Resizing,
+            State::Destroying,
+        ] {
             let under_way = announced(&subject, Some(&stopped), state, None, at(4));
             assert!(delayed(&under_way, "libvirt is away").is_some(), "{state}");
             assert_eq!(under_way.doing.as_deref(), Some("building it"), "{state}");

@@ -6,9 +6,11 @@
 use std::{collections::BTreeMap, fmt};
 
 use ec_model::{
-    ActionVerb, Desired, ImageRef, Instance, Power, PowerWish, Request, Restart, State, Status,
+    ActionVerb, Desired, Extent, ImageRef, Instance, Power, PowerWish, Request, Restart, State, Status,
     input::{LABELS_MAX, METADATA_MAX},
 };
+
+use crate::sizes::{self, Resizing};
 
 /// What a user asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +35,12 @@ pub enum Verb {
     Rescue(Option<ImageRef>),
     /// Boot it from its own again.
     Unrescue,
+    /// Make it as large as this; what it was is kept until that is confirmed.
+    Resize(Extent),
+    /// Let it be as large as it was made.
+    Confirm,
+    /// Make it as large as it was before; its disk stays as it is.
+    Revert,
     /// Let nothing be done to it, for this reason.
     Lock(String),
     /// Let things be done to it again.
@@ -102,6 +110,9 @@ impl Verb {
             Self::Rebuild(image) => (ActionVerb::Rebuild, image.as_ref().map(|image| image.url.clone())),
             Self::Rescue(image) => (ActionVerb::Rescue, image.as_ref().map(|image| image.url.clone())),
             Self::Unrescue => (ActionVerb::Unrescue, None),
+            Self::Resize(extent) => (ActionVerb::Resize, Some(extent.query.clone())),
+            Self::Confirm => (ActionVerb::ConfirmResize, None),
+            Self::Revert => (ActionVerb::RevertResize, None),
             Self::Lock(reason) => {
                 (ActionVerb::Lock, Some(reason.clone()).filter(|reason| !reason.is_empty()))
             }
@@ -126,6 +137,9 @@ impl Verb {
             Self::Rebuild(_) => "rebuild",
             Self::Rescue(_) => "rescue",
             Self::Unrescue => "unrescue",
+            Self::Resize(_) => "resize",
+            Self::Confirm => "resize --confirm",
+            Self::Revert => "resize --revert",
             Self::Lock(_) => "lock",
             Self::Unlock => "unlock",
             Self::Rename(_) => "rename",
@@ -161,6 +175,10 @@ pub enum Situation {
     Rescued,
     /// It is to boot from its own disk again, and does not yet.
     Unrescuing,
+    /// It is being given another size.
+    Resizing,
+    /// It has another size, which is neither confirmed nor reverted.
+    Resized,
     /// Something is wrong with it, and it is kept.
     Error,
 }
@@ -189,6 +207,12 @@ pub enum Wish {
     Rescue(Option<ImageRef>),
     /// It boots from its own disk.
     Unrescue,
+    /// It is as large as this.
+    Resize(Extent),
+    /// It stays as large as it is.
+    Confirm,
+    /// It is as large as it was before.
+    Revert,
     /// It is called so.
     Name(String),
     /// This is changed.
@@ -210,6 +234,8 @@ impl fmt::Display for Situation {
             Self::Rescuing => "being rescued",
             Self::Rescued => "rescued",
             Self::Unrescuing => "being unrescued",
+            Self::Resizing => "being resized",
+            Self::Resized => "resized and not confirmed",
             Self::Error => "in ERROR",
         })
     }
@@ -217,7 +243,7 @@ impl fmt::Display for Situation {
 
 impl Situation {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 15] = [
         Self::Building,
         Self::Running,
         Self::Paused,
@@ -230,11 +256,13 @@ impl Situation {
         Self::Rescuing,
         Self::Rescued,
         Self::Unrescuing,
+        Self::Resizing,
+        Self::Resized,
         Self::Error,
     ];
 
-    /// How an instance stands that is wanted, by its request and what its agent tells.
-    fn of(request: &Request, status: Option<&Status>) -> Self {
+    /// How an instance stands that is wanted, by its record, its request, and what its agent tells.
+    fn of(instance: &Instance, request: &Request, status: Option<&Status>) -> Self {
         let Some(status) = status else { return Self::Building };
         let wish = &request.power;
         let rebuilt = status.rebuilt.as_ref().map(|rebuilt| rebuilt.wished_at);
@@ -253,6 +281,13 @@ impl Situation {
             (Some(_), Some(_)) if status.is_rescued() => return Self::Rescued,
             (None, Some(_)) if status.is_rescued() => return Self::Unrescuing,
             _ => {}
+        }
+        if is_built && status.state != State::Error {
+            match sizes::resized(instance, request, status) {
+                Some(Resizing::UnderWay) => return Self::Resizing,
+                Some(Resizing::Done) => return Self::Resized,
+                Some(Resizing::Failed) | None => {}
+            }
         }
         // What was wished and is not carried out yet: the next wish is judged by where that leads.
         if status.power_generation != 0 && status.power_generation < wish.generation {
@@ -278,6 +313,8 @@ impl Situation {
             State::Rescuing => Self::Rescuing,
             State::Rescued => Self::Rescued,
             State::Unrescuing => Self::Unrescuing,
+            State::Resizing => Self::Resizing,
+            State::VerifyResize => Self::Resized,
             State::Error | State::Destroying | State::Unclaimed | State::Unknown => Self::Error,
         }
     }
@@ -316,7 +353,7 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
         }
         (_, None) => {}
     }
-    let situation = Situation::of(request, status);
+    let situation = Situation::of(instance, request, status);
     if let (Verb::Rescue(Some(image)), Situation::Rescued, Some(wish)) = (verb, situation, &request.rescue)
         && *image != wish.image
     {
@@ -325,7 +362,7 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
                 .to_owned(),
         );
     }
-    in_situation(verb, situation)
+    sizes::judge(verb, instance, status, situation).unwrap_or_else(|| in_situation(verb, situation))
 }
 
 /// Why nothing is done to what is locked.
@@ -348,6 +385,8 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
     const START: &str = "; `eschedule start` starts it";
     const UNRESCUE: &str = "; `eschedule unrescue` boots it from its own disk again";
     const OWN: &str = " and boots from its own disk";
+    const VERIFY: &str =
+        "; `eschedule resize --confirm` lets it be so, `eschedule resize --revert` goes back";
     const LATER: &str = "; ask again when that is done";
     match (verb, situation) {
         (Verb::Start, S::Stopped | S::Stopping | S::Error) => to(Power::Running),
@@ -400,6 +439,13 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
         (Verb::Unrescue, S::Unrescuing | S::Running) => already(),
         (Verb::Unrescue, S::Paused | S::Stopped | S::Error) => refuse(OWN),
 
+        (Verb::Resize(extent), S::Running | S::Stopped) => Verdict::Do(Wish::Resize(extent.clone())),
+        (Verb::Resize(_), S::Paused) => refuse(UNPAUSE),
+        (Verb::Confirm, S::Resized) => Verdict::Do(Wish::Confirm),
+        (Verb::Revert, S::Resized) => Verdict::Do(Wish::Revert),
+        (Verb::Confirm | Verb::Revert, S::Resizing) => refuse(LATER),
+        (Verb::Confirm | Verb::Revert, _) => Verdict::Already(sizes::NOT_RESIZED.to_owned()),
+
         (Verb::Unpause | Verb::Resume | Verb::Pause | Verb::Suspend, S::Stopped) => refuse(START),
         (_, S::Suspended) => refuse(RESUME),
         (_, S::Rescued) => refuse(UNRESCUE),
@@ -411,8 +457,10 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
             | S::Rebooting
             | S::Rebuilding
             | S::Rescuing
-            | S::Unrescuing,
+            | S::Unrescuing
+            | S::Resizing,
         ) => refuse(LATER),
+        (_, S::Resized) => refuse(VERIFY),
         (_, S::Error) => refuse(": `eschedule show` tells why"),
         // Judged before.
         (Verb::Lock(_) | Verb::Unlock | Verb::Rename(_) | Verb::Set(_), _) => already(),

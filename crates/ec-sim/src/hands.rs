@@ -231,6 +231,22 @@ impl Hypervisor for Hands {
         .await
     }
 
+    async fn grow_disk(&self, instance: InstanceId, capacity_bytes: u64) -> HypervisorResult<()> {
+        self.change(Operation::GrowDisk, instance, move |hypervisor| async move {
+            hypervisor.grow_disk(instance, capacity_bytes).await
+        })
+        .await
+    }
+
+    async fn redefine(&self, spec: &DomainSpec) -> HypervisorResult<()> {
+        let spec = spec.clone();
+        let instance = spec.instance;
+        self.change(Operation::Redefine, instance, move |hypervisor| async move {
+            hypervisor.redefine(&spec).await
+        })
+        .await
+    }
+
     async fn start(&self, instance: InstanceId) -> HypervisorResult<()> {
         self.change(
             Operation::Start,

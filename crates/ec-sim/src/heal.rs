@@ -7,7 +7,7 @@ use std::{
 };
 
 use ec_cloud::{CloudError, destroy, list};
-use ec_model::{Actions, Desired, InstanceId, Outcomes, State, decode};
+use ec_model::{Actions, Desired, Instance, InstanceId, Outcomes, Size, State, decode};
 use ec_plan::history::{Fate, told};
 use tokio::time::{Instant, sleep};
 
@@ -15,7 +15,7 @@ use crate::{
     acts::guests,
     door::content,
     life::Life,
-    referee::{Known, marked},
+    referee::{Known, claimed, marked},
     traces::{Records, Traces, is_kept_free, records},
     user::cloud,
     world::{Actor, PLACEMENT, World},
@@ -144,6 +144,14 @@ async fn astray(world: &World) -> Vec<Complaint> {
     found
 }
 
+/// How many processors are asked for, or were before a resize that is neither confirmed nor reverted.
+fn needed(world: &World, instance: InstanceId) -> u64 {
+    let record = content(world, &world.keys.instance(instance));
+    let Some(record) = record.and_then(|pair| decode::<Instance>(&pair.value).ok()) else { return 0 };
+    let before = record.before.map_or(0, |before| Size::of(&before.resources).vcpus);
+    Size::of(&record.spec.resources).vcpus.max(before)
+}
+
 /// What is not as it is asked for.
 async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
     // What a killed command left goes when somebody comes across it.
@@ -185,6 +193,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             rescues_wished,
             power_acknowledged,
             rebuild_acknowledged,
+            resize_acknowledged,
             request_lost,
             ..
         } = known;
@@ -227,7 +236,9 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             _ => false,
         };
         let as_wished = restored
-            || traces.is_as_wished(power_acknowledged, disturbed) && traces.is_rebuilt(rebuild_acknowledged);
+            || traces.is_as_wished(power_acknowledged, disturbed)
+                && traces.is_rebuilt(rebuild_acknowledged)
+                && traces.is_resized(resize_acknowledged);
         let as_wished = as_wished && traces.is_rescued_as_wished();
         // Of one that is in ERROR, or is not wanted any more, what was asked for may be left undone.
         let is_settled = matches!(
@@ -237,6 +248,22 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         let history = if restored || !is_settled { Vec::new() } else { pending(world, instance) };
         if well && !history.is_empty() {
             found.push((soon, format!("{instance}: nothing is told of what came of {}", history.join(", "))));
+        }
+        if let Some(why) = traces.is_of_another_size() {
+            found.push((soon, format!("{instance}: {why}")));
+        }
+        let has = traces.size.map_or(0, |size| size.vcpus);
+        let has_claimed = claimed(world, instance, "VCPU");
+        if traces.claim && traces.domain && has_claimed < has && !(restored || claims_lost) {
+            found.push((soon, format!("{instance}: it has {has} processors, and has claimed {has_claimed}")));
+        }
+        // Nobody gives back what is not needed but the next command and a controller, which takes its time.
+        let needs = traces.status.as_ref().map_or(0, |_| needed(world, instance));
+        if world.controllers.count() > 0 && needs > 0 && has_claimed > needs.max(has) {
+            found.push((
+                BOUND / 2,
+                format!("{instance}: it has claimed {has_claimed} processors, and needs {needs}"),
+            ));
         }
         if !(well && as_wished && traces.is_true()) {
             let bound = if traces.request.is_some() { soon } else { BOUND };

@@ -197,6 +197,7 @@ fn request_of(world: &World, instance: InstanceId) -> Request {
         restart: ec_model::Restart::No,
         rebuild: None,
         rescue: None,
+        resize: None,
         name: None,
         project: "default".to_owned(),
         user: "default".to_owned(),

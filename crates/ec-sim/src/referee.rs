@@ -9,10 +9,11 @@ mod room;
 use std::collections::{BTreeMap, BTreeSet};
 
 use ec_cloud::Verb;
-use ec_hypervisor::{Observed, Operation};
+use ec_hypervisor::{DomainSize, Observed, Operation};
 use ec_model::{InstanceId, NodeId, State, Status, decode};
 use ec_store::{KeyValue, Op, Txn};
 use jiff::Timestamp;
+use serde_json::Value;
 
 pub(crate) use room::marked;
 
@@ -56,6 +57,8 @@ pub(crate) struct Known {
     pub(crate) rebuild_acknowledged: Option<Timestamp>,
     /// So many wishes for a rescue disk there were, which may have arrived.
     pub(crate) rescues_wished: u32,
+    /// The newest wish for another size that a user was told of.
+    pub(crate) resize_acknowledged: Option<Timestamp>,
     /// A guest may have written the disk that there is now.
     wrote_disk: bool,
     /// So many disks were replaced that a guest may have written.
@@ -165,6 +168,12 @@ impl Referee {
     pub(crate) fn rebuild_acknowledged(&mut self, instance: InstanceId, wished_at: Timestamp) {
         let known = self.known.entry(instance).or_default();
         known.rebuild_acknowledged = known.rebuild_acknowledged.max(Some(wished_at));
+    }
+
+    /// A user was told that this wish for another size is written.
+    pub(crate) fn resize_acknowledged(&mut self, instance: InstanceId, wished_at: Timestamp) {
+        let known = self.known.entry(instance).or_default();
+        known.resize_acknowledged = known.resize_acknowledged.max(Some(wished_at));
     }
 
     /// A user was told that this wish for its power is written.
@@ -312,6 +321,8 @@ impl Referee {
                 | Operation::CreateRescue
                 | Operation::DropRescue
                 | Operation::Define
+                | Operation::GrowDisk
+                | Operation::Redefine
                 | Operation::Destroy
         );
         known.disturbed |= late && is_power;
@@ -329,6 +340,14 @@ impl Referee {
                 let claim = content(world, &format!("{PLACEMENT}/consumers/{instance}"));
                 if claim.is_none() && !self.restored && !self.claims_lost {
                     self.found(format!("{instance} was started without a claim"));
+                }
+                let computer = world.computers.iter().find(|computer| computer.node == node);
+                let size = computer.and_then(|computer| size(computer, instance));
+                let (has, claimed) = (size.map_or(0, |size| size.vcpus), claimed(world, instance, "VCPU"));
+                if has > claimed && !self.restored && !self.claims_lost {
+                    self.found(format!(
+                        "{instance} was started with {has} processors, and has claimed {claimed}"
+                    ));
                 }
             }
             Operation::ShutDown | Operation::PowerOff | Operation::Pause | Operation::Save
@@ -364,7 +383,7 @@ impl Referee {
             return;
         }
         if let Some(computer) = world.computers.iter().find(|computer| computer.node == node)
-            && computer.hypervisor.running() as u64 > PROCESSORS
+            && computer.hypervisor.processors() > PROCESSORS
         {
             self.found(format!("more guests run on {node} than it has room for"));
         }
@@ -379,6 +398,22 @@ fn speaks_of(key: &str, instance: InstanceId) -> bool {
 /// Whether an agent that reads this may think that nobody ever saw its guest work.
 fn is_before_active(state: State) -> bool {
     matches!(state, State::Scheduled | State::Preparing | State::Starting | State::Error)
+}
+
+/// So much of a class an instance has claimed, of all providers.
+pub(crate) fn claimed(world: &World, instance: InstanceId, class: &str) -> u64 {
+    let pair = content(world, &format!("{PLACEMENT}/consumers/{instance}"));
+    let consumer =
+        pair.and_then(|pair| serde_json::from_slice::<Value>(&pair.value).ok()).unwrap_or_default();
+    let allocations = consumer["allocations"].as_object().into_iter().flat_map(|all| all.values());
+    allocations.filter_map(|amounts| amounts[class].as_u64()).sum()
+}
+
+/// How large a computer's hypervisor has an instance.
+pub(crate) fn size(computer: &crate::node::Computer, instance: InstanceId) -> Option<DomainSize> {
+    use ec_hypervisor::Hypervisor;
+    use futures::FutureExt;
+    computer.hypervisor.size(instance).now_or_never()?.ok()?
 }
 
 /// What a computer's hypervisor has of an instance; its answer is there at once.

@@ -19,6 +19,7 @@ mod reach;
 mod rebuild;
 mod records;
 mod rescue;
+mod resize;
 mod stage;
 
 use futures::future::LocalBoxFuture;
@@ -68,6 +69,7 @@ pub fn scenarios() -> impl Iterator<Item = &'static Scenario> {
         reach::ALL,
         rebuild::ALL,
         rescue::ALL,
+        resize::ALL,
         build::ALL,
         records::ALL,
         believed::ALL,

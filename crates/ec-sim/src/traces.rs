@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ec_hypervisor::{Observed, RunState};
-use ec_model::{Desired, InstanceId, NodeId, Power, Request, State, Status, decode};
+use ec_hypervisor::{DomainSize, Observed, RunState};
+use ec_model::{Desired, InstanceId, NodeId, Power, Request, Size, State, Status, decode};
 use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::{
     door::content,
     node::{Computer, PROCESSORS},
-    referee::observed,
+    referee::{observed, size},
     world::{PLACEMENT, World},
 };
 
@@ -29,6 +29,8 @@ pub(crate) struct Traces {
     pub(crate) guest: Observed,
     /// There is a disk to boot from in the place of its own.
     pub(crate) rescue_disk: bool,
+    /// How large that has it.
+    pub(crate) size: Option<DomainSize>,
     /// Where there is anything of its guest.
     pub(crate) host: Option<NodeId>,
 }
@@ -68,6 +70,7 @@ impl Traces {
             marked: records.values().any(|records| records.get(&name) == Some(&true)),
             rescue_disk: world.computers.iter().any(|computer| computer.hypervisor.has_rescue_disk(instance)),
             guest: seen.into_iter().find(|seen| seen.domain.is_some()).unwrap_or_default(),
+            size: world.computers.iter().find_map(|computer| size(computer, instance)),
             host: world.computers.iter().find(|computer| here(computer)).map(|computer| computer.node),
         }
     }
@@ -98,7 +101,8 @@ impl Traces {
                 | State::Suspending
                 | State::Rebuilding
                 | State::Rescuing
-                | State::Unrescuing,
+                | State::Unrescuing
+                | State::Resizing,
             ) => false,
             _ => true,
         }
@@ -150,6 +154,29 @@ impl Traces {
         request.desired != Desired::Active
             || status.state == State::Error
             || is_told && status.is_rescued() == self.rescue_disk
+    }
+
+    /// Whether the last wish for another size was not lost, and its end was told.
+    pub(crate) fn is_resized(&self, acknowledged: Option<Timestamp>) -> bool {
+        let (Some(request), Some(status)) = (&self.request, &self.status) else { return true };
+        let wished = request.resize.map(|wish| wish.wished_at);
+        let told = status.resized.as_ref().map(|resized| resized.wished_at);
+        request.desired != Desired::Active
+            || status.state == State::Error
+            || wished >= acknowledged && told >= wished
+    }
+
+    /// What is wrong with how large it is, by what it is asked for.
+    pub(crate) fn is_of_another_size(&self) -> Option<String> {
+        let (request, status, size) = (self.request.as_ref()?, self.status.as_ref()?, self.size?);
+        let wanted = Size::of(&request.spec.as_ref()?.resources);
+        let failed = status.resized.as_ref().is_some_and(|resized| resized.failed.is_some());
+        let was_measured = request.resize.is_some();
+        let rests = matches!(status.state, State::Active | State::Stopped) && !status.is_rescued();
+        let is_so = (size.vcpus, size.memory_mb) == (wanted.vcpus, wanted.memory_mb)
+            && size.disk_bytes >= wanted.disk_gb << 30;
+        (request.desired == Desired::Active && was_measured && rests && !failed && !is_so)
+            .then(|| format!("it is to be {wanted:?}, and is {size:?}"))
     }
 
     pub(crate) fn is_only_claim(&self) -> bool {

@@ -6,7 +6,7 @@ use ec_cloud::{
     Ask, Awaited, Cloud, CloudError, Guest, Joining, Naming, Scheduled, Verb, View, Wanted, act,
     create_group, delete_group, destroy, list, schedule, until_active, until_done,
 };
-use ec_model::{AccessKind, Blob, ImageRef, InstanceId, Policy, ResourceQuery, Restart, State};
+use ec_model::{AccessKind, Blob, Extent, ImageRef, InstanceId, Policy, ResourceQuery, Restart, State};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -97,13 +97,26 @@ fn a_group(world: &World) -> (&'static str, Policy) {
     GROUPS[usize::try_from(world.pick(0..3)).unwrap_or(0)]
 }
 
-/// Some wish for its power or its disks.
+/// A wish for so many processors, and a disk of so many GB.
+pub(crate) fn resize(vcpus: u64, disk_gb: u64) -> Verb {
+    let resources = [("VCPU", vcpus), ("MEMORY_MB", 128), ("DISK_GB", disk_gb)];
+    let query: Vec<String> = resources.iter().map(|(class, amount)| format!("{class}:{amount}")).collect();
+    Verb::Resize(Extent {
+        query: format!("resources={}", query.join(",")),
+        resources: resources.map(|(class, amount)| (class.to_owned(), amount)).into(),
+    })
+}
+
+/// Some wish for its power, its disks or its size.
 fn a_verb(world: &World) -> Verb {
     let grace = if world.chance(50) { 0 } else { 20 };
-    match world.pick(0..11) {
+    match world.pick(0..16) {
         8 => Verb::Rebuild(None),
         9 => Verb::Rescue(None),
         10 => Verb::Unrescue,
+        11..14 => resize(world.pick(1..4), world.pick(1..3)),
+        14 => Verb::Confirm,
+        15 => Verb::Revert,
         0..2 => Verb::Start,
         2..4 => Verb::Stop(grace),
         4 => Verb::Reboot(grace),
@@ -343,6 +356,7 @@ pub(crate) async fn wish(
         world.judge(|referee, _| match awaited {
             Awaited::Power(generation) => referee.power_acknowledged(instance, generation),
             Awaited::Rebuild(wished_at) => referee.rebuild_acknowledged(instance, wished_at),
+            Awaited::Resize(wished_at) => referee.resize_acknowledged(instance, wished_at),
             // That the last of them holds is seen in the end.
             Awaited::Rescue { .. } | Awaited::Unrescue(_) => {}
         });

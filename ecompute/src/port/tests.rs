@@ -167,6 +167,7 @@ async fn the_view_tells_each_instance_and_no_secret_also_while_etcd_is_away() {
         restart: ec_model::Restart::No,
         rebuild: None,
         rescue: None,
+        resize: None,
         name: Some("web".to_owned()),
         project: "p".to_owned(),
         user: "u".to_owned(),

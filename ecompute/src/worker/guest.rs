@@ -121,6 +121,13 @@ impl Worker {
         };
         // Wanted or not, that is what it was started from as far as anybody knows.
         record.rescued = self.status.known().and_then(|status| status.rescued.clone());
+        // What was wished is a size: whether it has it is seen.
+        if request.resize.is_some() {
+            record.resized = self.status.known().and_then(|status| status.resized.clone());
+            if let Some(size) = self.parts.hypervisor.size(self.job.instance).await? {
+                record.resources = self.as_large_as(size, &record.resources);
+            }
+        }
         self.put_record(record).await
     }
 
@@ -145,6 +152,8 @@ impl Worker {
             rescue_base_digest: None,
             rebuilt: None,
             rescued: None,
+            resized: None,
+            resources_before: None,
             keys: spec.keys.clone(),
             metadata: spec.metadata.clone(),
             user_data: self.user_data(spec).await?,
@@ -216,8 +225,12 @@ impl Worker {
         (0..self.parts.settings.nics()).map(|nic| self.job.instance.mac(nic)).collect()
     }
 
-    /// What the guest takes: as allocated, else as this node wrote down, else as its domain is.
+    /// What the guest takes: as allocated, else as this node wrote down, else as its domain is. More than it takes is allocated
+    /// to one that is being given another size.
     pub(super) async fn amounts(&self) -> Result<Resources, Stop> {
+        if let Some(record) = self.record().await?.filter(|record| record.resized.is_some()) {
+            return Ok(record.resources);
+        }
         if let Some(allocated) = &self.job.allocated {
             return Ok(allocated.clone());
         }
@@ -237,7 +250,11 @@ impl Worker {
 
     /// The domain as it is to be defined.
     pub(super) async fn domain_spec(&self) -> Result<DomainSpec, Stop> {
-        let amounts = self.amounts().await?;
+        self.domain_of(&self.amounts().await?).await
+    }
+
+    /// A domain that takes this.
+    pub(super) async fn domain_of(&self, amounts: &Resources) -> Result<DomainSpec, Stop> {
         let amount = |class: &str| {
             let missing =
                 || Stop::Failed(format!("its allocation has no {class}, which a virtual machine needs"));

@@ -202,6 +202,23 @@ impl Placement for Rooms {
         Ok(claims.get(&instance).map(|_| ConsumerAllocations::default()))
     }
 
+    async fn reallocate(
+        &self,
+        _: InstanceId,
+        _: &ConsumerAllocations,
+        _: &BTreeMap<NodeId, Resources>,
+    ) -> PlacementResult<()> {
+        Ok(())
+    }
+
+    async fn provider_allocations(&self, _: NodeId) -> PlacementResult<HashMap<InstanceId, Resources>> {
+        Ok(HashMap::new())
+    }
+
+    async fn traits(&self, _: NodeId) -> PlacementResult<BTreeSet<String>> {
+        Ok(BTreeSet::new())
+    }
+
     async fn provider(&self, _: NodeId) -> PlacementResult<Option<Provider>> {
         Ok(None)
     }
@@ -525,6 +542,7 @@ async fn a_name_whose_bearer_is_gone_for_long_is_taken_over_and_one_that_is_not_
             power: ec_model::PowerWish::default(),
             restart: ec_model::Restart::No,
             group: None,
+            before: None,
             locked: None,
             labels: std::collections::BTreeMap::new(),
             assigned: placed.then(|| Assigned { node: node(0), epoch: 1 }),

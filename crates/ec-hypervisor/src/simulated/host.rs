@@ -216,6 +216,36 @@ impl Host {
         Ok(true)
     }
 
+    pub(super) fn grow_disk(
+        &mut self,
+        node: NodeId,
+        instance: InstanceId,
+        capacity: u64,
+    ) -> Result<bool, String> {
+        let machine = self.machine(node, instance)?;
+        let Some(volume) = &mut machine.volume else {
+            self.forget_empty(instance);
+            return Err("it has no disk".into());
+        };
+        let is_larger = capacity > volume.capacity;
+        volume.capacity = volume.capacity.max(capacity);
+        Ok(is_larger)
+    }
+
+    pub(super) fn redefine(&mut self, node: NodeId, spec: &DomainSpec) -> Result<bool, String> {
+        let machine = self.machines.get_mut(&spec.instance).ok_or("domain not found")?;
+        if machine.node != node {
+            return Err(foreign());
+        }
+        let domain = machine.domain.as_mut().ok_or("domain not found")?;
+        if !matches!(domain.state, RunState::NotStarted | RunState::Ended(_)) {
+            return Err("the domain is up, or its memory is saved".into());
+        }
+        let before = std::mem::replace(&mut domain.vcpus, spec.vcpus);
+        let memory_before = std::mem::replace(&mut domain.memory_mb, spec.memory_mb);
+        Ok((before, memory_before) != (spec.vcpus, spec.memory_mb))
+    }
+
     pub(super) fn resume(&mut self, node: NodeId, instance: InstanceId) -> Result<bool, String> {
         let machine = self.machines.get_mut(&instance).filter(|machine| machine.node == node);
         let domain = machine.and_then(|machine| machine.domain.as_mut()).ok_or("domain not found")?;
@@ -427,6 +457,12 @@ impl Host {
 
     pub(super) fn has_rescue_disk(&self, instance: InstanceId) -> bool {
         self.machines.get(&instance).is_some_and(|machine| machine.rescue.is_some())
+    }
+
+    /// Processors of all that run.
+    pub(super) fn processors(&self) -> u64 {
+        let domains = self.machines.values().filter_map(|machine| machine.domain.as_ref());
+        domains.filter(|domain| domain.state == RunState::Running).map(|domain| domain.vcpus).sum()
     }
 
     pub(super) fn count(&self, state: RunState) -> usize {

@@ -154,6 +154,11 @@ impl SimulatedHypervisor {
         self.inner().host.has_rescue_disk(instance)
     }
 
+    /// How many processors the guests have that run now, of every node on this host.
+    pub fn processors(&self) -> u64 {
+        self.inner().host.processors()
+    }
+
     /// How many guests run now, of every node on this host.
     pub fn running(&self) -> usize {
         self.inner().host.count(RunState::Running)

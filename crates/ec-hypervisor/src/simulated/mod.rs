@@ -45,6 +45,8 @@ pub enum Operation {
     CreateRescue,
     DropRescue,
     Define,
+    GrowDisk,
+    Redefine,
     Start,
     StartRescue,
     Resume,
@@ -74,6 +76,8 @@ impl Operation {
             Self::CreateRescue => "create the rescue disk",
             Self::DropRescue => "drop the rescue disk",
             Self::Define => "define the domain",
+            Self::GrowDisk => "grow the disk",
+            Self::Redefine => "define the domain anew",
             Self::Start => "start the domain",
             Self::StartRescue => "start the domain from its rescue disk",
             Self::Resume => "resume the domain",
@@ -256,6 +260,16 @@ impl Hypervisor for SimulatedHypervisor {
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()> {
         self.enter(Operation::Define, Some(spec.instance)).await?;
         self.change(Operation::Define, spec.instance, |host| host.define(self.node, spec))
+    }
+
+    async fn grow_disk(&self, instance: InstanceId, capacity_bytes: u64) -> HypervisorResult<()> {
+        self.enter(Operation::GrowDisk, Some(instance)).await?;
+        self.change(Operation::GrowDisk, instance, |host| host.grow_disk(self.node, instance, capacity_bytes))
+    }
+
+    async fn redefine(&self, spec: &DomainSpec) -> HypervisorResult<()> {
+        self.enter(Operation::Redefine, Some(spec.instance)).await?;
+        self.change(Operation::Redefine, spec.instance, |host| host.redefine(self.node, spec))
     }
 
     async fn start(&self, instance: InstanceId) -> HypervisorResult<()> {

@@ -399,14 +399,15 @@ impl Devices {
             model: Type { kind: "virtio" },
             rom: Rom { enabled: "no" },
         };
-        let disks =
-            machine.rescue.iter().chain([&machine.disk]).zip(["vda", "vdb"]).map(|(file, dev)| Disk {
+        let disks = machine.rescue.iter().chain([&machine.disk]).zip([crate::disk::DISK, "vdb"]).map(
+            |(file, dev)| Disk {
                 kind: "file",
                 device: "disk",
                 driver: DiskDriver { name: "qemu", kind: "qcow2", cache: "writeback", discard: "unmap" },
                 source: File { file: file.clone() },
                 target: Target { dev, bus: "virtio" },
-            });
+            },
+        );
         let network = Source { network: Some(machine.network.clone()), ..Source::default() };
         let mut interfaces = vec![interface(0, "network", network)];
         if let Some(bridge) = &machine.bridge {

@@ -6,7 +6,7 @@ use std::fmt;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Rebuilt, Rescued, State};
+use super::{Rebuilt, Rescued, Resized, State};
 use crate::{InstanceId, NodeId};
 
 /// So many of either are kept; the oldest go.
@@ -27,7 +27,7 @@ pub struct Actions {
 /// What a user asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Action {
-    /// When. Of a rebuild and a rescue, which wish for a disk it is: [`super::Rebuild::wished_at`].
+    /// When. Of a rebuild, a rescue and a resize, which wish it is: [`super::Rebuild::wished_at`].
     pub at: Timestamp,
     /// What.
     pub verb: ActionVerb,
@@ -72,6 +72,14 @@ pub enum ActionVerb {
     Rescue,
     /// To boot from its own again.
     Unrescue,
+    /// To be of another size.
+    Resize,
+    /// To stay as large as it was made.
+    #[serde(rename = "confirmResize")]
+    ConfirmResize,
+    /// To be as large as it was before.
+    #[serde(rename = "revertResize")]
+    RevertResize,
     /// To be left as it is.
     Lock,
     /// To be changed again.
@@ -101,6 +109,9 @@ impl fmt::Display for ActionVerb {
             Self::Rebuild => "rebuild",
             Self::Rescue => "rescue",
             Self::Unrescue => "unrescue",
+            Self::Resize => "resize",
+            Self::ConfirmResize => "confirmResize",
+            Self::RevertResize => "revertResize",
             Self::Lock => "lock",
             Self::Unlock => "unlock",
             Self::Rename => "rename",
@@ -114,7 +125,7 @@ impl fmt::Display for ActionVerb {
 impl ActionVerb {
     /// Whether it is done by being written down: no agent has to do anything.
     pub fn is_done_at_once(self) -> bool {
-        matches!(self, Self::Lock | Self::Unlock | Self::Rename | Self::Set)
+        matches!(self, Self::ConfirmResize | Self::Lock | Self::Unlock | Self::Rename | Self::Set)
     }
 }
 
@@ -151,6 +162,9 @@ pub struct Outcome {
     /// What came of the wish to boot it from another disk, for as long as that was in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rescued: Option<Rescued>,
+    /// What came of the last wish for another size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resized: Option<Resized>,
     /// How often in a row it was started again by its restart policy.
     #[serde(default, skip_serializing_if = "super::status::is_zero")]
     pub restarts: u32,
@@ -194,6 +208,7 @@ mod tests {
             power_generation: 0,
             rebuilt: None,
             rescued: None,
+            resized: None,
             restarts: 0,
         }
     }
@@ -219,7 +234,7 @@ mod tests {
             ("\"unpause\"".into(), "\"delete\"".into())
         );
         assert_eq!(serde_json::from_str::<ActionVerb>("\"evacuate\"").unwrap(), ActionVerb::Unknown);
-        for word in "create start stop reboot pause unpause suspend resume rebuild rescue unrescue lock unlock rename set delete unknown".split(' ') {
+        for word in "create start stop reboot pause unpause suspend resume rebuild rescue unrescue resize confirmResize revertResize lock unlock rename set delete unknown".split(' ') {
             let verb: ActionVerb = serde_json::from_str(&format!("\"{word}\"")).unwrap();
             assert_eq!((verb.to_string().as_str(), text(verb)), (word, format!("\"{word}\"")));
         }

@@ -5,11 +5,8 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{PowerWish, Restart};
+use super::{Extent, PowerWish, Resources, Restart};
 use crate::{InstanceId, NodeId};
-
-/// Amounts by resource class, as allocated: `VCPU` in processors, `MEMORY_MB` in MiB, `DISK_GB` in GiB.
-pub type Resources = BTreeMap<String, u64>;
 
 /// The intent: an instance that somebody wants, and where it is. Written by control tools only: before anything is
 /// claimed, so that a claim without a request is known as ours; gone with the wish to destroy.
@@ -40,6 +37,9 @@ pub struct Instance {
     /// What follows when it ends without anybody's wish.
     #[serde(default)]
     pub restart: Restart,
+    /// What it was before a resize that is neither confirmed nor reverted; none where there is no such.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<Extent>,
     /// Nothing is done to it but to unlock it; why, in its user's words, which may be none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub locked: Option<String>,

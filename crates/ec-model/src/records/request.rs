@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{AccessWish, PowerWish, Rebuild, Rescue, Restart};
+use super::{AccessWish, PowerWish, Rebuild, Rescue, Resize, Restart};
 use crate::{InstanceId, Spec};
 
 /// The work order for one node. Written by control tools only, in one transaction with the [`crate::Instance`];
@@ -30,6 +30,9 @@ pub struct Request {
     /// That it is to be booted from another disk; its own again where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rescue: Option<Rescue>,
+    /// That it is to be of the size of its spec, whatever it was made with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resize: Option<Resize>,
     /// The guest's hostname; where there is none, one is made from the instance's uuid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,

@@ -5,7 +5,7 @@ use std::{fmt, net::IpAddr};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Access, Rebuilt, Rescued};
+use super::{Access, Rebuilt, Rescued, Resized};
 use crate::{InstanceId, MacAddr, NodeId};
 
 /// Where an instance stands. The life: `SCHEDULED → PREPARING → STARTING → ACTIVE`, `STOPPED` when the
@@ -41,6 +41,11 @@ pub enum State {
     Rescued,
     /// It is being booted from its own disk again.
     Unrescuing,
+    /// Its guest is being ended, or its disk grown, since it is to be of another size.
+    Resizing,
+    /// It has another size, which its user has neither confirmed nor reverted. Agents tell how it is besides.
+    #[serde(rename = "VERIFY_RESIZE")]
+    VerifyResize,
     /// Being taken apart.
     Destroying,
     /// Failed; the reason says why.
@@ -54,7 +59,7 @@ pub enum State {
 
 impl State {
     /// All of them.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 20] = [
         Self::Scheduled,
         Self::Preparing,
         Self::Starting,
@@ -69,6 +74,8 @@ impl State {
         Self::Rescuing,
         Self::Rescued,
         Self::Unrescuing,
+        Self::Resizing,
+        Self::VerifyResize,
         Self::Destroying,
         Self::Error,
         Self::Unclaimed,
@@ -93,6 +100,8 @@ impl fmt::Display for State {
             Self::Rescuing => "RESCUING",
             Self::Rescued => "RESCUED",
             Self::Unrescuing => "UNRESCUING",
+            Self::Resizing => "RESIZING",
+            Self::VerifyResize => "VERIFY_RESIZE",
             Self::Destroying => "DESTROYING",
             Self::Error => "ERROR",
             Self::Unclaimed => "UNCLAIMED",
@@ -123,6 +132,9 @@ pub struct Status {
     /// What came of the wish to boot it from another disk, for as long as that is in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rescued: Option<Rescued>,
+    /// What came of the last wish for another size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resized: Option<Resized>,
     /// How often in a row it was started again by its restart policy.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub restarts: u32,

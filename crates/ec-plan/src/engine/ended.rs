@@ -72,6 +72,11 @@ impl Engine {
                     let effects = vec![Effect::GiveUpRebuild(reason.clone())];
                     return self.begin(instance, Work::Effects(effects), reason.into());
                 }
+                if ran(&facts) && facts.is_being_resized() {
+                    // Its size goes before a rescue, and it goes on as large as it was.
+                    let effects = vec![Effect::GiveUpResize(reason.clone())];
+                    return self.begin(instance, Work::Effects(effects), reason.into());
+                }
                 if ran(&facts) && facts.is_to_be_rescued() {
                     // Nor with the disk that it boots from.
                     let effects = vec![Effect::GiveUpRescue(reason.clone())];

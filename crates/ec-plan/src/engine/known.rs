@@ -2,12 +2,12 @@
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
-use ec_model::{AccessWish, Desired, Observed, Power, Request, Resources, RunState, Status};
+use ec_model::{AccessWish, Desired, Observed, Power, Request, Resources, RunState, Size, Status};
 
 use super::{Change, Now};
 use crate::{
     Allocation, Asked, Facts, KnownStatus, PowerFacts, RebuildFacts, RecordFacts, RescueFacts, RescuedFacts,
-    StatusFacts, Wanted, fingerprint,
+    ResizeFacts, StatusFacts, Wanted, fingerprint,
 };
 
 /// Between two searches for an address more time may pass in which nobody looked; no more than this counts.
@@ -152,6 +152,8 @@ impl Known {
                     .map(|wish| wish.wished_at),
                 told: self.status.known().and_then(|status| status.rescued.as_ref()).map(RescuedFacts::of),
             },
+            resize: self.resize(),
+            held: self.amounts().map(Size::of).unwrap_or_default(),
             access: self.access(),
             status: match &self.status {
                 StatusEntry::Absent => StatusFacts::Absent,
@@ -205,6 +207,16 @@ impl Known {
             anew: wish.anew,
             grace: Duration::from_secs(wish.grace_seconds.into()),
             restart: request.restart,
+        }
+    }
+
+    /// How large it shall be, and of which wish for that the status tells.
+    fn resize(&self) -> ResizeFacts {
+        let spec = self.readable().and_then(|request| request.spec.as_ref());
+        ResizeFacts {
+            wanted: spec.map(|spec| Size::of(&spec.resources)).unwrap_or_default(),
+            wished: self.readable().and_then(|request| request.resize).map(|wish| wish.wished_at),
+            told: self.status.known().and_then(|status| status.resized.as_ref()).map(|was| was.wished_at),
         }
     }
 
@@ -398,8 +410,13 @@ mod tests {
         let mut rescued = wished(wish.clone(), 5, None);
         for (failed, wanted) in [(false, Power::Running), (true, Power::Stopped)] {
             let rescue = RescuedFacts { wished_at: Timestamp::UNIX_EPOCH, failed };
-            rescued.record =
-                RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, rescued: Some(rescue) };
+            rescued.record = RecordFacts::Kept {
+                started: true,
+                rebuilt: None,
+                metadata: 0,
+                rescued: Some(rescue),
+                size: crate::SizeFacts::default(),
+            };
             assert_eq!(rescued.facts(at(0.0)).power.wanted, wanted, "from its rescue disk it runs");
         }
         let mut lost = wished(wish, 0, None);

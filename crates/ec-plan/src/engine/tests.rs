@@ -2,6 +2,7 @@
 
 mod looks;
 mod sights;
+mod sizes;
 
 use std::sync::Arc;
 
@@ -32,6 +33,7 @@ pub(super) fn requested(desired: Desired) -> Requested {
         restart: Restart::No,
         rebuild: None,
         rescue: None,
+        resize: None,
         name: None,
         spec: None,
         project: String::new(),
@@ -192,7 +194,13 @@ fn a_look_that_began_before_our_own_work_says_nothing_about_it() {
     let commands = told.on(Event::Due);
     let Some(Command::LookAtAll(old)) = commands.first() else { panic!("{commands:?}") };
     let done = vec![
-        Change::Record(crate::RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, rescued: None }),
+        Change::Record(crate::RecordFacts::Kept {
+            started: true,
+            rebuilt: None,
+            metadata: 0,
+            rescued: None,
+            size: crate::SizeFacts::default(),
+        }),
         Change::Status(says(State::Starting, None)),
         Change::Observed(Ok(HERE)),
     ];
@@ -267,7 +275,13 @@ fn waiting() -> Told {
         observed: [(one(), HERE)].into(),
         records: [(
             one(),
-            crate::RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, rescued: None },
+            crate::RecordFacts::Kept {
+                started: true,
+                rebuilt: None,
+                metadata: 0,
+                rescued: None,
+                size: crate::SizeFacts::default(),
+            },
         )]
         .into(),
         ..Seen::default()
@@ -316,6 +330,7 @@ fn a_disk_that_cannot_be_made_anew_is_given_up_and_its_guest_left_as_it_is() {
         rebuilt: Some(Timestamp::UNIX_EPOCH),
         metadata: 0,
         rescued: None,
+        size: crate::SizeFacts::default(),
     };
     let commands = away.ended(vec![Change::Record(noted)], Outcome::Done);
     assert_eq!(begun(&commands), Some(&vec![Effect::NoteRebuild]));
@@ -334,7 +349,13 @@ fn a_rescue_that_cannot_be_is_given_up_and_its_guest_left_as_it_is() {
     let commands = told.ended(vec![], Outcome::Failed("no image".to_owned()));
     assert_eq!(begun(&commands), Some(&vec![Effect::GiveUpRescue("no image".to_owned())]));
     let failed = crate::RescuedFacts { wished_at: Timestamp::UNIX_EPOCH, failed: true };
-    let noted = crate::RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, rescued: Some(failed) };
+    let noted = crate::RecordFacts::Kept {
+        started: true,
+        rebuilt: None,
+        metadata: 0,
+        rescued: Some(failed),
+        size: crate::SizeFacts::default(),
+    };
     let commands = told.ended(vec![Change::Record(noted)], Outcome::Done);
     assert_eq!(begun(&commands), Some(&vec![Effect::NoteRescue]));
 }
@@ -451,7 +472,13 @@ fn nothing_is_begun_before_the_requests_are_listed() {
         observed: [(one(), left)].into(),
         records: [(
             one(),
-            crate::RecordFacts::Kept { started: false, rebuilt: None, metadata: 0, rescued: None },
+            crate::RecordFacts::Kept {
+                started: false,
+                rebuilt: None,
+                metadata: 0,
+                rescued: None,
+                size: crate::SizeFacts::default(),
+            },
         )]
         .into(),
         ..Seen::default()

@@ -7,16 +7,20 @@ use ec_model::{End, Pause, Power, Restart, RunState, State};
 use super::{
     Admit, Announce, Aspect, Claim, Define, KeepMetadata, KeepRecord, LOOKS_FOR_ADDRESS, MarkStarted, Next,
     NoteStart, Plan, Problem, Question, RESUME_PERIOD, Reopen, Resume, Until, finish_start, first, known,
-    power::wish, rebuild::rebuild, rescue::rescue, start, state,
+    power::wish,
+    rebuild::rebuild,
+    rescue::rescue,
+    resize::{resize, short},
+    start, state,
 };
 use crate::{Allocation, Facts, Limits, RecordFacts};
 
 /// Looking at a guest comes first: it stands on nothing, and is wished above all where something is wrong. The definition
 /// comes before the disk: what somebody undefined while it runs is defined for good whatever else is wrong with it, and
 /// nothing is defined on a disk that is gone. So do the wishes for a new disk, which may replace one that is gone, for another
-/// to boot from, and for power: a guest can be ended without its disk.
-const ASPECTS: [Aspect; 10] =
-    [access, record, metadata, definition, rebuild, rescue, wish, disk, power, ready];
+/// size, with which it is to start, for another to boot from, and for power: a guest can be ended without its disk.
+const ASPECTS: [Aspect; 11] =
+    [access, record, metadata, definition, rebuild, resize, rescue, wish, disk, power, ready];
 
 /// The first pause before its policy starts a guest again, doubled each time in a row, and what it grows to.
 const RESTART_FIRST: Duration = Duration::from_secs(1);
@@ -33,6 +37,7 @@ pub(super) fn plan(facts: &Facts, limits: &Limits) -> Plan {
     match known(facts) {
         // Last, since it is not in the guest's way: it is here all the same, and takes room.
         _ if at_rest && facts.allocation == Allocation::Absent => count(),
+        _ if at_rest && let Some(short) = short(facts) => short,
         // What is asked for now changes nothing of how it is. An ERROR is told once.
         Some(status) if at_rest && status.generation < facts.generation && status.state != State::Error => {
             let same = Announce(status.state, status.reason.clone());
@@ -42,7 +47,7 @@ pub(super) fn plan(facts: &Facts, limits: &Limits) -> Plan {
     }
 }
 
-fn count() -> Plan {
+pub(super) fn count() -> Plan {
     Plan::run(vec![Claim], "placement forgot it; claiming what it takes")
 }
 

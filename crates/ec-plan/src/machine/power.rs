@@ -88,13 +88,16 @@ fn came_up(facts: &Facts) -> super::Effect {
     }
 }
 
-/// Asks the guest to end, and ends it when its time is over.
 fn end(facts: &Facts, telling: State) -> Plan {
+    end_within(facts.power.grace, facts, telling)
+}
+
+/// Asks the guest to end, and ends it when its time is over.
+pub(super) fn end_within(grace: Duration, facts: &Facts, telling: State) -> Plan {
     let mut effects = Vec::new();
     if state(facts) != Some(telling) {
         effects.push(Announce(telling, None));
     }
-    let grace = facts.power.grace;
     let asked = facts.asked_to_end;
     let wait = match asked {
         _ if grace.is_zero() => None,

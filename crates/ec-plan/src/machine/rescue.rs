@@ -41,7 +41,9 @@ pub(super) fn rescue(facts: &Facts, _: &Limits) -> Option<Plan> {
             }
         }
         RecordFacts::Kept { rescued, .. } => {
-            if facts.is_to_be_rescued() {
+            // Whether it starts with its new size is seen first, from its own disk.
+            let proves = facts.record.is_unproven() && facts.power.wanted == Power::Running;
+            if facts.is_to_be_rescued() && !proves {
                 return Some(enter(facts));
             }
             let in_force = rescued.filter(|rescued| !rescued.failed);

@@ -18,6 +18,9 @@ fn table() -> String {
         Verb::Rebuild(None),
         Verb::Rescue(None),
         Verb::Unrescue,
+        Verb::Resize(Extent { query: String::new(), resources: ec_model::Resources::new() }),
+        Verb::Confirm,
+        Verb::Revert,
     ];
     let mut lines = vec![
         format!("| it is | {} |", verbs.each_ref().map(|verb| format!("`{}`", verb.name())).join(" | ")),
@@ -50,6 +53,7 @@ fn request(power: PowerWish) -> Request {
         restart: ec_model::Restart::No,
         rebuild: None,
         rescue: None,
+        resize: None,
         name: None,
         project: String::new(),
         user: String::new(),
@@ -87,7 +91,7 @@ fn wish(power: Power, generation: u64, anew: bool) -> PowerWish {
 
 #[test]
 fn an_instance_stands_where_its_agent_tells_until_a_wish_leads_elsewhere() {
-    let of = |power, status: Option<Status>| Situation::of(&request(power), status.as_ref());
+    let of = |power, status: Option<Status>| Situation::of(&instance(None), &request(power), status.as_ref());
     let first = || wish(Power::Running, 1, false);
     assert_eq!(of(first(), None), Situation::Building);
     for (state, done, started, situation) in [
@@ -102,6 +106,7 @@ fn an_instance_stands_where_its_agent_tells_until_a_wish_leads_elsewhere() {
         (State::Stopped, 1, true, Situation::Stopped),
         (State::Rebooting, 1, true, Situation::Rebooting),
         (State::Rebuilding, 1, true, Situation::Rebuilding),
+        (State::Resizing, 1, true, Situation::Resizing),
         (State::Error, 1, true, Situation::Error),
         (State::Unknown, 1, true, Situation::Error),
     ] {
@@ -164,7 +169,7 @@ fn an_instance_is_being_rebuilt_from_the_wish_until_what_came_of_it_is_told() {
         // What never ran is built from the newest wish anyway.
         (Some(1), None, false, Situation::Running),
     ] {
-        let stands = Situation::of(&wished(wish), Some(&told(came, started)));
+        let stands = Situation::of(&instance(None), &wished(wish), Some(&told(came, started)));
         assert_eq!(stands, situation, "{wish:?}, {came:?}");
     }
     let image = ImageRef { url: "file:///x".to_owned(), sha256: None };
@@ -205,13 +210,22 @@ fn an_instance_is_rescued_from_when_that_is_told_until_what_is_wished_is_otherwi
         (Some(1), failed, State::Active, Situation::Running),
         (None, failed, State::Stopped, Situation::Stopped),
     ] {
-        let stands = Situation::of(&wished(wish), Some(&told(was, state, true)));
+        let stands = Situation::of(&instance(None), &wished(wish), Some(&told(was, state, true)));
         assert_eq!(stands, situation, "{wish:?}, {was:?}, {state}");
     }
-    let unbuilt = Situation::of(&wished(Some(1)), Some(&told(None, State::Preparing, false)));
+    let unbuilt =
+        Situation::of(&instance(None), &wished(Some(1)), Some(&told(None, State::Preparing, false)));
     assert_eq!(unbuilt, Situation::Building);
 
     let rescued = told(done, State::Rescued, true);
+    let before = Extent { query: String::new(), resources: ec_model::Resources::new() };
+    let both = Instance { before: Some(before), ..instance(None) };
+    for verb in [Verb::Confirm, Verb::Revert] {
+        let Verdict::Refuse(why) = judge(&verb, &both, &wished(Some(1)), Some(&rescued)) else {
+            panic!("{verb:?}")
+        };
+        assert!(why.contains("unrescue"), "{why}");
+    }
     let judged = |verb: Verb| judge(&verb, &instance(None), &wished(Some(1)), Some(&rescued));
     for verb in [Verb::Rescue(None), Verb::Rescue(Some(image("x")))] {
         assert_eq!(judged(verb), Verdict::Already("it is rescued already".to_owned()));
@@ -333,6 +347,8 @@ fn each_verb_is_called_as_it_is_typed() {
         (Verb::Reboot(1), "reboot"),
         (Verb::Rescue(None), "rescue"),
         (Verb::Unrescue, "unrescue"),
+        (Verb::Confirm, "resize --confirm"),
+        (Verb::Revert, "resize --revert"),
         (Verb::Lock(String::new()), "lock"),
         (Verb::Unlock, "unlock"),
         (Verb::Rename(String::new()), "rename"),

@@ -12,7 +12,7 @@ mod worker;
 use std::time::Duration;
 
 use agent::Agent;
-use ec_model::{InstanceId, Observed, Pause, Power, Restart, RunState, State};
+use ec_model::{InstanceId, Observed, Pause, Power, Restart, RunState, Size, State};
 use ec_plan::{RecordFacts, RescuedFacts, engine::StatusEntry};
 use outside::{Happening, Images, Outside, Room, Thing, Wish};
 use proptest::prelude::*;
@@ -66,6 +66,8 @@ fn happening() -> impl Strategy<Value = Happening> {
         2 => Just(Happening::Rebuild),
         3 => any::<bool>().prop_map(Happening::Rescue),
         1 => Just(Happening::StartedByHand),
+        3 => (1..4_u8, 1..4_u8).prop_map(|(vcpus, disk)| Happening::Resize(vcpus, disk)),
+        2 => Just(Happening::Settle),
         1 => (0..3_u8).prop_map(Happening::Metadata),
         1 => any::<bool>().prop_map(Happening::Deaf),
         1 => Just(Happening::GuestEnds),
@@ -250,7 +252,7 @@ fn judge(before: &Thing, thing: &Thing, restarted: bool) -> Result<(), TestCaseE
             "a wish for power is never lost: {thing:?}"
         );
         if let RecordFacts::Kept { metadata, .. } = thing.record {
-            let wished = ec_plan::fingerprint(&outside::spec(thing.keys.metadata).metadata);
+            let wished = ec_plan::fingerprint(&outside::spec(thing.keys.metadata, thing.keys.size).metadata);
             prop_assert_eq!(
                 metadata,
                 wished,
@@ -266,6 +268,33 @@ fn judge(before: &Thing, thing: &Thing, restarted: bool) -> Result<(), TestCaseE
             "a wish for a new disk is never lost: {thing:?}"
         );
         judge_rescue(thing)?;
+        let told = thing.keys.status.known().and_then(|status| status.resized.as_ref());
+        // Memory that was saved is of the size that it was saved with. While it is rescued, the wish waits.
+        let is_measured = domain
+            && thing.observed.volume
+            && thing.observed.domain != Some(RunState::Saved)
+            && !thing.record.is_rescued()
+            && thing.keys.room == Room::Here;
+        prop_assert!(
+            told.map(|was| was.wished_at) >= thing.keys.resize.map(|wish| wish.wished_at)
+                || !is_measured
+                || state == Some(State::Error),
+            "a wish for another size is never lost: {thing:?}"
+        );
+        if let RecordFacts::Kept { size, .. } = thing.record
+            && is_measured
+        {
+            let wanted =
+                outside::greater(thing.keys.size, Size { disk_gb: size.is.disk_gb, ..Size::default() });
+            let wanted = Size { vcpus: thing.keys.size.vcpus, ..wanted };
+            let is_so = size.is == wanted || size.failed || size.wished_at.is_none();
+            prop_assert!(is_so, "it has the size that is wanted: {thing:?}");
+            prop_assert!(size.wished_at.is_none() || thing.size == size.is, "as it is noted: {thing:?}");
+            prop_assert!(
+                size.wished_at.is_none() || thing.keys.claimed.covers(thing.size),
+                "nobody is larger than what is claimed: {thing:?}"
+            );
+        }
         let answered = thing.keys.status.known().and_then(|status| status.access.as_ref());
         let answered = answered.map(|access| access.generation);
         prop_assert!(

@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use ec_model::{
     AccessKind, AccessWish, Address, AddressSource, Desired, End, ImageRef, InstanceId, NodeId, Observed,
-    Pause, Power, PowerWish, Rebuild, Request, Rescue, Resources, Restart, RunState, Spec, State,
+    Pause, Power, PowerWish, Rebuild, Request, Rescue, Resize, Resources, Restart, RunState, Size, Spec,
+    State,
 };
 use ec_plan::{
     RecordFacts,
@@ -42,6 +43,10 @@ pub(crate) struct Keys {
     pub(crate) restart: Restart,
     pub(crate) rebuild: Option<Rebuild>,
     pub(crate) rescue: Option<Rescue>,
+    pub(crate) resize: Option<Resize>,
+    /// How large it shall be, and is claimed.
+    pub(crate) size: Size,
+    pub(crate) claimed: Size,
     /// What its user calls it; told to its guest.
     pub(crate) metadata: u8,
     /// Somebody's last wish to look at it.
@@ -58,6 +63,9 @@ pub(crate) struct Thing {
     pub(crate) keys: Keys,
     pub(crate) saved: Option<Keys>,
     pub(crate) observed: Observed,
+    /// How large its domain and its disk are, and were before they were made larger.
+    pub(crate) size: Size,
+    pub(crate) before: Size,
     pub(crate) record: RecordFacts,
     pub(crate) buried: bool,
     /// A guest ran: its disk holds what nobody else has.
@@ -169,6 +177,10 @@ pub(crate) enum Happening {
     Rescue(bool),
     /// Somebody starts a guest from its own disk by hand.
     StartedByHand,
+    /// A user wishes another size, for which there is room, or goes back to one: processors and disk.
+    Resize(u8, u8),
+    /// Control gives back what is claimed and not needed.
+    Settle,
     /// A user has the guest told something else.
     Metadata(u8),
     /// Somebody wishes to look at it.
@@ -202,12 +214,30 @@ pub(crate) enum Happening {
     Deaf(bool),
 }
 
+/// The smallest that there is.
+pub(crate) const SMALL: Size = Size { vcpus: 1, memory_mb: 128, disk_gb: 1 };
+
+pub(crate) fn resources(size: Size) -> Resources {
+    [("VCPU", size.vcpus), ("MEMORY_MB", size.memory_mb), ("DISK_GB", size.disk_gb)]
+        .map(|(class, amount)| (class.to_owned(), amount))
+        .into()
+}
+
+/// Of each the greater.
+pub(crate) fn greater(a: Size, b: Size) -> Size {
+    Size {
+        vcpus: a.vcpus.max(b.vcpus),
+        memory_mb: a.memory_mb.max(b.memory_mb),
+        disk_gb: a.disk_gb.max(b.disk_gb),
+    }
+}
+
 /// What a request says that it shall be, with this in its metadata; 0: nothing.
-pub(crate) fn spec(metadata: u8) -> Spec {
+pub(crate) fn spec(metadata: u8, size: Size) -> Spec {
     let items = (metadata > 0).then(|| ("which".to_owned(), metadata.to_string()));
     Spec {
         query: String::new(),
-        resources: Resources::new(),
+        resources: resources(size),
         image: ImageRef { url: String::new(), sha256: None },
         keys: Vec::new(),
         metadata: items.into_iter().collect(),
@@ -266,6 +296,7 @@ impl Outside {
         match happening {
             Happening::Claim if thing.claimed.is_none() => {
                 (thing.keys.index, thing.keys.room, thing.claimed) = (true, Room::Here, Some(now));
+                (thing.keys.size, thing.keys.claimed) = (SMALL, SMALL);
             }
             Happening::Request if thing.claimed.is_some() && thing.keys.index && thing.wish().is_none() => {
                 // One instance is requested once.
@@ -329,7 +360,8 @@ impl Outside {
                 let last = last.max(told.map(|was| was.wished_at));
                 let now = Timestamp::UNIX_EPOCH + now;
                 let wished_at = last.map_or(now, |last| now.max(last + Duration::from_nanos(1)));
-                thing.keys.rescue = wanted.then(|| Rescue { wished_at, image: spec(0).image });
+                thing.keys.rescue =
+                    wanted.then(|| Rescue { wished_at, image: spec(0, thing.keys.size).image });
                 thing.rescue_wished |= wanted;
                 self.put(instance, Some(Wish::Active));
             }
@@ -340,6 +372,24 @@ impl Outside {
             {
                 (thing.observed.domain, thing.wrote_disk) = (Some(RunState::Running), true);
                 self.news.push(News::Hint(instance));
+            }
+            Happening::Resize(vcpus, disk) if thing.wish() == Some(Wish::Active) => {
+                let told = thing.keys.status.known().and_then(|status| status.resized.as_ref());
+                let last = thing.keys.resize.map(|wish| wish.wished_at).max(told.map(|was| was.wished_at));
+                let now = Timestamp::UNIX_EPOCH + now;
+                let wished_at = last.map_or(now, |last| now.max(last + Duration::from_nanos(1)));
+                let disk_gb = thing.keys.size.disk_gb.max((*disk).into());
+                thing.keys.size = Size { vcpus: (*vcpus).into(), memory_mb: 128, disk_gb };
+                thing.keys.claimed = greater(thing.keys.claimed, thing.keys.size);
+                thing.keys.resize = Some(Resize { wished_at });
+                self.put(instance, Some(Wish::Active));
+            }
+            Happening::Settle => {
+                let told = thing.keys.status.known().and_then(|status| status.resized.as_ref());
+                let is_told = told.map(|was| was.wished_at) >= thing.keys.resize.map(|wish| wish.wished_at);
+                if thing.wish() == Some(Wish::Active) && is_told && thing.keys.room == Room::Here {
+                    thing.keys.claimed = greater(thing.keys.size, thing.size);
+                }
             }
             Happening::Metadata(metadata) if thing.wish() == Some(Wish::Active) => {
                 thing.keys.metadata = *metadata;
@@ -428,7 +478,8 @@ impl Outside {
             Wish::Destroyed => Ok(Desired::Destroyed),
             Wish::Rubbish => Err("rubbish".to_owned()),
         };
-        let Keys { power, restart, rebuild, rescue, metadata, access, .. } = &self.things[&instance].keys;
+        let Keys { power, restart, rebuild, rescue, resize, size, metadata, access, .. } =
+            &self.things[&instance].keys;
         let record = desired.map(|desired| {
             Arc::new(Request {
                 instance,
@@ -439,8 +490,9 @@ impl Outside {
                 restart: *restart,
                 rebuild: *rebuild,
                 rescue: rescue.clone(),
+                resize: *resize,
                 name: None,
-                spec: Some(spec(*metadata)),
+                spec: Some(spec(*metadata, *size)),
                 project: String::new(),
                 user: String::new(),
                 access: *access,
@@ -478,7 +530,7 @@ impl Outside {
     pub(crate) fn held(&self, instance: InstanceId) -> Held {
         match self.things[&instance].keys.room {
             Room::None => Held::Nothing,
-            Room::Here => Held::Here(Resources::new()),
+            Room::Here => Held::Here(resources(self.things[&instance].keys.claimed)),
             Room::Elsewhere => Held::Elsewhere,
         }
     }

@@ -3,17 +3,18 @@
 use std::collections::VecDeque;
 
 use ec_model::{
-    Access, AccessWish, Desired, End, InstanceId, Observed, Pause, Rebuilt, Rescued, RunState, State, Status,
+    Access, AccessWish, Desired, End, InstanceId, Observed, Pause, Rebuilt, Rescued, Resized, RunState, Size,
+    State, Status,
 };
 use ec_plan::{
-    RecordFacts, RescuedFacts,
+    RecordFacts, RescuedFacts, SizeFacts,
     engine::{Change, Held, Job, Outcome, Report, StatusEntry, Work},
     machine::Effect,
     status::{self, Order, Subject},
 };
 use jiff::Timestamp;
 
-use crate::outside::{Images, Outside, Room, Thing, Wish, node};
+use crate::outside::{Images, Outside, Room, Thing, Wish, greater, node, resources};
 
 /// The answer to a wish.
 fn admitted(wish: AccessWish) -> Access {
@@ -198,14 +199,14 @@ impl Worker {
     fn note_rebuilt(&mut self, outside: &mut Outside) {
         let wished = self.job.request.as_ref().and_then(|request| request.rebuild);
         let rebuilt = wished.map(|wish| wish.wished_at);
-        if let RecordFacts::Kept { started, metadata, rescued, .. } = self.thing(outside).record {
-            self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata });
+        if let RecordFacts::Kept { started, metadata, rescued, size, .. } = self.thing(outside).record {
+            self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata, size });
         }
     }
 
     fn note_rescued(&mut self, outside: &mut Outside, rescued: Option<RescuedFacts>) {
-        if let RecordFacts::Kept { started, rebuilt, metadata, .. } = self.thing(outside).record {
-            self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata });
+        if let RecordFacts::Kept { started, rebuilt, metadata, size, .. } = self.thing(outside).record {
+            self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata, size });
         }
     }
 
@@ -217,9 +218,27 @@ impl Worker {
 
     /// The record as it is, but for whether a guest may have written the disk.
     fn mark(&mut self, outside: &mut Outside, started: bool) {
-        if let RecordFacts::Kept { rebuilt, metadata, rescued, .. } = self.thing(outside).record {
-            self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata });
+        if let RecordFacts::Kept { rebuilt, rescued, metadata, size, .. } = self.thing(outside).record {
+            self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata, size });
         }
+    }
+
+    /// The record as it is, but for how large it is.
+    fn note_size(&mut self, outside: &mut Outside, size: SizeFacts) {
+        if let RecordFacts::Kept { started, rebuilt, metadata, rescued, .. } = self.thing(outside).record {
+            self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata, size });
+        }
+    }
+
+    /// How large it shall be.
+    fn wanted(&self) -> Size {
+        let spec = self.job.request.as_ref().and_then(|request| request.spec.as_ref());
+        spec.map(|spec| Size::of(&spec.resources)).unwrap_or_default()
+    }
+
+    /// The last wish for that, or that which was noted.
+    fn resized_at(&self, noted: Option<Timestamp>) -> Option<Timestamp> {
+        self.job.request.as_ref().and_then(|request| request.resize).map(|wish| wish.wished_at).or(noted)
     }
 
     fn perform(&mut self, effect: Effect, outside: &mut Outside) -> Result<(), Stop> {
@@ -251,14 +270,27 @@ impl Worker {
                 (thing.observed.volume, self.touched) = (true, true);
                 let wished = self.job.request.as_ref().and_then(|request| request.rebuild);
                 let (rebuilt, metadata) = (wished.map(|wish| wish.wished_at), self.metadata());
-                self.record(outside, RecordFacts::Kept { started: false, rebuilt, rescued: None, metadata });
+                let is = self.job.allocated.as_ref().map(Size::of).unwrap_or_default();
+                self.thing(outside).size = is;
+                let size = SizeFacts { is, ..SizeFacts::default() };
+                self.record(
+                    outside,
+                    RecordFacts::Kept { started: false, rebuilt, rescued: None, metadata, size },
+                );
             }
             Effect::KeepRecord => {
                 assert_eq!(self.wish(), Some(Wish::Active), "the request tells what it says");
                 let (rebuilt, metadata) = (self.wished_at(), self.metadata());
                 let rescued = self.status.known().and_then(|status| status.rescued.as_ref());
                 let rescued = rescued.map(RescuedFacts::of);
-                self.record(outside, RecordFacts::Kept { started: true, rebuilt, rescued, metadata });
+                let resized = self.status.known().and_then(|status| status.resized.as_ref());
+                let size = SizeFacts {
+                    is: self.thing(outside).size,
+                    wished_at: resized.map(|was| was.wished_at),
+                    failed: resized.is_some_and(|was| was.failed.is_some()),
+                    unproven: false,
+                };
+                self.record(outside, RecordFacts::Kept { started: true, rebuilt, rescued, metadata, size });
             }
             Effect::KeepMetadata
             | Effect::PrepareRebuild
@@ -268,6 +300,8 @@ impl Worker {
             | Effect::EnterRescue
             | Effect::LeaveRescue
             | Effect::GiveUpRescue(_)
+            | Effect::Resize
+            | Effect::GiveUpResize(_)
                 if !matches!(thing.record, RecordFacts::Kept { .. }) =>
             {
                 self.done.push(Change::Record(thing.record));
@@ -275,8 +309,8 @@ impl Worker {
             }
             Effect::KeepMetadata => {
                 let metadata = self.metadata();
-                if let RecordFacts::Kept { started, rebuilt, rescued, .. } = thing.record {
-                    self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata });
+                if let RecordFacts::Kept { started, rebuilt, rescued, size, .. } = thing.record {
+                    self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata, size });
                 }
             }
             Effect::PrepareRebuild => match images {
@@ -356,11 +390,77 @@ impl Worker {
                 });
                 self.write(outside, |subject, old| status::rescued(subject, old, rescued, now))?;
             }
+            Effect::Cover => {
+                if !placement_up || thing.keys.room != Room::Here {
+                    return Err(Stop::Retry);
+                }
+                let is = match thing.record {
+                    RecordFacts::Kept { size, .. } => size.is,
+                    RecordFacts::Absent | RecordFacts::Unreadable => thing.size,
+                };
+                thing.keys.claimed = greater(thing.keys.claimed, greater(is, self.wanted()));
+                let held = outside.held(instance);
+                self.done.push(Change::Allocation(held));
+            }
+            Effect::Resize => {
+                let RecordFacts::Kept { size, .. } = thing.record else { unreachable!("seen above") };
+                let wanted = self.wanted();
+                let wanted = Size { disk_gb: wanted.disk_gb.max(size.is.disk_gb), ..wanted };
+                let held = self.job.allocated.as_ref().map(Size::of).unwrap_or_default();
+                assert!(held.covers(wanted), "nobody grows beyond what is claimed: {thing:?}");
+                if thing.observed.domain.is_none() || !thing.observed.volume {
+                    return Err(Stop::Retry);
+                }
+                if thing.is_up() && thing.size.vcpus != wanted.vcpus {
+                    return Err(Stop::Failed);
+                }
+                let unproven = size.is.vcpus != wanted.vcpus;
+                thing.before = if size.unproven { thing.before } else { size.is };
+                (thing.size, self.touched) = (wanted, true);
+                let wished_at = self.resized_at(size.wished_at);
+                let size = SizeFacts { is: wanted, wished_at, failed: false, unproven };
+                self.note_size(outside, size);
+            }
+            Effect::GiveUpResize(_) => {
+                let RecordFacts::Kept { size, .. } = thing.record else { unreachable!("seen above") };
+                let old = if size.unproven { thing.before } else { size.is };
+                if thing.is_up() && thing.size.vcpus != old.vcpus {
+                    return Err(Stop::Retry);
+                }
+                let is = Size { disk_gb: thing.size.disk_gb.max(old.disk_gb), ..old };
+                (thing.size, self.touched) = (is, true);
+                let wished_at = self.resized_at(size.wished_at);
+                self.note_size(outside, SizeFacts { is, wished_at, failed: true, unproven: false });
+            }
+            Effect::NoteResize => {
+                let noted = match thing.record {
+                    RecordFacts::Kept { size, .. } => size.wished_at,
+                    RecordFacts::Absent | RecordFacts::Unreadable => None,
+                };
+                let wished_at = self.resized_at(None).max(noted);
+                let mut failed = None;
+                if let RecordFacts::Kept { size, .. } = thing.record {
+                    failed = (size.failed && size.wished_at == wished_at).then(|| BROKEN.to_owned());
+                    let size = SizeFacts { wished_at, failed: failed.is_some(), unproven: false, ..size };
+                    self.note_size(outside, size);
+                }
+                let resources = resources(self.thing(outside).size);
+                let resized = wished_at.map(|wished_at| Resized { wished_at, failed, resources });
+                self.write(outside, |subject, old| status::resized(subject, old, resized, now))?;
+            }
             Effect::Define => {
                 (thing.observed.transient, self.touched) = (false, true);
                 if thing.observed.domain.is_none() {
                     assert!(thing.observed.volume || thing.disk_deleted, "{thing:?}");
                     thing.observed.domain = Some(RunState::NotStarted);
+                    // As large as the node noted, else as is claimed.
+                    let disk_gb = thing.size.disk_gb;
+                    thing.size = match thing.record {
+                        RecordFacts::Kept { size, .. } => size.is,
+                        RecordFacts::Absent | RecordFacts::Unreadable => {
+                            Size { disk_gb, ..thing.keys.claimed }
+                        }
+                    };
                 }
             }
             Effect::MarkStarted => {

@@ -3,6 +3,7 @@
 mod power;
 mod rebuild;
 mod rescue;
+mod resize;
 
 use std::time::Duration;
 
@@ -10,9 +11,10 @@ use Effect::{
     Announce, Claim, Define, DropKeys, DropRecord, EndInError, KeepRecord, MarkStarted, NoteStart,
     PrepareDisk, Release, RemoveDomain, Reopen, Resume, Start,
 };
-use ec_model::{End, Observed, Pause, Power, RunState, State};
+use ec_model::{End, Observed, Pause, Power, RunState, Size, State};
 use ec_plan::{
-    Allocation, Facts, KnownStatus, Limits, PowerFacts, RecordFacts, StatusFacts, Wanted,
+    Allocation, Facts, KnownStatus, Limits, PowerFacts, RecordFacts, ResizeFacts, SizeFacts, StatusFacts,
+    Wanted,
     machine::{Effect, Next, Problem, Question, Until, plan},
 };
 
@@ -20,7 +22,10 @@ const LIMITS: Limits = Limits { address: Duration::from_secs(300), grace: Durati
 const HELD: Allocation = Allocation::Held { seen_for: Duration::ZERO };
 const RUNS: Option<RunState> = Some(RunState::Running);
 const NOT_STARTED: Option<RunState> = Some(RunState::NotStarted);
-const KEPT: RecordFacts = RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, rescued: None };
+const NOTHING: Size = Size { vcpus: 0, memory_mb: 0, disk_gb: 0 };
+const UNMEASURED: SizeFacts = SizeFacts { is: NOTHING, wished_at: None, failed: false, unproven: false };
+const KEPT: RecordFacts =
+    RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, rescued: None, size: UNMEASURED };
 
 /// What comes next; where something is told, a part of it.
 #[derive(Debug)]
@@ -80,6 +85,7 @@ fn well() -> Facts {
         power: PowerFacts::default(),
         rebuild: ec_plan::RebuildFacts::default(),
         rescue: ec_plan::RescueFacts::default(),
+        resize: ResizeFacts::default(),
         metadata: 0,
         status: status(State::Active, None, true, true),
         observed: Observed { domain: RUNS, volume: true, transient: false, rescued: false },
@@ -87,6 +93,7 @@ fn well() -> Facts {
         record: KEPT,
         buried: false,
         allocation: HELD,
+        held: NOTHING,
         asked_for: None,
         searched: Duration::ZERO,
         resumed: None,
@@ -261,7 +268,13 @@ fn what_never_ran_is_told_claimed_for_and_built_and_swept_where_it_failed() {
     let new = |state: Option<State>, allocation, domain, volume| Facts {
         status: state.map_or(StatusFacts::Absent, |state| status(state, None, false, false)),
         observed: Observed { domain, volume, transient: false, rescued: false },
-        record: RecordFacts::Kept { started: false, rebuilt: None, metadata: 0, rescued: None },
+        record: RecordFacts::Kept {
+            started: false,
+            rebuilt: None,
+            metadata: 0,
+            rescued: None,
+            size: UNMEASURED,
+        },
         allocation,
         ..well()
     };
@@ -304,7 +317,7 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
     };
     let runs = || left(RUNS, true, KEPT);
     let (never, absent) = (
-        RecordFacts::Kept { started: false, rebuilt: None, metadata: 0, rescued: None },
+        RecordFacts::Kept { started: false, rebuilt: None, metadata: 0, rescued: None, size: UNMEASURED },
         RecordFacts::Absent,
     );
     let swept = || Runs(&[RemoveDomain, DropRecord]);

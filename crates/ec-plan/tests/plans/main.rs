@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use ec_model::{AccessKind, AccessWish, End, Observed, Pause, RunState, State};
 use ec_plan::{
-    Allocation, Facts, KnownStatus, Limits, PowerFacts, RecordFacts, StatusFacts, Wanted,
+    Allocation, Facts, KnownStatus, Limits, PowerFacts, RecordFacts, ResizeFacts, SizeFacts, StatusFacts,
+    Wanted,
     machine::{Effect, Next, Plan, Problem, Question, RESUME_PERIOD, Until, plan, ran},
 };
 
@@ -26,7 +27,13 @@ fn facts(domain: RunState, state: State, start_noted: bool) -> Facts {
             restarts: 0,
         }),
         observed: Observed { domain: Some(domain), volume: true, transient: false, rescued: false },
-        record: RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, rescued: None },
+        record: RecordFacts::Kept {
+            started: true,
+            rebuilt: None,
+            metadata: 0,
+            rescued: None,
+            size: SizeFacts::default(),
+        },
         ..unrequested(Allocation::Held { seen_for: Duration::ZERO }, None)
     }
 }
@@ -38,6 +45,7 @@ fn unrequested(allocation: Allocation, asked_for: Option<bool>) -> Facts {
         power: PowerFacts::default(),
         rebuild: ec_plan::RebuildFacts::default(),
         rescue: ec_plan::RescueFacts::default(),
+        resize: ResizeFacts::default(),
         metadata: 0,
         access: None,
         status: StatusFacts::Absent,
@@ -46,6 +54,7 @@ fn unrequested(allocation: Allocation, asked_for: Option<bool>) -> Facts {
         record: RecordFacts::Absent,
         buried: false,
         allocation,
+        held: ec_model::Size::default(),
         asked_for,
         searched: Duration::ZERO,
         resumed: None,
@@ -210,16 +219,33 @@ fn whatever_says_that_a_guest_ran_is_believed_and_nothing_else() {
         assert!(!ran(&told(state, false)) && ran(&told(state, true)), "{state}");
     }
     assert!(
-        ran(&kept(RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, rescued: None }))
-            && ran(&kept(RecordFacts::Unreadable))
+        ran(&kept(RecordFacts::Kept {
+            started: true,
+            rebuilt: None,
+            metadata: 0,
+            rescued: None,
+            size: SizeFacts::default()
+        })) && ran(&kept(RecordFacts::Unreadable))
     );
     assert!(
-        !ran(&kept(RecordFacts::Kept { started: false, rebuilt: None, metadata: 0, rescued: None })),
+        !ran(&kept(RecordFacts::Kept {
+            started: false,
+            rebuilt: None,
+            metadata: 0,
+            rescued: None,
+            size: SizeFacts::default()
+        })),
         "the record says so"
     );
     assert!(ran(&kept(RecordFacts::Absent)), "a disk, and nobody can tell");
     let left = |domain| Facts {
-        record: RecordFacts::Kept { started: false, rebuilt: None, metadata: 0, rescued: None },
+        record: RecordFacts::Kept {
+            started: false,
+            rebuilt: None,
+            metadata: 0,
+            rescued: None,
+            size: SizeFacts::default(),
+        },
         ..seen(Some(domain), true)
     };
     for domain in [RunState::Running, RunState::Paused(Pause::ByHand), RunState::Ended(End::ByGuest)] {

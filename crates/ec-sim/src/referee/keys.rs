@@ -194,6 +194,7 @@ impl Referee {
             | State::Rescuing
             | State::Rescued
             | State::Unrescuing
+            | State::Resizing
                 if !known.power_wished =>
             {
                 Some("no user wished it")

@@ -48,7 +48,16 @@ fn a_guest_that_is_here_and_in_no_audit_is_asked_for_and_one_that_is_in_it_is_no
         observed: [(one(), HERE), (OTHER, other)].into(),
         records: [one(), OTHER]
             .map(|one| {
-                (one, crate::RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, rescued: None })
+                (
+                    one,
+                    crate::RecordFacts::Kept {
+                        started: true,
+                        rebuilt: None,
+                        metadata: 0,
+                        rescued: None,
+                        size: crate::SizeFacts::default(),
+                    },
+                )
             })
             .into(),
         statuses: [one(), OTHER].map(|one| (one, says(State::Unclaimed, Some("no request")))).into(),

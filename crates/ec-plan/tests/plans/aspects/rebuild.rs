@@ -22,7 +22,13 @@ fn rebuilds(
 ) -> Facts {
     Facts {
         rebuild: RebuildFacts { wished: at(wished), told: at(told) },
-        record: RecordFacts::Kept { started: true, rebuilt: at(noted), metadata: 0, rescued: None },
+        record: RecordFacts::Kept {
+            started: true,
+            rebuilt: at(noted),
+            metadata: 0,
+            rescued: None,
+            size: SizeFacts::default(),
+        },
         status: status(state, None, true, true),
         ..seen(domain, true, false)
     }
@@ -119,7 +125,13 @@ fn a_guest_is_told_other_metadata_when_it_is_wished_and_not_again() {
     assert!(one != other && one != 0 && one != 1);
     let tells = |noted, wished| Facts {
         metadata: wished,
-        record: RecordFacts::Kept { started: true, rebuilt: None, metadata: noted, rescued: None },
+        record: RecordFacts::Kept {
+            started: true,
+            rebuilt: None,
+            metadata: noted,
+            rescued: None,
+            size: SizeFacts::default(),
+        },
         ..well()
     };
     all([

@@ -33,7 +33,13 @@ fn rescues(wished: Option<u64>, noted: Was, told: Was, state: State, domain: Opt
     };
     Facts {
         rescue: RescueFacts { wished: wished.map(at), told: was(told) },
-        record: RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, rescued: was(noted) },
+        record: RecordFacts::Kept {
+            started: true,
+            rebuilt: None,
+            metadata: 0,
+            rescued: was(noted),
+            size: UNMEASURED,
+        },
         status: status(state, None, true, true),
         observed,
         ..well()

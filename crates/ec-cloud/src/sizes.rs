@@ -1,0 +1,199 @@
+//! Room for another size: claimed before it is wished, and given back when nobody can want it any more.
+
+use std::collections::{BTreeMap, HashMap};
+
+use ec_model::{Extent, Instance, InstanceId, NodeId, ResourceQuery, Resources, greater};
+use ec_placement_client::{ConsumerAllocations, PlacementError};
+use ec_plan::{
+    fleet::Surplus,
+    lack::{Amount, Demands, Host, Lack, Reasons, lack_of},
+    sizes::{Allocations, more, needed, placed, total},
+};
+use ec_store::{Compare, Txn};
+use futures::{StreamExt, TryStreamExt};
+
+use crate::{
+    Cloud, CloudError, CloudResult,
+    intent::wanted,
+    lookup::{CONCURRENCY, Found, Known, Read, find},
+    nodes::capacity,
+};
+
+/// Another writer changed the claim in between so often: something is wrong with the cluster.
+const TRIES: usize = 10;
+
+/// Claims the greater of what an instance has and what it is to have, of each class. What is claimed already stays.
+///
+/// # Errors
+/// There is no such room where it is, or that is not such a place: [`CloudError::Refused`], with nothing claimed.
+pub(crate) async fn claim(cloud: &Cloud, known: &Known, extent: &Extent) -> CloudResult<()> {
+    let instance = known.instance;
+    let refused = |why: String| CloudError::Refused(format!("cannot resize {instance}: {why}"));
+    for _ in 0..TRIES {
+        let Some(held) = cloud.placement.allocations(instance).await? else {
+            return Err(refused("placement holds no allocation for it".to_owned()));
+        };
+        let wanted = greater(&total(&held.allocations), &extent.resources);
+        let allocations = placed(&held.allocations, &wanted).map_err(refused)?;
+        if let Some(lack) = lacking(cloud, known.node, &held, &wanted, extent).await? {
+            let reasons = Reasons { nearest: vec![lack], living: 1, ..Reasons::default() };
+            return Err(refused(format!(
+                "its node cannot give it that, and it is not moved: {}",
+                reasons.text()
+            )));
+        }
+        if allocations == held.allocations {
+            return Ok(());
+        }
+        match cloud.placement.reallocate(instance, &held, &allocations).await {
+            Ok(()) => return Ok(()),
+            // By who changed it, or took the room: that is seen then.
+            Err(PlacementError::Conflict(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(CloudError::Busy(format!("the allocation of {instance} keeps changing; try again")))
+}
+
+/// What its providers lack of what an instance is to have, or its node of what the query demands beside.
+async fn lacking(
+    cloud: &Cloud,
+    node: NodeId,
+    held: &ConsumerAllocations,
+    wanted: &Resources,
+    extent: &Extent,
+) -> CloudResult<Option<Lack>> {
+    let query =
+        ResourceQuery::parse(&extent.query).map_err(|error| CloudError::Invalid(error.to_string()))?;
+    let (provider, traits) = tokio::try_join!(cloud.placement.provider(node), cloud.placement.traits(node))?;
+    let name = provider.map_or_else(|| node.to_string(), |provider| provider.name);
+    let mut host = Host { name, traits, ..Host::default() };
+    let mut most: BTreeMap<String, u64> = BTreeMap::new();
+    for provider in held.allocations.keys() {
+        let (inventory, used) =
+            tokio::try_join!(cloud.placement.inventory(*provider), cloud.placement.usages(*provider))?;
+        for (class, of) in inventory {
+            let sum = host.amounts.entry(class.clone()).or_default();
+            sum.capacity += capacity(&of);
+            sum.used += used.get(&class).copied().unwrap_or(0);
+            most.insert(class, of.max_unit);
+        }
+    }
+    let has = total(&held.allocations);
+    let grows = more(&has, wanted);
+    let lack = lack_of(node, &host, &Demands { total: grows.clone(), ..Demands::of(&query) });
+    if !lack.is_nothing() {
+        return Ok(Some(lack));
+    }
+    // Beside what is free there is what one instance may have in all.
+    let roomy = |class: &String| (class.clone(), Amount { capacity: u64::MAX, used: 0 });
+    let all = Host { amounts: wanted.keys().map(roomy).collect(), at_once: most, ..host };
+    let grown = wanted.iter().filter(|(class, _)| grows.contains_key(*class));
+    let in_all = grown.map(|(class, amount)| (class.clone(), *amount)).collect();
+    let lack = lack_of(node, &all, &Demands { total: in_all, ..Demands::default() });
+    Ok(Some(lack).filter(|lack| !lack.is_nothing()))
+}
+
+/// Gives back what an instance has claimed and does not need, where its agent has told all that it was asked for. Whether
+/// there was anything.
+///
+/// The record is written anew before: a command that claimed more and slept cannot write its wish any more.
+///
+/// # Errors
+/// etcd or placement does not answer.
+pub async fn settle(cloud: &Cloud, instance: InstanceId) -> CloudResult<bool> {
+    for _ in 0..TRIES {
+        let Some(held) = cloud.placement.allocations(instance).await? else { return Ok(false) };
+        let known = match find(cloud, instance).await {
+            Ok(Found::Placed(known)) => known,
+            Ok(Found::Unplaced(..)) | Err(CloudError::NotFound(_)) => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        let Some(allocations) = settled(&known, &held) else { return Ok(false) };
+        let Some(record) = known.record_doc()? else { return Ok(false) };
+        let (keys, node) = (&cloud.keys, known.node);
+        let (record_key, status_key) = (keys.instance(instance), keys.status(node, instance));
+        let told = match &known.status {
+            Read::Here(_, revision) => Compare::Unchanged(status_key, *revision),
+            Read::Absent | Read::Unreadable(_) => Compare::Absent(status_key),
+        };
+        let fence = Txn::new()
+            .when(Compare::Unchanged(record_key.clone(), known.record_revision()))
+            .when(Compare::Unchanged(keys.request(node, instance), known.request_revision()))
+            .when(told)
+            .put(record_key, record.encode());
+        if !cloud.store.txn(fence).await?.succeeded {
+            continue;
+        }
+        match cloud.placement.reallocate(instance, &held, &allocations).await {
+            Ok(()) => return Ok(true),
+            Err(PlacementError::Conflict(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(CloudError::Busy(format!("the allocation of {instance} keeps changing; try again")))
+}
+
+/// What an instance is to hold, where that is less than it does; nothing where nobody can tell.
+fn settled(known: &Known, held: &ConsumerAllocations) -> Option<Allocations> {
+    let (record, request) = (known.record.as_ref()?, known.request.record()?);
+    let is_placed = record.assigned.is_some_and(|assigned| assigned.epoch == request.epoch);
+    if !is_placed || matches!(known.status, Read::Unreadable(_)) {
+        return None;
+    }
+    let needed = needed(record, request, known.status.record())?;
+    let has = total(&held.allocations);
+    let less = has.iter().map(|(class, amount)| {
+        let needed = needed.get(class).copied().unwrap_or(0);
+        (class.clone(), needed.min(*amount))
+    });
+    let allocations = placed(&held.allocations, &less.collect()).ok()?;
+    (allocations != held.allocations).then_some(allocations)
+}
+
+/// Looks for claims that are greater than what their instances were asked for, and gives back what nobody needs of those
+/// that are so for long. Answers whose.
+///
+/// # Errors
+/// etcd or placement does not answer; what was done stays done.
+pub async fn tend_claims(
+    cloud: &Cloud,
+    surplus: &mut Surplus,
+    now: std::time::Duration,
+) -> CloudResult<Vec<InstanceId>> {
+    let pairs = cloud.store.list(&cloud.keys.instances()).await?.pairs;
+    let mut by_node: HashMap<NodeId, Vec<Instance>> = HashMap::new();
+    for pair in &pairs {
+        let Some(record) =
+            cloud.keys.parse_instance(&pair.key).ok().and_then(|own| wanted(own, &pair.value).ok())
+        else {
+            continue;
+        };
+        if let Some(node) = record.node() {
+            by_node.entry(node).or_default().push(record);
+        }
+    }
+    let greater: Vec<Vec<(InstanceId, Resources)>> = futures::stream::iter(by_node)
+        .map(async |(node, records)| {
+            let held = match cloud.placement.provider_allocations(node).await {
+                Err(PlacementError::NotFound(_)) => HashMap::new(),
+                held => held?,
+            };
+            let too_much = records.into_iter().filter_map(|record| {
+                let held = held.get(&record.instance)?;
+                let asked = &record.spec.resources;
+                (!more(asked, held).is_empty()).then(|| (record.instance, held.clone()))
+            });
+            Ok::<_, CloudError>(too_much.collect())
+        })
+        .buffer_unordered(CONCURRENCY)
+        .try_collect()
+        .await?;
+    let mut done = Vec::new();
+    for instance in surplus.look(greater.into_iter().flatten().collect(), now) {
+        if settle(cloud, instance).await? {
+            done.push(instance);
+        }
+    }
+    Ok(done)
+}

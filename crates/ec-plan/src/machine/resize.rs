@@ -1,0 +1,107 @@
+//! A user's wish for another size, until the status tells what came of it.
+//!
+//! ```text
+//!   size wanted ≠ size noted
+//!     │ its claim has no room for it: claimed, or given up
+//!     ├─ only the disk is larger ──────────────────────────▶ grown while the guest runs, noted ─▶ told
+//!     └─ else: RESIZING, asked to end, ended after its grace ─▶ disk grown, domain defined anew, noted
+//!                                                                 │            │ cannot be
+//!                                             started as wanted ◀─┴────────────┤
+//!                                                 │ does not start             ▼
+//!                                                 └──▶ the old size defined again, noted as failed ─▶ told
+//! ```
+//!
+//! What is wanted is a size, and not that something be done: whatever etcd was put back to, the guest comes to have the
+//! size that is wanted there. A disk never shrinks, and a guest that nobody ever wished another size for is not measured.
+//! Of one that boots from its rescue disk nothing is done about its size; a wish for a rescue waits for one for a size.
+
+use std::time::Duration;
+
+use ec_model::{GRACE_SECONDS, Power, RunState, Size, State};
+
+use super::{
+    Announce, Cover, NoteResize, Plan, Question, Reopen, Resize, kept::count, known, power::end_within,
+};
+use crate::{Allocation, Facts, KnownStatus, Limits, RecordFacts};
+
+/// How long a guest may take to end by itself.
+const GRACE: Duration = Duration::from_secs(GRACE_SECONDS as u64);
+
+/// What is left to do of the wish.
+pub(super) fn resize(facts: &Facts, _: &Limits) -> Option<Plan> {
+    let status = known(facts)?;
+    if facts.boots_elsewhere() {
+        return None;
+    }
+    match facts.size_to_have() {
+        Some(wanted) => make(facts, wanted),
+        None => finish(facts, status),
+    }
+}
+
+fn is_up(facts: &Facts) -> bool {
+    matches!(facts.observed.domain, Some(RunState::Running | RunState::Paused(_)))
+}
+
+fn make(facts: &Facts, wanted: Size) -> Option<Plan> {
+    let RecordFacts::Kept { size, .. } = facts.record else { return None };
+    // What memory was saved of has the size that it had then. Without a disk nothing can be measured.
+    if matches!(facts.observed.domain, None | Some(RunState::Saved)) || !facts.observed.volume {
+        return None;
+    }
+    match facts.allocation {
+        Allocation::Unknown => return Some(Plan::ask(Question::Placement)),
+        Allocation::Absent => return Some(count()),
+        Allocation::Elsewhere => return None,
+        Allocation::Held { .. } => {}
+    }
+    if !facts.held.covers(wanted) {
+        return Some(Plan::run(vec![Cover], "looking whether its claim has room for its new size"));
+    }
+    let restarts = (wanted.vcpus, wanted.memory_mb) != (size.is.vcpus, size.is.memory_mb);
+    if restarts && is_up(facts) {
+        return Some(end_within(GRACE, facts, State::Resizing));
+    }
+    Some(Plan::run(vec![Resize], "giving it its new size"))
+}
+
+/// It has the size that it is to have, or that cannot be.
+fn finish(facts: &Facts, status: &KnownStatus) -> Option<Plan> {
+    let domain = facts.observed.domain?;
+    let (is_up, wished) = (is_up(facts), facts.resize.wished);
+    let (noted, unproven) = match facts.record {
+        RecordFacts::Kept { size, .. } => (size.wished_at, size.unproven),
+        // It is not done, and that is told.
+        RecordFacts::Unreadable => (None, false),
+        RecordFacts::Absent => return None,
+    };
+    let is_resizing = status.state == State::Resizing;
+    // It was asked to end for a size that is not wanted any more, and may end at any moment.
+    if is_resizing && is_up && !unproven {
+        return Some(end_within(GRACE, facts, State::Resizing));
+    }
+    let is_down = matches!(domain, RunState::NotStarted | RunState::Ended(_));
+    let goes_on = is_resizing && is_down && facts.observed.volume && !facts.power.pending;
+    let runs_soon = (goes_on || facts.power.pending) && facts.power.wanted == Power::Running && !is_up;
+    let mut effects = Vec::new();
+    // That it starts with its new size shows that it can have it.
+    let is_news = unproven || facts.resize.told < noted.max(wished);
+    if is_news && !(unproven && runs_soon) {
+        effects.push(NoteResize);
+    }
+    if goes_on {
+        effects.push(match facts.power.wanted {
+            Power::Running => Reopen(0),
+            Power::Paused | Power::Suspended | Power::Stopped => Announce(State::Stopped, None),
+        });
+    }
+    (!effects.is_empty()).then(|| Plan::run(effects, "telling what came of the wish for another size"))
+}
+
+/// Its guest is larger than its claim: with an older placement, or after a wish that was lost with one.
+pub(super) fn short(facts: &Facts) -> Option<Plan> {
+    let RecordFacts::Kept { size, .. } = facts.record else { return None };
+    let is_held = matches!(facts.allocation, Allocation::Held { .. }) && !facts.boots_elsewhere();
+    (is_held && size.wished_at.is_some() && !facts.held.covers(size.is))
+        .then(|| Plan::run(vec![Cover], "claiming all of what it takes"))
+}

@@ -1,0 +1,197 @@
+//! Sizes that users ask for, and what has to be claimed for them.
+//!
+//! ```text
+//!   claimed:  old ──▶ the greater of both ───────────────────────────────▶ new ──▶ …
+//!   asked:            resize ─▶ RESIZING ─▶ VERIFY_RESIZE ─▶ confirmed
+//!                                  │ failed       └────────▶ reverted ─▶ RESIZING ─▶ old, with the larger disk
+//!                                  └─────────────▶ (it has its old size) ─▶ reverted
+//! ```
+//!
+//! The new claim comes first, and what is not needed is given back last, when the agent has told that it is so.
+
+use std::collections::BTreeMap;
+
+use ec_model::{
+    Desired, Extent, Instance, NodeId, Request, ResourceQuery, Resources, State, Status, greater,
+};
+
+use crate::verbs::{Situation, Verb, Verdict, Wish};
+
+/// What is asked of a resize that there is not.
+pub(crate) const NOT_RESIZED: &str = "there is no resize of it that could be confirmed or reverted";
+
+const DISK: &str = "DISK_GB";
+
+/// How far a wish for another size is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resizing {
+    /// Its agent has yet to tell what came of it.
+    UnderWay,
+    /// It has its new size, which its user has neither confirmed nor reverted.
+    Done,
+    /// It has its old size.
+    Failed,
+}
+
+/// How far the last wish for another size is; nothing where that is over.
+pub fn resized(instance: &Instance, request: &Request, status: &Status) -> Option<Resizing> {
+    let told = status.resized.as_ref();
+    if told.map(|was| was.wished_at) < request.resize.map(|wish| wish.wished_at) {
+        return Some(Resizing::UnderWay);
+    }
+    instance.before.as_ref()?;
+    let failed = told.is_some_and(|was| was.failed.is_some());
+    Some(if failed { Resizing::Failed } else { Resizing::Done })
+}
+
+/// What people are told of an instance whose agent tells this.
+pub fn state(instance: &Instance, request: &Request, status: &Status) -> State {
+    let is_kept = matches!(status.state, State::Active | State::Stopped);
+    match resized(instance, request, status) {
+        Some(Resizing::Done) if is_kept && request.desired == Desired::Active => State::VerifyResize,
+        _ => status.state,
+    }
+}
+
+/// What becomes of a wish for a size, beside what the table says of it.
+pub(crate) fn judge(
+    verb: &Verb,
+    instance: &Instance,
+    status: Option<&Status>,
+    situation: Situation,
+) -> Option<Verdict> {
+    let is_elsewhere = matches!(situation, Situation::Rescuing | Situation::Rescued | Situation::Unrescuing);
+    match verb {
+        // Both at once can only come of an etcd that was put back.
+        Verb::Confirm | Verb::Revert if instance.before.is_some() && is_elsewhere => Some(Verdict::Refuse(
+            format!("it is {situation}; `eschedule unrescue` boots it from its own disk first"),
+        )),
+        Verb::Resize(extent) if matches!(situation, Situation::Running | Situation::Stopped) => {
+            resize(extent, instance, status)
+        }
+        // It failed, or its guest is in ERROR: then the table knows nothing of its size.
+        Verb::Revert if instance.before.is_some() && situation != Situation::Resizing => {
+            Some(Verdict::Do(Wish::Revert))
+        }
+        Verb::Confirm if instance.before.is_some() && !is_of_sizes(situation) => Some(Verdict::Refuse(
+            "it has not its new size; `eschedule resize --revert` gives back what is claimed for it"
+                .to_owned(),
+        )),
+        _ => None,
+    }
+}
+
+fn is_of_sizes(situation: Situation) -> bool {
+    matches!(situation, Situation::Resizing | Situation::Resized)
+}
+
+/// A disk never shrinks, whatever else is asked for.
+fn resize(extent: &Extent, instance: &Instance, status: Option<&Status>) -> Option<Verdict> {
+    let spec = &instance.spec;
+    if instance.before.is_none() && extent.query == spec.query && extent.resources == spec.resources {
+        return Some(Verdict::Already("it has that size already".to_owned()));
+    }
+    let (has, asked) = (disk(instance, status), of_disk(&extent.resources));
+    (asked < has).then(|| {
+        let asked =
+            if asked == 0 { "none is asked for".to_owned() } else { format!("{asked} are asked for") };
+        Verdict::Refuse(format!(
+            "its disk has {has} GB, of which {asked}, and a disk never shrinks: ask for {DISK}:{has} at least"
+        ))
+    })
+}
+
+fn of_disk(resources: &Resources) -> u64 {
+    resources.get(DISK).copied().unwrap_or(0)
+}
+
+/// How large its disk is: as its agent told last, where that may be otherwise than it was asked for.
+fn disk(instance: &Instance, status: Option<&Status>) -> u64 {
+    let asked = of_disk(&instance.spec.resources);
+    let Some(before) = &instance.before else { return asked };
+    let told = status.and_then(|status| status.resized.as_ref());
+    told.map_or(asked, |told| of_disk(&told.resources)).max(of_disk(&before.resources))
+}
+
+/// As large as it was before, but for its disk, which may have been grown and holds what the guest wrote.
+pub fn reverted(instance: &Instance, status: Option<&Status>) -> Option<Extent> {
+    let mut extent = instance.before.clone()?;
+    let has = disk(instance, status);
+    if has > of_disk(&extent.resources) {
+        extent.resources.insert(DISK.to_owned(), has);
+        // So that it is placed again with the disk that it has.
+        if let Ok(query) = ResourceQuery::parse(&extent.query).and_then(|query| query.with(DISK, has)) {
+            extent.query = query.text().to_owned();
+        }
+    }
+    Some(extent)
+}
+
+/// What an instance has to have in placement, of each class; nothing while nobody can tell, since it is on its way.
+pub fn needed(instance: &Instance, request: &Request, status: Option<&Status>) -> Option<Resources> {
+    let spec = &instance.spec.resources;
+    let is_measured = ["VCPU", "MEMORY_MB"].iter().all(|class| spec.contains_key(*class));
+    let is_told = match status {
+        Some(status) => resized(instance, request, status) != Some(Resizing::UnderWay),
+        None => request.resize.is_none(),
+    };
+    if request.desired != Desired::Active || !is_measured || !is_told {
+        return None;
+    }
+    let before = instance.before.as_ref().map(|before| &before.resources);
+    let told = status.and_then(|status| status.resized.as_ref()).map(|told| &told.resources);
+    Some([before, told].into_iter().flatten().fold(spec.clone(), |needed, also| greater(&needed, also)))
+}
+
+/// By provider.
+pub type Allocations = BTreeMap<NodeId, Resources>;
+
+/// The allocations with this much of each class in all, from the providers that they are from; of classes that are not
+/// named, as they are. What is new comes from the provider of the processors.
+///
+/// # Errors
+/// A class is taken from several providers, so that nobody can tell of which more is meant.
+pub fn placed(held: &Allocations, wanted: &Resources) -> Result<Allocations, String> {
+    let mut placed = held.clone();
+    for (class, amount) in wanted {
+        let from: Vec<NodeId> =
+            held.iter().filter(|(_, amounts)| amounts.contains_key(class)).map(|(node, _)| *node).collect();
+        let total: u64 = held.values().filter_map(|amounts| amounts.get(class)).sum();
+        let provider = match from.as_slice() {
+            _ if total == *amount => continue,
+            [only] => *only,
+            [] => {
+                let by_processors = held.iter().find(|(_, amounts)| amounts.contains_key("VCPU"));
+                *by_processors.or(held.iter().next()).ok_or("it has no allocation")?.0
+            }
+            [_, _, ..] => return Err(format!("its {class} is of several resource providers")),
+        };
+        let amounts = placed.entry(provider).or_default();
+        match amount {
+            0 => _ = amounts.remove(class),
+            _ => _ = amounts.insert(class.clone(), *amount),
+        }
+    }
+    Ok(placed)
+}
+
+/// Of all of them together.
+pub fn total(held: &Allocations) -> Resources {
+    let mut total = Resources::new();
+    for (class, amount) in held.values().flatten() {
+        let sum = total.entry(class.clone()).or_default();
+        *sum = sum.saturating_add(*amount);
+    }
+    total
+}
+
+/// What more than `held` is wanted, by class.
+pub fn more(held: &Resources, wanted: &Resources) -> Resources {
+    let more = wanted
+        .iter()
+        .map(|(class, amount)| (class.clone(), amount.saturating_sub(held.get(class).copied().unwrap_or(0))));
+    more.filter(|(_, amount)| *amount > 0).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,192 @@
+//! A user's wish for another size.
+
+use Effect::{Cover, NoteResize, Resize, ShutDown};
+use ec_plan::Asked;
+use jiff::Timestamp;
+
+use super::*;
+
+const ENDED: Option<RunState> = Some(RunState::Ended(End::ByHand));
+const SMALL: Size = Size { vcpus: 1, memory_mb: 128, disk_gb: 1 };
+const LARGE: Size = Size { vcpus: 2, memory_mb: 256, disk_gb: 2 };
+
+fn at(second: u64) -> Option<Timestamp> {
+    Some(Timestamp::UNIX_EPOCH + Duration::from_secs(second))
+}
+
+/// That size was wished at second 1 of what is so large; its claim has room for it, and nothing was told.
+fn wished(wanted: Size, is: Size, state: State, domain: Option<RunState>) -> Facts {
+    Facts {
+        resize: ResizeFacts { wanted, wished: at(1), told: None },
+        record: noted(SizeFacts { is, ..SizeFacts::default() }),
+        held: LARGE,
+        status: status(state, None, true, true),
+        ..seen(domain, true, false)
+    }
+}
+
+fn noted(size: SizeFacts) -> RecordFacts {
+    RecordFacts::Kept { started: true, rebuilt: None, rescued: None, metadata: 0, size }
+}
+
+fn told(second: u64, facts: Facts) -> Facts {
+    Facts { resize: ResizeFacts { told: at(second), ..facts.resize }, ..facts }
+}
+
+/// A rescue is wished as well.
+fn rescue(facts: Facts) -> Facts {
+    Facts { rescue: ec_plan::RescueFacts { wished: at(2), told: None }, ..facts }
+}
+
+fn pending(facts: Facts) -> Facts {
+    Facts { power: PowerFacts { pending: true, ..facts.power }, ..facts }
+}
+
+#[test]
+fn a_size_is_to_be_had_while_it_is_another_and_nobody_found_that_it_cannot_be() {
+    let facts =
+        |wanted, size: SizeFacts| Facts { record: noted(size), ..wished(wanted, SMALL, State::Active, RUNS) };
+    let is = |is| SizeFacts { is, ..SizeFacts::default() };
+    assert_eq!(facts(LARGE, is(SMALL)).size_to_have(), Some(LARGE));
+    assert_eq!(facts(LARGE, is(LARGE)).size_to_have(), None);
+    let shrunk = Size { disk_gb: 2, ..SMALL };
+    assert_eq!(facts(SMALL, is(LARGE)).size_to_have(), Some(shrunk), "a disk never shrinks");
+    assert_eq!(facts(SMALL, is(shrunk)).size_to_have(), None);
+    let failed = |second| SizeFacts { wished_at: at(second), failed: true, ..is(SMALL) };
+    assert_eq!(facts(LARGE, failed(1)).size_to_have(), None, "given up");
+    assert_eq!(facts(LARGE, failed(2)).size_to_have(), Some(LARGE), "that was another wish");
+    // Nobody ever wished it another size.
+    let never = |size| Facts {
+        resize: ResizeFacts { wished: None, ..wished(LARGE, SMALL, State::Active, RUNS).resize },
+        ..facts(LARGE, size)
+    };
+    assert_eq!(never(is(SMALL)).size_to_have(), None);
+    let once = SizeFacts { wished_at: at(1), ..is(SMALL) };
+    assert_eq!(never(once).size_to_have(), Some(LARGE), "with an older etcd");
+    for unmeasured in [Size { vcpus: 0, ..LARGE }, Size { memory_mb: 0, ..LARGE }] {
+        assert_eq!(facts(unmeasured, is(SMALL)).size_to_have(), None);
+    }
+    for record in [RecordFacts::Absent, RecordFacts::Unreadable] {
+        assert_eq!(Facts { record, ..facts(LARGE, is(SMALL)) }.size_to_have(), None);
+    }
+}
+
+#[test]
+fn a_guest_is_asked_to_end_for_other_processors_or_memory_and_runs_on_for_a_larger_disk() {
+    let asked = |first| Some(Asked { first: Duration::from_secs(first), last: Duration::ZERO });
+    let ending = wished(LARGE, SMALL, State::Resizing, RUNS);
+    let grown = Size { disk_gb: 2, ..SMALL };
+    all([
+        (wished(LARGE, SMALL, State::Active, RUNS), Runs(&[Announce(State::Resizing, None), ShutDown])),
+        (Facts { asked_to_end: asked(59), ..ending.clone() }, Waits(Until::After(Duration::from_secs(1)))),
+        (Facts { asked_to_end: asked(60), ..ending }, Runs(&[Effect::PowerOff])),
+        (wished(LARGE, SMALL, State::Resizing, ENDED), Runs(&[Resize])),
+        (wished(LARGE, SMALL, State::Stopped, ENDED), Runs(&[Resize])),
+        (wished(LARGE, SMALL, State::Stopped, NOT_STARTED), Runs(&[Resize])),
+        (wished(grown, SMALL, State::Active, RUNS), Runs(&[Resize])),
+        // With the size that it is to have, a guest is started.
+        (pending(wished(LARGE, SMALL, State::Stopped, ENDED)), Runs(&[Resize])),
+        (wished(LARGE, SMALL, State::Suspended, Some(RunState::Saved)), Told),
+    ]);
+}
+
+#[test]
+fn nothing_grows_that_is_not_claimed() {
+    let facts = |allocation, held| Facts { allocation, held, ..wished(LARGE, SMALL, State::Active, RUNS) };
+    all([
+        (facts(HELD, SMALL), Runs(&[Cover])),
+        (facts(HELD, Size { disk_gb: 1, ..LARGE }), Runs(&[Cover])),
+        (facts(Allocation::Unknown, NOTHING), Asks(Question::Placement)),
+        (facts(Allocation::Absent, NOTHING), Runs(&[Claim])),
+    ]);
+    // At rest all of it is claimed, where somebody measured it.
+    let size = SizeFacts { is: LARGE, wished_at: at(1), ..SizeFacts::default() };
+    let rests =
+        |held| Facts { held, record: noted(size), ..told(1, wished(LARGE, LARGE, State::Active, RUNS)) };
+    let unmeasured = Facts {
+        resize: ResizeFacts::default(),
+        record: noted(SizeFacts { wished_at: None, ..size }),
+        ..rests(SMALL)
+    };
+    all([(rests(LARGE), Settled), (rests(SMALL), Runs(&[Cover])), (unmeasured, Settled)]);
+}
+
+#[test]
+fn what_came_of_it_is_told_when_it_runs_with_its_new_size_or_is_not_to_run() {
+    let size = SizeFacts { is: LARGE, wished_at: at(1), unproven: true, ..SizeFacts::default() };
+    let done = |state, domain| Facts { record: noted(size), ..wished(LARGE, LARGE, state, domain) };
+    let proven = SizeFacts { unproven: false, ..size };
+    let given_up = SizeFacts { is: SMALL, failed: true, ..proven };
+    let stopped =
+        |facts: Facts| Facts { power: PowerFacts { wanted: Power::Stopped, ..facts.power }, ..facts };
+    all([
+        (done(State::Resizing, ENDED), Runs(&[Reopen(0)])),
+        (
+            pending(done(State::Starting, ENDED)),
+            Runs(&[Announce(State::Starting, None), MarkStarted, Start, NoteStart]),
+        ),
+        (done(State::Starting, RUNS), Runs(&[NoteResize])),
+        (done(State::Stopped, ENDED), Runs(&[NoteResize])),
+        (stopped(done(State::Resizing, ENDED)), Runs(&[NoteResize, Announce(State::Stopped, None)])),
+        (told(1, done(State::Active, RUNS)), Runs(&[NoteResize])),
+        (told(1, Facts { record: noted(proven), ..done(State::Active, RUNS) }), Settled),
+        (told(1, Facts { record: noted(proven), ..done(State::Resizing, ENDED) }), Runs(&[Reopen(0)])),
+        // It is so already.
+        (wished(SMALL, SMALL, State::Active, RUNS), Runs(&[NoteResize])),
+        (Facts { record: noted(given_up), ..done(State::Resizing, ENDED) }, Runs(&[NoteResize, Reopen(0)])),
+        // It was asked to end for a size that is not wanted any more.
+        (told(1, wished(SMALL, SMALL, State::Resizing, RUNS)), Runs(&[ShutDown])),
+        (
+            Facts { record: RecordFacts::Unreadable, ..wished(LARGE, SMALL, State::Active, RUNS) },
+            Runs(&[NoteResize]),
+        ),
+    ]);
+}
+
+#[test]
+fn a_size_goes_before_a_rescue_and_waits_while_it_is_rescued() {
+    let next = |facts: &Facts| plan(facts, &LIMITS).next;
+    let unproven = |state, domain| Facts {
+        record: noted(SizeFacts { is: LARGE, wished_at: at(1), unproven: true, ..SizeFacts::default() }),
+        ..wished(LARGE, LARGE, state, domain)
+    };
+    for first in [
+        wished(LARGE, SMALL, State::Active, RUNS),
+        wished(LARGE, SMALL, State::Resizing, ENDED),
+        unproven(State::Starting, ENDED),
+        unproven(State::Starting, RUNS),
+        unproven(State::Resizing, ENDED),
+    ] {
+        assert!(rescue(first.clone()).is_to_be_rescued() && first.is_being_resized());
+        assert_eq!(next(&rescue(first.clone())), next(&first), "{first:?}");
+    }
+    let stopped = Facts {
+        power: PowerFacts { wanted: Power::Stopped, ..PowerFacts::default() },
+        ..unproven(State::Stopped, ENDED)
+    };
+    assert_eq!(next(&rescue(stopped.clone())), next(&stopped), "it is not waited for a start");
+
+    let rescued = |size, rescued| {
+        let facts = rescue(wished(LARGE, SMALL, State::Rescued, RUNS));
+        let was = ec_plan::RescuedFacts { wished_at: at(2).unwrap(), failed: false };
+        Facts {
+            rescue: ec_plan::RescueFacts { told: Some(was), ..facts.rescue },
+            record: RecordFacts::Kept {
+                started: true,
+                rebuilt: None,
+                rescued: Some(was),
+                metadata: 0,
+                size: SizeFacts { is: size, ..SizeFacts::default() },
+            },
+            observed: Observed { rescued, ..facts.observed },
+            ..facts
+        }
+    };
+    for facts in [rescued(SMALL, true), rescued(SMALL, false)] {
+        assert!(facts.size_to_have().is_none() && !facts.is_being_resized());
+        assert_eq!(next(&facts), next(&rescued(LARGE, facts.observed.rescued)));
+    }
+    let lost =
+        Facts { record: noted(SizeFacts { is: SMALL, ..SizeFacts::default() }), ..rescued(SMALL, true) };
+    assert_eq!(lost.size_to_have(), None, "it runs from its rescue disk");
+}

@@ -1,0 +1,236 @@
+//! Guests that get another size, with their claims.
+
+use std::time::Duration;
+
+use ec_cloud::Verb;
+use ec_hypervisor::{Hypervisor, Operation};
+use ec_model::{InstanceId, Restart, State};
+
+use super::{Scenario, Stage, people::SMALL, stage::Sight};
+use crate::{
+    referee::claimed,
+    snag::Fate,
+    user::{Order, resize as to},
+};
+
+pub(super) const ALL: &[Scenario] = &[
+    Scenario::new(
+        "resize",
+        "a user gives a guest more processors, then more disk, which it need not end for, and confirms; one that is stopped stays so",
+        |stage| Box::pin(resize(stage)),
+    ),
+    Scenario::new(
+        "resize-reverted",
+        "a user gives a guest more of all and reverts that: it has the processors that it had, and the disk that it has; only these stay claimed",
+        |stage| Box::pin(reverted(stage)),
+    ),
+    Scenario::new(
+        "resize-without-room",
+        "a user wants more processors than the node has left, and less disk than there is: both are refused, and nothing is changed",
+        |stage| Box::pin(no_room(stage)),
+    ),
+    Scenario::new(
+        "resize-with-kills",
+        "the agent is killed in the midst of a resize, before and after each of its steps: the guest comes up with its new size each time",
+        |stage| Box::pin(kills(stage)),
+    ),
+    Scenario::new(
+        "resize-that-fails",
+        "a guest cannot be given its new size, and then does not start with it: it runs with the old one, which is told, and reverting gives back the claim",
+        |stage| Box::pin(fails(stage)),
+    ),
+    Scenario::new(
+        "resize-in-an-older-etcd",
+        "etcd is put back to before a resize, and to in its midst: the guest comes to have the size that is wanted there, and claims it",
+        |stage| Box::pin(older_etcd(stage)),
+    ),
+    Scenario::new(
+        "resize-with-a-killed-caller",
+        "the command is killed between its claim and its wish: said again it goes on; left alone, a controller gives back what it had claimed",
+        |stage| Box::pin(killed_caller(stage)),
+    )
+    .with_controllers(1),
+    Scenario::new(
+        "resize-with-a-late-claim",
+        "placement gets a claim for another size when its command has given up: a controller gives it back",
+        |stage| Box::pin(late_claim(stage)),
+    )
+    .with_controllers(1),
+];
+
+/// Processors and GB of disk that a guest has.
+async fn size(stage: &Stage, guest: InstanceId) -> (u64, u64) {
+    let size = stage.node(1).hypervisor.size(guest).await.ok().flatten();
+    size.map_or((0, 0), |size| (size.vcpus, size.disk_bytes >> 30))
+}
+
+/// Processors and GB of disk that it has claimed.
+fn claim(stage: &Stage, guest: InstanceId) -> (u64, u64) {
+    (claimed(&stage.world, guest, "VCPU"), claimed(&stage.world, guest, "DISK_GB"))
+}
+
+async fn is(stage: &Stage, guest: InstanceId, wanted: (u64, u64), has_claimed: (u64, u64)) {
+    let (has, holds) = (size(stage, guest).await, claim(stage, guest));
+    let what = format!("it has {wanted:?} and has claimed {has_claimed:?}");
+    if (has, holds) != (wanted, has_claimed) {
+        stage.fail::<()>(format!("{what}: it has {has:?} and has claimed {holds:?}")).await;
+    }
+    stage.say(format!("so it is: {what}"));
+}
+
+async fn does(stage: &Stage, guest: InstanceId, verb: &Verb) {
+    let done = stage.user(1).wish(guest, verb).await;
+    stage.demand(done.is_ok(), "it is done").await;
+}
+
+fn starts(stage: &Stage, guest: InstanceId) -> u64 {
+    stage.node(1).hypervisor.effects(Operation::Start, guest)
+}
+
+async fn resize(stage: Stage) {
+    let guest = stage.ready("web").await;
+    does(&stage, guest, &to(2, 1)).await;
+    stage.until_well(guest).await;
+    is(&stage, guest, (2, 1), (2, 1)).await;
+    let refused = stage.user(1).wish(guest, &Verb::Stop(0)).await.err();
+    stage.demand(refused.is_some_and(|why| why.contains("not confirmed")), "its power waits").await;
+    does(&stage, guest, &Verb::Confirm).await;
+    does(&stage, guest, &Verb::Confirm).await;
+    let before = starts(&stage, guest);
+    does(&stage, guest, &to(2, 2)).await;
+    stage.until_well(guest).await;
+    is(&stage, guest, (2, 2), (2, 2)).await;
+    stage.demand(starts(&stage, guest) == before, "for its disk it did not end").await;
+    does(&stage, guest, &Verb::Confirm).await;
+    does(&stage, guest, &Verb::Stop(0)).await;
+    does(&stage, guest, &to(1, 2)).await;
+    is(&stage, guest, (1, 2), (2, 2)).await;
+    does(&stage, guest, &Verb::Confirm).await;
+    is(&stage, guest, (1, 2), (1, 2)).await;
+    stage.stays(guest, 60, "STOPPED", |is| is.is(State::Stopped) && !is.runs() && is.is_kept()).await;
+}
+
+async fn reverted(stage: Stage) {
+    let guest = stage.ready("web").await;
+    does(&stage, guest, &to(2, 2)).await;
+    stage.until_well(guest).await;
+    is(&stage, guest, (2, 2), (2, 2)).await;
+    does(&stage, guest, &Verb::Revert).await;
+    stage.until_well(guest).await;
+    is(&stage, guest, (1, 2), (1, 2)).await;
+    does(&stage, guest, &Verb::Revert).await;
+    stage.stays(guest, 120, "well", Sight::is_well).await;
+}
+
+async fn no_room(stage: Stage) {
+    let guest = stage.ready("web").await;
+    for (name, query) in [("db", "resources=VCPU:2,MEMORY_MB:128,DISK_GB:1"), ("mail", SMALL)] {
+        let order = Order { name: Some(name), data: false, query, restart: Restart::No, group: None };
+        stage.demand(stage.user(1).order(order).await.is_ok(), "another takes room").await;
+    }
+    for (verb, why) in [
+        (to(2, 1), "VCPU is short by 1 (0 of 4 free)"),
+        (to(3, 1), "VCPU is short by 2 (0 of 4 free)"),
+        (to(1, 0), "a disk never shrinks"),
+        (Verb::Confirm, ""),
+    ] {
+        let refused = stage.user(1).wish(guest, &verb).await.err();
+        let is_told = why.is_empty() || refused.is_some_and(|told| told.contains(why));
+        stage.demand(is_told, "it is told why").await;
+        is(&stage, guest, (1, 1), (1, 1)).await;
+    }
+    stage.stays(guest, 60, "well", Sight::is_well).await;
+    stage.demand(starts(&stage, guest) == 1, "it was not disturbed").await;
+}
+
+async fn kills(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let mut vcpus = 1;
+    for call in [
+        "put status/n1/i1 RESIZING",
+        "hypervisor ShutDown",
+        "hypervisor Redefine",
+        "put status/n1/i1 STARTING",
+        "hypervisor Start",
+    ] {
+        for fate in [Fate::Kills, Fate::KillsAfterwards] {
+            vcpus = 3 - vcpus;
+            stage.snag("n1", call, fate);
+            let (user, verb) = (stage.user(1), to(vcpus, 1));
+            let (done, ()) = tokio::join!(user.wish(guest, &verb), async {
+                stage.until_down(1).await;
+                stage.pass(20).await;
+                stage.start(1);
+            });
+            stage.demand(done.is_ok(), "it is resized").await;
+            stage.until_well(guest).await;
+            is(&stage, guest, (vcpus, 1), (2, 1)).await;
+            does(&stage, guest, &Verb::Confirm).await;
+            is(&stage, guest, (vcpus, 1), (vcpus, 1)).await;
+        }
+    }
+}
+
+async fn fails(stage: Stage) {
+    let guest = stage.ready("web").await;
+    for (call, disk) in [("hypervisor GrowDisk", 1), ("hypervisor Redefine", 2), ("hypervisor Start", 2)] {
+        stage.snag("n1", call, Fate::IsRefused(0));
+        let told = stage.user(1).wish(guest, &to(2, 2)).await.err();
+        stage.demand(told.is_some_and(|why| why.contains("is as large as it was")), "it is told why").await;
+        stage.until_well(guest).await;
+        is(&stage, guest, (1, disk), (2, 2)).await;
+        does(&stage, guest, &Verb::Revert).await;
+        stage.until_well(guest).await;
+        is(&stage, guest, (1, disk), (1, disk)).await;
+    }
+}
+
+async fn older_etcd(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let first = stage.back_up();
+    does(&stage, guest, &to(2, 2)).await;
+    stage.until_well(guest).await;
+    let unconfirmed = stage.back_up();
+    does(&stage, guest, &Verb::Revert).await;
+    stage.until_well(guest).await;
+    for (backup, vcpus) in [(&unconfirmed, 2), (&first, 1), (&unconfirmed, 2)] {
+        stage.restore(backup);
+        stage.pass(120).await;
+        stage.until_well(guest).await;
+        is(&stage, guest, (vcpus, 2), (vcpus, 2)).await;
+    }
+}
+
+async fn killed_caller(stage: Stage) {
+    let guest = stage.ready("web").await;
+    for fate in [Fate::Kills, Fate::KillsAfterwards] {
+        stage.snag("u1", "PUT /allocations", fate);
+        let told = stage.user(1).wish(guest, &to(2, 1)).await;
+        stage.demand(told.is_err_and(|why| why == "killed"), "it was killed").await;
+    }
+    is(&stage, guest, (1, 1), (2, 1)).await;
+    does(&stage, guest, &to(2, 1)).await;
+    stage.until_well(guest).await;
+    is(&stage, guest, (2, 1), (2, 1)).await;
+    does(&stage, guest, &Verb::Confirm).await;
+    stage.snag("u1", "put instances/", Fate::Kills);
+    let told = stage.user(1).wish(guest, &to(2, 2)).await;
+    stage.demand(told.is_err_and(|why| why == "killed"), "it was killed").await;
+    is(&stage, guest, (2, 1), (2, 2)).await;
+    stage.pass(200).await;
+    is(&stage, guest, (2, 1), (2, 1)).await;
+    stage.stays(guest, 60, "well", Sight::is_well).await;
+}
+
+async fn late_claim(stage: Stage) {
+    let guest = stage.ready("web").await;
+    stage.snag("u1", "PUT /allocations", Fate::IsLate(Duration::from_secs(120)));
+    let told = stage.user(1).wish(guest, &to(2, 1)).await;
+    stage.demand(told.is_err(), "nobody knows what became of it").await;
+    is(&stage, guest, (1, 1), (1, 1)).await;
+    stage.pass(120).await;
+    is(&stage, guest, (1, 1), (2, 1)).await;
+    stage.pass(200).await;
+    is(&stage, guest, (1, 1), (1, 1)).await;
+    stage.stays(guest, 60, "well", Sight::is_well).await;
+}

@@ -1,0 +1,213 @@
+//! Another size for a guest that is here.
+
+use ec_hypervisor::DomainSize;
+use ec_metadata::InstanceRecord;
+use ec_model::{Resized, Resources, Size, greater};
+use ec_placement_client::PlacementError;
+use ec_plan::{
+    engine::{Change, Held},
+    sizes::{placed, total},
+    status,
+};
+use jiff::Timestamp;
+
+use super::{Stop, Worker, guest::spec_of, pause_for_test_named};
+use crate::look::ask_placement;
+
+/// Another writer changed the allocations in between so often: later, then.
+const TRIES: usize = 8;
+
+const DISK: &str = "DISK_GB";
+
+impl Worker {
+    /// Has its claim cover what it takes and is to take. What it holds beside stays.
+    pub(super) async fn cover(&mut self) -> Result<(), Stop> {
+        let (instance, record) = (self.job.instance, self.own_record().await?);
+        let target = self.target(&record)?;
+        let wanted = greater(&record.resources, &target);
+        for _ in 0..TRIES {
+            let held = self.parts.placement.allocations(instance).await?;
+            let Some(held) = held.filter(|_| !self.cancel.is_cancelled()) else { break };
+            let larger = greater(&total(&held.allocations), &wanted);
+            let allocations = placed(&held.allocations, &larger).map_err(Stop::Failed)?;
+            if allocations == held.allocations {
+                break;
+            }
+            match self.parts.placement.reallocate(instance, &held, &allocations).await {
+                Ok(()) => {
+                    tracing::info!(%instance, ?wanted, "claimed all of what it takes");
+                    break;
+                }
+                Err(PlacementError::Conflict(why)) => {
+                    let now = self.parts.placement.allocations(instance).await?;
+                    if now.as_ref().map(|now| now.generation) != Some(held.generation) {
+                        continue;
+                    }
+                    let why = format!("placement has no room for all that it takes: {why}");
+                    // What it has it keeps, and only what it is to have can be given up.
+                    let grows = target != record.resources;
+                    return Err(if grows { Stop::Failed(why) } else { Stop::Retry(why) });
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let held = ask_placement(&self.parts, instance).await?;
+        let covers = matches!(&held, Held::Here(amounts) if Size::of(amounts).covers(Size::of(&wanted)));
+        self.done.push(Change::Allocation(held));
+        if covers { Ok(()) } else { Err(Stop::Retry("its allocation keeps changing".to_owned())) }
+    }
+
+    /// Grows its disk, and defines its domain anew where that is another.
+    pub(super) async fn resize(&mut self) -> Result<(), Stop> {
+        let (instance, record) = (self.job.instance, self.own_record().await?);
+        let target = self.target(&record)?;
+        let wished_at = self.resized_at(&record)?;
+        self.take_permit().await?;
+        let is = self.size().await?;
+        self.touched_hypervisor = true;
+        let bytes = target.get(DISK).copied().unwrap_or(0).saturating_mul(1 << 30);
+        if self.parts.settings.resize && bytes > 0 {
+            if is.disk_bytes > bytes && !record.resources.contains_key(DISK) {
+                let gb = is.disk_bytes.div_ceil(1 << 30);
+                return Err(Stop::Failed(format!(
+                    "its disk is as large as its image, {} bytes: ask for {DISK}:{gb} at least",
+                    is.disk_bytes
+                )));
+            }
+            if is.disk_bytes < bytes {
+                self.parts.hypervisor.grow_disk(instance, bytes).await?;
+            }
+        }
+        pause_for_test_named("before-redefine");
+        self.define_as(is, &target).await?;
+        self.permit = None;
+        let resources_before = match (Size::of(&record.resources), Size::of(&target)) {
+            // That its disk is larger needs no start.
+            (was, now) if (was.vcpus, was.memory_mb) == (now.vcpus, now.memory_mb) => None,
+            _ => Some(record.resources_before.clone().unwrap_or(record.resources.clone())),
+        };
+        let resized = Some(Resized { wished_at, failed: None, resources: target.clone() });
+        pause_for_test_named("before-note-size");
+        self.put_record(InstanceRecord { resources: target, resources_before, resized, ..record }).await?;
+        tracing::info!("RESIZED INSTANCE {instance}");
+        Ok(())
+    }
+
+    /// It cannot be so large: it goes on as large as it was, with the disk that it has.
+    pub(super) async fn give_up_resize(&mut self, reason: String) -> Result<(), Stop> {
+        let instance = self.job.instance;
+        tracing::warn!(%instance, reason, "it cannot have its new size, and keeps the old one");
+        let record = self.own_record().await?;
+        let wished_at = self.resized_at(&record)?;
+        let is = self.size().await?;
+        let old = record.resources_before.clone().unwrap_or(record.resources.clone());
+        self.touched_hypervisor = true;
+        // For good or not: what it is defined as must be known.
+        self.define_as(is, &old).await.map_err(|stop| match stop {
+            Stop::Failed(why) => Stop::Retry(why),
+            other => other,
+        })?;
+        let Size { vcpus, memory_mb, .. } = Size::of(&old);
+        let mut resources = self.as_large_as(DomainSize { vcpus, memory_mb, ..is }, &old);
+        // One that was as large as its image was grown before the rest failed.
+        let asked = self.target(&record)?.get(DISK).copied().unwrap_or(0);
+        if !resources.contains_key(DISK) && asked > 0 && is.disk_bytes == asked.saturating_mul(1 << 30) {
+            resources.insert(DISK.to_owned(), asked);
+        }
+        let resized = Some(Resized { wished_at, failed: Some(reason), resources: resources.clone() });
+        self.put_record(InstanceRecord { resources, resources_before: None, resized, ..record }).await
+    }
+
+    /// Tells what the node's record has, and that it is well so; where that cannot be read, that it was not done.
+    pub(super) async fn note_resize(&mut self) -> Result<(), Stop> {
+        let wished = self.job.request.as_ref().and_then(|request| request.resize).map(|wish| wish.wished_at);
+        let resized = match self.record().await? {
+            Some(record) => {
+                let noted = record.resized.clone();
+                let last = wished.max(noted.as_ref().map(|noted| noted.wished_at));
+                let failed =
+                    noted.filter(|noted| Some(noted.wished_at) == last).and_then(|noted| noted.failed);
+                let resources = record.resources.clone();
+                let resized = last.map(|wished_at| Resized { wished_at, failed, resources });
+                if record.resized != resized || record.resources_before.is_some() {
+                    let resized = resized.clone();
+                    self.put_record(InstanceRecord { resized, resources_before: None, ..record }).await?;
+                }
+                resized
+            }
+            None => wished.map(|wished_at| Resized {
+                wished_at,
+                failed: Some(
+                    "its node's record of it cannot be read, so nothing of it is touched".to_owned(),
+                ),
+                resources: Resources::new(),
+            }),
+        };
+        let status = status::resized(&self.subject, self.status.known(), resized, self.parts.host.now());
+        self.write(status).await
+    }
+
+    /// What it is to take: as its request has it, with the disk that it has where that is larger; what it has, where that
+    /// was given up.
+    fn target(&self, record: &InstanceRecord) -> Result<Resources, Stop> {
+        let request = self.request()?;
+        let wished = request.resize.map(|wish| wish.wished_at);
+        let noted = record.resized.as_ref();
+        let given_up = noted.is_some_and(|noted| noted.failed.is_some() && Some(noted.wished_at) == wished);
+        let spec = &spec_of(&request)?.resources;
+        let is_measured = Size::of(spec).vcpus > 0 && Size::of(spec).memory_mb > 0;
+        if given_up || !is_measured || (wished.is_none() && noted.is_none()) {
+            return Ok(record.resources.clone());
+        }
+        let mut target = spec.clone();
+        if let Some(has) = record.resources.get(DISK) {
+            let asked = target.entry(DISK.to_owned()).or_default();
+            *asked = (*asked).max(*has);
+        }
+        Ok(target)
+    }
+
+    /// Which wish it is that comes to its end; with an older etcd, which there is none of, the last that did.
+    fn resized_at(&self, record: &InstanceRecord) -> Result<Timestamp, Stop> {
+        let wished = self.request()?.resize.map(|wish| wish.wished_at);
+        let wished = wished.or(record.resized.as_ref().map(|noted| noted.wished_at));
+        wished.ok_or_else(|| Stop::Retry("it is not to be resized any more".to_owned()))
+    }
+
+    /// Before it is started: a call that was given up, and came late, may have made its domain of another size.
+    pub(super) async fn be_as_noted(&self) -> Result<(), Stop> {
+        if let Some(record) = self.record().await?.filter(|record| record.resized.is_some())
+            && let Some(is) = self.parts.hypervisor.size(self.job.instance).await?
+        {
+            self.define_as(is, &record.resources).await?;
+        }
+        Ok(())
+    }
+
+    async fn size(&self) -> Result<DomainSize, Stop> {
+        let size = self.parts.hypervisor.size(self.job.instance).await?;
+        size.filter(|size| size.disk_bytes > 0)
+            .ok_or_else(|| Stop::Retry("its domain or its disk is gone".to_owned()))
+    }
+
+    /// Defines its domain with the processors and the memory of these amounts, where it has others.
+    async fn define_as(&self, is: DomainSize, amounts: &Resources) -> Result<(), Stop> {
+        let domain = self.domain_of(amounts).await?;
+        if (is.vcpus, is.memory_mb) != (domain.vcpus, domain.memory_mb) {
+            self.parts.hypervisor.redefine(&domain).await?;
+        }
+        Ok(())
+    }
+
+    /// These amounts, as a domain has them that is so large.
+    pub(super) fn as_large_as(&self, size: DomainSize, amounts: &Resources) -> Resources {
+        let mut amounts = amounts.clone();
+        amounts.insert("VCPU".to_owned(), size.vcpus);
+        amounts.insert("MEMORY_MB".to_owned(), size.memory_mb);
+        if let Some(gb) = amounts.get_mut(DISK).filter(|_| self.parts.settings.resize && size.disk_bytes > 0)
+        {
+            *gb = size.disk_bytes.div_ceil(1 << 30);
+        }
+        amounts
+    }
+}

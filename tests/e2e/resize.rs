@@ -1,0 +1,114 @@
+//! Another size for a real guest: what it sees of it, what it keeps, and what is claimed.
+
+use anyhow::{Context, Result};
+use ec_model::{Size, State};
+
+use crate::power::Guest;
+
+const LARGE: &str = "resources=VCPU:2,MEMORY_MB:192,DISK_GB:2";
+
+/// What the guest finds: processors, memory in MiB, 512-byte sectors of its disk.
+async fn sees(guest: &Guest) -> Result<(u64, u64, u64)> {
+    let command = "grep -c ^processor /proc/cpuinfo; grep MemTotal /proc/meminfo | tr -dc 0-9; echo; cat /sys/block/vda/size";
+    let said = guest.run(command).await?;
+    let numbers: Vec<u64> = said.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+    let [processors, kib, sectors] = numbers[..] else { anyhow::bail!("{said}") };
+    Ok((processors, kib / 1024, sectors))
+}
+
+/// It sees so much: its kernel keeps some of the memory for itself.
+#[track_caller]
+fn fits((processors, mib, sectors): (u64, u64, u64), size: Size) {
+    assert_eq!((processors, sectors), (size.vcpus, size.disk_gb << 21), "{mib} MiB");
+    assert!(mib <= size.memory_mb && mib + 60 > size.memory_mb, "{mib} MiB of {}", size.memory_mb);
+}
+
+async fn claimed(guest: &Guest) -> Result<Size> {
+    let held = guest.stack.placement.allocations(guest.instance).await?.context("it has a claim")?;
+    Ok(Size::of(&held.total()))
+}
+
+const fn size(vcpus: u64, memory_mb: u64, disk_gb: u64) -> Size {
+    Size { vcpus, memory_mb, disk_gb }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_gets_another_size_and_goes_back_and_keeps_what_it_wrote() -> Result<()> {
+    let guest = Guest::up(&[]).await?;
+    fits(sees(&guest).await?, size(1, 128, 1));
+    let refused =
+        guest.stack.eschedule(&["resize", "web", "resources=VCPU:100000,MEMORY_MB:128,DISK_GB:1"])?;
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(1) && said.contains("VCPU"), "{said}");
+    let refused = guest.stack.eschedule(&["resize", "web", "resources=VCPU:1,MEMORY_MB:128"])?;
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("a disk never shrinks"), "{refused:?}");
+    assert_eq!(claimed(&guest).await?, size(1, 128, 1), "nothing was changed");
+
+    let told = guest.asks(&["resize", "--wait", "web", LARGE])?;
+    assert_eq!(told, format!("VERIFY_RESIZE INSTANCE {} ON {}\n", guest.instance, guest.stack.node));
+    fits(sees(&guest).await?, size(2, 192, 2));
+    assert_eq!(guest.kept().await?.trim(), "precious");
+    let shown = guest.asks(&["list"])?;
+    assert!(shown.contains("VERIFY_RESIZE"), "{shown}");
+    assert_eq!(guest.stack.eschedule(&["stop", "web"])?.status.code(), Some(1), "not before it is confirmed");
+
+    guest.asks(&["resize", "--revert", "--wait", "web"])?;
+    fits(sees(&guest).await?, size(1, 128, 2));
+    assert_eq!(guest.kept().await?.trim(), "precious");
+    assert_eq!(claimed(&guest).await?, size(1, 128, 2), "its disk stays as it was grown");
+
+    // A disk grows under a guest that runs.
+    guest.asks(&["flavor", "create", "roomy", "resources=VCPU:1,MEMORY_MB:128,DISK_GB:3"])?;
+    let boot = guest.run("cat /proc/sys/kernel/random/boot_id").await?;
+    guest.asks(&["resize", "--wait", "web", "--flavor", "roomy"])?;
+    fits(sees(&guest).await?, size(1, 128, 3));
+    assert_eq!(guest.run("cat /proc/sys/kernel/random/boot_id").await?, boot);
+    guest.asks(&["resize", "--confirm", "web"])?;
+
+    // One that does not run stays so.
+    guest.asks(&["stop", "--wait", "web"])?;
+    guest.asks(&["resize", "--wait", "web", "resources=VCPU:2,MEMORY_MB:128,DISK_GB:4"])?;
+    assert_eq!(claimed(&guest).await?, size(2, 128, 4));
+    guest.asks(&["resize", "--confirm", "web"])?;
+    guest.stack.until_state(guest.instance, State::Stopped).await?;
+    guest.asks(&["start", "--wait", "web"])?;
+    fits(sees(&guest).await?, size(2, 128, 4));
+    assert_eq!(guest.kept().await?.trim(), "precious");
+    guest.stack.until_exactly(&[guest.instance]).await?;
+    guest.asks(&["destroy", "--wait", "web"])?;
+    guest.stack.until_exactly(&[]).await
+}
+
+/// Killed before each of its steps, and started again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_resize_whose_agent_is_killed_at_each_step_is_done() -> Result<()> {
+    let mut guest = Guest::up(&[]).await?;
+    let mut vcpus = 1;
+    for point in
+        ["before-cover", "before-shut-down", "before-redefine", "before-note-size", "before-note-resize"]
+    {
+        vcpus = 3 - vcpus;
+        guest.stack.kill_agent()?;
+        guest.stack.start_agent(&format!("{point}=pause")).await?;
+        let query = format!("resources=VCPU:{vcpus},MEMORY_MB:128,DISK_GB:1");
+        guest.asks(&["resize", "web", &query])?;
+        guest.stack.until_reached(point).await?;
+        guest.stack.kill_agent()?;
+        guest.stack.start_agent("").await?;
+        guest
+            .stack
+            .until("it is resized", async || {
+                let status = guest.stack.status(guest.instance).await?.context("it is told")?;
+                let told = status.resized.map(|resized| (resized.failed, Size::of(&resized.resources)));
+                Ok(status.state == State::Active && told == Some((None, size(vcpus, 128, 1))))
+            })
+            .await
+            .with_context(|| point.to_owned())?;
+        fits(sees(&guest).await?, size(vcpus, 128, 1));
+        assert_eq!(guest.kept().await?.trim(), "precious", "{point}");
+        assert_eq!(claimed(&guest).await?.vcpus, 2, "{point}");
+        guest.asks(&["resize", "--confirm", "web"])?;
+        assert_eq!(claimed(&guest).await?.vcpus, vcpus, "{point}");
+    }
+    guest.stack.until_exactly(&[guest.instance]).await
+}
