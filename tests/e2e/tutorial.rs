@@ -1,7 +1,8 @@
 //! That every command of docs/tutorial.md does what its reader expects: it ends well, or does not where `!` says so.
 
 use std::{
-    env,
+    env, fs,
+    os::unix::fs::PermissionsExt,
     path::Path,
     process::{Command, Stdio},
 };
@@ -36,7 +37,14 @@ async fn every_command_of_the_tutorial_does_what_it_says() -> Result<()> {
     stack.start_agent("").await?;
     let eschedule = stack.command("eschedule");
     let programs = Path::new(eschedule.get_program()).parent().context("no directory")?.to_owned();
-    let mut path = vec![programs];
+    // What ssh remembers of a guest is the test's own.
+    let own = stack.directory().join("own");
+    fs::create_dir(&own)?;
+    let known = own.join("known").display().to_string();
+    let ssh = format!("#!/bin/sh\nexec /usr/bin/ssh -o UserKnownHostsFile={known} \"$@\"\n");
+    fs::write(own.join("ssh"), ssh)?;
+    fs::set_permissions(own.join("ssh"), fs::Permissions::from_mode(0o755))?;
+    let mut path = vec![own, programs];
     path.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()));
     let page = include_str!("../../docs/tutorial.md");
     let blocks = blocks(page);
