@@ -162,28 +162,24 @@ fn fate(action: &Action, actions: &Actions, all: &[(NodeId, &Outcome)]) -> (Fate
         },
         ActionVerb::Rebuild | ActionVerb::Rescue | ActionVerb::Resize | ActionVerb::RevertResize => {
             let wish = |it: &Outcome| carried_out(action.verb, it).map(|(wished_at, _)| wished_at);
-            match first(&|it| wish(it) == Some(action.at)) {
+            match first(&|it| wish(it) >= Some(action.at)) {
+                Some(place) if wish(all[place].1) != Some(action.at) => (Fate::Overtaken, None),
                 Some(place)
                     if carried_out(action.verb, all[place].1).is_some_and(|(_, failed)| failed.is_some()) =>
                 {
                     (Fate::Failed, Some(place))
                 }
                 Some(place) => (Fate::Done, Some(place)),
-                None => or_failed(
-                    first(&|it| wish(it) > Some(action.at)).is_some()
-                        || later(match action.verb {
-                            ActionVerb::Rebuild => {
-                                |verb| matches!(verb, ActionVerb::Rebuild | ActionVerb::Delete)
-                            }
-                            ActionVerb::Resize | ActionVerb::RevertResize => |verb| {
-                                use ActionVerb::{Delete, Resize, RevertResize};
-                                matches!(verb, Resize | RevertResize | Delete)
-                            },
-                            _ => |verb| {
-                                matches!(verb, ActionVerb::Rescue | ActionVerb::Unrescue | ActionVerb::Delete)
-                            },
-                        }),
-                ),
+                None => or_failed(later(match action.verb {
+                    ActionVerb::Rebuild => |verb| matches!(verb, ActionVerb::Rebuild | ActionVerb::Delete),
+                    ActionVerb::Resize | ActionVerb::RevertResize => |verb| {
+                        use ActionVerb::{Delete, Resize, RevertResize};
+                        matches!(verb, Resize | RevertResize | Delete)
+                    },
+                    _ => {
+                        |verb| matches!(verb, ActionVerb::Rescue | ActionVerb::Unrescue | ActionVerb::Delete)
+                    }
+                })),
             }
         }
         ActionVerb::Unrescue => {
@@ -200,12 +196,10 @@ fn fate(action: &Action, actions: &Actions, all: &[(NodeId, &Outcome)]) -> (Fate
             None => or_failed(false),
         },
         ActionVerb::Unknown => (Fate::Unknown, None),
-        _ => match first(&|it| it.power_generation == action.generation && it.state.is_some()) {
-            Some(place) => (Fate::Done, Some(place)),
-            None => or_failed(
-                first(&|it| it.power_generation > action.generation).is_some()
-                    || later(|verb| is_of_power(verb) || verb == ActionVerb::Delete),
-            ),
+        _ => match first(&|it| it.state.is_some() && it.power_generation >= action.generation) {
+            Some(place) if all[place].1.power_generation == action.generation => (Fate::Done, Some(place)),
+            Some(_) => (Fate::Overtaken, None),
+            None => or_failed(later(|verb| is_of_power(verb) || verb == ActionVerb::Delete)),
         },
     }
 }
