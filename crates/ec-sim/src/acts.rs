@@ -1,12 +1,13 @@
 //! What can be done to a cluster: by the nemesis, who rolls dice for it, and by a scenario, which knows when.
 
 use ec_hypervisor::{End, Hypervisor, Pause};
-use ec_model::{Desired, InstanceId, Request, decode};
+use ec_model::{Desired, InstanceId, Request, RunState, decode};
 use ec_store::{Backup, Store};
 
 use crate::{
     door::content,
     node::Computer,
+    referee::observed,
     world::{Actor, World},
 };
 
@@ -136,6 +137,10 @@ pub(crate) fn end_guest(world: &World, computer: &Computer, guest: InstanceId, w
 }
 
 pub(crate) fn pause_guest(world: &World, computer: &Computer, guest: InstanceId, why: Pause) {
+    // What does not run cannot be halted.
+    if observed(computer, guest).is_none_or(|guest| guest.domain != Some(RunState::Running)) {
+        return;
+    }
     let how = match why {
         Pause::Storage { room: false } => ", for its disk is full",
         Pause::Storage { room: true } => ", for its disk was full, and has room again",

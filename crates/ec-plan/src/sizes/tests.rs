@@ -189,3 +189,13 @@ fn more_is_taken_from_the_providers_that_it_is_taken_from() {
         of(&[("VCPU", 1), ("DISK_GB", 3), ("CUSTOM_X", 1)])
     );
 }
+
+#[test]
+fn only_classes_of_which_more_is_wanted_are_more() {
+    let of = |amounts: &[(&str, u64)]| -> Resources {
+        amounts.iter().map(|(class, amount)| ((*class).to_owned(), *amount)).collect()
+    };
+    let held = of(&[("VCPU", 2), ("MEMORY_MB", 128), ("DISK_GB", 4)]);
+    let wanted = of(&[("VCPU", 2), ("MEMORY_MB", 192), ("DISK_GB", 3), ("PGPU", 1)]);
+    assert_eq!(more(&held, &wanted), of(&[("MEMORY_MB", 64), ("PGPU", 1)]));
+}
