@@ -208,8 +208,6 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             (Some(Desired::Active), Some(State::Stopped | State::Paused | State::Suspended)) => {
                 (disturbed || restored || power_wished) && (counted || !wrote)
             }
-            // Somebody took its claim, and others its room since: it runs on, and nothing is started that is not counted.
-            (Some(Desired::Active), Some(State::Rescuing)) => claims_lost && !traces.claim && counted,
             // Of what never ran nothing is kept but the word.
             (Some(Desired::Active), Some(State::Error)) => {
                 (disturbed || restored)
@@ -241,7 +239,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             || traces.is_as_wished(power_acknowledged, disturbed)
                 && traces.is_rebuilt(rebuild_acknowledged)
                 && traces.is_resized(resize_acknowledged);
-        let as_wished = as_wished && (state == Some(State::Rescuing) || traces.is_rescued_as_wished());
+        let as_wished = as_wished && traces.is_rescued_as_wished();
         // Of one that is in ERROR, or is not wanted any more, what was asked for may be left undone.
         let is_settled = matches!(
             state,
@@ -267,7 +265,9 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
                 format!("{instance}: it has claimed {has_claimed} processors, and needs {needs}"),
             ));
         }
-        if !(well && as_wished && traces.is_true()) {
+        // Somebody took its claim, and others its room since: nothing is started that is not counted.
+        let waits_for_room = state == Some(State::Rescuing) && claims_lost && !traces.claim && counted;
+        if !(waits_for_room || well && as_wished && traces.is_true()) {
             let bound = if traces.request.is_some() { soon } else { BOUND };
             found.push((bound, format!("{instance}: {}", traces.told())));
         }
