@@ -1,12 +1,12 @@
 //! `eschedule events`: what was done to an instance, by whom, and what came of it.
 
-use ec_cloud::{Fate, Happening, history};
+use ec_cloud::{Happening, history};
 use ec_runtime::exit::Failure;
 
 use crate::{
     cli::Output,
     config::Session,
-    output::{List, when},
+    output::{List, when, word},
 };
 
 pub(crate) const EXAMPLES: &str = "\
@@ -30,7 +30,7 @@ pub(crate) async fn events(session: &Session, instance: &str, output: Output) ->
                     when(it.at),
                     it.user.clone().unwrap_or_else(node),
                     what(it),
-                    it.outcome.map_or_else(|| "-".to_owned(), |fate| word(fate).to_owned()),
+                    it.outcome.as_ref().map_or_else(|| "-".to_owned(), word),
                     it.state.map_or_else(|| "-".to_owned(), |state| state.to_string()),
                     after(it),
                     it.reason.clone().unwrap_or_default(),
@@ -45,16 +45,6 @@ fn what(it: &Happening) -> String {
     let verb = it.verb.map(|verb| verb.to_string());
     let words: Vec<String> = verb.into_iter().chain(it.detail.clone()).collect();
     if words.is_empty() { "-".to_owned() } else { words.join(", ") }
-}
-
-fn word(fate: Fate) -> &'static str {
-    match fate {
-        Fate::Done => "done",
-        Fate::Failed => "failed",
-        Fate::Overtaken => "overtaken",
-        Fate::Pending => "pending",
-        Fate::Unknown => "unknown",
-    }
 }
 
 /// How long it took. Two clocks may say that it was done before it was asked for.

@@ -86,7 +86,7 @@ impl Keyspace {
 
     /// All instances that bear this name within a project. Letters' case makes no other name, as in DNS.
     pub fn names(&self, project: &str, name: &str) -> String {
-        format!("{}/names/{}/{}/", self.root, escaped(project), escaped(&name.to_ascii_lowercase()))
+        format!("{}/", self.names_beginning(project, name))
     }
 
     /// All names of a project that begin so.
