@@ -80,7 +80,7 @@ fuzz-placement:
 SEEDS ?= 0..3000
 sim:
 	scripts/check-rust.sh
-	cargo run --release --locked -p ec-sim -- $(SEEDS) --jobs $$(nproc)
+	cargo run --release --locked -p ec-sim --all-features -- $(SEEDS) --jobs $$(nproc)
 
 mutants:
 	scripts/check-rust.sh

@@ -96,9 +96,7 @@ async fn each_change_is_told_in_a_line_also_across_an_etcd_that_goes_and_comes()
     }
     // Away and back: what happens afterwards is told, and nothing twice.
     control.etcd.kill();
-    tokio::time::sleep(Duration::from_millis(500)).await;
     control.etcd.restart().await?;
-    tokio::time::sleep(Duration::from_millis(500)).await;
     for key in [control.keys.request(node, web), control.keys.status(node, web), control.keys.instance(web)] {
         control.delete(key).await?;
     }

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use ec_model::{Action, ActionVerb, Actions, Instance, InstanceId, NodeId, Outcomes, decode, encode};
+use ec_model::{Action, ActionVerb, Actions, Instance, InstanceId, NodeId, Outcomes, Status, decode, encode};
 use ec_plan::history::{Happening, told};
 use ec_store::{Compare, LeaseId, Txn};
 use jiff::Timestamp;
@@ -102,11 +102,15 @@ pub async fn history(cloud: &Cloud, text: &str) -> CloudResult<Vec<Happening>> {
     let actions: Actions = decode(&pair.value).map_err(|error| unreadable(&key, &error))?;
     let nodes: BTreeSet<NodeId> = actions.actions.iter().map(|action| action.node).collect();
     let mut outcomes: Vec<Outcomes> = Vec::new();
+    let mut statuses: Vec<Status> = Vec::new();
     for node in nodes {
+        // Before what came of it, which is never older then.
+        let status = cloud.store.get(&cloud.keys.status(node, instance)).await?.0;
+        statuses.extend(status.and_then(|pair| decode(&pair.value).ok()));
         let key = cloud.keys.outcomes(node, instance);
         if let Some(pair) = cloud.store.get(&key).await?.0 {
             outcomes.push(decode(&pair.value).map_err(|error| unreadable(&key, &error))?);
         }
     }
-    Ok(told(&actions, &outcomes))
+    Ok(told(&actions, &outcomes, &statuses))
 }

@@ -50,7 +50,6 @@ pub struct Happening {
 
 /// What is to be noted when a status takes the place of another: nothing on the way, nor where nothing came of anything.
 pub fn noted(old: Option<&Status>, new: &Status) -> Option<Outcome> {
-    let settled = !is_under_way(new.state) && new.state != State::Scheduled;
     let facts = |status: &Status| {
         (
             status.state,
@@ -63,7 +62,7 @@ pub fn noted(old: Option<&Status>, new: &Status) -> Option<Outcome> {
         )
     };
     let is_news = old.is_none_or(|old| facts(old) != facts(new));
-    (settled && is_news).then(|| Outcome {
+    (is_settled(new) && is_news).then(|| Outcome {
         at: new.updated_at,
         state: Some(new.state),
         reason: new.reason.clone(),
@@ -74,6 +73,10 @@ pub fn noted(old: Option<&Status>, new: &Status) -> Option<Outcome> {
         resized: new.resized.clone(),
         restarts: new.restarts,
     })
+}
+
+fn is_settled(status: &Status) -> bool {
+    !is_under_way(status.state) && status.state != State::Scheduled
 }
 
 /// The end of an instance, which its status told last.
@@ -91,21 +94,23 @@ pub fn ended(old: Option<&Status>, now: Timestamp) -> Outcome {
     }
 }
 
-/// What happened, in the order of time.
-pub fn told(actions: &Actions, outcomes: &[Outcomes]) -> Vec<Happening> {
+/// What happened, in the order of time. The statuses are those of now, of each node.
+pub fn told(actions: &Actions, outcomes: &[Outcomes], statuses: &[Status]) -> Vec<Happening> {
+    let settled = statuses.iter().filter(|status| is_settled(status));
+    let seen = settled.map(|status| status.observed_generation).max().unwrap_or(0);
     let all: Vec<(NodeId, &Outcome)> =
         outcomes.iter().flat_map(|of| of.outcomes.iter().map(|outcome| (of.node, outcome))).collect();
     let mut of_users = vec![false; all.len()];
     let mut told = Vec::new();
     for action in &actions.actions {
-        let (fate, place) = fate(action, actions, &all);
+        let (fate, place) = fate(action, actions, &all, seen);
         if let Some(place) = place {
             of_users[place] = true;
         }
         let outcome = place.map(|place| all[place].1);
         let failure =
             outcome.and_then(|outcome| carried_out(action.verb, outcome)).and_then(|(_, failed)| failed);
-        let at_once = action.verb.is_done_at_once().then_some(action.at);
+        let at_once = (fate == Fate::Done).then_some(action.at);
         told.push(Happening {
             at: action.at,
             user: Some(action.user.clone()),
@@ -136,8 +141,9 @@ pub fn told(actions: &Actions, outcomes: &[Outcomes]) -> Vec<Happening> {
     told
 }
 
-/// What came of an action, and the place of the outcome that tells so.
-fn fate(action: &Action, actions: &Actions, all: &[(NodeId, &Outcome)]) -> (Fate, Option<usize>) {
+/// What came of an action, and the place of the outcome that tells so. All up to the generation that its agent has seen
+/// is settled.
+fn fate(action: &Action, actions: &Actions, all: &[(NodeId, &Outcome)], seen: u64) -> (Fate, Option<usize>) {
     let first = |is: &dyn Fn(&Outcome) -> bool| all.iter().position(|(_, outcome)| is(outcome));
     let failed = || first(&|it| it.generation >= action.generation && it.state == Some(State::Error));
     let or_failed = |overtaken: bool| match failed() {
@@ -186,9 +192,11 @@ fn fate(action: &Action, actions: &Actions, all: &[(NodeId, &Outcome)]) -> (Fate
             let is_so = |it: &Outcome| {
                 it.generation >= action.generation && it.rescued.is_none() && it.state != Some(State::Error)
             };
-            match first(&is_so) {
-                Some(place) => (Fate::Done, Some(place)),
-                None => or_failed(later(|verb| matches!(verb, ActionVerb::Rescue | ActionVerb::Delete))),
+            let overtaken = later(|verb| matches!(verb, ActionVerb::Rescue | ActionVerb::Delete));
+            match first(&is_so).map_or_else(|| or_failed(overtaken), |place| (Fate::Done, Some(place))) {
+                // It came before the rescue was begun: there was nothing to end, and nothing to tell.
+                (Fate::Pending, _) if seen >= action.generation => (Fate::Done, None),
+                fate => fate,
             }
         }
         ActionVerb::Delete => match first(&|it| it.state.is_none()) {
@@ -247,8 +255,23 @@ mod tests {
     }
 
     fn history(actions: Vec<Action>, outcomes: Vec<Outcome>) -> Vec<Happening> {
+        seen(actions, outcomes, &[])
+    }
+
+    fn seen(actions: Vec<Action>, outcomes: Vec<Outcome>, statuses: &[Status]) -> Vec<Happening> {
         let instance = InstanceId::new(uuid::Uuid::from_u128(1));
-        told(&Actions { instance, actions }, &[Outcomes { instance, node: node(), outcomes }])
+        told(&Actions { instance, actions }, &[Outcomes { instance, node: node(), outcomes }], statuses)
+    }
+
+    /// Of generation 3.
+    fn status(state: State, power_generation: u64) -> Status {
+        let text = format!(
+            r#"{{"version": 1, "instance": "{0}", "node": "{0}", "state": "{state}", "observed_generation": 3,
+            "power_generation": {power_generation}, "since": "1970-01-01T00:00:00Z",
+            "updated_at": "1970-01-01T00:00:09Z"}}"#,
+            uuid::Uuid::nil()
+        );
+        ec_model::decode::<Status>(text.as_bytes()).unwrap()
     }
 
     /// Second, verb, outcome, state, second of the end.
@@ -387,16 +410,21 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_settled_and_new_is_noted() {
-        let status = |state: State, power_generation: u64| {
-            let text = format!(
-                r#"{{"version": 1, "instance": "{0}", "node": "{0}", "state": "{state}", "observed_generation": 3,
-                "power_generation": {power_generation}, "since": "1970-01-01T00:00:00Z",
-                "updated_at": "1970-01-01T00:00:09Z"}}"#,
-                uuid::Uuid::nil()
-            );
-            ec_model::decode::<Status>(text.as_bytes()).unwrap()
+    fn an_unrescue_before_the_rescue_is_done_as_soon_as_its_agent_has_seen_it() {
+        use ActionVerb::{Rescue, Unrescue};
+        let fates = |generation, state| -> Vec<(Fate, Option<Timestamp>)> {
+            let both = vec![asked(20, Rescue, 2), asked(30, Unrescue, generation)];
+            let told = seen(both, vec![came(5, Some(State::Active), 1, 0)], &[status(state, 1)]);
+            told.into_iter().filter_map(|it| Some((it.outcome?, it.finished_at))).collect()
         };
+        let overtaken = (Fate::Overtaken, None);
+        assert_eq!(fates(3, State::Active), [overtaken, (Fate::Done, Some(at(30)))]);
+        assert_eq!(fates(3, State::Rescuing), [overtaken, (Fate::Pending, None)]);
+        assert_eq!(fates(4, State::Active), [overtaken, (Fate::Pending, None)]);
+    }
+
+    #[test]
+    fn only_what_is_settled_and_new_is_noted() {
         let (starting, active) = (status(State::Starting, 1), status(State::Active, 1));
         assert_eq!(noted(None, &starting), None);
         assert_eq!(noted(None, &status(State::Scheduled, 1)), None);

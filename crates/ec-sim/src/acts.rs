@@ -137,8 +137,9 @@ pub(crate) fn end_guest(world: &World, computer: &Computer, guest: InstanceId, w
 }
 
 pub(crate) fn pause_guest(world: &World, computer: &Computer, guest: InstanceId, why: Pause) {
-    // What does not run cannot be halted.
-    if observed(computer, guest).is_none_or(|guest| guest.domain != Some(RunState::Running)) {
+    // What does not run cannot be halted; of what is halted the reason may change.
+    let domain = observed(computer, guest).and_then(|guest| guest.domain);
+    if !matches!(domain, Some(RunState::Running | RunState::Paused(_))) {
         return;
     }
     let how = match why {

@@ -210,8 +210,9 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             }
             // Of what never ran nothing is kept but the word.
             (Some(Desired::Active), Some(State::Error)) => {
+                let nothing_to_count = vanished && claims_lost && !traces.domain && !traces.volume;
                 (disturbed || restored)
-                    && (counted || !wrote)
+                    && (counted || !wrote || nothing_to_count)
                     && (wrote || traces.marked || vanished || restored)
             }
             // Kept by its node, and counted. A disk alone that a call brought back late, after etcd had forgotten its
@@ -257,8 +258,9 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         if traces.claim && traces.domain && has_claimed < has && !(restored || claims_lost) {
             found.push((soon, format!("{instance}: it has {has} processors, and has claimed {has_claimed}")));
         }
-        // Nobody gives back what is not needed but the next command and a controller, which takes its time.
-        let needs = traces.status.as_ref().map_or(0, |_| needed(world, instance));
+        // Nobody gives back what is not needed but the next command and a controller, which takes its time; and nobody
+        // can tell what is needed where somebody took the request.
+        let needs = traces.request.as_ref().map_or(0, |_| needed(world, instance));
         if world.controllers.count() > 0 && needs > 0 && has_claimed > needs.max(has) {
             found.push((
                 BOUND / 2,
@@ -283,7 +285,10 @@ fn pending(world: &World, instance: InstanceId) -> Vec<String> {
         let pair = content(world, &world.keys.outcomes(computer.node, instance))?;
         decode::<Outcomes>(&pair.value).ok()
     });
-    let told = told(&actions, &outcomes.collect::<Vec<_>>());
+    let statuses = world.computers.iter().filter_map(|computer| {
+        decode(&content(world, &world.keys.status(computer.node, instance))?.value).ok()
+    });
+    let told = told(&actions, &outcomes.collect::<Vec<_>>(), &statuses.collect::<Vec<_>>());
     let pending = told.iter().filter(|it| it.outcome == Some(Fate::Pending));
     pending.filter_map(|it| it.verb).map(|verb| verb.to_string()).collect()
 }

@@ -5,7 +5,7 @@
 
 use std::process::{Command, Output};
 
-/// What fits into a minute on two processors without optimization; `make sim` runs thousands.
+/// What fits into a few minutes on two processors also without optimization; `make sim` runs thousands.
 const SEEDS: &str = "0..120";
 
 /// Histories that a bug spoiled once. What a seed does changes with the code, so they are no more than a reminder
