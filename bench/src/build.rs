@@ -9,8 +9,13 @@ use anyhow::{Context, Result, anyhow, bail};
 use ec_model::{Desired, InstanceId, NodeId};
 use ec_tests::Stack;
 use virt::{
-    connect::Connect, domain::DomainState, enumutil::Enum, error::ErrorNumber, storage_pool::StoragePool,
-    storage_vol::StorageVol, sys,
+    connect::Connect,
+    domain::{Domain, DomainState},
+    enumutil::Enum,
+    error::ErrorNumber,
+    storage_pool::StoragePool,
+    storage_vol::StorageVol,
+    sys,
 };
 
 use crate::{
@@ -135,13 +140,45 @@ impl Pattern {
              <backingStore><path>{}</path><format type='qcow2'/></backingStore></volume>",
             self.capacity, self.base
         );
-        let domain = self
-            .domain
+        (volume, self.renamed(&self.domain, instance))
+    }
+
+    /// A document of this domain under another uuid.
+    pub(crate) fn renamed(&self, document: &str, instance: InstanceId) -> String {
+        let document = document
             .replace(&self.instance.to_string(), &instance.to_string())
             .replace(&self.instance.mac(0).to_string(), &instance.mac(0).to_string())
             // Another mark, so that the agent knows it for none of its own.
             .replace(&self.node.to_string(), &InstanceId::new(uuid::Uuid::nil()).to_string());
-        (volume, without_port_name(&domain))
+        without_port_name(&document)
+    }
+
+    /// Makes it under another uuid, and starts it.
+    pub(crate) fn make(&self, instance: InstanceId) -> Result<Domain> {
+        let (volume, domain) = self.documents(instance);
+        StorageVol::create_xml(&self.pool, &volume, 0)?;
+        let domain = self.connect.define_domain_xml(&domain)?;
+        domain.create()?;
+        Ok(domain)
+    }
+
+    /// Starts a domain that is not kept.
+    pub(crate) fn create(&self, document: &str) -> Result<()> {
+        self.connect.create_domain_xml(document, 0)?;
+        Ok(())
+    }
+
+    /// Takes a disk away by its name.
+    pub(crate) fn delete_disk(&self, name: &str) -> Result<()> {
+        Ok(self.pool.lookup_storage_vol_by_name(name)?.delete(0)?)
+    }
+
+    /// Makes the disk that a new instance of that name gets.
+    pub(crate) fn make_disk(&self, instance: InstanceId, name: &str) -> Result<()> {
+        let (volume, _) = self.documents(instance);
+        let volume = volume.replacen(&format!("{instance}.qcow2"), name, 1);
+        StorageVol::create_xml(&self.pool, &volume, 0)?;
+        Ok(())
     }
 
     /// Takes away what was made of it.
@@ -149,19 +186,17 @@ impl Pattern {
         let domain = self.connect.lookup_domain_by_uuid(instance.uuid())?;
         domain.destroy()?;
         domain.undefine()?;
-        self.pool.lookup_storage_vol_by_name(&format!("{instance}.qcow2"))?.delete(0)?;
+        self.delete_disk(&format!("{instance}.qcow2"))?;
         let console = stack.directory().join(format!("state/consoles/{instance}.log"));
         std::fs::remove_file(&console).with_context(|| format!("failed to remove {}", console.display()))
     }
 
     /// Makes it again under another uuid, and takes it away.
     fn build(&self, stack: &Stack, instance: InstanceId) -> Result<Duration> {
-        let (volume, domain) = self.documents(instance);
         thread::sleep(SETTLE);
         let watcher = when_running(stack, instance)?;
         let begun = Instant::now();
-        StorageVol::create_xml(&self.pool, &volume, 0)?;
-        self.connect.define_domain_xml(&domain)?.create()?;
+        self.make(instance)?;
         let seen = joined(watcher)?;
         self.remove(stack, instance)?;
         Ok(seen - begun)

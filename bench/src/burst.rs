@@ -114,10 +114,10 @@ fn bare_burst(stack: &Stack, pattern: &Pattern, count: usize) -> Result<Duration
 }
 
 /// A look at libvirt from the beginning, which costs ours and the bare calls the same.
-struct Look(thread::JoinHandle<Result<Result<Instant, HashSet<InstanceId>>>>);
+pub(crate) struct Look(thread::JoinHandle<Result<Result<Instant, HashSet<InstanceId>>>>);
 
 impl Look {
-    fn begin(stack: &Stack, instances: &[InstanceId]) -> Self {
+    pub(crate) fn begin(stack: &Stack, instances: &[InstanceId]) -> Self {
         let connect = stack.libvirt.connection();
         let mut missing: HashSet<_> = instances.iter().copied().collect();
         Self(thread::spawn(move || {
@@ -137,7 +137,7 @@ impl Look {
     }
 
     /// The moment at which all of them ran.
-    fn all_run(self, stack: &Stack) -> Result<Instant> {
+    pub(crate) fn all_run(self, stack: &Stack) -> Result<Instant> {
         self.0.join().map_err(|_| anyhow!("the look panicked"))??.map_err(|missing| {
             let log = stack.log();
             let troubles: Vec<_> = log.lines().filter(|line| line.contains(" WARN ")).collect();

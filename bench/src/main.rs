@@ -11,10 +11,13 @@ mod memory;
 mod orders;
 mod placement;
 mod react;
+mod reboot;
 mod report;
 mod schedule;
 mod simulated;
 mod stats;
+mod strategies;
+mod verbs;
 
 use std::{io::Write, path::PathBuf, process::ExitCode};
 
@@ -52,6 +55,12 @@ enum Command {
     Burst,
     /// Measure a guest's console alone
     Echo,
+    /// Measure how each strategy fills simulated nodes alone
+    Strategies,
+    /// Measure a host that comes up again alone
+    Reboot,
+    /// Measure what is done to a running guest alone
+    Verbs,
     /// Be an agent with simulated guests: how this program starts itself to see the agent's memory
     #[command(hide = true)]
     AgentSimulated { config: PathBuf },
@@ -72,6 +81,9 @@ fn main() -> ExitCode {
         }
         Some(Command::Burst) => on_runtime(bursts()).and_then(|figures| report(&figures, cli.json)),
         Some(Command::Echo) => on_runtime(echoes()).and_then(|figures| report(&figures, cli.json)),
+        Some(Command::Strategies) => report(&strategies::measure(), cli.json),
+        Some(Command::Reboot) => on_runtime(reboots()).and_then(|figures| report(&figures, cli.json)),
+        Some(Command::Verbs) => on_runtime(all_verbs()).and_then(|figures| report(&figures, cli.json)),
         None => on_runtime(measure()).and_then(|figures| report(&figures, cli.json)),
     };
     match outcome {
@@ -120,9 +132,27 @@ async fn echoes() -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
+async fn reboots() -> Result<Vec<Figure>> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    let figures = reboot::measure(&mut stack).await?;
+    stack.end_agent()?;
+    Ok(figures)
+}
+
+async fn all_verbs() -> Result<Vec<Figure>> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    let figures = verbs::measure(&stack).await?;
+    stack.end_agent()?;
+    Ok(figures)
+}
+
 async fn measure() -> Result<Vec<Figure>> {
     eprintln!("measuring eschedule");
     let mut figures = schedule::measure().await?;
+    eprintln!("filling simulated nodes by each strategy");
+    figures.extend(strategies::measure());
     eprintln!("starting etcd, placement and libvirtd");
     let mut stack = Stack::start().await?;
     eprintln!("measuring how soon an agent acts");
@@ -134,11 +164,15 @@ async fn measure() -> Result<Vec<Figure>> {
     figures.extend(build::measure(&stack).await?);
     eprintln!("measuring many builds at once");
     figures.extend(burst::measure(&stack).await?);
+    eprintln!("measuring what is done to a running guest");
+    figures.extend(verbs::measure(&stack).await?);
     eprintln!("measuring a console");
     figures.extend(echo::measure(&stack).await?);
     eprintln!("measuring memory");
     figures.extend(idle);
     figures.extend(memory::used(&stack).await?);
+    eprintln!("measuring a host that comes up again");
+    figures.extend(reboot::measure(&mut stack).await?);
     stack.end_agent()?;
     figures.extend(memory::simulated(&stack).await?);
     Ok(figures)

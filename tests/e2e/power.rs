@@ -127,6 +127,37 @@ async fn a_guest_goes_on_where_it_was_paused_or_suspended_also_after_libvirt_was
     guest.stack.until_exactly(&[]).await
 }
 
+/// The host loses its power: who ran runs again, who was stopped or suspended is that still.
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_power_cut_guests_are_as_they_were_wanted_with_what_they_wrote() -> Result<()> {
+    let mut guest = Guest::up(&[]).await?;
+    let (boot, web) = (guest.boot().await?, guest.instance);
+    let stopped = guest.stack.schedule(&["--wait", "--name", "db"])?;
+    let suspended = guest.stack.schedule(&["--wait", "--name", "mail"])?;
+    guest.asks(&["stop", "--grace", "0", "--wait", "db"])?;
+    guest.asks(&["suspend", "--wait", "mail"])?;
+
+    guest.stack.kill_agent()?;
+    guest.stack.libvirt.cut_power();
+    guest.stack.libvirt.power_on();
+    guest.stack.start_agent("").await?;
+    // Its process is gone; its status says ACTIVE until its agent has looked.
+    guest
+        .stack
+        .until("the guest that ran runs again", async || {
+            Ok(guest.stack.libvirt.guest_process(web).is_some() && guest.is_active()?)
+        })
+        .await?;
+    guest.stack.until_state(web, State::Active).await?;
+    assert_ne!(guest.boot().await?, boot);
+    assert_eq!(guest.kept().await?.trim(), "precious");
+    guest.stack.until_state(stopped, State::Stopped).await?;
+    guest.stack.until_state(suspended, State::Suspended).await?;
+    assert_eq!(guest.stack.libvirt.guest_process(stopped), None);
+    guest.asks(&["resume", "--wait", "mail"])?;
+    guest.stack.until_exactly(&[web, stopped, suspended]).await
+}
+
 /// Its hypervisor's process is killed, as by the kernel when memory runs out.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guest_whose_process_is_killed_is_started_again_by_its_policy() -> Result<()> {

@@ -20,6 +20,7 @@
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 mod act;
+mod ask;
 mod catalog;
 mod destroy;
 mod error;
@@ -46,6 +47,7 @@ use ec_runtime::Host;
 use ec_store::Store;
 
 pub use act::{Acted, act};
+pub use ask::{Ask, Guest, Wanted};
 pub use catalog::{
     add_keypair, create_flavor, delete_flavor, delete_keypair, flavor, flavors, keypair, keypairs,
 };
@@ -66,7 +68,7 @@ pub use lookup::{Found, Known, Read, View, find, find_placed, instances_beginnin
 pub use nodes::{NodeView, nodes};
 pub use preview::{Preview, Share, preview};
 pub use reach::{Door, look_at};
-pub use schedule::{Ask, Guest, NoRoom, Scheduled, Wanted, schedule};
+pub use schedule::{NoRoom, Scheduled, schedule};
 pub use select::{Filter, Page, SortBy, named_nodes, node_named, page, select};
 pub use sizes::{settle, tend_claims};
 pub use tend::{tend_instances, tend_nodes};

@@ -1,41 +1,28 @@
 //! Scheduling: an intent, candidates, a claim, a request; and the way back from each of these.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
-use ec_model::{
-    Alive, Assigned, Blob, Desired, ImageRef, Instance, InstanceId, NodeId, Request, ResourceQuery, Restart,
-    Spec, decode, encode,
-    input::{LABELS_MAX, METADATA_MAX},
-};
-use ec_placement_client::{Candidate, Candidates, Claim, DISABLED, PlacementError};
-use ec_plan::choice::{Choice, Offer, Order, Peers, Strategy, Try, choose};
+use ec_model::{Alive, Assigned, Desired, Instance, InstanceId, NodeId, Request, decode, encode};
+use ec_placement_client::{Candidate, Candidates, Claim, PlacementError};
+use ec_plan::choice::{Peers, Try};
 use ec_runtime::planted;
 use ec_store::{Compare, KeyValue, StoreError, Txn};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Cloud, CloudError, CloudResult, Joining, Naming,
+    Ask, Cloud, CloudError, CloudResult, Wanted,
+    ask::ROOT_REQUIRED,
     group::tidy,
     history::{Asked, begin},
     intent::{Back, Intent, Reached, STALE},
 };
-
-/// So many candidates are asked for, then so many, then all: most often the first of a few will do, and all of
-/// 5,000 are megabytes.
-const LIMITS: [Option<usize>; 3] = [Some(16), Some(256), None];
 
 /// Of more hosts than these, the keys of all nodes are read in one go instead of each its own.
 const SINGLY: usize = 64;
 
 /// How often candidates are asked for anew after races were lost.
 const ROUNDS: u32 = 5;
-
-/// Which tree a candidate must be of (Placement API, 1.31 for the group without a suffix).
-const IN_TREE: &str = "in_tree";
-
-/// What the provider of the host itself must have, or must not (Placement API, 1.35).
-const ROOT_REQUIRED: &str = "root_required";
 
 /// An instance with its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,212 +42,6 @@ pub struct NoRoom {
     pub lost_races: usize,
     /// Hosts that have room, and that the group leaves out.
     pub left_out: BTreeSet<NodeId>,
-}
-
-/// What a guest shall be, beside its resources; checked already.
-#[derive(Debug, Clone)]
-pub struct Guest {
-    /// What it shall be called.
-    pub naming: Naming,
-    /// Given to it byte for byte.
-    pub user_data: Option<Blob>,
-    /// Public keys in OpenSSH's form.
-    pub keys: Vec<String>,
-    /// What its disk is made from.
-    pub image: ImageRef,
-    /// Whether metadata is given only with a token.
-    pub token_required: bool,
-    /// What its user tells it apart by.
-    pub labels: BTreeMap<String, String>,
-    /// What it is told of itself in its user's words.
-    pub metadata: BTreeMap<String, String>,
-    /// What follows when it ends without anybody's wish.
-    pub restart: Restart,
-}
-
-/// Room that is asked for, checked before anything is asked.
-#[derive(Debug, Clone)]
-pub struct Ask<'a> {
-    /// As it was asked for.
-    pub(crate) query: &'a ResourceQuery,
-    /// The same, of the nodes that may be.
-    plain: ResourceQuery,
-    /// The same, without nodes that are marked as not to be used.
-    asked: ResourceQuery,
-    /// The only node that may be.
-    pub(crate) node: Option<NodeId>,
-    /// How many living nodes may be tried.
-    limit: usize,
-    /// Which of them first, where placement's order is not what is wanted, and for an instance of which name.
-    strategy: Option<(Strategy, Option<String>)>,
-    /// What it shall be a member of.
-    pub(crate) group: Option<Joining>,
-}
-
-impl<'a> Ask<'a> {
-    /// Checks that a virtual machine can be made of it.
-    ///
-    /// # Errors
-    /// [`CloudError::Invalid`] with what is wrong in the query.
-    pub fn new(query: &'a ResourceQuery) -> CloudResult<Self> {
-        let (plain, asked) = (query.clone(), unmarked(query));
-        Ok(Self { query, plain, asked, node: None, limit: limit_of(query)?, strategy: None, group: None })
-    }
-
-    /// The same, tried in an order of ours, for an instance of that name. Then all nodes with room are looked at.
-    pub fn by(self, strategy: Strategy, name: Option<&str>) -> Self {
-        Self { strategy: Some((strategy, name.map(str::to_owned))), ..self }
-    }
-
-    /// The same as a member of a group: where its other members let it, or where they are rather than elsewhere.
-    pub fn within(self, group: Joining) -> Self {
-        Self { group: Some(group), ..self }
-    }
-
-    /// The same on one node only. The instance's own query stays as it is: what is placed again may go elsewhere.
-    ///
-    /// # Errors
-    /// [`CloudError::Invalid`] where the query names a tree itself.
-    pub fn on(self, node: NodeId) -> CloudResult<Self> {
-        if self.query.pairs().iter().any(|(key, _)| key == IN_TREE) {
-            let why = format!("the query has `{IN_TREE}` already, which says the same as a node");
-            return Err(CloudError::Invalid(why));
-        }
-        let plain = self.query.also(IN_TREE, &node.to_string());
-        Ok(Self { asked: unmarked(&plain), plain, node: Some(node), ..self })
-    }
-
-    /// How many candidates are asked for, and asked for next.
-    pub(crate) fn limits(&self) -> &'static [Option<usize>] {
-        let compares_all =
-            self.strategy.is_some() || self.group.as_ref().is_some_and(|group| group.group.policy.is_soft());
-        if compares_all { &LIMITS[LIMITS.len() - 1..] } else { &LIMITS }
-    }
-
-    /// In which order candidates are tried.
-    pub(crate) async fn order(&self, cloud: &Cloud) -> CloudResult<Order> {
-        let Some((strategy, name)) = &self.strategy else { return Ok(Order::Given) };
-        Ok(match strategy {
-            Strategy::Spread => Order::Emptiest,
-            Strategy::Pack => Order::Fullest,
-            Strategy::RoundRobin => Order::After(newest_of(cloud).await?),
-            Strategy::Random => Order::Drawn(cloud.host.uuid().to_string()),
-            Strategy::Sticky => {
-                // Letters' case makes no other name.
-                let name = name.as_deref().unwrap_or_default().to_ascii_lowercase();
-                Order::Drawn(format!("{}/{name}", cloud.project))
-            }
-        })
-    }
-
-    /// Which of the candidates to try.
-    pub(crate) fn choose(&self, Looked { found, alive, peers }: &Looked, order: &Order) -> Choice {
-        let wanted = self.query.total();
-        let mut amounts: HashMap<(NodeId, &str), (u64, u64)> = HashMap::new();
-        for (provider, summary) in &found.summaries {
-            for (class, amount) in &summary.resources {
-                let of_host = amounts.entry((found.root(*provider), class.as_str())).or_default();
-                *of_host = (of_host.0 + amount.used, of_host.1 + amount.capacity);
-            }
-        }
-        let fullness = |host: NodeId| {
-            let shares = wanted.iter().map(|(class, wanted)| {
-                let (used, capacity) = amounts.get(&(host, class.as_str())).copied().unwrap_or_default();
-                (used + wanted).saturating_mul(1_000_000) / capacity.max(1)
-            });
-            shares.max().unwrap_or_default()
-        };
-        let offers = found.candidates.iter().map(|candidate| found.hosts(candidate));
-        let offers =
-            offers.map(|hosts| Offer { fullness: hosts.first().map_or(0, |host| fullness(*host)), hosts });
-        let alive = alive.keys().copied().collect();
-        choose(&offers.collect::<Vec<_>>(), order, &alive, peers.as_ref(), self.limit)
-    }
-}
-
-/// Where the project's newest instance went.
-async fn newest_of(cloud: &Cloud) -> CloudResult<Option<NodeId>> {
-    let pairs = cloud.store.list(&cloud.keys.instances()).await?.pairs;
-    let records =
-        pairs.iter().filter_map(|pair| Some((pair.create_revision, decode::<Instance>(&pair.value).ok()?)));
-    let placed = records.filter(|(_, record)| record.project == cloud.project && record.assigned.is_some());
-    // By etcd's count: several are made in one second, and callers' clocks differ.
-    Ok(placed.max_by_key(|(revision, _)| *revision).and_then(|(_, record)| record.node()))
-}
-
-fn unmarked(query: &ResourceQuery) -> ResourceQuery {
-    query.also(ROOT_REQUIRED, &format!("!{DISABLED}"))
-}
-
-/// What was asked for, checked before anything is written.
-pub struct Wanted<'a> {
-    pub(crate) ask: Ask<'a>,
-    pub(crate) guest: &'a Guest,
-}
-
-impl<'a> Wanted<'a> {
-    /// Checks that a virtual machine can be made of it.
-    ///
-    /// # Errors
-    /// [`CloudError::Invalid`] with what is wrong.
-    pub fn new(ask: Ask<'a>, guest: &'a Guest) -> CloudResult<Self> {
-        if guest.metadata.len() > METADATA_MAX {
-            let count = guest.metadata.len();
-            return Err(CloudError::Invalid(format!(
-                "{count} items of metadata are more than {METADATA_MAX}"
-            )));
-        }
-        if guest.labels.len() > LABELS_MAX {
-            let count = guest.labels.len();
-            return Err(CloudError::Invalid(format!("{count} labels are more than {LABELS_MAX}")));
-        }
-        Ok(Self { ask, guest })
-    }
-
-    fn spec(&self) -> Spec {
-        let Self { ask: Ask { query, .. }, guest } = self;
-        Spec {
-            query: query.text().to_owned(),
-            resources: query.total(),
-            image: guest.image.clone(),
-            keys: guest.keys.clone(),
-            metadata: guest.metadata.clone(),
-            user_data_bytes: guest.user_data.as_ref().map(|data| data.0.len() as u64),
-            token_required: guest.token_required,
-        }
-    }
-}
-
-/// Checks that a virtual machine can be made of a query. Answers how many living nodes may be tried.
-///
-/// # Errors
-/// [`CloudError::Invalid`] with what is wrong.
-fn limit_of(query: &ResourceQuery) -> CloudResult<usize> {
-    for (number, (key, _)) in query.pairs().iter().enumerate() {
-        // Of any other placement takes one and passes over the rest without a word.
-        let may_repeat = key.starts_with("required") || key.starts_with("member_of");
-        if !may_repeat && query.pairs().iter().take(number).any(|(other, _)| other == key) {
-            return Err(CloudError::Invalid(format!(
-                "`{key}` stands twice in the query: give it once, as in `resources=VCPU:1,MEMORY_MB:256`"
-            )));
-        }
-    }
-    let total = query.total();
-    for (class, example) in [("VCPU", 1), ("MEMORY_MB", 256)] {
-        if total.get(class).is_none_or(|amount| *amount == 0) {
-            return Err(CloudError::Invalid(format!(
-                "the query asks for no {class}, which a virtual machine needs: add for example `{class}:{example}`"
-            )));
-        }
-    }
-    let limit = query.pairs().iter().find(|(key, _)| key == "limit");
-    match limit.map(|(_, value)| (value, value.parse::<usize>())) {
-        None => Ok(usize::MAX),
-        Some((_, Ok(limit))) if limit > 0 => Ok(limit),
-        Some((value, _)) => {
-            Err(CloudError::Invalid(format!("limit={value} is not usable: wanted a number from 1 on")))
-        }
-    }
 }
 
 /// Claims the first candidate that can be had and requests the instance there; the inner error says what stood
@@ -396,9 +177,9 @@ pub async fn schedule(
 pub(crate) struct Looked {
     pub(crate) found: Candidates,
     /// The living among their hosts.
-    alive: Signs,
+    pub(crate) alive: Signs,
     /// The members of the group that it is for.
-    peers: Option<Peers>,
+    pub(crate) peers: Option<Peers>,
 }
 
 /// Looks what is there. Only reads, so an interruption ends it at once.

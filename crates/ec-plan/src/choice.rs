@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
 };
 
-use ec_model::{InstanceId, NodeId, Policy};
+use ec_model::{InstanceId, NodeId, Policy, Resources};
 use uuid::Uuid;
 
 /// A candidate to be tried.
@@ -93,8 +93,18 @@ pub enum Order {
 pub struct Offer {
     /// The hosts that it takes from.
     pub hosts: Vec<NodeId>,
-    /// How full its host is with it, in millionths, by the class of which there is least.
+    /// How full its host is with it: see [`fullness`].
     pub fullness: u64,
+}
+
+/// How full a host is when it gives what is wanted, in millionths, by the class of which there is least; of each class it
+/// has so much in use, of so much in all.
+pub fn fullness(wanted: &Resources, host: impl Fn(&str) -> (u64, u64)) -> u64 {
+    let shares = wanted.iter().map(|(class, wanted)| {
+        let (used, capacity) = host(class);
+        (used + wanted).saturating_mul(1_000_000) / capacity.max(1)
+    });
+    shares.max().unwrap_or_default()
 }
 
 impl Order {

@@ -99,7 +99,10 @@ fn of_one(stack: &str, wish: &Wished, record: &Instance) -> Vec<Difference> {
         steps.push(Difference::Stands(instance, name.clone(), why));
     }
     if record.spec.query != wish.query {
-        let why = format!("its room was asked for by {}: destroy it and apply again", record.spec.query);
+        let why = format!(
+            "its room was asked for by {}: `eschedule resize` gives it another size on its node, by {}",
+            record.spec.query, wish.query
+        );
         steps.push(Difference::Stands(instance, name.clone(), why));
     }
     let group = |name: Option<&String>| name.map(|name| name.to_ascii_lowercase());

@@ -149,6 +149,19 @@ impl LibvirtServer {
         drop(self.connection());
     }
 
+    /// The host loses its power: daemons, guests and bridge are gone, and what is defined and lies on disks stays.
+    pub fn cut_power(&self) {
+        self.namespace.cut_power();
+        self.kill_daemon();
+        network::remove_bridge(self.bridge());
+    }
+
+    /// It comes up again, up to the moment at which libvirtd answers.
+    pub fn power_on(&self) {
+        self.namespace.start_virtlogd();
+        self.start_daemon();
+    }
+
     /// Stops libvirtd without ending it: connections stay and nothing is answered.
     pub fn pause_daemon(&self) {
         if let Some(daemon) = &*self.daemon() {

@@ -127,6 +127,19 @@ impl Namespace {
         Daemon { child, process }
     }
 
+    /// Ends all processes at once, and what lives only as long as the host is up.
+    pub(super) fn cut_power(&self) {
+        // Sent to all, it reaches neither process 1 nor who sends it.
+        let ended = Command::new("nsenter")
+            .args(["--target", &self.init.to_string(), "--mount", "--pid", "--", "sh", "-c"])
+            .arg("kill -KILL -1; rm -rf /run/libvirt; mkdir /run/libvirt")
+            .stdin(Stdio::null())
+            .status()
+            .expect("nsenter of util-linux");
+        assert!(ended.success(), "the power is on still: {ended}");
+        self.kill_virtlogd();
+    }
+
     /// What the daemons said, for the message of a test that fails.
     pub(super) fn logs(&self) -> String {
         let names = ["namespace.log", "virtlogd.log", "libvirtd.log", "var/log/libvirt/libvirtd.log"];

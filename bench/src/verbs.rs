@@ -1,0 +1,328 @@
+//! What is done to a running guest, from the start of the command to libvirt's word that it is so, against the bare libvirt
+//! calls that it needs on a guest of the same kind, by turns.
+
+use std::{
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use ec_model::InstanceId;
+use ec_tests::Stack;
+use virt::{
+    domain::{Domain, DomainState},
+    enumutil::Enum,
+    error::ErrorNumber,
+    sys,
+};
+
+use crate::{
+    bare::PATIENCE,
+    build::Pattern,
+    orders::Orders,
+    stats::{Figure, Goal, Samples},
+};
+
+const ROUNDS: usize = 8;
+/// How exactly the moment is seen; the same for both sides.
+const POLL: Duration = Duration::from_millis(2);
+/// Before each verb, so that what was done before does not weigh on it.
+const SETTLE: Duration = Duration::from_millis(300);
+/// A domain's disk.
+const DISK: &str = "vda";
+const GIB: u64 = 1 << 30;
+
+/// A guest made by libvirt's calls alone.
+struct Twin<'a> {
+    pattern: &'a Pattern,
+    instance: InstanceId,
+    domain: Domain,
+    /// The document of the domain that rescues it.
+    rescue: String,
+    /// What its disk is to have, in bytes.
+    bytes: u64,
+}
+
+impl Twin<'_> {
+    fn disk(&self, what: &str) -> String {
+        format!("{}{what}.qcow2", self.instance)
+    }
+}
+
+/// How libvirt has a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Seen {
+    is_running: bool,
+    is_paused: bool,
+    /// Of its process: another one, another number.
+    id: Option<u32>,
+    /// What its disk has, in bytes, where it runs.
+    bytes: u64,
+}
+
+impl Seen {
+    /// None where there is no such domain.
+    fn of(stack: &Stack, instance: InstanceId) -> Result<Option<Self>> {
+        Look::new(stack, instance).look()
+    }
+}
+
+/// Looks at one guest on a connection of its own.
+struct Look {
+    connect: virt::connect::Connect,
+    instance: InstanceId,
+}
+
+impl Look {
+    fn new(stack: &Stack, instance: InstanceId) -> Self {
+        Self { connect: stack.libvirt.connection(), instance }
+    }
+
+    fn look(&self) -> Result<Option<Seen>> {
+        let seen = || -> Result<Seen, virt::error::Error> {
+            let domain = self.connect.lookup_domain_by_uuid(self.instance.uuid())?;
+            let state = domain.state()?.0;
+            let is = |wanted: DomainState| matches!(state, Enum::Known(state) if state == wanted);
+            let is_running = is(DomainState::Running);
+            let bytes = if is_running { domain.block_info(DISK, 0)?.capacity } else { 0 };
+            Ok(Seen { is_running, is_paused: is(DomainState::Paused), id: domain.id(), bytes })
+        };
+        match seen() {
+            Ok(seen) => Ok(Some(seen)),
+            Err(error) if matches!(error.code(), Enum::Known(ErrorNumber::NoDomain)) => Ok(None),
+            // It ended between two questions.
+            Err(error) if matches!(error.code(), Enum::Known(ErrorNumber::OperationInvalid)) => {
+                Ok(Some(Seen { is_running: false, is_paused: false, id: None, bytes: 0 }))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The moment at which it is so.
+    fn when(self, verb: &'static Verb, before: Option<Seen>) -> Result<JoinHandle<Result<Instant>>> {
+        let look = thread::Builder::new().name("look".to_owned()).spawn(move || {
+            let deadline = Instant::now() + PATIENCE;
+            while Instant::now() < deadline {
+                if (verb.is_done)(before, self.look()?) {
+                    return Ok(Instant::now());
+                }
+                thread::sleep(POLL);
+            }
+            bail!("{}: not done", verb.name)
+        })?;
+        Ok(look)
+    }
+}
+
+struct Verb {
+    name: &'static str,
+    /// `@` stands for the guest, and `#` for how many GiB its disk is to have.
+    arguments: &'static [&'static str],
+    /// What is to be said besides when it is done; not measured.
+    after: &'static [&'static str],
+    calls: &'static str,
+    call: fn(&mut Twin<'_>) -> Result<()>,
+    is_done: fn(Option<Seen>, Option<Seen>) -> bool,
+}
+
+fn runs(_: Option<Seen>, seen: Option<Seen>) -> bool {
+    seen.is_some_and(|seen| seen.is_running)
+}
+
+fn is_off(_: Option<Seen>, seen: Option<Seen>) -> bool {
+    seen.is_some_and(|seen| seen.id.is_none())
+}
+
+/// Another process than before.
+fn runs_anew(before: Option<Seen>, seen: Option<Seen>) -> bool {
+    seen.is_some_and(|seen| seen.is_running && Some(seen.id) != before.map(|before| before.id))
+}
+
+const VERBS: [Verb; 11] = [
+    Verb {
+        name: "pause",
+        arguments: &["pause", "--wait", "@"],
+        after: &[],
+        calls: "suspend",
+        call: |twin| Ok(twin.domain.suspend()?),
+        is_done: |_, seen| seen.is_some_and(|seen| seen.is_paused),
+    },
+    Verb {
+        name: "unpause",
+        arguments: &["unpause", "--wait", "@"],
+        after: &[],
+        calls: "resume",
+        call: |twin| Ok(twin.domain.resume()?),
+        is_done: runs,
+    },
+    Verb {
+        name: "suspend",
+        arguments: &["suspend", "--wait", "@"],
+        after: &[],
+        calls: "managedsave",
+        call: |twin| Ok(twin.domain.managed_save(0)?),
+        is_done: is_off,
+    },
+    Verb {
+        name: "resume",
+        arguments: &["resume", "--wait", "@"],
+        after: &[],
+        calls: "start of what was saved",
+        call: |twin| Ok(twin.domain.create()?),
+        is_done: runs,
+    },
+    Verb {
+        name: "stop --grace 0",
+        arguments: &["stop", "--grace", "0", "--wait", "@"],
+        after: &[],
+        calls: "destroy",
+        call: |twin| Ok(twin.domain.destroy()?),
+        is_done: is_off,
+    },
+    Verb {
+        name: "start",
+        arguments: &["start", "--wait", "@"],
+        after: &[],
+        calls: "start",
+        call: |twin| Ok(twin.domain.create()?),
+        is_done: runs,
+    },
+    Verb {
+        name: "reboot --hard",
+        arguments: &["reboot", "--hard", "--wait", "@"],
+        after: &[],
+        calls: "destroy and start",
+        call: |twin| {
+            twin.domain.destroy()?;
+            Ok(twin.domain.create()?)
+        },
+        is_done: runs_anew,
+    },
+    Verb {
+        name: "resize of the disk",
+        arguments: &["resize", "--wait", "@", "resources=VCPU:1,MEMORY_MB:128,DISK_GB:#"],
+        after: &["resize", "--confirm", "@"],
+        calls: "blockresize",
+        call: |twin| Ok(twin.domain.block_resize(DISK, twin.bytes, sys::VIR_DOMAIN_BLOCK_RESIZE_BYTES)?),
+        is_done: |before, seen| {
+            let bytes = |seen: Option<Seen>| seen.map_or(0, |seen| seen.bytes);
+            bytes(seen) > bytes(before)
+        },
+    },
+    Verb {
+        name: "rescue",
+        arguments: &["rescue", "--wait", "@"],
+        after: &[],
+        calls: "destroy, vol-create and create of the same XML",
+        call: |twin| {
+            twin.domain.destroy()?;
+            twin.pattern.make_disk(twin.instance, &twin.disk(".rescue"))?;
+            twin.pattern.create(&twin.rescue)
+        },
+        is_done: runs_anew,
+    },
+    Verb {
+        name: "unrescue",
+        arguments: &["unrescue", "--wait", "@"],
+        after: &[],
+        calls: "destroy, start and vol-delete",
+        call: |twin| {
+            twin.domain.destroy()?;
+            twin.domain.create()?;
+            twin.pattern.delete_disk(&twin.disk(".rescue"))
+        },
+        is_done: runs_anew,
+    },
+    Verb {
+        name: "rebuild",
+        arguments: &["rebuild", "--wait", "@"],
+        after: &[],
+        calls: "destroy, vol-delete, vol-create and start",
+        call: |twin| {
+            twin.domain.destroy()?;
+            twin.pattern.delete_disk(&twin.disk(""))?;
+            twin.pattern.make_disk(twin.instance, &twin.disk(""))?;
+            Ok(twin.domain.create()?)
+        },
+        is_done: runs_anew,
+    },
+];
+
+const DESTROY: Verb = Verb {
+    name: "destroy",
+    arguments: &["destroy", "--wait", "@"],
+    after: &[],
+    calls: "destroy, vol-delete and undefine",
+    call: |twin| {
+        twin.domain.destroy()?;
+        twin.pattern.delete_disk(&twin.disk(""))?;
+        Ok(twin.domain.undefine()?)
+    },
+    is_done: |_, seen| seen.is_none(),
+};
+
+/// Measures with the stack's agent, which must run.
+pub(crate) async fn measure(stack: &Stack) -> Result<Vec<Figure>> {
+    let first = stack.schedule(&["--wait"])?;
+    tokio::task::block_in_place(|| {
+        let pattern = Pattern::of(stack, first)?;
+        let mut figures: Vec<Figure> = VERBS.iter().chain([&DESTROY]).map(figure).collect();
+        asked(stack, &["rescue", "--wait", "@"], first, 0)?;
+        let rescue = stack.libvirt.connection().lookup_domain_by_uuid(first.uuid())?.xml_desc(0)?;
+        asked(stack, &["unrescue", "--wait", "@"], first, 0)?;
+        asked(stack, &["destroy", "--wait", "@"], first, 0)?;
+        for _ in 0..ROUNDS {
+            let instance = stack.schedule(&["--wait"])?;
+            let other = Orders::instance();
+            let mut twin = Twin {
+                pattern: &pattern,
+                instance: other,
+                domain: pattern.make(other)?,
+                rescue: pattern.renamed(&rescue, other),
+                bytes: 2 * GIB,
+            };
+            for (verb, figure) in VERBS.iter().chain([&DESTROY]).zip(&mut figures) {
+                let time = measured(stack, verb, instance, || asked(stack, verb.arguments, instance, 2))?;
+                figure.ours.push_time(time);
+                if !verb.after.is_empty() {
+                    asked(stack, verb.after, instance, 2)?;
+                }
+                let time = measured(stack, verb, other, || (verb.call)(&mut twin))?;
+                if let Some((_, bare)) = &mut figure.bare {
+                    bare.push_time(time);
+                }
+            }
+        }
+        Ok(figures)
+    })
+}
+
+fn figure(verb: &'static Verb) -> Figure {
+    let (ours, bare) = (Samples::default(), Some((verb.calls, Samples::default())));
+    Figure { name: verb.name, unit: "ms", ours, bare, goals: vec![Goal::Ratio(1.15), Goal::Above(100.0)] }
+}
+
+/// The time from before it is asked for until libvirt says that it is so.
+fn measured(
+    stack: &Stack,
+    verb: &'static Verb,
+    instance: InstanceId,
+    ask: impl FnOnce() -> Result<()>,
+) -> Result<Duration> {
+    thread::sleep(SETTLE);
+    let before = Seen::of(stack, instance)?;
+    let seen = Look::new(stack, instance).when(verb, before)?;
+    let begun = Instant::now();
+    ask().context(verb.name)?;
+    Ok(seen.join().map_err(|_| anyhow!("the look panicked"))?? - begun)
+}
+
+fn asked(stack: &Stack, arguments: &[&str], instance: InstanceId, gib: u64) -> Result<()> {
+    let arguments: Vec<String> = arguments
+        .iter()
+        .map(|word| word.replace('@', &instance.to_string()).replace('#', &gib.to_string()))
+        .collect();
+    let output = stack.eschedule(&arguments.iter().map(String::as_str).collect::<Vec<_>>())?;
+    ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
