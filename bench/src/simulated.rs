@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use anyhow::{Context, Result, anyhow};
@@ -15,9 +15,7 @@ use ec_hypervisor::SimulatedHypervisor;
 use ec_model::NodeId;
 use ec_placement_client::PlacementClient;
 use ec_runtime::{Host, shutdown_on_signals};
-use ec_store::{
-    EtcdStore, KeyValue, LeaseId, Listing, Op, Revision, Server, Store, StoreResult, Txn, TxnOutcome, Watch,
-};
+use ec_store::{EtcdStore, Layer, Op, Store, StoreResult, Txn, TxnOutcome};
 use ec_tests::tiny_image;
 use ecompute::{agent, config::Settings};
 use tokio::{runtime::Runtime, sync::mpsc};
@@ -107,7 +105,11 @@ struct NotingStore {
 }
 
 #[async_trait]
-impl Store for NotingStore {
+impl Layer for NotingStore {
+    fn inner(&self) -> &dyn Store {
+        &self.etcd
+    }
+
     async fn txn(&self, txn: Txn) -> StoreResult<TxnOutcome> {
         let at = Instant::now();
         for op in &txn.then {
@@ -117,41 +119,5 @@ impl Store for NotingStore {
             }
         }
         self.etcd.txn(txn).await
-    }
-
-    async fn get(&self, key: &str) -> StoreResult<(Option<KeyValue>, Revision)> {
-        self.etcd.get(key).await
-    }
-
-    async fn list(&self, prefix: &str) -> StoreResult<Listing> {
-        self.etcd.list(prefix).await
-    }
-
-    async fn get_at(&self, key: &str, revision: Revision) -> StoreResult<Option<KeyValue>> {
-        self.etcd.get_at(key, revision).await
-    }
-
-    async fn server(&self) -> StoreResult<Server> {
-        self.etcd.server().await
-    }
-
-    async fn watch(&self, prefix: &str, from: Revision) -> StoreResult<Box<dyn Watch>> {
-        self.etcd.watch(prefix, from).await
-    }
-
-    async fn grant(&self, ttl: Duration) -> StoreResult<LeaseId> {
-        self.etcd.grant(ttl).await
-    }
-
-    async fn keep_alive(&self, lease: LeaseId) -> StoreResult<Duration> {
-        self.etcd.keep_alive(lease).await
-    }
-
-    async fn revoke(&self, lease: LeaseId) -> StoreResult<()> {
-        self.etcd.revoke(lease).await
-    }
-
-    async fn compact(&self, revision: Revision) -> StoreResult<()> {
-        self.etcd.compact(revision).await
     }
 }

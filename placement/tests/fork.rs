@@ -7,9 +7,7 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 use ec_placement_model::{Command, ConsumerWrite, ExpectedGeneration, Inventory, intern};
 use ec_runtime::Host;
-use ec_store::{
-    KeyValue, LeaseId, Listing, MemoryStore, Revision, Server, Store, StoreResult, Txn, TxnOutcome, Watch,
-};
+use ec_store::{Layer, MemoryStore, Store, StoreResult, Txn, TxnOutcome};
 use placement::{
     store::{Keys, Limits, Replica},
     transfer::load,
@@ -35,46 +33,14 @@ impl Gate {
 }
 
 #[async_trait]
-impl Store for Gate {
-    async fn get(&self, key: &str) -> StoreResult<(Option<KeyValue>, Revision)> {
-        self.inner.get(key).await
-    }
-
-    async fn get_at(&self, key: &str, revision: Revision) -> StoreResult<Option<KeyValue>> {
-        self.inner.get_at(key, revision).await
-    }
-
-    async fn list(&self, prefix: &str) -> StoreResult<Listing> {
-        self.inner.list(prefix).await
+impl Layer for Gate {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
     }
 
     async fn txn(&self, txn: Txn) -> StoreResult<TxnOutcome> {
         self.open.subscribe().wait_for(|open| *open).await.unwrap();
         self.inner.txn(txn).await
-    }
-
-    async fn watch(&self, prefix: &str, from: Revision) -> StoreResult<Box<dyn Watch>> {
-        self.inner.watch(prefix, from).await
-    }
-
-    async fn grant(&self, ttl: Duration) -> StoreResult<LeaseId> {
-        self.inner.grant(ttl).await
-    }
-
-    async fn keep_alive(&self, lease: LeaseId) -> StoreResult<Duration> {
-        self.inner.keep_alive(lease).await
-    }
-
-    async fn revoke(&self, lease: LeaseId) -> StoreResult<()> {
-        self.inner.revoke(lease).await
-    }
-
-    async fn server(&self) -> StoreResult<Server> {
-        self.inner.server().await
-    }
-
-    async fn compact(&self, revision: Revision) -> StoreResult<()> {
-        self.inner.compact(revision).await
     }
 }
 

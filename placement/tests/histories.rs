@@ -13,8 +13,8 @@ use async_trait::async_trait;
 use ec_placement_model::{Command, ConsumerWrite, ExpectedGeneration, Inventory, ModelError, intern};
 use ec_runtime::Host;
 use ec_store::{
-    KeyValue, LeaseId, Listing, MemoryStore, Revision, Server, Store, StoreError, StoreResult, Txn,
-    TxnOutcome, Watch, WatchBatch,
+    KeyValue, Layer, Listing, MemoryStore, Revision, Store, StoreError, StoreResult, Txn, TxnOutcome, Watch,
+    WatchBatch,
 };
 use placement::{
     store::{Keys, Limits, Replica, WriteError},
@@ -301,7 +301,11 @@ impl Far {
 }
 
 #[async_trait]
-impl Store for Far {
+impl Layer for Far {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
+    }
+
     async fn get(&self, key: &str) -> StoreResult<(Option<KeyValue>, Revision)> {
         self.there_and_back(self.inner.get(key)).await
     }
@@ -328,26 +332,6 @@ impl Store for Far {
         let (sender, events) = tokio::sync::mpsc::unbounded_channel();
         tokio::spawn(forward(inner, sender));
         Ok(Box::new(FarWatch { events, way: self.way }))
-    }
-
-    async fn grant(&self, ttl: Duration) -> StoreResult<LeaseId> {
-        self.inner.grant(ttl).await
-    }
-
-    async fn keep_alive(&self, lease: LeaseId) -> StoreResult<Duration> {
-        self.inner.keep_alive(lease).await
-    }
-
-    async fn revoke(&self, lease: LeaseId) -> StoreResult<()> {
-        self.inner.revoke(lease).await
-    }
-
-    async fn server(&self) -> StoreResult<Server> {
-        self.inner.server().await
-    }
-
-    async fn compact(&self, revision: Revision) -> StoreResult<()> {
-        self.inner.compact(revision).await
     }
 }
 

@@ -4,16 +4,12 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
-    time::Duration,
 };
 
 use async_trait::async_trait;
 use ec_placement_model::Command;
 use ec_runtime::Host;
-use ec_store::{
-    KeyValue, LeaseId, Listing, MemoryStore, Revision, Server, Store, StoreError, StoreResult, Txn,
-    TxnOutcome, Watch,
-};
+use ec_store::{Layer, MemoryStore, Store, StoreError, StoreResult, Txn, TxnOutcome};
 use placement::{
     store::{Keys, Limits, Model, Replica},
     transfer::{Snapshot, TransferError, import, load},
@@ -174,13 +170,9 @@ impl Faulty {
 }
 
 #[async_trait]
-impl Store for Faulty {
-    async fn get(&self, key: &str) -> StoreResult<(Option<KeyValue>, Revision)> {
-        self.inner.get(key).await
-    }
-
-    async fn list(&self, prefix: &str) -> StoreResult<Listing> {
-        self.inner.list(prefix).await
+impl Layer for Faulty {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
     }
 
     async fn txn(&self, txn: Txn) -> StoreResult<TxnOutcome> {
@@ -206,29 +198,5 @@ impl Store for Faulty {
                 outcome
             }
         }
-    }
-
-    async fn watch(&self, prefix: &str, from: Revision) -> StoreResult<Box<dyn Watch>> {
-        self.inner.watch(prefix, from).await
-    }
-
-    async fn grant(&self, ttl: Duration) -> StoreResult<LeaseId> {
-        self.inner.grant(ttl).await
-    }
-
-    async fn keep_alive(&self, lease: LeaseId) -> StoreResult<Duration> {
-        self.inner.keep_alive(lease).await
-    }
-
-    async fn revoke(&self, lease: LeaseId) -> StoreResult<()> {
-        self.inner.revoke(lease).await
-    }
-
-    async fn server(&self) -> StoreResult<Server> {
-        self.inner.server().await
-    }
-
-    async fn compact(&self, revision: Revision) -> StoreResult<()> {
-        self.inner.compact(revision).await
     }
 }

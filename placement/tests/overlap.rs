@@ -10,10 +10,7 @@ use std::{
 use async_trait::async_trait;
 use ec_placement_model::{Command, ConsumerWrite, ExpectedGeneration, Inventory, intern};
 use ec_runtime::Host;
-use ec_store::{
-    Compare, KeyValue, LeaseId, Listing, MemoryStore, Op, Revision, Server, Store, StoreError, StoreResult,
-    Txn, TxnOutcome, Watch,
-};
+use ec_store::{Compare, Layer, MemoryStore, Op, Store, StoreError, StoreResult, Txn, TxnOutcome};
 use placement::{
     store::{Keys, Limits, Model, Replica, WriteError},
     transfer::load,
@@ -108,7 +105,11 @@ fn records(txn: &Txn) -> BTreeSet<String> {
 }
 
 #[async_trait]
-impl Store for Slow {
+impl Layer for Slow {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
+    }
+
     async fn txn(&self, txn: Txn) -> StoreResult<TxnOutcome> {
         let records = records(&txn);
         let (number, way) = {
@@ -139,42 +140,6 @@ impl Store for Slow {
             Some(Fate::LosesItsAnswer(_)) => Err(StoreError::Unknown("the answer was lost".into())),
             _ => outcome,
         }
-    }
-
-    async fn get(&self, key: &str) -> StoreResult<(Option<KeyValue>, Revision)> {
-        self.inner.get(key).await
-    }
-
-    async fn get_at(&self, key: &str, revision: Revision) -> StoreResult<Option<KeyValue>> {
-        self.inner.get_at(key, revision).await
-    }
-
-    async fn list(&self, prefix: &str) -> StoreResult<Listing> {
-        self.inner.list(prefix).await
-    }
-
-    async fn watch(&self, prefix: &str, from: Revision) -> StoreResult<Box<dyn Watch>> {
-        self.inner.watch(prefix, from).await
-    }
-
-    async fn grant(&self, ttl: Duration) -> StoreResult<LeaseId> {
-        self.inner.grant(ttl).await
-    }
-
-    async fn keep_alive(&self, lease: LeaseId) -> StoreResult<Duration> {
-        self.inner.keep_alive(lease).await
-    }
-
-    async fn revoke(&self, lease: LeaseId) -> StoreResult<()> {
-        self.inner.revoke(lease).await
-    }
-
-    async fn server(&self) -> StoreResult<Server> {
-        self.inner.server().await
-    }
-
-    async fn compact(&self, revision: Revision) -> StoreResult<()> {
-        self.inner.compact(revision).await
     }
 }
 

@@ -11,6 +11,7 @@ pub mod conformance;
 mod error;
 mod etcd;
 mod follow;
+mod layer;
 mod memory;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -23,6 +24,7 @@ use async_trait::async_trait;
 pub use error::{StoreError, StoreResult};
 pub use etcd::{EtcdConfig, EtcdSection, EtcdStore, EtcdTls};
 pub use follow::{Change, FollowOptions, Relist, follow, follow_on_demand};
+pub use layer::Layer;
 pub use memory::{Backup, Faults, MemoryStore};
 pub use types::{
     Compare, Event, KeyValue, LeaseId, Listing, Op, Revision, Server, Txn, TxnOutcome, WatchBatch,

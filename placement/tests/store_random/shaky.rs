@@ -12,8 +12,8 @@ use std::{
 
 use async_trait::async_trait;
 use ec_store::{
-    KeyValue, LeaseId, Listing, MemoryStore, Op, Revision, Server, Store, StoreError, StoreResult, Txn,
-    TxnOutcome, Watch, WatchBatch,
+    KeyValue, Layer, Listing, MemoryStore, Op, Revision, Store, StoreError, StoreResult, Txn, TxnOutcome,
+    Watch, WatchBatch,
 };
 use placement::store::{Keys, Model};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -144,7 +144,11 @@ impl Shaky {
 }
 
 #[async_trait]
-impl Store for Shaky {
+impl Layer for Shaky {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
+    }
+
     async fn get(&self, key: &str) -> StoreResult<(Option<KeyValue>, Revision)> {
         self.way().await;
         let answer = self.inner.get(key).await;
@@ -197,29 +201,9 @@ impl Store for Shaky {
         answer
     }
 
-    async fn server(&self) -> StoreResult<Server> {
-        self.inner.server().await
-    }
-
     async fn watch(&self, prefix: &str, from: Revision) -> StoreResult<Box<dyn Watch>> {
         self.way().await;
         Ok(Box::new(LateWatch { inner: self.inner.watch(prefix, from).await?, store: self.clone() }))
-    }
-
-    async fn grant(&self, ttl: Duration) -> StoreResult<LeaseId> {
-        self.inner.grant(ttl).await
-    }
-
-    async fn keep_alive(&self, lease: LeaseId) -> StoreResult<Duration> {
-        self.inner.keep_alive(lease).await
-    }
-
-    async fn revoke(&self, lease: LeaseId) -> StoreResult<()> {
-        self.inner.revoke(lease).await
-    }
-
-    async fn compact(&self, revision: Revision) -> StoreResult<()> {
-        self.inner.compact(revision).await
     }
 }
 

@@ -11,14 +11,13 @@ use std::{
 };
 
 use async_trait::async_trait;
-use ec_model::{Group, ImageRef, Keyspace, Policy, Resources, decode};
+use ec_model::{Group, ImageRef, Keyspace, Policy, ResourceQuery, Resources, Spec, decode};
 use ec_placement_client::{ConsumerAllocations, Inventory, Placement, PlacementResult, Provider, Summary};
-use ec_store::{LeaseId, Listing, MemoryStore, Revision, Server, Store, StoreResult, TxnOutcome, Watch};
-
+use ec_store::{Layer, MemoryStore, Store, StoreResult, TxnOutcome};
 use jiff::{SignedDuration, Timestamp};
 
 use super::*;
-use crate::{Kind, Naming, intent::sweep};
+use crate::{Guest, Joining, Kind, Naming, intent::sweep};
 
 /// What happens at a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,13 +72,9 @@ struct Etcd {
 }
 
 #[async_trait]
-impl Store for Etcd {
-    async fn get(&self, key: &str) -> StoreResult<(Option<KeyValue>, Revision)> {
-        self.memory.get(key).await
-    }
-
-    async fn list(&self, prefix: &str) -> StoreResult<Listing> {
-        self.memory.list(prefix).await
+impl Layer for Etcd {
+    fn inner(&self) -> &dyn Store {
+        &self.memory
     }
 
     async fn txn(&self, txn: Txn) -> StoreResult<TxnOutcome> {
@@ -102,30 +97,6 @@ impl Store for Etcd {
             }
             Some(Fault::Interrupted) | None => self.memory.txn(txn).await,
         }
-    }
-
-    async fn watch(&self, prefix: &str, from: Revision) -> StoreResult<Box<dyn Watch>> {
-        self.memory.watch(prefix, from).await
-    }
-
-    async fn grant(&self, ttl: Duration) -> StoreResult<LeaseId> {
-        self.memory.grant(ttl).await
-    }
-
-    async fn keep_alive(&self, lease: LeaseId) -> StoreResult<Duration> {
-        self.memory.keep_alive(lease).await
-    }
-
-    async fn revoke(&self, lease: LeaseId) -> StoreResult<()> {
-        self.memory.revoke(lease).await
-    }
-
-    async fn compact(&self, revision: Revision) -> StoreResult<()> {
-        self.memory.compact(revision).await
-    }
-
-    async fn server(&self) -> StoreResult<Server> {
-        self.memory.server().await
     }
 }
 

@@ -11,8 +11,7 @@ use std::{
 
 use async_trait::async_trait;
 use ec_store::{
-    KeyValue, LeaseId, Listing, MemoryStore, Revision, Server, Store, StoreError, StoreResult, Txn,
-    TxnOutcome, Watch,
+    KeyValue, Layer, Listing, MemoryStore, Revision, Store, StoreError, StoreResult, Txn, TxnOutcome, Watch,
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use tokio::time::sleep;
@@ -75,16 +74,16 @@ impl Late {
 }
 
 #[async_trait]
-impl Store for Late {
+impl Layer for Late {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
+    }
+
     async fn get(&self, key: &str) -> StoreResult<(Option<KeyValue>, Revision)> {
         self.way().await;
         let answer = self.inner.get(key).await;
         self.way().await;
         answer
-    }
-
-    async fn get_at(&self, key: &str, revision: Revision) -> StoreResult<Option<KeyValue>> {
-        self.inner.get_at(key, revision).await
     }
 
     async fn list(&self, prefix: &str) -> StoreResult<Listing> {
@@ -123,25 +122,5 @@ impl Store for Late {
     async fn watch(&self, prefix: &str, from: Revision) -> StoreResult<Box<dyn Watch>> {
         self.way().await;
         self.inner.watch(prefix, from).await
-    }
-
-    async fn grant(&self, ttl: Duration) -> StoreResult<LeaseId> {
-        self.inner.grant(ttl).await
-    }
-
-    async fn keep_alive(&self, lease: LeaseId) -> StoreResult<Duration> {
-        self.inner.keep_alive(lease).await
-    }
-
-    async fn revoke(&self, lease: LeaseId) -> StoreResult<()> {
-        self.inner.revoke(lease).await
-    }
-
-    async fn server(&self) -> StoreResult<Server> {
-        self.inner.server().await
-    }
-
-    async fn compact(&self, revision: Revision) -> StoreResult<()> {
-        self.inner.compact(revision).await
     }
 }
