@@ -37,7 +37,7 @@ if [ -e /dev/kvm ] && ! grep -qwE 'vmx|svm' /proc/cpuinfo; then
 fi
 echo ready
 exec </dev/null >/dev/null
-while :; do sleep 3600 & wait $!; done
+while :; do sleep 3600 & wait $! || :; done
 "#;
 
 /// qemu as root and without the protections that need the host's own set-up.
