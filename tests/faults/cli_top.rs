@@ -162,16 +162,16 @@ async fn instances_are_seen_filtered_and_destroyed_on_a_terminal_that_is_given_b
     top.until_seen("cannot stop")?;
     // etcd goes and comes.
     control.etcd.kill();
-    top.until("its absence is told", |seen| seen.contains("what is shown is older") && seen.contains("db"))?;
+    top.until("its absence is told", |seen| seen.contains("not live: ") && seen.contains("db  "))?;
     control.etcd.restart().await?;
-    control.done(&["--name", "mail", TINY])?;
-    top.until("it is back", |seen| seen.contains("mail") && !seen.contains("what is shown is older"))?;
+    control.status(node, db, State::Active, Some("10.0.0.8")).await?;
+    top.until("it is back", |seen| seen.contains("10.0.0.8") && !seen.contains("not live: "))?;
     top.types("q")?;
     top.ends(0)?;
 
     for signal in [Signal::SIGTERM, Signal::SIGHUP] {
-        let mut top = Terminal::start(&control, &["top", "--state", "scheduled"])?;
-        top.until("only that is seen", |seen| seen.contains("mail") && !seen.contains("\ndb "))?;
+        let mut top = Terminal::start(&control, &["top", "--state", "active"])?;
+        top.until_seen("10.0.0.8")?;
         top.signal(signal)?;
         top.ends(130)?;
     }

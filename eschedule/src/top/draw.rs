@@ -229,8 +229,7 @@ fn telling(model: &mut Model) -> (String, Option<Mood>) {
         }
         Mode::Browse | Mode::Text(_) => {}
     }
-    let mut words: Vec<String> =
-        model.trouble.iter().map(|why| format!("{why}; what is shown is older")).collect();
+    let mut words: Vec<String> = model.trouble.iter().map(|why| format!("not live: {why}")).collect();
     words.extend(model.note.clone());
     let mood = model.trouble.as_ref().map(|_| Mood::Trouble);
     if words.is_empty() {

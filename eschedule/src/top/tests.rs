@@ -321,7 +321,10 @@ fn trouble_is_told_until_nodes_are_seen_again_and_what_was_seen_stays() {
     let mut model = model();
     model.trouble = Some("etcd is not reachable".to_owned());
     let seen = lines(&mut model, 80, 24);
-    assert!(seen[22].starts_with("etcd is not reachable; ") && seen[7].starts_with("web"), "{seen:#?}");
+    assert!(
+        seen[22].starts_with("not live: etcd is not reachable") && seen[7].starts_with("web"),
+        "{seen:#?}"
+    );
     model.note = Some("web: cannot stop".to_owned());
     assert!(lines(&mut model, 120, 24)[22].ends_with("web: cannot stop"));
     press(&mut model, "r");
