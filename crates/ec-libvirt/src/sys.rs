@@ -72,9 +72,12 @@ pub(crate) fn dhcp_leases(network: &Network) -> Result<Vec<Lease>, Error> {
     Ok(found)
 }
 
-/// The numbers of each domain that is up: what it is called, and its counters by libvirt's names. One that is busy with
+/// Numbers by libvirt's names.
+pub(crate) type Counters = Vec<(String, u64)>;
+
+/// The numbers of each domain that is up, by what it is called. One that is busy with
 /// another call is not waited for: some of its counters are left out.
-pub(crate) fn counters(connect: &Connect) -> Result<Vec<(String, Vec<(String, u64)>)>, Error> {
+pub(crate) fn counters(connect: &Connect) -> Result<Vec<(String, Counters)>, Error> {
     let kinds =
         sys::VIR_DOMAIN_STATS_CPU_TOTAL | sys::VIR_DOMAIN_STATS_INTERFACE | sys::VIR_DOMAIN_STATS_BLOCK;
     let which = sys::VIR_CONNECT_GET_ALL_DOMAINS_STATS_ACTIVE | sys::VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT;

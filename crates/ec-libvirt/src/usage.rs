@@ -6,7 +6,7 @@ use ec_hypervisor::Usage;
 use ec_model::InstanceId;
 use virt::{connect::Connect, error::Error};
 
-use crate::sys::counters;
+use crate::sys::{Counters, counters};
 
 /// What these have used, of those that are up. One that was too busy to say what time it took is left out: its other
 /// counters may be missing, too.
@@ -14,7 +14,7 @@ pub(crate) fn read(
     connect: &Connect,
     wanted: &HashSet<InstanceId>,
 ) -> Result<HashMap<InstanceId, Usage>, Error> {
-    let of = |(name, numbers): (String, Vec<(String, u64)>)| {
+    let of = |(name, numbers): (String, Counters)| {
         let instance = name.parse().ok().filter(|instance| wanted.contains(instance))?;
         Some((instance, usage(&numbers)?))
     };
