@@ -26,6 +26,7 @@ use crate::{
     identity::StateDir,
     jobs::Jobs,
     parts::Parts,
+    port::Recent,
     port::{Port, Streams},
     presence::{self, Presence, machine},
     register::keep_registered,
@@ -128,6 +129,7 @@ pub async fn assemble(
         calls,
         jobs: Jobs::default(),
         streams: Streams::default(),
+        usage: Recent::default(),
         url: OnceLock::new(),
         inquiries: OnceLock::new(),
     }))

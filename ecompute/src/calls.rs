@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use ec_hypervisor::{
     Console, DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent,
-    HypervisorResult, Observed,
+    HypervisorResult, Observed, Usage,
 };
 use ec_model::{Address, BaseImage, InstanceId};
 use ec_placement_client::{Answer, Request, Transport};
@@ -300,6 +300,10 @@ impl Hypervisor for CountedHypervisor {
             return self.0.addresses(instances).await;
         }
         self.all(self.0.addresses(instances)).await
+    }
+
+    async fn usage(&self, instances: &[InstanceId]) -> HypervisorResult<HashMap<InstanceId, Usage>> {
+        self.all(self.0.usage(instances)).await
     }
 
     async fn console_tail(&self, instance: InstanceId, max_bytes: usize) -> HypervisorResult<String> {

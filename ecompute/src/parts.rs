@@ -18,7 +18,7 @@ use crate::{
     calls::Calls,
     config::Settings,
     jobs::Jobs,
-    port::{Inquiry, Streams},
+    port::{Inquiry, Recent, Streams},
     presence::Presence,
     standing::{Part, Standing},
 };
@@ -57,6 +57,8 @@ pub struct Parts {
     pub(crate) jobs: Jobs,
     /// Who may look at guests through the agent's port.
     pub(crate) streams: Streams,
+    /// What guests used when somebody asked last.
+    pub(crate) usage: Recent,
     /// Where others reach that port, where there is one.
     pub url: OnceLock<String>,
     /// Where the agent's loop takes questions, once it has begun.

@@ -6,15 +6,18 @@
 //! | `/readyz` | whether all that the agent stands on is as it must be, part by part |
 //! | `/metrics` | numbers, for Prometheus |
 //! | `/view` | what the agent knows of itself and its instances |
+//! | `/usage` | the host's load, and what guests have used since they were started |
 //! | `/streams/<ticket>` | a guest's console or log, for whoever has a ticket |
 //!
-//! All but the streams is answered from memory, so that it is answered also while etcd, placement or libvirt are not.
+//! All but the streams and what guests use, which libvirt knows, is answered from memory, so that it is answered also while
+//! etcd, placement or libvirt are not.
 
 mod answer;
 mod numbers;
 mod streams;
 #[cfg(test)]
 mod tests;
+mod usage;
 mod view;
 
 use std::{
@@ -37,6 +40,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use streams::Streams;
+pub(crate) use usage::Recent;
 
 use crate::{config::Settings, parts::Parts};
 

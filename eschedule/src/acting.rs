@@ -168,7 +168,8 @@ async fn act_on(
     Ok(Done { instance, node: Some(node), node_alive, state, note: already, line })
 }
 
-fn under_way(verb: &Verb) -> &'static str {
+/// The word for what is under way then.
+pub(crate) fn under_way(verb: &Verb) -> &'static str {
     match verb {
         Verb::Start => "STARTING",
         Verb::Stop(_) => "STOPPING",

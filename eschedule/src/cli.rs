@@ -18,6 +18,7 @@ use crate::{
     reach::Reach,
     run::{Place, Run},
     spec::{hostname, image_ref},
+    top::Top,
     watch::Watching,
 };
 
@@ -513,6 +514,12 @@ pub(crate) enum Command {
     /// a JSON document in a line of its own.
     #[command(after_help = crate::watch::EXAMPLES)]
     Watch(Watching),
+    /// Show nodes and instances on the whole screen, as they change; act on the selected
+    ///
+    /// Nodes with their load and with what is taken of them; instances with their state and with what they use. `?` tells the
+    /// keys: to filter, to order, to see everything of one, to start, stop, reboot and destroy it, to see its console.
+    #[command(after_help = crate::top::EXAMPLES)]
+    Top(Top),
     /// Show everything known of an instance
     Show {
         /// Its uuid or name

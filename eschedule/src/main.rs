@@ -17,6 +17,7 @@ mod run;
 mod shown;
 mod spec;
 mod stack;
+mod top;
 mod watch;
 
 use std::{fs, path::Path, process::ExitCode};
@@ -94,6 +95,10 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         }
         (Some(Command::Watch(watching)), _) => {
             watch::watch(&Session::open(settings).await?, watching, output).await
+        }
+        (Some(Command::Top(top)), _) => {
+            top::for_people(output)?;
+            top::top(&Session::open(settings).await?, top, cli.config).await
         }
         (Some(Command::Show { instance }), _) => {
             let session = Session::open(settings).await?;

@@ -204,7 +204,8 @@ pub(crate) fn instance(output: Output, view: &View) -> Result<(), Failure> {
     output.print(view, || called_all(std::slice::from_ref(view)), || lines_of(view))
 }
 
-fn lines_of(view: &View) -> String {
+/// The same, as lines for people.
+pub(crate) fn lines_of(view: &View) -> String {
     let mut table = table(&[]);
     let mut row = |key: &str, value: String| row(&mut table, [key.to_owned(), value]);
     row("instance", view.instance.to_string());
@@ -337,16 +338,32 @@ impl List {
 }
 
 /// Whether people look, and want colours (<https://no-color.org>).
-fn coloured() -> bool {
+pub(crate) fn coloured() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// What runs, what is in trouble, and what is on its way.
 fn colour(state: &str) -> Option<Color> {
+    mood(state).map(|mood| match mood {
+        Mood::Well => Color::Green,
+        Mood::Trouble => Color::Red,
+        Mood::UnderWay => Color::Yellow,
+    })
+}
+
+/// What a colour tells of a state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mood {
+    Well,
+    Trouble,
+    UnderWay,
+}
+
+/// What runs, what is in trouble, and what is on its way.
+pub(crate) fn mood(state: &str) -> Option<Mood> {
     let state = State::ALL.into_iter().find(|known| known.to_string() == state)?;
     match state {
-        State::Active => Some(Color::Green),
-        State::Error | State::Unclaimed | State::Unknown => Some(Color::Red),
+        State::Active => Some(Mood::Well),
+        State::Error | State::Unclaimed | State::Unknown => Some(Mood::Trouble),
         State::Paused | State::Stopped | State::Suspended | State::Rescued => None,
         State::Scheduled
         | State::Preparing
@@ -359,7 +376,7 @@ fn colour(state: &str) -> Option<Color> {
         | State::Unrescuing
         | State::Resizing
         | State::VerifyResize
-        | State::Destroying => Some(Color::Yellow),
+        | State::Destroying => Some(Mood::UnderWay),
     }
 }
 

@@ -17,6 +17,7 @@ use clap::{Subcommand, builder::NonEmptyStringValueParser};
 use ec_cloud::{find_placed, resolve};
 use ec_model::{AccessKind, InstanceId};
 use ec_runtime::exit::{Failure, INTERRUPTED, NOBODY_READS, print, tell};
+pub(crate) use stream::trust;
 use stream::{Piece, Stream};
 use terminal::{DETACH, Raw, typed};
 use tokio::{
@@ -310,10 +311,10 @@ fn out(bytes: &[u8]) -> Result<(), Failure> {
 }
 
 /// The signals that ask to end. All of them are caught, so that the terminal is as it was before.
-struct Ending([tokio::signal::unix::Signal; 3]);
+pub(crate) struct Ending([tokio::signal::unix::Signal; 3]);
 
 impl Ending {
-    fn new() -> Result<Self, Failure> {
+    pub(crate) fn new() -> Result<Self, Failure> {
         let caught = |kind| {
             signal(kind).map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))
         };
@@ -324,7 +325,7 @@ impl Ending {
         ]))
     }
 
-    async fn asked(&mut self) {
+    pub(crate) async fn asked(&mut self) {
         let [interrupt, terminate, hangup] = &mut self.0;
         tokio::select! {
             _ = interrupt.recv() => {}

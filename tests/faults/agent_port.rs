@@ -56,6 +56,16 @@ async fn it_tells_of_a_guest_of_what_is_away_and_of_no_secret() -> Result<()> {
     let builds = "ecompute_job_duration_seconds_count{kind=\"build\",outcome=\"done\"}";
     ensure!(numbers[builds] >= 1.0, "{numbers:?}");
     ensure!(numbers["ecompute_call_duration_seconds_count{service=\"placement\"}"] > 1.0, "{numbers:?}");
+    // One that is busy with something else may be left out.
+    stack
+        .until("what the guest has used is told", async || {
+            let (status, used) = json(&stack, "/usage").await?;
+            let guest = &used["instances"][instance.to_string()];
+            let some = |what: &str| guest[what].as_u64().is_some_and(|number| number > 0);
+            ensure!(status == 200 && used["load1"].is_number() && used["at"].is_string(), "{status} {used}");
+            Ok(["cpu_ns", "disk_bytes", "net_bytes"].into_iter().all(some))
+        })
+        .await?;
     let public = fs::read_to_string(public)?;
     let public = public.split(' ').nth(1).context("no key")?;
     for path in ["/view", "/readyz", "/metrics"] {

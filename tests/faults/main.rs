@@ -12,6 +12,7 @@ mod cli_groups;
 mod cli_list;
 mod cli_placement;
 mod cli_schedule;
+mod cli_top;
 mod cli_watch;
 mod cli_words;
 mod controller;

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashSet};
 
 use ec_model::{
-    Alive, Desired, Doc, Instance, InstanceId, Keyspace, NodeId, Record, Request, State, Status, decode,
+    Alive, Desired, Doc, Instance, InstanceId, Keyspace, NodeId, Record, Request, Resources, State, Status,
+    decode,
 };
 use ec_plan::sizes::state;
 use ec_store::{KeyValue, Revision, StoreResult};
@@ -336,6 +337,9 @@ pub struct View {
     pub created_at: Option<Timestamp>,
     /// Why it is in this state.
     pub reason: Option<String>,
+    /// What it takes, by class, where that is told.
+    #[serde(skip)]
+    pub resources: Resources,
     /// What its agent is about with it, or waits for, while it is on its way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub doing: Option<String>,
@@ -412,6 +416,7 @@ impl View {
             created_at: request.map(|request| request.created_at),
             reason: unknown.or_else(|| status.and_then(|status| status.reason.clone())),
             doing: doing(request, is),
+            resources: request.and_then(|r| Some(r.spec.as_ref()?.resources.clone())).unwrap_or_default(),
             record: None,
             request: None,
             status: None,
@@ -426,6 +431,7 @@ impl View {
             labels: record.labels.clone(),
             group: record.group.clone(),
             created_at: Some(record.created_at),
+            resources: record.spec.resources.clone(),
             ..self
         }
     }
@@ -463,6 +469,7 @@ impl View {
             created_at: None,
             reason: Some(format!("being placed since {}", record.created_at)),
             doing: None,
+            resources: Resources::new(),
             record: None,
             request: None,
             status: None,
@@ -484,6 +491,7 @@ impl View {
             created_at: None,
             reason: Some(format!("what is wanted of it cannot be read: {why}")),
             doing: None,
+            resources: Resources::new(),
             record: None,
             request: None,
             status: None,

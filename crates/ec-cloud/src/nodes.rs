@@ -1,6 +1,6 @@
 //! The nodes: who is alive, and what is taken of what they have.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ec_model::{Alive, NodeId, ResourceQuery, Resources, decode};
 use ec_placement_client::{Inventory, Placement, PlacementError, Summary};
@@ -31,6 +31,8 @@ pub struct NodeView {
     pub virt_type: Option<String>,
     /// When its agent was started.
     pub started_at: Option<jiff::Timestamp>,
+    /// Where its agent's port is reached; none where it has none, or is not alive.
+    pub url: Option<String>,
     /// How many instances etcd speaks of there.
     pub instances: usize,
     /// What is allocated, by class.
@@ -68,8 +70,8 @@ pub async fn nodes(cloud: &Cloud) -> CloudResult<Vec<NodeView>> {
         }
     }
     let held = holders(keys, &requests, &statuses);
-    let all = records.keys().chain(held.keys().filter(|node| !records.contains_key(node)));
-    let rooms: HashMap<NodeId, (Room, Option<String>)> = futures::stream::iter(all.copied())
+    let all: BTreeSet<NodeId> = records.keys().chain(held.keys()).copied().collect();
+    let rooms: HashMap<NodeId, (Room, Option<String>)> = futures::stream::iter(all)
         .map(async |node| {
             // Of a dead one etcd does not have the name.
             let name = match records.contains_key(&node) {
@@ -128,6 +130,7 @@ fn view(
         agent: known.map(|known| known.agent.clone()),
         virt_type: known.map(|known| known.virt_type.clone()),
         started_at: known.map(|known| known.started_at),
+        url: known.and_then(|known| known.url.clone()),
         instances,
         used,
         capacity,

@@ -183,6 +183,7 @@ mod tests {
             group: None,
             created_at: Some(Timestamp::UNIX_EPOCH + jiff::SignedDuration::from_secs(i64::from(number != 2))),
             reason: None,
+            resources: BTreeMap::new(),
             doing: None,
             record: None,
             request: None,

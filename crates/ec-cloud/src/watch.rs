@@ -167,9 +167,12 @@ impl Board {
                 (None, None) => {}
                 (Some(before), None) => told.push((What::Gone, before)),
                 (before, Some(mut now)) => {
-                    // The record can be heard to be gone before the rest is: a name that was told stays told.
-                    if let Some(before) = before.as_ref().filter(|_| now.name.is_none()) {
-                        now.name.clone_from(&before.name);
+                    // The record can be heard to be gone before the rest is: what was told of it stays told.
+                    if let Some(before) = &before {
+                        now.name = now.name.or_else(|| before.name.clone());
+                        if now.resources.is_empty() {
+                            now.resources.clone_from(&before.resources);
+                        }
                     }
                     let what = match &before {
                         None if first => Some(What::There),
@@ -188,8 +191,8 @@ impl Board {
 
 /// Whether nobody would see a difference.
 fn same(a: &View, b: &View) -> bool {
-    (&a.name, a.node, &a.state, a.ip, &a.labels, &a.reason, &a.doing)
-        == (&b.name, b.node, &b.state, b.ip, &b.labels, &b.reason, &b.doing)
+    (&a.name, a.node, &a.state, a.ip, &a.labels, &a.reason, &a.doing, &a.resources)
+        == (&b.name, b.node, &b.state, b.ip, &b.labels, &b.reason, &b.doing, &b.resources)
 }
 
 /// Watches until `seen` has an error, which it answers.

@@ -4,7 +4,7 @@
 //! on one host. They panic where the implementation is wrong. The base image must be one that boots.
 #![expect(clippy::expect_used, clippy::panic, reason = "a suite for tests says what is wrong by panicking")]
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::HashMap, path::PathBuf, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use ec_model::{Address, BaseImage, InstanceId};
@@ -13,7 +13,9 @@ use tokio::{
     time::{Instant, sleep, timeout_at},
 };
 
-use crate::{DomainSpec, End, Hypervisor, HypervisorError, HypervisorEvent, Observed, Pause, RunState};
+use crate::{
+    DomainSpec, End, Hypervisor, HypervisorError, HypervisorEvent, Observed, Pause, RunState, Usage,
+};
 
 /// Bound of every wait; emulated guests on a busy host are slow.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -52,6 +54,18 @@ pub async fn build(hypervisor: &dyn Hypervisor, base: &BaseImage, instance: Inst
     hypervisor.start(instance).await.expect("start");
 }
 
+/// What one has used; waited for where the guest is up and busy.
+async fn used(hypervisor: &dyn Hypervisor, instance: InstanceId) -> Option<Usage> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let told = hypervisor.usage(&[instance]).await.expect("usage").remove(&instance);
+        if told.is_some() || Instant::now() > deadline {
+            return told;
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
 /// `observe` and `list` must tell the same.
 async fn expect(hypervisor: &dyn Hypervisor, instance: InstanceId, domain: Option<RunState>, volume: bool) {
     let wanted = Observed { domain, volume, transient: false, rescued: false };
@@ -74,6 +88,7 @@ async fn what_is_not_there_is_absent_and_not_an_error(hypervisor: &dyn Hyperviso
     hypervisor.destroy(instance).await.expect("destroy what is not there");
     assert!(hypervisor.addresses(&[instance]).await.expect("addresses").is_empty());
     assert_eq!(hypervisor.size(instance).await.expect("size"), None);
+    assert!(hypervisor.usage(&[instance]).await.expect("usage").is_empty());
     expect_failed(hypervisor.resume(instance).await, "resume what is not there");
     assert_eq!(hypervisor.console_tail(instance, 100).await.expect("console"), "");
 }
@@ -121,6 +136,20 @@ async fn a_life_from_overlay_to_gone_is_idempotent_at_every_step(
     assert_eq!(
         (size.vcpus, size.memory_mb, size.disk_bytes),
         (1, 128, base.virtual_size.next_multiple_of(1024))
+    );
+    let before = used(hypervisor, instance).await.expect("what a guest uses that runs");
+    assert!(before.cpu_ns > 0, "{before:?}");
+    let after = used(hypervisor, instance).await.expect("again");
+    assert!(
+        after.cpu_ns >= before.cpu_ns
+            && after.disk_bytes >= before.disk_bytes
+            && after.net_bytes >= before.net_bytes,
+        "{before:?} {after:?}"
+    );
+    assert_eq!(
+        hypervisor.usage(&[]).await.expect("usage"),
+        HashMap::new(),
+        "only what was asked for is told"
     );
     // A build done again after a crash goes through every step and must not disturb the guest.
     build(hypervisor, base, instance).await;

@@ -22,7 +22,7 @@ use tokio::{
 pub use ec_model::{End, Observed, Pause, RunState};
 pub use simulated::{Operation, SimulatedHypervisor};
 pub use types::{
-    Console, DomainSize, DomainSpec, HostInfo, HypervisorError, HypervisorEvent, HypervisorResult,
+    Console, DomainSize, DomainSpec, HostInfo, HypervisorError, HypervisorEvent, HypervisorResult, Usage,
 };
 
 /// What runs virtual machines on this node. Only what carries this node's mark is ever seen or touched.
@@ -120,6 +120,9 @@ pub trait Hypervisor: Send + Sync + 'static {
         &self,
         instances: &[InstanceId],
     ) -> HypervisorResult<HashMap<InstanceId, Vec<Address>>>;
+
+    /// What these instances have used, of those whose guests are up. One that is busy with another call may be left out.
+    async fn usage(&self, instances: &[InstanceId]) -> HypervisorResult<HashMap<InstanceId, Usage>>;
 
     /// The end of the guest's console, at most `max_bytes`, as text; empty where there is none.
     async fn console_tail(&self, instance: InstanceId, max_bytes: usize) -> HypervisorResult<String>;

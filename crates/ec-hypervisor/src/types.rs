@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use ec_model::InstanceId;
+use serde::Serialize;
 use tokio::sync::mpsc;
 
 /// Result of a hypervisor operation.
@@ -92,6 +93,17 @@ pub struct DomainSpec {
     pub vcpus: u64,
     /// Memory in MiB, exactly as allocated.
     pub memory_mb: u64,
+}
+
+/// What a guest has used since it was started. The counters only go up until its end.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// Time of the host's processors, in nanoseconds.
+    pub cpu_ns: u64,
+    /// Bytes that were read from its disks and written to them.
+    pub disk_bytes: u64,
+    /// Bytes that its interfaces received and sent.
+    pub net_bytes: u64,
 }
 
 /// How large a domain is.

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use ec_hypervisor::{
     Console, DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent,
-    HypervisorResult, Observed,
+    HypervisorResult, Observed, Usage,
 };
 use ec_model::{Address, BaseImage, InstanceId, NodeId};
 use tokio::{
@@ -29,7 +29,7 @@ use crate::{
     lane::{Lanes, Listener, Notice},
     prepare::{self, Facts},
     protect::Protection,
-    terminal,
+    terminal, usage,
     xml::{self, DomainXml, Machine, Mark},
 };
 
@@ -451,6 +451,15 @@ impl Hypervisor for LibvirtHypervisor {
             // Ends by the lane's deadlines, and there is one per instance at most.
             tokio::spawn(addresses::ask_agent(lanes, agents, self.config.node, instance, nics));
         }))
+    }
+
+    async fn usage(&self, instances: &[InstanceId]) -> HypervisorResult<HashMap<InstanceId, Usage>> {
+        if instances.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let wanted: HashSet<InstanceId> = instances.iter().copied().collect();
+        let work = move |connect: &virt::connect::Connect| Ok(usage::read(connect, &wanted)?);
+        self.look.call("read what guests use".into(), Scope::Host, work).await
     }
 
     async fn protect(&self) -> HypervisorResult<()> {

@@ -31,6 +31,7 @@ mod sys;
 mod terminal;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod usage;
 mod xml;
 
 pub use config::{AddressFilter, LibvirtConfig, VirtType};

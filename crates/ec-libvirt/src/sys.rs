@@ -72,6 +72,41 @@ pub(crate) fn dhcp_leases(network: &Network) -> Result<Vec<Lease>, Error> {
     Ok(found)
 }
 
+/// Numbers by libvirt's names.
+pub(crate) type Counters = Vec<(String, u64)>;
+
+/// The numbers of each domain that is up, by what it is called. One that is busy with
+/// another call is not waited for: some of its counters are left out.
+pub(crate) fn counters(connect: &Connect) -> Result<Vec<(String, Counters)>, Error> {
+    let kinds =
+        sys::VIR_DOMAIN_STATS_CPU_TOTAL | sys::VIR_DOMAIN_STATS_INTERFACE | sys::VIR_DOMAIN_STATS_BLOCK;
+    let which = sys::VIR_CONNECT_GET_ALL_DOMAINS_STATS_ACTIVE | sys::VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT;
+    let mut records: *mut sys::virDomainStatsRecordPtr = ptr::null_mut();
+    // SAFETY: the connection outlives the call; libvirt fills `records` with an array of the count returned.
+    let count = unsafe { sys::virConnectGetAllDomainStats(connect.as_ptr(), kinds, &mut records, which) };
+    let Ok(count) = usize::try_from(count) else { return Err(Error::last_error()) };
+    let mut found = Vec::with_capacity(count);
+    for index in 0..count {
+        // SAFETY: `index` is below the count; a record, its domain and its `nparams` parameters live until the list is
+        // freed; the name of a parameter ends with a NUL within its field, and its type says what the union holds.
+        unsafe {
+            let record = *records.add(index);
+            let mut numbers = Vec::new();
+            for number in 0..usize::try_from((*record).nparams).unwrap_or(0) {
+                let parameter = (*record).params.add(number);
+                if (*parameter).type_ == sys::VIR_TYPED_PARAM_ULLONG as c_int {
+                    numbers
+                        .extend(owned((*parameter).field.as_ptr()).map(|name| (name, (*parameter).value.ul)));
+                }
+            }
+            found.extend(owned(sys::virDomainGetName((*record).dom)).map(|name| (name, numbers)));
+        }
+    }
+    // SAFETY: libvirt left the list to us, which ends with a null; it is freed once.
+    unsafe { sys::virDomainStatsRecordListFree(records) };
+    Ok(found)
+}
+
 /// What the guest agent says about the guest's interfaces with a hardware address that is `ours`, at most
 /// `max` addresses of all together for each of them. The guest may say anything.
 pub(crate) fn agent_addresses(

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use ec_hypervisor::{
     Console, DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent,
-    HypervisorResult, Observed, Operation, SimulatedHypervisor,
+    HypervisorResult, Observed, Operation, SimulatedHypervisor, Usage,
 };
 use ec_model::{Address, BaseImage, InstanceId};
 use tokio::{
@@ -306,6 +306,10 @@ impl Hypervisor for Hands {
 
     async fn size(&self, instance: InstanceId) -> HypervisorResult<Option<DomainSize>> {
         self.ask("measure the domain", self.computer.hypervisor.size(instance)).await
+    }
+
+    async fn usage(&self, instances: &[InstanceId]) -> HypervisorResult<HashMap<InstanceId, Usage>> {
+        self.ask("read what guests use", self.computer.hypervisor.usage(instances)).await
     }
 
     async fn destroy(&self, instance: InstanceId) -> HypervisorResult<()> {

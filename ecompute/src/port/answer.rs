@@ -9,11 +9,11 @@ use hyper::{
 };
 use serde_json::{Value, json};
 
-use super::{Asked, ask, numbers, view};
+use super::{Asked, ask, numbers, usage, view};
 use crate::parts::Parts;
 
 /// What is on offer.
-const OFFER: &str = "there are /healthz, /readyz, /metrics and /view";
+const OFFER: &str = "there are /healthz, /readyz, /metrics, /view and /usage";
 
 pub(super) async fn answer(parts: &Parts, method: &Method, path: &str) -> Response<Full<Bytes>> {
     if method != Method::GET {
@@ -34,6 +34,10 @@ pub(super) async fn answer(parts: &Parts, method: &Method, path: &str) -> Respon
             let instances = ask(parts, view::instances).await;
             json(StatusCode::OK, &view::view(parts, instances))
         }
+        "/usage" => match usage::usage(parts).await {
+            Ok(document) => json(StatusCode::OK, &document),
+            Err(why) => text(StatusCode::SERVICE_UNAVAILABLE, why),
+        },
         _ => text(StatusCode::NOT_FOUND, format!("there is nothing here: {OFFER}")),
     }
 }

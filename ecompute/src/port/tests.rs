@@ -264,3 +264,14 @@ async fn over_a_socket_it_answers_and_bounds_what_it_takes_and_a_second_one_is_r
     served.await.unwrap();
     assert!(Port::open(&taken).await.is_ok(), "it is free again");
 }
+
+#[tokio::test]
+async fn what_guests_use_is_told_where_the_loop_turns_and_libvirt_answers() {
+    let node = node().await;
+    let (status, why) = node.get("/usage").await;
+    assert_eq!((status, why.as_str()), (StatusCode::SERVICE_UNAVAILABLE, "the agent starts or ends\n"));
+    node.begin();
+    node.until("it is told", async || node.get("/usage").await.0 == StatusCode::OK).await;
+    let (_, told) = node.json("/usage").await;
+    assert_eq!((&told["instances"], told["load1"].is_number()), (&serde_json::json!({}), true), "{told}");
+}

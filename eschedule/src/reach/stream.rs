@@ -157,7 +157,7 @@ async fn enter(tls: Option<&EtcdTls>, door: &Door) -> Result<WebSocketStream<Box
 }
 
 /// The same certificate is shown to agents as to etcd, too.
-fn trust(tls: &EtcdTls) -> Result<ClientConfig, String> {
+pub(crate) fn trust(tls: &EtcdTls) -> Result<ClientConfig, String> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(&tls.ca_cert)? {
         roots.add(certificate).map_err(|error| format!("{}: {error}", tls.ca_cert.display()))?;

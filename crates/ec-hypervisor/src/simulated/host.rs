@@ -5,7 +5,7 @@ use std::{collections::HashMap, net::Ipv4Addr, path::PathBuf, time::Duration};
 use ec_model::{Address, AddressSource, BaseImage, InstanceId, NodeId};
 use tokio::time::Instant;
 
-use crate::{DomainSize, DomainSpec, End, Observed, Pause, RunState};
+use crate::{DomainSize, DomainSpec, End, Observed, Pause, RunState, Usage};
 
 #[derive(Debug, Default)]
 pub(super) struct Host {
@@ -44,6 +44,7 @@ struct Domain {
     memory_mb: u64,
     address: Option<(Ipv4Addr, Instant)>,
     console: String,
+    usage: Usage,
 }
 
 impl Volume {
@@ -212,6 +213,7 @@ impl Host {
             memory_mb: spec.memory_mb,
             address: None,
             console: String::new(),
+            usage: Usage::default(),
         });
         Ok(true)
     }
@@ -311,6 +313,29 @@ impl Host {
             memory_mb: domain.memory_mb,
             disk_bytes: machine.volume.as_ref().map_or(0, |volume| volume.capacity),
         })
+    }
+
+    /// Each guest that runs does a little between any two looks.
+    pub(super) fn usage(&mut self, node: NodeId, instances: &[InstanceId]) -> HashMap<InstanceId, Usage> {
+        let mut told = HashMap::new();
+        for instance in instances {
+            let machine = self.machines.get_mut(instance).filter(|machine| machine.node == node);
+            let Some(domain) = machine.and_then(|machine| machine.domain.as_mut()) else { continue };
+            match domain.state {
+                RunState::Running => {
+                    domain.usage.cpu_ns += 1_000_000;
+                    domain.usage.disk_bytes += 512;
+                    domain.usage.net_bytes += 60;
+                }
+                RunState::Paused(_) => {}
+                RunState::NotStarted | RunState::Ended(_) | RunState::Saved => {
+                    domain.usage = Usage::default();
+                    continue;
+                }
+            }
+            told.insert(*instance, domain.usage);
+        }
+        told
     }
 
     /// Changes the domain's state from outside of the agent's hands; whether there was one.

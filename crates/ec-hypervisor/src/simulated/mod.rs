@@ -23,7 +23,7 @@ use tokio::{
 
 use crate::{
     Console, DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent,
-    HypervisorResult, Observed,
+    HypervisorResult, Observed, Usage,
 };
 use host::Host;
 use knobs::Knobs;
@@ -57,6 +57,7 @@ pub enum Operation {
     Size,
     Destroy,
     Addresses,
+    Usage,
     ConsoleTail,
     OpenConsole,
     FollowConsole,
@@ -88,6 +89,7 @@ impl Operation {
             Self::Size => "measure the domain",
             Self::Destroy => "destroy the domain",
             Self::Addresses => "read the addresses",
+            Self::Usage => "read what guests use",
             Self::ConsoleTail => "read the console",
             Self::OpenConsole => "open the console",
             Self::FollowConsole => "follow the console",
@@ -324,6 +326,11 @@ impl Hypervisor for SimulatedHypervisor {
     ) -> HypervisorResult<HashMap<InstanceId, Vec<Address>>> {
         self.enter(Operation::Addresses, None).await?;
         Ok(self.inner().host.addresses(self.node, instances))
+    }
+
+    async fn usage(&self, instances: &[InstanceId]) -> HypervisorResult<HashMap<InstanceId, Usage>> {
+        self.enter(Operation::Usage, None).await?;
+        Ok(self.inner().host.usage(self.node, instances))
     }
 
     async fn console_tail(&self, instance: InstanceId, max_bytes: usize) -> HypervisorResult<String> {

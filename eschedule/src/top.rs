@@ -1,0 +1,298 @@
+//! `eschedule top`: nodes and instances on a screen, as they change; what is done to the selected is what the commands do.
+//!
+//! ```text
+//!   ec_cloud::watch ────────┐                            ┌──▶ draw
+//!   nodes, agents' ports ───┼──▶ News ──▶ Model ─────────┤
+//!   what came of a wish ────┘               ▲            └──▶ Wish ──▶ act, show, console, …
+//!                                         keys
+//! ```
+//!
+//! The model and what it looks like are pure; here is what they stand between.
+
+mod agents;
+mod columns;
+mod cursor;
+mod draw;
+mod model;
+mod rates;
+mod screen;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    ffi::{OsStr, OsString},
+    io::{self, IsTerminal},
+    process::Stdio,
+    time::Duration,
+};
+
+use agents::Agents;
+use clap::Args;
+use draw::{Look, draw};
+use ec_cloud::{
+    Acted, Cloud, CloudError, Doomed, Filter, NodeView, Seen, Verb, View, What, find, node_named,
+};
+use ec_model::{GRACE_SECONDS, InstanceId, NodeId, State, input::LabelSelector};
+use ec_runtime::exit::{Failure, INTERRUPTED};
+use jiff::Timestamp;
+use model::{Action, Model, Wish};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::getpid,
+};
+use ratatui::crossterm::event::{Event, KeyEventKind};
+use rates::Reading;
+use screen::Screen;
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    process::Command,
+    signal::unix::{SignalKind, signal},
+    sync::mpsc::{self, UnboundedSender},
+    time::{MissedTickBehavior, interval},
+};
+
+use crate::{acting::under_way, cli::Output, config::Session, output, reach::Ending};
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  eschedule top                              all nodes and instances
+  eschedule top --state ERROR,UNKNOWN        what is in trouble
+  eschedule top --label role=web --interval 5
+In it, `?` tells the keys.";
+
+/// So many lines of a guest's log are shown at first.
+const LOG_LINES: &str = "200";
+
+/// What is on the screen.
+#[derive(Args)]
+pub(crate) struct Top {
+    /// Look at the nodes, and at what guests use, every so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    interval: u64,
+
+    /// Only instances in this state; more with commas, or given again
+    #[arg(long, value_name = "STATE", value_delimiter = ',', value_parser = crate::list::state)]
+    state: Vec<State>,
+
+    /// Only instances on this node: its name or its uuid
+    #[arg(long, value_name = "NODE")]
+    node: Option<String>,
+
+    /// Only instances with this label; given more than once, with all of them
+    #[arg(long, value_name = "KEY[=VALUE]", value_parser = ec_model::input::label_selector)]
+    label: Vec<LabelSelector>,
+
+    /// Only instances of this project
+    #[arg(long, value_name = "PROJECT")]
+    project: Option<String>,
+}
+
+/// What is heard beside the keys.
+enum News {
+    Seen(Seen),
+    Nodes(Vec<NodeView>),
+    Used(Vec<(NodeId, Option<Reading>)>),
+    Trouble(String),
+    /// What came of something that was asked for.
+    Note(String),
+    Shown(String, Vec<String>),
+    /// The watch has ended, which it does not by itself.
+    Ended(CloudError),
+}
+
+/// Whether this can be at all.
+///
+/// # Errors
+/// A form for scripts is wanted, or nobody looks.
+pub(crate) fn for_people(output: Output) -> Result<(), Failure> {
+    if output == Output::Table && io::stdin().is_terminal() && io::stdout().is_terminal() {
+        return Ok(());
+    }
+    Err(Failure::usage(
+        "`top` is for people at a terminal: for scripts there are `eschedule watch -o json` and `eschedule list -o json`",
+    ))
+}
+
+/// Shows it until its user leaves. `config` is the configuration's file, where one was named.
+pub(crate) async fn top(session: &Session, top: Top, config: Option<OsString>) -> Result<(), Failure> {
+    let cloud = Cloud { notice: |_| {}, ..session.cloud.clone() };
+    let node = match &top.node {
+        Some(text) => Some(node_named(&cloud, text).await?),
+        None => None,
+    };
+    let filter = Filter { states: top.state, node, labels: top.label, project: top.project };
+    let agents = Agents::new(&session.settings)?;
+    let (news, mut heard) = mpsc::unbounded_channel();
+    tokio::spawn(watch(cloud.clone(), news.clone()));
+    tokio::spawn(look(cloud.clone(), agents, Duration::from_secs(top.interval), news.clone()));
+
+    let mut model = Model::new(filter);
+    let look = Look { coloured: output::coloured() };
+    // Before the terminal is another: none of these ends the program by itself any more.
+    let mut ending = Ending::new()?;
+    let mut stopped = signal(SignalKind::from_raw(Signal::SIGTSTP as i32))
+        .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
+    let mut screen = Screen::enter()?;
+    loop {
+        screen.draw(|frame| draw(frame, &mut model, look, Timestamp::now()))?;
+        let wish = tokio::select! {
+            event = screen.event() => match event? {
+                Event::Key(key) if key.kind != KeyEventKind::Release => model.key(key),
+                // Whatever else there is, as another size: it is drawn anew.
+                _ => None,
+            },
+            one = heard.recv() => {
+                let mut next = one;
+                // All that there is, before it is drawn.
+                while let Some(one) = next {
+                    take_in(&mut model, one)?;
+                    next = heard.try_recv().ok();
+                }
+                None
+            }
+            _ = stopped.recv() => Some(Wish::Suspend),
+            () = ending.asked() => return Err(Failure { code: INTERRUPTED, message: String::new() }),
+        };
+        match wish {
+            None => {}
+            Some(Wish::Quit) => return Ok(()),
+            Some(Wish::Suspend) => {
+                screen.leave();
+                // Goes on behind this when the shell says so.
+                kill(getpid(), Signal::SIGSTOP).ok();
+                screen.take()?;
+            }
+            Some(Wish::Act(action, instance)) => {
+                let name = model.name(instance);
+                model.note = Some(format!("{}: asked for", action.word()));
+                let (cloud, news) = (cloud.clone(), news.clone());
+                tokio::spawn(async move {
+                    let came = act(&cloud, action, instance).await;
+                    let came = came.unwrap_or_else(|error| format!("cannot {}: {error}", action.word()));
+                    news.send(News::Note(format!("{name}: {came}"))).ok();
+                });
+            }
+            Some(Wish::Show(instance)) => {
+                let (cloud, news) = (cloud.clone(), news.clone());
+                tokio::spawn(async move {
+                    let told = match find(&cloud, instance).await {
+                        Ok(found) => {
+                            let lines = output::lines_of(&View::found(&found));
+                            let title = format!("Instance {instance}");
+                            News::Shown(title, lines.lines().map(str::to_owned).collect())
+                        }
+                        Err(error) => News::Note(error.to_string()),
+                    };
+                    news.send(told).ok();
+                });
+            }
+            Some(wish @ (Wish::Console(instance) | Wish::Logs(instance))) => {
+                let words: &[&str] = match wish {
+                    Wish::Console(_) => &["console"],
+                    _ => &["logs", "--follow", "--lines", LOG_LINES],
+                };
+                screen.leave();
+                model.note = beside(config.as_deref(), words, instance).await;
+                // Ctrl-C was for that.
+                ending = Ending::new()?;
+                screen.take()?;
+            }
+        }
+    }
+}
+
+fn take_in(model: &mut Model, news: News) -> Result<(), Failure> {
+    match news {
+        News::Seen(Seen::Is(What::Gone, view)) => model.gone(view.instance),
+        News::Seen(Seen::Is(What::There | What::New | What::Changed, view)) => model.is(*view),
+        News::Seen(Seen::Lost(why)) | News::Trouble(why) => model.trouble = Some(why),
+        News::Nodes(nodes) => model.nodes(nodes),
+        News::Used(readings) => {
+            for (node, reading) in readings {
+                model.read(node, reading);
+            }
+        }
+        News::Note(note) => model.note = Some(note),
+        News::Shown(title, lines) => model.text(&title, lines),
+        News::Ended(error) => return Err(error.into()),
+    }
+    Ok(())
+}
+
+/// Every instance, as it changes.
+async fn watch(cloud: Cloud, news: UnboundedSender<News>) {
+    let all = ec_cloud::Watched::default();
+    let ended = ec_cloud::watch(&cloud, all, |seen| {
+        // Nobody hears it any more at the end.
+        news.send(News::Seen(seen)).ok();
+        Ok::<_, CloudError>(())
+    });
+    if let Err(error) = ended.await {
+        news.send(News::Ended(error)).ok();
+    }
+}
+
+/// Nodes, and what their agents say, again and again.
+async fn look(cloud: Cloud, agents: Agents, every: Duration, news: UnboundedSender<News>) {
+    let mut due = interval(every);
+    due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        due.tick().await;
+        let told = match ec_cloud::nodes(&cloud).await {
+            Ok(nodes) => {
+                let readings = agents.ask(&nodes).await;
+                news.send(News::Nodes(nodes)).and_then(|()| news.send(News::Used(readings)))
+            }
+            Err(error) => news.send(News::Trouble(error.to_string())),
+        };
+        if told.is_err() {
+            return;
+        }
+    }
+}
+
+/// Does it as the command would; what came of it.
+async fn act(cloud: &Cloud, action: Action, instance: InstanceId) -> Result<String, CloudError> {
+    let verb = match action {
+        Action::Start => Verb::Start,
+        Action::Stop => Verb::Stop(GRACE_SECONDS),
+        Action::Reboot => Verb::Reboot(GRACE_SECONDS),
+        Action::Destroy => {
+            return Ok(match ec_cloud::destroy(cloud, instance).await? {
+                Doomed::By { alive: true, .. } => "DESTROYING".to_owned(),
+                Doomed::By { alive: false, .. } => "is destroyed when its node is back".to_owned(),
+                Doomed::Already => "DESTROYED".to_owned(),
+            });
+        }
+    };
+    let Acted { node_alive, already, .. } = ec_cloud::act(cloud, instance, &verb).await?;
+    Ok(match already {
+        Some(why) => format!("nothing to do: {why}"),
+        None if node_alive => under_way(&verb).to_owned(),
+        None => format!("{}, when its node is back", under_way(&verb)),
+    })
+}
+
+/// Runs another command of ours on the terminal until it ends; what it said last, where that was no good end.
+async fn beside(config: Option<&OsStr>, words: &[&str], instance: InstanceId) -> Option<String> {
+    let run = async {
+        let mut command = Command::new(std::env::current_exe()?);
+        if let Some(config) = config {
+            command.arg("--config").arg(config);
+        }
+        command.args(words).arg(instance.to_string()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        let mut last = None;
+        if let Some(said) = child.stderr.take() {
+            let mut lines = BufReader::new(said).lines();
+            while let Some(line) = lines.next_line().await? {
+                eprintln!("{line}");
+                last = Some(line);
+            }
+        }
+        let status = child.wait().await?;
+        let ended = status.success() || status.code() == Some(i32::from(INTERRUPTED));
+        Ok(last.filter(|_| !ended))
+    };
+    run.await.unwrap_or_else(|error: io::Error| Some(format!("cannot {}: {error}", words[0])))
+}
