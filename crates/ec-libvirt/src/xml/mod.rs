@@ -4,6 +4,8 @@
 mod domain;
 mod ports;
 mod storage;
+#[cfg(all(test, feature = "testing"))]
+mod valid;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
