@@ -4,7 +4,8 @@
 mod domain;
 mod ports;
 mod storage;
-#[cfg(all(test, feature = "testing"))]
+#[cfg(test)]
+#[cfg(feature = "testing")]
 mod valid;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
