@@ -86,6 +86,7 @@ impl Kills {
         Ok(())
     }
 
+    #[expect(clippy::print_stdout, reason = "the figures of a run by hand")]
     fn tell(&self, what: &str, steps: &BTreeSet<String>) {
         println!("{:>4} s, {:>4} kills: {what}: {steps:?}", self.began.elapsed().as_secs(), self.done);
     }
@@ -255,7 +256,7 @@ async fn killed_at_each_step_of_a_stop_a_start_and_both_reboots() -> Result<()> 
     let mut trial = Trial::begin().await?;
     for verb in [
         Verb {
-            ask: &["stop", "web"],
+            ask: &["stop", "--grace", "2", "web"],
             event: "stop",
             ready: &[UP],
             state: State::Stopped,
@@ -269,7 +270,7 @@ async fn killed_at_each_step_of_a_stop_a_start_and_both_reboots() -> Result<()> 
             steps: &["before-start", "before-note-start"],
         },
         Verb {
-            ask: &["reboot", "web"],
+            ask: &["reboot", "--grace", "2", "web"],
             event: "reboot",
             ready: &[UP],
             state: State::Active,

@@ -5,6 +5,7 @@ mod cli;
 mod clients;
 mod crashes;
 mod debian;
+mod foreigners;
 mod guests;
 mod images;
 mod kills;
