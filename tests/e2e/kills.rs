@@ -393,20 +393,14 @@ async fn killed_at_each_step_of_a_resize_and_of_taking_it_back() -> Result<()> {
             event: "resize",
             ready: &[REVERT],
             state: State::Active,
-            steps: &[
-                "before-cover",
-                "before-shut-down",
-                "before-redefine",
-                "before-note-size",
-                "before-note-resize",
-            ],
+            steps: &["before-cover", "before-redefine", "before-note-size", "before-note-resize"],
         },
         Verb {
             ask: &["resize", "--revert", "web"],
             event: "revertResize",
             ready: &[&["resize", "--wait", "web", LARGE]],
             state: State::Active,
-            steps: &["before-redefine", "before-note-size", "before-note-resize"],
+            steps: &["before-redefine", "before-note-resize"],
         },
     ] {
         trial.run(&verb).await?;
