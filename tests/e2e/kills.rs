@@ -398,7 +398,7 @@ async fn killed_at_each_step_of_a_resize_and_of_taking_it_back() -> Result<()> {
         Verb {
             ask: &["resize", "--revert", "web"],
             event: "revertResize",
-            ready: &[&["resize", "--wait", "web", LARGE]],
+            ready: &[REVERT, &["resize", "--wait", "web", LARGE]],
             state: State::Active,
             steps: &["before-redefine", "before-note-resize"],
         },
