@@ -195,6 +195,10 @@ impl Trial {
         ensure!(disks == wanted, "{what}: there are {disks} disks");
         if let "resize" | "revertResize" = verb.event {
             let vcpus = if verb.event == "resize" { 2 } else { 1 };
+            if verb.event == "revertResize" {
+                // What was claimed for it is given back once somebody waited for that.
+                self.guest.asks(REVERT)?;
+            }
             ensure!(claimed(&self.guest).await?.vcpus == vcpus, "{what}: another size is claimed");
             let domain = stack.libvirt.connection().lookup_domain_by_name(&instance.to_string())?;
             ensure!(u64::from(domain.info()?.nr_virt_cpu) == vcpus, "{what}: it has another size");
