@@ -22,7 +22,8 @@ demo | test)
     dpkg-dev procps kmod binutils xz-utils zstd)
   ;;&
 test)
-  packages+=(python3-venv mmdebstrap postgresql debian-archive-keyring)
+  # virt-xml-validate is of libvirt-clients, and calls xmllint.
+  packages+=(python3-venv mmdebstrap postgresql debian-archive-keyring libxml2-utils virtinst)
   # Another Docker than the distribution's serves as well, and would have to go for it.
   command -v dockerd >/dev/null || packages+=(docker.io)
   ;;

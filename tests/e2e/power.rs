@@ -36,7 +36,7 @@ impl Guest {
     }
 
     /// Which boot of its kernel this is.
-    async fn boot(&self) -> Result<String> {
+    pub(crate) async fn boot(&self) -> Result<String> {
         self.run("cat /proc/sys/kernel/random/boot_id").await
     }
 

@@ -37,37 +37,3 @@ async fn a_guest_gets_a_new_disk_and_keeps_all_else() -> Result<()> {
     guest.asks(&["destroy", "--wait", "web"])?;
     guest.stack.until_exactly(&[]).await
 }
-
-/// Killed before each of its steps, and started again.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_rebuild_whose_agent_is_killed_at_each_step_is_done_once() -> Result<()> {
-    let mut guest = Guest::up(&[]).await?;
-    let mut last = None;
-    for point in [
-        "before-prepare-rebuild",
-        "before-power-off",
-        "before-replace-disk",
-        "before-note-rebuild",
-        "before-start",
-    ] {
-        guest.run("echo precious | dd of=/dev/vda bs=1M seek=500 conv=fsync").await?;
-        guest.stack.kill_agent()?;
-        guest.stack.start_agent(&format!("{point}=pause")).await?;
-        guest.asks(&["rebuild", "web"])?;
-        guest.stack.until_reached(point).await?;
-        guest.stack.kill_agent()?;
-        guest.stack.start_agent("").await?;
-        guest
-            .stack
-            .until("it is rebuilt", async || {
-                let status = guest.stack.status(guest.instance).await?.context("it is told")?;
-                let is_new = status.rebuilt.is_some() && status.rebuilt != last;
-                Ok(status.state == State::Active && is_new)
-            })
-            .await
-            .with_context(|| point.to_owned())?;
-        assert_ne!(guest.kept().await?.trim(), "precious", "{point}");
-        last = guest.stack.status(guest.instance).await?.context("it is told")?.rebuilt;
-    }
-    guest.stack.until_exactly(&[guest.instance]).await
-}

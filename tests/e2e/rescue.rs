@@ -5,25 +5,6 @@ use ec_model::State;
 
 use crate::power::Guest;
 
-/// What it wrote behind all that its image has, by the disk that is its own at that moment.
-const SUM: &str = "bs=1M skip=500 count=8 2>/dev/null | md5sum";
-
-impl Guest {
-    async fn sum(&self, disk: &str) -> Result<String> {
-        self.run(&format!("dd if=/dev/{disk} {SUM}")).await
-    }
-
-    async fn until_boots(&self, is_rescued: bool) -> Result<()> {
-        let wanted = if is_rescued { State::Rescued } else { State::Active };
-        self.stack
-            .until(&format!("it is {wanted}"), async || {
-                let status = self.stack.status(self.instance).await?.context("it is told")?;
-                Ok(status.state == wanted && status.is_rescued() == is_rescued)
-            })
-            .await
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guest_is_mended_from_a_rescue_disk() -> Result<()> {
     let mut guest = Guest::up(&[]).await?;
@@ -74,41 +55,4 @@ async fn a_guest_is_mended_from_a_rescue_disk() -> Result<()> {
     guest.asks(&["rescue", "--wait", "web"])?;
     guest.asks(&["destroy", "--wait", "web"])?;
     guest.stack.until_exactly(&[]).await
-}
-
-/// Killed before each of its steps, and started again.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_rescue_whose_agent_is_killed_at_each_step_costs_its_own_disk_nothing() -> Result<()> {
-    let mut guest = Guest::up(&[]).await?;
-    guest.run("dd if=/dev/urandom of=/dev/vda bs=1M seek=500 count=8 conv=fsync").await?;
-    let sum = guest.sum("vda").await?;
-    for (verb, is_rescued, points) in [
-        (
-            "rescue",
-            true,
-            ["before-prepare-rescue", "before-enter-rescue", "before-note-rescue", "before-start-rescue"],
-        ),
-        (
-            "unrescue",
-            false,
-            ["before-power-off", "before-leave-rescue", "before-note-rescue", "before-start"],
-        ),
-    ] {
-        let (back, disk) = if is_rescued { ("unrescue", "vdb") } else { ("rescue", "vda") };
-        for point in points {
-            let now = guest.stack.status(guest.instance).await?.context("it is told")?;
-            if now.is_rescued() == is_rescued {
-                guest.asks(&[back, "--wait", "web"])?;
-            }
-            guest.stack.kill_agent()?;
-            guest.stack.start_agent(&format!("{point}=pause")).await?;
-            guest.asks(&[verb, "web"])?;
-            guest.stack.until_reached(point).await?;
-            guest.stack.kill_agent()?;
-            guest.stack.start_agent("").await?;
-            guest.until_boots(is_rescued).await.with_context(|| format!("{verb}, {point}"))?;
-            assert_eq!(guest.sum(disk).await?, sum, "{verb}, {point}");
-        }
-    }
-    guest.stack.until_exactly(&[guest.instance]).await
 }

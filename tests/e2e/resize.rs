@@ -23,7 +23,7 @@ fn fits((processors, mib, sectors): (u64, u64, u64), size: Size) {
     assert!(mib <= size.memory_mb && mib + 60 > size.memory_mb, "{mib} MiB of {}", size.memory_mb);
 }
 
-async fn claimed(guest: &Guest) -> Result<Size> {
+pub(crate) async fn claimed(guest: &Guest) -> Result<Size> {
     let held = guest.stack.placement.allocations(guest.instance).await?.context("it has a claim")?;
     Ok(Size::of(&held.total()))
 }
@@ -77,38 +77,4 @@ async fn a_guest_gets_another_size_and_goes_back_and_keeps_what_it_wrote() -> Re
     guest.stack.until_exactly(&[guest.instance]).await?;
     guest.asks(&["destroy", "--wait", "web"])?;
     guest.stack.until_exactly(&[]).await
-}
-
-/// Killed before each of its steps, and started again.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_resize_whose_agent_is_killed_at_each_step_is_done() -> Result<()> {
-    let mut guest = Guest::up(&[]).await?;
-    let mut vcpus = 1;
-    for point in
-        ["before-cover", "before-shut-down", "before-redefine", "before-note-size", "before-note-resize"]
-    {
-        vcpus = 3 - vcpus;
-        guest.stack.kill_agent()?;
-        guest.stack.start_agent(&format!("{point}=pause")).await?;
-        let query = format!("resources=VCPU:{vcpus},MEMORY_MB:128,DISK_GB:1");
-        guest.asks(&["resize", "web", &query])?;
-        guest.stack.until_reached(point).await?;
-        guest.stack.kill_agent()?;
-        guest.stack.start_agent("").await?;
-        guest
-            .stack
-            .until("it is resized", async || {
-                let status = guest.stack.status(guest.instance).await?.context("it is told")?;
-                let told = status.resized.map(|resized| (resized.failed, Size::of(&resized.resources)));
-                Ok(status.state == State::Active && told == Some((None, size(vcpus, 128, 1))))
-            })
-            .await
-            .with_context(|| point.to_owned())?;
-        fits(sees(&guest).await?, size(vcpus, 128, 1));
-        assert_eq!(guest.kept().await?.trim(), "precious", "{point}");
-        assert_eq!(claimed(&guest).await?.vcpus, 2, "{point}");
-        guest.asks(&["resize", "--confirm", "web"])?;
-        assert_eq!(claimed(&guest).await?.vcpus, vcpus, "{point}");
-    }
-    guest.stack.until_exactly(&[guest.instance]).await
 }

@@ -11,7 +11,7 @@ use std::{
 use ec_hypervisor::{Hypervisor, HypervisorError, HypervisorEvent, HypervisorResult, RunState, conformance};
 use ec_libvirt::{
     LibvirtConfig, LibvirtHypervisor,
-    testing::{LibvirtServer, base_image, tiny_image},
+    testing::{LibvirtServer, assert_valid, base_image, tiny_image},
 };
 use ec_model::{AddressSource, BaseImage, DiskFormat, InstanceId, NodeId};
 use tokio::time::{Instant, sleep, timeout};
@@ -402,5 +402,57 @@ async fn what_is_configured_wrong_is_refused_with_the_names_in_question() {
     assert!(error.contains("`nowhere`"), "{error}");
     let error = failure(test.second(|config| config.bridge = Some("nobr0".into())).prepare().await);
     assert!(error.contains("`nobr0`"), "{error}");
+    test.end().await;
+}
+
+/// What is really defined: as libvirt tells it, through everything that a guest may become.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_libvirt_made_of_our_documents_is_valid_by_its_own_schemas() {
+    let mut test = Test::new(|config| config.graphics = true).await;
+    let bridge = test.server().bridge().to_owned();
+    test.hypervisor = Arc::new(test.second(|config| config.bridge = Some(bridge)));
+    let (hypervisor, instance) = (&test.hypervisor, fresh());
+    hypervisor.prepare().await.unwrap();
+    let look = |what: &str, is_up: bool| {
+        tokio::task::block_in_place(|| {
+            let connect = test.server().connection();
+            let domain = connect.lookup_domain_by_uuid(instance.uuid()).unwrap();
+            assert_eq!(domain.is_active().unwrap(), is_up, "{what}");
+            assert_valid(&domain.xml_desc(virt::sys::VIR_DOMAIN_XML_INACTIVE).unwrap(), "domain");
+            let now = domain.xml_desc(0).unwrap();
+            assert_valid(&now, "domain");
+            now
+        })
+    };
+    hypervisor.create_overlay(instance, &base(), None).await.unwrap();
+    let spec = conformance::small_domain(instance);
+    hypervisor.define(&spec).await.unwrap();
+    look("defined", false);
+    hypervisor.start(instance).await.unwrap();
+    let up = look("up", true);
+    for part in ["<graphics type='vnc'", "<interface type='bridge'>", "<metadata>"] {
+        assert!(up.contains(part), "no {part} in {up}");
+    }
+    hypervisor.create_rescue(instance, &base()).await.unwrap();
+    hypervisor.power_off(instance).await.unwrap();
+    hypervisor.start_rescue(&spec).await.unwrap();
+    assert!(look("rescued", true).contains("'vdb'"), "its own disk is the second");
+    hypervisor.power_off(instance).await.unwrap();
+    hypervisor.drop_rescue(instance).await.unwrap();
+    hypervisor.redefine(&ec_hypervisor::DomainSpec { vcpus: 2, memory_mb: 192, ..spec }).await.unwrap();
+    assert!(look("resized", false).contains(">2</vcpu>"), "it has another size");
+    tokio::task::block_in_place(|| {
+        let connect = test.server().connection();
+        for pool in connect.list_all_storage_pools(0).unwrap() {
+            assert_valid(&pool.xml_desc(0).unwrap(), "storagepool");
+            for volume in pool.list_all_volumes(0).unwrap() {
+                assert_valid(&volume.xml_desc(0).unwrap(), "storagevol");
+            }
+        }
+        for network in connect.list_all_networks(0).unwrap() {
+            assert_valid(&network.xml_desc(0).unwrap(), "network");
+        }
+    });
+    hypervisor.destroy(instance).await.unwrap();
     test.end().await;
 }

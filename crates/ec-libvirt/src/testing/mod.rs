@@ -12,6 +12,7 @@
 mod image;
 mod namespace;
 mod network;
+mod valid;
 
 use std::{
     net::Ipv4Addr,
@@ -34,6 +35,7 @@ use virt::{connect::Connect, error::Error, sys};
 pub use image::{base_image, tiny_image};
 use namespace::{Daemon, Namespace};
 use network::TestNetwork;
+pub use valid::assert_valid;
 
 use crate::{AddressFilter, LibvirtConfig, VirtType, events};
 

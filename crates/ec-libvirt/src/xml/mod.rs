@@ -4,6 +4,9 @@
 mod domain;
 mod ports;
 mod storage;
+#[cfg(test)]
+#[cfg(feature = "testing")]
+mod valid;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
