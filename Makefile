@@ -14,13 +14,14 @@ endif
 endif
 BUILD := $(AS_OWNER) cargo build --release --locked
 
-.PHONY: help demo demo-down test newcomer bench check deny fuzz fuzz-placement sim mutants \
+.PHONY: help demo demo-down test long newcomer bench check deny fuzz fuzz-placement sim mutants \
   mutants-changed
 
 help:
 	@echo "make demo       install what is missing, build, start the stack, boot a guest, log in"
 	@echo "make demo-down  end the demo; nothing stays but caches in $(CACHE)"
 	@echo "make test       all tests, on real etcd, placement, libvirt guests and Docker"
+	@echo "make long       hours: a stock Debian through every verb, and KILLS (20) kills at each step of each"
 	@echo "make newcomer   install and demo on new Debian 12, Debian 13 and Ubuntu 24.04, in namespaces"
 	@echo "make bench      what we promise, beside the bare calls, as medians and ratios"
 	@echo "make check      formatting, lints, dependencies and their licences"
@@ -44,6 +45,11 @@ test:
 	scripts/check-rust.sh
 	scripts/install-deps.sh test
 	scripts/test.sh
+
+long:
+	scripts/check-rust.sh
+	scripts/install-deps.sh test
+	scripts/test.sh long
 
 newcomer:
 	$(AS_OWNER) scripts/check-rust.sh

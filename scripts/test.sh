@@ -1,5 +1,6 @@
 #!/bin/bash
 # All tests, on real parts. Needs root: bridges, network namespaces and libvirt.
+# usage: test.sh [long]     long: what takes hours in their place
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "$(id -u)" -ne 0 ]; then
@@ -33,6 +34,10 @@ export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-1}
 export RUST_BACKTRACE=0
 host=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
 export "CARGO_TARGET_${host}_RUNNER=$PWD/scripts/in-netns.sh"
+if [ "${1-}" = long ]; then
+  export KILLS=${KILLS:-20}
+  exec cargo nextest run --profile long --workspace --locked --all-features --no-capture
+fi
 cargo nextest run --workspace --locked --all-features -E 'not (package(ec-sim) and kind(test))'
 # Whole clusters are computed, not waited for: optimised it takes a tenth of the time.
 cargo nextest run --release --locked -p ec-sim --all-features -E 'kind(test)'

@@ -11,8 +11,9 @@ use ec_model::{InstanceId, State, Status};
 use ec_tests::{Stack, tiny_image};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
-/// Rounds of one thing each; a longer run by hand says `ROUNDS`, and its `SEED` again what failed.
+/// Rounds of one thing each; a longer run by hand says `ROUNDS`, and another `SEED`.
 const ROUNDS: u32 = 24;
+const SEED: u64 = 2_229_567_890_719_830_677;
 const OURS: [&str; 2] = ["one", "two"];
 const FOREIGN: &str = "foreign";
 
@@ -167,7 +168,7 @@ fn number(name: &str) -> Result<Option<u64>> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_others_do_to_guests_is_told_and_costs_nobody_a_disk() -> Result<()> {
-    let seed = number("SEED")?.unwrap_or_else(rand::random);
+    let seed = number("SEED")?.unwrap_or(SEED);
     println!("seed {seed}");
     let mut random = StdRng::seed_from_u64(seed);
     let cloud = Cloud::up().await?;
