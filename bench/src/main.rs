@@ -79,11 +79,15 @@ fn main() -> ExitCode {
         Some(Command::Schedule) => {
             on_runtime(schedule::measure()).and_then(|figures| report(&figures, cli.json))
         }
-        Some(Command::Burst) => on_runtime(bursts()).and_then(|figures| report(&figures, cli.json)),
-        Some(Command::Echo) => on_runtime(echoes()).and_then(|figures| report(&figures, cli.json)),
+        Some(Command::Burst) => on_runtime(with_agent(async |stack| burst::measure(stack).await))
+            .and_then(|figures| report(&figures, cli.json)),
+        Some(Command::Echo) => on_runtime(with_agent(async |stack| echo::measure(stack).await))
+            .and_then(|figures| report(&figures, cli.json)),
         Some(Command::Strategies) => report(&strategies::measure(), cli.json),
-        Some(Command::Reboot) => on_runtime(reboots()).and_then(|figures| report(&figures, cli.json)),
-        Some(Command::Verbs) => on_runtime(all_verbs()).and_then(|figures| report(&figures, cli.json)),
+        Some(Command::Reboot) => on_runtime(with_agent(async |stack| reboot::measure(stack).await))
+            .and_then(|figures| report(&figures, cli.json)),
+        Some(Command::Verbs) => on_runtime(with_agent(async |stack| verbs::measure(stack).await))
+            .and_then(|figures| report(&figures, cli.json)),
         None => on_runtime(measure()).and_then(|figures| report(&figures, cli.json)),
     };
     match outcome {
@@ -116,34 +120,11 @@ fn print(text: String) -> Result<()> {
     std::io::stdout().write_all(text.as_bytes()).context("failed to print the result")
 }
 
-async fn bursts() -> Result<Vec<Figure>> {
+/// Measures with an agent that runs.
+async fn with_agent(measure: impl AsyncFnOnce(&mut Stack) -> Result<Vec<Figure>>) -> Result<Vec<Figure>> {
     let mut stack = Stack::start().await?;
     stack.start_agent("").await?;
-    let figures = burst::measure(&stack).await?;
-    stack.end_agent()?;
-    Ok(figures)
-}
-
-async fn echoes() -> Result<Vec<Figure>> {
-    let mut stack = Stack::start().await?;
-    stack.start_agent("").await?;
-    let figures = echo::measure(&stack).await?;
-    stack.end_agent()?;
-    Ok(figures)
-}
-
-async fn reboots() -> Result<Vec<Figure>> {
-    let mut stack = Stack::start().await?;
-    stack.start_agent("").await?;
-    let figures = reboot::measure(&mut stack).await?;
-    stack.end_agent()?;
-    Ok(figures)
-}
-
-async fn all_verbs() -> Result<Vec<Figure>> {
-    let mut stack = Stack::start().await?;
-    stack.start_agent("").await?;
-    let figures = verbs::measure(&stack).await?;
+    let figures = measure(&mut stack).await?;
     stack.end_agent()?;
     Ok(figures)
 }

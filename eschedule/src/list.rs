@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use clap::{Args, ValueEnum};
-use ec_cloud::{Filter, SortBy, node_named, resolve};
+use ec_cloud::{Cloud, CloudError, Filter, SortBy, node_named, resolve};
 use ec_model::{State, input::LabelSelector};
 use ec_runtime::exit::{Failure, tell};
 
@@ -16,9 +16,9 @@ Examples:
   eschedule list --project shop --sort created    one project's, the oldest first
   eschedule list --limit 100 --after web          the next hundred";
 
-/// What of the list is shown.
+/// Which instances are meant.
 #[derive(Args)]
-pub(crate) struct Listing {
+pub(crate) struct Which {
     /// Only those in this state; more with commas, or given again
     #[arg(long, value_name = "STATE", value_delimiter = ',', value_parser = state)]
     state: Vec<State>,
@@ -34,6 +34,27 @@ pub(crate) struct Listing {
     /// Only those of this project
     #[arg(long, value_name = "PROJECT")]
     project: Option<String>,
+}
+
+impl Which {
+    /// The same, with the node's uuid.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub(crate) async fn filter(self, cloud: &Cloud) -> Result<Filter, CloudError> {
+        let node = match &self.node {
+            Some(text) => Some(node_named(cloud, text).await?),
+            None => None,
+        };
+        Ok(Filter { states: self.state, node, labels: self.label, project: self.project })
+    }
+}
+
+/// What of the list is shown.
+#[derive(Args)]
+pub(crate) struct Listing {
+    #[command(flatten)]
+    which: Which,
 
     /// What they are ordered by; equals by name and uuid
     #[arg(long, value_name = "FIELD", default_value = "node")]
@@ -83,15 +104,11 @@ pub(crate) fn state(word: &str) -> Result<State, String> {
 /// Prints the list.
 pub(crate) async fn list(session: &Session, listing: Listing, output: Output) -> Result<(), Failure> {
     let cloud = &session.cloud;
-    let node = match &listing.node {
-        Some(text) => Some(node_named(cloud, text).await?),
-        None => None,
-    };
+    let filter = listing.which.filter(cloud).await?;
     let after = match &listing.after {
         Some(text) => Some(resolve(cloud, text).await?),
         None => None,
     };
-    let filter = Filter { states: listing.state, node, labels: listing.label, project: listing.project };
     let limit = listing.limit.map(NonZeroUsize::get);
     let page = ec_cloud::page(ec_cloud::list(cloud).await?, &filter, listing.sort.into(), after, limit)?;
     output::instances(output, &page.views)?;

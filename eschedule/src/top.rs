@@ -29,10 +29,8 @@ use std::{
 use agents::Agents;
 use clap::Args;
 use draw::{Look, draw};
-use ec_cloud::{
-    Acted, Cloud, CloudError, Doomed, Filter, NodeView, Seen, Verb, View, What, find, node_named,
-};
-use ec_model::{GRACE_SECONDS, InstanceId, NodeId, State, input::LabelSelector};
+use ec_cloud::{Acted, Cloud, CloudError, Doomed, NodeView, Seen, Verb, View, What, find};
+use ec_model::{GRACE_SECONDS, InstanceId, NodeId};
 use ec_runtime::exit::{Failure, INTERRUPTED};
 use jiff::Timestamp;
 use model::{Action, Model, Wish};
@@ -51,7 +49,7 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use crate::{acting::under_way, cli::Output, config::Session, output, reach::Ending};
+use crate::{acting::under_way, cli::Output, config::Session, list::Which, output, reach::Ending};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -70,21 +68,8 @@ pub(crate) struct Top {
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
     interval: u64,
 
-    /// Only instances in this state; more with commas, or given again
-    #[arg(long, value_name = "STATE", value_delimiter = ',', value_parser = crate::list::state)]
-    state: Vec<State>,
-
-    /// Only instances on this node: its name or its uuid
-    #[arg(long, value_name = "NODE")]
-    node: Option<String>,
-
-    /// Only instances with this label; given more than once, with all of them
-    #[arg(long, value_name = "KEY[=VALUE]", value_parser = ec_model::input::label_selector)]
-    label: Vec<LabelSelector>,
-
-    /// Only instances of this project
-    #[arg(long, value_name = "PROJECT")]
-    project: Option<String>,
+    #[command(flatten)]
+    which: Which,
 }
 
 /// What is heard beside the keys.
@@ -116,11 +101,7 @@ pub(crate) fn for_people(output: Output) -> Result<(), Failure> {
 /// Shows it until its user leaves. `config` is the configuration's file, where one was named.
 pub(crate) async fn top(session: &Session, top: Top, config: Option<OsString>) -> Result<(), Failure> {
     let cloud = Cloud { notice: |_| {}, ..session.cloud.clone() };
-    let node = match &top.node {
-        Some(text) => Some(node_named(&cloud, text).await?),
-        None => None,
-    };
-    let filter = Filter { states: top.state, node, labels: top.label, project: top.project };
+    let filter = top.which.filter(&cloud).await?;
     let agents = Agents::new(&session.settings)?;
     let (news, mut heard) = mpsc::unbounded_channel();
     tokio::spawn(watch(cloud.clone(), news.clone()));

@@ -172,6 +172,7 @@ async fn long_searches_make_nobody_wait() -> Result<()> {
         same.join(",")
     );
     let mut searches = tokio::task::JoinSet::new();
+    let begun = Instant::now();
     for _ in 0..6 {
         let (port, path) = (replica.port(), path.clone());
         searches.spawn(async move {
@@ -198,9 +199,11 @@ async fn long_searches_make_nobody_wait() -> Result<()> {
         ensure!(replica.claim(&uuid(1000 + times), &[HOST], 1).await?.0 < 500);
         times += 1;
     }
-    println!("{times} times, the slowest answer took {slowest:?}");
+    let searched = begun.elapsed();
+    println!("{times} times, the slowest answer took {slowest:?}, the first search {searched:?}");
     ensure!(times > 3, "the searches were too quick to show anything");
-    ensure!(slowest < Duration::from_millis(700), "{slowest:?}");
+    // Who waits for a search waits for as long as that.
+    ensure!(slowest < searched / 4, "{slowest:?} of {searched:?}");
     Ok(())
 }
 
@@ -222,7 +225,8 @@ async fn a_trait_asked_for_two_thousand_times_is_read_two_thousand_times() -> Re
     time(10).await?;
     let (few, many) = (time(500).await?, time(2000).await?);
     println!("500: {few:?}, 2000: {many:?}");
-    ensure!(many < Duration::from_millis(400), "{many:?}");
+    // By pairs it would be sixteen times as long.
+    ensure!(many < few * 10 + Duration::from_millis(100), "{few:?}, {many:?}");
     Ok(())
 }
 

@@ -36,7 +36,7 @@ pub use placement::PlacementServer;
 use tempfile::TempDir;
 
 /// Longer than anything here takes on a small machine; a test that waits so long has failed.
-const PATIENCE: Duration = Duration::from_secs(240);
+const PATIENCE: Duration = Duration::from_secs(400);
 
 /// What a tiny guest needs.
 pub const TINY: &str = "resources=VCPU:1,MEMORY_MB:128,DISK_GB:1";
