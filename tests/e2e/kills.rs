@@ -169,11 +169,22 @@ impl Trial {
         Ok(String::from_utf8(output.stdout)?)
     }
 
+    /// One that boots still does not hear that it is asked to end, and is waited for until its time is over.
+    async fn hears(&self) -> Result<()> {
+        let status = self.guest.stack.status(self.guest.instance).await?;
+        if status.is_some_and(|status| status.state == State::Active) {
+            self.guest.run("true").await?;
+        }
+        Ok(())
+    }
+
     /// Makes it ready for the verb; answers when that was asked for before.
     async fn prepare(&mut self, verb: &Verb) -> Result<Option<String>> {
         for ready in verb.ready {
+            self.hears().await?;
             self.guest.asks(ready)?;
         }
+        self.hears().await?;
         let (stack, instance) = (&self.guest.stack, self.guest.instance);
         if verb.event == "set" {
             stack.until("it is told no more", async || Ok(!is_told(stack, instance)?)).await?;
