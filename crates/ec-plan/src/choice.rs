@@ -213,6 +213,18 @@ mod tests {
     }
 
     #[test]
+    fn a_host_is_as_full_as_the_class_of_which_there_is_least_makes_it() {
+        let wanted =
+            [("VCPU", 2), ("MEMORY_MB", 100)].map(|(class, amount)| (class.to_owned(), amount)).into();
+        let of = |vcpu, memory| fullness(&wanted, |class| if class == "VCPU" { vcpu } else { memory });
+        assert_eq!(of((1, 4), (0, 1000)), 750_000);
+        assert_eq!(of((0, 16), (300, 1000)), 400_000);
+        // Of what it does not have there is less than nothing.
+        assert_eq!(of((0, 0), (0, 1000)), 2_000_000);
+        assert_eq!(fullness(&Resources::new(), |_| (1, 1)), 0);
+    }
+
+    #[test]
     fn every_order_tries_each_offer_once() {
         let offers = [(3, 500), (1, 900), (2, 500), (4, 100)].map(|(number, full)| offer(&[number], full));
         let order = |order: Order| order.places(&offers);
