@@ -194,7 +194,7 @@ impl Worker {
                 self.write(status).await
             }
             Effect::Resume => {
-                tracing::info!(%instance, "there is room again: letting the paused guest go on");
+                tracing::info!(%instance, "letting the paused guest go on");
                 self.touched_hypervisor = true;
                 parts.hypervisor.resume(instance).await.map_err(|error| Stop::Retry(error.to_string()))?;
                 self.done.push(Change::Resumed);

@@ -3,18 +3,26 @@
 use std::time::Duration;
 
 use ec_cloud::{
-    Acted, Ask, Cloud, Doomed, Verb, View, find, resolve, select, until_active, until_done, until_gone,
+    Acted, Ask, Cloud, CloudError, Doomed, Verb, View, find, resolve, select, until_active, until_done,
+    until_gone,
 };
 use ec_model::{Extent, InstanceId, NodeId, ResourceQuery, State};
-use ec_runtime::exit::{Failure, print, tell};
+use ec_runtime::{
+    exit::{Failure, INTERRUPTED, print, tell},
+    shutdown_on_signals,
+};
 use serde::Serialize;
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     cli::{Instances, Output, Resizing, Waiting},
     config::Session,
-    output,
+    output::{self, Mood},
     shown::Shown,
 };
+
+/// So many characters of a uuid are no chance, where a mistake costs a disk.
+const CERTAIN: usize = 8;
 
 /// What came of one.
 #[derive(Serialize)]
@@ -40,7 +48,10 @@ pub(crate) async fn act(
     waiting: Waiting,
     output: Output,
 ) -> Result<(), Failure> {
-    each(session, instances, output, async |instance| act_on(session, verb, instance, waiting).await).await
+    let certain = matches!(verb, Verb::Rebuild(_));
+    let patience = Patience::new(waiting)?;
+    let work = async |instance| act_on(session, verb, instance, &patience).await;
+    each(session, instances, output, certain, work, &patience).await
 }
 
 /// Gives an instance another size, by a flavor's name or a query; or has what there is of that confirmed or reverted.
@@ -71,15 +82,55 @@ pub(crate) async fn destroy(
     waiting: Waiting,
     output: Output,
 ) -> Result<(), Failure> {
-    each(session, instances, output, async |instance| destroy_one(session, instance, waiting).await).await
+    let patience = Patience::new(waiting)?;
+    let work = async |instance| destroy_one(session, instance, &patience).await;
+    each(session, instances, output, true, work, &patience).await
+}
+
+/// How long an outcome is waited for.
+struct Patience {
+    /// None where it is not waited for at all.
+    timeout: Option<Duration>,
+    /// Whether somebody pressed Ctrl-C while something is waited for; otherwise that ends the process at once.
+    stop: CancellationToken,
+}
+
+impl Patience {
+    fn new(waiting: Waiting) -> Result<Self, Failure> {
+        let failed = |error| Failure::failed(format!("failed to listen for signals: {error}"));
+        let stop =
+            if waiting.wait { shutdown_on_signals().map_err(failed)? } else { CancellationToken::new() };
+        Ok(Self { timeout: waiting.wait.then_some(Duration::from_secs(waiting.timeout)), stop })
+    }
+
+    /// What comes of something that was asked of an instance, unless somebody does not wait any more.
+    async fn wait<T>(
+        &self,
+        instance: InstanceId,
+        outcome: impl Future<Output = Result<T, CloudError>>,
+    ) -> Result<T, Failure> {
+        let interrupted = Failure {
+            code: INTERRUPTED,
+            message: format!(
+                "interrupted: what was asked of {instance} goes on; `eschedule show {instance}` tells how far it is"
+            ),
+        };
+        tokio::select! {
+            outcome = outcome => Ok(outcome?),
+            () = self.stop.cancelled() => Err(interrupted),
+        }
+    }
 }
 
 /// One that fails does not keep the others from being done. The first failure is the outcome of all, and of one alone.
+/// What costs a disk must be `certain`.
 async fn each(
     session: &Session,
     instances: &Instances,
     output: Output,
+    certain: bool,
     work: impl AsyncFn(InstanceId) -> Result<Done, Failure>,
+    patience: &Patience,
 ) -> Result<(), Failure> {
     let cloud = &session.cloud;
     let mut texts = instances.instances.clone();
@@ -89,12 +140,22 @@ async fn each(
     let mut failed = None::<Failure>;
     let mut done = Vec::new();
     for text in &texts {
-        let outcome = match resolve(cloud, text).await {
+        if patience.stop.is_cancelled() {
+            tell(&format!("eschedule: nothing was asked of {text}"));
+            continue;
+        }
+        let outcome = match meant(cloud, text, certain).await {
             Ok(instance) => {
-                // Asked before: what is destroyed has none afterwards.
-                let name =
-                    if output == Output::Name { name_of(cloud, instance).await } else { String::new() };
-                work(instance).await.map(|one| (one, name))
+                // Asked before, since what is destroyed has none afterwards, and again, since it may be renamed.
+                let before = if output == Output::Name { name_of(cloud, instance).await } else { None };
+                match work(instance).await {
+                    Ok(one) if output == Output::Name => {
+                        let name = name_of(cloud, instance).await.or(before);
+                        Ok((one, output::called(name.as_ref(), instance)))
+                    }
+                    Ok(one) => Ok((one, String::new())),
+                    Err(failure) => Err(failure),
+                }
             }
             Err(error) => Err(error.into()),
         };
@@ -117,17 +178,37 @@ async fn each(
     failed.map_or(Ok(()), Err)
 }
 
-/// What an instance is called, where that can be found out; else its uuid.
-async fn name_of(cloud: &Cloud, instance: InstanceId) -> String {
-    let view = find(cloud, instance).await.map(|found| View::found(&found));
-    output::called(view.ok().and_then(|view| view.name).as_ref(), instance)
+/// The instance that a word means.
+async fn meant(cloud: &Cloud, text: &str, certain: bool) -> Result<InstanceId, CloudError> {
+    let instance = resolve(cloud, text).await?;
+    // A name that is borne by nobody any more may well be the beginning of another's uuid.
+    if certain
+        && text.len() < CERTAIN
+        && instance.to_string().starts_with(text)
+        && !bears(cloud, instance, text).await
+    {
+        return Err(CloudError::NotFound(format!(
+            "no instance of project `{}` is named `{text}`; {instance} begins so, and what it wrote would be lost: give {CERTAIN} characters of that or more",
+            cloud.project
+        )));
+    }
+    Ok(instance)
+}
+
+async fn bears(cloud: &Cloud, instance: InstanceId, name: &str) -> bool {
+    name_of(cloud, instance).await.is_some_and(|called| called.eq_ignore_ascii_case(name))
+}
+
+/// What an instance is called, where it has a name and that can be found out.
+async fn name_of(cloud: &Cloud, instance: InstanceId) -> Option<String> {
+    find(cloud, instance).await.ok().and_then(|found| View::found(&found).name)
 }
 
 async fn act_on(
     session: &Session,
     verb: &Verb,
     instance: InstanceId,
-    waiting: Waiting,
+    patience: &Patience,
 ) -> Result<Done, Failure> {
     let Acted { node, node_alive, awaited, already } = ec_cloud::act(&session.cloud, instance, verb).await?;
     if let Some(why) = &already {
@@ -136,11 +217,15 @@ async fn act_on(
     if awaited.is_some() && !node_alive {
         tell(&format!("eschedule: node {node} is not alive: it is done to {instance} when it is back"));
     }
-    let state = match awaited {
-        Some(awaited) if waiting.wait => {
+    let state = match (awaited, patience.timeout) {
+        (Some(awaited), Some(timeout)) => {
             let shown = Shown::new(&under_way(verb).to_lowercase());
-            let timeout = Duration::from_secs(waiting.timeout);
-            let (cloud, seen) = (&session.cloud, |step: ec_cloud::Step<'_>| shown.step(step));
+            // How it stood before tells nothing of what is under way, and how it stands at the end the result does.
+            let seen = |step: ec_cloud::Step<'_>| match step {
+                ec_cloud::Step::Status(status) if output::mood_of(status.state) != Some(Mood::UnderWay) => {}
+                step => shown.step(step),
+            };
+            let cloud = &session.cloud;
             let outcome = async {
                 let status = until_done(cloud, node, instance, awaited, timeout, seen).await?;
                 // Who waits for a guest that runs wants to reach it.
@@ -149,7 +234,7 @@ async fn act_on(
                     _ => Ok(status),
                 }
             };
-            let outcome = outcome.await;
+            let outcome = patience.wait(instance, outcome).await;
             shown.finish();
             match (outcome?.state, verb) {
                 // Its agent tells how it is besides.
@@ -190,7 +275,7 @@ pub(crate) fn under_way(verb: &Verb) -> &'static str {
     }
 }
 
-async fn destroy_one(session: &Session, instance: InstanceId, waiting: Waiting) -> Result<Done, Failure> {
+async fn destroy_one(session: &Session, instance: InstanceId, patience: &Patience) -> Result<Done, Failure> {
     let (node, alive) = match ec_cloud::destroy(&session.cloud, instance).await? {
         Doomed::By { node, alive } => (Some(node), alive),
         Doomed::Already => (None, false),
@@ -198,17 +283,17 @@ async fn destroy_one(session: &Session, instance: InstanceId, waiting: Waiting) 
     if let Some(node) = node.filter(|_| !alive) {
         tell(&format!("eschedule: node {node} is not alive: {instance} is destroyed when it is back"));
     }
-    let done = match node {
-        Some(node) if waiting.wait => {
+    let done = match (node, patience.timeout) {
+        (Some(node), Some(timeout)) => {
             let shown = Shown::new("destroying");
-            let timeout = Duration::from_secs(waiting.timeout);
-            let outcome = until_gone(&session.cloud, node, instance, timeout, |step| shown.step(step)).await;
+            let gone = until_gone(&session.cloud, node, instance, timeout, |step| shown.step(step));
+            let outcome = patience.wait(instance, gone).await;
             shown.finish();
             outcome?;
             "DESTROYED"
         }
-        Some(_) => "DESTROYING",
-        None => "DESTROYED",
+        (Some(_), None) => "DESTROYING",
+        (None, _) => "DESTROYED",
     };
     let line = match node {
         Some(node) => format!("{done} INSTANCE {instance} ON {node}"),

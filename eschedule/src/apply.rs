@@ -1,6 +1,9 @@
 //! `eschedule apply`: what a stack's file says is made so. What differs is told before; the same file again does nothing.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use clap::Args;
 use ec_cloud::{
@@ -75,11 +78,14 @@ struct Entry {
 pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Result<(), Failure> {
     let cloud = &session.cloud;
     let stack = Stack::read(&apply.file)?;
-    let groups = missing_groups(session, &stack).await?;
+    let groups = missing_groups(session, &stack).await.map_err(|failure| within(&apply.file, failure))?;
     let (mut entries, mut wished) = (Vec::new(), Vec::new());
     let mut queries = BTreeMap::new();
-    for (name, _, says) in stack.named() {
-        let entry = entry(session, &apply, &stack, &name, says, &mut queries).await?;
+    for (name, entry_name, says) in stack.named() {
+        let entry = entry(session, &apply, &stack, &name, says, &mut queries).await.map_err(|failure| {
+            let message = format!("instances.{entry_name}: {}", failure.message);
+            within(&apply.file, Failure { message, ..failure })
+        })?;
         wished.push(wish(&name, says, &entry));
         entries.push(entry);
     }
@@ -133,6 +139,11 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     failed.map_or(Ok(()), Err)
 }
 
+/// A failure that comes of what the file says.
+fn within(file: &Path, failure: Failure) -> Failure {
+    Failure { message: format!("{}: {}", file.display(), failure.message), ..failure }
+}
+
 /// The groups of the file that there are not. One that there is, with another policy, is an error.
 async fn missing_groups(session: &Session, stack: &Stack) -> Result<Vec<(String, Policy)>, Failure> {
     let there = ec_cloud::groups(&session.cloud).await?;
@@ -150,14 +161,14 @@ async fn missing_groups(session: &Session, stack: &Stack) -> Result<Vec<(String,
             }
         }
     }
-    for (name, _, says) in stack.named() {
+    for (_, entry, says) in stack.named() {
         let Some(group) = &says.group else { continue };
         let is_it = |name: &str| name.eq_ignore_ascii_case(&group.0);
         if !stack.groups.keys().any(|name| is_it(&name.0))
             && !there.iter().any(|view| is_it(&view.group.name))
         {
             return Err(Failure::failed(format!(
-                "{name}: there is no group `{}`, neither in the file nor in the project: nothing was changed",
+                "instances.{entry}: there is no group `{}`, neither in the file nor in the project: nothing was changed",
                 group.0
             )));
         }
@@ -183,7 +194,7 @@ async fn entry(
         }
         (None, query) => query.as_ref().map(|query| query.0.clone()).unwrap_or_default(),
     };
-    let query = ResourceQuery::parse(&text).map_err(|error| Failure::usage(format!("{name}: {error}")))?;
+    let query = ResourceQuery::parse(&text).map_err(|error| Failure::usage(error.to_string()))?;
     Ask::new(&query)?;
     let mut labels: Vec<(String, String)> =
         says.labels.iter().map(|(key, value)| (key.0.clone(), value.0.clone())).collect();
@@ -202,7 +213,7 @@ async fn entry(
             restart: says.restart,
         },
     };
-    let guest = spec::read(session, Some(name), "instances", &given, says.image.as_deref()).await?;
+    let guest = spec::read(session, Some(name), &spec::IN_FILE, &given, says.image.as_deref()).await?;
     let place = Place::within(says.group.as_ref().map(|group| group.0.clone()));
     Ok(Entry { query, guest, place })
 }

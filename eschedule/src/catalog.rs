@@ -78,6 +78,12 @@ pub(crate) enum KeypairCommand {
     },
     /// List the project's keypairs
     List,
+    /// Show a keypair with its keys, as guests are given them
+    Show {
+        /// Its name
+        #[arg(value_name = "KEYPAIR")]
+        name: String,
+    },
     /// Delete a keypair; guests keep what they were given
     Delete {
         /// Its name
@@ -187,6 +193,10 @@ pub(crate) async fn keypair(
             output::keypair(output, &keypair)
         }
         KeypairCommand::List => output::keypairs(output, &ec_cloud::keypairs(cloud).await?),
+        KeypairCommand::Show { name } => {
+            let keypair = ec_cloud::keypair(cloud, &name).await?;
+            output::keypair(output, &keypair.ok_or_else(|| ec_cloud::no_keypair(&name))?)
+        }
         KeypairCommand::Delete { name } => {
             ec_cloud::delete_keypair(cloud, &name).await?;
             output::deleted(output, "KEYPAIR", &name)

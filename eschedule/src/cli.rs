@@ -1,8 +1,12 @@
 //! The grammar of the command line.
 
-use std::{ffi::OsString, path::PathBuf};
+use std::{collections::BTreeMap, ffi::OsString, path::PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
+use clap::{
+    Args, Parser, Subcommand, ValueEnum,
+    builder::NonEmptyStringValueParser,
+    error::{ContextKind, ContextValue},
+};
 use clap_complete::Shell;
 use ec_cloud::{Change, Verb};
 use ec_model::{GRACE_SECONDS, Restart, input::LabelSelector};
@@ -17,10 +21,13 @@ use crate::{
     list::Listing,
     reach::Reach,
     run::{Place, Run},
-    spec::{hostname, image_ref},
+    spec::{hostname, image_ref, once_each},
     top::Top,
     watch::Watching,
 };
+
+/// So much of a wrong value is repeated, in characters.
+const SHOWN: usize = 80;
 
 /// Nobody waits longer for a virtual machine.
 const YEAR: u64 = 365 * 24 * 3600;
@@ -89,8 +96,10 @@ pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) waiting: Waiting,
 
-    /// Configuration file [default: ./schedule.yaml, then /etc/ecompute/schedule.yaml, then defaults]
-    #[arg(long, value_name = "FILE", env = "ESCHEDULE_CONFIG", global = true)]
+    /// Configuration file [default: what ESCHEDULE_CONFIG names, ./schedule.yaml, /etc/ecompute/schedule.yaml, then
+    /// defaults]
+    // Not by clap's `env`: each usage line that it prints would begin with it.
+    #[arg(long, value_name = "FILE", global = true)]
     pub(crate) config: Option<OsString>,
 
     /// How results are printed
@@ -144,7 +153,7 @@ pub(crate) struct Waiting {
     pub(crate) wait: bool,
 
     /// Stop waiting after so many seconds (exit code 1; the instance goes on)
-    #[arg(long, value_name = "SECONDS", default_value_t = 1800, value_parser = clap::value_parser!(u64).range(..=YEAR))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 1800, allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(..=YEAR))]
     pub(crate) timeout: u64,
 }
 
@@ -191,7 +200,7 @@ impl From<Named> for Instances {
 #[derive(Args, Clone, Copy)]
 pub(crate) struct Grace {
     /// End the guest hard when it has not ended by itself in so many seconds; 0: at once
-    #[arg(long, value_name = "SECONDS", default_value_t = GRACE_SECONDS, value_parser = clap::value_parser!(u32).range(..=86_400))]
+    #[arg(long, value_name = "SECONDS", default_value_t = GRACE_SECONDS, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(..=86_400))]
     pub(crate) grace: u32,
 }
 
@@ -408,6 +417,26 @@ impl From<Policy> for Restart {
     }
 }
 
+impl Cli {
+    /// What was typed; ends the process where that cannot be, or was a question.
+    pub(crate) fn read() -> Self {
+        let mut cli = Self::try_parse().unwrap_or_else(|error| brief(error).exit());
+        cli.config = cli.config.or_else(|| std::env::var_os("ESCHEDULE_CONFIG"));
+        cli
+    }
+}
+
+/// The same error, which repeats no more of what was typed than can be read.
+fn brief(mut error: clap::Error) -> clap::Error {
+    if let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue)
+        && value.chars().count() > SHOWN
+    {
+        let value: String = value.chars().take(SHOWN).chain(['…']).collect();
+        error.insert(ContextKind::InvalidValue, ContextValue::String(value));
+    }
+    error
+}
+
 impl Act {
     /// What is asked of which, and whether its outcome is waited for.
     ///
@@ -444,12 +473,12 @@ impl Act {
                 at_once,
             ),
             Self::Set { instances, traits } => {
-                let set = |words: Vec<(String, String)>| {
+                let set = |words: BTreeMap<String, String>| {
                     words.into_iter().map(|(key, value)| (key, Some(value))).collect()
                 };
                 let change = Change {
-                    labels: set(traits.label),
-                    metadata: set(traits.meta),
+                    labels: set(once_each("--label", &traits.label)?),
+                    metadata: set(once_each("--meta", &traits.meta)?),
                     restart: traits.restart.map(Restart::from),
                 };
                 if change == Change::default() {

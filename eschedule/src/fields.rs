@@ -130,6 +130,8 @@ fn results() -> Vec<(&'static str, Value)> {
         alive: true,
         agent: None,
         virt_type: None,
+        locked: false,
+        disabled: false,
         started_at: None,
         url: None,
         instances: 0,

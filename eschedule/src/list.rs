@@ -1,7 +1,5 @@
 //! `eschedule list`: which instances, in which order, how many.
 
-use std::num::NonZeroUsize;
-
 use clap::{Args, ValueEnum};
 use ec_cloud::{Cloud, CloudError, Filter, SortBy, node_named, resolve};
 use ec_model::{State, input::LabelSelector};
@@ -61,8 +59,8 @@ pub(crate) struct Listing {
     sort: Sort,
 
     /// Not more than so many; how many follow is told on standard error
-    #[arg(long, value_name = "NUMBER")]
-    limit: Option<NonZeroUsize>,
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
+    limit: Option<u32>,
 
     /// Only what follows this instance in that order
     #[arg(long, value_name = "INSTANCE")]
@@ -109,7 +107,7 @@ pub(crate) async fn list(session: &Session, listing: Listing, output: Output) ->
         Some(text) => Some(resolve(cloud, text).await?),
         None => None,
     };
-    let limit = listing.limit.map(NonZeroUsize::get);
+    let limit = listing.limit.map(|limit| limit as usize);
     let page = ec_cloud::page(ec_cloud::list(cloud).await?, &filter, listing.sort.into(), after, limit)?;
     output::instances(output, &page.views)?;
     if let Some(last) = page.views.last().filter(|_| page.more > 0) {

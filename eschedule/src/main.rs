@@ -22,7 +22,7 @@ mod watch;
 
 use std::{fs, path::Path, process::ExitCode};
 
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 use cli::{Cli, Command, Output};
 use config::{Session, Settings};
 use ec_cloud::{View, find, resolve};
@@ -36,7 +36,7 @@ use ec_runtime::{
 fn main() -> ExitCode {
     install_tls_provider();
     complete::answer();
-    let cli = Cli::parse();
+    let cli = Cli::read();
     init_logging(LogFormat::Text, "off");
     // One thread: everything here waits for the network.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -133,7 +133,7 @@ async fn run(cli: Cli) -> Result<(), Failure> {
             let query = ResourceQuery::parse(&target).map_err(|error| Failure::usage(error.to_string()))?;
             let session = Session::open(settings).await?;
             let (name, image) = (cli.spec.name.as_deref(), cli.image.as_deref());
-            let guest = spec::read(&session, name, "--name", &cli.spec.given, image).await?;
+            let guest = spec::read(&session, name, &spec::CLASSIC, &cli.spec.given, image).await?;
             run::schedule(&session, &query, &guest, &cli.place, cli.waiting, output).await
         }
         (_, Some(instance)) => {

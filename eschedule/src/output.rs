@@ -112,40 +112,60 @@ pub(crate) fn when(time: Timestamp) -> String {
 /// A list of flavors.
 pub(crate) fn flavors(output: Output, flavors: &[Flavor]) -> Result<(), Failure> {
     let names = || flavors.iter().map(|flavor| flavor.name.clone()).collect();
-    output.print(flavors, names, || flavor_lines(flavors))
+    output.print(flavors, names, || {
+        let mut list = List::new(&["FLAVOR", "QUERY", "CREATED"], &[0, 2]);
+        for flavor in flavors {
+            list.row([flavor.name.clone(), flavor.query.clone(), when(flavor.created_at)]);
+        }
+        list.text()
+    })
 }
 
 /// One flavor.
 pub(crate) fn flavor(output: Output, flavor: &Flavor) -> Result<(), Failure> {
-    output.print(flavor, || vec![flavor.name.clone()], || flavor_lines(std::slice::from_ref(flavor)))
-}
-
-fn flavor_lines(flavors: &[Flavor]) -> String {
-    let mut list = List::new(&["FLAVOR", "QUERY", "CREATED"], &[0, 2]);
-    for flavor in flavors {
-        list.row([flavor.name.clone(), flavor.query.clone(), when(flavor.created_at)]);
-    }
-    list.text()
+    output.print(
+        flavor,
+        || vec![flavor.name.clone()],
+        || {
+            let mut table = table(&[]);
+            let mut row = |key: &str, value: String| row(&mut table, [key.to_owned(), value]);
+            row("flavor", flavor.name.clone());
+            row("query", flavor.query.clone());
+            row("created", flavor.created_at.to_string());
+            trimmed(&table)
+        },
+    )
 }
 
 /// A list of keypairs.
 pub(crate) fn keypairs(output: Output, keypairs: &[Keypair]) -> Result<(), Failure> {
     let names = || keypairs.iter().map(|keypair| keypair.name.clone()).collect();
-    output.print(keypairs, names, || keypair_lines(keypairs))
+    output.print(keypairs, names, || {
+        let mut list = List::new(&["KEYPAIR", "KEYS", "CREATED"], &[0, 2]);
+        for keypair in keypairs {
+            let keys: Vec<String> = keypair.keys.iter().map(|key| brief(key)).collect();
+            list.row([keypair.name.clone(), keys.join(", "), when(keypair.created_at)]);
+        }
+        list.text()
+    })
 }
 
 /// One keypair.
 pub(crate) fn keypair(output: Output, keypair: &Keypair) -> Result<(), Failure> {
-    output.print(keypair, || vec![keypair.name.clone()], || keypair_lines(std::slice::from_ref(keypair)))
-}
-
-fn keypair_lines(keypairs: &[Keypair]) -> String {
-    let mut list = List::new(&["KEYPAIR", "KEYS", "CREATED"], &[0, 2]);
-    for keypair in keypairs {
-        let keys: Vec<String> = keypair.keys.iter().map(|key| brief(key)).collect();
-        list.row([keypair.name.clone(), keys.join(", "), when(keypair.created_at)]);
-    }
-    list.text()
+    output.print(
+        keypair,
+        || vec![keypair.name.clone()],
+        || {
+            let mut table = table(&[]);
+            let mut row = |key: &str, value: String| row(&mut table, [key.to_owned(), value]);
+            row("keypair", keypair.name.clone());
+            for key in &keypair.keys {
+                row("key", key.clone());
+            }
+            row("created", keypair.created_at.to_string());
+            trimmed(&table)
+        },
+    )
 }
 
 /// A list of groups.
@@ -295,8 +315,12 @@ fn row<const N: usize>(table: &mut Table, cells: [String; N]) {
 
 /// A table with one line for each of many. On a terminal it is as wide as that: columns give way, those that are told
 /// apart by or copied last.
+#[derive(Clone)]
 pub(crate) struct List {
     table: Table,
+    rows: Vec<Vec<String>>,
+    /// How wide each column is.
+    widths: Vec<usize>,
     /// Which column is a state's.
     state: Option<usize>,
     coloured: bool,
@@ -314,32 +338,54 @@ impl List {
         // Blanks have no colour.
         table.style_text_only();
         let state = header.iter().position(|name| *name == "STATE");
-        Self { table, state, coloured: coloured() }
+        let widths = header.iter().map(|name| name.len()).collect();
+        Self { table, rows: Vec::new(), widths, state, coloured: coloured() }
     }
 
     /// Adds a line.
     pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
-        let cells = cells.into_iter().enumerate().map(|(number, text)| {
-            let cell = Cell::new(plain(&text));
-            match colour(&text).filter(|_| self.coloured && self.state == Some(number)) {
-                Some(colour) => cell.fg(colour),
-                None => cell,
-            }
-        });
-        let mut row = Row::from(cells);
-        row.max_height(1);
-        self.table.add_row(row);
+        let cells: Vec<String> = cells.iter().map(|cell| plain(cell)).collect();
+        for (width, cell) in self.widths.iter_mut().zip(&cells) {
+            *width = (*width).max(cell.chars().count());
+        }
+        self.rows.push(cells);
     }
 
     /// All of it.
-    pub(crate) fn text(&self) -> String {
+    pub(crate) fn text(mut self) -> String {
+        // A blank at each side.
+        let width: usize = self.widths.iter().map(|width| width + 2).sum();
+        let is_too_wide = self.table.width().is_some_and(|room| width > usize::from(room));
+        for cells in self.rows {
+            let cells = cells.into_iter().enumerate().map(|(number, text)| {
+                let colour = colour(&text).filter(|_| self.coloured && self.state == Some(number));
+                let cell = Cell::new(if is_too_wide { first_part(text) } else { text });
+                match colour {
+                    Some(colour) => cell.fg(colour),
+                    None => cell,
+                }
+            });
+            let mut row = Row::from(cells);
+            row.max_height(1);
+            self.table.add_row(row);
+        }
         trimmed(&self.table)
+    }
+}
+
+/// Of a uuid its beginning, which is understood wherever all of it is, as long as no other begins so.
+fn first_part(text: String) -> String {
+    match uuid::Uuid::try_parse(&text) {
+        Ok(_) => text.chars().take(8).collect(),
+        Err(_) => text,
     }
 }
 
 /// Whether people look, and want colours (<https://no-color.org>).
 pub(crate) fn coloured() -> bool {
-    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+    std::io::stdout().is_terminal()
+        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+        && std::env::var_os("TERM").is_none_or(|terminal| terminal != "dumb")
 }
 
 fn colour(state: &str) -> Option<Color> {
@@ -360,7 +406,11 @@ pub(crate) enum Mood {
 
 /// What runs, what is in trouble, and what is on its way.
 pub(crate) fn mood(state: &str) -> Option<Mood> {
-    let state = State::ALL.into_iter().find(|known| known.to_string() == state)?;
+    mood_of(State::ALL.into_iter().find(|known| known.to_string() == state)?)
+}
+
+/// The same of a state.
+pub(crate) fn mood_of(state: State) -> Option<Mood> {
     match state {
         State::Active => Some(Mood::Well),
         State::Error | State::Unclaimed | State::Unknown => Some(Mood::Trouble),
@@ -396,7 +446,10 @@ fn table(header: &[&str]) -> Table {
     // As wide as a terminal; elsewhere as what is in it.
     table.set_content_arrangement(ContentArrangement::Dynamic);
     if !header.is_empty() {
-        table.set_header(header.to_vec());
+        let mut names = Row::from(header.to_vec());
+        // Cut where there is no room, and not set letter below letter.
+        names.max_height(1);
+        table.set_header(names);
     }
     table
 }
@@ -425,15 +478,18 @@ mod tests {
         let mut list = List::new(&["INSTANCE", "REASON"], &[0]);
         let long = "no image was there where one should have been";
         list.row(["7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".to_owned(), long.to_owned()]);
-        assert!(list.text().ends_with(long), "elsewhere nothing is cut: {}", list.text());
+        let wide = list.clone().text();
+        assert!(wide.ends_with(long), "elsewhere nothing is cut: {wide}");
         list.table.set_width(60);
-        let text = list.text();
+        let text = list.clone().text();
         assert_eq!(text.lines().count(), 2, "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 60), "{text}");
         assert!(
-            text.contains("7d3c1f0a-2b4e-4c55-9a7e-0123456789ab  no image") && text.ends_with('…'),
-            "{text}"
+            text.contains("\n7d3c1f0a  no image") && text.ends_with(long),
+            "the beginning of a uuid is enough: {text}"
         );
+        list.table.set_width(30);
+        assert!(list.text().ends_with('…'));
     }
 
     #[test]

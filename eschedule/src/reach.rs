@@ -55,8 +55,8 @@ pub(crate) enum Reach {
         #[arg(long, short)]
         follow: bool,
         /// Only so many lines of what is there
-        #[arg(long, short = 'n', value_name = "N")]
-        lines: Option<usize>,
+        #[arg(long, short = 'n', value_name = "N", allow_negative_numbers = true)]
+        lines: Option<u32>,
     },
     /// Show an instance's screen to a viewer of VNC on this machine, until Ctrl-C
     ///
@@ -94,7 +94,7 @@ pub(crate) async fn reach(session: &Session, reach: Reach) -> Result<(), Failure
         }
         Reach::Logs { instance, follow, lines } => {
             let instance = resolve(&session.cloud, &instance).await?;
-            logs(session, instance, follow, lines).await
+            logs(session, instance, follow, lines.map(|lines| lines as usize)).await
         }
         Reach::Vnc { instance } => {
             let instance = resolve(&session.cloud, &instance).await?;

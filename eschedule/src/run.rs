@@ -5,7 +5,7 @@ use std::{net::IpAddr, time::Duration};
 use clap::{Args, ValueEnum};
 use ec_cloud::{
     Ask, CloudError, Guest, Joining, Naming, NoRoom, Reasons, Scheduled, Strategy, View, Wanted, find_placed,
-    node_named, resolve, until_active,
+    name_is_free, node_named, resolve, until_active,
 };
 use ec_model::{InstanceId, NodeId, ResourceQuery, State, Status};
 use ec_runtime::{
@@ -155,7 +155,7 @@ pub(crate) async fn run(session: &Session, run: Run, output: Output) -> Result<(
         (None, query) => query.unwrap_or_default(),
     };
     let query = ResourceQuery::parse(&text).map_err(|error| Failure::usage(error.to_string()))?;
-    let guest = spec::read(session, Some(&run.name), "NAME", &run.given, run.image.as_deref()).await?;
+    let guest = spec::read(session, Some(&run.name), &spec::RUN, &run.given, run.image.as_deref()).await?;
     schedule(session, &query, &guest, &run.place, run.waiting, output).await
 }
 
@@ -194,6 +194,9 @@ pub(crate) async fn schedule(
 ) -> Result<(), Failure> {
     let ask = asked(session, query, guest, place).await?;
     if place.dry_run {
+        if let Naming::Name(name) = &guest.naming {
+            name_is_free(&session.cloud, name).await?;
+        }
         return explain::preview(session, &ask, output).await;
     }
     let wanted = Wanted::new(ask.clone(), guest)?;

@@ -1,6 +1,6 @@
 //! Reading and checking what the user gives for the guest, before anything is claimed.
 
-use std::{fs::File, io::Read, path::Path};
+use std::{collections::BTreeMap, fs::File, io::Read, path::Path};
 
 use ec_cloud::{Guest, Naming};
 use ec_model::{
@@ -20,32 +20,51 @@ const KEY_FILE_MAX: usize = 1 << 20;
 /// What of a name with a prefix is its own: the beginning of a uuid.
 const SUFFIX: &str = "01234567";
 
-/// What is checked of [`Given`], with the site's defaults where it says nothing. The name stands in `option`.
+/// What users call what they give.
+pub(crate) struct Words {
+    name: &'static str,
+    key: &'static str,
+    user_data: &'static str,
+    sha256: &'static str,
+}
+
+/// Beside a resources query.
+pub(crate) const CLASSIC: Words =
+    Words { name: "--name", key: "--key", user_data: "--user-data", sha256: "--sha256" };
+
+/// Of `eschedule run`.
+pub(crate) const RUN: Words = Words { name: "NAME", ..CLASSIC };
+
+/// In a stack's file.
+pub(crate) const IN_FILE: Words =
+    Words { name: "the name", key: "keys:", user_data: "user_data:", sha256: "sha256:" };
+
+/// What is checked of [`Given`], with the site's defaults where it says nothing.
 pub(crate) async fn read(
     session: &Session,
     name: Option<&str>,
-    option: &str,
+    words: &Words,
     given: &Given,
     image: Option<&str>,
 ) -> Result<Guest, Failure> {
     let Settings { defaults, image: usual, .. } = &session.settings;
     let naming = match (name, &defaults.name_prefix) {
-        (Some(name), _) => Naming::Name(hostname(option, name)?),
+        (Some(name), _) => Naming::Name(hostname(words.name, name)?),
         (None, Some(prefix)) => {
-            hostname(option, &format!("{prefix}{SUFFIX}"))
+            hostname(words.name, &format!("{prefix}{SUFFIX}"))
                 .map_err(|_| Failure::usage(format!("defaults.name_prefix `{prefix}` begins no hostname")))?;
             Naming::Prefix(prefix.clone())
         }
         (None, None) => Naming::None,
     };
     let user_data = match (&given.user_data, &defaults.user_data) {
-        (Some(path), _) => Some(read_user_data(path, "--user-data")?),
+        (Some(path), _) => Some(read_user_data(path, words.user_data)?),
         (None, Some(path)) => Some(read_user_data(path, "defaults.user_data")?),
         (None, None) => None,
     };
     let mut keys = Vec::new();
     for text in &given.key {
-        keys.extend(keys_of(session, text).await?);
+        keys.extend(keys_of(session, text, words.key).await?);
     }
     if given.key.is_empty() {
         for file in &defaults.keys {
@@ -57,24 +76,40 @@ pub(crate) async fn read(
         naming,
         user_data,
         keys,
-        image: image_ref(&session.settings, image.unwrap_or(usual), given.sha256.as_deref())?,
+        image: image_as(&session.settings, image.unwrap_or(usual), given.sha256.as_deref(), words.sha256)?,
         token_required: given.require_token || defaults.require_token,
-        labels: given.traits.label.iter().cloned().collect(),
-        metadata: given.traits.meta.iter().cloned().collect(),
+        labels: once_each("--label", &given.traits.label)?,
+        metadata: once_each("--meta", &given.traits.meta)?,
         restart: given.traits.restart.map(Into::into).unwrap_or_default(),
     })
 }
 
+/// Each key with its value; a key that is given two of them is an error.
+pub(crate) fn once_each(
+    option: &str,
+    words: &[(String, String)],
+) -> Result<BTreeMap<String, String>, Failure> {
+    let mut once = BTreeMap::new();
+    for (key, value) in words {
+        if let Some(other) = once.insert(key.clone(), value.clone()).filter(|other| other != value) {
+            return Err(Failure::usage(format!(
+                "{option} {key} is given twice: as `{other}` and as `{value}`"
+            )));
+        }
+    }
+    Ok(once)
+}
+
 /// The keys of the project's keypair of that name; else those of a file. What cannot be a keypair's name is a file at
 /// once.
-async fn keys_of(session: &Session, text: &str) -> Result<Vec<String>, Failure> {
+async fn keys_of(session: &Session, text: &str, option: &str) -> Result<Vec<String>, Failure> {
     if catalog_name(text).is_err() {
-        return keys_in(Path::new(text), "--key");
+        return keys_in(Path::new(text), option);
     }
     if let Some(keypair) = ec_cloud::keypair(&session.cloud, text).await? {
         return Ok(keypair.keys);
     }
-    keys_in(Path::new(text), "--key").map_err(|failure| Failure {
+    keys_in(Path::new(text), option).map_err(|failure| Failure {
         message: format!(
             "{}; and project `{}` has no keypair of that name",
             failure.message, session.settings.project
@@ -85,8 +120,17 @@ async fn keys_of(session: &Session, text: &str) -> Result<Vec<String>, Failure> 
 
 /// An image by its URL or its name in the configuration, and the digest that it must have.
 pub(crate) fn image_ref(settings: &Settings, image: &str, digest: Option<&str>) -> Result<ImageRef, Failure> {
+    image_as(settings, image, digest, CLASSIC.sha256)
+}
+
+fn image_as(
+    settings: &Settings,
+    image: &str,
+    digest: Option<&str>,
+    option: &str,
+) -> Result<ImageRef, Failure> {
     let url = image_url(settings.images.get(image).map_or(image, String::as_str))?;
-    Ok(ImageRef { url, sha256: digest.map(sha256).transpose()? })
+    Ok(ImageRef { url, sha256: digest.map(|digest| sha256(digest, option)).transpose()? })
 }
 
 /// A name, where it can be one.
@@ -158,11 +202,11 @@ fn image_url(url: &str) -> Result<String, Failure> {
     }
 }
 
-fn sha256(digest: &str) -> Result<String, Failure> {
+fn sha256(digest: &str, option: &str) -> Result<String, Failure> {
     if is_sha256(digest) {
         Ok(digest.to_ascii_lowercase())
     } else {
-        Err(Failure::usage(format!("--sha256 `{digest}` is not a SHA-256: wanted 64 hexadecimal digits")))
+        Err(Failure::usage(format!("{option} `{digest}` is not a SHA-256: wanted 64 hexadecimal digits")))
     }
 }
 

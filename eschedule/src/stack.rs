@@ -2,8 +2,10 @@
 
 use std::{
     borrow::Cow,
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     fmt, fs,
+    io::Read,
+    marker::PhantomData,
     path::{Path, PathBuf},
 };
 
@@ -12,13 +14,16 @@ use ec_runtime::{config::parse, exit::Failure};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{
     Deserialize, Deserializer,
-    de::{Error, Visitor},
+    de::{Error, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
 use crate::{catalog::Placing, cli::Policy};
 
 /// So many instances one entry may make.
 const MOST: u16 = 1000;
+
+/// So many bytes a file may have.
+const FILE_MAX: u64 = 1 << 20;
 
 /// What a file says.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -28,10 +33,10 @@ pub(crate) struct Stack {
     /// What the stack is called: its instances have the label `stack` with this value.
     pub(crate) stack: CatalogName,
     /// Groups of the project that there shall be, by their names.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "once_each")]
     pub(crate) groups: BTreeMap<CatalogName, GroupEntry>,
     /// Instances that there shall be, by their names.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "instances")]
     pub(crate) instances: BTreeMap<HostName, InstanceEntry>,
 }
 
@@ -72,10 +77,10 @@ pub(crate) struct InstanceEntry {
     #[serde(default)]
     pub(crate) group: Option<CatalogName>,
     /// What each has for labels, beside that of the stack.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "once_each")]
     pub(crate) labels: BTreeMap<LabelKey, Word>,
     /// What each guest is told by its metadata service.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "once_each")]
     pub(crate) metadata: BTreeMap<MetadataKey, Word>,
     /// What follows when a guest ends by itself.
     #[serde(default)]
@@ -113,6 +118,12 @@ macro_rules! checked {
             }
         }
 
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
         impl JsonSchema for $name {
             fn schema_name() -> Cow<'static, str> {
                 stringify!($name).into()
@@ -136,7 +147,12 @@ checked!(
         if input::is_hostname(text) { Ok(()) } else { Err(wanted.to_owned()) }
     }
 );
-checked!(LabelKey, "1 to 63 letters, digits, and - _ . : /", |text: &str| input::label_key(text).map(drop));
+checked!(LabelKey, "1 to 63 letters, digits, and - _ . : /", |text: &str| match input::label_key(text)?
+    .as_str()
+{
+    ec_cloud::STACK => Err("the stack's name tells that".to_owned()),
+    _ => Ok(()),
+});
 checked!(MetadataKey, "1 to 255 letters, digits, blanks, and - _ . :", |text: &str| {
     input::metadata_key(text).map(drop)
 });
@@ -144,6 +160,77 @@ checked!(Word, "one line of at most 255 characters", |text: &str| input::line(te
 checked!(Query, "a resources query, for example resources=VCPU:1,MEMORY_MB:512", |text: &str| {
     ResourceQuery::parse(text).map(drop).map_err(|error| error.to_string())
 });
+
+/// Keys and values, where a key that comes twice is a mistake: the reader would take the last without a word.
+struct OnceEach<K, V>(PhantomData<(K, V)>);
+
+impl<'de, K: Deserialize<'de> + Ord + fmt::Display, V: Deserialize<'de>> Visitor<'de> for OnceEach<K, V> {
+    type Value = BTreeMap<K, V>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("keys with values")
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(BTreeMap::new())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut said: A) -> Result<Self::Value, A::Error> {
+        let mut once = BTreeMap::new();
+        while let Some(key) = said.next_key::<K>()? {
+            match once.entry(key) {
+                Entry::Vacant(entry) => _ = entry.insert(said.next_value()?),
+                Entry::Occupied(entry) => {
+                    return Err(A::Error::custom(format!("`{}` is there twice", entry.key())));
+                }
+            }
+        }
+        Ok(once)
+    }
+}
+
+fn once_each<'de, D, K, V>(deserializer: D) -> Result<BTreeMap<K, V>, D::Error>
+where
+    D: Deserializer<'de>,
+    K: Deserialize<'de> + Ord + fmt::Display,
+    V: Deserialize<'de>,
+{
+    deserializer.deserialize_any(OnceEach(PhantomData))
+}
+
+/// One that is checked where its reader still knows its place.
+struct Whole(InstanceEntry);
+
+impl<'de> Deserialize<'de> for Whole {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(OfWhole)
+    }
+}
+
+struct OfWhole;
+
+impl<'de> Visitor<'de> for OfWhole {
+    type Value = Whole;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("keys with values, as `flavor: small`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, said: A) -> Result<Whole, A::Error> {
+        let entry = InstanceEntry::deserialize(MapAccessDeserializer::new(said))?;
+        if entry.flavor.is_some() == entry.query.is_some() {
+            return Err(A::Error::custom("wanted either `flavor` or `query`"));
+        }
+        Ok(Whole(entry))
+    }
+}
+
+fn instances<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<HostName, InstanceEntry>, D::Error> {
+    let whole: BTreeMap<HostName, Whole> = once_each(deserializer)?;
+    Ok(whole.into_iter().map(|(name, Whole(entry))| (name, entry)).collect())
+}
 
 /// How many.
 #[derive(Debug, Clone, Copy)]
@@ -180,7 +267,14 @@ impl Stack {
     /// What is wrong, with line, column and key.
     pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
         let wrong = |why: String| Failure::usage(format!("{}: {why}", path.display()));
-        let text = fs::read_to_string(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+        let mut text = String::new();
+        // Some files never end.
+        fs::File::open(path)
+            .and_then(|file| file.take(FILE_MAX + 1).read_to_string(&mut text))
+            .map_err(|error| wrong(format!("cannot be read: {error}")))?;
+        if text.len() as u64 > FILE_MAX {
+            return Err(wrong(format!("has more than the {FILE_MAX} bytes that a stack's file may have")));
+        }
         let said: Said = parse(&text, path)?;
         let stack = said
             .0
@@ -190,17 +284,6 @@ impl Stack {
 
     /// What only shows with all of it read.
     fn checked(self) -> Result<Self, String> {
-        for (HostName(name), entry) in &self.instances {
-            if entry.flavor.is_some() == entry.query.is_some() {
-                return Err(format!("instances.{name}: wanted either `flavor` or `query`"));
-            }
-            if entry.labels.keys().any(|key| key.0 == ec_cloud::STACK) {
-                return Err(format!(
-                    "instances.{name}.labels: `{}` is told by the stack's name",
-                    ec_cloud::STACK
-                ));
-            }
-        }
         let mut names: BTreeMap<String, &str> = BTreeMap::new();
         for (name, entry, _) in self.named() {
             if let Some(other) = names.insert(name.to_ascii_lowercase(), entry) {
@@ -260,17 +343,27 @@ mod tests {
             ("stack: s\ninstances:\n  web: {count: many}\n", "s.yaml:3:16: instances.web.count"),
             ("stack: s\ninstances:\n  web: {count: 1001}\n", "1001 are more than 1000"),
             ("stack: s\ninstances:\n  web: {query: x}\n", "s.yaml:3:16: instances.web.query"),
-            (
-                "stack: s\ngroups:\n  g: {policy: near}\n",
-                "s.yaml:3:15: groups.g.policy: unknown variant `near`",
-            ),
+            ("stack: s\ngroups:\n  g: {policy: near}\n", "s.yaml:3:15: groups.g.policy: unknown word `near`"),
             ("stack: s\ninstances:\n  web_1: {flavor: x}\n", "`web_1`: wanted letters"),
             ("stack: s\ninstances:\n  web: {flavor: x, labels: {\"a b\": c}}\n", "`a b`: wanted a key"),
-            ("stack: s\ninstances:\n  web: {}\n", "s.yaml: instances.web: wanted either `flavor` or `query`"),
+            (
+                "stack: s\ninstances:\n  a: {flavor: x}\n  web: {}\n",
+                "s.yaml:4:8: instances.web: wanted either `flavor` or `query`",
+            ),
+            (
+                "stack: s\ninstances:\n  web: 1\n",
+                "s.yaml:3:8: instances.web: invalid type: integer `1`, wanted keys",
+            ),
+            ("- stack\n", "invalid type: sequence, wanted keys with values"),
             (
                 "stack: s\ninstances:\n  web: {flavor: x, labels: {stack: c}}\n",
-                "instances.web.labels: `stack` is told by",
+                "`stack`: the stack's name tells that",
             ),
+            (
+                "stack: s\ninstances:\n  web: {flavor: x}\n  web: {flavor: y}\n",
+                "instances: `web` is there twice",
+            ),
+            ("stack: s\ninstances:\n  web: {flavor: x, labels: {a: b, a: c}}\n", "`a` is there twice"),
             (
                 "stack: s\ninstances:\n  WEB-1: {flavor: x}\n  web: {flavor: x, count: 1}\n",
                 "instances.web: `web-1` is an instance of `WEB-1`, too",

@@ -405,6 +405,7 @@ async fn killed_at_each_step_of_a_resize_and_of_taking_it_back() -> Result<()> {
     let resize: &[&str] = &["resize", "web", LARGE];
     let (back, revert): (&[&str], _) = (&["resize", "--revert", "web"], "revertResize");
     let enlarged: &[&[&str]] = &[REVERT, &["resize", "--wait", "web", LARGE]];
+    trial.guest.asks(&["resize", "--wait", "web", LARGE])?;
     // One that runs is stopped for it and boots, which takes minutes of each kill.
     let steps: &[&str] = &["before-note-size"];
     let state = State::Active;

@@ -43,6 +43,8 @@ async fn flavors_are_made_shown_and_deleted_and_a_taken_name_is_refused() -> Res
     refused(&control, &["flavor", "create", "small", TINY], 1, "there is a flavor `small` already")?;
     assert_eq!(control.get(&control.keys.flavor("small")).await?, Some(before));
     assert_eq!(control.done(&["flavor", "list", "-o", "name"])?, "big\nSmall\n");
+    let show = control.done(&["flavor", "show", "SMALL"])?;
+    ensure!(show.starts_with("flavor   Small\nquery    resources="), "{show}");
     let show: Value = serde_json::from_str(&control.done(&["flavor", "show", "SMALL", "-o", "json"])?)?;
     assert_eq!((&show["name"], &show["query"]), (&"Small".into(), &TINY.into()));
     for (arguments, code, wanted) in [
@@ -72,13 +74,14 @@ async fn keypairs_are_a_projects_own() -> Result<()> {
     fs::write(&file, format!("# mine\n{}\n{}\n", key("me@here"), key("me@there")))?;
     let path = file.display().to_string();
     let added = control.done(&["keypair", "add", "me", &path])?;
-    ensure!(
-        added.contains("ssh-ed25519 me@here, ssh-ed25519 me@there") && !added.contains("AAAA"),
-        "{added}"
-    );
+    ensure!(added.contains(" me@here\n") && added.contains(" me@there\n"), "{added}");
+    let list = control.done(&["keypair", "list"])?;
+    ensure!(list.contains("ssh-ed25519 me@here, ssh-ed25519 me@there") && !list.contains("AAAA"), "{list}");
     refused(&control, &["keypair", "add", "ME", &path], 1, "there is a keypair `ME` already")?;
     refused(&control, &["keypair", "add", "x", "/nowhere"], 2, "cannot be read")?;
     refused(&control, &["keypair", "delete", "x"], 1, "there is no keypair `x`")?;
+    refused(&control, &["keypair", "show", "x"], 1, "there is no keypair `x`")?;
+    ensure!(control.done(&["keypair", "show", "ME"])?.contains("\nkey      ssh-ed25519 AAAA"));
     let list: Value = serde_json::from_str(&control.done(&["keypair", "list", "-o", "json"])?)?;
     assert_eq!((&list[0]["keys"][1], &list[0]["project"]), (&key("me@there").into(), &"default".into()));
     control.configure("project: other")?;

@@ -187,7 +187,7 @@ async fn a_terminal_gets_what_fits_it_with_colours_and_a_file_gets_everything() 
         ensure!(!text.contains('\u{1b}'), "{text:?}");
         assert_eq!(text.lines().count(), 4, "{text}");
         ensure!(text.lines().all(|line| line.chars().count() <= 120) && text.contains('…'), "{text}");
-        ensure!(text.contains(&db.to_string()), "what instances are told apart by is whole: {text}");
+        ensure!(text.contains(&db.to_string()[..8]), "what instances are told apart by is there: {text}");
     }
     let text = control.done(&["list"])?;
     ensure!(text.contains(&"word ".repeat(59)) && !text.contains(['…', '\u{1b}']), "{text}");

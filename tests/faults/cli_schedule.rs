@@ -142,6 +142,29 @@ async fn an_interrupted_command_takes_back_or_finishes_and_says_which() -> Resul
     Ok(())
 }
 
+/// There is no agent: what is waited for never comes.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_does_not_wait_any_more_is_told_what_goes_on() -> Result<()> {
+    let control = Control::start().await?;
+    control.node("host", true, PLENTY).await?;
+    let (_, first) = control.schedule(&["--name", "one", TINY])?;
+    let (_, second) = control.schedule(&["--name", "two", TINY])?;
+    let child = spawn(&control, &["destroy", "--wait", "one", "two"])?;
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while control.record(first).await?.is_some() {
+        ensure!(Instant::now() < deadline, "nothing was asked for");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    signal(&child, Signal::SIGINT)?;
+    let Output { status, stdout, stderr } = child.wait_with_output()?;
+    let (stdout, stderr) = (String::from_utf8(stdout)?, String::from_utf8(stderr)?);
+    assert_eq!((status.code(), stdout.as_str()), (Some(130), ""), "{stderr}");
+    let told = format!("interrupted: what was asked of {first} goes on");
+    ensure!(stderr.contains(&told) && stderr.contains("nothing was asked of two"), "{stderr}");
+    ensure!(control.record(second).await?.is_some(), "it was asked for, too");
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_name_is_borne_by_one_until_it_is_destroyed() -> Result<()> {
     let control = Control::start().await?;

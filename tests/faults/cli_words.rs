@@ -399,3 +399,40 @@ async fn what_guests_and_callers_say_neither_moves_a_terminal_nor_overflows() ->
     assert!(twice.status.code() == Some(2) && error(&twice).contains("stands twice"), "{twice:?}");
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_may_be_meant_otherwise_is_refused() -> Result<()> {
+    let control = Control::start().await?;
+    control.node("host", true, PLENTY).await?;
+    let (_, instance) = control.schedule(&["--name", "web", TINY])?;
+    let begins = &instance.to_string()[..7];
+    let before = control.get(&control.keys.instance(instance)).await?;
+    for (arguments, code, wanted) in [
+        (&["destroy", begins][..], 1, "give 8 characters of that or more"),
+        (&["rebuild", begins], 1, "what it wrote would be lost"),
+        (&["run", "WEB", "--query", TINY, "--dry-run"], 1, "the name `WEB` is taken"),
+        (
+            &["set", "web", "--label", "a=1", "--label", "a=2"],
+            2,
+            "--label a is given twice: as `1` and as `2`",
+        ),
+        (&["run", "db", "--query", TINY, "--meta", "a=1", "--meta", "a=2"], 2, "--meta a is given twice"),
+        (&["list", "--limit", "0"], 2, "0 is not in 1.."),
+        (&["stop", "web", "--grace", "-1"], 2, "-1 is not in 0..=86400"),
+        (&["resize", "web", "--confirm"], 1, "there is no resize of it"),
+        (&["resize", "web", "--revert"], 1, "there is no resize of it"),
+    ] {
+        let output = control.eschedule(arguments)?;
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(code), 0), "{arguments:?}: {output:?}");
+        ensure!(error(&output).contains(wanted), "{arguments:?}: {}", error(&output));
+    }
+    assert_eq!(control.get(&control.keys.instance(instance)).await?, before, "it was touched");
+    let long = format!("a={}", "x".repeat(100_000));
+    let output = control.eschedule(&["set", "web", "--label", &long])?;
+    ensure!(output.status.code() == Some(2) && output.stderr.len() < 1000, "{}", error(&output));
+    ensure!(!error(&output).contains("--config <FILE>"), "{}", error(&output));
+    assert_eq!(control.done(&["rename", "web", "shop", "-o", "name"])?, "shop\n");
+    assert_eq!(control.done(&["show", begins, "-o", "name"])?, "shop\n");
+    assert_eq!(control.done(&["destroy", "shop", "-o", "name"])?, "shop\n");
+    Ok(())
+}

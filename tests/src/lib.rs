@@ -48,6 +48,8 @@ pub struct Stack {
     pub placement_server: PlacementServer,
     /// The real etcd.
     pub etcd: EtcdServer,
+    /// Who may do everything there, and their password; none where nobody needs one.
+    etcd_login: Option<(String, String)>,
     /// The private libvirtd.
     pub libvirt: LibvirtServer,
     /// A client of the stack's etcd.
@@ -155,10 +157,11 @@ impl Stack {
             tiny_image().display()
         );
         fs::write(directory.path().join("schedule.yaml"), config)?;
+        let etcd_login = root.as_ref().map(|root| ("root".to_owned(), root.root_password.clone()));
         let store = EtcdStore::connect(EtcdConfig {
             endpoints: vec![endpoint.clone()],
-            user: root.as_ref().map(|_| "root".to_owned()),
-            password: root.as_ref().map(|root| root.root_password.clone()),
+            user: etcd_login.as_ref().map(|(user, _)| user.clone()),
+            password: etcd_login.as_ref().map(|(_, password)| password.clone()),
             tls: None,
             timeout: Duration::from_secs(5),
         })
@@ -173,6 +176,7 @@ impl Stack {
             agent: None,
             placement_server,
             etcd,
+            etcd_login,
             libvirt,
             store,
             placement,
@@ -349,9 +353,29 @@ impl Stack {
                 let files = instances_in(&self.directory.path().join("state").join(kind))?;
                 ensure!(files == wanted, "{kind} are {files:?}");
             }
+            let idle = self.idle_leases().await?;
+            ensure!(idle.is_empty(), "leases without a key are {idle:?}");
             Ok(true)
         })
         .await
+    }
+
+    /// Leases of etcd on which nothing hangs.
+    async fn idle_leases(&self) -> Result<Vec<i64>> {
+        let options = self
+            .etcd_login
+            .clone()
+            .map(|(user, password)| etcd_client::ConnectOptions::new().with_user(user, password));
+        let mut client = etcd_client::Client::connect([self.etcd.endpoint()], options).await?;
+        let mut idle = Vec::new();
+        for lease in client.leases().await?.leases() {
+            let asked = etcd_client::LeaseTimeToLiveOptions::new().with_keys();
+            let told = client.lease_time_to_live(lease.id(), Some(asked)).await?;
+            if told.ttl() > 0 && told.keys().is_empty() {
+                idle.push(lease.id());
+            }
+        }
+        Ok(idle)
     }
 
     /// Makes a key pair; answers the private key's path. The public one has `.pub` behind it.

@@ -1,7 +1,8 @@
 //! What users ask of an instance that is there: judged, then written as what is wanted; the node's agent does it.
 
 use ec_model::{
-    Desired, Doc, Extent, Instance, InstanceId, NodeId, PowerWish, Rebuild, Request, Rescue, Resize,
+    ActionVerb, Desired, Doc, Extent, Instance, InstanceId, NodeId, PowerWish, Rebuild, Request, Rescue,
+    Resize,
 };
 use ec_plan::{
     sizes::reverted,
@@ -12,7 +13,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::{
     Cloud, CloudError, CloudResult, Kind,
-    history::{Asked, note},
+    history::{Asked, last_of, note},
     intent::free,
     lookup::{Known, Read, find_placed},
     sizes::{claim, settle},
@@ -21,6 +22,9 @@ use crate::{
 
 /// Another writer changed the instance in between so often: something is wrong with the cluster.
 const TRIES: usize = 10;
+
+/// How a resize is ended.
+const ENDS_OF_RESIZE: [ActionVerb; 2] = [ActionVerb::ConfirmResize, ActionVerb::RevertResize];
 
 /// What became of what was asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +49,7 @@ pub async fn act(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResul
         // What was claimed for it is needed; or this is the second time, and nothing is known of what became of the first.
         (Ok(acted), Verb::Resize(_)) => acted.already.is_some(),
         (Ok(_), Verb::Confirm | Verb::Revert) => true,
-        (Err(error), Verb::Resize(_)) => error.kind() != Kind::Unreachable,
+        (Err(error), Verb::Resize(_) | Verb::Confirm | Verb::Revert) => error.kind() != Kind::Unreachable,
         _ => false,
     };
     if is_over && let Err(error) = settle(cloud, instance).await {
@@ -74,6 +78,13 @@ async fn wish(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<A
         }
         let wish = match judge(verb, &record.record, &order.record, known.status.record()) {
             Verdict::Do(wish) => wish,
+            // Said again it is so already; but what was confirmed is not reverted.
+            Verdict::Already(why)
+                if ENDS_OF_RESIZE.contains(&verb.recorded().0)
+                    && last_of(cloud, instance, &ENDS_OF_RESIZE).await? != Some(verb.recorded().0) =>
+            {
+                return Err(CloudError::Refused(format!("cannot {} {instance}: {why}", verb.name())));
+            }
             Verdict::Already(why) => {
                 let awaited = waited(&known).filter(|_| is_of_power(verb));
                 return Ok(acted(&known, awaited.map(Awaited::Power), Some(why)));

@@ -59,6 +59,11 @@ pub async fn keypair(cloud: &Cloud, name: &str) -> CloudResult<Option<Keypair>> 
     named(cloud, &cloud.keys.keypair(&cloud.project, name)).await
 }
 
+/// That the project has no keypair of that name.
+pub fn no_keypair(name: &str) -> CloudError {
+    missing::<Keypair>(name)
+}
+
 /// Deletes a keypair. Guests that were given its keys keep them.
 ///
 /// # Errors

@@ -68,6 +68,18 @@ pub(crate) async fn note(cloud: &Cloud, asked: Asked, txn: Txn, lease: Option<Le
     })
 }
 
+/// The last of these things that was asked of the instance, as far as is known.
+pub(crate) async fn last_of(
+    cloud: &Cloud,
+    instance: InstanceId,
+    verbs: &[ActionVerb],
+) -> CloudResult<Option<ActionVerb>> {
+    let pair = cloud.store.get(&cloud.keys.actions(instance)).await?.0;
+    let actions = pair.and_then(|pair| decode::<Actions>(&pair.value).ok());
+    let verb = |action: &Action| verbs.contains(&action.verb).then_some(action.verb);
+    Ok(actions.and_then(|actions| actions.actions.iter().rev().find_map(verb)))
+}
+
 /// The same for a wish to destroy: the history goes by itself some time after. The lease, for whom it is not used.
 pub(crate) async fn note_end(cloud: &Cloud, asked: Asked, txn: Txn) -> CloudResult<(Txn, LeaseId)> {
     let lease = cloud.store.grant(RETENTION).await?;

@@ -11,7 +11,10 @@ use ec_store::{Compare, KeyValue, Revision, Store, StoreError, Txn};
 use jiff::SignedDuration;
 use tokio::time::Instant;
 
-use crate::{Cloud, CloudError, CloudResult, Wanted};
+use crate::{
+    Cloud, CloudError, CloudResult, Wanted,
+    lookup::{Found, below, find},
+};
 
 /// A command takes seconds. What is left of one after so long will not be finished by it.
 pub(crate) const STALE: SignedDuration = SignedDuration::from_mins(10);
@@ -299,6 +302,28 @@ pub(crate) async fn free(cloud: &Cloud, name: &str) -> CloudResult<()> {
             Left::Unreadable => {
                 let key = cloud.keys.instance(instance);
                 return Err(taken(&format!("{instance}, whose key {key} this release cannot read")));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Looks whether a new instance could bear the name now; the error says who does. Nothing is changed.
+///
+/// # Errors
+/// [`CloudError::Taken`].
+pub async fn name_is_free(cloud: &Cloud, name: &str) -> CloudResult<()> {
+    let names = cloud.keys.names(&cloud.project, name);
+    for instance in below(cloud, &names, &names).await? {
+        match find(cloud, instance).await {
+            // Somebody took its record away by hand.
+            Err(CloudError::NotFound(_)) => {}
+            // A killed command left it.
+            Ok(Found::Unplaced(record, _)) if cloud.host.now().duration_since(record.created_at) >= STALE => {
+            }
+            _ => {
+                let (name, project) = (name.to_owned(), cloud.project.clone());
+                return Err(CloudError::Taken { name, project, by: instance.to_string() });
             }
         }
     }

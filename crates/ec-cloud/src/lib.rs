@@ -49,7 +49,7 @@ use ec_store::Store;
 pub use act::{Acted, act};
 pub use ask::{Ask, Guest, Wanted};
 pub use catalog::{
-    add_keypair, create_flavor, delete_flavor, delete_keypair, flavor, flavors, keypair, keypairs,
+    add_keypair, create_flavor, delete_flavor, delete_keypair, flavor, flavors, keypair, keypairs, no_keypair,
 };
 pub use destroy::{Doomed, destroy};
 pub use ec_plan::{
@@ -63,7 +63,7 @@ pub use error::{CloudError, CloudResult, Kind};
 pub use explain::explain;
 pub use group::{GroupView, Joining, Member, create_group, delete_group, group, groups};
 pub use history::history;
-pub use intent::Naming;
+pub use intent::{Naming, name_is_free};
 pub use lookup::{Found, Known, Read, View, find, find_placed, instances_beginning, list, records, resolve};
 pub use nodes::{NodeView, nodes};
 pub use preview::{Preview, Share, preview};

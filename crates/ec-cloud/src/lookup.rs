@@ -489,7 +489,7 @@ impl View {
             labels: BTreeMap::new(),
             group: None,
             created_at: None,
-            reason: Some(format!("what is wanted of it cannot be read: {why}")),
+            reason: Some(not_wanted(why)),
             doing: None,
             resources: Resources::new(),
             record: None,
@@ -497,6 +497,11 @@ impl View {
             status: None,
         }
     }
+}
+
+/// Of a record that cannot be read.
+fn not_wanted(why: &str) -> String {
+    format!("what is wanted of it cannot be read: {why}")
 }
 
 /// What an agent said that it is about; or that it has not said anything of the newest wish yet.
@@ -552,9 +557,10 @@ pub async fn list(cloud: &Cloud) -> CloudResult<Vec<View>> {
         .iter()
         .map(|((node, instance), (request, status))| {
             let view = View::brief(*instance, *node, alive.contains(node), request, status);
-            let record = recorded.get(instance).and_then(|pair| wanted(*instance, &pair.value).ok());
-            match record {
-                Some(record) => view.with(&record).verified(&record, request, status),
+            match recorded.get(instance).map(|pair| wanted(*instance, &pair.value)) {
+                Some(Ok(record)) => view.with(&record).verified(&record, request, status),
+                // It may well run, and nothing can be asked of it.
+                Some(Err(why)) => View { state: UNKNOWN.to_owned(), reason: Some(not_wanted(&why)), ..view },
                 None => view,
             }
         })

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ec_model::{Alive, NodeId, ResourceQuery, Resources, decode};
-use ec_placement_client::{Inventory, Placement, PlacementError, Summary};
+use ec_placement_client::{DISABLED, Inventory, Placement, PlacementError, Summary};
 use ec_plan::lack::is_locked;
 use futures::{StreamExt, TryStreamExt};
 use serde::Serialize;
@@ -29,6 +29,10 @@ pub struct NodeView {
     pub agent: Option<String>,
     /// How it virtualizes: kvm or qemu.
     pub virt_type: Option<String>,
+    /// Whether its agent takes no new instance.
+    pub locked: bool,
+    /// Whether placement offers nothing of it: a controller or an operator said so.
+    pub disabled: bool,
     /// When its agent was started.
     pub started_at: Option<jiff::Timestamp>,
     /// Where its agent's port is reached; none where it has none, or is not alive.
@@ -45,7 +49,7 @@ pub struct NodeView {
 
 /// What placement knows of one node.
 enum Room {
-    Known { used: Resources, capacity: Resources },
+    Known { used: Resources, capacity: Resources, disabled: bool },
     Unknown,
 }
 
@@ -110,18 +114,22 @@ fn view(
         Some(Err(why)) => notes.push(format!("its record cannot be read: {why}")),
         Some(Ok(_)) => {}
     }
-    let (used, capacity) = match room {
-        Room::Known { used, capacity } => {
-            if record.is_some() && is_locked(&capacity) {
-                notes.push("locked: all of it is reserved".to_owned());
-            }
-            (used, capacity)
+    let (used, capacity, locked, disabled) = match room {
+        Room::Known { used, capacity, disabled } => {
+            let locked = record.is_some() && is_locked(&capacity);
+            (used, capacity, locked, disabled)
         }
         Room::Unknown => {
             notes.push("unknown to placement".to_owned());
-            (Resources::new(), Resources::new())
+            (Resources::new(), Resources::new(), false, false)
         }
     };
+    if locked {
+        notes.push("locked: all of it is reserved".to_owned());
+    }
+    if disabled {
+        notes.push("disabled: placement offers nothing of it".to_owned());
+    }
     let known = record.and_then(|record| record.as_ref().ok());
     NodeView {
         node,
@@ -129,6 +137,8 @@ fn view(
         alive: record.is_some(),
         agent: known.map(|known| known.agent.clone()),
         virt_type: known.map(|known| known.virt_type.clone()),
+        locked,
+        disabled,
         started_at: known.map(|known| known.started_at),
         url: known.and_then(|known| known.url.clone()),
         instances,
@@ -146,15 +156,19 @@ fn of_summary(summary: &Summary) -> Room {
     let amounts = |pick: fn(&ec_placement_client::Amount) -> u64| {
         summary.resources.iter().map(|(class, amount)| (class.clone(), pick(amount))).collect()
     };
-    Room::Known { used: amounts(|amount| amount.used), capacity: amounts(|amount| amount.capacity) }
+    Room::Known {
+        used: amounts(|amount| amount.used),
+        capacity: amounts(|amount| amount.capacity),
+        disabled: summary.traits.contains(DISABLED),
+    }
 }
 
 /// Asks for one node that no summary showed: it is full, or locked, or not there.
 async fn singly(placement: &dyn Placement, node: NodeId) -> CloudResult<Room> {
-    match tokio::try_join!(placement.inventory(node), placement.usages(node)) {
-        Ok((inventory, used)) => {
+    match tokio::try_join!(placement.inventory(node), placement.usages(node), placement.traits(node)) {
+        Ok((inventory, used, traits)) => {
             let capacity = inventory.iter().map(|(class, of)| (class.clone(), capacity(of))).collect();
-            Ok(Room::Known { used, capacity })
+            Ok(Room::Known { used, capacity, disabled: traits.contains(DISABLED) })
         }
         Err(PlacementError::NotFound(_)) => Ok(Room::Unknown),
         Err(error) => Err(error.into()),

@@ -122,6 +122,7 @@ impl Record for Keypair {
 
 /// What every record says, whichever release wrote it.
 #[derive(Deserialize)]
+#[serde(expecting = "an object with a `version`")]
 struct Version {
     version: u32,
 }

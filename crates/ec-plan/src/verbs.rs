@@ -74,12 +74,17 @@ impl Change {
 /// Which it changes. Values are left out: they may be long, and nobody else's matter.
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let keys = |words: &BTreeMap<String, Option<String>>| {
-            words.keys().map(String::as_str).collect::<Vec<_>>().join(" ")
+        let keys = |words: &BTreeMap<String, Option<String>>, set: bool| {
+            let keys = words.iter().filter(|(_, value)| value.is_some() == set).map(|(key, _)| key.as_str());
+            keys.collect::<Vec<_>>().join(" ")
         };
-        let restart = self.restart.map(|restart| restart.to_string()).unwrap_or_default();
-        let parts =
-            [("labels", keys(&self.labels)), ("metadata", keys(&self.metadata)), ("restart", restart)];
+        let parts = [
+            ("labels", keys(&self.labels, true)),
+            ("without labels", keys(&self.labels, false)),
+            ("metadata", keys(&self.metadata, true)),
+            ("without metadata", keys(&self.metadata, false)),
+            ("restart", self.restart.map(|restart| restart.to_string()).unwrap_or_default()),
+        ];
         let parts = parts.into_iter().filter(|(_, words)| !words.is_empty());
         let parts: Vec<String> = parts.map(|(what, words)| format!("{what} {words}")).collect();
         f.write_str(&parts.join(", "))

@@ -125,10 +125,25 @@ fn too_deep(text: &str) -> Option<usize> {
     None
 }
 
+/// Without the names that types have in the code.
+fn in_words(text: &str) -> String {
+    match text.split_once(", expected struct ") {
+        Some((what, _)) => format!("{what}, wanted keys with values"),
+        None => {
+            let number = ["u8", "u16", "u32", "u64", "usize"].into_iter();
+            let ends = number.map(|of| format!(", expected {of}")).find(|ending| text.ends_with(ending));
+            let text =
+                ends.map_or_else(|| text.to_owned(), |of| text.replace(&of, ", wanted a whole number"));
+            text.replace(", expected ", ", wanted ").replace("unknown variant", "unknown word")
+        }
+    }
+}
+
 /// The YAML reader's words, without the place (which stands in front already) and with the nearest
 /// key where one is unknown.
 fn explain(text: &str) -> String {
     let text = text.rfind(" at line ").map_or(text, |at| &text[..at]);
+    let text = &in_words(text);
     let Some((section, rest)) = text.split_once("unknown field `") else {
         return text.to_owned();
     };
@@ -222,7 +237,9 @@ mod tests {
     fn a_wrong_type_is_named_with_its_key_and_place() {
         let text = wrong("etcd:\n  port: many\n");
         assert!(
-            text.starts_with("compute.yaml:2:9: etcd.port: invalid type: string \"many\", expected u16"),
+            text.starts_with(
+                "compute.yaml:2:9: etcd.port: invalid type: string \"many\", wanted a whole number"
+            ),
             "{text}"
         );
         let text = wrong("- a\n");

@@ -18,6 +18,14 @@ const RETENTION: Duration = Duration::from_secs(24 * 3600);
 /// Nothing is written under a node that may be another's by now, nor of a request that is another by now.
 const NOT_OURS: &str = "this node's key in etcd is not ours at this moment, or the request has just changed";
 
+/// What came of an instance, as it is to be written.
+struct Notes {
+    key: String,
+    outcomes: Outcomes,
+    /// What they hung on before. Nothing else hangs on it but the status, which is written or deleted with them.
+    lease: Option<LeaseId>,
+}
+
 impl Worker {
     pub(super) async fn drop_keys(&mut self) -> Result<(), Stop> {
         let instance = self.job.instance;
@@ -28,13 +36,13 @@ impl Worker {
             .delete(user_data)
             .delete(self.parts.status_key(instance));
         let ended = history::ended(self.status.known(), self.parts.host.now());
-        let mut lease = None;
-        if let Some((key, outcomes)) = self.outcomes_with(Some(ended)).await? {
+        let (mut lease, mut before) = (None, None);
+        if let Some(notes) = self.outcomes_with(Some(ended)).await? {
             let granted = self.parts.store.grant(RETENTION).await?;
-            txn = txn.put_leased(key, encode(&outcomes), granted);
-            lease = Some(granted);
+            txn = txn.put_leased(notes.key, encode(&notes.outcomes), granted);
+            (lease, before) = (Some(granted), notes.lease);
         }
-        self.end(txn, lease).await?;
+        self.end(txn, lease, before).await?;
         self.now_is(StatusEntry::Absent);
         tracing::info!("ENDED INSTANCE {instance}");
         Ok(())
@@ -51,34 +59,44 @@ impl Worker {
             .delete(self.parts.request_key(instance))
             .delete(self.parts.settings.keys.user_data(self.parts.node, instance))
             .put_leased(self.parts.status_key(instance), encode(&status), lease);
-        if let Some((key, outcomes)) = outcomes {
-            txn = txn.put_leased(key, encode(&outcomes), lease);
+        let mut before = None;
+        if let Some(notes) = outcomes {
+            txn = txn.put_leased(notes.key, encode(&notes.outcomes), lease);
+            before = notes.lease;
         }
-        self.end(txn, Some(lease)).await?;
+        self.end(txn, Some(lease), before).await?;
         self.now_is(StatusEntry::Known(Box::new(status)));
         tracing::info!("ENDED INSTANCE {instance} IN ERROR");
         Ok(())
     }
 
     /// Commits the end of a request, unless somebody changed it meanwhile: then all is decided anew. What is kept
-    /// hangs on the lease.
-    async fn end(&mut self, txn: Txn, lease: Option<LeaseId>) -> Result<(), Stop> {
-        // Where the outcome is unknown the keys may hang on it, and would go with it: then it stays.
-        if self.fenced(txn).await? {
-            self.done.push(Change::RequestDropped);
-            return Ok(());
+    /// hangs on the lease, and on the one before no more.
+    async fn end(&mut self, txn: Txn, lease: Option<LeaseId>, before: Option<LeaseId>) -> Result<(), Stop> {
+        // Where the outcome is unknown the keys may hang on either, and would go with it: then both stay.
+        let ended = self.fenced(txn).await?;
+        self.give_back(if ended { before } else { lease }).await;
+        if !ended {
+            return Err(Stop::Abandoned);
         }
+        self.done.push(Change::RequestDropped);
+        Ok(())
+    }
+
+    /// Ends a lease on which nothing hangs. It would run out by itself.
+    async fn give_back(&self, lease: Option<LeaseId>) {
         if let Some(lease) = lease {
             self.parts.store.revoke(lease).await.ok();
         }
-        Err(Stop::Abandoned)
     }
 
     /// What came of the instance here, with one more; nothing where a later release wrote it, which stays as it is.
-    async fn outcomes_with(&self, outcome: Option<Outcome>) -> Result<Option<(String, Outcomes)>, Stop> {
+    async fn outcomes_with(&self, outcome: Option<Outcome>) -> Result<Option<Notes>, Stop> {
         let (node, instance) = (self.parts.node, self.job.instance);
         let key = self.parts.settings.keys.outcomes(node, instance);
-        let mut outcomes = match self.parts.store.get(&key).await?.0.map(|pair| decode(&pair.value)) {
+        let there = self.parts.store.get(&key).await?.0;
+        let lease = there.as_ref().and_then(|pair| pair.lease);
+        let mut outcomes = match there.map(|pair| decode(&pair.value)) {
             Some(Ok(outcomes)) => outcomes,
             Some(Err(error)) => {
                 tracing::warn!(%instance, "what came of it is not noted: {error}");
@@ -89,7 +107,7 @@ impl Worker {
         if let Some(outcome) = outcome {
             outcomes.push(outcome);
         }
-        Ok(Some((key, outcomes)))
+        Ok(Some(Notes { key, outcomes, lease }))
     }
 
     fn request_as_seen(&self) -> Compare {
@@ -112,10 +130,12 @@ impl Worker {
         let key = self.parts.status_key(self.job.instance);
         // A write that comes late must not take the place of what was told when the request ended.
         let mut txn = Txn::new().put(key, encode(&status));
+        let mut before = None;
         if let Some(outcome) = history::noted(self.status.known(), &status)
-            && let Some((key, outcomes)) = self.outcomes_with(Some(outcome)).await?
+            && let Some(notes) = self.outcomes_with(Some(outcome)).await?
         {
-            txn = txn.put(key, encode(&outcomes));
+            txn = txn.put(notes.key, encode(&notes.outcomes));
+            before = notes.lease;
         }
         if !planted("older-wish-told") {
             txn = txn.when(self.request_as_seen());
@@ -127,6 +147,7 @@ impl Worker {
             let newer = self.cancel.is_cancelled();
             return Err(if newer { Stop::Abandoned } else { Stop::Retry(NOT_OURS.to_owned()) });
         }
+        self.give_back(before).await;
         self.now_is(StatusEntry::Known(Box::new(status)));
         Ok(())
     }

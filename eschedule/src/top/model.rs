@@ -353,11 +353,11 @@ impl Model {
 
 /// Whether a node takes instances.
 pub(super) fn state_of(node: &NodeView) -> &'static str {
-    let locked = node.note.as_deref().is_some_and(|note| note.contains("locked"));
-    match (node.alive, locked) {
-        (false, _) => "down",
-        (true, true) => "locked",
-        (true, false) => "alive",
+    match node {
+        NodeView { alive: false, .. } => "down",
+        NodeView { locked: true, .. } => "locked",
+        NodeView { disabled: true, .. } => "disabled",
+        _ => "alive",
     }
 }
 

@@ -40,6 +40,8 @@ fn node(number: u128, name: &str, alive: bool) -> NodeView {
         alive,
         agent: None,
         virt_type: None,
+        locked: false,
+        disabled: false,
         started_at: None,
         url: None,
         instances: 2,

@@ -362,9 +362,16 @@ fn each_verb_is_called_as_it_is_typed() {
 fn each_verb_is_recorded_by_a_word_of_the_api_and_how_it_was_asked_for() {
     let image = ImageRef { url: "http://h/i".to_owned(), sha256: None };
     let some = |text: &str| Some(text.to_owned());
-    let words = |keys: &[&str]| keys.iter().map(|key| ((*key).to_owned(), None)).collect();
-    let change =
-        Change { labels: words(&["a", "b"]), metadata: words(&["c"]), restart: Some(Restart::OnFailure) };
+    let words = |keys: &[(&str, Option<&str>)]| {
+        keys.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned))).collect()
+    };
+    let change = Change {
+        labels: words(&[("a", Some("1")), ("b", Some("2")), ("d", None)]),
+        metadata: words(&[("c", Some("3")), ("e", None), ("f", None)]),
+        restart: Some(Restart::OnFailure),
+    };
+    let told = "labels a b, without labels d, metadata c, without metadata e f, restart on-failure";
+    let unset = Change { labels: words(&[("a", None)]), ..Change::default() };
     for (verb, recorded, detail) in [
         (Verb::Start, ActionVerb::Start, None),
         (Verb::Stop(5), ActionVerb::Stop, some("grace 5 s")),
@@ -382,8 +389,8 @@ fn each_verb_is_recorded_by_a_word_of_the_api_and_how_it_was_asked_for() {
         (Verb::Lock("mine".into()), ActionVerb::Lock, some("mine")),
         (Verb::Unlock, ActionVerb::Unlock, None),
         (Verb::Rename("db".into()), ActionVerb::Rename, some("db")),
-        (Verb::Set(change), ActionVerb::Set, some("labels a b, metadata c, restart on-failure")),
-        (Verb::Set(Change { labels: words(&["a"]), ..Change::default() }), ActionVerb::Set, some("labels a")),
+        (Verb::Set(change), ActionVerb::Set, some(told)),
+        (Verb::Set(unset), ActionVerb::Set, some("without labels a")),
     ] {
         assert_eq!(verb.recorded(), (recorded, detail));
     }
