@@ -19,15 +19,22 @@ if ! command -v cargo-nextest >/dev/null; then
 fi
 export EC_TEST_TINY_IMAGE=$cache/tiny.qcow2 EC_TEST_DEBIAN_IMAGE=$cache/debian.qcow2
 export EC_TEST_PLACEMENT=$cache/placement
-scripts/guests/build-tiny.sh "$EC_TEST_TINY_IMAGE" "$cache/debs"
-# Also with the data source that stock images do not look for by themselves.
-scripts/guests/build-debian.sh "$EC_TEST_DEBIAN_IMAGE" Ec2
-scripts/placement-venv.sh "$EC_TEST_PLACEMENT"
-ETCD_BIN_NEW=$(scripts/fetch-newer-etcd.sh)
-export ETCD_BIN_NEW
+parts() {
+  scripts/guests/build-tiny.sh "$EC_TEST_TINY_IMAGE" "$cache/debs"
+  # Also with the data source that stock images do not look for by themselves.
+  scripts/guests/build-debian.sh "$EC_TEST_DEBIAN_IMAGE" Ec2
+  scripts/placement-venv.sh "$EC_TEST_PLACEMENT"
+  scripts/fetch-newer-etcd.sh >/dev/null
+}
+# Beside the build: they wait for the network and for one program most of the time.
+parts &
+parts=$!
 # With the failpoints, at which the crash tests stop the agent. In one go with the tests: apart, the
 # dependencies would be built twice, with different features.
 cargo build --locked --workspace --all-features --bins --tests
+wait "$parts"
+ETCD_BIN_NEW=$(scripts/fetch-newer-etcd.sh)
+export ETCD_BIN_NEW
 # Random histories are the same ones in every run, so that a failure is of the change; `make fuzz` has others.
 export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-1}
 # Of a failure the reason, not the way to it: that would push the reason out of a log's end.

@@ -26,8 +26,11 @@ use crate::{
 const ROUNDS: usize = 8;
 /// How exactly the moment is seen; the same for both sides.
 const POLL: Duration = Duration::from_millis(2);
-/// Before each verb, so that what was done before does not weigh on it.
+/// Before each verb both guests use less than [`IDLE`] in such a time, so that what was done before does not weigh on it, and
+/// both have as much memory to be saved.
 const SETTLE: Duration = Duration::from_millis(300);
+/// Of processor time: one that boots takes nearly all that there is.
+const IDLE: Duration = Duration::from_millis(40);
 /// A domain's disk.
 const DISK: &str = "vda";
 const GIB: u64 = 1 << 30;
@@ -282,11 +285,13 @@ pub(crate) async fn measure(stack: &Stack) -> Result<Vec<Figure>> {
                 bytes: 2 * GIB,
             };
             for (verb, figure) in VERBS.iter().chain([&DESTROY]).zip(&mut figures) {
+                settled(stack, &[instance, other])?;
                 let time = measured(stack, verb, instance, || asked(stack, verb.arguments, instance, 2))?;
                 figure.ours.push_time(time);
                 if !verb.after.is_empty() {
                     asked(stack, verb.after, instance, 2)?;
                 }
+                settled(stack, &[instance, other])?;
                 let time = measured(stack, verb, other, || (verb.call)(&mut twin))?;
                 if let Some((_, bare)) = &mut figure.bare {
                     bare.push_time(time);
@@ -302,6 +307,27 @@ fn figure(verb: &'static Verb) -> Figure {
     Figure { name: verb.name, unit: "ms", ours, bare, goals: vec![Goal::Ratio(1.15), Goal::Above(100.0)] }
 }
 
+/// Waits until none of the guests has more to do than to wait.
+fn settled(stack: &Stack, guests: &[InstanceId]) -> Result<()> {
+    let connect = stack.libvirt.connection();
+    // One that is not there uses nothing.
+    let used = || -> u64 {
+        let domains = guests.iter().filter_map(|guest| connect.lookup_domain_by_uuid(guest.uuid()).ok());
+        domains.filter_map(|domain| Some(domain.info().ok()?.cpu_time)).sum()
+    };
+    let deadline = Instant::now() + PATIENCE;
+    let mut before = used();
+    while Instant::now() < deadline {
+        thread::sleep(SETTLE);
+        let now = used();
+        if Duration::from_nanos(now.saturating_sub(before)) < IDLE {
+            return Ok(());
+        }
+        before = now;
+    }
+    bail!("a guest has something to do still")
+}
+
 /// The time from before it is asked for until libvirt says that it is so.
 fn measured(
     stack: &Stack,
@@ -309,7 +335,6 @@ fn measured(
     instance: InstanceId,
     ask: impl FnOnce() -> Result<()>,
 ) -> Result<Duration> {
-    thread::sleep(SETTLE);
     let before = Seen::of(stack, instance)?;
     let seen = Look::new(stack, instance).when(verb, before)?;
     let begun = Instant::now();

@@ -1,15 +1,16 @@
 //! What results look like: for each a table, what it is called, and its fields, which docs/cli.md tells.
 
-use std::io::IsTerminal;
+mod table;
 
-use comfy_table::{Cell, Color, ColumnConstraint, ContentArrangement, Row, Table, presets::NOTHING};
 use ec_cloud::{GroupView, NodeView, View};
-use ec_model::{Flavor, InstanceId, Keypair, Restart, State};
+use ec_model::{Flavor, InstanceId, Keypair, Restart};
 use ec_runtime::exit::{Failure, print};
 use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::cli::Output;
+pub(crate) use table::{List, Mood, coloured, mood, mood_of, plain};
+use table::{row, table, trimmed, without_controls};
 
 impl Output {
     /// Prints a result: its fields, what it is called, or the lines for people.
@@ -309,202 +310,9 @@ pub(crate) fn word(value: &impl Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
-fn row<const N: usize>(table: &mut Table, cells: [String; N]) {
-    table.add_row(cells.map(|cell| plain(&cell)));
-}
-
-/// A table with one line for each of many. On a terminal it is as wide as that: columns give way, those that are told
-/// apart by or copied last.
-#[derive(Clone)]
-pub(crate) struct List {
-    table: Table,
-    rows: Vec<Vec<String>>,
-    /// How wide each column is.
-    widths: Vec<usize>,
-    /// Which column is a state's.
-    state: Option<usize>,
-    coloured: bool,
-}
-
-impl List {
-    /// With these columns, of which these are never cut.
-    pub(crate) fn new(header: &[&str], whole: &[usize]) -> Self {
-        let mut table = table(header);
-        for column in whole {
-            if let Some(column) = table.column_mut(*column) {
-                column.set_constraint(ColumnConstraint::ContentWidth);
-            }
-        }
-        // Blanks have no colour.
-        table.style_text_only();
-        let state = header.iter().position(|name| *name == "STATE");
-        let widths = header.iter().map(|name| name.len()).collect();
-        Self { table, rows: Vec::new(), widths, state, coloured: coloured() }
-    }
-
-    /// Adds a line.
-    pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
-        let cells: Vec<String> = cells.iter().map(|cell| plain(cell)).collect();
-        for (width, cell) in self.widths.iter_mut().zip(&cells) {
-            *width = (*width).max(cell.chars().count());
-        }
-        self.rows.push(cells);
-    }
-
-    /// All of it.
-    pub(crate) fn text(mut self) -> String {
-        // A blank at each side.
-        let width: usize = self.widths.iter().map(|width| width + 2).sum();
-        let is_too_wide = self.table.width().is_some_and(|room| width > usize::from(room));
-        for cells in self.rows {
-            let cells = cells.into_iter().enumerate().map(|(number, text)| {
-                let colour = colour(&text).filter(|_| self.coloured && self.state == Some(number));
-                let cell = Cell::new(if is_too_wide { first_part(text) } else { text });
-                match colour {
-                    Some(colour) => cell.fg(colour),
-                    None => cell,
-                }
-            });
-            let mut row = Row::from(cells);
-            row.max_height(1);
-            self.table.add_row(row);
-        }
-        trimmed(&self.table)
-    }
-}
-
-/// Of a uuid its beginning, which is understood wherever all of it is, as long as no other begins so.
-fn first_part(text: String) -> String {
-    match uuid::Uuid::try_parse(&text) {
-        Ok(_) => text.chars().take(8).collect(),
-        Err(_) => text,
-    }
-}
-
-/// Whether people look, and want colours (<https://no-color.org>).
-pub(crate) fn coloured() -> bool {
-    std::io::stdout().is_terminal()
-        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
-        && std::env::var_os("TERM").is_none_or(|terminal| terminal != "dumb")
-}
-
-fn colour(state: &str) -> Option<Color> {
-    mood(state).map(|mood| match mood {
-        Mood::Well => Color::Green,
-        Mood::Trouble => Color::Red,
-        Mood::UnderWay => Color::Yellow,
-    })
-}
-
-/// What a colour tells of a state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mood {
-    Well,
-    Trouble,
-    UnderWay,
-}
-
-/// What runs, what is in trouble, and what is on its way.
-pub(crate) fn mood(state: &str) -> Option<Mood> {
-    mood_of(State::ALL.into_iter().find(|known| known.to_string() == state)?)
-}
-
-/// The same of a state.
-pub(crate) fn mood_of(state: State) -> Option<Mood> {
-    match state {
-        State::Active => Some(Mood::Well),
-        State::Error | State::Unclaimed | State::Unknown => Some(Mood::Trouble),
-        State::Paused | State::Stopped | State::Suspended | State::Rescued => None,
-        State::Scheduled
-        | State::Preparing
-        | State::Starting
-        | State::Stopping
-        | State::Rebooting
-        | State::Suspending
-        | State::Rebuilding
-        | State::Rescuing
-        | State::Unrescuing
-        | State::Resizing
-        | State::VerifyResize
-        | State::Destroying => Some(Mood::UnderWay),
-    }
-}
-
-/// Text that guests, servers and other people's records may have put together, without what would move a
-/// terminal's cursor or break a line.
-pub(crate) fn plain(text: &str) -> String {
-    without_controls(text, &[])
-}
-
-fn without_controls(text: &str, keep: &[char]) -> String {
-    text.chars().map(|c| if c.is_control() && !keep.contains(&c) { ' ' } else { c }).collect()
-}
-
-fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_style(NOTHING);
-    // As wide as a terminal; elsewhere as what is in it.
-    table.set_content_arrangement(ContentArrangement::Dynamic);
-    if !header.is_empty() {
-        let mut names = Row::from(header.to_vec());
-        // Cut where there is no room, and not set letter below letter.
-        names.max_height(1);
-        table.set_header(names);
-    }
-    table
-}
-
-/// Without the blanks at both ends of the lines, of which each has one at its beginning.
-fn trimmed(table: &Table) -> String {
-    let line = |line: String| line.strip_prefix(' ').unwrap_or(&line).trim_end().to_owned();
-    table.lines().map(line).collect::<Vec<_>>().join("\n")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_guests_say_moves_no_cursor() {
-        assert_eq!(plain("a\u{1b}[2Jb\r\n\u{9b}c"), "a [2Jb   c");
-        assert_eq!(without_controls("login:\n\u{7}\tok", &['\n', '\t']), "login:\n \tok");
-        let mut lines = List::new(&["A", "B"], &[]);
-        lines.row(["x\ny".to_owned(), "z".to_owned()]);
-        assert_eq!(lines.text().lines().count(), 2);
-    }
-
-    #[test]
-    fn a_list_that_is_too_wide_for_its_terminal_is_cut_where_it_may_be() {
-        let mut list = List::new(&["INSTANCE", "REASON"], &[0]);
-        let long = "no image was there where one should have been";
-        list.row(["7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".to_owned(), long.to_owned()]);
-        let wide = list.clone().text();
-        assert!(wide.ends_with(long), "elsewhere nothing is cut: {wide}");
-        list.table.set_width(60);
-        let text = list.clone().text();
-        assert_eq!(text.lines().count(), 2, "{text}");
-        assert!(text.lines().all(|line| line.chars().count() <= 60), "{text}");
-        assert!(
-            text.contains("\n7d3c1f0a  no image") && text.ends_with(long),
-            "the beginning of a uuid is enough: {text}"
-        );
-        list.table.set_width(30);
-        assert!(list.text().ends_with('…'));
-    }
-
-    #[test]
-    fn only_states_are_coloured_and_only_where_that_is_wanted() {
-        let lines = |coloured| {
-            let mut list = List { coloured, ..List::new(&["NAME", "STATE"], &[]) };
-            list.table.enforce_styling();
-            list.row(["ACTIVE".to_owned(), "ERROR".to_owned()]);
-            list.text()
-        };
-        assert!(!lines(false).contains('\u{1b}'));
-        let line = lines(true);
-        let line = line.lines().last().unwrap();
-        assert!(line.starts_with("ACTIVE") && line.contains("\u{1b}[38;5;9mERROR\u{1b}[39m"), "{line:?}");
-    }
 
     #[test]
     fn a_key_is_told_without_its_blob() {

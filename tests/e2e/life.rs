@@ -1,7 +1,7 @@
 //! From a query to a guest with an address, and back to nothing.
 
-use anyhow::Result;
-use ec_model::State;
+use anyhow::{Context, Result};
+use ec_model::{Size, State};
 use ec_tests::Stack;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -22,6 +22,22 @@ async fn whole_life(mut stack: Stack) -> Result<()> {
     let status = stack.until_state(instance, State::Active).await?;
     assert_eq!(Some(String::from_utf8(ip.stdout)?.trim().parse()?), status.ip);
     stack.until_exactly(&[instance]).await?;
+
+    // What it claims follows its size.
+    let large = "resources=VCPU:2,MEMORY_MB:192,DISK_GB:2";
+    for (arguments, size) in [
+        (&["stop", "--grace", "0", "--wait", "web"][..], (1, 128, 1)),
+        (&["resize", "--wait", "web", large], (2, 192, 2)),
+        (&["resize", "--revert", "--wait", "web"], (1, 128, 2)),
+        (&["resize", "--wait", "web", large], (2, 192, 2)),
+        (&["resize", "--confirm", "web"], (2, 192, 2)),
+    ] {
+        let output = stack.eschedule(arguments)?;
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        let held = stack.placement.allocations(instance).await?.context("it has a claim")?;
+        let Size { vcpus, memory_mb, disk_gb } = Size::of(&held.total());
+        assert_eq!((vcpus, memory_mb, disk_gb), size, "{arguments:?}");
+    }
 
     assert!(stack.eschedule(&["destroy", "--wait", "web"])?.status.success());
     stack.until_exactly(&[]).await?;

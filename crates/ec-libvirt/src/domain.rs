@@ -14,7 +14,7 @@ use virt::{
 
 use crate::{
     disk::impassable_ancestor,
-    error::{CallError, absent},
+    error::{CallError, absent, has_code},
     sys::saved_xml,
     xml::{self, MARK_NAMESPACE, Mark},
 };
@@ -28,30 +28,34 @@ pub(crate) enum Found {
 
 /// Looks the instance's domain up.
 pub(crate) fn find(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<Found, Error> {
-    match absent(connect.lookup_domain_by_uuid(instance.uuid()), ErrorNumber::NoDomain)? {
-        None => Ok(Found::Nothing),
-        Some(domain) if is_ours(&domain, node)? => Ok(Found::Ours(domain)),
-        Some(_) => Ok(Found::Foreign),
-    }
+    let domain = absent(connect.lookup_domain_by_uuid(instance.uuid()), ErrorNumber::NoDomain)?;
+    let Some(domain) = domain else { return Ok(Found::Nothing) };
+    Ok(match whose(&domain, node)? {
+        Whose::Ours(_) => Found::Ours(domain),
+        Whose::Foreign => Found::Foreign,
+        Whose::Nobodys => Found::Nothing,
+    })
 }
 
-/// Whether the domain carries our mark with our node. A domain that goes meanwhile is not ours.
-pub(crate) fn is_ours(domain: &Domain, node: NodeId) -> Result<bool, Error> {
-    Ok(mark(domain, node)?.is_some())
+/// Whose a domain is.
+pub(crate) enum Whose {
+    /// It carries our mark with our node: that of how it was started, where it is up.
+    Ours(Mark),
+    Foreign,
+    /// It went meanwhile. Taken for another's, its disk would be none of ours.
+    Nobodys,
 }
 
-/// Our mark, where the domain carries it with our node: that of how it was started, where it is up.
-pub(crate) fn mark(domain: &Domain, node: NodeId) -> Result<Option<Mark>, Error> {
+/// Looks whose the domain is.
+pub(crate) fn whose(domain: &Domain, node: NodeId) -> Result<Whose, Error> {
     let kind = sys::VIR_DOMAIN_METADATA_ELEMENT.try_into().unwrap_or_default();
     match domain.metadata(kind, Some(MARK_NAMESPACE), 0) {
-        Ok(element) => Ok(xml::mark(&element).filter(|mark| mark.node == node)),
-        Err(error)
-            if [ErrorNumber::NoDomainMetadata, ErrorNumber::NoDomain]
-                .into_iter()
-                .any(|code| crate::error::has_code(&error, code)) =>
-        {
-            Ok(None)
-        }
+        Ok(element) => Ok(match xml::mark(&element).filter(|mark| mark.node == node) {
+            Some(mark) => Whose::Ours(mark),
+            None => Whose::Foreign,
+        }),
+        Err(error) if has_code(&error, ErrorNumber::NoDomainMetadata) => Ok(Whose::Foreign),
+        Err(error) if has_code(&error, ErrorNumber::NoDomain) => Ok(Whose::Nobodys),
         Err(error) => Err(error),
     }
 }
@@ -95,8 +99,10 @@ pub(crate) fn leave_rescue(connect: &Connect, node: NodeId, instance: InstanceId
         Found::Nothing => return Ok(()),
     };
     if domain.is_active()? {
-        return match mark(&domain, node)? {
-            Some(Mark { rescued: true, .. }) => Err(CallError::Refused("the guest is up from it".into())),
+        return match whose(&domain, node)? {
+            Whose::Ours(Mark { rescued: true, .. }) => {
+                Err(CallError::Refused("the guest is up from it".into()))
+            }
             _ => Ok(()),
         };
     }

@@ -24,7 +24,7 @@ use crate::{
     config::LibvirtConfig,
     console,
     disk::Pool,
-    domain::{self, Found},
+    domain::{self, Found, Whose},
     error::CallError,
     lane::{Lanes, Listener, Notice},
     prepare::{self, Facts},
@@ -203,9 +203,10 @@ impl Hypervisor for LibvirtHypervisor {
             let mut foreign = HashSet::new();
             for domain in connect.list_all_domains(0)? {
                 let Ok(instance) = domain.uuid().map(InstanceId::new) else { continue };
-                match domain::mark(&domain, node)? {
-                    None => _ = foreign.insert(instance),
-                    Some(mark) => {
+                match domain::whose(&domain, node)? {
+                    Whose::Foreign => _ = foreign.insert(instance),
+                    Whose::Nobodys => {}
+                    Whose::Ours(mark) => {
                         let observed = seen(&domain, &mark, &pool)?;
                         found.extend(observed.domain.map(|_| (instance, observed)));
                     }
@@ -227,7 +228,7 @@ impl Hypervisor for LibvirtHypervisor {
             let mut observed = Observed { volume: pool.has_volume(instance)?, ..Observed::default() };
             match domain::find(connect, node, instance)? {
                 Found::Ours(domain) => {
-                    if let Some(mark) = domain::mark(&domain, node)? {
+                    if let Whose::Ours(mark) = domain::whose(&domain, node)? {
                         observed = Observed { volume: observed.volume, ..seen(&domain, &mark, &pool)? };
                     }
                 }

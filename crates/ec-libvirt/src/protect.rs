@@ -25,7 +25,7 @@ use virt::connect::Connect;
 use crate::{
     addresses,
     config::{AddressFilter, LibvirtConfig},
-    domain::{self, Found},
+    domain::{self, Found, Whose},
     error::CallError,
     xml::{self, NetworkXml},
 };
@@ -80,7 +80,7 @@ impl Protection {
         let mut taps = Vec::new();
         for domain in connect.list_all_domains(0)? {
             let Ok(instance) = domain.uuid().map(InstanceId::new) else { continue };
-            if domain::is_ours(&domain, config.node)? {
+            if let Whose::Ours(_) = domain::whose(&domain, config.node)? {
                 // One that goes meanwhile needs nothing.
                 taps.extend(self.taps(&domain, instance, config).unwrap_or_default());
             }

@@ -456,3 +456,34 @@ async fn what_libvirt_made_of_our_documents_is_valid_by_its_own_schemas() {
     hypervisor.destroy(instance).await.unwrap();
     test.end().await;
 }
+
+/// Between the question for a domain and that for its mark it goes: then it is nobody's, and not another's, whose disk would be
+/// none of ours.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_domain_that_goes_while_it_is_looked_at_leaves_its_disk_seen() {
+    let test = Test::new(|_| ()).await;
+    let (hypervisor, instance) = (&test.hypervisor, fresh());
+    hypervisor.prepare().await.unwrap();
+    conformance::build(&**hypervisor, &base(), instance).await;
+    hypervisor.power_off(instance).await.unwrap();
+    let connect = test.server().connection();
+    let comes_and_goes = tokio::task::spawn_blocking(move || {
+        let domain = connect.lookup_domain_by_uuid(instance.uuid()).unwrap();
+        let document = domain.xml_desc(0).unwrap();
+        for _ in 0..200 {
+            connect.lookup_domain_by_uuid(instance.uuid()).unwrap().undefine().unwrap();
+            connect.define_domain_xml(&document).unwrap();
+        }
+    });
+    while !comes_and_goes.is_finished() {
+        // What went between two other questions is an error, of which nothing follows.
+        if let Ok(observed) = hypervisor.observe(instance).await {
+            assert!(observed.volume, "{observed:?}");
+        }
+        if let Ok(all) = hypervisor.list().await {
+            assert!(all.get(&instance).is_some_and(|observed| observed.volume), "{all:?}");
+        }
+    }
+    comes_and_goes.await.unwrap();
+    test.end().await;
+}

@@ -1,0 +1,277 @@
+//! The grammar of what is done to instances that are there.
+
+use std::collections::BTreeMap;
+
+use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
+use ec_cloud::{Change, Verb};
+use ec_model::{GRACE_SECONDS, Restart};
+use ec_runtime::exit::Failure;
+
+use super::{Instances, Named, Traits, Waiting};
+use crate::{
+    config::Settings,
+    spec::{hostname, image_ref, once_each},
+};
+
+/// Characters that a reason may have: what OpenStack's Compute API takes for `locked_reason`.
+const REASON_MAX: usize = 255;
+
+pub(super) const RESIZES: &str = "\
+Examples:
+  eschedule resize web --flavor large --wait
+      the new size, until the guest runs with it (VERIFY_RESIZE)
+  eschedule resize web 'resources=VCPU:2,MEMORY_MB:1024,DISK_GB:10'
+      the same by a query
+  eschedule resize web --confirm
+      keeps it, and gives back what is not needed any more
+  eschedule resize web --revert --wait
+      goes back, but for the disk";
+
+/// How long a guest may take to end.
+#[derive(Args, Clone, Copy)]
+pub(crate) struct Grace {
+    /// End the guest hard when it has not ended by itself in so many seconds; 0: at once
+    #[arg(long, value_name = "SECONDS", default_value_t = GRACE_SECONDS, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(..=86_400))]
+    pub(crate) grace: u32,
+}
+
+/// What is done to instances that are there.
+#[derive(Subcommand)]
+pub(crate) enum Act {
+    /// Start instances that do not run
+    Start {
+        #[command(flatten)]
+        instances: Instances,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Stop instances: ask their guests to end, and end those that do not
+    Stop {
+        #[command(flatten)]
+        instances: Instances,
+        #[command(flatten)]
+        grace: Grace,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Stop instances and start them again
+    Reboot {
+        #[command(flatten)]
+        instances: Instances,
+        #[command(flatten)]
+        grace: Grace,
+        /// Do not ask the guests, as with --grace 0
+        #[arg(long, conflicts_with = "grace")]
+        hard: bool,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Halt instances where they are; their memory stays taken
+    Pause {
+        #[command(flatten)]
+        instances: Instances,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Let paused instances go on
+    Unpause {
+        #[command(flatten)]
+        instances: Instances,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Save instances' memory to their nodes' disks and end them
+    Suspend {
+        #[command(flatten)]
+        instances: Instances,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Let suspended instances go on where they were
+    Resume {
+        #[command(flatten)]
+        instances: Instances,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Give an instance a new disk, made from the image asked for last or another; what its guest wrote is lost
+    ///
+    /// It keeps its uuid, its claim and its addresses. Its guest runs on until the new disk is there, and then is ended; it is
+    /// started again if it was wanted running. An image that cannot be had leaves everything as it was.
+    Rebuild {
+        /// Its name, its uuid, or the beginning of that
+        #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
+        instance: String,
+        /// What to make the disk from: http://, https://, file://, or a name under `images` of schedule.yaml [default: the
+        /// one that was asked for last]
+        #[arg(value_name = "IMAGE")]
+        image: Option<String>,
+        /// The SHA-256 that the image must have, in hex
+        #[arg(long, value_name = "DIGEST", requires = "image")]
+        sha256: Option<String>,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Boot an instance from a rescue disk, with its own beside it as the second, so that this can be mended
+    ///
+    /// It keeps its uuid, its claim and its addresses, and the guest of the rescue disk gets the same metadata. Its guest runs on
+    /// until the rescue disk is there, and then is ended hard. An image that cannot be had leaves everything as it was.
+    Rescue {
+        /// Its name, its uuid, or the beginning of that
+        #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
+        instance: String,
+        /// What to make the rescue disk from: http://, https://, file://, or a name under `images` of schedule.yaml
+        /// [default: the instance's own image]
+        #[arg(long, value_name = "IMAGE")]
+        image: Option<String>,
+        /// The SHA-256 that the image must have, in hex
+        #[arg(long, value_name = "DIGEST", requires = "image")]
+        sha256: Option<String>,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Boot rescued instances from their own disks again; what was written to the rescue disk is lost
+    Unrescue {
+        #[command(flatten)]
+        instances: Instances,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Let nothing be done to instances but to unlock them
+    Lock {
+        #[command(flatten)]
+        instances: Instances,
+        /// Why, for whoever is refused
+        #[arg(long, value_name = "TEXT", default_value = "", value_parser = reason)]
+        reason: String,
+    },
+    /// Let things be done to locked instances again
+    Unlock {
+        #[command(flatten)]
+        instances: Instances,
+    },
+    /// Call an instance otherwise; its guest's hostname stays
+    Rename {
+        /// Its name, its uuid, or the beginning of that
+        #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
+        instance: String,
+        /// What no other of the project is called
+        name: String,
+    },
+    /// Set labels and metadata of instances, and what follows when they end by themselves
+    Set {
+        #[command(flatten)]
+        instances: Named,
+        #[command(flatten)]
+        traits: Traits,
+    },
+    /// Take labels and metadata off instances
+    Unset {
+        #[command(flatten)]
+        instances: Named,
+        /// The label's key; may be given more than once
+        #[arg(long, value_name = "KEY", required_unless_present = "meta", value_parser = ec_model::input::label_key)]
+        label: Vec<String>,
+        /// The key of an item of metadata; may be given more than once
+        #[arg(long, value_name = "KEY", value_parser = ec_model::input::metadata_key)]
+        meta: Vec<String>,
+    },
+}
+
+/// Which instance, and how large it shall be.
+#[derive(Args)]
+pub(crate) struct Resizing {
+    /// Its name, its uuid, or the beginning of that
+    #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) instance: String,
+
+    #[command(flatten)]
+    pub(crate) to: Extent,
+
+    #[command(flatten)]
+    pub(crate) waiting: Waiting,
+}
+
+/// How large.
+#[derive(Args)]
+#[group(id = "extent", required = true, multiple = false)]
+pub(crate) struct Extent {
+    /// A resources query
+    #[arg(value_name = "QUERY", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) query: Option<String>,
+
+    /// A flavor's name
+    #[arg(long, value_name = "FLAVOR")]
+    pub(crate) flavor: Option<String>,
+
+    /// Keep the size that the last resize gave it
+    #[arg(long)]
+    pub(crate) confirm: bool,
+
+    /// Go back to the size that it had before; a disk that was grown stays so
+    #[arg(long)]
+    pub(crate) revert: bool,
+}
+
+impl Act {
+    /// What is asked of which, and whether its outcome is waited for.
+    ///
+    /// # Errors
+    /// What was given cannot be.
+    pub(crate) fn what(self, settings: &Settings) -> Result<(Verb, Instances, Waiting), Failure> {
+        let at_once = Waiting { wait: false, timeout: 0 };
+        Ok(match self {
+            Self::Start { instances, waiting } => (Verb::Start, instances, waiting),
+            Self::Stop { instances, grace, waiting } => (Verb::Stop(grace.grace), instances, waiting),
+            Self::Reboot { instances, grace, hard, waiting } => {
+                (Verb::Reboot(if hard { 0 } else { grace.grace }), instances, waiting)
+            }
+            Self::Pause { instances, waiting } => (Verb::Pause, instances, waiting),
+            Self::Unpause { instances, waiting } => (Verb::Unpause, instances, waiting),
+            Self::Suspend { instances, waiting } => (Verb::Suspend, instances, waiting),
+            Self::Resume { instances, waiting } => (Verb::Resume, instances, waiting),
+            Self::Rebuild { instance, image, sha256, waiting } => {
+                let image = image.map(|image| image_ref(settings, &image, sha256.as_deref())).transpose()?;
+                let instances = Instances { instances: vec![instance], ..Instances::default() };
+                (Verb::Rebuild(image), instances, waiting)
+            }
+            Self::Rescue { instance, image, sha256, waiting } => {
+                let image = image.map(|image| image_ref(settings, &image, sha256.as_deref())).transpose()?;
+                let instances = Instances { instances: vec![instance], ..Instances::default() };
+                (Verb::Rescue(image), instances, waiting)
+            }
+            Self::Unrescue { instances, waiting } => (Verb::Unrescue, instances, waiting),
+            Self::Lock { instances, reason } => (Verb::Lock(reason), instances, at_once),
+            Self::Unlock { instances } => (Verb::Unlock, instances, at_once),
+            Self::Rename { instance, name } => (
+                Verb::Rename(hostname("NAME", &name)?),
+                Instances { instances: vec![instance], ..Instances::default() },
+                at_once,
+            ),
+            Self::Set { instances, traits } => {
+                let set = |words: BTreeMap<String, String>| {
+                    words.into_iter().map(|(key, value)| (key, Some(value))).collect()
+                };
+                let change = Change {
+                    labels: set(once_each("--label", &traits.label)?),
+                    metadata: set(once_each("--meta", &traits.meta)?),
+                    restart: traits.restart.map(Restart::from),
+                };
+                if change == Change::default() {
+                    return Err(Failure::usage("nothing to set: give --label, --meta or --restart"));
+                }
+                (Verb::Set(change), instances.into(), at_once)
+            }
+            Self::Unset { instances, label, meta } => {
+                let unset = |keys: Vec<String>| keys.into_iter().map(|key| (key, None)).collect();
+                let change = Change { labels: unset(label), metadata: unset(meta), restart: None };
+                (Verb::Set(change), instances.into(), at_once)
+            }
+        })
+    }
+}
+
+/// One line, as it stands in a record that everybody reads.
+fn reason(text: &str) -> Result<String, String> {
+    ec_model::input::line(text, REASON_MAX)
+}
