@@ -226,11 +226,14 @@ pub(crate) fn is_kept_free(world: &World, traces: &Traces) -> bool {
     }
     let here = world.computers.iter().find(|computer| computer.node == node);
     let records = here.and_then(|computer| computer.records().ok()).unwrap_or_default();
-    let uncounted = records.keys().filter(|name| !counted.contains(*name)).count() as f64;
+    let vcpus = |size: Option<DomainSize>| size.map_or(1.0, |size| size.vcpus as f64);
+    let takes = |name: &String| vcpus(here.zip(name.parse().ok()).and_then(|(here, one)| size(here, one)));
+    let uncounted: f64 = records.keys().filter(|name| !counted.contains(*name)).map(takes).sum();
+    let own = vcpus(traces.size);
     let all = PROCESSORS as f64;
     let offered = (number("total") - number("reserved")) * ratio;
-    let without_it = all - ((uncounted - 1.0) / ratio).ceil() * ratio;
+    let without_it = all - ((uncounted - own) / ratio).ceil() * ratio;
     // A lock that came back with an older etcd is an operator's for all that its agent knows.
     let is_locked = offered <= 0.0;
-    is_locked || offered <= all - uncounted && used + 1.0 > without_it
+    is_locked || offered <= all - uncounted && used + own > without_it
 }

@@ -216,10 +216,16 @@ fn ended(facts: &Facts, why: End) -> Plan {
     if restarts(facts, why) {
         return restart(facts, why);
     }
-    if state(facts) == Some(State::Stopped) {
-        return stopped(facts);
+    match state(facts) {
+        Some(State::Stopped) => stopped(facts),
+        Some(State::Suspended) => forgotten(facts),
+        _ => Plan::tell(facts, State::Stopped, how(facts, why)),
     }
-    Plan::tell(facts, State::Stopped, how(facts, why))
+}
+
+/// It was suspended, and cannot go on where it was.
+pub(super) fn forgotten(facts: &Facts) -> Plan {
+    Plan::tell(facts, State::Stopped, "its saved memory is gone: the next start boots it anew")
 }
 
 /// Whether its policy has it started again. What somebody ended by hand is left to them.

@@ -15,7 +15,8 @@ use std::time::Duration;
 use ec_model::{End, Power, RunState, State};
 
 use super::{
-    Announce, NotePower, NoteStart, Pause, Plan, PowerOff, Resume, Save, ShutDown, Until, kept::start_again,
+    Announce, NotePower, NoteStart, Pause, Plan, PowerOff, Resume, Save, ShutDown, Until,
+    kept::{self, start_again},
     known, state,
 };
 use crate::{Asked, Facts, KnownStatus, Limits};
@@ -36,6 +37,10 @@ pub(super) fn wish(facts: &Facts, _: &Limits) -> Option<Plan> {
         (Power::Running, RunState::Running) => Plan::run(vec![came_up(facts)], "it runs, as is wanted"),
         // Without its disk it cannot; that is told.
         (Power::Running, _) if !facts.observed.volume => return None,
+        // Said before, since of one that runs again nobody could tell any more that it lost its memory.
+        (Power::Running, RunState::Ended(_)) if state(facts) == Some(State::Suspended) => {
+            kept::forgotten(facts)
+        }
         (Power::Running, _) => start_again(facts),
         (Power::Stopped, _) if up => end(facts, State::Stopping),
         (_, RunState::Saved) => done(State::Suspended, None, "its memory lies on the node's disk"),
