@@ -7,7 +7,8 @@ use std::{
 
 use clap::Args;
 use ec_cloud::{
-    Ask, Change, Difference, Doomed, Guest, STACK, Verb, Wanted, Wished, act, destroy, differences,
+    Ask, Change, Cloud, CloudError, Difference, Doomed, Guest, STACK, Verb, View, Wanted, Wished, act,
+    destroy, differences, find, resolve,
 };
 use ec_model::{InstanceId, NodeId, Policy, ResourceQuery};
 use ec_runtime::{
@@ -116,7 +117,12 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     let stop = shutdown_on_signals()
         .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
     for (name, policy) in &groups {
-        ec_cloud::create_group(cloud, name, *policy).await?;
+        match ec_cloud::create_group(cloud, name, *policy).await {
+            // The same file was applied twice at once.
+            Err(CloudError::Refused(_))
+                if ec_cloud::group(cloud, name).await.is_ok_and(|view| view.group.policy == *policy) => {}
+            made => _ = made?,
+        }
     }
     let mut failed: Option<Failure> = None;
     for (step, one) in steps.iter().zip(&mut applied[groups.len()..]) {
@@ -295,12 +301,16 @@ async fn perform(
             let Entry { query, guest, place } = &entries[*number];
             let ask = asked(session, query, guest, place).await?;
             let wanted = Wanted::new(ask.clone(), guest)?;
-            match ec_cloud::schedule(cloud, &wanted, stop).await? {
-                Ok(placed) => (one.instance, one.node) = (Some(placed.instance), Some(placed.node)),
-                Err(none) => {
-                    let why = reason(session, &ask, &none).await;
-                    return Err(Failure::failed(format!("no allocations left: {why}")));
-                }
+            match ec_cloud::schedule(cloud, &wanted, stop).await {
+                // The same file was applied twice at once, and the other made it.
+                Err(CloudError::Taken { name, .. }) if is_of_stack(cloud, &name, guest).await => {}
+                outcome => match outcome? {
+                    Ok(placed) => (one.instance, one.node) = (Some(placed.instance), Some(placed.node)),
+                    Err(none) => {
+                        let why = reason(session, &ask, &none).await;
+                        return Err(Failure::failed(format!("no allocations left: {why}")));
+                    }
+                },
             }
         }
         Difference::Set(instance, _, change) => {
@@ -314,6 +324,13 @@ async fn perform(
         Difference::Stands(..) | Difference::Foreign(..) => {}
     }
     Ok(())
+}
+
+/// Whether the instance of that name is one of the stack that the guest would be of.
+async fn is_of_stack(cloud: &Cloud, name: &str, guest: &Guest) -> bool {
+    let Ok(instance) = resolve(cloud, name).await else { return false };
+    let found = find(cloud, instance).await.map(|found| View::found(&found));
+    found.is_ok_and(|view| view.labels.get(STACK) == guest.labels.get(STACK))
 }
 
 fn print(output: Output, applied: &[Applied]) -> Result<(), Failure> {

@@ -1,6 +1,10 @@
 //! `apply`: a file is made so, the same again does nothing, and what is another's is left alone.
 
-use std::{fs, process::Output, time::Duration};
+use std::{
+    fs,
+    process::{Child, Output, Stdio},
+    time::Duration,
+};
 
 use anyhow::{Result, ensure};
 use ec_tests::{TINY, control::Control};
@@ -123,5 +127,32 @@ async fn who_is_killed_at_any_moment_and_applies_again_has_what_the_file_says() 
     }
     let claims = control.placement.provider_allocations(node).await?.len();
     ensure!(claims >= control.count("requests/").await?, "each that is requested is claimed");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_is_applied_three_times_at_once_is_made_once_and_nobody_is_refused() -> Result<()> {
+    let control = Control::start().await?;
+    for name in ["a", "b", "c", "d"] {
+        control.node(name, true, PLENTY).await?;
+    }
+    control.done(&["flavor", "create", "small", TINY])?;
+    for round in 1..=5 {
+        let text = format!(
+            "stack: s{round}\ngroups:\n  g{round}: {{policy: anti-affinity}}\ninstances:\n  web{round}: {{count: 4, flavor: small, group: g{round}}}\n"
+        );
+        let path = file(&control, &text)?;
+        let spawn = || control.command(&["apply", "-f", &path]).stderr(Stdio::piped()).spawn();
+        let children: Vec<Child> = (0..3).map(|_| spawn()).collect::<Result<_, _>>()?;
+        for child in children {
+            let output = child.wait_with_output()?;
+            ensure!(output.status.success(), "round {round}: {}", error(&output));
+        }
+        assert_eq!((control.count("instances/").await?, control.count("groups/").await?), (4 * round, round));
+        assert_eq!(
+            (control.count("requests/").await?, control.count("members/").await?),
+            (4 * round, 4 * round)
+        );
+    }
     Ok(())
 }

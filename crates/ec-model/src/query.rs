@@ -4,6 +4,8 @@
 //! `resources` groups. Everything else goes through untouched, and the server has the last word
 //! (OpenStack Placement API reference, "List allocation candidates").
 
+use std::collections::BTreeSet;
+
 use crate::Resources;
 
 /// A query that no Placement API would understand.
@@ -22,6 +24,14 @@ pub enum QueryError {
         key: String,
         /// The part in it.
         part: String,
+    },
+    /// A class that a group asks for twice: servers take the last, and the user may have meant both.
+    #[error("`{key}` asks for {class} twice")]
+    Twice {
+        /// The group.
+        key: String,
+        /// The class.
+        class: String,
     },
     /// A broken percent escape.
     #[error("`{0}` is not valid percent-encoded UTF-8")]
@@ -51,7 +61,12 @@ impl ResourceQuery {
                 return Err(QueryError::NotText(part.to_owned()));
             }
             if is_group(&key) {
-                amounts(&key, &value)?;
+                let mut classes = BTreeSet::new();
+                for (class, _) in amounts(&key, &value)? {
+                    if !classes.insert(class.clone()) {
+                        return Err(QueryError::Twice { key: key.into_owned(), class });
+                    }
+                }
             }
             pairs.push((key.into_owned(), value.into_owned()));
         }
@@ -144,6 +159,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn a_class_is_asked_for_once_in_each_group() {
+        let twice = ResourceQuery::parse("resources=VCPU:1,MEMORY_MB:256,VCPU:2").unwrap_err();
+        assert_eq!(twice.to_string(), "`resources` asks for VCPU twice");
+        assert!(ResourceQuery::parse("resources=VCPU:1&resources2=VCPU:2").is_ok());
+    }
 
     #[test]
     fn the_classic_query_and_granular_groups_are_read() {
