@@ -353,29 +353,11 @@ impl Stack {
                 let files = instances_in(&self.directory.path().join("state").join(kind))?;
                 ensure!(files == wanted, "{kind} are {files:?}");
             }
-            let idle = self.idle_leases().await?;
+            let idle = self.etcd.idle_leases(self.etcd_login.clone()).await?;
             ensure!(idle.is_empty(), "leases without a key are {idle:?}");
             Ok(true)
         })
         .await
-    }
-
-    /// Leases of etcd on which nothing hangs.
-    async fn idle_leases(&self) -> Result<Vec<i64>> {
-        let options = self
-            .etcd_login
-            .clone()
-            .map(|(user, password)| etcd_client::ConnectOptions::new().with_user(user, password));
-        let mut client = etcd_client::Client::connect([self.etcd.endpoint()], options).await?;
-        let mut idle = Vec::new();
-        for lease in client.leases().await?.leases() {
-            let asked = etcd_client::LeaseTimeToLiveOptions::new().with_keys();
-            let told = client.lease_time_to_live(lease.id(), Some(asked)).await?;
-            if told.ttl() > 0 && told.keys().is_empty() {
-                idle.push(lease.id());
-            }
-        }
-        Ok(idle)
     }
 
     /// Makes a key pair; answers the private key's path. The public one has `.pub` behind it.

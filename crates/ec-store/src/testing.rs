@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use etcd_client::{Client, ConnectOptions, LeaseTimeToLiveOptions};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -195,6 +196,24 @@ impl EtcdServer {
             }
             sleep(POLL).await;
         }
+    }
+
+    /// Leases on which nothing hangs, as the user of this name and password sees them.
+    ///
+    /// # Errors
+    /// etcd did not answer.
+    pub async fn idle_leases(&self, login: Option<(String, String)>) -> Result<Vec<i64>, etcd_client::Error> {
+        let options = login.map(|(user, password)| ConnectOptions::new().with_user(user, password));
+        let mut client = Client::connect([self.endpoint()], options).await?;
+        let mut idle = Vec::new();
+        for lease in client.leases().await?.leases() {
+            let asked = LeaseTimeToLiveOptions::new().with_keys();
+            let told = client.lease_time_to_live(lease.id(), Some(asked)).await?;
+            if told.ttl() > 0 && told.keys().is_empty() {
+                idle.push(lease.id());
+            }
+        }
+        Ok(idle)
     }
 
     /// Ends it and takes its data away; the next [`Self::restart`] makes a new cluster.
