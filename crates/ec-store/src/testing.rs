@@ -198,7 +198,8 @@ impl EtcdServer {
         }
     }
 
-    /// Leases on which nothing hangs, as the user of this name and password sees them.
+    /// Leases on which nothing hangs and that do not run out in a minute, as those of killed agents do; as the user of this
+    /// name and password sees them.
     ///
     /// # Errors
     /// etcd did not answer.
@@ -209,7 +210,7 @@ impl EtcdServer {
         for lease in client.leases().await?.leases() {
             let asked = LeaseTimeToLiveOptions::new().with_keys();
             let told = client.lease_time_to_live(lease.id(), Some(asked)).await?;
-            if told.ttl() > 0 && told.keys().is_empty() {
+            if told.ttl() > 0 && told.granted_ttl() > 60 && told.keys().is_empty() {
                 idle.push(lease.id());
             }
         }
