@@ -64,9 +64,10 @@ fn claim(facts: &Facts, limits: &Limits) -> Option<Plan> {
             Until::After(limits.grace.saturating_sub(seen_for)),
             "it has an allocation here and no request, which may still come",
         ),
-        // With an older etcd, in which nobody asks for it any more, its allocation may have come back.
+        // With an older etcd, in which nobody asks for it any more, its allocation may have come back, and what
+        // came of it here without the lease that ends that.
         _ if facts.buried => Plan::run(
-            vec![Release],
+            vec![Release, DropKeys],
             "its user destroyed it here; giving back what an older placement holds for it",
         ),
         None => Plan::ask(Question::Whose),

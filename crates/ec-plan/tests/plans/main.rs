@@ -126,7 +126,7 @@ fn a_claim_whose_request_never_came_is_released_after_its_grace_and_not_before_a
     assert!(matches!(planned(60, Some(false)), Next::Stuck(Problem::Report(_))));
     // Of one that was destroyed here nobody need be asked: etcd may have forgotten who asked for it.
     let buried = Facts { buried: true, ..unrequested(held(60), Some(false)) };
-    assert_eq!(plan(&buried, &LIMITS).next, Next::Run(vec![Effect::Release]));
+    assert_eq!(plan(&buried, &LIMITS).next, Next::Run(vec![Effect::Release, Effect::DropKeys]));
 }
 
 #[test]

@@ -32,6 +32,12 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(behind_a_wish(stage)),
     ),
     Scenario::new(
+        "etcd-back-to-a-history-alone",
+        "etcd is put back to a time when of a guest, destroyed since, nothing was recorded but its claim and what came of \
+         it: the claim is given back, and the history ends by itself",
+        |stage| Box::pin(only_its_history(stage)),
+    ),
+    Scenario::new(
         "etcd-back-during-a-build",
         "etcd is put back to a time when a guest was STARTING, which is ACTIVE by now: it is neither started again nor \
          given up, and is ACTIVE again",
@@ -180,6 +186,26 @@ async fn behind_a_wish(stage: Stage) {
     stage.until_well(guest).await;
     stage.destroyed(guest).await;
     stage.until_gone(guest).await;
+}
+
+async fn only_its_history(stage: Stage) {
+    let before = stage.back_up();
+    let guest = stage.ready("web").await;
+    stage.restore(&before);
+    stage
+        .until(guest, "UNCLAIMED and counted", |is| is.is(State::Unclaimed) && is.runs() && is.is_kept())
+        .await;
+    stage.say("somebody deletes its status by hand");
+    stage.delete(&stage.world.keys.status(stage.node(1).node, guest)).await;
+    let backup = stage.back_up();
+    stage.destroyed(guest).await;
+    stage.until_gone(guest).await;
+    stage.restore(&backup);
+    stage.until_gone(guest).await;
+    stage.pass(3600).await;
+    let history = stage.world.keys.outcomes(stage.node(1).node, guest);
+    let kept = stage.world.store.content(&history).pairs.into_iter().any(|pair| pair.lease.is_none());
+    stage.demand(!kept, "its history hangs on a lease").await;
 }
 
 async fn during_a_build(stage: Stage) {
