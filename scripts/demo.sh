@@ -331,7 +331,9 @@ down() {
     ip addr del 169.254.169.254/32 dev "$bridge"
   fi
   # Packet rules and the metadata servers' meeting place serve all agents of a host: the last one takes them along.
-  find /run/ecompute/metadata -type l -lname "$STATE/*" -delete 2>/dev/null || true # there may never have been one
+  # There may never have been one. A link whose target is gone is of an agent that was killed and cleaned away.
+  find /run/ecompute/metadata -type l -lname "$STATE/*" -delete 2>/dev/null || true
+  find /run/ecompute/metadata -xtype l -delete 2>/dev/null || true
   if ! find /run/ecompute/metadata -type l 2>/dev/null | grep -q .; then
     for family in bridge inet; do nft delete table $family ecompute 2>/dev/null || true; done # nor these
     rm -rf /run/ecompute/metadata

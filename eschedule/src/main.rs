@@ -153,7 +153,9 @@ fn manual_pages(directory: &Path) -> Result<(), Failure> {
         Failure::failed(format!("failed to write manual pages into {}: {error}", directory.display()))
     };
     fs::create_dir_all(directory).map_err(failed)?;
-    clap_mangen::generate_to(Cli::command(), directory).map_err(failed)
+    clap_mangen::generate_to(Cli::command(), directory).map_err(failed)?;
+    tell(&format!("`man -l {}` shows the first of the pages", directory.join("eschedule.1").display()));
+    Ok(())
 }
 
 /// Tells what is not as it should be, where an operator looks: at the nodes.

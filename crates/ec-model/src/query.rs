@@ -1,7 +1,7 @@
 //! The grammar of an allocation-candidates query, as users write it on the command line.
 //!
-//! Only what can be told without the server is checked here: the form of the string and of the
-//! `resources` groups. Everything else goes through untouched, and the server has the last word
+//! Only what can be told without the server is checked here: the form of the string, the names of its parameters and
+//! the `resources` groups. Everything else goes through untouched, and the server has the last word
 //! (OpenStack Placement API reference, "List allocation candidates").
 
 use std::collections::BTreeSet;
@@ -33,6 +33,12 @@ pub enum QueryError {
         /// The class.
         class: String,
     },
+    /// A parameter that is none of an allocation-candidates query.
+    #[error(
+        "a query has no `{0}`; it has resources, required, member_of and in_tree, each also with a suffix, and \
+         group_policy, root_required, same_subtree and limit"
+    )]
+    Unknown(String),
     /// A broken percent escape.
     #[error("`{0}` is not valid percent-encoded UTF-8")]
     NotText(String),
@@ -59,6 +65,9 @@ impl ResourceQuery {
             };
             if key.contains('\u{fffd}') || value.contains('\u{fffd}') {
                 return Err(QueryError::NotText(part.to_owned()));
+            }
+            if !is_known(&key) {
+                return Err(QueryError::Unknown(key.into_owned()));
             }
             if is_group(&key) {
                 let mut classes = BTreeSet::new();
@@ -142,6 +151,13 @@ fn is_group(key: &str) -> bool {
     key.starts_with("resources")
 }
 
+/// The parameters of microversion 1.39.
+fn is_known(key: &str) -> bool {
+    let of_groups = ["resources", "required", "member_of", "in_tree"];
+    let of_all = ["group_policy", "root_required", "same_subtree", "limit"];
+    of_groups.iter().any(|known| key.starts_with(known)) || of_all.contains(&key)
+}
+
 fn amounts(key: &str, value: &str) -> Result<Vec<(String, u64)>, QueryError> {
     value
         .split(',')
@@ -168,6 +184,13 @@ mod tests {
     }
 
     #[test]
+    fn every_parameter_that_placement_knows_is_let_through() {
+        let text = "resources1=VCPU:1&resources_NET=VCPU:1&required1=A&member_of1=a&in_tree1=b&group_policy=none\
+                    &root_required=C&same_subtree=1,_NET&limit=7";
+        assert_eq!(ResourceQuery::parse(text).unwrap().pairs().len(), 9);
+    }
+
+    #[test]
     fn the_classic_query_and_granular_groups_are_read() {
         let query = ResourceQuery::parse(
             "resources=VCPU:1,MEMORY_MB:256&required=HW_CPU_X86_AVX2,!CUSTOM_X&resources_net=VCPU:2&member_of=in:a,b",
@@ -189,6 +212,8 @@ mod tests {
             ("resources=:1", "`:1`"),
             ("resources=VCPU:1,", "``"),
             ("resources=VCPU:%ff", "percent-encoded"),
+            ("resources=VCPU:1&bogus=1", "has no `bogus`; it has resources, required,"),
+            ("resources=VCPU:1&limited=1", "has no `limited`"),
         ] {
             let error = ResourceQuery::parse(text).unwrap_err().to_string();
             assert!(error.contains(wanted), "{text}: {error}");
@@ -226,7 +251,7 @@ mod tests {
 
     #[test]
     fn what_is_no_text_is_told_wherever_it_stands() {
-        for text in ["resources=VCPU:1&%ff=x", "resources=VCPU:1&x=%ff"] {
+        for text in ["resources=VCPU:1&%ff=x", "resources=VCPU:1&required=%ff"] {
             assert!(matches!(ResourceQuery::parse(text), Err(QueryError::NotText(_))), "{text}");
         }
     }
