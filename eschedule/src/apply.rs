@@ -1,14 +1,14 @@
 //! `eschedule apply`: what a stack's file says is made so. What differs is told before; the same file again does nothing.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
 };
 
 use clap::Args;
 use ec_cloud::{
-    Ask, Change, Cloud, CloudError, Difference, Doomed, Guest, STACK, Verb, View, Wanted, Wished, act,
-    destroy, differences, find, resolve,
+    Ask, Change, Cloud, CloudError, Difference, Doomed, GroupView, Guest, STACK, Verb, View, Wanted, Wished,
+    act, destroy, differences, find, resolve,
 };
 use ec_model::{InstanceId, NodeId, Policy, ResourceQuery};
 use ec_runtime::{
@@ -47,7 +47,7 @@ pub(crate) struct Apply {
     #[arg(long, short, value_name = "FILE")]
     file: PathBuf,
 
-    /// Destroy instances of the stack that the file does not name
+    /// Destroy instances and delete groups of the stack that the file does not name
     #[arg(long)]
     prune: bool,
 
@@ -59,7 +59,7 @@ pub(crate) struct Apply {
 /// What was done, or is to be.
 #[derive(Serialize)]
 pub(crate) struct Applied {
-    /// `group`, `run`, `set`, `stands` or `destroy`.
+    /// `group`, `run`, `set`, `stands`, `destroy` or `delete`.
     pub(crate) what: &'static str,
     pub(crate) name: String,
     pub(crate) instance: Option<InstanceId>,
@@ -79,7 +79,8 @@ struct Entry {
 pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Result<(), Failure> {
     let cloud = &session.cloud;
     let stack = Stack::read(&apply.file)?;
-    let groups = missing_groups(session, &stack).await.map_err(|failure| within(&apply.file, failure))?;
+    let there_groups = ec_cloud::groups(cloud).await?;
+    let groups = missing_groups(&stack, &there_groups).map_err(|failure| within(&apply.file, failure))?;
     let (mut entries, mut wished) = (Vec::new(), Vec::new());
     let mut queries = BTreeMap::new();
     for (name, entry_name, says) in stack.named() {
@@ -90,8 +91,12 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
         wished.push(wish(&name, says, &entry));
         entries.push(entry);
     }
-    let there = ec_cloud::records(cloud).await?;
-    let steps = differences(&stack.stack.0, &wished, &there, apply.prune);
+    let there = ec_cloud::standing(cloud, &stack.stack.0).await?;
+    let mut steps = differences(&stack.stack.0, &wished, &there, apply.prune);
+    if apply.prune {
+        // Last: until then they may have members.
+        steps.extend(surplus_groups(&stack, &there_groups).map(Difference::DeleteGroup));
+    }
     let mut applied: Vec<Applied> = groups.iter().map(|(name, policy)| made(name, *policy)).collect();
     applied.extend(steps.iter().map(|step| told(step, &wished)));
     for one in &applied {
@@ -117,7 +122,7 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     let stop = shutdown_on_signals()
         .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
     for (name, policy) in &groups {
-        match ec_cloud::create_group(cloud, name, *policy).await {
+        match ec_cloud::create_group(cloud, name, *policy, Some(&stack.stack.0)).await {
             // The same file was applied twice at once.
             Err(CloudError::Refused(_))
                 if ec_cloud::group(cloud, name).await.is_ok_and(|view| view.group.policy == *policy) => {}
@@ -151,8 +156,7 @@ fn within(file: &Path, failure: Failure) -> Failure {
 }
 
 /// The groups of the file that there are not. One that there is, with another policy, is an error.
-async fn missing_groups(session: &Session, stack: &Stack) -> Result<Vec<(String, Policy)>, Failure> {
-    let there = ec_cloud::groups(&session.cloud).await?;
+fn missing_groups(stack: &Stack, there: &[GroupView]) -> Result<Vec<(String, Policy)>, Failure> {
     let mut missing = Vec::new();
     for (name, entry) in &stack.groups {
         let policy = Policy::from(entry.policy);
@@ -180,6 +184,17 @@ async fn missing_groups(session: &Session, stack: &Stack) -> Result<Vec<(String,
         }
     }
     Ok(missing)
+}
+
+/// The groups that were made for the stack, and which nothing in the file names.
+fn surplus_groups(stack: &Stack, there: &[GroupView]) -> impl Iterator<Item = String> {
+    let of_instances = stack.named().filter_map(|(_, _, says)| says.group.as_ref());
+    let named: BTreeSet<String> =
+        stack.groups.keys().chain(of_instances).map(|name| name.0.to_ascii_lowercase()).collect();
+    let of_stack = there.iter().filter(|view| view.group.stack.as_ref() == Some(&stack.stack.0));
+    of_stack
+        .map(|view| view.group.name.clone())
+        .filter(move |name| !named.contains(&name.to_ascii_lowercase()))
 }
 
 /// What the file says of an instance, with what its names stand for.
@@ -233,6 +248,8 @@ fn wish(name: &str, says: &InstanceEntry, Entry { query, guest, .. }: &Entry) ->
         labels: guest.labels.clone(),
         metadata: guest.metadata.clone(),
         restart: guest.restart,
+        keys: guest.keys.clone(),
+        user_data: guest.user_data.clone(),
     }
 }
 
@@ -258,6 +275,7 @@ fn told(step: &Difference, wished: &[Wished]) -> Applied {
             ("stands", name.clone(), Some(*instance), Some(why.clone()))
         }
         Difference::Destroy(instance, name) => ("destroy", name.clone(), Some(*instance), None),
+        Difference::DeleteGroup(name) => ("delete", name.clone(), None, None),
         Difference::Foreign(instance, name) => {
             ("stands", name.clone(), Some(*instance), Some("it is not of this stack".to_owned()))
         }
@@ -268,7 +286,7 @@ fn told(step: &Difference, wished: &[Wished]) -> Applied {
 fn sign(what: &str) -> &'static str {
     match what {
         "group" | "run" => "+",
-        "destroy" => "-",
+        "destroy" | "delete" => "-",
         "set" => "~",
         _ => "!",
     }
@@ -321,6 +339,11 @@ async fn perform(
                 one.node = Some(node);
             }
         }
+        Difference::DeleteGroup(name) => match ec_cloud::delete_group(cloud, name).await {
+            // The same file was applied twice at once.
+            Ok(()) | Err(CloudError::NotFound(_)) => {}
+            Err(error) => return Err(error.into()),
+        },
         Difference::Stands(..) | Difference::Foreign(..) => {}
     }
     Ok(())

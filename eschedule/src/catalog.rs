@@ -150,7 +150,7 @@ pub(crate) async fn group(session: &Session, command: GroupCommand, output: Outp
     let cloud = &session.cloud;
     match command {
         GroupCommand::Create { name, policy } => {
-            output::group(output, &ec_cloud::create_group(cloud, &name, policy.into()).await?)
+            output::group(output, &ec_cloud::create_group(cloud, &name, policy.into(), None).await?)
         }
         GroupCommand::List => output::groups(output, &ec_cloud::groups(cloud).await?),
         GroupCommand::Show { name } => output::group(output, &ec_cloud::group(cloud, &name).await?),

@@ -143,7 +143,13 @@ fn results() -> Vec<(&'static str, Value)> {
     let preview =
         Preview { node, name: name(), resources: BTreeMap::new(), others: 0, not_alive: Vec::new() };
     let list = view(false);
-    let group = Group { name: name(), project: name(), policy: Policy::Affinity, created_at: now };
+    let group = Group {
+        name: name(),
+        project: name(),
+        policy: Policy::Affinity,
+        stack: Some(name()),
+        created_at: now,
+    };
     let applied = Applied { what: "run", name: name(), instance: None, node: None, note: None };
     let json = |value: Result<Value, serde_json::Error>| value.unwrap();
     vec![

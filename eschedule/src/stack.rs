@@ -67,10 +67,10 @@ pub(crate) struct InstanceEntry {
     /// The SHA-256 that the image must have, in hex.
     #[serde(default)]
     pub(crate) sha256: Option<String>,
-    /// Public ssh keys: keypairs' names, or files. For new instances only.
+    /// Public ssh keys: keypairs' names, or files. An instance keeps what it was made with.
     #[serde(default)]
     pub(crate) keys: Vec<String>,
-    /// A file given to the guest, seen from where this file is. For new instances only.
+    /// A file given to the guest, seen from where this file is. An instance keeps what it was made with.
     #[serde(default)]
     pub(crate) user_data: Option<PathBuf>,
     /// The group that each is a member of.

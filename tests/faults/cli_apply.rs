@@ -45,7 +45,9 @@ async fn a_file_is_made_so_and_the_same_again_does_nothing() -> Result<()> {
     }
     control.done(&["flavor", "create", "small", TINY])?;
     control.done(&["run", "other", "--flavor", "small"])?;
-    let text = "stack: shop\ngroups:\n  front: {policy: anti-affinity}\ninstances:\n  db: {flavor: small, labels: {role: db}, metadata: {k: v}}\n  web: {count: 2, flavor: small, group: front}\n";
+    let data = control.directory().join("data");
+    fs::write(&data, "#!/bin/sh\n")?;
+    let text = "stack: shop\ngroups:\n  front: {policy: anti-affinity}\ninstances:\n  db: {flavor: small, user_data: data, labels: {role: db}, metadata: {k: v}}\n  web: {count: 2, flavor: small, group: front}\n";
     let path = file(&control, text)?;
     let all = ["group front", "run db", "run web-1", "run web-2"].map(str::to_owned).to_vec();
     let (shown, told) = applied(&control, &path, &["--diff"], 1)?;
@@ -58,17 +60,49 @@ async fn a_file_is_made_so_and_the_same_again_does_nothing() -> Result<()> {
         assert_eq!(applied(&control, &path, more, 0)?, (nothing(), String::new()), "{more:?}");
     }
     // What may be changed is, what may not is told, and what the file says no more goes where that is wished.
-    let text = "stack: shop\ninstances:\n  db: {flavor: small, image: \"file:///new\", labels: {tier: back}, restart: always}\n  web: {count: 1, flavor: small, group: front}\n";
+    // As long as before.
+    fs::write(&data, "#!/bin/su\n")?;
+    let text = "stack: shop\ninstances:\n  db: {flavor: small, image: \"file:///new\", user_data: data, labels: {tier: back}, restart: always}\n  web: {count: 1, flavor: small, group: front}\n";
     let path = file(&control, text)?;
     let (done, told) = applied(&control, &path, &[], 0)?;
-    assert_eq!(done, ["set db", "stands db"]);
+    assert_eq!(done, ["set db", "stands db", "stands db"]);
     let change = "~ db: unset --label role, set --label tier=back, unset --meta k, set --restart always";
     ensure!(told.contains(change) && told.contains("! db: its image is file:///nowhere"), "{told}");
+    ensure!(told.contains("! db: its user-data is not what the file says"), "{told}");
+    fs::write(&data, "#!/bin/sh\n")?;
     assert_eq!(applied(&control, &path, &["--prune"], 0)?.0, ["stands db", "destroy web-2"]);
     assert_eq!(applied(&control, &path, &["--prune"], 0)?.0, ["stands db"]);
     let names = control.done(&["list", "--label", "stack=shop", "-o", "name"])?;
     ensure!(names.contains("db\n") && names.contains("web-1"), "{names}");
     ensure!(control.done(&["list", "-o", "name"])?.contains("other"), "it was never of the stack");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_of_the_stack_goes_by_prune_when_the_file_names_it_no_more_and_others_stay() -> Result<()> {
+    let control = Control::start().await?;
+    control.node("a", true, PLENTY).await?;
+    control.done(&["flavor", "create", "small", TINY])?;
+    control.done(&["group", "create", "own", "--policy", "affinity"])?;
+    let with = "stack: shop\ngroups:\n  Front: {policy: affinity}\n  own: {policy: affinity}\ninstances:\n  web: {flavor: small, group: front}\n";
+    let path = file(&control, with)?;
+    assert_eq!(applied(&control, &path, &["--prune"], 0)?.0, ["group Front", "run web"]);
+    assert_eq!(applied(&control, &path, &["--prune"], 0)?.0, nothing());
+    // Named by an instance it is needed, and without the wish nothing goes.
+    let path = file(&control, "stack: shop\ninstances:\n  web: {flavor: small, group: front}\n")?;
+    assert_eq!(applied(&control, &path, &["--prune"], 0)?.0, nothing());
+    let path = file(&control, "stack: shop\ninstances: {}\n")?;
+    assert_eq!(applied(&control, &path, &[], 0)?.0, nothing());
+    // Somebody else's member keeps it.
+    control.done(&["run", "guest", "--flavor", "small", "--group", "front"])?;
+    let (done, told) = applied(&control, &path, &["--prune"], 1)?;
+    assert_eq!(done, ["destroy web", "delete Front"]);
+    ensure!(told.contains("the group `Front` has 1 members"), "{told}");
+    control.done(&["destroy", "guest"])?;
+    assert_eq!(applied(&control, &path, &["--diff", "--prune"], 1)?.0, ["delete Front"]);
+    assert_eq!(applied(&control, &path, &["--prune"], 0)?.0, ["delete Front"]);
+    assert_eq!(applied(&control, &path, &["--prune"], 0)?.0, nothing());
+    assert_eq!(control.done(&["group", "list", "-o", "name"])?, "own\n", "it was made by itself");
     Ok(())
 }
 

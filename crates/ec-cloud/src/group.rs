@@ -47,13 +47,18 @@ pub struct Member {
     pub instance: InstanceId,
 }
 
-/// Makes a group in the project.
+/// Makes a group in the project, where it is of a stack's file with the stack's name.
 ///
 /// # Errors
 /// [`CloudError::Refused`] where the project has one of that name.
-pub async fn create_group(cloud: &Cloud, name: &str, policy: Policy) -> CloudResult<GroupView> {
-    let project = cloud.project.clone();
-    let group = Group { name: name.to_owned(), project, policy, created_at: cloud.host.now() };
+pub async fn create_group(
+    cloud: &Cloud,
+    name: &str,
+    policy: Policy,
+    stack: Option<&str>,
+) -> CloudResult<GroupView> {
+    let (project, stack) = (cloud.project.clone(), stack.map(str::to_owned));
+    let group = Group { name: name.to_owned(), project, policy, stack, created_at: cloud.host.now() };
     create(cloud, cloud.keys.group(&cloud.project, name), name, &group).await?;
     Ok(GroupView { group, members: Vec::new() })
 }

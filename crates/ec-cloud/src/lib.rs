@@ -64,7 +64,7 @@ pub use explain::explain;
 pub use group::{GroupView, Joining, Member, create_group, delete_group, group, groups};
 pub use history::history;
 pub use intent::{Naming, name_is_free};
-pub use lookup::{Found, Known, Read, View, find, find_placed, instances_beginning, list, records, resolve};
+pub use lookup::{Found, Known, Read, View, find, find_placed, instances_beginning, list, resolve, standing};
 pub use nodes::{NodeView, nodes};
 pub use preview::{Preview, Share, preview};
 pub use reach::{Door, look_at};

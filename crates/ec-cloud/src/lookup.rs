@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, HashSet};
 
 use ec_model::{
-    Alive, Desired, Doc, Instance, InstanceId, Keyspace, NodeId, Record, Request, Resources, State, Status,
-    decode,
+    Alive, Blob, Desired, Doc, Instance, InstanceId, Keyspace, NodeId, Record, Request, Resources, State,
+    Status, decode,
 };
-use ec_plan::sizes::state;
+use ec_plan::{sizes::state, stack::Standing};
 use ec_store::{KeyValue, Revision, StoreResult};
 use futures::{StreamExt, TryStreamExt};
 use jiff::Timestamp;
@@ -571,7 +571,7 @@ pub async fn list(cloud: &Cloud) -> CloudResult<Vec<View>> {
 }
 
 /// The records of the project's instances, in the order of their keys. One that cannot be read is told, and hides no other.
-pub async fn records(cloud: &Cloud) -> CloudResult<Vec<Instance>> {
+async fn records(cloud: &Cloud) -> CloudResult<Vec<Instance>> {
     let mut records = Vec::new();
     for pair in cloud.store.list(&cloud.keys.instances()).await?.pairs {
         let Ok(instance) = cloud.keys.parse_instance(&pair.key) else { continue };
@@ -582,6 +582,19 @@ pub async fn records(cloud: &Cloud) -> CloudResult<Vec<Instance>> {
         }
     }
     Ok(records)
+}
+
+/// The project's instances, those of the stack with their user-data.
+pub async fn standing(cloud: &Cloud, stack: &str) -> CloudResult<Vec<Standing>> {
+    let standing = records(cloud).await?.into_iter().map(async |record| {
+        let has_data = Standing::is_of(&record, stack) && record.spec.user_data_bytes.is_some();
+        let user_data = match record.node().filter(|_| has_data) {
+            Some(node) => cloud.store.get(&cloud.keys.user_data(node, record.instance)).await?.0,
+            None => None,
+        };
+        Ok::<_, CloudError>(Standing { record, user_data: user_data.map(|pair| Blob(pair.value)) })
+    });
+    futures::stream::iter(standing).buffered(CONCURRENCY).try_collect().await
 }
 
 /// An instance of which only the record was listed: one that is being placed now, or what is left of one, which is

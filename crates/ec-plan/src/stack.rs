@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ec_model::{ImageRef, Instance, InstanceId, Restart};
+use ec_model::{Blob, ImageRef, Instance, InstanceId, Restart};
 
 use crate::verbs::Change;
 
@@ -27,6 +27,26 @@ pub struct Wished {
     pub metadata: BTreeMap<String, String>,
     /// What follows when it ends by itself.
     pub restart: Restart,
+    /// Public keys in OpenSSH's form.
+    pub keys: Vec<String>,
+    /// What it is given as user-data.
+    pub user_data: Option<Blob>,
+}
+
+/// An instance as etcd has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standing {
+    /// What is wanted of it.
+    pub record: Instance,
+    /// What it was given as user-data; of instances of the stack only.
+    pub user_data: Option<Blob>,
+}
+
+impl Standing {
+    /// Whether it is of the stack.
+    pub fn is_of(record: &Instance, stack: &str) -> bool {
+        record.labels.get(STACK).is_some_and(|of| of == stack)
+    }
 }
 
 /// One difference, and what it takes to make it good.
@@ -42,32 +62,34 @@ pub enum Difference {
     Destroy(InstanceId, String),
     /// It bears a name of the file, and is not of the stack: nobody touches it.
     Foreign(InstanceId, String),
+    /// A group that was made for the stack, and the file says nothing of it.
+    DeleteGroup(String),
 }
 
-/// The differences between the file and the records of the project: first what is new, by the file's order, then what is
+/// The differences between the file and the instances of the project: first what is new, by the file's order, then what is
 /// otherwise, and where `prune`, what is too much.
-pub fn differences(stack: &str, wished: &[Wished], there: &[Instance], prune: bool) -> Vec<Difference> {
+pub fn differences(stack: &str, wished: &[Wished], there: &[Standing], prune: bool) -> Vec<Difference> {
     let folded = |name: &str| name.to_ascii_lowercase();
-    let is_of_it = |record: &Instance| record.labels.get(STACK).is_some_and(|of| of == stack);
     // What is being placed, or was left over by a killed command, is asked for again: its name says whether that can be.
-    let placed = there.iter().filter(|record| record.assigned.is_some());
-    let by_name: BTreeMap<String, &Instance> =
-        placed.filter_map(|record| Some((folded(record.name.as_ref()?), record))).collect();
+    let placed = there.iter().filter(|standing| standing.record.assigned.is_some());
+    let by_name: BTreeMap<String, &Standing> =
+        placed.filter_map(|standing| Some((folded(standing.record.name.as_ref()?), standing))).collect();
     let (mut new, mut other) = (Vec::new(), Vec::new());
     for (number, wish) in wished.iter().enumerate() {
         match by_name.get(&folded(&wish.name)) {
             None => new.push(Difference::Run(number)),
-            Some(record) if !is_of_it(record) => {
+            Some(Standing { record, .. }) if !Standing::is_of(record, stack) => {
                 other.push(Difference::Foreign(record.instance, wish.name.clone()));
             }
-            Some(record) => other.extend(of_one(stack, wish, record)),
+            Some(standing) => other.extend(of_one(stack, wish, standing)),
         }
     }
     if prune {
         let names: BTreeSet<String> = wished.iter().map(|wish| folded(&wish.name)).collect();
         let is_named =
             |record: &Instance| record.name.as_ref().is_some_and(|name| names.contains(&folded(name)));
-        let too_much = there.iter().filter(|record| is_of_it(record) && !is_named(record));
+        let records = there.iter().map(|standing| &standing.record);
+        let too_much = records.filter(|record| Standing::is_of(record, stack) && !is_named(record));
         other.extend(
             too_much
                 .map(|record| Difference::Destroy(record.instance, record.name.clone().unwrap_or_default())),
@@ -78,7 +100,7 @@ pub fn differences(stack: &str, wished: &[Wished], there: &[Instance], prune: bo
 }
 
 /// What is otherwise of one that is there.
-fn of_one(stack: &str, wish: &Wished, record: &Instance) -> Vec<Difference> {
+fn of_one(stack: &str, wish: &Wished, Standing { record, user_data }: &Standing) -> Vec<Difference> {
     let (instance, name) = (record.instance, wish.name.clone());
     let mut labels = wish.labels.clone();
     labels.insert(STACK.to_owned(), stack.to_owned());
@@ -109,7 +131,21 @@ fn of_one(stack: &str, wish: &Wished, record: &Instance) -> Vec<Difference> {
     if group(record.group.as_ref()) != group(wish.group.as_ref()) {
         let is = record.group.as_ref().map_or_else(|| "none".to_owned(), |group| format!("`{group}`"));
         let why = format!("its group is {is}, and an instance keeps its group: destroy it and apply again");
-        steps.push(Difference::Stands(instance, name, why));
+        steps.push(Difference::Stands(instance, name.clone(), why));
+    }
+    let sorted = |keys: &[String]| keys.iter().cloned().collect::<BTreeSet<_>>();
+    // That of one that failed is gone.
+    let is_unknown = user_data.is_none() && record.spec.user_data_bytes.is_some();
+    for (what, is_so) in [
+        ("list of keys", sorted(&record.spec.keys) == sorted(&wish.keys)),
+        ("user-data", is_unknown || *user_data == wish.user_data),
+    ] {
+        if !is_so {
+            let why = format!(
+                "its {what} is not what the file says, and an instance keeps what it began with: destroy it and apply again"
+            );
+            steps.push(Difference::Stands(instance, name.clone(), why));
+        }
     }
     steps
 }
@@ -137,10 +173,12 @@ mod tests {
             labels: [("role".to_owned(), "web".to_owned())].into(),
             metadata: BTreeMap::new(),
             restart: Restart::No,
+            keys: Vec::new(),
+            user_data: None,
         }
     }
 
-    fn record(number: u128, name: &str, stack: Option<&str>) -> Instance {
+    fn standing(number: u128, name: &str, stack: Option<&str>) -> Standing {
         let text = format!(
             r#"{{"version":1,"instance":"{}","name":"{name}","labels":{{"role":"web"}},"generation":1,
                 "spec":{{"query":"resources=VCPU:1,MEMORY_MB:1","image":{{"url":"file:///x"}}}},
@@ -149,17 +187,18 @@ mod tests {
         );
         let mut record: Instance = ec_model::decode(text.as_bytes()).unwrap();
         record.labels.extend(stack.map(|stack| (STACK.to_owned(), stack.to_owned())));
-        record
+        Standing { record, user_data: None }
     }
 
     #[test]
     fn what_is_as_the_file_says_is_left_alone() {
-        let there = [record(1, "web", Some("shop")), record(2, "old", Some("shop")), record(3, "x", None)];
+        let there =
+            [standing(1, "web", Some("shop")), standing(2, "old", Some("shop")), standing(3, "x", None)];
         assert_eq!(differences("shop", &[wish("WEB")], &there, false), []);
         let other = differences("shop", &[wish("web")], &there, true);
         assert_eq!(
             other,
-            [Difference::Destroy(there[1].instance, "old".to_owned())],
+            [Difference::Destroy(there[1].record.instance, "old".to_owned())],
             "of the stack, and no other"
         );
         assert_eq!(differences("other", &[], &there, true), []);
@@ -167,32 +206,33 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_asked_for_and_what_is_somebody_elses_is_told() {
-        let mut begun = record(1, "a", Some("shop"));
-        begun.assigned = None;
-        let there = [begun, record(2, "b", Some("other")), record(3, "c", None)];
+        let mut begun = standing(1, "a", Some("shop"));
+        begun.record.assigned = None;
+        let there = [begun, standing(2, "b", Some("other")), standing(3, "c", None)];
         let steps = differences("shop", &["c", "b", "a", "d"].map(wish), &there, true);
         let foreign =
-            |number: usize, name: &str| Difference::Foreign(there[number].instance, name.to_owned());
+            |number: usize, name: &str| Difference::Foreign(there[number].record.instance, name.to_owned());
         assert_eq!(steps, [Difference::Run(2), Difference::Run(3), foreign(2, "c"), foreign(1, "b")]);
     }
 
     #[test]
     fn words_are_set_and_unset_and_what_cannot_be_changed_is_told() {
-        let mut there = record(1, "web", Some("shop"));
-        there.labels.insert("old".to_owned(), "1".to_owned());
-        there.spec.metadata.insert("k".to_owned(), "1".to_owned());
+        let mut there = standing(1, "web", Some("shop"));
+        there.record.labels.insert("old".to_owned(), "1".to_owned());
+        there.record.spec.metadata.insert("k".to_owned(), "1".to_owned());
         let mut wished = wish("web");
         wished.labels = [("role".to_owned(), "db".to_owned())].into();
         (wished.restart, wished.group) = (Restart::Always, Some("g".to_owned()));
         wished.image.url = "file:///y".to_owned();
         wished.query = "resources=VCPU:2,MEMORY_MB:1".to_owned();
+        (wished.keys, wished.user_data) = (vec!["ssh-ed25519 A".to_owned()], Some(Blob(vec![1])));
         let steps = differences("shop", &[wished.clone()], &[there.clone()], false);
         let Some(Difference::Set(_, _, change)) = steps.first() else { panic!("{steps:?}") };
         let mut made = there;
-        change.make(&mut made);
+        change.make(&mut made.record);
         let stack = (STACK.to_owned(), "shop".to_owned());
-        assert_eq!(made.labels, [("role".to_owned(), "db".to_owned()), stack].into());
-        assert!(made.spec.metadata.is_empty() && made.restart == Restart::Always);
+        assert_eq!(made.record.labels, [("role".to_owned(), "db".to_owned()), stack].into());
+        assert!(made.record.spec.metadata.is_empty() && made.record.restart == Restart::Always);
         let told: Vec<&str> = steps[1..]
             .iter()
             .map(|step| match step {
@@ -204,7 +244,24 @@ mod tests {
             told[0].contains("rebuild") && told[1].contains("VCPU:1") && told[2].contains("none"),
             "{told:?}"
         );
+        assert!(told.len() == 5 && told[3].contains("keys") && told[4].contains("user-data"), "{told:?}");
         let again = differences("shop", &[wished], &[made], false);
         assert_eq!(again, steps[1..], "what was set is so");
+    }
+
+    #[test]
+    fn keys_in_another_order_are_the_same_and_other_user_data_of_the_same_length_is_not() {
+        let (mut there, mut wished) = (standing(1, "web", Some("shop")), wish("web"));
+        there.record.spec.keys = ["a", "b"].map(str::to_owned).to_vec();
+        wished.keys = ["b", "a"].map(str::to_owned).to_vec();
+        there.user_data = Some(Blob(vec![1]));
+        wished.user_data.clone_from(&there.user_data);
+        assert_eq!(differences("shop", &[wished.clone()], &[there.clone()], true), []);
+        wished.user_data = Some(Blob(vec![2]));
+        assert_eq!(differences("shop", &[wished.clone()], &[there.clone()], true).len(), 1);
+        there.user_data = None;
+        assert_eq!(differences("shop", &[wished.clone()], &[there.clone()], true).len(), 1);
+        there.record.spec.user_data_bytes = Some(1);
+        assert_eq!(differences("shop", &[wished], &[there], true), [], "it is gone, and cannot be compared");
     }
 }

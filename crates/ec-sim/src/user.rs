@@ -235,7 +235,7 @@ pub(crate) async fn have_group(
     name: &str,
     policy: Policy,
 ) -> Result<(), String> {
-    let made = create_group(cloud, name, policy).await.map(|_| ()).map_err(|error| error.to_string());
+    let made = create_group(cloud, name, policy, None).await.map(|_| ()).map_err(|error| error.to_string());
     let told = made.as_ref().map_or_else(String::as_str, |()| "it is there");
     world.log(actor, format!("makes the group {name}: {told}"));
     made

@@ -317,7 +317,7 @@ impl World {
     async fn group(&self, name: &str, policy: Policy) {
         let (name, project) = (name.to_owned(), "p".to_owned());
         let key = self.keys.group(&project, &name);
-        let group = Group { name, project, policy, created_at: Timestamp::UNIX_EPOCH };
+        let group = Group { name, project, policy, stack: None, created_at: Timestamp::UNIX_EPOCH };
         self.etcd.memory.txn(Txn::new().put(key, encode(&group))).await.unwrap();
     }
 

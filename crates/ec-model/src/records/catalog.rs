@@ -27,6 +27,9 @@ pub struct Group {
     pub project: String,
     /// Where its members may be.
     pub policy: Policy,
+    /// The stack whose file it was made from; none where it was made by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stack: Option<String>,
     /// When it was made.
     pub created_at: Timestamp,
 }

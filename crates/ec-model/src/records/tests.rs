@@ -239,6 +239,7 @@ fn what_has_a_name_reads_back_as_written_and_of_a_later_release_is_refused() {
         name: "Apart".into(),
         project: "p".into(),
         policy: Policy::AntiAffinity,
+        stack: Some("shop".into()),
         created_at: Timestamp::UNIX_EPOCH,
     };
     assert_eq!(decode::<Group>(&encode(&group)).unwrap(), group);

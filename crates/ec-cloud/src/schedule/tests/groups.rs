@@ -36,7 +36,7 @@ async fn members_go_where_the_policy_lets_them_and_nowhere_else() {
         (Policy::SoftAffinity, &[0, 0, 0], 0),
     ] {
         let name = policy.to_string();
-        create_group(&world.cloud(), &name, policy).await.unwrap();
+        create_group(&world.cloud(), &name, policy, None).await.unwrap();
         for number in wanted {
             assert_eq!(world.member(&name).await, Ok(node(*number)), "{policy}");
         }
@@ -133,8 +133,8 @@ async fn a_place_that_nobody_has_any_more_is_free() {
 async fn a_group_is_made_once_and_deleted_when_it_has_no_members() {
     let world = World::new(2, 0, &[]).await;
     let cloud = world.cloud();
-    let made = create_group(&cloud, "Apart", Policy::AntiAffinity).await.unwrap();
-    let error = create_group(&cloud, "apart", Policy::Affinity).await.unwrap_err();
+    let made = create_group(&cloud, "Apart", Policy::AntiAffinity, None).await.unwrap();
+    let error = create_group(&cloud, "apart", Policy::Affinity, None).await.unwrap_err();
     assert!(error.kind() == Kind::Refused && error.to_string().contains("`apart` already"), "{error}");
     assert_eq!(group(&cloud, "APART").await.unwrap(), made);
     let placed = world.schedule_within(Some("apart"), QUERY, None).await.unwrap().unwrap();
