@@ -30,6 +30,8 @@ pub struct Reasons {
     pub living: usize,
     /// Living nodes all of whose processors are reserved.
     pub locked: Vec<String>,
+    /// Living nodes of which placement has no inventory.
+    pub without_inventory: Vec<String>,
     /// Nodes that have room or could have it, and whose agents are not alive.
     pub not_alive: Vec<String>,
     /// Claims, and places in the group, that others were quicker with.
@@ -147,20 +149,24 @@ pub fn judge(demands: &Demands, hosts: &HashMap<NodeId, Host>, somebody_has: &BT
     for any in demands.any.iter().filter(|any| any.is_disjoint(somebody_has)) {
         traits_nobody_has.insert(any.iter().cloned().collect::<Vec<_>>().join(" or "));
     }
-    let mut locked: Vec<String> = Vec::new();
+    let (mut locked, mut without_inventory) = (Vec::new(), Vec::new());
     let mut lacks: Vec<Lack> = Vec::new();
     for (node, host) in hosts {
         let capacity = host.amounts.iter().map(|(class, amount)| (class.clone(), amount.capacity)).collect();
-        if is_locked(&capacity) {
+        if host.amounts.is_empty() {
+            without_inventory.push(host.name.clone());
+        } else if is_locked(&capacity) {
             locked.push(host.name.clone());
         } else {
             lacks.push(lack_of(*node, host, demands));
         }
     }
     locked.sort();
+    without_inventory.sort();
     lacks.sort_by(|a, b| a.weight().total_cmp(&b.weight()).then_with(|| a.name.cmp(&b.name)));
     lacks.truncate(LISTED);
-    Reasons { traits_nobody_has, nearest: lacks, living: hosts.len(), locked, ..Reasons::default() }
+    let living = hosts.len();
+    Reasons { traits_nobody_has, nearest: lacks, living, locked, without_inventory, ..Reasons::default() }
 }
 
 /// What one host lacks.
@@ -233,12 +239,16 @@ impl Reasons {
         parts.extend(self.group.as_ref().map(Bar::text));
         parts.extend(self.nearest.iter().take(TOLD).map(Lack::text));
         let left_out = self.group.as_ref().map_or(0, |group| group.nodes);
-        let others = self.living.saturating_sub(self.locked.len() + left_out);
+        let told = self.locked.len() + self.without_inventory.len() + left_out;
+        let others = self.living.saturating_sub(told);
         if others > TOLD {
             parts.push(format!("{} more nodes lack more", others - TOLD));
         }
         if !self.locked.is_empty() {
             parts.push(format!("locked (all reserved): {}", some(&self.locked)));
+        }
+        if !self.without_inventory.is_empty() {
+            parts.push(format!("without inventory in placement: {}", some(&self.without_inventory)));
         }
         if !self.not_alive.is_empty() {
             parts.push(format!("not alive: {}", some(&self.not_alive)));
@@ -302,6 +312,25 @@ mod tests {
             reasons.text(),
             "on near: VCPU is short by 1 (3 of 8 free); on far: VCPU is short by 4 (0 of 8 free); locked (all reserved): shut"
         );
+    }
+
+    #[test]
+    fn nodes_of_which_placement_has_no_inventory_are_told_and_lack_nothing_singly() {
+        let new = |name: &str| {
+            let (node, known) = host(name, (8, 8), &[]);
+            (node, Host { amounts: BTreeMap::new(), ..known })
+        };
+        let mut hosts = vec![new("z"), new("b")];
+        let text = |hosts: &[_]| reasons("resources=VCPU:1", hosts).text();
+        assert_eq!(text(&hosts), "without inventory in placement: b, z");
+        hosts.extend(["c", "d", "e"].map(|name| host(name, (8, 8), &[])));
+        let three = text(&hosts);
+        assert!(
+            !three.contains("more nodes") && three.ends_with("; without inventory in placement: b, z"),
+            "{three}"
+        );
+        hosts.push(host("f", (8, 8), &[]));
+        assert!(text(&hosts).contains("; 1 more nodes lack more; without"));
     }
 
     #[test]
@@ -402,7 +431,7 @@ mod tests {
         let three: Vec<_> = ["a", "b", "c"].map(|name| host(name, (8, 8), &[])).into();
         let mut reasons = reasons("resources=VCPU:1", &three);
         let text = reasons.text();
-        for part in ["more nodes", "locked", "not alive", "claims were lost", "no node"] {
+        for part in ["more nodes", "locked", "inventory", "not alive", "claims were lost", "no node"] {
             assert!(!text.contains(part), "{part}: {text}");
         }
         reasons.taken_by_others = 2;
