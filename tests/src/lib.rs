@@ -320,9 +320,10 @@ impl Stack {
             if Instant::now() > deadline {
                 let earlier = fs::read_to_string(self.earlier_log()).unwrap_or_default();
                 bail!(
-                    "not within {} s: {what} (last: {outcome:?})\n{earlier}{}",
+                    "not within {} s: {what} (last: {outcome:?})\n{earlier}{}\n{}",
                     PATIENCE.as_secs(),
-                    self.log()
+                    self.log(),
+                    self.libvirt.told()
                 );
             }
             tokio::time::sleep(Duration::from_millis(100)).await;

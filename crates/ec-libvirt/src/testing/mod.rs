@@ -41,6 +41,10 @@ use crate::{AddressFilter, LibvirtConfig, VirtType, events};
 
 /// Bound of every wait for a daemon.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// In which a daemon finds out what its QEMU can, also beside other work: it takes it seconds.
+const PROBED: Duration = Duration::from_secs(120);
+/// So many daemons are started for one that finds it out.
+const STARTS: usize = 3;
 
 /// See the module. Dropping it takes down guests, network, daemons and files.
 #[derive(Debug)]
@@ -54,7 +58,38 @@ pub struct LibvirtServer {
 
 impl LibvirtServer {
     /// Starts one, with a network of its own. Any number may run side by side.
+    ///
+    /// It has come to know its QEMU by then, which takes a daemon seconds, and which one of thousands seems not to have come
+    /// back from: such a one is told of, and another takes its place.
     pub fn start() -> Self {
+        for _ in 0..STARTS {
+            let server = Self::start_one();
+            if server.knows_its_qemu() {
+                return server;
+            }
+            tracing::warn!("the test's libvirtd does not come to know its QEMU\n{}", server.told());
+        }
+        panic!("no libvirtd came to know its QEMU")
+    }
+
+    /// Whether it comes to know it in time. What it knows it keeps.
+    fn knows_its_qemu(&self) -> bool {
+        let (uri, (done, wait)) = (self.uri.clone(), mpsc::channel());
+        thread::spawn(move || {
+            let known = Connect::open(Some(&uri)).and_then(|connect| {
+                connect.domain_capabilities(None, Some("x86_64"), Some("pc"), Some("qemu"), 0)
+            });
+            let _ = done.send(known.is_ok());
+        });
+        wait.recv_timeout(PROBED).unwrap_or(false)
+    }
+
+    /// What its daemons said, and what they are at; for the message of a test that fails.
+    pub fn told(&self) -> String {
+        self.namespace.told()
+    }
+
+    fn start_one() -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let owner = std::fs::metadata("/proc/self").map(|process| process.uid());
         assert!(owner.is_ok_and(|uid| uid == 0), "a private libvirtd needs root");
@@ -123,7 +158,7 @@ impl LibvirtServer {
             match Connect::open(Some(&self.uri)) {
                 Ok(connect) => return connect,
                 Err(error) if Instant::now() > deadline => {
-                    panic!("the test's libvirtd does not answer: {error}\n{}", self.namespace.logs())
+                    panic!("the test's libvirtd does not answer: {error}\n{}", self.told())
                 }
                 Err(_) => thread::sleep(Duration::from_millis(20)),
             }

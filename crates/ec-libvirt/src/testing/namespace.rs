@@ -147,6 +147,26 @@ impl Namespace {
         names.map(|name| format!("--- {name}\n{}", read(name))).concat()
     }
 
+    /// What the daemons said, and what each thread of each process here waits for.
+    pub(super) fn told(&self) -> String {
+        let space = |process: &str| fs::read_link(format!("/proc/{process}/ns/pid")).ok();
+        let (ours, mut told) = (space(&self.init.to_string()), self.logs());
+        for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if ours.is_none() || space(&name) != ours {
+                continue;
+            }
+            let command = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let command = String::from_utf8_lossy(&command).replace('\0', " ");
+            told.push_str(&format!("--- process {name} {}\n", command.chars().take(200).collect::<String>()));
+            for thread in fs::read_dir(entry.path().join("task")).into_iter().flatten().flatten() {
+                let read = |file: &str| fs::read_to_string(thread.path().join(file)).unwrap_or_default();
+                told.push_str(&format!("{}    in {}\n", read("stat"), read("wchan")));
+            }
+        }
+        told
+    }
+
     pub(super) fn end(&mut self) {
         let _ = kill(Pid::from_raw(self.unshare), Signal::SIGKILL);
         if let Some(keeper) = self.keeper.take() {
