@@ -193,6 +193,9 @@ pub(crate) fn group(output: Output, view: &GroupView) -> Result<(), Failure> {
             let mut row = |key: &str, value: String| row(&mut table, [key.to_owned(), value]);
             row("group", group.name.clone());
             row("policy", group.policy.to_string());
+            if let Some(stack) = &group.stack {
+                row("stack", stack.clone());
+            }
             row("created", group.created_at.to_string());
             for member in members {
                 row("member", format!("{} on {}", member.instance, member.node));
