@@ -134,6 +134,10 @@ impl Store for CountedStore {
         self.call(self.0.grant(ttl)).await
     }
 
+    async fn grant_for(&self, key: &str, ttl: Duration) -> StoreResult<LeaseId> {
+        self.call(self.0.grant_for(key, ttl)).await
+    }
+
     async fn keep_alive(&self, lease: LeaseId) -> StoreResult<Duration> {
         self.call(self.0.keep_alive(lease)).await
     }

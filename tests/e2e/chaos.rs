@@ -69,9 +69,9 @@ async fn whatever_is_killed_whenever_requests_domains_disks_and_claims_agree_at_
     for instance in &wanted {
         stack.until_state(*instance, State::Active).await?;
     }
-    stack.until_exactly_after(ROUNDS, &wanted).await?;
+    stack.until_exactly(&wanted).await?;
     for instance in &wanted {
         assert!(stack.eschedule(&["destroy", &instance.to_string()])?.status.success());
     }
-    stack.until_exactly_after(ROUNDS, &[]).await
+    stack.until_exactly(&[]).await
 }

@@ -332,12 +332,6 @@ impl Stack {
 
     /// Allocations, domains, disks and requests speak of exactly these instances, and of nothing else.
     pub async fn until_exactly(&self, wanted: &[InstanceId]) -> Result<()> {
-        self.until_exactly_after(0, wanted).await
-    }
-
-    /// The same after so many kills at any moment: each may have come between the grant of a lease and its use, or have
-    /// taken the answer of one along. Such a lease runs out by itself.
-    pub async fn until_exactly_after(&self, kills: usize, wanted: &[InstanceId]) -> Result<()> {
         let mut wanted = wanted.to_vec();
         wanted.sort_unstable();
         self.until(&format!("exactly {wanted:?} are there"), async || {
@@ -361,7 +355,7 @@ impl Stack {
                 ensure!(files == wanted, "{kind} are {files:?}");
             }
             let idle = self.etcd.idle_leases(self.etcd_login.clone()).await?;
-            ensure!(idle.len() <= kills, "leases without a key are {idle:?}");
+            ensure!(idle.is_empty(), "leases without a key are {idle:?}");
             Ok(true)
         })
         .await

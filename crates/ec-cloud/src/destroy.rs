@@ -60,11 +60,11 @@ pub async fn destroy(cloud: &Cloud, instance: InstanceId) -> CloudResult<Doomed>
             at: cloud.host.now(),
             generation,
         };
-        let (txn, lease) = note_end(cloud, asked, txn).await?;
-        // Where the outcome is unknown the next look tells it; then the lease may be in use.
+        let txn = note_end(cloud, asked, txn).await?;
+        // Where the outcome is unknown the next look tells it.
         match cloud.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => return Ok(doomed),
-            Ok(_) => cloud.store.revoke(lease).await?,
+            Ok(_) => {}
             Err(ec_store::StoreError::Unknown(_)) => unheard = Some(doomed),
             Err(error) => return Err(error.into()),
         }

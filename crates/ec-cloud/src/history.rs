@@ -80,10 +80,12 @@ pub(crate) async fn last_of(
     Ok(actions.and_then(|actions| actions.actions.iter().rev().find_map(verb)))
 }
 
-/// The same for a wish to destroy: the history goes by itself some time after. The lease, for whom it is not used.
-pub(crate) async fn note_end(cloud: &Cloud, asked: Asked, txn: Txn) -> CloudResult<(Txn, LeaseId)> {
-    let lease = cloud.store.grant(RETENTION).await?;
-    Ok((note(cloud, asked, txn, Some(lease)).await?, lease))
+/// The same for a wish to destroy: the history goes by itself some time after. The lease is not given back where the
+/// wish was not written: it may be used by another's.
+pub(crate) async fn note_end(cloud: &Cloud, asked: Asked, txn: Txn) -> CloudResult<Txn> {
+    let key = cloud.keys.actions(asked.instance);
+    let lease = cloud.store.grant_for(&key, RETENTION).await?;
+    note(cloud, asked, txn, Some(lease)).await
 }
 
 /// What was done to the instance that is called so, and what came of it, in the order of time. Also of one that was

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ec_model::{Instance, InstanceId, PowerWish, Spec, decode, encode};
 use ec_runtime::planted;
-use ec_store::{Compare, KeyValue, Revision, Store, StoreError, Txn};
+use ec_store::{Compare, KeyValue, LeaseId, Revision, Store, StoreError, Txn};
 use jiff::SignedDuration;
 use tokio::time::Instant;
 
@@ -386,5 +386,7 @@ pub(crate) async fn sweep(cloud: &Cloud, record: Instance, revision: Revision) -
     let reached = if record.assigned.is_some() { Reached::Intent } else { Reached::Claim };
     let left = Intent { instance, record, revision: outcome.revision };
     left.take_back(cloud, reached).await?;
+    // What was done to it may have hung on its own lease, after a wish to destroy it; now nothing does.
+    cloud.store.revoke(LeaseId::of_key(&cloud.keys.actions(instance))).await?;
     Ok(true)
 }

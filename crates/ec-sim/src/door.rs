@@ -205,6 +205,10 @@ impl Store for Door {
         self.write(self.world.store.grant(ttl)).await
     }
 
+    async fn grant_for(&self, key: &str, ttl: Duration) -> StoreResult<LeaseId> {
+        self.write(self.world.store.grant_for(key, ttl)).await
+    }
+
     async fn keep_alive(&self, lease: LeaseId) -> StoreResult<Duration> {
         self.read(self.world.store.keep_alive(lease)).await
     }

@@ -9,6 +9,7 @@ use std::{
 use ec_cloud::{CloudError, destroy, list};
 use ec_model::{Actions, Desired, Instance, InstanceId, Outcomes, Size, State, decode};
 use ec_plan::history::{Fate, told};
+use ec_store::LeaseId;
 use tokio::time::{Instant, sleep};
 
 use crate::{
@@ -330,5 +331,29 @@ async fn left(world: &Arc<World>) -> Vec<Complaint> {
         let kept = world.store.content(prefix).pairs.into_iter().filter(|pair| pair.lease.is_none());
         found.extend(kept.map(|pair| (BOUND, pair.key)));
     }
+    found.extend(world.store.idle_leases().into_iter().filter_map(|lease| idle(world, lease)));
     found
+}
+
+/// Whose a lease is on which nothing hangs, and who should have used it. Of an end that nobody tries any more, since etcd or
+/// somebody else has lost the instance meanwhile, one is left for a day.
+fn idle(world: &World, lease: LeaseId) -> Option<Complaint> {
+    let nodes = world.computers.iter().map(|computer| computer.node);
+    let keys_of = |instance| {
+        let outcomes = nodes.clone().map(move |node| world.keys.outcomes(node, instance));
+        outcomes.chain([world.keys.actions(instance)])
+    };
+    let (instances, restored) = world.judge(|referee, _| {
+        let known = referee.instances().map(|(instance, known)| (instance, known.clone()));
+        (known.collect::<Vec<_>>(), referee.restored)
+    });
+    let whose = instances.iter().find_map(|(instance, known)| {
+        let key = keys_of(*instance).find(|key| LeaseId::of_key(key) == lease)?;
+        Some((key, restored || known.vanished || known.request_lost))
+    });
+    match whose {
+        Some((_, true)) => None,
+        Some((key, false)) => Some((BOUND, format!("the lease of {key}, which is not there"))),
+        None => Some((BOUND, format!("lease {:x}, on which nothing hangs", lease.0))),
+    }
 }

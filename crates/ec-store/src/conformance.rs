@@ -61,6 +61,7 @@ pub async fn suite(store: Arc<dyn Store>, root: &str) {
         leases::a_lease_kept_alive_stays,
         leases::a_revoked_lease_takes_its_keys_along,
         leases::a_key_written_without_its_lease_outlives_it,
+        leases::a_key_has_one_lease_of_its_own,
         leases::a_lease_that_is_gone_is_reported_as_lost,
     }
 }

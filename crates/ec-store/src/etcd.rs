@@ -14,7 +14,7 @@ mod watch;
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use etcd_client::{CompareOp, GetOptions, PutOptions, TxnOp};
+use etcd_client::{CompareOp, GetOptions, LeaseGrantOptions, PutOptions, TxnOp};
 
 pub use config::{EtcdConfig, EtcdTls};
 pub use section::EtcdSection;
@@ -77,6 +77,21 @@ impl EtcdStore {
     pub async fn connect(config: EtcdConfig) -> StoreResult<Self> {
         let endpoints = Arc::new(Endpoints::prepare(&config).await?);
         Ok(Self { endpoints, keepers: Arc::default() })
+    }
+
+    /// A new lease, with an id of its own or this one.
+    async fn granted(&self, ttl: Duration, id: Option<LeaseId>) -> Result<LeaseId, Failure> {
+        // Whole seconds upwards: never less than was asked for.
+        let seconds = i64::try_from(ttl.as_millis().div_ceil(1000).max(1)).unwrap_or(i64::MAX);
+        let options = id.map(|id| LeaseGrantOptions::new().with_id(id.0));
+        let lease = self
+            .endpoints
+            .run(Lane::Requests, Repeat::Safe, |client| {
+                let options = options.clone();
+                async move { client.lease_client().grant(seconds, options).await.map_err(classify) }
+            })
+            .await?;
+        Ok(LeaseId(lease.id()))
     }
 
     /// A whole listing, begun anew where it must be.
@@ -208,16 +223,26 @@ impl Store for EtcdStore {
     }
 
     async fn grant(&self, ttl: Duration) -> StoreResult<LeaseId> {
-        // Whole seconds upwards: never less than was asked for.
-        let seconds = i64::try_from(ttl.as_millis().div_ceil(1000).max(1)).unwrap_or(i64::MAX);
-        let lease = self
-            .endpoints
-            // Granting twice is harmless: the lease that nobody knows expires empty.
-            .run(Lane::Requests, Repeat::Safe, |client| async move {
-                client.lease_client().grant(seconds, None).await.map_err(classify)
-            })
-            .await;
-        lease.map(|lease| LeaseId(lease.id())).map_err(|failure| self.endpoints.error(failure, Repeat::Safe))
+        // Granting twice is harmless: the lease that nobody knows expires empty.
+        let granted = self.granted(ttl, None).await;
+        granted.map_err(|failure| self.endpoints.error(failure, Repeat::Safe))
+    }
+
+    async fn grant_for(&self, key: &str, ttl: Duration) -> StoreResult<LeaseId> {
+        let lease = LeaseId::of_key(key);
+        loop {
+            match self.granted(ttl, Some(lease)).await {
+                Err(Failure::LeaseExists) => {}
+                granted => return granted.map_err(|failure| self.endpoints.error(failure, Repeat::Safe)),
+            }
+            let renewed = self.keepers.renew(&self.endpoints, lease).await;
+            self.keepers.forget(lease);
+            match renewed {
+                // It ended in this moment.
+                Err(StoreError::LeaseLost(_)) => {}
+                renewed => return renewed.map(|_| lease),
+            }
+        }
     }
 
     async fn keep_alive(&self, lease: LeaseId) -> StoreResult<Duration> {

@@ -65,6 +65,10 @@ impl<L: Layer> Store for L {
         self.inner().grant(ttl).await
     }
 
+    async fn grant_for(&self, key: &str, ttl: Duration) -> StoreResult<LeaseId> {
+        self.inner().grant_for(key, ttl).await
+    }
+
     async fn keep_alive(&self, lease: LeaseId) -> StoreResult<Duration> {
         self.inner().keep_alive(lease).await
     }

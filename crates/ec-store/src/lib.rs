@@ -62,6 +62,10 @@ pub trait Store: Send + Sync + 'static {
     /// A new lease. The server may grant more than `ttl`, never less.
     async fn grant(&self, ttl: Duration) -> StoreResult<LeaseId>;
 
+    /// The lease that is this key's own: granted, or renewed where it is there already. Whoever dies between this and the
+    /// key's write leaves nothing that the next try does not take up again.
+    async fn grant_for(&self, key: &str, ttl: Duration) -> StoreResult<LeaseId>;
+
     /// Renews a lease once; answers the time it now has. [`StoreError::LeaseLost`] where it is gone.
     async fn keep_alive(&self, lease: LeaseId) -> StoreResult<Duration>;
 

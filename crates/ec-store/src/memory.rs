@@ -79,6 +79,11 @@ impl MemoryStore {
         self.look(|shared| shared.state.list(prefix))
     }
 
+    /// The leases on which nothing hangs; like [`Self::revision`], never fails.
+    pub fn idle_leases(&self) -> Vec<LeaseId> {
+        self.look(|shared| shared.state.idle_leases())
+    }
+
     fn lock(&self) -> MutexGuard<'_, Shared> {
         // A test that panicked with the lock held has failed already; the others may go on.
         self.inner.shared.lock().unwrap_or_else(PoisonError::into_inner)
@@ -155,6 +160,10 @@ impl Store for MemoryStore {
 
     async fn grant(&self, ttl: Duration) -> StoreResult<LeaseId> {
         self.write(|state| Ok(state.grant(ttl, Instant::now())))
+    }
+
+    async fn grant_for(&self, key: &str, ttl: Duration) -> StoreResult<LeaseId> {
+        self.write(|state| Ok(state.grant_for(key, ttl, Instant::now())))
     }
 
     async fn keep_alive(&self, lease: LeaseId) -> StoreResult<Duration> {

@@ -1,11 +1,23 @@
 //! Keys, values, transactions and events, free of etcd's own types.
 
+use sha2::{Digest as _, Sha256};
+
 /// A revision of the whole store: every change has one, and they only grow.
 pub type Revision = i64;
 
-/// A lease's id, as the store gave it.
+/// A lease's id, as the store gave it, or as a key has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LeaseId(pub i64);
+
+impl LeaseId {
+    /// The id of the lease that is this key's own, the same in every program.
+    pub fn of_key(key: &str) -> Self {
+        let digest = Sha256::digest(key.as_bytes());
+        // 63 bits: etcd wants none below zero, and takes 0 for "any".
+        let id = digest.iter().take(8).fold(0_i64, |id, byte| (id << 8 | i64::from(*byte)) & i64::MAX);
+        Self(id.max(1))
+    }
+}
 
 /// A key with its value.
 #[derive(Debug, Clone, PartialEq, Eq)]

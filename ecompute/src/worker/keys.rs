@@ -36,13 +36,11 @@ impl Worker {
             .delete(user_data)
             .delete(self.parts.status_key(instance));
         let ended = history::ended(self.status.known(), self.parts.host.now());
-        let (mut lease, mut before) = (None, None);
         if let Some(notes) = self.outcomes_with(Some(ended)).await? {
-            let granted = self.parts.store.grant(RETENTION).await?;
-            txn = txn.put_leased(notes.key, encode(&notes.outcomes), granted);
-            (lease, before) = (Some(granted), notes.lease);
+            let lease = self.parts.store.grant_for(&notes.key, RETENTION).await?;
+            txn = txn.put_leased(notes.key, encode(&notes.outcomes), lease);
         }
-        self.end(txn, lease, before).await?;
+        self.end(txn).await?;
         self.now_is(StatusEntry::Absent);
         tracing::info!("ENDED INSTANCE {instance}");
         Ok(())
@@ -53,37 +51,47 @@ impl Worker {
         let instance = self.job.instance;
         let status = status::ended_in_error(&self.subject, self.status.known(), self.parts.host.now());
         let outcomes = self.outcomes_with(history::noted(self.status.known(), &status)).await?;
-        let lease = self.parts.store.grant(RETENTION).await?;
+        let lease = self.parts.store.grant_for(&self.outcomes_key(), RETENTION).await?;
         let mut txn = Txn::new()
             .when(self.request_as_seen())
             .delete(self.parts.request_key(instance))
             .delete(self.parts.settings.keys.user_data(self.parts.node, instance))
             .put_leased(self.parts.status_key(instance), encode(&status), lease);
-        let mut before = None;
         if let Some(notes) = outcomes {
             txn = txn.put_leased(notes.key, encode(&notes.outcomes), lease);
-            before = notes.lease;
         }
-        self.end(txn, Some(lease), before).await?;
+        self.end(txn).await?;
         self.now_is(StatusEntry::Known(Box::new(status)));
         tracing::info!("ENDED INSTANCE {instance} IN ERROR");
         Ok(())
     }
 
-    /// Commits the end of a request, unless somebody changed it meanwhile: then all is decided anew. What is kept
-    /// hangs on the lease, and on the one before no more.
-    async fn end(&mut self, txn: Txn, lease: Option<LeaseId>, before: Option<LeaseId>) -> Result<(), Stop> {
-        // Where the outcome is unknown the keys may hang on either, and would go with it: then both stay.
-        let ended = self.fenced(txn).await?;
-        self.give_back(if ended { before } else { lease }).await;
-        if !ended {
+    /// Commits the end of a request, unless somebody changed it meanwhile: then all is decided anew.
+    async fn end(&mut self, txn: Txn) -> Result<(), Stop> {
+        if !self.fenced(txn).await? {
+            self.give_back_unused().await.ok();
             return Err(Stop::Abandoned);
         }
         self.done.push(Change::RequestDropped);
         Ok(())
     }
 
-    /// Ends a lease on which nothing hangs. It would run out by itself.
+    /// Ends the lease that was taken for an end that did not come. An earlier write of that end, whose answer was lost,
+    /// may use it; it cannot any more, if it has not by now: it demanded the same as this one.
+    async fn give_back_unused(&self) -> Result<(), Stop> {
+        let outcomes = self.outcomes_key();
+        let lease = LeaseId::of_key(&outcomes);
+        for key in [outcomes, self.parts.status_key(self.job.instance)] {
+            let hangs = self.parts.store.get(&key).await?.0.is_some_and(|pair| pair.lease == Some(lease));
+            if hangs {
+                return Ok(());
+            }
+        }
+        self.give_back(Some(lease)).await;
+        Ok(())
+    }
+
+    /// Ends a lease on which nothing hangs any more. It would run out by itself.
     async fn give_back(&self, lease: Option<LeaseId>) {
         if let Some(lease) = lease {
             self.parts.store.revoke(lease).await.ok();
@@ -93,7 +101,7 @@ impl Worker {
     /// What came of the instance here, with one more; nothing where a later release wrote it, which stays as it is.
     async fn outcomes_with(&self, outcome: Option<Outcome>) -> Result<Option<Notes>, Stop> {
         let (node, instance) = (self.parts.node, self.job.instance);
-        let key = self.parts.settings.keys.outcomes(node, instance);
+        let key = self.outcomes_key();
         let there = self.parts.store.get(&key).await?.0;
         let lease = there.as_ref().and_then(|pair| pair.lease);
         let mut outcomes = match there.map(|pair| decode(&pair.value)) {
@@ -108,6 +116,11 @@ impl Worker {
             outcomes.push(outcome);
         }
         Ok(Some(Notes { key, outcomes, lease }))
+    }
+
+    /// What is kept after the end hangs on this key's own lease.
+    fn outcomes_key(&self) -> String {
+        self.parts.settings.keys.outcomes(self.parts.node, self.job.instance)
     }
 
     fn request_as_seen(&self) -> Compare {

@@ -65,6 +65,29 @@ pub(super) async fn a_key_written_without_its_lease_outlives_it(scene: Scene) {
     assert_eq!(scene.value("a").await.unwrap(), b"2");
 }
 
+pub(super) async fn a_key_has_one_lease_of_its_own(scene: Scene) {
+    let key = scene.key("a");
+    let lease = scene.store.grant_for(&key, TTL).await.unwrap();
+    assert_eq!(lease, LeaseId::of_key(&key));
+    assert_ne!(lease, LeaseId::of_key(&scene.key("b")));
+    scene.commit(Txn::new().put_leased(&key, "1", lease)).await;
+    // Asked for again and again, it is renewed.
+    let end = Instant::now() + TTL * 3;
+    while Instant::now() < end {
+        assert_eq!(bounded(scene.store.grant_for(&key, TTL)).await.unwrap(), lease);
+        sleep(TTL / 4).await;
+    }
+    assert!(scene.value("a").await.is_some());
+    scene.gone("a").await;
+    // It comes back after its end, by itself or not.
+    assert_eq!(scene.store.grant_for(&key, TTL * 30).await.unwrap(), lease);
+    scene.commit(Txn::new().put_leased(&key, "2", lease)).await;
+    scene.store.revoke(lease).await.unwrap();
+    assert_eq!(scene.value("a").await, None);
+    assert_eq!(scene.store.grant_for(&key, TTL).await.unwrap(), lease);
+    scene.store.revoke(lease).await.unwrap();
+}
+
 pub(super) async fn a_lease_that_is_gone_is_reported_as_lost(scene: Scene) {
     let lease = scene.store.grant(TTL * 30).await.unwrap();
     scene.store.revoke(lease).await.unwrap();

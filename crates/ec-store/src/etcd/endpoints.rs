@@ -238,6 +238,7 @@ pub(super) fn text(failure: Failure) -> String {
         | Failure::TooBig(text)
         | Failure::Refused(text) => text,
         Failure::LeaseGone => "requested lease not found".into(),
+        Failure::LeaseExists => "lease already exists".into(),
         Failure::Compacted => "required revision has been compacted".into(),
         Failure::Future => "required revision is a future revision".into(),
     }

@@ -16,6 +16,8 @@ pub(super) enum Failure {
     StaleToken(String),
     /// There is no such lease.
     LeaseGone,
+    /// A lease with the id asked for is there already.
+    LeaseExists,
     /// The revision asked for is compacted.
     Compacted,
     /// The revision asked for has not been reached.
@@ -62,6 +64,8 @@ fn by_code(code: i32, text: String) -> Failure {
         1 | 2 | 4 | 10 | 13..=15 => Failure::Broken(text),
         // NotFound.
         5 if says("lease not found") => Failure::LeaseGone,
+        // FailedPrecondition.
+        9 if says("lease already exists") => Failure::LeaseExists,
         // ResourceExhausted: too many requests passes by, a full database does not.
         8 if says("too many requests") => Failure::Unsent(text),
         // OutOfRange.
@@ -116,6 +120,7 @@ mod tests {
             Failure::Refused(_)
         ));
         assert!(matches!(by_code(5, "etcdserver: requested lease not found".into()), Failure::LeaseGone));
+        assert!(matches!(by_code(9, "etcdserver: lease already exists".into()), Failure::LeaseExists));
         assert!(matches!(by_code(16, "etcdserver: invalid auth token".into()), Failure::StaleToken(_)));
         let compacted = "etcdserver: mvcc: required revision has been compacted";
         assert!(matches!(by_code(11, compacted.into()), Failure::Compacted));

@@ -181,11 +181,27 @@ impl State {
     pub(super) fn grant(&mut self, ttl: Duration, now: Instant) -> LeaseId {
         let id = LeaseId(self.next_lease);
         self.next_lease += 1;
+        self.begin(id, ttl, now);
+        id
+    }
+
+    pub(super) fn grant_for(&mut self, key: &str, ttl: Duration, now: Instant) -> LeaseId {
+        let id = LeaseId::of_key(key);
+        if self.renew(id, now).is_err() {
+            self.begin(id, ttl, now);
+        }
+        id
+    }
+
+    fn begin(&mut self, id: LeaseId, ttl: Duration, now: Instant) {
         // Whole seconds, as etcd grants them.
         let ttl = Duration::from_secs(ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0))
             .max(Duration::from_secs(1));
         self.leases.insert(id, Lease { ttl, expires: now + ttl, keys: BTreeSet::new() });
-        id
+    }
+
+    pub(super) fn idle_leases(&self) -> Vec<LeaseId> {
+        self.leases.iter().filter(|(_, lease)| lease.keys.is_empty()).map(|(id, _)| *id).collect()
     }
 
     pub(super) fn renew(&mut self, id: LeaseId, now: Instant) -> StoreResult<Duration> {
