@@ -18,4 +18,5 @@ mod rebuild;
 mod replicas;
 mod rescue;
 mod resize;
+mod tls;
 mod tutorial;

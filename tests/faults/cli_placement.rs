@@ -3,7 +3,7 @@
 use std::{
     fs,
     net::TcpListener,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Child, Command, Stdio},
     sync::Arc,
     time::Duration,
@@ -17,7 +17,7 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
-use ec_tests::{TINY, control::Control, program};
+use ec_tests::{TINY, certificates, control::Control, program};
 
 const PLENTY: &[(&str, u64)] = &[("VCPU", 1000), ("MEMORY_MB", 1 << 20), ("DISK_GB", 1000)];
 
@@ -89,37 +89,6 @@ async fn an_older_placement_serves_down_to_what_a_claim_needs() -> Result<()> {
     assert_eq!(output.status.code(), Some(1), "{error}");
     ensure!(error.contains("1.27") && error.contains("1.28") && error.lines().count() == 1, "{error}");
     assert_eq!(control.count("instances/").await?, 5, "the intent of what was refused is gone");
-    Ok(())
-}
-
-fn openssl(directory: &Path, arguments: &str) -> Result<()> {
-    let output =
-        Command::new("openssl").args(arguments.split_whitespace()).current_dir(directory).output()?;
-    ensure!(output.status.success(), "openssl {arguments}: {output:?}");
-    Ok(())
-}
-
-/// An authority, and a server's and a client's certificate of it.
-pub(crate) fn certificates(directory: &Path) -> Result<()> {
-    openssl(
-        directory,
-        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=ca -keyout ca.key -out ca.pem",
-    )?;
-    for name in ["server", "client"] {
-        openssl(
-            directory,
-            &format!(
-                "req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN={name} -keyout {name}.key -out {name}.csr"
-            ),
-        )?;
-        fs::write(directory.join("ext"), "subjectAltName=DNS:localhost,IP:127.0.0.1\n")?;
-        openssl(
-            directory,
-            &format!(
-                "x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile ext -out {name}.pem"
-            ),
-        )?;
-    }
     Ok(())
 }
 

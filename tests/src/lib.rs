@@ -4,10 +4,12 @@
 //! Everything is ended when the value is dropped, also after a failed test.
 
 mod bridge;
+mod certificates;
 pub mod control;
 mod placement;
 mod postgres;
 pub mod replica;
+mod terminal;
 
 use std::{
     fs,
@@ -20,13 +22,14 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 pub use bridge::Bridge;
+pub use certificates::certificates;
 use ec_libvirt::testing::LibvirtServer;
 pub use ec_libvirt::testing::tiny_image;
 use ec_model::{InstanceId, NodeId, State, Status, decode};
 use ec_placement_client::{PlacementClient, PlacementConfig};
 use ec_store::{
-    EtcdConfig, EtcdStore, Store,
-    testing::{EtcdServer, send},
+    EtcdConfig, EtcdStore, EtcdTls, Store,
+    testing::{EtcdServer, ServerTls, send},
 };
 use nix::{
     mount::{MntFlags, MsFlags, mount, umount2},
@@ -34,6 +37,7 @@ use nix::{
 };
 pub use placement::PlacementServer;
 use tempfile::TempDir;
+pub use terminal::Terminal;
 
 /// Longer than anything here takes on a small machine; a test that waits so long has failed.
 const PATIENCE: Duration = Duration::from_secs(400);
@@ -98,6 +102,11 @@ impl Stack {
         Self::start_as(Plan { users: Some(&users), ..Plan::new("") }).await
     }
 
+    /// Everything but the agent, with certificates shown and asked for by etcd and by the agent's own port.
+    pub async fn start_tls() -> Result<Self> {
+        Self::start_as(Plan { tls: true, ..Plan::new("") }).await
+    }
+
     async fn start_on(more: &str, placement: fn(&Path, &str) -> Result<PlacementServer>) -> Result<Self> {
         Self::start_as(Plan { placement, ..Plan::new(more) }).await
     }
@@ -106,19 +115,30 @@ impl Stack {
         ec_runtime::install_tls_provider();
         // QEMU must be able to pass through.
         let directory = tempfile::Builder::new().prefix("ec-e2e-").tempdir()?;
-        let etcd = EtcdServer::start(None).await?;
+        let file = |name: &str| directory.path().join(name);
+        let etcd = if plan.tls {
+            certificates(directory.path())?;
+            let (cert, key) = (file("server.pem"), file("server.key"));
+            EtcdServer::start_tls(None, ServerTls { cert, key, client_ca: Some(file("ca.pem")) }).await?
+        } else {
+            EtcdServer::start(None).await?
+        };
         let endpoint = etcd.endpoint();
         let node = NodeId::new(uuid::Uuid::new_v4());
         let root = plan.users.map(|users| EtcdUsers::make(&endpoint, node, users)).transpose()?;
         // What a part of the cloud says of itself to etcd.
         let login = |user: &str| {
             let user_and_password = format!(", user: {user}, password: {user}-secret");
+            let (ca, cert, key) = (file("ca.pem"), file("client.pem"), file("client.key"));
+            let (ca, cert, key) = (ca.display(), cert.display(), key.display());
+            let trust = format!(", ca_cert: {ca}, cert_cert: {cert}, cert_key: {key}");
             format!(
-                "etcd: {{endpoints: [\"{endpoint}\"]{}}}",
-                root.as_ref().map_or("", |_| &user_and_password)
+                "etcd: {{endpoints: [\"{endpoint}\"]{}{}}}",
+                root.as_ref().map_or("", |_| &user_and_password),
+                if plan.tls { &trust } else { "" },
             )
         };
-        if root.is_some() {
+        if root.is_some() || plan.tls {
             fs::write(directory.path().join("eplacement.yaml"), login("placement"))?;
         }
         let placement_server = (plan.placement)(directory.path(), &endpoint)?;
@@ -131,7 +151,12 @@ impl Stack {
         // Tests ask for more than a small machine has to spare; what is reserved by default has its own tests.
         let reserved = if more.contains("reserved:") { "" } else { "reserved: {MEMORY_MB: 0, DISK_GB: 0}" };
         // Several agents may be beside each other.
-        let listen = if more.contains("listen:") { "" } else { "listen: 127.0.0.1:0" };
+        let mut listen = if more.contains("listen:") { "" } else { "listen: 127.0.0.1:0" }.to_owned();
+        if plan.tls {
+            let (cert, key, ca) = (file("server.pem"), file("server.key"), file("ca.pem"));
+            let (cert, key, ca) = (cert.display(), key.display(), ca.display());
+            listen.push_str(&format!("\ntls: {{certificate: {cert}, key: {key}, client_ca: {ca}}}"));
+        }
         // The tests' own images, and web servers beside them.
         let caches = [Some(tiny_image()), debian_image("").ok()];
         let mut local = vec![directory.path().display().to_string()];
@@ -162,7 +187,10 @@ impl Stack {
             endpoints: vec![endpoint.clone()],
             user: etcd_login.as_ref().map(|(user, _)| user.clone()),
             password: etcd_login.as_ref().map(|(_, password)| password.clone()),
-            tls: None,
+            tls: plan.tls.then(|| EtcdTls {
+                ca_cert: file("ca.pem"),
+                client: Some((file("client.pem"), file("client.key"))),
+            }),
             timeout: Duration::from_secs(5),
         })
         .await?;
@@ -433,6 +461,11 @@ impl Stack {
         Some(line.split_once("listen=\"")?.1.split_once('"')?.0.to_owned())
     }
 
+    /// A file of this stack's own: a configuration, a certificate.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
     /// What the agent said since its last start.
     pub fn log(&self) -> String {
         fs::read_to_string(self.directory.path().join("ecompute.log")).unwrap_or_default()
@@ -448,11 +481,12 @@ struct Plan<'a> {
     placement: fn(&Path, &str) -> Result<PlacementServer>,
     megabytes: Option<u32>,
     users: Option<&'a MakeUsers>,
+    tls: bool,
 }
 
 impl<'a> Plan<'a> {
     fn new(more: &'a str) -> Self {
-        Self { more, placement: PlacementServer::start, megabytes: None, users: None }
+        Self { more, placement: PlacementServer::start, megabytes: None, users: None, tls: false }
     }
 }
 
