@@ -2,7 +2,12 @@
 
 mod act;
 
-use std::{ffi::OsString, path::PathBuf};
+use std::{
+    ffi::OsString,
+    io::{self, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use clap::{
     Args, Parser, Subcommand, ValueEnum,
@@ -11,6 +16,7 @@ use clap::{
 };
 use clap_complete::Shell;
 use ec_model::{Restart, input::LabelSelector};
+use ec_runtime::exit::written;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -218,11 +224,21 @@ impl From<Policy> for Restart {
 }
 
 impl Cli {
-    /// What was typed; ends the process where that cannot be, or was a question.
-    pub(crate) fn read() -> Self {
-        let mut cli = Self::try_parse().unwrap_or_else(|error| brief(error).exit());
+    /// What was typed; where that cannot be, or was a question, how the process ends after its answer.
+    pub(crate) fn read() -> Result<Self, ExitCode> {
+        let mut cli = Self::try_parse().map_err(|error| answered(&brief(error)))?;
         cli.config = cli.config.or_else(|| std::env::var_os("ESCHEDULE_CONFIG"));
-        cli
+        Ok(cli)
+    }
+}
+
+/// Tells what is wrong, or what was asked for.
+fn answered(error: &clap::Error) -> ExitCode {
+    let told = error.print().and_then(|()| io::stdout().flush());
+    match written(told) {
+        // Where nobody reads what is wrong, there is nobody to tell so.
+        Err(failure) if !error.use_stderr() => failure.report("eschedule"),
+        _ => u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from),
     }
 }
 

@@ -36,7 +36,10 @@ use ec_runtime::{
 fn main() -> ExitCode {
     install_tls_provider();
     complete::answer();
-    let cli = Cli::read();
+    let cli = match Cli::read() {
+        Ok(cli) => cli,
+        Err(code) => return code,
+    };
     init_logging(LogFormat::Text, "off");
     // One thread: everything here waits for the network.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {

@@ -258,6 +258,9 @@ async fn output_that_nobody_reads_or_that_finds_no_room_is_no_panic() -> Result<
         &["-o", "json", "show", "web"],
         &[web.as_str()],
         &["completions", "bash"],
+        &["--help"],
+        &["run", "--help"],
+        &["--version"],
         &["resources=VCPU:100000,MEMORY_MB:1"],
         &["-o", "json", "resources=VCPU:100000,MEMORY_MB:1"],
     ] {

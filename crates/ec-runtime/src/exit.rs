@@ -55,7 +55,12 @@ pub fn print(text: &str) -> Result<(), Failure> {
     if !lines.ends_with(b"\n") {
         lines.push(b'\n');
     }
-    match stdout.write_all(&lines).and_then(|()| stdout.flush()) {
+    written(stdout.write_all(&lines).and_then(|()| stdout.flush()))
+}
+
+/// What came of writing to standard output, for whoever does so in a way of their own; see [`print()`].
+pub fn written(outcome: io::Result<()>) -> Result<(), Failure> {
+    match outcome {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
             Err(Failure { code: NOBODY_READS, message: String::new() })
