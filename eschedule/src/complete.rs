@@ -8,6 +8,7 @@ use clap_complete::{
     env::{EnvCompleter, Shells},
 };
 use ec_cloud::CloudError;
+use ec_model::State;
 use ec_runtime::exit::{Failure, print};
 
 use crate::{
@@ -83,8 +84,19 @@ fn completer(value: String) -> Option<ArgValueCompleter> {
         "IMAGE" | "IMAGE_URL" | "IMAGE|URL" => {
             asking(async |session, _| Ok(session.settings.images.keys().cloned().collect()))
         }
+        "STATE" | "STATE|QUERY" => ArgValueCompleter::new(states),
         _ => return None,
     })
+}
+
+/// States that begin as somebody typed, in either case of letters; of several with commas between, the last.
+fn states(typed: &OsStr) -> Vec<CompletionCandidate> {
+    let Some(typed) = typed.to_str() else { return Vec::new() };
+    let (before, beginning) = typed.rsplit_once(',').map_or(("", typed), |(before, last)| (before, last));
+    let before = if before.is_empty() { String::new() } else { format!("{before},") };
+    let states = State::ALL.iter().map(ToString::to_string);
+    let fitting = states.filter(|state| state.starts_with(&beginning.to_ascii_uppercase()));
+    fitting.map(|state| CompletionCandidate::new(format!("{before}{state}"))).collect()
 }
 
 /// Words that begin as somebody typed, of those that are answered; none where nobody answers in time.

@@ -63,7 +63,10 @@ fn request() -> Request {
         desired: ec_model::Desired::Active,
         power: record.power,
         restart: record.restart,
-        rebuild: Some(ec_model::Rebuild { wished_at: Timestamp::UNIX_EPOCH }),
+        rebuild: Some(ec_model::Rebuild {
+            wished_at: Timestamp::UNIX_EPOCH,
+            before: Some(record.spec.image.clone()),
+        }),
         rescue: Some(ec_model::Rescue { wished_at: Timestamp::UNIX_EPOCH, image: record.spec.image.clone() }),
         resize: Some(ec_model::Resize { wished_at: Timestamp::UNIX_EPOCH }),
         access: Some(ec_model::AccessWish { kind: ec_model::AccessKind::Log, generation: 1 }),

@@ -3,7 +3,7 @@
 mod table;
 
 use ec_cloud::{GroupView, NodeView, View};
-use ec_model::{Flavor, InstanceId, Keypair, Restart};
+use ec_model::{Flavor, InstanceId, Keypair, Rebuild, Restart};
 use ec_runtime::exit::{Failure, print};
 use jiff::Timestamp;
 use serde::Serialize;
@@ -291,7 +291,8 @@ pub(crate) fn lines_of(view: &View) -> String {
                 spec.resources.iter().map(|(class, amount)| format!("{class}:{amount}")).collect();
             row("resources", resources.join(","));
             row("query", spec.query.clone());
-            row("image", spec.image.url.clone());
+            let came = view.status.as_ref().and_then(|status| status.rebuilt.as_ref());
+            row("image", Rebuild::disk(request.rebuild.as_ref(), &spec.image, came).url.clone());
         }
         let wish = &request.power;
         let pending = view.status.as_ref().is_some_and(|status| status.power_generation < wish.generation);

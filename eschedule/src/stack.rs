@@ -34,9 +34,11 @@ pub(crate) struct Stack {
     pub(crate) stack: CatalogName,
     /// Groups of the project that there shall be, by their names.
     #[serde(default, deserialize_with = "once_each")]
+    #[schemars(extend("propertyNames" = keys(CATALOG_NAME)))]
     pub(crate) groups: BTreeMap<CatalogName, GroupEntry>,
     /// Instances that there shall be, by their names.
     #[serde(default, deserialize_with = "instances")]
+    #[schemars(extend("propertyNames" = keys(HOST_NAME)))]
     pub(crate) instances: BTreeMap<HostName, InstanceEntry>,
 }
 
@@ -51,6 +53,7 @@ pub(crate) struct GroupEntry {
 /// One instance, or several that are alike.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(extend("oneOf" = [{"required": ["flavor"]}, {"required": ["query"]}]))]
 pub(crate) struct InstanceEntry {
     /// So many, called by the name and a number from 1 on; without it one, called by the name alone.
     #[serde(default)]
@@ -78,9 +81,11 @@ pub(crate) struct InstanceEntry {
     pub(crate) group: Option<CatalogName>,
     /// What each has for labels, beside that of the stack.
     #[serde(default, deserialize_with = "once_each")]
+    #[schemars(extend("propertyNames" = keys(LABEL_KEY)))]
     pub(crate) labels: BTreeMap<LabelKey, Word>,
     /// What each guest is told by its metadata service.
     #[serde(default, deserialize_with = "once_each")]
+    #[schemars(extend("propertyNames" = keys(METADATA_KEY)))]
     pub(crate) metadata: BTreeMap<MetadataKey, Word>,
     /// What follows when a guest ends by itself.
     #[serde(default)]
@@ -104,7 +109,7 @@ impl<T, F: FnOnce(&str) -> Result<T, String>> Visitor<'_> for Checked<F> {
 
 /// A text that is checked as it is read, so that a mistake is told with its place.
 macro_rules! checked {
-    ($name:ident, $what:literal, $check:expr) => {
+    ($name:ident, $what:literal, $schema:expr, $check:expr) => {
         #[doc = $what]
         #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
         pub(crate) struct $name(pub(crate) String);
@@ -130,36 +135,67 @@ macro_rules! checked {
             }
 
             fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                json_schema!({"type": "string", "description": $what})
+                let mut schema: Schema = $schema;
+                schema.insert("description".to_owned(), $what.into());
+                schema
             }
         }
     };
 }
 
-checked!(CatalogName, "1 to 63 letters, digits, and - _ . @, in any case of letters", |text: &str| {
-    input::catalog_name(text).map(drop)
-});
+// What editors are told of texts; the rules are those of `ec_model::input`.
+const CATALOG_NAME: &str = "^[A-Za-z0-9][A-Za-z0-9_.@-]{0,62}$";
+const HOST_NAME: &str = concat!(
+    "^(?![0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$)(?!.{254})",
+    "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?([.][A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*$"
+);
+const LABEL_KEY: &str = "^(?!stack$)[A-Za-z0-9_.:/-]{1,63}$";
+const METADATA_KEY: &str = "^[A-Za-z0-9_.: -]{1,255}$";
+const WORD: &str = "^[^\\u0000-\\u001f\\u007f-\\u009f]{0,255}$";
+
+/// What the keys of a map are.
+fn keys(pattern: &str) -> serde_json::Value {
+    serde_json::json!({"pattern": pattern})
+}
+
+/// A text; YAML's numbers and truths are as good where they stand for one.
+fn text(pattern: &str) -> Schema {
+    json_schema!({"type": ["string", "number", "boolean"], "pattern": pattern})
+}
+
+checked!(
+    CatalogName,
+    "1 to 63 letters, digits, and - _ . @, in any case of letters, the first a letter or a digit",
+    text(CATALOG_NAME),
+    |text: &str| { input::catalog_name(text).map(drop) }
+);
 checked!(
     HostName,
     "a hostname: letters, digits and hyphens, at most 63 in each part, and not a uuid",
+    text(HOST_NAME),
     |text: &str| {
         let wanted = "wanted letters, digits and hyphens, at most 63 in each part, and not a uuid";
         if input::is_hostname(text) { Ok(()) } else { Err(wanted.to_owned()) }
     }
 );
-checked!(LabelKey, "1 to 63 letters, digits, and - _ . : /", |text: &str| match input::label_key(text)?
-    .as_str()
-{
-    ec_cloud::STACK => Err("the stack's name tells that".to_owned()),
-    _ => Ok(()),
+checked!(LabelKey, "1 to 63 letters, digits, and - _ . : /", text(LABEL_KEY), |text: &str| {
+    match input::label_key(text)?.as_str() {
+        ec_cloud::STACK => Err("the stack's name tells that".to_owned()),
+        _ => Ok(()),
+    }
 });
-checked!(MetadataKey, "1 to 255 letters, digits, blanks, and - _ . :", |text: &str| {
+checked!(MetadataKey, "1 to 255 letters, digits, blanks, and - _ . :", text(METADATA_KEY), |text: &str| {
     input::metadata_key(text).map(drop)
 });
-checked!(Word, "one line of at most 255 characters", |text: &str| input::line(text, 255).map(drop));
-checked!(Query, "a resources query, for example resources=VCPU:1,MEMORY_MB:512", |text: &str| {
-    ResourceQuery::parse(text).map(drop).map_err(|error| error.to_string())
+checked!(Word, "one line of at most 255 characters", text(WORD), |text: &str| {
+    input::line(text, 255).map(drop)
 });
+checked!(
+    Query,
+    "a resources query, for example resources=VCPU:1,MEMORY_MB:512",
+    json_schema!({"type": "string"}),
+    |text: &str| { ResourceQuery::parse(text).map(drop).map_err(|error| error.to_string()) }
+);
 
 /// Keys and values, where a key that comes twice is a mistake: the reader would take the last without a word.
 struct OnceEach<K, V>(PhantomData<(K, V)>);

@@ -14,8 +14,13 @@ async fn a_guest_gets_a_new_disk_and_keeps_all_else() -> Result<()> {
     assert_eq!(none.status.code(), Some(1), "{none:?}");
     assert!(said.contains("has its old disk still: "), "{said}");
     assert_eq!(guest.kept().await?.trim(), "precious", "nothing was changed");
-
     let image = format!("file://{}", ec_tests::tiny_image().display());
+    let shown = guest.asks(&["show", "web"])?;
+    assert!(
+        shown.contains(&image) && !shown.contains("image.qcow2\n"),
+        "its disk is of the old one: {shown}"
+    );
+
     let told = guest.asks(&["rebuild", "--wait", "web", &image])?;
     assert_eq!(told, format!("ACTIVE INSTANCE {} ON {}\n", guest.instance, guest.stack.node));
     assert_ne!(guest.kept().await?.trim(), "precious");

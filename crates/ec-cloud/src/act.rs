@@ -101,7 +101,7 @@ async fn wish(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<A
         if let Wish::Resize(extent) = &wish {
             claim(cloud, &known, extent).await?;
         }
-        let before = order.record.rebuild;
+        let before = order.record.rebuild.clone();
         let Changed { awaited, order, generation, txn } = change(cloud, &known, record, order, wish);
         let (recorded, detail) = verb.recorded();
         let at = match awaited {
@@ -243,7 +243,7 @@ struct Changed {
 /// When a new disk is wished: later than each wish for one before.
 fn rebuild_wished_at(cloud: &Cloud, known: &Known, order: &Request) -> Timestamp {
     let told = known.status.record().and_then(|status| status.rebuilt.as_ref()).map(|was| was.wished_at);
-    later(cloud, order.rebuild.map(|wish| wish.wished_at).max(told))
+    later(cloud, order.rebuild.as_ref().map(|wish| wish.wished_at).max(told))
 }
 
 /// The same of a rescue disk.
@@ -280,6 +280,9 @@ fn change(
         .when(Compare::Unchanged(record_key.clone(), known.record_revision()))
         .when(Compare::Unchanged(order_key.clone(), known.request_revision()));
     let (asked_before, mut awaited) = (order.record.clone(), None);
+    let came = known.status.record().and_then(|status| status.rebuilt.as_ref());
+    let (wanted, wish_before) = (record.record.spec.image.clone(), asked_before.rebuild.as_ref());
+    let disk = || Rebuild::disk(wish_before, &wanted, came).clone();
     match wish {
         Wish::Locked(locked) => record.record.locked = locked,
         Wish::Name(name) => {
@@ -308,19 +311,18 @@ fn change(
             awaited = Some(Awaited::Power(generation));
         }
         Wish::Rebuild(image) => {
-            if let Some(image) = image {
-                record.record.spec.image = image;
-            }
+            let before = disk();
+            record.record.spec.image = image.unwrap_or_else(|| before.clone());
             if let Some(spec) = &mut order.record.spec {
                 spec.image = record.record.spec.image.clone();
             }
             let wished_at = rebuild_wished_at(cloud, known, &order.record);
-            order.record.rebuild = Some(Rebuild { wished_at });
+            order.record.rebuild = Some(Rebuild { wished_at, before: Some(before) });
             awaited = Some(Awaited::Rebuild(wished_at));
         }
         Wish::Rescue(image) => {
             let wished_at = rescue_wished_at(cloud, known, &order.record);
-            let image = image.unwrap_or_else(|| record.record.spec.image.clone());
+            let image = image.unwrap_or_else(disk);
             order.record.rescue = Some(Rescue { wished_at, image });
             awaited = Some(Awaited::Rescue { wished_at, generation });
         }

@@ -124,7 +124,12 @@ pub fn told(actions: &Actions, outcomes: &[Outcomes], statuses: &[Status]) -> Ve
             finished_at: outcome.map(|outcome| outcome.at).or(at_once),
         });
     }
-    let by_itself = all.iter().zip(of_users).filter(|(_, of_user)| !of_user);
+    // What came of actions that are kept no more is not what came by itself.
+    let begun = actions.actions.first().filter(|_| actions.actions.len() >= HISTORY_MAX);
+    let by_itself = all
+        .iter()
+        .zip(of_users)
+        .filter(|((_, outcome), of_user)| !of_user && begun.is_none_or(|first| outcome.at >= first.at));
     told.extend(by_itself.map(|((node, outcome), _)| Happening {
         at: outcome.at,
         user: None,
@@ -354,6 +359,19 @@ mod tests {
         );
         assert_eq!(of(wish(), vec![rebuilt(21, None)])[0].0, Fate::Overtaken);
         assert_eq!(of(wish(), vec![rebuilt(19, None)])[0].0, Fate::Pending);
+    }
+
+    #[test]
+    fn what_came_of_actions_that_are_kept_no_more_is_not_told_as_having_come_by_itself() {
+        let last = i64::try_from(HISTORY_MAX).unwrap();
+        let actions = |many| (0..many).map(|n| asked(100 + n, ActionVerb::Set, 9)).collect::<Vec<_>>();
+        let outcomes = vec![came(99, Some(State::Stopped), 8, 8), came(100, Some(State::Active), 9, 9)];
+        let by_itself = |many| {
+            let told = history(actions(many), outcomes.clone());
+            told.iter().filter(|it| it.verb.is_none()).map(|it| it.at).collect::<Vec<_>>()
+        };
+        assert_eq!(by_itself(last - 1), [at(99), at(100)]);
+        assert_eq!(by_itself(last), [at(100)]);
     }
 
     #[test]

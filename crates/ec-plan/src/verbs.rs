@@ -272,7 +272,7 @@ impl Situation {
         let wish = &request.power;
         let rebuilt = status.rebuilt.as_ref().map(|rebuilt| rebuilt.wished_at);
         let is_built = status.started_at.is_some();
-        if is_built && rebuilt < request.rebuild.map(|rebuild| rebuild.wished_at) {
+        if is_built && rebuilt < request.rebuild.as_ref().map(|rebuild| rebuild.wished_at) {
             return Self::Rebuilding;
         }
         let is_starting = matches!(status.state, State::Rescuing | State::Starting);
@@ -294,10 +294,13 @@ impl Situation {
                 Some(Resizing::Failed) | None => {}
             }
         }
-        // What was wished and is not carried out yet: the next wish is judged by where that leads.
-        if status.power_generation != 0 && status.power_generation < wish.generation {
+        // What was wished and is not carried out yet: the next wish is judged by where that leads. So is one for a disk or a
+        // size that came to its end just now, which the state does not show yet.
+        let has_just_ended = matches!(status.state, State::Rebuilding | State::Rescuing | State::Resizing);
+        let is_wished = status.power_generation != 0 && status.power_generation < wish.generation;
+        if is_wished || (is_built && has_just_ended) {
             return match wish.power {
-                Power::Running if wish.anew => Self::Rebooting,
+                Power::Running if wish.anew && is_wished => Self::Rebooting,
                 Power::Running => Self::Running,
                 Power::Paused => Self::Paused,
                 Power::Suspended => Self::Suspending,

@@ -136,7 +136,7 @@ impl Traces {
     /// Whether the last wish for a new disk was not lost, and its end was told.
     pub(crate) fn is_rebuilt(&self, acknowledged: Option<Timestamp>) -> bool {
         let (Some(request), Some(status)) = (&self.request, &self.status) else { return true };
-        let wished = request.rebuild.map(|wish| wish.wished_at);
+        let wished = request.rebuild.as_ref().map(|wish| wish.wished_at);
         let told = status.rebuilt.as_ref().map(|rebuilt| rebuilt.wished_at);
         request.desired != Desired::Active
             || status.state == State::Error

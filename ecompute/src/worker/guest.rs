@@ -43,7 +43,8 @@ impl Worker {
         let mut record = self.record_of(&request).await?;
         record.base_digest = Some(image.base.digest.clone());
         // Made from what is wished last.
-        record.rebuilt = request.rebuild.map(|wish| Rebuilt { wished_at: wish.wished_at, failed: None });
+        record.rebuilt =
+            request.rebuild.as_ref().map(|wish| Rebuilt { wished_at: wish.wished_at, failed: None });
         self.put_record(record).await?;
         pause_for_test_named("before-overlay");
         self.touched_hypervisor = true;
@@ -110,7 +111,7 @@ impl Worker {
         record.started = true;
         // Whether that was done nobody can tell, unless the status does; doing it again might cost what a guest wrote since.
         let told = self.status.known().and_then(|status| status.rebuilt.clone());
-        record.rebuilt = match request.rebuild {
+        record.rebuilt = match &request.rebuild {
             Some(wish) if told.as_ref().is_none_or(|told| told.wished_at < wish.wished_at) => Some(Rebuilt {
                 wished_at: wish.wished_at,
                 failed: Some(
@@ -194,14 +195,20 @@ impl Worker {
 
     /// The node's record, without which nothing is begun. That it is not as it was thought to be is learnt at once.
     pub(super) async fn own_record(&mut self) -> Result<InstanceRecord, Stop> {
+        let gone = |_| Stop::Retry("its node's record of it is gone or cannot be read".to_owned());
+        self.looked_at().await?.map_err(gone)
+    }
+
+    /// The node's record, or why there is none to read, which is learnt: what is decided next stands on it.
+    pub(super) async fn looked_at(&mut self) -> Result<Result<InstanceRecord, RecordFacts>, Stop> {
         let instance = self.job.instance;
         if let Some(record) = self.record().await? {
-            return Ok(record);
+            return Ok(Ok(record));
         }
         let is_there = self.records(move |records| records.has(instance)).await?;
         let facts = if is_there { RecordFacts::Unreadable } else { RecordFacts::Absent };
         self.done.push(Change::Record(facts));
-        Err(Stop::Retry("its node's record of it is gone or cannot be read".to_owned()))
+        Ok(Err(facts))
     }
 
     /// Works on the node's records, which waits for the disk.

@@ -55,8 +55,9 @@ impl Worker {
 
     /// Tells what the node's record has; where that cannot be read, that it was not done.
     pub(super) async fn note_rebuild(&mut self) -> Result<(), Stop> {
-        let noted = self.record().await?.and_then(|record| record.rebuilt);
-        let wished = self.job.request.as_ref().and_then(|request| request.rebuild).map(|wish| wish.wished_at);
+        let noted = self.looked_at().await?.ok().and_then(|record| record.rebuilt);
+        let wished =
+            self.job.request.as_ref().and_then(|request| request.rebuild.as_ref()).map(|wish| wish.wished_at);
         let unread = |wished_at| Rebuilt {
             wished_at,
             failed: Some("its node's record of it cannot be read, so nothing of it is touched".to_owned()),
@@ -67,8 +68,8 @@ impl Worker {
     }
 
     fn wished_at(&self) -> Result<jiff::Timestamp, Stop> {
-        let wish = self.request()?.rebuild;
-        wish.map(|wish| wish.wished_at)
+        let request = self.request()?;
+        (request.rebuild.as_ref().map(|wish| wish.wished_at))
             .ok_or_else(|| Stop::Retry("it is not to be rebuilt any more".to_owned()))
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ec_metadata::InstanceRecord;
 use ec_model::{Rescue, Rescued};
-use ec_plan::status;
+use ec_plan::{RecordFacts, status};
 
 use super::{Stop, Worker};
 
@@ -57,16 +57,15 @@ impl Worker {
 
     /// Tells what the node's record has; where that cannot be read, that it was not done.
     pub(super) async fn note_rescue(&mut self) -> Result<(), Stop> {
-        let instance = self.job.instance;
-        let rescued = match self.record().await? {
-            Some(record) => record.rescued,
-            None if self.records(move |records| records.has(instance)).await? => Some(Rescued {
+        let rescued = match self.looked_at().await? {
+            Ok(record) => record.rescued,
+            Err(RecordFacts::Unreadable) => Some(Rescued {
                 wished_at: self.rescue_wish()?.wished_at,
                 failed: Some(
                     "its node's record of it cannot be read, so nothing of it is touched".to_owned(),
                 ),
             }),
-            None => return Err(Stop::Retry("its node's record of it is gone".to_owned())),
+            Err(_) => return Err(Stop::Retry("its node's record of it is gone".to_owned())),
         };
         let status = status::rescued(&self.subject, self.status.known(), rescued, self.parts.host.now());
         self.write(status).await

@@ -121,8 +121,8 @@ impl Worker {
     /// Tells what the node's record has, and that it is well so; where that cannot be read, that it was not done.
     pub(super) async fn note_resize(&mut self) -> Result<(), Stop> {
         let wished = self.job.request.as_ref().and_then(|request| request.resize).map(|wish| wish.wished_at);
-        let resized = match self.record().await? {
-            Some(record) => {
+        let resized = match self.looked_at().await? {
+            Ok(record) => {
                 let noted = record.resized.clone();
                 let last = wished.max(noted.as_ref().map(|noted| noted.wished_at));
                 let failed =
@@ -135,7 +135,7 @@ impl Worker {
                 }
                 resized
             }
-            None => wished.map(|wished_at| Resized {
+            Err(_) => wished.map(|wished_at| Resized {
                 wished_at,
                 failed: Some(
                     "its node's record of it cannot be read, so nothing of it is touched".to_owned(),

@@ -142,7 +142,10 @@ impl Known {
                 .and_then(|request| request.spec.as_ref())
                 .map_or(0, |spec| fingerprint(&spec.metadata)),
             rebuild: RebuildFacts {
-                wished: self.readable().and_then(|request| request.rebuild).map(|wish| wish.wished_at),
+                wished: self
+                    .readable()
+                    .and_then(|request| request.rebuild.as_ref())
+                    .map(|wish| wish.wished_at),
                 told: self.status.known().and_then(|status| status.rebuilt.as_ref()).map(|was| was.wished_at),
             },
             rescue: RescueFacts {

@@ -296,7 +296,7 @@ fn waiting() -> Told {
 fn rebuilding() -> Told {
     let mut told = waiting();
     let Requested { record, .. } = requested(Desired::Active);
-    let rebuild = Some(ec_model::Rebuild { wished_at: Timestamp::UNIX_EPOCH });
+    let rebuild = Some(ec_model::Rebuild { wished_at: Timestamp::UNIX_EPOCH, before: None });
     let wish =
         Requested { record: Ok(Arc::new(Request { rebuild, ..(*record.unwrap()).clone() })), revision: 2 };
     let commands = told.on(Event::Changed(vec![(one(), Some(wish))]));

@@ -105,8 +105,11 @@ fn an_instance_stands_where_its_agent_tells_until_a_wish_leads_elsewhere() {
         (State::Stopping, 1, true, Situation::Stopping),
         (State::Stopped, 1, true, Situation::Stopped),
         (State::Rebooting, 1, true, Situation::Rebooting),
-        (State::Rebuilding, 1, true, Situation::Rebuilding),
-        (State::Resizing, 1, true, Situation::Resizing),
+        // No such wish is under way any more: it has come to its end just now.
+        (State::Rebuilding, 1, true, Situation::Running),
+        (State::Rescuing, 1, true, Situation::Running),
+        (State::Resizing, 1, true, Situation::Running),
+        (State::Rebuilding, 1, false, Situation::Rebuilding),
         (State::Error, 1, true, Situation::Error),
         (State::Unknown, 1, true, Situation::Error),
     ] {
@@ -121,6 +124,9 @@ fn an_instance_stands_where_its_agent_tells_until_a_wish_leads_elsewhere() {
     ] {
         let pending = status(State::Active, 1, true);
         assert_eq!(of(wish(power, 2, anew), Some(pending)), situation, "{power:?} is on its way");
+        let ended = status(State::Rescuing, 2, true);
+        let goes_on = if anew { Situation::Running } else { situation };
+        assert_eq!(of(wish(power, 2, anew), Some(ended)), goes_on, "{power:?} after a rescue that failed");
         let done = status(State::Active, 2, true);
         assert_eq!(of(wish(power, 2, anew), Some(done)), Situation::Running, "{power:?} was carried out");
         // One that was never up is built first, whatever is wished.
@@ -152,7 +158,7 @@ fn a_locked_instance_is_left_alone_and_one_that_goes_too() {
 fn an_instance_is_being_rebuilt_from_the_wish_until_what_came_of_it_is_told() {
     let at = |second| Timestamp::from_second(second).unwrap();
     let wished = |second: Option<i64>| Request {
-        rebuild: second.map(|second| ec_model::Rebuild { wished_at: at(second) }),
+        rebuild: second.map(|second| ec_model::Rebuild { wished_at: at(second), before: None }),
         ..request(PowerWish::default())
     };
     let told = |second: Option<i64>, started| Status {

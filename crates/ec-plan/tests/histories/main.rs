@@ -262,7 +262,7 @@ fn judge(before: &Thing, thing: &Thing, restarted: bool) -> Result<(), TestCaseE
         }
         let told = thing.keys.status.known().and_then(|status| status.rebuilt.as_ref());
         prop_assert!(
-            told.map(|was| was.wished_at) >= thing.keys.rebuild.map(|wish| wish.wished_at)
+            told.map(|was| was.wished_at) >= thing.keys.rebuild.as_ref().map(|wish| wish.wished_at)
                 || state == Some(State::Error)
                 || thing.keys.room == Room::Elsewhere,
             "a wish for a new disk is never lost: {thing:?}"

@@ -347,11 +347,12 @@ impl Outside {
             }
             Happening::Rebuild if thing.wish() == Some(Wish::Active) => {
                 let told = thing.keys.status.known().and_then(|status| status.rebuilt.as_ref());
-                let last = thing.keys.rebuild.map(|wish| wish.wished_at).max(told.map(|was| was.wished_at));
+                let last =
+                    thing.keys.rebuild.as_ref().map(|wish| wish.wished_at).max(told.map(|was| was.wished_at));
                 let now = Timestamp::UNIX_EPOCH + now;
                 let wished_at = last.map_or(now, |last| now.max(last + Duration::from_nanos(1)));
                 (thing.keys.rebuild, thing.rebuilds_wished) =
-                    (Some(Rebuild { wished_at }), thing.rebuilds_wished + 1);
+                    (Some(Rebuild { wished_at, before: None }), thing.rebuilds_wished + 1);
                 self.put(instance, Some(Wish::Active));
             }
             Happening::Rescue(wanted) if thing.wish() == Some(Wish::Active) => {
@@ -488,7 +489,7 @@ impl Outside {
                 desired,
                 power: power.clone(),
                 restart: *restart,
-                rebuild: *rebuild,
+                rebuild: rebuild.clone(),
                 rescue: rescue.clone(),
                 resize: *resize,
                 name: None,

@@ -185,7 +185,8 @@ impl Worker {
 
     /// The wish for a new disk of which nothing is known but that it was, or what the status tells of a later one.
     fn wished_at(&self) -> Option<Timestamp> {
-        let wished = self.job.request.as_ref().and_then(|request| request.rebuild).map(|wish| wish.wished_at);
+        let wished =
+            self.job.request.as_ref().and_then(|request| request.rebuild.clone()).map(|wish| wish.wished_at);
         let told = self.status.known().and_then(|status| status.rebuilt.as_ref()).map(|was| was.wished_at);
         wished.max(told)
     }
@@ -197,7 +198,7 @@ impl Worker {
     }
 
     fn note_rebuilt(&mut self, outside: &mut Outside) {
-        let wished = self.job.request.as_ref().and_then(|request| request.rebuild);
+        let wished = self.job.request.as_ref().and_then(|request| request.rebuild.clone());
         let rebuilt = wished.map(|wish| wish.wished_at);
         if let RecordFacts::Kept { started, metadata, rescued, size, .. } = self.thing(outside).record {
             self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata, size });
@@ -268,7 +269,7 @@ impl Worker {
                     Images::Broken => return Err(Stop::Failed),
                 }
                 (thing.observed.volume, self.touched) = (true, true);
-                let wished = self.job.request.as_ref().and_then(|request| request.rebuild);
+                let wished = self.job.request.as_ref().and_then(|request| request.rebuild.clone());
                 let (rebuilt, metadata) = (wished.map(|wish| wish.wished_at), self.metadata());
                 let is = self.job.allocated.as_ref().map(Size::of).unwrap_or_default();
                 self.thing(outside).size = is;
@@ -345,7 +346,7 @@ impl Worker {
                     RecordFacts::Kept { rebuilt, .. } => rebuilt,
                     RecordFacts::Absent | RecordFacts::Unreadable => None,
                 };
-                let wished = self.job.request.as_ref().and_then(|request| request.rebuild);
+                let wished = self.job.request.as_ref().and_then(|request| request.rebuild.clone());
                 let wished_at = noted.or(wished.map(|wish| wish.wished_at));
                 let rebuilt = wished_at.map(|wished_at| Rebuilt { wished_at, failed: None });
                 self.write(outside, |subject, old| status::rebuilt(subject, old, rebuilt, now))?;
@@ -379,7 +380,9 @@ impl Worker {
                 self.note_rescued(outside, rescued);
             }
             Effect::NoteRescue => {
-                let rescued = match thing.record {
+                let record = thing.record;
+                self.done.push(Change::Record(record));
+                let rescued = match record {
                     RecordFacts::Kept { rescued, .. } => rescued,
                     RecordFacts::Unreadable => Some(self.rescue(true)?),
                     RecordFacts::Absent => return Err(Stop::Retry),
@@ -433,6 +436,7 @@ impl Worker {
                 self.note_size(outside, SizeFacts { is, wished_at, failed: true, unproven: false });
             }
             Effect::NoteResize => {
+                self.done.push(Change::Record(thing.record));
                 let noted = match thing.record {
                     RecordFacts::Kept { size, .. } => size.wished_at,
                     RecordFacts::Absent | RecordFacts::Unreadable => None,

@@ -139,16 +139,17 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
     };
     let name = format!("{NAMES}{name}/");
     let record = bearer.parse().map(|bearer| keys.instance(bearer)).unwrap_or_default();
-    let settled = match op {
+    match op {
         Op::Put { .. } => {
             let is_free = |compare: &Compare| matches!(compare, Compare::NoneUnder(under) if *under == name);
             // Its bearer hands it on to itself, under another uuid.
             let handed_on = |op: &Op| matches!(op, Op::Delete(key) if key.starts_with(&name));
-            txn.when.iter().any(is_free) || txn.then.iter().any(handed_on)
+            let settled = txn.when.iter().any(is_free) || txn.then.iter().any(handed_on);
+            if settled { Vec::new() } else { vec![name] }
         }
-        Op::Delete(_) => writes(txn, &record),
-    };
-    if settled { Vec::new() } else { vec![record] }
+        Op::Delete(_) if writes(txn, &record) => Vec::new(),
+        Op::Delete(_) => vec![record],
+    }
 }
 
 /// Whoever takes a place in a group compares the group, and what its policy says of others' places.
