@@ -317,11 +317,11 @@ pub(crate) enum Command {
         #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
         instance: String,
     },
-    /// Explain a state, or who would take a resources query now, and why nobody does
+    /// Explain a state, an instance, or who would take a resources query now, and why nobody does
     #[command(after_help = crate::explain::EXAMPLES)]
     Explain {
-        /// A state as `list` shows it, or a query
-        #[arg(value_name = "STATE|QUERY", value_parser = NonEmptyStringValueParser::new())]
+        /// A state as `list` shows it, a query, or an instance's name or uuid
+        #[arg(value_name = "STATE|QUERY|INSTANCE", value_parser = NonEmptyStringValueParser::new())]
         word: String,
     },
     /// List the nodes whose agents are alive or that hold instances, with what is taken of what they have

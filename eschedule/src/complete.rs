@@ -84,7 +84,7 @@ fn completer(value: String) -> Option<ArgValueCompleter> {
         "IMAGE" | "IMAGE_URL" | "IMAGE|URL" => {
             asking(async |session, _| Ok(session.settings.images.keys().cloned().collect()))
         }
-        "STATE" | "STATE|QUERY" => ArgValueCompleter::new(states),
+        "STATE" | "STATE|QUERY|INSTANCE" => ArgValueCompleter::new(states),
         _ => return None,
     })
 }

@@ -1,8 +1,8 @@
 //! `eschedule explain`: what a state means, and who would take a query.
 
-use ec_cloud::{Ask, Preview, preview as look};
+use ec_cloud::{Ask, CloudError, Preview, View, preview as look};
 use ec_model::{ResourceQuery, State};
-use ec_runtime::exit::Failure;
+use ec_runtime::exit::{Failure, print};
 use serde::Serialize;
 
 use crate::{cli::Output, config::Session, list, run::no_allocations};
@@ -10,6 +10,8 @@ use crate::{cli::Output, config::Session, list, run::no_allocations};
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   eschedule explain unclaimed
+  eschedule explain web
+      how it stands, and who would take one more like it
   eschedule explain 'resources=VCPU:4,MEMORY_MB:8192&required=HW_CPU_X86_AVX2'
       the node that would be tried first, or what is short by how much where; nothing is claimed";
 
@@ -21,12 +23,37 @@ pub(crate) struct Explained {
 }
 
 /// Explains a state; etcd is not asked.
-pub(crate) fn state(word: &str, output: Output) -> Result<(), Failure> {
-    let state = list::state(word).map_err(|why| {
-        Failure::usage(format!("`{word}` is neither a state nor a resources query: {why}, or for example `resources=VCPU:1,MEMORY_MB:256`"))
-    })?;
+pub(crate) fn state(state: State, output: Output) -> Result<(), Failure> {
     let explained = Explained { state, text: meaning(state) };
     output.print(&explained, || vec![state.to_string()], || format!("{state}: {}", explained.text))
+}
+
+/// Says how an instance stands and what that means, and who would take one like it now.
+pub(crate) async fn instance(session: &Session, called: &str, output: Output) -> Result<(), Failure> {
+    let found = match ec_cloud::resolve(&session.cloud, called).await {
+        Ok(instance) => ec_cloud::find(&session.cloud, instance).await?,
+        Err(CloudError::NotFound(_)) => {
+            let states = list::state(called).err().unwrap_or_default();
+            return Err(Failure::usage(format!(
+                "`{called}` is neither an instance nor a state nor a resources query: {states}, or for example `resources=VCPU:1,MEMORY_MB:256`"
+            )));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let view = View::found(&found);
+    let Some(record) = &view.record else {
+        return Err(Failure::failed(format!("nothing is kept of what was asked for as {called}")));
+    };
+    if output == Output::Table {
+        let meaning = list::state(&view.state).map(meaning).unwrap_or("its keys cannot be read, or are gone");
+        let why: String =
+            [&view.reason, &view.doing].into_iter().flatten().map(|why| format!(" ({why})")).collect();
+        print(&format!(
+            "{called} is {}{why}: {meaning}\nOne more with its query, {}:",
+            view.state, record.spec.query
+        ))?;
+    }
+    query(session, &record.spec.query, output).await
 }
 
 /// Says who would take a query now.
@@ -179,6 +206,5 @@ mod tests {
             let helps = ["`eschedule", "Next is", "Next are"].iter().any(|word| text.contains(word));
             assert!(helps, "{state}: {text}");
         }
-        assert!(state("actve", Output::Name).is_err_and(|failure| failure.message.contains("ACTIVE")));
     }
 }

@@ -54,14 +54,16 @@ fn main() -> ExitCode {
 
 async fn run(cli: Cli) -> Result<(), Failure> {
     let output = cli.output;
+    if let (Some(Command::Explain { word }), None) = (&cli.command, &cli.target)
+        && let Ok(state) = list::state(word)
+    {
+        return explain::state(state, output);
+    }
     match (&cli.command, &cli.target) {
         (Some(Command::Completions { shell }), _) => {
             return complete::script(*shell);
         }
         (Some(Command::Man { directory }), _) => return manual_pages(directory),
-        (Some(Command::Explain { word }), None) if !word.contains('=') => {
-            return explain::state(word, output);
-        }
         (Some(_), Some(target)) => {
             return Err(Failure::usage(format!(
                 "`{target}` does not go with a command; see `eschedule --help`"
@@ -112,7 +114,12 @@ async fn run(cli: Cli) -> Result<(), Failure> {
             events::events(&Session::open(settings).await?, &instance, output).await
         }
         (Some(Command::Explain { word }), _) => {
-            explain::query(&Session::open(settings).await?, &word, output).await
+            let session = Session::open(settings).await?;
+            if word.contains('=') {
+                explain::query(&session, &word, output).await
+            } else {
+                explain::instance(&session, &word, output).await
+            }
         }
         (Some(Command::Nodes), _) => {
             let session = Session::open(settings).await?;

@@ -132,5 +132,14 @@ async fn states_and_queries_are_explained() -> Result<()> {
     ensure!(text.starts_with(&format!("WOULD GO TO {node} (host)\n")), "{text}");
     assert_eq!(control.done(&["-o", "name", "explain", TINY])?, "host\n");
     assert_eq!(control.count("instances/").await?, 0);
+
+    let (_, web) = control.schedule(&["--name", "web", TINY])?;
+    control.status(node, web, State::Active, Some("10.0.0.7")).await?;
+    let text = control.done(&["explain", "web"])?;
+    ensure!(
+        text.starts_with("web is ACTIVE: ") && text.contains(&format!("\nWOULD GO TO {node} (host)\n")),
+        "{text}"
+    );
+    assert_eq!(control.done(&["-o", "name", "explain", &web.to_string()])?, "host\n");
     Ok(())
 }
