@@ -137,7 +137,7 @@ async fn states_and_queries_are_explained() -> Result<()> {
     control.status(node, web, State::Active, Some("10.0.0.7")).await?;
     let text = control.done(&["explain", "web"])?;
     ensure!(
-        text.starts_with("web is ACTIVE: ") && text.contains(&format!("\nWOULD GO TO {node} (host)\n")),
+        text.starts_with("web is ACTIVE") && text.contains(&format!("\nWOULD GO TO {node} (host)\n")),
         "{text}"
     );
     assert_eq!(control.done(&["-o", "name", "explain", &web.to_string()])?, "host\n");
