@@ -173,6 +173,7 @@ async fn each(
     match done.as_slice() {
         // One that was named is no list.
         [one] if instances.instances.len() == 1 => output.print_fields(one)?,
+        [] if instances.instances.len() == 1 && failed.is_some() => {}
         all => output.print_fields(all)?,
     }
     failed.map_or(Ok(()), Err)

@@ -260,8 +260,9 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             found.push((soon, format!("{instance}: it has {has} processors, and has claimed {has_claimed}")));
         }
         // Nobody gives back what is not needed but the next command and a controller, which takes its time; and nobody
-        // can tell what is needed where somebody took the request.
-        let needs = traces.request.as_ref().map_or(0, |_| needed(world, instance));
+        // can tell what is needed where somebody took the request, nor of one in ERROR what its node will make of a wish.
+        let can_tell = traces.request.is_some() && state != Some(State::Error);
+        let needs = if can_tell { needed(world, instance) } else { 0 };
         if world.controllers.count() > 0 && needs > 0 && has_claimed > needs.max(has) {
             found.push((
                 BOUND / 2,

@@ -122,6 +122,10 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
         }
         return stands_on;
     }
+    if key.starts_with(&keys.all_actions()) {
+        // Two who note something at once: neither is forgotten.
+        return if matches!(op, Op::Put { .. }) && old.is_some() { vec![key.to_owned()] } else { Vec::new() };
+    }
     if let Some(place) = key.strip_prefix(MEMBERS) {
         return of_member(world, txn, op, place);
     }
