@@ -255,6 +255,14 @@ impl Hypervisor for CountedHypervisor {
         self.one(self.0.grow_disk(instance, capacity_bytes)).await
     }
 
+    async fn persist(&self, spec: &DomainSpec) -> HypervisorResult<()> {
+        self.one(self.0.persist(spec)).await
+    }
+
+    async fn grow(&self, spec: &DomainSpec) -> HypervisorResult<()> {
+        self.one(self.0.grow(spec)).await
+    }
+
     async fn redefine(&self, spec: &DomainSpec) -> HypervisorResult<()> {
         self.one(self.0.redefine(spec)).await
     }

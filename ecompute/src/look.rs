@@ -101,6 +101,7 @@ pub(crate) fn record_facts(record: &ec_metadata::InstanceRecord) -> RecordFacts 
         wished_at: resized.map(|resized| resized.wished_at),
         failed: resized.is_some_and(|resized| resized.failed.is_some()),
         unproven: record.resources_before.is_some(),
+        growing: record.growing.as_ref().map(Size::of),
     };
     let metadata = fingerprint(&record.metadata);
     RecordFacts::Kept { started: record.started, rebuilt, rescued, metadata, size }

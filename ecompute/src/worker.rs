@@ -173,6 +173,12 @@ impl Worker {
             Effect::PrepareDisk => self.prepare_disk().await,
             Effect::KeepRecord => self.keep_record().await,
             Effect::KeepMetadata => self.keep_metadata().await,
+            Effect::Persist => {
+                self.take_permit().await?;
+                let spec = self.domain_spec().await?;
+                self.touched_hypervisor = true;
+                Ok(parts.hypervisor.persist(&spec).await?)
+            }
             Effect::Define => {
                 self.take_permit().await?;
                 let spec = self.domain_spec().await?;
@@ -245,6 +251,7 @@ impl Worker {
             Effect::GiveUpRescue(reason) => self.give_up_rescue(reason).await,
             Effect::NoteRescue => self.note_rescue().await,
             Effect::Cover => self.cover().await,
+            Effect::Grow => self.grow().await,
             Effect::Resize => self.resize().await,
             Effect::GiveUpResize(reason) => self.give_up_resize(reason).await,
             Effect::NoteResize => self.note_resize().await,
@@ -404,6 +411,7 @@ fn pause_for_test(effect: &Effect) {
         Effect::KeepRecord => "before-keep-record",
         Effect::KeepMetadata => "before-keep-metadata",
         Effect::Define => "before-define",
+        Effect::Persist => "before-persist",
         Effect::MarkStarted => "before-mark-started",
         Effect::Start => "before-start",
         Effect::StartRescue => "before-start-rescue",
@@ -425,6 +433,7 @@ fn pause_for_test(effect: &Effect) {
         Effect::GiveUpRescue(_) => "before-give-up-rescue",
         Effect::NoteRescue => "before-note-rescue",
         Effect::Cover => "before-cover",
+        Effect::Grow => "before-grow",
         Effect::Resize => "before-resize",
         Effect::GiveUpResize(_) => "before-give-up-resize",
         Effect::NoteResize => "before-note-resize",

@@ -76,6 +76,7 @@ impl Lab {
                 rescued: None,
                 resized: None,
                 resources_before: None,
+                growing: None,
                 metadata: std::collections::BTreeMap::new(),
                 keys: vec!["ssh-ed25519 AAAA me".into()],
                 user_data: Some(Blob(USER_DATA.to_vec())),

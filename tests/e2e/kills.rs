@@ -28,6 +28,7 @@ struct Verb {
 
 const UP: &[&str] = &["start", "--wait", "web"];
 const LARGE: &str = "resources=VCPU:2,MEMORY_MB:160,DISK_GB:1";
+const BUSIER: &str = "resources=VCPU:2,MEMORY_MB:128,DISK_GB:1";
 const CONFIRM: &[&str] = &["resize", "--confirm", "web"];
 const REVERT: &[&str] = &["resize", "--revert", "--wait", "web"];
 
@@ -403,12 +404,15 @@ async fn killed_at_each_step_of_a_rescue_and_its_end() -> Result<()> {
 async fn killed_at_each_step_of_a_resize_and_of_taking_it_back() -> Result<()> {
     let mut trial = Trial::begin().await?;
     let resize: &[&str] = &["resize", "web", LARGE];
+    let busier: &[&str] = &["resize", "web", BUSIER];
     let (back, revert): (&[&str], _) = (&["resize", "--revert", "web"], "revertResize");
     let enlarged: &[&[&str]] = &[REVERT, &["resize", "--wait", "web", LARGE]];
     trial.guest.asks(&["resize", "--wait", "web", LARGE])?;
-    // One that runs is stopped for it and boots, which takes minutes of each kill.
-    let steps: &[&str] = &["before-note-size"];
+    // One that is stopped for it boots, which takes minutes of each kill; more processors it gets as it runs.
     let state = State::Active;
+    let steps: &[&str] = &["before-grow-guest", "before-note-size"];
+    trial.run(&Verb { ask: busier, event: "resize", ready: &[REVERT], state, steps }).await?;
+    let steps: &[&str] = &["before-note-size"];
     trial.run(&Verb { ask: resize, event: "resize", ready: &[REVERT], state, steps }).await?;
     trial.run(&Verb { ask: back, event: revert, ready: enlarged, state, steps: &[] }).await?;
     trial.guest.asks(&["stop", "--grace", "0", "--wait", "web"])?;

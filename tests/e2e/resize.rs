@@ -78,3 +78,56 @@ async fn a_guest_gets_another_size_and_goes_back_and_keeps_what_it_wrote() -> Re
     guest.asks(&["destroy", "--wait", "web"])?;
     guest.stack.until_exactly(&[]).await
 }
+
+/// What it could use: processors that are there, online or not, and blocks of memory, of 128 MiB each.
+async fn could_use(guest: &Guest) -> Result<(String, u64)> {
+    let command =
+        "cat /sys/devices/system/cpu/present; ls -d /sys/devices/system/memory/memory[0-9]* | wc -l";
+    let said = guest.run(command).await?;
+    let (processors, blocks) = said.trim().split_once('\n').with_context(|| said.clone())?;
+    Ok((processors.to_owned(), blocks.trim().parse()?))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_runs_is_given_processors_and_memory_and_ends_to_lose_them() -> Result<()> {
+    let guest = Guest::up(&[]).await?;
+    let of = |vcpus: u64, memory: u64| format!("resources=VCPU:{vcpus},MEMORY_MB:{memory},DISK_GB:1");
+    let resize = |to: &str| guest.asks(&["resize", "--wait", "web", to]);
+    let confirm = || guest.asks(&["resize", "--confirm", "web"]);
+    let first = guest.boot().await?;
+    let told = resize(&of(2, 128))?;
+    assert!(told.starts_with("VERIFY_RESIZE "), "{told}");
+    assert_eq!(could_use(&guest).await?, ("0-1".to_owned(), 1));
+    assert_eq!(guest.boot().await?, first, "it ran all the time");
+    assert_eq!(claimed(&guest).await?, size(2, 128, 1));
+    confirm()?;
+
+    // One that is small was started without room for memory.
+    resize(&of(2, 1024))?;
+    let second = guest.boot().await?;
+    assert_ne!(second, first);
+    assert_eq!(could_use(&guest).await?, ("0-1".to_owned(), 8));
+    confirm()?;
+    resize(&of(2, 1280))?;
+    assert_eq!(could_use(&guest).await?, ("0-1".to_owned(), 10));
+    assert_eq!(guest.boot().await?, second);
+    assert_eq!(claimed(&guest).await?, size(2, 1280, 1));
+    // What came later is saved with the rest.
+    confirm()?;
+    guest.asks(&["suspend", "--wait", "web"])?;
+    guest.asks(&["resume", "--wait", "web"])?;
+    assert_eq!((could_use(&guest).await?, guest.boot().await?), (("0-1".to_owned(), 10), second.clone()));
+    resize(&of(2, 1408))?;
+    assert_eq!((could_use(&guest).await?, guest.boot().await?), (("0-1".to_owned(), 11), second.clone()));
+    guest.asks(&["resize", "--revert", "--wait", "web"])?;
+    let third = guest.boot().await?;
+    assert_ne!(third, second);
+    assert_eq!(could_use(&guest).await?, ("0-1".to_owned(), 10));
+    // More than it was started with room for.
+    resize(&of(2, 5248))?;
+    assert_ne!(guest.boot().await?, third);
+    assert_eq!(could_use(&guest).await?, ("0-1".to_owned(), 41));
+    assert_eq!(claimed(&guest).await?, size(2, 5248, 1));
+    assert_eq!(guest.kept().await?.trim(), "precious");
+    guest.stack.until_exactly(&[guest.instance]).await
+}

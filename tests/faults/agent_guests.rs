@@ -75,6 +75,23 @@ async fn a_running_guest_that_was_undefined_is_defined_again_and_survives_its_po
     lookup()?.undefine()?;
     stack.until("it is there for good again", async || Ok(lookup()?.is_persistent()?)).await?;
     assert!(lookup()?.is_active()?, "without a blink");
+    let name = instance.to_string();
+    let events = || anyhow::Ok(String::from_utf8(stack.eschedule(&["events", &name])?.stdout)?);
+    stack.until("it is told", async || Ok(events()?.contains("somebody undefined it while it ran"))).await?;
+    // With its end at any moment of that: it is told, and what somebody ended stays so.
+    for milliseconds in [0, 2, 5, 10, 20, 40, 80] {
+        lookup()?.undefine()?;
+        let ended = lookup()?;
+        tokio::time::sleep(std::time::Duration::from_millis(milliseconds)).await;
+        ended.destroy()?;
+        let status = stack.until_state(instance, State::Stopped).await?;
+        let reason = status.reason.unwrap_or_default();
+        let is_told = ["somebody ended it", "defined again"].iter().any(|word| reason.contains(word));
+        assert!(is_told, "after {milliseconds} ms: {reason}\n{}", stack.log());
+        stack.until("it is defined", async || Ok(lookup().is_ok())).await?;
+        assert!(!lookup()?.is_active()?, "after {milliseconds} ms\n{}", stack.log());
+        assert!(stack.eschedule(&["start", "--wait", &name])?.status.success());
+    }
 
     // And once more, with its end before anybody could look.
     stack.signal_agent(nix::sys::signal::Signal::SIGSTOP)?;

@@ -339,6 +339,7 @@ async fn a_guest_gets_another_size(hypervisor: &dyn Hypervisor, base: &BaseImage
     let large = DomainSpec { vcpus: 2, memory_mb: 192, ..small_domain(instance) };
     expect_failed(hypervisor.grow_disk(instance, 1 << 30).await, "grow what is not there");
     expect_failed(hypervisor.redefine(&large).await, "define anew what is not there");
+    expect_failed(hypervisor.grow(&large).await, "grow a guest that is not there");
     assert_eq!(hypervisor.observe(instance).await.expect("observe"), Observed::default());
 
     build(hypervisor, base, instance).await;
@@ -352,8 +353,20 @@ async fn a_guest_gets_another_size(hypervisor: &dyn Hypervisor, base: &BaseImage
     hypervisor.grow_disk(instance, disk).await.expect("what is larger already is left");
     assert_eq!(size().await, (1, 128, larger));
     expect_failed(hypervisor.redefine(&large).await, "define anew what runs");
+    expect_failed(hypervisor.grow(&large).await, "grow the memory of a small guest");
+    let crowded = DomainSpec { vcpus: 5, ..small_domain(instance) };
+    expect_failed(hypervisor.grow(&crowded).await, "more processors than it was started with room for");
+    let busier = DomainSpec { vcpus: 2, ..small_domain(instance) };
+    for _ in 0..2 {
+        hypervisor.grow(&busier).await.expect("a second processor for a guest that runs");
+        expect(RunState::Running).await;
+    }
+    assert_eq!(size().await, (2, 128, larger));
+    expect_failed(hypervisor.grow(&small_domain(instance)).await, "take a processor away");
 
     hypervisor.power_off(instance).await.expect("power off");
+    assert_eq!(size().await, (2, 128, larger), "it has that for good");
+    expect_failed(hypervisor.grow(&large).await, "grow a guest that does not run");
     for _ in 0..2 {
         hypervisor.redefine(&large).await.expect("define anew");
         hypervisor.grow_disk(instance, largest).await.expect("grow under a guest that does not run");
@@ -362,6 +375,23 @@ async fn a_guest_gets_another_size(hypervisor: &dyn Hypervisor, base: &BaseImage
     hypervisor.start(instance).await.expect("start with the new size");
     expect(RunState::Running).await;
     assert_eq!(size().await, (2, 192, largest));
+
+    // Large ones have room for memory, too, and keep what came later when they are saved.
+    hypervisor.power_off(instance).await.expect("power off");
+    let roomy = DomainSpec { memory_mb: 1024, ..large };
+    hypervisor.redefine(&roomy).await.expect("define anew");
+    hypervisor.start(instance).await.expect("start with much memory");
+    let uneven = DomainSpec { memory_mb: 1100, ..roomy.clone() };
+    expect_failed(hypervisor.grow(&uneven).await, "memory that is no whole number of blocks");
+    let grown = DomainSpec { vcpus: 3, memory_mb: 1280, ..roomy };
+    for _ in 0..2 {
+        hypervisor.grow(&grown).await.expect("more memory for a guest that runs");
+        expect(RunState::Running).await;
+    }
+    assert_eq!(size().await, (3, 1280, largest));
+    hypervisor.save(instance).await.expect("save");
+    hypervisor.start(instance).await.expect("go on");
+    assert_eq!(size().await, (3, 1280, largest));
     hypervisor.save(instance).await.expect("save");
     expect_failed(hypervisor.redefine(&small_domain(instance)).await, "define anew under saved memory");
     hypervisor.destroy(instance).await.expect("destroy");

@@ -22,7 +22,8 @@ use tokio::{
 pub use ec_model::{End, Observed, Pause, RunState};
 pub use simulated::{Operation, SimulatedHypervisor};
 pub use types::{
-    Console, DomainSize, DomainSpec, HostInfo, HypervisorError, HypervisorEvent, HypervisorResult, Usage,
+    Console, DomainSize, DomainSpec, HostInfo, HypervisorError, HypervisorEvent, HypervisorResult, Room,
+    Usage,
 };
 
 /// What runs virtual machines on this node. Only what carries this node's mark is ever seen or touched.
@@ -65,8 +66,12 @@ pub trait Hypervisor: Send + Sync + 'static {
     async fn drop_successor(&self, instance: InstanceId) -> HypervisorResult<()>;
 
     /// Defines the domain for good. One that is there for good already is left as it is; one that only lives
-    /// until it ends (somebody undefined it while it ran) goes on running.
+    /// until it ends goes on running.
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()>;
+
+    /// Defines for good the domain that is up and only lives until it ends, since somebody undefined it; for good already is
+    /// no error. Fails for now, and leaves nothing, where it ended meanwhile.
+    async fn persist(&self, spec: &DomainSpec) -> HypervisorResult<()>;
 
     /// Makes the instance's rescue disk, an overlay on `base` of the same capacity, in the place of one that is there
     /// from before. Fails while a guest is up from that, and where it has no disk of its own: a call that comes late must
@@ -83,6 +88,10 @@ pub trait Hypervisor: Send + Sync + 'static {
 
     /// Defines the domain anew that is there, as large as this. Fails while it is up, and where memory of it was saved.
     async fn redefine(&self, spec: &DomainSpec) -> HypervisorResult<()>;
+
+    /// Has a guest that runs be as large as this at once, and its domain be defined so for good; being so already is no
+    /// error. Fails where it does not run, has more of something, or was not started with that [`Room`].
+    async fn grow(&self, spec: &DomainSpec) -> HypervisorResult<()>;
 
     /// Starts the domain, from its saved memory where there is one; running already is not an error.
     async fn start(&self, instance: InstanceId) -> HypervisorResult<()>;

@@ -95,6 +95,35 @@ pub struct DomainSpec {
     pub memory_mb: u64,
 }
 
+/// How large a guest can grow while it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Virtual processors.
+    pub vcpus: u64,
+    /// Memory in MiB, in whole [`Room::MEMORY_STEP_MB`]; none where it cannot grow.
+    pub memory_mb: Option<u64>,
+}
+
+impl Room {
+    /// Linux takes memory that comes later in blocks of so many MiB (`/sys/devices/system/memory/block_size_bytes`).
+    pub const MEMORY_STEP_MB: u64 = 128;
+    /// What may come later lies above 4 GiB, and a Linux that is told of that sets 64 MiB aside (its `swiotlb`): too much
+    /// to ask of a guest with less than this.
+    const MEMORY_FROM_MB: u64 = 1024;
+    const TIMES: u64 = 4;
+    /// Each processor that may come takes a Linux guest a quarter of a MiB.
+    const VCPUS_MOST: u64 = 64;
+
+    /// What a guest with so many processors and so much memory is started with room for: four times that.
+    pub fn of(vcpus: u64, memory_mb: u64) -> Self {
+        let most = memory_mb.saturating_mul(Self::TIMES);
+        Self {
+            vcpus: vcpus.saturating_mul(Self::TIMES).min(Self::VCPUS_MOST).max(vcpus),
+            memory_mb: (memory_mb >= Self::MEMORY_FROM_MB).then_some(most),
+        }
+    }
+}
+
 /// What a guest has used since it was started. The counters only go up until its end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {

@@ -2,7 +2,7 @@
 
 use std::os::{fd::AsRawFd, unix::net::UnixStream};
 
-use ec_hypervisor::{End, Pause, RunState};
+use ec_hypervisor::{DomainSpec, End, Pause, Room, RunState};
 use ec_model::{InstanceId, NodeId};
 use virt::{
     connect::Connect,
@@ -16,7 +16,7 @@ use crate::{
     disk::impassable_ancestor,
     error::{CallError, absent, has_code},
     sys::saved_xml,
-    xml::{self, MARK_NAMESPACE, Mark},
+    xml::{self, MARK_NAMESPACE, Mark, MemoryXml},
 };
 
 /// The domain of an instance, by whose mark it carries.
@@ -251,6 +251,62 @@ pub(crate) fn refuse_memory(connect: &Connect, node: NodeId, instance: InstanceI
     }
     if domain.has_managed_save(0)? {
         return Err(CallError::Refused("the guest's memory is saved, and goes on as large as it was".into()));
+    }
+    Ok(())
+}
+
+/// Defines for good, as that document has it, the domain that is up.
+pub(crate) fn persist(
+    connect: &Connect,
+    node: NodeId,
+    instance: InstanceId,
+    document: &str,
+) -> Result<(), CallError> {
+    let ended = || CallError::NotNow("it ended, and libvirt has forgotten it".into());
+    let persisted = (|| match find(connect, node, instance)? {
+        Found::Ours(domain) if domain.is_persistent()? => Ok(()),
+        Found::Ours(domain) if domain.is_active()? => {
+            let defined = connect.define_domain_xml(document)?;
+            // Of one that ended in between a new one was made, of which nobody could tell what became of its guest.
+            if run_state(&defined, || false)? == Some(RunState::NotStarted) {
+                defined.undefine()?;
+                return Err(ended());
+            }
+            Ok(())
+        }
+        Found::Ours(_) | Found::Nothing => Err(ended()),
+        Found::Foreign => Err(foreign(instance)),
+    })();
+    match persisted {
+        Err(CallError::Libvirt(error)) if has_code(&error, ErrorNumber::NoDomain) => Err(ended()),
+        persisted => persisted,
+    }
+}
+
+/// Adds processors and memory to the domain that is up, as far as it has them not.
+pub(crate) fn grow(connect: &Connect, node: NodeId, spec: &DomainSpec) -> Result<(), CallError> {
+    let refused = |why: &str| Err(CallError::Refused(why.into()));
+    let domain = ours(connect, node, spec.instance)?;
+    if !domain.is_active()? {
+        return refused("the guest does not run");
+    }
+    let info = domain.info()?;
+    // libvirt counts in KiB.
+    let (vcpus, memory_mb) = (u64::from(info.nr_virt_cpu), info.max_mem.div_ceil(1024));
+    let Some(more) = spec.memory_mb.checked_sub(memory_mb).filter(|_| vcpus <= spec.vcpus) else {
+        return refused("nothing is taken from a guest that runs");
+    };
+    if more % Room::MEMORY_STEP_MB != 0 {
+        return refused("a guest that runs takes memory in whole blocks");
+    }
+    // It knows what the guest was started with room for.
+    if vcpus < spec.vcpus {
+        let wanted = u32::try_from(spec.vcpus).unwrap_or(u32::MAX);
+        domain.set_vcpus_flags(wanted, sys::VIR_DOMAIN_VCPU_LIVE)?;
+    }
+    if more > 0 {
+        let memory = xml::write(&MemoryXml::new(more)).map_err(CallError::Refused)?;
+        domain.attach_device_flags(&memory, sys::VIR_DOMAIN_AFFECT_LIVE)?;
     }
     Ok(())
 }

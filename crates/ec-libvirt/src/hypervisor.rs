@@ -330,6 +330,18 @@ impl Hypervisor for LibvirtHypervisor {
         self.act.call(format!("define domain {instance}"), Scope::Instance(instance), work).await
     }
 
+    async fn persist(&self, spec: &DomainSpec) -> HypervisorResult<()> {
+        let facts = self.facts().await?;
+        let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
+        let document =
+            self.machine(&facts, instance).and_then(|machine| xml::write(&DomainXml::new(spec, &machine)));
+        let work = move |connect: &virt::connect::Connect| {
+            pool.refuse_snapshots(instance)?;
+            domain::persist(connect, node, instance, &document.map_err(CallError::Refused)?)
+        };
+        self.act.call(format!("define domain {instance} for good"), Scope::Instance(instance), work).await
+    }
+
     async fn grow_disk(&self, instance: InstanceId, capacity_bytes: u64) -> HypervisorResult<()> {
         let (node, pool) = (self.config.node, Arc::clone(&self.pool));
         let work = move |connect: &virt::connect::Connect| {
@@ -355,6 +367,22 @@ impl Hypervisor for LibvirtHypervisor {
             Ok(())
         };
         self.act.call(format!("define domain {instance} anew"), Scope::Instance(instance), work).await
+    }
+
+    async fn grow(&self, spec: &DomainSpec) -> HypervisorResult<()> {
+        let facts = self.facts().await?;
+        let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
+        let document =
+            self.machine(&facts, instance).and_then(|machine| xml::write(&DomainXml::new(spec, &machine)));
+        let spec = spec.clone();
+        let work = move |connect: &virt::connect::Connect| {
+            let document = document.map_err(CallError::Refused)?;
+            pool.refuse_snapshots(instance)?;
+            domain::grow(connect, node, &spec)?;
+            connect.define_domain_xml(&document)?;
+            Ok(())
+        };
+        self.act.call(format!("grow domain {instance}"), Scope::Instance(instance), work).await
     }
 
     async fn start(&self, instance: InstanceId) -> HypervisorResult<()> {

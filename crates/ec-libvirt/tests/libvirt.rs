@@ -439,8 +439,16 @@ async fn what_libvirt_made_of_our_documents_is_valid_by_its_own_schemas() {
     assert!(look("rescued", true).contains("'vdb'"), "its own disk is the second");
     hypervisor.power_off(instance).await.unwrap();
     hypervisor.drop_rescue(instance).await.unwrap();
-    hypervisor.redefine(&ec_hypervisor::DomainSpec { vcpus: 2, memory_mb: 192, ..spec }).await.unwrap();
-    assert!(look("resized", false).contains(">2</vcpu>"), "it has another size");
+    let large = ec_hypervisor::DomainSpec { vcpus: 2, memory_mb: 1024, ..spec };
+    hypervisor.redefine(&large).await.unwrap();
+    let resized = look("resized", false);
+    assert!(resized.contains("current='2'>8</vcpu>") && resized.contains("<maxMemory "), "{resized}");
+    hypervisor.start(instance).await.unwrap();
+    hypervisor.grow(&ec_hypervisor::DomainSpec { memory_mb: 1152, ..large }).await.unwrap();
+    assert!(look("grown", true).contains("<memory model='dimm'>"), "it was given more");
+    hypervisor.power_off(instance).await.unwrap();
+    let defined = look("grown, and ended", false);
+    assert!(defined.contains(">1179648</memory>") && !defined.contains("dimm"), "{defined}");
     tokio::task::block_in_place(|| {
         let connect = test.server().connection();
         for pool in connect.list_all_storage_pools(0).unwrap() {
@@ -485,5 +493,45 @@ async fn a_domain_that_goes_while_it_is_looked_at_leaves_its_disk_seen() {
         }
     }
     comes_and_goes.await.unwrap();
+    test.end().await;
+}
+
+/// Somebody undefines a guest that runs, and ends it while it is defined for good again: whatever was first, nobody takes
+/// what is left for a domain that was never started.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_somebody_undefines_and_ends_is_not_taken_for_one_that_never_ran() {
+    let test = Test::new(|_| ()).await;
+    let (hypervisor, instance) = (&test.hypervisor, fresh());
+    hypervisor.prepare().await.unwrap();
+    conformance::build(&**hypervisor, &base(), instance).await;
+    let spec = conformance::small_domain(instance);
+    let connect = test.server().connection();
+    let domain = || connect.lookup_domain_by_uuid(instance.uuid()).unwrap();
+    let undefine = || tokio::task::block_in_place(|| domain().undefine().unwrap());
+    hypervisor.persist(&spec).await.expect("it is for good already");
+    for pause_ms in [None, Some(0), Some(1), Some(2), Some(3), Some(5), Some(8)] {
+        undefine();
+        let Some(pause_ms) = pause_ms else {
+            hypervisor.persist(&spec).await.expect("it runs");
+            let observed = hypervisor.observe(instance).await.unwrap();
+            assert!(observed.domain == Some(RunState::Running) && !observed.transient, "{observed:?}");
+            continue;
+        };
+        let ended = domain();
+        let ends = tokio::task::spawn_blocking(move || {
+            std::thread::sleep(Duration::from_millis(pause_ms));
+            ended.destroy().unwrap();
+        });
+        let persisted = hypervisor.persist(&spec).await;
+        ends.await.unwrap();
+        let left = hypervisor.observe(instance).await.unwrap().domain;
+        match persisted {
+            Ok(()) => assert_eq!(left, Some(RunState::Ended(ec_hypervisor::End::ByHand))),
+            Err(error) => assert!(error.is_transient() && left.is_none(), "{error}: {left:?}"),
+        }
+        hypervisor.define(&spec).await.unwrap();
+        hypervisor.start(instance).await.unwrap();
+    }
+    hypervisor.destroy(instance).await.unwrap();
     test.end().await;
 }

@@ -26,6 +26,7 @@ async fn server() -> (SocketAddr, CancellationToken, tokio::task::JoinHandle<Tcp
         rescued: None,
         resized: None,
         resources_before: None,
+        growing: None,
         metadata: std::collections::BTreeMap::new(),
         keys: vec![],
         user_data: Some(Blob(vec![0, 255, 10])),

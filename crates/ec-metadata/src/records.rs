@@ -91,6 +91,9 @@ pub struct InstanceRecord {
     /// What it was given before, until it was seen to run with what it has now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources_before: Option<Resources>,
+    /// What it is being given while it runs: it may have that already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub growing: Option<Resources>,
     /// Whether a start was begun: from then on a guest may have written its disk.
     #[serde(default)]
     pub started: bool,

@@ -145,6 +145,7 @@ mod tests {
             rescued: None,
             resized: None,
             resources_before: None,
+            growing: None,
             metadata: std::collections::BTreeMap::new(),
             keys: vec![],
             user_data: None,

@@ -30,6 +30,7 @@ fn record(address: Ipv4Addr) -> Option<InstanceRecord> {
         rescued: None,
         resized: None,
         resources_before: None,
+        growing: None,
         metadata: std::collections::BTreeMap::new(),
         keys: vec!["ssh-ed25519 AAAA me@home".into(), "ssh-rsa BBBB me@home\n".into()],
         user_data: Some(Blob(BINARY.to_vec())),
@@ -50,6 +51,7 @@ fn record(address: Ipv4Addr) -> Option<InstanceRecord> {
         rescued: None,
         resized: None,
         resources_before: None,
+        growing: None,
         metadata: std::collections::BTreeMap::new(),
         ..full.clone()
     };

@@ -139,6 +139,8 @@ pub struct SizeFacts {
     pub failed: bool,
     /// Nobody saw it run with this size yet; what it was before is noted, too.
     pub unproven: bool,
+    /// What it is being given while it runs: it may have that already.
+    pub growing: Option<Size>,
 }
 
 /// For how long a guest has been asked to end, by this agent.
@@ -269,7 +271,7 @@ impl Facts {
         let RecordFacts::Kept { size, .. } = self.record else { return None };
         let ResizeFacts { wanted, wished, .. } = self.resize;
         let was_given_up = size.failed && size.wished_at == wished;
-        let is_measured = wished.is_some() || size.wished_at.is_some();
+        let is_measured = wished.is_some() || size.wished_at.is_some() || size.growing.is_some();
         if self.boots_elsewhere()
             || was_given_up
             || !is_measured
@@ -279,7 +281,7 @@ impl Facts {
             return None;
         }
         let wanted = Size { disk_gb: wanted.disk_gb.max(size.is.disk_gb), ..wanted };
-        (wanted != size.is).then_some(wanted)
+        (wanted != size.is || size.growing.is_some()).then_some(wanted)
     }
 
     /// Whether what fails now is that it gets another size.

@@ -32,6 +32,8 @@ pub enum Effect {
     KeepMetadata,
     /// Define the domain as allocated; one that is there for good already stays as it is.
     Define,
+    /// Define the domain for good that is up and was undefined.
+    Persist,
     /// Note in the node's record that a guest may write its disk from now on.
     MarkStarted,
     /// Start the domain.
@@ -76,6 +78,9 @@ pub enum Effect {
     NoteRescue,
     /// Claim in placement what it is to take, beside what it has claimed.
     Cover,
+    /// Grow its disk, and give the guest that runs what it is to have beside what it has, and its domain for good, and
+    /// note that in the node's record; where that cannot be, write RESIZING.
+    Grow,
     /// Grow its disk, define its domain as large as is wanted, and note that in the node's record.
     Resize,
     /// Define its domain as large as it was, and note in the node's record that the wish for another size failed, for
@@ -103,9 +108,9 @@ pub enum Effect {
 
 use Effect::{
     Admit, Announce, Bury, Claim, Cover, Define, DropKeys, DropRecord, EndInError, EnterRescue, GiveUpRescue,
-    KeepMetadata, KeepRecord, LeaveRescue, MarkStarted, NotePower, NoteRebuild, NoteRescue, NoteResize,
-    NoteStart, Pause, PowerOff, PrepareDisk, PrepareRebuild, PrepareRescue, Release, RemoveDomain, Reopen,
-    ReplaceDisk, Resize, Resume, Save, ShutDown, Start, StartRescue,
+    Grow, KeepMetadata, KeepRecord, LeaveRescue, MarkStarted, NotePower, NoteRebuild, NoteRescue, NoteResize,
+    NoteStart, Pause, Persist, PowerOff, PrepareDisk, PrepareRebuild, PrepareRescue, Release, RemoveDomain,
+    Reopen, ReplaceDisk, Resize, Resume, Save, ShutDown, Start, StartRescue,
 };
 
 /// What to do about one instance, and what for.

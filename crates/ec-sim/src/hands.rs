@@ -231,11 +231,29 @@ impl Hypervisor for Hands {
         .await
     }
 
+    async fn persist(&self, spec: &DomainSpec) -> HypervisorResult<()> {
+        let spec = spec.clone();
+        let instance = spec.instance;
+        self.change(
+            Operation::Persist,
+            instance,
+            move |hypervisor| async move { hypervisor.persist(&spec).await },
+        )
+        .await
+    }
+
     async fn grow_disk(&self, instance: InstanceId, capacity_bytes: u64) -> HypervisorResult<()> {
         self.change(Operation::GrowDisk, instance, move |hypervisor| async move {
             hypervisor.grow_disk(instance, capacity_bytes).await
         })
         .await
+    }
+
+    async fn grow(&self, spec: &DomainSpec) -> HypervisorResult<()> {
+        let spec = spec.clone();
+        let instance = spec.instance;
+        self.change(Operation::Grow, instance, move |hypervisor| async move { hypervisor.grow(&spec).await })
+            .await
     }
 
     async fn redefine(&self, spec: &DomainSpec) -> HypervisorResult<()> {

@@ -58,6 +58,7 @@ enum Deed {
     },
     /// Of one whose request nobody can read.
     DestroySealed(InstanceId),
+    LookAt(InstanceId),
     List,
 }
 
@@ -85,6 +86,10 @@ pub(crate) async fn live(world: Arc<World>, number: u32, done: CancellationToken
             }
             5..8 => match someone(&world) {
                 Some(instance) => Deed::Destroy(instance),
+                None => continue,
+            },
+            9 if world.chance(40) => match someone(&world) {
+                Some(instance) => Deed::LookAt(instance),
                 None => continue,
             },
             _ => Deed::List,
@@ -213,6 +218,7 @@ async fn perform(world: Arc<World>, actor: Actor, deed: Deed, life: Life, stop: 
                 format!("destroy {instance}: {}", if told.is_ok() { "it goes" } else { "refused" }),
             );
         }
+        Deed::LookAt(instance) => _ = look_at(&world, actor, &cloud, instance).await,
         Deed::List => _ = look(&world, actor, &cloud).await,
     }
 }

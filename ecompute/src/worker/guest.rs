@@ -155,6 +155,7 @@ impl Worker {
             rescued: None,
             resized: None,
             resources_before: None,
+            growing: None,
             keys: spec.keys.clone(),
             metadata: spec.metadata.clone(),
             user_data: self.user_data(spec).await?,

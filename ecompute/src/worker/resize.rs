@@ -1,8 +1,8 @@
 //! Another size for a guest that is here.
 
-use ec_hypervisor::DomainSize;
+use ec_hypervisor::{DomainSize, HypervisorError};
 use ec_metadata::InstanceRecord;
-use ec_model::{Resized, Resources, Size, greater};
+use ec_model::{Resized, Resources, Size, State, greater};
 use ec_placement_client::PlacementError;
 use ec_plan::{
     engine::{Change, Held},
@@ -57,6 +57,61 @@ impl Worker {
         if covers { Ok(()) } else { Err(Stop::Retry("its allocation keeps changing".to_owned())) }
     }
 
+    /// Gives the guest that runs what it is to have beside what it has. Where it cannot have that so, what it has stays
+    /// until it ends, which is told.
+    pub(super) async fn grow(&mut self) -> Result<(), Stop> {
+        let (instance, record) = (self.job.instance, self.own_record().await?);
+        let target = self.target(&record)?;
+        let wished_at = self.resized_at(&record)?;
+        self.take_permit().await?;
+        let is = self.size().await?;
+        self.touched_hypervisor = true;
+        self.grow_disk(is, &record, &target).await?;
+        let record = InstanceRecord { growing: Some(target.clone()), ..record };
+        self.put_record(record.clone()).await?;
+        pause_for_test_named("before-grow-guest");
+        let domain = self.domain_of(&target).await?;
+        match self.parts.hypervisor.grow(&domain).await {
+            Err(HypervisorError::Failed { detail, .. }) => {
+                tracing::info!(%instance, detail, "it cannot have its new size while it runs");
+                return self.announce(State::Resizing, None).await;
+            }
+            grown => grown?,
+        }
+        self.permit = None;
+        let resized = Some(Resized { wished_at, failed: None, resources: target.clone() });
+        pause_for_test_named("before-note-size");
+        // It runs with it, which shows that it can.
+        let (resources_before, growing) = (None, None);
+        let record = InstanceRecord { resources: target, resources_before, growing, resized, ..record };
+        self.put_record(record).await?;
+        tracing::info!("RESIZED INSTANCE {instance} WHILE IT RAN");
+        Ok(())
+    }
+
+    async fn grow_disk(
+        &self,
+        is: DomainSize,
+        record: &InstanceRecord,
+        target: &Resources,
+    ) -> Result<(), Stop> {
+        let bytes = target.get(DISK).copied().unwrap_or(0).saturating_mul(1 << 30);
+        if !self.parts.settings.resize || bytes == 0 {
+            return Ok(());
+        }
+        if is.disk_bytes > bytes && !record.resources.contains_key(DISK) {
+            let gb = is.disk_bytes.div_ceil(1 << 30);
+            return Err(Stop::Failed(format!(
+                "its disk is as large as its image, {} bytes: ask for {DISK}:{gb} at least",
+                is.disk_bytes
+            )));
+        }
+        if is.disk_bytes < bytes {
+            self.parts.hypervisor.grow_disk(self.job.instance, bytes).await?;
+        }
+        Ok(())
+    }
+
     /// Grows its disk, and defines its domain anew where that is another.
     pub(super) async fn resize(&mut self) -> Result<(), Stop> {
         let (instance, record) = (self.job.instance, self.own_record().await?);
@@ -65,19 +120,7 @@ impl Worker {
         self.take_permit().await?;
         let is = self.size().await?;
         self.touched_hypervisor = true;
-        let bytes = target.get(DISK).copied().unwrap_or(0).saturating_mul(1 << 30);
-        if self.parts.settings.resize && bytes > 0 {
-            if is.disk_bytes > bytes && !record.resources.contains_key(DISK) {
-                let gb = is.disk_bytes.div_ceil(1 << 30);
-                return Err(Stop::Failed(format!(
-                    "its disk is as large as its image, {} bytes: ask for {DISK}:{gb} at least",
-                    is.disk_bytes
-                )));
-            }
-            if is.disk_bytes < bytes {
-                self.parts.hypervisor.grow_disk(instance, bytes).await?;
-            }
-        }
+        self.grow_disk(is, &record, &target).await?;
         pause_for_test_named("before-redefine");
         self.define_as(is, &target).await?;
         self.permit = None;
@@ -88,7 +131,9 @@ impl Worker {
         };
         let resized = Some(Resized { wished_at, failed: None, resources: target.clone() });
         pause_for_test_named("before-note-size");
-        self.put_record(InstanceRecord { resources: target, resources_before, resized, ..record }).await?;
+        let growing = None;
+        self.put_record(InstanceRecord { resources: target, resources_before, growing, resized, ..record })
+            .await?;
         tracing::info!("RESIZED INSTANCE {instance}");
         Ok(())
     }
@@ -99,6 +144,11 @@ impl Worker {
         tracing::warn!(%instance, reason, "it cannot have its new size, and keeps the old one");
         let record = self.own_record().await?;
         let wished_at = self.resized_at(&record)?;
+        if record.growing.is_some() && self.status.known().map(|status| status.state) != Some(State::Resizing)
+        {
+            // It may have more already, which it loses when it ends.
+            return self.announce(State::Resizing, None).await;
+        }
         let is = self.size().await?;
         let old = record.resources_before.clone().unwrap_or(record.resources.clone());
         self.touched_hypervisor = true;
@@ -115,7 +165,8 @@ impl Worker {
             resources.insert(DISK.to_owned(), asked);
         }
         let resized = Some(Resized { wished_at, failed: Some(reason), resources: resources.clone() });
-        self.put_record(InstanceRecord { resources, resources_before: None, resized, ..record }).await
+        let (resources_before, growing) = (None, None);
+        self.put_record(InstanceRecord { resources, resources_before, growing, resized, ..record }).await
     }
 
     /// Tells what the node's record has, and that it is well so; where that cannot be read, that it was not done.

@@ -5,7 +5,7 @@ use std::{collections::HashMap, net::Ipv4Addr, path::PathBuf, time::Duration};
 use ec_model::{Address, AddressSource, BaseImage, InstanceId, NodeId};
 use tokio::time::Instant;
 
-use crate::{DomainSize, DomainSpec, End, Observed, Pause, RunState, Usage};
+use crate::{DomainSize, DomainSpec, End, Observed, Pause, Room, RunState, Usage};
 
 #[derive(Debug, Default)]
 pub(super) struct Host {
@@ -42,6 +42,8 @@ struct Domain {
     rescued: bool,
     vcpus: u64,
     memory_mb: u64,
+    /// What it was started with room for; none before its first start.
+    room: Option<Room>,
     address: Option<(Ipv4Addr, Instant)>,
     console: String,
     usage: Usage,
@@ -211,11 +213,18 @@ impl Host {
             rescued: false,
             vcpus: spec.vcpus,
             memory_mb: spec.memory_mb,
+            room: None,
             address: None,
             console: String::new(),
             usage: Usage::default(),
         });
         Ok(true)
+    }
+
+    /// Whether it was undefined, or none where it is not up.
+    pub(super) fn persist(&mut self, node: NodeId, instance: InstanceId) -> Option<bool> {
+        let domain = self.running(node, instance).ok().flatten()?;
+        Some(std::mem::take(&mut domain.transient))
     }
 
     pub(super) fn grow_disk(
@@ -246,6 +255,22 @@ impl Host {
         let before = std::mem::replace(&mut domain.vcpus, spec.vcpus);
         let memory_before = std::mem::replace(&mut domain.memory_mb, spec.memory_mb);
         Ok((before, memory_before) != (spec.vcpus, spec.memory_mb))
+    }
+
+    pub(super) fn grow(&mut self, node: NodeId, spec: &DomainSpec) -> Result<bool, String> {
+        let domain = self.running(node, spec.instance)?.ok_or("the guest does not run")?;
+        let room = domain.room.ok_or("it was never started")?;
+        let more = spec.memory_mb.checked_sub(domain.memory_mb).ok_or("it has more memory")?;
+        let most = room.memory_mb.unwrap_or(domain.memory_mb);
+        if spec.vcpus < domain.vcpus || spec.vcpus > room.vcpus || spec.memory_mb > most {
+            return Err("there is no room for that in how it was started".into());
+        }
+        if more % Room::MEMORY_STEP_MB != 0 {
+            return Err("memory is added in whole steps".into());
+        }
+        let before = std::mem::replace(&mut domain.vcpus, spec.vcpus);
+        domain.memory_mb = spec.memory_mb;
+        Ok(before != spec.vcpus || more > 0)
     }
 
     pub(super) fn resume(&mut self, node: NodeId, instance: InstanceId) -> Result<bool, String> {
@@ -405,6 +430,10 @@ impl Host {
             return Err("cannot access the volume: no such file or directory".into());
         }
         domain.rescued = rescued;
+        // What was saved has the room that it had.
+        if domain.state != RunState::Saved {
+            domain.room = Some(Room::of(domain.vcpus, domain.memory_mb));
+        }
         let [_, b, c, d] = next.to_be_bytes();
         let address = domain.address.map_or(Ipv4Addr::new(10, b, c, d), |(address, _)| address);
         domain.state = RunState::Running;

@@ -45,7 +45,9 @@ pub enum Operation {
     CreateRescue,
     DropRescue,
     Define,
+    Persist,
     GrowDisk,
+    Grow,
     Redefine,
     Start,
     StartRescue,
@@ -77,7 +79,9 @@ impl Operation {
             Self::CreateRescue => "create the rescue disk",
             Self::DropRescue => "drop the rescue disk",
             Self::Define => "define the domain",
+            Self::Persist => "define the domain that is up",
             Self::GrowDisk => "grow the disk",
+            Self::Grow => "grow the guest",
             Self::Redefine => "define the domain anew",
             Self::Start => "start the domain",
             Self::StartRescue => "start the domain from its rescue disk",
@@ -264,9 +268,25 @@ impl Hypervisor for SimulatedHypervisor {
         self.change(Operation::Define, spec.instance, |host| host.define(self.node, spec))
     }
 
+    async fn persist(&self, spec: &DomainSpec) -> HypervisorResult<()> {
+        let (operation, instance) = (Operation::Persist, spec.instance);
+        self.enter(operation, Some(instance)).await?;
+        let persisted = self.inner().host.persist(self.node, instance);
+        let changed = persisted.ok_or_else(|| HypervisorError::NotNow {
+            what: format!("{} {instance}", operation.name()),
+            detail: "it ended".to_owned(),
+        })?;
+        self.change(operation, instance, |_| Ok(changed))
+    }
+
     async fn grow_disk(&self, instance: InstanceId, capacity_bytes: u64) -> HypervisorResult<()> {
         self.enter(Operation::GrowDisk, Some(instance)).await?;
         self.change(Operation::GrowDisk, instance, |host| host.grow_disk(self.node, instance, capacity_bytes))
+    }
+
+    async fn grow(&self, spec: &DomainSpec) -> HypervisorResult<()> {
+        self.enter(Operation::Grow, Some(spec.instance)).await?;
+        self.change(Operation::Grow, spec.instance, |host| host.grow(self.node, spec))
     }
 
     async fn redefine(&self, spec: &DomainSpec) -> HypervisorResult<()> {

@@ -15,14 +15,19 @@
 //!   to 1 GiB, which no claim accounts for.
 //! * A rescue disk, where it is started from one, is the first, so that it boots from that, and the disk that is its own the
 //!   second. The mark tells of it, since the definition does not: such a guest is started once, as it is here.
+//! * It has room to grow while it runs ([`Room`]): processors that are not there yet, and slots for memory, which libvirt
+//!   wants a NUMA cell for.
 //! * Whatever ends the guest leaves the domain defined: only the agent takes it away.
 
 use ec_guard::ports::tap_name;
-use ec_hypervisor::DomainSpec;
+use ec_hypervisor::{DomainSpec, Room};
 use ec_model::NodeId;
 use serde::Serialize;
 
 use super::{Empty, MARK_NAMESPACE, Size};
+
+/// How often memory can be added until the guest is started anew.
+const SLOTS: u8 = 16;
 
 /// What this host and its configuration add to a spec.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,8 +60,10 @@ pub(crate) struct DomainXml {
     #[serde(skip_serializing_if = "String::is_empty")]
     title: String,
     metadata: Metadata,
+    #[serde(rename = "maxMemory", skip_serializing_if = "Option::is_none")]
+    max_memory: Option<MaxMemory>,
     memory: Size,
-    vcpu: u64,
+    vcpu: Vcpu,
     os: Os,
     sysinfo: SysInfo,
     features: Features,
@@ -82,6 +89,24 @@ struct MarkOut {
     node: String,
     #[serde(rename = "@rescued", skip_serializing_if = "Option::is_none")]
     rescued: Option<bool>,
+}
+
+#[derive(Debug, Serialize)]
+struct MaxMemory {
+    #[serde(rename = "@slots")]
+    slots: u8,
+    #[serde(rename = "@unit")]
+    unit: &'static str,
+    #[serde(rename = "$text")]
+    amount: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Vcpu {
+    #[serde(rename = "@current")]
+    current: u64,
+    #[serde(rename = "$text")]
+    most: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -150,8 +175,48 @@ struct Tcg {
 
 #[derive(Debug, Serialize)]
 struct Cpu {
-    #[serde(rename = "@mode")]
-    mode: &'static str,
+    #[serde(rename = "@mode", skip_serializing_if = "Option::is_none")]
+    mode: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    numa: Option<Numa>,
+}
+
+#[derive(Debug, Serialize)]
+struct Numa {
+    cell: Cell,
+}
+
+#[derive(Debug, Serialize)]
+struct Cell {
+    #[serde(rename = "@id")]
+    id: u8,
+    #[serde(rename = "@cpus")]
+    cpus: String,
+    #[serde(rename = "@memory")]
+    memory: u64,
+    #[serde(rename = "@unit")]
+    unit: &'static str,
+}
+
+/// Memory that is added to a guest that runs.
+#[derive(Debug, Serialize)]
+#[serde(rename = "memory")]
+pub(crate) struct MemoryXml {
+    #[serde(rename = "@model")]
+    model: &'static str,
+    target: MemoryTarget,
+}
+
+#[derive(Debug, Serialize)]
+struct MemoryTarget {
+    size: Size,
+    node: u8,
+}
+
+impl MemoryXml {
+    pub(crate) fn new(mib: u64) -> Self {
+        Self { model: "dimm", target: MemoryTarget { size: Size::new(mib, "MiB"), node: 0 } }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -338,6 +403,15 @@ struct Model {
 impl DomainXml {
     pub(crate) fn new(spec: &DomainSpec, machine: &Machine) -> Self {
         let uuid = spec.instance.to_string();
+        let room = Room::of(spec.vcpus, spec.memory_mb);
+        let numa = room.memory_mb.map(|_| Numa {
+            cell: Cell {
+                id: 0,
+                cpus: format!("0-{}", room.vcpus.saturating_sub(1)),
+                memory: spec.memory_mb,
+                unit: "MiB",
+            },
+        });
         let entry = |name, value: &str| Entry { name, value: value.to_owned() };
         Self {
             kind: if machine.kvm { "kvm" } else { "qemu" },
@@ -350,8 +424,9 @@ impl DomainXml {
                     rescued: machine.rescue.is_some().then_some(true),
                 },
             },
+            max_memory: room.memory_mb.map(|amount| MaxMemory { slots: SLOTS, unit: "MiB", amount }),
             memory: Size::new(spec.memory_mb, "MiB"),
-            vcpu: spec.vcpus,
+            vcpu: Vcpu { current: spec.vcpus, most: room.vcpus },
             os: Os {
                 kind: OsType { arch: "x86_64", machine: "pc", kind: "hvm" },
                 boot: Dev { dev: "hd" },
@@ -376,9 +451,9 @@ impl DomainXml {
                 tcg: (!machine.kvm && machine.translation_cache).then(|| Tcg { cache: Size::new(32, "MiB") }),
             },
             cpu: match (machine.kvm, machine.maximum_cpu) {
-                (true, _) => Some(Cpu { mode: "host-passthrough" }),
-                (false, true) => Some(Cpu { mode: "maximum" }),
-                (false, false) => None,
+                (true, _) => Some(Cpu { mode: Some("host-passthrough"), numa }),
+                (false, true) => Some(Cpu { mode: Some("maximum"), numa }),
+                (false, false) => numa.map(|numa| Cpu { mode: None, numa: Some(numa) }),
             },
             clock: Clock { offset: "utc" },
             on_poweroff: "destroy",
@@ -488,7 +563,7 @@ mod tests {
                 r#"<domain type="qemu"><name>7d3c1f0a-2b4e-4c55-9a7e-0123456789ab</name>"#,
                 "<uuid>7d3c1f0a-2b4e-4c55-9a7e-0123456789ab</uuid><title>web</title>",
                 r#"<metadata><instance xmlns="urn:project:etcd-compute/1" node="11111111-2222-4333-8444-555555555555"/></metadata>"#,
-                r#"<memory unit="MiB">513</memory><vcpu>2</vcpu>"#,
+                r#"<memory unit="MiB">513</memory><vcpu current="2">8</vcpu>"#,
                 r#"<type arch="x86_64" machine="pc">hvm</type><boot dev="hd"/><smbios mode="sysinfo"/>"#,
                 r#"<entry name="product">OpenStack Nova</entry>"#,
                 r#"<entry name="uuid">7d3c1f0a-2b4e-4c55-9a7e-0123456789ab</entry>"#,

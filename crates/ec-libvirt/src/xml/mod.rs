@@ -10,7 +10,7 @@ mod valid;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-pub(crate) use domain::{DomainXml, Machine};
+pub(crate) use domain::{DomainXml, Machine, MemoryXml};
 pub(crate) use ports::{NetworkXml, taps};
 pub(crate) use storage::{PoolXml, VolumeXml, utf8};
 

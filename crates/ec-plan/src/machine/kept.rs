@@ -6,7 +6,8 @@ use ec_model::{End, Pause, Power, Restart, RunState, State};
 
 use super::{
     Admit, Announce, Aspect, Claim, Define, KeepMetadata, KeepRecord, LOOKS_FOR_ADDRESS, MarkStarted, Next,
-    NoteStart, Plan, Problem, Question, RESUME_PERIOD, Reopen, Resume, Until, finish_start, first, known,
+    NoteStart, Persist, Plan, Problem, Question, RESUME_PERIOD, Reopen, Resume, Until, finish_start, first,
+    known,
     power::wish,
     rebuild::rebuild,
     rescue::rescue,
@@ -71,12 +72,18 @@ fn metadata(facts: &Facts, _: &Limits) -> Option<Plan> {
 
 fn definition(facts: &Facts, _: &Limits) -> Option<Plan> {
     match facts.observed.domain {
-        Some(RunState::Running | RunState::Paused(_)) if facts.observed.transient => {
-            Some(Plan::run(vec![Define], "somebody undefined it while it runs; defining it for good"))
-        }
+        Some(RunState::Running | RunState::Paused(_)) if facts.observed.transient => Some(persist(facts)),
         None if facts.observed.volume => Some(redefine(facts)),
         _ => None,
     }
+}
+
+/// It is told, and then told that all is as it shall be: a word in its history.
+fn persist(facts: &Facts) -> Plan {
+    let reason = "somebody undefined it while it ran; it is defined for good again";
+    let tells = state(facts).filter(|state| matches!(state, State::Active | State::Rescued));
+    let word = tells.map(|state| Announce(state, Some(reason.to_owned())));
+    Plan::run(word.into_iter().chain([Persist]).collect(), reason)
 }
 
 /// Defines a domain anew that libvirt does not know any more, as large as it was.

@@ -4,7 +4,10 @@
 //!   size wanted ≠ size noted
 //!     │ its claim has no room for it: claimed, or given up
 //!     ├─ only the disk is larger ──────────────────────────▶ grown while the guest runs, noted ─▶ told
-//!     └─ else: RESIZING, asked to end, ended after its grace ─▶ disk grown, domain defined anew, noted
+//!     ├─ nothing is less, and it runs ─▶ noted that it grows, given while the guest runs, noted ─▶ told
+//!     │                                    │ cannot be
+//!     └─ else: ◀───────────────────────────┘
+//!        RESIZING, asked to end, ended after its grace ─▶ disk grown, domain defined anew, noted
 //!                                                                 │            │ cannot be
 //!                                             started as wanted ◀─┴────────────┤
 //!                                                 │ does not start             ▼
@@ -20,7 +23,8 @@ use std::time::Duration;
 use ec_model::{GRACE_SECONDS, Power, RunState, Size, State};
 
 use super::{
-    Announce, Cover, NoteResize, Plan, Question, Reopen, Resize, kept::count, known, power::end_within,
+    Announce, Cover, Grow, NoteResize, Plan, Question, Reopen, Resize, kept::count, known, power::end_within,
+    state,
 };
 use crate::{Allocation, Facts, KnownStatus, Limits, RecordFacts};
 
@@ -58,8 +62,15 @@ fn make(facts: &Facts, wanted: Size) -> Option<Plan> {
     if !facts.held.covers(wanted) {
         return Some(Plan::run(vec![Cover], "looking whether its claim has room for its new size"));
     }
-    let restarts = (wanted.vcpus, wanted.memory_mb) != (size.is.vcpus, size.is.memory_mb);
-    if restarts && is_up(facts) {
+    // Killed while it was given more, nobody knows how much it has.
+    let is_other = (wanted.vcpus, wanted.memory_mb) != (size.is.vcpus, size.is.memory_mb);
+    if (is_other || size.growing.is_some()) && is_up(facts) {
+        let loses = [Some(size.is), size.growing].into_iter().flatten().any(|has| !wanted.covers(has));
+        // That it is RESIZING tells, also after a crash, that it cannot be without its end.
+        let grows = facts.observed.domain == Some(RunState::Running) && state(facts) != Some(State::Resizing);
+        if grows && !loses {
+            return Some(Plan::run(vec![Grow], "giving it its new size while it runs"));
+        }
         return Some(end_within(GRACE, facts, State::Resizing));
     }
     Some(Plan::run(vec![Resize], "giving it its new size"))

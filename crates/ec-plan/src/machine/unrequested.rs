@@ -3,8 +3,8 @@
 use ec_model::{RunState, State};
 
 use super::{
-    Aspect, Claim, Define, DropKeys, DropRecord, Next, Plan, Problem, Question, Release, RemoveDomain, Until,
-    ran, state,
+    Aspect, Claim, DropKeys, DropRecord, Next, Persist, Plan, Problem, Question, Release, RemoveDomain,
+    Until, ran, state,
 };
 use crate::{Allocation, Facts, Limits, RecordFacts};
 
@@ -21,7 +21,7 @@ fn guest(facts: &Facts, _: &Limits) -> Option<Plan> {
         return None;
     }
     if facts.observed.transient && facts.record != RecordFacts::Absent {
-        return Some(Plan::run(vec![Define], "somebody undefined it while it runs; defining it for good"));
+        return Some(Plan::run(vec![Persist], "somebody undefined it while it runs; defining it for good"));
     }
     if facts.allocation == Allocation::Unknown {
         return Some(Plan::ask(Question::Placement));

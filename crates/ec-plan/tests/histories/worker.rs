@@ -289,7 +289,7 @@ impl Worker {
                     is: self.thing(outside).size,
                     wished_at: resized.map(|was| was.wished_at),
                     failed: resized.is_some_and(|was| was.failed.is_some()),
-                    unproven: false,
+                    ..SizeFacts::default()
                 };
                 self.record(outside, RecordFacts::Kept { started: true, rebuilt, rescued, metadata, size });
             }
@@ -301,6 +301,7 @@ impl Worker {
             | Effect::EnterRescue
             | Effect::LeaveRescue
             | Effect::GiveUpRescue(_)
+            | Effect::Grow
             | Effect::Resize
             | Effect::GiveUpResize(_)
                 if !matches!(thing.record, RecordFacts::Kept { .. }) =>
@@ -405,6 +406,29 @@ impl Worker {
                 let held = outside.held(instance);
                 self.done.push(Change::Allocation(held));
             }
+            Effect::Grow => {
+                let RecordFacts::Kept { size, .. } = thing.record else { unreachable!("seen above") };
+                let wanted = self.wanted();
+                let wanted = Size { disk_gb: wanted.disk_gb.max(size.is.disk_gb), ..wanted };
+                let held = self.job.allocated.as_ref().map(Size::of).unwrap_or_default();
+                assert!(held.covers(wanted), "nobody grows beyond what is claimed: {thing:?}");
+                assert!(wanted.covers(size.is), "nothing is taken from a guest that runs: {thing:?}");
+                if thing.observed.domain.is_none() || !thing.observed.volume {
+                    return Err(Stop::Retry);
+                }
+                self.touched = true;
+                self.note_size(outside, SizeFacts { growing: Some(wanted), ..size });
+                let thing = self.thing(outside);
+                if start_broken || thing.observed.domain != Some(RunState::Running) {
+                    return self.write(outside, |subject, old| {
+                        status::announced(subject, old, State::Resizing, None, now)
+                    });
+                }
+                thing.size = wanted;
+                let wished_at = self.resized_at(size.wished_at);
+                let size = SizeFacts { is: wanted, wished_at, ..SizeFacts::default() };
+                self.note_size(outside, size);
+            }
             Effect::Resize => {
                 let RecordFacts::Kept { size, .. } = thing.record else { unreachable!("seen above") };
                 let wanted = self.wanted();
@@ -421,11 +445,17 @@ impl Worker {
                 thing.before = if size.unproven { thing.before } else { size.is };
                 (thing.size, self.touched) = (wanted, true);
                 let wished_at = self.resized_at(size.wished_at);
-                let size = SizeFacts { is: wanted, wished_at, failed: false, unproven };
+                let size = SizeFacts { is: wanted, wished_at, unproven, ..SizeFacts::default() };
                 self.note_size(outside, size);
             }
             Effect::GiveUpResize(_) => {
                 let RecordFacts::Kept { size, .. } = thing.record else { unreachable!("seen above") };
+                if size.growing.is_some() && self.status.known().map(|was| was.state) != Some(State::Resizing)
+                {
+                    return self.write(outside, |subject, old| {
+                        status::announced(subject, old, State::Resizing, None, now)
+                    });
+                }
                 let old = if size.unproven { thing.before } else { size.is };
                 if thing.is_up() && thing.size.vcpus != old.vcpus {
                     return Err(Stop::Retry);
@@ -433,7 +463,7 @@ impl Worker {
                 let is = Size { disk_gb: thing.size.disk_gb.max(old.disk_gb), ..old };
                 (thing.size, self.touched) = (is, true);
                 let wished_at = self.resized_at(size.wished_at);
-                self.note_size(outside, SizeFacts { is, wished_at, failed: true, unproven: false });
+                self.note_size(outside, SizeFacts { is, wished_at, failed: true, ..SizeFacts::default() });
             }
             Effect::NoteResize => {
                 self.done.push(Change::Record(thing.record));
@@ -451,6 +481,12 @@ impl Worker {
                 let resources = resources(self.thing(outside).size);
                 let resized = wished_at.map(|wished_at| Resized { wished_at, failed, resources });
                 self.write(outside, |subject, old| status::resized(subject, old, resized, now))?;
+            }
+            Effect::Persist => {
+                if !thing.is_up() {
+                    return Err(Stop::Retry);
+                }
+                (thing.observed.transient, self.touched) = (false, true);
             }
             Effect::Define => {
                 (thing.observed.transient, self.touched) = (false, true);

@@ -8,7 +8,7 @@ mod resize;
 use std::time::Duration;
 
 use Effect::{
-    Announce, Claim, Define, DropKeys, DropRecord, EndInError, KeepRecord, MarkStarted, NoteStart,
+    Announce, Claim, Define, DropKeys, DropRecord, EndInError, KeepRecord, MarkStarted, NoteStart, Persist,
     PrepareDisk, Release, RemoveDomain, Reopen, Resume, Start,
 };
 use ec_model::{End, Observed, Pause, Power, RunState, Size, State};
@@ -23,7 +23,8 @@ const HELD: Allocation = Allocation::Held { seen_for: Duration::ZERO };
 const RUNS: Option<RunState> = Some(RunState::Running);
 const NOT_STARTED: Option<RunState> = Some(RunState::NotStarted);
 const NOTHING: Size = Size { vcpus: 0, memory_mb: 0, disk_gb: 0 };
-const UNMEASURED: SizeFacts = SizeFacts { is: NOTHING, wished_at: None, failed: false, unproven: false };
+const UNMEASURED: SizeFacts =
+    SizeFacts { is: NOTHING, wished_at: None, failed: false, unproven: false, growing: None };
 const KEPT: RecordFacts =
     RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, rescued: None, size: UNMEASURED };
 
@@ -135,6 +136,7 @@ fn what_ran_is_kept_and_the_first_thing_that_is_wrong_with_it_is_made_good() {
     let absent = |facts| without(RecordFacts::Absent, facts);
     let unreadable = |allocation| with(allocation, without(RecordFacts::Unreadable, seen(None, true, false)));
     let redefined = || Tells(State::Stopped, "its domain was gone from libvirt", &[Define]);
+    let persisted = || Tells(State::Active, "somebody undefined it while it ran", &[Persist]);
     let nobody_knows = || Tells(State::Error, "neither placement nor this node knows how large it was", &[]);
     let under_it = "its disk file was deleted under the running guest";
     all([
@@ -143,8 +145,8 @@ fn what_ran_is_kept_and_the_first_thing_that_is_wrong_with_it_is_made_good() {
         (absent(seen(None, true, false)), Runs(&[KeepRecord])),
         (absent(seen(RUNS, false, false)), Runs(&[KeepRecord])),
         (absent(seen(None, false, false)), Tells(State::Error, "its disk is gone", &[])),
-        (seen(RUNS, true, true), Runs(&[Define])),
-        (seen(paused, true, true), Runs(&[Define])),
+        (seen(RUNS, true, true), persisted()),
+        (seen(paused, true, true), persisted()),
         (seen(ended, true, true), Tells(State::Stopped, "powered itself off", &[])),
         (seen(None, true, false), redefined()),
         (with(Allocation::Absent, seen(None, true, false)), redefined()),
@@ -168,7 +170,10 @@ fn what_is_at_rest_and_forgotten_by_placement_is_counted_again() {
     for facts in at_rest {
         holds(&with(Allocation::Absent, facts), &Runs(&[Claim]));
     }
-    holds(&with(Allocation::Absent, seen(RUNS, true, true)), &Runs(&[Define]));
+    holds(
+        &with(Allocation::Absent, seen(RUNS, true, true)),
+        &Tells(State::Active, "somebody undefined it while it ran", &[Persist]),
+    );
     for allocation in [Allocation::Unknown, Allocation::Elsewhere] {
         holds(&with(allocation, well()), &Settled);
         holds(&with(allocation, searching()), &Waits(Until::Address));
@@ -328,8 +333,8 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
         (left(ended, true, KEPT), tells("that does not run and has no request")),
         (left(RUNS, false, KEPT), tells("that runs without a request")),
         (left(None, true, KEPT), tells("a disk of this node without a domain")),
-        (transient(KEPT), Runs(&[Define])),
-        (transient(RecordFacts::Unreadable), Runs(&[Define])),
+        (transient(KEPT), Runs(&[Persist])),
+        (transient(RecordFacts::Unreadable), Runs(&[Persist])),
         (transient(absent), tells("that runs without a request")),
         (with(Allocation::Unknown, runs()), Asks(Question::Placement)),
         (with(Allocation::Absent, runs()), tells("that runs without a request")),

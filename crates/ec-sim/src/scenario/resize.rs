@@ -16,7 +16,7 @@ use crate::{
 pub(super) const ALL: &[Scenario] = &[
     Scenario::new(
         "resize",
-        "a user gives a guest more processors, then more disk, which it need not end for, and confirms; one that is stopped stays so",
+        "a user gives a guest that runs more processors, then more disk, and confirms; one that is stopped stays so",
         |stage| Box::pin(resize(stage)),
     ),
     Scenario::new(
@@ -89,6 +89,7 @@ fn starts(stage: &Stage, guest: InstanceId) -> u64 {
 
 async fn resize(stage: Stage) {
     let guest = stage.ready("web").await;
+    let before = starts(&stage, guest);
     does(&stage, guest, &to(2, 1)).await;
     stage.until_well(guest).await;
     is(&stage, guest, (2, 1), (2, 1)).await;
@@ -96,11 +97,10 @@ async fn resize(stage: Stage) {
     stage.demand(refused.is_some_and(|why| why.contains("not confirmed")), "its power waits").await;
     does(&stage, guest, &Verb::Confirm).await;
     does(&stage, guest, &Verb::Confirm).await;
-    let before = starts(&stage, guest);
     does(&stage, guest, &to(2, 2)).await;
     stage.until_well(guest).await;
     is(&stage, guest, (2, 2), (2, 2)).await;
-    stage.demand(starts(&stage, guest) == before, "for its disk it did not end").await;
+    stage.demand(starts(&stage, guest) == before, "it ran all the time").await;
     does(&stage, guest, &Verb::Confirm).await;
     does(&stage, guest, &Verb::Stop(0)).await;
     does(&stage, guest, &to(1, 2)).await;
@@ -146,15 +146,23 @@ async fn no_room(stage: Stage) {
 async fn kills(stage: Stage) {
     let guest = stage.ready("web").await;
     let mut vcpus = 1;
-    for call in [
-        "put status/n1/i1 RESIZING",
-        "hypervisor ShutDown",
-        "hypervisor Redefine",
-        "put status/n1/i1 STARTING",
-        "hypervisor Start",
+    for (call, grows) in [
+        ("hypervisor Grow", true),
+        ("put status/n1/i1 RESIZING", false),
+        ("hypervisor ShutDown", false),
+        ("hypervisor Redefine", false),
+        ("put status/n1/i1 STARTING", false),
+        ("hypervisor Start", false),
     ] {
         for fate in [Fate::Kills, Fate::KillsAfterwards] {
-            vcpus = 3 - vcpus;
+            // It grows while it runs, and ends to become smaller.
+            let before = if grows { 1 } else { 2 };
+            if vcpus != before {
+                does(&stage, guest, &to(before, 1)).await;
+                stage.until_well(guest).await;
+                does(&stage, guest, &Verb::Confirm).await;
+            }
+            vcpus = 3 - before;
             stage.snag("n1", call, fate);
             let (user, verb) = (stage.user(1), to(vcpus, 1));
             let (done, ()) = tokio::join!(user.wish(guest, &verb), async {
@@ -174,6 +182,7 @@ async fn kills(stage: Stage) {
 async fn fails(stage: Stage) {
     let guest = stage.ready("web").await;
     for (call, disk) in [("hypervisor GrowDisk", 1), ("hypervisor Redefine", 2), ("hypervisor Start", 2)] {
+        stage.snag("n1", "hypervisor Grow ", Fate::IsRefused(0));
         stage.snag("n1", call, Fate::IsRefused(0));
         let told = stage.user(1).wish(guest, &to(2, 2)).await.err();
         stage.demand(told.is_some_and(|why| why.contains("is as large as it was")), "it is told why").await;

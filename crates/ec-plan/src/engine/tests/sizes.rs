@@ -47,7 +47,9 @@ fn noted(size: SizeFacts) -> Change {
 #[test]
 fn a_size_that_cannot_be_had_is_given_up_and_the_guest_started_as_it_was() {
     let (mut told, commands) = wished(2);
-    assert_eq!(begun(&commands), Some(&vec![Effect::Announce(State::Resizing, None), Effect::ShutDown]));
+    assert_eq!(begun(&commands), Some(&vec![Effect::Grow]));
+    let commands = told.ended(vec![resizing()], Outcome::Done);
+    assert_eq!(begun(&commands), Some(&vec![Effect::ShutDown]), "it cannot be while it runs");
     let ended = Observed { domain: Some(RunState::Ended(End::ByGuest)), ..HERE };
     let done = vec![resizing(), Change::Observed(Ok(ended))];
     let commands = told.ended(done, Outcome::Done);
@@ -66,7 +68,7 @@ fn a_start_that_fails_with_a_new_size_takes_that_back_and_no_other_does() {
     let (mut told, _) = wished(2);
     let is = Size { vcpus: 2, memory_mb: 128, disk_gb: 0 };
     let wished_at = Some(Timestamp::UNIX_EPOCH);
-    let unproven = SizeFacts { is, wished_at, failed: false, unproven: true };
+    let unproven = SizeFacts { is, wished_at, unproven: true, ..SizeFacts::default() };
     let ended = Observed { domain: Some(RunState::Ended(End::ByGuest)), ..HERE };
     let done = vec![noted(unproven), resizing(), Change::Observed(Ok(ended))];
     let commands = told.ended(done, Outcome::Done);
@@ -81,9 +83,9 @@ fn a_start_that_fails_with_a_new_size_takes_that_back_and_no_other_does() {
 }
 
 #[test]
-fn what_is_not_claimed_is_claimed_before_the_guest_is_asked_to_end() {
+fn what_is_not_claimed_is_claimed_before_the_guest_is_given_it() {
     let (mut told, commands) = wished(1);
     assert_eq!(begun(&commands), Some(&vec![Effect::Cover]));
     let commands = told.ended(vec![Change::Allocation(Held::Here(amounts(2)))], Outcome::Done);
-    assert_eq!(begun(&commands), Some(&vec![Effect::Announce(State::Resizing, None), Effect::ShutDown]));
+    assert_eq!(begun(&commands), Some(&vec![Effect::Grow]));
 }

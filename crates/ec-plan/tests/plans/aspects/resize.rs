@@ -1,6 +1,6 @@
 //! A user's wish for another size.
 
-use Effect::{Cover, NoteResize, Resize, ShutDown};
+use Effect::{Cover, Grow, NoteResize, Resize, ShutDown};
 use ec_plan::Asked;
 use jiff::Timestamp;
 
@@ -72,12 +72,41 @@ fn a_size_is_to_be_had_while_it_is_another_and_nobody_found_that_it_cannot_be() 
 }
 
 #[test]
-fn a_guest_is_asked_to_end_for_other_processors_or_memory_and_runs_on_for_a_larger_disk() {
+fn a_guest_that_runs_is_given_more_and_asked_to_end_where_it_cannot_be_or_is_to_have_less() {
+    let paused = Some(RunState::Paused(ec_model::Pause::ByHand));
+    let ends = || Runs(&[Announce(State::Resizing, None), ShutDown]);
+    let growing = |wanted, growing, state, domain| {
+        let size = SizeFacts { is: SMALL, growing: Some(growing), ..SizeFacts::default() };
+        Facts { record: noted(size), ..wished(wanted, SMALL, state, domain) }
+    };
+    let (busier, roomier) = (Size { vcpus: 2, ..SMALL }, Size { memory_mb: 256, ..SMALL });
+    let never = |facts: Facts| Facts { resize: ResizeFacts { wished: None, ..facts.resize }, ..facts };
+    all([
+        (wished(LARGE, SMALL, State::Active, RUNS), Runs(&[Grow])),
+        (wished(busier, SMALL, State::Starting, RUNS), Runs(&[Grow])),
+        (wished(roomier, SMALL, State::Active, RUNS), Runs(&[Grow])),
+        // It was found that it cannot be, before a crash or after.
+        (wished(LARGE, SMALL, State::Resizing, RUNS), Runs(&[ShutDown])),
+        (wished(LARGE, SMALL, State::Paused, paused), ends()),
+        (wished(busier, roomier, State::Active, RUNS), ends()),
+        (wished(roomier, busier, State::Active, RUNS), ends()),
+        // Killed in the midst of it.
+        (growing(LARGE, LARGE, State::Active, RUNS), Runs(&[Grow])),
+        (growing(LARGE, busier, State::Active, RUNS), Runs(&[Grow])),
+        (growing(LARGE, LARGE, State::Active, ENDED), Runs(&[Resize])),
+        // With an older etcd it is not wanted any more, and may have it.
+        (growing(SMALL, LARGE, State::Active, RUNS), ends()),
+        (never(growing(SMALL, LARGE, State::Active, RUNS)), ends()),
+        (never(growing(SMALL, LARGE, State::Resizing, ENDED)), Runs(&[Resize])),
+    ]);
+}
+
+#[test]
+fn a_guest_is_asked_to_end_for_what_it_cannot_have_while_it_runs_and_runs_on_for_a_larger_disk() {
     let asked = |first| Some(Asked { first: Duration::from_secs(first), last: Duration::ZERO });
     let ending = wished(LARGE, SMALL, State::Resizing, RUNS);
     let grown = Size { disk_gb: 2, ..SMALL };
     all([
-        (wished(LARGE, SMALL, State::Active, RUNS), Runs(&[Announce(State::Resizing, None), ShutDown])),
         (Facts { asked_to_end: asked(59), ..ending.clone() }, Waits(Until::After(Duration::from_secs(1)))),
         (Facts { asked_to_end: asked(60), ..ending }, Runs(&[Effect::PowerOff])),
         (wished(LARGE, SMALL, State::Resizing, ENDED), Runs(&[Resize])),
