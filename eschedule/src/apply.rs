@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 use clap::Args;
@@ -21,9 +21,9 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     cli::{Given, Output, Traits},
     config::Session,
-    run::{Place, asked, reason},
-    spec,
-    stack::{InstanceEntry, Stack},
+    run::{self, asked, reason},
+    spec::{self, Mistake, Part},
+    stack::{InstanceEntry, Place, Source, Stack},
 };
 
 pub(crate) const EXAMPLES: &str = "\
@@ -72,22 +72,20 @@ pub(crate) struct Applied {
 struct Entry {
     query: ResourceQuery,
     guest: Guest,
-    place: Place,
+    place: run::Place,
 }
 
 /// Applies a file.
 pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Result<(), Failure> {
     let cloud = &session.cloud;
-    let stack = Stack::read(&apply.file)?;
+    let (stack, source) = Stack::read(&apply.file)?;
     let there_groups = ec_cloud::groups(cloud).await?;
-    let groups = missing_groups(&stack, &there_groups).map_err(|failure| within(&apply.file, failure))?;
+    let groups = missing_groups(&stack, &source, &there_groups)?;
     let (mut entries, mut wished) = (Vec::new(), Vec::new());
     let mut queries = BTreeMap::new();
     for (name, entry_name, says) in stack.named() {
-        let entry = entry(session, &apply, &stack, &name, says, &mut queries).await.map_err(|failure| {
-            let message = format!("instances.{entry_name}: {}", failure.message);
-            within(&apply.file, Failure { message, ..failure })
-        })?;
+        let place = Place::of(&["instances", entry_name]);
+        let entry = entry(session, &stack, &source, &place, &name, says, &mut queries).await?;
         wished.push(wish(&name, says, &entry));
         entries.push(entry);
     }
@@ -106,10 +104,12 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     if let Some(Difference::Foreign(instance, name)) =
         steps.iter().find(|step| matches!(step, Difference::Foreign(..)))
     {
-        let stack = &stack.stack.0;
-        return Err(Failure::failed(format!(
-            "`{name}` is {instance}, which is not of the stack `{stack}`: nothing was changed; `eschedule set {name} --label {STACK}={stack}` makes it so"
-        )));
+        let of = &stack.stack.0;
+        let failure = Failure::failed(format!(
+            "`{name}` is {instance}, which is not of the stack `{of}`: nothing was changed; `eschedule set {name} --label {STACK}={of}` makes it so"
+        ));
+        let entry = stack.named().find(|(called, ..)| called == name).map_or("", |(_, entry, _)| entry);
+        return Err(source.wrong(&Place::of(&["instances", entry]), failure));
     }
     if apply.diff {
         print(output, &applied)?;
@@ -150,13 +150,12 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     failed.map_or(Ok(()), Err)
 }
 
-/// A failure that comes of what the file says.
-fn within(file: &Path, failure: Failure) -> Failure {
-    Failure { message: format!("{}: {}", file.display(), failure.message), ..failure }
-}
-
 /// The groups of the file that there are not. One that there is, with another policy, is an error.
-fn missing_groups(stack: &Stack, there: &[GroupView]) -> Result<Vec<(String, Policy)>, Failure> {
+fn missing_groups(
+    stack: &Stack,
+    source: &Source,
+    there: &[GroupView],
+) -> Result<Vec<(String, Policy)>, Failure> {
     let mut missing = Vec::new();
     for (name, entry) in &stack.groups {
         let policy = Policy::from(entry.policy);
@@ -164,10 +163,11 @@ fn missing_groups(stack: &Stack, there: &[GroupView]) -> Result<Vec<(String, Pol
             None => missing.push((name.0.clone(), policy)),
             Some(view) if view.group.policy == policy => {}
             Some(view) => {
-                return Err(Failure::failed(format!(
-                    "groups.{}: there is one with {}, and a group is never changed: nothing was changed",
-                    name.0, view.group.policy
-                )));
+                let failure = Failure::failed(format!(
+                    "there is one with {}, and a group is never changed: nothing was changed",
+                    view.group.policy
+                ));
+                return Err(source.wrong(&Place::of(&["groups", &name.0, "policy"]), failure));
             }
         }
     }
@@ -177,10 +177,11 @@ fn missing_groups(stack: &Stack, there: &[GroupView]) -> Result<Vec<(String, Pol
         if !stack.groups.keys().any(|name| is_it(&name.0))
             && !there.iter().any(|view| is_it(&view.group.name))
         {
-            return Err(Failure::failed(format!(
-                "instances.{entry}: there is no group `{}`, neither in the file nor in the project: nothing was changed",
+            let failure = Failure::failed(format!(
+                "there is no group `{}`, neither in the file nor in the project: nothing was changed",
                 group.0
-            )));
+            ));
+            return Err(source.wrong(&Place::of(&["instances", entry, "group"]), failure));
         }
     }
     Ok(missing)
@@ -200,12 +201,41 @@ fn surplus_groups(stack: &Stack, there: &[GroupView]) -> impl Iterator<Item = St
 /// What the file says of an instance, with what its names stand for.
 async fn entry(
     session: &Session,
-    apply: &Apply,
     stack: &Stack,
+    source: &Source,
+    place: &Place<'_>,
     name: &str,
     says: &InstanceEntry,
     queries: &mut BTreeMap<String, String>,
 ) -> Result<Entry, Failure> {
+    let room = place.clone().key(if says.flavor.is_some() { "flavor" } else { "query" });
+    let query = room_of(session, says, queries).await.map_err(|failure| source.wrong(&room, failure))?;
+    let mut labels: Vec<(String, String)> =
+        says.labels.iter().map(|(key, value)| (key.0.clone(), value.0.clone())).collect();
+    labels.push((STACK.to_owned(), stack.stack.0.clone()));
+    let given = Given {
+        user_data: says.user_data.as_ref().map(|file| source.beside(file)),
+        key: says.keys.clone(),
+        sha256: says.sha256.clone(),
+        require_token: false,
+        traits: Traits {
+            label: labels,
+            meta: says.metadata.iter().map(|(key, value)| (key.0.clone(), value.0.clone())).collect(),
+            restart: says.restart,
+        },
+    };
+    let guest = spec::read(session, Some(name), &spec::IN_FILE, &given, says.image.as_deref()).await;
+    let guest = guest.map_err(|Mistake { part, failure }| source.wrong(&part_at(place, part), failure))?;
+    let place = run::Place::within(says.group.as_ref().map(|group| group.0.clone()));
+    Ok(Entry { query, guest, place })
+}
+
+/// What room the file says that each takes.
+async fn room_of(
+    session: &Session,
+    says: &InstanceEntry,
+    queries: &mut BTreeMap<String, String>,
+) -> Result<ResourceQuery, Failure> {
     let text = match (&says.flavor, &says.query) {
         (Some(flavor), _) => {
             if !queries.contains_key(&flavor.0) {
@@ -217,26 +247,20 @@ async fn entry(
     };
     let query = ResourceQuery::parse(&text).map_err(|error| Failure::usage(error.to_string()))?;
     Ask::new(&query)?;
-    let mut labels: Vec<(String, String)> =
-        says.labels.iter().map(|(key, value)| (key.0.clone(), value.0.clone())).collect();
-    labels.push((STACK.to_owned(), stack.stack.0.clone()));
-    let given = Given {
-        user_data: says.user_data.as_ref().map(|file| match apply.file.parent() {
-            Some(directory) => directory.join(file),
-            None => file.clone(),
-        }),
-        key: says.keys.clone(),
-        sha256: says.sha256.clone(),
-        require_token: false,
-        traits: Traits {
-            label: labels,
-            meta: says.metadata.iter().map(|(key, value)| (key.0.clone(), value.0.clone())).collect(),
-            restart: says.restart,
-        },
-    };
-    let guest = spec::read(session, Some(name), &spec::IN_FILE, &given, says.image.as_deref()).await?;
-    let place = Place::within(says.group.as_ref().map(|group| group.0.clone()));
-    Ok(Entry { query, guest, place })
+    Ok(query)
+}
+
+/// Where in an entry that stands.
+fn part_at<'a>(entry: &Place<'a>, part: Part) -> Place<'a> {
+    let entry = entry.clone();
+    match part {
+        Part::Key(number) => entry.key("keys").item(number),
+        Part::Keys => entry.key("keys"),
+        Part::UserData => entry.key("user_data"),
+        Part::Image => entry.key("image"),
+        Part::Sha256 => entry.key("sha256"),
+        Part::Whole => entry,
+    }
 }
 
 fn wish(name: &str, says: &InstanceEntry, Entry { query, guest, .. }: &Entry) -> Wished {

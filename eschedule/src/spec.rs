@@ -35,9 +35,46 @@ pub(crate) const CLASSIC: Words =
 /// Of `eschedule run`.
 pub(crate) const RUN: Words = Words { name: "NAME", ..CLASSIC };
 
-/// In a stack's file.
+/// In a stack's file, where the place is told before.
 pub(crate) const IN_FILE: Words =
-    Words { name: "the name", key: "keys:", user_data: "user_data:", sha256: "sha256:" };
+    Words { name: "the name", key: "the file", user_data: "the file", sha256: "the digest" };
+
+/// Which part of what is given a mistake is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// The key of this number, from 0 on.
+    Key(usize),
+    Keys,
+    UserData,
+    Image,
+    Sha256,
+    /// None of these alone.
+    Whole,
+}
+
+/// A mistake, and where it is.
+pub(crate) struct Mistake {
+    pub(crate) part: Part,
+    pub(crate) failure: Failure,
+}
+
+impl Part {
+    fn wrong(self, failure: Failure) -> Mistake {
+        Mistake { part: self, failure }
+    }
+}
+
+impl From<Failure> for Mistake {
+    fn from(failure: Failure) -> Self {
+        Part::Whole.wrong(failure)
+    }
+}
+
+impl From<Mistake> for Failure {
+    fn from(mistake: Mistake) -> Self {
+        mistake.failure
+    }
+}
 
 /// What is checked of [`Given`], with the site's defaults where it says nothing.
 pub(crate) async fn read(
@@ -46,7 +83,7 @@ pub(crate) async fn read(
     words: &Words,
     given: &Given,
     image: Option<&str>,
-) -> Result<Guest, Failure> {
+) -> Result<Guest, Mistake> {
     let Settings { defaults, image: usual, .. } = &session.settings;
     let naming = match (name, &defaults.name_prefix) {
         (Some(name), _) => Naming::Name(hostname(words.name, name)?),
@@ -58,25 +95,28 @@ pub(crate) async fn read(
         (None, None) => Naming::None,
     };
     let user_data = match (&given.user_data, &defaults.user_data) {
-        (Some(path), _) => Some(read_user_data(path, words.user_data)?),
-        (None, Some(path)) => Some(read_user_data(path, "defaults.user_data")?),
+        (Some(path), _) => Some(read_user_data(path, words.user_data)),
+        (None, Some(path)) => Some(read_user_data(path, "defaults.user_data")),
         (None, None) => None,
     };
+    let user_data = user_data.transpose().map_err(|it| Part::UserData.wrong(it))?;
     let mut keys = Vec::new();
-    for text in &given.key {
-        keys.extend(keys_of(session, text, words.key).await?);
+    for (number, text) in given.key.iter().enumerate() {
+        keys.extend(keys_of(session, text, words.key).await.map_err(|it| Part::Key(number).wrong(it))?);
     }
     if given.key.is_empty() {
         for file in &defaults.keys {
-            keys.extend(keys_in(file, "defaults.keys")?);
+            keys.extend(keys_in(file, "defaults.keys").map_err(|it| Part::Keys.wrong(it))?);
         }
     }
-    bounded(&keys)?;
+    bounded(&keys).map_err(|it| Part::Keys.wrong(it))?;
+    let url = image_at(&session.settings, image.unwrap_or(usual)).map_err(|it| Part::Image.wrong(it))?;
+    let digest = given.sha256.as_deref().map(|digest| sha256(digest, words.sha256));
     Ok(Guest {
         naming,
         user_data,
         keys,
-        image: image_as(&session.settings, image.unwrap_or(usual), given.sha256.as_deref(), words.sha256)?,
+        image: ImageRef { url, sha256: digest.transpose().map_err(|it| Part::Sha256.wrong(it))? },
         token_required: given.require_token || defaults.require_token,
         labels: once_each("--label", &given.traits.label)?,
         metadata: once_each("--meta", &given.traits.meta)?,
@@ -120,17 +160,12 @@ async fn keys_of(session: &Session, text: &str, option: &str) -> Result<Vec<Stri
 
 /// An image by its URL or its name in the configuration, and the digest that it must have.
 pub(crate) fn image_ref(settings: &Settings, image: &str, digest: Option<&str>) -> Result<ImageRef, Failure> {
-    image_as(settings, image, digest, CLASSIC.sha256)
+    let url = image_at(settings, image)?;
+    Ok(ImageRef { url, sha256: digest.map(|digest| sha256(digest, CLASSIC.sha256)).transpose()? })
 }
 
-fn image_as(
-    settings: &Settings,
-    image: &str,
-    digest: Option<&str>,
-    option: &str,
-) -> Result<ImageRef, Failure> {
-    let url = image_url(settings.images.get(image).map_or(image, String::as_str))?;
-    Ok(ImageRef { url, sha256: digest.map(|digest| sha256(digest, option)).transpose()? })
+fn image_at(settings: &Settings, image: &str) -> Result<String, Failure> {
+    image_url(settings.images.get(image).map_or(image, String::as_str))
 }
 
 /// A name, where it can be one.

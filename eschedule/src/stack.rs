@@ -1,5 +1,8 @@
 //! A stack's file: its form, of which docs/stack.schema.json is made, and what it says of each instance.
 
+mod place;
+mod texts;
+
 use std::{
     borrow::Cow,
     collections::{BTreeMap, btree_map::Entry},
@@ -9,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ec_model::{ResourceQuery, input};
+use ec_model::input;
 use ec_runtime::{config::parse, exit::Failure};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{
@@ -18,6 +21,11 @@ use serde::{
 };
 
 use crate::{catalog::Placing, cli::Policy};
+pub(crate) use place::{Place, Source};
+use texts::{
+    CATALOG_NAME, CatalogName, HOST_NAME, HostName, LABEL_KEY, LabelKey, METADATA_KEY, MetadataKey, Query,
+    Word, keys,
+};
 
 /// So many instances one entry may make.
 const MOST: u16 = 1000;
@@ -91,111 +99,6 @@ pub(crate) struct InstanceEntry {
     #[serde(default)]
     pub(crate) restart: Option<Policy>,
 }
-
-/// A text that is checked while its reader knows where it stands: afterwards that is only known of what is around it.
-struct Checked<F>(F);
-
-impl<T, F: FnOnce(&str) -> Result<T, String>> Visitor<'_> for Checked<F> {
-    type Value = T;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a text")
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
-        (self.0)(text).map_err(|why| E::custom(format!("`{text}`: {why}")))
-    }
-}
-
-/// A text that is checked as it is read, so that a mistake is told with its place.
-macro_rules! checked {
-    ($name:ident, $what:literal, $schema:expr, $check:expr) => {
-        #[doc = $what]
-        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-        pub(crate) struct $name(pub(crate) String);
-
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                deserializer.deserialize_str(Checked(|text: &str| {
-                    let checked: Result<(), String> = $check(text);
-                    checked.map(|()| Self(text.to_owned()))
-                }))
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(&self.0)
-            }
-        }
-
-        impl JsonSchema for $name {
-            fn schema_name() -> Cow<'static, str> {
-                stringify!($name).into()
-            }
-
-            fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                let mut schema: Schema = $schema;
-                schema.insert("description".to_owned(), $what.into());
-                schema
-            }
-        }
-    };
-}
-
-// What editors are told of texts; the rules are those of `ec_model::input`.
-const CATALOG_NAME: &str = "^[A-Za-z0-9][A-Za-z0-9_.@-]{0,62}$";
-const HOST_NAME: &str = concat!(
-    "^(?![0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$)(?!.{254})",
-    "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?([.][A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*$"
-);
-const LABEL_KEY: &str = "^(?!stack$)[A-Za-z0-9_.:/-]{1,63}$";
-const METADATA_KEY: &str = "^[A-Za-z0-9_.: -]{1,255}$";
-const WORD: &str = "^[^\\u0000-\\u001f\\u007f-\\u009f]{0,255}$";
-
-/// What the keys of a map are.
-fn keys(pattern: &str) -> serde_json::Value {
-    serde_json::json!({"pattern": pattern})
-}
-
-/// A text; YAML's numbers and truths are as good where they stand for one.
-fn text(pattern: &str) -> Schema {
-    json_schema!({"type": ["string", "number", "boolean"], "pattern": pattern})
-}
-
-checked!(
-    CatalogName,
-    "1 to 63 letters, digits, and - _ . @, in any case of letters, the first a letter or a digit",
-    text(CATALOG_NAME),
-    |text: &str| { input::catalog_name(text).map(drop) }
-);
-checked!(
-    HostName,
-    "a hostname: letters, digits and hyphens, at most 63 in each part, and not a uuid",
-    text(HOST_NAME),
-    |text: &str| {
-        let wanted = "wanted letters, digits and hyphens, at most 63 in each part, and not a uuid";
-        if input::is_hostname(text) { Ok(()) } else { Err(wanted.to_owned()) }
-    }
-);
-checked!(LabelKey, "1 to 63 letters, digits, and - _ . : /", text(LABEL_KEY), |text: &str| {
-    match input::label_key(text)?.as_str() {
-        ec_cloud::STACK => Err("the stack's name tells that".to_owned()),
-        _ => Ok(()),
-    }
-});
-checked!(MetadataKey, "1 to 255 letters, digits, blanks, and - _ . :", text(METADATA_KEY), |text: &str| {
-    input::metadata_key(text).map(drop)
-});
-checked!(Word, "one line of at most 255 characters", text(WORD), |text: &str| {
-    input::line(text, 255).map(drop)
-});
-checked!(
-    Query,
-    "a resources query, for example resources=VCPU:1,MEMORY_MB:512",
-    json_schema!({"type": "string"}),
-    |text: &str| { ResourceQuery::parse(text).map(drop).map_err(|error| error.to_string()) }
-);
 
 /// Keys and values, where a key that comes twice is a mistake: the reader would take the last without a word.
 struct OnceEach<K, V>(PhantomData<(K, V)>);
@@ -297,11 +200,11 @@ impl JsonSchema for Count {
 struct Said(Option<Stack>);
 
 impl Stack {
-    /// Reads a file.
+    /// Reads a file; what it says, and how it says it.
     ///
     /// # Errors
     /// What is wrong, with line, column and key.
-    pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
+    pub(crate) fn read(path: &Path) -> Result<(Self, Source), Failure> {
         let wrong = |why: String| Failure::usage(format!("{}: {why}", path.display()));
         let mut text = String::new();
         // Some files never end.
@@ -315,21 +218,23 @@ impl Stack {
         let stack = said
             .0
             .ok_or_else(|| wrong("it says nothing: wanted `stack: NAME` and `instances:`".to_owned()))?;
-        stack.checked().map_err(wrong)
+        let source = Source { path: path.to_owned(), text };
+        stack.check(&source)?;
+        Ok((stack, source))
     }
 
     /// What only shows with all of it read.
-    fn checked(self) -> Result<Self, String> {
+    fn check(&self, source: &Source) -> Result<(), Failure> {
         let mut names: BTreeMap<String, &str> = BTreeMap::new();
         for (name, entry, _) in self.named() {
-            if let Some(other) = names.insert(name.to_ascii_lowercase(), entry) {
-                return Err(format!("instances.{entry}: `{name}` is an instance of `{other}`, too"));
-            }
-            if !input::is_hostname(&name) {
-                return Err(format!("instances.{entry}: `{name}` is no hostname: it is too long"));
-            }
+            let why = match names.insert(name.to_ascii_lowercase(), entry) {
+                Some(other) => format!("`{name}` is an instance of `{other}`, too"),
+                None if input::is_hostname(&name) => continue,
+                None => format!("`{name}` is no hostname: it is too long"),
+            };
+            return Err(source.wrong(&Place::of(&["instances", entry]), Failure::usage(why)));
         }
-        Ok(self)
+        Ok(())
     }
 
     /// Each instance by its name, with its entry and what that says.
@@ -353,7 +258,8 @@ mod tests {
         let path = directory.path().join("s.yaml");
         fs::write(&path, text).unwrap();
         let shown = path.display().to_string();
-        Stack::read(&path).map_err(|failure| failure.message.replace(&shown, "s.yaml"))
+        let read = Stack::read(&path).map(|(stack, _)| stack);
+        read.map_err(|failure| failure.message.replace(&shown, "s.yaml"))
     }
 
     #[test]
@@ -402,7 +308,7 @@ mod tests {
             ("stack: s\ninstances:\n  web: {flavor: x, labels: {a: b, a: c}}\n", "`a` is there twice"),
             (
                 "stack: s\ninstances:\n  WEB-1: {flavor: x}\n  web: {flavor: x, count: 1}\n",
-                "instances.web: `web-1` is an instance of `WEB-1`, too",
+                "s.yaml:4:8: instances.web: `web-1` is an instance of `WEB-1`, too",
             ),
         ] {
             let told = read(text).map_or_else(|told| told, |_| "nothing".to_owned());

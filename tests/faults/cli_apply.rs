@@ -112,20 +112,60 @@ async fn mistakes_are_told_in_a_line_and_change_nothing() -> Result<()> {
     control.node("a", true, PLENTY).await?;
     control.done(&["run", "web", "--query", TINY])?;
     control.done(&["group", "create", "front", "--policy", "affinity"])?;
+    let key = control.directory().join("me.pub");
+    fs::write(&key, "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGPPDZ0RoaDTsdTuMBMHFLPz5VvQGVcTQWqXkTfpZzYJ me\n")?;
+    control.done(&["keypair", "add", "me", &key.display().to_string()])?;
     let entry = format!("{{query: \"{TINY}\"}}");
     for (text, code, wanted) in [
-        ("stack: s\ninstances:\n  x: {flavour: small}\n".to_owned(), 2, "shop.yaml:3:"),
-        ("stack: s\ninstances:\n  x: {flavor: none}\n".to_owned(), 1, "there is no flavor `none`"),
+        (
+            "stack: s\ninstances:\n  x: {flavour: small}\n".to_owned(),
+            2,
+            "shop.yaml:3:7: instances.x: unknown",
+        ),
+        (
+            "stack: s\ninstances:\n  x: {flavor: none}\n".to_owned(),
+            1,
+            "shop.yaml:3:15: instances.x.flavor: there is no flavor `none`",
+        ),
+        (
+            "stack: s\ninstances:\n  x: {query: \"resources=VCPU:1\"}\n".to_owned(),
+            2,
+            "shop.yaml:3:14: instances.x.query: ",
+        ),
         (
             format!("stack: s\ninstances:\n  new: {entry}\n  web: {entry}\n"),
             1,
-            "which is not of the stack `s`",
+            "shop.yaml:4:8: instances.web: `web` is ",
         ),
-        ("stack: s\ngroups:\n  front: {policy: anti-affinity}\n".to_owned(), 1, "there is one with affinity"),
         (
-            format!("stack: s\ninstances:\n  new: {{query: \"{TINY}\", group: none}}\n"),
+            "stack: s\ngroups:\n  front: {policy: anti-affinity}\n".to_owned(),
             1,
-            "there is no group `none`",
+            "shop.yaml:3:19: groups.front.policy: there is one with affinity",
+        ),
+        (
+            format!("stack: s\ninstances:\n  new: {{group: none, query: \"{TINY}\"}}\n"),
+            1,
+            "shop.yaml:3:16: instances.new.group: there is no group `none`",
+        ),
+        (
+            format!("stack: s\ninstances:\n  new: {{image: none, query: \"{TINY}\"}}\n"),
+            2,
+            "shop.yaml:3:16: instances.new.image: image `none` is not usable",
+        ),
+        (
+            format!("stack: s\ninstances:\n  new: {{sha256: ab, query: \"{TINY}\"}}\n"),
+            2,
+            "shop.yaml:3:17: instances.new.sha256: the digest `ab` is not a SHA-256",
+        ),
+        (
+            format!("stack: s\ninstances:\n  new:\n    keys: [me, none]\n    query: \"{TINY}\"\n"),
+            2,
+            "shop.yaml:4:16: instances.new.keys[1]: the file none cannot be read",
+        ),
+        (
+            format!("stack: s\ninstances:\n  new:\n    user_data: none\n    query: \"{TINY}\"\n"),
+            2,
+            "shop.yaml:4:16: instances.new.user_data: the file ",
         ),
     ] {
         let path = file(&control, &text)?;
