@@ -22,8 +22,8 @@ pub(crate) async fn events(session: &Session, instance: &str, output: Output) ->
         &happened,
         || happened.iter().map(what).collect(),
         || {
-            let mut list =
-                List::new(&["AT", "BY", "WHAT", "OUTCOME", "STATE", "AFTER", "REASON"], &[0, 3, 4]);
+            let header = ["AT", "BY", "WHAT", "OUTCOME", "STATE", "AFTER", "REASON"];
+            let mut list = List::new(&header, &[0, 3, 4], &[2, 3, 0, 6, 4, 1, 5]);
             for it in &happened {
                 let node = || format!("node {}", it.node);
                 list.row([

@@ -1,5 +1,6 @@
 //! What results look like: for each a table, what it is called, and its fields, which docs/cli.md tells.
 
+mod fit;
 mod table;
 
 use ec_cloud::{GroupView, NodeView, View};
@@ -51,7 +52,8 @@ pub(crate) fn instances(output: Output, views: &[View]) -> Result<(), Failure> {
         views,
         || called_all(views),
         || {
-            let mut list = List::new(&["INSTANCE", "NAME", "NODE", "STATE", "IP", "REASON"], &[0, 3, 4]);
+            let header = ["INSTANCE", "NAME", "NODE", "STATE", "IP", "REASON"];
+            let mut list = List::new(&header, &[0, 3, 4], &[1, 0, 3, 4, 5, 2]);
             for view in views {
                 list.row([
                     view.instance.to_string(),
@@ -82,7 +84,7 @@ pub(crate) fn nodes(output: Output, nodes: &[NodeView]) -> Result<(), Failure> {
         || nodes.iter().map(called).collect(),
         || {
             let header = ["NODE", "NAME", "VIRT", "VCPU", "MEMORY_MB", "DISK_GB", "AGENT", "SINCE", "NOTE"];
-            let mut list = List::new(&header, &[0, 3, 4, 5]);
+            let mut list = List::new(&header, &[0, 3, 4, 5], &[1, 0, 8, 3, 4, 5, 2, 6, 7]);
             let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
             for node in nodes {
                 let amount = |class: &str| {
@@ -114,7 +116,7 @@ pub(crate) fn when(time: Timestamp) -> String {
 pub(crate) fn flavors(output: Output, flavors: &[Flavor]) -> Result<(), Failure> {
     let names = || flavors.iter().map(|flavor| flavor.name.clone()).collect();
     output.print(flavors, names, || {
-        let mut list = List::new(&["FLAVOR", "QUERY", "CREATED"], &[0, 2]);
+        let mut list = List::new(&["FLAVOR", "QUERY", "CREATED"], &[0, 2], &[0, 1, 2]);
         for flavor in flavors {
             list.row([flavor.name.clone(), flavor.query.clone(), when(flavor.created_at)]);
         }
@@ -142,7 +144,7 @@ pub(crate) fn flavor(output: Output, flavor: &Flavor) -> Result<(), Failure> {
 pub(crate) fn keypairs(output: Output, keypairs: &[Keypair]) -> Result<(), Failure> {
     let names = || keypairs.iter().map(|keypair| keypair.name.clone()).collect();
     output.print(keypairs, names, || {
-        let mut list = List::new(&["KEYPAIR", "KEYS", "CREATED"], &[0, 2]);
+        let mut list = List::new(&["KEYPAIR", "KEYS", "CREATED"], &[0, 2], &[0, 1, 2]);
         for keypair in keypairs {
             let keys: Vec<String> = keypair.keys.iter().map(|key| brief(key)).collect();
             list.row([keypair.name.clone(), keys.join(", "), when(keypair.created_at)]);
@@ -173,7 +175,7 @@ pub(crate) fn keypair(output: Output, keypair: &Keypair) -> Result<(), Failure> 
 pub(crate) fn groups(output: Output, groups: &[GroupView]) -> Result<(), Failure> {
     let names = || groups.iter().map(|view| view.group.name.clone()).collect();
     output.print(groups, names, || {
-        let mut list = List::new(&["GROUP", "POLICY", "MEMBERS", "CREATED"], &[0, 3]);
+        let mut list = List::new(&["GROUP", "POLICY", "MEMBERS", "CREATED"], &[0, 3], &[0, 1, 2, 3]);
         for GroupView { group, members } in groups {
             let count = members.len().to_string();
             list.row([group.name.clone(), group.policy.to_string(), count, when(group.created_at)]);

@@ -2,60 +2,54 @@
 
 use std::io::IsTerminal;
 
-use comfy_table::{Cell, Color, ColumnConstraint, ContentArrangement, Row, Table, presets::NOTHING};
+use comfy_table::{Cell, Color, ColumnConstraint, ContentArrangement, Row, Table, Width, presets::NOTHING};
 use ec_model::State;
+
+use super::fit::{GAP, fitted, total};
 
 pub(super) fn row<const N: usize>(table: &mut Table, cells: [String; N]) {
     table.add_row(cells.map(|cell| plain(&cell)));
 }
 
-/// A table with one line for each of many. On a terminal it is as wide as that: columns give way, those that are told
-/// apart by or copied last.
+/// A table with one line for each of many. On a terminal it is as wide as that: uuids give way, then the columns that are
+/// worth the least.
 #[derive(Clone)]
 pub(crate) struct List {
     table: Table,
+    header: Vec<String>,
     rows: Vec<Vec<String>>,
-    /// How wide each column is.
-    widths: Vec<usize>,
-    /// Which column is a state's.
-    state: Option<usize>,
+    whole: &'static [usize],
+    worth: &'static [usize],
     coloured: bool,
 }
 
 impl List {
-    /// With these columns, of which these are never cut.
-    pub(crate) fn new(header: &[&str], whole: &[usize]) -> Self {
+    /// With these columns, of which `whole` are shown as they are or not at all, and `worth` are all, that worth the most first.
+    pub(crate) fn new(header: &[&str], whole: &'static [usize], worth: &'static [usize]) -> Self {
         let mut table = table(header);
-        for column in whole {
-            if let Some(column) = table.column_mut(*column) {
-                column.set_constraint(ColumnConstraint::ContentWidth);
-            }
-        }
+        // What is too wide is cut here.
+        table.set_content_arrangement(ContentArrangement::Disabled);
         // Blanks have no colour.
         table.style_text_only();
-        let state = header.iter().position(|name| *name == "STATE");
-        let widths = header.iter().map(|name| name.len()).collect();
-        Self { table, rows: Vec::new(), widths, state, coloured: coloured() }
+        let header = header.iter().map(|name| (*name).to_owned()).collect();
+        Self { table, header, rows: Vec::new(), whole, worth, coloured: coloured() }
     }
 
     /// Adds a line.
     pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
-        let cells: Vec<String> = cells.iter().map(|cell| plain(cell)).collect();
-        for (width, cell) in self.widths.iter_mut().zip(&cells) {
-            *width = (*width).max(cell.chars().count());
-        }
-        self.rows.push(cells);
+        self.rows.push(cells.iter().map(|cell| plain(cell)).collect());
     }
 
     /// All of it.
     pub(crate) fn text(mut self) -> String {
-        // A blank at each side.
-        let width: usize = self.widths.iter().map(|width| width + 2).sum();
-        let is_too_wide = self.table.width().is_some_and(|room| width > usize::from(room));
+        if let Some(room) = self.table.width() {
+            self.fit(usize::from(room));
+        }
+        let state = self.header.iter().position(|name| name == "STATE");
         for cells in self.rows {
             let cells = cells.into_iter().enumerate().map(|(number, text)| {
-                let colour = colour(&text).filter(|_| self.coloured && self.state == Some(number));
-                let cell = Cell::new(if is_too_wide { first_part(text) } else { text });
+                let colour = colour(&text).filter(|_| self.coloured && state == Some(number));
+                let cell = Cell::new(text);
                 match colour {
                     Some(colour) => cell.fg(colour),
                     None => cell,
@@ -66,6 +60,37 @@ impl List {
             self.table.add_row(row);
         }
         trimmed(&self.table)
+    }
+
+    /// Makes it as narrow as that, where it is wider.
+    fn fit(&mut self, room: usize) {
+        if total(self.widths().into_iter()) <= room {
+            return;
+        }
+        for cell in self.rows.iter_mut().flatten() {
+            *cell = first_part(std::mem::take(cell));
+        }
+        for (number, width) in fitted(&self.widths(), self.whole, self.worth, room).into_iter().enumerate() {
+            let Some(column) = self.table.column_mut(number) else { continue };
+            // The library counts the blanks at both sides.
+            let width = width.map(|width| u16::try_from(width + GAP).unwrap_or(u16::MAX));
+            column.set_constraint(
+                width.map_or(ColumnConstraint::Hidden, |width| {
+                    ColumnConstraint::Absolute(Width::Fixed(width))
+                }),
+            );
+        }
+    }
+
+    /// How wide each column would be.
+    fn widths(&self) -> Vec<usize> {
+        let mut widths = vec![0; self.header.len()];
+        for cells in std::iter::once(&self.header).chain(&self.rows) {
+            for (width, cell) in widths.iter_mut().zip(cells) {
+                *width = (*width).max(cell.chars().count());
+            }
+        }
+        widths
     }
 }
 
@@ -164,14 +189,14 @@ mod tests {
     fn what_guests_say_moves_no_cursor() {
         assert_eq!(plain("a\u{1b}[2Jb\r\n\u{9b}c"), "a [2Jb   c");
         assert_eq!(without_controls("login:\n\u{7}\tok", &['\n', '\t']), "login:\n \tok");
-        let mut lines = List::new(&["A", "B"], &[]);
+        let mut lines = List::new(&["A", "B"], &[], &[0, 1]);
         lines.row(["x\ny".to_owned(), "z".to_owned()]);
         assert_eq!(lines.text().lines().count(), 2);
     }
 
     #[test]
     fn a_list_that_is_too_wide_for_its_terminal_is_cut_where_it_may_be() {
-        let mut list = List::new(&["INSTANCE", "REASON"], &[0]);
+        let mut list = List::new(&["INSTANCE", "REASON"], &[0], &[0, 1]);
         let long = "no image was there where one should have been";
         list.row(["7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".to_owned(), long.to_owned()]);
         let wide = list.clone().text();
@@ -189,9 +214,36 @@ mod tests {
     }
 
     #[test]
+    fn a_list_is_never_wider_than_its_terminal_and_tells_of_what_it_is() {
+        let mut list = List::new(&["INSTANCE", "NAME", "NODE", "STATE"], &[0, 3], &[1, 0, 3, 2]);
+        let uuid = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab";
+        list.row([uuid, "a-name-that-is-long", uuid, "VERIFY_RESIZE"].map(str::to_owned));
+        list.row([uuid, "広い名前です", uuid, "ACTIVE"].map(str::to_owned));
+        for (width, wanted) in [
+            (
+                120,
+                "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab  a-name-that-is-long  7d3c1f0a-2b4e-4c55-9a7e-0123456789ab  VERIFY_RESIZE",
+            ),
+            (60, "7d3c1f0a  a-name-that-is-long  7d3c1f0a  VERIFY_RESIZE"),
+            (43, "7d3c1f0a  a-name-…  7d3c1f0a  VERIFY_RESIZE"),
+            (40, "7d3c1f0a  a-name-that-is…  VERIFY_RESIZE"),
+            (20, "7d3c1f0a  a-name-th…"),
+        ] {
+            list.table.set_width(width);
+            let text = list.clone().text();
+            let lines: Vec<&str> = text.lines().collect();
+            assert_eq!((lines.len(), lines[1]), (3, wanted), "{text}");
+            assert!(
+                lines.iter().all(|line| ratatui::text::Line::raw(*line).width() <= usize::from(width)),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
     fn only_states_are_coloured_and_only_where_that_is_wanted() {
         let lines = |coloured| {
-            let mut list = List { coloured, ..List::new(&["NAME", "STATE"], &[]) };
+            let mut list = List { coloured, ..List::new(&["NAME", "STATE"], &[], &[0, 1]) };
             list.table.enforce_styling();
             list.row(["ACTIVE".to_owned(), "ERROR".to_owned()]);
             list.text()

@@ -121,23 +121,55 @@ fn gibibytes(amount: u64) -> String {
     mebibytes(amount.saturating_mul(1024))
 }
 
+/// The columns of nodes: their titles, how wide they are, and how wide without bars.
+const OF_NODES: [(&str, u16, u16); 7] = [
+    ("NODE", 10, 10),
+    ("STATE", 6, 6),
+    ("VCPU", 14, 7),
+    ("MEMORY", 17, 10),
+    ("DISK", 17, 10),
+    ("INST", 4, 4),
+    ("LOAD", 5, 5),
+];
+/// The same, those that are worth the most first.
+const BY_WORTH: [usize; 7] = [0, 1, 2, 3, 5, 6, 4];
+
+/// Which columns of nodes fit, and whether with bars: where there is no room for all, bars go first.
+fn of_nodes(width: u16) -> (Vec<usize>, bool) {
+    let needed = |columns: &[usize], of: fn(&(&str, u16, u16)) -> u16| {
+        columns.iter().map(|column| of(&OF_NODES[*column]) + 1).sum::<u16>() - 1
+    };
+    let has_bars = needed(&BY_WORTH, |column| column.1) <= width;
+    let mut fit = BY_WORTH.to_vec();
+    while !has_bars && fit.len() > 1 && needed(&fit, |column| column.2) > width {
+        fit.pop();
+    }
+    fit.sort_unstable();
+    (fit, has_bars)
+}
+
 /// How much of it is taken.
-fn bar(node: &NodeView, class: &str, show: fn(u64) -> String) -> String {
+fn amount(node: &NodeView, class: &str, show: fn(u64) -> String, has_bar: bool) -> String {
     let (used, capacity) = (used(node, class), capacity(node, class));
     if capacity == 0 && used == 0 {
         return "-".to_owned();
+    }
+    let amount = format!("{}/{}", show(used), show(capacity));
+    if !has_bar {
+        return amount;
     }
     // What is taken at all is seen, and only what is full is seen as that.
     let full = (used.saturating_mul(BAR).div_ceil(capacity.max(1))).min(BAR);
     let full = if full == BAR && used < capacity { BAR - 1 } else { full };
     let cells: String = (0..BAR).map(|cell| if cell < full { '|' } else { ' ' }).collect();
-    format!("[{cells}] {}/{}", show(used), show(capacity))
+    format!("[{cells}] {amount}")
 }
 
 fn draw_nodes(frame: &mut Frame<'_>, area: Rect, model: &mut Model, look: Look) {
     let active = model.pane == Pane::Nodes;
     let ids = model.node_ids();
     let (seen, selected) = model.node.window(&ids, usize::from(area.height.saturating_sub(1)));
+    let (columns, has_bars) = of_nodes(area.width);
     let rows = seen.iter().enumerate().filter_map(|(at, id)| {
         let node = model.nodes.iter().find(|view| view.node == *id)?;
         let state = state_of(node);
@@ -150,25 +182,21 @@ fn draw_nodes(frame: &mut Frame<'_>, area: Rect, model: &mut Model, look: Look) 
         let cells = [
             Span::raw(plain(&model.node_name(*id))),
             Span::styled(state, look.of(mood)),
-            Span::raw(bar(node, "VCPU", |count| count.to_string())),
-            Span::raw(bar(node, "MEMORY_MB", mebibytes)),
-            Span::raw(bar(node, "DISK_GB", gibibytes)),
+            Span::raw(amount(node, "VCPU", |count| count.to_string(), has_bars)),
+            Span::raw(amount(node, "MEMORY_MB", mebibytes, has_bars)),
+            Span::raw(amount(node, "DISK_GB", gibibytes, has_bars)),
             Span::raw(node.instances.to_string()),
             Span::raw(load),
         ];
+        let cells = columns.iter().map(|column| cells[*column].clone()).collect::<Vec<_>>();
         let style = if selected == Some(at) { Look::selected(active) } else { Style::new() };
         Some(Row::new(cells).style(style))
     });
-    let widths = [
-        Constraint::Fill(1),
-        Constraint::Length(6),
-        Constraint::Length(14),
-        Constraint::Length(17),
-        Constraint::Length(17),
-        Constraint::Length(4),
-        Constraint::Length(5),
-    ];
-    let header = Row::new(["NODE", "STATE", "VCPU", "MEMORY", "DISK", "INST", "LOAD"]);
+    let widths = columns.iter().map(|column| match OF_NODES[*column] {
+        _ if *column == 0 => Constraint::Fill(1),
+        (_, with_bar, without) => Constraint::Length(if has_bars { with_bar } else { without }),
+    });
+    let header = Row::new(columns.iter().map(|column| OF_NODES[*column].0));
     frame.render_widget(Table::new(rows, widths).header(header.style(Look::header(active))), area);
 }
 

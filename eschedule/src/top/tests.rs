@@ -219,6 +219,35 @@ fn the_order_is_by_a_column_and_the_selection_stays_with_its_instance() {
 }
 
 #[test]
+fn a_narrow_screen_tells_of_nodes_without_bars_and_then_without_what_is_worth_least() {
+    let mut model = model();
+    for (width, wanted) in [
+        (
+            60,
+            [
+                "NODE         STATE  VCPU    MEMORY     DISK       INST LOAD",
+                "host1        alive  3/16    1.5G/16G   10G/100G   2    0.50",
+                "host2        down   3/16    1.5G/16G   10G/100G   2    -",
+                "NAME*                         STATE         NODE        CPU%",
+            ],
+        ),
+        (
+            40,
+            [
+                "NODE           STATE  VCPU    MEMORY",
+                "host1          alive  3/16    1.5G/16G",
+                "host2          down   3/16    1.5G/16G",
+                "NAME*           STATE         NODE",
+            ],
+        ),
+        (20, ["NODE          STATE", "host1         alive", "host2         down", "NAME*"]),
+    ] {
+        let lines = lines(&mut model, width, 24);
+        assert_eq!(lines[1..5], wanted, "{lines:#?}");
+    }
+}
+
+#[test]
 fn each_column_orders_what_is_known_before_what_is_not() {
     let mut model = model();
     let unknown = View {
