@@ -336,6 +336,10 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
     }
     match (verb, &instance.locked) {
         (Verb::Lock(reason), None) => return Verdict::Do(Wish::Locked(Some(reason.clone()))),
+        // Another reason takes the place of the one before; none is no other.
+        (Verb::Lock(reason), Some(before)) if !reason.is_empty() && reason != before => {
+            return Verdict::Do(Wish::Locked(Some(reason.clone())));
+        }
         (Verb::Lock(_), Some(_)) => return Verdict::Already("it is locked already".to_owned()),
         (Verb::Unlock, Some(_)) => return Verdict::Do(Wish::Locked(None)),
         (Verb::Unlock, None) => return Verdict::Already("it is not locked".to_owned()),

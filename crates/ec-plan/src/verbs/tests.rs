@@ -141,7 +141,12 @@ fn a_locked_instance_is_left_alone_and_one_that_goes_too() {
         |verb: &Verb, request: &Request, locked| judge(verb, &instance(locked), request, Some(&status));
     let lock = Verb::Lock("backup".into());
     assert_eq!(judged(&lock, &request, None), Verdict::Do(Wish::Locked(Some("backup".into()))));
-    assert!(matches!(judged(&lock, &request, Some("")), Verdict::Already(_)));
+    // Said again with a reason, that is the reason; without one, the reason stays.
+    for before in ["", "holidays"] {
+        assert_eq!(judged(&lock, &request, Some(before)), Verdict::Do(Wish::Locked(Some("backup".into()))));
+        assert!(matches!(judged(&Verb::Lock("".into()), &request, Some(before)), Verdict::Already(_)));
+    }
+    assert!(matches!(judged(&lock, &request, Some("backup")), Verdict::Already(_)));
     assert_eq!(judged(&Verb::Unlock, &request, Some("")), Verdict::Do(Wish::Locked(None)));
     assert!(matches!(judged(&Verb::Unlock, &request, None), Verdict::Already(_)));
     let Verdict::Refuse(why) = judged(&Verb::Stop(0), &request, Some("backup")) else { panic!() };
