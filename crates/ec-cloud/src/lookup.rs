@@ -6,7 +6,7 @@ use ec_model::{
     Alive, Blob, Desired, Doc, Instance, InstanceId, Keyspace, NodeId, Record, Request, Resources, State,
     Status, decode,
 };
-use ec_plan::{sizes::state, stack::Standing};
+use ec_plan::{stack::Standing, verbs::shown};
 use ec_store::{KeyValue, Revision, StoreResult};
 use futures::{StreamExt, TryStreamExt};
 use jiff::Timestamp;
@@ -371,7 +371,7 @@ impl View {
         let mut view =
             Self::brief(known.instance, known.node, known.node_alive, &known.request, &known.status);
         if let Some(record) = &known.record {
-            view = view.with(record).verified(record, &known.request, &known.status);
+            view = view.with(record).wished(record, &known.request, &known.status);
         }
         view.record.clone_from(&known.record);
         view.request = known.request.record().cloned();
@@ -436,22 +436,25 @@ impl View {
         }
     }
 
-    /// The same, of one whose new size is to be confirmed or reverted.
-    pub(crate) fn verified(self, record: &Instance, request: &Read<Request>, status: &Read<Status>) -> Self {
+    /// The same, with what its user wished of it: what is under way, or a new size that is to be confirmed or reverted.
+    pub(crate) fn wished(self, record: &Instance, request: &Read<Request>, status: &Read<Status>) -> Self {
         let (Some(request), Some(status)) = (request.record(), status.record()) else { return self };
-        if self.state != status.state.to_string() || state(record, request, status) != State::VerifyResize {
+        if self.state != status.state.to_string() {
             return self;
         }
-        let how = match status.state {
-            State::Active => "it has its new size",
-            _ => "it has its new size, and does not run",
+        let state = shown(record, request, status);
+        let how = match (state, status.state) {
+            (State::VerifyResize, State::Active) => Some("it has its new size"),
+            (State::VerifyResize, _) => Some("it has its new size, and does not run"),
+            _ => None,
         };
         let reason = self.reason.or_else(|| {
+            let how = how?;
             Some(format!(
                 "{how}: `eschedule resize --confirm` keeps it, `eschedule resize --revert` goes back"
             ))
         });
-        Self { state: State::VerifyResize.to_string(), reason, ..self }
+        Self { state: state.to_string(), reason, ..self }
     }
 
     /// One that has no node.
@@ -558,7 +561,7 @@ pub async fn list(cloud: &Cloud) -> CloudResult<Vec<View>> {
         .map(|((node, instance), (request, status))| {
             let view = View::brief(*instance, *node, alive.contains(node), request, status);
             match recorded.get(instance).map(|pair| wanted(*instance, &pair.value)) {
-                Some(Ok(record)) => view.with(&record).verified(&record, request, status),
+                Some(Ok(record)) => view.with(&record).wished(&record, request, status),
                 // It may well run, and nothing can be asked of it.
                 Some(Err(why)) => View { state: UNKNOWN.to_owned(), reason: Some(not_wanted(&why)), ..view },
                 None => view,

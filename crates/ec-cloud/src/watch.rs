@@ -149,7 +149,7 @@ impl Board {
                 let (request, status) = (read(request, *node, instance), read(status, *node, instance));
                 let view = View::brief(instance, *node, true, &request, &status);
                 Some(match record {
-                    Some(record) => view.with(&record).verified(&record, &request, &status),
+                    Some(record) => view.with(&record).wished(&record, &request, &status),
                     None => view,
                 })
             }

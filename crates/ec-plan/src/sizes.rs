@@ -11,9 +11,7 @@
 
 use std::collections::BTreeMap;
 
-use ec_model::{
-    Desired, Extent, Instance, NodeId, Request, ResourceQuery, Resources, State, Status, greater,
-};
+use ec_model::{Desired, Extent, Instance, NodeId, Request, ResourceQuery, Resources, Status, greater};
 
 use crate::verbs::{Situation, Verb, Verdict, Wish};
 
@@ -42,15 +40,6 @@ pub fn resized(instance: &Instance, request: &Request, status: &Status) -> Optio
     instance.before.as_ref()?;
     let failed = told.is_some_and(|was| was.failed.is_some());
     Some(if failed { Resizing::Failed } else { Resizing::Done })
-}
-
-/// What people are told of an instance whose agent tells this.
-pub fn state(instance: &Instance, request: &Request, status: &Status) -> State {
-    let is_kept = matches!(status.state, State::Active | State::Stopped);
-    match resized(instance, request, status) {
-        Some(Resizing::Done) if is_kept && request.desired == Desired::Active => State::VerifyResize,
-        _ => status.state,
-    }
 }
 
 /// What becomes of a wish for a size, beside what the table says of it.

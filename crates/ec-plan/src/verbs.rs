@@ -3,14 +3,17 @@
 //! It follows OpenStack's Compute API where that has a word: what it answers with 409 is refused here. docs/lifecycle.md
 //! prints the table, and a test holds the two together.
 
+mod situation;
+
 use std::{collections::BTreeMap, fmt};
 
 use ec_model::{
-    ActionVerb, Desired, Extent, ImageRef, Instance, Power, PowerWish, Request, Restart, State, Status,
+    ActionVerb, Desired, Extent, ImageRef, Instance, Power, PowerWish, Request, Restart, Status,
     input::{LABELS_MAX, METADATA_MAX},
 };
 
-use crate::sizes::{self, Resizing};
+use crate::sizes;
+pub use situation::{Situation, shown};
 
 /// What a user asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -153,41 +156,6 @@ impl Verb {
     }
 }
 
-/// How an instance stands for who asks something of it: by what it is told to be, and by what it is on the way to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Situation {
-    /// It never ran yet, and will.
-    Building,
-    /// It runs, or is being started.
-    Running,
-    /// Its processors are halted.
-    Paused,
-    /// Its memory is being saved.
-    Suspending,
-    /// Its memory is saved.
-    Suspended,
-    /// It is being ended.
-    Stopping,
-    /// It does not run.
-    Stopped,
-    /// It is being ended, to be started again.
-    Rebooting,
-    /// Its disk is being made anew.
-    Rebuilding,
-    /// It is to boot from its rescue disk, and does not yet.
-    Rescuing,
-    /// It boots from its rescue disk, whether it runs or not.
-    Rescued,
-    /// It is to boot from its own disk again, and does not yet.
-    Unrescuing,
-    /// It is being given another size.
-    Resizing,
-    /// It has another size, which is neither confirmed nor reverted.
-    Resized,
-    /// Something is wrong with it, and it is kept.
-    Error,
-}
-
 /// What becomes of what is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
@@ -222,110 +190,6 @@ pub enum Wish {
     Name(String),
     /// This is changed.
     Set(Change),
-}
-
-impl fmt::Display for Situation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Building => "being built",
-            Self::Running => "running",
-            Self::Paused => "paused",
-            Self::Suspending => "being suspended",
-            Self::Suspended => "suspended",
-            Self::Stopping => "stopping",
-            Self::Stopped => "stopped",
-            Self::Rebooting => "rebooting",
-            Self::Rebuilding => "being rebuilt",
-            Self::Rescuing => "being rescued",
-            Self::Rescued => "rescued",
-            Self::Unrescuing => "being unrescued",
-            Self::Resizing => "being resized",
-            Self::Resized => "resized and not confirmed",
-            Self::Error => "in ERROR",
-        })
-    }
-}
-
-impl Situation {
-    /// All of them, in the order of the table.
-    pub const ALL: [Self; 15] = [
-        Self::Building,
-        Self::Running,
-        Self::Paused,
-        Self::Suspending,
-        Self::Suspended,
-        Self::Stopping,
-        Self::Stopped,
-        Self::Rebooting,
-        Self::Rebuilding,
-        Self::Rescuing,
-        Self::Rescued,
-        Self::Unrescuing,
-        Self::Resizing,
-        Self::Resized,
-        Self::Error,
-    ];
-
-    /// How an instance stands that is wanted, by its record, its request, and what its agent tells.
-    fn of(instance: &Instance, request: &Request, status: Option<&Status>) -> Self {
-        let Some(status) = status else { return Self::Building };
-        let wish = &request.power;
-        let rebuilt = status.rebuilt.as_ref().map(|rebuilt| rebuilt.wished_at);
-        let is_built = status.started_at.is_some();
-        if is_built && rebuilt < request.rebuild.as_ref().map(|rebuild| rebuild.wished_at) {
-            return Self::Rebuilding;
-        }
-        let is_starting = matches!(status.state, State::Rescuing | State::Starting);
-        match (&request.rescue, &status.rescued) {
-            (Some(wish), was)
-                if is_built && was.as_ref().is_none_or(|was| was.wished_at != wish.wished_at) =>
-            {
-                return Self::Rescuing;
-            }
-            (Some(_), Some(_)) if status.is_rescued() && is_starting => return Self::Rescuing,
-            (Some(_), Some(_)) if status.is_rescued() => return Self::Rescued,
-            (None, Some(_)) if status.is_rescued() => return Self::Unrescuing,
-            _ => {}
-        }
-        if is_built && status.state != State::Error {
-            match sizes::resized(instance, request, status) {
-                Some(Resizing::UnderWay) => return Self::Resizing,
-                Some(Resizing::Done) => return Self::Resized,
-                Some(Resizing::Failed) | None => {}
-            }
-        }
-        // What was wished and is not carried out yet: the next wish is judged by where that leads. So is one for a disk or a
-        // size that came to its end just now, which the state does not show yet.
-        let has_just_ended = matches!(status.state, State::Rebuilding | State::Rescuing | State::Resizing);
-        let is_wished = status.power_generation != 0 && status.power_generation < wish.generation;
-        if is_wished || (is_built && has_just_ended) {
-            return match wish.power {
-                Power::Running if wish.anew && is_wished => Self::Rebooting,
-                Power::Running => Self::Running,
-                Power::Paused => Self::Paused,
-                Power::Suspended => Self::Suspending,
-                Power::Stopped => Self::Stopping,
-            };
-        }
-        match status.state {
-            State::Scheduled | State::Preparing => Self::Building,
-            State::Starting if status.started_at.is_none() => Self::Building,
-            State::Starting | State::Active => Self::Running,
-            State::Paused => Self::Paused,
-            State::Suspending => Self::Suspending,
-            State::Suspended => Self::Suspended,
-            State::Stopping => Self::Stopping,
-            State::Stopped => Self::Stopped,
-            State::Rebooting => Self::Rebooting,
-            State::Rebuilding => Self::Rebuilding,
-            State::Rescuing => Self::Rescuing,
-            State::Rescued => Self::Rescued,
-            State::Unrescuing => Self::Unrescuing,
-            State::Resizing => Self::Resizing,
-            State::VerifyResize => Self::Resized,
-            State::Error | State::Destroying | State::Unclaimed | State::Unknown => Self::Error,
-        }
-    }
 }
 
 /// What becomes of a verb, asked of an instance of which control has this record and this request, and whose agent

@@ -1,4 +1,4 @@
-use ec_model::{Resize, Resized, decode};
+use ec_model::{Resize, Resized, State, decode};
 use jiff::Timestamp;
 use serde_json::json;
 
@@ -66,14 +66,16 @@ fn a_wish_for_a_size_is_under_way_until_it_is_told_and_then_until_it_is_confirme
 fn people_are_told_to_verify_what_rests_with_its_new_size() {
     let told = |agents, done: bool| {
         let (instance, request) = wished(extent(2, 1), Some(extent(1, 1)), Some(1));
-        state(&instance, &request, &status(agents, done.then(|| (1, false, amounts(2, 1)))))
+        crate::verbs::shown(&instance, &request, &status(agents, done.then(|| (1, false, amounts(2, 1)))))
     };
     for rests in [State::Active, State::Stopped] {
-        assert_eq!((told(rests, true), told(rests, false)), (State::VerifyResize, rests));
+        assert_eq!((told(rests, true), told(rests, false)), (State::VerifyResize, State::Resizing));
     }
-    for goes_on in [State::Starting, State::Resizing, State::Error] {
-        assert_eq!(told(goes_on, true), goes_on);
-    }
+    assert_eq!(
+        (told(State::Starting, true), told(State::Starting, false)),
+        (State::Starting, State::Resizing)
+    );
+    assert_eq!((told(State::Error, true), told(State::Error, false)), (State::Error, State::Error));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-use ec_model::{Assigned, Instance, NodeId};
+use ec_model::{Assigned, Instance, NodeId, State};
 use jiff::Timestamp;
 
 use super::*;
@@ -131,6 +131,47 @@ fn an_instance_stands_where_its_agent_tells_until_a_wish_leads_elsewhere() {
         assert_eq!(of(wish(power, 2, anew), Some(done)), Situation::Running, "{power:?} was carried out");
         // One that was never up is built first, whatever is wished.
         assert_eq!(of(wish(power, 2, anew), Some(status(State::Preparing, 0, false))), Situation::Building);
+    }
+}
+
+#[test]
+fn people_are_told_what_is_under_way_by_the_word_that_a_verb_is_refused_with() {
+    let of = |power, status: Status| shown(&instance(None), &request(power), &status);
+    for (power, anew, told) in [
+        (Power::Running, false, State::Paused),
+        (Power::Running, true, State::Rebooting),
+        (Power::Paused, false, State::Paused),
+        (Power::Suspended, false, State::Suspending),
+        (Power::Stopped, false, State::Stopping),
+    ] {
+        // Wished, and not taken up; carried out; something is wrong; and it was never up.
+        assert_eq!(of(wish(power, 2, anew), status(State::Paused, 1, true)), told, "{power:?}");
+        assert_eq!(of(wish(power, 2, anew), status(State::Active, 2, true)), State::Active, "{power:?}");
+        assert_eq!(of(wish(power, 2, anew), status(State::Error, 1, true)), State::Error, "{power:?}");
+        assert_eq!(of(wish(power, 2, anew), status(State::Preparing, 0, false)), State::Preparing);
+    }
+    let image = || ImageRef { url: "x".to_owned(), sha256: None };
+    let at = Timestamp::UNIX_EPOCH;
+    let stopped = || status(State::Stopped, 1, true);
+    let plain = || request(wish(Power::Running, 1, false));
+    let rebuild = Request { rebuild: Some(ec_model::Rebuild { wished_at: at, before: None }), ..plain() };
+    let rescue = Request { rescue: Some(ec_model::Rescue { wished_at: at, image: image() }), ..plain() };
+    let is_rescued = |state| {
+        let rescued = Some(ec_model::Rescued { wished_at: at, failed: None });
+        Status { rescued, ..status(state, 1, true) }
+    };
+    for (request, status, told) in [
+        (rebuild, stopped(), State::Rebuilding),
+        (rescue.clone(), stopped(), State::Rescuing),
+        (rescue.clone(), is_rescued(State::Starting), State::Rescuing),
+        (rescue.clone(), is_rescued(State::Rescued), State::Rescued),
+        // It powered itself off, and boots from its rescue disk all the same.
+        (rescue.clone(), is_rescued(State::Stopped), State::Stopped),
+        (plain(), is_rescued(State::Rescued), State::Unrescuing),
+        (plain(), is_rescued(State::Stopped), State::Unrescuing),
+        (Request { desired: Desired::Destroyed, ..rescue }, stopped(), State::Stopped),
+    ] {
+        assert_eq!(shown(&instance(None), &request, &status), told, "{request:?}");
     }
 }
 
