@@ -25,19 +25,33 @@ use crate::{
 const CERTAIN: usize = 8;
 
 /// What came of one.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub(crate) struct Done {
-    pub(crate) instance: InstanceId,
-    /// Where it is; none where it was never placed.
+    /// None where it is not known which is meant.
+    pub(crate) instance: Option<InstanceId>,
+    /// Where it is; none where it was never placed, or that is not known.
     pub(crate) node: Option<NodeId>,
-    pub(crate) node_alive: bool,
-    /// How it is now, or what is under way; none where there was nothing to do.
+    pub(crate) node_alive: Option<bool>,
+    /// How it is now, or what is under way; none where there was nothing to do, or it failed.
     pub(crate) state: Option<String>,
     /// Why there was nothing to do.
     pub(crate) note: Option<String>,
+    /// The word by which it was asked for, where it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) asked: Option<String>,
+    /// What failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) error: Option<String>,
     /// The same for people.
     #[serde(skip)]
     pub(crate) line: String,
+}
+
+impl Done {
+    /// Of one that failed.
+    fn failed(asked: &str, instance: Option<InstanceId>, why: &str) -> Self {
+        Self { instance, asked: Some(asked.to_owned()), error: Some(why.to_owned()), ..Self::default() }
+    }
 }
 
 /// Asks the same of each.
@@ -142,41 +156,52 @@ async fn each(
     for text in &texts {
         if patience.stop.is_cancelled() {
             tell(&format!("eschedule: nothing was asked of {text}"));
+            done.push(Done::failed(text, None, "interrupted before anything was asked of it"));
             continue;
         }
-        let outcome = match meant(cloud, text, certain).await {
-            Ok(instance) => {
-                // Asked before, since what is destroyed has none afterwards, and again, since it may be renamed.
-                let before = if output == Output::Name { name_of(cloud, instance).await } else { None };
-                match work(instance).await {
-                    Ok(one) if output == Output::Name => {
-                        let name = name_of(cloud, instance).await.or(before);
-                        Ok((one, output::called(name.as_ref(), instance)))
-                    }
-                    Ok(one) => Ok((one, String::new())),
-                    Err(failure) => Err(failure),
-                }
-            }
+        let meant = meant(cloud, text, certain).await;
+        let instance = meant.as_ref().ok().copied();
+        let outcome = match meant {
+            Ok(instance) => one(cloud, instance, output, &work).await,
             Err(error) => Err(error.into()),
         };
         match outcome {
             Ok((one, _)) if output == Output::Table => print(&one.line)?,
             Ok((_, name)) if output == Output::Name => print(&name)?,
             Ok((one, _)) => done.push(one),
-            // The last word is the process's own.
-            Err(failure) => match &failed {
-                None => failed = Some(failure),
-                Some(_) => tell(&format!("eschedule: {}", failure.message)),
-            },
+            Err(failure) => {
+                done.push(Done::failed(text, instance, &failure.message));
+                // The last word is the process's own.
+                match &failed {
+                    None => failed = Some(failure),
+                    Some(_) => tell(&format!("eschedule: {}", failure.message)),
+                }
+            }
         }
     }
     match done.as_slice() {
         // One that was named is no list.
         [one] if instances.instances.len() == 1 => output.print_fields(one)?,
-        [] if instances.instances.len() == 1 && failed.is_some() => {}
         all => output.print_fields(all)?,
     }
     failed.map_or(Ok(()), Err)
+}
+
+/// What comes of one, and what that is called where names are wanted.
+async fn one(
+    cloud: &Cloud,
+    instance: InstanceId,
+    output: Output,
+    work: &impl AsyncFn(InstanceId) -> Result<Done, Failure>,
+) -> Result<(Done, String), Failure> {
+    if output != Output::Name {
+        return Ok((work(instance).await?, String::new()));
+    }
+    // Asked before, since what is destroyed has none afterwards, and again, since it may be renamed.
+    let before = name_of(cloud, instance).await;
+    let one = work(instance).await?;
+    let name = name_of(cloud, instance).await.or(before);
+    Ok((one, output::called(name.as_ref(), instance)))
 }
 
 /// The instance that a word means.
@@ -251,7 +276,8 @@ async fn act_on(
         None => format!("{state} INSTANCE {instance} ON {node}"),
     };
     let state = already.is_none().then_some(state);
-    Ok(Done { instance, node: Some(node), node_alive, state, note: already, line })
+    let (instance, node, node_alive) = (Some(instance), Some(node), Some(node_alive));
+    Ok(Done { instance, node, node_alive, state, note: already, line, ..Done::default() })
 }
 
 /// The word for what is under way then.
@@ -300,5 +326,6 @@ async fn destroy_one(session: &Session, instance: InstanceId, patience: &Patienc
         Some(node) => format!("{done} INSTANCE {instance} ON {node}"),
         None => format!("{done} INSTANCE {instance}, WHICH WAS NEVER PLACED"),
     };
-    Ok(Done { instance, node, node_alive: alive, state: Some(done.to_owned()), note: None, line })
+    let (instance, node_alive, state) = (Some(instance), Some(alive), Some(done.to_owned()));
+    Ok(Done { instance, node, node_alive, state, line, ..Done::default() })
 }

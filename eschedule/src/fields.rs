@@ -142,7 +142,7 @@ fn results() -> Vec<(&'static str, Value)> {
         capacity: BTreeMap::new(),
         note: None,
     };
-    let done = Done { instance, node: None, node_alive: true, state: None, note: None, line: name() };
+    let done = Done { asked: Some(name()), error: Some(name()), ..Done::default() };
     let preview =
         Preview { node, name: name(), resources: BTreeMap::new(), others: 0, not_alive: Vec::new() };
     let list = view(false);

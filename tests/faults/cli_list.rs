@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use anyhow::{Result, ensure};
 use ec_model::{InstanceId, NodeId, Power, State};
 use ec_tests::{TINY, control::Control};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const PLENTY: &[(&str, u64)] = &[("VCPU", 1000), ("MEMORY_MB", 1 << 20), ("DISK_GB", 1000)];
 
@@ -156,6 +156,35 @@ async fn what_is_done_by_label_is_done_to_the_projects_own_and_to_nobody_where_n
     control.done(&["set", "db", "--label", "role=web"])?;
     assert_eq!(names(&control, &["destroy", "--label", "role=web"])?.split(' ').count(), 2);
     assert_eq!(names(&control, &["list", "--state", "DESTROYING", "--sort", "name"])?, "db web");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_failed_has_its_entry_among_what_was_done() -> Result<()> {
+    let control = Control::start().await?;
+    let (_, [web, db, _]) = three(&control).await?;
+    let acted = |arguments: &[&str]| {
+        let output = control.eschedule(&[arguments, &["-o", "json"]].concat())?;
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        Ok::<Value, anyhow::Error>(serde_json::from_slice(&output.stdout)?)
+    };
+    control.done(&["lock", "db", "--reason", "mine"])?;
+    let all = acted(&["stop", "web", "nobody", "db"])?;
+    assert_eq!(all.as_array().map(Vec::len), Some(3), "{all}");
+    assert_eq!((&all[0]["instance"], &all[0]["state"]), (&json!(web), &json!("STOPPING")));
+    ensure!(all[0].get("error").is_none() && all[0].get("asked").is_none(), "{all}");
+    assert_eq!((&all[1]["asked"], &all[1]["instance"]), (&json!("nobody"), &Value::Null));
+    ensure!(all[1]["error"].as_str().is_some_and(|why| why.contains("nobody")), "{all}");
+    assert_eq!(
+        (&all[2]["asked"], &all[2]["instance"], &all[2]["state"]),
+        (&json!("db"), &json!(db), &Value::Null)
+    );
+    ensure!(all[2]["error"].as_str().is_some_and(|why| why.contains("locked (mine)")), "{all}");
+    // One that was named is no list, and the names of what was done are no others.
+    let one = acted(&["destroy", "db"])?;
+    ensure!(one["error"].as_str().is_some_and(|why| why.contains("locked")), "{one}");
+    let output = control.eschedule(&["lock", "nobody", "web", "-o", "name"])?;
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(1), &b"web\n"[..]));
     Ok(())
 }
 
