@@ -198,25 +198,32 @@ async fn a_terminal_gets_what_fits_it_with_colours_and_a_file_gets_everything() 
     status["reason"] = "word ".repeat(60).into();
     control.put(key, status.to_string()).await?;
     // util-linux' script gives the command a terminal.
-    let on_terminal = |more: &str| -> Result<String> {
+    let on_terminal = |columns: usize, more: &str| -> Result<String> {
         let program = control.command(&[]).get_program().to_string_lossy().into_owned();
         let config = control.directory().join("schedule.yaml");
-        let line = format!("stty cols 120 rows 40; {more} {program} --config {} list", config.display());
+        let line =
+            format!("stty cols {columns} rows 40; {more} {program} --config {} list", config.display());
         let output = Command::new("script").args(["-qec", &line, "/dev/null"]).output()?;
         ensure!(output.status.success(), "{output:?}");
         Ok(String::from_utf8(output.stdout)?)
     };
-    let coloured = on_terminal("")?;
+    let coloured = on_terminal(120, "")?;
     ensure!(
         coloured.contains("\u{1b}[38;5;9mERROR") && coloured.contains("\u{1b}[38;5;10mACTIVE"),
         "{coloured:?}"
     );
     for none in ["NO_COLOR=1", "NO_COLOR=yes"] {
-        let text = on_terminal(none)?;
+        let text = on_terminal(120, none)?;
         ensure!(!text.contains('\u{1b}'), "{text:?}");
         assert_eq!(text.lines().count(), 4, "{text}");
         ensure!(text.lines().all(|line| line.chars().count() <= 120) && text.contains('…'), "{text}");
         ensure!(text.contains(&db.to_string()[..8]), "what instances are told apart by is there: {text}");
+    }
+    for columns in [60, 40, 20] {
+        let text = on_terminal(columns, "NO_COLOR=1")?;
+        assert_eq!(text.lines().count(), 4, "{text}");
+        ensure!(text.lines().all(|line| line.chars().count() <= columns), "{text}");
+        ensure!(text.contains(&db.to_string()[..8]) && text.contains("shop"), "{text}");
     }
     let text = control.done(&["list"])?;
     ensure!(text.contains(&"word ".repeat(59)) && !text.contains(['…', '\u{1b}']), "{text}");
