@@ -37,7 +37,8 @@ The file, of which docs/stack.schema.json is the schema:
 
 Examples:
   eschedule apply -f shop.yaml --diff     what is otherwise than the file says; exit code 1 where anything is
-  eschedule apply -f shop.yaml            makes web-1, web-2, web-3 and db; again: nothing
+  eschedule apply -f shop.yaml            makes web-1, web-2, web-3 and db; again: nothing; exit code 1
+                                          where something differs that it leaves to you (`!`)
   eschedule apply -f shop.yaml --prune    destroys, too, what it made and the file says no more";
 
 /// What is applied.
@@ -147,7 +148,13 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
         }
     }
     print(output, &applied)?;
-    failed.map_or(Ok(()), Err)
+    match failed {
+        Some(failure) => Err(failure),
+        None if steps.iter().any(|step| matches!(step, Difference::Stands(..))) => {
+            Err(Failure::failed("what stands behind a `!` is not as the file says, and is left to you"))
+        }
+        None => Ok(()),
+    }
 }
 
 /// The groups of the file that there are not. One that there is, with another policy, is an error.
