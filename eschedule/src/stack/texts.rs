@@ -63,8 +63,8 @@ macro_rules! checked {
 // What editors are told of texts; the rules are those of `ec_model::input`.
 pub(super) const CATALOG_NAME: &str = "^[A-Za-z0-9][A-Za-z0-9_.@-]{0,62}$";
 pub(super) const HOST_NAME: &str = concat!(
-    "^(?![0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$)(?!.{254})",
-    "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?([.][A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*$"
+    "^(?![0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$)(?![0-9A-Fa-f]{32}$)(?!.{254})",
+    "(?!-)(?!.*[.]-)(?!.*-[.])(?!.*-$)[A-Za-z0-9-]{1,63}([.][A-Za-z0-9-]{1,63})*$"
 );
 pub(super) const LABEL_KEY: &str = "^(?!stack$)[A-Za-z0-9_.:/-]{1,63}$";
 pub(super) const METADATA_KEY: &str = "^[A-Za-z0-9_.: -]{1,255}$";
@@ -113,3 +113,112 @@ checked!(
     json_schema!({"type": "string"}),
     |text: &str| { ResourceQuery::parse(text).map(drop).map_err(|error| error.to_string()) }
 );
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use regress::Regex;
+    use serde::de::DeserializeOwned;
+
+    use super::*;
+
+    /// Whether its schema takes it, as editors read that, and whether its reader does.
+    struct Both {
+        what: &'static str,
+        pattern: Regex,
+        is_read: fn(&str) -> bool,
+    }
+
+    impl Both {
+        fn of<T: JsonSchema + DeserializeOwned>(what: &'static str) -> Self {
+            let schema = schemars::schema_for!(T);
+            let pattern = schema.get("pattern").and_then(|pattern| pattern.as_str()).unwrap();
+            let is_read = |text: &str| serde_json::from_value::<T>(text.into()).is_ok();
+            Self { what, pattern: Regex::with_flags(pattern, "u").unwrap(), is_read }
+        }
+
+        fn all() -> [Self; 5] {
+            [
+                Self::of::<CatalogName>("name"),
+                Self::of::<HostName>("hostname"),
+                Self::of::<LabelKey>("label's key"),
+                Self::of::<MetadataKey>("metadata's key"),
+                Self::of::<Word>("value"),
+            ]
+        }
+
+        /// That both say the same of it.
+        fn agree(text: &str) -> Result<(), String> {
+            thread_local!(static ALL: [Both; 5] = Both::all());
+            ALL.with(|all| {
+                let differs = |both: &&Both| both.pattern.find(text).is_some() != (both.is_read)(text);
+                let told =
+                    |both: &Both| format!("as a {}: {text:?} is read: {}", both.what, (both.is_read)(text));
+                all.iter().find(differs).map_or(Ok(()), |both| Err(told(both)))
+            })
+        }
+    }
+
+    #[test]
+    fn the_schema_takes_what_its_reader_takes_at_every_edge() {
+        let mut texts: Vec<String> = [
+            "",
+            "stack",
+            "stacks",
+            "Stack",
+            "a\n",
+            "\na",
+            "a\u{2028}",
+            "a.",
+            ".a",
+            "a..b",
+            "a.-b",
+            "a-.b",
+            "-",
+            "_",
+            "@",
+            "ä",
+            "a=b",
+            "\u{1f}",
+            "\u{7f}",
+            "\u{9f}",
+            "\u{a0}",
+            "\u{1f600}",
+            "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab",
+            "7D3C1F0A2B4E4C559A7E0123456789AB",
+            "7d3c1f0a2b4e4c559a7e0123456789a",
+            "urn:uuid:7d3c1f0a-2b4e-4c55-9a7e-0123456789ab",
+            "{7d3c1f0a-2b4e-4c55-9a7e-0123456789ab}",
+            "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab.a",
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        for length in [1, 2, 61, 62, 63, 64, 252, 253, 254, 255, 256] {
+            texts.extend(["a", "0", "-", " ", "ü", "\u{1f600}", "a.", "."].map(|of| of.repeat(length)));
+            texts.push(format!("{}a", "a.".repeat(length / 2)));
+            texts.push(format!("{}.b", "a".repeat(length)));
+        }
+        // Each character that is not alike by itself, within what is taken.
+        texts.extend((0..=0x100).filter_map(char::from_u32).flat_map(|c| [c.to_string(), format!("a{c}b")]));
+        let wrong: Vec<String> = texts.iter().filter_map(|text| Both::agree(text).err()).collect();
+        assert!(wrong.is_empty(), "{wrong:#?}");
+    }
+
+    proptest! {
+        #[test]
+        fn the_schema_takes_what_its_reader_takes(
+            text in prop_oneof![
+                any::<String>(),
+                "[A-Za-z0-9_.:/@ -]{0,12}",
+                "[A-Za-z0-9.-]{58,68}",
+                "([a-z0-9-]{55,64}[.]){3,4}[a-z0-9-]{50,64}",
+                "[a-z0-9_. :-]{250,258}",
+                "[0-9A-Fa-f]{7,8}(-?[0-9A-Fa-f]{4}){3}-?[0-9A-Fa-f]{11,13}",
+                "[a-c\u{1f}\u{20}\u{7e}-\u{a1}]{0,6}",
+                "s?stack[a-z]?",
+            ],
+        ) {
+            prop_assert_eq!(Both::agree(&text), Ok(()));
+        }
+    }
+}
