@@ -320,7 +320,7 @@ pub(crate) enum Command {
     /// Explain a state, an instance, or who would take a resources query now, and why nobody does
     #[command(after_help = crate::explain::EXAMPLES)]
     Explain {
-        /// A state as `list` shows it, a query, or an instance's name or uuid
+        /// A state as `list` shows it, a query, or an instance's name or uuid; one that is named like a state is told by its uuid
         #[arg(value_name = "STATE|QUERY|INSTANCE", value_parser = NonEmptyStringValueParser::new())]
         word: String,
     },
