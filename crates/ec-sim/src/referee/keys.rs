@@ -210,18 +210,16 @@ impl Referee {
         known.was_active |= state == State::Active;
         // Somebody had deleted its status: what is told since is all that is known.
         known.was_active &= !(known.status_lost && is_before_active(state));
-        if let Some(why) = wrong {
-            self.found(format!("{instance} is told to be {state}, and {why}: {reason}"));
-        }
         // Whoever looks is answered, and the rest is what was told before.
         let looks = status.access.as_ref().map(|access| access.generation);
-        if std::mem::replace(&mut known.looked, looks) != looks {
-            return;
+        let only_answers = std::mem::replace(&mut known.looked, looks) != looks;
+        if let Some(why) = wrong {
+            self.found(format!("{instance} is told to be {state}, and {why}: {reason}"));
         }
         let request = content(world, &world.keys.request(node, instance));
         if let Some(request) = request.and_then(|pair| decode::<Request>(&pair.value).ok())
             && (status.epoch, status.observed_generation) != (request.epoch, request.generation)
-            && !restored
+            && !(restored || only_answers)
         {
             self.found(format!("{instance} is told to be {state} by a wish that is not its newest"));
         }
