@@ -145,3 +145,21 @@ pub struct DomainSize {
     /// The capacity of its disk in bytes; 0 where it has none.
     pub disk_bytes: u64,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_is_started_with_room_for_four_times_what_it_has_where_that_costs_it_little() {
+        let room = |vcpus, memory_mb| {
+            let room = Room::of(vcpus, memory_mb);
+            (room.vcpus, room.memory_mb)
+        };
+        assert_eq!(room(1, 1023), (4, None));
+        assert_eq!(room(2, 1024), (8, Some(4096)));
+        assert_eq!(room(16, 1500), (64, Some(6000)));
+        assert_eq!(room(17, 1 << 20), (64, Some(4 << 20)));
+        assert_eq!(room(96, 128), (96, None), "no less than it has");
+    }
+}
