@@ -327,9 +327,19 @@ async fn left(world: &Arc<World>) -> Vec<Complaint> {
     for prefix in ["/ecompute/names/", "/ecompute/members/", "/ecompute/userdata/"] {
         found.extend(world.store.content(prefix).pairs.into_iter().map(|pair| (BOUND, pair.key)));
     }
-    // A history goes by itself.
+    // A history goes by itself. Where somebody took all else of an instance from its node and from etcd, its agent, whose word
+    // that is, has nothing by which it would think of it.
+    let forgotten: BTreeSet<InstanceId> = world.judge(|referee, _| {
+        let gone = referee.instances().filter(|(_, known)| known.vanished && known.request_lost);
+        gone.map(|(instance, _)| instance).collect()
+    });
     for prefix in ["/ecompute/actions/", "/ecompute/outcomes/"] {
-        let kept = world.store.content(prefix).pairs.into_iter().filter(|pair| pair.lease.is_none());
+        let is_forgotten = |key: &str| {
+            let of = key.rsplit('/').next().and_then(|name| name.parse().ok());
+            key.starts_with("/ecompute/outcomes/") && of.is_some_and(|of| forgotten.contains(&of))
+        };
+        let kept = world.store.content(prefix).pairs.into_iter();
+        let kept = kept.filter(|pair| pair.lease.is_none() && !is_forgotten(&pair.key));
         found.extend(kept.map(|pair| (BOUND, pair.key)));
     }
     found.extend(world.store.idle_leases().into_iter().filter_map(|lease| idle(world, lease)));

@@ -232,7 +232,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
                     say(world, format!("deletes all that there is of {guest} on {name}"));
                     computer.hypervisor.undefine(guest);
                     computer.hypervisor.end_guest(guest);
-                    computer.hypervisor.delete_volume(guest);
+                    computer.hypervisor.delete_volumes(guest);
                     world.judge(|referee, _| referee.vanished(guest));
                 }
             }

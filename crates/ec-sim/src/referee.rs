@@ -43,8 +43,8 @@ pub(crate) struct Known {
     pub(crate) wrote: bool,
     /// It was told to be ACTIVE, and etcd knows of it.
     was_active: bool,
-    /// The wish to look at it that was answered last.
-    looked: Option<u64>,
+    /// Epoch and generation, state and reason that were told last.
+    told: Option<(u64, u64, State, String)>,
     /// A call that its agent had given up made something of it after its removal: the next look sweeps that.
     revived: bool,
     /// That has happened at least once.

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use ec_cloud::{
-    Ask, Awaited, Cloud, CloudError, Guest, Joining, Naming, Scheduled, Verb, View, Wanted, act,
+    Ask, Awaited, Change, Cloud, CloudError, Guest, Joining, Naming, Scheduled, Verb, View, Wanted, act,
     create_group, delete_group, destroy, list, schedule, until_active, until_done,
 };
 use ec_model::{AccessKind, Blob, Extent, ImageRef, InstanceId, Policy, ResourceQuery, Restart, State};
@@ -72,7 +72,7 @@ pub(crate) async fn live(world: Arc<World>, number: u32, done: CancellationToken
                 None => continue,
             },
             0..5 => Deed::Schedule {
-                name: world.chance(60).then(|| NAMES[usize::try_from(world.pick(0..4)).unwrap_or(0)]),
+                name: world.chance(60).then(|| a_name(&world)),
                 data: world.chance(20),
                 wait: world.chance(30),
                 group: world.chance(30).then(|| a_group(&world)),
@@ -98,6 +98,10 @@ pub(crate) async fn live(world: Arc<World>, number: u32, done: CancellationToken
     }
 }
 
+fn a_name(world: &World) -> &'static str {
+    NAMES[usize::try_from(world.pick(0..4)).unwrap_or(0)]
+}
+
 fn a_group(world: &World) -> (&'static str, Policy) {
     GROUPS[usize::try_from(world.pick(0..3)).unwrap_or(0)]
 }
@@ -112,10 +116,15 @@ pub(crate) fn resize(vcpus: u64, disk_gb: u64) -> Verb {
     })
 }
 
-/// Some wish for its power, its disks or its size.
+/// Some wish for its power, its disks, its size or what is told of it.
 fn a_verb(world: &World) -> Verb {
     let grace = if world.chance(50) { 0 } else { 20 };
-    match world.pick(0..16) {
+    match world.pick(0..18) {
+        16 => Verb::Rename(a_name(world).to_owned()),
+        17 => {
+            let metadata = [("seen".to_owned(), Some(world.pick(0..9).to_string()))].into();
+            Verb::Set(Change { metadata, ..Change::default() })
+        }
         8 => Verb::Rebuild(None),
         9 => Verb::Rescue(None),
         10 => Verb::Unrescue,

@@ -122,12 +122,12 @@ impl Worker {
         };
         // Wanted or not, that is what it was started from as far as anybody knows.
         record.rescued = self.status.known().and_then(|status| status.rescued.clone());
-        // What was wished is a size: whether it has it is seen.
+        // How large it is, is seen: more may be claimed already, for a wish that has yet to be heard of.
+        if let Some(size) = self.parts.hypervisor.size(self.job.instance).await? {
+            record.resources = self.as_large_as(size, &record.resources);
+        }
         if request.resize.is_some() {
             record.resized = self.status.known().and_then(|status| status.resized.clone());
-            if let Some(size) = self.parts.hypervisor.size(self.job.instance).await? {
-                record.resources = self.as_large_as(size, &record.resources);
-            }
         }
         self.put_record(record).await
     }

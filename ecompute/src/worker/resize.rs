@@ -19,6 +19,16 @@ const TRIES: usize = 8;
 
 const DISK: &str = "DISK_GB";
 
+/// One that is getting another size.
+struct Begun {
+    record: InstanceRecord,
+    is: DomainSize,
+    /// What it is to take.
+    target: Resources,
+    /// What is to be noted when it does.
+    resized: Option<Resized>,
+}
+
 impl Worker {
     /// Has its claim cover what it takes and is to take. What it holds beside stays.
     pub(super) async fn cover(&mut self) -> Result<(), Stop> {
@@ -57,16 +67,25 @@ impl Worker {
         if covers { Ok(()) } else { Err(Stop::Retry("its allocation keeps changing".to_owned())) }
     }
 
-    /// Gives the guest that runs what it is to have beside what it has. Where it cannot have that so, what it has stays
-    /// until it ends, which is told.
-    pub(super) async fn grow(&mut self) -> Result<(), Stop> {
-        let (instance, record) = (self.job.instance, self.own_record().await?);
+    /// Looks what it is and is to be, and grows its disk.
+    async fn begin_resize(&mut self) -> Result<Begun, Stop> {
+        let record = self.own_record().await?;
         let target = self.target(&record)?;
         let wished_at = self.resized_at(&record)?;
         self.take_permit().await?;
         let is = self.size().await?;
         self.touched_hypervisor = true;
         self.grow_disk(is, &record, &target).await?;
+        let resized =
+            wished_at.map(|wished_at| Resized { wished_at, failed: None, resources: target.clone() });
+        Ok(Begun { record, is, target, resized })
+    }
+
+    /// Gives the guest that runs what it is to have beside what it has. Where it cannot have that so, what it has stays
+    /// until it ends, which is told.
+    pub(super) async fn grow(&mut self) -> Result<(), Stop> {
+        let instance = self.job.instance;
+        let Begun { record, target, resized, .. } = self.begin_resize().await?;
         let record = InstanceRecord { growing: Some(target.clone()), ..record };
         self.put_record(record.clone()).await?;
         pause_for_test_named("before-grow-guest");
@@ -79,7 +98,6 @@ impl Worker {
             grown => grown?,
         }
         self.permit = None;
-        let resized = Some(Resized { wished_at, failed: None, resources: target.clone() });
         pause_for_test_named("before-note-size");
         // It runs with it, which shows that it can.
         let (resources_before, growing) = (None, None);
@@ -114,13 +132,8 @@ impl Worker {
 
     /// Grows its disk, and defines its domain anew where that is another.
     pub(super) async fn resize(&mut self) -> Result<(), Stop> {
-        let (instance, record) = (self.job.instance, self.own_record().await?);
-        let target = self.target(&record)?;
-        let wished_at = self.resized_at(&record)?;
-        self.take_permit().await?;
-        let is = self.size().await?;
-        self.touched_hypervisor = true;
-        self.grow_disk(is, &record, &target).await?;
+        let instance = self.job.instance;
+        let Begun { record, is, target, resized } = self.begin_resize().await?;
         pause_for_test_named("before-redefine");
         self.define_as(is, &target).await?;
         self.permit = None;
@@ -129,7 +142,6 @@ impl Worker {
             (was, now) if (was.vcpus, was.memory_mb) == (now.vcpus, now.memory_mb) => None,
             _ => Some(record.resources_before.clone().unwrap_or(record.resources.clone())),
         };
-        let resized = Some(Resized { wished_at, failed: None, resources: target.clone() });
         pause_for_test_named("before-note-size");
         let growing = None;
         self.put_record(InstanceRecord { resources: target, resources_before, growing, resized, ..record })
@@ -164,7 +176,11 @@ impl Worker {
         if !resources.contains_key(DISK) && asked > 0 && is.disk_bytes == asked.saturating_mul(1 << 30) {
             resources.insert(DISK.to_owned(), asked);
         }
-        let resized = Some(Resized { wished_at, failed: Some(reason), resources: resources.clone() });
+        let resized = wished_at.map(|wished_at| Resized {
+            wished_at,
+            failed: Some(reason),
+            resources: resources.clone(),
+        });
         let (resources_before, growing) = (None, None);
         self.put_record(InstanceRecord { resources, resources_before, growing, resized, ..record }).await
     }
@@ -218,11 +234,10 @@ impl Worker {
         Ok(target)
     }
 
-    /// Which wish it is that comes to its end; with an older etcd, which there is none of, the last that did.
-    fn resized_at(&self, record: &InstanceRecord) -> Result<Timestamp, Stop> {
+    /// Which wish it is that comes to its end; with an older etcd, which there is none of, the last that did, where one did.
+    fn resized_at(&self, record: &InstanceRecord) -> Result<Option<Timestamp>, Stop> {
         let wished = self.request()?.resize.map(|wish| wish.wished_at);
-        let wished = wished.or(record.resized.as_ref().map(|noted| noted.wished_at));
-        wished.ok_or_else(|| Stop::Retry("it is not to be resized any more".to_owned()))
+        Ok(wished.or(record.resized.as_ref().map(|noted| noted.wished_at)))
     }
 
     /// Before it is started: a call that was given up, and came late, may have made its domain of another size.
@@ -253,8 +268,11 @@ impl Worker {
     /// These amounts, as a domain has them that is so large.
     pub(super) fn as_large_as(&self, size: DomainSize, amounts: &Resources) -> Resources {
         let mut amounts = amounts.clone();
-        amounts.insert("VCPU".to_owned(), size.vcpus);
-        amounts.insert("MEMORY_MB".to_owned(), size.memory_mb);
+        for (class, is) in [("VCPU", size.vcpus), ("MEMORY_MB", size.memory_mb)] {
+            if let Some(amount) = amounts.get_mut(class) {
+                *amount = is;
+            }
+        }
         if let Some(gb) = amounts.get_mut(DISK).filter(|_| self.parts.settings.resize && size.disk_bytes > 0)
         {
             *gb = size.disk_bytes.div_ceil(1 << 30);

@@ -392,6 +392,13 @@ impl Host {
         self.forget_empty(instance);
     }
 
+    pub(super) fn delete_volumes(&mut self, instance: InstanceId) {
+        if let Some(machine) = self.machines.get_mut(&instance) {
+            (machine.volume, machine.successor, machine.rescue) = (None, None, None);
+        }
+        self.forget_empty(instance);
+    }
+
     pub(super) fn delete_volume(&mut self, instance: InstanceId) {
         if let Some(machine) = self.machines.get_mut(&instance) {
             machine.volume = None;

@@ -123,6 +123,11 @@ impl SimulatedHypervisor {
         self.inner().host.undefine(instance);
     }
 
+    /// Somebody deletes the files of all its disks; no event tells.
+    pub fn delete_volumes(&self, instance: InstanceId) {
+        self.inner().host.delete_volumes(instance);
+    }
+
     /// Somebody deletes the disk's file; no event tells.
     pub fn delete_volume(&self, instance: InstanceId) {
         self.inner().host.delete_volume(instance);

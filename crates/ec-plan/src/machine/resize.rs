@@ -35,12 +35,20 @@ const GRACE: Duration = Duration::from_secs(GRACE_SECONDS as u64);
 pub(super) fn resize(facts: &Facts, _: &Limits) -> Option<Plan> {
     let status = known(facts)?;
     if facts.boots_elsewhere() {
-        return None;
+        return tell_again(facts);
     }
     match facts.size_to_have() {
         Some(wanted) => make(facts, wanted),
         None => finish(facts, status),
     }
+}
+
+/// Of a wish that came to its end before its guest was rescued, and whose end is told no more: its status was lost.
+fn tell_again(facts: &Facts) -> Option<Plan> {
+    let RecordFacts::Kept { size, .. } = facts.record else { return None };
+    let is_over = size.wished_at >= facts.resize.wished && !size.unproven;
+    (is_over && facts.resize.told < size.wished_at)
+        .then(|| Plan::run(vec![NoteResize], "telling what came of the wish for another size"))
 }
 
 fn is_up(facts: &Facts) -> bool {

@@ -210,9 +210,10 @@ impl Referee {
         known.was_active |= state == State::Active;
         // Somebody had deleted its status: what is told since is all that is known.
         known.was_active &= !(known.status_lost && is_before_active(state));
-        // Whoever looks is answered, and the rest is what was told before.
-        let looks = status.access.as_ref().map(|access| access.generation);
-        let only_answers = std::mem::replace(&mut known.looked, looks) != looks;
+        // Whoever looks is answered, and what was told before stays.
+        let told = Some((status.epoch, status.observed_generation, state, reason.clone()));
+        let only_answers = status.access.is_some() && known.told == told;
+        known.told = told;
         if let Some(why) = wrong {
             self.found(format!("{instance} is told to be {state}, and {why}: {reason}"));
         }

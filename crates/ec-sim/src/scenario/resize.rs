@@ -45,6 +45,11 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(older_etcd(stage)),
     ),
     Scenario::new(
+        "resize-lost-while-growing",
+        "the agent is killed before and after it gives a guest more, and etcd put back to before that was wished: the guest ends once, and has what it had",
+        |stage| Box::pin(lost(stage)),
+    ),
+    Scenario::new(
         "resize-with-a-killed-caller",
         "the command is killed between its claim and its wish: said again it goes on; left alone, a controller gives back what it had claimed",
         |stage| Box::pin(killed_caller(stage)),
@@ -208,6 +213,31 @@ async fn older_etcd(stage: Stage) {
         stage.until_well(guest).await;
         is(&stage, guest, (vcpus, 2), (vcpus, 2)).await;
     }
+}
+
+async fn lost(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let before = stage.back_up();
+    for fate in [Fate::Kills, Fate::KillsAfterwards] {
+        stage.snag("n1", "hypervisor Grow ", fate);
+        let user = stage.user(1);
+        let verb = to(2, 1);
+        tokio::join!(
+            async {
+                // Nobody tells what came of it.
+                _ = user.wish(guest, &verb).await;
+            },
+            async {
+                stage.until_down(1).await;
+                stage.restore(&before);
+                stage.start(1);
+                stage.pass(200).await;
+            }
+        );
+        stage.until_well(guest).await;
+        is(&stage, guest, (1, 1), (1, 1)).await;
+    }
+    stage.stays(guest, 60, "well", Sight::is_well).await;
 }
 
 async fn killed_caller(stage: Stage) {

@@ -211,6 +211,19 @@ fn a_size_goes_before_a_rescue_and_waits_while_it_is_rescued() {
             ..facts
         }
     };
+    // What was over before is told again, where its status was lost.
+    let over = |wished_at, unproven| {
+        let mut facts = rescued(LARGE, true);
+        if let RecordFacts::Kept { size, .. } = &mut facts.record {
+            (size.wished_at, size.unproven) = (wished_at, unproven);
+        }
+        facts
+    };
+    let tells = |facts: &Facts| next(facts) == ec_plan::machine::Next::Run(vec![NoteResize]);
+    assert!(tells(&over(at(1), false)) && tells(&over(at(2), false)));
+    assert!(
+        !tells(&over(at(0), false)) && !tells(&over(at(1), true)) && !tells(&told(1, over(at(1), false)))
+    );
     for facts in [rescued(SMALL, true), rescued(SMALL, false)] {
         assert!(facts.size_to_have().is_none() && !facts.is_being_resized());
         assert_eq!(next(&facts), next(&rescued(LARGE, facts.observed.rescued)));
