@@ -277,8 +277,14 @@ pub(crate) fn persist(
         Found::Ours(_) | Found::Nothing => Err(ended()),
         Found::Foreign => Err(foreign(instance)),
     })();
+    // It may end between any two of these calls, and what libvirt says of the second then is of many words.
+    let has_ended = || match find(connect, node, instance) {
+        Ok(Found::Ours(domain)) => domain.is_active().is_ok_and(|is_active| !is_active),
+        Ok(Found::Foreign | Found::Nothing) => true,
+        Err(_) => false,
+    };
     match persisted {
-        Err(CallError::Libvirt(error)) if has_code(&error, ErrorNumber::NoDomain) => Err(ended()),
+        Err(CallError::Libvirt(_)) if has_ended() => Err(ended()),
         persisted => persisted,
     }
 }
