@@ -28,7 +28,9 @@ struct Verb {
 
 const UP: &[&str] = &["start", "--wait", "web"];
 const LARGE: &str = "resources=VCPU:2,MEMORY_MB:160,DISK_GB:1";
-const BUSIER: &str = "resources=VCPU:2,MEMORY_MB:128,DISK_GB:1";
+/// From the one to the other it grows while it runs.
+const ROOMY: [&str; 2] =
+    ["resources=VCPU:1,MEMORY_MB:1024,DISK_GB:1", "resources=VCPU:1,MEMORY_MB:1152,DISK_GB:1"];
 const CONFIRM: &[&str] = &["resize", "--confirm", "web"];
 const REVERT: &[&str] = &["resize", "--revert", "--wait", "web"];
 
@@ -206,7 +208,7 @@ impl Trial {
         let wanted = if verb.state == State::Rescued { 2 } else { 1 };
         ensure!(disks == wanted, "{what}: there are {disks} disks");
         if let "resize" | "revertResize" = verb.event {
-            let vcpus = if verb.event == "resize" { 2 } else { 1 };
+            let vcpus = if verb.ask.contains(&LARGE) { 2 } else { 1 };
             if verb.event == "revertResize" {
                 // What was claimed for it is given back once somebody waited for that.
                 self.guest.asks(REVERT)?;
@@ -404,14 +406,11 @@ async fn killed_at_each_step_of_a_rescue_and_its_end() -> Result<()> {
 async fn killed_at_each_step_of_a_resize_and_of_taking_it_back() -> Result<()> {
     let mut trial = Trial::begin().await?;
     let resize: &[&str] = &["resize", "web", LARGE];
-    let busier: &[&str] = &["resize", "web", BUSIER];
     let (back, revert): (&[&str], _) = (&["resize", "--revert", "web"], "revertResize");
     let enlarged: &[&[&str]] = &[REVERT, &["resize", "--wait", "web", LARGE]];
     trial.guest.asks(&["resize", "--wait", "web", LARGE])?;
-    // One that is stopped for it boots, which takes minutes of each kill; more processors it gets as it runs.
+    // One that runs is stopped for it and boots, which takes minutes of each kill.
     let state = State::Active;
-    let steps: &[&str] = &["before-grow-guest", "before-note-size"];
-    trial.run(&Verb { ask: busier, event: "resize", ready: &[REVERT], state, steps }).await?;
     let steps: &[&str] = &["before-note-size"];
     trial.run(&Verb { ask: resize, event: "resize", ready: &[REVERT], state, steps }).await?;
     trial.run(&Verb { ask: back, event: revert, ready: enlarged, state, steps: &[] }).await?;
@@ -421,6 +420,17 @@ async fn killed_at_each_step_of_a_resize_and_of_taking_it_back() -> Result<()> {
     trial.run(&Verb { ask: resize, event: "resize", ready: &[REVERT], state, steps }).await?;
     let steps = &["before-redefine", "before-note-resize"];
     trial.run(&Verb { ask: back, event: revert, ready: enlarged, state, steps }).await?;
+    // More memory it gets as it runs.
+    for arguments in [REVERT, &["start", "--wait", "web"], &["resize", "--wait", "web", ROOMY[0]], CONFIRM] {
+        trial.guest.asks(arguments)?;
+    }
+    let grow: &[&str] = &["resize", "web", ROOMY[1]];
+    trial.guest.asks(&["resize", "--wait", "web", ROOMY[1]])?;
+    let (state, steps) = (State::Active, &["before-grow-guest", "before-note-size"]);
+    trial.run(&Verb { ask: grow, event: "resize", ready: &[REVERT], state, steps }).await?;
+    for arguments in [REVERT, &["stop", "--grace", "0", "--wait", "web"]] {
+        trial.guest.asks(arguments)?;
+    }
     // What is claimed is as large as it is, when nothing is left to be taken back.
     for (arguments, vcpus) in [(REVERT, 1), (&["resize", "--wait", "web", LARGE], 2), (CONFIRM, 2)] {
         trial.guest.asks(arguments)?;

@@ -114,11 +114,14 @@ impl Room {
     /// Each processor that may come takes a Linux guest a quarter of a MiB.
     const VCPUS_MOST: u64 = 64;
 
-    /// What a guest with so many processors and so much memory is started with room for: four times that.
-    pub fn of(vcpus: u64, memory_mb: u64) -> Self {
+    /// What a guest with so many processors and so much memory is started with room for: four times that. One that is
+    /// `emulated` gets no processors: QEMU ends with an assertion where no part of the translation cache is left for one
+    /// more.
+    pub fn of(vcpus: u64, memory_mb: u64, emulated: bool) -> Self {
         let most = memory_mb.saturating_mul(Self::TIMES);
+        let times = if emulated { 1 } else { Self::TIMES };
         Self {
-            vcpus: vcpus.saturating_mul(Self::TIMES).min(Self::VCPUS_MOST).max(vcpus),
+            vcpus: vcpus.saturating_mul(times).min(Self::VCPUS_MOST).max(vcpus),
             memory_mb: (memory_mb >= Self::MEMORY_FROM_MB).then_some(most),
         }
     }
@@ -153,9 +156,10 @@ mod tests {
     #[test]
     fn a_guest_is_started_with_room_for_four_times_what_it_has_where_that_costs_it_little() {
         let room = |vcpus, memory_mb| {
-            let room = Room::of(vcpus, memory_mb);
+            let room = Room::of(vcpus, memory_mb, false);
             (room.vcpus, room.memory_mb)
         };
+        assert_eq!(Room::of(2, 1024, true), Room { vcpus: 2, memory_mb: Some(4096) });
         assert_eq!(room(1, 1023), (4, None));
         assert_eq!(room(2, 1024), (8, Some(4096)));
         assert_eq!(room(16, 1500), (64, Some(6000)));

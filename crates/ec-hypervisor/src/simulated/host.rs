@@ -439,7 +439,7 @@ impl Host {
         domain.rescued = rescued;
         // What was saved has the room that it had.
         if domain.state != RunState::Saved {
-            domain.room = Some(Room::of(domain.vcpus, domain.memory_mb));
+            domain.room = Some(Room::of(domain.vcpus, domain.memory_mb, false));
         }
         let [_, b, c, d] = next.to_be_bytes();
         let address = domain.address.map_or(Ipv4Addr::new(10, b, c, d), |(address, _)| address);

@@ -403,7 +403,7 @@ struct Model {
 impl DomainXml {
     pub(crate) fn new(spec: &DomainSpec, machine: &Machine) -> Self {
         let uuid = spec.instance.to_string();
-        let room = Room::of(spec.vcpus, spec.memory_mb);
+        let room = Room::of(spec.vcpus, spec.memory_mb, !machine.kvm);
         let numa = room.memory_mb.map(|_| Numa {
             cell: Cell {
                 id: 0,
@@ -563,7 +563,7 @@ mod tests {
                 r#"<domain type="qemu"><name>7d3c1f0a-2b4e-4c55-9a7e-0123456789ab</name>"#,
                 "<uuid>7d3c1f0a-2b4e-4c55-9a7e-0123456789ab</uuid><title>web</title>",
                 r#"<metadata><instance xmlns="urn:project:etcd-compute/1" node="11111111-2222-4333-8444-555555555555"/></metadata>"#,
-                r#"<memory unit="MiB">513</memory><vcpu current="2">8</vcpu>"#,
+                r#"<memory unit="MiB">513</memory><vcpu current="2">2</vcpu>"#,
                 r#"<type arch="x86_64" machine="pc">hvm</type><boot dev="hd"/><smbios mode="sysinfo"/>"#,
                 r#"<entry name="product">OpenStack Nova</entry>"#,
                 r#"<entry name="uuid">7d3c1f0a-2b4e-4c55-9a7e-0123456789ab</entry>"#,
