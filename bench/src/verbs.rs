@@ -61,8 +61,6 @@ struct Seen {
     id: Option<u32>,
     /// What its disk has, in bytes, where it runs.
     bytes: u64,
-    /// How many processors it has.
-    vcpus: u32,
 }
 
 impl Seen {
@@ -90,15 +88,14 @@ impl Look {
             let is = |wanted: DomainState| matches!(state, Enum::Known(state) if state == wanted);
             let is_running = is(DomainState::Running);
             let bytes = if is_running { domain.block_info(DISK, 0)?.capacity } else { 0 };
-            let vcpus = domain.info()?.nr_virt_cpu;
-            Ok(Seen { is_running, is_paused: is(DomainState::Paused), id: domain.id(), bytes, vcpus })
+            Ok(Seen { is_running, is_paused: is(DomainState::Paused), id: domain.id(), bytes })
         };
         match seen() {
             Ok(seen) => Ok(Some(seen)),
             Err(error) if matches!(error.code(), Enum::Known(ErrorNumber::NoDomain)) => Ok(None),
             // It ended between two questions.
             Err(error) if matches!(error.code(), Enum::Known(ErrorNumber::OperationInvalid)) => {
-                Ok(Some(Seen { is_running: false, is_paused: false, id: None, bytes: 0, vcpus: 0 }))
+                Ok(Some(Seen { is_running: false, is_paused: false, id: None, bytes: 0 }))
             }
             Err(error) => Err(error.into()),
         }
@@ -144,7 +141,7 @@ fn runs_anew(before: Option<Seen>, seen: Option<Seen>) -> bool {
     seen.is_some_and(|seen| seen.is_running && Some(seen.id) != before.map(|before| before.id))
 }
 
-const VERBS: [Verb; 12] = [
+const VERBS: [Verb; 11] = [
     Verb {
         name: "pause",
         arguments: &["pause", "--wait", "@"],
@@ -214,17 +211,6 @@ const VERBS: [Verb; 12] = [
             let bytes = |seen: Option<Seen>| seen.map_or(0, |seen| seen.bytes);
             bytes(seen) > bytes(before)
         },
-    },
-    Verb {
-        name: "resize of the processors",
-        arguments: &["resize", "--wait", "@", "resources=VCPU:2,MEMORY_MB:128,DISK_GB:#"],
-        after: &["resize", "--confirm", "@"],
-        calls: "setvcpus, live and for good",
-        call: |twin| {
-            let flags = sys::VIR_DOMAIN_VCPU_LIVE | sys::VIR_DOMAIN_VCPU_CONFIG;
-            Ok(twin.domain.set_vcpus_flags(2, flags)?)
-        },
-        is_done: |_, seen| seen.is_some_and(|seen| seen.vcpus == 2),
     },
     Verb {
         name: "rescue",
