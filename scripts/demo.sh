@@ -67,7 +67,7 @@ await() {
     if "$@" >/dev/null 2>&1; then return; fi
     sleep 0.2
   done
-  tail -n 3 "$STATE"/{etcd,eplacement,econtroller,libvirtd,ecompute}.log >&2 2>/dev/null || true # not all were started yet
+  tail -n 3 "$STATE"/{etcd,eplacement,econtroller,virtlogd,libvirtd,ecompute}.log >&2 2>/dev/null || true # not all were started yet
   die "$what did not come up within $seconds s"
 }
 
@@ -92,6 +92,9 @@ holder() {
   echo "${found:-another program}"
 }
 
+# A daemon that was killed leaves its socket behind: it is asked.
+answers() { python3 -c 'import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])' "$1" 2>/dev/null; }
+
 # In a session of its own, so that no polkit agent of virsh's writes to the terminal.
 virsh() { setsid -w virsh -q -c "$URI" "$@" 9>&-; }
 
@@ -107,7 +110,10 @@ libvirt_up() {
   local was_up=''
   if [ -e /run/libvirt/network/default.xml ]; then was_up=yes; fi
   command -v virtlogd >/dev/null || die "virtlogd is missing: install libvirt-daemon-system"
-  if [ ! -S /run/libvirt/virtlogd-sock ]; then start virtlogd virtlogd; fi
+  if ! answers /run/libvirt/virtlogd-sock; then
+    start virtlogd virtlogd
+    await 30 virtlogd answers /run/libvirt/virtlogd-sock
+  fi
   # Where the processor has no virtualisation, a /dev/kvm that QEMU cannot use makes libvirt probe it
   # again at every start of a guest, for seconds; out of sight it does not.
   if [ -e /dev/kvm ] && ! grep -qwE 'vmx|svm' /proc/cpuinfo; then

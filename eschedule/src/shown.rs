@@ -7,6 +7,8 @@ use ec_model::{State, Status};
 use ec_runtime::exit::tell;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::output::plain;
+
 /// What the user sees.
 pub(crate) struct Shown {
     bar: Option<ProgressBar>,
@@ -38,20 +40,17 @@ impl Shown {
 
     fn status(&self, status: &Status) {
         let text = match (status.state, &status.progress) {
-            (State::Scheduled, _) => status.reason.clone().unwrap_or_else(|| "scheduled".to_owned()),
             (State::Preparing, Some(progress)) => match progress.percent() {
                 Some(percent) => format!("{} {percent} %", progress.step),
                 None => format!("{} {} MiB", progress.step, progress.done >> 20),
             },
-            (State::Preparing, None) => "preparing".to_owned(),
             (State::Starting, _) if status.started_at.is_some() => "booting".to_owned(),
-            (State::Starting, _) => "starting".to_owned(),
-            (State::Paused, _) => match &status.reason {
-                Some(reason) => format!("paused: {reason}"),
-                None => "paused".to_owned(),
-            },
             (State::Active, _) => status.ip.map_or_else(|| "active".to_owned(), |ip| format!("IP {ip}")),
             (state, _) => state.to_string().to_lowercase(),
+        };
+        let text = match &status.reason {
+            Some(reason) => format!("{text}: {}", plain(reason)),
+            None => text,
         };
         self.tell(&text);
     }

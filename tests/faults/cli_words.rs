@@ -229,6 +229,25 @@ async fn waiting_ends_for_what_will_not_come_and_goes_on_for_a_pause() -> Result
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert!(error(&output).contains("was destroyed"), "{output:?}");
 
+    // What its node said last is said, on the way and where the time runs out.
+    let mut command = control.command(&["--wait", "--timeout", "5", TINY]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let late = requested(0).await?[0];
+    control.status(node, late, State::Starting, None).await?;
+    let key = control.keys.status(node, late);
+    let mut status: Value = serde_json::from_slice(&control.get(&key).await?.context("no status")?.value)?;
+    status["reason"] = "no log daemon; trying again".into();
+    control.put(key, status.to_string()).await?;
+    let output = child.wait_with_output()?;
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(error(&output).contains("starting: no log daemon; trying again\n"), "{output:?}");
+    assert!(
+        error(&output).contains("not done after 5 s")
+            && error(&output).ends_with("far it is: no log daemon; trying again\n"),
+        "{output:?}"
+    );
+    control.delete(control.keys.request(node, late)).await?;
+
     let child = wait(&control)?;
     let paused = requested(0).await?[0];
     control.status(node, paused, State::Paused, None).await?;

@@ -41,20 +41,26 @@ pub(crate) async fn until_status(
     judge: impl Fn(Status) -> CloudResult<Option<Status>>,
 ) -> CloudResult<Status> {
     let key = cloud.keys.status(node, instance);
+    let mut reason = None;
     let status = watch_key(cloud, key, timeout, &seen, |value| match value {
         Some(value) => {
             let status: Status = decode(value).map_err(|error| CloudError::Unreadable(error.to_string()))?;
             seen(Step::Status(&status));
+            reason.clone_from(&status.reason);
             judge(status)
         }
         // Not there yet, or not any more: that the request tells.
         None => Ok(None),
     });
-    tokio::select! {
+    let outcome = tokio::select! {
         biased;
         outcome = status => outcome,
         error = withdrawn(cloud, node, instance, timeout) => Err(error),
-    }
+    };
+    outcome.map_err(|error| match (error, reason) {
+        (CloudError::TimedOut(text), Some(reason)) => CloudError::TimedOut(format!("{text}: {reason}")),
+        (error, _) => error,
+    })
 }
 
 /// Whether there is nothing more to wait for.
