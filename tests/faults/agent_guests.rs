@@ -82,6 +82,7 @@ async fn a_running_guest_that_was_undefined_is_defined_again_and_survives_its_po
     for milliseconds in [0, 2, 5, 10, 20, 40, 80] {
         lookup()?.undefine()?;
         let ended = lookup()?;
+        // Not waited for anything: its end is to fall at another moment of what the agent does each time.
         tokio::time::sleep(std::time::Duration::from_millis(milliseconds)).await;
         ended.destroy()?;
         let status = stack.until_state(instance, State::Stopped).await?;

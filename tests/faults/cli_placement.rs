@@ -17,7 +17,8 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
-use ec_tests::{TINY, certificates, control::Control, program};
+use ec_store::testing::certificates;
+use ec_tests::{TINY, control::Control, program};
 
 const PLENTY: &[(&str, u64)] = &[("VCPU", 1000), ("MEMORY_MB", 1 << 20), ("DISK_GB", 1000)];
 

@@ -13,7 +13,8 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use ec_image::testing::{Server, Step, answer, ok};
 use ec_model::State;
-use ec_tests::{Stack, TINY, certificates, tiny_image};
+use ec_store::testing::certificates;
+use ec_tests::{Stack, TINY, tiny_image};
 
 /// The last line of what a scheduling that is to fail says.
 fn refusal(stack: &Stack, arguments: &[&str]) -> Result<String> {

@@ -4,7 +4,6 @@
 //! Everything is ended when the value is dropped, also after a failed test.
 
 mod bridge;
-mod certificates;
 pub mod control;
 mod placement;
 mod postgres;
@@ -22,14 +21,13 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 pub use bridge::Bridge;
-pub use certificates::certificates;
 use ec_libvirt::testing::LibvirtServer;
 pub use ec_libvirt::testing::tiny_image;
 use ec_model::{InstanceId, NodeId, State, Status, decode};
 use ec_placement_client::{PlacementClient, PlacementConfig};
 use ec_store::{
     EtcdConfig, EtcdStore, EtcdTls, Store,
-    testing::{EtcdServer, ServerTls, send},
+    testing::{EtcdServer, ServerTls, certificates, send},
 };
 use nix::{
     mount::{MntFlags, MsFlags, mount, umount2},

@@ -160,6 +160,12 @@ impl LibvirtHypervisor {
             console: xml::utf8(&console::path(&self.config.console_dir, instance))?.to_owned(),
         })
     }
+
+    /// The definition of a domain that is as large as this, and boots from its own disk.
+    fn document(&self, facts: &Facts, spec: &DomainSpec) -> Result<String, CallError> {
+        let machine = self.machine(facts, spec.instance);
+        machine.and_then(|machine| xml::write(&DomainXml::new(spec, &machine))).map_err(CallError::Refused)
+    }
 }
 
 /// What is of a domain of ours, but for its disk; nothing where it went meanwhile.
@@ -314,16 +320,14 @@ impl Hypervisor for LibvirtHypervisor {
     }
 
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()> {
-        let facts = self.facts().await?;
+        let document = self.document(&self.facts().await?, spec);
         let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
-        let document =
-            self.machine(&facts, instance).and_then(|machine| xml::write(&DomainXml::new(spec, &machine)));
         let work = move |connect: &virt::connect::Connect| match domain::find(connect, node, instance)? {
             Found::Ours(domain) if domain.is_persistent()? => Ok(()),
             Found::Foreign => Err(domain::foreign(instance)),
             Found::Ours(_) | Found::Nothing => {
                 pool.refuse_snapshots(instance)?;
-                connect.define_domain_xml(&document.map_err(CallError::Refused)?)?;
+                connect.define_domain_xml(&document?)?;
                 Ok(())
             }
         };
@@ -331,13 +335,11 @@ impl Hypervisor for LibvirtHypervisor {
     }
 
     async fn persist(&self, spec: &DomainSpec) -> HypervisorResult<()> {
-        let facts = self.facts().await?;
+        let document = self.document(&self.facts().await?, spec);
         let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
-        let document =
-            self.machine(&facts, instance).and_then(|machine| xml::write(&DomainXml::new(spec, &machine)));
         let work = move |connect: &virt::connect::Connect| {
             pool.refuse_snapshots(instance)?;
-            domain::persist(connect, node, instance, &document.map_err(CallError::Refused)?)
+            domain::persist(connect, node, instance, &document?)
         };
         self.act.call(format!("define domain {instance} for good"), Scope::Instance(instance), work).await
     }
@@ -356,27 +358,23 @@ impl Hypervisor for LibvirtHypervisor {
     }
 
     async fn redefine(&self, spec: &DomainSpec) -> HypervisorResult<()> {
-        let facts = self.facts().await?;
+        let document = self.document(&self.facts().await?, spec);
         let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
-        let document =
-            self.machine(&facts, instance).and_then(|machine| xml::write(&DomainXml::new(spec, &machine)));
         let work = move |connect: &virt::connect::Connect| {
             domain::refuse_memory(connect, node, instance)?;
             pool.refuse_snapshots(instance)?;
-            connect.define_domain_xml(&document.map_err(CallError::Refused)?)?;
+            connect.define_domain_xml(&document?)?;
             Ok(())
         };
         self.act.call(format!("define domain {instance} anew"), Scope::Instance(instance), work).await
     }
 
     async fn grow(&self, spec: &DomainSpec) -> HypervisorResult<()> {
-        let facts = self.facts().await?;
+        let document = self.document(&self.facts().await?, spec);
         let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
-        let document =
-            self.machine(&facts, instance).and_then(|machine| xml::write(&DomainXml::new(spec, &machine)));
         let spec = spec.clone();
         let work = move |connect: &virt::connect::Connect| {
-            let document = document.map_err(CallError::Refused)?;
+            let document = document?;
             pool.refuse_snapshots(instance)?;
             domain::grow(connect, node, &spec)?;
             connect.define_domain_xml(&document)?;

@@ -519,6 +519,7 @@ async fn a_guest_that_somebody_undefines_and_ends_is_not_taken_for_one_that_neve
         };
         let ended = domain();
         let ends = tokio::task::spawn_blocking(move || {
+            // Not waited for anything: its end is to fall between other calls each time.
             std::thread::sleep(Duration::from_millis(pause_ms));
             ended.destroy().unwrap();
         });

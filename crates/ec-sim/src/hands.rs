@@ -116,6 +116,20 @@ impl Hands {
         })
     }
 
+    /// The same, of a domain that is to be so.
+    async fn change_as<F>(
+        &self,
+        what: Operation,
+        spec: &DomainSpec,
+        call: impl FnOnce(SimulatedHypervisor, DomainSpec) -> F + Send + 'static,
+    ) -> HypervisorResult<()>
+    where
+        F: Future<Output = HypervisorResult<()>> + Send + 'static,
+    {
+        let spec = spec.clone();
+        self.change(what, spec.instance, move |hypervisor| call(hypervisor, spec)).await
+    }
+
     fn fate(&self) -> Fate {
         if self.world.chance(self.world.storm().refusals) {
             return Fate::IsRefused(0);
@@ -221,25 +235,11 @@ impl Hypervisor for Hands {
     }
 
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()> {
-        let spec = spec.clone();
-        let instance = spec.instance;
-        self.change(
-            Operation::Define,
-            instance,
-            move |hypervisor| async move { hypervisor.define(&spec).await },
-        )
-        .await
+        self.change_as(Operation::Define, spec, |host, spec| async move { host.define(&spec).await }).await
     }
 
     async fn persist(&self, spec: &DomainSpec) -> HypervisorResult<()> {
-        let spec = spec.clone();
-        let instance = spec.instance;
-        self.change(
-            Operation::Persist,
-            instance,
-            move |hypervisor| async move { hypervisor.persist(&spec).await },
-        )
-        .await
+        self.change_as(Operation::Persist, spec, |host, spec| async move { host.persist(&spec).await }).await
     }
 
     async fn grow_disk(&self, instance: InstanceId, capacity_bytes: u64) -> HypervisorResult<()> {
@@ -250,19 +250,12 @@ impl Hypervisor for Hands {
     }
 
     async fn grow(&self, spec: &DomainSpec) -> HypervisorResult<()> {
-        let spec = spec.clone();
-        let instance = spec.instance;
-        self.change(Operation::Grow, instance, move |hypervisor| async move { hypervisor.grow(&spec).await })
-            .await
+        self.change_as(Operation::Grow, spec, |host, spec| async move { host.grow(&spec).await }).await
     }
 
     async fn redefine(&self, spec: &DomainSpec) -> HypervisorResult<()> {
-        let spec = spec.clone();
-        let instance = spec.instance;
-        self.change(Operation::Redefine, instance, move |hypervisor| async move {
-            hypervisor.redefine(&spec).await
-        })
-        .await
+        self.change_as(Operation::Redefine, spec, |host, spec| async move { host.redefine(&spec).await })
+            .await
     }
 
     async fn start(&self, instance: InstanceId) -> HypervisorResult<()> {
@@ -275,11 +268,11 @@ impl Hypervisor for Hands {
     }
 
     async fn start_rescue(&self, spec: &DomainSpec) -> HypervisorResult<()> {
-        let spec = spec.clone();
-        let instance = spec.instance;
-        self.change(Operation::StartRescue, instance, move |hypervisor| async move {
-            hypervisor.start_rescue(&spec).await
-        })
+        self.change_as(
+            Operation::StartRescue,
+            spec,
+            |host, spec| async move { host.start_rescue(&spec).await },
+        )
         .await
     }
 

@@ -1,6 +1,8 @@
 //! An etcd of one's own for a test: on free ports, in a directory that goes away with it.
 //! Every method that can fail does so with what the system, or etcd in its log, said.
 
+mod certificates;
+
 use std::{
     fs::{self, File},
     io,
@@ -20,6 +22,8 @@ use tokio::{
     net::TcpStream,
     time::{Instant, sleep, timeout},
 };
+
+pub use certificates::certificates;
 
 /// etcd 3.4 needs about two seconds to elect itself; a busy machine much more.
 const READY_WITHIN: Duration = Duration::from_secs(60);

@@ -8,11 +8,11 @@
 
 mod support;
 
-use std::{path::Path, process::Command, time::Duration};
+use std::{path::PathBuf, process::Command, time::Duration};
 
 use ec_store::{
     EtcdConfig, EtcdStore, EtcdTls, LeaseId, Store, StoreError, StoreResult, Txn,
-    testing::{EtcdServer, ServerTls},
+    testing::{EtcdServer, ServerTls, certificates},
 };
 use support::{PATIENCE, binaries, connect, connect_within, put};
 use tokio::time::{Instant, timeout};
@@ -215,63 +215,42 @@ async fn users_see_what_their_roles_let_them_see() {
     store.keep_alive(lease).await.unwrap();
 }
 
-/// A CA, a server certificate and a client certificate, by openssl.
-fn certificates(directory: &Path) {
-    let openssl = |args: &str| {
-        let output =
-            Command::new("openssl").args(args.split(' ')).current_dir(directory).output().expect("openssl");
-        assert!(output.status.success(), "openssl {args}: {}", String::from_utf8_lossy(&output.stderr));
-    };
-    std::fs::write(directory.join("server.ext"), "subjectAltName=IP:127.0.0.1\n").unwrap();
-    std::fs::write(directory.join("client.ext"), "extendedKeyUsage=clientAuth\n").unwrap();
-    for ca in ["ca", "other"] {
-        openssl(&format!(
-            "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout {ca}.key -out {ca}.pem -days 2 -subj /CN={ca}"
-        ));
-    }
-    for name in ["server", "client"] {
-        openssl(&format!(
-            "req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout {name}.key -out {name}.csr -subj /CN={name}"
-        ));
-        openssl(&format!(
-            "x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out {name}.pem -days 2 -extfile {name}.ext"
-        ));
-    }
-}
-
 #[tokio::test]
 async fn tls_works_with_the_right_certificates_and_says_what_is_wrong_otherwise() {
-    let directory = tempfile::tempdir().unwrap();
-    certificates(directory.path());
+    let (directory, others) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for directory in [&directory, &others] {
+        certificates(directory.path()).unwrap();
+    }
     let file = |name: &str| directory.path().join(name);
     let tls =
         ServerTls { cert: file("server.pem"), key: file("server.key"), client_ca: Some(file("ca.pem")) };
     let server = EtcdServer::start_tls(None, tls).await.unwrap();
-    let store = async |ca: &str, client: bool| {
+    let store = async |ca: PathBuf, client: bool| {
         let client = client.then(|| (file("client.pem"), file("client.key")));
         let config = EtcdConfig {
             // Without a scheme, as most people write it.
             endpoints: vec![server.endpoint().trim_start_matches("https://").into()],
-            tls: Some(EtcdTls { ca_cert: file(ca), client }),
+            tls: Some(EtcdTls { ca_cert: ca, client }),
             timeout: Duration::from_secs(2),
             ..EtcdConfig::default()
         };
         EtcdStore::connect(config).await
     };
-    let good = store("ca.pem", true).await.unwrap();
+    let good = store(file("ca.pem"), true).await.unwrap();
     good.txn(Txn::new().put("/a", "1")).await.unwrap();
     let mut watch = good.watch("/", 1).await.unwrap();
     assert!(!watch.next().await.unwrap().events.is_empty());
 
-    let text =
-        assert_unreachable(store("other.pem", true).await.unwrap().txn(Txn::new().put("/a", "2")).await);
+    let text = assert_unreachable(
+        store(others.path().join("ca.pem"), true).await.unwrap().txn(Txn::new().put("/a", "2")).await,
+    );
     assert!(text.contains("UnknownIssuer"), "{text}");
     // In TLS 1.3 the client is done before the server looks at its certificate, so what it notices is
     // sometimes the alert, and sometimes only that the connection is closed.
-    let text = assert_unreachable(store("ca.pem", false).await.unwrap().get("/a").await);
+    let text = assert_unreachable(store(file("ca.pem"), false).await.unwrap().get("/a").await);
     println!("without a client certificate: {text}");
     let plain = connect(&[server.endpoint().replace("https", "http")]).await;
     println!("without TLS: {}", assert_unreachable(plain.get("/a").await));
-    let error = store("missing.pem", true).await.unwrap_err();
+    let error = store(file("missing.pem"), true).await.unwrap_err();
     assert!(matches!(&error, StoreError::Invalid(text) if text.contains("missing.pem")), "{error}");
 }

@@ -242,6 +242,17 @@ impl Worker {
         self.job.request.as_ref().and_then(|request| request.resize).map(|wish| wish.wished_at).or(noted)
     }
 
+    /// What it is noted to be, and is to be, where that can be made.
+    fn begin_resize(&self, thing: &Thing) -> Result<(SizeFacts, Size), Stop> {
+        let RecordFacts::Kept { size, .. } = thing.record else { unreachable!("looked at before") };
+        let wanted = self.wanted();
+        let wanted = Size { disk_gb: wanted.disk_gb.max(size.is.disk_gb), ..wanted };
+        let held = self.job.allocated.as_ref().map(Size::of).unwrap_or_default();
+        assert!(held.covers(wanted), "nobody grows beyond what is claimed: {thing:?}");
+        let is_here = thing.observed.domain.is_some() && thing.observed.volume;
+        is_here.then_some((size, wanted)).ok_or(Stop::Retry)
+    }
+
     fn perform(&mut self, effect: Effect, outside: &mut Outside) -> Result<(), Stop> {
         let instance: InstanceId = self.job.instance;
         let (images, start_broken, now) = (outside.images, outside.start_broken, outside.stamp());
@@ -407,15 +418,8 @@ impl Worker {
                 self.done.push(Change::Allocation(held));
             }
             Effect::Grow => {
-                let RecordFacts::Kept { size, .. } = thing.record else { unreachable!("seen above") };
-                let wanted = self.wanted();
-                let wanted = Size { disk_gb: wanted.disk_gb.max(size.is.disk_gb), ..wanted };
-                let held = self.job.allocated.as_ref().map(Size::of).unwrap_or_default();
-                assert!(held.covers(wanted), "nobody grows beyond what is claimed: {thing:?}");
+                let (size, wanted) = self.begin_resize(thing)?;
                 assert!(wanted.covers(size.is), "nothing is taken from a guest that runs: {thing:?}");
-                if thing.observed.domain.is_none() || !thing.observed.volume {
-                    return Err(Stop::Retry);
-                }
                 self.touched = true;
                 self.note_size(outside, SizeFacts { growing: Some(wanted), ..size });
                 let thing = self.thing(outside);
@@ -430,14 +434,7 @@ impl Worker {
                 self.note_size(outside, size);
             }
             Effect::Resize => {
-                let RecordFacts::Kept { size, .. } = thing.record else { unreachable!("seen above") };
-                let wanted = self.wanted();
-                let wanted = Size { disk_gb: wanted.disk_gb.max(size.is.disk_gb), ..wanted };
-                let held = self.job.allocated.as_ref().map(Size::of).unwrap_or_default();
-                assert!(held.covers(wanted), "nobody grows beyond what is claimed: {thing:?}");
-                if thing.observed.domain.is_none() || !thing.observed.volume {
-                    return Err(Stop::Retry);
-                }
+                let (size, wanted) = self.begin_resize(thing)?;
                 if thing.is_up() && thing.size.vcpus != wanted.vcpus {
                     return Err(Stop::Failed);
                 }

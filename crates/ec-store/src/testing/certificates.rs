@@ -1,21 +1,28 @@
 //! Certificates for one test.
 
-use std::{fs, path::Path, process::Command};
+use std::{fs, io, path::Path, process::Command};
 
-use anyhow::{Result, ensure};
-
-fn openssl(directory: &Path, arguments: &str) -> Result<()> {
+fn openssl(directory: &Path, arguments: &str) -> io::Result<()> {
     let output =
         Command::new("openssl").args(arguments.split_whitespace()).current_dir(directory).output()?;
-    ensure!(output.status.success(), "openssl {arguments}: {output:?}");
-    Ok(())
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(io::Error::other(format!("openssl {arguments}: {output:?}"))),
+    }
 }
 
 /// An authority, and a server's and a client's certificate of it: `ca`, `server` and `client`, each with `.pem` and `.key`.
-pub fn certificates(directory: &Path) -> Result<()> {
+///
+/// # Errors
+/// `openssl` is not there, or what it said.
+pub fn certificates(directory: &Path) -> io::Result<()> {
+    // Named by its directory: two of one name would be taken for the same one, with a wrong signature.
+    let name = directory.file_name().unwrap_or_default().to_string_lossy();
     openssl(
         directory,
-        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=ca -keyout ca.key -out ca.pem",
+        &format!(
+            "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=ca-{name} -keyout ca.key -out ca.pem"
+        ),
     )?;
     for name in ["server", "client"] {
         openssl(
