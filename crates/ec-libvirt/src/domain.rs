@@ -262,37 +262,64 @@ pub(crate) fn persist(
     instance: InstanceId,
     document: &str,
 ) -> Result<(), CallError> {
-    let ended = || CallError::NotNow("it ended, and libvirt has forgotten it".into());
     let persisted = (|| match find(connect, node, instance)? {
         Found::Ours(domain) if domain.is_persistent()? => Ok(()),
-        Found::Ours(domain) if domain.is_active()? => {
-            let defined = connect.define_domain_xml(document)?;
-            // Of one that ended in between a new one was made, of which nobody could tell what became of its guest.
-            if run_state(&defined, || false)? == Some(RunState::NotStarted) {
-                defined.undefine()?;
-                return Err(ended());
-            }
-            Ok(())
-        }
+        Found::Ours(domain) if domain.is_active()? => define_up(connect, document),
         Found::Ours(_) | Found::Nothing => Err(ended()),
         Found::Foreign => Err(foreign(instance)),
     })();
-    // It may end between any two of these calls, and what libvirt says of the second then is of many words.
+    or_ended(connect, node, instance, persisted)
+}
+
+fn ended() -> CallError {
+    CallError::NotNow("it ended, and libvirt has forgotten it".into())
+}
+
+/// Defines a domain that was up just now.
+fn define_up(connect: &Connect, document: &str) -> Result<(), CallError> {
+    let defined = connect.define_domain_xml(document)?;
+    // Of one that was undefined, and ended in between, a new one was made, of which nobody could tell what became of its
+    // guest.
+    if run_state(&defined, || false)? == Some(RunState::NotStarted) {
+        defined.undefine()?;
+        return Err(ended());
+    }
+    Ok(())
+}
+
+/// It may end between any two calls, and what libvirt says of the second then is of many words.
+fn or_ended(
+    connect: &Connect,
+    node: NodeId,
+    instance: InstanceId,
+    done: Result<(), CallError>,
+) -> Result<(), CallError> {
     let has_ended = || match find(connect, node, instance) {
         Ok(Found::Ours(domain)) => domain.is_active().is_ok_and(|is_active| !is_active),
         Ok(Found::Foreign | Found::Nothing) => true,
         Err(_) => false,
     };
-    match persisted {
+    match done {
         Err(CallError::Libvirt(_)) if has_ended() => Err(ended()),
-        persisted => persisted,
+        done => done,
     }
 }
 
-/// Adds processors and memory to the domain that is up, as far as it has them not.
-pub(crate) fn grow(connect: &Connect, node: NodeId, spec: &DomainSpec) -> Result<(), CallError> {
-    let refused = |why: &str| Err(CallError::Refused(why.into()));
+/// Adds processors and memory to the domain that is up, as far as it has them not, and defines it so for good.
+pub(crate) fn grow(
+    connect: &Connect,
+    node: NodeId,
+    spec: &DomainSpec,
+    document: &str,
+) -> Result<(), CallError> {
     let domain = ours(connect, node, spec.instance)?;
+    let grown = add(&domain, spec).and_then(|()| define_up(connect, document));
+    or_ended(connect, node, spec.instance, grown)
+}
+
+/// Adds what it has less.
+fn add(domain: &Domain, spec: &DomainSpec) -> Result<(), CallError> {
+    let refused = |why: &str| Err(CallError::Refused(why.into()));
     if !domain.is_active()? {
         return refused("the guest does not run");
     }
@@ -382,4 +409,21 @@ pub(crate) fn remove(connect: &Connect, node: NodeId, instance: InstanceId) -> R
         | sys::VIR_DOMAIN_UNDEFINE_NVRAM;
     absent(domain.undefine_flags(everything), ErrorNumber::NoDomain)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ended_before_it_was_defined_for_good_is_not_left_as_if_it_never_ran() {
+        // libvirt's own driver for tests: its domains are of no QEMU.
+        let connect = Connect::open(Some("test:///default")).unwrap();
+        let document = "<domain type='test'><name>web</name><uuid>7d3c1f0a-2b4e-4c55-9a7e-0123456789ab</uuid><memory>8192</memory><os><type>hvm</type></os></domain>";
+        assert!(matches!(define_up(&connect, document), Err(CallError::NotNow(_))));
+        assert!(connect.lookup_domain_by_name("web").is_err(), "nothing is left");
+        let domain = connect.create_domain_xml(document, 0).unwrap();
+        define_up(&connect, document).unwrap();
+        assert!(domain.is_persistent().unwrap() && domain.is_active().unwrap());
+    }
 }

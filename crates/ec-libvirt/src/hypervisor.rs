@@ -376,9 +376,7 @@ impl Hypervisor for LibvirtHypervisor {
         let work = move |connect: &virt::connect::Connect| {
             let document = document?;
             pool.refuse_snapshots(instance)?;
-            domain::grow(connect, node, &spec)?;
-            connect.define_domain_xml(&document)?;
-            Ok(())
+            domain::grow(connect, node, &spec, &document)
         };
         self.act.call(format!("grow domain {instance}"), Scope::Instance(instance), work).await
     }

@@ -509,26 +509,33 @@ async fn a_guest_that_somebody_undefines_and_ends_is_not_taken_for_one_that_neve
     let domain = || connect.lookup_domain_by_uuid(instance.uuid()).unwrap();
     let undefine = || tokio::task::block_in_place(|| domain().undefine().unwrap());
     hypervisor.persist(&spec).await.expect("it is for good already");
-    for pause_ms in [None, Some(0), Some(1), Some(2), Some(3), Some(5), Some(8)] {
+    for grows in [false, true] {
         undefine();
-        let Some(pause_ms) = pause_ms else {
-            hypervisor.persist(&spec).await.expect("it runs");
-            let observed = hypervisor.observe(instance).await.unwrap();
-            assert!(observed.domain == Some(RunState::Running) && !observed.transient, "{observed:?}");
-            continue;
-        };
+        match grows {
+            false => hypervisor.persist(&spec).await.expect("it runs"),
+            true => hypervisor.grow(&spec).await.expect("it runs, and is as large"),
+        }
+        let observed = hypervisor.observe(instance).await.unwrap();
+        assert!(observed.domain == Some(RunState::Running) && !observed.transient, "{observed:?}");
+    }
+    for (pause_ms, grows) in [0, 1, 2, 3, 5, 8].into_iter().flat_map(|ms| [(ms, false), (ms, true)]) {
+        undefine();
         let ended = domain();
         let ends = tokio::task::spawn_blocking(move || {
             // Not waited for anything: its end is to fall between other calls each time.
             std::thread::sleep(Duration::from_millis(pause_ms));
             ended.destroy().unwrap();
         });
-        let persisted = hypervisor.persist(&spec).await;
+        // What has its size already is only defined by that, too.
+        let defined = match grows {
+            false => hypervisor.persist(&spec).await,
+            true => hypervisor.grow(&spec).await,
+        };
         ends.await.unwrap();
         let left = hypervisor.observe(instance).await.unwrap().domain;
-        match persisted {
+        match defined {
             Ok(()) => assert_eq!(left, Some(RunState::Ended(ec_hypervisor::End::ByHand))),
-            Err(error) => assert!(error.is_transient() && left.is_none(), "{error}: {left:?}"),
+            Err(error) => assert!((grows || error.is_transient()) && left.is_none(), "{error}: {left:?}"),
         }
         hypervisor.define(&spec).await.unwrap();
         hypervisor.start(instance).await.unwrap();
