@@ -115,7 +115,8 @@ libvirt_up() {
     await 30 virtlogd answers /run/libvirt/virtlogd-sock
   fi
   # Where the processor has no virtualisation, a /dev/kvm that QEMU cannot use makes libvirt probe it
-  # again at every start of a guest, for seconds; out of sight it does not.
+  # again at every start of a guest, for seconds; out of sight it does not, but where one is defined: what is there in
+  # its place can be opened. (One that cannot be does not go with the mounts that libvirt makes for QEMU.)
   if [ -e /dev/kvm ] && ! grep -qwE 'vmx|svm' /proc/cpuinfo; then
     start libvirtd scripts/reaper.py unshare -m sh -c 'mount --bind /dev/null /dev/kvm && exec libvirtd'
   else

@@ -171,8 +171,7 @@ run mcopy -i "$fat" "$work/initrd" ::/initrd
 run mcopy -i "$fat" "$work/syslinux.cfg" ::/syslinux.cfg
 run syslinux --install --offset $((start * 512)) "$disk"
 
-# Kernel and initramfs are compressed already: once more would cost each boot two seconds of an emulated processor, and save
-# little.
+# Kernel and initramfs are compressed already: once more would save little, and be undone at each boot.
 run qemu-img convert -O qcow2 "$disk" "$half"
 chmod 644 "$half"
 rm -f "$out.recipe"

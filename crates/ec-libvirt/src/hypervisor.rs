@@ -374,9 +374,8 @@ impl Hypervisor for LibvirtHypervisor {
         let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
         let spec = spec.clone();
         let work = move |connect: &virt::connect::Connect| {
-            let document = document?;
             pool.refuse_snapshots(instance)?;
-            domain::grow(connect, node, &spec, &document)
+            domain::grow(connect, node, &spec, &document?)
         };
         self.act.call(format!("grow domain {instance}"), Scope::Instance(instance), work).await
     }

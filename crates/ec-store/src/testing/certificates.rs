@@ -24,14 +24,19 @@ pub fn certificates(directory: &Path) -> io::Result<()> {
             "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=ca-{name} -keyout ca.key -out ca.pem"
         ),
     )?;
-    for name in ["server", "client"] {
+    // The client's is good for nothing but being one.
+    let extensions = [
+        ("server", "subjectAltName=DNS:localhost,IP:127.0.0.1\n"),
+        ("client", "extendedKeyUsage=clientAuth\n"),
+    ];
+    for (name, extension) in extensions {
         openssl(
             directory,
             &format!(
                 "req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN={name} -keyout {name}.key -out {name}.csr"
             ),
         )?;
-        fs::write(directory.join("ext"), "subjectAltName=DNS:localhost,IP:127.0.0.1\n")?;
+        fs::write(directory.join("ext"), extension)?;
         openssl(
             directory,
             &format!(
