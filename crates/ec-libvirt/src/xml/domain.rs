@@ -67,8 +67,7 @@ pub(crate) struct DomainXml {
     os: Os,
     sysinfo: SysInfo,
     features: Features,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cpu: Option<Cpu>,
+    cpu: Cpu,
     clock: Clock,
     on_poweroff: &'static str,
     on_reboot: &'static str,
@@ -177,8 +176,20 @@ struct Tcg {
 struct Cpu {
     #[serde(rename = "@mode", skip_serializing_if = "Option::is_none")]
     mode: Option<&'static str>,
+    topology: Topology,
     #[serde(skip_serializing_if = "Option::is_none")]
     numa: Option<Numa>,
+}
+
+/// One socket with all: some guests' systems use no more than one or two, whatever cores these have.
+#[derive(Debug, Serialize)]
+struct Topology {
+    #[serde(rename = "@sockets")]
+    sockets: u8,
+    #[serde(rename = "@cores")]
+    cores: u64,
+    #[serde(rename = "@threads")]
+    threads: u8,
 }
 
 #[derive(Debug, Serialize)]
@@ -450,10 +461,14 @@ impl DomainXml {
                 apic: Empty {},
                 tcg: (!machine.kvm && machine.translation_cache).then(|| Tcg { cache: Size::new(32, "MiB") }),
             },
-            cpu: match (machine.kvm, machine.maximum_cpu) {
-                (true, _) => Some(Cpu { mode: Some("host-passthrough"), numa }),
-                (false, true) => Some(Cpu { mode: Some("maximum"), numa }),
-                (false, false) => numa.map(|numa| Cpu { mode: None, numa: Some(numa) }),
+            cpu: Cpu {
+                mode: match (machine.kvm, machine.maximum_cpu) {
+                    (true, _) => Some("host-passthrough"),
+                    (false, true) => Some("maximum"),
+                    (false, false) => None,
+                },
+                topology: Topology { sockets: 1, cores: room.vcpus, threads: 1 },
+                numa,
             },
             clock: Clock { offset: "utc" },
             on_poweroff: "destroy",
@@ -567,7 +582,7 @@ mod tests {
                 r#"<type arch="x86_64" machine="pc">hvm</type><boot dev="hd"/><smbios mode="sysinfo"/>"#,
                 r#"<entry name="product">OpenStack Nova</entry>"#,
                 r#"<entry name="uuid">7d3c1f0a-2b4e-4c55-9a7e-0123456789ab</entry>"#,
-                r#"<features><acpi/><apic/><tcg><tb-cache unit="MiB">32</tb-cache></tcg></features><cpu mode="maximum"/>"#,
+                r#"<features><acpi/><apic/><tcg><tb-cache unit="MiB">32</tb-cache></tcg></features><cpu mode="maximum"><topology sockets="1" cores="2" threads="1"/></cpu>"#,
                 "<on_poweroff>destroy</on_poweroff><on_reboot>restart</on_reboot><on_crash>destroy</on_crash>",
                 r#"<driver name="qemu" type="qcow2" cache="writeback" discard="unmap"/><source file="/pool/x.qcow2"/>"#,
                 &format!(
@@ -586,7 +601,7 @@ mod tests {
     fn a_domain_by_the_processor_has_its_features_and_no_translation_cache() {
         let machine = Machine { kvm: true, ..machine() };
         let xml = write(&DomainXml::new(&spec(), &machine)).unwrap();
-        contains(&xml, &[r#"<domain type="kvm">"#, r#"<cpu mode="host-passthrough"/>"#]);
+        contains(&xml, &[r#"<domain type="kvm">"#, r#"<cpu mode="host-passthrough"><topology "#]);
         assert!(!xml.contains("tcg"), "{xml}");
     }
 
@@ -594,7 +609,7 @@ mod tests {
     fn an_old_libvirt_is_not_told_what_it_does_not_know() {
         let machine = Machine { maximum_cpu: false, translation_cache: false, ..machine() };
         let xml = write(&DomainXml::new(&spec(), &machine)).unwrap();
-        assert!(!xml.contains("tcg") && !xml.contains("<cpu"), "{xml}");
+        assert!(!xml.contains("tcg") && !xml.contains("mode=\"maximum\""), "{xml}");
     }
 
     #[test]
