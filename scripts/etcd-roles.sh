@@ -2,6 +2,8 @@
 # Makes roles and users in an etcd with authentication, or for one that is about to get it: each part of the cloud
 # may do what it must, and no more. docs/security.md tells what that is.
 #
+# For an etcd with passwords: `eschedule cluster init` and `node add` make the same for one with client certificates.
+#
 # usage: etcd-roles.sh node UUID|control|placement [USER]
 #
 # Reads the new user's password from standard input. etcdctl finds the etcd, and who may make users there, as
@@ -47,7 +49,11 @@ grant() { etcdctl role grant-permission "$role" "$@" >/dev/null; }
 for key in "${keys[@]}"; do grant readwrite "$prefix/$key"; done
 for tree in "${trees[@]}"; do grant --prefix readwrite "$prefix/$tree"; done
 for tree in "${readable[@]}"; do grant --prefix read "$prefix/$tree"; done
-[ "$1" != placement ] || grant --prefix readwrite "${placement%/}/"
+if [ "$1" = placement ]; then
+  grant --prefix readwrite "${placement%/}/"
+  # Tokens that lie in etcd.
+  grant --prefix read "${placement%/}-tokens/"
+fi
 # The password goes through a pipe: arguments can be read by every user of this machine.
 if etcdctl user get "$user" >/dev/null 2>&1; then
   etcdctl user passwd "$user" --interactive=false <<<"$password" >/dev/null

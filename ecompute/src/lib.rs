@@ -12,6 +12,7 @@ mod driver;
 pub mod identity;
 mod inventory;
 mod jobs;
+pub mod join;
 mod look;
 mod parts;
 pub mod port;

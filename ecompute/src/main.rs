@@ -1,13 +1,22 @@
 //! `ecompute`: parses its command line, runs the agent, maps the end to an exit code.
 
-use std::{ffi::OsString, path::Path, process::ExitCode};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
-use clap::{Parser, ValueEnum};
-use ec_runtime::{LogFormat, exit::Failure, init_logging, install_tls_provider, shutdown_on_signals};
+use clap::{Parser, Subcommand, ValueEnum};
+use ec_runtime::{
+    LogFormat,
+    exit::{Failure, print},
+    init_logging, install_tls_provider, shutdown_on_signals,
+};
 use ecompute::{
     agent,
     check::{check, mixed, warnings},
     config::Settings,
+    join::{self, join},
     port::Port,
 };
 
@@ -19,9 +28,13 @@ use ecompute::{
 #[derive(Parser)]
 #[command(
     version,
+    args_conflicts_with_subcommands = true,
     after_help = "Exit codes: 0 ended as asked, 1 failed, 2 wrong usage or configuration, 3 etcd or placement not reachable (--check)"
 )]
 struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+
     /// Configuration file [default: ./compute.yaml, then /etc/ecompute/compute.yaml, then defaults]
     #[arg(long, value_name = "FILE", env = "ECOMPUTE_CONFIG")]
     config: Option<OsString>,
@@ -33,6 +46,21 @@ struct Cli {
     /// How log lines look; RUST_LOG decides which there are
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     log_format: Format,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Make this host a node of a cluster, by a bundle that `eschedule node add` made
+    ///
+    /// Writes certificates, token and compute.yaml. With the bundle of a node that this host is already, certificates and
+    /// token are put in the place of the old ones.
+    Join {
+        /// The bundle; a secret: delete it afterwards
+        bundle: PathBuf,
+        /// Where the agent's configuration lies
+        #[arg(long, value_name = "DIR", default_value = join::DIRECTORY)]
+        directory: PathBuf,
+    },
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -61,6 +89,13 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<u8, Failure> {
+    if let Some(Command::Join { bundle, directory }) = &cli.command {
+        let written = join(bundle, directory)?;
+        let mut lines: Vec<_> = written.iter().map(|path| format!("wrote {}", path.display())).collect();
+        lines.push("next: `ecompute --check`, and start ecompute anew; delete the bundle".into());
+        print(&lines.join("\n"))?;
+        return Ok(0);
+    }
     // An empty variable is as good as none.
     let named = cli.config.as_deref().filter(|file| !file.is_empty());
     let (settings, file) = Settings::load(named.map(Path::new))?;

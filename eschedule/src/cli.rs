@@ -23,6 +23,7 @@ use serde::Deserialize;
 use crate::{
     apply::Apply,
     catalog::{FlavorCommand, GroupCommand, KeypairCommand},
+    cluster::{ClusterCommand, NodeCommand},
     list::Listing,
     reach::Reach,
     run::{Place, Run},
@@ -335,6 +336,12 @@ pub(crate) enum Command {
     /// Keep instances apart or together, within the project
     #[command(subcommand, after_help = crate::catalog::GROUPS)]
     Group(GroupCommand),
+    /// Begin a cluster of many hosts, with certificates and rights
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
+    /// Say which hosts belong to the cluster
+    #[command(subcommand, after_help = crate::cluster::NODES)]
+    Node(NodeCommand),
     /// Print what a shell runs to complete commands, options, and names that the cluster has
     ///
     /// For example in ~/.bashrc: source <(eschedule completions bash)

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::{
     acting::Done,
     apply::Applied,
+    cluster::{Added, Initialised},
     explain::Explained,
     output::Deleted,
     run::{Made, Reached},
@@ -202,6 +203,18 @@ fn results() -> Vec<(&'static str, Value)> {
         ("member", json(serde_json::to_value(Member { instance, node }))),
         ("apply", json(serde_json::to_value(applied))),
         ("delete", json(serde_json::to_value(Deleted { deleted: "n" }))),
+        (
+            "node",
+            json(serde_json::to_value(Added {
+                name: "n".into(),
+                node: UUID.parse().unwrap(),
+                bundle: Some("n".into()),
+            })),
+        ),
+        (
+            "cluster",
+            json(serde_json::to_value(Initialised { directory: "d".into(), made: vec![], secured: true })),
+        ),
     ]
 }
 

@@ -4,6 +4,7 @@ mod acting;
 mod apply;
 mod catalog;
 mod cli;
+mod cluster;
 mod complete;
 mod config;
 mod events;
@@ -76,10 +77,16 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         }
         _ => {}
     }
+    // They have a configuration of their own.
+    let command = match cli.command {
+        Some(Command::Cluster(command)) => return cluster::cluster(command, output).await,
+        Some(Command::Node(command)) => return cluster::node(command, output).await,
+        command => command,
+    };
     // An empty variable is as good as none.
     let config = cli.config.as_deref().filter(|file| !file.is_empty());
     let settings = Settings::load(config.map(Path::new))?;
-    match (cli.command, cli.target) {
+    match (command, cli.target) {
         (Some(Command::Destroy { instances, waiting }), _) => {
             acting::destroy(&Session::open(settings).await?, &instances, waiting, output).await
         }

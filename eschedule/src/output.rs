@@ -9,7 +9,7 @@ use ec_runtime::exit::{Failure, print};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::cli::Output;
+use crate::{cli::Output, cluster::Added};
 pub(crate) use table::{List, Mood, coloured, mood, mood_of, plain};
 use table::{row, table, trimmed, without_controls};
 
@@ -212,6 +212,18 @@ fn brief(key: &str) -> String {
     let words: Vec<&str> =
         key.split_whitespace().enumerate().filter(|(n, _)| *n != 1).map(|(_, w)| w).collect();
     words.join(" ")
+}
+
+/// Nodes that belong to the cluster.
+pub(crate) fn members(output: Output, nodes: &[Added]) -> Result<(), Failure> {
+    let names = || nodes.iter().map(|node| node.name.clone()).collect();
+    output.print(nodes, names, || {
+        let mut list = List::new(&["NODE", "UUID"], &[0], &[0, 1]);
+        for node in nodes {
+            list.row([node.name.clone(), node.node.to_string()]);
+        }
+        list.text()
+    })
 }
 
 /// That something with a name is there no more.

@@ -41,7 +41,7 @@ use self::{
     route::Route,
 };
 pub use self::{
-    auth::{Auth, Token, Tokens, digest},
+    auth::{Auth, Token, Tokens},
     body::Incoming,
     cors::Cors,
     policy::Policy,
@@ -237,7 +237,12 @@ impl Call<'_> {
         command: Command,
         refused: impl FnOnce(ModelError) -> ApiError,
     ) -> ApiResult<Outcome> {
+        let command = match self.identity.provider {
+            Some(own) => Command::Within { own, command: Box::new(command) },
+            None => command,
+        };
         self.api.replica.write(command).await.map_err(|error| match error {
+            WriteError::Refused(error @ ModelError::NotYours(_)) => ApiError::new(403, error.to_string()),
             WriteError::Refused(ModelError::Unreadable(why)) => Unavailable(why).into(),
             WriteError::Refused(ModelError::ConsumerTwice(uuid)) => {
                 ApiError::bad_request(ModelError::ConsumerTwice(uuid).to_string())

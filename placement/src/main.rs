@@ -9,6 +9,8 @@ use std::{
 };
 
 use clap::{Parser, Subcommand};
+use ec_model::placement_tokens;
+use ec_replica::Model;
 use ec_runtime::{
     Host, LogFormat, config, exit::Failure, init_logging, install_tls_provider, raise_file_limit,
     shutdown_on_signals,
@@ -17,7 +19,7 @@ use ec_serve::TlsSection;
 use ec_store::{EtcdStore, Store};
 use placement::{
     config::{AuthKind, Config, Settings},
-    http::{Api, Policy, ServerConfig, serve},
+    http::{Api, Auth, Policy, ServerConfig, serve},
     store::Replica,
 };
 use tokio_util::sync::CancellationToken;
@@ -215,6 +217,9 @@ fn run(options: &ServerOptions, store: &StoreOptions) -> Result<(), Failure> {
         tokio::spawn(advise(Arc::clone(&store)));
         // Ended after what is being answered: that may still want to read and write.
         let end = CancellationToken::new();
+        if let Auth::Tokens(tokens) = &settings.api.auth {
+            tokens.keep(Arc::clone(&store), placement_tokens(settings.keys.prefix().as_str()));
+        }
         let (keys, limits, host) = (settings.keys, settings.limits, Host::default());
         let replica = Replica::start(store, keys, limits, host, end.clone());
         let watched = replica.clone();

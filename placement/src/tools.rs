@@ -7,11 +7,11 @@ use std::{
     time::Duration,
 };
 
+use ec_model::token_digest;
 use ec_runtime::exit::{Failure, UNREACHABLE, chain};
 use ec_store::EtcdStore;
 use placement::{
     config::Config,
-    http::digest,
     store::{Keys, Limits, Model},
     transfer::{self, Snapshot, TransferError},
 };
@@ -242,7 +242,7 @@ pub(super) fn hash_token(name: &str, role: &str, project: Option<&str>) -> Resul
         ));
     }
     let entry = serde_json::json!({
-        "sha256": digest(token), "name": name, "roles": [role], "project": project,
+        "sha256": token_digest(token), "name": name, "roles": [role], "project": project,
     });
     #[expect(clippy::print_stdout, reason = "what was asked for")]
     {

@@ -5,25 +5,28 @@ mod support;
 
 use std::{collections::BTreeMap, path::Path, process::Command, sync::Arc, time::Duration};
 
+use ec_model::token_digest;
 use ec_runtime::Host;
 use ec_serve::TlsSection;
-use ec_store::MemoryStore;
+use ec_store::{MemoryStore, Store, Txn};
 use placement::{
-    config::{AuthKind, Config},
-    http::{Api, ApiConfig, Auth, ServerConfig, Token, Tokens, digest, serve},
+    config::Config,
+    http::{Api, ApiConfig, Auth, ServerConfig, Token, Tokens, serve},
     store::{Keys, Limits, Replica},
     transfer::{self, Snapshot, TransferError},
 };
+use reqwest::Method;
 use serde_json::json;
 use support::{Server, claim, open, uuid};
 use tokio_util::sync::CancellationToken;
 
 fn token(secret: &str, role: &str, project: Option<&str>) -> Token {
     Token {
-        sha256: digest(secret),
+        sha256: token_digest(secret),
         name: role.into(),
         roles: vec![role.into()],
         project: project.map(Into::into),
+        provider: None,
     }
 }
 
@@ -53,6 +56,54 @@ async fn a_token_lets_in_with_its_role_and_its_project_and_nothing_else_does() {
     assert_eq!(status("/usages?project_id=theirs", Some("the-token-of-a-reader")).await, 403);
 }
 
+#[tokio::test]
+async fn tokens_in_the_store_let_in_as_long_as_they_are_there_and_change_one_provider_only() {
+    let store = MemoryStore::new();
+    let tokens = Tokens::new(vec![]).unwrap();
+    let server = Server::start_on(&store, ApiConfig { auth: Auth::Tokens(tokens.clone()), ..open() }).await;
+    let ask = async |method: Method, path: &str, token: &str, body: serde_json::Value| {
+        let request = server.client.request(method, format!("{}{path}", server.url)).json(&body);
+        let request = request.header("X-Auth-Token", token);
+        let answer = request.header("OpenStack-API-Version", "placement latest").send().await.unwrap();
+        answer.status().as_u16()
+    };
+    let look = async |token: &str| ask(Method::GET, "/traits", token, json!(null)).await;
+    assert_eq!(look("the-token-of-a-node").await, 401);
+    tokens.keep(Arc::new(store.clone()), "/p-tokens/".into());
+    let key = |token: &str| format!("/p-tokens/{}", token_digest(token));
+    let write = async |token: &str, owner: &str| {
+        store.txn(Txn::new().put(key(token), owner.as_bytes().to_vec())).await.unwrap();
+    };
+    let until = async |token: &str, status: u16| {
+        for _ in 0..500 {
+            if look(token).await == status {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{token} is never answered {status}");
+    };
+    until("the-token-of-a-node", 401).await;
+    write("the-token-of-a-node", &json!({"version": 1, "name": "h", "provider": uuid(1)}).to_string()).await;
+    write("the-token-of-control", r#"{"version": 1, "name": "control"}"#).await;
+    until("the-token-of-a-node", 200).await;
+    until("the-token-of-control", 200).await;
+
+    let create = async |token: &str, number: u128| {
+        let body = json!({"uuid": uuid(number), "name": format!("h{number}")});
+        ask(Method::POST, "/resource_providers", token, body).await
+    };
+    assert_eq!(create("the-token-of-a-node", 2).await, 403);
+    assert_eq!(create("the-token-of-a-node", 1).await, 200);
+    assert_eq!(create("the-token-of-control", 2).await, 200);
+
+    // Another release's, or garbage, lets nobody in; nor does one that is gone.
+    write("the-token-of-a-node", r#"{"version": 2}"#).await;
+    until("the-token-of-a-node", 401).await;
+    store.txn(Txn::new().delete(key("the-token-of-control"))).await.unwrap();
+    until("the-token-of-control", 401).await;
+}
+
 #[test]
 fn what_cannot_serve_is_refused_with_what_would() {
     let wrong = |change: fn(&mut Config)| {
@@ -63,10 +114,15 @@ fn what_cannot_serve_is_refused_with_what_would() {
     assert!(Config::default().settings().is_ok());
     assert!(wrong(|config| config.listen = Some("0.0.0.0:8080".into())).contains("--allow-remote-noauth"));
     assert!(wrong(|config| config.listen = Some("here".into())).contains("127.0.0.1:8080"));
-    assert!(wrong(|config| config.auth = AuthKind::Tokens).contains("hash-token"));
     assert!(wrong(|config| config.prefix = Some("/".into())).contains("/ecompute/placement"));
     assert!(wrong(|config| config.max_txn_ops = Some(1)).contains("max-txn-ops"));
-    let bad = Tokens::new(vec![Token { sha256: "x".into(), name: "n".into(), roles: vec![], project: None }]);
+    let bad = Tokens::new(vec![Token {
+        sha256: "x".into(),
+        name: "n".into(),
+        roles: vec![],
+        project: None,
+        provider: None,
+    }]);
     assert!(bad.unwrap_err().contains("64 hexadecimal digits"));
     let bad = Tokens::new(vec![token("x", "king", None)]);
     assert!(bad.unwrap_err().contains("roles are admin, service and reader"));

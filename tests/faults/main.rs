@@ -15,6 +15,7 @@ mod cli_schedule;
 mod cli_top;
 mod cli_watch;
 mod cli_words;
+mod cluster;
 mod controller;
 mod etcd_roles;
 mod guests_isolation;

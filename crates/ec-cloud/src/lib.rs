@@ -11,7 +11,7 @@
 //!   list, find, nodes: what there is                                 wait: until it is so
 //!   select: which of them                                            watch: each change of them
 //!   catalog: flavors and keypairs               group: groups, and what their policies demand of a placement
-//!   tend: what nobody else is there to do
+//!   tend: what nobody else is there to do      members, rights: who belongs to the cloud, and may do what
 //! ```
 //!
 //! What is decided on the way is pure and lies in `ec-plan`; errors are typed ([`CloudError`]), and who uses them
@@ -29,9 +29,11 @@ mod group;
 mod history;
 mod intent;
 mod lookup;
+mod members;
 mod nodes;
 mod preview;
 mod reach;
+mod rights;
 mod schedule;
 mod select;
 mod sizes;
@@ -65,9 +67,11 @@ pub use group::{GroupView, Joining, Member, create_group, delete_group, group, g
 pub use history::history;
 pub use intent::{Naming, name_is_free};
 pub use lookup::{Found, Known, Read, View, find, find_placed, instances_beginning, list, resolve, standing};
+pub use members::{Membership, ROOT};
 pub use nodes::{NodeView, nodes};
 pub use preview::{Preview, Share, preview};
 pub use reach::{Door, look_at};
+pub use rights::Part;
 pub use schedule::{NoRoom, Scheduled, schedule};
 pub use select::{Filter, Page, SortBy, named_nodes, node_named, page, select};
 pub use sizes::{settle, tend_claims};

@@ -20,6 +20,12 @@ pub struct Keyspace {
     root: String,
 }
 
+/// What the keys of placement's tokens begin with, beside its own records under `prefix`, which a cloud that is moved in
+/// or out takes along. Behind it stands the digest of the token.
+pub fn placement_tokens(prefix: &str) -> String {
+    format!("{}-tokens/", prefix.trim_end_matches('/'))
+}
+
 impl Default for Keyspace {
     fn default() -> Self {
         Self::new(Self::DEFAULT_ROOT)
@@ -42,6 +48,16 @@ impl Keyspace {
             return Err(format!("etcd.prefix `{root}` is empty: wanted for example /ecompute"));
         }
         Ok(Self::new(root))
+    }
+
+    /// What every key begins with, without a slash at its end.
+    pub fn root(&self) -> &str {
+        &self.root
+    }
+
+    /// Where placement's records lie, as our own server has them: `<root>/placement`.
+    pub fn placement(&self) -> String {
+        format!("{}/placement", self.root)
     }
 
     /// `<root>/nodes/`
@@ -116,9 +132,14 @@ impl Keyspace {
         format!("{}{}", self.flavors(), escaped(&name.to_ascii_lowercase()))
     }
 
+    /// The keypairs of all projects.
+    pub fn all_keypairs(&self) -> String {
+        format!("{}/keypairs/", self.root)
+    }
+
     /// All keypairs of a project.
     pub fn keypairs(&self, project: &str) -> String {
-        format!("{}/keypairs/{}/", self.root, escaped(project))
+        format!("{}{}/", self.all_keypairs(), escaped(project))
     }
 
     /// Public keys that have a name within a project.
@@ -126,9 +147,14 @@ impl Keyspace {
         format!("{}{}", self.keypairs(project), escaped(&name.to_ascii_lowercase()))
     }
 
+    /// The groups of all projects.
+    pub fn all_groups(&self) -> String {
+        format!("{}/groups/", self.root)
+    }
+
     /// All groups of a project.
     pub fn groups(&self, project: &str) -> String {
-        format!("{}/groups/{}/", self.root, escaped(project))
+        format!("{}{}/", self.all_groups(), escaped(project))
     }
 
     /// A group, which has a name within a project.
@@ -161,9 +187,14 @@ impl Keyspace {
         Some(self.member(&record.project, record.group.as_ref()?, record.node()?, record.instance))
     }
 
+    /// All user-data of all nodes' guests.
+    pub fn every_user_data(&self) -> String {
+        format!("{}/userdata/", self.root)
+    }
+
     /// All user-data of one node's guests.
     pub fn all_user_data(&self, node: NodeId) -> String {
-        format!("{}/userdata/{node}/", self.root)
+        format!("{}{node}/", self.every_user_data())
     }
 
     /// An instance's user-data, byte for byte.
@@ -211,9 +242,19 @@ impl Keyspace {
         format!("{}/actions/{instance}", self.root)
     }
 
+    /// What came of instances on all nodes.
+    pub fn every_outcomes(&self) -> String {
+        format!("{}/outcomes/", self.root)
+    }
+
+    /// What came of the instances on a node.
+    pub fn all_outcomes(&self, node: NodeId) -> String {
+        format!("{}{node}/", self.every_outcomes())
+    }
+
     /// What came of an instance on a node.
     pub fn outcomes(&self, node: NodeId, instance: InstanceId) -> String {
-        format!("{}/outcomes/{node}/{instance}", self.root)
+        format!("{}{instance}", self.all_outcomes(node))
     }
 
     /// The node of a `<root>/nodes/<node>` key.

@@ -16,13 +16,13 @@ mod records;
 
 pub use ids::{InstanceId, InvalidId, InvalidMac, MacAddr, NodeId};
 pub use image::{BaseImage, DiskFormat};
-pub use keys::{KeyError, Keyspace};
+pub use keys::{KeyError, Keyspace, placement_tokens};
 pub use observed::{End, Observed, Pause, RunState};
 pub use query::{QueryError, ResourceQuery};
 pub use records::{
     Access, AccessKind, AccessWish, Action, ActionVerb, Actions, Address, AddressSource, Alive, Assigned,
     Blob, Desired, Doc, Extent, Flavor, GRACE_SECONDS, Group, HISTORY_MAX, ImageRef, Instance, Keypair, Node,
     Outcome, Outcomes, Policy, Power, PowerWish, Progress, Rebuild, Rebuilt, Record, RecordError, Request,
-    Rescue, Rescued, Resize, Resized, Resources, Restart, Size, Spec, State, Status, Ticket, USER_DATA_MAX,
-    decode, encode, greater,
+    Rescue, Rescued, Resize, Resized, Resources, Restart, Size, Spec, State, Status, Ticket, Token,
+    USER_DATA_MAX, decode, encode, greater, token_digest,
 };

@@ -17,6 +17,7 @@ mod request;
 mod rescue;
 mod resize;
 mod status;
+mod token;
 
 use std::fmt;
 
@@ -35,6 +36,7 @@ pub use request::{Desired, Request};
 pub use rescue::{Rescue, Rescued};
 pub use resize::{Extent, Resize, Resized, Resources, Size, greater};
 pub use status::{Address, AddressSource, Progress, State, Status};
+pub use token::{Token, token_digest};
 
 /// The most user-data one instance may have, in bytes, before encoding.
 pub const USER_DATA_MAX: usize = 64 * 1024;
@@ -117,6 +119,11 @@ impl Record for Group {
 
 impl Record for Keypair {
     const WHAT: &'static str = "keypair";
+    const FORMAT: u32 = 1;
+}
+
+impl Record for Token {
+    const WHAT: &'static str = "token";
     const FORMAT: u32 = 1;
 }
 

@@ -10,6 +10,7 @@ use super::{
     error::ModelError,
     provide,
     records::{Inventories, Inventory, Name, Provider, Seconds},
+    within,
 };
 
 /// A change that somebody asks for.
@@ -119,6 +120,13 @@ pub enum Command {
         /// The allocations of these consumers.
         consumers: Vec<ConsumerWrite>,
     },
+    /// What is asked for by somebody who may change one provider, and what is used of it, and nothing else.
+    Within {
+        /// The provider.
+        own: Uuid,
+        /// What is asked for.
+        command: Box<Command>,
+    },
 }
 
 /// What came of a command.
@@ -226,6 +234,10 @@ fn dispatch(draft: &mut Draft<'_>, command: &Command, now: Seconds) -> Result<Ou
                 provide::set_inventories(draft, *provider, after.clone(), now)?;
             }
             Ok(Outcome::Done)
+        }
+        Command::Within { own, command } => {
+            within::check(draft, *own, command)?;
+            dispatch(draft, command, now)
         }
     }
 }

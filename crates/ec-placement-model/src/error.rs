@@ -128,4 +128,7 @@ pub enum ModelError {
     /// There is such a class already.
     #[error("Resource class {0} already exists.")]
     ClassExists(String),
+    /// It concerns more than the one provider that whoever asks speaks for.
+    #[error("Only resource provider {0}, and what is used of it, may be changed with this token.")]
+    NotYours(Uuid),
 }

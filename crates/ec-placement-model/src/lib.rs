@@ -22,6 +22,7 @@ mod records;
 pub mod search;
 pub mod standard;
 mod state;
+mod within;
 
 pub use self::{
     allocate::{ConsumerWrite, ExpectedGeneration},

@@ -9,6 +9,7 @@ mod endpoints;
 mod failure;
 mod lease;
 mod section;
+mod users;
 mod watch;
 
 use std::{sync::Arc, time::Duration};
@@ -18,6 +19,7 @@ use etcd_client::{CompareOp, GetOptions, LeaseGrantOptions, PutOptions, TxnOp};
 
 pub use config::{EtcdConfig, EtcdTls};
 pub use section::EtcdSection;
+pub use users::Grant;
 
 use self::{
     endpoints::{Endpoints, Lane, Repeat},

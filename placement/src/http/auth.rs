@@ -1,12 +1,15 @@
 //! Who sends a request.
 
-use std::{collections::HashMap, path::Path};
+use std::{collections::HashMap, path::Path, sync::Arc};
 
+use ec_model::token_digest;
+use ec_store::Store;
 use hyper::{HeaderMap, http::request::Parts};
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
+use uuid::Uuid;
 
 use super::error::{ApiError, ApiResult};
+use crate::tokens::Stored;
 
 /// Who a request is from.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -15,6 +18,8 @@ pub(super) struct Identity {
     pub(super) project: Option<String>,
     /// Whether it speaks for the whole system instead of a project.
     pub(super) system: bool,
+    /// The one provider that it may change.
+    pub(super) provider: Option<Uuid>,
 }
 
 /// How it is told who a request is from.
@@ -40,15 +45,17 @@ pub struct Token {
     /// The project that it speaks for.
     #[serde(default)]
     pub project: Option<String>,
+    /// The one resource provider that it may change, with what is used of it; by default it may change all.
+    #[serde(default)]
+    pub provider: Option<Uuid>,
 }
 
 /// Tokens that let in, by their digests: the tokens themselves are nowhere.
 #[derive(Debug, Clone, Default)]
-pub struct Tokens(HashMap<String, Token>);
-
-/// SHA-256 in hex, as tokens are kept.
-pub fn digest(token: &str) -> String {
-    Sha256::digest(token.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+pub struct Tokens {
+    listed: HashMap<String, Token>,
+    /// Those that lie in etcd.
+    stored: Arc<Stored>,
 }
 
 impl Tokens {
@@ -83,7 +90,7 @@ impl Tokens {
             }
             by_digest.insert(digest, token);
         }
-        Ok(Self(by_digest))
+        Ok(Self { listed: by_digest, stored: Arc::default() })
     }
 
     /// Reads a YAML list of tokens.
@@ -102,9 +109,28 @@ impl Tokens {
         Self::new(file.tokens).map_err(|error| format!("{}: {error}", path.display()))
     }
 
-    /// Whether nobody is let in.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    /// From now on lets in whom the store says, too, as it says it.
+    pub fn keep(&self, store: Arc<dyn Store>, prefix: String) {
+        tokio::spawn(Arc::clone(&self.stored).keep(store, prefix));
+    }
+
+    /// Whom a token lets in.
+    fn owner(&self, token: &str) -> ApiResult<Identity> {
+        // Looking up a digest tells nothing about the token by the time that it takes.
+        let digest = token_digest(token);
+        if let Some(owner) = self.listed.get(&digest) {
+            let (roles, project) = (owner.roles.clone(), owner.project.clone());
+            return Ok(Identity { roles, project, system: false, provider: owner.provider });
+        }
+        match self.stored.find(&digest) {
+            Ok(Some(owner)) => Ok(Identity {
+                roles: vec!["service".to_owned()],
+                provider: owner.provider.map(ec_model::NodeId::uuid),
+                ..Identity::default()
+            }),
+            Ok(None) => Err(nobody()),
+            Err(why) => Err(ApiError::new(503, why)),
+        }
     }
 }
 
@@ -125,11 +151,7 @@ impl Auth {
         let token = header(&parts.headers, "x-auth-token").ok_or_else(nobody)?;
         match self {
             Self::NoAuth => Ok(as_said(&parts.headers, token)),
-            Self::Tokens(tokens) => {
-                // Looking up a digest tells nothing about the token by the time that it takes.
-                let owner = tokens.0.get(&digest(token)).ok_or_else(nobody)?;
-                Ok(Identity { roles: owner.roles.clone(), project: owner.project.clone(), system: false })
-            }
+            Self::Tokens(tokens) => tokens.owner(token),
         }
     }
 }
@@ -144,5 +166,5 @@ fn as_said(headers: &HeaderMap, token: &str) -> Identity {
     let system = header(headers, "openstack-system-scope").is_some_and(|scope| !scope.is_empty());
     let own = if project.is_empty() { user } else { project };
     let project = header(headers, "x-project-id").unwrap_or(own);
-    Identity { roles, project: (!system).then(|| project.to_owned()), system }
+    Identity { roles, project: (!system).then(|| project.to_owned()), system, provider: None }
 }

@@ -11,3 +11,4 @@ mod records;
 mod search;
 mod state;
 mod support;
+mod within;

@@ -1,0 +1,60 @@
+//! Files with and without secrets, written whole or not at all.
+
+use std::{
+    fs::{self, File, Permissions},
+    io::{self, Write},
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    path::Path,
+};
+
+/// Who may read a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Its owner only.
+    Secret,
+    /// Everybody.
+    Public,
+}
+
+/// Writes a file, in place of one that is there; whoever reads it, and whenever this breaks off, finds the old or the new one.
+///
+/// # Errors
+/// Why it cannot be written.
+pub fn write(path: &Path, text: &str, access: Access) -> io::Result<()> {
+    let mode = match access {
+        Access::Secret => 0o600,
+        Access::Public => 0o644,
+    };
+    let mut half = path.as_os_str().to_owned();
+    half.push(".new");
+    let half = Path::new(&half);
+    // Of a try that was killed, perhaps with another mode.
+    match fs::remove_file(half) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = File::options().write(true).create_new(true).mode(mode).open(half)?;
+    // Whatever the umask is.
+    file.set_permissions(Permissions::from_mode(mode))?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(half, path)?;
+    path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_its_owners_also_where_something_else_was_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("key");
+        fs::write(&path, "open to all").unwrap();
+        fs::write(directory.path().join("key.new"), "half").unwrap();
+        write(&path, "secret", Access::Secret).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "secret");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,13 @@
+//! Who is who in a cluster: its own certificate authority, the certificates of its parts, and the bundle by which one host
+//! joins it.
+//!
+//! A certificate's common name is the user's name in etcd (`--client-cert-auth`), so that nobody needs a password: see
+//! <https://etcd.io/docs/v3.5/op-guide/authentication/rbac/>, "Using TLS Common Name".
+
+mod authority;
+mod bundle;
+mod files;
+
+pub use authority::{Authority, Issued, PkiError};
+pub use bundle::{Bundle, new_token};
+pub use files::{Access, write};

@@ -1,0 +1,117 @@
+//! What may be changed by somebody who speaks for one provider.
+
+use ec_placement_model::{Command, ConsumerWrite, ModelError, State, intern};
+
+use crate::support::{after, aggregate, claim, id, names, portrait, some, tried};
+
+/// 1 is ours and 2 another's, each with processors; both use disk of 3. 100 uses ours and the shared disk, 200 the other's.
+fn world() -> State {
+    let create =
+        |number: u128| Command::CreateProvider { uuid: id(number), name: format!("h{number}"), parent: None };
+    let set = |number: u128, class: &str| Command::SetInventories {
+        provider: id(number),
+        generation: None,
+        inventories: vec![(intern(class), some(8))],
+    };
+    let claims = [
+        claim(100, &[(1, &[("VCPU", 1)]), (3, &[("DISK_GB", 2)])]),
+        claim(200, &[(2, &[("VCPU", 1)]), (3, &[("DISK_GB", 2)])]),
+    ];
+    let commands = [
+        create(1),
+        create(2),
+        create(3),
+        set(1, "VCPU"),
+        set(2, "VCPU"),
+        set(3, "DISK_GB"),
+        Command::SetAllocations(claims.to_vec()),
+    ];
+    after(&State::default(), &commands)
+}
+
+fn within(command: Command) -> Command {
+    Command::Within { own: id(1), command: Box::new(command) }
+}
+
+fn set(write: ConsumerWrite) -> Command {
+    Command::SetAllocations(vec![write])
+}
+
+#[test]
+fn its_own_and_what_is_used_of_it_may_be_changed() {
+    let allowed = [
+        Command::UpdateProvider { uuid: id(1), name: "new".into(), parent: None, may_move: true },
+        Command::UpdateProvider { uuid: id(1), name: "h1".into(), parent: Some(None), may_move: true },
+        Command::AddInventory { provider: id(1), class: intern("DISK_GB"), inventory: some(5) },
+        Command::SetInventories {
+            provider: id(1),
+            generation: None,
+            inventories: vec![(intern("VCPU"), some(4))],
+        },
+        Command::EnsureTrait(intern("CUSTOM_T")),
+        Command::SetTraits { provider: id(1), generation: None, traits: names(&["HW_CPU_X86_AVX"]) },
+        set(claim(100, &[(1, &[("VCPU", 2)]), (3, &[("DISK_GB", 2)])])),
+        set(claim(100, &[(1, &[("VCPU", 1)]), (3, &[("DISK_GB", 1)])])),
+        set(claim(100, &[(1, &[("VCPU", 1)])])),
+        set(claim(100, &[])),
+        set(claim(101, &[(1, &[("VCPU", 1)])])),
+        Command::DeleteAllocations(id(100)),
+    ];
+    for command in allowed {
+        let (alone, wanted) = tried(&world(), &command, 0);
+        let (outcome, state) = tried(&world(), &within(command.clone()), 0);
+        assert!(outcome.is_ok(), "{command:?}: {outcome:?}");
+        assert_eq!(outcome, alone, "{command:?}");
+        assert_eq!(portrait(&state), portrait(&wanted), "{command:?}");
+    }
+    let gone =
+        after(&world(), &[Command::DeleteAllocations(id(100)), within(Command::DeleteProvider(id(1)))]);
+    assert!(gone.find(&id(1)).is_none());
+    let new = Command::CreateProvider { uuid: id(1), name: "h1".into(), parent: None };
+    assert!(tried(&State::default(), &within(new), 0).0.is_ok());
+}
+
+#[test]
+fn nothing_else_may_and_nothing_of_a_refused_command_is_done() {
+    let inventories = || vec![(intern("VCPU"), some(8))];
+    let refused = [
+        Command::CreateProvider { uuid: id(4), name: "h4".into(), parent: None },
+        Command::CreateProvider { uuid: id(1), name: "h1".into(), parent: Some(id(2)) },
+        Command::UpdateProvider { uuid: id(2), name: "new".into(), parent: None, may_move: true },
+        Command::UpdateProvider { uuid: id(1), name: "h1".into(), parent: Some(Some(id(2))), may_move: true },
+        Command::DeleteProvider(id(2)),
+        Command::AddInventory { provider: id(2), class: intern("DISK_GB"), inventory: some(5) },
+        Command::UpdateInventory {
+            provider: id(2),
+            generation: 2,
+            class: intern("VCPU"),
+            inventory: some(5),
+        },
+        Command::SetInventories { provider: id(2), generation: None, inventories: inventories() },
+        Command::DeleteInventory { provider: id(2), class: intern("VCPU") },
+        Command::SetAggregates { provider: id(1), generation: None, aggregates: vec![aggregate(1)] },
+        Command::SetTraits { provider: id(2), generation: None, traits: names(&["HW_CPU_X86_AVX"]) },
+        Command::DeleteTrait(intern("CUSTOM_T")),
+        Command::CreateClass(intern("CUSTOM_C")),
+        Command::EnsureClass(intern("CUSTOM_C")),
+        Command::RenameClass { from: intern("CUSTOM_C"), to: intern("CUSTOM_D") },
+        Command::DeleteClass(intern("CUSTOM_C")),
+        // Another's consumer, another's room, and more of what is shared.
+        Command::DeleteAllocations(id(200)),
+        set(claim(200, &[(1, &[("VCPU", 1)])])),
+        set(claim(200, &[])),
+        set(claim(101, &[(2, &[("VCPU", 1)])])),
+        set(claim(101, &[(1, &[("VCPU", 1)]), (3, &[("DISK_GB", 1)])])),
+        set(claim(100, &[(1, &[("VCPU", 1)]), (3, &[("DISK_GB", 3)])])),
+        set(claim(100, &[(1, &[("VCPU", 1)]), (3, &[("DISK_GB", 2), ("VCPU", 1)])])),
+        Command::SetAllocations(vec![claim(100, &[(1, &[("VCPU", 1)])]), claim(101, &[(2, &[("VCPU", 1)])])]),
+        Command::Reshape { inventories: vec![], consumers: vec![] },
+        within(Command::EnsureTrait(intern("CUSTOM_T"))),
+    ];
+    let before = portrait(&world());
+    for command in refused {
+        let (outcome, state) = tried(&world(), &within(command.clone()), 0);
+        assert_eq!(outcome, Err(ModelError::NotYours(id(1))), "{command:?}");
+        assert_eq!(portrait(&state), before, "{command:?}");
+    }
+}

@@ -1,0 +1,136 @@
+//! etcd's own users and roles.
+//!
+//! Everything here may be done again: what is there already is made as it should be.
+
+use std::collections::BTreeSet;
+
+use etcd_client::{Permission, PermissionType, UserAddOptions};
+
+use super::{
+    EtcdStore,
+    endpoints::{Lane, Repeat},
+    failure::{Failure, classify},
+    prefix_end,
+};
+use crate::StoreResult;
+
+/// A right that a role has.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Grant {
+    /// A key, or what keys begin with.
+    pub key: String,
+    /// Whether it is for all keys that begin so.
+    pub tree: bool,
+    /// Whether they may be written, too.
+    pub write: bool,
+}
+
+impl Grant {
+    fn range_end(&self) -> Vec<u8> {
+        if self.tree { prefix_end(&self.key) } else { Vec::new() }
+    }
+
+    fn permission(&self) -> Permission {
+        let kind = if self.write { PermissionType::Readwrite } else { PermissionType::Read };
+        Permission::new(kind, self.key.as_str()).with_range_end(self.range_end())
+    }
+}
+
+impl EtcdStore {
+    async fn administer<T, R>(&self, op: impl Fn(etcd_client::AuthClient) -> R) -> StoreResult<T>
+    where
+        R: Future<Output = Result<T, etcd_client::Error>>,
+    {
+        let done = self.endpoints.run(Lane::Requests, Repeat::Safe, |client| {
+            let call = op(client.auth_client());
+            async move { call.await.map_err(classify) }
+        });
+        done.await.map_err(|failure: Failure| self.endpoints.error(failure, Repeat::Safe))
+    }
+
+    async fn have_role(&self, role: &str) -> StoreResult<()> {
+        let roles = self.administer(|mut auth| async move { auth.role_list().await }).await?;
+        if !roles.roles().iter().any(|there| there == role) {
+            self.administer(|mut auth| async move { auth.role_add(role).await }).await?;
+        }
+        Ok(())
+    }
+
+    /// A role with these rights and no others.
+    ///
+    /// # Errors
+    /// etcd is away, or does not let us.
+    pub async fn ensure_role(&self, role: &str, grants: &[Grant]) -> StoreResult<()> {
+        self.have_role(role).await?;
+        for grant in grants {
+            let permission = grant.permission();
+            self.administer(|mut auth| {
+                let permission = permission.clone();
+                async move { auth.role_grant_permission(role, permission).await }
+            })
+            .await?;
+        }
+        let wanted: BTreeSet<_> =
+            grants.iter().map(|grant| (grant.key.clone().into_bytes(), grant.range_end())).collect();
+        let has = self.administer(|mut auth| async move { auth.role_get(role).await }).await?;
+        for permission in has.permissions() {
+            let range = (permission.key().to_vec(), permission.range_end().to_vec());
+            if wanted.contains(&range) {
+                continue;
+            }
+            let (key, end) = &range;
+            self.administer(|mut auth| {
+                let options = etcd_client::RoleRevokePermissionOptions::new().with_range_end(end.clone());
+                let key = key.clone();
+                async move { auth.role_revoke_permission(role, key, Some(options)).await }
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// A user who has this role, and no password: a client certificate with this common name is who it is. A role that is
+    /// not there is made, without any rights; `root` has all of itself.
+    ///
+    /// # Errors
+    /// etcd is away, or does not let us.
+    pub async fn ensure_user(&self, user: &str, role: &str) -> StoreResult<()> {
+        self.have_role(role).await?;
+        let users = self.administer(|mut auth| async move { auth.user_list().await }).await?;
+        if !users.users().iter().any(|there| there == user) {
+            self.administer(|mut auth| async move {
+                auth.user_add(user, "", Some(UserAddOptions::new().with_no_pwd())).await
+            })
+            .await?;
+        }
+        let has = self.administer(|mut auth| async move { auth.user_get(user).await }).await?;
+        if !has.roles().iter().any(|there| there == role) {
+            self.administer(|mut auth| async move { auth.user_grant_role(user, role).await }).await?;
+        }
+        Ok(())
+    }
+
+    /// Whoever comes as this user may do nothing from now on; nor has anybody the role of the same name.
+    ///
+    /// # Errors
+    /// etcd is away, or does not let us.
+    pub async fn drop_user(&self, user: &str) -> StoreResult<()> {
+        let users = self.administer(|mut auth| async move { auth.user_list().await }).await?;
+        if users.users().iter().any(|there| there == user) {
+            self.administer(|mut auth| async move { auth.user_delete(user).await }).await?;
+        }
+        let roles = self.administer(|mut auth| async move { auth.role_list().await }).await?;
+        if roles.roles().iter().any(|there| there == user) {
+            self.administer(|mut auth| async move { auth.role_delete(user).await }).await?;
+        }
+        Ok(())
+    }
+
+    /// From now on nobody may do anything but by their roles. The user `root` with the role `root` must be there.
+    ///
+    /// # Errors
+    /// etcd is away, or does not let us.
+    pub async fn enable_auth(&self) -> StoreResult<()> {
+        self.administer(|mut auth| async move { auth.auth_enable().await }).await.map(drop)
+    }
+}

@@ -1,0 +1,152 @@
+//! `ecompute join`: makes this host a node of a cluster, by a bundle that `eschedule node add` made.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use ec_pki::{Access, Bundle, write};
+use ec_runtime::exit::Failure;
+
+/// Where the agent looks for its configuration.
+pub const DIRECTORY: &str = "/etc/ecompute";
+
+/// Where the agent's port listens, for consoles and readings by whoever has a certificate of the cluster.
+const LISTEN: &str = "0.0.0.0:18090";
+
+/// What the configuration begins with, by which it is known again.
+const MARK: &str = "# Made by `ecompute join`; change it as you like: joining again leaves it as it is.";
+
+/// Installs a bundle; answers what was written.
+///
+/// Credentials are put in the place of those that were there, the configuration only where there is none.
+///
+/// # Errors
+/// What is wrong with the bundle, or what stands in the way. Then nothing was changed, or what was begun is finished by
+/// doing it again.
+pub fn join(bundle: &Path, directory: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let text = fs::read_to_string(bundle)
+        .map_err(|error| Failure::usage(format!("failed to read {}: {error}", bundle.display())))?;
+    let bundle = Bundle::read(&text)
+        .map_err(|why| Failure::usage(format!("{} cannot be used: {why}", bundle.display())))?;
+    let directory = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
+    let failed = |what: &str, path: &Path| {
+        let what = format!("failed to {what} {}", path.display());
+        move |error: io::Error| Failure::failed(format!("{what}: {error}"))
+    };
+    let config = directory.join("compute.yaml");
+    let known = match fs::read_to_string(&config) {
+        Ok(there) if there.starts_with(MARK) => Some(there),
+        Ok(_) => {
+            return Err(Failure::usage(format!(
+                "{} is there already, and is not of a bundle: move it away and join; then put into the new one what you need \
+                 of it",
+                config.display()
+            )));
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(failed("read", &config)(error)),
+    };
+    if known.as_ref().is_some_and(|there| !there.contains(&format!("uuid: {}\n", bundle.node))) {
+        return Err(Failure::usage(format!(
+            "{} is of another node than {} ({}): this host is a node already; move it away to make it another",
+            config.display(),
+            bundle.name,
+            bundle.node
+        )));
+    }
+    fs::create_dir_all(&directory).map_err(failed("make directory", &directory))?;
+    let mut files = vec![
+        ("ca.pem", bundle.authority.clone(), Access::Public),
+        ("node.key", bundle.key.clone(), Access::Secret),
+        ("node.pem", bundle.certificate.clone(), Access::Public),
+        ("node.token", format!("{}\n", bundle.token), Access::Secret),
+    ];
+    if known.is_none() {
+        // The last: where it is, all that it names is there.
+        files.push(("compute.yaml", configuration(&bundle, &directory), Access::Public));
+    }
+    files
+        .into_iter()
+        .map(|(name, text, access)| {
+            let path = directory.join(name);
+            write(&path, &text, access).map_err(failed("write", &path))?;
+            Ok(path)
+        })
+        .collect()
+}
+
+fn configuration(bundle: &Bundle, directory: &Path) -> String {
+    let quoted = |text: &str| serde_json::Value::from(text).to_string();
+    let file = |name: &str| quoted(&directory.join(name).display().to_string());
+    let (ca, certificate, key) = (file("ca.pem"), file("node.pem"), file("node.key"));
+    let trust = format!("  ca_cert: {ca}\n  cert_cert: {certificate}\n  cert_key: {key}\n");
+    let members: Vec<_> = bundle.etcd.iter().map(|member| quoted(member)).collect();
+    format!(
+        "{MARK}\nuuid: {}\nname: {}\nlisten: {LISTEN}\nadvertise: {}\ntls:\n  certificate: {certificate}\n  key: {key}\n  \
+         client_ca: {ca}\netcd:\n  endpoints: [{}]\n  prefix: {}\n{trust}placement:\n  endpoint: {}\n  token_file: {}\n{trust}",
+        bundle.node,
+        quoted(&bundle.name),
+        quoted(&bundle.host),
+        members.join(", "),
+        quoted(&bundle.prefix),
+        quoted(&bundle.placement),
+        file("node.token"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use ec_model::NodeId;
+
+    use super::*;
+    use crate::config::Settings;
+
+    fn bundle(node: NodeId) -> Bundle {
+        Bundle {
+            version: Bundle::VERSION,
+            name: "host1".into(),
+            node,
+            host: "10.0.0.2".into(),
+            etcd: vec!["https://10.0.0.1:2379".into()],
+            prefix: "/cloud".into(),
+            placement: "https://10.0.0.1:8080".into(),
+            authority: "authority".into(),
+            certificate: "certificate".into(),
+            key: "key".into(),
+            token: "token".into(),
+        }
+    }
+
+    #[test]
+    fn joining_again_changes_credentials_only_and_never_another_nodes_or_an_operators_configuration() {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, place) = (directory.path().join("bundle"), directory.path().join("etc"));
+        let node = NodeId::new(uuid::Uuid::new_v4());
+        let config = place.join("compute.yaml");
+        let join_with = |bundle: &Bundle| {
+            fs::write(&file, bundle.text()).unwrap();
+            join(&file, &place).map_err(|failure| failure.message)
+        };
+        assert_eq!(join_with(&bundle(node)).unwrap().len(), 5);
+        let (settings, _) = Settings::load(Some(&config)).map_err(|error| error.to_string()).unwrap();
+        assert_eq!((settings.uuid, settings.name.as_str()), (Some(node), "host1"));
+        assert_eq!(settings.keys.root(), "/cloud");
+        assert_eq!(settings.etcd.endpoints, ["https://10.0.0.1:2379"]);
+
+        let changed = format!("{}bridge: br0\n", fs::read_to_string(&config).unwrap());
+        fs::write(&config, &changed).unwrap();
+        assert_eq!(join_with(&Bundle { token: "new".into(), ..bundle(node) }).unwrap().len(), 4);
+        assert_eq!(fs::read_to_string(place.join("node.token")).unwrap(), "new\n");
+        assert_eq!(fs::read_to_string(&config).unwrap(), changed);
+
+        let other = join_with(&bundle(NodeId::new(uuid::Uuid::new_v4()))).unwrap_err();
+        assert!(other.contains("another node"), "{other}");
+        fs::write(&config, "name: mine\n").unwrap();
+        let mine = join_with(&bundle(node)).unwrap_err();
+        assert!(mine.contains("not of a bundle"), "{mine}");
+        fs::write(&file, "{}").unwrap();
+        assert!(join(&file, &place).is_err());
+        assert_eq!(fs::read_to_string(place.join("node.token")).unwrap(), "new\n");
+    }
+}

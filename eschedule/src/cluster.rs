@@ -1,0 +1,292 @@
+//! `eschedule cluster` and `eschedule node`: who belongs to a cluster, and what proves it.
+
+mod files;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use clap::{Args, Subcommand};
+use ec_cloud::{Membership, Part, ROOT};
+use ec_model::{NodeId, input::is_hostname};
+use ec_pki::{Access, Authority, Bundle, new_token};
+use ec_runtime::exit::{Failure, UNREACHABLE, tell};
+use ec_store::{EtcdConfig, EtcdStore, EtcdTls};
+use serde::Serialize;
+
+use self::files::Directory;
+use crate::{cli::Output, config::Settings, output};
+
+/// Where what belongs to the cluster lies on the host that it is administered from.
+const DIRECTORY: &str = "/etc/ecompute";
+
+pub(crate) const CLUSTER: &str = "\
+The first time it makes certificates and configuration files, and tells how to start etcd; again, when etcd runs, users
+and roles in it, and tokens for placement. It changes nothing that is there and may be repeated at any time.
+
+Examples:
+  eschedule cluster init 10.0.0.1 control.example
+      on the host where etcd and eplacement shall run, which others reach by that address and that name
+  eschedule cluster init
+      when etcd runs: from now on it lets nobody in without a certificate of this cluster";
+
+pub(crate) const NODES: &str = "\
+A bundle is all that one host needs to be a node, and nothing with which it could be another: bring it there by a way that
+nobody else reads (scp), say `ecompute join BUNDLE` there, and delete it.
+
+Examples:
+  eschedule node add host1
+      writes host1.bundle
+  eschedule node add host1 --again
+      the same node with new credentials: its certificate is good for 398 days
+  eschedule node revoke host1
+      lets it in no more, neither into etcd nor into placement; its guests run on";
+
+/// What is done to the cluster.
+#[derive(Subcommand)]
+pub(crate) enum ClusterCommand {
+    /// Make certificates, configuration, users and rights of a cluster; the first time on its first host
+    #[command(after_help = CLUSTER)]
+    Init {
+        /// Names and addresses of this host, for others; the first is where they will look for etcd and placement
+        #[arg(value_name = "HOST", value_parser = host)]
+        hosts: Vec<String>,
+        #[command(flatten)]
+        place: Administered,
+    },
+}
+
+/// What is done to nodes.
+#[derive(Subcommand)]
+pub(crate) enum NodeCommand {
+    /// Make the bundle with which a host joins the cluster
+    Add {
+        /// The node's name: letters, digits, - and .
+        #[arg(value_parser = host)]
+        name: String,
+        /// By what others reach the host, for consoles and readings; may be given more than once [default: NAME]
+        #[arg(long = "host", value_name = "HOST", value_parser = host)]
+        hosts: Vec<String>,
+        /// The uuid of a node that is there already [default: a new one]
+        #[arg(long, value_name = "UUID")]
+        uuid: Option<NodeId>,
+        /// Give a node that was added before new credentials
+        #[arg(long, conflicts_with = "uuid")]
+        again: bool,
+        /// Where the bundle is written to, which must not be there yet [default: NAME.bundle]
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+        #[command(flatten)]
+        place: Administered,
+    },
+    /// List the nodes that were added
+    List {
+        #[command(flatten)]
+        place: Administered,
+    },
+    /// Let a node in no more
+    Revoke {
+        /// Its name
+        #[arg(value_name = "NODE")]
+        name: String,
+        #[command(flatten)]
+        place: Administered,
+    },
+}
+
+/// From where.
+#[derive(Args)]
+pub(crate) struct Administered {
+    /// Where the cluster's authority, certificates and configuration lie
+    #[arg(long, value_name = "DIR", default_value = DIRECTORY)]
+    directory: PathBuf,
+}
+
+fn host(text: &str) -> Result<String, String> {
+    let address = text.parse::<std::net::IpAddr>().is_ok();
+    if address || is_hostname(text) {
+        return Ok(text.to_owned());
+    }
+    Err("wanted a host's name or an address, without a port".into())
+}
+
+/// What came of `cluster init`.
+#[derive(Serialize)]
+pub(crate) struct Initialised {
+    /// Where the files lie.
+    pub(crate) directory: PathBuf,
+    /// What was made by this call.
+    pub(crate) made: Vec<String>,
+    /// Whether etcd has its users and rights.
+    pub(crate) secured: bool,
+}
+
+/// A node that belongs to the cluster.
+#[derive(Serialize)]
+pub(crate) struct Added {
+    /// Its name.
+    pub(crate) name: String,
+    /// Its uuid.
+    pub(crate) node: NodeId,
+    /// Its bundle, where one was made now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bundle: Option<PathBuf>,
+}
+
+/// Does what was asked for.
+pub(crate) async fn cluster(command: ClusterCommand, output: Output) -> Result<(), Failure> {
+    let ClusterCommand::Init { hosts, place } = command;
+    init(&place.directory, &hosts, output).await
+}
+
+/// Does what was asked for.
+pub(crate) async fn node(command: NodeCommand, output: Output) -> Result<(), Failure> {
+    match command {
+        NodeCommand::Add { name, hosts, uuid, again, out, place } => {
+            let out = out.unwrap_or_else(|| PathBuf::from(format!("{name}.bundle")));
+            let cluster = Cluster::open(&place.directory).await?;
+            let node = cluster.add(name, hosts, uuid, again, &out).await?;
+            let line = format!("{}  {}  {}", node.name, node.node, out.display());
+            output.print(&node, || vec![node.name.clone()], || line)
+        }
+        NodeCommand::List { place } => {
+            let nodes = Cluster::open(&place.directory).await?.membership.nodes().await?;
+            let nodes: Vec<_> =
+                nodes.into_iter().map(|(name, node)| Added { name, node, bundle: None }).collect();
+            output::members(output, &nodes)
+        }
+        NodeCommand::Revoke { name, place } => {
+            Cluster::open(&place.directory).await?.membership.revoke_node(&name).await?;
+            output::deleted(output, "the rights of node", &name)
+        }
+    }
+}
+
+async fn init(directory: &Path, hosts: &[String], output: Output) -> Result<(), Failure> {
+    let files = Directory::new(directory);
+    let made = files.complete(hosts)?;
+    let membership = Cluster::open(directory).await?.membership;
+    let tokens = [files.token("eschedule")?, files.token("econtroller")?];
+    let secured = match membership.settle(&[("eschedule", &tokens[0]), ("econtroller", &tokens[1])]).await {
+        Ok(()) => true,
+        // That is how it begins.
+        Err(error) if error.kind() == ec_cloud::Kind::Unreachable && !made.is_empty() => false,
+        Err(error) => {
+            let mut failure = Failure::from(error);
+            if failure.code == UNREACHABLE {
+                failure.message = format!("{}; start it: {}", failure.message, files.start_etcd());
+            }
+            return Err(failure);
+        }
+    };
+    let done = Initialised { directory: files.path().to_owned(), made, secured };
+    output.print(&done, || done.made.clone(), || told(&files, &done))
+}
+
+/// What was made, and what is to be done next.
+fn told(files: &Directory, done: &Initialised) -> String {
+    let mut lines: Vec<String> =
+        done.made.iter().map(|name| format!("made {}", files.path().join(name).display())).collect();
+    if done.secured {
+        lines.push(
+            "etcd lets in only who has a certificate of this cluster, each part with its rights".into(),
+        );
+        lines.push(format!("next: {}", files.start_control()));
+        lines.push("then, for each host: eschedule node add NAME".into());
+    } else {
+        lines.push(format!("next, start etcd: {}", files.start_etcd()));
+        lines.push("then again, for users and rights in it: eschedule cluster init".into());
+    }
+    lines.join("\n")
+}
+
+/// A cluster as its administrator has it.
+struct Cluster {
+    files: Directory,
+    settings: Settings,
+    membership: Membership,
+}
+
+impl Cluster {
+    async fn open(directory: &Path) -> Result<Self, Failure> {
+        let files = Directory::new(directory);
+        files.expect()?;
+        let settings = Settings::load(Some(&files.schedule()))?;
+        let client = Some(files.pair(ROOT));
+        let etcd = EtcdConfig {
+            user: None,
+            password: None,
+            tls: Some(EtcdTls { ca_cert: files.authority(), client }),
+            ..settings.etcd.clone()
+        };
+        let store = EtcdStore::connect(etcd).await?;
+        let membership = Membership::new(Arc::new(store), settings.keys.clone());
+        Ok(Self { files, settings, membership })
+    }
+
+    async fn add(
+        &self,
+        name: String,
+        mut hosts: Vec<String>,
+        uuid: Option<NodeId>,
+        again: bool,
+        out: &Path,
+    ) -> Result<Added, Failure> {
+        if out.exists() {
+            let out = out.display();
+            return Err(Failure::usage(format!(
+                "{out} is there already: move it away, or name another --out"
+            )));
+        }
+        let node = match (self.membership.node(&name).await?, again) {
+            (Some(node), true) => node,
+            (None, false) => uuid.unwrap_or_else(|| NodeId::new(uuid::Uuid::new_v4())),
+            (Some(node), false) => {
+                return Err(Failure::failed(format!(
+                    "node `{name}` was added before, with uuid {node}: say --again for new credentials"
+                )));
+            }
+            (None, true) => {
+                return Err(Failure::failed(format!("node `{name}` was not added yet: leave --again out")));
+            }
+        };
+        if hosts.is_empty() {
+            hosts.push(name.clone());
+        }
+        let user = Part::Node(node).role();
+        let issued = self.files.read_authority()?.issue(&user, &hosts).map_err(wrong)?;
+        let bundle = Bundle {
+            version: Bundle::VERSION,
+            name: name.clone(),
+            node,
+            host: hosts.swap_remove(0),
+            etcd: self.settings.etcd.endpoints.clone(),
+            prefix: self.settings.keys.root().to_owned(),
+            placement: self.settings.placement.endpoint.clone(),
+            authority: self.files.read(&self.files.authority())?,
+            certificate: issued.certificate,
+            key: issued.key,
+            token: new_token(),
+        };
+        // First the file: what it lets in is of no use to anybody while nobody has it, and cannot be made again.
+        ec_pki::write(out, &bundle.text(), Access::Secret)
+            .map_err(|error| Failure::failed(format!("failed to write {}: {error}", out.display())))?;
+        if let Err(error) = self.membership.add_node(&name, node, &bundle.token).await {
+            if std::fs::remove_file(out).is_err() {
+                tell(&format!("eschedule: {} is of no use: delete it", out.display()));
+            }
+            return Err(error.into());
+        }
+        Ok(Added { name, node, bundle: Some(out.to_owned()) })
+    }
+}
+
+fn wrong(error: ec_pki::PkiError) -> Failure {
+    Failure::usage(ec_runtime::exit::chain(&error))
+}
+
+/// A new authority, for whoever has none.
+fn new_authority() -> Result<(Authority, String), Failure> {
+    Authority::create().map_err(wrong)
+}

@@ -1,0 +1,243 @@
+//! The files of a cluster on the host that it is administered from.
+//!
+//! ```text
+//!   ca.pem ca.key                       the authority: whoever has the key may be anybody
+//!   root.pem root.key                   the administrator in etcd
+//!   etcd.pem, eplacement.pem … .key     servers
+//!   eschedule.pem, econtroller.pem … .key and .token
+//!   etcd.yaml eplacement.yaml controller.yaml schedule.yaml
+//! ```
+//!
+//! What is there is never written again: it is completed.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use ec_cloud::ROOT;
+use ec_pki::{Access, Authority, new_token, write};
+use ec_runtime::exit::Failure;
+
+use super::{new_authority, wrong};
+
+/// Ports where those who serve are looked for.
+const ETCD: u16 = 2379;
+const PLACEMENT: u16 = 8080;
+/// By these a host reaches itself.
+const ITSELF: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
+
+/// The directory with all of them.
+pub(super) struct Directory(PathBuf);
+
+fn failed(what: &str, path: &Path) -> impl FnOnce(io::Error) -> Failure {
+    let what = format!("failed to {what} {}", path.display());
+    move |error| Failure::failed(format!("{what}: {error}"))
+}
+
+impl Directory {
+    pub(super) fn new(path: &Path) -> Self {
+        // Configuration files name others by their whole paths, wherever their reader stands.
+        Self(std::path::absolute(path).unwrap_or_else(|_| path.to_owned()))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    pub(super) fn authority(&self) -> PathBuf {
+        self.file("ca.pem")
+    }
+
+    pub(super) fn schedule(&self) -> PathBuf {
+        self.file("schedule.yaml")
+    }
+
+    /// A certificate and its key.
+    pub(super) fn pair(&self, name: &str) -> (PathBuf, PathBuf) {
+        (self.file(&format!("{name}.pem")), self.file(&format!("{name}.key")))
+    }
+
+    pub(super) fn read(&self, path: &Path) -> Result<String, Failure> {
+        fs::read_to_string(path).map_err(failed("read", path))
+    }
+
+    pub(super) fn token(&self, name: &str) -> Result<String, Failure> {
+        Ok(self.read(&self.file(&format!("{name}.token")))?.trim().to_owned())
+    }
+
+    pub(super) fn read_authority(&self) -> Result<Authority, Failure> {
+        Authority::read(&self.read(&self.authority())?, &self.read(&self.file("ca.key"))?).map_err(wrong)
+    }
+
+    /// How etcd is started.
+    pub(super) fn start_etcd(&self) -> String {
+        format!("etcd --config-file {}", self.file("etcd.yaml").display())
+    }
+
+    /// How placement and the controller are started.
+    pub(super) fn start_control(&self) -> String {
+        format!(
+            "start `eplacement --config {}` and `econtroller --config {}`",
+            self.file("eplacement.yaml").display(),
+            self.file("controller.yaml").display()
+        )
+    }
+
+    /// Refuses where there is no cluster.
+    pub(super) fn expect(&self) -> Result<(), Failure> {
+        if self.authority().exists() {
+            return Ok(());
+        }
+        Err(Failure::usage(format!(
+            "there is no cluster in {}: say `eschedule cluster init HOST`, or --directory for where it is",
+            self.0.display()
+        )))
+    }
+
+    /// Makes what is missing; answers what was made.
+    pub(super) fn complete(&self, hosts: &[String]) -> Result<Vec<String>, Failure> {
+        let mut made = Vec::new();
+        let begins = !self.authority().exists();
+        if begins {
+            if hosts.is_empty() {
+                return Err(Failure::usage(format!(
+                    "there is no cluster in {} yet: name this host as others reach it, for example `eschedule \
+                     cluster init 10.0.0.1`",
+                    self.0.display()
+                )));
+            }
+            self.refuse_others()?;
+            fs::create_dir_all(&self.0).map_err(failed("make directory", &self.0))?;
+        }
+        for (name, text) in hosts.first().map(|host| self.configurations(host)).into_iter().flatten() {
+            // Those of a call that was killed may be for another host.
+            if begins || !self.file(name).exists() {
+                self.write(name, &text, Access::Public)?;
+                made.push(name.to_owned());
+            }
+        }
+        // The certificate last: where it is, the key and all configuration are, too.
+        if begins {
+            let (authority, key) = new_authority()?;
+            self.write("ca.key", &key, Access::Secret)?;
+            self.write("ca.pem", authority.certificate(), Access::Public)?;
+            made.extend(["ca.key".to_owned(), "ca.pem".to_owned()]);
+        }
+        let authority = self.read_authority()?;
+        let served: Vec<String> = hosts.iter().cloned().chain(ITSELF.map(str::to_owned)).collect();
+        for (name, hosts) in [
+            ("etcd", &served[..]),
+            ("eplacement", &served),
+            (ROOT, &[]),
+            ("eschedule", &[]),
+            ("econtroller", &[]),
+        ] {
+            let (certificate, _) = self.pair(name);
+            if certificate.exists() {
+                continue;
+            }
+            if !hosts.is_empty() && hosts.len() == ITSELF.len() {
+                return Err(Failure::usage(format!(
+                    "{} is missing, and is made for the names of this host: name them",
+                    certificate.display()
+                )));
+            }
+            let issued = authority.issue(name, hosts).map_err(wrong)?;
+            self.write(&format!("{name}.key"), &issued.key, Access::Secret)?;
+            self.write(&format!("{name}.pem"), &issued.certificate, Access::Public)?;
+            made.extend([format!("{name}.key"), format!("{name}.pem")]);
+        }
+        for name in ["eschedule.token", "econtroller.token"] {
+            if !self.file(name).exists() {
+                self.write(name, &format!("{}\n", new_token()), Access::Secret)?;
+                made.push(name.to_owned());
+            }
+        }
+        Ok(made)
+    }
+
+    /// Refuses to mix with the configuration of something else.
+    fn refuse_others(&self) -> Result<(), Failure> {
+        let there =
+            self.configurations("").map(|(name, _)| self.file(name)).into_iter().find(|path| path.exists());
+        match there {
+            // Of a call that was killed: it bears our mark.
+            Some(path) if !self.read(&path)?.starts_with(MARK) => Err(Failure::usage(format!(
+                "{} is there already, and is not of a cluster that was made here: move it away, or name another \
+                 --directory",
+                path.display()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn write(&self, name: &str, text: &str, access: Access) -> Result<(), Failure> {
+        let path = self.file(name);
+        write(&path, text, access).map_err(failed("write", &path))
+    }
+
+    fn configurations(&self, host: &str) -> [(&'static str, String); 4] {
+        let quoted = |path: PathBuf| serde_json::Value::from(path.display().to_string()).to_string();
+        let ca = quoted(self.authority());
+        // An IPv6 address needs its brackets before a port.
+        let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+        let etcd = format!("https://{host}:{ETCD}");
+        let trust = |name: &str| {
+            let (certificate, key) = self.pair(name);
+            format!("  ca_cert: {ca}\n  cert_cert: {}\n  cert_key: {}\n", quoted(certificate), quoted(key))
+        };
+        let (etcd_cert, etcd_key) = self.pair("etcd");
+        let (server, server_key) = self.pair("eplacement");
+        let transport = |name: &str| {
+            format!(
+                "{name}-transport-security:\n  cert-file: {}\n  key-file: {}\n  client-cert-auth: true\n  \
+                 trusted-ca-file: {ca}\n",
+                quoted(etcd_cert.clone()),
+                quoted(etcd_key.clone())
+            )
+        };
+        let asks = |name: &str| {
+            format!(
+                "{MARK}\netcd:\n  endpoints: [\"{etcd}\"]\n{}placement:\n  endpoint: https://{host}:{PLACEMENT}\n  \
+                 token_file: {}\n{}",
+                trust(name),
+                quoted(self.file(&format!("{name}.token"))),
+                trust(name)
+            )
+        };
+        [
+            (
+                "etcd.yaml",
+                format!(
+                    "{MARK}\nname: etcd1\ndata-dir: /var/lib/etcd/ecompute\n\
+                     listen-client-urls: https://0.0.0.0:{ETCD}\nadvertise-client-urls: {etcd}\n\
+                     listen-peer-urls: https://127.0.0.1:2380\ninitial-advertise-peer-urls: https://127.0.0.1:2380\n\
+                     initial-cluster: etcd1=https://127.0.0.1:2380\n\
+                     auto-compaction-mode: periodic\nauto-compaction-retention: 1h\n{}{}",
+                    transport("client"),
+                    transport("peer")
+                ),
+            ),
+            (
+                "eplacement.yaml",
+                format!(
+                    "{MARK}\nlisten: 0.0.0.0:{PLACEMENT}\nauth: tokens\netcd:\n  endpoints: [\"{etcd}\"]\n{}tls:\n  \
+                     certificate: {}\n  key: {}\n  client_ca: {ca}\n",
+                    trust("eplacement"),
+                    quoted(server),
+                    quoted(server_key)
+                ),
+            ),
+            ("controller.yaml", asks("econtroller")),
+            ("schedule.yaml", asks("eschedule")),
+        ]
+    }
+}
+
+/// What our configuration files begin with.
+const MARK: &str = "# Made by `eschedule cluster init`; change it as you like.";

@@ -1,0 +1,351 @@
+//! A cluster as an administrator makes it: certificates, rights, nodes that join and one that is thrown out.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use ec_libvirt::testing::{LibvirtServer, tiny_image};
+use ec_model::{InstanceId, Keyspace, NodeId};
+use ec_store::{EtcdConfig, EtcdStore, EtcdTls, Store, Txn};
+use ec_tests::{TINY, program};
+use reqwest::{Certificate, Client, Identity, Method};
+use serde_json::{Value, json};
+
+/// A program that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+fn start(mut command: Command, log: &Path) -> Result<Running> {
+    let log = fs::File::create(log)?;
+    let child = command.stdout(log.try_clone()?).stderr(log).stdin(Stdio::null()).spawn();
+    Ok(Running(child.with_context(|| format!("{command:?}"))?))
+}
+
+/// One administrator's host.
+struct Host {
+    directory: tempfile::TempDir,
+}
+
+impl Host {
+    fn new() -> Result<Self> {
+        ec_runtime::install_tls_provider();
+        // QEMU must be able to pass through.
+        Ok(Self { directory: tempfile::Builder::new().prefix("ec-cluster-").tempdir()? })
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// `eschedule cluster …` or `node …` on the cluster's directory.
+    fn administer(&self, arguments: &[&str]) -> Result<Output> {
+        let directory = self.file("cluster");
+        Ok(Command::new(program("eschedule")).args(arguments).arg("--directory").arg(directory).output()?)
+    }
+
+    fn administered(&self, arguments: &[&str]) -> Result<String> {
+        let output = self.administer(arguments)?;
+        ensure!(output.status.success(), "{arguments:?}: {output:?}");
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    fn refused(&self, arguments: &[&str], code: i32, why: &str) -> Result<()> {
+        let output = self.administer(arguments)?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(code), "{arguments:?}: {output:?}");
+        ensure!(said.lines().next().is_some_and(|line| line.contains(why)), "{arguments:?}: {said}");
+        Ok(())
+    }
+
+    /// As a user of the cluster.
+    fn scheduled(&self, arguments: &[&str]) -> Result<String> {
+        let config = self.file("cluster/schedule.yaml");
+        let output =
+            Command::new(program("eschedule")).arg("--config").arg(config).args(arguments).output()?;
+        ensure!(output.status.success(), "{arguments:?}: {output:?}");
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    fn start_etcd(&self) -> Result<Running> {
+        let file = self.file("cluster/etcd.yaml");
+        let text = fs::read_to_string(&file)?;
+        // A test's data is its own; all else is as it was made.
+        let data = self.file("etcd").display().to_string();
+        fs::write(&file, text.replace("/var/lib/etcd/ecompute", &data))?;
+        let mut etcd = Command::new("etcd");
+        etcd.arg("--config-file").arg(file);
+        start(etcd, &self.file("etcd.log"))
+    }
+
+    fn start_placement(&self) -> Result<Running> {
+        let mut placement = Command::new(program("eplacement"));
+        placement.arg("--config").arg(self.file("cluster/eplacement.yaml"));
+        start(placement, &self.file("eplacement.log"))
+    }
+
+    /// A node of this name, joined in a directory of its own.
+    fn join(&self, name: &str) -> Result<Member> {
+        let (bundle, place) = (self.file(&format!("{name}.bundle")), self.file(name));
+        let out = bundle.display().to_string();
+        let added =
+            self.administered(&["-o", "json", "node", "add", name, "--host", "127.0.0.1", "--out", &out])?;
+        let added: Value = serde_json::from_str(&added)?;
+        let node: NodeId = added["node"].as_str().context("its uuid")?.parse()?;
+        let output = Command::new(program("ecompute"))
+            .arg("join")
+            .arg(&bundle)
+            .arg("--directory")
+            .arg(&place)
+            .output()?;
+        ensure!(output.status.success(), "{output:?}");
+        Ok(Member { node, place })
+    }
+
+    async fn until(&self, what: &str, reached: impl AsyncFn() -> bool) -> Result<()> {
+        for _ in 0..300 {
+            if reached().await {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        let logs = ["etcd.log", "eplacement.log", "ecompute.log"].map(|name| {
+            let text = fs::read_to_string(self.file(name)).unwrap_or_default();
+            let end = text.lines().rev().take(12).collect::<Vec<_>>();
+            format!("-- {name}\n{}", end.into_iter().rev().collect::<Vec<_>>().join("\n"))
+        });
+        bail!("not within a minute: {what}\n{}", logs.join("\n"))
+    }
+}
+
+/// A node's credentials, in whoever's hands.
+struct Member {
+    node: NodeId,
+    place: PathBuf,
+}
+
+impl Member {
+    async fn etcd(&self) -> Result<EtcdStore> {
+        let file = |name: &str| self.place.join(name);
+        let tls = EtcdTls { ca_cert: file("ca.pem"), client: Some((file("node.pem"), file("node.key"))) };
+        let endpoints = vec!["https://127.0.0.1:2379".into()];
+        Ok(EtcdStore::connect(EtcdConfig { endpoints, tls: Some(tls), ..EtcdConfig::default() }).await?)
+    }
+
+    /// Asks placement; answers the status and the document.
+    async fn ask(&self, method: Method, path: &str, body: Option<Value>) -> Result<(u16, Value)> {
+        let file = |name: &str| fs::read(self.place.join(name));
+        let client = Client::builder()
+            .no_proxy()
+            .tls_certs_only([Certificate::from_pem(&file("ca.pem")?)?])
+            .identity(Identity::from_pem(&[file("node.pem")?, file("node.key")?].concat())?)
+            .build()?;
+        let mut request = client
+            .request(method, format!("https://127.0.0.1:8080{path}"))
+            .header("OpenStack-API-Version", "placement 1.39")
+            .header("X-Auth-Token", String::from_utf8(file("node.token")?)?.trim());
+        if let Some(body) = body {
+            request = request.json(&body);
+        }
+        let answer = request.send().await?;
+        let status = answer.status().as_u16();
+        Ok((status, answer.json().await.unwrap_or_default()))
+    }
+
+    async fn allocate(&self, consumer: InstanceId, document: &Value) -> Result<u16> {
+        Ok(self.ask(Method::PUT, &format!("/allocations/{consumer}"), Some(document.clone())).await?.0)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_anothers() -> Result<()> {
+    let host = Host::new()?;
+    let directory = host.file("cluster");
+    // Not before its time.
+    host.refused(&["node", "list"], 2, "there is no cluster")?;
+    host.refused(&["cluster", "init"], 2, "name this host")?;
+    host.refused(&["cluster", "init", "a:1"], 2, "without a port")?;
+    ensure!(!directory.exists());
+
+    let first = host.administered(&["cluster", "init", "127.0.0.1"])?;
+    ensure!(first.contains("start etcd: etcd --config-file"), "{first}");
+    for secret in ["ca.key", "root.key", "etcd.key", "eschedule.key", "eschedule.token", "econtroller.token"]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = fs::metadata(directory.join(secret))?.permissions().mode() & 0o777;
+        assert_eq!(mode, 0o600, "{secret}");
+    }
+    let authority = fs::read(directory.join("ca.pem"))?;
+    host.refused(&["cluster", "init", "127.0.0.1"], 3, "start it: etcd --config-file")?;
+
+    let _etcd = host.start_etcd()?;
+    host.until("etcd has users", async || {
+        host.administer(&["cluster", "init"]).is_ok_and(|output| output.status.success())
+    })
+    .await?;
+    // Again: nothing new.
+    let again = host.administered(&["cluster", "init", "127.0.0.1"])?;
+    ensure!(!again.contains("made ") && again.contains("eschedule node add"), "{again}");
+    assert_eq!(fs::read(directory.join("ca.pem"))?, authority);
+
+    let _placement = host.start_placement()?;
+    host.until("placement listens", async || tokio::net::TcpStream::connect("127.0.0.1:8080").await.is_ok())
+        .await?;
+
+    // A node that joins while all of this runs, and a guest on it.
+    let libvirt = LibvirtServer::start();
+    let honest = host.join("host1")?;
+    host.refused(&["node", "add", "host1", "--out", "x"], 1, "--again")?;
+    let config = honest.place.join("compute.yaml");
+    let images = tiny_image();
+    let more = format!(
+        "state_dir: {}\nlibvirt: {{uri: \"{}\", network: {}}}\nreserved: {{MEMORY_MB: 0, DISK_GB: 0}}\nimages: {{local: [{}]}}\n",
+        host.file("state").display(),
+        libvirt.uri(),
+        libvirt.network(),
+        images.parent().context("a directory")?.display(),
+    );
+    fs::write(&config, fs::read_to_string(&config)? + &more)?;
+    let mut agent = Command::new(program("ecompute"));
+    agent.arg("--config").arg(&config);
+    let _agent = start(agent, &host.file("ecompute.log"))?;
+    host.until("the node is there", async || {
+        host.scheduled(&["nodes"]).is_ok_and(|nodes| nodes.contains("host1"))
+    })
+    .await?;
+    let data = host.file("user-data");
+    fs::write(&data, "#!/bin/sh\necho secret\n")?;
+    let image = format!("file://{}", images.display());
+    host.scheduled(&["--wait", "--name", "web", "--user-data", &data.display().to_string(), TINY, &image])?;
+    host.until("its console is read through TLS", async || {
+        host.scheduled(&["logs", "web"]).is_ok_and(|log| log.contains("READY"))
+    })
+    .await?;
+    let web: Value = serde_json::from_str(&host.scheduled(&["-o", "json", "show", "web"])?)?;
+    let web: InstanceId = web["instance"].as_str().context("its uuid")?.parse()?;
+
+    // Another's credentials, stolen.
+    let thief = host.join("host2")?;
+    let (keys, etcd) = (Keyspace::default(), Arc::new(thief.etcd().await?));
+    for key in
+        [keys.request(honest.node, web), keys.user_data(honest.node, web), keys.status(honest.node, web)]
+    {
+        ensure!(etcd.get(&key).await.is_err(), "{key} was read");
+    }
+    for prefix in ["/ecompute/requests/", "/ecompute/userdata/", "/ecompute/placement-tokens/", "/"] {
+        ensure!(etcd.list(prefix).await.is_err(), "{prefix} was read");
+        ensure!(etcd.watch(prefix, 1).await.is_err(), "{prefix} was watched");
+    }
+    for key in [
+        keys.request(honest.node, web),
+        keys.status(honest.node, web),
+        keys.node(honest.node),
+        keys.alive(honest.node),
+        keys.agent(honest.node),
+        keys.instance(web),
+        format!("/ecompute/placement/consumers/{web}"),
+        "/ecompute/placement-tokens/x".into(),
+    ] {
+        ensure!(etcd.txn(Txn::new().put(&key, "{}")).await.is_err(), "{key} was written");
+        ensure!(etcd.txn(Txn::new().delete(&key)).await.is_err(), "{key} was deleted");
+    }
+    ensure!(etcd.enable_auth().await.is_err() && etcd.drop_user("ecompute-control").await.is_err());
+    // Its own is its own.
+    etcd.txn(Txn::new().put(keys.status(thief.node, web), "{}")).await?;
+    etcd.txn(Txn::new().delete(keys.status(thief.node, web))).await?;
+
+    let provider = |node: NodeId| format!("/resource_providers/{node}");
+    let (own, others) = (provider(thief.node), provider(honest.node));
+    let (made, _) = thief
+        .ask(Method::POST, "/resource_providers", Some(json!({"uuid": thief.node, "name": "host2"})))
+        .await?;
+    assert_eq!(made, 200, "its own provider is its own");
+    let inventory = json!({"resource_provider_generation": 0, "inventories": {"VCPU": {"total": 4}}});
+    let (set, _) = thief.ask(Method::PUT, &format!("{own}/inventories"), Some(inventory.clone())).await?;
+    assert_eq!(set, 200, "its own inventory, too");
+    let claim = |of: &[NodeId]| {
+        let allocations: serde_json::Map<_, _> =
+            of.iter().map(|node| (node.to_string(), json!({"resources": {"VCPU": 1}}))).collect();
+        json!({"allocations": allocations, "project_id": "p", "user_id": "u", "consumer_generation": null,
+            "consumer_type": "INSTANCE"})
+    };
+    let mine = InstanceId::new(uuid::Uuid::new_v4());
+    assert_eq!(thief.allocate(mine, &claim(&[thief.node])).await?, 204, "and what is used of it");
+    let (_, provided) = thief.ask(Method::GET, &others, None).await?;
+    let generation = &provided["generation"];
+    let set = |what: &str, value: Value| {
+        (
+            Method::PUT,
+            format!("{others}/{what}"),
+            json!({"resource_provider_generation": generation, what: value}),
+        )
+    };
+    for (method, path, body) in [
+        set("inventories", json!({})),
+        set("traits", json!(["COMPUTE_STATUS_DISABLED"])),
+        set("aggregates", json!([mine])),
+        (Method::PUT, others.clone(), json!({"name": "stolen"})),
+        (Method::DELETE, others.clone(), Value::Null),
+        (Method::DELETE, format!("{others}/inventories"), Value::Null),
+        (Method::DELETE, format!("/allocations/{web}"), Value::Null),
+        (Method::PUT, format!("/allocations/{web}"), claim(&[thief.node])),
+        (Method::PUT, format!("/allocations/{mine}"), claim(&[thief.node, honest.node])),
+        (Method::POST, "/resource_providers".into(), json!({"name": "third"})),
+        (Method::POST, "/resource_classes".into(), json!({"name": "CUSTOM_MINE"})),
+        (
+            Method::POST,
+            "/reshaper".into(),
+            json!({"inventories": {thief.node.to_string(): inventory}, "allocations": {}}),
+        ),
+        (
+            Method::PUT,
+            format!("{own}/aggregates"),
+            json!({"resource_provider_generation": 2, "aggregates": [mine]}),
+        ),
+    ] {
+        let (status, document) =
+            thief.ask(method.clone(), &path, Some(body).filter(|body| !body.is_null())).await?;
+        ensure!(status == 403, "{method} {path} is answered {status}: {document}");
+    }
+
+    // Thrown out, at once; the others go on.
+    host.administered(&["node", "revoke", "host2"])?;
+    host.refused(&["node", "revoke", "host2"], 1, "there is no node")?;
+    let late = etcd.txn(Txn::new().put(keys.status(thief.node, web), "{}")).await;
+    ensure!(late.is_err(), "a connection that was open before lets in no more");
+    ensure!(thief.etcd().await?.get(&keys.node(thief.node)).await.is_err());
+    host.until("its token lets in no more", async || {
+        thief.ask(Method::GET, &own, None).await.is_ok_and(|(status, _)| status == 401)
+    })
+    .await?;
+    assert_eq!(host.administered(&["-o", "name", "node", "list"])?, "host1\n");
+
+    // New credentials in the place of the old ones; the guest is there throughout.
+    let bundle = host.file("host1-again.bundle").display().to_string();
+    host.administered(&["node", "add", "host1", "--again", "--host", "127.0.0.1", "--out", &bundle])?;
+    let joined = Command::new(program("ecompute"))
+        .args(["join", &bundle, "--directory"])
+        .arg(&honest.place)
+        .output()?;
+    ensure!(joined.status.success(), "{joined:?}");
+    host.until("placement takes its new token", async || {
+        honest.ask(Method::GET, &others, None).await.is_ok_and(|(status, _)| status == 200)
+    })
+    .await?;
+    host.scheduled(&["destroy", "--wait", "web"])?;
+    host.until("nothing is claimed any more", async || {
+        let asked = honest.ask(Method::GET, &format!("/allocations/{web}"), None).await;
+        asked.is_ok_and(|(_, document)| document["allocations"] == json!({}))
+    })
+    .await
+}
