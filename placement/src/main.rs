@@ -31,7 +31,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const ADVISE_AGAIN: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// Where the configuration is looked for.
-const PLACES: [&str; 2] = ["eplacement.yaml", "/etc/eplacement/eplacement.yaml"];
+const PLACES: [&str; 2] = ["eplacement.yaml", "/etc/ecompute/eplacement.yaml"];
 
 /// The Placement API server of etcd-compute: counts what hosts have and who uses it.
 ///
@@ -48,7 +48,7 @@ const PLACES: [&str; 2] = ["eplacement.yaml", "/etc/eplacement/eplacement.yaml"]
                   Exit codes: 0 ended as asked, 1 failed, 2 wrong usage or configuration, 3 etcd is not reachable\n\n\
                   Examples:\n  \
                   eplacement --etcd http://10.0.0.1:2379,http://10.0.0.2:2379\n  \
-                  eplacement --listen 0.0.0.0:8778 --auth tokens --config /etc/eplacement/eplacement.yaml\n  \
+                  eplacement --listen 0.0.0.0:8778 --auth tokens --config /etc/ecompute/eplacement.yaml\n  \
                   curl -H 'X-Auth-Token: admin' http://127.0.0.1:8080/resource_providers"
 )]
 struct Cli {
@@ -84,7 +84,7 @@ struct StoreOptions {
     /// What every key begins with [default: /ecompute/placement]
     #[arg(long, global = true, value_name = "KEY")]
     prefix: Option<String>,
-    /// Configuration [default: ./eplacement.yaml, then /etc/eplacement/eplacement.yaml, then defaults]
+    /// Configuration [default: ./eplacement.yaml, then /etc/ecompute/eplacement.yaml, then defaults]
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
 }
