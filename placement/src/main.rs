@@ -10,7 +10,7 @@ use std::{
 
 use clap::{Parser, Subcommand};
 use ec_runtime::{
-    Host, LogFormat, config, exit::Failure, init_logging, install_tls_provider, raise_file_limit,
+    Host, LogFormat, config, exit::Failure, init_logging, install_tls_provider, raise_file_limit, service,
     shutdown_on_signals,
 };
 use ec_serve::TlsSection;
@@ -217,7 +217,7 @@ fn run(options: &ServerOptions, store: &StoreOptions) -> Result<(), Failure> {
         let end = CancellationToken::new();
         let (keys, limits, host) = (settings.keys, settings.limits, Host::default());
         let replica = Replica::start(store, keys, limits, host, end.clone());
-        let watched = replica.clone();
+        let (watched, asked) = (replica.clone(), replica.clone());
         let with_tls = tls.is_some();
         tracing::info!(listen = %settings.listen, tls = with_tls, "serving the Placement API");
         let api = Arc::new(Api::new(replica, settings.api, with_tls));
@@ -226,6 +226,8 @@ fn run(options: &ServerOptions, store: &StoreOptions) -> Result<(), Failure> {
                 end.cancel();
                 Ok(())
             }
+            // In the task that takes connections, and with a look at the state: where either hangs, nothing is told.
+            never = service::vouch(async || asked.peek(|_| true)) => match never {},
             why = watched.failed() => Err(Failure::failed(format!("{why}; ending, to be started again"))),
         }
     })

@@ -24,3 +24,4 @@ mod placement_callers;
 mod placement_far;
 mod placement_records;
 mod placement_restore;
+mod service;
