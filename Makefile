@@ -69,6 +69,7 @@ deb-test: deb
 
 eschedule-static:
 	$(AS_OWNER) scripts/check-rust.sh
+	scripts/install-deps.sh package
 	$(AS_OWNER) scripts/build-reproducible.sh static
 
 long:

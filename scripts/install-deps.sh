@@ -18,7 +18,7 @@ packages=(gcc libc6-dev pkg-config libvirt-dev protobuf-compiler libprotobuf-dev
 case $level in
 build) ;;
 package | package-test)
-  packages+=(debhelper git help2man)
+  packages+=(debhelper git help2man musl-tools)
   [ "$level" = package ] || packages+=(lintian mmdebstrap debian-archive-keyring util-linux)
   ;;
 demo | test)
