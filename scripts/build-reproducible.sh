@@ -10,6 +10,8 @@ crates=${CARGO_HOME:-$HOME/.cargo}
 # What panics and C's assertions name files by.
 export RUSTFLAGS="--remap-path-prefix=$PWD=/usr/src/etcd-compute --remap-path-prefix=$crates=/usr/src/cargo"
 export CFLAGS="-ffile-prefix-map=$crates=/usr/src/cargo -ffile-prefix-map=$PWD=/usr/src/etcd-compute"
+# What C makes of __DATE__ and __TIME__ (mimalloc says when it was built). Not the commit's: what is compiled is kept over commits.
+export SOURCE_DATE_EPOCH=0
 # A target of its own, so that other builds, which have other flags, and this one do not undo each other.
 build() { exec cargo build --release --locked --target-dir target/package "$@"; }
 case ${1-} in

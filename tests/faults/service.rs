@@ -116,7 +116,7 @@ async fn the_agent_is_ready_lives_while_etcd_is_away_and_is_silent_when_it_stand
     let last = (0..3).map(|_| manager.next()).find(Result::is_err);
     stack.signal_agent(Signal::SIGCONT)?;
     ensure!(last.is_some(), "an agent that stands still tells that it lives");
-    stack.etcd.restart()?;
+    stack.etcd.restart().await?;
     manager.socket.set_read_timeout(Some(PATIENCE))?;
     manager.hears("WATCHDOG=1")?;
     stack.end_agent()?;
