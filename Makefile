@@ -15,7 +15,7 @@ endif
 BUILD := $(AS_OWNER) cargo build --release --locked
 
 .PHONY: help demo demo-down test long newcomer bench check deny fuzz fuzz-placement sim mutants \
-  mutants-changed
+  mutants-changed install deb deb-test eschedule-static
 
 help:
 	@echo "make demo       install what is missing, build, start the stack, boot a guest, log in"
@@ -24,6 +24,10 @@ help:
 	@echo "make long       hours: a stock Debian through every verb, and KILLS (20) kills at each step of each"
 	@echo "make newcomer   install and demo on new Debian 12, Debian 13 and Ubuntu 24.04, in namespaces"
 	@echo "make bench      what we promise, beside the bare calls, as medians and ratios"
+	@echo "make install    programs, units, pages and completions, below DESTDIR and PREFIX (/usr/local)"
+	@echo "make deb        Debian packages, in target/deb; the same commit gives the same bytes"
+	@echo "make deb-test   these, and installs, upgrades, removes and purges them on a new machine"
+	@echo "make eschedule-static  the command line for any Linux, in target/package"
 	@echo "make check      formatting, lints, dependencies and their licences"
 	@echo "make deny       the last of these alone"
 	@echo "make fuzz       random histories of an instance, and each parser of outside data for a minute"
@@ -45,6 +49,28 @@ test:
 	scripts/check-rust.sh
 	scripts/install-deps.sh test
 	scripts/test.sh
+
+# Built by whom the checkout belongs to, also where root installs.
+PREFIX ?= /usr/local
+install:
+	$(AS_OWNER) scripts/check-rust.sh
+	$(AS_OWNER) scripts/build-reproducible.sh
+	PREFIX=$(PREFIX) DESTDIR=$(DESTDIR) scripts/install.sh
+
+deb:
+	$(AS_OWNER) scripts/check-rust.sh
+	scripts/install-deps.sh package
+	$(AS_OWNER) scripts/build-reproducible.sh
+	$(AS_OWNER) scripts/deb.sh
+
+deb-test: deb
+	scripts/install-deps.sh package-test
+	$(SUDO) scripts/package-test.sh
+
+eschedule-static:
+	$(AS_OWNER) scripts/check-rust.sh
+	scripts/install-deps.sh package
+	$(AS_OWNER) scripts/build-reproducible.sh static
 
 long:
 	scripts/check-rust.sh

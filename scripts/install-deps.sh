@@ -1,8 +1,9 @@
 #!/bin/bash
-# Installs what building, the demo and the tests need from the distribution, where it is missing.
-# usage: install-deps.sh build|demo|test      (each includes the ones before it)
+# Installs what building, the demo, the tests and packages need from the distribution, where it is missing.
+# usage: install-deps.sh build|demo|test          (each includes the ones before it)
+#        install-deps.sh package|package-test     (these two include build)
 set -euo pipefail
-level=${1:?usage: $0 build|demo|test}
+level=${1:?usage: $0 build|demo|test|package|package-test}
 # Also with a user's own PATH the system's programs are seen; apt's texts are read below.
 export PATH=$PATH:/usr/sbin:/sbin LC_ALL=C DEBIAN_FRONTEND=noninteractive
 
@@ -16,6 +17,10 @@ trap 'echo "install-deps: interrupted; run it again to go on" >&2; exit 130' INT
 packages=(gcc libc6-dev pkg-config libvirt-dev protobuf-compiler libprotobuf-dev ca-certificates)
 case $level in
 build) ;;
+package | package-test)
+  packages+=(debhelper git help2man musl-tools)
+  [ "$level" = package ] || packages+=(lintian mmdebstrap debian-archive-keyring util-linux)
+  ;;
 demo | test)
   packages+=(etcd-server etcd-client qemu-system-x86 qemu-utils libvirt-daemon-system libvirt-clients
     dnsmasq-base iproute2 iptables nftables python3 openssh-client cpio e2fsprogs curl util-linux
@@ -29,7 +34,7 @@ test)
   ;;
 demo) ;;
 *)
-  echo "install-deps: \`$level\` is not known: wanted build, demo or test" >&2
+  echo "install-deps: \`$level\` is not known: wanted build, demo, test, package or package-test" >&2
   exit 2
   ;;
 esac

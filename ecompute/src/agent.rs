@@ -14,7 +14,7 @@ use ec_libvirt::{LibvirtConfig, LibvirtHypervisor};
 use ec_metadata::{MetadataConfig, MetadataError, RecordDir};
 use ec_model::{Alive, NodeId};
 use ec_placement_client::{PlacementClient, PlacementError};
-use ec_runtime::Host;
+use ec_runtime::{Host, service};
 use ec_store::{EtcdStore, Store};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -26,8 +26,7 @@ use crate::{
     identity::StateDir,
     jobs::Jobs,
     parts::Parts,
-    port::Recent,
-    port::{Port, Streams},
+    port::{self, Port, Recent, Streams},
     presence::{self, Presence, machine},
     register::keep_registered,
     standing::Part,
@@ -57,7 +56,10 @@ pub async fn run(settings: Settings, port: Option<Port>, shutdown: CancellationT
         parts.url.set(url).ok();
     }
     let served = port.map(|port| tokio::spawn(port.serve(Arc::clone(&parts), closed.clone())));
-    let ended = run_with(parts, shutdown).await;
+    let ended = tokio::select! {
+        ended = run_with(Arc::clone(&parts), shutdown) => ended,
+        never = service::vouch(async || port::turns(&parts).await) => match never {},
+    };
     closed.cancel();
     if let Some(served) = served {
         served.await.context("the agent's port broke")?;

@@ -166,6 +166,12 @@ impl Serves for Desk {
     }
 }
 
+/// Whether the agent's loop turns, as far as there is one yet: it may wait for libvirt or etcd for as long as these need, and
+/// starting the agent anew would not help.
+pub(crate) async fn turns(parts: &Parts) -> bool {
+    ask(parts, |_| ()).await != Asked::Silent
+}
+
 /// Has the agent's loop answer a question about what it knows.
 async fn ask<T: Send + 'static>(
     parts: &Parts,

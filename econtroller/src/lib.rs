@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ec_cloud::{Cloud, CloudError, tend_claims, tend_instances, tend_nodes};
 use ec_plan::fleet::{Fleet, Move, Surplus};
+use ec_runtime::service;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -29,6 +30,7 @@ pub async fn tend(cloud: &Cloud, shutdown: &CancellationToken) {
     let mut instances_due = begun;
     let mut trouble = Trouble::default();
     loop {
+        service::turned();
         // A look that is broken off in its midst leaves nothing half done: each of its writes is whole.
         let look = async {
             let outcome = tend_nodes(cloud, &mut fleet, begun.elapsed()).await.map(|moves| {

@@ -7,7 +7,7 @@ use ec_metadata::{MetadataConfig, RecordDir, serve};
 use ec_runtime::{
     LogFormat,
     exit::{Failure, chain},
-    init_logging, shutdown_on_signals,
+    init_logging, service, shutdown_on_signals,
 };
 
 /// The metadata server of etcd-compute: answers guests on a bridge.
@@ -76,8 +76,12 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> Result<(), Failure> {
     let records = RecordDir::reader(cli.state_dir.join("instances"));
-    let config =
-        MetadataConfig { address: cli.address, port: cli.port, ..MetadataConfig::new(cli.bridge, records) };
+    let config = MetadataConfig {
+        address: cli.address,
+        port: cli.port,
+        on_turn: service::turned,
+        ..MetadataConfig::new(cli.bridge, records)
+    };
     // One thread, and one more while a request is looked up: guests ask rarely.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -12,7 +12,7 @@ use clap::{Parser, Subcommand};
 use ec_model::placement_tokens;
 use ec_replica::Model;
 use ec_runtime::{
-    Host, LogFormat, config, exit::Failure, init_logging, install_tls_provider, raise_file_limit,
+    Host, LogFormat, config, exit::Failure, init_logging, install_tls_provider, raise_file_limit, service,
     shutdown_on_signals,
 };
 use ec_serve::TlsSection;
@@ -33,7 +33,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const ADVISE_AGAIN: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// Where the configuration is looked for.
-const PLACES: [&str; 2] = ["eplacement.yaml", "/etc/eplacement/eplacement.yaml"];
+const PLACES: [&str; 2] = ["eplacement.yaml", "/etc/ecompute/eplacement.yaml"];
 
 /// The Placement API server of etcd-compute: counts what hosts have and who uses it.
 ///
@@ -50,7 +50,7 @@ const PLACES: [&str; 2] = ["eplacement.yaml", "/etc/eplacement/eplacement.yaml"]
                   Exit codes: 0 ended as asked, 1 failed, 2 wrong usage or configuration, 3 etcd is not reachable\n\n\
                   Examples:\n  \
                   eplacement --etcd http://10.0.0.1:2379,http://10.0.0.2:2379\n  \
-                  eplacement --listen 0.0.0.0:8778 --auth tokens --config /etc/eplacement/eplacement.yaml\n  \
+                  eplacement --listen 0.0.0.0:8778 --auth tokens --config /etc/ecompute/eplacement.yaml\n  \
                   curl -H 'X-Auth-Token: admin' http://127.0.0.1:8080/resource_providers"
 )]
 struct Cli {
@@ -86,7 +86,7 @@ struct StoreOptions {
     /// What every key begins with [default: /ecompute/placement]
     #[arg(long, global = true, value_name = "KEY")]
     prefix: Option<String>,
-    /// Configuration [default: ./eplacement.yaml, then /etc/eplacement/eplacement.yaml, then defaults]
+    /// Configuration [default: ./eplacement.yaml, then /etc/ecompute/eplacement.yaml, then defaults]
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -222,7 +222,7 @@ fn run(options: &ServerOptions, store: &StoreOptions) -> Result<(), Failure> {
         }
         let (keys, limits, host) = (settings.keys, settings.limits, Host::default());
         let replica = Replica::start(store, keys, limits, host, end.clone());
-        let watched = replica.clone();
+        let (watched, asked) = (replica.clone(), replica.clone());
         let with_tls = tls.is_some();
         tracing::info!(listen = %settings.listen, tls = with_tls, "serving the Placement API");
         let api = Arc::new(Api::new(replica, settings.api, with_tls));
@@ -231,6 +231,8 @@ fn run(options: &ServerOptions, store: &StoreOptions) -> Result<(), Failure> {
                 end.cancel();
                 Ok(())
             }
+            // In the task that takes connections, and with a look at the state: where either hangs, nothing is told.
+            never = service::vouch(async || asked.peek(|_| true)) => match never {},
             why = watched.failed() => Err(Failure::failed(format!("{why}; ending, to be started again"))),
         }
     })

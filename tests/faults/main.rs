@@ -25,3 +25,4 @@ mod placement_callers;
 mod placement_far;
 mod placement_records;
 mod placement_restore;
+mod service;

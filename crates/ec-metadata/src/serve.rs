@@ -43,6 +43,8 @@ pub struct MetadataConfig {
     pub records: RecordDir,
     /// Where the servers of this host find each other's records.
     pub registry: PathBuf,
+    /// Called about once a second, as long as the server works or waits.
+    pub on_turn: fn(),
 }
 
 impl MetadataConfig {
@@ -59,6 +61,7 @@ impl MetadataConfig {
             port: Self::PORT,
             records,
             registry: registry::DIRECTORY.into(),
+            on_turn: || {},
         }
     }
 }
@@ -134,14 +137,14 @@ impl Post {
             if let Some(listener) = self.take().await? {
                 break listener;
             }
-            if !pause(shutdown).await {
+            if !self.pause(shutdown).await {
                 return Ok(());
             }
         };
         let (service, callers) = (service(&self.sources), callers(&self.sources, self.is_usual()));
         let server = tokio::spawn(http::run(listener, service, callers, shutdown.clone()));
         let mut outcome = Ok(());
-        while outcome.is_ok() && pause(shutdown).await {
+        while outcome.is_ok() && self.pause(shutdown).await {
             outcome = self.look_after().await;
         }
         if outcome.is_err() {
@@ -232,6 +235,15 @@ impl Post {
         Ok(())
     }
 
+    /// Waits for one period; false where the server is to end.
+    async fn pause(&self, shutdown: &CancellationToken) -> bool {
+        (self.config.on_turn)();
+        tokio::select! {
+            () = shutdown.cancelled() => false,
+            () = tokio::time::sleep(PERIOD) => true,
+        }
+    }
+
     fn failed(&self, verb: &str, error: BridgeError) -> MetadataError {
         let doing = format!("{verb} {} on bridge {}", self.config.address, self.config.bridge);
         match error {
@@ -292,12 +304,4 @@ fn find(sources: &Sources, caller: &Caller) -> Result<Option<InstanceRecord>, St
 fn callers(sources: &Sources, marked: bool) -> Arc<http::ByPort> {
     let (sources, marks) = (sources.clone(), Marked::default());
     Arc::new(move |address| caller::by_port(sources.bridges(), address, |port| marked && marks.has(port)))
-}
-
-/// Waits for one period; false where the server is to end.
-async fn pause(shutdown: &CancellationToken) -> bool {
-    tokio::select! {
-        () = shutdown.cancelled() => false,
-        () = tokio::time::sleep(PERIOD) => true,
-    }
 }

@@ -9,6 +9,7 @@ mod host;
 mod logging;
 pub mod memory;
 mod planted;
+pub mod service;
 mod shutdown;
 mod tasks;
 

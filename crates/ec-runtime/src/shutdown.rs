@@ -5,6 +5,8 @@ use std::io;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use crate::service;
+
 /// The exit code after a second signal, as a shell reports a program ended by SIGINT.
 const INTERRUPTED: i32 = 130;
 
@@ -22,6 +24,7 @@ pub fn shutdown_on_signals() -> io::Result<CancellationToken> {
             }
             if first {
                 tracing::info!("asked to end; a second signal ends at once");
+                service::ending();
                 cancel.cancel();
             }
         }

@@ -1,0 +1,236 @@
+#!/bin/bash
+# Tries the Debian packages of target/deb (`make deb-test` builds them first): lintian; then installed, upgraded,
+# removed and purged on a new Debian 12 with its own systemd as process 1, in namespaces.
+# usage: package-test.sh        (root; some minutes)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export LC_ALL=C.UTF-8
+umask 022
+mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+packages=(etcd-compute etcd-compute-agent etcd-compute-control etcd-compute-metadata)
+units=(ecompute econtroller eplacement mdserver)
+
+say() { printf '%4d s  %s\n' $SECONDS "$*"; }
+die() {
+  echo "package-test: $*" >&2
+  exit 1
+}
+[ "$(id -u)" -eq 0 ] || die "must be run as root: it makes a file system and namespaces"
+for tool in mmdebstrap lintian unshare nsenter; do command -v $tool >/dev/null || die "$tool is missing: run scripts/install-deps.sh package"; done
+ls target/deb/*.deb >/dev/null || die "there are no packages: run \`make deb\`"
+
+work=$(mktemp -d)
+chmod 755 "$work"
+root=$work/root init='' group=''
+# What runs in there is in one control group, and ends with it.
+cleanup() {
+  if [ -n "$init" ]; then kill -KILL "$init" 2>/dev/null || true; fi
+  if [ -n "$group" ]; then
+    for _ in $(seq 50); do find "$group" -depth -type d -exec rmdir {} + 2>/dev/null && break; sleep 0.1; done
+  fi
+  rm -rf --one-file-system "$work"
+}
+trap cleanup EXIT
+trap 'exit 130' INT TERM
+
+# ---- lintian --------------------------------------------------------------------------------------
+
+install -d -o nobody "$work/lintian"
+cp target/deb/*.deb "$work/lintian/"
+if ! (cd "$work/lintian" && setpriv --reuid nobody --regid nogroup --clear-groups env HOME="$work/lintian" \
+  lintian --fail-on error,warning ./*.deb); then die "lintian"; fi
+say "lintian: no errors, no warnings"
+
+# ---- a machine ------------------------------------------------------------------------------------
+
+# Everything that the packages depend on is there before, and so is etcd: what comes and goes is theirs.
+base=apt,ca-certificates,systemd,systemd-sysv,dbus,iproute2,procps,curl,etcd-server,etcd-client
+base+=,libvirt-daemon-system,libvirt-clients,qemu-system-x86,qemu-utils,nftables,dnsmasq-base,openssh-client
+if [ -n "${BASE_ROOT:-}" ]; then
+  cp -a --reflink=auto "$BASE_ROOT" "$root" # of an earlier run, to save the time
+else
+  mmdebstrap --quiet --variant=minbase --format=directory --include=$base bookworm "$root" "deb $mirror bookworm main"
+fi
+mkdir -p "$root/packages" "$root/newer"
+cp target/deb/*.deb "$root/packages/"
+# The same again with a higher version, to be upgraded to.
+for deb in target/deb/*.deb; do
+  rm -rf "$work/newer"
+  dpkg-deb -R "$deb" "$work/newer"
+  sed -i -e 's/^\(Version: .*\)/\1+1/' "$work/newer/DEBIAN/control"
+  dpkg-deb --root-owner-group -b "$work/newer" "$root/newer" >/dev/null
+done
+# There is no console to log in at, and what would be saved at the end is not wanted again.
+for unit in console-getty.service libvirt-guests.service sys-kernel-debug.mount sys-kernel-tracing.mount; do
+  ln -sf /dev/null "$root/etc/systemd/system/$unit"
+done
+# The network and the guests of the machine around are out of reach.
+rm -f "$root/etc/resolv.conf"
+
+boot() {
+  # In its group before its namespace is made, so that the group is all that it sees.
+  # shellcheck disable=SC2016  # it is for the shell inside
+  sh -c 'echo $$ >"$0/cgroup.procs" && exec "$@"' "$group" \
+    unshare --mount --pid --uts --ipc --net --cgroup --fork --propagation private bash -c '
+    set -e
+    root=$1
+    mount --bind "$root" "$root"
+    mount -t proc proc "$root/proc"
+    mount -t sysfs sysfs "$root/sys"
+    mount -t tmpfs -o mode=755 tmpfs "$root/dev"
+    for name in null zero full random urandom tty; do : >"$root/dev/$name"; mount --bind "/dev/$name" "$root/dev/$name"; done
+    mkdir -p "$root"/dev/{pts,shm,net}
+    mount -t devpts -o newinstance,ptmxmode=0666 devpts "$root/dev/pts"
+    ln -s pts/ptmx "$root/dev/ptmx"
+    ln -s /proc/self/fd "$root/dev/fd"
+    : >"$root/dev/console"
+    mount -t tmpfs tmpfs "$root/dev/shm"
+    if [ -e /dev/net/tun ]; then : >"$root/dev/net/tun"; mount --bind /dev/net/tun "$root/dev/net/tun"; fi
+    mount -t tmpfs -o mode=755 tmpfs "$root/run"
+    mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
+    hostname package-test
+    ip link set lo up
+    cd "$root"
+    pivot_root . mnt
+    umount -l /mnt
+    exec env -i container=namespaces PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --system --log-target=console --log-level=notice
+  ' bash "$root" >"$work/console" 2>&1 </dev/null &
+  local outer=$!
+  for _ in $(seq 100); do
+    init=$(pgrep -P "$outer" || true)
+    if [ -n "$init" ] && inside systemctl is-system-running 2>/dev/null | grep -qE 'running|degraded'; then return; fi
+    kill -0 "$outer" 2>/dev/null || break
+    sleep 0.5
+  done
+  cat "$work/console" >&2
+  die "the machine did not come up"
+}
+inside() {
+  nsenter -t "$init" -m -u -i -n -p -C -r -w env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
+    DEBIAN_FRONTEND=noninteractive "$@"
+}
+# A control group of its own, of the version that this systemd knows; some hosts have both versions.
+for place in /sys/fs/cgroup/unified /sys/fs/cgroup; do
+  if [ -e $place/cgroup.procs ]; then
+    group=$place/package-test-$$
+    mkdir "$group"
+    break
+  fi
+done
+[ -n "$group" ] || die "there are no control groups of version 2"
+
+image=${CACHE:-/var/cache/etcd-compute}/tiny.qcow2
+[ -e "$image" ] || scripts/guests/build-tiny.sh "$image" "${image%/*}/debs"
+install -D -m 644 -t "$root/srv/images" "$image"
+boot
+say "a new Debian 12 runs: $(inside systemctl --version | head -n 1)"
+
+# ---- what is tried --------------------------------------------------------------------------------
+
+# What lies where packages put things; what others change by themselves is left out.
+files() {
+  inside sh -c 'find /etc /usr /var/lib -path /var/lib/dpkg -prune -o -path /var/lib/etcd -prune -o -path "/var/lib/libvirt" -prune -o \
+    -path /usr/share/mime -prune -o -path "/etc/libvirt/qemu" -prune -o -path /var/lib/systemd/timers -prune -o -print' |
+    grep -vE '^/var/lib/systemd/(random-seed|linger|catalog|coredump)|^/etc/(passwd|shadow|group|gshadow|subuid|subgid)-?$|^/etc/\.(pwd\.lock|updated)$|^/etc/libvirt/storage(/autostart)?$' | sort
+}
+each() { # each WORD…: systemctl WORD UNIT is true of every unit
+  for unit in "${units[@]}"; do inside systemctl -q "$@" "$unit" || die "$unit: not $*: $(inside systemctl status --no-pager -n 20 "$unit")"; done
+}
+none() { # none WORD
+  for unit in "${units[@]}"; do if inside systemctl -q "$@" "$unit" 2>/dev/null; then die "$unit: $*"; fi; done
+}
+until_done() { # until_done SECONDS WHAT COMMAND…
+  local end=$((SECONDS + $1)) what=$2
+  shift 2
+  until "$@" >/dev/null 2>&1; do
+    [ $SECONDS -lt $end ] || die "$what: not within the time; $(inside journalctl --no-pager -n 30)"
+    sleep 0.5
+  done
+}
+pid() { inside systemctl show -p MainPID --value "$1"; }
+pids() { for unit in "${units[@]}"; do pid "$unit"; done; }
+guest() { inside pgrep -f "guest=$instance"; }
+active() { inside eschedule -o json show web | grep -q '"state": *"ACTIVE"'; }
+
+files >"$work/before"
+inside sh -c 'dpkg -i /packages/*.deb' >"$work/install.log" 2>&1 || { cat "$work/install.log" && die "not installed"; }
+none is-enabled
+none is-active
+say "installed; nothing is started or enabled"
+
+for unit in "${units[@]}"; do inside systemd-analyze --man=no verify "$unit.service" || die "systemd-analyze verify $unit"; done
+for unit in "${units[@]}"; do
+  score=$(inside systemd-analyze --no-pager security --offline=true "/lib/systemd/system/$unit.service" | sed -n 's/.*exposure level for [^:]*: \([0-9.]*\).*/\1/p')
+  echo "        systemd-analyze security $unit: $score"
+  awk -v score="$score" 'BEGIN { exit !(score != "" && score <= 3.0) }' || die "more than 3.0"
+done
+
+inside sed -i 's|^  local: \[\]|  local: [/srv/images]|' /etc/ecompute/compute.yaml
+inside systemctl -q start libvirtd
+inside virsh -q net-start default
+inside systemctl -q enable --now "${units[@]}"
+each is-active
+until_done 60 "the agent is alive" sh -c "$(declare -f inside); init=$init; inside eschedule -o json nodes | grep -q '\"alive\": *true'"
+say "enabled and started"
+
+inside eschedule --wait --timeout 300 --name web 'resources=VCPU:1,MEMORY_MB:128,DISK_GB:1' file:///srv/images/tiny.qcow2 >"$work/guest.log" 2>&1 ||
+  { cat "$work/guest.log" && die "no guest"; }
+instance=$(sed -n 's/.*OF INSTANCE //p' "$work/guest.log")
+qemu=$(guest)
+# The tiny guest has its name of the metadata server only; mdserver was there before the agent, and answers.
+until_done 60 "the guest is told its name" sh -c "$(declare -f inside); init=$init; inside eschedule logs web | grep -aq 'web'"
+[ "$(inside sh -c "cut -d: -f3 /proc/$qemu/cgroup | grep -c ecompute" || true)" = 0 ] || die "the guest is in the agent's control group"
+say "a guest runs, $instance"
+
+old=$(pids)
+inside sh -c 'dpkg -i /newer/*.deb' >"$work/upgrade.log" 2>&1 || { cat "$work/upgrade.log" && die "not upgraded"; }
+each is-active
+each is-enabled
+[ -z "$(comm -12 <(sort <<<"$old") <(pids | sort))" ] || die "not all were started anew: $old, $(pids)"
+[ "$(guest)" = "$qemu" ] || die "the guest did not outlive the upgrade"
+inside grep -q '/srv/images' /etc/ecompute/compute.yaml || die "the administrator's configuration is lost"
+until_done 60 "the guest is ACTIVE after the upgrade" active
+say "upgraded: services are new, the guest runs on, the configuration is kept"
+
+for unit in ecompute eplacement; do
+  inside sh -c "mkdir -p /run/systemd/system/$unit.service.d && printf '[Service]\nWatchdogSec=12\n' >/run/systemd/system/$unit.service.d/soon.conf"
+done
+inside systemctl daemon-reload
+inside systemctl restart ecompute eplacement
+for unit in ecompute eplacement; do
+  stopped=$(pid $unit)
+  sleep 14
+  [ "$(pid $unit)" = "$stopped" ] || die "$unit is well and was started anew"
+  inside kill -STOP "$stopped"
+  until_done 120 "$unit, which stands, is started anew" sh -c "$(declare -f inside); init=$init; \
+    new=\$(inside systemctl show -p MainPID --value $unit); [ \"\$new\" != $stopped ] && [ \"\$new\" != 0 ] && inside systemctl -q is-active $unit"
+  inside sh -c "rm -r /run/systemd/system/$unit.service.d"
+done
+inside systemctl daemon-reload
+[ "$(guest)" = "$qemu" ] || die "the guest did not outlive the watchdog"
+say "the watchdog starts anew what stands, and leaves what is well"
+
+inside dpkg --remove "${packages[@]}" >/dev/null 2>&1
+none is-active
+[ "$(guest)" = "$qemu" ] || die "the guest did not outlive the removal"
+inside test -e /etc/ecompute/compute.yaml || die "the configuration went with the removal"
+inside dpkg --purge "${packages[@]}" >"$work/purge.log" 2>&1
+inside test -e "/var/lib/ecompute/instances/$instance.json" || die "purging took a guest's record: $(cat "$work/purge.log")"
+[ "$(guest)" = "$qemu" ] || die "the guest did not outlive the purge"
+say "removed and purged: the guest, its disk and its record stay"
+
+inside sh -c 'dpkg -i /packages/*.deb' >/dev/null 2>&1
+inside systemctl -q enable --now "${units[@]}"
+until_done 60 "the guest is ACTIVE again" active
+inside eschedule destroy web --wait >/dev/null 2>&1 || die "the guest cannot be destroyed"
+inside dpkg --purge "${packages[@]}" >"$work/purge.log" 2>&1
+files >"$work/after"
+inside virsh -q pool-list --all | grep ecompute && die "the storage pool is left"
+inside nft list tables | grep ecompute && die "packet rules are left"
+inside ip -o addr | grep 169.254.169.254 && die "the address is left"
+diff "$work/before" "$work/after" || die "purging left this, or took it"
+say "installed anew the agent goes on with the guest; destroyed and purged, nothing is left"
+
+inside systemctl poweroff || true
+for _ in $(seq 100); do [ -d "/proc/$init" ] || break; sleep 0.2; done
+echo "package-test: passed in $SECONDS s"
