@@ -14,6 +14,9 @@ pub const DIRECTORY: &str = "/etc/ecompute";
 /// Where the agent's port listens, for consoles and readings by whoever has a certificate of the cluster.
 const LISTEN: &str = "0.0.0.0:18090";
 
+/// The configuration as it is shipped, which says nothing but defaults and is as good as none.
+const SHIPPED: &str = include_str!("../../compute.yaml");
+
 /// What the configuration begins with, by which it is known again.
 const MARK: &str = "# Made by `ecompute join`; change it as you like: joining again leaves it as it is.";
 
@@ -36,6 +39,7 @@ pub fn join(bundle: &Path, directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     };
     let config = directory.join("compute.yaml");
     let known = match fs::read_to_string(&config) {
+        Ok(there) if there == SHIPPED => None,
         Ok(there) if there.starts_with(MARK) => Some(there),
         Ok(_) => {
             return Err(Failure::usage(format!(
@@ -128,6 +132,8 @@ mod tests {
             fs::write(&file, bundle.text()).unwrap();
             join(&file, &place).map_err(|failure| failure.message)
         };
+        fs::create_dir(&place).unwrap();
+        fs::write(&config, SHIPPED).unwrap();
         assert_eq!(join_with(&bundle(node)).unwrap().len(), 5);
         let (settings, _) = Settings::load(Some(&config)).map_err(|error| error.to_string()).unwrap();
         assert_eq!((settings.uuid, settings.name.as_str()), (Some(node), "host1"));

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     sync::Arc,
@@ -83,8 +84,9 @@ impl Host {
         // A test's data is its own; all else is as it was made.
         let data = self.file("etcd").display().to_string();
         fs::write(&file, text.replace("/var/lib/etcd/ecompute", &data))?;
+        // As a distribution's service is told it.
         let mut etcd = Command::new("etcd");
-        etcd.arg("--config-file").arg(file);
+        etcd.env("ETCD_CONFIG_FILE", file);
         start(etcd, &self.file("etcd.log"))
     }
 
@@ -177,13 +179,23 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
     host.refused(&["cluster", "init", "a:1"], 2, "without a port")?;
     ensure!(!directory.exists());
 
+    // What an operator wrote is not written over; what was shipped is.
+    fs::create_dir(&directory)?;
+    fs::write(directory.join("schedule.yaml"), "project: mine\n")?;
+    host.refused(&["cluster", "init", "127.0.0.1"], 2, "is there already")?;
+    assert_eq!(fs::read_dir(&directory)?.count(), 1);
+    fs::write(directory.join("schedule.yaml"), include_str!("../../schedule.yaml"))?;
     let first = host.administered(&["cluster", "init", "127.0.0.1"])?;
     ensure!(first.contains("start etcd: etcd --config-file"), "{first}");
-    for secret in ["ca.key", "root.key", "etcd.key", "eschedule.key", "eschedule.token", "econtroller.token"]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        let mode = fs::metadata(directory.join(secret))?.permissions().mode() & 0o777;
-        assert_eq!(mode, 0o600, "{secret}");
+    let mode = |file: &str| {
+        Ok::<_, std::io::Error>(fs::metadata(directory.join(file))?.permissions().mode() & 0o777)
+    };
+    for secret in ["ca.key", "root.key", "eschedule.key", "eschedule.token"] {
+        assert_eq!(mode(secret)?, 0o600, "{secret}");
+    }
+    // Their services' groups may read these, where there are such groups.
+    for secret in ["etcd.key", "eplacement.key", "econtroller.key", "econtroller.token"] {
+        assert_eq!(mode(secret)? & 0o137, 0, "{secret}");
     }
     let authority = fs::read(directory.join("ca.pem"))?;
     host.refused(&["cluster", "init", "127.0.0.1"], 3, "start it: etcd --config-file")?;

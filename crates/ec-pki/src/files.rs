@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File, Permissions},
     io::{self, Write},
-    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    os::unix::fs::{OpenOptionsExt, PermissionsExt, fchown},
     path::Path,
 };
 
@@ -12,6 +12,8 @@ use std::{
 pub enum Access {
     /// Its owner only.
     Secret,
+    /// Its owner, and the members of the group with this id.
+    Group(u32),
     /// Everybody.
     Public,
 }
@@ -23,6 +25,7 @@ pub enum Access {
 pub fn write(path: &Path, text: &str, access: Access) -> io::Result<()> {
     let mode = match access {
         Access::Secret => 0o600,
+        Access::Group(_) => 0o640,
         Access::Public => 0o644,
     };
     let mut half = path.as_os_str().to_owned();
@@ -33,7 +36,10 @@ pub fn write(path: &Path, text: &str, access: Access) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let mut file = File::options().write(true).create_new(true).mode(mode).open(half)?;
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(half)?;
+    if let Access::Group(group) = access {
+        fchown(&file, None, Some(group))?;
+    }
     // Whatever the umask is.
     file.set_permissions(Permissions::from_mode(mode))?;
     file.write_all(text.as_bytes())?;
@@ -44,6 +50,8 @@ pub fn write(path: &Path, text: &str, access: Access) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     #[test]
@@ -56,5 +64,8 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), "secret");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+        let group = fs::metadata(&path).unwrap().gid();
+        write(&path, "shared", Access::Group(group)).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
     }
 }

@@ -8,7 +8,7 @@
 //!   etcd.yaml eplacement.yaml controller.yaml schedule.yaml
 //! ```
 //!
-//! What is there is never written again: it is completed.
+//! What is there is never written again: it is completed. Configuration as it was shipped is as good as none.
 
 use std::{
     fs, io,
@@ -18,12 +18,26 @@ use std::{
 use ec_cloud::ROOT;
 use ec_pki::{Access, Authority, new_token, write};
 use ec_runtime::exit::Failure;
+use nix::unistd::{Group, Uid};
 
 use super::{new_authority, wrong};
 
 /// Ports where those who serve are looked for.
 const ETCD: u16 = 2379;
 const PLACEMENT: u16 = 8080;
+/// The groups, where packages made them, of those who serve without being root, by the secrets that they must be able to read.
+const GROUPS: [(&str, &str); 4] = [
+    ("etcd.key", "etcd"),
+    ("eplacement.key", "ecompute"),
+    ("econtroller.key", "ecompute"),
+    ("econtroller.token", "ecompute"),
+];
+/// Configuration as it is shipped, which says nothing but defaults.
+const SHIPPED: [&str; 3] = [
+    include_str!("../../../eplacement.yaml"),
+    include_str!("../../../controller.yaml"),
+    include_str!("../../../schedule.yaml"),
+];
 /// By these a host reaches itself.
 const ITSELF: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 
@@ -117,15 +131,15 @@ impl Directory {
         for (name, text) in hosts.first().map(|host| self.configurations(host)).into_iter().flatten() {
             // Those of a call that was killed may be for another host.
             if begins || !self.file(name).exists() {
-                self.write(name, &text, Access::Public)?;
+                self.write(name, &text)?;
                 made.push(name.to_owned());
             }
         }
         // The certificate last: where it is, the key and all configuration are, too.
         if begins {
             let (authority, key) = new_authority()?;
-            self.write("ca.key", &key, Access::Secret)?;
-            self.write("ca.pem", authority.certificate(), Access::Public)?;
+            self.write("ca.key", &key)?;
+            self.write("ca.pem", authority.certificate())?;
             made.extend(["ca.key".to_owned(), "ca.pem".to_owned()]);
         }
         let authority = self.read_authority()?;
@@ -148,13 +162,13 @@ impl Directory {
                 )));
             }
             let issued = authority.issue(name, hosts).map_err(wrong)?;
-            self.write(&format!("{name}.key"), &issued.key, Access::Secret)?;
-            self.write(&format!("{name}.pem"), &issued.certificate, Access::Public)?;
+            self.write(&format!("{name}.key"), &issued.key)?;
+            self.write(&format!("{name}.pem"), &issued.certificate)?;
             made.extend([format!("{name}.key"), format!("{name}.pem")]);
         }
         for name in ["eschedule.token", "econtroller.token"] {
             if !self.file(name).exists() {
-                self.write(name, &format!("{}\n", new_token()), Access::Secret)?;
+                self.write(name, &format!("{}\n", new_token()))?;
                 made.push(name.to_owned());
             }
         }
@@ -163,21 +177,35 @@ impl Directory {
 
     /// Refuses to mix with the configuration of something else.
     fn refuse_others(&self) -> Result<(), Failure> {
-        let there =
-            self.configurations("").map(|(name, _)| self.file(name)).into_iter().find(|path| path.exists());
-        match there {
+        for (name, _) in self.configurations("") {
+            let path = self.file(name);
+            let text = match fs::read_to_string(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                read => read.map_err(failed("read", &path))?,
+            };
             // Of a call that was killed: it bears our mark.
-            Some(path) if !self.read(&path)?.starts_with(MARK) => Err(Failure::usage(format!(
-                "{} is there already, and is not of a cluster that was made here: move it away, or name another \
-                 --directory",
-                path.display()
-            ))),
-            _ => Ok(()),
+            if !text.starts_with(MARK) && !SHIPPED.contains(&text.as_str()) {
+                return Err(Failure::usage(format!(
+                    "{} is there already, and is not of a cluster that was made here: move it away, or name another \
+                     --directory",
+                    path.display()
+                )));
+            }
         }
+        Ok(())
     }
 
-    fn write(&self, name: &str, text: &str, access: Access) -> Result<(), Failure> {
+    fn write(&self, name: &str, text: &str) -> Result<(), Failure> {
         let path = self.file(name);
+        let secret = name.ends_with(".key") || name.ends_with(".token");
+        // Only root can give a file to a group that is not its own.
+        let group = GROUPS.iter().find(|(file, _)| *file == name && Uid::effective().is_root());
+        let group = group.and_then(|(_, group)| Group::from_name(group).ok().flatten());
+        let access = match (secret, group) {
+            (false, _) => Access::Public,
+            (true, None) => Access::Secret,
+            (true, Some(group)) => Access::Group(group.gid.as_raw()),
+        };
         write(&path, text, access).map_err(failed("write", &path))
     }
 
