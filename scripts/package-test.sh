@@ -165,9 +165,18 @@ for unit in "${units[@]}"; do
   awk -v score="$score" 'BEGIN { exit !(score != "" && score <= 3.0) }' || die "more than 3.0"
 done
 
-inside sed -i 's|^  local: \[\]|  local: [/srv/images]|' /etc/ecompute/compute.yaml
 inside systemctl -q start libvirtd
 inside virsh -q net-start default
+# As docs/cluster.md has it, with the distribution's etcd.
+inside eschedule cluster init 127.0.0.1 package-test >"$work/cluster.log"
+inside sh -c 'echo ETCD_CONFIG_FILE=/etc/ecompute/etcd.yaml >>/etc/default/etcd && systemctl -q restart etcd'
+inside eschedule cluster init >"$work/cluster.log"
+inside eschedule node add package-test --host 127.0.0.1 --out /root/bundle >"$work/cluster.log"
+join() {
+  inside ecompute join /root/bundle >"$work/cluster.log"
+  inside sh -c 'echo "images: {local: [/srv/images]}" >>/etc/ecompute/compute.yaml'
+}
+join
 inside systemctl -q enable --now "${units[@]}"
 each is-active
 until_done 60 "the agent is alive" sh -c "$(declare -f inside); init=$init; inside eschedule -o json nodes | grep -q '\"alive\": *true'"
@@ -220,10 +229,14 @@ inside test -e "/var/lib/ecompute/instances/$instance.json" || die "purging took
 say "removed and purged: the guest, its disk and its record stay"
 
 inside sh -c 'dpkg -i /packages/*.deb' >/dev/null 2>&1
+# Configuration goes with a purge, but not who belongs to the cluster.
+inside eschedule cluster init 127.0.0.1 package-test >"$work/cluster.log"
+join
 inside systemctl -q enable --now "${units[@]}"
 until_done 60 "the guest is ACTIVE again" active
 inside eschedule destroy web --wait >/dev/null 2>&1 || die "the guest cannot be destroyed"
 inside dpkg --purge "${packages[@]}" >"$work/purge.log" 2>&1
+inside rm -r /etc/ecompute
 files >"$work/after"
 inside virsh -q pool-list --all | grep ecompute && die "the storage pool is left"
 inside nft list tables | grep ecompute && die "packet rules are left"

@@ -1,7 +1,8 @@
 //! `ecompute join`: makes this host a node of a cluster, by a bundle that `eschedule node add` made.
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io::{self, Read},
     path::{Path, PathBuf},
 };
 
@@ -11,8 +12,11 @@ use ec_runtime::exit::Failure;
 /// Where the agent looks for its configuration.
 pub const DIRECTORY: &str = "/etc/ecompute";
 
-/// Where the agent's port listens, for consoles and readings by whoever has a certificate of the cluster.
-const LISTEN: &str = "0.0.0.0:18090";
+/// The agent's port, for consoles and readings by whoever has a certificate of the cluster.
+const PORT: u16 = 18090;
+
+/// Bytes of a bundle at most: some kilobytes are usual, and a device has no end.
+const LARGEST: u64 = 1 << 20;
 
 /// The configuration as it is shipped, which says nothing but defaults and is as good as none.
 const SHIPPED: &str = include_str!("../../compute.yaml");
@@ -28,7 +32,9 @@ const MARK: &str = "# Made by `ecompute join`; change it as you like: joining ag
 /// What is wrong with the bundle, or what stands in the way. Then nothing was changed, or what was begun is finished by
 /// doing it again.
 pub fn join(bundle: &Path, directory: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let text = fs::read_to_string(bundle)
+    let mut text = String::new();
+    File::open(bundle)
+        .and_then(|file| file.take(LARGEST).read_to_string(&mut text))
         .map_err(|error| Failure::usage(format!("failed to read {}: {error}", bundle.display())))?;
     let bundle = Bundle::read(&text)
         .map_err(|why| Failure::usage(format!("{} cannot be used: {why}", bundle.display())))?;
@@ -85,9 +91,11 @@ fn configuration(bundle: &Bundle, directory: &Path) -> String {
     let file = |name: &str| quoted(&directory.join(name).display().to_string());
     let (ca, certificate, key) = (file("ca.pem"), file("node.pem"), file("node.key"));
     let trust = format!("  ca_cert: {ca}\n  cert_cert: {certificate}\n  cert_key: {key}\n");
+    // An IPv6 address is reached by IPv6.
+    let any = if bundle.host.contains(':') { "[::]" } else { "0.0.0.0" };
     let members: Vec<_> = bundle.etcd.iter().map(|member| quoted(member)).collect();
     format!(
-        "{MARK}\nuuid: {}\nname: {}\nlisten: {LISTEN}\nadvertise: {}\ntls:\n  certificate: {certificate}\n  key: {key}\n  \
+        "{MARK}\nuuid: {}\nname: {}\nlisten: \"{any}:{PORT}\"\nadvertise: {}\ntls:\n  certificate: {certificate}\n  key: {key}\n  \
          client_ca: {ca}\netcd:\n  endpoints: [{}]\n  prefix: {}\n{trust}placement:\n  endpoint: {}\n  token_file: {}\n{trust}",
         bundle.node,
         quoted(&bundle.name),

@@ -196,7 +196,7 @@ fn told(files: &Directory, done: &Initialised) -> String {
         lines.push("then, for each host: eschedule node add NAME".into());
     } else {
         lines.push(format!("next, start etcd: {}", files.start_etcd()));
-        lines.push("then again, for users and rights in it: eschedule cluster init".into());
+        lines.push(format!("then again, for users and rights in it: {}", files.again()));
     }
     lines.join("\n")
 }

@@ -20,7 +20,7 @@ use ec_pki::{Access, Authority, new_token, write};
 use ec_runtime::exit::Failure;
 use nix::unistd::{Group, Uid};
 
-use super::{new_authority, wrong};
+use super::{DIRECTORY, new_authority, wrong};
 
 /// Ports where those who serve are looked for.
 const ETCD: u16 = 2379;
@@ -93,6 +93,15 @@ impl Directory {
         format!("etcd --config-file {}", self.file("etcd.yaml").display())
     }
 
+    /// How `cluster init` is said again.
+    pub(super) fn again(&self) -> String {
+        let elsewhere = match self.0 == Path::new(DIRECTORY) {
+            true => String::new(),
+            false => format!(" --directory {}", self.0.display()),
+        };
+        format!("eschedule cluster init{elsewhere}")
+    }
+
     /// How placement and the controller are started.
     pub(super) fn start_control(&self) -> String {
         format!(
@@ -130,7 +139,7 @@ impl Directory {
         }
         for (name, text) in hosts.first().map(|host| self.configurations(host)).into_iter().flatten() {
             // Those of a call that was killed may be for another host.
-            if begins || !self.file(name).exists() {
+            if begins || self.written(name)?.is_none() {
                 self.write(name, &text)?;
                 made.push(name.to_owned());
             }
@@ -142,7 +151,6 @@ impl Directory {
             self.write("ca.pem", authority.certificate())?;
             made.extend(["ca.key".to_owned(), "ca.pem".to_owned()]);
         }
-        let authority = self.read_authority()?;
         let served: Vec<String> = hosts.iter().cloned().chain(ITSELF.map(str::to_owned)).collect();
         for (name, hosts) in [
             ("etcd", &served[..]),
@@ -161,7 +169,8 @@ impl Directory {
                     certificate.display()
                 )));
             }
-            let issued = authority.issue(name, hosts).map_err(wrong)?;
+            // Only here: its key may be kept elsewhere.
+            let issued = self.read_authority()?.issue(name, hosts).map_err(wrong)?;
             self.write(&format!("{name}.key"), &issued.key)?;
             self.write(&format!("{name}.pem"), &issued.certificate)?;
             made.extend([format!("{name}.key"), format!("{name}.pem")]);
@@ -178,21 +187,26 @@ impl Directory {
     /// Refuses to mix with the configuration of something else.
     fn refuse_others(&self) -> Result<(), Failure> {
         for (name, _) in self.configurations("") {
-            let path = self.file(name);
-            let text = match fs::read_to_string(&path) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                read => read.map_err(failed("read", &path))?,
-            };
             // Of a call that was killed: it bears our mark.
-            if !text.starts_with(MARK) && !SHIPPED.contains(&text.as_str()) {
+            if self.written(name)?.is_some_and(|text| !text.starts_with(MARK)) {
                 return Err(Failure::usage(format!(
                     "{} is there already, and is not of a cluster that was made here: move it away, or name another \
                      --directory",
-                    path.display()
+                    self.file(name).display()
                 )));
             }
         }
         Ok(())
+    }
+
+    /// A configuration file that somebody wrote; none where it is not there, or is as it was shipped.
+    fn written(&self, name: &str) -> Result<Option<String>, Failure> {
+        let path = self.file(name);
+        match fs::read_to_string(&path) {
+            Ok(text) => Ok(Some(text).filter(|text| !SHIPPED.contains(&text.as_str()))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed("read", &path)(error)),
+        }
     }
 
     fn write(&self, name: &str, text: &str) -> Result<(), Failure> {
@@ -212,8 +226,9 @@ impl Directory {
     fn configurations(&self, host: &str) -> [(&'static str, String); 4] {
         let quoted = |path: PathBuf| serde_json::Value::from(path.display().to_string()).to_string();
         let ca = quoted(self.authority());
-        // An IPv6 address needs its brackets before a port.
-        let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+        // An IPv6 address needs its brackets before a port, and is reached by IPv6.
+        let (host, any) =
+            if host.contains(':') { (format!("[{host}]"), "[::]") } else { (host.to_owned(), "0.0.0.0") };
         let etcd = format!("https://{host}:{ETCD}");
         let trust = |name: &str| {
             let (certificate, key) = self.pair(name);
@@ -243,7 +258,7 @@ impl Directory {
                 "etcd.yaml",
                 format!(
                     "{MARK}\nname: etcd1\ndata-dir: /var/lib/etcd/ecompute\n\
-                     listen-client-urls: https://0.0.0.0:{ETCD}\nadvertise-client-urls: {etcd}\n\
+                     listen-client-urls: https://{any}:{ETCD}\nadvertise-client-urls: {etcd}\n\
                      listen-peer-urls: https://127.0.0.1:2380\ninitial-advertise-peer-urls: https://127.0.0.1:2380\n\
                      initial-cluster: etcd1=https://127.0.0.1:2380\n\
                      auto-compaction-mode: periodic\nauto-compaction-retention: 1h\n{}{}",
@@ -254,7 +269,7 @@ impl Directory {
             (
                 "eplacement.yaml",
                 format!(
-                    "{MARK}\nlisten: 0.0.0.0:{PLACEMENT}\nauth: tokens\netcd:\n  endpoints: [\"{etcd}\"]\n{}tls:\n  \
+                    "{MARK}\nlisten: \"{any}:{PLACEMENT}\"\nauth: tokens\netcd:\n  endpoints: [\"{etcd}\"]\n{}tls:\n  \
                      certificate: {}\n  key: {}\n  client_ca: {ca}\n",
                     trust("eplacement"),
                     quoted(server),
