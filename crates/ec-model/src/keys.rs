@@ -359,6 +359,15 @@ mod tests {
         let one: InstanceId = "22222222-2222-2222-2222-222222222222".parse().unwrap();
         let keys = Keyspace::configured(Some("/root/")).unwrap();
         let cases = [
+            (keys.root().to_owned(), "/root".to_owned()),
+            (keys.placement(), "/root/placement".to_owned()),
+            (placement_tokens("/p/"), "/p-tokens/".to_owned()),
+            (keys.all_keypairs(), "/root/keypairs/".to_owned()),
+            (keys.all_groups(), "/root/groups/".to_owned()),
+            (keys.every_user_data(), "/root/userdata/".to_owned()),
+            (keys.all_user_data(node), format!("/root/userdata/{node}/")),
+            (keys.every_outcomes(), "/root/outcomes/".to_owned()),
+            (keys.all_outcomes(node), format!("/root/outcomes/{node}/")),
             (keys.nodes(), "/root/nodes/".to_owned()),
             (keys.node(node), format!("/root/nodes/{node}")),
             (keys.all_alive(), "/root/alive/".to_owned()),
