@@ -15,14 +15,14 @@ use ec_metadata::{MetadataConfig, MetadataError, RecordDir};
 use ec_model::{Alive, NodeId};
 use ec_placement_client::{PlacementClient, PlacementError};
 use ec_runtime::{Host, service};
-use ec_store::{EtcdStore, Store};
+use ec_store::{EtcdStore, Sealed, Store, StoreResult};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     calls::{Calls, CountedHypervisor, CountedStore, CountedTransport},
     config::Settings,
-    driver,
+    driver, health,
     identity::StateDir,
     jobs::Jobs,
     parts::Parts,
@@ -44,7 +44,8 @@ pub async fn run(settings: Settings, port: Option<Port>, shutdown: CancellationT
     let state = StateDir::take(&settings.state_dir)?;
     let node = state.node(settings.uuid)?;
     tracing::info!(%node, name = settings.name, version = env!("CARGO_PKG_VERSION"), "starting");
-    let store: Arc<dyn Store> = Arc::new(EtcdStore::connect(settings.etcd.clone()).await?);
+    let store: Arc<dyn Store> =
+        Arc::new(sealed(&settings, EtcdStore::connect(settings.etcd.clone()).await?)?);
     let hypervisor: Arc<dyn Hypervisor> =
         Arc::new(LibvirtHypervisor::connect(libvirt_config(&settings, node))?);
     let placement = PlacementClient::new(&settings.placement)?;
@@ -56,15 +57,25 @@ pub async fn run(settings: Settings, port: Option<Port>, shutdown: CancellationT
         parts.url.set(url).ok();
     }
     let served = port.map(|port| tokio::spawn(port.serve(Arc::clone(&parts), closed.clone())));
+    health::look(&parts).await;
+    let (looked_at, stop_looking) = (Arc::clone(&parts), closed.clone());
+    let health = tokio::spawn(async move { health::watch(&looked_at, stop_looking).await });
     let ended = tokio::select! {
         ended = run_with(Arc::clone(&parts), shutdown) => ended,
         never = service::vouch(async || port::turns(&parts).await) => match never {},
     };
     closed.cancel();
+    health.await.context("looking at the host broke")?;
     if let Some(served) = served {
         served.await.context("the agent's port broke")?;
     }
     ended
+}
+
+/// An etcd of which this node's user-data is opened.
+pub(crate) fn sealed(settings: &Settings, etcd: EtcdStore) -> StoreResult<Sealed> {
+    let under = vec![settings.keys.every_user_data()];
+    Sealed::new(Arc::new(etcd), settings.etcd.user_data_key.as_deref(), under)
 }
 
 /// How libvirt is to be used on this node.
@@ -127,6 +138,7 @@ pub async fn assemble(
         presence,
         uncounted: watch::Sender::default(),
         reserved: Mutex::default(),
+        troubles: watch::Sender::default(),
         registered: watch::Sender::default(),
         calls,
         jobs: Jobs::default(),

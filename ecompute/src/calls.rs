@@ -394,7 +394,7 @@ mod tests {
     impl Transport for Says {
         async fn exchange(&self, _: Request) -> Result<Answer, String> {
             let status = self.0.map_err(str::to_owned)?;
-            Ok(Answer { status: StatusCode::from_u16(status).unwrap(), body: Vec::new() })
+            Ok(Answer { status: StatusCode::from_u16(status).unwrap(), body: Vec::new(), ahead: None })
         }
     }
 

@@ -19,9 +19,9 @@ use ec_store::{EtcdStore, Store, StoreError};
 use nix::unistd::{AccessFlags, Group, Uid, access, getgroups};
 
 use crate::{
-    agent::libvirt_config,
+    agent::{libvirt_config, sealed},
     config::Settings,
-    identity, inventory,
+    health, identity, inventory,
     port::{Port, PortError},
     presence,
 };
@@ -57,6 +57,7 @@ pub async fn check(settings: &Settings, file: Option<PathBuf>) -> Result<u8, Fai
         Line { what: "network", found: bounded(network(settings)).await },
         Line { what: "guests", found: guests(settings).await },
         Line { what: "disk", found: disk(settings) },
+        Line { what: "host", found: host(settings) },
         Line { what: "certificates", found: certificates(settings) },
         Line { what: "port", found: port(settings).await },
     ];
@@ -154,6 +155,18 @@ fn placement_failed(error: PlacementError) -> (u8, String) {
     }
 }
 
+/// Whether this host is fit for new work.
+fn host(settings: &Settings) -> Found {
+    let troubles = health::troubles(settings);
+    match troubles.is_empty() {
+        true => Ok("memory and disks have room for new work".to_owned()),
+        false => {
+            let whys: Vec<_> = troubles.into_iter().map(|trouble| trouble.why).collect();
+            Err((0, format!("{}: nothing new is placed here until that is better", whys.join("; "))))
+        }
+    }
+}
+
 /// Which of the certificates that there are ends first. What is wrong with one is told where it is used, and that one ends soon, among
 /// the warnings.
 fn certificates(settings: &Settings) -> Found {
@@ -166,7 +179,8 @@ fn certificates(settings: &Settings) -> Found {
 
 async fn etcd(settings: &Settings) -> Found {
     let store = EtcdStore::connect(settings.etcd.clone()).await.map_err(etcd_failed)?;
-    let (_, revision) = store.get(&settings.keys.all_alive()).await.map_err(etcd_failed)?;
+    let store = sealed(settings, store).map_err(etcd_failed)?;
+    let (_, revision) = Store::get(&store, &settings.keys.all_alive()).await.map_err(etcd_failed)?;
     Ok(format!("{} at revision {revision}", settings.etcd.endpoints.join(", ")))
 }
 

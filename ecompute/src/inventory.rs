@@ -67,7 +67,7 @@ pub(crate) fn measure(settings: &Settings) -> Result<Measured, String> {
 }
 
 /// The nearest directory at or above the path that is there: its file system is the one that it will be on.
-fn existing(path: &Path) -> PathBuf {
+pub(crate) fn existing(path: &Path) -> PathBuf {
     path.ancestors().find_map(|path| path.canonicalize().ok()).unwrap_or_else(|| "/".into())
 }
 

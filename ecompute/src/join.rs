@@ -20,6 +20,9 @@ pub const DIRECTORY: &str = "/etc/ecompute";
 /// The agent's port, for consoles and readings by whoever has a certificate of the cluster.
 const PORT: u16 = 18090;
 
+/// The file with the keys of user-data.
+const USER_DATA_KEY: &str = "user-data.key";
+
 /// Bytes of a bundle at most: some kilobytes are usual, and a device has no end.
 const LARGEST: u64 = 1 << 20;
 
@@ -75,6 +78,9 @@ pub fn join(bundle: &Path, directory: &Path) -> Result<Vec<PathBuf>, Failure> {
         ("node.pem", bundle.certificate.clone(), Access::Public),
         ("node.token", format!("{}\n", bundle.token), Access::Secret),
     ];
+    if let Some(keys) = &bundle.user_data_key {
+        files.push((USER_DATA_KEY, keys.clone(), Access::Secret));
+    }
     if known.is_none() {
         // The last: where it is, all that it names is there.
         files.push(("compute.yaml", configuration(&bundle, &directory), Access::Public));
@@ -94,10 +100,13 @@ fn configuration(bundle: &Bundle, directory: &Path) -> String {
     let trust = trust(&ca, &certificate, &key);
     // An IPv6 address is reached by IPv6.
     let any = if bundle.host.contains(':') { "[::]" } else { "0.0.0.0" };
+    let user_data_key = bundle.user_data_key.as_ref().map_or_else(String::new, |_| {
+        format!("  user_data_key: {}\n", quoted_path(&directory.join(USER_DATA_KEY)))
+    });
     let members: Vec<_> = bundle.etcd.iter().map(|member| quoted(member)).collect();
     format!(
         "{MARK}\nuuid: {}\nname: {}\nlisten: \"{any}:{PORT}\"\nadvertise: {}\n{}etcd:\n  endpoints: [{}]\n  prefix: \
-         {}\n{trust}placement:\n  endpoint: {}\n  token_file: {}\n{trust}",
+         {}\n{user_data_key}{trust}placement:\n  endpoint: {}\n  token_file: {}\n{trust}",
         bundle.node,
         quoted(&bundle.name),
         quoted(&bundle.host),
@@ -128,6 +137,7 @@ mod tests {
             certificate: "certificate".into(),
             key: "key".into(),
             token: "token".into(),
+            user_data_key: Some("a".repeat(64)),
         }
     }
 
@@ -143,15 +153,16 @@ mod tests {
         };
         fs::create_dir(&place).unwrap();
         fs::write(&config, SHIPPED).unwrap();
-        assert_eq!(join_with(&bundle(node)).unwrap().len(), 5);
+        assert_eq!(join_with(&bundle(node)).unwrap().len(), 6);
         let (settings, _) = Settings::load(Some(&config)).map_err(|error| error.to_string()).unwrap();
         assert_eq!((settings.uuid, settings.name.as_str()), (Some(node), "host1"));
         assert_eq!(settings.keys.root(), "/cloud");
+        assert_eq!(settings.etcd.user_data_key, Some(place.join("user-data.key")));
         assert_eq!(settings.etcd.endpoints, ["https://10.0.0.1:2379"]);
 
         let changed = format!("{}bridge: br0\n", fs::read_to_string(&config).unwrap());
         fs::write(&config, &changed).unwrap();
-        assert_eq!(join_with(&Bundle { token: "new".into(), ..bundle(node) }).unwrap().len(), 4);
+        assert_eq!(join_with(&Bundle { token: "new".into(), ..bundle(node) }).unwrap().len(), 5);
         assert_eq!(fs::read_to_string(place.join("node.token")).unwrap(), "new\n");
         assert_eq!(fs::read_to_string(&config).unwrap(), changed);
 

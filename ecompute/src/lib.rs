@@ -9,6 +9,7 @@ mod calls;
 pub mod check;
 pub mod config;
 mod driver;
+mod health;
 pub mod identity;
 mod inventory;
 mod jobs;

@@ -8,7 +8,7 @@ use std::{
 use ec_hypervisor::Hypervisor;
 use ec_image::ImageCache;
 use ec_metadata::RecordDir;
-use ec_model::{InstanceId, NodeId, Resources};
+use ec_model::{InstanceId, NodeId, Resources, Trouble};
 use ec_placement_client::PlacementClient;
 use ec_runtime::Host;
 use ec_store::Store;
@@ -47,6 +47,8 @@ pub struct Parts {
     pub uncounted: watch::Sender<BTreeMap<InstanceId, Resources>>,
     /// What of each class this agent has reserved last: what an operator reserved is told from it.
     pub reserved: Mutex<BTreeMap<String, u64>>,
+    /// What of the host keeps new work away.
+    pub troubles: watch::Sender<Vec<Trouble>>,
     /// Told when the node was registered anew, so that what it holds is looked at.
     pub registered: watch::Sender<()>,
     /// Whether placement knows the node as it is.

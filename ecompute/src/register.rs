@@ -11,7 +11,10 @@ use ec_placement_client::{Inventory, PlacementError};
 use ec_store::{Compare, Txn};
 use tokio_util::sync::CancellationToken;
 
-use crate::{inventory, parts::Parts};
+use crate::{
+    inventory::{self, Measured},
+    parts::Parts,
+};
 
 /// How often an agent makes sure that placement still knows its node, and as it is.
 const PERIOD: Duration = Duration::from_secs(60);
@@ -22,6 +25,7 @@ const RETRY: Duration = Duration::from_secs(2);
 /// anew, and so is what guests take that it could not count. Fails only where placement refuses for good.
 pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> Result<(), PlacementError> {
     let mut uncounted = parts.uncounted.subscribe();
+    let mut troubles = parts.troubles.subscribe();
     let mut told = false;
     while let Err(error) = register(parts).await {
         if !error.is_transient() {
@@ -52,6 +56,7 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
             () = tokio::time::sleep(if failed { RETRY } else { PERIOD }) => {}
             // The senders live in the parts. Keys put anew may mean that etcd, and placement in it, was emptied.
             _ = uncounted.changed() => {}
+            _ = troubles.changed() => {}
             _ = held.changed() => doubtful = true,
         }
         remember(parts).await;
@@ -78,23 +83,26 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
     }
 }
 
-/// Writes down that there is this node, and what it is called: so much stays known when it is dead.
+/// Writes down that there is this node, what it is called, and what trouble its host is in: so much stays known when it is dead.
 async fn remember(parts: &Parts) {
     // Who is not the node says nothing of it.
     let Some(fence) = parts.presence.fence() else { return };
     let (key, name) = (parts.settings.keys.node(parts.node), &parts.settings.name);
+    let troubles = parts.troubles.borrow().clone();
     let written = async {
         let txn = match parts.store.get(&key).await.map_err(|error| error.to_string())?.0 {
             None => {
-                let node = Node { node: parts.node, name: name.clone(), created_at: parts.host.now() };
+                let created_at = parts.host.now();
+                let node = Node { node: parts.node, name: name.clone(), created_at, troubles };
                 Txn::new().when(Compare::Absent(key.clone())).put(key, encode(&node))
             }
             Some(pair) => {
                 let mut doc = Doc::<Node>::decode(&pair.value).map_err(|error| error.to_string())?;
-                if doc.record.name == *name {
+                if doc.record.name == *name && doc.record.troubles == troubles {
                     return Ok(());
                 }
                 doc.record.name.clone_from(name);
+                doc.record.troubles = troubles;
                 Txn::new().when(Compare::Unchanged(key.clone(), pair.mod_revision)).put(key, doc.encode())
             }
         };
@@ -112,7 +120,7 @@ async fn register(parts: &Parts) -> Result<(), PlacementError> {
     let measured = inventory::measure(settings).map_err(PlacementError::Invalid)?;
     let provider = placement.ensure_provider(node, &settings.name).await?;
     reserve_uncounted(parts).await?;
-    tell(parts, &inventory::inventory(&measured, settings, &uncounted(parts))).await?;
+    tell(parts, &offered(parts, &measured)).await?;
     let mut traits: BTreeSet<String> = settings.traits.clone();
     // Not a Linux on x86, or no /proc: then there are no such traits.
     traits.extend(
@@ -159,7 +167,7 @@ async fn reserve_uncounted(parts: &Parts) -> Result<(), PlacementError> {
 pub(crate) async fn refresh(parts: &Parts) -> Result<(), PlacementError> {
     let current = parts.placement.inventory(parts.node).await?;
     let measured = inventory::measure(&parts.settings).map_err(PlacementError::Invalid)?;
-    let mut wanted = inventory::inventory(&measured, &parts.settings, &uncounted(parts));
+    let mut wanted = offered(parts, &measured);
     let told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner).clone();
     wanted.retain(|class, inventory| {
         let slack = if class == "DISK_GB" { 1 } else { 0 };
@@ -174,6 +182,17 @@ pub(crate) async fn refresh(parts: &Parts) -> Result<(), PlacementError> {
     }
     tracing::info!(classes = ?wanted.keys().collect::<Vec<_>>(), "what is reserved on this node has changed");
     tell(parts, &wanted).await
+}
+
+/// What the node has to give now: of a host in trouble no processor, so that nothing new is placed there.
+fn offered(parts: &Parts, measured: &Measured) -> BTreeMap<String, Inventory> {
+    let mut offered = inventory::inventory(measured, &parts.settings, &uncounted(parts));
+    if !parts.troubles.borrow().is_empty()
+        && let Some(processors) = offered.get_mut("VCPU")
+    {
+        processors.reserved = processors.total;
+    }
+    offered
 }
 
 /// Sets these classes, and remembers what of them this agent has reserved.

@@ -286,6 +286,7 @@ impl Cluster {
             certificate: issued.certificate,
             key: issued.key,
             token: new_token(),
+            user_data_key: self.files.user_data_key()?,
         };
         // First the file: what it lets in is of no use to anybody while nobody has it, and cannot be made again.
         ec_pki::write(out, encode(&bundle), Access::Secret)

@@ -17,7 +17,7 @@ use ec_runtime::{
     config::{exposed, load},
     exit::{Failure, tell},
 };
-use ec_store::{EtcdConfig, EtcdSection, EtcdStore};
+use ec_store::{EtcdConfig, EtcdSection, EtcdStore, Sealed};
 use serde::Deserialize;
 
 use crate::run::Order;
@@ -135,7 +135,11 @@ impl Session {
     pub(crate) async fn open(settings: Settings) -> Result<Self, Failure> {
         let cloud = Cloud {
             host: ec_runtime::Host::default(),
-            store: Arc::new(EtcdStore::connect(settings.etcd.clone()).await?),
+            store: Arc::new(Sealed::new(
+                Arc::new(EtcdStore::connect(settings.etcd.clone()).await?),
+                settings.etcd.user_data_key.as_deref(),
+                vec![settings.keys.every_user_data()],
+            )?),
             placement: Arc::new(PlacementClient::new(&settings.placement)?),
             keys: settings.keys.clone(),
             project: settings.project.clone(),

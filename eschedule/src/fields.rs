@@ -141,6 +141,7 @@ fn results() -> Vec<(&'static str, Value)> {
         instances: 0,
         used: BTreeMap::new(),
         capacity: BTreeMap::new(),
+        troubles: Vec::new(),
         note: None,
     };
     let done = Done { asked: Some(name()), error: Some(name()), ..Done::default() };

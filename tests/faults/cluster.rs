@@ -260,6 +260,20 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
     let web: Value = serde_json::from_str(&host.scheduled(&["-o", "json", "show", "web"])?)?;
     let web: InstanceId = web["instance"].as_str().context("its uuid")?.parse()?;
 
+    // Its user-data reached it, and whoever has all of etcd, or a backup of it, cannot read it.
+    let root = EtcdTls {
+        ca_cert: directory.join("ca.pem"),
+        client: Some((directory.join("root.pem"), directory.join("root.key"))),
+    };
+    let endpoints = vec!["https://127.0.0.1:2379".into()];
+    let root = EtcdStore::connect(EtcdConfig { endpoints, tls: Some(root), ..EtcdConfig::default() }).await?;
+    let everything = root.list("/").await?;
+    let secrets =
+        everything.pairs.iter().filter(|pair| String::from_utf8_lossy(&pair.value).contains("secret"));
+    assert_eq!(secrets.map(|pair| &pair.key).collect::<Vec<_>>(), Vec::<&String>::new());
+    let sealed = root.get(&Keyspace::default().user_data(honest.node, web)).await?.0.context("sealed")?;
+    ensure!(sealed.value.starts_with(b"\0sealed1"), "{sealed:?}");
+
     // Another's credentials, stolen.
     let thief = host.join("host2")?;
     let (keys, etcd) = (Keyspace::default(), Arc::new(thief.etcd().await?));

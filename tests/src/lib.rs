@@ -189,7 +189,7 @@ impl Stack {
                 ca_cert: file("ca.pem"),
                 client: Some((file("client.pem"), file("client.key"))),
             }),
-            timeout: Duration::from_secs(5),
+            ..EtcdConfig::default()
         })
         .await?;
         let placement = PlacementClient::new(&PlacementConfig {

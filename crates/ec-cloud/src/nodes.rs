@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use ec_model::{Alive, NodeId, ResourceQuery, Resources, decode};
+use ec_model::{Alive, Node, NodeId, ResourceQuery, Resources, Trouble, decode};
 use ec_placement_client::{DISABLED, Inventory, Placement, PlacementError, Summary};
 use ec_plan::lack::is_locked;
 use futures::{StreamExt, TryStreamExt};
@@ -43,6 +43,8 @@ pub struct NodeView {
     pub used: Resources,
     /// What may be allocated in all: (total - reserved) × ratio, by class.
     pub capacity: Resources,
+    /// What of its host keeps new work away.
+    pub troubles: Vec<Trouble>,
     /// What is not as it should be.
     pub note: Option<String>,
 }
@@ -56,21 +58,29 @@ enum Room {
 /// Living nodes, and others that hold instances.
 pub async fn nodes(cloud: &Cloud) -> CloudResult<Vec<NodeView>> {
     let keys = &cloud.keys;
-    let prefixes = (keys.all_alive(), keys.all_requests(), keys.all_statuses());
+    let prefixes = (keys.all_alive(), keys.all_requests(), keys.all_statuses(), keys.nodes());
     let query = ResourceQuery::parse(ANYTHING).map_err(|error| CloudError::Invalid(error.to_string()))?;
     let etcd = async {
         Ok::<_, CloudError>(tokio::try_join!(
             cloud.store.list(&prefixes.0),
             cloud.store.keys(&prefixes.1),
-            cloud.store.keys(&prefixes.2)
+            cloud.store.keys(&prefixes.2),
+            cloud.store.list(&prefixes.3)
         )?)
     };
     let placement = async { Ok::<_, CloudError>(cloud.placement.candidates(&query, None).await?) };
-    let ((alive, requests, statuses), found) = tokio::try_join!(etcd, placement)?;
+    let ((alive, requests, statuses, known), found) = tokio::try_join!(etcd, placement)?;
     let mut records: BTreeMap<NodeId, Result<Alive, String>> = BTreeMap::new();
     for pair in &alive.pairs {
         if let Ok(node) = keys.parse_alive(&pair.key) {
             records.insert(node, decode(&pair.value).map_err(|error| error.to_string()));
+        }
+    }
+    let mut troubles: HashMap<NodeId, Vec<Trouble>> = HashMap::new();
+    for pair in &known.pairs {
+        // What cannot be read is no trouble of its host.
+        if let (Ok(node), Ok(record)) = (keys.parse_node(&pair.key), decode::<Node>(&pair.value)) {
+            troubles.insert(node, record.troubles);
         }
     }
     let held = holders(keys, &requests, &statuses);
@@ -94,7 +104,9 @@ pub async fn nodes(cloud: &Cloud) -> CloudResult<Vec<NodeView>> {
     let mut nodes: Vec<NodeView> = rooms
         .into_iter()
         .map(|(node, (room, name))| {
-            view(node, records.get(&node), held.get(&node).map_or(0, |held| held.len()), room, name)
+            let count = held.get(&node).map_or(0, |held| held.len());
+            let troubles = troubles.remove(&node).unwrap_or_default();
+            view(node, records.get(&node), count, room, name, troubles)
         })
         .collect();
     nodes.sort_by(|a, b| (&a.name, a.node).cmp(&(&b.name, b.node)));
@@ -107,6 +119,7 @@ fn view(
     instances: usize,
     room: Room,
     name: Option<String>,
+    troubles: Vec<Trouble>,
 ) -> NodeView {
     let mut notes = Vec::new();
     match record {
@@ -124,6 +137,9 @@ fn view(
             (Resources::new(), Resources::new(), false, false)
         }
     };
+    // Of a dead one they are old.
+    let troubles = if record.is_some() { troubles } else { Vec::new() };
+    notes.extend(troubles.iter().map(|trouble| format!("{}: {}", trouble.kind, trouble.why)));
     if locked {
         notes.push("locked: all of it is reserved".to_owned());
     }
@@ -144,6 +160,7 @@ fn view(
         instances,
         used,
         capacity,
+        troubles,
         note: (!notes.is_empty()).then(|| notes.join("; ")),
     }
 }

@@ -29,7 +29,7 @@ pub use access::{Access, AccessKind, AccessWish, Ticket};
 pub use catalog::{Flavor, Group, Keypair, Policy};
 pub use history::{Action, ActionVerb, Actions, HISTORY_MAX, Outcome, Outcomes};
 pub use instance::{Assigned, ImageRef, Instance, Spec};
-pub use node::{Alive, Node};
+pub use node::{Alive, Node, Trouble, TroubleKind};
 pub use power::{GRACE_SECONDS, Power, PowerWish, Restart};
 pub use rebuild::{Rebuild, Rebuilt};
 pub use request::{Desired, Request};

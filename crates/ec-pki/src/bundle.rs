@@ -26,6 +26,9 @@ pub struct Bundle {
     pub key: String,
     /// Its token for placement.
     pub token: String,
+    /// The keys that user-data is sealed with in etcd, a line each.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user_data_key: Option<String>,
 }
 
 impl Record for Bundle {
@@ -33,7 +36,7 @@ impl Record for Bundle {
     const FORMAT: u32 = 1;
 }
 
-/// A new token: 256 random bits in hex.
+/// A new token, or key: 256 random bits in hex.
 pub fn new_token() -> String {
     let bytes: [u8; 32] = rand::random();
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -58,6 +61,7 @@ mod tests {
             certificate: "b".into(),
             key: "c".into(),
             token: new_token(),
+            user_data_key: Some(new_token()),
         };
         let text = String::from_utf8(encode(&bundle)).unwrap();
         assert_eq!(decode::<Bundle>(text.as_bytes()).unwrap(), bundle);

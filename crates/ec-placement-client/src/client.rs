@@ -61,6 +61,11 @@ impl PlacementClient {
         self.wire.base.as_str()
     }
 
+    /// So many seconds the clock of the server's host is ahead of this one's, as its last answers told; none where they did not.
+    pub fn clock_ahead(&self) -> Option<i64> {
+        self.wire.ahead()
+    }
+
     /// Whether a Placement API answers and lets us in; tells the newest microversion it speaks.
     pub async fn probe(&self) -> PlacementResult<String> {
         let root: serde_json::Value = self.wire.get("", NO_QUERY).await?;

@@ -135,6 +135,8 @@ pub(crate) struct Wire {
     token: Arc<Token>,
     /// The version that the server speaks, as far as we know.
     version: Arc<AtomicU32>,
+    /// So many seconds its clock is ahead of ours, as far as we know.
+    ahead: Arc<Mutex<Option<i64>>>,
 }
 
 impl Wire {
@@ -156,7 +158,13 @@ impl Wire {
         let of = config.clone();
         let http = Renewed::new(files, move || client(&of, plain))?;
         let token = Arc::new(Token::new(config)?);
-        Ok(Self { transport: Arc::new(Http(http)), base, token, version: Arc::new(AtomicU32::new(NEWEST)) })
+        Ok(Self {
+            transport: Arc::new(Http(http)),
+            base,
+            token,
+            version: Arc::new(AtomicU32::new(NEWEST)),
+            ahead: Arc::default(),
+        })
     }
 
     /// The same conversation by another way than a connection of its own.
@@ -173,6 +181,11 @@ impl Wire {
     /// The minor version of 1 that is spoken, as far as is known.
     pub(crate) fn version(&self) -> u32 {
         self.version.load(Ordering::Relaxed)
+    }
+
+    /// So many seconds the server's clock is ahead of ours, as its last answers tell.
+    pub(crate) fn ahead(&self) -> Option<i64> {
+        *self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) async fn get<T: DeserializeOwned>(
@@ -223,12 +236,12 @@ impl Wire {
         body: Option<&serde_json::Value>,
     ) -> PlacementResult<Vec<u8>> {
         let version = self.version();
-        let Answer { status, body: answer } = self.ask(&method, &url, body, version).await?;
+        let Answer { status, body: answer, .. } = self.ask(&method, &url, body, version).await?;
         if status != StatusCode::NOT_ACCEPTABLE {
             return self.judge(path, status, answer);
         }
         let theirs = self.negotiated(&answer)?;
-        let Answer { status, body: answer } = self.ask(&method, &url, body, theirs).await?;
+        let Answer { status, body: answer, .. } = self.ask(&method, &url, body, theirs).await?;
         self.judge(path, status, answer)
     }
 
@@ -246,7 +259,11 @@ impl Wire {
         headers.insert(header::ACCEPT, header::HeaderValue::from_static("application/json"));
         let body = body.map(|body| as_of(version, body));
         let request = Request { method: method.clone(), url: url.clone(), headers, body };
-        self.transport.exchange(request).await.map_err(|why| self.unreachable(why))
+        let answer = self.transport.exchange(request).await.map_err(|why| self.unreachable(why))?;
+        if let Some(ahead) = answer.ahead {
+            *self.ahead.lock().unwrap_or_else(PoisonError::into_inner) = Some(ahead);
+        }
+        Ok(answer)
     }
 
     /// The newest version that both speak, from the answer of a server that is older than the one we spoke.

@@ -27,6 +27,7 @@ pub mod engine;
 mod facts;
 pub mod fleet;
 pub mod history;
+pub mod host;
 pub mod lack;
 pub mod machine;
 pub mod reach;

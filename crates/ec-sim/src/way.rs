@@ -59,7 +59,7 @@ impl Way {
                 Ok(body) => body.to_bytes().to_vec(),
                 Err(never) => match never {},
             };
-            Answer { status, body }
+            Answer { status, body, ahead: None }
         });
         tokio::select! {
             biased;
@@ -83,7 +83,7 @@ impl Way {
             Fate::IsRefused(status) => {
                 let status = hyper::StatusCode::from_u16(status).map_err(|error| error.to_string())?;
                 let body = serde_json::json!({"errors": [{"detail": "refused on request"}]});
-                Ok(Answer { status, body: body.to_string().into_bytes() })
+                Ok(Answer { status, body: body.to_string().into_bytes(), ahead: None })
             }
             Fate::IsLost => {
                 sleep(TIMEOUT).await;

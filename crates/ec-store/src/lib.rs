@@ -13,6 +13,7 @@ mod etcd;
 mod follow;
 mod layer;
 mod memory;
+mod sealed;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod types;
@@ -26,6 +27,7 @@ pub use etcd::{EtcdConfig, EtcdSection, EtcdStore, EtcdTls, Grant};
 pub use follow::{Change, FollowOptions, Relist, follow, follow_on_demand};
 pub use layer::Layer;
 pub use memory::{Backup, Faults, MemoryStore};
+pub use sealed::Sealed;
 pub use types::{
     Compare, Event, KeyValue, LeaseId, Listing, Op, Revision, Server, Txn, TxnOutcome, WatchBatch,
 };

@@ -1,6 +1,6 @@
 //! The agent's numbers. No label stands for an instance: there are as many series on the first day as after a year.
 
-use ec_model::State;
+use ec_model::{State, TroubleKind};
 use ec_pki::write_ends;
 use ec_plan::engine::Engine;
 use ec_serve::metrics::Exposition;
@@ -50,6 +50,14 @@ pub(super) fn write(parts: &Parts, counts: &Asked<Counts>) -> String {
         if let Some(last) = standing.last_ok {
             family.sample(&[("part", *part)], last.as_second());
         }
+    }
+
+    let troubles = parts.troubles.borrow().clone();
+    let help = "Whether the host is in such trouble (1), so that nothing new is placed there, or not (0).";
+    let mut family = text.gauges("ecompute_host_trouble", help);
+    for kind in TroubleKind::ALL {
+        let is_there = troubles.iter().any(|trouble| trouble.kind == kind);
+        family.sample(&[("kind", &kind.to_string())], u8::from(is_there));
     }
 
     if let Asked::Answered(counts) = counts {

@@ -5,6 +5,7 @@
 //!   root.pem root.key                   the administrator in etcd
 //!   etcd.pem, eplacement.pem … .key     servers
 //!   eschedule.pem, econtroller.pem … .key and .token
+//!   user-data.key                       what user-data is sealed with in etcd
 //!   etcd.yaml eplacement.yaml controller.yaml schedule.yaml
 //! ```
 //!
@@ -45,6 +46,8 @@ const SHIPPED: [&str; 3] = [
     include_str!("../../../controller.yaml"),
     include_str!("../../../schedule.yaml"),
 ];
+/// The keys that user-data is sealed with in etcd.
+const USER_DATA_KEY: &str = "user-data.key";
 /// By these a host reaches itself.
 const ITSELF: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 
@@ -89,6 +92,12 @@ impl Directory {
 
     pub(super) fn token(&self, name: &str) -> Result<String, Failure> {
         Ok(self.read(&self.file(&format!("{name}.token")))?.trim().to_owned())
+    }
+
+    /// The keys that user-data is sealed with, where there are any.
+    pub(super) fn user_data_key(&self) -> Result<Option<String>, Failure> {
+        let path = self.file(USER_DATA_KEY);
+        path.exists().then(|| self.read(&path)).transpose()
     }
 
     pub(super) fn read_authority(&self) -> Result<Authority, Failure> {
@@ -174,7 +183,7 @@ impl Directory {
             // Only here: its key may be kept elsewhere.
             made.extend(self.issue(&self.read_authority()?, name, hosts)?);
         }
-        for name in ["eschedule.token", "econtroller.token"] {
+        for name in ["eschedule.token", "econtroller.token", USER_DATA_KEY] {
             if !self.file(name).exists() {
                 self.write(name, &format!("{}\n", new_token()))?;
                 made.push(name.to_owned());
@@ -263,15 +272,16 @@ impl Directory {
                 quoted_path(&ca)
             )
         };
-        let asks = |name: &str| {
+        let asks = |name: &str, more: &str| {
             format!(
-                "{MARK}\netcd:\n  endpoints: [\"{etcd}\"]\n{}placement:\n  endpoint: https://{host}:{PLACEMENT}\n  \
+                "{MARK}\netcd:\n  endpoints: [\"{etcd}\"]\n{more}{}placement:\n  endpoint: https://{host}:{PLACEMENT}\n  \
                  token_file: {}\n{}",
                 trust_of(name),
                 quoted_path(&self.file(&format!("{name}.token"))),
                 trust_of(name)
             )
         };
+        let opens = format!("  user_data_key: {}\n", quoted_path(&self.file(USER_DATA_KEY)));
         [
             (
                 "etcd.yaml",
@@ -293,8 +303,8 @@ impl Directory {
                     served(&ca, &server, &server_key)
                 ),
             ),
-            ("controller.yaml", asks("econtroller")),
-            ("schedule.yaml", asks("eschedule")),
+            ("controller.yaml", asks("econtroller", "")),
+            ("schedule.yaml", asks("eschedule", &opens)),
         ]
     }
 }

@@ -1,6 +1,6 @@
 //! The nodes: those that there are, and those that are alive.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -18,6 +18,51 @@ pub struct Node {
     pub name: String,
     /// When it came for the first time.
     pub created_at: Timestamp,
+    /// What of its host keeps new work away, as its agent told last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub troubles: Vec<Trouble>,
+}
+
+/// What keeps new work away from a host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trouble {
+    /// What it is about.
+    pub kind: TroubleKind,
+    /// Since when.
+    pub since: Timestamp,
+    /// What was measured then, for people.
+    pub why: String,
+}
+
+/// What a host can be in trouble with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TroubleKind {
+    /// Hardly any memory is left, or everything waits for it.
+    Memory,
+    /// A file system with guests' disks or images is nearly full.
+    Disk,
+    /// The time of day is another than placement's.
+    Clock,
+    /// One that a later release has.
+    #[serde(other)]
+    Unknown,
+}
+
+impl TroubleKind {
+    /// All that this release knows.
+    pub const ALL: [Self; 3] = [Self::Memory, Self::Disk, Self::Clock];
+}
+
+impl fmt::Display for TroubleKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Memory => "memory",
+            Self::Disk => "disk",
+            Self::Clock => "clock",
+            Self::Unknown => "unknown",
+        })
+    }
 }
 
 /// A living agent. The key is on a lease.

@@ -32,6 +32,8 @@ pub struct EtcdConfig {
     pub tls: Option<EtcdTls>,
     /// How long one request to one endpoint may take.
     pub timeout: Duration,
+    /// The keys that user-data is sealed with: see [`crate::Sealed`].
+    pub user_data_key: Option<PathBuf>,
 }
 
 /// The files of a TLS connection, all PEM.
@@ -51,6 +53,7 @@ impl Default for EtcdConfig {
             password: None,
             tls: None,
             timeout: Duration::from_secs(5),
+            user_data_key: None,
         }
     }
 }
@@ -64,6 +67,7 @@ impl fmt::Debug for EtcdConfig {
             .field("password", &self.password.as_ref().map(|_| "(hidden)"))
             .field("tls", &self.tls)
             .field("timeout", &self.timeout)
+            .field("user_data_key", &self.user_data_key)
             .finish()
     }
 }
@@ -76,7 +80,8 @@ impl EtcdConfig {
 
     /// The files with secrets in them that these settings name.
     pub fn secret_files(&self) -> impl Iterator<Item = &Path> {
-        self.tls.iter().filter_map(|tls| tls.client.as_ref()).map(|(_, key)| key.as_path())
+        let own = self.tls.iter().filter_map(|tls| tls.client.as_ref()).map(|(_, key)| key.as_path());
+        own.chain(self.user_data_key.as_deref())
     }
 
     /// The certificates that these settings name.

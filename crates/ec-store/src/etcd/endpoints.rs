@@ -77,7 +77,8 @@ struct Current {
 
 impl Connection {
     async fn prepare(config: &Arc<EtcdConfig>, url: &str, require_leader: bool) -> StoreResult<Self> {
-        let certificates = config.certificates().chain(config.secret_files());
+        let keys = config.tls.iter().filter_map(|tls| tls.client.as_ref()).map(|(_, key)| key.as_path());
+        let certificates = config.certificates().chain(keys);
         let files = Files::new(certificates.map(Path::to_owned));
         let client = make(config, url, require_leader).await?;
         let current = Mutex::new(Current { client, authenticated: false, files });

@@ -29,6 +29,8 @@ pub struct EtcdSection {
     pub cert_key: Option<PathBuf>,
     /// Seconds for one request; default 5.
     pub timeout: Option<f64>,
+    /// A file with the keys that user-data is sealed with in etcd, 64 hexadecimal digits a line; the first seals, all open.
+    pub user_data_key: Option<PathBuf>,
     /// The prefix of every key; default `/ecompute`.
     pub prefix: Option<String>,
 }
@@ -87,6 +89,7 @@ impl EtcdSection {
             password: self.password.as_ref().map(|secret| secret.0.clone()),
             tls,
             timeout: Duration::from_secs_f64(timeout),
+            user_data_key: self.user_data_key.clone(),
         })
     }
 }

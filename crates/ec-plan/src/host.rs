@@ -1,0 +1,179 @@
+//! Whether a host is fit for new work, from what was measured of it: pure.
+//!
+//! What begins a trouble is worse than what ends it, so that a host at the edge does not come and go.
+
+use ec_model::{Trouble, TroubleKind};
+use jiff::Timestamp;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// What was measured of a host. What could not be measured is no trouble.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Measured {
+    /// Memory, in bytes.
+    pub memory: Option<Room>,
+    /// Of the last minute, so much of a hundred all that ran was waiting for memory (`full avg60` of the kernel's pressure
+    /// stall information, <https://docs.kernel.org/accounting/psi.html>).
+    pub memory_stall: Option<f64>,
+    /// The file systems that guests' disks and images are written to, each with a directory on it.
+    pub disks: Vec<(String, Room)>,
+    /// So many seconds placement's clock is ahead of this host's.
+    pub clock_behind: Option<i64>,
+}
+
+/// What is left, of what there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// In bytes.
+    pub left: u64,
+    /// In bytes.
+    pub total: u64,
+}
+
+/// At which point a trouble begins, and at which it ends.
+#[derive(Clone, Copy)]
+enum Edge {
+    Begin,
+    End,
+}
+
+impl Edge {
+    /// What a value is held to; to end a trouble it must be so many times better.
+    fn of(self, begin: u64, better: u64) -> u64 {
+        match self {
+            Self::Begin => begin,
+            Self::End => begin * better,
+        }
+    }
+}
+
+/// Seconds that clocks may differ by.
+const CLOCKS: u64 = 10;
+/// Of a hundred.
+const STALL: f64 = 10.0;
+
+/// The troubles that the host is in, given those that it was in. One that goes on stays as it was told.
+pub fn judge(measured: &Measured, before: &[Trouble], now: Timestamp) -> Vec<Trouble> {
+    let found = TroubleKind::ALL.into_iter().filter_map(|kind| {
+        let known = before.iter().find(|trouble| trouble.kind == kind);
+        let edge = if known.is_some() { Edge::End } else { Edge::Begin };
+        let why = match kind {
+            TroubleKind::Memory => memory(measured, edge),
+            TroubleKind::Disk => measured.disks.iter().find_map(|(place, room)| disk(place, *room, edge)),
+            TroubleKind::Clock => measured.clock_behind.and_then(|seconds| clock(seconds, edge)),
+            TroubleKind::Unknown => None,
+        }?;
+        Some(known.cloned().unwrap_or(Trouble { kind, since: now, why }))
+    });
+    found.collect()
+}
+
+fn memory(measured: &Measured, edge: Edge) -> Option<String> {
+    let short = measured.memory.filter(|room| room.left < edge.of(room.total / 50, 2));
+    if let Some(room) = short {
+        return Some(format!("{} MiB of {} MiB of memory are left", room.left / MIB, room.total / MIB));
+    }
+    let bound = match edge {
+        Edge::Begin => STALL,
+        Edge::End => STALL / 2.0,
+    };
+    let stall = measured.memory_stall.filter(|stall| *stall > bound)?;
+    Some(format!("everything waited for memory {stall:.0} % of the last minute"))
+}
+
+fn disk(place: &str, room: Room, edge: Edge) -> Option<String> {
+    let least = edge.of(GIB.min(room.total / 20), 2);
+    (room.left < least).then(|| {
+        format!("{} MiB of {} MiB are left on the file system of {place}", room.left / MIB, room.total / MIB)
+    })
+}
+
+fn clock(behind: i64, edge: Edge) -> Option<String> {
+    let most = match edge {
+        Edge::Begin => CLOCKS,
+        Edge::End => CLOCKS / 2,
+    };
+    let side = if behind > 0 { "behind" } else { "ahead of" };
+    (behind.unsigned_abs() > most).then(|| {
+        format!("its clock is {} s {side} that of placement's host: one of them is wrong", behind.abs())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kinds(measured: &Measured, before: &[Trouble]) -> Vec<TroubleKind> {
+        judge(measured, before, Timestamp::UNIX_EPOCH).into_iter().map(|trouble| trouble.kind).collect()
+    }
+
+    fn begun(kind: TroubleKind) -> [Trouble; 1] {
+        [Trouble { kind, since: Timestamp::UNIX_EPOCH, why: "as it was told".into() }]
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_no_trouble_and_ends_one() {
+        assert_eq!(kinds(&Measured::default(), &begun(TroubleKind::Disk)), []);
+    }
+
+    #[test]
+    fn memory_that_runs_out_is_trouble_until_twice_as_much_is_left() {
+        let of = |left| Measured { memory: Some(Room { left, total: 100 * GIB }), ..Measured::default() };
+        assert_eq!(kinds(&of(2 * GIB), &[]), []);
+        assert_eq!(kinds(&of(2 * GIB - 1), &[]), [TroubleKind::Memory]);
+        let begun = begun(TroubleKind::Memory);
+        assert_eq!(kinds(&of(4 * GIB - 1), &begun), [TroubleKind::Memory]);
+        assert_eq!(kinds(&of(4 * GIB), &begun), []);
+        let stalled = |stall| Measured { memory_stall: Some(stall), ..of(90 * GIB) };
+        assert_eq!(kinds(&stalled(10.0), &[]), []);
+        assert_eq!(kinds(&stalled(10.1), &[]), [TroubleKind::Memory]);
+        assert_eq!(kinds(&stalled(5.1), &begun), [TroubleKind::Memory]);
+        assert_eq!(kinds(&stalled(5.0), &begun), []);
+    }
+
+    #[test]
+    fn any_disk_that_is_nearly_full_is_trouble_and_a_small_one_is_measured_by_its_size() {
+        let of = |left, total| Measured {
+            disks: vec![
+                ("/".into(), Room { left: 50 * GIB, total: 100 * GIB }),
+                ("/d".into(), Room { left, total }),
+            ],
+            ..Measured::default()
+        };
+        assert_eq!(kinds(&of(GIB, 500 * GIB), &[]), []);
+        let full = judge(&of(GIB - 1, 500 * GIB), &[], Timestamp::UNIX_EPOCH);
+        assert_eq!(full[0].why, "1023 MiB of 512000 MiB are left on the file system of /d");
+        assert_eq!(kinds(&of(2 * GIB - 1, 500 * GIB), &begun(TroubleKind::Disk)), [TroubleKind::Disk]);
+        assert_eq!(kinds(&of(2 * GIB, 500 * GIB), &begun(TroubleKind::Disk)), []);
+        assert_eq!(kinds(&of(5 * MIB, 100 * MIB), &[]), []);
+        assert_eq!(kinds(&of(5 * MIB - 1, 100 * MIB), &[]), [TroubleKind::Disk]);
+    }
+
+    #[test]
+    fn a_clock_that_is_away_from_placements_is_trouble_in_both_directions() {
+        let of = |seconds| Measured { clock_behind: Some(seconds), ..Measured::default() };
+        assert_eq!(kinds(&of(10), &[]), []);
+        assert_eq!(kinds(&of(-10), &[]), []);
+        for (seconds, side) in [(11, "11 s behind"), (-11, "11 s ahead of")] {
+            let found = judge(&of(seconds), &[], Timestamp::UNIX_EPOCH);
+            assert!(found[0].why.contains(side), "{found:?}");
+        }
+        assert_eq!(kinds(&of(6), &begun(TroubleKind::Clock)), [TroubleKind::Clock]);
+        assert_eq!(kinds(&of(5), &begun(TroubleKind::Clock)), []);
+    }
+
+    #[test]
+    fn a_trouble_that_goes_on_stays_as_it_was_told() {
+        let before = begun(TroubleKind::Clock);
+        let measured = Measured {
+            clock_behind: Some(100),
+            disks: vec![("/".into(), Room { left: 0, total: GIB })],
+            ..Measured::default()
+        };
+        let found = judge(&measured, &before, Timestamp::MAX);
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[1], before[0]);
+        assert_eq!(found[0].since, Timestamp::MAX);
+    }
+}
