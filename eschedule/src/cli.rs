@@ -327,6 +327,11 @@ pub(crate) enum Command {
     },
     /// List the nodes whose agents are alive or that hold instances, with what is taken of what they have
     Nodes,
+    /// Look at every part of the cluster, and say of each finding how to mend it
+    ///
+    /// This command's own settings, each member of etcd, placement, every node with its agent's own word, and the instances.
+    #[command(after_help = crate::doctor::EXAMPLES)]
+    Doctor,
     /// Give placement queries names
     #[command(subcommand, after_help = crate::catalog::FLAVORS)]
     Flavor(FlavorCommand),

@@ -72,6 +72,8 @@ impl Defaults {
 /// Everything the command line needs to know, checked.
 #[derive(Clone)]
 pub(crate) struct Settings {
+    /// Where it stands; none where these are defaults.
+    pub(crate) file: Option<PathBuf>,
     pub(crate) etcd: EtcdConfig,
     pub(crate) keys: Keyspace,
     pub(crate) placement: PlacementConfig,
@@ -111,6 +113,7 @@ impl Settings {
         let mut warnings = exposed(own.chain(etcd.secret_files()).chain(placement.secret_files()));
         warnings.extend(endings(etcd.certificates().chain(placement.certificates())));
         Ok(Self {
+            file: loaded.path.clone(),
             warnings,
             defaults: file.defaults.clone().seen_from(loaded.path.as_deref()),
             etcd,

@@ -11,6 +11,7 @@ use crate::{
     acting::Done,
     apply::Applied,
     cluster::{Added, Initialised},
+    doctor::Finding,
     explain::Explained,
     output::Deleted,
     run::{Made, Reached},
@@ -92,7 +93,7 @@ fn status() -> Status {
     decode(text.to_string().as_bytes()).unwrap()
 }
 
-fn view(all: bool) -> View {
+pub(crate) fn view(all: bool) -> View {
     let record = record();
     View {
         instance: record.instance,
@@ -204,6 +205,7 @@ fn results() -> Vec<(&'static str, Value)> {
         ("member", json(serde_json::to_value(Member { instance, node }))),
         ("apply", json(serde_json::to_value(applied))),
         ("delete", json(serde_json::to_value(Deleted { deleted: "n" }))),
+        ("doctor", json(serde_json::to_value(Finding::warning("p", "f", "m")))),
         (
             "node",
             json(serde_json::to_value(Added {

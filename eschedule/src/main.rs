@@ -1,12 +1,14 @@
 //! `eschedule`: the command line.
 
 mod acting;
+mod agents;
 mod apply;
 mod catalog;
 mod cli;
 mod cluster;
 mod complete;
 mod config;
+mod doctor;
 mod events;
 mod explain;
 #[cfg(test)]
@@ -134,6 +136,7 @@ async fn run(cli: Cli) -> Result<(), Failure> {
             warn(&session).await;
             Ok(())
         }
+        (Some(Command::Doctor), _) => doctor::doctor(&Session::open(settings).await?, output).await,
         (Some(Command::Flavor(command)), _) => {
             catalog::flavor(&Session::open(settings).await?, command, output).await
         }

@@ -9,7 +9,6 @@
 //!
 //! The model and what it looks like are pure; here is what they stand between.
 
-mod agents;
 mod columns;
 mod cursor;
 mod draw;
@@ -26,7 +25,6 @@ use std::{
     time::Duration,
 };
 
-use agents::Agents;
 use clap::Args;
 use draw::{Look, draw};
 use ec_cloud::{Acted, Cloud, CloudError, Doomed, NodeView, Seen, Verb, View, What, find};
@@ -49,7 +47,9 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use crate::{acting::under_way, cli::Output, config::Session, list::Which, output, reach::Ending};
+use crate::{
+    acting::under_way, agents::Agents, cli::Output, config::Session, list::Which, output, reach::Ending,
+};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -221,7 +221,10 @@ async fn look(cloud: Cloud, agents: Agents, every: Duration, news: UnboundedSend
         due.tick().await;
         let told = match ec_cloud::nodes(&cloud).await {
             Ok(nodes) => {
-                let readings = agents.ask(&nodes).await;
+                let readings = agents.ask::<Reading>(&nodes, "/usage").await;
+                // Whether it cannot be reached, or does not know.
+                let readings = readings.into_iter().map(|(node, answer)| (node, answer.and_then(Result::ok)));
+                let readings = readings.collect();
                 news.send(News::Nodes(nodes)).and_then(|()| news.send(News::Used(readings)))
             }
             Err(error) => news.send(News::Trouble(error.to_string())),

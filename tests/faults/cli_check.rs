@@ -1,4 +1,4 @@
-//! `ecompute --check` of what only another look shows: taken names, two clusters, rights that are missing.
+//! `ecompute --check` and `eschedule doctor` of what only another look shows: taken names, two clusters, rights that are missing.
 
 use std::{
     fs,
@@ -7,7 +7,9 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use ec_tests::{control::Control, program};
+use ec_model::State;
+use ec_tests::{Stack, control::Control, program};
+use serde_json::Value;
 
 const SMALL: &[(&str, u64)] = &[("VCPU", 4), ("MEMORY_MB", 1024), ("DISK_GB", 10)];
 /// Debian's nobody and nogroup.
@@ -107,5 +109,48 @@ async fn an_etcd_of_3_4_and_secrets_for_all_are_told_and_fail_nothing() -> Resul
     let warned = |word: &str| text.lines().any(|line| line.contains("WARNING") && line.contains(word));
     ensure!(warned("chmod o-r"), "{text}");
     assert_eq!(warned("etcd is 3.4"), control.etcd.version().starts_with("3.4."), "{text}");
+    Ok(())
+}
+
+/// From the command line's place, with the parts going one after the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_doctor_finds_what_is_not_there_and_says_how_to_mend_it() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    let findings = |stack: &Stack| -> Result<(Option<i32>, Vec<Value>)> {
+        let output = stack.eschedule(&["-o", "json", "doctor"])?;
+        Ok((output.status.code(), serde_json::from_slice(&output.stdout)?))
+    };
+    let failed = |findings: &[Value], part: &str| {
+        findings.iter().any(|it| it["part"] == part && it["level"] == "failed" && it["mend"].is_string())
+    };
+    let (code, found) = findings(&stack)?;
+    ensure!(code == Some(1) && failed(&found, "nodes"), "nobody is there yet: {found:?}");
+
+    stack.start_agent("").await?;
+    stack.until("all is well", async || Ok(findings(&stack)?.0 == Some(0))).await?;
+    let (_, found) = findings(&stack)?;
+    let node = format!("node {}", stack.node);
+    ensure!(found.iter().any(|it| it["part"] == node.as_str() && it["level"] == "ok"), "{found:?}");
+    let lines = String::from_utf8(stack.eschedule(&["doctor"])?.stdout)?;
+    ensure!(lines.lines().all(|line| line.contains(" ok ") || line.contains(" WARNING ")), "{lines}");
+
+    // A guest whose node is dead.
+    let instance = stack.schedule(&[])?;
+    stack.until_state(instance, State::Active).await?;
+    stack.kill_agent()?;
+    stack
+        .until("its node is missed", async || {
+            let (code, found) = findings(&stack)?;
+            Ok(code == Some(1) && failed(&found, &node))
+        })
+        .await?;
+    stack.start_agent("").await?;
+    stack.until("all is well again", async || Ok(findings(&stack)?.0 == Some(0))).await?;
+    ensure!(stack.eschedule(&["destroy", "--wait", &instance.to_string()])?.status.success());
+    ensure!(stack.end_agent()? == Some(0));
+
+    stack.etcd.kill();
+    let (code, found) = findings(&stack)?;
+    ensure!(code == Some(3) && failed(&found, "etcd"), "{found:?}");
     Ok(())
 }

@@ -263,8 +263,8 @@ impl Reasons {
     }
 }
 
-/// The first few, and how many there are beside them.
-fn some(names: &[String]) -> String {
+/// The first few of names, and how many there are beside them.
+pub fn some(names: &[String]) -> String {
     let told = names.iter().take(TOLD).cloned().collect::<Vec<_>>().join(", ");
     match names.len().saturating_sub(TOLD) {
         0 => told,

@@ -1,14 +1,14 @@
-//! What the agents' own ports say of what their guests use.
+//! What the agents' own ports say.
 
 use std::time::Duration;
 
 use ec_cloud::NodeView;
 use ec_model::NodeId;
-use ec_runtime::exit::Failure;
+use ec_runtime::exit::{Failure, chain};
 use futures::StreamExt;
 use reqwest::{Client, redirect};
+use serde::de::DeserializeOwned;
 
-use super::rates::Reading;
 use crate::{config::Settings, reach::trust};
 
 /// So long one may take.
@@ -18,11 +18,11 @@ const CONCURRENCY: usize = 16;
 
 /// A way to them.
 #[derive(Clone)]
-pub(super) struct Agents(Client);
+pub(crate) struct Agents(Client);
 
 impl Agents {
     /// What is trusted of etcd is trusted of agents.
-    pub(super) fn new(settings: &Settings) -> Result<Self, Failure> {
+    pub(crate) fn new(settings: &Settings) -> Result<Self, Failure> {
         let builder = Client::builder().timeout(PATIENCE).redirect(redirect::Policy::none()).no_proxy();
         let builder = match &settings.etcd.tls {
             Some(tls) => builder.tls_backend_preconfigured(trust(tls).map_err(Failure::usage)?),
@@ -33,20 +33,26 @@ impl Agents {
         Ok(Self(builder.build().map_err(failed)?))
     }
 
-    /// Asks each node's agent; none where it cannot be reached, or does not know.
-    pub(super) async fn ask(&self, nodes: &[NodeView]) -> Vec<(NodeId, Option<Reading>)> {
+    /// Asks each node's agent for what it says at `path`, a JSON document; none where it has no port. The error says why it does not.
+    pub(crate) async fn ask<T: DeserializeOwned>(
+        &self,
+        nodes: &[NodeView],
+        path: &str,
+    ) -> Vec<(NodeId, Option<Result<T, String>>)> {
         let ask = async |(node, url): (NodeId, Option<String>)| {
-            let reading = match url {
-                Some(url) => self.reading(&url).await.ok(),
+            let answer = match url {
+                Some(url) => Some(self.one(&format!("{url}{path}")).await),
                 None => None,
             };
-            (node, reading)
+            (node, answer)
         };
         let asked: Vec<_> = nodes.iter().map(|node| (node.node, node.url.clone())).collect();
         futures::stream::iter(asked).map(ask).buffer_unordered(CONCURRENCY).collect().await
     }
 
-    async fn reading(&self, url: &str) -> reqwest::Result<Reading> {
-        self.0.get(format!("{url}/usage")).send().await?.error_for_status()?.json().await
+    /// Whatever the status: that something is not well stands in a document, too.
+    async fn one<T: DeserializeOwned>(&self, url: &str) -> Result<T, String> {
+        let answer = async { self.0.get(url).send().await?.json().await };
+        answer.await.map_err(|error: reqwest::Error| chain(&error))
     }
 }

@@ -1,0 +1,386 @@
+//! `eschedule doctor`: looks at every part from where it stands, and says of each finding how to mend it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use ec_cloud::{CloudError, Kind, NodeView, View, list, nodes};
+use ec_placement_client::PlacementClient;
+use ec_plan::lack::some;
+use ec_runtime::exit::{FAILED, Failure, UNREACHABLE, chain};
+use ec_store::{EtcdConfig, EtcdStore, Server, Store};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
+
+use crate::{
+    agents::Agents,
+    cli::Output,
+    config::{Session, Settings},
+    output::called,
+};
+
+pub(crate) const EXAMPLES: &str = "\
+Exit code 0 where nothing failed (warnings are no failures), 3 where etcd or placement cannot be reached, else 1.
+What concerns one host only, `ecompute --check` sees there.
+
+Examples:
+  eschedule doctor
+  eschedule doctor -o json | jq '.[] | select(.level != \"ok\")'";
+
+/// So long one part may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Seconds that clocks may differ by.
+const CLOCKS: u64 = 10;
+/// A node that has been missing for so long is marked, where a controller runs.
+const MARKED_AFTER: &str = "a minute";
+
+/// How bad a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Level {
+    /// As it should be.
+    Ok,
+    /// It works, and should be looked at.
+    Warning,
+    /// It does not work.
+    Failed,
+}
+
+/// What was found of one part.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Finding {
+    /// Which part.
+    pub(crate) part: String,
+    /// How bad it is.
+    pub(crate) level: Level,
+    /// What was found.
+    pub(crate) found: String,
+    /// How to mend it; none where nothing is to be mended.
+    pub(crate) mend: Option<String>,
+    /// The exit code that it stands for.
+    #[serde(skip)]
+    code: u8,
+}
+
+impl Finding {
+    fn ok(part: impl Into<String>, found: impl Into<String>) -> Self {
+        Self { part: part.into(), level: Level::Ok, found: found.into(), mend: None, code: 0 }
+    }
+
+    pub(crate) fn warning(
+        part: impl Into<String>,
+        found: impl Into<String>,
+        mend: impl Into<String>,
+    ) -> Self {
+        Self { level: Level::Warning, mend: Some(mend.into()), ..Self::ok(part, found) }
+    }
+
+    fn failed(part: impl Into<String>, found: impl Into<String>, mend: impl Into<String>) -> Self {
+        Self { level: Level::Failed, mend: Some(mend.into()), code: FAILED, ..Self::ok(part, found) }
+    }
+
+    fn unreachable(part: impl Into<String>, found: impl Into<String>, mend: impl Into<String>) -> Self {
+        Self { code: UNREACHABLE, ..Self::failed(part, found, mend) }
+    }
+
+    fn line(&self) -> String {
+        let level = match self.level {
+            Level::Ok => "ok",
+            Level::Warning => "WARNING",
+            Level::Failed => "FAILED",
+        };
+        let mend = self.mend.as_ref().map_or_else(String::new, |mend| format!(": {mend}"));
+        format!("{:<16} {level:<7} {}{mend}", self.part, self.found)
+    }
+}
+
+/// Looks at everything, and tells what was found.
+pub(crate) async fn doctor(session: &Session, output: Output) -> Result<(), Failure> {
+    let mut findings = vec![configuration(&session.settings)];
+    findings.extend(session.settings.warnings.iter().map(|warning| own(warning)));
+    let (etcd, placement) = tokio::join!(etcd(session), placement(session));
+    let etcd_answers = etcd.iter().any(|finding| finding.level != Level::Failed);
+    let both_answer = etcd_answers && placement.iter().all(|finding| finding.level != Level::Failed);
+    findings.extend(etcd.into_iter().chain(placement));
+    if both_answer {
+        findings.extend(cluster(session).await);
+    }
+    let code = findings.iter().map(|finding| finding.code).max().unwrap_or(0);
+    let lines = || findings.iter().map(Finding::line).collect::<Vec<_>>().join("\n");
+    let names = || {
+        let bad = findings.iter().filter(|finding| finding.level != Level::Ok);
+        bad.map(|finding| finding.part.clone()).collect()
+    };
+    output.print(&findings, names, lines)?;
+    // All is told already.
+    if code == 0 { Ok(()) } else { Err(Failure { code, message: String::new() }) }
+}
+
+fn configuration(settings: &Settings) -> Finding {
+    let none = || "defaults (no schedule.yaml)".to_owned();
+    let named = settings.file.as_ref().map_or_else(none, |path| path.display().to_string());
+    Finding::ok("configuration", format!("{named}, keys below {}", settings.keys.root()))
+}
+
+/// What the settings themselves warn of says how to mend it, behind the last colon.
+fn own(warning: &str) -> Finding {
+    let (found, mend) = warning.split_once(": ").unwrap_or((warning, "see docs/security.md"));
+    Finding::warning("configuration", found, mend)
+}
+
+async fn etcd(session: &Session) -> Vec<Finding> {
+    let config = &session.settings.etcd;
+    let asked = config.endpoints.iter().map(async |endpoint| {
+        let one = EtcdConfig { endpoints: vec![endpoint.clone()], ..config.clone() };
+        let server = async { EtcdStore::connect(one).await?.server().await };
+        let answer = match timeout(PATIENCE, server).await {
+            Ok(answer) => answer.map_err(|error| chain(&error)),
+            Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
+        };
+        (endpoint.clone(), answer)
+    });
+    let answers = futures::future::join_all(asked).await;
+    let mut findings = of_members(&answers);
+    findings.extend(config.open_door().await.map(|door| own(&door)));
+    findings
+}
+
+fn of_members(answers: &[(String, Result<Server, String>)]) -> Vec<Finding> {
+    let living = answers.iter().filter(|(_, answer)| answer.is_ok()).count();
+    let clusters: BTreeSet<u64> =
+        answers.iter().filter_map(|(_, answer)| Some(answer.as_ref().ok()?.cluster)).collect();
+    let mut findings: Vec<_> = answers
+        .iter()
+        .map(|(endpoint, answer)| match answer {
+            Ok(server) => match server.advice() {
+                None => Finding::ok("etcd", format!("{endpoint} is {}", server.version)),
+                Some(_) => Finding::warning(
+                    "etcd",
+                    format!(
+                        "{endpoint} is {}, which may lose watch events around compactions",
+                        server.version
+                    ),
+                    "upgrade it to 3.5 or newer",
+                ),
+            },
+            Err(why) if living > 0 => Finding::warning(
+                "etcd",
+                format!("{endpoint}: {why}"),
+                "start this member, or take it out of etcd.endpoints; the others answer",
+            ),
+            Err(why) => Finding::unreachable(
+                "etcd",
+                format!("{endpoint}: {why}"),
+                "start etcd there, or set `etcd` in schedule.yaml",
+            ),
+        })
+        .collect();
+    if clusters.len() > 1 {
+        findings.push(Finding::failed(
+            "etcd",
+            "the endpoints are of different clusters",
+            "name the members of one in etcd.endpoints",
+        ));
+    }
+    findings
+}
+
+async fn placement(session: &Session) -> Vec<Finding> {
+    let config = &session.settings.placement;
+    let mend = "start placement there, or set `placement` in schedule.yaml";
+    let client = match PlacementClient::new(config) {
+        Ok(client) => client,
+        Err(error) => {
+            return vec![Finding::failed("placement", chain(&error), "see `placement` in schedule.yaml")];
+        }
+    };
+    let found = match timeout(PATIENCE, client.probe()).await {
+        Ok(Ok(newest)) => Finding::ok("placement", format!("{} speaks up to {newest}", client.endpoint())),
+        Ok(Err(error)) if error.is_transient() => Finding::unreachable("placement", chain(&error), mend),
+        Ok(Err(error)) => Finding::failed("placement", chain(&error), "see `placement` in schedule.yaml"),
+        Err(_) => {
+            let why = format!("{}: no answer within {} s", client.endpoint(), PATIENCE.as_secs());
+            Finding::unreachable("placement", why, mend)
+        }
+    };
+    let door = config.open_door().map(|door| own(&door));
+    std::iter::once(found).chain(client.clock_ahead().and_then(clock)).chain(door).collect()
+}
+
+fn clock(ahead: i64) -> Option<Finding> {
+    let side = if ahead > 0 { "behind" } else { "ahead of" };
+    (ahead.unsigned_abs() > CLOCKS).then(|| {
+        let found = format!("this host's clock is {} s {side} that of placement's host", ahead.abs());
+        Finding::warning("clock", found, "one of them is wrong: see `timedatectl` on both")
+    })
+}
+
+async fn cluster(session: &Session) -> Vec<Finding> {
+    let cloud = &session.cloud;
+    let failed = |part: &str, error: CloudError| {
+        let code = if error.kind() == Kind::Unreachable { UNREACHABLE } else { FAILED };
+        Finding { code, ..Finding::failed(part, chain(&error), "see its log") }
+    };
+    let (nodes, instances) = tokio::join!(nodes(cloud), list(cloud));
+    let mut findings = Vec::new();
+    match nodes {
+        Ok(nodes) => {
+            let asked = match Agents::new(&session.settings) {
+                Ok(agents) => agents.ask::<Ready>(&nodes, "/readyz").await,
+                Err(failure) => {
+                    findings.push(Finding::failed("nodes", failure.message, "see `etcd` in schedule.yaml"));
+                    Vec::new()
+                }
+            };
+            let ready: BTreeMap<_, _> =
+                asked.into_iter().filter_map(|(node, answer)| Some((node, answer?))).collect();
+            findings.extend(of_nodes(&nodes));
+            findings.extend(nodes.iter().flat_map(|node| of_node(node, ready.get(&node.node))));
+        }
+        Err(error) => findings.push(failed("nodes", error)),
+    }
+    match instances {
+        Ok(instances) => findings.extend(of_instances(&instances, Timestamp::now())),
+        Err(error) => findings.push(failed("instances", error)),
+    }
+    findings
+}
+
+/// What an agent's port says of the parts that it stands on.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+struct Ready {
+    parts: BTreeMap<String, PartOfAgent>,
+}
+
+/// One of them.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+struct PartOfAgent {
+    ok: bool,
+    why: Option<String>,
+}
+
+fn of_nodes(nodes: &[NodeView]) -> Vec<Finding> {
+    let living = nodes.iter().filter(|node| node.alive).count();
+    let mut findings = vec![match living {
+        0 => Finding::failed(
+            "nodes",
+            "no agent is alive",
+            "start `ecompute` on a host, with the same `etcd` (and prefix) as here",
+        ),
+        _ => Finding::ok("nodes", format!("{living} of {} are alive", nodes.len())),
+    }];
+    let unmarked: Vec<_> =
+        nodes.iter().filter(|node| !node.alive && !node.disabled).map(|node| node.name.clone()).collect();
+    if !unmarked.is_empty() {
+        findings.push(Finding::warning(
+            "econtroller",
+            format!("nobody has marked {} in placement as dead", some(&unmarked)),
+            format!("start `econtroller`, if none runs and this is so for more than {MARKED_AFTER}"),
+        ));
+    }
+    let releases: BTreeSet<_> = nodes.iter().filter_map(|node| node.agent.as_deref()).collect();
+    let others: Vec<_> = releases
+        .into_iter()
+        .filter(|release| *release != env!("CARGO_PKG_VERSION"))
+        .map(str::to_owned)
+        .collect();
+    if !others.is_empty() {
+        findings.push(Finding::warning(
+            "releases",
+            format!("agents are of {}, this command of {}", some(&others), env!("CARGO_PKG_VERSION")),
+            "both work together; finish the upgrade",
+        ));
+    }
+    findings
+}
+
+fn of_node(node: &NodeView, ready: Option<&Result<Ready, String>>) -> Vec<Finding> {
+    let part = format!("node {}", node.name);
+    if !node.alive {
+        let found = format!("its agent is not alive, and {} instances are there", node.instances);
+        let mend = "start `ecompute` there; `ecompute --check` tells what is in its way";
+        return vec![Finding::failed(part, found, mend)];
+    }
+    let mut findings: Vec<_> = node
+        .troubles
+        .iter()
+        .map(|trouble| {
+            let mend = "make room, or set the clock; it takes new work again by itself";
+            Finding::warning(&part, format!("{} (since {})", trouble.why, trouble.since), mend)
+        })
+        .collect();
+    if node.disabled {
+        let mend = "take the trait COMPUTE_STATUS_DISABLED away, if nobody wants it so";
+        findings.push(Finding::warning(&part, "placement offers nothing of it", mend));
+    }
+    if node.locked && node.troubles.is_empty() {
+        let mend = "see `reserved` in its compute.yaml; an agent that was just started needs a moment";
+        findings.push(Finding::warning(&part, "all its processors are reserved", mend));
+    }
+    if node.capacity.is_empty() {
+        let mend = "see its agent's log: it registers again by itself, or says what is in its way";
+        findings.push(Finding::failed(&part, "placement does not know what it has", mend));
+    }
+    match ready {
+        Some(Ok(ready)) => {
+            let down = ready.parts.iter().filter(|(_, part)| !part.ok);
+            findings.extend(down.map(|(name, state)| {
+                let why = state.why.as_deref().unwrap_or("it does not say why");
+                Finding::failed(&part, format!("{name}: {why}"), "see `ecompute --check` there")
+            }));
+        }
+        Some(Err(why)) => {
+            let mend = "consoles and `top` need it: see `listen` in its compute.yaml, and firewalls between";
+            findings.push(Finding::warning(&part, format!("its port is not reached from here: {why}"), mend));
+        }
+        // It has none.
+        None => {}
+    }
+    if findings.is_empty() {
+        findings.push(Finding::ok(part, "alive, and all that it stands on is well"));
+    }
+    findings
+}
+
+/// Those that are on their way for longer are told of.
+const ON_ITS_WAY: jiff::SignedDuration = jiff::SignedDuration::from_mins(15);
+
+/// What instances can need somebody for, and what is to be done then.
+const ILLS: [(&str, &str); 4] = [
+    ("in ERROR", "`eschedule show` tells why"),
+    ("run, and no request speaks of them", "etcd was restored or emptied: see docs/operations.md"),
+    ("cannot be told of", "`eschedule show` tells which key cannot be read"),
+    ("on their way for long", "`eschedule explain` tells what they wait for"),
+];
+
+/// Which of [`ILLS`] an instance has.
+fn ill(view: &View, now: Timestamp) -> Option<usize> {
+    match view.state.as_str() {
+        "ERROR" => Some(0),
+        "UNCLAIMED" => Some(1),
+        "UNKNOWN" => Some(2),
+        "SCHEDULED" | "BUILDING" | "DESTROYING" if view.node_alive => {
+            let since = now.duration_since(view.created_at?);
+            (since > ON_ITS_WAY).then_some(3)
+        }
+        _ => None,
+    }
+}
+
+fn of_instances(instances: &[View], now: Timestamp) -> Vec<Finding> {
+    let mut findings = vec![Finding::ok("instances", format!("there are {}", instances.len()))];
+    for (number, (what, mend)) in ILLS.iter().enumerate() {
+        let these = instances.iter().filter(|view| ill(view, now) == Some(number));
+        let named: Vec<_> = these.map(|view| called(view.name.as_ref(), view.instance)).collect();
+        if !named.is_empty() {
+            let found = format!("{} {what}: {}", named.len(), some(&named));
+            findings.push(Finding::warning("instances", found, *mend));
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests;
