@@ -41,7 +41,7 @@ use self::{
     route::Route,
 };
 pub use self::{
-    auth::{Auth, Token, Tokens},
+    auth::{Auth, ROLES, Token, Tokens},
     body::Incoming,
     cors::Cors,
     policy::Policy,
@@ -240,7 +240,7 @@ impl Call<'_> {
         command: Command,
         refused: impl FnOnce(ModelError) -> ApiError,
     ) -> ApiResult<Outcome> {
-        let command = match self.identity.provider {
+        let command = match self.identity.scope.clone() {
             Some(own) => Command::Within { own, command: Box::new(command) },
             None => command,
         };

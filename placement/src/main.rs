@@ -20,7 +20,7 @@ use ec_serve::TlsSection;
 use ec_store::{EtcdStore, Store};
 use placement::{
     config::{AuthKind, Config, Settings},
-    http::{Api, Auth, Policy, ServerConfig, serve},
+    http::{Api, Auth, Policy, ROLES, ServerConfig, serve},
     store::Replica,
 };
 use tokio_util::sync::CancellationToken;
@@ -126,8 +126,8 @@ enum Tool {
         /// Who it is, for people
         #[arg(long, default_value = "")]
         name: String,
-        /// admin, service or reader
-        #[arg(long, default_value = "admin", value_parser = ["admin", "service", "reader"])]
+        /// admin, service, member (who claims for its own project only) or reader
+        #[arg(long, default_value = "admin", value_parser = ROLES)]
         role: String,
         /// The project that it speaks for
         #[arg(long)]

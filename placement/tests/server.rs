@@ -57,6 +57,54 @@ async fn a_token_lets_in_with_its_role_and_its_project_and_nothing_else_does() {
 }
 
 #[tokio::test]
+async fn a_member_claims_for_its_own_project_and_sees_nothing_of_others() {
+    let tokens = [
+        token("the-token-of-an-admin", "admin", None),
+        token("the-token-of-mine", "member", Some("mine")),
+        token("the-token-of-theirs", "member", Some("theirs")),
+    ];
+    let config = ApiConfig { auth: Auth::Tokens(Tokens::new(tokens.to_vec()).unwrap()), ..open() };
+    let server = Server::start_on(&MemoryStore::new(), config).await;
+    let ask = async |who: &str, method: Method, path: &str, body: serde_json::Value| {
+        let request = server.client.request(method, format!("{}{path}", server.url)).json(&body);
+        let request = request.header("X-Auth-Token", format!("the-token-of-{who}"));
+        let answer = request.header("OpenStack-API-Version", "placement latest").send().await.unwrap();
+        let status = answer.status().as_u16();
+        (status, answer.json::<serde_json::Value>().await.unwrap_or_default())
+    };
+    let provider = json!({"uuid": uuid(1), "name": "h1"});
+    assert_eq!(ask("mine", Method::POST, "/resource_providers", provider.clone()).await.0, 403);
+    assert_eq!(ask("an-admin", Method::POST, "/resource_providers", provider).await.0, 200);
+    let inventories = format!("/resource_providers/{}/inventories", uuid(1));
+    let offers = json!({"resource_provider_generation": 0, "inventories": {"VCPU": {"total": 8}}});
+    assert_eq!(ask("mine", Method::PUT, &inventories, offers.clone()).await.0, 403);
+    assert_eq!(ask("an-admin", Method::PUT, &inventories, offers).await.0, 200);
+
+    let claim = |project: &str, generation: Option<i64>| {
+        json!({"allocations": {uuid(1): {"resources": {"VCPU": 1}}}, "project_id": project, "user_id": "u",
+            "consumer_generation": generation, "consumer_type": "INSTANCE"})
+    };
+    let consumer = format!("/allocations/{}", uuid(100));
+    assert_eq!(ask("mine", Method::PUT, &consumer, claim("theirs", None)).await.0, 403);
+    assert_eq!(ask("mine", Method::PUT, &consumer, claim("mine", None)).await.0, 204);
+    let candidates = ask("mine", Method::GET, "/allocation_candidates?resources=VCPU:1", json!(null)).await;
+    assert_eq!((candidates.0, candidates.1["allocation_requests"].as_array().map(Vec::len)), (200, Some(1)));
+    let (_, seen) = ask("mine", Method::GET, &consumer, json!(null)).await;
+    assert_eq!(seen["project_id"], "mine");
+
+    let (_, hidden) = ask("theirs", Method::GET, &consumer, json!(null)).await;
+    assert_eq!(hidden, json!({"allocations": {}}));
+    let of_provider = format!("/resource_providers/{}/allocations", uuid(1));
+    assert_eq!(ask("theirs", Method::GET, &of_provider, json!(null)).await.0, 403);
+    assert_eq!(ask("theirs", Method::PUT, &consumer, claim("theirs", Some(1))).await.0, 403);
+    assert_eq!(ask("theirs", Method::DELETE, &consumer, json!(null)).await.0, 403);
+    for (who, status) in [("mine", 200), ("theirs", 403)] {
+        assert_eq!(ask(who, Method::GET, "/usages?project_id=mine", json!(null)).await.0, status);
+    }
+    assert_eq!(ask("mine", Method::DELETE, &consumer, json!(null)).await.0, 204);
+}
+
+#[tokio::test]
 async fn tokens_in_the_store_let_in_as_long_as_they_are_there_and_change_one_provider_only() {
     let store = MemoryStore::new();
     let tokens = Tokens::new(vec![]).unwrap();
@@ -125,7 +173,9 @@ fn what_cannot_serve_is_refused_with_what_would() {
     }]);
     assert!(bad.unwrap_err().contains("64 hexadecimal digits"));
     let bad = Tokens::new(vec![token("x", "king", None)]);
-    assert!(bad.unwrap_err().contains("roles are admin, service and reader"));
+    assert!(bad.unwrap_err().contains("roles are admin, service, member and reader"));
+    let bad = Tokens::new(vec![token("x", "member", None)]);
+    assert!(bad.unwrap_err().contains("a member is one of a project"));
 }
 
 /// A CA, and a certificate of it for the server and for a client.

@@ -1,6 +1,6 @@
 //! Everything that may be done, and what comes of it.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use uuid::Uuid;
 
@@ -120,13 +120,31 @@ pub enum Command {
         /// The allocations of these consumers.
         consumers: Vec<ConsumerWrite>,
     },
-    /// What is asked for by somebody who may change one provider, and what is used of it, and nothing else.
+    /// What is asked for by somebody who may not change everything.
     Within {
-        /// The provider.
-        own: Uuid,
+        /// What they may change.
+        own: Scope,
         /// What is asked for.
         command: Box<Command>,
     },
+}
+
+/// What somebody may change who may not change everything.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Scope {
+    /// One provider, and what is used of it.
+    Provider(Uuid),
+    /// What consumers of one project use.
+    Project(Name),
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Provider(uuid) => write!(f, "resource provider {uuid}, and what is used of it,"),
+            Self::Project(name) => write!(f, "what consumers of project {name} use"),
+        }
+    }
 }
 
 /// What came of a command.
@@ -236,7 +254,7 @@ fn dispatch(draft: &mut Draft<'_>, command: &Command, now: Seconds) -> Result<Ou
             Ok(Outcome::Done)
         }
         Command::Within { own, command } => {
-            within::check(draft, *own, command)?;
+            within::check(draft, own, command)?;
             dispatch(draft, command, now)
         }
     }

@@ -2,6 +2,8 @@
 
 use uuid::Uuid;
 
+use crate::command::Scope;
+
 /// Why a command is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ModelError {
@@ -128,7 +130,7 @@ pub enum ModelError {
     /// There is such a class already.
     #[error("Resource class {0} already exists.")]
     ClassExists(String),
-    /// It concerns more than the one provider that whoever asks speaks for.
-    #[error("Only resource provider {0}, and what is used of it, may be changed with this token.")]
-    NotYours(Uuid),
+    /// It concerns more than whoever asks may change.
+    #[error("Only {0} may be changed with this token.")]
+    NotYours(Scope),
 }

@@ -26,7 +26,7 @@ mod within;
 
 pub use self::{
     allocate::{ConsumerWrite, ExpectedGeneration},
-    command::{Command, Outcome, decide},
+    command::{Command, Outcome, Scope, decide},
     draft::{Draft, Key, Part, Record, Savepoint},
     error::ModelError,
     extra::Extra,

@@ -1,16 +1,46 @@
-//! What somebody may change who speaks for one provider only: an agent, whose credentials lie on its host.
+//! What somebody may change who may not change everything: an agent, whose credentials lie on its host, or who speaks for one
+//! project.
 
 use uuid::Uuid;
 
-use super::{allocate::ConsumerWrite, command::Command, draft::Draft, error::ModelError, records::Name};
+use super::{
+    allocate::ConsumerWrite,
+    command::{Command, Scope},
+    draft::Draft,
+    error::ModelError,
+    records::Name,
+};
 
-/// Refuses what concerns more than the provider `own` and what is used of it.
+/// Refuses what concerns more than `own`.
+pub(super) fn check(draft: &mut Draft<'_>, own: &Scope, command: &Command) -> Result<(), ModelError> {
+    let allowed = match own {
+        Scope::Provider(provider) => of_provider(draft, *provider, command),
+        Scope::Project(project) => of_project(draft, project, command),
+    };
+    if allowed { Ok(()) } else { Err(ModelError::NotYours(own.clone())) }
+}
+
+/// Of consumers of the project, and of those that are to be, what they use may be changed, and nothing else.
+fn of_project(draft: &mut Draft<'_>, own: &Name, command: &Command) -> bool {
+    let mut is_ours = |consumer: Uuid| draft.consumer(consumer).map(|there| there.project == *own);
+    match command {
+        Command::SetAllocations(consumers) => consumers.iter().all(|write| {
+            let stays = write.owner.as_ref().map(|(project, _)| project == own);
+            // Who says nothing of the owner leaves it as it is; who is new is of nobody then.
+            is_ours(write.uuid).map_or(stays == Some(true), |ours| ours && stays != Some(false))
+        }),
+        Command::DeleteAllocations(consumer) => is_ours(*consumer) != Some(false),
+        _ => false,
+    }
+}
+
+/// Of the provider and what is used of it.
 ///
 /// Its inventories, traits and name may be changed, but not its place: neither its parent nor its aggregates, by which it
 /// would offer, or be offered, what is another's. A consumer may be changed that uses `own` or that nobody has; what it
 /// uses of others beside (shared storage) may become less, and no more.
-pub(super) fn check(draft: &mut Draft<'_>, own: Uuid, command: &Command) -> Result<(), ModelError> {
-    let allowed = match command {
+fn of_provider(draft: &mut Draft<'_>, own: Uuid, command: &Command) -> bool {
+    match command {
         Command::CreateProvider { uuid, parent: None, .. }
         | Command::UpdateProvider { uuid, parent: None | Some(None), .. }
         | Command::DeleteProvider(uuid) => *uuid == own,
@@ -33,8 +63,7 @@ pub(super) fn check(draft: &mut Draft<'_>, own: Uuid, command: &Command) -> Resu
         | Command::DeleteClass(_)
         | Command::Reshape { .. }
         | Command::Within { .. } => false,
-    };
-    if allowed { Ok(()) } else { Err(ModelError::NotYours(own)) }
+    }
 }
 
 /// Whether the consumer uses `own`, or nothing that is known of.

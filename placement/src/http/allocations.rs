@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use ec_placement_model::{
-    Amounts, Command, ConsumerWrite, ExpectedGeneration, Key, ModelError, Seconds, intern,
+    Amounts, Command, Consumer, ConsumerWrite, ExpectedGeneration, Key, ModelError, Scope, Seconds, intern,
 };
 use ec_placement_schema::Body;
 use serde_json::{Map, Value, json};
@@ -40,7 +40,13 @@ pub(super) async fn show(call: &Call<'_>) -> ApiResult<Reply> {
             if let Some(uuid) = uuid {
                 readable(state, &Key::Consumer(uuid))?;
             }
-            let Some(stored) = uuid.and_then(|uuid| state.consumer(&uuid)) else {
+            // What others use is nobody's to see who speaks for one project.
+            let may_see = |consumer: &Consumer| match &call.identity.scope {
+                Some(Scope::Project(own)) => consumer.project == *own,
+                _ => true,
+            };
+            let stored = uuid.and_then(|uuid| state.consumer(&uuid)).filter(|stored| may_see(&stored.record));
+            let Some(stored) = stored else {
                 return Ok((json!({"allocations": {}}), now()));
             };
             let consumer = &stored.record;

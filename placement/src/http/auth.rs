@@ -3,6 +3,7 @@
 use std::{collections::HashMap, path::Path, sync::Arc};
 
 use ec_model::token_digest;
+use ec_placement_model::{Scope, intern};
 use ec_store::Store;
 use hyper::{HeaderMap, http::request::Parts};
 use serde::Deserialize;
@@ -18,8 +19,8 @@ pub(super) struct Identity {
     pub(super) project: Option<String>,
     /// Whether it speaks for the whole system instead of a project.
     pub(super) system: bool,
-    /// The one provider that it may change.
-    pub(super) provider: Option<Uuid>,
+    /// All that it may change, where that is not everything.
+    pub(super) scope: Option<Scope>,
 }
 
 /// How it is told who a request is from.
@@ -40,7 +41,7 @@ pub struct Token {
     /// Who it is, for people.
     #[serde(default)]
     pub name: String,
-    /// `admin`, `service` or `reader`.
+    /// `admin`, `service`, `member` (who looks at what there is, and claims for its own project) or `reader`.
     pub roles: Vec<String>,
     /// The project that it speaks for.
     #[serde(default)]
@@ -48,6 +49,22 @@ pub struct Token {
     /// The one resource provider that it may change, with what is used of it; by default it may change all.
     #[serde(default)]
     pub provider: Option<Uuid>,
+}
+
+/// What a token's owner can be.
+pub const ROLES: [&str; 4] = ["admin", "service", "member", "reader"];
+
+impl Token {
+    /// Whether it is a member of its project, and nothing more.
+    fn is_member(&self) -> bool {
+        let has = |role: &str| self.roles.iter().any(|own| own == role);
+        has("member") && !has("admin") && !has("service")
+    }
+
+    fn scope(&self) -> Option<Scope> {
+        let project = self.project.as_ref().filter(|_| self.is_member());
+        self.provider.map(Scope::Provider).or_else(|| project.map(|project| Scope::Project(intern(project))))
+    }
 }
 
 /// Tokens that let in, by their digests: the tokens themselves are nowhere.
@@ -80,13 +97,14 @@ impl Tokens {
                     token.name
                 ));
             }
-            if let Some(role) =
-                token.roles.iter().find(|role| !["admin", "service", "reader"].contains(&role.as_str()))
-            {
+            if let Some(role) = token.roles.iter().find(|role| !ROLES.contains(&role.as_str())) {
                 return Err(format!(
-                    "token `{}`: unknown role `{role}`; roles are admin, service and reader",
+                    "token `{}`: unknown role `{role}`; roles are admin, service, member and reader",
                     token.name
                 ));
+            }
+            if token.is_member() && token.project.is_none() {
+                return Err(format!("token `{}`: a member is one of a project: name it", token.name));
             }
             by_digest.insert(digest, token);
         }
@@ -120,12 +138,12 @@ impl Tokens {
         let digest = token_digest(token);
         if let Some(owner) = self.listed.get(&digest) {
             let (roles, project) = (owner.roles.clone(), owner.project.clone());
-            return Ok(Identity { roles, project, system: false, provider: owner.provider });
+            return Ok(Identity { roles, project, system: false, scope: owner.scope() });
         }
         match self.stored.find(&digest) {
             Ok(Some(owner)) => Ok(Identity {
                 roles: vec!["service".to_owned()],
-                provider: owner.provider.map(ec_model::NodeId::uuid),
+                scope: owner.provider.map(|node| Scope::Provider(node.uuid())),
                 ..Identity::default()
             }),
             Ok(None) => Err(nobody()),
@@ -166,5 +184,5 @@ fn as_said(headers: &HeaderMap, token: &str) -> Identity {
     let system = header(headers, "openstack-system-scope").is_some_and(|scope| !scope.is_empty());
     let own = if project.is_empty() { user } else { project };
     let project = header(headers, "x-project-id").unwrap_or(own);
-    Identity { roles, project: (!system).then(|| project.to_owned()), system, provider: None }
+    Identity { roles, project: (!system).then(|| project.to_owned()), system, scope: None }
 }

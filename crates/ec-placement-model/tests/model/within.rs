@@ -1,6 +1,6 @@
-//! What may be changed by somebody who speaks for one provider.
+//! What may be changed by somebody who speaks for one provider, or for one project.
 
-use ec_placement_model::{Command, ConsumerWrite, ModelError, State, intern};
+use ec_placement_model::{Command, ConsumerWrite, ModelError, Scope, State, intern};
 
 use crate::support::{after, aggregate, claim, id, names, portrait, some, tried};
 
@@ -30,7 +30,7 @@ fn world() -> State {
 }
 
 fn within(command: Command) -> Command {
-    Command::Within { own: id(1), command: Box::new(command) }
+    Command::Within { own: Scope::Provider(id(1)), command: Box::new(command) }
 }
 
 fn set(write: ConsumerWrite) -> Command {
@@ -111,7 +111,71 @@ fn nothing_else_may_and_nothing_of_a_refused_command_is_done() {
     let before = portrait(&world());
     for command in refused {
         let (outcome, state) = tried(&world(), &within(command.clone()), 0);
-        assert_eq!(outcome, Err(ModelError::NotYours(id(1))), "{command:?}");
+        assert_eq!(outcome, Err(ModelError::NotYours(Scope::Provider(id(1)))), "{command:?}");
+        assert_eq!(portrait(&state), before, "{command:?}");
+    }
+}
+
+/// As [`claim`], for this project; for that which it has where none is said.
+fn owned(write: ConsumerWrite, project: Option<&str>) -> ConsumerWrite {
+    ConsumerWrite { owner: project.map(|project| (intern(project), intern("u"))), ..write }
+}
+
+/// 100 is of project a, 200 of b.
+fn projects() -> State {
+    let claims = [
+        owned(claim(100, &[(1, &[("VCPU", 1)])]), Some("a")),
+        owned(claim(200, &[(2, &[("VCPU", 1)])]), Some("b")),
+    ];
+    let commands = [
+        Command::DeleteAllocations(id(100)),
+        Command::DeleteAllocations(id(200)),
+        Command::SetAllocations(claims.to_vec()),
+    ];
+    after(&world(), &commands)
+}
+
+#[test]
+fn a_project_may_change_what_its_own_consumers_use_wherever_that_is_and_nothing_else() {
+    let of_a = |command: &Command| Command::Within {
+        own: Scope::Project(intern("a")),
+        command: Box::new(command.clone()),
+    };
+    let own = |number, of: u128, project| set(owned(claim(number, &[(of, &[("VCPU", 2)])]), project));
+    let allowed = [
+        own(100, 2, Some("a")),
+        own(100, 1, None),
+        own(101, 2, Some("a")),
+        set(owned(claim(100, &[]), Some("a"))),
+        Command::DeleteAllocations(id(100)),
+    ];
+    for command in allowed {
+        let (outcome, state) = tried(&projects(), &of_a(&command), 0);
+        let (alone, wanted) = tried(&projects(), &command, 0);
+        assert!(outcome.is_ok(), "{command:?}: {outcome:?}");
+        assert_eq!((outcome, portrait(&state)), (alone, portrait(&wanted)), "{command:?}");
+    }
+    let mixed = [claim(100, &[(1, &[("VCPU", 1)])]), claim(200, &[(1, &[("VCPU", 1)])])];
+    let refused = [
+        own(200, 2, Some("b")),
+        own(200, 2, Some("a")),
+        own(200, 2, None),
+        // It would be given away, or come from nobody.
+        own(100, 1, Some("b")),
+        own(101, 1, Some("b")),
+        own(101, 1, None),
+        Command::SetAllocations(mixed.map(|write| owned(write, Some("a"))).to_vec()),
+        Command::DeleteAllocations(id(200)),
+        Command::EnsureTrait(intern("CUSTOM_T")),
+        Command::DeleteProvider(id(3)),
+        Command::SetTraits { provider: id(1), generation: None, traits: names(&["HW_CPU_X86_AVX"]) },
+        Command::Reshape { inventories: vec![], consumers: vec![] },
+        of_a(&own(100, 2, Some("a"))),
+    ];
+    let before = portrait(&projects());
+    for command in refused {
+        let (outcome, state) = tried(&projects(), &of_a(&command), 0);
+        assert_eq!(outcome, Err(ModelError::NotYours(Scope::Project(intern("a")))), "{command:?}");
         assert_eq!(portrait(&state), before, "{command:?}");
     }
 }
