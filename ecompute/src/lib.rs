@@ -18,7 +18,6 @@ mod parts;
 pub mod port;
 mod presence;
 mod register;
-mod standing;
 mod worker;
 
 pub use parts::Parts;

@@ -46,6 +46,8 @@ impl Metrics {
     /// name and what it is.
     pub fn render(&self, replica: &ec_replica::Metrics, state: &[(&str, &str, i64)]) -> String {
         let mut text = Exposition::default();
+        text.gauges("eplacement_build_info", "The server's release.")
+            .sample(&[("version", env!("CARGO_PKG_VERSION"))], 1);
         let routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
         let mut requests = text.counters("eplacement_requests_total", "Requests answered.");
         for ((route, method), counted) in routes.iter() {
