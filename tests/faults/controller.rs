@@ -28,7 +28,9 @@ impl Controller {
         let (etcd, placement) = (control.etcd.endpoint(), control.placement_server.endpoint());
         fs::write(
             &file,
-            format!("etcd: {{endpoints: [\"{etcd}\"]}}\nplacement: {{endpoint: \"{placement}\"}}\n"),
+            format!(
+                "etcd: {{endpoints: [\"{etcd}\"]}}\nplacement: {{endpoint: \"{placement}\"}}\nlisten: 127.0.0.1:0\n"
+            ),
         )?;
         let mut command = Command::new(program("econtroller"));
         Ok(Self(command.arg("--config").arg(file).stdin(Stdio::null()).spawn()?))
