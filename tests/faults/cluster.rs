@@ -130,6 +130,22 @@ impl Host {
     }
 }
 
+async fn etcd_as(place: &Path, name: &str) -> Result<EtcdStore> {
+    let file = |ending: &str| place.join(format!("{name}.{ending}"));
+    let tls = EtcdTls { ca_cert: place.join("ca.pem"), client: Some((file("pem"), file("key"))) };
+    let endpoints = vec!["https://127.0.0.1:2379".into()];
+    Ok(EtcdStore::connect(EtcdConfig { endpoints, tls: Some(tls), ..EtcdConfig::default() }).await?)
+}
+
+fn client_as(place: &Path, name: &str) -> Result<Client> {
+    let file = |name: String| fs::read(place.join(name));
+    Ok(Client::builder()
+        .no_proxy()
+        .tls_certs_only([Certificate::from_pem(&file("ca.pem".into())?)?])
+        .identity(Identity::from_pem(&[file(format!("{name}.pem"))?, file(format!("{name}.key"))?].concat())?)
+        .build()?)
+}
+
 /// A node's credentials, in whoever's hands.
 struct Member {
     node: NodeId,
@@ -138,20 +154,13 @@ struct Member {
 
 impl Member {
     async fn etcd(&self) -> Result<EtcdStore> {
-        let file = |name: &str| self.place.join(name);
-        let tls = EtcdTls { ca_cert: file("ca.pem"), client: Some((file("node.pem"), file("node.key"))) };
-        let endpoints = vec!["https://127.0.0.1:2379".into()];
-        Ok(EtcdStore::connect(EtcdConfig { endpoints, tls: Some(tls), ..EtcdConfig::default() }).await?)
+        etcd_as(&self.place, "node").await
     }
 
     /// Asks placement; answers the status and the document.
     async fn ask(&self, method: Method, path: &str, body: Option<Value>) -> Result<(u16, Value)> {
         let file = |name: &str| fs::read(self.place.join(name));
-        let client = Client::builder()
-            .no_proxy()
-            .tls_certs_only([Certificate::from_pem(&file("ca.pem")?)?])
-            .identity(Identity::from_pem(&[file("node.pem")?, file("node.key")?].concat())?)
-            .build()?;
+        let client = client_as(&self.place, "node")?;
         let mut request = client
             .request(method, format!("https://127.0.0.1:8080{path}"))
             .header("OpenStack-API-Version", "placement 1.39")
@@ -245,6 +254,17 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
     .await?;
     let web: Value = serde_json::from_str(&host.scheduled(&["-o", "json", "show", "web"])?)?;
     let web: InstanceId = web["instance"].as_str().context("its uuid")?.parse()?;
+
+    // Who may read numbers may do nothing else.
+    let reader = client_as(&directory, "monitoring")?;
+    for port in [2379, 8080, 18090] {
+        let answer = reader.get(format!("https://127.0.0.1:{port}/metrics")).send().await?;
+        ensure!(answer.status() == 200 && answer.text().await?.contains("# TYPE "), "{port}");
+    }
+    let providers = reader.get("https://127.0.0.1:8080/resource_providers").send().await?;
+    assert_eq!(providers.status(), 401);
+    let nobody = etcd_as(&directory, "monitoring").await?;
+    ensure!(nobody.list("/").await.is_err() && nobody.txn(Txn::new().put("/ecompute/x", "")).await.is_err());
 
     // Another's credentials, stolen.
     let thief = host.join("host2")?;

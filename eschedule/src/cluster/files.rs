@@ -5,6 +5,7 @@
 //!   root.pem root.key                   the administrator in etcd
 //!   etcd.pem, eplacement.pem … .key     servers
 //!   eschedule.pem, econtroller.pem … .key and .token
+//!   monitoring.pem monitoring.key       for reading numbers: nobody in etcd, and without a token
 //!   etcd.yaml eplacement.yaml controller.yaml schedule.yaml
 //! ```
 //!
@@ -26,11 +27,12 @@ use super::{DIRECTORY, new_authority, wrong};
 const ETCD: u16 = 2379;
 const PLACEMENT: u16 = 8080;
 /// The groups, where packages made them, of those who serve without being root, by the secrets that they must be able to read.
-const GROUPS: [(&str, &str); 4] = [
+const GROUPS: [(&str, &str); 5] = [
     ("etcd.key", "etcd"),
     ("eplacement.key", "ecompute"),
     ("econtroller.key", "ecompute"),
     ("econtroller.token", "ecompute"),
+    ("monitoring.key", "prometheus"),
 ];
 /// Configuration as it is shipped, which says nothing but defaults.
 const SHIPPED: [&str; 3] = [
@@ -158,6 +160,7 @@ impl Directory {
             (ROOT, &[]),
             ("eschedule", &[]),
             ("econtroller", &[]),
+            ("monitoring", &[]),
         ] {
             let (certificate, _) = self.pair(name);
             if certificate.exists() {
