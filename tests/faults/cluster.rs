@@ -17,6 +17,8 @@ use ec_tests::{TINY, program};
 use reqwest::{Certificate, Client, Identity, Method};
 use serde_json::{Value, json};
 
+use crate::monitoring::example_on_one_host;
+
 /// A program that ends with the test.
 struct Running(Child);
 
@@ -265,6 +267,23 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
     assert_eq!(providers.status(), 401);
     let nobody = etcd_as(&directory, "monitoring").await?;
     ensure!(nobody.list("/").await.is_err() && nobody.txn(Txn::new().put("/ecompute/x", "")).await.is_err());
+
+    // Prometheus, too, by the example that is shipped.
+    fs::write(host.file("prometheus.yml"), example_on_one_host(&directory)?)?;
+    let mut prometheus = Command::new("prometheus");
+    prometheus.arg(format!("--config.file={}", host.file("prometheus.yml").display()));
+    prometheus.arg(format!("--storage.tsdb.path={}", host.file("series").display()));
+    let _prometheus = start(prometheus, &host.file("prometheus.log"))?;
+    let plain = Client::builder().no_proxy().build()?;
+    host.until("Prometheus reads all through TLS", async || {
+        let query = plain.get("http://127.0.0.1:9090/api/v1/query?query=up").send();
+        let Ok(answer) = query.await else { return false };
+        let answer: Value = answer.json().await.unwrap_or_default();
+        let series = answer["data"]["result"].as_array().cloned().unwrap_or_default();
+        let up = |job: &str| series.iter().any(|one| one["metric"]["job"] == job && one["value"][1] == "1");
+        ["ecompute", "eplacement", "etcd"].into_iter().all(up)
+    })
+    .await?;
 
     // Another's credentials, stolen.
     let thief = host.join("host2")?;

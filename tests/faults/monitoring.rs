@@ -1,12 +1,13 @@
 //! A real Prometheus with the shipped rules beside a real cluster: each fault fires its alert, which names what is wrong
 //! and goes when it is mended; rules and dashboard name nothing that no program shows.
 
+mod files;
+
 use std::{
     collections::BTreeSet,
     fs,
-    io::Write,
     net::TcpListener,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -15,6 +16,8 @@ use anyhow::{Context, Result, bail, ensure};
 use ec_model::State;
 use ec_store::{Store, Txn};
 use ec_tests::{Stack, program};
+pub(crate) use files::example_on_one_host;
+use files::{charted, manual, names, promtool, shipped};
 use reqwest::Client;
 use serde_json::Value;
 
@@ -28,15 +31,6 @@ const NOT_HERE: [&str; 5] = [
     "mdserver_certificate_not_after_timestamp_seconds",
     "ecompute_host_trouble",
 ];
-
-/// What is shipped for Prometheus and Grafana.
-fn shipped(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/monitoring").join(name)
-}
-
-fn manual() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/monitoring.md")
-}
 
 /// A program that ends with the test.
 struct Running(Child);
@@ -191,105 +185,6 @@ fn hurried(rules: &str) -> String {
         false => line.replace("[5m]", "[15s]").replace("[15m]", "[15s]"),
     });
     lines.collect::<Vec<_>>().join("\n") + "\n"
-}
-
-/// The metrics that an expression names.
-fn names(expression: &str) -> BTreeSet<String> {
-    const WORDS: [&str; 10] =
-        ["and", "or", "unless", "by", "without", "on", "ignoring", "offset", "bool", "group_left"];
-    let mut found = BTreeSet::new();
-    let (mut rest, mut grouped) = (expression, false);
-    while let Some(first) = rest.chars().next() {
-        // No value of ours holds a bracket.
-        if let Some(close) =
-            [('{', "}"), ('[', "]")].iter().find_map(|(open, close)| (*open == first).then_some(close))
-        {
-            rest = rest.split_once(close).map_or("", |(_, after)| after);
-        } else if first == '(' && grouped {
-            rest = rest.split_once(')').map_or("", |(_, after)| after);
-            grouped = false;
-        } else if first.is_ascii_alphabetic() {
-            let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
-            let (word, after) = rest.split_at(end);
-            let called = ["(", "by", "without"].iter().any(|next| after.trim_start().starts_with(next));
-            grouped = ["by", "without", "on", "ignoring"].contains(&word);
-            if !called && !WORDS.contains(&word) {
-                found.insert(word.to_owned());
-            }
-            rest = after;
-        } else if first.is_ascii_digit() {
-            rest = rest.trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '.');
-        } else {
-            rest = &rest[first.len_utf8()..];
-        }
-    }
-    found
-}
-
-/// Every expression of the dashboard.
-fn charted() -> Result<Vec<String>> {
-    let dashboard: Value = serde_json::from_str(&fs::read_to_string(shipped("dashboard.json"))?)?;
-    let panels = dashboard["panels"].as_array().context("no panels")?;
-    let targets = panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten();
-    let expressions: Vec<_> =
-        targets.filter_map(|target| target["expr"].as_str()).map(str::to_owned).collect();
-    ensure!(expressions.len() > 40, "{expressions:?}");
-    Ok(expressions)
-}
-
-fn promtool(arguments: &[&str], input: &str) -> Result<()> {
-    let mut child = Command::new("promtool")
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .context("scripts/install-deps.sh test brings promtool")?;
-    child.stdin.take().context("no input")?.write_all(input.as_bytes())?;
-    let output = child.wait_with_output()?;
-    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "promtool {arguments:?}: {said}");
-    Ok(())
-}
-
-#[test]
-fn the_files_are_what_prometheus_takes_and_each_rule_has_its_test() -> Result<()> {
-    let (rules, tests) = (shipped("alerts.yml"), shipped("alerts_test.yml"));
-    promtool(&["check", "rules", &rules.display().to_string()], "")?;
-    promtool(&["test", "rules", &tests.display().to_string()], "")?;
-    let config = fs::read_to_string(shipped("prometheus.yml"))?;
-    let (directory, place) = (tempfile::tempdir()?, "/usr/share/etcd-compute/monitoring/alerts.yml");
-    let file = directory.path().join("prometheus.yml");
-    fs::write(&file, config.replace(place, &rules.display().to_string()))?;
-    promtool(&["check", "config", "--syntax-only", &file.display().to_string()], "")?;
-
-    let (rules, tests) = (fs::read_to_string(rules)?, fs::read_to_string(tests)?);
-    let manual = fs::read_to_string(manual())?;
-    let alerts: Vec<_> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
-    ensure!(alerts.len() > 20, "{alerts:?}");
-    for alert in alerts {
-        let fires = format!("alertname: {alert}\n        exp_alerts:\n          - exp_labels");
-        ensure!(tests.contains(&fires), "{alert} has no test in which it fires");
-        ensure!(manual.contains(&format!("| `{alert}` |")), "docs/monitoring.md does not tell of {alert}");
-    }
-    let jobs = rules.split("job=\"").skip(1).filter_map(|rest| rest.split_once('"'));
-    for (job, _) in jobs {
-        ensure!(config.contains(&format!("job_name: {job}\n")), "prometheus.yml has no job {job}");
-    }
-    Ok(())
-}
-
-#[test]
-fn the_names_in_an_expression_are_found() {
-    for (expression, wanted) in [
-        ("up{job=\"a_b\"} == 0", &["up"][..]),
-        ("time() - a_b{x=\"y\"} > 3 * 86400 or c", &["a_b", "c"]),
-        ("sum by (le, x) (rate(a_bucket{x=~\"y|z\"}[5m])) / sum without(x) (b)", &["a_bucket", "b"]),
-        ("histogram_quantile(0.99, sum by (le) (rate(a[$__rate_interval])))", &["a"]),
-        ("1e9 * 5m", &[]),
-    ] {
-        assert_eq!(names(expression), wanted.iter().map(|name| (*name).to_owned()).collect(), "{expression}");
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
