@@ -174,11 +174,12 @@ up() {
   scripts/guests/build-tiny.sh "$CACHE/tiny.qcow2" "$CACHE/debs"
 
   say "Starting the stack"
-  local etcd peer placement agent
+  local etcd peer placement agent controller
   etcd=$(free_port etcd 2379 12379 22379)
   peer=$(free_port "etcd, between members," 2380 12380 22380)
   placement=$(free_port eplacement 8080 18080 28080)
   agent=$(free_port agent 18090 28090 38090)
+  controller=$(free_port econtroller 18091 28091 38091)
   start etcd etcd --name demo --data-dir "$STATE/etcd" \
     --listen-client-urls "http://127.0.0.1:$etcd" --advertise-client-urls "http://127.0.0.1:$etcd" \
     --listen-peer-urls "http://127.0.0.1:$peer" --initial-advertise-peer-urls "http://127.0.0.1:$peer" \
@@ -207,6 +208,7 @@ placement: {endpoint: "http://127.0.0.1:$placement"}
 image: file://$CACHE/tiny.qcow2
 C
   cat >"$STATE/controller.yaml" <<C
+listen: 127.0.0.1:$controller
 etcd: {host: 127.0.0.1, port: $etcd}
 placement: {endpoint: "http://127.0.0.1:$placement"}
 C

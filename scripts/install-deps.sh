@@ -28,7 +28,7 @@ demo | test)
   ;;&
 test)
   # virt-xml-validate is of libvirt-clients, and calls xmllint.
-  packages+=(python3-venv mmdebstrap postgresql debian-archive-keyring libxml2-utils virtinst)
+  packages+=(python3-venv mmdebstrap postgresql prometheus debian-archive-keyring libxml2-utils virtinst)
   # Another Docker than the distribution's serves as well, and would have to go for it.
   command -v dockerd >/dev/null || packages+=(docker.io)
   ;;
@@ -94,7 +94,7 @@ for package in "${missing[@]}"; do
   available "$package" || die "no source of this machine's apt has $package; Ubuntu has some in universe"
 done
 echo "installing ${missing[*]}"
-[ "$level" != test ] || echo "(Docker and PostgreSQL are services: they are started, and stay enabled)"
+[ "$level" != test ] || echo "(Docker, PostgreSQL and Prometheus are services: they are started, and stay enabled)"
 
 # All that is needed is named, not only what is missing, and nothing may go: apt would solve a conflict by removing what is
 # needed as well.

@@ -19,6 +19,8 @@ for program in "${daemons[@]}" eschedule; do
   install -D -t "$destdir$prefix/bin" "$bin/$program"
 done
 install -D -m 755 scripts/etcd-roles.sh "$share/etcd-compute/etcd-roles.sh"
+install -D -m 644 -t "$share/etcd-compute/monitoring" packaging/monitoring/{alerts.yml,dashboard.json,prometheus.yml}
+sed -i "s#/usr/share/#$prefix/share/#" "$share/etcd-compute/monitoring/prometheus.yml"
 
 # What an administrator wrote stays.
 for file in compute.yaml controller.yaml eplacement.yaml schedule.yaml packaging/mdserver.env; do

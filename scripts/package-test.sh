@@ -180,6 +180,14 @@ join
 inside systemctl -q enable --now "${units[@]}"
 each is-active
 until_done 60 "the agent is alive" sh -c "$(declare -f inside); init=$init; inside eschedule -o json nodes | grep -q '\"alive\": *true'"
+# Each tells its numbers, under what its unit allows it.
+for port in 18091 18092; do
+  inside curl -fsS "http://127.0.0.1:$port/metrics" | grep -c _build_info >/dev/null || die "no numbers at port $port"
+done
+for port in 8080 18090; do
+  inside sh -c "cd /etc/ecompute && curl -fsS --cacert ca.pem --cert monitoring.pem --key monitoring.key https://127.0.0.1:$port/metrics" |
+    grep -c _build_info >/dev/null || die "no numbers at port $port"
+done
 say "enabled and started"
 
 inside eschedule --wait --timeout 300 --name web 'resources=VCPU:1,MEMORY_MB:128,DISK_GB:1' file:///srv/images/tiny.qcow2 >"$work/guest.log" 2>&1 ||

@@ -8,10 +8,11 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use ec_calls::{CountedStore, CountedTransport, Part};
 use ec_hypervisor::{HostInfo, Hypervisor};
 use ec_image::{CacheConfig, ImageCache};
 use ec_libvirt::{LibvirtConfig, LibvirtHypervisor};
-use ec_metadata::{MetadataConfig, MetadataError, RecordDir};
+use ec_metadata::{Account, MetadataConfig, MetadataError, RecordDir};
 use ec_model::{Alive, NodeId};
 use ec_placement_client::{PlacementClient, PlacementError};
 use ec_runtime::{Host, service};
@@ -20,7 +21,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    calls::{Calls, CountedHypervisor, CountedStore, CountedTransport},
+    calls::{Calls, CountedHypervisor},
     config::Settings,
     driver, health,
     identity::StateDir,
@@ -29,7 +30,6 @@ use crate::{
     port::{self, Port, Recent, Streams},
     presence::{self, Presence, machine},
     register::keep_registered,
-    standing::Part,
 };
 
 /// Placement gets so long to take the lock when the agent ends.
@@ -141,6 +141,7 @@ pub async fn assemble(
         troubles: watch::Sender::default(),
         registered: watch::Sender::default(),
         calls,
+        metadata: Arc::new(Account::default()),
         jobs: Jobs::default(),
         streams: Streams::default(),
         usage: Recent::default(),
@@ -234,8 +235,8 @@ pub async fn run_with(parts: Arc<Parts>, shutdown: CancellationToken) -> Result<
     let (in_registration, stop_registration) = (Arc::clone(&parts), stop.clone());
     let mut registration =
         tokio::spawn(async move { keep_registered(&in_registration, stop_registration).await });
-    let records = RecordDir::clone(&parts.records);
-    let mut metadata = tokio::spawn(serve_metadata(host.bridge.clone(), records, stop.clone()));
+    let config = host.bridge.clone().map(|bridge| metadata_config(&parts, bridge));
+    let mut metadata = tokio::spawn(serve_metadata(config, stop.clone()));
     let mut protection = tokio::spawn(protect(Arc::clone(&parts), stop.clone()));
     let driver_stop = CancellationToken::new();
     let mut driver = tokio::spawn(driver::run(Arc::clone(&parts), driver_stop.clone()));
@@ -289,14 +290,18 @@ fn early<E: std::error::Error + Send + Sync + 'static>(
     }
 }
 
+fn metadata_config(parts: &Parts, bridge: String) -> MetadataConfig {
+    let account = Arc::clone(&parts.metadata);
+    MetadataConfig { account, ..MetadataConfig::new(bridge, RecordDir::clone(&parts.records)) }
+}
+
 /// Answers the guests on the bridge, where there is one and this process may, until `stop`.
 async fn serve_metadata(
-    bridge: Option<String>,
-    records: RecordDir,
+    config: Option<MetadataConfig>,
     stop: CancellationToken,
 ) -> Result<(), MetadataError> {
-    if let Some(bridge) = bridge {
-        match ec_metadata::serve(MetadataConfig::new(bridge, records), stop.clone()).await {
+    if let Some(config) = config {
+        match ec_metadata::serve(config, stop.clone()).await {
             Err(error @ MetadataError::NotPermitted { .. }) => {
                 tracing::error!(%error, "guests get no metadata from this agent");
             }

@@ -11,7 +11,10 @@ use ec_libvirt::{AddressFilter, VirtType};
 use ec_model::{Keyspace, NodeId, input::is_interface_name};
 use ec_placement_client::{PlacementConfig, PlacementSection};
 use ec_runtime::config::{ConfigError, Loaded, load};
-use ec_serve::TlsSection;
+use ec_serve::{
+    TlsSection,
+    port::{Listen, open_to_others},
+};
 use ec_store::{EtcdConfig, EtcdSection};
 use ipnet::IpNet;
 use serde::Deserialize;
@@ -44,17 +47,6 @@ pub struct ComputeFile {
     traits: Vec<String>,
     address_timeout: Option<u64>,
     audit_grace: Option<u64>,
-}
-
-/// Where the agent's own port is; null for none.
-#[derive(Debug, Deserialize)]
-#[serde(transparent)]
-struct Listen(Option<String>);
-
-impl Default for Listen {
-    fn default() -> Self {
-        Self(Some(LISTEN.to_owned()))
-    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -210,13 +202,8 @@ impl Settings {
         if name.is_empty() || name.chars().count() > 200 || name.chars().any(char::is_control) {
             note("name: wanted 1 to 200 characters in one line, as placement has it".to_owned());
         }
-        let listen = file.listen.0.as_deref().and_then(|text| {
-            let wanted = format!("wanted for example {LISTEN}, or null for no port");
-            text.parse()
-                .map_err(|_| note(format!("listen `{text}` is no address with a port: {wanted}")))
-                .ok()
-        });
-        if file.listen.0.is_none() && file.tls.is_some() {
+        let listen = file.listen.address(LISTEN).map_err(&mut note).ok().flatten();
+        if file.listen == Listen::Nowhere && file.tls.is_some() {
             note("tls is of the agent's own port, and `listen` is null: leave one of them out".to_owned());
         }
         if let Some(host) = &file.advertise
@@ -369,13 +356,7 @@ impl Settings {
 
     /// What it means where the agent's own port can be reached by others who need no certificate.
     pub fn open_port(&self) -> Option<String> {
-        let listen = self.listen.filter(|listen| !listen.ip().to_canonical().is_loopback())?;
-        let asks = self.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
-        (!asks).then(|| {
-            format!(
-                "whoever reaches {listen} may read what runs on this node: give it `tls` with `client_ca`"
-            )
-        })
+        open_to_others(self.listen, self.tls.as_ref(), "what runs on this node")
     }
 
     /// How many network interfaces a guest has.

@@ -16,9 +16,20 @@ use ec_serve::metrics::{Family, Histogram};
 const BOUNDS: [u64; 10] =
     [10_000, 50_000, 200_000, 500_000, 1_000_000, 2_000_000, 5_000_000, 15_000_000, 60_000_000, 300_000_000];
 
+/// How a job ends.
+const ENDS: [&str; 4] = ["done", "abandoned", "retry", "failed"];
+
 /// See the module. Its labels are words of this program: there are no more than kinds times ends.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Jobs(Mutex<BTreeMap<(&'static str, &'static str), Histogram<10>>>);
+
+impl Default for Jobs {
+    /// With those that are watched over: what begins with the first failure does not grow by it.
+    fn default() -> Self {
+        let builds = ENDS.map(|end| (("build", end), Histogram::of_times(BOUNDS)));
+        Self(Mutex::new(builds.into_iter().collect()))
+    }
+}
 
 impl Jobs {
     /// A job of this kind ended.

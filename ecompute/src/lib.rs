@@ -19,7 +19,6 @@ mod parts;
 pub mod port;
 mod presence;
 mod register;
-mod standing;
 mod worker;
 
 pub use parts::Parts;

@@ -5,9 +5,10 @@ use std::{
     sync::{Arc, Mutex, OnceLock},
 };
 
+use ec_calls::{Part, Standing};
 use ec_hypervisor::Hypervisor;
 use ec_image::ImageCache;
-use ec_metadata::RecordDir;
+use ec_metadata::{Account, RecordDir};
 use ec_model::{InstanceId, NodeId, Resources, Trouble};
 use ec_placement_client::PlacementClient;
 use ec_runtime::Host;
@@ -20,7 +21,6 @@ use crate::{
     jobs::Jobs,
     port::{Inquiry, Recent, Streams},
     presence::Presence,
-    standing::{Part, Standing},
 };
 
 /// Everything outside the agent that it talks to.
@@ -55,6 +55,8 @@ pub struct Parts {
     pub(crate) registration: Part,
     /// The calls to all of these.
     pub(crate) calls: Calls,
+    /// What guests asked of the metadata service.
+    pub(crate) metadata: Arc<Account>,
     /// The jobs that ended.
     pub(crate) jobs: Jobs,
     /// Who may look at guests through the agent's port.

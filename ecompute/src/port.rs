@@ -29,14 +29,11 @@ use std::{
 
 use bytes::Bytes;
 use ec_plan::engine::Engine;
-use ec_serve::{Bounds, Serves, TlsSection, Transport};
+pub use ec_serve::port::PortError;
+use ec_serve::{Serves, port};
 use http_body_util::Full;
 use hyper::{Method, Request, Response, body::Incoming};
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::oneshot,
-    time::timeout,
-};
+use tokio::{net::TcpStream, sync::oneshot, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use streams::Streams;
@@ -46,20 +43,8 @@ use crate::{config::Settings, parts::Parts};
 
 /// A loop that does not answer for so long does not turn: nothing in it waits.
 const LOOP_PATIENCE: Duration = Duration::from_secs(5);
-/// What is being answered when the agent ends may take so long: longer than its loop is waited for.
-const DRAIN: Duration = Duration::from_secs(6);
-
-const BOUNDS: Bounds = Bounds {
-    connections: 64,
-    share: 32,
-    first_head: Duration::from_secs(10),
-    head: Duration::from_secs(60),
-    head_bytes: 16 << 10,
-    headers: Some(64),
-    connection: Duration::MAX,
-    stalled: Duration::from_secs(20),
-    half_close: false,
-};
+/// What would be right where the port cannot be had.
+const REMEDY: &str = "choose another `listen` in compute.yaml, or `listen: null` for none";
 
 /// A question to the agent's loop, which answers it between two events.
 pub(crate) type Inquiry = Box<dyn FnOnce(&Engine) + Send>;
@@ -74,55 +59,20 @@ enum Asked<T> {
     Answered(T),
 }
 
-/// Why the agent cannot have its port.
-#[derive(Debug, thiserror::Error)]
-pub enum PortError {
-    /// Its certificates are not as they must be.
-    #[error("tls: {0}")]
-    Tls(#[from] ec_serve::TlsError),
-    /// It cannot be opened.
-    #[error(
-        "cannot listen at {address}: {source}; choose another `listen` in compute.yaml, or `listen: null` for none"
-    )]
-    Refused {
-        /// Where.
-        address: SocketAddr,
-        /// Why.
-        source: io::Error,
-    },
-    /// Somebody has it.
-    #[error(
-        "cannot listen at {address}: another agent or another program does; choose another `listen` in compute.yaml, or \
-         `listen: null` for none"
-    )]
-    Taken {
-        /// Where.
-        address: SocketAddr,
-    },
-}
-
-/// A port that is open, and not served yet.
-pub struct Port {
-    listener: TcpListener,
-    transport: Transport,
-}
+/// The agent's port, open, and not served yet.
+pub struct Port(port::Port);
 
 impl Port {
     /// Opens the port that the configuration names; nothing where it names none.
     pub async fn open(settings: &Settings) -> Result<Option<Self>, PortError> {
         let Some(address) = settings.listen else { return Ok(None) };
-        let tls = settings.tls.as_ref().map(TlsSection::open).transpose()?;
-        let listener = TcpListener::bind(address).await.map_err(|source| match source.kind() {
-            io::ErrorKind::AddrInUse => PortError::Taken { address },
-            _ => PortError::Refused { address, source },
-        })?;
-        let transport = tls.map_or(Transport::Plain, Transport::Tls);
-        Ok(Some(Self { listener, transport }))
+        let open = port::Port::open(address, "agent", REMEDY).await?;
+        Ok(Some(Self(open.behind(settings.tls.as_ref())?)))
     }
 
     /// Where others reach it.
     pub(crate) fn url(&self, settings: &Settings) -> io::Result<String> {
-        let address = self.listener.local_addr()?;
+        let address = self.0.address()?;
         let host = match &settings.advertise {
             Some(host) => host.clone(),
             None if address.ip().is_unspecified() => crate::config::hostname(),
@@ -135,14 +85,7 @@ impl Port {
 
     /// Answers until `stop`.
     pub(crate) async fn serve(self, parts: Arc<Parts>, stop: CancellationToken) {
-        let address =
-            self.listener.local_addr().map_or_else(|error| error.to_string(), |own| own.to_string());
-        let tls = matches!(self.transport, Transport::Tls(_));
-        tracing::info!(listen = address, tls, "serving health, metrics and this agent's view");
-        let under_way =
-            ec_serve::serve(&self.listener, self.transport, BOUNDS, Arc::new(Desk(parts)), stop).await;
-        drop(self.listener);
-        under_way.finish(DRAIN).await;
+        self.0.serve(Desk(parts), "health, metrics and this agent's view", stop).await;
     }
 }
 

@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use ec_calls::Part;
 use ec_model::{Alive, Keyspace, NodeId, decode, encode};
 use ec_runtime::{Host, planted};
 use ec_store::{Compare, LeaseId, Revision, Store, StoreError, StoreResult, Txn, TxnOutcome};
@@ -23,8 +24,6 @@ use tokio::{
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
-
-use crate::standing::Part;
 
 /// How long the node's key outlives a dead agent. Long enough for etcd to elect a leader and for an
 /// agent to be restarted, short enough that schedulers soon pass a dead node over.

@@ -3,6 +3,8 @@
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
+mod tally;
+
 use std::time::Duration;
 
 use ec_cloud::{Cloud, CloudError, tend_claims, tend_instances, tend_nodes};
@@ -10,6 +12,8 @@ use ec_plan::fleet::{Fleet, Move, Surplus};
 use ec_runtime::service;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+
+pub use tally::Tally;
 
 /// Between two looks at the nodes.
 pub const NODES_PERIOD: Duration = Duration::from_secs(5);
@@ -22,8 +26,8 @@ const INSTANCES_PERIOD: Duration = Duration::from_secs(60);
 /// claims it once more where this was quicker.
 const CLAIM_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Looks after the cluster until `shutdown`, whatever fails meanwhile.
-pub async fn tend(cloud: &Cloud, shutdown: &CancellationToken) {
+/// Looks after the cluster until `shutdown`, whatever fails meanwhile, and counts it.
+pub async fn tend(cloud: &Cloud, tally: &Tally, shutdown: &CancellationToken) {
     let begun = Instant::now();
     let mut fleet = Fleet::new(PATIENCE, NODES_PERIOD * 2);
     let mut surplus = Surplus::new(CLAIM_PATIENCE, INSTANCES_PERIOD * 2);
@@ -31,10 +35,13 @@ pub async fn tend(cloud: &Cloud, shutdown: &CancellationToken) {
     let mut trouble = Trouble::default();
     loop {
         service::turned();
+        tally.turned();
         // A look that is broken off in its midst leaves nothing half done: each of its writes is whole.
         let look = async {
-            let outcome = tend_nodes(cloud, &mut fleet, begun.elapsed()).await.map(|moves| {
-                for done in moves {
+            let looked = tend_nodes(cloud, &mut fleet, begun.elapsed());
+            trouble.tell(tally.nodes.of(looked).await.map(|tended| {
+                tally.saw(&tended.seen, &tended.moves);
+                for done in tended.moves {
                     match done {
                         Move::MarkDown(node) => {
                             tracing::warn!(%node, "its agent is gone: nothing is placed there any more")
@@ -44,22 +51,22 @@ pub async fn tend(cloud: &Cloud, shutdown: &CancellationToken) {
                         }
                     }
                 }
-            });
-            trouble.tell(outcome);
+            }));
             if Instant::now() >= instances_due {
                 instances_due = Instant::now() + INSTANCES_PERIOD;
-                let outcome = tend_instances(cloud).await.map(|swept| {
+                trouble.tell(tally.instances.of(tend_instances(cloud)).await.map(|swept| {
+                    tally.swept(swept.len());
                     for instance in swept {
                         tracing::info!(%instance, "took away what was left of it");
                     }
-                });
-                trouble.tell(outcome);
-                let outcome = tend_claims(cloud, &mut surplus, begun.elapsed()).await.map(|settled| {
+                }));
+                let looked = tend_claims(cloud, &mut surplus, begun.elapsed());
+                trouble.tell(tally.claims.of(looked).await.map(|settled| {
+                    tally.settled(settled.len());
                     for instance in settled {
                         tracing::info!(%instance, "gave back what it had claimed and does not need");
                     }
-                });
-                trouble.tell(outcome);
+                }));
             }
             tokio::time::sleep(NODES_PERIOD).await;
         };

@@ -5,22 +5,26 @@
 
 mod config;
 
-use std::{ffi::OsString, path::Path, process::ExitCode};
+use std::{ffi::OsString, path::Path, process::ExitCode, sync::Arc};
 
 use clap::{Parser, ValueEnum};
 use config::Settings;
-use ec_runtime::{LogFormat, exit::Failure, init_logging, install_tls_provider, shutdown_on_signals};
-use econtroller::tend;
+use ec_runtime::{Host, LogFormat, exit::Failure, init_logging, install_tls_provider, shutdown_on_signals};
+use ec_serve::port::Readings;
+use econtroller::{Tally, tend};
+use tokio_util::sync::CancellationToken;
 
 /// Looks after a whole etcd-compute cluster.
 ///
 /// Marks nodes in placement whose agents are gone (COMPUTE_STATUS_DISABLED), so that nothing is offered of them, and
 /// takes the mark away when they are back. Takes away what killed commands left: records, names and claims that nobody
-/// asks for. Everything works without it, too; any number of them may run at once.
+/// asks for. Everything works without it, too; any number of them may run at once; on one host, each with a `listen` of
+/// its own.
 #[derive(Parser)]
 #[command(
     version,
-    after_help = "Signals: SIGINT or SIGTERM end it; nothing is left half done.\n\
+    after_help = "Its own port (`listen`): GET /healthz (alive), /readyz (etcd and placement answer), /metrics (Prometheus).\n\
+                  Signals: SIGINT or SIGTERM end it; nothing is left half done.\n\
                   Logging: to standard error; RUST_LOG decides which lines there are.\n\
                   Exit codes: 0 ended as asked, 1 failed, 2 wrong usage or configuration"
 )]
@@ -69,9 +73,18 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         for warning in &settings.warnings {
             tracing::warn!("{warning}");
         }
-        let cloud = settings.connect().await?;
+        let port = settings.open().await.map_err(|error| Failure::usage(error.to_string()))?;
+        let host = Host::default();
+        let tally = Arc::new(Tally::new(&host, settings.certificates.clone()));
+        let cloud = settings.connect(&tally, host).await?;
         tracing::info!(version = env!("CARGO_PKG_VERSION"), "looking after the cluster");
-        tend(&cloud, &shutdown).await;
+        let (desk, closed) = (Readings(Arc::clone(&tally)), CancellationToken::new());
+        let served = port.map(|port| tokio::spawn(port.serve(desk, "health and metrics", closed.clone())));
+        tend(&cloud, &tally, &shutdown).await;
+        closed.cancel();
+        if let Some(served) = served {
+            served.await.map_err(|error| Failure::failed(format!("the port broke: {error}")))?;
+        }
         tracing::info!("ended");
         Ok(())
     })

@@ -1,14 +1,29 @@
 //! `mdserver`: the metadata server as a program of its own.
 
-use std::{net::Ipv4Addr, path::PathBuf, process::ExitCode};
+mod readings;
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    process::ExitCode,
+    sync::Arc,
+};
 
 use clap::Parser;
 use ec_metadata::{MetadataConfig, RecordDir, serve};
 use ec_runtime::{
     LogFormat,
     exit::{Failure, chain},
-    init_logging, service, shutdown_on_signals,
+    init_logging, shutdown_on_signals,
 };
+use ec_serve::port::{Port, Readings as Desk};
+use readings::{Readings, turned};
+use tokio_util::sync::CancellationToken;
+
+/// Where the operators' port is where nothing else is said.
+const LISTEN: &str = "127.0.0.1:18092";
+/// What would be right where it cannot be had.
+const REMEDY: &str = "choose another --listen (MDSERVER_LISTEN), or `none`";
 
 /// The metadata server of etcd-compute: answers guests on a bridge.
 ///
@@ -20,6 +35,9 @@ use ec_runtime::{
 /// Needs root: it puts the address on the bridge, and takes it off when it ends. It waits where there is
 /// no such bridge yet, and where another server answers already (ecompute has one built in), which then
 /// answers for the guests of both.
+///
+/// Operators have a port of their own (--listen): GET /healthz (alive), /metrics (Prometheus). Guests must not
+/// reach it: leave it on loopback.
 #[derive(Parser)]
 #[command(
     version,
@@ -44,6 +62,25 @@ struct Cli {
     /// Port to answer at
     #[arg(long, value_name = "PORT", default_value_t = MetadataConfig::PORT, value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
+
+    /// Where operators read its numbers; `none` for nowhere
+    #[arg(long, value_name = "ADDRESS", default_value = LISTEN, value_parser = listen, env = "MDSERVER_LISTEN")]
+    listen: Listen,
+}
+
+/// Where the operators' port is, if anywhere.
+#[derive(Debug, Clone, Copy)]
+struct Listen(Option<SocketAddr>);
+
+/// An address with a port, or none.
+fn listen(text: &str) -> Result<Listen, String> {
+    if text == "none" {
+        return Ok(Listen(None));
+    }
+    // An empty variable is as good as none.
+    let text = if text.is_empty() { LISTEN } else { text };
+    let address = text.parse().map_err(|_| format!("wanted for example {LISTEN}, or none"))?;
+    Ok(Listen(Some(address)))
 }
 
 /// The name of a network interface, as the kernel takes it.
@@ -79,8 +116,8 @@ fn run(cli: Cli) -> Result<(), Failure> {
     let config = MetadataConfig {
         address: cli.address,
         port: cli.port,
-        on_turn: service::turned,
-        ..MetadataConfig::new(cli.bridge, records)
+        on_turn: turned,
+        ..MetadataConfig::new(cli.bridge, records.clone())
     };
     // One thread, and one more while a request is looked up: guests ask rarely.
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -90,6 +127,30 @@ fn run(cli: Cli) -> Result<(), Failure> {
     runtime.block_on(async {
         let shutdown = shutdown_on_signals()
             .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
-        serve(config, shutdown).await.map_err(|error| Failure::failed(chain(&error)))
+        let port = open(cli.listen, cli.address).await?;
+        let (readings, closed) =
+            (Readings::new(Arc::clone(&config.account), records), CancellationToken::new());
+        let desk = Desk(Arc::new(readings));
+        let served = port.map(|port| tokio::spawn(port.serve(desk, "health and metrics", closed.clone())));
+        let ended = serve(config, shutdown).await.map_err(|error| Failure::failed(chain(&error)));
+        closed.cancel();
+        if let Some(served) = served {
+            // Whoever reads at the end reads again.
+            served.await.ok();
+        }
+        ended
     })
+}
+
+/// Opens the operators' port, before anything is touched.
+async fn open(listen: Listen, guests: Ipv4Addr) -> Result<Option<Port>, Failure> {
+    let Some(address) = listen.0 else { return Ok(None) };
+    if address.ip().to_canonical() == guests {
+        let why = format!("--listen {address} is where guests ask, who must not read this: {REMEDY}");
+        return Err(Failure::usage(why));
+    }
+    if !address.ip().to_canonical().is_loopback() {
+        tracing::warn!("whoever reaches {address}, guests among them, may read this server's numbers");
+    }
+    Port::open(address, "mdserver", REMEDY).await.map(Some).map_err(|error| Failure::usage(error.to_string()))
 }

@@ -127,6 +127,8 @@ impl Lab {
                 "exec",
                 &self.host,
                 env!("CARGO_BIN_EXE_mdserver"),
+                "--listen",
+                "127.0.0.1:0",
                 "--bridge",
                 bridge,
                 "--state-dir",
@@ -141,9 +143,12 @@ impl Lab {
 
     /// Status and body of what `namespace` gets from the server; status 0 where there is no answer.
     fn get(&self, namespace: &str, path: &str) -> (u16, Vec<u8>) {
+        self.get_at(namespace, &format!("{URL}{path}"))
+    }
+
+    fn get_at(&self, namespace: &str, url: &str) -> (u16, Vec<u8>) {
         let body = self.state.path().join("body");
         let _ = fs::remove_file(&body);
-        let url = format!("{URL}{path}");
         let output = run(
             "ip",
             &[
@@ -158,7 +163,7 @@ impl Lab {
                 body.to_str().unwrap(),
                 "-w",
                 "%{http_code}",
-                &url,
+                url,
             ],
         );
         let status = String::from_utf8(output.stdout).unwrap().parse().unwrap_or(0);
@@ -222,6 +227,13 @@ impl Server {
         fs::read_to_string(&self.log).unwrap()
     }
 
+    /// Where operators read.
+    fn port(&self) -> String {
+        let log = self.log();
+        let line = log.lines().find(|line| line.contains("serving health")).unwrap();
+        line.split_once("listen=\"").unwrap().1.split_once('"').unwrap().0.to_owned()
+    }
+
     fn resident_kib(&self) -> u64 {
         let status =
             fs::read_to_string(Path::new("/proc").join(self.child.id().to_string()).join("status")).unwrap();
@@ -251,6 +263,56 @@ fn a_guest_is_answered_a_stranger_is_not_and_the_bridge_is_left_as_it_was() {
     eprintln!("resident: {} KiB", server.resident_kib());
     assert_eq!(server.end("-TERM"), Some(0));
     assert!(!lab.has_address(), "{}", lab.addresses());
+}
+
+#[test]
+fn operators_read_numbers_and_guests_cannot() {
+    let Some(lab) = Lab::new() else { return };
+    let server = lab.server();
+    eventually("the server says that it waits", || server.log().contains("no such bridge"));
+    let port = server.port();
+    let read = |path: &str| {
+        let (status, body) = lab.get_at(&lab.host, &format!("http://{port}{path}"));
+        (status, String::from_utf8(body).unwrap())
+    };
+    let shows = |line: &str| read("/metrics").1.lines().any(|own| own == line);
+    assert_eq!(read("/healthz"), (200, "ok\n".to_owned()));
+    assert!(shows("ecompute_metadata_standing{state=\"waits_for_bridge\"} 1"), "{}", read("/metrics").1);
+    lab.start_network();
+    eventually("the guest is answered", || lab.guest_is_answered());
+    assert_eq!(lab.get(&lab.guests[0], "/latest/meta-data/nothing").0, 404);
+    assert_eq!(lab.get(&lab.guests[1], "/latest/meta-data/").0, 404);
+    let text = read("/metrics").1;
+    for line in [
+        "mdserver_build_info{version=\"0.1.0\"} 1",
+        "mdserver_records 1",
+        "ecompute_metadata_standing{state=\"answers\"} 1",
+        "ecompute_metadata_standing{state=\"waits_for_bridge\"} 0",
+        "ecompute_metadata_requests_total{outcome=\"not_found\"} 1",
+        "ecompute_metadata_requests_total{outcome=\"stranger\"} 1",
+        "ecompute_metadata_requests_total{outcome=\"failed\"} 0",
+    ] {
+        assert!(shows(line), "{line} is not in\n{text}");
+    }
+    assert!(!shows("ecompute_metadata_requests_total{outcome=\"answered\"} 0"), "{text}");
+    assert!(!text.contains(&lab.instance.to_string()), "{text}");
+
+    // Neither at the address that they ask nor at the host's own on the bridge.
+    let number = port.rsplit(':').next().unwrap();
+    for host in ["169.254.169.254", "192.168.150.1"] {
+        assert_eq!(lab.get_at(&lab.guests[0], &format!("http://{host}:{number}/metrics")).0, 0, "{host}");
+    }
+    assert_eq!(lab.get(&lab.guests[0], "/metrics").0, 404);
+
+    // A second one that shall have the same port ends, before it has touched anything.
+    let second = run(
+        "ip",
+        &["netns", "exec", &lab.host, env!("CARGO_BIN_EXE_mdserver"), "--bridge", "br0", "--listen", &port],
+    );
+    let text = String::from_utf8(second.stderr).unwrap();
+    assert_eq!(second.status.code(), Some(2), "{text}");
+    assert!(text.contains(&format!("cannot listen at {port}")) && text.contains("--listen"), "{text}");
+    assert!(lab.guest_is_answered());
 }
 
 #[test]
@@ -481,6 +543,8 @@ fn without_the_rights_it_says_so_and_fails() {
             "--clear-groups",
             "--inh-caps=-all",
             env!("CARGO_BIN_EXE_mdserver"),
+            "--listen",
+            "none",
             "--bridge",
             "br0",
         ],
@@ -501,6 +565,9 @@ fn wrong_usage_ends_with_code_2() {
         &["--bridge", ""],
         &["--bridge", "a/b"],
         &["--bridge", "a-name-longer-than-an-interface-has"],
+        &["--listen", "18092"],
+        &["--listen", "169.254.169.254:18092"],
+        &["--listen", "192.0.2.1:1"],
         &["--colour"],
         &["extra"],
     ] {
@@ -510,7 +577,9 @@ fn wrong_usage_ends_with_code_2() {
     let help = run(env!("CARGO_BIN_EXE_mdserver"), &["--help"]);
     assert!(help.status.success());
     let text = String::from_utf8(help.stdout).unwrap();
-    for wanted in ["virbr0", "/var/lib/ecompute", "169.254.169.254", "Exit codes", "SIGTERM"] {
+    for wanted in
+        ["virbr0", "/var/lib/ecompute", "169.254.169.254", "Exit codes", "SIGTERM", "127.0.0.1:18092"]
+    {
         assert!(text.contains(wanted), "{wanted}: {text}");
     }
 }

@@ -125,7 +125,7 @@ impl Api {
                     Err(why) => ("/readyz", reply::text(503, &format!("not ready: {why}\n"))),
                 };
             }
-            "/metrics" => return ("/metrics", reply::text(200, &self.measurements())),
+            "/metrics" => return ("/metrics", reply::text(200, &self.measurements().await)),
             _ => {}
         }
         let (parts, body) = request.into_parts();
@@ -177,7 +177,8 @@ impl Api {
         route.call(&parts.method, &call).await
     }
 
-    fn measurements(&self) -> String {
+    async fn measurements(&self) -> String {
+        let ready = self.replica.ready().await.is_ok();
         let revision = self.replica.revision();
         let (providers, consumers, unreadable) = self
             .replica
@@ -187,6 +188,11 @@ impl Api {
             self.config.certificates.iter().map(PathBuf::as_path),
             self.replica.metrics(),
             &[
+                (
+                    "eplacement_ready",
+                    "Whether the state is up to date with etcd and writes work (1), or not (0).",
+                    i64::from(ready),
+                ),
                 ("eplacement_revision", "Revision of etcd that the state in memory has.", revision),
                 (
                     "eplacement_revision_lag",

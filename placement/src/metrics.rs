@@ -54,6 +54,8 @@ impl Metrics {
     ) -> String {
         let mut text = Exposition::default();
         write_ends(&mut text, "eplacement", certificates);
+        text.gauges("eplacement_build_info", "The server's release.")
+            .sample(&[("version", env!("CARGO_PKG_VERSION"))], 1);
         let routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
         let mut requests = text.counters("eplacement_requests_total", "Requests answered.");
         for ((route, method), counted) in routes.iter() {

@@ -18,6 +18,8 @@ use reqwest::{Certificate, Client, Identity, Method, tls::TlsInfo};
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde_json::{Value, json};
 
+use crate::monitoring::example_on_one_host;
+
 /// A program that ends with the test.
 struct Running(Child);
 
@@ -131,6 +133,23 @@ impl Host {
     }
 }
 
+async fn etcd_as(place: &Path, name: &str) -> Result<EtcdStore> {
+    let file = |ending: &str| place.join(format!("{name}.{ending}"));
+    let tls = EtcdTls { ca_cert: place.join("ca.pem"), client: Some((file("pem"), file("key"))) };
+    let endpoints = vec!["https://127.0.0.1:2379".into()];
+    Ok(EtcdStore::connect(EtcdConfig { endpoints, tls: Some(tls), ..EtcdConfig::default() }).await?)
+}
+
+fn client_as(place: &Path, name: &str) -> Result<Client> {
+    let file = |name: String| fs::read(place.join(name));
+    Ok(Client::builder()
+        .no_proxy()
+        .tls_info(true)
+        .tls_certs_only([Certificate::from_pem(&file("ca.pem".into())?)?])
+        .identity(Identity::from_pem(&[file(format!("{name}.pem"))?, file(format!("{name}.key"))?].concat())?)
+        .build()?)
+}
+
 /// A node's credentials, in whoever's hands.
 struct Member {
     node: NodeId,
@@ -139,25 +158,13 @@ struct Member {
 
 impl Member {
     async fn etcd(&self) -> Result<EtcdStore> {
-        let file = |name: &str| self.place.join(name);
-        let tls = EtcdTls { ca_cert: file("ca.pem"), client: Some((file("node.pem"), file("node.key"))) };
-        let endpoints = vec!["https://127.0.0.1:2379".into()];
-        Ok(EtcdStore::connect(EtcdConfig { endpoints, tls: Some(tls), ..EtcdConfig::default() }).await?)
-    }
-
-    fn client(&self) -> Result<Client> {
-        let file = |name: &str| fs::read(self.place.join(name));
-        Ok(Client::builder()
-            .no_proxy()
-            .tls_info(true)
-            .tls_certs_only([Certificate::from_pem(&file("ca.pem")?)?])
-            .identity(Identity::from_pem(&[file("node.pem")?, file("node.key")?].concat())?)
-            .build()?)
+        etcd_as(&self.place, "node").await
     }
 
     /// The certificate that is served at a port now, to a new connection.
     async fn served(&self, port: u16) -> Result<Vec<u8>> {
-        let answer = self.client()?.get(format!("https://127.0.0.1:{port}/healthz")).send().await?;
+        let client = client_as(&self.place, "node")?;
+        let answer = client.get(format!("https://127.0.0.1:{port}/healthz")).send().await?;
         let info = answer.extensions().get::<TlsInfo>().context("no TLS")?;
         Ok(info.peer_certificate().context("no certificate")?.to_owned())
     }
@@ -165,8 +172,8 @@ impl Member {
     /// Asks placement; answers the status and the document.
     async fn ask(&self, method: Method, path: &str, body: Option<Value>) -> Result<(u16, Value)> {
         let file = |name: &str| fs::read(self.place.join(name));
-        let mut request = self
-            .client()?
+        let client = client_as(&self.place, "node")?;
+        let mut request = client
             .request(method, format!("https://127.0.0.1:8080{path}"))
             .header("OpenStack-API-Version", "placement 1.39")
             .header("X-Auth-Token", String::from_utf8(file("node.token")?)?.trim());
@@ -261,18 +268,40 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
     let web: InstanceId = web["instance"].as_str().context("its uuid")?.parse()?;
 
     // Its user-data reached it, and whoever has all of etcd, or a backup of it, cannot read it.
-    let root = EtcdTls {
-        ca_cert: directory.join("ca.pem"),
-        client: Some((directory.join("root.pem"), directory.join("root.key"))),
-    };
-    let endpoints = vec!["https://127.0.0.1:2379".into()];
-    let root = EtcdStore::connect(EtcdConfig { endpoints, tls: Some(root), ..EtcdConfig::default() }).await?;
+    let root = etcd_as(&directory, "root").await?;
     let everything = root.list("/").await?;
     let secrets =
         everything.pairs.iter().filter(|pair| String::from_utf8_lossy(&pair.value).contains("secret"));
     assert_eq!(secrets.map(|pair| &pair.key).collect::<Vec<_>>(), Vec::<&String>::new());
     let sealed = root.get(&Keyspace::default().user_data(honest.node, web)).await?.0.context("sealed")?;
     ensure!(sealed.value.starts_with(b"\0sealed1"), "{sealed:?}");
+    // Who may read numbers may do nothing else.
+    let reader = client_as(&directory, "monitoring")?;
+    for port in [2379, 8080, 18090] {
+        let answer = reader.get(format!("https://127.0.0.1:{port}/metrics")).send().await?;
+        ensure!(answer.status() == 200 && answer.text().await?.contains("# TYPE "), "{port}");
+    }
+    let providers = reader.get("https://127.0.0.1:8080/resource_providers").send().await?;
+    assert_eq!(providers.status(), 401);
+    let nobody = etcd_as(&directory, "monitoring").await?;
+    ensure!(nobody.list("/").await.is_err() && nobody.txn(Txn::new().put("/ecompute/x", "")).await.is_err());
+
+    // Prometheus, too, by the example that is shipped.
+    fs::write(host.file("prometheus.yml"), example_on_one_host(&directory)?)?;
+    let mut prometheus = Command::new("prometheus");
+    prometheus.arg(format!("--config.file={}", host.file("prometheus.yml").display()));
+    prometheus.arg(format!("--storage.tsdb.path={}", host.file("series").display()));
+    let _prometheus = start(prometheus, &host.file("prometheus.log"))?;
+    let plain = Client::builder().no_proxy().build()?;
+    host.until("Prometheus reads all through TLS", async || {
+        let query = plain.get("http://127.0.0.1:9090/api/v1/query?query=up").send();
+        let Ok(answer) = query.await else { return false };
+        let answer: Value = answer.json().await.unwrap_or_default();
+        let series = answer["data"]["result"].as_array().cloned().unwrap_or_default();
+        let up = |job: &str| series.iter().any(|one| one["metric"]["job"] == job && one["value"][1] == "1");
+        ["ecompute", "eplacement", "etcd"].into_iter().all(up)
+    })
+    .await?;
 
     // Another's credentials, stolen.
     let thief = host.join("host2")?;
@@ -397,8 +426,9 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
         })
         .await?;
     }
-    let metrics = honest.client()?.get("https://127.0.0.1:18090/metrics").send().await?.text().await?;
-    let placement = honest.client()?.get("https://127.0.0.1:8080/metrics").send().await?.text().await?;
+    let client = client_as(&honest.place, "node")?;
+    let metrics = client.get("https://127.0.0.1:18090/metrics").send().await?.text().await?;
+    let placement = client.get("https://127.0.0.1:8080/metrics").send().await?.text().await?;
     for (text, name, file) in [
         (&metrics, "ecompute", honest.place.join("node.pem")),
         (&metrics, "ecompute", honest.place.join("ca.pem")),

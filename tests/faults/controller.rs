@@ -8,12 +8,14 @@ use std::{
 
 use anyhow::{Result, ensure};
 use ec_model::{InstanceId, Node, NodeId, encode};
+use ec_store::testing::certificates;
 use ec_tests::{
     TINY,
     control::{Control, unplaced},
     program,
 };
 use jiff::{SignedDuration, Timestamp};
+use reqwest::{Certificate, Client, Identity};
 
 const PLENTY: &[(&str, u64)] = &[("VCPU", 1000), ("MEMORY_MB", 1 << 20), ("DISK_GB", 1000)];
 /// Longer than the controller's patience with a node, and a few of its looks.
@@ -24,14 +26,19 @@ struct Controller(Child);
 
 impl Controller {
     fn start(control: &Control) -> Result<Self> {
+        Ok(Self(Self::command(control, "listen: 127.0.0.1:0")?.spawn()?))
+    }
+
+    /// With this line in its configuration, too.
+    fn command(control: &Control, more: &str) -> Result<Command> {
         let file = control.directory().join("controller.yaml");
         let (etcd, placement) = (control.etcd.endpoint(), control.placement_server.endpoint());
-        fs::write(
-            &file,
-            format!("etcd: {{endpoints: [\"{etcd}\"]}}\nplacement: {{endpoint: \"{placement}\"}}\n"),
-        )?;
+        let text =
+            format!("etcd: {{endpoints: [\"{etcd}\"]}}\nplacement: {{endpoint: \"{placement}\"}}\n{more}\n");
+        fs::write(&file, text)?;
         let mut command = Command::new(program("econtroller"));
-        Ok(Self(command.arg("--config").arg(file).stdin(Stdio::null()).spawn()?))
+        command.arg("--config").arg(file).stdin(Stdio::null());
+        Ok(command)
     }
 }
 
@@ -125,5 +132,53 @@ async fn what_killed_commands_left_is_taken_away_on_dead_nodes_too_and_nothing_e
     assert_eq!(control.count("names/").await?, 2);
     assert!(control.request(node, kept).await?.is_some() && control.record(kept).await?.is_some());
     assert!(control.get(&garbage).await?.is_some(), "what cannot be read is not touched");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn its_port_tells_how_it_fares_and_where_it_is_taken_a_second_one_does_not_start() -> Result<()> {
+    let mut control = Control::start().await?;
+    certificates(control.directory())?;
+    let file = |name: &str| control.directory().join(name);
+    let address = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let (cert, key, ca) = (file("server.pem"), file("server.key"), file("ca.pem"));
+    let (cert, key, ca) = (cert.display(), key.display(), ca.display());
+    let more = format!("listen: {address}\ntls: {{certificate: {cert}, key: {key}, client_ca: {ca}}}");
+    let _first = Controller(Controller::command(&control, &more)?.spawn()?);
+
+    let trust = || Ok::<_, anyhow::Error>(Certificate::from_pem(&fs::read(file("ca.pem"))?)?);
+    let builder = || Ok::<_, anyhow::Error>(Client::builder().no_proxy().tls_certs_only([trust()?]));
+    let identity =
+        Identity::from_pem(&[fs::read(file("client.pem"))?, fs::read(file("client.key"))?].concat())?;
+    let (known, stranger) = (builder()?.identity(identity).build()?, builder()?.build()?);
+    let ask = async |path: &str| {
+        let answer = known.get(format!("https://{address}{path}")).send().await?;
+        anyhow::Ok((answer.status().as_u16(), answer.text().await?))
+    };
+    until("it is ready", async || Ok(ask("/readyz").await.is_ok_and(|(status, _)| status == 200))).await?;
+    ensure!(stranger.get(format!("https://{address}/metrics")).send().await.is_err(), "a stranger reads");
+    let (status, text) = ask("/metrics").await?;
+    let numbers = ec_serve::metrics::parse(&text).map_err(anyhow::Error::msg)?;
+    ensure!(status == 200 && numbers["econtroller_part_up{part=\"etcd\"}"] == 1.0, "{text}");
+
+    let refused = Controller::command(&control, &more)?.output()?;
+    let said = String::from_utf8(refused.stderr)?;
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    let wanted =
+        format!("econtroller: cannot listen at {address}: another controller or another program does");
+    ensure!(said.lines().any(|line| line.starts_with(&wanted)) && said.contains("`listen`"), "{said}");
+
+    control.etcd.stop().await?;
+    until("it misses etcd", async || {
+        let (status, text) = ask("/readyz").await?;
+        let ready: serde_json::Value = serde_json::from_str(&text)?;
+        Ok(status == 503 && ready["parts"]["etcd"]["ok"] == false && ready["parts"]["nodes"]["ok"] == false)
+    })
+    .await?;
+    assert_eq!(ask("/healthz").await?, (200, "ok\n".to_owned()));
+    let (_, text) = ask("/metrics").await?;
+    let numbers = ec_serve::metrics::parse(&text).map_err(anyhow::Error::msg)?;
+    ensure!(numbers["econtroller_call_failures_total{service=\"etcd\"}"] >= 1.0, "{text}");
+    ensure!(numbers["econtroller_looks_total{look=\"nodes\",outcome=\"failed\"}"] >= 1.0, "{text}");
     Ok(())
 }

@@ -21,6 +21,7 @@ mod etcd_roles;
 mod guests_isolation;
 mod guests_two_agents;
 mod images;
+mod monitoring;
 mod placement_callers;
 mod placement_far;
 mod placement_records;

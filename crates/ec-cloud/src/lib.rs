@@ -75,7 +75,7 @@ pub use rights::Part;
 pub use schedule::{NoRoom, Scheduled, schedule};
 pub use select::{Filter, Page, SortBy, named_nodes, node_named, page, select};
 pub use sizes::{settle, tend_claims};
-pub use tend::{tend_instances, tend_nodes};
+pub use tend::{Tended, tend_instances, tend_nodes};
 pub use wait::{Awaited, Step, until_active, until_done, until_gone};
 pub use watch::{Seen, Watched, What, watch};
 

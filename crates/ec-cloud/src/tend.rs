@@ -16,11 +16,20 @@ use crate::{
     lookup::CONCURRENCY,
 };
 
-/// Looks at all nodes, and marks in placement those that are down, or are back. Answers what was done.
+/// What came of a look at all nodes.
+#[derive(Debug)]
+pub struct Tended {
+    /// What was there.
+    pub seen: Seen,
+    /// What was done about it.
+    pub moves: Vec<Move>,
+}
+
+/// Looks at all nodes, and marks in placement those that are down, or are back. Answers what was seen and done.
 ///
 /// # Errors
 /// etcd or placement does not answer; what was done stays done.
-pub async fn tend_nodes(cloud: &Cloud, fleet: &mut Fleet, now: Duration) -> CloudResult<Vec<Move>> {
+pub async fn tend_nodes(cloud: &Cloud, fleet: &mut Fleet, now: Duration) -> CloudResult<Tended> {
     let prefixes = (cloud.keys.nodes(), cloud.keys.all_alive());
     let (known, alive) = tokio::try_join!(cloud.store.keys(&prefixes.0), cloud.store.keys(&prefixes.1))?;
     let seen = Seen {
@@ -28,17 +37,17 @@ pub async fn tend_nodes(cloud: &Cloud, fleet: &mut Fleet, now: Duration) -> Clou
         alive: alive.iter().filter_map(|key| cloud.keys.parse_alive(key).ok()).collect(),
         marked: cloud.placement.marked_down().await?,
     };
-    let mut done = Vec::new();
+    let mut moves = Vec::new();
     for next in fleet.look(&seen, now) {
         let changed = match next {
             Move::MarkDown(node) => cloud.placement.mark_down(node, true).await?,
             Move::MarkUp(node) => cloud.placement.mark_down(node, false).await?,
         };
         if changed {
-            done.push(next);
+            moves.push(next);
         }
     }
-    Ok(done)
+    Ok(Tended { seen, moves })
 }
 
 /// Takes away what killed commands and instances that failed long ago left: records that nobody asks for and no

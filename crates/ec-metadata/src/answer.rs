@@ -1,12 +1,12 @@
 //! From a request to its answer: who asks, may they, what do they get.
 
-use std::{fmt::Display, net::IpAddr, sync::Arc};
+use std::{fmt::Display, net::IpAddr, sync::Arc, time::Instant};
 
 use hyper::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use jiff::Timestamp;
 use serde_json::Value;
 
-use crate::{Caller, InstanceRecord, ec2, openstack, token::Tokens};
+use crate::{Account, Caller, InstanceRecord, account::Outcome, ec2, openstack, token::Tokens};
 
 /// Whoever passes requests on says so here; it must not be given a token for its user.
 const FORWARDED: &str = "x-forwarded-for";
@@ -27,6 +27,7 @@ type Lookup = dyn Fn(&Caller) -> Result<Option<InstanceRecord>, String> + Send +
 #[derive(Clone)]
 pub struct MetadataService {
     inner: Arc<Inner>,
+    account: Arc<Account>,
 }
 
 struct Inner {
@@ -40,21 +41,35 @@ impl MetadataService {
         lookup: impl Fn(&Caller) -> Result<Option<InstanceRecord>, E> + Send + Sync + 'static,
     ) -> Self {
         let lookup = move |caller: &Caller| lookup(caller).map_err(|error| error.to_string());
-        Self { inner: Arc::new(Inner { lookup: Box::new(lookup), tokens: Tokens::new() }) }
+        let inner = Inner { lookup: Box::new(lookup), tokens: Tokens::new() };
+        Self { inner: Arc::new(inner), account: Arc::default() }
+    }
+
+    /// The same service, which counts there what it was asked.
+    #[must_use]
+    pub fn counting(self, account: Arc<Account>) -> Self {
+        Self { account, ..self }
     }
 
     /// The answer to a request of `caller`. Blocks as the lookup does.
     pub fn answer<B>(&self, caller: &Caller, request: &Request<B>) -> Response<Vec<u8>> {
+        let began = Instant::now();
+        let (outcome, response) = self.judge(caller, request);
+        self.account.asked(outcome, began.elapsed());
+        response
+    }
+
+    fn judge<B>(&self, caller: &Caller, request: &Request<B>) -> (Outcome, Response<Vec<u8>>) {
         let peer = caller.address;
         let record = match (self.inner.lookup)(caller) {
             Ok(Some(record)) => record,
             Ok(None) => {
                 tracing::debug!(%peer, "a stranger asks");
-                return status(StatusCode::NOT_FOUND);
+                return (Outcome::Stranger, status(StatusCode::NOT_FOUND));
             }
             Err(error) => {
                 tracing::warn!(%peer, error, "failed to look up who asks");
-                return status(StatusCode::INTERNAL_SERVER_ERROR);
+                return (Outcome::Failed, status(StatusCode::INTERNAL_SERVER_ERROR));
             }
         };
         let response = self.answer_instance(&record, peer, request);
@@ -62,7 +77,7 @@ impl MetadataService {
             instance = %record.instance, method = %request.method(), path = request.uri().path(),
             status = response.status().as_u16(), "answered"
         );
-        response
+        (Outcome::of_known(response.status()), response)
     }
 
     fn answer_instance<B>(

@@ -14,6 +14,7 @@
 //! The agent runs [`serve`] itself, and `mdserver` is the same as a program of its own. Any number may run
 //! on a host: one answers, for the guests of all of them, and the others wait to take over.
 
+mod account;
 mod answer;
 mod bridge;
 mod caller;
@@ -25,6 +26,7 @@ mod registry;
 mod serve;
 mod token;
 
+pub use account::Account;
 pub use answer::MetadataService;
 pub use caller::{Caller, Origin};
 pub use records::{InstanceRecord, RECORD_VERSION, RecordDir, RecordFileError};

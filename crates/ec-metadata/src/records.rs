@@ -214,6 +214,11 @@ impl RecordDir {
         Ok(())
     }
 
+    /// How many instances have a record.
+    pub fn count(&self) -> Result<usize, RecordFileError> {
+        Ok(self.files()?.len())
+    }
+
     /// Every instance that has a record, in no order; without the record where it cannot be read.
     pub fn list(&self) -> Result<Vec<(InstanceId, Option<InstanceRecord>)>, RecordFileError> {
         self.files()?.into_iter().map(|(instance, path)| Ok((instance, read(&path, instance)?))).collect()

@@ -19,7 +19,8 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Caller, InstanceRecord, MetadataService, Origin, RecordDir,
+    Account, Caller, InstanceRecord, MetadataService, Origin, RecordDir,
+    account::Standing,
     bridge::{Bridge, BridgeError, Presence},
     caller::{self, MARK_ACCEPTED, Marked},
     http,
@@ -43,6 +44,8 @@ pub struct MetadataConfig {
     pub records: RecordDir,
     /// Where the servers of this host find each other's records.
     pub registry: PathBuf,
+    /// Where questions are counted.
+    pub account: Arc<Account>,
     /// Called about once a second, as long as the server works or waits.
     pub on_turn: fn(),
 }
@@ -61,6 +64,7 @@ impl MetadataConfig {
             port: Self::PORT,
             records,
             registry: registry::DIRECTORY.into(),
+            account: Arc::default(),
             on_turn: || {},
         }
     }
@@ -110,7 +114,7 @@ struct Post {
     /// Whether the address is to be removed at the end.
     owned: bool,
     /// What was logged last: the same is not said twice in a row.
-    said: Option<Said>,
+    said: Option<Standing>,
     /// Whether it was logged that the other servers of this host cannot be met.
     alone: bool,
 }
@@ -123,14 +127,6 @@ fn take_marks() {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Said {
-    WaitsForBridge,
-    WaitsForOther,
-    Troubled,
-    Answers,
-}
-
 impl Post {
     async fn hold(&mut self, shutdown: &CancellationToken) -> Result<(), MetadataError> {
         let listener = loop {
@@ -141,7 +137,8 @@ impl Post {
                 return Ok(());
             }
         };
-        let (service, callers) = (service(&self.sources), callers(&self.sources, self.is_usual()));
+        let (service, callers) =
+            (service(&self.sources, &self.config.account), callers(&self.sources, self.is_usual()));
         let server = tokio::spawn(http::run(listener, service, callers, shutdown.clone()));
         let mut outcome = Ok(());
         while outcome.is_ok() && self.pause(shutdown).await {
@@ -173,12 +170,12 @@ impl Post {
                 // Nobody else answers, so one with our label is left from a server that was killed.
                 let ours = self.bridge.is_ours().await;
                 self.owned |= ours.map_err(|error| self.failed("look at", error))?;
-                self.say(Said::Answers);
+                self.say(Standing::Answers);
                 Ok(Some(listener))
             }
             Err(error) => match error.kind() {
                 io::ErrorKind::AddrInUse => {
-                    self.say(Said::WaitsForOther);
+                    self.say(Standing::WaitsForOther);
                     Ok(None)
                 }
                 // The bridge went away between the two steps.
@@ -199,10 +196,11 @@ impl Post {
     async fn look_after(&mut self) -> Result<(), MetadataError> {
         match self.ensure().await {
             Ok(Presence::NoBridge) => {}
-            Ok(_) => self.say(Said::Answers),
+            Ok(_) => self.say(Standing::Answers),
             // It worked before: a bridge that is half there, a kernel short of memory.
             Err(MetadataError::System { doing, source }) => {
-                if self.said.replace(Said::Troubled) != Some(Said::Troubled) {
+                self.config.account.stands(Standing::Troubled);
+                if self.said.replace(Standing::Troubled) != Some(Standing::Troubled) {
                     tracing::warn!(error = %source, "failed to {doing}: trying again");
                 }
             }
@@ -221,7 +219,7 @@ impl Post {
                 "other metadata servers of this host cannot answer for these guests");
         }
         match presence {
-            Presence::NoBridge => self.say(Said::WaitsForBridge),
+            Presence::NoBridge => self.say(Standing::WaitsForBridge),
             Presence::Added => self.owned = true,
             Presence::There => {}
         }
@@ -253,27 +251,30 @@ impl Post {
         }
     }
 
-    fn say(&mut self, what: Said) {
+    fn say(&mut self, what: Standing) {
+        self.config.account.stands(what);
         if self.said.replace(what) == Some(what) {
             return;
         }
         let MetadataConfig { bridge, address, port, .. } = &self.config;
         match what {
-            Said::WaitsForBridge => tracing::warn!(bridge, "there is no such bridge: waiting for it"),
-            Said::WaitsForOther => {
+            Standing::WaitsForBridge => tracing::warn!(bridge, "there is no such bridge: waiting for it"),
+            Standing::WaitsForOther => {
                 tracing::info!(%address, port, "another server answers, for these guests too: waiting to take over");
             }
             // Said where the error is at hand.
-            Said::Troubled => {}
-            Said::Answers => tracing::info!(bridge, %address, port, "answering guests' metadata requests"),
+            Standing::Troubled => {}
+            Standing::Answers => {
+                tracing::info!(bridge, %address, port, "answering guests' metadata requests")
+            }
         }
     }
 }
 
 /// Finds the record of who asks.
-fn service(sources: &Sources) -> MetadataService {
+fn service(sources: &Sources, account: &Arc<Account>) -> MetadataService {
     let sources = sources.clone();
-    MetadataService::new(move |caller| find(&sources, caller))
+    MetadataService::new(move |caller| find(&sources, caller)).counting(Arc::clone(account))
 }
 
 fn find(sources: &Sources, caller: &Caller) -> Result<Option<InstanceRecord>, String> {

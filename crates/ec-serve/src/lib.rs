@@ -10,6 +10,7 @@
 
 mod guests;
 mod handover;
+pub mod port;
 pub mod tickets;
 #[cfg(feature = "tls")]
 mod tls;

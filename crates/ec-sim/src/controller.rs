@@ -43,11 +43,12 @@ impl Controllers {
         let world = Arc::clone(world);
         tokio::task::spawn_local(async move {
             let Ok(cloud) = cloud(&world, actor, &life) else { return };
-            let unasked = CancellationToken::new();
+            let (tally, unasked) =
+                (econtroller::Tally::new(&cloud.host, Vec::new()), CancellationToken::new());
             tokio::select! {
                 biased;
                 () = life.over() => {}
-                () = econtroller::tend(&cloud, &unasked) => {}
+                () = econtroller::tend(&cloud, &tally, &unasked) => {}
             }
         });
     }

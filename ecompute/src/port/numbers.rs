@@ -8,6 +8,9 @@ use ec_serve::metrics::Exposition;
 use super::Asked;
 use crate::parts::Parts;
 
+/// What names begin with.
+const PROGRAM: &str = "ecompute";
+
 /// How many instances there are.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Counts {
@@ -37,20 +40,7 @@ pub(super) fn write(parts: &Parts, counts: &Asked<Counts>) -> String {
         .sample(&[("version", env!("CARGO_PKG_VERSION"))], 1);
 
     write_ends(&mut text, "ecompute", parts.settings.certificates());
-
-    let standings = parts.standings();
-    let help = "Whether what the agent stands on is as it must be (1), or not (0).";
-    let mut family = text.gauges("ecompute_part_up", help);
-    for (part, standing) in &standings {
-        family.sample(&[("part", *part)], u8::from(standing.ok));
-    }
-    let help = "When it was found to be as it must be last; of the lease, when it was renewed.";
-    let mut family = text.gauges("ecompute_part_last_up_timestamp_seconds", help);
-    for (part, standing) in &standings {
-        if let Some(last) = standing.last_ok {
-            family.sample(&[("part", *part)], last.as_second());
-        }
-    }
+    ec_calls::write_parts(&mut text, PROGRAM, &parts.standings());
 
     let troubles = parts.troubles.borrow().clone();
     let help = "Whether the host is in such trouble (1), so that nothing new is placed there, or not (0).";
@@ -74,14 +64,8 @@ pub(super) fn write(parts: &Parts, counts: &Asked<Counts>) -> String {
     let help = "Jobs that ended, by kind and by how they ended; `retry`: for a passing reason.";
     parts.jobs.write(&mut text.histograms("ecompute_job_duration_seconds", help));
 
-    let mut family = text.histograms("ecompute_call_duration_seconds", "Calls to what the agent stands on.");
-    for (service, calls) in parts.calls.named() {
-        family.histogram(&[("service", service)], &calls.durations);
-    }
-    let mut family = text.counters("ecompute_call_failures_total", "Of these, those that failed.");
-    for (service, calls) in parts.calls.named() {
-        family.sample(&[("service", service)], calls.failures.get());
-    }
+    ec_calls::write_calls(&mut text, PROGRAM, &parts.calls.named());
+    parts.metadata.write(&mut text);
     let help = "Bytes of images that came over HTTP, those of tries that failed among them.";
     text.counters("ecompute_image_downloaded_bytes_total", help).sample(&[], parts.images.downloaded());
     text.into_text()

@@ -17,6 +17,7 @@ use ec_model::{Access, AccessKind, AccessWish, InstanceId, Ticket};
 use ec_runtime::Host;
 use ec_serve::{
     Io, hand_over,
+    port::text,
     tickets::{LIFE, Tickets},
 };
 use futures::{SinkExt, StreamExt};
@@ -42,7 +43,6 @@ use tokio_tungstenite::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::answer::text;
 use crate::parts::Parts;
 
 /// Streams at a time: fewer than one peer may have connections, so that the rest is answered beside them.

@@ -230,7 +230,7 @@ async fn over_a_socket_it_answers_and_bounds_what_it_takes_and_a_second_one_is_r
     let node = node().await;
     let wanted = settings(node.parts.settings.state_dir.as_path(), "listen: 127.0.0.1:0\n");
     let port = Port::open(&wanted).await.unwrap().unwrap();
-    let address = port.listener.local_addr().unwrap();
+    let address = port.0.address().unwrap();
     let stop = CancellationToken::new();
     let served = tokio::spawn(port.serve(Arc::clone(&node.parts), stop.clone()));
 

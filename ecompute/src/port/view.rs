@@ -2,10 +2,10 @@
 
 use ec_model::RunState;
 use ec_plan::engine::{Engine, Requested, Sight};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::Asked;
-use crate::{parts::Parts, standing::Standing};
+use crate::parts::Parts;
 
 /// The whole view.
 pub(super) fn view(parts: &Parts, instances: Asked<Vec<Value>>) -> Value {
@@ -18,19 +18,10 @@ pub(super) fn view(parts: &Parts, instances: Asked<Vec<Value>>) -> Value {
         "node": parts.node,
         "name": parts.settings.name,
         "agent": env!("CARGO_PKG_VERSION"),
-        "parts": self::parts(&parts.standings()),
+        "parts": ec_calls::parts(&parts.standings()),
         "loop": turns,
         "instances": instances,
     })
-}
-
-/// How each part stands, by its name.
-pub(super) fn parts(standings: &[(&'static str, Standing)]) -> Value {
-    standings
-        .iter()
-        .map(|(name, standing)| ((*name).to_owned(), json!(standing)))
-        .collect::<Map<_, _>>()
-        .into()
 }
 
 /// Every instance that the agent knows of.

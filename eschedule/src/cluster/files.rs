@@ -6,6 +6,7 @@
 //!   etcd.pem, eplacement.pem … .key     servers
 //!   eschedule.pem, econtroller.pem … .key and .token
 //!   user-data.key                       what user-data is sealed with in etcd
+//!   monitoring.pem monitoring.key       for reading numbers: nobody in etcd, and without a token
 //!   etcd.yaml eplacement.yaml controller.yaml schedule.yaml
 //! ```
 //!
@@ -31,15 +32,22 @@ use super::{DIRECTORY, wrong};
 const ETCD: u16 = 2379;
 const PLACEMENT: u16 = 8080;
 /// The groups, where packages made them, of those who serve without being root, by the secrets that they must be able to read.
-const GROUPS: [(&str, &str); 4] = [
+const GROUPS: [(&str, &str); 5] = [
     ("etcd.key", "etcd"),
     ("eplacement.key", "ecompute"),
     ("econtroller.key", "ecompute"),
     ("econtroller.token", "ecompute"),
+    ("monitoring.key", "prometheus"),
 ];
 /// Who has a certificate on this host, and whether it serves others by this host's names.
-const MEMBERS: [(&str, bool); 5] =
-    [("etcd", true), ("eplacement", true), (ROOT, false), ("eschedule", false), ("econtroller", false)];
+const MEMBERS: [(&str, bool); 6] = [
+    ("etcd", true),
+    ("eplacement", true),
+    (ROOT, false),
+    ("eschedule", false),
+    ("econtroller", false),
+    ("monitoring", false),
+];
 /// Configuration as it is shipped, which says nothing but defaults.
 const SHIPPED: [&str; 3] = [
     include_str!("../../../eplacement.yaml"),

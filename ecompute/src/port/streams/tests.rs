@@ -26,7 +26,7 @@ async fn served() -> Served {
     let (node, hypervisor) = node_on().await;
     let wanted = settings(&node.parts.settings.state_dir, "listen: 127.0.0.1:0\n");
     let port = Port::open(&wanted).await.unwrap().unwrap();
-    let address = port.listener.local_addr().unwrap().to_string();
+    let address = port.0.address().unwrap().to_string();
     let stop = CancellationToken::new();
     let ended = tokio::spawn(port.serve(Arc::clone(&node.parts), stop.clone()));
     Served { node, hypervisor, address, stop, ended }
