@@ -104,7 +104,7 @@ pub(crate) fn record_facts(record: &ec_metadata::InstanceRecord) -> RecordFacts 
         growing: record.growing.as_ref().map(Size::of),
     };
     let metadata = fingerprint(&record.metadata);
-    RecordFacts::Kept { started: record.started, rebuilt, rescued, metadata, size }
+    RecordFacts::Kept { started: record.started, rebuilt, rescued, metadata, intent, size }
 }
 
 /// What an instance holds in placement, from this node's point of view. Asks for the node's tree only where the

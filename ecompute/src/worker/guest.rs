@@ -133,7 +133,7 @@ impl Worker {
     }
 
     /// From then on the metadata service tells the guest so.
-    pub(super) async fn keep_metadata(&mut self) -> Result<(), Stop> {
+    pub(super) async fn keep_intent(&mut self) -> Result<(), Stop> {
         let request = self.request()?;
         let metadata = spec_of(&request)?.metadata.clone();
         let record = self.own_record().await?;
