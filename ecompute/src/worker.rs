@@ -2,6 +2,7 @@
 
 mod claims;
 mod guest;
+mod intent;
 mod keys;
 mod rebuild;
 mod rescue;
