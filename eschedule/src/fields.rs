@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ec_cloud::{GroupView, Happening, Member, NodeView, Preview, Reasons, View, What};
+use ec_cloud::{GroupView, Happening, Healed, Member, NodeView, Preview, Reasons, View, What};
 use ec_model::{Flavor, Group, Instance, Keypair, Policy, Request, State, Status, decode};
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -197,6 +197,17 @@ fn results() -> Vec<(&'static str, Value)> {
                 state: None,
                 reason: None,
                 finished_at: None,
+            })),
+        ),
+        (
+            "heal",
+            json(serde_json::to_value(Healed {
+                instance,
+                name: None,
+                project: None,
+                node,
+                outcome: ec_cloud::Outcome::Left,
+                notes: Vec::new(),
             })),
         ),
         ("group", json(serde_json::to_value(GroupView { group, members: Vec::new() }))),

@@ -11,6 +11,7 @@ mod events;
 mod explain;
 #[cfg(test)]
 mod fields;
+mod heal;
 mod list;
 mod output;
 mod reach;
@@ -127,6 +128,9 @@ async fn run(cli: Cli) -> Result<(), Failure> {
             } else {
                 explain::instance(&session, &word, output).await
             }
+        }
+        (Some(Command::Heal(healing)), _) => {
+            heal::bring_back(&Session::open(settings).await?, healing, output).await
         }
         (Some(Command::Nodes), _) => {
             let session = Session::open(settings).await?;

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use ec_cloud::{
     Ask, Awaited, Change, Cloud, CloudError, Guest, Joining, Naming, Scheduled, Verb, View, Wanted, act,
-    create_group, delete_group, destroy, list, schedule, until_active, until_done,
+    create_group, delete_group, destroy, heal, list, schedule, until_active, until_done,
 };
 use ec_model::{AccessKind, Blob, Extent, ImageRef, InstanceId, Policy, ResourceQuery, Restart, State};
 use tokio::time::sleep;
@@ -350,6 +350,22 @@ pub(crate) async fn doom(
             Err(error.to_string())
         }
     }
+}
+
+/// Brings back what nodes hold and etcd lacks; how many, or what was told instead.
+pub(crate) async fn mend(world: &Arc<World>, actor: Actor, cloud: &Cloud) -> Result<usize, String> {
+    world.log(actor, "heal");
+    let done = heal(cloud, &[], false).await.map_err(|error| error.to_string());
+    match &done {
+        Ok(all) => {
+            for healed in all {
+                let notes = healed.notes.join("; ");
+                world.log(actor, format!("is told: {} is {:?} {notes}", healed.instance, healed.outcome));
+            }
+        }
+        Err(why) => world.log(actor, format!("is told: {why}")),
+    }
+    done.map(|all| all.iter().filter(|healed| healed.outcome == ec_cloud::Outcome::Healed).count())
 }
 
 /// Asks something of an instance, and waits so long until it is so; how it is then, or what was told instead.
