@@ -1,5 +1,7 @@
 //! `eschedule cluster` and `eschedule node`: who belongs to a cluster, and what proves it.
 
+mod archive;
+mod backup;
 mod files;
 
 use std::{
@@ -16,6 +18,11 @@ use ec_store::{EtcdConfig, EtcdStore, EtcdTls};
 use serde::Serialize;
 
 use self::files::Directory;
+#[cfg(test)]
+pub(crate) use self::{
+    archive::Manifest,
+    backup::{BackedUp, Restored},
+};
 use crate::{cli::Output, config::Settings, output};
 
 /// Where what belongs to the cluster lies on the host that it is administered from.
@@ -43,6 +50,13 @@ Examples:
   eschedule node revoke host1
       lets it in no more, neither into etcd nor into placement; its guests run on";
 
+pub(crate) const BACKUPS: &str = "\
+Examples:
+  eschedule cluster backup /backup/cluster.tar
+  eschedule cluster backup /backup/cluster.tar --verify
+  eschedule cluster restore /backup/cluster.tar --data-dir /var/lib/etcd/restored
+  eschedule heal          # when etcd runs with it: brings back what nodes hold and the backup lacks";
+
 /// What is done to the cluster.
 #[derive(Subcommand)]
 pub(crate) enum ClusterCommand {
@@ -52,6 +66,35 @@ pub(crate) enum ClusterCommand {
         /// Names and addresses of this host, for others; the first is where they will look for etcd and placement
         #[arg(value_name = "HOST", value_parser = host)]
         hosts: Vec<String>,
+        #[command(flatten)]
+        place: Administered,
+    },
+    /// Write all that etcd holds to a file, which tells by itself whether it is whole
+    ///
+    /// That is all of the cluster's memory: instances, placement, users and rights; with user-data, so that the file is a secret.
+    #[command(after_help = BACKUPS)]
+    Backup {
+        /// The file, which must not be there yet
+        file: PathBuf,
+        /// Write nothing: look whether the file is a whole backup
+        #[arg(long)]
+        verify: bool,
+        #[command(flatten)]
+        place: Administered,
+    },
+    /// Make a data directory for etcd of a backup, and tell what is to be done with it
+    ///
+    /// Nothing that runs is touched by it. It needs etcdutl or etcdctl.
+    #[command(after_help = BACKUPS)]
+    Restore {
+        /// The backup
+        file: PathBuf,
+        /// The data directory to make, which must not be there yet
+        #[arg(long, value_name = "DIR")]
+        data_dir: PathBuf,
+        /// What etcd's program shall be told of this member, for clusters of several
+        #[arg(last = true, value_name = "OPTION")]
+        options: Vec<String>,
         #[command(flatten)]
         place: Administered,
     },
@@ -135,9 +178,21 @@ pub(crate) struct Added {
 }
 
 /// Does what was asked for.
-pub(crate) async fn cluster(command: ClusterCommand, output: Output) -> Result<(), Failure> {
-    let ClusterCommand::Init { hosts, place } = command;
-    init(&place.directory, &hosts, output).await
+pub(crate) async fn cluster(
+    command: ClusterCommand,
+    config: Option<&Path>,
+    output: Output,
+) -> Result<(), Failure> {
+    match command {
+        ClusterCommand::Init { hosts, place } => init(&place.directory, &hosts, output).await,
+        ClusterCommand::Backup { file, verify: true, .. } => backup::verify(&file, output),
+        ClusterCommand::Backup { file, place, .. } => {
+            backup::backup(&place.directory, config, &file, output).await
+        }
+        ClusterCommand::Restore { file, data_dir, options, place } => {
+            backup::restore(&place.directory, &file, &data_dir, &options, output)
+        }
+    }
 }
 
 /// Does what was asked for.
@@ -205,6 +260,7 @@ fn told(files: &Directory, done: &Initialised) -> String {
 struct Cluster {
     files: Directory,
     settings: Settings,
+    store: Arc<EtcdStore>,
     membership: Membership,
 }
 
@@ -220,9 +276,9 @@ impl Cluster {
             tls: Some(EtcdTls { ca_cert: files.authority(), client }),
             ..settings.etcd.clone()
         };
-        let store = EtcdStore::connect(etcd).await?;
-        let membership = Membership::new(Arc::new(store), settings.keys.clone());
-        Ok(Self { files, settings, membership })
+        let store = Arc::new(EtcdStore::connect(etcd).await?);
+        let membership = Membership::new(Arc::clone(&store), settings.keys.clone());
+        Ok(Self { files, settings, store, membership })
     }
 
     async fn add(

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::{
     acting::Done,
     apply::Applied,
-    cluster::{Added, Initialised},
+    cluster::{Added, BackedUp, Initialised, Manifest, Restored},
     explain::Explained,
     output::Deleted,
     run::{Made, Reached},
@@ -222,6 +222,24 @@ fn results() -> Vec<(&'static str, Value)> {
                 bundle: Some("n".into()),
             })),
         ),
+        (
+            "backup",
+            json(serde_json::to_value(BackedUp {
+                file: "f".into(),
+                manifest: Manifest {
+                    version: 1,
+                    created_at: now,
+                    release: name(),
+                    prefix: name(),
+                    etcd: name(),
+                    cluster: name(),
+                    revision: 1,
+                    bytes: 1,
+                    sha256: name(),
+                },
+            })),
+        ),
+        ("restore", json(serde_json::to_value(Restored { data_dir: "d".into(), next: vec![] }))),
         (
             "cluster",
             json(serde_json::to_value(Initialised { directory: "d".into(), made: vec![], secured: true })),

@@ -78,14 +78,16 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         }
         _ => {}
     }
+    // An empty variable is as good as none.
+    let config = cli.config.as_deref().filter(|file| !file.is_empty());
     // They have a configuration of their own.
     let command = match cli.command {
-        Some(Command::Cluster(command)) => return cluster::cluster(command, output).await,
+        Some(Command::Cluster(command)) => {
+            return cluster::cluster(command, config.map(Path::new), output).await;
+        }
         Some(Command::Node(command)) => return cluster::node(command, output).await,
         command => command,
     };
-    // An empty variable is as good as none.
-    let config = cli.config.as_deref().filter(|file| !file.is_empty());
     let settings = Settings::load(config.map(Path::new))?;
     match (command, cli.target) {
         (Some(Command::Destroy { instances, waiting }), _) => {
