@@ -59,6 +59,8 @@ enum Deed {
     /// Of one whose request nobody can read.
     DestroySealed(InstanceId),
     LookAt(InstanceId),
+    /// Brings back what nodes hold.
+    Heal,
     List,
 }
 
@@ -92,6 +94,7 @@ pub(crate) async fn live(world: Arc<World>, number: u32, done: CancellationToken
                 Some(instance) => Deed::LookAt(instance),
                 None => continue,
             },
+            _ if world.chance(30) => Deed::Heal,
             _ => Deed::List,
         };
         command(&world, Actor::User(number), deed).await;
@@ -228,6 +231,7 @@ async fn perform(world: Arc<World>, actor: Actor, deed: Deed, life: Life, stop: 
             );
         }
         Deed::LookAt(instance) => _ = look_at(&world, actor, &cloud, instance).await,
+        Deed::Heal => _ = mend(&world, actor, &cloud).await,
         Deed::List => _ = look(&world, actor, &cloud).await,
     }
 }
