@@ -68,7 +68,10 @@ enum Deed {
 pub(crate) async fn live(world: Arc<World>, number: u32, done: CancellationToken) {
     while !done.is_cancelled() {
         sleep(world.millis(200..8000)).await;
+        // Somebody else may destroy it before.
+        let is_held = !world.store.content(&world.keys.every_held()).pairs.is_empty();
         let deed = match world.pick(0..14) {
+            _ if is_held && world.chance(15) => Deed::Heal,
             10.. => match someone(&world) {
                 Some(instance) => Deed::Act { instance, verb: a_verb(&world), wait: world.chance(30) },
                 None => continue,
@@ -94,7 +97,6 @@ pub(crate) async fn live(world: Arc<World>, number: u32, done: CancellationToken
                 Some(instance) => Deed::LookAt(instance),
                 None => continue,
             },
-            _ if world.chance(30) => Deed::Heal,
             _ => Deed::List,
         };
         command(&world, Actor::User(number), deed).await;

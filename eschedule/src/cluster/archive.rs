@@ -25,7 +25,7 @@ const MANIFEST: &str = "manifest.json";
 /// Of the digest that etcd sends behind its database.
 const DIGEST: usize = 32;
 /// What tar counts in.
-const BLOCK: u64 = 512;
+const BLOCK: usize = 512;
 /// No document of ours is longer.
 const MANIFEST_MAX: u64 = 1 << 20;
 
@@ -120,7 +120,7 @@ impl Writing {
         let file = File::options().write(true).create_new(true).mode(0o600).open(&half);
         let mut file = BufWriter::new(file.map_err(failed("create", &half))?);
         // The header goes there when its length is known.
-        file.write_all(&[0; BLOCK as usize]).map_err(failed("write", &half))?;
+        file.write_all(&[0; BLOCK]).map_err(failed("write", &half))?;
         Ok(Self { path: path.to_owned(), half, file, proof: Proof::default(), kept: false })
     }
 
@@ -147,7 +147,8 @@ impl Writing {
     }
 
     fn finish(&mut self, length: u64, manifest: &Manifest) -> io::Result<()> {
-        let padding = (BLOCK - length % BLOCK) % BLOCK;
+        let block = BLOCK as u64;
+        let padding = (block - length % block) % block;
         io::copy(&mut io::repeat(0).take(padding), &mut self.file)?;
         let document = serde_json::to_vec_pretty(manifest)?;
         let mut archive = Builder::new(&mut self.file);

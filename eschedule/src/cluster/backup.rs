@@ -115,6 +115,8 @@ pub(super) fn restore(
     arguments: &[String],
     output: Output,
 ) -> Result<(), Failure> {
+    // What is said to be done next is done wherever.
+    let data_dir = &std::path::absolute(data_dir).map_err(failed("look for", data_dir))?;
     if data_dir.exists() {
         return Err(Failure::usage(format!(
             "{} is there already: name a directory that is not, and exchange the two while etcd is stopped",
