@@ -27,14 +27,14 @@ node)
   [[ $node =~ ^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$ ]] || usage "\`$node\` is no node's uuid (small letters, with dashes)"
   role=ecompute-$node user=${3:-ecompute-$node}
   keys=("agents/$node" "alive/$node" "nodes/$node")
-  trees=("requests/$node/" "userdata/$node/" "status/$node/" "outcomes/$node/")
+  trees=("requests/$node/" "userdata/$node/" "status/$node/" "outcomes/$node/" "held/$node/" "held-userdata/$node/")
   # Whether a claim is ours, and which nodes there are.
   readable=("instances/" "nodes/" "alive/")
   ;;
 control)
   role=ecompute-control user=${2:-eschedule}
   trees=("instances/" "names/" "requests/" "userdata/" "flavors/" "keypairs/" "groups/" "members/" "actions/")
-  readable=("nodes/" "alive/" "status/" "outcomes/")
+  readable=("nodes/" "alive/" "status/" "outcomes/" "held/" "held-userdata/")
   ;;
 placement)
   role=ecompute-placement user=${2:-eplacement}

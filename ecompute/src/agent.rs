@@ -74,8 +74,7 @@ pub async fn run(settings: Settings, port: Option<Port>, shutdown: CancellationT
 
 /// An etcd of which this node's user-data is opened.
 pub(crate) fn sealed(settings: &Settings, etcd: EtcdStore) -> StoreResult<Sealed> {
-    let under = vec![settings.keys.every_user_data()];
-    Sealed::new(Arc::new(etcd), settings.etcd.user_data_key.as_deref(), under)
+    Sealed::new(Arc::new(etcd), settings.etcd.user_data_key.as_deref(), settings.keys.secrets())
 }
 
 /// How libvirt is to be used on this node.

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use ec_model::{InstanceId, NodeId, Request, Resources, Size, State, Status, decode};
+use ec_model::{InstanceId, Intent, NodeId, Request, Resources, Size, State, Status, decode};
 use ec_placement_client::{ConsumerAllocations, PlacementError};
 use ec_plan::{
     RecordFacts, RescuedFacts, SizeFacts,
@@ -104,7 +104,8 @@ pub(crate) fn record_facts(record: &ec_metadata::InstanceRecord) -> RecordFacts 
         growing: record.growing.as_ref().map(Size::of),
     };
     let metadata = fingerprint(&record.metadata);
-    RecordFacts::Kept { started: record.started, rebuilt, rescued, metadata, size }
+    let intent = record.intent.as_ref().and_then(Intent::edition);
+    RecordFacts::Kept { started: record.started, rebuilt, rescued, metadata, intent, size }
 }
 
 /// What an instance holds in placement, from this node's point of view. Asks for the node's tree only where the

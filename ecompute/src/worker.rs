@@ -2,6 +2,7 @@
 
 mod claims;
 mod guest;
+mod intent;
 mod keys;
 mod rebuild;
 mod rescue;
@@ -76,6 +77,7 @@ pub(crate) async fn perform(
         instance: job.instance,
         node: parts.node,
         name: request.map(hostname),
+        kept: job.kept,
         order: request.map(Order::of),
         why: job.why.to_string(),
     };
@@ -172,7 +174,7 @@ impl Worker {
             Effect::Announce(state, reason) => self.announce(state, reason).await,
             Effect::PrepareDisk => self.prepare_disk().await,
             Effect::KeepRecord => self.keep_record().await,
-            Effect::KeepMetadata => self.keep_metadata().await,
+            Effect::KeepIntent => self.keep_intent().await,
             Effect::Persist => {
                 self.take_permit().await?;
                 let spec = self.domain_spec().await?;
@@ -409,7 +411,7 @@ fn pause_for_test(effect: &Effect) {
         Effect::Announce(..) => "before-announce",
         Effect::PrepareDisk => "before-disk",
         Effect::KeepRecord => "before-keep-record",
-        Effect::KeepMetadata => "before-keep-metadata",
+        Effect::KeepIntent => "before-keep-intent",
         Effect::Define => "before-define",
         Effect::Persist => "before-persist",
         Effect::MarkStarted => "before-mark-started",

@@ -24,6 +24,7 @@ use crate::{
     apply::Apply,
     catalog::{FlavorCommand, GroupCommand, KeypairCommand},
     cluster::{ClusterCommand, NodeCommand},
+    heal::Healing,
     list::Listing,
     reach::Reach,
     run::{Place, Run},
@@ -325,6 +326,12 @@ pub(crate) enum Command {
         #[arg(value_name = "STATE|QUERY|INSTANCE", value_parser = NonEmptyStringValueParser::new())]
         word: String,
     },
+    /// Bring back what nodes hold of instances and etcd lacks, after it was put back to a backup, or emptied
+    ///
+    /// Name, labels, lock, user-data and all else that was wanted of them, as their nodes knew it. Guests run on: nothing is
+    /// started, ended or made anew by it. Of what is asked for by now nothing is changed.
+    #[command(after_help = crate::heal::EXAMPLES)]
+    Heal(Healing),
     /// List the nodes whose agents are alive or that hold instances, with what is taken of what they have
     Nodes,
     /// Look at every part of the cluster, and say of each finding how to mend it

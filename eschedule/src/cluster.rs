@@ -1,5 +1,7 @@
 //! `eschedule cluster` and `eschedule node`: who belongs to a cluster, and what proves it.
 
+mod archive;
+mod backup;
 mod files;
 
 use std::{
@@ -16,6 +18,11 @@ use ec_store::{EtcdConfig, EtcdStore, EtcdTls};
 use serde::Serialize;
 
 use self::files::Directory;
+#[cfg(test)]
+pub(crate) use self::{
+    archive::Manifest,
+    backup::{BackedUp, Restored},
+};
 use crate::{cli::Output, config::Settings, output};
 
 /// Where what belongs to the cluster lies on the host that it is administered from.
@@ -45,6 +52,13 @@ Examples:
   eschedule node revoke host1
       lets it in no more, neither into etcd nor into placement; its guests run on";
 
+pub(crate) const BACKUPS: &str = "\
+Examples:
+  eschedule cluster backup /backup/cluster.tar
+  eschedule cluster backup /backup/cluster.tar --verify
+  eschedule cluster restore /backup/cluster.tar --data-dir /var/lib/etcd/restored
+  eschedule heal          # when etcd runs with it: brings back what nodes hold and the backup lacks";
+
 /// What is done to the cluster.
 #[derive(Subcommand)]
 pub(crate) enum ClusterCommand {
@@ -59,6 +73,35 @@ pub(crate) enum ClusterCommand {
     },
     /// Make all certificates of this host anew: they are good for 398 days, and nothing has to be started anew
     Renew {
+        #[command(flatten)]
+        place: Administered,
+    },
+    /// Write all that etcd holds to a file, which tells by itself whether it is whole
+    ///
+    /// That is all of the cluster's memory: instances, placement, users and rights; with user-data, so that the file is a secret.
+    #[command(after_help = BACKUPS)]
+    Backup {
+        /// The file, which must not be there yet
+        file: PathBuf,
+        /// Write nothing: look whether the file is a whole backup
+        #[arg(long)]
+        verify: bool,
+        #[command(flatten)]
+        place: Administered,
+    },
+    /// Make a data directory for etcd of a backup, and tell what is to be done with it
+    ///
+    /// Nothing that runs is touched by it. It needs etcdutl or etcdctl.
+    #[command(after_help = BACKUPS)]
+    Restore {
+        /// The backup
+        file: PathBuf,
+        /// The data directory to make, which must not be there yet
+        #[arg(long, value_name = "DIR")]
+        data_dir: PathBuf,
+        /// What etcd's program shall be told of this member, for clusters of several
+        #[arg(last = true, value_name = "OPTION")]
+        options: Vec<String>,
         #[command(flatten)]
         place: Administered,
     },
@@ -143,7 +186,11 @@ pub(crate) struct Added {
 }
 
 /// Does what was asked for.
-pub(crate) async fn cluster(command: ClusterCommand, output: Output) -> Result<(), Failure> {
+pub(crate) async fn cluster(
+    command: ClusterCommand,
+    config: Option<&Path>,
+    output: Output,
+) -> Result<(), Failure> {
     match command {
         ClusterCommand::Init { hosts, place } => init(&place.directory, &hosts, output).await,
         ClusterCommand::Renew { place } => {
@@ -152,6 +199,13 @@ pub(crate) async fn cluster(command: ClusterCommand, output: Output) -> Result<(
             let done =
                 Initialised { directory: files.path().to_owned(), made: files.renew()?, secured: None };
             output.print(&done, || done.made.clone(), || made(&files, &done.made).join("\n"))
+        }
+        ClusterCommand::Backup { file, verify: true, .. } => backup::verify(&file, output),
+        ClusterCommand::Backup { file, place, .. } => {
+            backup::backup(&place.directory, config, &file, output).await
+        }
+        ClusterCommand::Restore { file, data_dir, options, place } => {
+            backup::restore(&place.directory, &file, &data_dir, &options, output)
         }
     }
 }
@@ -224,6 +278,7 @@ fn told(files: &Directory, done: &Initialised) -> String {
 struct Cluster {
     files: Directory,
     settings: Settings,
+    store: Arc<EtcdStore>,
     membership: Membership,
 }
 
@@ -239,9 +294,9 @@ impl Cluster {
             tls: Some(EtcdTls { ca_cert: files.authority(), client }),
             ..settings.etcd.clone()
         };
-        let store = EtcdStore::connect(etcd).await?;
-        let membership = Membership::new(Arc::new(store), settings.keys.clone());
-        Ok(Self { files, settings, membership })
+        let store = Arc::new(EtcdStore::connect(etcd).await?);
+        let membership = Membership::new(Arc::clone(&store), settings.keys.clone());
+        Ok(Self { files, settings, store, membership })
     }
 
     async fn add(

@@ -141,7 +141,7 @@ impl Session {
             store: Arc::new(Sealed::new(
                 Arc::new(EtcdStore::connect(settings.etcd.clone()).await?),
                 settings.etcd.user_data_key.as_deref(),
-                vec![settings.keys.every_user_data()],
+                settings.keys.secrets(),
             )?),
             placement: Arc::new(PlacementClient::new(&settings.placement)?),
             keys: settings.keys.clone(),

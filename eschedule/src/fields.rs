@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ec_cloud::{GroupView, Happening, Member, NodeView, Preview, Reasons, View, What};
+use ec_cloud::{GroupView, Happening, Healed, Member, NodeView, Preview, Reasons, View, What};
 use ec_model::{Flavor, Group, Instance, Keypair, Policy, Request, State, Status, decode};
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::{
     acting::Done,
     apply::Applied,
-    cluster::{Added, Initialised},
+    cluster::{Added, BackedUp, Initialised, Manifest, Restored},
     doctor::Finding,
     explain::Explained,
     output::Deleted,
@@ -201,6 +201,17 @@ fn results() -> Vec<(&'static str, Value)> {
                 finished_at: None,
             })),
         ),
+        (
+            "heal",
+            json(serde_json::to_value(Healed {
+                instance,
+                name: None,
+                project: None,
+                node,
+                outcome: ec_cloud::Outcome::Left,
+                notes: Vec::new(),
+            })),
+        ),
         ("group", json(serde_json::to_value(GroupView { group, members: Vec::new() }))),
         ("member", json(serde_json::to_value(Member { instance, node }))),
         ("apply", json(serde_json::to_value(applied))),
@@ -214,6 +225,24 @@ fn results() -> Vec<(&'static str, Value)> {
                 bundle: Some("n".into()),
             })),
         ),
+        (
+            "backup",
+            json(serde_json::to_value(BackedUp {
+                file: "f".into(),
+                manifest: Manifest {
+                    version: 1,
+                    created_at: now,
+                    release: name(),
+                    prefix: name(),
+                    etcd: name(),
+                    cluster: name(),
+                    revision: 1,
+                    bytes: 1,
+                    sha256: name(),
+                },
+            })),
+        ),
+        ("restore", json(serde_json::to_value(Restored { data_dir: "d".into(), next: vec![] }))),
         (
             "cluster",
             json(serde_json::to_value(Initialised {

@@ -13,6 +13,7 @@ mod events;
 mod explain;
 #[cfg(test)]
 mod fields;
+mod heal;
 mod list;
 mod output;
 mod reach;
@@ -79,14 +80,16 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         }
         _ => {}
     }
+    // An empty variable is as good as none.
+    let config = cli.config.as_deref().filter(|file| !file.is_empty());
     // They have a configuration of their own.
     let command = match cli.command {
-        Some(Command::Cluster(command)) => return cluster::cluster(command, output).await,
+        Some(Command::Cluster(command)) => {
+            return cluster::cluster(command, config.map(Path::new), output).await;
+        }
         Some(Command::Node(command)) => return cluster::node(command, output).await,
         command => command,
     };
-    // An empty variable is as good as none.
-    let config = cli.config.as_deref().filter(|file| !file.is_empty());
     let settings = Settings::load(config.map(Path::new))?;
     match (command, cli.target) {
         (Some(Command::Destroy { instances, waiting }), _) => {
@@ -129,6 +132,9 @@ async fn run(cli: Cli) -> Result<(), Failure> {
             } else {
                 explain::instance(&session, &word, output).await
             }
+        }
+        (Some(Command::Heal(healing)), _) => {
+            heal::bring_back(&Session::open(settings).await?, healing, output).await
         }
         (Some(Command::Nodes), _) => {
             let session = Session::open(settings).await?;

@@ -3,7 +3,7 @@
 mod fit;
 mod table;
 
-use ec_cloud::{GroupView, NodeView, View};
+use ec_cloud::{GroupView, Healed, NodeView, Outcome, View};
 use ec_model::{Flavor, InstanceId, Keypair, Rebuild, Restart};
 use ec_runtime::exit::{Failure, print};
 use jiff::Timestamp;
@@ -65,6 +65,31 @@ pub(crate) fn instances(output: Output, views: &[View]) -> Result<(), Failure> {
                 ]);
             }
             list.text()
+        },
+    )
+}
+
+/// What nodes hold and etcd lacks, and what comes of it.
+pub(crate) fn healed(output: Output, list: &[Healed]) -> Result<(), Failure> {
+    if matches!(output, Output::Table) {
+        crate::heal::nothing(list);
+    }
+    output.print(
+        list,
+        || list.iter().map(|healed| called(healed.name.as_ref(), healed.instance)).collect(),
+        || {
+            let line = |healed: &Healed| {
+                let outcome = match healed.outcome {
+                    Outcome::Lost => "lost, can be brought back",
+                    Outcome::Healed => "healed",
+                    Outcome::Left => "left as it is",
+                };
+                let name = healed.name.as_deref().map(plain).unwrap_or_default();
+                let notes = healed.notes.iter().map(|note| format!("\n    {}", plain(note)));
+                let Healed { instance, node, .. } = healed;
+                format!("{instance}  {name}  on {node}: {outcome}{}", notes.collect::<String>())
+            };
+            list.iter().map(line).collect::<Vec<_>>().join("\n")
         },
     )
 }

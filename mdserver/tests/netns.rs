@@ -77,6 +77,7 @@ impl Lab {
                 resized: None,
                 resources_before: None,
                 growing: None,
+                intent: None,
                 metadata: std::collections::BTreeMap::new(),
                 keys: vec!["ssh-ed25519 AAAA me".into()],
                 user_data: Some(Blob(USER_DATA.to_vec())),

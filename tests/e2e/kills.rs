@@ -345,7 +345,7 @@ async fn killed_at_each_step_of_what_keeps_its_memory() -> Result<()> {
             event: "set",
             ready: &[&["unset", "web", "--meta", "role"]],
             state: State::Active,
-            steps: &["before-keep-metadata"],
+            steps: &["before-keep-intent"],
         },
     ] {
         trial.run(&verb).await?;

@@ -221,7 +221,7 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
     let authority = fs::read(directory.join("ca.pem"))?;
     host.refused(&["cluster", "init", "127.0.0.1"], 3, "start it: etcd --config-file")?;
 
-    let _etcd = host.start_etcd()?;
+    let running_etcd = host.start_etcd()?;
     host.until("etcd has users", async || {
         host.administer(&["cluster", "init"]).is_ok_and(|output| output.status.success())
     })
@@ -440,7 +440,26 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
     fs::rename(directory.join("root.pem"), directory.join("root.away"))?;
     host.refused(&["cluster", "renew"], 1, "makes what is missing")?;
     fs::rename(directory.join("root.away"), directory.join("root.pem"))?;
-    host.scheduled(&["destroy", "--wait", "web"])?;
+    // All of it is backed up and put back, while the agent and eplacement go on running.
+    let (backup, restored) = (host.file("cluster.tar"), host.file("restored"));
+    let [backup, restored] = [backup, restored].map(|path| path.display().to_string());
+    host.administered(&["cluster", "backup", &backup])?;
+    host.administered(&["cluster", "backup", &backup, "--verify"])?;
+    host.scheduled(&["rename", "web", "later"])?;
+    host.administered(&["cluster", "restore", &backup, "--data-dir", &restored])?;
+    drop(running_etcd);
+    fs::remove_dir_all(host.file("etcd"))?;
+    fs::rename(&restored, host.file("etcd"))?;
+    let _etcd = host.start_etcd()?;
+    host.until("it is as the backup says", async || {
+        host.scheduled(&["list", "-o", "name"]).is_ok_and(|names| names == "web\n")
+    })
+    .await?;
+    host.until("nothing is to be healed", async || {
+        host.scheduled(&["heal", "--yes", "-o", "json"]).is_ok_and(|none| none.trim() == "[]")
+    })
+    .await?;
+    host.until("it is destroyed", async || host.scheduled(&["destroy", "--wait", "web"]).is_ok()).await?;
     host.until("nothing is claimed any more", async || {
         let asked = honest.ask(Method::GET, &format!("/allocations/{web}"), None).await;
         asked.is_ok_and(|(_, document)| document["allocations"] == json!({}))

@@ -76,6 +76,8 @@ async fn a_cloud_works_with_a_user_for_each_part_and_a_node_writes_nothing_of_an
         keys.request(other, someone),
         keys.user_data(other, someone),
         keys.status(other, someone),
+        keys.held(other, someone),
+        keys.held_user_data(other, someone),
         keys.instance(someone),
         keys.name("default", "kept", someone),
         keys.flavor("small"),
@@ -91,9 +93,22 @@ async fn a_cloud_works_with_a_user_for_each_part_and_a_node_writes_nothing_of_an
         ensure!(denied(agent.txn(Txn::new().put(&key, "{}")).await), "{key} was written");
         ensure!(denied(agent.txn(Txn::new().delete(&key)).await), "{key} was deleted");
     }
-    for key in [keys.user_data(other, someone), keys.request(other, someone), keys.status(other, someone)] {
+    for key in [
+        keys.user_data(other, someone),
+        keys.request(other, someone),
+        keys.status(other, someone),
+        keys.held(other, someone),
+        keys.held_user_data(other, someone),
+    ] {
         ensure!(agent.get(&key).await.is_err(), "{key} was read");
     }
+
+    // Its node tells what it holds, and a control tool reads that.
+    stack.store.txn(Txn::new().delete(keys.request(stack.node, instance))).await?;
+    stack.until_state(instance, State::Unclaimed).await?;
+    let healed = stack.eschedule(&["heal", "--yes"])?;
+    ensure!(healed.status.success(), "{healed:?}");
+    stack.until_state(instance, State::Active).await?;
 
     let destroyed = stack.eschedule(&["destroy", "--wait", "kept"])?;
     ensure!(destroyed.status.success(), "{destroyed:?}");

@@ -279,10 +279,10 @@ fn change(
     let mut txn = Txn::new()
         .when(Compare::Unchanged(record_key.clone(), known.record_revision()))
         .when(Compare::Unchanged(order_key.clone(), known.request_revision()));
-    let (asked_before, mut awaited) = (order.record.clone(), None);
+    let mut awaited = None;
     let came = known.status.record().and_then(|status| status.rebuilt.as_ref());
-    let (wanted, wish_before) = (record.record.spec.image.clone(), asked_before.rebuild.as_ref());
-    let disk = || Rebuild::disk(wish_before, &wanted, came).clone();
+    let (wanted, wish_before) = (record.record.spec.image.clone(), order.record.rebuild.clone());
+    let disk = || Rebuild::disk(wish_before.as_ref(), &wanted, came).clone();
     match wish {
         Wish::Locked(locked) => record.record.locked = locked,
         Wish::Name(name) => {
@@ -355,10 +355,8 @@ fn change(
             awaited = Some(Awaited::Resize(wished_at));
         }
     }
-    // Its node hears of what concerns it only.
-    if order.record != asked_before {
-        order.record.generation = generation;
-        txn = txn.put(order_key, order.encode());
-    }
+    // Its node hears of all that changes, so that it can tell it again should etcd lose it.
+    order.record.generation = generation;
+    txn = txn.put(order_key, order.encode());
     Changed { awaited, order: order.record, generation, txn: txn.put(record_key, record.encode()) }
 }

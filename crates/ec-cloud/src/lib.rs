@@ -7,6 +7,7 @@
 //!   preview  ──▶ the first steps of schedule, which only look
 //!   act      ──▶ lookup ──▶ what is wanted from now on, judged by ec_plan::verbs; for another size its claim first
 //!   look_at  ──▶ lookup ──▶ a wish to look at it, judged by ec_plan::reach ──▶ its node's ticket
+//!   heal     ──▶ what nodes hold that etcd lacks ──▶ record and request, judged by ec_plan::heal
 //!   history: what was asked of an instance, and what came of it
 //!   list, find, nodes: what there is                                 wait: until it is so
 //!   select: which of them                                            watch: each change of them
@@ -26,6 +27,7 @@ mod destroy;
 mod error;
 mod explain;
 mod group;
+mod heal;
 mod history;
 mod intent;
 mod lookup;
@@ -64,6 +66,7 @@ pub use ec_plan::{
 pub use error::{CloudError, CloudResult, Kind};
 pub use explain::explain;
 pub use group::{GroupView, Joining, Member, create_group, delete_group, group, groups};
+pub use heal::{Healed, Outcome, heal};
 pub use history::history;
 pub use intent::{Naming, name_is_free};
 pub use lookup::{Found, Known, Read, View, find, find_placed, instances_beginning, list, resolve, standing};

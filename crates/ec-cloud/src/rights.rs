@@ -39,6 +39,8 @@ impl Part {
                 writes(keys.all_user_data(node)),
                 writes(keys.statuses(node)),
                 writes(keys.all_outcomes(node)),
+                writes(keys.all_held(node)),
+                writes(keys.all_held_user_data(node)),
                 // Whether a claim is ours, and which nodes there are.
                 reads(keys.instances()),
                 reads(keys.nodes()),
@@ -58,6 +60,8 @@ impl Part {
                 reads(keys.all_alive()),
                 reads(keys.all_statuses()),
                 reads(keys.every_outcomes()),
+                reads(keys.every_held()),
+                reads(keys.every_held_user_data()),
             ],
             Self::Placement => {
                 vec![

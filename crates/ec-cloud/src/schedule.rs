@@ -369,7 +369,7 @@ async fn request(
 }
 
 /// Why an agent cannot be asked: it is of a release that does not read what this one writes.
-fn not_understood(node: NodeId, alive: &[u8]) -> Option<String> {
+pub(crate) fn not_understood(node: NodeId, alive: &[u8]) -> Option<String> {
     match decode::<Alive>(alive) {
         Ok(alive) if alive.node != node => Some(format!("its sign of life names node {}", alive.node)),
         Ok(alive) if alive.reads::<Request>() => None,

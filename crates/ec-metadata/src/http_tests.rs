@@ -27,6 +27,7 @@ async fn server() -> (SocketAddr, CancellationToken, tokio::task::JoinHandle<Tcp
         resized: None,
         resources_before: None,
         growing: None,
+        intent: None,
         metadata: std::collections::BTreeMap::new(),
         keys: vec![],
         user_data: Some(Blob(vec![0, 255, 10])),

@@ -16,12 +16,12 @@ use std::{
 };
 
 use ec_guard::ports::mark_of;
-use ec_model::{Blob, InstanceId, MacAddr, Rebuilt, Rescued, Resized, Resources};
+use ec_model::{Blob, InstanceId, Intent, MacAddr, Rebuilt, Rescued, Resized, Resources};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// Far more than the most user-data there can be, with its keys.
-const FILE_MAX: u64 = 1 << 20;
+/// Far more than the most user-data there can be, with its keys, and what etcd takes of records.
+const FILE_MAX: u64 = 8 << 20;
 
 /// A directory can change twice within one tick of the clock that stamps it. Until it has been quiet for
 /// so long, its stamp proves nothing.
@@ -94,6 +94,9 @@ pub struct InstanceRecord {
     /// What it is being given while it runs: it may have that already.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub growing: Option<Resources>,
+    /// What is wanted of it, as it was when it was acted upon last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub intent: Option<Intent>,
     /// Whether a start was begun: from then on a guest may have written its disk.
     #[serde(default)]
     pub started: bool,

@@ -20,6 +20,7 @@ fn record(number: u32) -> InstanceRecord {
         resized: None,
         resources_before: None,
         growing: None,
+        intent: None,
         metadata: std::collections::BTreeMap::new(),
         keys: vec!["ssh-ed25519 AAAA me".into()],
         user_data: Some(Blob(vec![0, 255, b'\n'])),

@@ -146,6 +146,7 @@ mod tests {
             resized: None,
             resources_before: None,
             growing: None,
+            intent: None,
             metadata: std::collections::BTreeMap::new(),
             keys: vec![],
             user_data: None,

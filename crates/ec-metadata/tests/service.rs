@@ -31,6 +31,7 @@ fn record(address: Ipv4Addr) -> Option<InstanceRecord> {
         resized: None,
         resources_before: None,
         growing: None,
+        intent: None,
         metadata: std::collections::BTreeMap::new(),
         keys: vec!["ssh-ed25519 AAAA me@home".into(), "ssh-rsa BBBB me@home\n".into()],
         user_data: Some(Blob(BINARY.to_vec())),
@@ -52,6 +53,7 @@ fn record(address: Ipv4Addr) -> Option<InstanceRecord> {
         resized: None,
         resources_before: None,
         growing: None,
+        intent: None,
         metadata: std::collections::BTreeMap::new(),
         ..full.clone()
     };

@@ -202,6 +202,41 @@ impl Keyspace {
         format!("{}{instance}", self.all_user_data(node))
     }
 
+    /// What all nodes hold of guests that no request speaks of.
+    pub fn every_held(&self) -> String {
+        format!("{}/held/", self.root)
+    }
+
+    /// What one node holds of such guests.
+    pub fn all_held(&self, node: NodeId) -> String {
+        format!("{}{node}/", self.every_held())
+    }
+
+    /// What a node holds of an instance that no request speaks of.
+    pub fn held(&self, node: NodeId, instance: InstanceId) -> String {
+        format!("{}{instance}", self.all_held(node))
+    }
+
+    /// The user-data of such guests of all nodes.
+    pub fn every_held_user_data(&self) -> String {
+        format!("{}/held-userdata/", self.root)
+    }
+
+    /// What all keys with user-data begin with: their values are sealed, where there is a key.
+    pub fn secrets(&self) -> Vec<String> {
+        vec![self.every_user_data(), self.every_held_user_data()]
+    }
+
+    /// The user-data of one node's such guests.
+    pub fn all_held_user_data(&self, node: NodeId) -> String {
+        format!("{}{node}/", self.every_held_user_data())
+    }
+
+    /// The user-data of an instance that no request speaks of, byte for byte.
+    pub fn held_user_data(&self, node: NodeId, instance: InstanceId) -> String {
+        format!("{}{instance}", self.all_held_user_data(node))
+    }
+
     /// Every request of one node.
     pub fn requests(&self, node: NodeId) -> String {
         format!("{}/requests/{node}/", self.root)
@@ -284,6 +319,11 @@ impl Keyspace {
         parse_pair(pair.unwrap_or_default(), "", form).map_err(|_| KeyError { key: key.to_owned(), form })
     }
 
+    /// Node and instance of a key of what a node holds.
+    pub fn parse_held(&self, key: &str) -> Result<(NodeId, InstanceId), KeyError> {
+        parse_pair(key, &self.every_held(), "<root>/held/<node uuid>/<instance uuid>")
+    }
+
     /// Node and instance of a status key.
     pub fn parse_status(&self, key: &str) -> Result<(NodeId, InstanceId), KeyError> {
         parse_pair(key, &self.all_statuses(), "<root>/status/<node uuid>/<instance uuid>")
@@ -331,6 +371,7 @@ mod tests {
             prop_assert_eq!(keys.parse_instance(&keys.instance(instance)), Ok(instance));
             prop_assert_eq!(keys.parse_request(&keys.request(node, instance)), Ok((node, instance)));
             prop_assert_eq!(keys.parse_status(&keys.status(node, instance)), Ok((node, instance)));
+            prop_assert_eq!(keys.parse_held(&keys.held(node, instance)), Ok((node, instance)));
             prop_assert!(keys.request(node, instance).starts_with(&keys.requests(node)));
             let member = keys.member(&root, "a/b", node, instance);
             prop_assert!(member.starts_with(&keys.members_on(&root, "A/B", node)));
@@ -391,6 +432,12 @@ mod tests {
             (keys.member("p", "Web", node, one), format!("/root/members/p/web/{node}/{one}")),
             (keys.all_user_data(node), format!("/root/userdata/{node}/")),
             (keys.user_data(node, one), format!("/root/userdata/{node}/{one}")),
+            (keys.every_held(), "/root/held/".to_owned()),
+            (keys.all_held(node), format!("/root/held/{node}/")),
+            (keys.held(node, one), format!("/root/held/{node}/{one}")),
+            (keys.every_held_user_data(), "/root/held-userdata/".to_owned()),
+            (keys.all_held_user_data(node), format!("/root/held-userdata/{node}/")),
+            (keys.held_user_data(node, one), format!("/root/held-userdata/{node}/{one}")),
             (keys.all_requests(), "/root/requests/".to_owned()),
             (keys.requests(node), format!("/root/requests/{node}/")),
             (keys.request(node, one), format!("/root/requests/{node}/{one}")),
@@ -439,6 +486,7 @@ mod tests {
             keys.parse_instance("/ecompute/instances/").unwrap_err(),
             keys.parse_request("/ecompute/requests/x/y").unwrap_err(),
             keys.parse_status("/ecompute/status/x").unwrap_err(),
+            keys.parse_held("/ecompute/held/x").unwrap_err(),
             keys.parse_member("/ecompute/members/p/g/x").unwrap_err(),
         ];
         let wanted = [
@@ -447,6 +495,7 @@ mod tests {
             "instances/<instance",
             "requests/<node",
             "status/<node",
+            "held/<node",
             "members/<project",
         ];
         for (error, wanted) in errors.into_iter().zip(wanted) {

@@ -21,8 +21,8 @@ pub use observed::{End, Observed, Pause, RunState};
 pub use query::{QueryError, ResourceQuery};
 pub use records::{
     Access, AccessKind, AccessWish, Action, ActionVerb, Actions, Address, AddressSource, Alive, Assigned,
-    Blob, Desired, Doc, Extent, Flavor, GRACE_SECONDS, Group, HISTORY_MAX, ImageRef, Instance, Keypair, Node,
-    Outcome, Outcomes, Policy, Power, PowerWish, Progress, Rebuild, Rebuilt, Record, RecordError, Request,
-    Rescue, Rescued, Resize, Resized, Resources, Restart, Size, Spec, State, Status, Ticket, Token, Trouble,
-    TroubleKind, USER_DATA_MAX, decode, encode, greater, token_digest,
+    Blob, Desired, Doc, Edition, Extent, Flavor, GRACE_SECONDS, Group, HISTORY_MAX, Held, ImageRef, Instance,
+    Intent, Keypair, Node, Outcome, Outcomes, Policy, Power, PowerWish, Progress, Rebuild, Rebuilt, Record,
+    RecordError, Request, Rescue, Rescued, Resize, Resized, Resources, Restart, Size, Spec, State, Status,
+    Ticket, Token, Trouble, TroubleKind, USER_DATA_MAX, decode, encode, greater, token_digest,
 };

@@ -8,6 +8,7 @@
 
 mod access;
 mod catalog;
+mod held;
 mod history;
 mod instance;
 mod node;
@@ -27,6 +28,7 @@ use serde_json::{Map, Value};
 
 pub use access::{Access, AccessKind, AccessWish, Ticket};
 pub use catalog::{Flavor, Group, Keypair, Policy};
+pub use held::{Edition, Held, Intent};
 pub use history::{Action, ActionVerb, Actions, HISTORY_MAX, Outcome, Outcomes};
 pub use instance::{Assigned, ImageRef, Instance, Spec};
 pub use node::{Alive, Node, Trouble, TroubleKind};
@@ -122,6 +124,11 @@ impl Record for Keypair {
     const FORMAT: u32 = 1;
 }
 
+impl Record for Held {
+    const WHAT: &'static str = "held";
+    const FORMAT: u32 = 1;
+}
+
 impl Record for Token {
     const WHAT: &'static str = "token";
     const FORMAT: u32 = 1;
@@ -184,6 +191,11 @@ impl<R: Record> Doc<R> {
     pub fn new(record: R) -> Self {
         let raw = serde_json::to_value(Written { version: R::FORMAT, record: &record }).unwrap_or_default();
         Self { raw, read: plain(&record), record }
+    }
+
+    /// All that it was read from.
+    pub(crate) fn into_value(self) -> Value {
+        self.raw
     }
 
     /// The new value of its key.

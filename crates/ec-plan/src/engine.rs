@@ -367,6 +367,7 @@ impl Engine {
             why,
             request: request.and_then(|request| request.record.clone().ok()),
             request_revision: request.map(|request| request.revision),
+            kept: known.record.kept(),
             status: known.status.clone(),
             allocated: known.amounts().cloned(),
         };

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ec_model::{AccessWish, Observed, Power, Rescued, Restart, Size, State};
+use ec_model::{AccessWish, Edition, Observed, Power, Rescued, Restart, Size, State};
 use jiff::Timestamp;
 
 /// What the request says.
@@ -56,7 +56,9 @@ pub struct KnownStatus {
     pub state: State,
     /// The reason written with it.
     pub reason: Option<String>,
-    /// The generation of the request that it was written for.
+    /// The epoch of the request that it was written for, or that its node kept.
+    pub epoch: u64,
+    /// The generation of that.
     pub generation: u64,
     /// Whether it holds an address.
     pub has_address: bool,
@@ -170,6 +172,8 @@ pub enum RecordFacts {
         rescued: Option<RescuedFacts>,
         /// What the guest is told of itself in its user's words, as [`fingerprint`] has it.
         metadata: u64,
+        /// Of which request it keeps a copy, so that an etcd that lost it can be told again.
+        intent: Option<Edition>,
         /// How large it is.
         size: SizeFacts,
     },
@@ -179,6 +183,14 @@ impl RecordFacts {
     /// Whether its guest is started from its rescue disk.
     pub fn is_rescued(self) -> bool {
         matches!(self, Self::Kept { rescued: Some(RescuedFacts { failed: false, .. }), .. })
+    }
+
+    /// Of which request it keeps a copy.
+    pub fn kept(self) -> Option<Edition> {
+        match self {
+            Self::Kept { intent, .. } => intent,
+            Self::Absent | Self::Unreadable => None,
+        }
     }
 
     /// Whether nobody saw it run with its size yet.
@@ -194,6 +206,8 @@ pub struct Facts {
     pub wanted: Wanted,
     /// The generation of the request; 0 where there is none.
     pub generation: u64,
+    /// Which of its requests that is; none where there is none that can be read.
+    pub edition: Option<Edition>,
     /// Whether and how it shall run.
     pub power: PowerFacts,
     /// Whether its disk is to be made anew.

@@ -28,8 +28,9 @@ pub enum Effect {
     PrepareDisk,
     /// Write the node's record of a guest that is here already.
     KeepRecord,
-    /// Write what the guest is told of itself in its user's words into the node's record.
-    KeepMetadata,
+    /// Write into the node's record what is asked for: a copy of that, and what the guest is told of itself in its user's
+    /// words.
+    KeepIntent,
     /// Define the domain as allocated; one that is there for good already stays as it is.
     Define,
     /// Define the domain for good that is up and was undefined.
@@ -108,7 +109,7 @@ pub enum Effect {
 
 use Effect::{
     Admit, Announce, Bury, Claim, Cover, Define, DropKeys, DropRecord, EndInError, EnterRescue, GiveUpRescue,
-    Grow, KeepMetadata, KeepRecord, LeaveRescue, MarkStarted, NotePower, NoteRebuild, NoteRescue, NoteResize,
+    Grow, KeepIntent, KeepRecord, LeaveRescue, MarkStarted, NotePower, NoteRebuild, NoteRescue, NoteResize,
     NoteStart, Pause, Persist, PowerOff, PrepareDisk, PrepareRebuild, PrepareRescue, Release, RemoveDomain,
     Reopen, ReplaceDisk, Resize, Resume, Save, ShutDown, Start, StartRescue,
 };

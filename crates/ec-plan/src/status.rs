@@ -1,7 +1,8 @@
 //! How a status becomes the next one. Pure: who writes it brings the time.
 
 use ec_model::{
-    Access, Address, InstanceId, NodeId, Power, Progress, Rebuilt, Request, Rescued, Resized, State, Status,
+    Access, Address, Edition, InstanceId, NodeId, Power, Progress, Rebuilt, Request, Rescued, Resized, State,
+    Status,
 };
 use jiff::Timestamp;
 
@@ -18,6 +19,8 @@ pub struct Subject {
     pub name: Option<String>,
     /// What its request says, where there is one.
     pub order: Option<Order>,
+    /// Of which request its node keeps a copy.
+    pub kept: Option<Edition>,
     /// Why its plan is what it is.
     pub why: String,
 }
@@ -51,6 +54,11 @@ impl Order {
 fn next(subject: &Subject, old: Option<&Status>, state: State, now: Timestamp) -> Status {
     let known = old.map_or((0, 0), |old| (old.epoch, old.observed_generation));
     let order = subject.order;
+    // What no request speaks of is told with what its node knows of it.
+    let known = match subject.kept {
+        Some(kept) if state == State::Unclaimed => (kept.epoch, kept.generation),
+        _ => known,
+    };
     let (epoch, observed_generation) = order.map_or(known, |order| (order.epoch, order.generation));
     let under_way = is_under_way(state);
     // Of a guest that ran and whose status was lost nobody can tell any more what was carried out: it is told as it is.
@@ -259,6 +267,7 @@ mod tests {
             instance: InstanceId::new(uuid::Uuid::from_u128(1)),
             node: NodeId::new(uuid::Uuid::from_u128(2)),
             name: name.map(str::to_owned),
+            kept: None,
             order: name.map(|_| Order { epoch: 2, generation: 3, power_generation: 1, runs: true }),
             why: "building it".to_owned(),
         }

@@ -324,7 +324,13 @@ async fn left(world: &Arc<World>) -> Vec<Complaint> {
             found.push((BOUND, format!("{instance}: {}", traces.told())));
         }
     }
-    for prefix in ["/ecompute/names/", "/ecompute/members/", "/ecompute/userdata/"] {
+    for prefix in [
+        "/ecompute/names/",
+        "/ecompute/members/",
+        "/ecompute/userdata/",
+        "/ecompute/held/",
+        "/ecompute/held-userdata/",
+    ] {
         found.extend(world.store.content(prefix).pairs.into_iter().map(|pair| (BOUND, pair.key)));
     }
     // A history goes by itself. Where somebody took all else of an instance from its node and from etcd, its agent, whose word

@@ -10,6 +10,7 @@ mod controller;
 mod etcd;
 mod groups;
 mod guests;
+mod heal;
 mod host;
 mod operators;
 mod people;
@@ -63,6 +64,7 @@ impl Scenario {
 pub fn scenarios() -> impl Iterator<Item = &'static Scenario> {
     [
         etcd::ALL,
+        heal::ALL,
         host::ALL,
         guests::ALL,
         power::ALL,

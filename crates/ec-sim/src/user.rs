@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use ec_cloud::{
     Ask, Awaited, Change, Cloud, CloudError, Guest, Joining, Naming, Scheduled, Verb, View, Wanted, act,
-    create_group, delete_group, destroy, list, schedule, until_active, until_done,
+    create_group, delete_group, destroy, heal, list, schedule, until_active, until_done,
 };
 use ec_model::{AccessKind, Blob, Extent, ImageRef, InstanceId, Policy, ResourceQuery, Restart, State};
 use tokio::time::sleep;
@@ -59,6 +59,8 @@ enum Deed {
     /// Of one whose request nobody can read.
     DestroySealed(InstanceId),
     LookAt(InstanceId),
+    /// Brings back what nodes hold.
+    Heal,
     List,
 }
 
@@ -66,7 +68,10 @@ enum Deed {
 pub(crate) async fn live(world: Arc<World>, number: u32, done: CancellationToken) {
     while !done.is_cancelled() {
         sleep(world.millis(200..8000)).await;
+        // Somebody else may destroy it before.
+        let is_held = !world.store.content(&world.keys.every_held()).pairs.is_empty();
         let deed = match world.pick(0..14) {
+            _ if is_held && world.chance(15) => Deed::Heal,
             10.. => match someone(&world) {
                 Some(instance) => Deed::Act { instance, verb: a_verb(&world), wait: world.chance(30) },
                 None => continue,
@@ -228,6 +233,7 @@ async fn perform(world: Arc<World>, actor: Actor, deed: Deed, life: Life, stop: 
             );
         }
         Deed::LookAt(instance) => _ = look_at(&world, actor, &cloud, instance).await,
+        Deed::Heal => _ = mend(&world, actor, &cloud).await,
         Deed::List => _ = look(&world, actor, &cloud).await,
     }
 }
@@ -350,6 +356,22 @@ pub(crate) async fn doom(
             Err(error.to_string())
         }
     }
+}
+
+/// Brings back what nodes hold and etcd lacks; how many, or what was told instead.
+pub(crate) async fn mend(world: &Arc<World>, actor: Actor, cloud: &Cloud) -> Result<usize, String> {
+    world.log(actor, "heal");
+    let done = heal(cloud, &[], false).await.map_err(|error| error.to_string());
+    match &done {
+        Ok(all) => {
+            for healed in all {
+                let notes = healed.notes.join("; ");
+                world.log(actor, format!("is told: {} is {:?} {notes}", healed.instance, healed.outcome));
+            }
+        }
+        Err(why) => world.log(actor, format!("is told: {why}")),
+    }
+    done.map(|all| all.iter().filter(|healed| healed.outcome == ec_cloud::Outcome::Healed).count())
 }
 
 /// Asks something of an instance, and waits so long until it is so; how it is then, or what was told instead.

@@ -9,6 +9,7 @@ mod endpoints;
 mod failure;
 mod lease;
 mod section;
+mod snapshot;
 mod users;
 mod watch;
 
@@ -19,6 +20,7 @@ use etcd_client::{CompareOp, GetOptions, LeaseGrantOptions, PutOptions, TxnOp};
 
 pub use config::{EtcdConfig, EtcdTls};
 pub use section::EtcdSection;
+pub use snapshot::{Piece, Snapshot};
 pub use users::Grant;
 
 use self::{

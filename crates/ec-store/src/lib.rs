@@ -23,7 +23,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 pub use error::{StoreError, StoreResult};
-pub use etcd::{EtcdConfig, EtcdSection, EtcdStore, EtcdTls, Grant};
+pub use etcd::{EtcdConfig, EtcdSection, EtcdStore, EtcdTls, Grant, Piece, Snapshot};
 pub use follow::{Change, FollowOptions, Relist, follow, follow_on_demand};
 pub use layer::Layer;
 pub use memory::{Backup, Faults, MemoryStore};

@@ -224,13 +224,27 @@ impl EtcdServer {
     /// Ends it and takes its data away; the next [`Self::restart`] makes a new cluster.
     pub fn wipe(&mut self) -> io::Result<()> {
         self.kill();
-        std::fs::remove_dir_all(self.directory.path().join("data"))
+        std::fs::remove_dir_all(self.data())
     }
 
     /// Writes a backup of it to a file, as `etcdctl` does.
     pub fn snapshot(&self, file: &Path) -> io::Result<()> {
         let endpoint = self.endpoint();
         run(Command::new("etcdctl").args(["--endpoints", &endpoint, "snapshot", "save"]).arg(file))
+    }
+
+    /// Where its data lies.
+    pub fn data(&self) -> PathBuf {
+        self.directory.path().join("data")
+    }
+
+    /// What `snapshot restore` is to be told of it.
+    pub fn member(&self) -> Vec<String> {
+        let peer = format!("http://127.0.0.1:{}", self.ports.peer);
+        let cluster = format!("test={peer}");
+        ["--name", "test", "--initial-advertise-peer-urls", &peer, "--initial-cluster", &cluster]
+            .map(str::to_owned)
+            .into()
     }
 
     /// Ends it and puts a backup in place of its data, as operators are told to; the next [`Self::restart`]
@@ -242,7 +256,6 @@ impl EtcdServer {
     /// The same, with further arguments for the tool.
     pub fn restore_with(&mut self, file: &Path, arguments: &[&str]) -> io::Result<()> {
         self.wipe()?;
-        let peer = format!("http://127.0.0.1:{}", self.ports.peer);
         // Newer releases have a tool of its own for that, beside the server.
         let own = self.binary.with_file_name("etcdutl");
         let tool = if own.exists() { own } else { PathBuf::from("etcdctl") };
@@ -250,9 +263,8 @@ impl EtcdServer {
             .args(["snapshot", "restore"])
             .arg(file)
             .arg("--data-dir")
-            .arg(self.directory.path().join("data"))
-            .args(["--name", "test", "--initial-advertise-peer-urls", &peer])
-            .args(["--initial-cluster", &format!("test={peer}")])
+            .arg(self.data())
+            .args(self.member())
             .args(arguments))
     }
 

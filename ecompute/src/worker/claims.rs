@@ -14,7 +14,10 @@ impl Worker {
         let amounts = self.amounts().await?;
         let (project, user) = match &self.job.request {
             Some(request) => (request.project.clone(), request.user.clone()),
-            None => (self.record().await?.map(|record| record.project).unwrap_or_default(), String::new()),
+            None => self.record().await?.map_or_else(Default::default, |record| {
+                let asked = record.intent.and_then(|intent| intent.request().ok());
+                (record.project, asked.map(|asked| asked.record.user).unwrap_or_default())
+            }),
         };
         let [project, user] =
             [project, user].map(|text| if text.is_empty() { "default".to_owned() } else { text });

@@ -132,17 +132,10 @@ impl Worker {
         self.put_record(record).await
     }
 
-    /// From then on the metadata service tells the guest so.
-    pub(super) async fn keep_metadata(&mut self) -> Result<(), Stop> {
-        let request = self.request()?;
-        let metadata = spec_of(&request)?.metadata.clone();
-        let record = self.own_record().await?;
-        self.put_record(InstanceRecord { metadata, ..record }).await
-    }
-
     /// The node's record as the request has it, of a guest that has not run.
     async fn record_of(&self, request: &Request) -> Result<InstanceRecord, Stop> {
         let spec = spec_of(request)?;
+        let intent = Some(self.intent().await?);
         Ok(InstanceRecord {
             version: RECORD_VERSION,
             instance: self.job.instance,
@@ -156,6 +149,7 @@ impl Worker {
             resized: None,
             resources_before: None,
             growing: None,
+            intent,
             keys: spec.keys.clone(),
             metadata: spec.metadata.clone(),
             user_data: self.user_data(spec).await?,

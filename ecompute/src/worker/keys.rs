@@ -35,6 +35,7 @@ impl Worker {
             .delete(self.parts.request_key(instance))
             .delete(user_data)
             .delete(self.parts.status_key(instance));
+        txn = self.hold(None, txn).await?;
         let ended = history::ended(self.status.known(), self.parts.host.now());
         if let Some(notes) = self.outcomes_with(Some(ended)).await? {
             let lease = self.parts.store.grant_for(&notes.key, RETENTION).await?;
@@ -142,7 +143,7 @@ impl Worker {
     pub(super) async fn write(&mut self, status: Status) -> Result<(), Stop> {
         let key = self.parts.status_key(self.job.instance);
         // A write that comes late must not take the place of what was told when the request ended.
-        let mut txn = Txn::new().put(key, encode(&status));
+        let mut txn = self.hold(Some(&status), Txn::new().put(key, encode(&status))).await?;
         let mut before = None;
         if let Some(outcome) = history::noted(self.status.known(), &status)
             && let Some(notes) = self.outcomes_with(Some(outcome)).await?

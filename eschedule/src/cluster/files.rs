@@ -85,6 +85,10 @@ impl Directory {
         self.file("ca.pem")
     }
 
+    pub(super) fn etcd(&self) -> PathBuf {
+        self.file("etcd.yaml")
+    }
+
     pub(super) fn schedule(&self) -> PathBuf {
         self.file("schedule.yaml")
     }

@@ -88,6 +88,8 @@ pub enum ActionVerb {
     Rename,
     /// To have other labels, metadata or another restart policy.
     Set,
+    /// To be asked for again as its node knew it, after etcd had lost that.
+    Heal,
     /// To be destroyed.
     Delete,
     /// One that a later release has.
@@ -116,6 +118,7 @@ impl fmt::Display for ActionVerb {
             Self::Unlock => "unlock",
             Self::Rename => "rename",
             Self::Set => "set",
+            Self::Heal => "heal",
             Self::Delete => "delete",
             Self::Unknown => "unknown",
         })
@@ -125,7 +128,10 @@ impl fmt::Display for ActionVerb {
 impl ActionVerb {
     /// Whether it is done by being written down: no agent has to do anything.
     pub fn is_done_at_once(self) -> bool {
-        matches!(self, Self::ConfirmResize | Self::Lock | Self::Unlock | Self::Rename | Self::Set)
+        matches!(
+            self,
+            Self::ConfirmResize | Self::Lock | Self::Unlock | Self::Rename | Self::Set | Self::Heal
+        )
     }
 }
 
@@ -234,7 +240,7 @@ mod tests {
             ("\"unpause\"".into(), "\"delete\"".into())
         );
         assert_eq!(serde_json::from_str::<ActionVerb>("\"evacuate\"").unwrap(), ActionVerb::Unknown);
-        for word in "create start stop reboot pause unpause suspend resume rebuild rescue unrescue resize confirmResize revertResize lock unlock rename set delete unknown".split(' ') {
+        for word in "create start stop reboot pause unpause suspend resume rebuild rescue unrescue resize confirmResize revertResize lock unlock rename set heal delete unknown".split(' ') {
             let verb: ActionVerb = serde_json::from_str(&format!("\"{word}\"")).unwrap();
             assert_eq!((verb.to_string().as_str(), text(verb)), (word, format!("\"{word}\"")));
         }

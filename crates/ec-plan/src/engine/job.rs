@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, sync::Arc};
 
-use ec_model::{Address, InstanceId, Observed, Request, Resources};
+use ec_model::{Address, Edition, InstanceId, Observed, Request, Resources};
 
 use super::{Held, StatusEntry};
 use crate::{RecordFacts, machine::Effect};
@@ -20,6 +20,8 @@ pub struct Job {
     pub request: Option<Arc<Request>>,
     /// The revision of its request's key, where there is one.
     pub request_revision: Option<i64>,
+    /// Of which request the node's own record keeps a copy.
+    pub kept: Option<Edition>,
     /// Its status as last read or written.
     pub status: StatusEntry,
     /// What it holds in placement.

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
-use ec_model::{AccessWish, Desired, Observed, Power, Request, Resources, RunState, Size, Status};
+use ec_model::{AccessWish, Desired, Edition, Observed, Power, Request, Resources, RunState, Size, Status};
 
 use super::{Change, Now};
 use crate::{
@@ -136,6 +136,7 @@ impl Known {
         Facts {
             wanted: self.wanted(),
             generation: self.readable().map_or(0, |request| request.generation),
+            edition: self.readable().map(Edition::of),
             power: self.power(),
             metadata: self
                 .readable()
@@ -164,6 +165,7 @@ impl Known {
                 StatusEntry::Known(status) => StatusFacts::Known(KnownStatus {
                     state: status.state,
                     reason: status.reason.clone(),
+                    epoch: status.epoch,
                     generation: status.observed_generation,
                     has_address: status.ip.is_some(),
                     start_noted: status.started_at.is_some(),
@@ -382,6 +384,7 @@ mod tests {
             instance: request.instance,
             node: ec_model::NodeId::new(uuid::Uuid::from_u128(9)),
             name: None,
+            kept: None,
             order: Some(order),
             why: String::new(),
         };
@@ -417,6 +420,7 @@ mod tests {
                 started: true,
                 rebuilt: None,
                 metadata: 0,
+                intent: None,
                 rescued: Some(rescue),
                 size: crate::SizeFacts::default(),
             };

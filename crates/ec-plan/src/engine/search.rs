@@ -132,6 +132,7 @@ mod tests {
             instance: one(),
             node: NodeId::new(uuid::Uuid::from_u128(9)),
             name: None,
+            kept: None,
             order: Some(Order { epoch: 1, generation: 1, power_generation: 1, runs: true }),
             why: String::new(),
         };

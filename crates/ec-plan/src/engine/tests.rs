@@ -23,6 +23,9 @@ pub(super) fn one() -> InstanceId {
     InstanceId::new(uuid::Uuid::from_u128(1))
 }
 
+/// That the node's record keeps a copy of [`requested`].
+const KEPT: Option<ec_model::Edition> = Some(ec_model::Edition { epoch: 1, generation: 1 });
+
 pub(super) fn requested(desired: Desired) -> Requested {
     let request = Request {
         instance: one(),
@@ -49,6 +52,7 @@ fn says(state: State, reason: Option<&str>) -> StatusEntry {
         instance: one(),
         node: NodeId::new(uuid::Uuid::from_u128(9)),
         name: None,
+        kept: None,
         order: Some(status::Order { epoch: 1, generation: 1, power_generation: 1, runs: true }),
         why: String::new(),
     };
@@ -198,6 +202,7 @@ fn a_look_that_began_before_our_own_work_says_nothing_about_it() {
             started: true,
             rebuilt: None,
             metadata: 0,
+            intent: KEPT,
             rescued: None,
             size: crate::SizeFacts::default(),
         }),
@@ -266,6 +271,7 @@ fn waiting() -> Told {
         instance: one(),
         node: NodeId::new(uuid::Uuid::from_u128(9)),
         name: None,
+        kept: None,
         order: Some(status::Order { epoch: 1, generation: 1, power_generation: 1, runs: true }),
         why: String::new(),
     };
@@ -279,6 +285,7 @@ fn waiting() -> Told {
                 started: true,
                 rebuilt: None,
                 metadata: 0,
+                intent: KEPT,
                 rescued: None,
                 size: crate::SizeFacts::default(),
             },
@@ -329,6 +336,7 @@ fn a_disk_that_cannot_be_made_anew_is_given_up_and_its_guest_left_as_it_is() {
         started: true,
         rebuilt: Some(Timestamp::UNIX_EPOCH),
         metadata: 0,
+        intent: KEPT,
         rescued: None,
         size: crate::SizeFacts::default(),
     };
@@ -353,6 +361,7 @@ fn a_rescue_that_cannot_be_is_given_up_and_its_guest_left_as_it_is() {
         started: true,
         rebuilt: None,
         metadata: 0,
+        intent: KEPT,
         rescued: Some(failed),
         size: crate::SizeFacts::default(),
     };
@@ -476,6 +485,7 @@ fn nothing_is_begun_before_the_requests_are_listed() {
                 started: false,
                 rebuilt: None,
                 metadata: 0,
+                intent: KEPT,
                 rescued: None,
                 size: crate::SizeFacts::default(),
             },

@@ -5,7 +5,7 @@ use std::{borrow::Cow, time::Duration};
 use ec_model::{End, Pause, Power, Restart, RunState, State};
 
 use super::{
-    Admit, Announce, Aspect, Claim, Define, KeepMetadata, KeepRecord, LOOKS_FOR_ADDRESS, MarkStarted, Next,
+    Admit, Announce, Aspect, Claim, Define, KeepIntent, KeepRecord, LOOKS_FOR_ADDRESS, MarkStarted, Next,
     NoteStart, Persist, Plan, Problem, Question, RESUME_PERIOD, Reopen, Resume, Until, finish_start, first,
     known,
     power::wish,
@@ -21,7 +21,7 @@ use crate::{Allocation, Facts, Limits, RecordFacts};
 /// nothing is defined on a disk that is gone. So do the wishes for a new disk, which may replace one that is gone, for another
 /// size, with which it is to start, for another to boot from, and for power: a guest can be ended without its disk.
 const ASPECTS: [Aspect; 11] =
-    [access, record, metadata, definition, rebuild, resize, rescue, wish, disk, power, ready];
+    [access, record, intent, definition, rebuild, resize, rescue, wish, disk, power, ready];
 
 /// The first pause before its policy starts a guest again, doubled each time in a row, and what it grows to.
 const RESTART_FIRST: Duration = Duration::from_secs(1);
@@ -64,10 +64,12 @@ fn record(facts: &Facts, _: &Limits) -> Option<Plan> {
         .then(|| Plan::run(vec![KeepRecord], "writing its record anew, which was gone from this node"))
 }
 
-/// The guest may ask for it at any moment.
-fn metadata(facts: &Facts, _: &Limits) -> Option<Plan> {
-    let RecordFacts::Kept { metadata, .. } = facts.record else { return None };
-    (metadata != facts.metadata).then(|| Plan::run(vec![KeepMetadata], "writing down its new metadata"))
+/// The guest may ask for its metadata at any moment; and what is acted upon from here on is known to this node should etcd
+/// lose it.
+fn intent(facts: &Facts, _: &Limits) -> Option<Plan> {
+    let RecordFacts::Kept { metadata, intent, .. } = facts.record else { return None };
+    ((metadata, intent) != (facts.metadata, facts.edition))
+        .then(|| Plan::run(vec![KeepIntent], "writing down what is asked for"))
 }
 
 fn definition(facts: &Facts, _: &Limits) -> Option<Plan> {

@@ -1,10 +1,10 @@
 //! What no request speaks of.
 
-use ec_model::{RunState, State};
+use ec_model::{Edition, RunState, State};
 
 use super::{
-    Aspect, Claim, DropKeys, DropRecord, Next, Persist, Plan, Problem, Question, Release, RemoveDomain,
-    Until, ran, state,
+    Announce, Aspect, Claim, DropKeys, DropRecord, Next, Persist, Plan, Problem, Question, Release,
+    RemoveDomain, Until, known, ran, state,
 };
 use crate::{Allocation, Facts, Limits, RecordFacts};
 
@@ -31,11 +31,25 @@ fn guest(facts: &Facts, _: &Limits) -> Option<Plan> {
         Some(_) => "a guest of this node that does not run and has no request",
         None => "a disk of this node without a domain and without a request",
     };
-    let told = Plan::tell(facts, State::Unclaimed, &format!("{what}; it is kept until it is destroyed"));
+    let reason = format!("{what}; it is kept until it is destroyed, or brought back (`eschedule heal`)");
+    let told = Plan::tell(facts, State::Unclaimed, &reason);
+    // With an etcd that was put back, what was held there of an older one came back, too.
+    if told.next == Next::Stuck(Problem::Told) && holds_another(facts) {
+        return Some(Plan::run(
+            vec![Announce(State::Unclaimed, Some(reason))],
+            "telling what was wanted of it last",
+        ));
+    }
     if told.next == Next::Stuck(Problem::Told) && facts.allocation == Allocation::Absent {
         return Some(Plan::run(vec![Claim], "claiming what a guest takes that placement does not know of"));
     }
     Some(told)
+}
+
+/// Whether what this node knows of what was wanted is not what it told with its status.
+fn holds_another(facts: &Facts) -> bool {
+    let Some(kept) = facts.record.kept() else { return false };
+    known(facts).is_some_and(|status| kept != Edition { epoch: status.epoch, generation: status.generation })
 }
 
 /// Destroyed by a user, or never ran: what a call that came late left behind, or a build without its request.

@@ -59,6 +59,7 @@ impl Worker {
                 instance: job.instance,
                 node: node(),
                 name: None,
+                kept: job.kept,
                 order: job.request.as_deref().map(Order::of),
                 why: job.why.to_string(),
             },
@@ -197,17 +198,24 @@ impl Worker {
         spec.map_or(0, |spec| ec_plan::fingerprint(&spec.metadata))
     }
 
+    /// Of which request its record keeps a copy.
+    fn edition(&self) -> Option<ec_model::Edition> {
+        self.job.request.as_deref().map(ec_model::Edition::of)
+    }
+
     fn note_rebuilt(&mut self, outside: &mut Outside) {
         let wished = self.job.request.as_ref().and_then(|request| request.rebuild.clone());
         let rebuilt = wished.map(|wish| wish.wished_at);
-        if let RecordFacts::Kept { started, metadata, rescued, size, .. } = self.thing(outside).record {
-            self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata, size });
+        if let RecordFacts::Kept { started, metadata, rescued, size, intent, .. } = self.thing(outside).record
+        {
+            self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata, intent, size });
         }
     }
 
     fn note_rescued(&mut self, outside: &mut Outside, rescued: Option<RescuedFacts>) {
-        if let RecordFacts::Kept { started, rebuilt, metadata, size, .. } = self.thing(outside).record {
-            self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata, size });
+        if let RecordFacts::Kept { started, rebuilt, metadata, size, intent, .. } = self.thing(outside).record
+        {
+            self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata, intent, size });
         }
     }
 
@@ -219,15 +227,18 @@ impl Worker {
 
     /// The record as it is, but for whether a guest may have written the disk.
     fn mark(&mut self, outside: &mut Outside, started: bool) {
-        if let RecordFacts::Kept { rebuilt, rescued, metadata, size, .. } = self.thing(outside).record {
-            self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata, size });
+        if let RecordFacts::Kept { rebuilt, rescued, metadata, size, intent, .. } = self.thing(outside).record
+        {
+            self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata, intent, size });
         }
     }
 
     /// The record as it is, but for how large it is.
     fn note_size(&mut self, outside: &mut Outside, size: SizeFacts) {
-        if let RecordFacts::Kept { started, rebuilt, metadata, rescued, .. } = self.thing(outside).record {
-            self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata, size });
+        if let RecordFacts::Kept { started, rebuilt, metadata, rescued, intent, .. } =
+            self.thing(outside).record
+        {
+            self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata, intent, size });
         }
     }
 
@@ -282,17 +293,18 @@ impl Worker {
                 (thing.observed.volume, self.touched) = (true, true);
                 let wished = self.job.request.as_ref().and_then(|request| request.rebuild.clone());
                 let (rebuilt, metadata) = (wished.map(|wish| wish.wished_at), self.metadata());
+                let intent = self.edition();
                 let is = self.job.allocated.as_ref().map(Size::of).unwrap_or_default();
                 self.thing(outside).size = is;
                 let size = SizeFacts { is, ..SizeFacts::default() };
                 self.record(
                     outside,
-                    RecordFacts::Kept { started: false, rebuilt, rescued: None, metadata, size },
+                    RecordFacts::Kept { started: false, rebuilt, rescued: None, metadata, intent, size },
                 );
             }
             Effect::KeepRecord => {
                 assert_eq!(self.wish(), Some(Wish::Active), "the request tells what it says");
-                let (rebuilt, metadata) = (self.wished_at(), self.metadata());
+                let (rebuilt, metadata, intent) = (self.wished_at(), self.metadata(), self.edition());
                 let rescued = self.status.known().and_then(|status| status.rescued.as_ref());
                 let rescued = rescued.map(RescuedFacts::of);
                 let resized = self.status.known().and_then(|status| status.resized.as_ref());
@@ -302,9 +314,12 @@ impl Worker {
                     failed: resized.is_some_and(|was| was.failed.is_some()),
                     ..SizeFacts::default()
                 };
-                self.record(outside, RecordFacts::Kept { started: true, rebuilt, rescued, metadata, size });
+                self.record(
+                    outside,
+                    RecordFacts::Kept { started: true, rebuilt, rescued, metadata, intent, size },
+                );
             }
-            Effect::KeepMetadata
+            Effect::KeepIntent
             | Effect::PrepareRebuild
             | Effect::ReplaceDisk
             | Effect::GiveUpRebuild(_)
@@ -320,10 +335,13 @@ impl Worker {
                 self.done.push(Change::Record(thing.record));
                 return Err(Stop::Retry);
             }
-            Effect::KeepMetadata => {
-                let metadata = self.metadata();
+            Effect::KeepIntent => {
+                let (metadata, intent) = (self.metadata(), self.edition());
                 if let RecordFacts::Kept { started, rebuilt, rescued, size, .. } = thing.record {
-                    self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata, size });
+                    self.record(
+                        outside,
+                        RecordFacts::Kept { started, rebuilt, rescued, metadata, intent, size },
+                    );
                 }
             }
             Effect::PrepareRebuild => match images {

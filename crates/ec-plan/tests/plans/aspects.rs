@@ -25,8 +25,14 @@ const NOT_STARTED: Option<RunState> = Some(RunState::NotStarted);
 const NOTHING: Size = Size { vcpus: 0, memory_mb: 0, disk_gb: 0 };
 const UNMEASURED: SizeFacts =
     SizeFacts { is: NOTHING, wished_at: None, failed: false, unproven: false, growing: None };
-const KEPT: RecordFacts =
-    RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, rescued: None, size: UNMEASURED };
+const KEPT: RecordFacts = RecordFacts::Kept {
+    started: true,
+    rebuilt: None,
+    metadata: 0,
+    intent: None,
+    rescued: None,
+    size: UNMEASURED,
+};
 
 /// What comes next; where something is told, a part of it.
 #[derive(Debug)]
@@ -70,6 +76,7 @@ fn status(state: State, reason: Option<&str>, has_address: bool, start_noted: bo
     StatusFacts::Known(KnownStatus {
         state,
         reason: reason.map(str::to_owned),
+        epoch: 1,
         generation: 1,
         has_address,
         start_noted,
@@ -83,6 +90,7 @@ fn well() -> Facts {
         access: None,
         wanted: Wanted::Active,
         generation: 1,
+        edition: None,
         power: PowerFacts::default(),
         rebuild: ec_plan::RebuildFacts::default(),
         rescue: ec_plan::RescueFacts::default(),
@@ -277,6 +285,7 @@ fn what_never_ran_is_told_claimed_for_and_built_and_swept_where_it_failed() {
             started: false,
             rebuilt: None,
             metadata: 0,
+            intent: None,
             rescued: None,
             size: UNMEASURED,
         },
@@ -322,7 +331,14 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
     };
     let runs = || left(RUNS, true, KEPT);
     let (never, absent) = (
-        RecordFacts::Kept { started: false, rebuilt: None, metadata: 0, rescued: None, size: UNMEASURED },
+        RecordFacts::Kept {
+            started: false,
+            rebuilt: None,
+            metadata: 0,
+            intent: None,
+            rescued: None,
+            size: UNMEASURED,
+        },
         RecordFacts::Absent,
     );
     let swept = || Runs(&[RemoveDomain, DropRecord]);

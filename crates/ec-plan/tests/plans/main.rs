@@ -21,6 +21,7 @@ fn facts(domain: RunState, state: State, start_noted: bool) -> Facts {
         status: StatusFacts::Known(KnownStatus {
             state,
             reason: (state == State::Error).then(|| "failed to start".to_owned()),
+            epoch: 1,
             generation: 1,
             has_address: false,
             start_noted,
@@ -31,6 +32,7 @@ fn facts(domain: RunState, state: State, start_noted: bool) -> Facts {
             started: true,
             rebuilt: None,
             metadata: 0,
+            intent: None,
             rescued: None,
             size: SizeFacts::default(),
         },
@@ -42,6 +44,7 @@ fn unrequested(allocation: Allocation, asked_for: Option<bool>) -> Facts {
     Facts {
         wanted: Wanted::Nothing,
         generation: 0,
+        edition: None,
         power: PowerFacts::default(),
         rebuild: ec_plan::RebuildFacts::default(),
         rescue: ec_plan::RescueFacts::default(),
@@ -199,6 +202,7 @@ fn whatever_says_that_a_guest_ran_is_believed_and_nothing_else() {
         status: StatusFacts::Known(KnownStatus {
             state,
             reason: None,
+            epoch: 1,
             generation: 1,
             has_address: false,
             start_noted,
@@ -223,6 +227,7 @@ fn whatever_says_that_a_guest_ran_is_believed_and_nothing_else() {
             started: true,
             rebuilt: None,
             metadata: 0,
+            intent: None,
             rescued: None,
             size: SizeFacts::default()
         })) && ran(&kept(RecordFacts::Unreadable))
@@ -232,6 +237,7 @@ fn whatever_says_that_a_guest_ran_is_believed_and_nothing_else() {
             started: false,
             rebuilt: None,
             metadata: 0,
+            intent: None,
             rescued: None,
             size: SizeFacts::default()
         })),
@@ -243,6 +249,7 @@ fn whatever_says_that_a_guest_ran_is_believed_and_nothing_else() {
             started: false,
             rebuilt: None,
             metadata: 0,
+            intent: None,
             rescued: None,
             size: SizeFacts::default(),
         },

@@ -74,9 +74,15 @@ fn of_agent(world: &World, node: NodeId, key: &str) -> Vec<String> {
 /// The instance that a node's key speaks of.
 fn instance_of(world: &World, node: NodeId, key: &str) -> Option<InstanceId> {
     let keys = &world.keys;
-    [keys.requests(node), keys.statuses(node), keys.all_user_data(node)]
-        .iter()
-        .find_map(|prefix| key.strip_prefix(prefix.as_str())?.parse().ok())
+    [
+        keys.requests(node),
+        keys.statuses(node),
+        keys.all_user_data(node),
+        keys.all_held(node),
+        keys.all_held_user_data(node),
+    ]
+    .iter()
+    .find_map(|prefix| key.strip_prefix(prefix.as_str())?.parse().ok())
 }
 
 /// Who changes a request or a record compares it; who asks for an instance does so while its node is alive and its

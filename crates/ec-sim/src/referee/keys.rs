@@ -51,7 +51,12 @@ impl Referee {
                 let presence =
                     [keys.agent(node), keys.alive(node), keys.node(node)].iter().any(|own| key == own);
                 let ends = (owner(keys.requests(node)) || owner(keys.all_user_data(node))) && new.is_none();
-                presence || ends || owner(keys.statuses(node)) || owner(format!("/ecompute/outcomes/{node}/"))
+                let held = owner(keys.all_held(node)) || owner(keys.all_held_user_data(node));
+                presence
+                    || ends
+                    || held
+                    || owner(keys.statuses(node))
+                    || owner(format!("/ecompute/outcomes/{node}/"))
             }
         };
         if !allowed {

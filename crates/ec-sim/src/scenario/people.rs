@@ -78,6 +78,13 @@ impl User {
         self.living(asked).await
     }
 
+    /// Asks something of an instance, and waits for nothing.
+    pub(super) async fn asks(&self, instance: InstanceId, verb: &Verb) {
+        let Ok(cloud) = self.cloud() else { return };
+        let asked = user::wish(&self.stage.world, self.actor, cloud, instance, verb, None);
+        self.living(asked).await.ok();
+    }
+
     pub(super) async fn makes_group(&self, name: &str, policy: Policy) -> Result<(), String> {
         let cloud = self.cloud()?;
         self.living(user::have_group(&self.stage.world, self.actor, cloud, name, policy)).await
@@ -86,6 +93,12 @@ impl User {
     pub(super) async fn deletes_group(&self, name: &str) -> Result<(), String> {
         let cloud = self.cloud()?;
         self.living(user::end_group(&self.stage.world, self.actor, cloud, name)).await
+    }
+
+    /// Brings back what nodes hold; how many.
+    pub(super) async fn heals(&self) -> Result<usize, String> {
+        let cloud = self.cloud()?;
+        self.living(user::mend(&self.stage.world, self.actor, cloud)).await
     }
 
     /// Looks at a guest's console.

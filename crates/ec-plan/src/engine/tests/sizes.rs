@@ -41,7 +41,14 @@ fn resizing() -> Change {
 }
 
 fn noted(size: SizeFacts) -> Change {
-    Change::Record(RecordFacts::Kept { started: true, rebuilt: None, rescued: None, metadata: 0, size })
+    Change::Record(RecordFacts::Kept {
+        started: true,
+        rebuilt: None,
+        rescued: None,
+        metadata: 0,
+        intent: super::KEPT,
+        size,
+    })
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! A user's wish for a new disk, and for other metadata.
 
-use Effect::{KeepMetadata, NoteRebuild, PowerOff, PrepareRebuild, ReplaceDisk};
+use Effect::{KeepIntent, NoteRebuild, PowerOff, PrepareRebuild, ReplaceDisk};
 use ec_plan::{RebuildFacts, fingerprint};
 use jiff::Timestamp;
 
@@ -26,6 +26,7 @@ fn rebuilds(
             started: true,
             rebuilt: at(noted),
             metadata: 0,
+            intent: None,
             rescued: None,
             size: SizeFacts::default(),
         },
@@ -129,15 +130,16 @@ fn a_guest_is_told_other_metadata_when_it_is_wished_and_not_again() {
             started: true,
             rebuilt: None,
             metadata: noted,
+            intent: None,
             rescued: None,
             size: SizeFacts::default(),
         },
         ..well()
     };
     all([
-        (tells(0, one), Runs(&[KeepMetadata])),
-        (tells(one, other), Runs(&[KeepMetadata])),
-        (tells(one, 0), Runs(&[KeepMetadata])),
+        (tells(0, one), Runs(&[KeepIntent])),
+        (tells(one, other), Runs(&[KeepIntent])),
+        (tells(one, 0), Runs(&[KeepIntent])),
         (tells(one, one), Settled),
         (Facts { record: RecordFacts::Unreadable, ..tells(0, one) }, Settled),
     ]);

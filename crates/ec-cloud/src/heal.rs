@@ -1,0 +1,357 @@
+//! Bringing back what etcd lost of instances and their nodes hold.
+//!
+//! ```text
+//!   held/<node>/<instance>     by its agent, with the status UNCLAIMED      read here, never written
+//!      │ ec_plan::heal::brought: what is to be written, or why not
+//!      ▼
+//!   request, record, name, user-data, membership                           one transaction, which compares all of it
+//! ```
+//!
+//! Whatever changed since it was read makes the transaction fail, and all is looked at anew. So a second heal beside this
+//! one, or the agent itself, does no harm; and where there is a request, there is nothing to do.
+
+use std::collections::{BTreeMap, HashSet};
+
+use ec_model::{
+    ActionVerb, Doc, Edition, Held, Instance, InstanceId, NodeId, Request, State, Status, decode,
+};
+use ec_plan::heal::{Brought, brought};
+use ec_store::{Compare, KeyValue, StoreError, Txn};
+use serde::Serialize;
+
+use crate::{
+    Cloud, CloudError, CloudResult, Joining,
+    history::{Asked, note},
+    intent::free,
+    schedule::not_understood,
+};
+
+/// Others may be at it at the same time; so often is enough for anybody.
+const TRIES: usize = 5;
+
+/// What comes of an instance that its node holds and etcd lacks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Outcome {
+    /// It can be brought back.
+    Lost,
+    /// It is asked for again.
+    Healed,
+    /// It stays as it is.
+    Left,
+}
+
+/// An instance that its node holds and etcd lacks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Healed {
+    /// Which.
+    pub instance: InstanceId,
+    /// Its name, where it has one, as it will be or was.
+    pub name: Option<String>,
+    /// Its project, where that is known.
+    pub project: Option<String>,
+    /// Who holds it.
+    pub node: NodeId,
+    /// What comes of it.
+    pub outcome: Outcome,
+    /// What is otherwise than it was; or why it stays as it is.
+    pub notes: Vec<String>,
+}
+
+impl Healed {
+    /// One that stays as it is.
+    fn left(node: NodeId, instance: InstanceId, of: Option<&Request>, why: impl Into<String>) -> Self {
+        let (name, project) = (of.and_then(|of| of.name.clone()), of.map(|of| of.project.clone()));
+        Self { instance, name, project, node, outcome: Outcome::Left, notes: vec![why.into()] }
+    }
+
+    fn brought(node: NodeId, brought: &Brought, outcome: Outcome) -> Self {
+        let Instance { instance, name, project, .. } = brought.record.record.clone();
+        Self { instance, name, project: Some(project), node, outcome, notes: brought.notes.clone() }
+    }
+
+    /// Whether it is called so, by its name, its uuid or the beginning of that.
+    fn is_called(&self, word: &str) -> bool {
+        self.name.as_deref().is_some_and(|name| name.eq_ignore_ascii_case(word))
+            || self.instance.to_string().starts_with(&word.to_ascii_lowercase())
+    }
+}
+
+/// Brings back what nodes hold that etcd lacks: all of it, or of these names and uuids (or their beginnings); or only
+/// looks what that would be.
+///
+/// # Errors
+/// One that was named is not held by anybody, or several are: nothing is done. Or etcd does not answer: what was brought
+/// back stays.
+pub async fn heal(cloud: &Cloud, only: &[String], looks: bool) -> CloudResult<Vec<Healed>> {
+    let all = lost(cloud).await?;
+    let mut chosen = HashSet::new();
+    for word in only {
+        let called: HashSet<InstanceId> =
+            all.iter().filter(|lost| lost.is_called(word)).map(|lost| lost.instance).collect();
+        match called.len() {
+            1 => chosen.extend(called),
+            0 => {
+                return Err(CloudError::NotFound(format!(
+                    "no node holds an instance `{word}` that etcd lacks; `eschedule heal --dry-run` lists what they hold"
+                )));
+            }
+            many => {
+                return Err(CloudError::Invalid(format!(
+                    "`{word}` is the name or the beginning of the uuid of {many} instances; name one by its uuid"
+                )));
+            }
+        }
+    }
+    let mut done = Vec::new();
+    for lost in all.into_iter().filter(|lost| only.is_empty() || chosen.contains(&lost.instance)) {
+        match lost.outcome {
+            Outcome::Left => done.push(lost),
+            _ => done.extend(bring(cloud, lost.node, lost.instance, looks).await?),
+        }
+    }
+    Ok(done)
+}
+
+/// All that nodes hold and nobody asks for, by node.
+async fn lost(cloud: &Cloud) -> CloudResult<Vec<Healed>> {
+    let keys = &cloud.keys;
+    let prefixes = (keys.every_held(), keys.all_statuses(), keys.all_requests());
+    let (held, statuses, requests) = tokio::try_join!(
+        cloud.store.list(&prefixes.0),
+        cloud.store.list(&prefixes.1),
+        cloud.store.keys(&prefixes.2)
+    )?;
+    let asked: BTreeMap<InstanceId, NodeId> = requests
+        .iter()
+        .filter_map(|key| keys.parse_request(key).ok())
+        .map(|(node, instance)| (instance, node))
+        .collect();
+    let mut all: BTreeMap<(NodeId, InstanceId), Healed> = BTreeMap::new();
+    let mut editions: BTreeMap<InstanceId, Vec<(Edition, NodeId)>> = BTreeMap::new();
+    for pair in &statuses.pairs {
+        let Ok((node, instance)) = keys.parse_status(&pair.key) else { continue };
+        let is_held = decode::<Status>(&pair.value).is_ok_and(|status| status.state == State::Unclaimed);
+        if is_held && !asked.contains_key(&instance) {
+            let why = "its node kept no copy of what was asked for: its agent was of an older release then, or its record is gone";
+            all.insert((node, instance), Healed::left(node, instance, None, why));
+        }
+    }
+    for pair in &held.pairs {
+        let Ok((node, instance)) = keys.parse_held(&pair.key) else { continue };
+        let healed = match (asked.get(&instance), read(pair, node, instance)) {
+            // It is there, and its agent will have seen that soon.
+            (Some(at), _) if *at == node => continue,
+            (Some(at), read) => {
+                let of = read.ok().map(|(_, request)| request);
+                Healed::left(node, instance, of.as_ref(), format!("it is asked for on node {at}"))
+            }
+            (None, Err(why)) => Healed::left(node, instance, None, why),
+            (None, Ok((_, request))) => {
+                editions.entry(instance).or_default().push((Edition::of(&request), node));
+                Healed { outcome: Outcome::Lost, ..Healed::left(node, instance, Some(&request), "") }
+            }
+        };
+        all.insert((node, instance), healed);
+    }
+    for (instance, mut editions) in editions {
+        editions.sort_unstable();
+        let newest = editions.pop().map_or(0, |(edition, _)| edition.epoch);
+        let doubtful = editions.last().is_some_and(|(edition, _)| edition.epoch == newest);
+        for lost in all.values_mut().filter(|lost| lost.instance == instance && lost.outcome == Outcome::Lost)
+        {
+            let is_older = editions.iter().any(|(_, node)| *node == lost.node);
+            if is_older || doubtful {
+                lost.outcome = Outcome::Left;
+                lost.notes = vec!["another node holds it, too, by a placement that is not older".to_owned()];
+            }
+        }
+    }
+    Ok(all.into_values().collect())
+}
+
+/// What a node holds, and the request in it.
+fn read(pair: &KeyValue, node: NodeId, instance: InstanceId) -> Result<(Held, Request), String> {
+    let held: Held = decode(&pair.value).map_err(|error| error.to_string())?;
+    if (held.node, held.instance) != (node, instance) {
+        return Err("what its node holds speaks of another instance".to_owned());
+    }
+    let request = held.intent.request().map_err(|error| error.to_string())?;
+    Ok((held, request.record))
+}
+
+/// Brings one back; nothing where there is nothing to do any more.
+async fn bring(
+    cloud: &Cloud,
+    node: NodeId,
+    instance: InstanceId,
+    looks: bool,
+) -> CloudResult<Option<Healed>> {
+    let mut unheard = None;
+    for _ in 0..TRIES {
+        let planned = plan(cloud, node, instance).await?;
+        let (brought, txn) = match planned {
+            Planned::Nothing => return Ok(unheard),
+            Planned::Left(left) => return Ok(Some(left)),
+            Planned::Bring(brought, txn) => (brought, txn),
+        };
+        if looks {
+            return Ok(Some(Healed::brought(node, &brought, Outcome::Lost)));
+        }
+        match cloud.store.txn(txn).await {
+            Ok(outcome) if outcome.succeeded => {
+                return Ok(Some(Healed::brought(node, &brought, Outcome::Healed)));
+            }
+            Ok(_) => {}
+            // Asked for by now, it was this one or another of the same kind.
+            Err(StoreError::Unknown(_)) => {
+                unheard = Some(Healed::brought(node, &brought, Outcome::Healed));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(CloudError::Busy(format!("{instance} keeps changing; try again")))
+}
+
+/// What is to be done about one.
+enum Planned {
+    /// It is asked for, or is not held any more.
+    Nothing,
+    Left(Healed),
+    Bring(Box<Brought>, Txn),
+}
+
+async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId) -> CloudResult<Planned> {
+    let (keys, store) = (&cloud.keys, &cloud.store);
+    let [held_key, request_key, record_key, status_key, alive_key] = [
+        keys.held(node, instance),
+        keys.request(node, instance),
+        keys.instance(instance),
+        keys.status(node, instance),
+        keys.alive(node),
+    ];
+    let (held, request, recorded, status, alive) = tokio::try_join!(
+        store.get(&held_key),
+        store.get(&request_key),
+        store.get(&record_key),
+        store.get(&status_key),
+        store.get(&alive_key)
+    )?;
+    let (Some(held_pair), None) = (held.0, request.0) else { return Ok(Planned::Nothing) };
+    let (held, asked) = match read(&held_pair, node, instance) {
+        Ok(read) => read,
+        Err(why) => return Ok(Planned::Left(Healed::left(node, instance, None, why))),
+    };
+    let left = |why: String| Ok(Planned::Left(Healed::left(node, instance, Some(&asked), why)));
+    let Some(alive) = alive.0 else {
+        return left("its node is not alive; when that is back, heal again".to_owned());
+    };
+    if let Some(why) = not_understood(node, &alive.value) {
+        return left(why);
+    }
+    let (before, record_stands) = match &recorded.0 {
+        None => (None, Compare::Absent(record_key.clone())),
+        Some(pair) => match Doc::<Instance>::decode(&pair.value) {
+            Ok(doc) => (Some(doc), Compare::Unchanged(record_key.clone(), pair.mod_revision)),
+            Err(error) => return left(format!("its key {record_key} cannot be read: {error}")),
+        },
+    };
+    let (status, status_revision) = match &status.0 {
+        Some(pair) => (decode::<Status>(&pair.value).ok(), pair.mod_revision),
+        None => (None, 0),
+    };
+    let mut brought = match brought(&held, status.as_ref(), before.as_ref()) {
+        Ok(brought) => brought,
+        Err(why) => return left(why),
+    };
+    let txn = Txn::new()
+        .when(Compare::Absent(request_key.clone()))
+        .when(record_stands)
+        .when(Compare::Unchanged(held_key, held_pair.mod_revision))
+        .when(Compare::Unchanged(status_key, status_revision))
+        .when(Compare::Unchanged(alive_key, alive.mod_revision));
+    let txn = with_user_data(cloud, &held, &mut brought, txn).await?;
+    // Names and groups are those of its project.
+    let of_project = Cloud { project: brought.record.record.project.clone(), ..cloud.clone() };
+    let before = before.map(|doc| doc.record);
+    let txn = with_name(&of_project, before.as_ref(), &mut brought, txn).await?;
+    let txn = with_group(&of_project, before.as_ref(), &mut brought, txn).await?;
+    let generation = brought.record.record.generation;
+    let asked =
+        Asked { instance, node, verb: ActionVerb::Heal, detail: None, at: cloud.host.now(), generation };
+    let txn = note(cloud, asked, txn, None).await?;
+    let txn = txn.put(request_key, brought.request.encode()).put(record_key, brought.record.encode());
+    Ok(Planned::Bring(Box::new(brought), txn))
+}
+
+async fn with_user_data(cloud: &Cloud, held: &Held, brought: &mut Brought, txn: Txn) -> CloudResult<Txn> {
+    let Some(bytes) = held.user_data_bytes else { return Ok(txn) };
+    let key = cloud.keys.held_user_data(held.node, held.instance);
+    let data = cloud.store.get(&key).await?.0.filter(|pair| pair.value.len() as u64 == bytes);
+    let Some(data) = data else {
+        brought.without_user_data();
+        return Ok(txn);
+    };
+    let txn = txn.when(Compare::Unchanged(key, data.mod_revision));
+    Ok(txn.put(cloud.keys.user_data(held.node, held.instance), data.value))
+}
+
+async fn with_name(
+    cloud: &Cloud,
+    before: Option<&Instance>,
+    brought: &mut Brought,
+    mut txn: Txn,
+) -> CloudResult<Txn> {
+    let (keys, instance) = (&cloud.keys, brought.record.record.instance);
+    let key_of =
+        |record: &Instance| record.name.as_ref().map(|name| keys.name(&record.project, name, instance));
+    let old = before.and_then(key_of);
+    if let Some(name) = brought.record.record.name.clone() {
+        let key = keys.name(&cloud.project, &name, instance);
+        // Its own, which is there still.
+        if cloud.store.get(&key).await?.0.is_none() {
+            match free(cloud, &name).await {
+                Ok(()) => txn = txn.when(Compare::NoneUnder(keys.names(&cloud.project, &name))).put(key, ""),
+                Err(CloudError::Taken { by, .. }) => brought.without_name(&by),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    let new = key_of(&brought.record.record);
+    Ok(match old.filter(|old| new.as_ref() != Some(old)) {
+        Some(old) => txn.delete(old),
+        None => txn,
+    })
+}
+
+async fn with_group(
+    cloud: &Cloud,
+    before: Option<&Instance>,
+    brought: &mut Brought,
+    mut txn: Txn,
+) -> CloudResult<Txn> {
+    let old = before.and_then(|before| cloud.keys.membership(before));
+    let member = cloud.keys.membership(&brought.record.record);
+    let is_member = match &member {
+        Some(key) => cloud.store.get(key).await?.0.is_some(),
+        None => false,
+    };
+    if let (Some(name), Some(member), false) = (brought.record.record.group.clone(), member, is_member) {
+        match Joining::new(cloud, &name).await {
+            Ok(group) => {
+                let peers = group.peers(cloud).await?;
+                match brought.record.record.node().filter(|node| peers.allow(*node)) {
+                    Some(node) => txn = group.demand(cloud, &peers, node, txn).put(member, ""),
+                    None => brought.without_group("its policy leaves out this node, as its members are now"),
+                }
+            }
+            Err(CloudError::NotFound(_)) => brought.without_group("there is none of that name now"),
+            Err(error) => return Err(error),
+        }
+    }
+    let new = cloud.keys.membership(&brought.record.record);
+    Ok(match old.filter(|old| new.as_ref() != Some(old)) {
+        Some(old) => txn.delete(old),
+        None => txn,
+    })
+}

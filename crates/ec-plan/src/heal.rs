@@ -1,0 +1,201 @@
+//! What an etcd that lost it is told again of an instance, by what its node holds.
+//!
+//! The request that is made of it finds everything done: nothing that runs is started, ended, made anew or given another
+//! size by it. So a wish that was under way when etcd lost it is left out, and that is told; a user may wish it again.
+
+use ec_model::{
+    AccessWish, Assigned, Desired, Doc, Edition, Held, Instance, Request, Rescue, Resize, Resources, Size,
+    State, Status,
+};
+
+/// What is to be written.
+#[derive(Debug, Clone)]
+pub struct Brought {
+    /// What is wanted of it.
+    pub record: Doc<Instance>,
+    /// The same for its node.
+    pub request: Doc<Request>,
+    /// What is otherwise than it was, in sentences.
+    pub notes: Vec<String>,
+}
+
+/// What is to be written of an instance that this is held of, whose node tells this of it, and of which this is recorded.
+///
+/// # Errors
+/// Why it is left as it is.
+pub fn brought(
+    held: &Held,
+    status: Option<&Status>,
+    recorded: Option<&Doc<Instance>>,
+) -> Result<Brought, String> {
+    let unreadable = |error| format!("what its node kept of it cannot be read: {error}");
+    let mut request = held.intent.request().map_err(unreadable)?;
+    let mut kept = held.intent.record().map_err(unreadable)?;
+    let edition = Edition::of(&request.record);
+    let named = kept.as_ref().map_or(held.instance, |kept| kept.record.instance);
+    if request.record.instance != held.instance || named != held.instance {
+        return Err("what its node kept of it speaks of another instance".to_owned());
+    }
+    if request.record.desired != Desired::Active {
+        return Err("its user destroyed it".to_owned());
+    }
+    let status = status.filter(|status| status.state == State::Unclaimed);
+    let told = status.map(|status| Edition { epoch: status.epoch, generation: status.observed_generation });
+    let Some(status) = status.filter(|_| told == Some(edition)) else {
+        return Err("its node does not tell of it as UNCLAIMED now, or is about to tell it anew".to_owned());
+    };
+    if let Some(Assigned { node, epoch }) = recorded.and_then(|recorded| recorded.record.assigned)
+        && (epoch > edition.epoch || node != held.node && epoch >= edition.epoch)
+    {
+        return Err(format!("it is recorded on node {node}, by a placement that is not older than this one"));
+    }
+    let mut notes = Vec::new();
+    let here = Some(Assigned { node: held.node, epoch: edition.epoch });
+    // Changed after its node heard of it last, where only its request was lost.
+    let newer = recorded.filter(|recorded| {
+        let since = kept.as_ref().map_or(0, |kept| kept.record.generation);
+        recorded.record.assigned == here && recorded.record.generation >= since
+    });
+    let record = newer.cloned().or_else(|| kept.take()).or_else(|| recorded.cloned());
+    let mut record = record.unwrap_or_else(|| {
+        notes.push("its labels, its group and whether it was locked are not known".to_owned());
+        Doc::new(of_request(&request.record))
+    });
+    let known = recorded.map_or(0, |recorded| recorded.record.generation);
+    let generation = record.record.generation.max(edition.generation).max(known).saturating_add(1);
+
+    let (wanted, order) = (&mut record.record, &mut request.record);
+    (wanted.generation, wanted.assigned) = (generation, here);
+    // As it was told last, and so carried out.
+    (wanted.power.generation, wanted.power.anew) = (status.power_generation, false);
+    undo_rebuild(held, wanted, order, &mut notes);
+    keep_rescue(held, wanted, order, &mut notes);
+    undo_resize(held, wanted, order, &mut notes);
+    if wanted.spec.user_data_bytes != held.user_data_bytes {
+        notes.push("its user-data is what its node has of it".to_owned());
+        wanted.spec.user_data_bytes = held.user_data_bytes;
+    }
+    // Whoever wished to look at it does not wait any more.
+    let answered = status.access.as_ref();
+    order.access = answered.map(|was| AccessWish { kind: was.kind, generation: was.generation });
+    order.generation = generation;
+    (order.power, order.restart) = (wanted.power.clone(), wanted.restart);
+    (order.project, order.user) = (wanted.project.clone(), wanted.user.clone());
+    (order.name, order.spec) = (wanted.name.clone(), Some(wanted.spec.clone()));
+    Ok(Brought { record, request, notes })
+}
+
+impl Brought {
+    /// The same without a name, since that is somebody else's by now.
+    pub fn without_name(&mut self, by: &str) {
+        let name = self.record.record.name.take().unwrap_or_default();
+        self.request.record.name = None;
+        self.notes.push(format!(
+            "its name `{name}` is that of {by} by now, so it has none: `eschedule rename` gives it another"
+        ));
+    }
+
+    /// The same outside of its group.
+    pub fn without_group(&mut self, why: &str) {
+        let group = self.record.record.group.take().unwrap_or_default();
+        self.notes.push(format!("it is not in its group `{group}` any more: {why}"));
+    }
+
+    /// The same without user-data, which its guest has all the same.
+    pub fn without_user_data(&mut self) {
+        self.record.record.spec.user_data_bytes = None;
+        if let Some(spec) = &mut self.request.record.spec {
+            spec.user_data_bytes = None;
+        }
+        self.notes.push("its user-data is not to be had".to_owned());
+    }
+}
+
+/// Of an instance whose record its node never saw.
+fn of_request(request: &Request) -> Instance {
+    let nothing = || ec_model::Spec {
+        query: String::new(),
+        resources: Resources::new(),
+        image: ec_model::ImageRef { url: String::new(), sha256: None },
+        keys: Vec::new(),
+        metadata: std::collections::BTreeMap::new(),
+        user_data_bytes: None,
+        token_required: false,
+    };
+    Instance {
+        instance: request.instance,
+        project: request.project.clone(),
+        user: request.user.clone(),
+        name: request.name.clone(),
+        labels: std::collections::BTreeMap::new(),
+        group: None,
+        spec: request.spec.clone().unwrap_or_else(nothing),
+        power: request.power.clone(),
+        restart: request.restart,
+        before: None,
+        locked: None,
+        assigned: None,
+        generation: request.generation,
+        created_at: request.created_at,
+    }
+}
+
+/// A new disk that was not made is not made now: what the guest wrote since would go with the old one.
+fn undo_rebuild(held: &Held, wanted: &mut Instance, order: &mut Request, notes: &mut Vec<String>) {
+    let done = held.rebuilt.as_ref().map(|rebuilt| rebuilt.wished_at);
+    let Some(wish) = order.rebuild.take_if(|wish| Some(wish.wished_at) > done) else { return };
+    if let Some(before) = wish.before {
+        wanted.spec.image = before;
+    }
+    notes.push("a new disk was asked for and not made: it keeps the one that it has".to_owned());
+}
+
+/// It goes on booting from the disk that it boots from.
+fn keep_rescue(held: &Held, wanted: &Instance, order: &mut Request, notes: &mut Vec<String>) {
+    let noted = held.rescued.as_ref().map(|rescued| rescued.wished_at);
+    let in_force = held.rescued.as_ref().filter(|rescued| rescued.failed.is_none());
+    if order.rescue.take_if(|wish| Some(wish.wished_at) != noted).is_some() && in_force.is_none() {
+        notes.push("a rescue was asked for and not begun: it boots from its own disk".to_owned());
+    }
+    if let Some(rescued) = in_force.filter(|_| order.rescue.is_none()) {
+        // Made of whatever image: that disk is there.
+        order.rescue = Some(Rescue { wished_at: rescued.wished_at, image: wanted.spec.image.clone() });
+        notes.push(
+            "its rescue was to end or to begin anew, and goes on: `eschedule unrescue` ends it".to_owned(),
+        );
+    }
+}
+
+/// It stays as large as it is.
+fn undo_resize(held: &Held, wanted: &mut Instance, order: &mut Request, notes: &mut Vec<String>) {
+    let noted = held.resized.as_ref().map(|resized| resized.wished_at);
+    if order.resize.map(|wish| wish.wished_at) == noted {
+        return;
+    }
+    order.resize = noted.map(|wished_at| Resize { wished_at });
+    let is = Size::of(&held.resources);
+    let before = wanted.before.take().filter(|before| Size::of(&before.resources) == is);
+    match before {
+        Some(before) => (wanted.spec.query, wanted.spec.resources) = (before.query, before.resources),
+        None => {
+            for class in ["VCPU", "MEMORY_MB", "DISK_GB"] {
+                if let Some(amount) = held.resources.get(class) {
+                    wanted.spec.resources.insert(class.to_owned(), *amount);
+                }
+            }
+            wanted.spec.query = with_resources(&wanted.spec.query, &wanted.spec.resources);
+        }
+    }
+    notes.push("another size was asked for and not given: it stays as large as it is".to_owned());
+}
+
+/// A query for these amounts, with all else as it was.
+fn with_resources(query: &str, resources: &Resources) -> String {
+    let amounts: Vec<String> = resources.iter().map(|(class, amount)| format!("{class}:{amount}")).collect();
+    let asked = format!("resources={}", amounts.join(","));
+    let others = query.split('&').filter(|part| !part.is_empty() && !part.starts_with("resources="));
+    std::iter::once(asked.as_str()).chain(others).collect::<Vec<_>>().join("&")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,215 @@
+//! Somebody has what etcd lost brought back from the nodes.
+
+use ec_cloud::{Change, Verb};
+use ec_hypervisor::Operation;
+use ec_model::{Instance, InstanceId, Policy, Restart, State, decode};
+
+use super::{Scenario, Stage, people::SMALL, stage::Sight};
+use crate::{acts, door::content, snag::Fate, user::Order};
+
+pub(super) const ALL: &[Scenario] = &[
+    Scenario::new(
+        "heal-after-etcd-was-emptied",
+        "etcd loses everything, and somebody heals: a guest that runs, with a name, user-data, a label and a lock, and one that \
+         was stopped are asked for as before and as they are, a second heal finds nothing, and both can be used on",
+        |stage| Box::pin(emptied(stage)),
+    ),
+    Scenario::new(
+        "heal-behind-a-backup",
+        "etcd is put back to a time before two guests; one was destroyed since, and the other's name is another's by now: \
+         only the latter comes back, without a name and outside of its group, which is gone",
+        |stage| Box::pin(behind_a_backup(stage)),
+    ),
+    Scenario::new(
+        "heal-of-a-request-that-somebody-deleted",
+        "somebody deletes a guest's request by hand: a heal writes it again, with a lock that came after its node heard of it",
+        |stage| Box::pin(deleted(stage)),
+    ),
+    Scenario::new(
+        "heal-twice-at-once",
+        "two people heal at the same moment, and one is killed after each of its writes: each guest is brought back once",
+        |stage| Box::pin(twice(stage)),
+    ),
+    Scenario::new(
+        "heal-does-not-go-on",
+        "etcd is emptied while one guest is to have a new disk, one another size, and one is to be stopped: none of it is begun \
+         by a heal",
+        |stage| Box::pin(not_gone_on(stage)),
+    ),
+    Scenario::new(
+        "heal-of-a-backup-in-which-it-was-lost",
+        "etcd is put back to a time when a guest was UNCLAIMED, which was healed and renamed since: its node tells what it knew \
+         last, and that is brought back",
+        |stage| Box::pin(lost_twice(stage)),
+    ),
+];
+
+fn unclaimed(is: &Sight) -> bool {
+    is.is(State::Unclaimed) && is.is_kept()
+}
+
+async fn until_unclaimed(stage: &Stage, guests: &[InstanceId]) {
+    for guest in guests {
+        stage.until(*guest, "UNCLAIMED and counted", unclaimed).await;
+    }
+}
+
+/// Nothing is started, ended or made anew of it.
+fn acts_upon(stage: &Stage, guest: InstanceId) -> u64 {
+    let hypervisor = &stage.node(1).hypervisor;
+    [Operation::Start, Operation::PowerOff, Operation::ShutDown, Operation::CreateOverlay, Operation::Define]
+        .into_iter()
+        .map(|what| hypervisor.effects(what, guest))
+        .sum()
+}
+
+fn record(stage: &Stage, guest: InstanceId) -> Option<Instance> {
+    let pair = content(&stage.world, &stage.world.keys.instance(guest))?;
+    decode(&pair.value).ok()
+}
+
+async fn healed(stage: &Stage, count: usize) {
+    let done = stage.user(1).heals().await;
+    stage.demand(done == Ok(count), &format!("{count} are brought back")).await;
+}
+
+async fn emptied(stage: Stage) {
+    let order = Order { name: Some("web"), data: true, query: SMALL, restart: Restart::Always, group: None };
+    let Ok(placed) = stage.user(1).order(order).await else { return stage.fail("web was not placed").await };
+    let (web, db) = (placed.instance, stage.ready("db").await);
+    stage.until_well(web).await;
+    let labels = [("role".to_owned(), Some("front".to_owned()))].into();
+    for (guest, verb) in [
+        (web, Verb::Set(Change { labels, ..Change::default() })),
+        (web, Verb::Lock("mine".to_owned())),
+        (db, Verb::Stop(0)),
+    ] {
+        stage.demand(stage.user(1).wish(guest, &verb).await.is_ok(), "it is done").await;
+    }
+    stage.pass(5).await;
+    let before = [web, db].map(|guest| acts_upon(&stage, guest));
+    let data = stage.world.keys.user_data(stage.node(1).node, web);
+    let was = (record(&stage, web), content(&stage.world, &data).map(|pair| pair.value));
+    stage.empty_etcd();
+    until_unclaimed(&stage, &[web, db]).await;
+    healed(&stage, 2).await;
+    stage.until_well(web).await;
+    stage.until(db, "STOPPED", |is| is.is(State::Stopped) && !is.runs() && is.is_kept()).await;
+    let (Some(old), Some(new)) = (was.0, record(&stage, web)) else { return stage.fail("no record").await };
+    let power = new.power.clone();
+    let same = Instance { generation: new.generation, power, ..old } == new;
+    stage.demand(same && new.locked.is_some() && !new.labels.is_empty(), "its record is as it was").await;
+    let is = content(&stage.world, &data).map(|pair| pair.value);
+    stage.demand(is.is_some() && is == was.1, "so is its user-data").await;
+    healed(&stage, 0).await;
+    stage.pass(120).await;
+    stage.demand([web, db].map(|guest| acts_upon(&stage, guest)) == before, "nothing was done to them").await;
+    stage.demand(stage.user(1).schedule("web").await.is_err(), "its name is its own").await;
+    stage.demand(stage.user(1).wish(db, &Verb::Start).await.is_ok(), "it starts").await;
+    stage.until_well(db).await;
+    stage.demand(stage.user(1).wish(web, &Verb::Unlock).await.is_ok(), "it is unlocked").await;
+}
+
+async fn behind_a_backup(stage: Stage) {
+    let backup = stage.back_up();
+    stage.user(1).makes_group("apart", Policy::AntiAffinity).await.ok();
+    let order =
+        Order { name: Some("web"), data: false, query: SMALL, restart: Restart::No, group: Some("apart") };
+    let Ok(placed) = stage.user(1).order(order).await else { return stage.fail("web was not placed").await };
+    let (web, doomed) = (placed.instance, stage.ready("doomed").await);
+    stage.until_well(web).await;
+    stage.destroyed(doomed).await;
+    stage.until_gone(doomed).await;
+    stage.restore(&backup);
+    until_unclaimed(&stage, &[web]).await;
+    let other = stage.ready("web").await;
+    healed(&stage, 1).await;
+    stage.until_well(web).await;
+    stage.until_well(other).await;
+    stage.stays(doomed, 60, "gone", Sight::is_gone).await;
+    let is = record(&stage, web).is_some_and(|record| record.name.is_none() && record.group.is_none());
+    stage.demand(is, "it has no name and no group").await;
+    let renamed = stage.user(1).wish(web, &Verb::Rename("web2".to_owned())).await;
+    stage.demand(renamed.is_ok(), "it is given another name").await;
+}
+
+async fn deleted(stage: Stage) {
+    let guest = stage.ready("web").await;
+    stage.cut(stage.agent(1), 60);
+    stage.user(1).wish(guest, &Verb::Lock("mine".to_owned())).await.ok();
+    acts::delete_request(&stage.world, stage.node(1), guest, false).await;
+    stage.pass(70).await;
+    until_unclaimed(&stage, &[guest]).await;
+    let before = acts_upon(&stage, guest);
+    healed(&stage, 1).await;
+    stage.until_well(guest).await;
+    stage.demand(acts_upon(&stage, guest) == before, "nothing was done to it").await;
+    let is = record(&stage, guest).is_some_and(|record| record.locked.is_some());
+    stage.demand(is, "it is locked").await;
+    stage.user(1).wish(guest, &Verb::Unlock).await.ok();
+}
+
+async fn twice(stage: Stage) {
+    let guests = [stage.ready("a").await, stage.ready("b").await, stage.ready("c").await];
+    for round in 0..2 {
+        stage.empty_etcd();
+        until_unclaimed(&stage, &guests).await;
+        let (one, other) = (stage.user(1), stage.user(2));
+        if round == 1 {
+            stage.snag("u1", "put requests/n1/i2 Active", Fate::KillsAfterwards);
+            stage.snag("u2", "put requests/n1/i1 Active", Fate::KillsAfterwards);
+        }
+        let (done, too) = tokio::join!(one.heals(), other.heals());
+        let count = done.unwrap_or_default() + too.unwrap_or_default();
+        stage.demand(count == 3 || round == 1, "each is brought back by one of them").await;
+        stage.user(3).heals().await.ok();
+        for guest in guests {
+            stage.until_well(guest).await;
+        }
+    }
+    stage
+        .demand(guests.iter().all(|guest| acts_upon(&stage, *guest) == 3), "they were built, and no more")
+        .await;
+}
+
+async fn not_gone_on(stage: Stage) {
+    let guests = [stage.ready("disk").await, stage.ready("size").await, stage.ready("power").await];
+    let [disk, size, power] = guests;
+    let before = guests.map(|guest| acts_upon(&stage, guest));
+    // It hears of them, and is killed before it does any of it.
+    stage.snag("n1", "put status/n1/i1 REBUILDING", Fate::Kills);
+    let user = stage.user(1);
+    tokio::join!(async { drop(user.wish(disk, &Verb::Rebuild(None)).await) }, async {
+        stage.until_down(1).await;
+        stage.user(2).asks(size, &crate::user::resize(2, 1)).await;
+        stage.user(2).asks(power, &Verb::Stop(0)).await;
+        // The next knows of the first only, as its record says.
+        stage.empty_etcd();
+        stage.start(1);
+        until_unclaimed(&stage, &guests).await;
+        healed(&stage, 3).await;
+    });
+    for guest in guests {
+        stage.until_well(guest).await;
+        stage.stays(guest, 60, "well", Sight::is_well).await;
+    }
+    stage.demand(guests.map(|guest| acts_upon(&stage, guest)) == before, "nothing was done to them").await;
+}
+
+async fn lost_twice(stage: Stage) {
+    let guest = stage.ready("web").await;
+    stage.empty_etcd();
+    until_unclaimed(&stage, &[guest]).await;
+    let backup = stage.back_up();
+    healed(&stage, 1).await;
+    stage.until_well(guest).await;
+    stage.user(1).wish(guest, &Verb::Rename("db".to_owned())).await.ok();
+    stage.pass(5).await;
+    stage.restore(&backup);
+    stage.pass(60).await;
+    until_unclaimed(&stage, &[guest]).await;
+    healed(&stage, 1).await;
+    stage.until_well(guest).await;
+    let named = record(&stage, guest).and_then(|record| record.name);
+    stage.demand(named.as_deref() == Some("db"), "it is called as it was last").await;
+}

@@ -1,0 +1,269 @@
+//! `eschedule cluster backup` and `cluster restore`: all of a cluster's memory as a file, and back.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use ec_runtime::exit::{Failure, tell};
+use ec_store::{EtcdStore, Store};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Cluster,
+    archive::{self, Manifest, Writing},
+    files::Directory,
+};
+use crate::{cli::Output, config::Settings};
+
+/// What takes longer is told of so often.
+const PROGRESS: Duration = Duration::from_secs(1);
+/// Further than any client of an etcd has seen, so that no revision comes twice.
+const BUMP: &str = "1000000000";
+
+/// A backup, as it was made or looked at.
+#[derive(Serialize)]
+pub(crate) struct BackedUp {
+    /// Where it is.
+    pub(crate) file: PathBuf,
+    /// What it is of.
+    #[serde(flatten)]
+    pub(crate) manifest: Manifest,
+}
+
+impl BackedUp {
+    fn print(&self, what: &str, output: Output) -> Result<(), Failure> {
+        let Manifest { created_at, etcd, prefix, revision, bytes, sha256, .. } = &self.manifest;
+        let line = format!(
+            "{what}: {} of {created_at}: etcd {etcd}, prefix {prefix}, revision {revision}, {bytes} bytes, SHA-256 {sha256}",
+            self.file.display()
+        );
+        output.print(self, || vec![self.file.display().to_string()], || line)
+    }
+}
+
+/// What came of `cluster restore`.
+#[derive(Serialize)]
+pub(crate) struct Restored {
+    /// The new data directory.
+    pub(crate) data_dir: PathBuf,
+    /// What is to be done next, in this order.
+    pub(crate) next: Vec<String>,
+}
+
+/// Writes all that etcd holds to a file.
+pub(super) async fn backup(
+    directory: &Path,
+    config: Option<&Path>,
+    file: &Path,
+    output: Output,
+) -> Result<(), Failure> {
+    let (store, prefix) = open(directory, config).await?;
+    let server = store.server().await?;
+    let mut writing = Writing::begin(file)?;
+    let manifest = Manifest {
+        version: Manifest::VERSION,
+        created_at: Timestamp::now(),
+        release: env!("CARGO_PKG_VERSION").to_owned(),
+        prefix,
+        etcd: server.version,
+        cluster: format!("{:x}", server.cluster),
+        revision: server.revision,
+        bytes: 0,
+        sha256: String::new(),
+    };
+    let mut snapshot = store.snapshot().await?;
+    let (mut told, mut done) = (Instant::now(), 0_u64);
+    while let Some(piece) = snapshot.next().await? {
+        writing.add(&piece.bytes)?;
+        done += piece.bytes.len() as u64;
+        if told.elapsed() >= PROGRESS {
+            told = Instant::now();
+            tell(&format!("eschedule: {} of {} MiB", done >> 20, (done + piece.remaining) >> 20));
+        }
+    }
+    let manifest = writing.end(manifest)?;
+    BackedUp { file: file.to_owned(), manifest }.print("backed up", output)
+}
+
+/// Looks whether a backup is whole.
+pub(super) fn verify(file: &Path, output: Output) -> Result<(), Failure> {
+    let manifest = archive::read(file, io::sink())?;
+    BackedUp { file: file.to_owned(), manifest }.print("whole", output)
+}
+
+/// etcd as its administrator; where there is no cluster of ours in that directory, as everybody who may.
+async fn open(directory: &Path, config: Option<&Path>) -> Result<(EtcdStore, String), Failure> {
+    if Directory::new(directory).expect().is_ok() {
+        let cluster = Cluster::open(directory).await?;
+        return Ok((EtcdStore::clone(&cluster.store), cluster.settings.keys.root().to_owned()));
+    }
+    let settings = Settings::load(config)?;
+    Ok((EtcdStore::connect(settings.etcd.clone()).await?, settings.keys.root().to_owned()))
+}
+
+/// Makes a data directory for etcd of a backup.
+pub(super) fn restore(
+    directory: &Path,
+    file: &Path,
+    data_dir: &Path,
+    arguments: &[String],
+    output: Output,
+) -> Result<(), Failure> {
+    // What is said to be done next is done wherever.
+    let data_dir = &std::path::absolute(data_dir).map_err(failed("look for", data_dir))?;
+    if data_dir.exists() {
+        return Err(Failure::usage(format!(
+            "{} is there already: name a directory that is not, and exchange the two while etcd is stopped",
+            data_dir.display()
+        )));
+    }
+    let tool = Tool::find()?;
+    let mut plain = data_dir.as_os_str().to_owned();
+    plain.push(".restoring");
+    let unpacked = Unpacked::make(&PathBuf::from(plain))?;
+    let database = unpacked.0.join("etcd.db");
+    let made = File::options().write(true).create_new(true).mode(0o600).open(&database);
+    archive::read(file, made.map_err(failed("create", &database))?)?;
+    let member =
+        if arguments.is_empty() { member(&Directory::new(directory).etcd()) } else { arguments.to_vec() };
+    tool.restore(&database, data_dir, &member)?;
+    let done = Restored { data_dir: data_dir.to_owned(), next: next(data_dir, file) };
+    let lines = || {
+        let steps = done.next.iter().enumerate().map(|(number, step)| format!("{}. {step}", number + 1));
+        std::iter::once(format!("made {}; next:", data_dir.display()))
+            .chain(steps)
+            .collect::<Vec<_>>()
+            .join("\n")
+    };
+    output.print(&done, || vec![data_dir.display().to_string()], lines)
+}
+
+fn failed(what: &str, path: &Path) -> impl Fn(io::Error) -> Failure {
+    let what = format!("failed to {what} {}", path.display());
+    move |error| Failure::failed(format!("{what}: {error}"))
+}
+
+fn next(data_dir: &Path, file: &Path) -> Vec<String> {
+    [
+        "stop etcd".to_owned(),
+        format!(
+            "move its data directory away, put {} in its place, and give it to etcd's user (chown -R)",
+            data_dir.display()
+        ),
+        format!("where etcd has several members, do both on each, of the same {}", file.display()),
+        "start etcd; agents, eplacement and econtroller may go on running all the time".to_owned(),
+        "eplacement check    # what does not fit in placement".to_owned(),
+        "eschedule heal      # what nodes hold and the backup lacks".to_owned(),
+    ]
+    .into()
+}
+
+/// Where a backup is unpacked, and gone afterwards: it holds secrets.
+struct Unpacked(PathBuf);
+
+impl Unpacked {
+    fn make(path: &Path) -> Result<Self, Failure> {
+        if path.exists() {
+            fs::remove_dir_all(path).map_err(failed("remove", path))?;
+        }
+        fs::DirBuilder::new().mode(0o700).create(path).map_err(failed("make directory", path))?;
+        Ok(Self(path.to_owned()))
+    }
+}
+
+impl Drop for Unpacked {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+/// Who the member is, as etcd's configuration says where it is ours; etcd's own defaults elsewhere.
+fn member(configuration: &Path) -> Vec<String> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    struct Etcd {
+        name: String,
+        initial_cluster: String,
+        initial_advertise_peer_urls: String,
+    }
+    let text = fs::read_to_string(configuration).unwrap_or_default();
+    let Ok(etcd) = serde_yaml::from_str::<Etcd>(&text) else { return Vec::new() };
+    [
+        ("--name", etcd.name),
+        ("--initial-cluster", etcd.initial_cluster),
+        ("--initial-advertise-peer-urls", etcd.initial_advertise_peer_urls),
+    ]
+    .into_iter()
+    .flat_map(|(option, value)| [option.to_owned(), value])
+    .collect()
+}
+
+/// etcd's own program for that: there is no library for it.
+struct Tool {
+    name: &'static str,
+    /// It can see to it that no revision comes twice.
+    bumps: bool,
+}
+
+impl Tool {
+    fn find() -> Result<Self, Failure> {
+        for name in ["etcdutl", "etcdctl"] {
+            let help =
+                Command::new(name).args(["snapshot", "restore", "--help"]).env("ETCDCTL_API", "3").output();
+            if let Ok(help) = help
+                && help.status.success()
+            {
+                let bumps = String::from_utf8_lossy(&help.stdout).contains("--bump-revision");
+                return Ok(Self { name, bumps });
+            }
+        }
+        Err(Failure::failed(
+            "neither etcdutl nor etcdctl is there, of which one is needed to restore: Debian has them in etcd-client",
+        ))
+    }
+
+    fn restore(&self, database: &Path, data_dir: &Path, member: &[String]) -> Result<(), Failure> {
+        let name = self.name;
+        let mut command = Command::new(name);
+        command.args(["snapshot", "restore"]).arg(database).arg("--data-dir").arg(data_dir).args(member);
+        if self.bumps {
+            command.args(["--bump-revision", BUMP, "--mark-compacted"]);
+        }
+        let done = command
+            .env("ETCDCTL_API", "3")
+            .output()
+            .map_err(|error| Failure::failed(format!("failed to start {name}: {error}")))?;
+        if done.status.success() {
+            return Ok(());
+        }
+        // Nothing of it is of use.
+        fs::remove_dir_all(data_dir).ok();
+        let said = String::from_utf8_lossy(&done.stderr).trim().to_owned();
+        Err(Failure::failed(format!("{name} snapshot restore failed: {said}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_is_who_its_configuration_says_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("etcd.yaml");
+        assert_eq!(member(&file), [""; 0]);
+        fs::write(&file, "name: a\n").unwrap();
+        assert_eq!(member(&file), [""; 0]);
+        let text =
+            "name: a\ninitial-cluster: a=https://h:2380\ninitial-advertise-peer-urls: https://h:2380\nx: 1\n";
+        fs::write(&file, text).unwrap();
+        let told = member(&file);
+        assert_eq!(told[..4], ["--name", "a", "--initial-cluster", "a=https://h:2380"]);
+    }
+}
