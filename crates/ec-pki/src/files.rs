@@ -45,7 +45,9 @@ pub fn write(path: &Path, text: &str, access: Access) -> io::Result<()> {
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
     fs::rename(half, path)?;
-    path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
+    // The parent of a bare name is empty, and means where we are.
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(directory)?.sync_all()
 }
 
 #[cfg(test)]
