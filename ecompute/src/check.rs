@@ -9,6 +9,7 @@ use std::{
 use ec_guard::Guard;
 use ec_libvirt::{AddressFilter, LibvirtHypervisor};
 use ec_model::{Alive, NodeId, Resources, decode};
+use ec_pki::{Certificate, endings};
 use ec_placement_client::{PlacementClient, PlacementError, Provider};
 use ec_runtime::{
     config::exposed,
@@ -56,6 +57,7 @@ pub async fn check(settings: &Settings, file: Option<PathBuf>) -> Result<u8, Fai
         Line { what: "network", found: bounded(network(settings)).await },
         Line { what: "guests", found: guests(settings).await },
         Line { what: "disk", found: disk(settings) },
+        Line { what: "certificates", found: certificates(settings) },
         Line { what: "port", found: port(settings).await },
     ];
     let mut code = 0;
@@ -85,6 +87,7 @@ pub async fn warnings(settings: &Settings, file: Option<&Path>) -> Vec<String> {
     let own = file.filter(|_| etcd.holds_secret() || placement.holds_secret()).into_iter();
     let key = settings.tls.as_ref().map(|tls| tls.key.as_path());
     let mut warnings = exposed(own.chain(etcd.secret_files()).chain(placement.secret_files()).chain(key));
+    warnings.extend(endings(settings.certificates()));
     warnings.extend(etcd.open_door().await);
     warnings.extend(placement.open_door());
     warnings.extend(settings.open_port());
@@ -149,6 +152,16 @@ fn placement_failed(error: PlacementError) -> (u8, String) {
     } else {
         (FAILED, format!("{text}; see `placement` in compute.yaml"))
     }
+}
+
+/// Which of the certificates that there are ends first. What is wrong with one is told where it is used, and that one ends soon, among
+/// the warnings.
+fn certificates(settings: &Settings) -> Found {
+    let known = settings.certificates().filter_map(|file| Some((Certificate::read(file).ok()?, file)));
+    Ok(known.min_by_key(|(certificate, _)| certificate.ends).map_or_else(
+        || "none".to_owned(),
+        |(first, file)| format!("the first to run out, on {}, is {}", first.last_day(), file.display()),
+    ))
 }
 
 async fn etcd(settings: &Settings) -> Found {

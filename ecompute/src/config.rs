@@ -361,6 +361,12 @@ impl Settings {
         found.into_iter().collect()
     }
 
+    /// All certificates that these settings name.
+    pub fn certificates(&self) -> impl Iterator<Item = &Path> {
+        let served = self.tls.iter().flat_map(TlsSection::certificates);
+        self.etcd.certificates().chain(self.placement.certificates()).chain(served)
+    }
+
     /// What it means where the agent's own port can be reached by others who need no certificate.
     pub fn open_port(&self) -> Option<String> {
         let listen = self.listen.filter(|listen| !listen.ip().to_canonical().is_loopback())?;

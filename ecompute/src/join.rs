@@ -6,7 +6,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ec_pki::{Access, Bundle, write};
+use ec_model::decode;
+use ec_pki::{
+    Access, Bundle,
+    config::{self, Found, quoted, quoted_path, served, trust},
+    write,
+};
 use ec_runtime::exit::Failure;
 
 /// Where the agent looks for its configuration.
@@ -32,35 +37,33 @@ const MARK: &str = "# Made by `ecompute join`; change it as you like: joining ag
 /// What is wrong with the bundle, or what stands in the way. Then nothing was changed, or what was begun is finished by
 /// doing it again.
 pub fn join(bundle: &Path, directory: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let mut text = String::new();
+    let mut content = Vec::new();
     File::open(bundle)
-        .and_then(|file| file.take(LARGEST).read_to_string(&mut text))
+        .and_then(|file| file.take(LARGEST).read_to_end(&mut content))
         .map_err(|error| Failure::usage(format!("failed to read {}: {error}", bundle.display())))?;
-    let bundle = Bundle::read(&text)
-        .map_err(|why| Failure::usage(format!("{} cannot be used: {why}", bundle.display())))?;
+    let bundle: Bundle = decode(&content)
+        .map_err(|error| Failure::usage(format!("{} cannot be used: {error}", bundle.display())))?;
     let directory = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
     let failed = |what: &str, path: &Path| {
         let what = format!("failed to {what} {}", path.display());
         move |error: io::Error| Failure::failed(format!("{what}: {error}"))
     };
-    let config = directory.join("compute.yaml");
-    let known = match fs::read_to_string(&config) {
-        Ok(there) if there == SHIPPED => None,
-        Ok(there) if there.starts_with(MARK) => Some(there),
-        Ok(_) => {
+    let file = directory.join("compute.yaml");
+    let known = match config::find(&file, MARK, &[SHIPPED]).map_err(failed("read", &file))? {
+        Found::Nothing => None,
+        Found::Ours(there) => Some(there),
+        Found::Others => {
             return Err(Failure::usage(format!(
                 "{} is there already, and is not of a bundle: move it away and join; then put into the new one what you need \
                  of it",
-                config.display()
+                file.display()
             )));
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => return Err(failed("read", &config)(error)),
     };
     if known.as_ref().is_some_and(|there| !there.contains(&format!("uuid: {}\n", bundle.node))) {
         return Err(Failure::usage(format!(
             "{} is of another node than {} ({}): this host is a node already; move it away to make it another",
-            config.display(),
+            file.display(),
             bundle.name,
             bundle.node
         )));
@@ -87,36 +90,34 @@ pub fn join(bundle: &Path, directory: &Path) -> Result<Vec<PathBuf>, Failure> {
 }
 
 fn configuration(bundle: &Bundle, directory: &Path) -> String {
-    let quoted = |text: &str| serde_json::Value::from(text).to_string();
-    let file = |name: &str| quoted(&directory.join(name).display().to_string());
-    let (ca, certificate, key) = (file("ca.pem"), file("node.pem"), file("node.key"));
-    let trust = format!("  ca_cert: {ca}\n  cert_cert: {certificate}\n  cert_key: {key}\n");
+    let [ca, certificate, key] = ["ca.pem", "node.pem", "node.key"].map(|name| directory.join(name));
+    let trust = trust(&ca, &certificate, &key);
     // An IPv6 address is reached by IPv6.
     let any = if bundle.host.contains(':') { "[::]" } else { "0.0.0.0" };
     let members: Vec<_> = bundle.etcd.iter().map(|member| quoted(member)).collect();
     format!(
-        "{MARK}\nuuid: {}\nname: {}\nlisten: \"{any}:{PORT}\"\nadvertise: {}\ntls:\n  certificate: {certificate}\n  key: {key}\n  \
-         client_ca: {ca}\netcd:\n  endpoints: [{}]\n  prefix: {}\n{trust}placement:\n  endpoint: {}\n  token_file: {}\n{trust}",
+        "{MARK}\nuuid: {}\nname: {}\nlisten: \"{any}:{PORT}\"\nadvertise: {}\n{}etcd:\n  endpoints: [{}]\n  prefix: \
+         {}\n{trust}placement:\n  endpoint: {}\n  token_file: {}\n{trust}",
         bundle.node,
         quoted(&bundle.name),
         quoted(&bundle.host),
+        served(&ca, &certificate, &key),
         members.join(", "),
         quoted(&bundle.prefix),
         quoted(&bundle.placement),
-        file("node.token"),
+        quoted_path(&directory.join("node.token")),
     )
 }
 
 #[cfg(test)]
 mod tests {
-    use ec_model::NodeId;
+    use ec_model::{NodeId, encode};
 
     use super::*;
     use crate::config::Settings;
 
     fn bundle(node: NodeId) -> Bundle {
         Bundle {
-            version: Bundle::VERSION,
             name: "host1".into(),
             node,
             host: "10.0.0.2".into(),
@@ -137,7 +138,7 @@ mod tests {
         let node = NodeId::new(uuid::Uuid::new_v4());
         let config = place.join("compute.yaml");
         let join_with = |bundle: &Bundle| {
-            fs::write(&file, bundle.text()).unwrap();
+            fs::write(&file, encode(bundle)).unwrap();
             join(&file, &place).map_err(|failure| failure.message)
         };
         fs::create_dir(&place).unwrap();

@@ -79,7 +79,7 @@ enum Asked<T> {
 pub enum PortError {
     /// Its certificates are not as they must be.
     #[error("tls: {0}")]
-    Tls(String),
+    Tls(#[from] ec_serve::TlsError),
     /// It cannot be opened.
     #[error(
         "cannot listen at {address}: {source}; choose another `listen` in compute.yaml, or `listen: null` for none"
@@ -111,7 +111,7 @@ impl Port {
     /// Opens the port that the configuration names; nothing where it names none.
     pub async fn open(settings: &Settings) -> Result<Option<Self>, PortError> {
         let Some(address) = settings.listen else { return Ok(None) };
-        let tls = settings.tls.as_ref().map(TlsSection::acceptor).transpose().map_err(PortError::Tls)?;
+        let tls = settings.tls.as_ref().map(TlsSection::open).transpose()?;
         let listener = TcpListener::bind(address).await.map_err(|source| match source.kind() {
             io::ErrorKind::AddrInUse => PortError::Taken { address },
             _ => PortError::Refused { address, source },

@@ -4,6 +4,7 @@ use std::{path::Path, sync::Arc};
 
 use ec_cloud::Cloud;
 use ec_model::Keyspace;
+use ec_pki::endings;
 use ec_placement_client::{PlacementClient, PlacementConfig, PlacementSection};
 use ec_runtime::{
     Host,
@@ -28,8 +29,8 @@ pub(crate) struct Settings {
     etcd: EtcdConfig,
     keys: Keyspace,
     placement: PlacementConfig,
-    /// Files with secrets in them that everybody may read.
-    pub(crate) exposed: Vec<String>,
+    /// Files with secrets in them that everybody may read, and certificates that end soon.
+    pub(crate) warnings: Vec<String>,
 }
 
 impl Settings {
@@ -41,8 +42,10 @@ impl Settings {
         let placement = file.placement.settings().map_err(wrong)?;
         let holds_secret = etcd.holds_secret() || placement.holds_secret();
         let own = loaded.path.as_deref().filter(|_| holds_secret).into_iter();
+        let mut warnings = exposed(own.chain(etcd.secret_files()).chain(placement.secret_files()));
+        warnings.extend(endings(etcd.certificates().chain(placement.certificates())));
         Ok(Self {
-            exposed: exposed(own.chain(etcd.secret_files()).chain(placement.secret_files())),
+            warnings,
             keys: Keyspace::configured(file.etcd.prefix.as_deref()).map_err(wrong)?,
             etcd,
             placement,

@@ -66,7 +66,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
     runtime.block_on(async {
         let shutdown = shutdown_on_signals()
             .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
-        for warning in &settings.exposed {
+        for warning in &settings.warnings {
             tracing::warn!("{warning}");
         }
         let cloud = settings.connect().await?;

@@ -9,8 +9,8 @@ use std::{
 
 use clap::{Args, Subcommand};
 use ec_cloud::{Membership, Part, ROOT};
-use ec_model::{NodeId, input::is_hostname};
-use ec_pki::{Access, Authority, Bundle, new_token};
+use ec_model::{NodeId, encode, input::is_hostname};
+use ec_pki::{Access, Bundle, new_token};
 use ec_runtime::exit::{Failure, UNREACHABLE, tell};
 use ec_store::{EtcdConfig, EtcdStore, EtcdTls};
 use serde::Serialize;
@@ -29,7 +29,9 @@ Examples:
   eschedule cluster init 10.0.0.1 control.example
       on the host where etcd and eplacement shall run, which others reach by that address and that name
   eschedule cluster init
-      when etcd runs: from now on it lets nobody in without a certificate of this cluster";
+      when etcd runs: from now on it lets nobody in without a certificate of this cluster
+  eschedule cluster renew
+      new certificates for all that runs on this host, within 398 days; once a month by cron is a good habit";
 
 pub(crate) const NODES: &str = "\
 A bundle is all that one host needs to be a node, and nothing with which it could be another: bring it there by a way that
@@ -52,6 +54,11 @@ pub(crate) enum ClusterCommand {
         /// Names and addresses of this host, for others; the first is where they will look for etcd and placement
         #[arg(value_name = "HOST", value_parser = host)]
         hosts: Vec<String>,
+        #[command(flatten)]
+        place: Administered,
+    },
+    /// Make all certificates of this host anew: they are good for 398 days, and nothing has to be started anew
+    Renew {
         #[command(flatten)]
         place: Administered,
     },
@@ -111,15 +118,16 @@ fn host(text: &str) -> Result<String, String> {
     Err("wanted a host's name or an address, without a port".into())
 }
 
-/// What came of `cluster init`.
+/// What came of `cluster init` and `cluster renew`.
 #[derive(Serialize)]
 pub(crate) struct Initialised {
     /// Where the files lie.
     pub(crate) directory: PathBuf,
     /// What was made by this call.
     pub(crate) made: Vec<String>,
-    /// Whether etcd has its users and rights.
-    pub(crate) secured: bool,
+    /// Of `init`: whether etcd has its users and rights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) secured: Option<bool>,
 }
 
 /// A node that belongs to the cluster.
@@ -136,8 +144,16 @@ pub(crate) struct Added {
 
 /// Does what was asked for.
 pub(crate) async fn cluster(command: ClusterCommand, output: Output) -> Result<(), Failure> {
-    let ClusterCommand::Init { hosts, place } = command;
-    init(&place.directory, &hosts, output).await
+    match command {
+        ClusterCommand::Init { hosts, place } => init(&place.directory, &hosts, output).await,
+        ClusterCommand::Renew { place } => {
+            let files = Directory::new(&place.directory);
+            files.expect()?;
+            let done =
+                Initialised { directory: files.path().to_owned(), made: files.renew()?, secured: None };
+            output.print(&done, || done.made.clone(), || made(&files, &done.made).join("\n"))
+        }
+    }
 }
 
 /// Does what was asked for.
@@ -180,15 +196,18 @@ async fn init(directory: &Path, hosts: &[String], output: Output) -> Result<(), 
             return Err(failure);
         }
     };
-    let done = Initialised { directory: files.path().to_owned(), made, secured };
+    let done = Initialised { directory: files.path().to_owned(), made, secured: Some(secured) };
     output.print(&done, || done.made.clone(), || told(&files, &done))
+}
+
+fn made(files: &Directory, names: &[String]) -> Vec<String> {
+    names.iter().map(|name| format!("made {}", files.path().join(name).display())).collect()
 }
 
 /// What was made, and what is to be done next.
 fn told(files: &Directory, done: &Initialised) -> String {
-    let mut lines: Vec<String> =
-        done.made.iter().map(|name| format!("made {}", files.path().join(name).display())).collect();
-    if done.secured {
+    let mut lines = made(files, &done.made);
+    if done.secured == Some(true) {
         lines.push(
             "etcd lets in only who has a certificate of this cluster, each part with its rights".into(),
         );
@@ -257,7 +276,6 @@ impl Cluster {
         let user = Part::Node(node).role();
         let issued = self.files.read_authority()?.issue(&user, &hosts).map_err(wrong)?;
         let bundle = Bundle {
-            version: Bundle::VERSION,
             name: name.clone(),
             node,
             host: hosts.swap_remove(0),
@@ -270,7 +288,7 @@ impl Cluster {
             token: new_token(),
         };
         // First the file: what it lets in is of no use to anybody while nobody has it, and cannot be made again.
-        ec_pki::write(out, &bundle.text(), Access::Secret)
+        ec_pki::write(out, encode(&bundle), Access::Secret)
             .map_err(|error| Failure::failed(format!("failed to write {}: {error}", out.display())))?;
         if let Err(error) = self.membership.add_node(&name, node, &bundle.token).await {
             if std::fs::remove_file(out).is_err() {
@@ -284,9 +302,4 @@ impl Cluster {
 
 fn wrong(error: ec_pki::PkiError) -> Failure {
     Failure::usage(ec_runtime::exit::chain(&error))
-}
-
-/// A new authority, for whoever has none.
-fn new_authority() -> Result<(Authority, String), Failure> {
-    Authority::create().map_err(wrong)
 }

@@ -11,6 +11,7 @@ use ec_model::{
     Keyspace,
     input::{catalog_name, is_image_url, is_owner},
 };
+use ec_pki::endings;
 use ec_placement_client::{PlacementClient, PlacementConfig, PlacementSection};
 use ec_runtime::{
     config::{exposed, load},
@@ -82,8 +83,8 @@ pub(crate) struct Settings {
     pub(crate) project: String,
     pub(crate) user: String,
     pub(crate) defaults: Defaults,
-    /// Files with secrets in them that everybody may read.
-    pub(crate) exposed: Vec<String>,
+    /// Files with secrets in them that everybody may read, and certificates that end soon.
+    pub(crate) warnings: Vec<String>,
 }
 
 impl Settings {
@@ -107,8 +108,10 @@ impl Settings {
         let placement = file.placement.settings().map_err(wrong)?;
         let holds_secret = etcd.holds_secret() || placement.holds_secret();
         let own = loaded.path.as_deref().filter(|_| holds_secret).into_iter();
+        let mut warnings = exposed(own.chain(etcd.secret_files()).chain(placement.secret_files()));
+        warnings.extend(endings(etcd.certificates().chain(placement.certificates())));
         Ok(Self {
-            exposed: exposed(own.chain(etcd.secret_files()).chain(placement.secret_files())),
+            warnings,
             defaults: file.defaults.clone().seen_from(loaded.path.as_deref()),
             etcd,
             keys: Keyspace::configured(file.etcd.prefix.as_deref()).map_err(wrong)?,

@@ -213,7 +213,11 @@ fn results() -> Vec<(&'static str, Value)> {
         ),
         (
             "cluster",
-            json(serde_json::to_value(Initialised { directory: "d".into(), made: vec![], secured: true })),
+            json(serde_json::to_value(Initialised {
+                directory: "d".into(),
+                made: vec![],
+                secured: Some(true),
+            })),
         ),
     ]
 }

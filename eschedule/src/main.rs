@@ -179,7 +179,7 @@ fn manual_pages(directory: &Path) -> Result<(), Failure> {
 async fn warn(session: &Session) {
     let settings = &session.settings;
     let old = session.cloud.store.server().await.ok().and_then(|server| server.advice());
-    let warnings = settings.exposed.iter().cloned();
+    let warnings = settings.warnings.iter().cloned();
     let warnings = warnings.chain(settings.etcd.open_door().await).chain(settings.placement.open_door());
     for warning in warnings.chain(old) {
         tell(&format!("eschedule: {warning}"));

@@ -1,6 +1,9 @@
 //! What `eplacement` is told: by its configuration file, and over that by its command line.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
 use clap::ValueEnum;
 use ec_placement_model::search::Options;
@@ -171,6 +174,8 @@ impl Config {
             max_candidates: self.max_allocation_candidates.and_then(|most| usize::try_from(most).ok()),
             breadth_first: self.allocation_candidates_generation_strategy == Strategy::BreadthFirst,
         };
+        let served = self.tls.iter().flat_map(TlsSection::certificates);
+        let certificates = etcd.certificates().chain(served).map(Path::to_owned).collect();
         Ok(Settings {
             listen,
             etcd,
@@ -182,6 +187,7 @@ impl Config {
                 cors: self.cors.clone(),
                 randomize: self.randomize_allocation_candidates,
                 search,
+                certificates,
             },
             tls: self.tls.clone(),
         })

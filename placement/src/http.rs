@@ -27,7 +27,7 @@ mod traits;
 mod usages;
 mod version;
 
-use std::{sync::Arc, time::Instant};
+use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use ec_placement_model::{Command, ModelError, Outcome, State, search::Options};
 use http_body_util::Full;
@@ -65,6 +65,8 @@ pub struct ApiConfig {
     pub randomize: bool,
     /// How else candidates are chosen.
     pub search: Options,
+    /// The certificates whose ends are told among the numbers.
+    pub certificates: Vec<PathBuf>,
 }
 
 /// The API on a replica.
@@ -182,6 +184,7 @@ impl Api {
             .peek(|state| (state.provider_count(), state.consumer_count(), state.unreadable().len()));
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.metrics.render(
+            self.config.certificates.iter().map(PathBuf::as_path),
             self.replica.metrics(),
             &[
                 ("eplacement_revision", "Revision of etcd that the state in memory has.", revision),

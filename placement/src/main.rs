@@ -10,6 +10,7 @@ use std::{
 
 use clap::{Parser, Subcommand};
 use ec_model::placement_tokens;
+use ec_pki::endings;
 use ec_replica::Model;
 use ec_runtime::{
     Host, LogFormat, config, exit::Failure, init_logging, install_tls_provider, raise_file_limit, service,
@@ -195,7 +196,12 @@ fn run(options: &ServerOptions, store: &StoreOptions) -> Result<(), Failure> {
     config.auth = options.auth.unwrap_or(config.auth);
     config.allow_remote_noauth |= options.allow_remote_noauth;
     let settings = loaded.config.settings().map_err(|error| Failure::from(loaded.wrong(error)))?;
-    let tls = settings.tls.as_ref().map(TlsSection::acceptor).transpose().map_err(Failure::usage)?;
+    let tls = settings
+        .tls
+        .as_ref()
+        .map(TlsSection::open)
+        .transpose()
+        .map_err(|error| Failure::usage(error.to_string()))?;
     let files = raise_file_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -243,6 +249,7 @@ async fn warnings(loaded: &config::Loaded<Config>, settings: &Settings) -> Vec<S
     let own = loaded.path.as_deref().filter(|_| settings.etcd.holds_secret());
     let key = settings.tls.as_ref().map(|tls| tls.key.as_path());
     let mut warnings = config::exposed(own.into_iter().chain(settings.etcd.secret_files()).chain(key));
+    warnings.extend(endings(settings.api.certificates.iter().map(PathBuf::as_path)));
     warnings.extend(settings.etcd.open_door().await);
     if loaded.config.auth == AuthKind::Noauth && !settings.listen.ip().to_canonical().is_loopback() {
         warnings.push(format!(

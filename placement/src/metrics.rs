@@ -2,10 +2,12 @@
 
 use std::{
     collections::BTreeMap,
+    path::Path,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
 
+use ec_pki::write_ends;
 use ec_serve::metrics::{Exposition, Histogram};
 
 /// Microseconds.
@@ -42,10 +44,16 @@ impl Metrics {
         route.latency.took(took);
     }
 
-    /// Everything, as text: with what was counted of the replica, and further numbers of its `state`, each with its
-    /// name and what it is.
-    pub fn render(&self, replica: &ec_replica::Metrics, state: &[(&str, &str, i64)]) -> String {
+    /// Everything, as text: with when these `certificates` end, what was counted of the replica, and further numbers of its
+    /// `state`, each with its name and what it is.
+    pub fn render<'a>(
+        &self,
+        certificates: impl Iterator<Item = &'a Path>,
+        replica: &ec_replica::Metrics,
+        state: &[(&str, &str, i64)],
+    ) -> String {
         let mut text = Exposition::default();
+        write_ends(&mut text, "eplacement", certificates);
         let routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
         let mut requests = text.counters("eplacement_requests_total", "Requests answered.");
         for ((route, method), counted) in routes.iter() {

@@ -155,10 +155,10 @@ async fn with_tls_clients_must_show_the_certificate_that_is_wanted() {
         key: path("server.key"),
         client_ca: client_ca.map(path),
     };
-    let refused = |certificate: &str| section(certificate, None).acceptor().err().unwrap();
+    let refused = |certificate: &str| section(certificate, None).open().err().unwrap().to_string();
     assert!(refused("none.pem").contains("none.pem"));
     assert!(refused("server.key").contains("no certificate"));
-    let tls = section("server.pem", Some("ca.pem")).acceptor().unwrap();
+    let tls = section("server.pem", Some("ca.pem")).open().unwrap();
     let stop = CancellationToken::new();
     let store = Arc::new(MemoryStore::new());
     let replica = Replica::start(store, Keys::new("/p"), Limits::default(), Host::default(), stop.clone());

@@ -14,7 +14,8 @@ use ec_libvirt::testing::{LibvirtServer, tiny_image};
 use ec_model::{InstanceId, Keyspace, NodeId};
 use ec_store::{EtcdConfig, EtcdStore, EtcdTls, Store, Txn};
 use ec_tests::{TINY, program};
-use reqwest::{Certificate, Client, Identity, Method};
+use reqwest::{Certificate, Client, Identity, Method, tls::TlsInfo};
+use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde_json::{Value, json};
 
 /// A program that ends with the test.
@@ -144,15 +145,28 @@ impl Member {
         Ok(EtcdStore::connect(EtcdConfig { endpoints, tls: Some(tls), ..EtcdConfig::default() }).await?)
     }
 
+    fn client(&self) -> Result<Client> {
+        let file = |name: &str| fs::read(self.place.join(name));
+        Ok(Client::builder()
+            .no_proxy()
+            .tls_info(true)
+            .tls_certs_only([Certificate::from_pem(&file("ca.pem")?)?])
+            .identity(Identity::from_pem(&[file("node.pem")?, file("node.key")?].concat())?)
+            .build()?)
+    }
+
+    /// The certificate that is served at a port now, to a new connection.
+    async fn served(&self, port: u16) -> Result<Vec<u8>> {
+        let answer = self.client()?.get(format!("https://127.0.0.1:{port}/healthz")).send().await?;
+        let info = answer.extensions().get::<TlsInfo>().context("no TLS")?;
+        Ok(info.peer_certificate().context("no certificate")?.to_owned())
+    }
+
     /// Asks placement; answers the status and the document.
     async fn ask(&self, method: Method, path: &str, body: Option<Value>) -> Result<(u16, Value)> {
         let file = |name: &str| fs::read(self.place.join(name));
-        let client = Client::builder()
-            .no_proxy()
-            .tls_certs_only([Certificate::from_pem(&file("ca.pem")?)?])
-            .identity(Identity::from_pem(&[file("node.pem")?, file("node.key")?].concat())?)
-            .build()?;
-        let mut request = client
+        let mut request = self
+            .client()?
             .request(method, format!("https://127.0.0.1:8080{path}"))
             .header("OpenStack-API-Version", "placement 1.39")
             .header("X-Auth-Token", String::from_utf8(file("node.token")?)?.trim());
@@ -342,7 +356,14 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
     .await?;
     assert_eq!(host.administered(&["-o", "name", "node", "list"])?, "host1\n");
 
-    // New credentials in the place of the old ones; the guest is there throughout.
+    // New credentials in the place of the old ones; the guest is there throughout, and nothing is started anew.
+    let files = [
+        (8080, directory.join("eplacement.pem")),
+        (2379, directory.join("etcd.pem")),
+        (18090, honest.place.join("node.pem")),
+    ];
+    host.administered(&["cluster", "renew"])?;
+    ensure!(!host.administered(&["cluster", "init"])?.contains("made "), "a renewed cluster is whole");
     let bundle = host.file("host1-again.bundle").display().to_string();
     host.administered(&["node", "add", "host1", "--again", "--host", "127.0.0.1", "--out", &bundle])?;
     let joined = Command::new(program("ecompute"))
@@ -354,6 +375,27 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
         honest.ask(Method::GET, &others, None).await.is_ok_and(|(status, _)| status == 200)
     })
     .await?;
+    for (port, file) in files {
+        let written = CertificateDer::from_pem_file(&file)?;
+        host.until("what is served was made just now", async || {
+            // etcd has no such page for this user; a connection is all that is asked for.
+            honest.served(port).await.is_ok_and(|served| served == *written)
+        })
+        .await?;
+    }
+    let metrics = honest.client()?.get("https://127.0.0.1:18090/metrics").send().await?.text().await?;
+    let placement = honest.client()?.get("https://127.0.0.1:8080/metrics").send().await?.text().await?;
+    for (text, name, file) in [
+        (&metrics, "ecompute", honest.place.join("node.pem")),
+        (&metrics, "ecompute", honest.place.join("ca.pem")),
+        (&placement, "eplacement", directory.join("eplacement.pem")),
+    ] {
+        let line = format!("{name}_certificate_not_after_timestamp_seconds{{file=\"{}\"}}", file.display());
+        ensure!(text.contains(&line), "{line}: {text}");
+    }
+    fs::rename(directory.join("root.pem"), directory.join("root.away"))?;
+    host.refused(&["cluster", "renew"], 1, "makes what is missing")?;
+    fs::rename(directory.join("root.away"), directory.join("root.pem"))?;
     host.scheduled(&["destroy", "--wait", "web"])?;
     host.until("nothing is claimed any more", async || {
         let asked = honest.ask(Method::GET, &format!("/allocations/{web}"), None).await;

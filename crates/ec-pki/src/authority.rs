@@ -17,7 +17,7 @@ const SINCE: Duration = Duration::hours(1);
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
     /// A name is none that a certificate can hold, or a file is no certificate or key.
-    #[error("{what}: {source}")]
+    #[error("{what}")]
     Certificate {
         /// What was being made or read.
         what: String,

@@ -1,14 +1,11 @@
 //! What a host is given to join the cluster.
 
-use ec_model::NodeId;
+use ec_model::{NodeId, Record};
 use serde::{Deserialize, Serialize};
 
 /// All that one host needs to be a node, and nothing that another could use. A secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Bundle {
-    /// Of which form it is; [`Bundle::VERSION`] where it is made.
-    pub version: u32,
     /// The node's name, and its resource provider's.
     pub name: String,
     /// The node's uuid, which its rights in etcd and placement are bound to.
@@ -31,39 +28,9 @@ pub struct Bundle {
     pub token: String,
 }
 
-impl Bundle {
-    /// The newest form that is understood.
-    pub const VERSION: u32 = 1;
-
-    /// Reads one.
-    ///
-    /// # Errors
-    /// In one line, why it is none.
-    pub fn read(text: &str) -> Result<Self, String> {
-        #[derive(Deserialize)]
-        struct Head {
-            version: u32,
-        }
-        let head: Head = serde_json::from_str(text).map_err(|error| format!("it is no bundle: {error}"))?;
-        if head.version > Self::VERSION {
-            return Err(format!(
-                "it is of a newer release (version {}): install that one here first",
-                head.version
-            ));
-        }
-        serde_json::from_str(text).map_err(|error| format!("it is damaged: {error}"))
-    }
-
-    /// As it is written.
-    ///
-    /// # Panics
-    /// Never: its keys are text.
-    #[expect(clippy::expect_used, reason = "texts and lists only")]
-    pub fn text(&self) -> String {
-        let mut text = serde_json::to_string_pretty(self).expect("a bundle is JSON");
-        text.push('\n');
-        text
-    }
+impl Record for Bundle {
+    const WHAT: &'static str = "bundle";
+    const FORMAT: u32 = 1;
 }
 
 /// A new token: 256 random bits in hex.
@@ -74,12 +41,13 @@ pub fn new_token() -> String {
 
 #[cfg(test)]
 mod tests {
+    use ec_model::{decode, encode};
+
     use super::*;
 
     #[test]
     fn a_bundle_reads_as_it_was_written_and_what_is_none_is_told() {
         let bundle = Bundle {
-            version: Bundle::VERSION,
             name: "host1".into(),
             node: "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap(),
             host: "10.0.0.1".into(),
@@ -91,13 +59,14 @@ mod tests {
             key: "c".into(),
             token: new_token(),
         };
-        assert_eq!(Bundle::read(&bundle.text()).unwrap(), bundle);
+        let text = String::from_utf8(encode(&bundle)).unwrap();
+        assert_eq!(decode::<Bundle>(text.as_bytes()).unwrap(), bundle);
         for (text, why) in [
-            (String::new(), "no bundle"),
-            (bundle.text().replace("\"version\": 1", "\"version\": 2"), "newer release"),
-            (bundle.text().replace("\"token\"", "\"coin\""), "damaged"),
+            (String::new(), "not a valid bundle"),
+            (text.replace("\"version\":1", "\"version\":2"), "has version 2"),
+            (text.replace("\"token\"", "\"coin\""), "token"),
         ] {
-            let error = Bundle::read(&text).unwrap_err();
+            let error = decode::<Bundle>(text.as_bytes()).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
     }

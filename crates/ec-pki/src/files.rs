@@ -22,7 +22,7 @@ pub enum Access {
 ///
 /// # Errors
 /// Why it cannot be written.
-pub fn write(path: &Path, text: &str, access: Access) -> io::Result<()> {
+pub fn write(path: &Path, content: impl AsRef<[u8]>, access: Access) -> io::Result<()> {
     let mode = match access {
         Access::Secret => 0o600,
         Access::Group(_) => 0o640,
@@ -42,7 +42,7 @@ pub fn write(path: &Path, text: &str, access: Access) -> io::Result<()> {
     }
     // Whatever the umask is.
     file.set_permissions(Permissions::from_mode(mode))?;
-    file.write_all(text.as_bytes())?;
+    file.write_all(content.as_ref())?;
     file.sync_all()?;
     fs::rename(half, path)?;
     // The parent of a bare name is empty, and means where we are.

@@ -6,8 +6,11 @@
 
 mod authority;
 mod bundle;
+mod certificate;
+pub mod config;
 mod files;
 
 pub use authority::{Authority, Issued, PkiError};
 pub use bundle::{Bundle, new_token};
+pub use certificate::{Certificate, endings, write_ends};
 pub use files::{Access, write};

@@ -1,7 +1,10 @@
 //! How a request gets to the server and its answer back: nothing of the Placement API is known here.
 
 use async_trait::async_trait;
+use ec_runtime::Renewed;
 use reqwest::{Method, StatusCode, Url, header::HeaderMap};
+
+use crate::PlacementError;
 
 /// One request.
 #[derive(Debug, Clone)]
@@ -36,13 +39,13 @@ pub trait Transport: Send + Sync {
 }
 
 /// Connections of our own.
-pub(crate) struct Http(pub(crate) reqwest::Client);
+pub(crate) struct Http(pub(crate) Renewed<reqwest::Client, PlacementError>);
 
 #[async_trait]
 impl Transport for Http {
     async fn exchange(&self, request: Request) -> Result<Answer, String> {
         let Request { method, url, headers, body } = request;
-        let mut builder = self.0.request(method, url).headers(headers);
+        let mut builder = self.0.now().request(method, url).headers(headers);
         if let Some(body) = &body {
             builder = builder.json(body);
         }

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use ec_runtime::is_loopback;
+use ec_runtime::{Renewed, is_loopback};
 use reqwest::{Certificate, Identity, Method, StatusCode, Url, header};
 use serde::de::DeserializeOwned;
 
@@ -73,6 +73,16 @@ impl PlacementConfig {
         self.token_file.as_deref().into_iter().chain(key)
     }
 
+    /// The certificates that these settings name.
+    pub fn certificates(&self) -> impl Iterator<Item = &Path> {
+        let own = self.client_cert.as_ref().map(|(certificate, _)| certificate);
+        self.ca_cert.iter().chain(own).map(PathBuf::as_path)
+    }
+
+    fn invalid(&self, why: &str) -> PlacementError {
+        PlacementError::Invalid(format!("placement.endpoint `{}` is not usable: {why}", self.endpoint))
+    }
+
     /// What a placement means that believes everybody who reaches it; nothing where it does not, or only this
     /// machine reaches it.
     pub fn open_door(&self) -> Option<String> {
@@ -99,6 +109,24 @@ impl std::fmt::Debug for PlacementConfig {
     }
 }
 
+/// Who connects, with the certificates as they are now.
+fn client(config: &PlacementConfig, plain: bool) -> PlacementResult<reqwest::Client> {
+    let mut builder = reqwest::Client::builder()
+        .timeout(config.timeout)
+        .connect_timeout(config.timeout.min(Duration::from_secs(3)))
+        .user_agent(concat!("etcd-compute/", env!("CARGO_PKG_VERSION")));
+    if plain {
+        // Loading the system's certificates costs milliseconds that a plain connection never needs.
+        builder = builder.tls_certs_only([]);
+    } else if let Some(path) = &config.ca_cert {
+        builder = builder.tls_certs_only(authorities(path)?);
+    }
+    if let Some((certificate, key)) = &config.client_cert {
+        builder = builder.identity(identity(certificate, key)?);
+    }
+    builder.build().map_err(|error| config.invalid(&chain(&error)))
+}
+
 /// A server, and what was learned of it. Clones share that.
 #[derive(Clone)]
 pub(crate) struct Wire {
@@ -111,12 +139,9 @@ pub(crate) struct Wire {
 
 impl Wire {
     pub(crate) fn new(config: &PlacementConfig) -> PlacementResult<Self> {
-        let invalid = |why: String| {
-            PlacementError::Invalid(format!("placement.endpoint `{}` is not usable: {why}", config.endpoint))
-        };
-        let mut base = Url::parse(&config.endpoint).map_err(|error| invalid(error.to_string()))?;
+        let mut base = Url::parse(&config.endpoint).map_err(|error| config.invalid(&error.to_string()))?;
         if !matches!(base.scheme(), "http" | "https") || base.host().is_none() {
-            return Err(invalid("wanted for example http://localhost:8080".to_owned()));
+            return Err(config.invalid("wanted for example http://localhost:8080"));
         }
         // Url::join replaces the last segment unless the path ends with a slash.
         if !base.path().ends_with('/') {
@@ -124,22 +149,12 @@ impl Wire {
         }
         let plain = base.scheme() == "http";
         if plain && (config.ca_cert.is_some() || config.client_cert.is_some()) {
-            return Err(invalid("certificates are given, and http:// uses none; wanted https://".to_owned()));
+            return Err(config.invalid("certificates are given, and http:// uses none; wanted https://"));
         }
-        let mut builder = reqwest::Client::builder()
-            .timeout(config.timeout)
-            .connect_timeout(config.timeout.min(Duration::from_secs(3)))
-            .user_agent(concat!("etcd-compute/", env!("CARGO_PKG_VERSION")));
-        if plain {
-            // Loading the system's certificates costs milliseconds that a plain connection never needs.
-            builder = builder.tls_certs_only([]);
-        } else if let Some(path) = &config.ca_cert {
-            builder = builder.tls_certs_only(authorities(path)?);
-        }
-        if let Some((certificate, key)) = &config.client_cert {
-            builder = builder.identity(identity(certificate, key)?);
-        }
-        let http = builder.build().map_err(|error| invalid(chain(&error)))?;
+        let key = config.client_cert.as_ref().map(|(_, key)| key.clone());
+        let files: Vec<_> = config.certificates().map(Path::to_owned).chain(key).collect();
+        let of = config.clone();
+        let http = Renewed::new(files, move || client(&of, plain))?;
         let token = Arc::new(Token::new(config)?);
         Ok(Self { transport: Arc::new(Http(http)), base, token, version: Arc::new(AtomicU32::new(NEWEST)) })
     }

@@ -9,6 +9,7 @@ mod host;
 mod logging;
 pub mod memory;
 mod planted;
+mod renewed;
 pub mod service;
 mod shutdown;
 mod tasks;
@@ -18,6 +19,7 @@ pub use files::raise_file_limit;
 pub use host::{BrokenOff, Host, Machine, Work};
 pub use logging::{LogFormat, init_logging};
 pub use planted::planted;
+pub use renewed::{Files, Look, Renewed};
 pub use shutdown::shutdown_on_signals;
 pub use tasks::{Tasks, abort_on_panic};
 

@@ -39,7 +39,7 @@ use guests::{Guests, Place, Watched};
 use handover::Handover;
 pub use handover::{Io, hand_over};
 #[cfg(feature = "tls")]
-pub use tls::{TlsAcceptor, TlsSection};
+pub use tls::{Tls, TlsError, TlsSection};
 
 /// Accepting fails when the process is out of files; it is tried again after so long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -77,7 +77,7 @@ pub enum Transport {
     Plain,
     /// Through TLS.
     #[cfg(feature = "tls")]
-    Tls(TlsAcceptor),
+    Tls(Tls),
 }
 
 /// What is behind a listener.
@@ -175,7 +175,7 @@ impl<S: Serves> Connection<S> {
             match transport {
                 Transport::Plain => self.requests(stream).await,
                 #[cfg(feature = "tls")]
-                Transport::Tls(tls) => match timeout(HANDSHAKE, tls.accept(stream)).await {
+                Transport::Tls(tls) => match timeout(HANDSHAKE, tls.now().accept(stream)).await {
                     Ok(Ok(stream)) => self.requests(stream).await,
                     Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
                     Err(_) => tracing::debug!("a TLS handshake took too long"),

@@ -7,13 +7,14 @@ use std::{
     sync::Arc,
 };
 
+use ec_runtime::Renewed;
 use rustls::{
     RootCertStore,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
     server::WebPkiClientVerifier,
 };
 use serde::Deserialize;
-pub use tokio_rustls::TlsAcceptor;
+use tokio_rustls::TlsAcceptor;
 
 /// The files of TLS, all PEM, as they stand in a configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -27,42 +28,74 @@ pub struct TlsSection {
     pub client_ca: Option<PathBuf>,
 }
 
+/// What of the files cannot be used, and why.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct TlsError(String);
+
+/// Takes connections by the files as they are at that moment.
+#[derive(Clone)]
+pub struct Tls(Arc<Renewed<TlsAcceptor, TlsError>>);
+
+impl Tls {
+    /// For one connection.
+    pub fn now(&self) -> TlsAcceptor {
+        self.0.now()
+    }
+}
+
 impl TlsSection {
-    /// Reads the files.
+    /// Reads the files, and again when they are written anew.
     ///
     /// # Errors
     /// The file, and what is wrong with it.
-    pub fn acceptor(&self) -> Result<TlsAcceptor, String> {
+    pub fn open(&self) -> Result<Tls, TlsError> {
+        let section = self.clone();
+        let files = [Some(&self.certificate), Some(&self.key), self.client_ca.as_ref()];
+        let renewed = Renewed::new(files.into_iter().flatten().cloned(), move || section.acceptor())?;
+        Ok(Tls(Arc::new(renewed)))
+    }
+
+    /// The certificates that these settings name.
+    pub fn certificates(&self) -> impl Iterator<Item = &Path> {
+        std::iter::once(self.certificate.as_path()).chain(self.client_ca.as_deref())
+    }
+
+    fn acceptor(&self) -> Result<TlsAcceptor, TlsError> {
         let chain = certificates(&self.certificate)?;
-        let key = PrivateKeyDer::from_pem_file(&self.key)
-            .map_err(|error| format!("cannot read a private key from {}: {error}", self.key.display()))?;
+        let key = PrivateKeyDer::from_pem_file(&self.key).map_err(|error| {
+            TlsError(format!("cannot read a private key from {}: {error}", self.key.display()))
+        })?;
         let builder = rustls::ServerConfig::builder();
         let builder = match &self.client_ca {
             None => builder.with_no_client_auth(),
             Some(path) => {
                 let mut roots = RootCertStore::empty();
                 for certificate in certificates(path)? {
-                    roots.add(certificate).map_err(|error| format!("{}: {error}", path.display()))?;
+                    roots
+                        .add(certificate)
+                        .map_err(|error| TlsError(format!("{}: {error}", path.display())))?;
                 }
                 let verifier = WebPkiClientVerifier::builder(Arc::new(roots))
                     .build()
-                    .map_err(|error| format!("{}: {error}", path.display()))?;
+                    .map_err(|error| TlsError(format!("{}: {error}", path.display())))?;
                 builder.with_client_cert_verifier(verifier)
             }
         };
         let config = builder.with_single_cert(chain, key).map_err(|error| {
-            format!("certificate {} and its key do not fit: {error}", self.certificate.display())
+            TlsError(format!("certificate {} and its key do not fit: {error}", self.certificate.display()))
         })?;
         Ok(TlsAcceptor::from(Arc::new(config)))
     }
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let file = File::open(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let file =
+        File::open(path).map_err(|error| TlsError(format!("cannot read {}: {error}", path.display())))?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_reader_iter(BufReader::new(file)).collect();
     match found {
         Ok(found) if !found.is_empty() => Ok(found),
-        Ok(_) => Err(format!("there is no certificate in {}", path.display())),
-        Err(error) => Err(format!("cannot read certificates from {}: {error}", path.display())),
+        Ok(_) => Err(TlsError(format!("there is no certificate in {}", path.display()))),
+        Err(error) => Err(TlsError(format!("cannot read certificates from {}: {error}", path.display()))),
     }
 }

@@ -73,6 +73,7 @@ impl Replicas {
             cors: Cors::default(),
             randomize: false,
             search: Options::default(),
+            certificates: Vec::new(),
         };
         let api = Arc::new(Api::new(replica.clone(), config, false));
         if let Some(slot) = self.lock().get_mut(number) {

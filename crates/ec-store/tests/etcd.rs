@@ -254,3 +254,40 @@ async fn tls_works_with_the_right_certificates_and_says_what_is_wrong_otherwise(
     let error = store(file("missing.pem"), true).await.unwrap_err();
     assert!(matches!(&error, StoreError::Invalid(text) if text.contains("missing.pem")), "{error}");
 }
+
+/// The authority itself is another afterwards, so that only who took the new files gets in.
+#[tokio::test]
+async fn certificates_that_are_written_anew_are_used_without_a_restart() {
+    let (directory, others) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for directory in [&directory, &others] {
+        certificates(directory.path()).unwrap();
+    }
+    let file = |name: &str| directory.path().join(name);
+    let tls =
+        ServerTls { cert: file("server.pem"), key: file("server.key"), client_ca: Some(file("ca.pem")) };
+    let mut server = EtcdServer::start_tls(None, tls).await.unwrap();
+    let config = EtcdConfig {
+        endpoints: vec![server.endpoint()],
+        tls: Some(EtcdTls {
+            ca_cert: file("ca.pem"),
+            client: Some((file("client.pem"), file("client.key"))),
+        }),
+        timeout: Duration::from_secs(2),
+        ..EtcdConfig::default()
+    };
+    let store = EtcdStore::connect(config).await.unwrap();
+    put(&store, "/a", "1").await;
+    for name in ["ca.pem", "server.key", "server.pem", "client.key", "client.pem"] {
+        std::fs::copy(others.path().join(name), file(name)).unwrap();
+        // Half of them written: nobody uses a key without its certificate.
+        store.get("/a").await.unwrap();
+    }
+    server.restart().await.unwrap();
+    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    while let Err(error) = store.txn(Txn::new().put("/a", "2")).await {
+        assert!(error.is_transient() && std::time::Instant::now() < deadline, "{error}");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    let mut watch = store.watch("/", 1).await.unwrap();
+    assert!(!watch.next().await.unwrap().events.is_empty());
+}

@@ -1,6 +1,7 @@
 //! The agent's numbers. No label stands for an instance: there are as many series on the first day as after a year.
 
 use ec_model::State;
+use ec_pki::write_ends;
 use ec_plan::engine::Engine;
 use ec_serve::metrics::Exposition;
 
@@ -34,6 +35,8 @@ pub(super) fn write(parts: &Parts, counts: &Asked<Counts>) -> String {
     let mut text = Exposition::default();
     text.gauges("ecompute_build_info", "The agent's release.")
         .sample(&[("version", env!("CARGO_PKG_VERSION"))], 1);
+
+    write_ends(&mut text, "ecompute", parts.settings.certificates());
 
     let standings = parts.standings();
     let help = "Whether what the agent stands on is as it must be (1), or not (0).";

@@ -16,11 +16,15 @@ use std::{
 };
 
 use ec_cloud::ROOT;
-use ec_pki::{Access, Authority, new_token, write};
+use ec_pki::{
+    Access, Authority, Certificate,
+    config::{self, Found, quoted_path, served, trust},
+    new_token, write,
+};
 use ec_runtime::exit::Failure;
 use nix::unistd::{Group, Uid};
 
-use super::{DIRECTORY, new_authority, wrong};
+use super::{DIRECTORY, wrong};
 
 /// Ports where those who serve are looked for.
 const ETCD: u16 = 2379;
@@ -32,6 +36,9 @@ const GROUPS: [(&str, &str); 4] = [
     ("econtroller.key", "ecompute"),
     ("econtroller.token", "ecompute"),
 ];
+/// Who has a certificate on this host, and whether it serves others by this host's names.
+const MEMBERS: [(&str, bool); 5] =
+    [("etcd", true), ("eplacement", true), (ROOT, false), ("eschedule", false), ("econtroller", false)];
 /// Configuration as it is shipped, which says nothing but defaults.
 const SHIPPED: [&str; 3] = [
     include_str!("../../../eplacement.yaml"),
@@ -139,41 +146,33 @@ impl Directory {
         }
         for (name, text) in hosts.first().map(|host| self.configurations(host)).into_iter().flatten() {
             // Those of a call that was killed may be for another host.
-            if begins || self.written(name)?.is_none() {
+            if begins || self.find(name)? == Found::Nothing {
                 self.write(name, &text)?;
                 made.push(name.to_owned());
             }
         }
         // The certificate last: where it is, the key and all configuration are, too.
         if begins {
-            let (authority, key) = new_authority()?;
+            let (authority, key) = Authority::create().map_err(wrong)?;
             self.write("ca.key", &key)?;
             self.write("ca.pem", authority.certificate())?;
             made.extend(["ca.key".to_owned(), "ca.pem".to_owned()]);
         }
         let served: Vec<String> = hosts.iter().cloned().chain(ITSELF.map(str::to_owned)).collect();
-        for (name, hosts) in [
-            ("etcd", &served[..]),
-            ("eplacement", &served),
-            (ROOT, &[]),
-            ("eschedule", &[]),
-            ("econtroller", &[]),
-        ] {
+        for (name, serves) in MEMBERS {
+            let hosts = if serves { &served[..] } else { &[] };
             let (certificate, _) = self.pair(name);
             if certificate.exists() {
                 continue;
             }
-            if !hosts.is_empty() && hosts.len() == ITSELF.len() {
+            if serves && hosts.len() == ITSELF.len() {
                 return Err(Failure::usage(format!(
                     "{} is missing, and is made for the names of this host: name them",
                     certificate.display()
                 )));
             }
             // Only here: its key may be kept elsewhere.
-            let issued = self.read_authority()?.issue(name, hosts).map_err(wrong)?;
-            self.write(&format!("{name}.key"), &issued.key)?;
-            self.write(&format!("{name}.pem"), &issued.certificate)?;
-            made.extend([format!("{name}.key"), format!("{name}.pem")]);
+            made.extend(self.issue(&self.read_authority()?, name, hosts)?);
         }
         for name in ["eschedule.token", "econtroller.token"] {
             if !self.file(name).exists() {
@@ -184,11 +183,35 @@ impl Directory {
         Ok(made)
     }
 
+    /// Makes all certificates of this host anew, for the same names; answers what was made. Whoever uses them takes the new ones by
+    /// itself.
+    pub(super) fn renew(&self) -> Result<Vec<String>, Failure> {
+        let authority = self.read_authority()?;
+        let known = MEMBERS.map(|(name, serves)| {
+            let hosts = Certificate::read(&self.pair(name).0).map(|known| known.hosts);
+            hosts.map(|hosts| (name, if serves { hosts } else { Vec::new() }))
+        });
+        let known = known.into_iter().collect::<Result<Vec<_>, _>>().map_err(|why| {
+            Failure::failed(format!("{why}: `{} HOST…` makes what is missing", self.again()))
+        })?;
+        let made = known.iter().map(|(name, hosts)| self.issue(&authority, name, hosts));
+        Ok(made.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+    }
+
+    /// Makes a certificate and its key, in place of any that were there.
+    fn issue(&self, authority: &Authority, name: &str, hosts: &[String]) -> Result<[String; 2], Failure> {
+        let issued = authority.issue(name, hosts).map_err(wrong)?;
+        let made = [format!("{name}.key"), format!("{name}.pem")];
+        self.write(&made[0], &issued.key)?;
+        self.write(&made[1], &issued.certificate)?;
+        Ok(made)
+    }
+
     /// Refuses to mix with the configuration of something else.
     fn refuse_others(&self) -> Result<(), Failure> {
         for (name, _) in self.configurations("") {
-            // Of a call that was killed: it bears our mark.
-            if self.written(name)?.is_some_and(|text| !text.starts_with(MARK)) {
+            // One of a call that was killed is ours.
+            if self.find(name)? == Found::Others {
                 return Err(Failure::usage(format!(
                     "{} is there already, and is not of a cluster that was made here: move it away, or name another \
                      --directory",
@@ -199,14 +222,10 @@ impl Directory {
         Ok(())
     }
 
-    /// A configuration file that somebody wrote; none where it is not there, or is as it was shipped.
-    fn written(&self, name: &str) -> Result<Option<String>, Failure> {
+    /// What is in the place of a configuration file.
+    fn find(&self, name: &str) -> Result<Found, Failure> {
         let path = self.file(name);
-        match fs::read_to_string(&path) {
-            Ok(text) => Ok(Some(text).filter(|text| !SHIPPED.contains(&text.as_str()))),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(failed("read", &path)(error)),
-        }
+        config::find(&path, MARK, &SHIPPED).map_err(failed("read", &path))
     }
 
     fn write(&self, name: &str, text: &str) -> Result<(), Failure> {
@@ -224,33 +243,33 @@ impl Directory {
     }
 
     fn configurations(&self, host: &str) -> [(&'static str, String); 4] {
-        let quoted = |path: PathBuf| serde_json::Value::from(path.display().to_string()).to_string();
-        let ca = quoted(self.authority());
+        let ca = self.authority();
         // An IPv6 address needs its brackets before a port, and is reached by IPv6.
         let (host, any) =
             if host.contains(':') { (format!("[{host}]"), "[::]") } else { (host.to_owned(), "0.0.0.0") };
         let etcd = format!("https://{host}:{ETCD}");
-        let trust = |name: &str| {
+        let trust_of = |name: &str| {
             let (certificate, key) = self.pair(name);
-            format!("  ca_cert: {ca}\n  cert_cert: {}\n  cert_key: {}\n", quoted(certificate), quoted(key))
+            trust(&ca, &certificate, &key)
         };
-        let (etcd_cert, etcd_key) = self.pair("etcd");
         let (server, server_key) = self.pair("eplacement");
         let transport = |name: &str| {
+            let (certificate, key) = self.pair("etcd");
             format!(
                 "{name}-transport-security:\n  cert-file: {}\n  key-file: {}\n  client-cert-auth: true\n  \
-                 trusted-ca-file: {ca}\n",
-                quoted(etcd_cert.clone()),
-                quoted(etcd_key.clone())
+                 trusted-ca-file: {}\n",
+                quoted_path(&certificate),
+                quoted_path(&key),
+                quoted_path(&ca)
             )
         };
         let asks = |name: &str| {
             format!(
                 "{MARK}\netcd:\n  endpoints: [\"{etcd}\"]\n{}placement:\n  endpoint: https://{host}:{PLACEMENT}\n  \
                  token_file: {}\n{}",
-                trust(name),
-                quoted(self.file(&format!("{name}.token"))),
-                trust(name)
+                trust_of(name),
+                quoted_path(&self.file(&format!("{name}.token"))),
+                trust_of(name)
             )
         };
         [
@@ -269,11 +288,9 @@ impl Directory {
             (
                 "eplacement.yaml",
                 format!(
-                    "{MARK}\nlisten: \"{any}:{PLACEMENT}\"\nauth: tokens\netcd:\n  endpoints: [\"{etcd}\"]\n{}tls:\n  \
-                     certificate: {}\n  key: {}\n  client_ca: {ca}\n",
-                    trust("eplacement"),
-                    quoted(server),
-                    quoted(server_key)
+                    "{MARK}\nlisten: \"{any}:{PLACEMENT}\"\nauth: tokens\netcd:\n  endpoints: [\"{etcd}\"]\n{}{}",
+                    trust_of("eplacement"),
+                    served(&ca, &server, &server_key)
                 ),
             ),
             ("controller.yaml", asks("econtroller")),

@@ -214,7 +214,7 @@ mod tests {
 
     /// An agent's port, of which only the handshakes are played; where it is.
     async fn agent(tls: TlsSection) -> Door {
-        let (port, acceptor) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), tls.acceptor().unwrap());
+        let (port, acceptor) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), tls.open().unwrap().now());
         let url = format!("https://{}", port.local_addr().unwrap());
         tokio::spawn(async move {
             loop {

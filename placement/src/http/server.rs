@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use ec_serve::{Bounds, Serves, TlsAcceptor, Transport};
+use ec_serve::{Bounds, Serves, Tls, Transport};
 use http_body_util::Full;
 use hyper::{Request, Response, body::Incoming};
 use tokio::net::{TcpListener, TcpStream};
@@ -23,7 +23,7 @@ pub struct ServerConfig {
     /// Bound already.
     pub listener: TcpListener,
     /// With TLS where it is there.
-    pub tls: Option<TlsAcceptor>,
+    pub tls: Option<Tls>,
     /// So many files may the process have open.
     pub files: usize,
 }

@@ -23,6 +23,7 @@ pub(crate) fn open() -> ApiConfig {
         cors: Cors::default(),
         randomize: false,
         search: Options::default(),
+        certificates: Vec::new(),
     }
 }
 

@@ -79,6 +79,14 @@ impl EtcdConfig {
         self.tls.iter().filter_map(|tls| tls.client.as_ref()).map(|(_, key)| key.as_path())
     }
 
+    /// The certificates that these settings name.
+    pub fn certificates(&self) -> impl Iterator<Item = &Path> {
+        self.tls.iter().flat_map(|tls| {
+            let own = tls.client.as_ref().map(|(certificate, _)| certificate.as_path());
+            std::iter::once(tls.ca_cert.as_path()).chain(own)
+        })
+    }
+
     /// What an etcd means that lets everybody in who reaches it; nothing where it does not, or only this machine
     /// reaches it. One that is spoken to by loopback is looked for at this machine's other addresses, too.
     pub async fn open_door(&self) -> Option<String> {
@@ -100,11 +108,10 @@ impl EtcdConfig {
         })
     }
 
-    /// User and password, together or not at all.
-    pub(super) fn credentials(&self) -> StoreResult<Option<(String, String)>> {
+    /// User and password must be given together or not at all.
+    pub(super) fn check_credentials(&self) -> StoreResult<()> {
         match (&self.user, &self.password) {
-            (Some(user), Some(password)) => Ok(Some((user.clone(), password.clone()))),
-            (None, None) => Ok(None),
+            (Some(_), Some(_)) | (None, None) => Ok(()),
             (Some(user), None) => {
                 Err(StoreError::Invalid(format!("etcd user `{user}` is given without a password")))
             }

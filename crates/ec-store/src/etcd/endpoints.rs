@@ -5,10 +5,15 @@
 //! on what it does: see [`Repeat`].
 
 use std::{
-    sync::atomic::{AtomicUsize, Ordering},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
+use ec_runtime::Files;
 use etcd_client::Client;
 use tokio::{
     sync::Mutex,
@@ -50,62 +55,88 @@ pub(super) struct Endpoints {
 }
 
 struct Slot {
-    url: String,
     requests: Connection,
     watches: Connection,
 }
 
 struct Connection {
-    client: Client,
-    credentials: Option<(String, String)>,
+    url: String,
+    config: Arc<EtcdConfig>,
+    require_leader: bool,
     /// Held while authenticating, so that requests which start together authenticate once.
-    authenticated: Mutex<bool>,
+    current: Mutex<Current>,
+}
+
+/// What is used at the moment.
+struct Current {
+    client: Client,
+    authenticated: bool,
+    /// What it was made of.
+    files: Files,
 }
 
 impl Connection {
-    /// The client, authenticated where that is wanted.
+    async fn prepare(config: &Arc<EtcdConfig>, url: &str, require_leader: bool) -> StoreResult<Self> {
+        let certificates = config.certificates().chain(config.secret_files());
+        let files = Files::new(certificates.map(Path::to_owned));
+        let client = make(config, url, require_leader).await?;
+        let current = Mutex::new(Current { client, authenticated: false, files });
+        Ok(Self { url: url.to_owned(), config: Arc::clone(config), require_leader, current })
+    }
+
+    /// The client, authenticated where that is wanted. Where its certificates were written anew, one that uses these; what is under way
+    /// goes on by the one before.
     async fn client(&self) -> Result<Client, Failure> {
-        let client = self.client.clone();
-        if let Some(credentials) = &self.credentials {
-            let mut authenticated = self.authenticated.lock().await;
-            if !*authenticated {
-                // The token is shared by every clone of the client.
-                client.clone().update_user(Some(credentials.clone())).await.map_err(classify)?;
-                *authenticated = true;
+        let mut current = self.current.lock().await;
+        if let Some(look) = current.files.changed() {
+            match make(&self.config, &self.url, self.require_leader).await {
+                Ok(client) => {
+                    (current.client, current.authenticated) = (client, false);
+                    current.files.use_as(look);
+                }
+                Err(error) => tracing::warn!("certificates stay as they were: {error}"),
             }
+        }
+        let client = current.client.clone();
+        if !current.authenticated {
+            if let (Some(user), Some(password)) = (&self.config.user, &self.config.password) {
+                // The token is shared by every clone of the client.
+                let credentials = Some((user.clone(), password.clone()));
+                client.clone().update_user(credentials).await.map_err(classify)?;
+            }
+            current.authenticated = true;
         }
         Ok(client)
     }
+}
+
+/// A client, which connects when it is used.
+async fn make(config: &EtcdConfig, url: &str, require_leader: bool) -> StoreResult<Client> {
+    let options = config.options(require_leader).await?;
+    Client::connect([url], Some(options)).await.map_err(|error| {
+        StoreError::Invalid(format!("etcd endpoint `{url}` cannot be used: {}", text(classify(error))))
+    })
 }
 
 impl Endpoints {
     /// Checks the settings and makes the clients, which connect when they are used.
     pub(super) async fn prepare(config: &EtcdConfig) -> StoreResult<Self> {
         let urls = config.urls()?;
-        let credentials = config.credentials()?;
-        let connection = async |url: &str, require_leader| {
-            let options = config.options(require_leader).await?;
-            let client = Client::connect([url], Some(options)).await.map_err(|error| {
-                StoreError::Invalid(format!(
-                    "etcd endpoint `{url}` cannot be used: {}",
-                    text(classify(error))
-                ))
-            })?;
-            Ok(Connection { client, credentials: credentials.clone(), authenticated: Mutex::new(false) })
-        };
+        config.check_credentials()?;
+        let config = Arc::new(config.clone());
         let mut slots = Vec::with_capacity(urls.len());
         for url in urls {
-            let requests = connection(&url, false).await?;
+            let requests = Connection::prepare(&config, &url, false).await?;
             // Without a leader a watch would only be silent; so it is made to fail instead.
-            let watches = connection(&url, true).await?;
-            slots.push(Slot { url, requests, watches });
+            let watches = Connection::prepare(&config, &url, true).await?;
+            slots.push(Slot { requests, watches });
         }
         Ok(Self { slots, current: AtomicUsize::new(0), timeout: config.timeout })
     }
 
     /// The endpoints for messages.
     pub(super) fn names(&self) -> String {
-        let urls: Vec<_> = self.slots.iter().map(|slot| slot.url.as_str()).collect();
+        let urls: Vec<_> = self.slots.iter().map(|slot| slot.requests.url.as_str()).collect();
         urls.join(", ")
     }
 
@@ -126,8 +157,8 @@ impl Endpoints {
             Ok(_) => {
                 if next != failed {
                     tracing::debug!(
-                        from = self.slots[failed].url,
-                        to = self.slots[next].url,
+                        from = self.slots[failed].requests.url,
+                        to = self.slots[next].requests.url,
                         "changing etcd endpoint"
                     );
                 }
@@ -139,7 +170,7 @@ impl Endpoints {
 
     /// Lets the next request of a lane authenticate again.
     pub(super) async fn forget_token(&self, lane: Lane, index: usize) {
-        *self.connection(lane, index).authenticated.lock().await = false;
+        self.connection(lane, index).current.lock().await.authenticated = false;
     }
 
     fn connection(&self, lane: Lane, index: usize) -> &Connection {

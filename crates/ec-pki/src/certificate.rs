@@ -1,0 +1,150 @@
+//! What certificates that are there say, and when they end.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::{Ipv4Addr, Ipv6Addr},
+    path::Path,
+};
+
+use ec_metrics::Exposition;
+use time::{Date, Duration, OffsetDateTime};
+use x509_parser::{extensions::GeneralName, pem::Pem};
+
+/// From so long before a certificate's end on it is spoken of.
+const SOON: Duration = Duration::days(30);
+
+/// What of a certificate concerns us.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Certificate {
+    /// Names and addresses of the server whose it is.
+    pub hosts: Vec<String>,
+    /// From then on nobody believes it.
+    pub ends: OffsetDateTime,
+}
+
+impl Certificate {
+    /// The first certificate of a file, PEM: whose it is. Those that follow are its authorities'.
+    ///
+    /// # Errors
+    /// In a line, why there is none, with the file's name.
+    pub fn read(path: &Path) -> Result<Self, String> {
+        let pem = fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        Self::parse(&pem).ok_or_else(|| format!("there is no certificate in {}", path.display()))
+    }
+
+    fn parse(pem: &[u8]) -> Option<Self> {
+        let first =
+            Pem::iter_from_buffer(pem).filter_map(Result::ok).find(|pem| pem.label == "CERTIFICATE")?;
+        let certificate = first.parse_x509().ok()?;
+        let names = certificate.subject_alternative_name().ok().flatten();
+        let hosts = names.iter().flat_map(|names| &names.value.general_names).filter_map(host).collect();
+        Some(Self { hosts, ends: certificate.validity().not_after.to_datetime() })
+    }
+
+    /// The day on which it ends.
+    pub fn last_day(&self) -> Date {
+        self.ends.date()
+    }
+}
+
+fn host(name: &GeneralName<'_>) -> Option<String> {
+    match name {
+        GeneralName::DNSName(name) => Some((*name).to_owned()),
+        GeneralName::IPAddress(bytes) => <[u8; 4]>::try_from(*bytes)
+            .map(|four| Ipv4Addr::from(four).to_string())
+            .or_else(|_| <[u8; 16]>::try_from(*bytes).map(|sixteen| Ipv6Addr::from(sixteen).to_string()))
+            .ok(),
+        _ => None,
+    }
+}
+
+/// What is to be said of these certificates' ends: of those that are over, or soon will be.
+pub fn endings<'a>(files: impl IntoIterator<Item = &'a Path>) -> Vec<String> {
+    let now = OffsetDateTime::now_utc();
+    let files: BTreeSet<_> = files.into_iter().collect();
+    files.into_iter().filter_map(|file| ending(file, &Certificate::read(file).ok()?, now)).collect()
+}
+
+fn ending(file: &Path, certificate: &Certificate, now: OffsetDateTime) -> Option<String> {
+    let (file, day, left) = (file.display(), certificate.last_day(), certificate.ends - now);
+    if left <= Duration::ZERO {
+        return Some(format!(
+            "certificate {file} ran out on {day}: put a new one there, see docs/cluster.md"
+        ));
+    }
+    (left < SOON).then(|| {
+        format!(
+            "certificate {file} runs out on {day}, in {} days: put a new one there, nothing has to be started anew for it, see \
+             docs/cluster.md",
+            left.whole_days()
+        )
+    })
+}
+
+/// When each of a program's certificates ends, as a number to watch; of files that cannot be read nothing is told.
+pub fn write_ends<'a>(text: &mut Exposition, program: &str, files: impl IntoIterator<Item = &'a Path>) {
+    let name = format!("{program}_certificate_not_after_timestamp_seconds");
+    let mut family = text.gauges(&name, "When a certificate ends, by its file.");
+    for file in files.into_iter().collect::<BTreeSet<_>>() {
+        if let Ok(certificate) = Certificate::read(file) {
+            family.sample(&[("file", &file.display().to_string())], certificate.ends.unix_timestamp());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Authority;
+
+    #[test]
+    fn a_certificate_tells_its_hosts_and_its_end_and_what_is_none_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = directory.path().join(name);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        let (authority, key) = Authority::create().unwrap();
+        let hosts = ["control.example".to_owned(), "10.0.0.1".to_owned(), "::1".to_owned()];
+        let issued = authority.issue("etcd", &hosts).unwrap();
+        let chain = format!("{}{}", issued.certificate, authority.certificate());
+        let path = file("etcd.pem", &chain);
+        let read = Certificate::read(&path).unwrap();
+        assert_eq!(read.hosts, hosts);
+        let left = read.ends - OffsetDateTime::now_utc();
+        assert!((Duration::days(397)..Duration::days(399)).contains(&left), "{left}");
+        for (name, text) in [("key.pem", key.as_str()), ("empty.pem", ""), ("none.pem", "no pem")] {
+            let error = Certificate::read(&file(name, text)).unwrap_err();
+            assert!(error.contains(name), "{error}");
+        }
+        assert!(
+            Certificate::read(&directory.path().join("missing.pem")).unwrap_err().contains("missing.pem")
+        );
+        assert_eq!(endings([path.as_path()]), Vec::<String>::new());
+
+        let mut text = Exposition::default();
+        let missing = directory.path().join("missing.pem");
+        write_ends(&mut text, "ecompute", [path.as_path(), path.as_path(), missing.as_path()]);
+        let wanted = format!(
+            "ecompute_certificate_not_after_timestamp_seconds{{file=\"{}\"}} {}\n",
+            path.display(),
+            read.ends.unix_timestamp()
+        );
+        assert_eq!(text.into_text().lines().skip(2).collect::<Vec<_>>(), [wanted.trim_end()]);
+    }
+
+    #[test]
+    fn an_end_is_spoken_of_from_thirty_days_before_on() {
+        let ends = OffsetDateTime::from_unix_timestamp(1_800_000_000).unwrap();
+        let certificate = Certificate { hosts: Vec::new(), ends };
+        let told = |before: Duration| ending(Path::new("/etc/a.pem"), &certificate, ends - before);
+        assert_eq!(told(SOON), None);
+        let soon = told(Duration::days(12)).unwrap();
+        assert!(soon.contains("/etc/a.pem runs out on 2027-01-15, in 12 days"), "{soon}");
+        for after in [Duration::ZERO, -Duration::days(1)] {
+            assert!(told(after).unwrap().contains("ran out on 2027-01-15"));
+        }
+    }
+}
