@@ -85,6 +85,7 @@ boot() {
     exec env -i container=namespaces PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --system --log-target=console --log-level=notice
   ' bash "$root" "$name" "$address" >"$console" 2>&1 </dev/null &
   outer=$!
+  disown "$outer" # its end is nothing that the shell should tell of
   machine_init[$name]=''
   for _ in $(seq 300); do
     if [ -z "${machine_init[$name]}" ]; then
