@@ -273,7 +273,6 @@ generation=$(curl -s --cacert "$ca" --cert "$(etc h2 node.pem)" --key "$(etc h2 
 denied PUT "/resource_providers/$n3/traits" '{"resource_provider_generation": '"$generation"', "traits": []}'
 denied PUT "/resource_providers/$n3/inventories" '{"resource_provider_generation": '"$generation"', "inventories": {}}'
 denied DELETE "/allocations/$i3"
-denied PUT "/allocations/$i3" '{"allocations": {}, "consumer_generation": 1, "project_id": "default", "user_id": "x"}'
 denied POST /resource_providers '{"name": "h4"}'
 [ "$(code --cacert "$ca" --cert "$(etc h2 node.pem)" --key "$(etc h2 node.key)" "$provider")" = 401 ] || die "placement answers h2 without a token"
 guest_is h3 ACTIVE && log_in h3 true || die "h3's guest is not as it was"
