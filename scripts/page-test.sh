@@ -186,7 +186,7 @@ guest_is() { [ "$(show "$1" | field "d['state']")" = "$2" ]; }
 log_in() {
   local address
   address=$(in_machine h1 eschedule "on-$1") && [ -n "$address" ] || return 1
-  in_machine "$1" ssh -o BatchMode=yes -o ConnectTimeout=5 -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -i /root/key \
+  in_machine "$1" ssh -o BatchMode=yes -o ConnectTimeout=5 -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR -i /root/key \
     "root@$address" "${@:2}"
 }
 for host in "${hosts[@]}"; do
