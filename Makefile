@@ -15,7 +15,7 @@ endif
 BUILD := $(AS_OWNER) cargo build --release --locked
 
 .PHONY: help demo demo-down test long newcomer bench check deny fuzz fuzz-placement sim mutants \
-  mutants-changed install deb deb-test eschedule-static
+  mutants-changed install deb deb-test page-test piuparts eschedule-static
 
 help:
 	@echo "make demo       install what is missing, build, start the stack, boot a guest, log in"
@@ -27,6 +27,8 @@ help:
 	@echo "make install    programs, units, pages and completions, below DESTDIR and PREFIX (/usr/local)"
 	@echo "make deb        Debian packages, in target/deb; the same commit gives the same bytes"
 	@echo "make deb-test   these, and installs, upgrades, removes and purges them on a new machine"
+	@echo "make page-test  follows docs/cluster.md word for word on three new machines, and tries what it promises"
+	@echo "make piuparts   what the packages leave behind, of SUITES (bookworm)"
 	@echo "make eschedule-static  the command line for any Linux, in target/package"
 	@echo "make check      formatting, lints, dependencies and their licences"
 	@echo "make deny       the last of these alone"
@@ -66,6 +68,14 @@ deb:
 deb-test: deb
 	scripts/install-deps.sh package-test
 	$(SUDO) scripts/package-test.sh
+
+page-test: deb
+	scripts/install-deps.sh package-test
+	$(SUDO) env CACHE=$(CACHE) scripts/page-test.sh $(SUITES)
+
+piuparts: deb
+	scripts/install-deps.sh package-test
+	$(SUDO) scripts/piuparts.sh $(SUITES)
 
 eschedule-static:
 	$(AS_OWNER) scripts/check-rust.sh

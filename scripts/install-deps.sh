@@ -19,7 +19,8 @@ case $level in
 build) ;;
 package | package-test)
   packages+=(debhelper git help2man musl-tools)
-  [ "$level" = package ] || packages+=(lintian mmdebstrap debian-archive-keyring util-linux)
+  [ "$level" = package ] || packages+=(lintian mmdebstrap debian-archive-keyring util-linux piuparts
+    curl etcd-client iproute2 openssh-client openssl procps python3)
   ;;
 demo | test)
   packages+=(etcd-server etcd-client qemu-system-x86 qemu-utils libvirt-daemon-system libvirt-clients

@@ -45,7 +45,12 @@ pub fn write(path: &Path, content: impl AsRef<[u8]>, access: Access) -> io::Resu
     file.write_all(content.as_ref())?;
     file.sync_all()?;
     fs::rename(half, path)?;
-    path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
+    File::open(directory(path))?.sync_all()
+}
+
+/// Where a file lies: the parent of a bare name is empty.
+fn directory(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 #[cfg(test)]
@@ -67,5 +72,11 @@ mod tests {
         let group = fs::metadata(&path).unwrap().gid();
         write(&path, "shared", Access::Group(group)).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+    }
+
+    #[test]
+    fn a_bare_name_means_the_directory_where_one_is() {
+        assert_eq!(directory(Path::new("host1.bundle")), Path::new("."));
+        assert_eq!(directory(Path::new("/etc/ecompute/ca.pem")), Path::new("/etc/ecompute"));
     }
 }
