@@ -270,7 +270,8 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             ));
         }
         // Somebody took its claim, and others its room since: nothing is started that is not counted.
-        let waits_for_room = state == Some(State::Rescuing) && claims_lost && !traces.claim && counted;
+        let waits = matches!(state, Some(State::Rescuing | State::Starting));
+        let waits_for_room = waits && claims_lost && !traces.claim && counted;
         if !(waits_for_room || well && as_wished && traces.is_true()) {
             let bound = if traces.request.is_some() { soon } else { BOUND };
             found.push((bound, format!("{instance}: {}", traces.told())));
