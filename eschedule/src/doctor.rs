@@ -350,7 +350,10 @@ const ON_ITS_WAY: jiff::SignedDuration = jiff::SignedDuration::from_mins(15);
 /// What instances can need somebody for, and what is to be done then.
 const ILLS: [(&str, &str); 4] = [
     ("in ERROR", "`eschedule show` tells why"),
-    ("run, and no request speaks of them", "etcd was restored or emptied: see docs/operations.md"),
+    (
+        "run, and no request speaks of them",
+        "etcd was restored or emptied: `eschedule heal` brings back what their nodes know",
+    ),
     ("cannot be told of", "`eschedule show` tells which key cannot be read"),
     ("on their way for long", "`eschedule explain` tells what they wait for"),
 ];

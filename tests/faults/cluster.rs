@@ -329,7 +329,11 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
         ensure!(etcd.txn(Txn::new().delete(&key)).await.is_err(), "{key} was deleted");
     }
     ensure!(etcd.enable_auth().await.is_err() && etcd.drop_user("ecompute-control").await.is_err());
-    // Its own is its own.
+    // Its own is its own; rights that another release knew otherwise come with `cluster init`.
+    let role = format!("ecompute-{}", thief.node);
+    root.ensure_role(&role, &[]).await?;
+    ensure!(etcd.txn(Txn::new().put(keys.status(thief.node, web), "{}")).await.is_err());
+    host.administered(&["cluster", "init"])?;
     etcd.txn(Txn::new().put(keys.status(thief.node, web), "{}")).await?;
     etcd.txn(Txn::new().delete(keys.status(thief.node, web))).await?;
 

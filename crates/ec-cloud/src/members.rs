@@ -33,7 +33,7 @@ impl Membership {
         Self { store, keys }
     }
 
-    /// Makes users and roles of all but the nodes, and lets nobody in from now on who has none. `tokens` are those of
+    /// Makes users and roles of all but the nodes, gives the nodes that there are the rights of this release, and lets nobody in from now on who has none. `tokens` are those of
     /// the parts that ask placement, by their names. Doing it again changes what is otherwise.
     ///
     /// # Errors
@@ -44,6 +44,11 @@ impl Membership {
             [("eschedule", Part::Control), ("econtroller", Part::Control), ("eplacement", Part::Placement)]
         {
             self.admit(user, part).await?;
+        }
+        // Another release may need other rights. Only these: who was revoked at this moment does not come back.
+        for (_, node) in self.nodes().await? {
+            let part = Part::Node(node);
+            self.store.ensure_role(&part.role(), &part.rights(&self.keys, &self.keys.placement())).await?;
         }
         for (name, token) in tokens {
             self.replace_token(&Token { name: (*name).to_owned(), provider: None }, token).await?;

@@ -84,12 +84,16 @@ fn ending(file: &Path, certificate: &Certificate, now: OffsetDateTime) -> Option
 
 /// When each of a program's certificates ends, as a number to watch; of files that cannot be read nothing is told.
 pub fn write_ends<'a>(text: &mut Exposition, program: &str, files: impl IntoIterator<Item = &'a Path>) {
+    let files: BTreeSet<_> = files.into_iter().collect();
+    let known = files.into_iter().filter_map(|file| Some((file, Certificate::read(file).ok()?)));
+    let known: Vec<_> = known.collect();
+    if known.is_empty() {
+        return;
+    }
     let name = format!("{program}_certificate_not_after_timestamp_seconds");
     let mut family = text.gauges(&name, "When a certificate ends, by its file.");
-    for file in files.into_iter().collect::<BTreeSet<_>>() {
-        if let Ok(certificate) = Certificate::read(file) {
-            family.sample(&[("file", &file.display().to_string())], certificate.ends.unix_timestamp());
-        }
+    for (file, certificate) in known {
+        family.sample(&[("file", &file.display().to_string())], certificate.ends.unix_timestamp());
     }
 }
 
