@@ -438,6 +438,7 @@ mod tests {
             (keys.every_held_user_data(), "/root/held-userdata/".to_owned()),
             (keys.all_held_user_data(node), format!("/root/held-userdata/{node}/")),
             (keys.held_user_data(node, one), format!("/root/held-userdata/{node}/{one}")),
+            (keys.secrets().join(" "), "/root/userdata/ /root/held-userdata/".to_owned()),
             (keys.all_requests(), "/root/requests/".to_owned()),
             (keys.requests(node), format!("/root/requests/{node}/")),
             (keys.request(node, one), format!("/root/requests/{node}/{one}")),

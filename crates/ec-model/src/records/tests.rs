@@ -262,6 +262,15 @@ fn what_has_a_name_reads_back_as_written_and_of_a_later_release_is_refused() {
     assert!(error.contains("flavor record has version 2"), "{error}");
 }
 
+#[test]
+fn a_trouble_is_told_by_the_word_that_it_is_written_with_and_a_later_one_is_overlooked() {
+    for kind in TroubleKind::ALL {
+        assert_eq!(serde_json::to_value(kind).unwrap(), kind.to_string());
+    }
+    let later: TroubleKind = serde_json::from_str("\"heat\"").unwrap();
+    assert_eq!((later, later.to_string()), (TroubleKind::Unknown, "unknown".to_owned()));
+}
+
 proptest! {
     #[test]
     fn no_value_makes_a_reader_panic(value: Vec<u8>) {

@@ -178,4 +178,13 @@ fn a_project_may_change_what_its_own_consumers_use_wherever_that_is_and_nothing_
         assert_eq!(outcome, Err(ModelError::NotYours(Scope::Project(intern("a")))), "{command:?}");
         assert_eq!(portrait(&state), before, "{command:?}");
     }
+    let told = |scope| ModelError::NotYours(scope).to_string();
+    assert_eq!(
+        told(Scope::Project(intern("a"))),
+        "Only what consumers of project a use may be changed with this token."
+    );
+    assert_eq!(
+        told(Scope::Provider(id(1))),
+        format!("Only resource provider {}, and what is used of it, may be changed with this token.", id(1))
+    );
 }

@@ -11,7 +11,7 @@ use Effect::{
     Announce, Claim, Define, DropKeys, DropRecord, EndInError, KeepRecord, MarkStarted, NoteStart, Persist,
     PrepareDisk, Release, RemoveDomain, Reopen, Resume, Start,
 };
-use ec_model::{End, Observed, Pause, Power, RunState, Size, State};
+use ec_model::{Edition, End, Observed, Pause, Power, RunState, Size, State};
 use ec_plan::{
     Allocation, Facts, KnownStatus, Limits, PowerFacts, RecordFacts, ResizeFacts, SizeFacts, StatusFacts,
     Wanted,
@@ -341,6 +341,15 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
         },
         RecordFacts::Absent,
     );
+    // Of this request it keeps a copy; the status that there is tells of the first of epoch 1.
+    let keeps = |epoch, generation| RecordFacts::Kept {
+        started: true,
+        rebuilt: None,
+        metadata: 0,
+        intent: Some(Edition { epoch, generation }),
+        rescued: None,
+        size: UNMEASURED,
+    };
     let swept = || Runs(&[RemoveDomain, DropRecord]);
     let tells = |what| Tells(State::Unclaimed, what, &[]);
     let buried = |facts: Facts| Facts { buried: true, ..facts };
@@ -356,6 +365,9 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
         (with(Allocation::Absent, runs()), tells("that runs without a request")),
         (with(Allocation::Absent, told(runs())), Runs(&[Claim])),
         (told(runs()), Told),
+        (told(left(RUNS, true, keeps(1, 1))), Told),
+        (told(left(RUNS, true, keeps(1, 2))), tells("that runs without a request")),
+        (told(left(RUNS, true, keeps(2, 1))), tells("that runs without a request")),
         (with(Allocation::Elsewhere, told(runs())), Told),
         (buried(runs()), swept()),
         (left(NOT_STARTED, true, never), swept()),
