@@ -94,7 +94,7 @@ fn clock(behind: i64, edge: Edge) -> Option<String> {
         Edge::Begin => CLOCKS,
         Edge::End => CLOCKS / 2,
     };
-    let side = if behind > 0 { "behind" } else { "ahead of" };
+    let side = if behind.is_positive() { "behind" } else { "ahead of" };
     (behind.unsigned_abs() > most).then(|| {
         format!("its clock is {} s {side} that of placement's host: one of them is wrong", behind.abs())
     })

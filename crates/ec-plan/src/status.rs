@@ -339,6 +339,14 @@ mod tests {
         assert_eq!((now.state, now.reason.as_deref()), (State::Unclaimed, Some("no request")));
         assert_eq!((now.name.as_deref(), now.since), (Some("web"), at(1)));
         assert_eq!((now.epoch, now.observed_generation), (2, 3), "of the request that there was");
+
+        // Its node knows better what it was, and says so where nobody asks for it.
+        let kept = Subject { kept: Some(Edition { epoch: 5, generation: 7 }), ..subject(None) };
+        let told = |state| {
+            let now = announced(&kept, Some(&old), state, None, at(3));
+            (now.epoch, now.observed_generation)
+        };
+        assert_eq!((told(State::Unclaimed), told(State::Stopped)), ((5, 7), (2, 3)));
     }
 
     #[test]
