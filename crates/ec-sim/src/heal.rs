@@ -198,6 +198,10 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             request_lost,
             ..
         } = known;
+        // Brought back after somebody deleted its request: what was wished of its power counts as carried out.
+        let healed = request_lost && traces.request.is_some();
+        let (disturbed, power_acknowledged) =
+            (disturbed || healed, if healed { 0 } else { power_acknowledged });
         let state = traces.status.as_ref().map(|status| status.state);
         let asked_for = traces.request.as_ref().map(|request| request.desired);
         let counted = traces.claim || ((restored || claims_lost) && is_kept_free(world, &traces));

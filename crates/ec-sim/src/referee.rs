@@ -45,6 +45,8 @@ pub(crate) struct Known {
     was_active: bool,
     /// Epoch and generation, state and reason that were told last.
     told: Option<(u64, u64, State, String)>,
+    /// The same, of the time before: all that an agent knows that lost the answer to its last word.
+    told_before: Option<(u64, u64, State, String)>,
     /// A call that its agent had given up made something of it after its removal: the next look sweeps that.
     revived: bool,
     /// That has happened at least once.

@@ -31,13 +31,11 @@ impl Worker {
     /// Adds to the writing of a status that what is known of an instance without a request is held for it; or, once that
     /// is over, no more.
     pub(super) async fn hold(&self, status: Option<&Status>, txn: Txn) -> Result<Txn, Stop> {
-        let is = |status: &Status| status.state == State::Unclaimed;
         let (keys, node, instance) = (&self.parts.settings.keys, self.parts.node, self.job.instance);
         let (key, data_key) = (keys.held(node, instance), keys.held_user_data(node, instance));
-        if !status.is_some_and(is) {
-            // Where somebody took the status away, too.
-            let may_be_held = self.status.known().is_none_or(is);
-            return Ok(if may_be_held { txn.delete(key).delete(data_key) } else { txn });
+        if status.is_none_or(|status| status.state != State::Unclaimed) {
+            // Whatever was told last: of a write whose answer was lost nobody here knows.
+            return Ok(txn.delete(key).delete(data_key));
         }
         let Some(record) = self.record().await? else { return Ok(txn) };
         let Some(intent) = record.intent else { return Ok(txn) };

@@ -217,8 +217,8 @@ impl Referee {
         known.was_active &= !(known.status_lost && is_before_active(state));
         // Whoever looks is answered, and what was told before stays.
         let told = Some((status.epoch, status.observed_generation, state, reason.clone()));
-        let only_answers = status.access.is_some() && known.told == told;
-        known.told = told;
+        let only_answers = status.access.is_some() && (known.told == told || known.told_before == told);
+        known.told_before = std::mem::replace(&mut known.told, told);
         if let Some(why) = wrong {
             self.found(format!("{instance} is told to be {state}, and {why}: {reason}"));
         }
