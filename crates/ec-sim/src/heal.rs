@@ -251,7 +251,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             state,
             Some(State::Active | State::Stopped | State::Paused | State::Suspended | State::Rescued)
         );
-        let history = if restored || !is_settled { Vec::new() } else { pending(world, instance) };
+        let history = if restored || healed || !is_settled { Vec::new() } else { pending(world, instance) };
         if well && !history.is_empty() {
             found.push((soon, format!("{instance}: nothing is told of what came of {}", history.join(", "))));
         }
