@@ -7,7 +7,7 @@ use std::{
 
 use ec_cloud::{CloudError, Kind, NodeView, View, list, nodes};
 use ec_placement_client::PlacementClient;
-use ec_plan::lack::some;
+use ec_plan::{host::CLOCKS, lack::some};
 use ec_runtime::exit::{FAILED, Failure, UNREACHABLE, chain};
 use ec_store::{EtcdConfig, EtcdStore, Server, Store};
 use jiff::Timestamp;
@@ -31,8 +31,6 @@ Examples:
 
 /// So long one part may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Seconds that clocks may differ by.
-const CLOCKS: u64 = 10;
 /// A node that has been missing for so long is marked, where a controller runs.
 const MARKED_AFTER: &str = "a minute";
 

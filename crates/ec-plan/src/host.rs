@@ -49,7 +49,7 @@ impl Edge {
 }
 
 /// Seconds that clocks may differ by.
-const CLOCKS: u64 = 10;
+pub const CLOCKS: u64 = 10;
 /// Of a hundred.
 const STALL: f64 = 10.0;
 
