@@ -21,7 +21,7 @@ help:
 	@echo "make demo       install what is missing, build, start the stack, boot a guest, log in"
 	@echo "make demo-down  end the demo; nothing stays but caches in $(CACHE)"
 	@echo "make test       all tests, on real etcd, placement, libvirt guests and Docker"
-	@echo "make long       hours: a stock Debian through every verb, and KILLS (20) kills at each step of each"
+	@echo "make long       hours: these, a stock Debian through every verb, and KILLS (20) kills at each step of each"
 	@echo "make newcomer   install and demo on new Debian 12, Debian 13 and Ubuntu 24.04, in namespaces"
 	@echo "make bench      what we promise, beside the bare calls, as medians and ratios"
 	@echo "make install    programs, units, pages and completions, below DESTDIR and PREFIX (/usr/local)"

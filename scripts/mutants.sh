@@ -3,6 +3,7 @@
 # so with each thing that cargo-mutants can make wrong.
 #
 # usage: mutants.sh all|changed [ARGUMENT...]      (arguments are cargo-mutants's)
+#        mutants.sh install                         cargo-mutants alone, where it is missing
 #
 # `changed` looks only at lines that differ from SINCE (default: twenty commits ago), and there at forty mutants at
 # most, which takes two minutes or three. Fails where one survives that .cargo/mutants.toml does not excuse.
@@ -11,9 +12,10 @@ cd "$(dirname "$0")/.."
 version=27.1.0
 crates=(ec-model ec-plan ec-placement-model)
 most=40
-what=${1:?usage: $0 all|changed [ARGUMENT...]}
+what=${1:?usage: $0 all|changed|install [ARGUMENT...]}
 shift
 cargo mutants --version >/dev/null 2>&1 || cargo install --debug --locked cargo-mutants --version $version
+[ "$what" != install ] || exit 0
 
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target} CARGO_PROFILE_DEV_DEBUG=false
 out=$CARGO_TARGET_DIR/mutants
@@ -51,7 +53,7 @@ changed)
   set -- --in-diff "$out/diff" --sharding round-robin --shard "$part/$parts" "$@"
   ;;
 *)
-  echo "mutants: \`$what\` is not known: wanted all or changed" >&2
+  echo "mutants: \`$what\` is not known: wanted all, changed or install" >&2
   exit 2
   ;;
 esac

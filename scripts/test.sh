@@ -1,6 +1,6 @@
 #!/bin/bash
 # All tests, on real parts. Needs root: bridges, network namespaces and libvirt.
-# usage: test.sh [long]     long: what takes hours in their place
+# usage: test.sh [long]     long: also what takes hours
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "$(id -u)" -ne 0 ]; then

@@ -2,6 +2,7 @@
 //! calls that it needs on a guest of the same kind, by turns.
 
 use std::{
+    process::Command,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -125,6 +126,9 @@ struct Verb {
     after: &'static [&'static str],
     calls: &'static str,
     call: fn(&mut Twin<'_>) -> Result<()>,
+    /// Where the calls are so short that a process beside them weighs: the command of virsh that does the same, as `@` for the
+    /// guest, and its figure's name.
+    virsh: Option<(&'static str, &'static str)>,
     is_done: fn(Option<Seen>, Option<Seen>) -> bool,
 }
 
@@ -148,6 +152,7 @@ const VERBS: [Verb; 11] = [
         after: &[],
         calls: "suspend",
         call: |twin| Ok(twin.domain.suspend()?),
+        virsh: Some(("suspend @", "  by virsh suspend")),
         is_done: |_, seen| seen.is_some_and(|seen| seen.is_paused),
     },
     Verb {
@@ -156,6 +161,7 @@ const VERBS: [Verb; 11] = [
         after: &[],
         calls: "resume",
         call: |twin| Ok(twin.domain.resume()?),
+        virsh: Some(("resume @", "  by virsh resume")),
         is_done: runs,
     },
     Verb {
@@ -164,6 +170,7 @@ const VERBS: [Verb; 11] = [
         after: &[],
         calls: "managedsave",
         call: |twin| Ok(twin.domain.managed_save(0)?),
+        virsh: None,
         is_done: is_off,
     },
     Verb {
@@ -172,6 +179,7 @@ const VERBS: [Verb; 11] = [
         after: &[],
         calls: "start of what was saved",
         call: |twin| Ok(twin.domain.create()?),
+        virsh: None,
         is_done: runs,
     },
     Verb {
@@ -180,6 +188,7 @@ const VERBS: [Verb; 11] = [
         after: &[],
         calls: "destroy",
         call: |twin| Ok(twin.domain.destroy()?),
+        virsh: None,
         is_done: is_off,
     },
     Verb {
@@ -188,6 +197,7 @@ const VERBS: [Verb; 11] = [
         after: &[],
         calls: "start",
         call: |twin| Ok(twin.domain.create()?),
+        virsh: None,
         is_done: runs,
     },
     Verb {
@@ -199,6 +209,7 @@ const VERBS: [Verb; 11] = [
             twin.domain.destroy()?;
             Ok(twin.domain.create()?)
         },
+        virsh: None,
         is_done: runs_anew,
     },
     Verb {
@@ -207,6 +218,7 @@ const VERBS: [Verb; 11] = [
         after: &["resize", "--confirm", "@"],
         calls: "blockresize",
         call: |twin| Ok(twin.domain.block_resize(DISK, twin.bytes, sys::VIR_DOMAIN_BLOCK_RESIZE_BYTES)?),
+        virsh: Some(("blockresize @ vda 2G", "  by virsh blockresize")),
         is_done: |before, seen| {
             let bytes = |seen: Option<Seen>| seen.map_or(0, |seen| seen.bytes);
             bytes(seen) > bytes(before)
@@ -222,6 +234,7 @@ const VERBS: [Verb; 11] = [
             twin.pattern.make_disk(twin.instance, &twin.disk(".rescue"))?;
             twin.pattern.create(&twin.rescue)
         },
+        virsh: None,
         is_done: runs_anew,
     },
     Verb {
@@ -234,6 +247,7 @@ const VERBS: [Verb; 11] = [
             twin.domain.create()?;
             twin.pattern.delete_disk(&twin.disk(".rescue"))
         },
+        virsh: None,
         is_done: runs_anew,
     },
     Verb {
@@ -247,6 +261,7 @@ const VERBS: [Verb; 11] = [
             twin.pattern.make_disk(twin.instance, &twin.disk(""))?;
             Ok(twin.domain.create()?)
         },
+        virsh: None,
         is_done: runs_anew,
     },
 ];
@@ -261,6 +276,7 @@ const DESTROY: Verb = Verb {
         twin.pattern.delete_disk(&twin.disk(""))?;
         Ok(twin.domain.undefine()?)
     },
+    virsh: None,
     is_done: |_, seen| seen.is_none(),
 };
 
@@ -270,6 +286,8 @@ pub(crate) async fn measure(stack: &Stack) -> Result<Vec<Figure>> {
     tokio::task::block_in_place(|| {
         let pattern = Pattern::of(stack, first)?;
         let mut figures: Vec<Figure> = VERBS.iter().chain([&DESTROY]).map(figure).collect();
+        let mut by_virsh: Vec<Figure> =
+            VERBS.iter().filter_map(|verb| verb.virsh).map(|(_, name)| virsh_figure(name)).collect();
         asked(stack, &["rescue", "--wait", "@"], first, 0)?;
         let rescue = stack.libvirt.connection().lookup_domain_by_uuid(first.uuid())?.xml_desc(0)?;
         asked(stack, &["unrescue", "--wait", "@"], first, 0)?;
@@ -284,8 +302,11 @@ pub(crate) async fn measure(stack: &Stack) -> Result<Vec<Figure>> {
                 rescue: pattern.renamed(&rescue, other),
                 bytes: 2 * GIB,
             };
+            let third = Orders::instance();
+            let by_hand = pattern.make(third)?;
+            let mut hands = by_virsh.iter_mut();
             for (verb, figure) in VERBS.iter().chain([&DESTROY]).zip(&mut figures) {
-                settled(stack, &[instance, other])?;
+                settled(stack, &[instance, other, third])?;
                 let time = measured(stack, verb, instance, || asked(stack, verb.arguments, instance, 2))?;
                 figure.ours.push_time(time);
                 if !verb.after.is_empty() {
@@ -296,8 +317,17 @@ pub(crate) async fn measure(stack: &Stack) -> Result<Vec<Figure>> {
                 if let Some((_, bare)) = &mut figure.bare {
                     bare.push_time(time);
                 }
+                if let Some((words, _)) = verb.virsh {
+                    settled(stack, &[other, third])?;
+                    let time = measured(stack, verb, third, || virsh(stack, words, third))?;
+                    hands.next().context("a figure for each command of virsh")?.ours.push_time(time);
+                }
             }
+            by_hand.destroy()?;
+            pattern.delete_disk(&format!("{third}.qcow2"))?;
+            by_hand.undefine()?;
         }
+        figures.extend(by_virsh);
         Ok(figures)
     })
 }
@@ -305,6 +335,11 @@ pub(crate) async fn measure(stack: &Stack) -> Result<Vec<Figure>> {
 fn figure(verb: &'static Verb) -> Figure {
     let (ours, bare) = (Samples::default(), Some((verb.calls, Samples::default())));
     Figure { name: verb.name, unit: "ms", ours, bare, goals: vec![Goal::Ratio(1.15), Goal::Above(100.0)] }
+}
+
+/// Of a process, as ours is.
+fn virsh_figure(name: &'static str) -> Figure {
+    Figure { name, unit: "ms", ours: Samples::default(), bare: None, goals: Vec::new() }
 }
 
 /// Waits until none of the guests has more to do than to wait.
@@ -349,5 +384,15 @@ fn asked(stack: &Stack, arguments: &[&str], instance: InstanceId, gib: u64) -> R
         .collect();
     let output = stack.eschedule(&arguments.iter().map(String::as_str).collect::<Vec<_>>())?;
     ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+fn virsh(stack: &Stack, words: &str, instance: InstanceId) -> Result<()> {
+    let output = Command::new("virsh")
+        .args(["-q", "-c", stack.libvirt.uri()])
+        .args(words.replace('@', &instance.to_string()).split_whitespace())
+        .output()
+        .context("virsh")?;
+    ensure!(output.status.success(), "virsh {words}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(())
 }

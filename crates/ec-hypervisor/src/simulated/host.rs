@@ -270,7 +270,9 @@ impl Host {
         }
         let before = std::mem::replace(&mut domain.vcpus, spec.vcpus);
         domain.memory_mb = spec.memory_mb;
-        Ok(before != spec.vcpus || more > 0)
+        // Growing defines it for good.
+        let undefined = std::mem::take(&mut domain.transient);
+        Ok(before != spec.vcpus || more > 0 || undefined)
     }
 
     pub(super) fn resume(&mut self, node: NodeId, instance: InstanceId) -> Result<bool, String> {

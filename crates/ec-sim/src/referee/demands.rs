@@ -101,6 +101,7 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
             // A wish for one that is placed waits for its node.
             if old.is_none() {
                 stands_on.push(keys.alive(node));
+                stands_on.extend(brought_back(world, txn, node, instance));
             }
         }
         return stands_on;
@@ -160,6 +161,21 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
         Op::Delete(_) if writes(txn, &record) => Vec::new(),
         Op::Delete(_) => vec![record],
     }
+}
+
+/// What its node keeps of an instance that is brought back by it.
+fn brought_back(world: &World, txn: &Txn, node: NodeId, instance: InstanceId) -> Vec<String> {
+    let keys = &world.keys;
+    let (held, data) = (keys.held(node, instance), keys.held_user_data(node, instance));
+    let is_there = |key: &str| content(world, key).is_some();
+    let mut stands_on = Vec::new();
+    if is_there(&held) {
+        stands_on.extend([held, keys.status(node, instance)]);
+    }
+    if is_there(&data) && writes(txn, &keys.user_data(node, instance)) {
+        stands_on.push(data);
+    }
+    stands_on
 }
 
 /// Whoever takes a place in a group compares the group, and what its policy says of others' places.
