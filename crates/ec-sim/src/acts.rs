@@ -1,7 +1,7 @@
 //! What can be done to a cluster: by the nemesis, who rolls dice for it, and by a scenario, which knows when.
 
 use ec_hypervisor::{End, Hypervisor, Pause};
-use ec_model::{Desired, InstanceId, Request, RunState, decode};
+use ec_model::{Desired, InstanceId, Request, RunState, Trouble, TroubleKind, decode};
 use ec_store::{Backup, Store};
 
 use crate::{
@@ -43,6 +43,15 @@ pub(crate) async fn crash_host(world: &World, computer: &Computer) {
         world.judge(|referee, _| referee.disturbed(guest));
     }
     computer.crash();
+}
+
+/// Its disk fills up, or has room again, as its agent finds when it looks.
+pub(crate) fn trouble(world: &World, computer: &Computer, is_full: bool) {
+    let why = || "hardly anything is left of its disk".to_owned();
+    let trouble = is_full.then(|| Trouble { kind: TroubleKind::Disk, since: world.now(), why: why() });
+    let what = if is_full { "fills the disk" } else { "makes room on the disk" };
+    say(world, format!("{what} of the host of {}", name(computer)));
+    computer.troubles.send_replace(trouble.into_iter().collect());
 }
 
 /// As `kill -9`. Whether it was running.

@@ -53,6 +53,7 @@ fn mend(world: &Arc<World>) {
     }
     for computer in &world.computers {
         computer.hypervisor.set_unreachable(false);
+        computer.troubles.send_if_modified(|troubles| !std::mem::take(troubles).is_empty());
         match computer.life() {
             Some(life) => life.wake(),
             None => computer.start(world),

@@ -13,10 +13,10 @@ use std::{
 
 use anyhow::{Context, Result};
 use ec_hypervisor::SimulatedHypervisor;
-use ec_model::{InstanceId, NodeId};
+use ec_model::{InstanceId, NodeId, Trouble};
 use ecompute::{agent, config::Settings};
 use serde_json::Value;
-use tokio::time::sleep;
+use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -49,6 +49,8 @@ pub(crate) struct Computer {
     first: u32,
     /// Nobody starts an agent here for now.
     kept_down: AtomicBool,
+    /// What its agents find that it is in.
+    pub(crate) troubles: watch::Sender<Vec<Trouble>>,
     /// The agent of now.
     agent: Mutex<Option<Running>>,
 }
@@ -100,6 +102,7 @@ impl Computer {
             starts: AtomicU32::new(starts),
             first: starts,
             kept_down: AtomicBool::new(false),
+            troubles: watch::Sender::default(),
             agent: Mutex::default(),
         })
     }
@@ -171,7 +174,20 @@ impl Computer {
             agent::assemble(settings, self.node, Arc::new(door), Arc::new(hands), placement, machine).await?;
         // Nobody comes there: what is played is how its tickets come to be.
         parts.url.set("http://127.0.0.1:18090".to_owned()).ok();
-        agent::run_with(parts, stop.clone()).await
+        let mut troubles = self.troubles.subscribe();
+        parts.troubles.send_replace(troubles.borrow_and_update().clone());
+        let told = Arc::clone(&parts);
+        let tell = async {
+            while troubles.changed().await.is_ok() {
+                told.troubles.send_replace(troubles.borrow_and_update().clone());
+            }
+            std::future::pending().await
+        };
+        tokio::select! {
+            biased;
+            ended = agent::run_with(parts, stop.clone()) => ended,
+            never = tell => never,
+        }
     }
 
     fn forget(&self, number: u32) {

@@ -264,7 +264,10 @@ impl Referee {
         let is_wish = new.is_some() && before.as_ref().is_some_and(|before| before.assigned.is_some());
         let is_young =
             before.is_some_and(|before| world.now().duration_since(before.created_at).as_secs() < STALE);
-        if is_young && !is_wish && actor != maker && !known.wished_away {
+        // One that its node holds was placed, whatever an older etcd says of it.
+        let after = new.and_then(|new| decode::<Instance>(new).ok()).and_then(|record| record.node());
+        let is_held = after.is_some_and(|node| content(world, &world.keys.held(node, instance)).is_some());
+        if is_young && !is_wish && !is_held && actor != maker && !known.wished_away {
             self.found(format!("{actor} wrote {key}, at which a command may still be"));
         }
         if new.is_some() || old.is_none() {

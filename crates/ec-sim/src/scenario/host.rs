@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ec_hypervisor::{End, Operation};
-use ec_model::State;
+use ec_model::{Node, State, decode};
 
 use super::{Scenario, Stage, stage::Sight};
 use crate::snag::Fate;
@@ -38,6 +38,13 @@ pub(super) const ALL: &[Scenario] = &[
          and deletes nothing; when the first is back and the copy off, the guest goes on",
         |stage| Box::pin(cloned_and_off(stage)),
     ),
+    Scenario::new(
+        "host-in-trouble",
+        "the disk of a host is nearly full: what is new goes to the other host, what runs there runs on, and it takes new work \
+         again when there is room",
+        |stage| Box::pin(in_trouble(stage)),
+    )
+    .on_nodes(2),
     Scenario::new(
         "libvirt-defines-late",
         "libvirt answers a definition not in time and does it after the next agent has looked, when the guest was destroyed: \
@@ -164,6 +171,29 @@ async fn cloned_and_off(stage: Stage) {
     stage.node(2).keep_down(true);
     stage.start(1);
     stage.until(guest, "STOPPED and kept", |is| is.is(State::Stopped) && is.is_kept()).await;
+}
+
+async fn in_trouble(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let key = stage.world.keys.node(stage.node(1).node);
+    let told = |stage: &Stage| stage.get(&key).and_then(|value| decode::<Node>(&value).ok());
+    stage.trouble(1, true);
+    stage.pass(5).await;
+    let troubles = told(&stage).map_or(0, |node| node.troubles.len());
+    stage.demand(troubles == 1, "the node's record tells of it").await;
+    for name in ["db", "mail"] {
+        let placed = stage.placed(name).await;
+        stage.demand(placed.node == stage.node(2).node, "the other host has it").await;
+    }
+    stage.until_well(guest).await;
+    stage.trouble(1, false);
+    stage.pass(5).await;
+    stage.demand(told(&stage).is_some_and(|node| node.troubles.is_empty()), "it is over").await;
+    // The other one is full with it.
+    for name in ["log", "backup", "cache"] {
+        stage.placed(name).await;
+    }
+    stage.until_well(guest).await;
 }
 
 async fn defines_late(stage: Stage) {

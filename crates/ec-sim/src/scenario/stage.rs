@@ -242,6 +242,10 @@ impl Stage {
         acts::crash_host(&self.world, self.node(node)).await;
     }
 
+    pub(super) fn trouble(&self, node: usize, is_full: bool) {
+        acts::trouble(&self.world, self.node(node), is_full);
+    }
+
     pub(super) fn kill_replica(&self, number: usize) {
         acts::kill_replica(&self.world, number - 1);
     }
