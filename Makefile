@@ -30,7 +30,7 @@ help:
 	@echo "make deb        Debian packages, in target/deb; the same commit gives the same bytes"
 	@echo "make deb-test   these, and installs, upgrades, removes and purges them on a new machine of SUITES (bookworm)"
 	@echo "make page-test  follows docs/cluster.md word for word on three new machines, and tries what it promises"
-	@echo "make piuparts   what the packages leave behind, of SUITES (bookworm)"
+	@echo "make piuparts   what the packages leave behind, of SUITES (bookworm trixie)"
 	@echo "make eschedule-static  the command line for any Linux, in target/package"
 	@echo "make check      formatting, lints, dependencies and their licences"
 	@echo "make deny       the last of these alone"

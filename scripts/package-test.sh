@@ -48,18 +48,7 @@ say "lintian: no errors, no warnings"
 
 # ---- a machine ------------------------------------------------------------------------------------
 
-# Everything that the packages depend on is there before, and so is etcd: what comes and goes is theirs.
-base=apt,ca-certificates,systemd,systemd-sysv,dbus,iproute2,procps,curl,etcd-server,etcd-client
-base+=,libvirt-daemon-system,libvirt-clients,qemu-system-x86,qemu-utils,nftables,dnsmasq-base,openssh-client
-kept=$cache/machines/packages-$suite
-if [ -n "$(find "$kept" -maxdepth 0 -mtime +7 2>/dev/null)" ]; then rm -rf --one-file-system "$kept"; fi
-if [ ! -e "$kept" ]; then
-  mkdir -p "$cache/machines"
-  rm -rf --one-file-system "$kept.part"
-  new_root "$suite" "$kept.part" $base
-  mv "$kept.part" "$kept"
-  touch "$kept"
-fi
+kept=$(root_with_dependencies "$suite")
 cp -a --reflink=auto "$kept" "$root"
 mkdir -p "$root/packages" "$root/newer"
 cp target/deb/*.deb "$root/packages/"
