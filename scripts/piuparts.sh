@@ -29,13 +29,18 @@ for suite in "$@"; do
   # What libvirt and others leave is theirs to mend.
   root=$(root_with_dependencies "$suite")
   for way in '' --install-remove-install --install-purge-install; do
-    # Nothing of ours is in the distribution that could be upgraded from: package-test.sh upgrades.
+    debs=(target/deb/*.deb)
+    # Here it installs what they depend on before and from the distribution, which has nothing of ours: without the metapackage.
+    if [ "$way" = --install-purge-install ]; then debs=(target/deb/etcd-compute-*.deb); fi
+    # Nothing of ours is in the distribution that could be upgraded from: package-test.sh upgrades. The directory is debconf's own,
+    # made when anything is installed.
     piuparts --distribution "$suite" --mirror "$mirror_debian main" --existing-chroot "$root" --no-upgrade-test --tmpdir "$work" \
-      --skip-logrotatefiles-test ${way:+$way} --log-level=info --log-file "$work/log" target/deb/*.deb >/dev/null 2>&1 || {
+      --skip-logrotatefiles-test --ignore /var/cache/debconf/tmp.ci/ ${way:+$way} --log-level=info --log-file "$work/log" "${debs[@]}" >/dev/null 2>&1 || {
       grep -E 'ERROR|FAIL|WARN' -A 12 "$work/log" >&2 || tail -n 30 "$work/log" >&2
       die "$suite, ${way:-installed and purged}: failed"
     }
-    grep -E '^[0-9.ms]+ (ERROR|WARN)' "$work/log" || true
+    # Links that lead nowhere are the distribution's, and there before.
+    grep -E '^[0-9.ms]+ (ERROR|WARN)' "$work/log" | grep -v 'Broken symlinks' || true
     echo "$suite, ${way:-installed and purged}: passed"
   done
 done

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use anyhow::{Result, ensure};
+
 /// Whose programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Release {
@@ -15,7 +17,15 @@ impl Release {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Previous, Self::This];
 
-    /// One of its programs. Where it is not there, its start fails and says so.
+    /// Fails where the previous release was not built.
+    pub fn both_are_there() -> Result<()> {
+        let there =
+            Self::Previous.program("ecompute").is_file() && std::env::var_os("EC_TEST_PREVIOUS").is_some();
+        ensure!(there, "the previous release is not there: run scripts/upgrade-test.sh");
+        Ok(())
+    }
+
+    /// One of its programs.
     pub fn program(self, name: &str) -> PathBuf {
         match self {
             Self::This => program(name),

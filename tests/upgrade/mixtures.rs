@@ -63,10 +63,7 @@ const TELL: &str = "cat /proc/sys/kernel/random/boot_id; wget -q -O - http://169
 impl Cloud {
     /// All of the previous release.
     async fn start() -> Result<Self> {
-        for name in PROGRAMS {
-            let there = Release::Previous.program(name).exists();
-            ensure!(there, "there is no {name} of the previous release: run scripts/upgrade-test.sh");
-        }
+        Release::both_are_there()?;
         let mut stack = Stack::start().await?;
         stack.placement_server.end();
         stack.placement_server.release = Release::Previous;

@@ -47,6 +47,7 @@ impl Old {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_and_replicas_of_two_releases_are_one_cluster_for_either_command_line() -> Result<()> {
+    Release::both_are_there()?;
     let mut stack = Stack::start().await?;
     stack.start_agent("").await?;
     let old = Old::start(&stack).await?;
