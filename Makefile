@@ -15,20 +15,22 @@ endif
 BUILD := $(AS_OWNER) cargo build --release --locked
 
 .PHONY: help demo demo-down test long newcomer bench check deny fuzz fuzz-placement sim mutants \
-  mutants-changed install deb deb-test page-test piuparts eschedule-static
+  mutants-changed install deb deb-test page-test piuparts eschedule-static \
+  upgrade-test
 
 help:
 	@echo "make demo       install what is missing, build, start the stack, boot a guest, log in"
 	@echo "make demo-down  end the demo; nothing stays but caches in $(CACHE)"
 	@echo "make test       all tests, on real etcd, placement, libvirt guests and Docker"
 	@echo "make long       hours: these, a stock Debian through every verb, and KILLS (20) kills at each step of each"
+	@echo "make upgrade-test  this release's programs and those of PREVIOUS (the one before) together, in every mixture"
 	@echo "make newcomer   install and demo on new Debian 12, Debian 13 and Ubuntu 24.04, in namespaces"
 	@echo "make bench      what we promise, beside the bare calls, as medians and ratios"
 	@echo "make install    programs, units, pages and completions, below DESTDIR and PREFIX (/usr/local)"
 	@echo "make deb        Debian packages, in target/deb; the same commit gives the same bytes"
-	@echo "make deb-test   these, and installs, upgrades, removes and purges them on a new machine"
+	@echo "make deb-test   these, and installs, upgrades, removes and purges them on a new machine of SUITES (bookworm)"
 	@echo "make page-test  follows docs/cluster.md word for word on three new machines, and tries what it promises"
-	@echo "make piuparts   what the packages leave behind, of SUITES (bookworm)"
+	@echo "make piuparts   what the packages leave behind, of SUITES (bookworm trixie)"
 	@echo "make eschedule-static  the command line for any Linux, in target/package"
 	@echo "make check      formatting, lints, dependencies and their licences"
 	@echo "make deny       the last of these alone"
@@ -67,7 +69,7 @@ deb:
 
 deb-test: deb
 	scripts/install-deps.sh package-test
-	$(SUDO) scripts/package-test.sh
+	$(SUDO) env CACHE=$(CACHE) scripts/package-test.sh $(SUITES)
 
 page-test: deb
 	scripts/install-deps.sh package-test
@@ -86,6 +88,11 @@ long:
 	scripts/check-rust.sh
 	scripts/install-deps.sh test
 	scripts/test.sh long
+
+upgrade-test:
+	scripts/check-rust.sh
+	scripts/install-deps.sh test
+	scripts/upgrade-test.sh $(PREVIOUS)
 
 newcomer:
 	$(AS_OWNER) scripts/check-rust.sh

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Builds the programs so that the same sources, compiler and system give the same bytes, wherever the checkout and
-# the crates lie. For `make install` and `make deb`.
+# the crates lie, and THIRD-PARTY-LICENSES beside them. For `make install` and `make deb`.
 # usage: build-reproducible.sh             all programs, into target/package/release
 #        build-reproducible.sh static      eschedule alone, linked with musl and nothing of the system, into
 #                                          target/package/x86_64-unknown-linux-musl/release
@@ -13,13 +13,23 @@ export CFLAGS="-ffile-prefix-map=$crates=/usr/src/cargo -ffile-prefix-map=$PWD=/
 # What C makes of __DATE__ and __TIME__ (mimalloc says when it was built). Not the commit's: what is compiled is kept over commits.
 export SOURCE_DATE_EPOCH=0
 # A target of its own, so that other builds, which have other flags, and this one do not undo each other.
-build() { exec cargo build --release --locked --target-dir target/package "$@"; }
+build() { cargo build --release --locked --target-dir target/package "$@"; }
+# Whose work the programs are linked with goes with them.
+licenses() { # licenses DIRECTORY TARGET PACKAGE…
+  scripts/third-party-licenses.py "${@:2}" >"$1/THIRD-PARTY-LICENSES.part"
+  mv "$1/THIRD-PARTY-LICENSES.part" "$1/THIRD-PARTY-LICENSES"
+}
 case ${1-} in
-'') build -p ecompute -p econtroller -p placement -p eschedule -p mdserver ;;
+'')
+  packages=(ecompute econtroller placement eschedule mdserver)
+  build "${packages[@]/#/--package=}"
+  licenses target/package/release "$(rustc -vV | sed -n 's/^host: //p')" "${packages[@]}"
+  ;;
 static)
   target=x86_64-unknown-linux-musl
   rustup target add $target
   build --target $target -p eschedule
+  licenses target/package/$target/release $target eschedule
   ;;
 *)
   echo "build-reproducible: \`$1\` is not known: wanted static, or nothing" >&2

@@ -18,9 +18,9 @@ packages=(gcc libc6-dev pkg-config libvirt-dev protobuf-compiler libprotobuf-dev
 case $level in
 build) ;;
 package | package-test)
-  packages+=(debhelper git help2man musl-tools)
+  packages+=(debhelper git help2man musl-tools python3)
   [ "$level" = package ] || packages+=(lintian mmdebstrap debian-archive-keyring util-linux piuparts
-    curl etcd-client iproute2 openssh-client openssl procps python3)
+    curl etcd-client iproute2 openssh-client openssl procps)
   ;;
 demo | test)
   packages+=(etcd-server etcd-client qemu-system-x86 qemu-utils libvirt-daemon-system libvirt-clients

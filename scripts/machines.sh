@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # New machines: root file systems of Debian and Ubuntu, each with its own systemd as process 1, in namespaces. Sourced by
-# package-test.sh and page-test.sh, which have `die`. What runs in a machine is in one control group, and ends with it.
+# package-test.sh, page-test.sh and piuparts.sh, which have `die`. What runs in a machine is in one control group, and ends with it.
 mirror_debian=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 mirror_ubuntu=${UBUNTU_MIRROR:-http://archive.ubuntu.com/ubuntu}
 
@@ -28,6 +28,23 @@ new_root() {
   # The keyring's path of outside means nothing inside.
   sed -i 's/^deb \[signed-by=[^]]*\] /deb /' "$root/etc/apt/sources.list"
   [ -z "${keys-}" ] || rm -r "$keys"
+}
+
+# root_with_dependencies SUITE: prints where one is that has etcd and all that our packages depend on, and nothing of ours: what
+# comes and goes there is theirs. Kept in CACHE/machines for a week, and not to be changed.
+root_with_dependencies() {
+  local root=${CACHE:-/var/cache/etcd-compute}/machines/packages-$1
+  local packages=apt,ca-certificates,systemd,systemd-sysv,dbus,iproute2,procps,curl,etcd-server,etcd-client
+  packages+=,libvirt-daemon-system,libvirt-clients,qemu-system-x86,qemu-utils,nftables,dnsmasq-base,openssh-client
+  if [ -n "$(find "$root" -maxdepth 0 -mtime +7 2>/dev/null)" ]; then rm -rf --one-file-system "$root"; fi
+  if [ ! -e "$root" ]; then
+    mkdir -p "${root%/*}"
+    rm -rf --one-file-system "$root.part"
+    new_root "$1" "$root.part" $packages >&2
+    mv "$root.part" "$root"
+    touch "$root"
+  fi
+  echo "$root"
 }
 
 # Process 1 of each machine as this host sees it, by the machine's name.

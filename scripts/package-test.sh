@@ -1,12 +1,14 @@
 #!/bin/bash
 # Tries the Debian packages of target/deb (`make deb-test` builds them first): lintian; then installed, upgraded,
-# removed and purged on a new Debian 12 with its own systemd as process 1, in namespaces.
-# usage: package-test.sh        (root; some minutes)
+# removed and purged on a new machine with its own systemd as process 1, in namespaces.
+# usage: package-test.sh [SUITE…]        (bookworm, trixie or noble; default: bookworm. Root; some minutes each)
+#
+# The new machines' file systems, with all that the packages depend on, are kept in CACHE/machines for a week.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C.UTF-8
 umask 022
-mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+cache=${CACHE:-/var/cache/etcd-compute}
 packages=(etcd-compute etcd-compute-agent etcd-compute-control etcd-compute-metadata)
 units=(ecompute econtroller eplacement mdserver)
 
@@ -15,19 +17,22 @@ die() {
   echo "package-test: $*" >&2
   exit 1
 }
+# shellcheck source=scripts/machines.sh
+. scripts/machines.sh
 [ "$(id -u)" -eq 0 ] || die "must be run as root: it makes a file system and namespaces"
-for tool in mmdebstrap lintian unshare nsenter; do command -v $tool >/dev/null || die "$tool is missing: run scripts/install-deps.sh package"; done
+for tool in mmdebstrap lintian unshare nsenter; do command -v $tool >/dev/null || die "$tool is missing: run scripts/install-deps.sh package-test"; done
 ls target/deb/*.deb >/dev/null || die "there are no packages: run \`make deb\`"
 
+if [ $# -gt 1 ]; then
+  for suite in "$@"; do "$0" "$suite"; done
+  exit
+fi
+suite=${1:-bookworm}
 work=$(mktemp -d)
 chmod 755 "$work"
-root=$work/root init='' group=''
-# What runs in there is in one control group, and ends with it.
+root=$work/root
 cleanup() {
-  if [ -n "$init" ]; then kill -KILL "$init" 2>/dev/null || true; fi
-  if [ -n "$group" ]; then
-    for _ in $(seq 50); do find "$group" -depth -type d -exec rmdir {} + 2>/dev/null && break; sleep 0.1; done
-  fi
+  close_machines
   rm -rf --one-file-system "$work"
 }
 trap cleanup EXIT
@@ -43,14 +48,8 @@ say "lintian: no errors, no warnings"
 
 # ---- a machine ------------------------------------------------------------------------------------
 
-# Everything that the packages depend on is there before, and so is etcd: what comes and goes is theirs.
-base=apt,ca-certificates,systemd,systemd-sysv,dbus,iproute2,procps,curl,etcd-server,etcd-client
-base+=,libvirt-daemon-system,libvirt-clients,qemu-system-x86,qemu-utils,nftables,dnsmasq-base,openssh-client
-if [ -n "${BASE_ROOT:-}" ]; then
-  cp -a --reflink=auto "$BASE_ROOT" "$root" # of an earlier run, to save the time
-else
-  mmdebstrap --quiet --variant=minbase --format=directory --include=$base bookworm "$root" "deb $mirror bookworm main"
-fi
+kept=$(root_with_dependencies "$suite")
+cp -a --reflink=auto "$kept" "$root"
 mkdir -p "$root/packages" "$root/newer"
 cp target/deb/*.deb "$root/packages/"
 # The same again with a higher version, to be upgraded to.
@@ -58,7 +57,7 @@ for deb in target/deb/*.deb; do
   rm -rf "$work/newer"
   dpkg-deb -R "$deb" "$work/newer"
   sed -i -e 's/^\(Version: .*\)/\1+1/' "$work/newer/DEBIAN/control"
-  dpkg-deb --root-owner-group -b "$work/newer" "$root/newer" >/dev/null
+  dpkg-deb --root-owner-group -Zgzip -z1 -b "$work/newer" "$root/newer" >/dev/null
 done
 # There is no console to log in at, and what would be saved at the end is not wanted again.
 for unit in console-getty.service libvirt-guests.service sys-kernel-debug.mount sys-kernel-tracing.mount; do
@@ -67,63 +66,17 @@ done
 # The network and the guests of the machine around are out of reach.
 rm -f "$root/etc/resolv.conf"
 
-boot() {
-  # In its group before its namespace is made, so that the group is all that it sees.
-  # shellcheck disable=SC2016  # it is for the shell inside
-  sh -c 'echo $$ >"$0/cgroup.procs" && exec "$@"' "$group" \
-    unshare --mount --pid --uts --ipc --net --cgroup --fork --propagation private bash -c '
-    set -e
-    root=$1
-    mount --bind "$root" "$root"
-    mount -t proc proc "$root/proc"
-    mount -t sysfs sysfs "$root/sys"
-    mount -t tmpfs -o mode=755 tmpfs "$root/dev"
-    for name in null zero full random urandom tty; do : >"$root/dev/$name"; mount --bind "/dev/$name" "$root/dev/$name"; done
-    mkdir -p "$root"/dev/{pts,shm,net}
-    mount -t devpts -o newinstance,ptmxmode=0666 devpts "$root/dev/pts"
-    ln -s pts/ptmx "$root/dev/ptmx"
-    ln -s /proc/self/fd "$root/dev/fd"
-    : >"$root/dev/console"
-    mount -t tmpfs tmpfs "$root/dev/shm"
-    if [ -e /dev/net/tun ]; then : >"$root/dev/net/tun"; mount --bind /dev/net/tun "$root/dev/net/tun"; fi
-    mount -t tmpfs -o mode=755 tmpfs "$root/run"
-    mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
-    hostname package-test
-    ip link set lo up
-    cd "$root"
-    pivot_root . mnt
-    umount -l /mnt
-    exec env -i container=namespaces PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --system --log-target=console --log-level=notice
-  ' bash "$root" >"$work/console" 2>&1 </dev/null &
-  local outer=$!
-  for _ in $(seq 100); do
-    init=$(pgrep -P "$outer" || true)
-    if [ -n "$init" ] && inside systemctl is-system-running 2>/dev/null | grep -qE 'running|degraded'; then return; fi
-    kill -0 "$outer" 2>/dev/null || break
-    sleep 0.5
-  done
-  cat "$work/console" >&2
-  die "the machine did not come up"
-}
 inside() {
   nsenter -t "$init" -m -u -i -n -p -C -r -w env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
     DEBIAN_FRONTEND=noninteractive "$@"
 }
-# A control group of its own, of the version that this systemd knows; some hosts have both versions.
-for place in /sys/fs/cgroup/unified /sys/fs/cgroup; do
-  if [ -e $place/cgroup.procs ]; then
-    group=$place/package-test-$$
-    mkdir "$group"
-    break
-  fi
-done
-[ -n "$group" ] || die "there are no control groups of version 2"
-
-image=${CACHE:-/var/cache/etcd-compute}/tiny.qcow2
+image=$cache/tiny.qcow2
 [ -e "$image" ] || scripts/guests/build-tiny.sh "$image" "${image%/*}/debs"
 install -D -m 644 -t "$root/srv/images" "$image"
-boot
-say "a new Debian 12 runs: $(inside systemctl --version | head -n 1)"
+open_machines
+boot package-test "$root" "$work/console"
+init=${machine_init[package-test]}
+say "a new machine runs: $(. "$root/etc/os-release" && echo "$PRETTY_NAME"), $(inside systemctl --version | head -n 1)"
 
 # ---- what is tried --------------------------------------------------------------------------------
 
@@ -166,7 +119,8 @@ for unit in "${units[@]}"; do
 done
 
 inside systemctl -q start libvirtd
-inside virsh -q net-start default
+# Where it is not started by itself, as Ubuntu has it.
+inside virsh -q net-list --name | grep -qx default || inside virsh -q net-start default
 # As docs/cluster.md has it, with the distribution's etcd.
 inside eschedule cluster init 127.0.0.1 package-test >"$work/cluster.log"
 inside sh -c 'echo ETCD_CONFIG_FILE=/etc/ecompute/etcd.yaml >>/etc/default/etcd && systemctl -q restart etcd'
@@ -254,4 +208,4 @@ say "installed anew the agent goes on with the guest; destroyed and purged, noth
 
 inside systemctl poweroff || true
 for _ in $(seq 100); do [ -d "/proc/$init" ] || break; sleep 0.2; done
-echo "package-test: passed in $SECONDS s"
+echo "package-test: $suite passed in $SECONDS s"

@@ -1,6 +1,8 @@
 #!/bin/bash
 # All tests, on real parts. Needs root: bridges, network namespaces and libvirt.
-# usage: test.sh [long]     long: also what takes hours
+# usage: test.sh                        all but these two:
+#        test.sh long                   also what takes hours
+#        test.sh upgrade DIRECTORY      this release's programs beside those there, of another (upgrade-test.sh calls it)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "$(id -u)" -ne 0 ]; then
@@ -31,7 +33,9 @@ parts &
 parts=$!
 # With the failpoints, at which the crash tests stop the agent. In one go with the tests: apart, the
 # dependencies would be built twice, with different features.
-cargo build --locked --workspace --all-features --bins --tests
+tests=(--tests)
+if [ "${1-}" = upgrade ]; then tests=(--test upgrade); fi
+cargo build --locked --workspace --all-features --bins "${tests[@]}"
 wait "$parts"
 ETCD_BIN_NEW=$(scripts/fetch-newer-etcd.sh)
 export ETCD_BIN_NEW
@@ -44,6 +48,10 @@ export "CARGO_TARGET_${host}_RUNNER=$PWD/scripts/in-netns.sh"
 if [ "${1-}" = long ]; then
   export KILLS=${KILLS:-20}
   exec cargo nextest run --profile long --workspace --locked --all-features --no-capture
+fi
+if [ "${1-}" = upgrade ]; then
+  export EC_TEST_PREVIOUS=$2
+  exec cargo nextest run --profile upgrade --workspace --locked --all-features "${tests[@]}" --no-capture
 fi
 cargo nextest run --workspace --locked --all-features -E 'not (package(ec-sim) and kind(test))'
 # Whole clusters are computed, not waited for: optimised it takes a tenth of the time.

@@ -285,7 +285,7 @@ fn operators_read_numbers_and_guests_cannot() {
     assert_eq!(lab.get(&lab.guests[1], "/latest/meta-data/").0, 404);
     let text = read("/metrics").1;
     for line in [
-        "mdserver_build_info{version=\"0.1.0\"} 1",
+        concat!("mdserver_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
         "mdserver_records 1",
         "ecompute_metadata_standing{state=\"answers\"} 1",
         "ecompute_metadata_standing{state=\"waits_for_bridge\"} 0",

@@ -7,6 +7,7 @@ mod bridge;
 pub mod control;
 mod placement;
 mod postgres;
+mod releases;
 pub mod replica;
 mod terminal;
 
@@ -34,6 +35,7 @@ use nix::{
     sys::signal::Signal,
 };
 pub use placement::PlacementServer;
+pub use releases::{Release, program};
 use tempfile::TempDir;
 pub use terminal::Terminal;
 
@@ -60,6 +62,10 @@ pub struct Stack {
     pub placement: PlacementClient,
     /// The node's uuid.
     pub node: NodeId,
+    /// Of which release the agent is, at its next start.
+    pub agent_release: Release,
+    /// The same of the command line.
+    pub tool_release: Release,
     /// Variables that the agent is started with.
     pub agent_env: Vec<(&'static str, String)>,
     _small_disk: Option<SmallDisk>,
@@ -207,6 +213,8 @@ impl Stack {
             store,
             placement,
             node,
+            agent_release: Release::This,
+            tool_release: Release::This,
             agent_env: Vec::new(),
             _small_disk: small_disk,
             directory,
@@ -293,8 +301,11 @@ impl Stack {
 
     /// A program of the product with the stack's configuration, not started yet.
     pub fn command(&self, name: &str) -> Command {
-        let file = if name == "ecompute" { "compute.yaml" } else { "schedule.yaml" };
-        let mut command = Command::new(program(name));
+        let (file, release) = match name {
+            "ecompute" => ("compute.yaml", self.agent_release),
+            _ => ("schedule.yaml", self.tool_release),
+        };
+        let mut command = Command::new(release.program(name));
         command.arg("--config").arg(self.directory.path().join(file));
         command
     }
@@ -542,16 +553,6 @@ impl Drop for Stack {
             agent.wait().ok();
         }
     }
-}
-
-/// Beside our own executable, or above it where that is a test: where cargo puts every program.
-pub fn program(name: &str) -> PathBuf {
-    let me = std::env::current_exe().unwrap_or_default();
-    me.ancestors()
-        .skip(1)
-        .map(|directory| directory.join(name))
-        .find(|path| path.exists())
-        .unwrap_or_default()
 }
 
 /// The image with real cloud-init that `scripts/guests/build-debian.sh` built, or its copy with this ending.

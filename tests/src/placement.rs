@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{postgres::Postgres, program};
+use crate::{Release, postgres::Postgres};
 use anyhow::{Context, Result, bail, ensure};
 use ec_placement_client::{PlacementClient, PlacementConfig};
 use nix::{
@@ -22,6 +22,8 @@ pub struct PlacementServer {
     kind: Kind,
     directory: PathBuf,
     port: u16,
+    /// Of which release ours is, at its next start.
+    pub release: Release,
 }
 
 /// Which server it is, and where its data lie.
@@ -64,7 +66,8 @@ impl PlacementServer {
 
     fn begin(directory: &Path, kind: Kind) -> Result<Self> {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let mut server = Self { process: None, kind, directory: directory.to_owned(), port };
+        let mut server =
+            Self { process: None, kind, directory: directory.to_owned(), port, release: Release::This };
         server.go_on()?;
         Ok(server)
     }
@@ -79,7 +82,7 @@ impl PlacementServer {
         let listen = format!("127.0.0.1:{}", self.port);
         let mut command = match &self.kind {
             Kind::Ours(etcd) => {
-                let mut command = Command::new(program("eplacement"));
+                let mut command = Command::new(self.release.program("eplacement"));
                 command.args(["--listen", &listen, "--etcd", etcd]);
                 let config = self.directory.join("eplacement.yaml");
                 if config.exists() {

@@ -151,7 +151,11 @@ async fn a_loop_that_does_not_turn_is_told_and_the_rest_is_answered_all_the_same
         assert_eq!(text, "the agent's loop does not turn\n");
     }
     assert_eq!(node.json("/view").await.1["loop"], "silent");
-    assert!(node.metrics().await.contains_key("ecompute_build_info{version=\"0.1.0\"}"));
+    assert!(node.metrics().await.contains_key(concat!(
+        "ecompute_build_info{version=\"",
+        env!("CARGO_PKG_VERSION"),
+        "\"}"
+    )));
 }
 
 #[tokio::test]
