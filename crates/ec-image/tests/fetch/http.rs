@@ -142,7 +142,7 @@ async fn a_demanded_digest_needs_no_network_where_this_url_gave_it_and_gives_nob
     assert_eq!(server.hits(), 1);
 
     for url in ["http://nowhere.invalid/x".to_owned(), format!("{}/other", server.url)] {
-        let elsewhere = ImageRef { sha256: Some(digest.clone()), url };
+        let elsewhere = ImageRef { sha256: Some(digest.clone()), ..ImageRef::at(url) };
         let error = fetch(&cache, &elsewhere).await.unwrap_err();
         let told = matches!(error, ImageError::Unreachable { .. } | ImageError::Status { status: 304, .. });
         assert!(told, "{}", chain(&error));
