@@ -129,7 +129,9 @@ impl Settings {
         let image_store = file.image_store.clone().seen_from(loaded.path.as_deref());
         let holds_secret = etcd.holds_secret() || placement.holds_secret();
         let own = loaded.path.as_deref().filter(|_| holds_secret).into_iter();
-        let mut warnings = exposed(own.chain(etcd.secret_files()).chain(placement.secret_files()).chain(image_store.secret_file()));
+        let mut warnings = exposed(
+            own.chain(etcd.secret_files()).chain(placement.secret_files()).chain(image_store.secret_file()),
+        );
         warnings.extend(endings(etcd.certificates().chain(placement.certificates())));
         Ok(Self {
             file: loaded.path.clone(),

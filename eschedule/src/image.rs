@@ -175,7 +175,8 @@ pub(crate) async fn image(session: &Session, command: ImageCommand, output: Outp
             output::deleted(output, "IMAGE", &deleted.name)
         }
         ImageCommand::Set(setting) => {
-            let Setting { image, name, public, private, protected, unprotected, min_disk, min_ram, .. } = &*setting;
+            let Setting { image, name, public, private, protected, unprotected, min_disk, min_ram, .. } =
+                &*setting;
             let visibility = match (public, private) {
                 (true, _) => Some(Visibility::Public),
                 (_, true) => Some(Visibility::Private),
@@ -224,9 +225,9 @@ async fn add(session: &Session, adding: Adding) -> Result<Image, Failure> {
             let added = ec_cloud::add_image(cloud, &new, Bytes::At(at), remove).await?;
             Ok(added.image().clone())
         }
-        Source::File(_) | Source::Standard if demanded.sha512.is_some() => {
-            Err(Failure::usage("--sha512 is for what nodes fetch from a URL: of a file that is sent give --sha256"))
-        }
+        Source::File(_) | Source::Standard if demanded.sha512.is_some() => Err(Failure::usage(
+            "--sha512 is for what nodes fetch from a URL: of a file that is sent give --sha256",
+        )),
         Source::File(path) => {
             let sender = send::Sender::file(&path).await?;
             send::send(session, &new, sender, demanded.sha256).await
@@ -245,7 +246,9 @@ async fn source(session: &Session, adding: &Adding, demanded: &ImageRef) -> Resu
             if let (Some(demanded), Some(found)) = (demanded, found)
                 && demanded != found
             {
-                return Err(Failure::failed(format!("{option} demands {demanded}, and {text} publishes {found}")));
+                return Err(Failure::failed(format!(
+                    "{option} demands {demanded}, and {text} publishes {found}"
+                )));
             }
         }
         return Ok(Source::At(ImageRef {

@@ -164,7 +164,8 @@ async fn run(cli: Cli) -> Result<(), Failure> {
             let query = ResourceQuery::parse(&target).map_err(|error| Failure::usage(error.to_string()))?;
             let session = Session::open(settings).await?;
             let (name, image) = (cli.spec.name.as_deref(), cli.image.as_deref());
-            let guest = spec::read(&session, name, &spec::CLASSIC, &cli.spec.given, image, &query.total()).await?;
+            let guest =
+                spec::read(&session, name, &spec::CLASSIC, &cli.spec.given, image, &query.total()).await?;
             run::schedule(&session, &query, &guest, &cli.place, cli.waiting, output).await
         }
         (_, Some(instance)) => {

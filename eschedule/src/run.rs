@@ -156,8 +156,8 @@ pub(crate) async fn run(session: &Session, run: Run, output: Output) -> Result<(
         (None, query) => query.unwrap_or_default(),
     };
     let query = ResourceQuery::parse(&text).map_err(|error| Failure::usage(error.to_string()))?;
-    let guest = spec::read(session, Some(&run.name), &spec::RUN, &run.given, run.image.as_deref(), &query.total());
-    let guest = guest.await?;
+    let (image, size) = (run.image.as_deref(), query.total());
+    let guest = spec::read(session, Some(&run.name), &spec::RUN, &run.given, image, &size).await?;
     schedule(session, &query, &guest, &run.place, run.waiting, output).await
 }
 

@@ -190,12 +190,7 @@ async fn image_of(session: &Session, text: &str, size: &Resources) -> Result<Ima
     }
 }
 
-fn demanding(
-    image: ImageRef,
-    text: &str,
-    digest: Option<String>,
-    option: &str,
-) -> Result<ImageRef, Failure> {
+fn demanding(image: ImageRef, text: &str, digest: Option<String>, option: &str) -> Result<ImageRef, Failure> {
     match (&image.sha256, &digest) {
         (Some(has), Some(demanded)) if has != demanded => {
             Err(Failure::usage(format!("{option} demands {demanded}, and image `{text}` has {has}")))
@@ -270,7 +265,8 @@ fn image_url(url: &str) -> Result<String, Failure> {
 
 fn unusable(text: &str) -> Failure {
     let known = crate::image::known(text);
-    let hint = known.map(|name| format!("; `eschedule image add {name}` makes it one of these")).unwrap_or_default();
+    let hint =
+        known.map(|name| format!("; `eschedule image add {name}` makes it one of these")).unwrap_or_default();
     Failure::usage(format!(
         "image `{text}` is not usable: wanted http://…, https://…, file:///absolute/path, or a name of `images` in schedule.yaml or of `eschedule image list`{hint}"
     ))

@@ -8,6 +8,7 @@ pub mod control;
 mod placement;
 mod postgres;
 pub mod replica;
+mod s3;
 mod terminal;
 
 use std::{
@@ -34,6 +35,7 @@ use nix::{
     sys::signal::Signal,
 };
 pub use placement::PlacementServer;
+pub use s3::S3;
 use tempfile::TempDir;
 pub use terminal::Terminal;
 

@@ -136,14 +136,20 @@ async fn understood(cloud: &Cloud, known: &Known, order: &Request, txn: Txn) -> 
     }
     let key = cloud.keys.alive(known.node);
     let refused = |why: String| {
-        CloudError::Refused(format!("{} cannot have such an image there, and nothing was changed: {why}", known.instance))
+        CloudError::Refused(format!(
+            "{} cannot have such an image there, and nothing was changed: {why}",
+            known.instance
+        ))
     };
     match cloud.store.get(&key).await?.0 {
         Some(sign) => match not_understood(known.node, &sign.value, order.format()) {
             None => Ok(txn.when(Compare::Unchanged(key, sign.mod_revision))),
             Some(why) => Err(refused(why)),
         },
-        None => Err(refused(format!("node {} is not alive, so it is not known whether its agent reads that", known.node))),
+        None => Err(refused(format!(
+            "node {} is not alive, so it is not known whether its agent reads that",
+            known.node
+        ))),
     }
 }
 

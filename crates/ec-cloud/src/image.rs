@@ -178,7 +178,10 @@ pub async fn add_image(
             Err(error) => return Err(error.into()),
         }
     }
-    Err(CloudError::Busy(format!("the name `{}` is taken and given back again and again; try again", new.name)))
+    Err(CloudError::Busy(format!(
+        "the name `{}` is taken and given back again and again; try again",
+        new.name
+    )))
 }
 
 /// Changes what users say of an image of the project.
@@ -205,7 +208,8 @@ pub async fn change_image(cloud: &Cloud, text: &str, change: &ImageChange) -> Cl
             return Ok(written.doc.record);
         }
         if !after.name.eq_ignore_ascii_case(&before.name)
-            && let Some(other) = bearers(cloud, &cloud.keys.image_names(&cloud.project, &after.name)).await?.first()
+            && let Some(other) =
+                bearers(cloud, &cloud.keys.image_names(&cloud.project, &after.name)).await?.first()
             && other.doc.record.id != id
         {
             return Err(taken(&after.name));

@@ -24,7 +24,10 @@ pub(crate) struct Wanted {
 #[derive(Debug, Clone)]
 pub(crate) enum Source {
     Http(Url),
-    File { url: Url, path: PathBuf },
+    File {
+        url: Url,
+        path: PathBuf,
+    },
     /// Of an image store.
     Object(Url),
 }

@@ -33,11 +33,8 @@ pub enum Packing {
 }
 
 impl Packing {
-    const ALL: [(Self, &'static [u8]); 3] = [
-        (Self::Gzip, b"\x1f\x8b"),
-        (Self::Xz, b"\xfd7zXZ\0"),
-        (Self::Zstd, b"\x28\xb5\x2f\xfd"),
-    ];
+    const ALL: [(Self, &'static [u8]); 3] =
+        [(Self::Gzip, b"\x1f\x8b"), (Self::Xz, b"\xfd7zXZ\0"), (Self::Zstd, b"\x28\xb5\x2f\xfd")];
 
     /// As it is called.
     pub const fn name(self) -> &'static str {
@@ -222,8 +219,7 @@ mod tests {
         unpacker.finish()
     }
 
-    const WAYS: [Option<Packing>; 4] =
-        [None, Some(Packing::Gzip), Some(Packing::Xz), Some(Packing::Zstd)];
+    const WAYS: [Option<Packing>; 4] = [None, Some(Packing::Gzip), Some(Packing::Xz), Some(Packing::Zstd)];
 
     fn content() -> Vec<u8> {
         (0..300_000_u32).flat_map(|n| (n.wrapping_mul(2_654_435_761) >> 9).to_le_bytes()).collect()

@@ -92,7 +92,8 @@ impl Record for Request {
     const FORMAT: u32 = 2;
 
     fn format(&self) -> u32 {
-        let images = self.spec.iter().map(|spec| &spec.image).chain(self.rescue.iter().map(|wish| &wish.image));
+        let images =
+            self.spec.iter().map(|spec| &spec.image).chain(self.rescue.iter().map(|wish| &wish.image));
         images.map(ImageRef::format).max().unwrap_or(1)
     }
 }
@@ -207,7 +208,8 @@ impl<R: Record> Doc<R> {
 
     /// A new one.
     pub fn new(record: R) -> Self {
-        let raw = serde_json::to_value(Written { version: record.format(), record: &record }).unwrap_or_default();
+        let raw =
+            serde_json::to_value(Written { version: record.format(), record: &record }).unwrap_or_default();
         Self { raw, read: plain(&record), record }
     }
 

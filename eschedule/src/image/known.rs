@@ -168,7 +168,10 @@ mod tests {
             (format!("{b} *disk.img"), Some(&b)),
             (format!("{b}  ./disk.img"), Some(&b)),
             (format!("# disk.img: 9 bytes\nSHA256 (disk.img) = {b}\nSHA256 (x) = {a}\n"), Some(&b)),
-            (format!("-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA256\n\nSHA256 (disk.img) = {b}"), Some(&b)),
+            (
+                format!("-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA256\n\nSHA256 (disk.img) = {b}"),
+                Some(&b),
+            ),
             (format!("{long}\n"), Some(&long)),
             (format!("{a}  disk.img.sig\n{a}  xdisk.img\n"), None),
             ("abc  disk.img".to_owned(), None),

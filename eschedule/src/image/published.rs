@@ -18,7 +18,10 @@ pub(super) async fn image(known: Known, mirrors: &BTreeMap<String, String>) -> R
     let (url, sums) = known.urls(mirrors);
     let text = read(&sums).await?;
     known.image(url, &text).ok_or_else(|| {
-        Failure::failed(format!("{sums} tells no SHA-256 and no SHA-512 of {}: nothing was added", known.name))
+        Failure::failed(format!(
+            "{sums} tells no SHA-256 and no SHA-512 of {}: nothing was added",
+            known.name
+        ))
     })
 }
 
@@ -37,13 +40,17 @@ async fn read(url: &str) -> Result<String, Failure> {
     let mut answer = client.get(url).send().await.map_err(unreachable)?;
     if !answer.status().is_success() {
         let status = answer.status().as_u16();
-        return Err(Failure::failed(format!("{url} was answered with HTTP status {status}: nothing was added")));
+        return Err(Failure::failed(format!(
+            "{url} was answered with HTTP status {status}: nothing was added"
+        )));
     }
     let mut bytes = Vec::new();
     while let Some(chunk) = answer.chunk().await.map_err(unreachable)? {
         bytes.extend_from_slice(&chunk);
         if bytes.len() > LENGTH_MAX {
-            return Err(Failure::failed(format!("{url} is too large for a file of digests: nothing was added")));
+            return Err(Failure::failed(format!(
+                "{url} is too large for a file of digests: nothing was added"
+            )));
         }
     }
     String::from_utf8(bytes).map_err(|_| Failure::failed(format!("{url} is not text: nothing was added")))

@@ -2,7 +2,7 @@
 
 use std::{fs::File, path::Path, time::Duration};
 
-use ec_cloud::{Bytes, CloudError, Facts, NewImage, Upload};
+use ec_cloud::{Bytes, Facts, NewImage, Upload};
 use ec_image::{ImageStore, InspectError, Packing, Probe, Probed, Refusal, StoreFailure, inspect_file};
 use ec_model::Image;
 use ec_runtime::{
@@ -107,7 +107,8 @@ async fn bytes(
     shown: &Shown,
 ) -> Result<Facts, Failure> {
     let cloud = &session.cloud;
-    let wrong = |why: String| Failure::failed(format!("{} cannot be used: {why}; nothing was added", sender.name));
+    let wrong =
+        |why: String| Failure::failed(format!("{} cannot be used: {why}; nothing was added", sender.name));
     let mut sending = store.begin(upload.image()).await.map_err(stored)?;
     if sending.upload().is_some() {
         upload.go_on(cloud, sending.upload()).await?;

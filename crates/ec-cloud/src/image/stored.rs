@@ -94,9 +94,8 @@ pub(super) async fn write(cloud: &Cloud, before: &Stored, after: Image) -> Cloud
     let mut doc = before.doc.clone();
     doc.record = after;
     let value = doc.encode();
-    let mut txn = Txn::new()
-        .when(Compare::Unchanged(key.clone(), before.revision))
-        .put(key.clone(), value.clone());
+    let mut txn =
+        Txn::new().when(Compare::Unchanged(key.clone(), before.revision)).put(key.clone(), value.clone());
     let own = cloud.keys.image_names(&doc.record.project, &doc.record.name);
     for name in new.iter().filter(|name| !old.contains(name)) {
         if name.starts_with(&own) {
@@ -108,7 +107,9 @@ pub(super) async fn write(cloud: &Cloud, before: &Stored, after: Image) -> Cloud
         txn = txn.delete(name);
     }
     match cloud.store.txn(txn).await {
-        Ok(outcome) if outcome.succeeded => Ok(Some(Stored { doc: decoded(doc), revision: outcome.revision })),
+        Ok(outcome) if outcome.succeeded => {
+            Ok(Some(Stored { doc: decoded(doc), revision: outcome.revision }))
+        }
         Ok(_) => Ok(None),
         // Its time of change makes it known again.
         Err(error @ StoreError::Unknown(_)) => match cloud.store.get(&key).await?.0 {

@@ -168,7 +168,8 @@ async fn a_name_is_one_image_within_a_project_and_a_public_one_of_others_comes_a
     world.add(&ours, &new("debian", Visibility::Private), at("https://ours")).await.unwrap();
     assert_eq!(of(&ours, "DEBIAN").await.unwrap(), "https://ours");
     assert_eq!(of(&ours, &public.image().id.to_string()).await.unwrap(), "https://theirs");
-    let error = world.add(&ours, &new("DEBIAN", Visibility::Private), at("https://x")).await.map(|_| ()).unwrap_err();
+    let error =
+        world.add(&ours, &new("DEBIAN", Visibility::Private), at("https://x")).await.map(|_| ()).unwrap_err();
     assert!(error.to_string().contains("there is an image `DEBIAN` already"), "{error}");
     let urls: Vec<_> = images(&ours).await.unwrap().into_iter().map(|image| image.url).collect();
     assert_eq!(urls, ["https://ours", "https://theirs"]);
@@ -379,7 +380,8 @@ async fn bytes_that_cannot_be_taken_away_keep_their_record() {
 async fn more_properties_than_an_image_may_have_are_refused() {
     let world = World::new();
     let cloud = world.cloud("p");
-    let many = |count: usize| (0..count).map(|n| (format!("k{n}"), String::new())).collect::<BTreeMap<_, _>>();
+    let many =
+        |count: usize| (0..count).map(|n| (format!("k{n}"), String::new())).collect::<BTreeMap<_, _>>();
     let with = |count| NewImage { properties: many(count), ..new("web", Visibility::Private) };
     assert!(with(128).check().is_ok() && with(129).check().is_err());
     world.add(&cloud, &with(128), at("https://x")).await.unwrap();

@@ -1,8 +1,7 @@
 //! A store and its objects: opened by its configuration, read, taken away.
 
 use std::{
-    fs,
-    io,
+    fs, io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -96,11 +95,9 @@ impl ImageStore {
     pub fn open(section: &StoreSection) -> Result<Self, StoreFailure> {
         let place = match section.settings().map_err(StoreFailure::Wrong)? {
             Settings::Directory(directory) => Place::Directory(directory),
-            Settings::S3(settings) => Place::S3 {
-                s3: Arc::new(s3(&settings)?),
-                prefix: settings.prefix,
-                url: settings.url,
-            },
+            Settings::S3(settings) => {
+                Place::S3 { s3: Arc::new(s3(&settings)?), prefix: settings.prefix, url: settings.url }
+            }
         };
         Ok(Self { url: section.url().to_owned(), place })
     }
@@ -154,9 +151,15 @@ impl ImageStore {
     pub(crate) async fn read(
         &self,
         url: &str,
-    ) -> Result<(u64, impl Stream<Item = Result<Bytes, object_store::Error>> + Unpin + use<>), object_store::Error> {
+    ) -> Result<
+        (u64, impl Stream<Item = Result<Bytes, object_store::Error>> + Unpin + use<>),
+        object_store::Error,
+    > {
         let (Place::S3 { s3, prefix, .. }, Some(name)) = (&self.place, self.name(url)) else {
-            return Err(object_store::Error::NotFound { path: url.to_owned(), source: "not of this store".into() });
+            return Err(object_store::Error::NotFound {
+                path: url.to_owned(),
+                source: "not of this store".into(),
+            });
         };
         let found = s3.get(&key(prefix, name)).await?;
         Ok((found.meta.size, found.into_stream()))
@@ -175,10 +178,9 @@ impl ImageStore {
     }
 
     fn object(&self, image: &Image) -> Result<String, StoreFailure> {
-        self.name(&image.url).map(str::to_owned).ok_or_else(|| StoreFailure::Elsewhere {
-            url: image.url.clone(),
-            store: self.url.clone(),
-        })
+        self.name(&image.url)
+            .map(str::to_owned)
+            .ok_or_else(|| StoreFailure::Elsewhere { url: image.url.clone(), store: self.url.clone() })
     }
 }
 
@@ -214,8 +216,11 @@ fn s3(settings: &S3Settings) -> Result<AmazonS3, StoreFailure> {
         builder = builder.with_endpoint(endpoint);
     }
     if let Some((key, file)) = &settings.keys {
-        let secret = fs::read_to_string(file)
-            .map_err(|source| StoreFailure::File { doing: "read", path: file.clone(), source })?;
+        let secret = fs::read_to_string(file).map_err(|source| StoreFailure::File {
+            doing: "read",
+            path: file.clone(),
+            source,
+        })?;
         builder = builder.with_access_key_id(key).with_secret_access_key(secret.trim());
     }
     builder.build().map_err(failed(&settings.url, "be set up"))

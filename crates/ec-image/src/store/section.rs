@@ -93,7 +93,11 @@ impl StoreSection {
                     return Err(format!("{key}: is of s3://, and the store is {text}"));
                 }
                 let path = url.to_file_path().map_err(|()| wrong("is on another host"))?;
-                if path == Path::new("/") { Err(wrong("is no directory of its own")) } else { Ok(Settings::Directory(path)) }
+                if path == Path::new("/") {
+                    Err(wrong("is no directory of its own"))
+                } else {
+                    Ok(Settings::Directory(path))
+                }
             }
             "s3" => {
                 let bucket = url.host_str().filter(|bucket| !bucket.is_empty());
@@ -139,7 +143,10 @@ mod tests {
         assert_eq!(section("file:///a/b/").directory(), Some(PathBuf::from("/a/b")));
         assert_eq!(StoreSection::default().directory(), Some("/var/lib/ecompute/image-store".into()));
         let Ok(Settings::S3(s3)) = section("s3://bucket/a/b/").settings() else { panic!() };
-        assert_eq!((s3.bucket.as_str(), s3.prefix.as_str(), s3.url.as_str()), ("bucket", "a/b", "s3://bucket/a/b"));
+        assert_eq!(
+            (s3.bucket.as_str(), s3.prefix.as_str(), s3.url.as_str()),
+            ("bucket", "a/b", "s3://bucket/a/b")
+        );
         assert!(section("s3://bucket").check().is_ok() && section("s3://bucket").directory().is_none());
         for (url, why) in [
             ("", "is no URL"),

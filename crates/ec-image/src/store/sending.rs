@@ -10,7 +10,10 @@ use std::{
 
 use bytes::Bytes;
 use object_store::{
-    PutPayload, aws::AmazonS3, multipart::{MultipartStore, PartId}, path::Path as Key,
+    PutPayload,
+    aws::AmazonS3,
+    multipart::{MultipartStore, PartId},
+    path::Path as Key,
 };
 
 use super::{
@@ -86,7 +89,9 @@ impl Sending {
         let Way::S3 { s3, url, key, upload, parts, rest } = &mut self.way else { return Ok(()) };
         if parts.len() == PARTS_MAX {
             let most = crate::Size((PART * PARTS_MAX) as u64);
-            return Err(StoreFailure::Wrong(format!("the image is larger than {most}, the most that S3 takes in our parts")));
+            return Err(StoreFailure::Wrong(format!(
+                "the image is larger than {most}, the most that S3 takes in our parts"
+            )));
         }
         let bytes = PutPayload::from(Bytes::from(std::mem::take(rest)));
         let sent = s3.put_part(key, upload, parts.len(), bytes).await;
@@ -106,7 +111,9 @@ impl Sending {
         }
         match self.way {
             Way::File { file: whole, part, path } => {
-                whole.set_permissions(Permissions::from_mode(READABLE)).map_err(file("set the mode of", &part))?;
+                whole
+                    .set_permissions(Permissions::from_mode(READABLE))
+                    .map_err(file("set the mode of", &part))?;
                 whole.sync_all().map_err(file("sync", &part))?;
                 fs::rename(&part, &path).map_err(file("rename", &part))?;
                 let directory = path.parent().map(PathBuf::from).unwrap_or_default();
