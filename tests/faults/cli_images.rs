@@ -47,7 +47,7 @@ fn entries(directory: &std::path::Path) -> Vec<String> {
 
 async fn images(control: &Control) -> Result<Vec<Image>> {
     let mut images = Vec::new();
-    for key in control.store_keys(&control.keys.images()).await? {
+    for key in control.store_keys("images/").await? {
         images.push(decode(&control.get(&key).await?.context("gone")?.value)?);
     }
     Ok(images)
@@ -72,7 +72,10 @@ async fn an_image_is_added_of_a_url_used_by_its_name_changed_and_deleted() -> Re
             notified(&control.done(&[&["run", name, "--query", TINY], &arguments[..]].concat())?)?;
         let image = control.record(instance).await?.context("no record")?.spec.image;
         assert_eq!((image.url.as_str(), image.sha256.as_deref()), (url, Some(digest.as_str())));
-        assert_eq!((image.name.as_deref(), image.id.map(|it| it.to_string())), (Some("Web"), Some(id.clone())));
+        assert_eq!(
+            (image.name.as_deref(), image.id.map(|it| it.to_string())),
+            (Some("Web"), Some(id.clone()))
+        );
     }
     // The classic grammar, a file of `apply`, and what is asked of an instance that is there know it, too.
     let (node, classic) = control.schedule(&[TINY, "web"])?;
@@ -80,7 +83,11 @@ async fn an_image_is_added_of_a_url_used_by_its_name_changed_and_deleted() -> Re
     let file = control.directory().join("s.yaml");
     fs::write(&file, format!("stack: s\ninstances:\n  db: {{query: \"{TINY}\", image: web}}\n"))?;
     control.done(&["apply", "-f", &file.display().to_string()])?;
-    ensure!(!control.done(&["apply", "-f", &file.display().to_string()])?.contains("image"), "nothing differs");
+    ensure!(
+        !control.done(&["apply", "-f", &file.display().to_string()])?.contains("image"),
+        "nothing differs"
+    );
+    control.status(node, classic, ec_model::State::Active, Some("10.0.0.1")).await?;
     control.done(&["rescue", &classic.to_string(), "--image", "web"])?;
     let request = control.request(node, classic).await?.context("no request")?;
     assert_eq!(request.rescue.context("no rescue")?.image.name.as_deref(), Some("Web"));
@@ -99,10 +106,14 @@ async fn an_image_is_added_of_a_url_used_by_its_name_changed_and_deleted() -> Re
     refused(&control, &["image", "show", "site"], 1, "there is no image `site`")?;
     control.configure("")?;
     assert_eq!(control.done(&["image", "delete", "site"])?, "DELETED IMAGE site\n");
-    for prefix in [control.keys.images(), control.keys.all_image_names(), control.keys.all_public_images()] {
-        assert_eq!(control.count(&prefix).await?, 0, "{prefix}");
+    for prefix in ["images/", "image-names/", "public-images/"] {
+        assert_eq!(control.count(prefix).await?, 0, "{prefix}");
     }
-    assert_eq!(control.record(classic).await?.context("no record")?.spec.image.url, url, "nothing hangs on it");
+    assert_eq!(
+        control.record(classic).await?.context("no record")?.spec.image.url,
+        url,
+        "nothing hangs on it"
+    );
     Ok(())
 }
 
@@ -131,7 +142,7 @@ async fn what_cannot_be_an_image_is_told_in_a_line_and_leaves_nothing() -> Resul
         (vec!["add", "x", "ftp://host/x"], 2, "wanted http://"),
         (vec!["add", "x", "https://h/x", "--sha256", "abc"], 2, "64 hexadecimal digits"),
         (vec!["add", "x", "https://h/x", "--sha512", "abc"], 2, "128 hexadecimal digits"),
-        (vec!["add", "x", "https://h/x", "--min-disk", "-1"], 2, "min-disk"),
+        (vec!["add", "x", "https://h/x", "--min-disk", "-1"], 2, "'-1'"),
         (vec!["add", "x", "https://h/x", "--property", "novalue"], 2, "KEY=VALUE"),
         (vec!["add", "x", "https://h/x", "--property", &long], 2, "KEY=VALUE"),
         (vec!["add", "x", "/no/such/file"], 2, "FILE /no/such/file cannot be read"),
@@ -159,7 +170,7 @@ async fn what_cannot_be_an_image_is_told_in_a_line_and_leaves_nothing() -> Resul
         refused(&control, &["image", "add", name, &file(name, bytes)?], code, wanted)?;
     }
     assert_eq!((images(&control).await?.len(), entries(&store).len()), (0, 0));
-    assert_eq!(control.count(&control.keys.all_image_names()).await?, 0);
+    assert_eq!(control.count("image-names/").await?, 0);
     for (more, wanted) in [
         ("image_store: {url: \"http://x\"}", "image_store.url"),
         ("image_store: {url: \"s3://x\", access_key: k}", "image_store.secret_key_file"),
@@ -242,7 +253,7 @@ async fn what_was_killed_while_it_sent_bytes_is_taken_away_by_who_comes_across_i
     control.put(key, encode(&image)).await?;
     assert_eq!(control.done(&["image", "list", "-o", "name"])?, "");
     assert_eq!((images(&control).await?.len(), entries(&store).len()), (0, 0));
-    assert_eq!(control.count(&control.keys.all_image_names()).await?, 0);
+    assert_eq!(control.count("image-names/").await?, 0);
     // One that is interrupted, or loses its image to somebody else, takes away its own.
     for signal in ["INT", "none"] {
         let mut sending = control
@@ -311,7 +322,12 @@ async fn a_known_distribution_is_added_with_the_digest_that_it_publishes() -> Re
     refused(&control, &["image", "add", "alpine:3.20"], 1, "HTTP status 404")?;
     refused(&control, &["image", "add", "fedora"], 3, "cannot read the published digests")?;
     refused(&control, &["image", "add", "x", "ubuntu:24.04", "--sha256", DIGEST], 1, "publishes")?;
-    refused(&control, &["run", "x", "--query", TINY, "--image", "debian:13"], 2, "eschedule image add debian:13")?;
+    refused(
+        &control,
+        &["run", "x", "--query", TINY, "--image", "debian:13"],
+        2,
+        "eschedule image add debian:13",
+    )?;
     // By name it goes to who reads SHA-512, and to nobody else.
     let node = control.node("n1", true, PLENTY).await?;
     let alive = control.keys.alive(node);
@@ -319,8 +335,14 @@ async fn a_known_distribution_is_added_with_the_digest_that_it_publishes() -> Re
     let mut old: Value = serde_json::from_slice(&sign)?;
     old["formats"]["request"] = 1.into();
     control.put(alive.clone(), old.to_string()).await?;
-    refused(&control, &["run", "web", "--query", TINY, "--image", "debian:12", "-o", "name"], 1, "no allocations left")?;
-    let (_, plain) = notified(&control.done(&["run", "plain", "--query", TINY, "--image", "noble"])?)?;
+    refused(
+        &control,
+        &["run", "web", "--query", TINY, "--image", "debian:12", "-o", "name"],
+        1,
+        "no allocations left",
+    )?;
+    let (on, plain) = notified(&control.done(&["run", "plain", "--query", TINY, "--image", "noble"])?)?;
+    control.status(on, plain, ec_model::State::Active, Some("10.0.0.1")).await?;
     refused(&control, &["rebuild", &plain.to_string(), "debian:12"], 1, "does not read our requests")?;
     assert_eq!(control.record(plain).await?.context("no record")?.spec.image.sha512, None);
     control.put(alive, sign).await?;

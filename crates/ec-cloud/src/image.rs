@@ -286,7 +286,7 @@ impl Upload {
     ///
     /// # Errors
     /// As [`Self::go_on`].
-    pub async fn finish(mut self, cloud: &Cloud, facts: Facts) -> CloudResult<Image> {
+    pub async fn finish(&mut self, cloud: &Cloud, facts: Facts) -> CloudResult<Image> {
         let after = Image {
             status: ImageStatus::Active,
             upload: None,
@@ -299,7 +299,7 @@ impl Upload {
             ..self.image().clone()
         };
         self.write(cloud, after).await?;
-        Ok(self.stored.doc.record)
+        Ok(self.image().clone())
     }
 
     /// It is not to be: takes away what came, and the record.

@@ -232,7 +232,8 @@ impl Inner {
             Source::Http(_) => self.origin.bring(self.ground.clone(), wanted, state).await,
             Source::Object(url) => {
                 let store = self.store_of(&url, &wanted.label)?;
-                store::bring(store, self.ground.clone(), wanted, state, self.stall_timeout).await
+                let came = |bytes| self.origin.came(bytes);
+                store::bring(store, self.ground.clone(), wanted, state, self.stall_timeout, came).await
             }
             Source::File { path, .. } => {
                 let (local, ground) = (Arc::clone(&self.local), self.ground.clone());

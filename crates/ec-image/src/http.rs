@@ -85,6 +85,11 @@ impl Origin {
         self.downloaded.load(Ordering::Relaxed)
     }
 
+    /// Counts bytes that came by another way.
+    pub(crate) fn came(&self, bytes: u64) {
+        self.downloaded.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// Says so where the URL itself names an address that is not fetched from.
     pub(crate) fn permit(&self, url: &Url, label: &str) -> Result<(), ImageError> {
         let forbidden = |Forbidden(ip)| ImageError::Forbidden { url: label.to_owned(), ip };

@@ -243,6 +243,10 @@ fn damaged(url: &str, packing: &'static str, error: io::Error) -> ImageError {
 
 impl Disk {
     fn take(&mut self, bytes: &[u8]) -> Result<(), ImageError> {
+        // A little that comes may be much that comes out: whoever let go meanwhile does not wait for the end of it.
+        if self.state.is_closed() {
+            return Err(ImageError::Interrupted);
+        }
         self.written += bytes.len() as u64;
         self.room.cover(self.written, false)?;
         self.temporary.file.write_all(bytes).map_err(ImageError::cache("write", &self.temporary.path))?;

@@ -2,7 +2,7 @@
 
 use std::{fs::File, path::Path, time::Duration};
 
-use ec_cloud::{Bytes, Facts, NewImage, Upload};
+use ec_cloud::{Bytes, CloudError, Facts, NewImage, Upload};
 use ec_image::{ImageStore, InspectError, Packing, Probe, Probed, Refusal, StoreFailure, inspect_file};
 use ec_model::Image;
 use ec_runtime::{
@@ -78,22 +78,26 @@ pub(super) async fn send(
     let shown = Shown::new("sending");
     let outcome = bytes(session, &store, &mut upload, &mut sender, sha256, &stop, &shown).await;
     shown.finish();
-    match outcome {
+    let failure = match outcome {
         Ok(facts) => match upload.finish(cloud, facts).await {
-            Ok(image) => Ok(image),
-            Err(error) => Err(error.into()),
+            Ok(image) => return Ok(image),
+            // Whatever came is nobody's now.
+            Err(error @ CloudError::Busy(_)) => error.into(),
+            // It may be written all the same; if not, all that came goes in ten minutes.
+            Err(error) => return Err(error.into()),
         },
-        Err(failure) => match upload.give_up(cloud, remove).await {
-            Ok(()) => Err(failure),
-            Err(error) => Err(Failure {
-                message: format!(
-                    "{}; what came so far could not be taken away ({}): `eschedule image list` does so in ten minutes",
-                    failure.message,
-                    chain(&error)
-                ),
-                ..failure
-            }),
-        },
+        Err(failure) => failure,
+    };
+    match upload.give_up(cloud, remove).await {
+        Ok(()) => Err(failure),
+        Err(error) => Err(Failure {
+            message: format!(
+                "{}; what came so far could not be taken away ({}): `eschedule image list` does so in ten minutes",
+                failure.message,
+                chain(&error)
+            ),
+            ..failure
+        }),
     }
 }
 

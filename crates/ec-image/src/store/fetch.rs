@@ -28,6 +28,7 @@ pub(crate) async fn bring(
     wanted: Wanted,
     state: watch::Sender<State>,
     stall_timeout: Duration,
+    came: impl Fn(u64),
 ) -> Result<Landed, ImageError> {
     let (look_in, look_for) = (ground.clone(), wanted.clone());
     let known = tokio::task::spawn_blocking(move || look_in.known(&look_for)).await;
@@ -47,7 +48,10 @@ pub(crate) async fn bring(
     let broken = loop {
         let piece = match timeout(stall_timeout, bytes.next()).await {
             Err(_) => break Some(stalled()),
-            Ok(Some(Ok(chunk))) => Piece::Chunk(chunk),
+            Ok(Some(Ok(chunk))) => {
+                came(chunk.len() as u64);
+                Piece::Chunk(chunk)
+            }
             Ok(Some(Err(error))) => break Some(failed(error)),
             Ok(None) => Piece::End,
         };

@@ -309,7 +309,7 @@ async fn an_error_page_with_status_200_is_no_disk() {
         (&b"<!DOCTYPE html><html>please log in</html>"[..], Refusal::Html),
         (b"not found", Refusal::Text),
         (b"", Refusal::Empty),
-        (b"\x1f\x8b\x08\x00\x00\x00", Refusal::Compressed { with: "gzip" }),
+        (b"BZh91AY&SY and so on", Refusal::Compressed { with: "bzip2" }),
     ] {
         let server = Server::start(move |_, _| ok(body)).await;
         let error = fetch(&cache, &server.image()).await.unwrap_err();
