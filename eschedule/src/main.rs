@@ -51,7 +51,10 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return Failure::failed(format!("failed to start: {error}")).report("eschedule"),
     };
-    match runtime.block_on(run(cli)) {
+    let outcome = runtime.block_on(run(cli));
+    // Whoever reads standard input waits in a thread that nothing ends but the input's end.
+    runtime.shutdown_background();
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report("eschedule"),
     }

@@ -254,8 +254,8 @@ async fn what_was_killed_while_it_sent_bytes_is_taken_away_by_who_comes_across_i
     assert_eq!(control.done(&["image", "list", "-o", "name"])?, "");
     assert_eq!((images(&control).await?.len(), entries(&store).len()), (0, 0));
     assert_eq!(control.count("image-names/").await?, 0);
-    // One that is interrupted, or loses its image to somebody else, takes away its own.
-    for signal in ["INT", "none"] {
+    // One that is interrupted, breaks off, or loses its image to somebody else, takes away its own.
+    for signal in ["INT", "end", "none"] {
         let mut sending = control
             .command(&["image", "add", "web", "-"])
             .stdin(Stdio::piped())
@@ -269,7 +269,13 @@ async fn what_was_killed_while_it_sent_bytes_is_taken_away_by_who_comes_across_i
                 nix::unistd::Pid::from_raw(i32::try_from(sending.id())?),
                 nix::sys::signal::Signal::SIGINT,
             )?;
+            // Standard input is still open: it is the signal that ends it.
+            while sending.try_wait()?.is_none() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
             (130, "interrupted; nothing was added")
+        } else if signal == "end" {
+            (1, "it is truncated")
         } else {
             control.done(&["image", "delete", "web"])?;
             pipe.write_all(&tiny[tiny.len() / 2..])?;

@@ -147,6 +147,14 @@ async fn bytes(
     if let Some(demanded) = sha256.filter(|demanded| *demanded != probed.sha256) {
         return Err(wrong(format!("its SHA-256 is {}, and --sha256 demands {demanded}", probed.sha256)));
     }
+    // Of a file that was sent all was looked at before; of what came by a pipe only its beginning.
+    if let (None, Some(mut whole)) = (probed.packing, sending.look().map_err(stored)?) {
+        match inspect_file(&mut whole) {
+            Ok(_) => {}
+            Err(InspectError::Refused(why)) => return Err(wrong(why.to_string())),
+            Err(InspectError::Read(error)) => return Err(wrong(error.to_string())),
+        }
+    }
     // The last look whether it is still ours: what is whole from here on has a record that knows it.
     upload.go_on(cloud, sending.upload()).await?;
     sending.finish().await.map_err(stored)?;

@@ -65,6 +65,17 @@ impl Sending {
         }
     }
 
+    /// What came so far, where it can be looked at as a whole before it is finished.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn look(&self) -> Result<Option<File>, StoreFailure> {
+        match &self.way {
+            Way::File { part, .. } => File::open(part).map(Some).map_err(file("read", part)),
+            Way::S3 { .. } => Ok(None),
+        }
+    }
+
     /// Takes the next bytes.
     ///
     /// # Errors
