@@ -535,7 +535,7 @@ mod tests {
         let mut image: Image = serde_json::from_value(json).unwrap();
         assert_eq!(keys.image(id), format!("/root/images/{id}"));
         let own = format!("/root/image-names/a%2Fb/debian%3A12/{id}");
-        assert_eq!(keys.names_of_image(&image), [own.clone()]);
+        assert_eq!(keys.names_of_image(&image), std::slice::from_ref(&own));
         assert!(own.starts_with(&keys.image_names("a/b", "DEBIAN:12")));
         image.visibility = Visibility::Public;
         let all = format!("/root/public-images/debian%3A12/{id}");
