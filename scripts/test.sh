@@ -20,12 +20,13 @@ if ! command -v cargo-nextest >/dev/null; then
   cargo install --locked cargo-nextest
 fi
 export EC_TEST_TINY_IMAGE=$cache/tiny.qcow2 EC_TEST_DEBIAN_IMAGE=$cache/debian.qcow2
-export EC_TEST_PLACEMENT=$cache/placement
+export EC_TEST_PLACEMENT=$cache/placement EC_TEST_S3=$cache/s3
 parts() {
   scripts/guests/build-tiny.sh "$EC_TEST_TINY_IMAGE" "$cache/debs"
   # Also with the data source that stock images do not look for by themselves.
   scripts/guests/build-debian.sh "$EC_TEST_DEBIAN_IMAGE" Ec2
   scripts/placement-venv.sh "$EC_TEST_PLACEMENT"
+  scripts/s3-venv.sh "$EC_TEST_S3"
   scripts/fetch-newer-etcd.sh >/dev/null
 }
 # Beside the build: they wait for the network and for one program most of the time.

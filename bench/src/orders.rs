@@ -57,7 +57,7 @@ impl<'a> Orders<'a> {
             spec: Some(Spec {
                 query: "resources=VCPU:1".to_owned(),
                 resources: self.resources.clone(),
-                image: ImageRef { url: format!("file://{}", tiny_image().display()), sha256: None },
+                image: ImageRef::at(format!("file://{}", tiny_image().display())),
                 keys: Vec::new(),
                 metadata: std::collections::BTreeMap::new(),
                 user_data_bytes: None,

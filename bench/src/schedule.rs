@@ -285,7 +285,7 @@ fn spec() -> Result<Spec> {
     Ok(Spec {
         query: TINY.to_owned(),
         resources: ResourceQuery::parse(TINY)?.total(),
-        image: ImageRef { url: "file:///nowhere".to_owned(), sha256: None },
+        image: ImageRef::at("file:///nowhere"),
         keys: Vec::new(),
         metadata: std::collections::BTreeMap::new(),
         user_data_bytes: None,

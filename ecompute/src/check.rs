@@ -87,7 +87,9 @@ pub async fn warnings(settings: &Settings, file: Option<&Path>) -> Vec<String> {
     let (etcd, placement) = (&settings.etcd, &settings.placement);
     let own = file.filter(|_| etcd.holds_secret() || placement.holds_secret()).into_iter();
     let key = settings.tls.as_ref().map(|tls| tls.key.as_path());
-    let mut warnings = exposed(own.chain(etcd.secret_files()).chain(placement.secret_files()).chain(key));
+    let image_store = settings.images_store.as_ref().and_then(|store| store.secret_file());
+    let mut warnings =
+        exposed(own.chain(etcd.secret_files()).chain(placement.secret_files()).chain(key).chain(image_store));
     warnings.extend(endings(settings.certificates()));
     warnings.extend(etcd.open_door().await);
     warnings.extend(placement.open_door());

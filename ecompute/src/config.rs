@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use ec_image::StoreSection;
 use ec_libvirt::{AddressFilter, VirtType};
 use ec_model::{Keyspace, NodeId, input::is_interface_name};
 use ec_placement_client::{PlacementConfig, PlacementSection};
@@ -57,6 +58,7 @@ struct ImagesSection {
     stall_timeout: Option<u64>,
     local: Vec<PathBuf>,
     allow_addresses: Vec<String>,
+    store: Option<StoreSection>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -129,6 +131,8 @@ pub struct Settings {
     pub images_local: Vec<PathBuf>,
     /// Loopback and link-local networks that images may be fetched from.
     pub images_allow_addresses: Vec<IpNet>,
+    /// The image store that objects may be fetched from; where it is a directory, it is one of those above, too.
+    pub images_store: Option<StoreSection>,
     /// How many builds and destroys run at once.
     pub workers: usize,
     /// Per class, what is not for allocation.
@@ -255,6 +259,14 @@ impl Settings {
                 note(format!("images.local: `{}` is not an absolute path below /", path.display()));
             }
         }
+        let images_store = file.images.store.clone();
+        let mut images_local = file.images.local.clone();
+        if let Some(store) = &images_store {
+            match store.check() {
+                Ok(()) => images_local.extend(store.directory()),
+                Err(why) => note(format!("images.store.{why}")),
+            }
+        }
         let mut allow_addresses = Vec::new();
         for text in &file.images.allow_addresses {
             match text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from)) {
@@ -303,8 +315,9 @@ impl Settings {
             images,
             images_max_bytes: max_gb << 30,
             stall_timeout,
-            images_local: file.images.local.clone(),
+            images_local,
             images_allow_addresses: allow_addresses,
+            images_store,
             workers,
             reserved: file.reserved.clone(),
             allocation_ratio: file.allocation_ratio.clone(),
@@ -493,10 +506,17 @@ mod tests {
         let named = check("images: {local: [/srv/images], allow_addresses: [127.0.0.0/8, '::1']}").unwrap();
         assert_eq!(named.images_local, [Path::new("/srv/images")]);
         assert_eq!(named.images_allow_addresses.len(), 2);
+        assert!(defaults.images_store.is_none());
+        let store = check("images: {local: [/a], store: {url: 'file:///srv/store'}}").unwrap();
+        assert_eq!(store.images_local, [Path::new("/a"), Path::new("/srv/store")]);
+        let store = check("images: {store: {url: 's3://bucket/x', region: r}}").unwrap();
+        assert!(store.images_local.is_empty() && store.images_store.is_some());
         for (text, key) in [
             ("images: {local: [images]}", "images.local"),
             ("images: {local: [/]}", "images.local"),
             ("images: {local: [/srv/../etc]}", "images.local"),
+            ("images: {store: {url: 'http://x'}}", "images.store.url"),
+            ("images: {store: {url: 's3://x', access_key: k}}", "images.store.secret_key_file"),
             ("images: {allow_addresses: [localhost]}", "images.allow_addresses"),
         ] {
             let error = check(text).unwrap_err();

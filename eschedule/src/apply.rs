@@ -231,7 +231,8 @@ async fn entry(
             restart: says.restart,
         },
     };
-    let guest = spec::read(session, Some(name), &spec::IN_FILE, &given, says.image.as_deref()).await;
+    let guest =
+        spec::read(session, Some(name), &spec::IN_FILE, &given, says.image.as_deref(), &query.total()).await;
     let guest = guest.map_err(|Mistake { part, failure }| source.wrong(&part_at(place, part), failure))?;
     let place = run::Place::within(says.group.as_ref().map(|group| group.0.clone()));
     Ok(Entry { query, guest, place })

@@ -25,6 +25,7 @@ use crate::{
     catalog::{FlavorCommand, GroupCommand, KeypairCommand},
     cluster::{ClusterCommand, NodeCommand},
     heal::Healing,
+    image::ImageCommand,
     list::Listing,
     reach::Reach,
     run::{Place, Run},
@@ -77,7 +78,7 @@ pub(crate) struct Cli {
     #[arg(value_name = "QUERY|INSTANCE", required = true, value_parser = NonEmptyStringValueParser::new())]
     pub(crate) target: Option<String>,
 
-    /// What to boot: http://, https:// or file://, or a name of `images` in schedule.yaml [default: its `image`]
+    /// What to boot: http://, https:// or file://, or the name of an image [default: `image` of schedule.yaml]
     #[arg(value_name = "IMAGE_URL")]
     pub(crate) image: Option<String>,
 
@@ -345,6 +346,9 @@ pub(crate) enum Command {
     /// Give public ssh keys names, within the project
     #[command(subcommand, after_help = crate::catalog::KEYPAIRS)]
     Keypair(KeypairCommand),
+    /// Give what is booted names: of a URL, a file, or a known distribution
+    #[command(subcommand, after_help = crate::image::EXAMPLES)]
+    Image(ImageCommand),
     /// Keep instances apart or together, within the project
     #[command(subcommand, after_help = crate::catalog::GROUPS)]
     Group(GroupCommand),

@@ -81,9 +81,11 @@ fn completer(value: String) -> Option<ArgValueCompleter> {
             let groups = ec_cloud::groups(&session.cloud).await?;
             Ok(groups.into_iter().map(|group| group.group.name).collect())
         }),
-        "IMAGE" | "IMAGE_URL" | "IMAGE|URL" => {
-            asking(async |session, _| Ok(session.settings.images.keys().cloned().collect()))
-        }
+        "IMAGE" | "IMAGE_URL" | "IMAGE|URL" => asking(async |session, _| {
+            let images = ec_cloud::images(&session.cloud).await.unwrap_or_default();
+            let names = images.into_iter().map(|image| image.name);
+            Ok(session.settings.images.keys().cloned().chain(names).collect())
+        }),
         "STATE" | "STATE|QUERY|INSTANCE" => ArgValueCompleter::new(states),
         _ => return None,
     })

@@ -7,6 +7,7 @@ use std::{
 };
 
 use ec_cloud::Cloud;
+use ec_image::StoreSection;
 use ec_model::{
     Keyspace,
     input::{catalog_name, is_image_url, is_owner},
@@ -20,7 +21,7 @@ use ec_runtime::{
 use ec_store::{EtcdConfig, EtcdSection, EtcdStore, Sealed};
 use serde::Deserialize;
 
-use crate::run::Order;
+use crate::{image::is_distribution, run::Order};
 
 /// Looked for in this order where `--config` names none.
 const PLACES: [&str; 2] = ["schedule.yaml", "/etc/ecompute/schedule.yaml"];
@@ -35,6 +36,8 @@ struct ScheduleFile {
     placement: PlacementSection,
     image: Option<String>,
     images: BTreeMap<String, String>,
+    image_store: StoreSection,
+    image_mirrors: BTreeMap<String, String>,
     strategy: Option<Order>,
     project: Option<String>,
     user: Option<String>,
@@ -80,6 +83,10 @@ pub(crate) struct Settings {
     pub(crate) image: String,
     /// Images that have a name, by it.
     pub(crate) images: BTreeMap<String, String>,
+    /// Where bytes of images go that are sent.
+    pub(crate) image_store: StoreSection,
+    /// Where known distributions' images are, by the distribution, instead of where they are published.
+    pub(crate) image_mirrors: BTreeMap<String, String>,
     /// Which node first.
     pub(crate) strategy: Option<Order>,
     pub(crate) project: String,
@@ -106,11 +113,25 @@ impl Settings {
                 return Err(wrong(format!("images.{name}: `{url}` is not usable: {why}")));
             }
         }
+        file.image_store.check().map_err(|why| wrong(format!("image_store.{why}")))?;
+        for (distribution, url) in &file.image_mirrors {
+            if !is_distribution(distribution) {
+                let why = "wanted alpine, cirros, debian, fedora or ubuntu";
+                return Err(wrong(format!("image_mirrors: `{distribution}` is not known: {why}")));
+            }
+            if !is_image_url(url) || url.starts_with("file:") {
+                let why = "wanted http://… or https://…";
+                return Err(wrong(format!("image_mirrors.{distribution}: `{url}` is not usable: {why}")));
+            }
+        }
         let etcd = file.etcd.settings().map_err(wrong)?;
         let placement = file.placement.settings().map_err(wrong)?;
+        let image_store = file.image_store.clone().seen_from(loaded.path.as_deref());
         let holds_secret = etcd.holds_secret() || placement.holds_secret();
         let own = loaded.path.as_deref().filter(|_| holds_secret).into_iter();
-        let mut warnings = exposed(own.chain(etcd.secret_files()).chain(placement.secret_files()));
+        let mut warnings = exposed(
+            own.chain(etcd.secret_files()).chain(placement.secret_files()).chain(image_store.secret_file()),
+        );
         warnings.extend(endings(etcd.certificates().chain(placement.certificates())));
         Ok(Self {
             file: loaded.path.clone(),
@@ -120,10 +141,12 @@ impl Settings {
             keys: Keyspace::configured(file.etcd.prefix.as_deref()).map_err(wrong)?,
             placement,
             images: file.images.clone(),
+            image_mirrors: file.image_mirrors.clone(),
             strategy: file.strategy,
             image: file.image.clone().unwrap_or_else(|| DEFAULT_IMAGE.to_owned()),
             project: name("project", &file.project)?,
             user: name("user", &file.user)?,
+            image_store,
         })
     }
 }
@@ -162,7 +185,8 @@ mod tests {
         let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../schedule.yaml");
         let shipped = Settings::load(Some(Path::new(shipped))).map_err(|failure| failure.message).unwrap();
         assert_eq!(shipped.image, DEFAULT_IMAGE);
-        assert!(shipped.images.is_empty() && shipped.strategy.is_none());
+        assert!(shipped.images.is_empty() && shipped.strategy.is_none() && shipped.image_mirrors.is_empty());
+        assert_eq!(shipped.image_store.url(), StoreSection::DEFAULT_URL);
         assert_eq!(shipped.keys, Keyspace::default());
         assert_eq!(shipped.etcd.endpoints, ["localhost:2379"]);
         assert_eq!(shipped.placement.endpoint, "http://localhost:8080");

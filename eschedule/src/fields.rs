@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ec_cloud::{GroupView, Happening, Healed, Member, NodeView, Preview, Reasons, View, What};
-use ec_model::{Flavor, Group, Instance, Keypair, Policy, Request, State, Status, decode};
+use ec_model::{
+    Flavor, Group, Image, ImageStatus, Instance, Keypair, Policy, Request, State, Status, Visibility, decode,
+};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -177,6 +179,31 @@ fn results() -> Vec<(&'static str, Value)> {
         ("watch", json(serde_json::to_value(Line::of(What::New, &list)))),
         ("explain", json(serde_json::to_value(Explained { state: State::Active, text: "" }))),
         ("flavor", json(serde_json::to_value(Flavor { name: name(), query: name(), created_at: now }))),
+        (
+            "image",
+            json(serde_json::to_value(Image {
+                id: UUID.parse().unwrap(),
+                name: name(),
+                project: name(),
+                visibility: Visibility::Public,
+                status: ImageStatus::Active,
+                protected: true,
+                url: name(),
+                stored: true,
+                upload: Some(name()),
+                sha256: Some(name()),
+                sha512: Some(name()),
+                size: Some(1),
+                compression: Some(name()),
+                disk_format: Some(name()),
+                virtual_size: Some(1),
+                min_disk: 1,
+                min_ram: 1,
+                properties: [(name(), name())].into(),
+                created_at: now,
+                updated_at: now,
+            })),
+        ),
         (
             "keypair",
             json(serde_json::to_value(Keypair {

@@ -14,6 +14,7 @@ mod explain;
 #[cfg(test)]
 mod fields;
 mod heal;
+mod image;
 mod list;
 mod output;
 mod reach;
@@ -50,7 +51,10 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return Failure::failed(format!("failed to start: {error}")).report("eschedule"),
     };
-    match runtime.block_on(run(cli)) {
+    let outcome = runtime.block_on(run(cli));
+    // Whoever reads standard input waits in a thread that nothing ends but the input's end.
+    runtime.shutdown_background();
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report("eschedule"),
     }
@@ -96,8 +100,9 @@ async fn run(cli: Cli) -> Result<(), Failure> {
             acting::destroy(&Session::open(settings).await?, &instances, waiting, output).await
         }
         (Some(Command::Act(act)), _) => {
-            let (verb, instances, waiting) = act.what(&settings)?;
-            acting::act(&Session::open(settings).await?, &verb, &instances, waiting, output).await
+            let session = Session::open(settings).await?;
+            let (verb, instances, waiting) = act.what(&session).await?;
+            acting::act(&session, &verb, &instances, waiting, output).await
         }
         (Some(Command::Resize(resizing)), _) => {
             acting::resize(&Session::open(settings).await?, resizing, output).await
@@ -149,6 +154,9 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         (Some(Command::Keypair(command)), _) => {
             catalog::keypair(&Session::open(settings).await?, command, output).await
         }
+        (Some(Command::Image(command)), _) => {
+            image::image(&Session::open(settings).await?, command, output).await
+        }
         (Some(Command::Apply(apply)), _) => {
             apply::apply(&Session::open(settings).await?, apply, output).await
         }
@@ -159,7 +167,8 @@ async fn run(cli: Cli) -> Result<(), Failure> {
             let query = ResourceQuery::parse(&target).map_err(|error| Failure::usage(error.to_string()))?;
             let session = Session::open(settings).await?;
             let (name, image) = (cli.spec.name.as_deref(), cli.image.as_deref());
-            let guest = spec::read(&session, name, &spec::CLASSIC, &cli.spec.given, image).await?;
+            let guest =
+                spec::read(&session, name, &spec::CLASSIC, &cli.spec.given, image, &query.total()).await?;
             run::schedule(&session, &query, &guest, &cli.place, cli.waiting, output).await
         }
         (_, Some(instance)) => {

@@ -1,6 +1,7 @@
 //! What results look like: for each a table, what it is called, and its fields, which docs/cli.md tells.
 
 mod fit;
+mod image;
 mod table;
 
 use ec_cloud::{GroupView, Healed, NodeView, Outcome, View};
@@ -10,6 +11,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::{cli::Output, cluster::Added};
+pub(crate) use image::{image, images};
 pub(crate) use table::{List, Mood, coloured, mood, mood_of, plain};
 use table::{row, table, trimmed, without_controls};
 
@@ -331,7 +333,9 @@ pub(crate) fn lines_of(view: &View) -> String {
             row("resources", resources.join(","));
             row("query", spec.query.clone());
             let came = view.status.as_ref().and_then(|status| status.rebuilt.as_ref());
-            row("image", Rebuild::disk(request.rebuild.as_ref(), &spec.image, came).url.clone());
+            let image = Rebuild::disk(request.rebuild.as_ref(), &spec.image, came);
+            let called = image.name.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
+            row("image", format!("{called}{}", image.url));
         }
         let wish = &request.power;
         let pending = view.status.as_ref().is_some_and(|status| status.power_generation < wish.generation);

@@ -27,7 +27,7 @@ use crate::{
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   eschedule run web --flavor small --image debian --key me --wait
-      a flavor, a name of `images` in schedule.yaml, a keypair
+      a flavor, an image and a keypair by their names
   eschedule run db --query 'resources=VCPU:2,MEMORY_MB:2048' --label role=db --restart on-failure
       what room it takes is said here; the image is schedule.yaml's
   eschedule run web --flavor small --dry-run
@@ -48,7 +48,8 @@ pub(crate) struct Run {
     #[arg(long, value_name = "QUERY")]
     query: Option<String>,
 
-    /// What to boot: a name of `images` in schedule.yaml, or a URL [default: its `image`]
+    /// What to boot: the name of an image (`eschedule image`, or `images` of schedule.yaml), or a URL [default: `image` of
+    /// schedule.yaml]
     #[arg(long, value_name = "IMAGE|URL")]
     image: Option<String>,
 
@@ -155,7 +156,8 @@ pub(crate) async fn run(session: &Session, run: Run, output: Output) -> Result<(
         (None, query) => query.unwrap_or_default(),
     };
     let query = ResourceQuery::parse(&text).map_err(|error| Failure::usage(error.to_string()))?;
-    let guest = spec::read(session, Some(&run.name), &spec::RUN, &run.given, run.image.as_deref()).await?;
+    let (image, size) = (run.image.as_deref(), query.total());
+    let guest = spec::read(session, Some(&run.name), &spec::RUN, &run.given, image, &size).await?;
     schedule(session, &query, &guest, &run.place, run.waiting, output).await
 }
 
@@ -166,7 +168,7 @@ pub(crate) async fn asked<'a>(
     guest: &Guest,
     place: &Place,
 ) -> Result<Ask<'a>, Failure> {
-    let mut ask = Ask::new(query)?;
+    let mut ask = Ask::new(query)?.of(&guest.image);
     if let Some(order) = place.strategy.or(session.settings.strategy) {
         let name = match &guest.naming {
             Naming::Name(name) => Some(name.as_str()),

@@ -55,7 +55,8 @@ impl Shown {
         self.tell(&text);
     }
 
-    fn tell(&self, text: &str) {
+    /// Shows this.
+    pub(crate) fn tell(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.set_message(text.to_owned()),
             None if *self.last.borrow() != text => tell(text),

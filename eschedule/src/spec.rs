@@ -4,8 +4,10 @@ use std::{collections::BTreeMap, fs::File, io::Read, path::Path};
 
 use ec_cloud::{Guest, Naming};
 use ec_model::{
-    Blob, ImageRef, USER_DATA_MAX,
-    input::{KEYS_MAX, catalog_name, is_hostname, is_image_url, is_public_key, is_sha256},
+    Blob, ImageId, ImageRef, Resources, USER_DATA_MAX,
+    input::{
+        KEYS_MAX, catalog_name, image_name, is_hostname, is_image_url, is_public_key, is_sha256, is_sha512,
+    },
 };
 use ec_runtime::exit::Failure;
 
@@ -76,13 +78,14 @@ impl From<Mistake> for Failure {
     }
 }
 
-/// What is checked of [`Given`], with the site's defaults where it says nothing.
+/// What is checked of [`Given`], with the site's defaults where it says nothing, for an instance of this size.
 pub(crate) async fn read(
     session: &Session,
     name: Option<&str>,
     words: &Words,
     given: &Given,
     image: Option<&str>,
+    size: &Resources,
 ) -> Result<Guest, Mistake> {
     let Settings { defaults, image: usual, .. } = &session.settings;
     let naming = match (name, &defaults.name_prefix) {
@@ -110,13 +113,16 @@ pub(crate) async fn read(
         }
     }
     bounded(&keys).map_err(|it| Part::Keys.wrong(it))?;
-    let url = image_at(&session.settings, image.unwrap_or(usual)).map_err(|it| Part::Image.wrong(it))?;
-    let digest = given.sha256.as_deref().map(|digest| sha256(digest, words.sha256));
+    let digest = given.sha256.as_deref().map(|digest| sha256(digest, words.sha256)).transpose();
+    let digest = digest.map_err(|it| Part::Sha256.wrong(it))?;
+    let text = image.unwrap_or(usual);
+    let image = image_of(session, text, size).await.map_err(|it| Part::Image.wrong(it))?;
+    let image = demanding(image, text, digest, words.sha256).map_err(|it| Part::Sha256.wrong(it))?;
     Ok(Guest {
         naming,
         user_data,
         keys,
-        image: ImageRef { url, sha256: digest.transpose().map_err(|it| Part::Sha256.wrong(it))? },
+        image,
         token_required: given.require_token || defaults.require_token,
         labels: once_each("--label", &given.traits.label)?,
         metadata: once_each("--meta", &given.traits.meta)?,
@@ -158,14 +164,40 @@ async fn keys_of(session: &Session, text: &str, option: &str) -> Result<Vec<Stri
     })
 }
 
-/// An image by its URL or its name in the configuration, and the digest that it must have.
-pub(crate) fn image_ref(settings: &Settings, image: &str, digest: Option<&str>) -> Result<ImageRef, Failure> {
-    let url = image_at(settings, image)?;
-    Ok(ImageRef { url, sha256: digest.map(|digest| sha256(digest, CLASSIC.sha256)).transpose()? })
+/// An image by its URL, its name in the configuration or that in the catalogue, and the digest that it must have.
+pub(crate) async fn image_ref(
+    session: &Session,
+    text: &str,
+    digest: Option<&str>,
+) -> Result<ImageRef, Failure> {
+    let digest = digest.map(|digest| sha256(digest, CLASSIC.sha256)).transpose()?;
+    // How large the instance is its node looks at, which knows that.
+    let image = image_of(session, text, &Resources::new()).await?;
+    demanding(image, text, digest, CLASSIC.sha256)
 }
 
-fn image_at(settings: &Settings, image: &str) -> Result<String, Failure> {
-    image_url(settings.images.get(image).map_or(image, String::as_str))
+/// The configuration's names come first: they are whoever runs the command's own.
+async fn image_of(session: &Session, text: &str, size: &Resources) -> Result<ImageRef, Failure> {
+    if let Some(url) = session.settings.images.get(text) {
+        return image_url(url).map(ImageRef::at);
+    }
+    if image_name(text).is_err() && text.parse::<ImageId>().is_err() {
+        return image_url(text).map(ImageRef::at);
+    }
+    match ec_cloud::image_for(&session.cloud, text, size).await? {
+        Some(image) => Ok(image),
+        None => Err(unusable(text)),
+    }
+}
+
+fn demanding(image: ImageRef, text: &str, digest: Option<String>, option: &str) -> Result<ImageRef, Failure> {
+    match (&image.sha256, &digest) {
+        (Some(has), Some(demanded)) if has != demanded => {
+            Err(Failure::usage(format!("{option} demands {demanded}, and image `{text}` has {has}")))
+        }
+        (None, Some(_)) => Ok(ImageRef { sha256: digest, ..image }),
+        _ => Ok(image),
+    }
 }
 
 /// A name, where it can be one.
@@ -228,20 +260,33 @@ fn bounded(keys: &[String]) -> Result<(), Failure> {
 }
 
 fn image_url(url: &str) -> Result<String, Failure> {
-    if is_image_url(url) {
-        Ok(url.to_owned())
-    } else {
-        Err(Failure::usage(format!(
-            "image `{url}` is not usable: wanted http://…, https://…, file:///absolute/path, or a name of `images` in schedule.yaml"
-        )))
-    }
+    if is_image_url(url) { Ok(url.to_owned()) } else { Err(unusable(url)) }
 }
 
-fn sha256(digest: &str, option: &str) -> Result<String, Failure> {
+fn unusable(text: &str) -> Failure {
+    let known = crate::image::known(text);
+    let hint =
+        known.map(|name| format!("; `eschedule image add {name}` makes it one of these")).unwrap_or_default();
+    Failure::usage(format!(
+        "image `{text}` is not usable: wanted http://…, https://…, file:///absolute/path, or a name of `images` in schedule.yaml or of `eschedule image list`{hint}"
+    ))
+}
+
+/// A SHA-256, in small letters.
+pub(crate) fn sha256(digest: &str, option: &str) -> Result<String, Failure> {
     if is_sha256(digest) {
         Ok(digest.to_ascii_lowercase())
     } else {
         Err(Failure::usage(format!("{option} `{digest}` is not a SHA-256: wanted 64 hexadecimal digits")))
+    }
+}
+
+/// A SHA-512, in small letters.
+pub(crate) fn sha512(digest: &str, option: &str) -> Result<String, Failure> {
+    if is_sha512(digest) {
+        Ok(digest.to_ascii_lowercase())
+    } else {
+        Err(Failure::usage(format!("{option} `{digest}` is not a SHA-512: wanted 128 hexadecimal digits")))
     }
 }
 

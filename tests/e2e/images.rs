@@ -130,3 +130,108 @@ async fn what_is_no_good_image_ends_in_an_error_that_says_why() -> Result<()> {
     assert!(String::from_utf8_lossy(&output.stderr).contains(&digest), "{output:?}");
     stack.until_exactly(&[]).await
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_boots_from_an_image_by_name_out_of_the_store_and_wrong_bytes_are_refused() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    let store = stack.directory().join("store");
+    let config = fs::read_to_string(stack.directory().join("schedule.yaml"))?;
+    let config = format!("{config}image_store: {{url: \"file://{}\"}}\n", store.display());
+    fs::write(stack.directory().join("schedule.yaml"), config)?;
+    stack.start_agent("").await?;
+    let tiny = fs::read(tiny_image())?;
+    let packed = stack.directory().join("tiny.img");
+    fs::write(&packed, zstd::stream::encode_all(&tiny[..], 1)?)?;
+    let done = |arguments: &[&str]| -> Result<()> {
+        let output = stack.eschedule(arguments)?;
+        anyhow::ensure!(output.status.success(), "{arguments:?}: {output:?}");
+        Ok(())
+    };
+    done(&["image", "add", "tiny", &packed.display().to_string()])?;
+    let instance = stack.schedule(&["tiny"])?;
+    stack.until_state(instance, State::Active).await?;
+    let shown = stack.eschedule(&["show", &instance.to_string()])?;
+    let shown = String::from_utf8(shown.stdout)?;
+    assert!(shown.contains("tiny: file://"), "{shown}");
+    // The image is gone, and what was made from it is not.
+    done(&["image", "delete", "tiny"])?;
+    assert_eq!(fs::read_dir(&store)?.count(), 0);
+    done(&["reboot", "--hard", "--wait", &instance.to_string()])?;
+
+    // Digests are of the bytes as they are published, of either kind, and what has others is refused.
+    let server = Server::start(move |_, _| ok(&tiny)).await;
+    let url = server.image().url;
+    let (zeros, long) = ("0".repeat(64), "0".repeat(128));
+    for (name, option, digest, word) in
+        [("one", "--sha256", &zeros, "has SHA-256"), ("two", "--sha512", &long, "has SHA-512")]
+    {
+        done(&["image", "add", name, &url, option, digest])?;
+        let output = stack.eschedule(&["--wait", TINY, name])?;
+        let error = String::from_utf8(output.stderr)?;
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(error.contains(word) && error.contains("was demanded"), "{error}");
+    }
+    let sum = Command::new("sha512sum").arg(tiny_image()).output()?;
+    let sum = String::from_utf8(sum.stdout)?;
+    done(&["image", "add", "three", &url, "--sha512", sum.split(' ').next().unwrap_or_default()])?;
+    let hits = server.hits();
+    for name in ["third", "fourth"] {
+        let output = stack.eschedule(&["--wait", TINY, "three", "--name", name])?;
+        assert!(output.status.success(), "{output:?}");
+    }
+    assert_eq!(server.hits(), hits + 1, "what had the digest is not fetched again");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_boots_from_a_bucket_that_its_node_reads_with_its_own_keys() -> Result<()> {
+    let s3 = ec_tests::S3::start().await?;
+    let secret = tempfile::NamedTempFile::new()?;
+    fs::write(secret.path(), "secret\n")?;
+    let store = format!(
+        "{{url: \"s3://images/of/ours\", endpoint: \"{}\", region: r, access_key: key, secret_key_file: {}}}",
+        s3.endpoint(),
+        secret.path().display()
+    );
+    let mut stack = Stack::start_with(&format!("images: {{store: {store}}}")).await?;
+    let file = stack.directory().join("schedule.yaml");
+    let config = fs::read_to_string(&file)?;
+    fs::write(&file, format!("{config}image_store: {store}\n"))?;
+    stack.start_agent("").await?;
+    let run = |arguments: &[&str]| -> Result<String> {
+        let output = stack.eschedule(arguments)?;
+        anyhow::ensure!(output.status.success(), "{arguments:?}: {output:?}");
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    run(&["image", "add", "tiny", &tiny_image().display().to_string()])?;
+    // Larger than one part, so that it goes in several.
+    let large = stack.directory().join("large.img");
+    fs::File::create(&large)?.set_len(40 << 20)?;
+    run(&["image", "add", "large", &large.display().to_string()])?;
+    assert_eq!(s3.objects("images").await?, 2);
+    let instance = stack.schedule(&["tiny"])?;
+    stack.until_state(instance, State::Active).await?;
+    // Nothing is read of a bucket but what lies in the store.
+    let shown: serde_json::Value = serde_json::from_str(&run(&["image", "show", "large", "-o", "json"])?)?;
+    assert!(shown["url"].as_str().is_some_and(|url| url.starts_with("s3://images/of/ours/")), "{shown}");
+
+    // One that is killed while it sends leaves parts, which go with its record.
+    let mut sending = stack.command("eschedule");
+    let mut sending = sending.args(["image", "add", "half", "-"]).stdin(Stdio::piped()).spawn()?;
+    let mut pipe = sending.stdin.take().unwrap_or_else(|| unreachable!("it was asked for"));
+    std::io::Write::write_all(&mut pipe, &vec![0; 20 << 20])?;
+    stack.until("a part has come", async || Ok(s3.uploads("images").await? == 1)).await?;
+    sending.kill()?;
+    sending.wait()?;
+    run(&["image", "delete", "half"])?;
+    assert_eq!((s3.uploads("images").await?, s3.objects("images").await?), (0, 2));
+    for name in ["tiny", "large"] {
+        run(&["image", "delete", name])?;
+    }
+    assert_eq!(s3.objects("images").await?, 0);
+    // A bucket that is not there, and one that does not answer.
+    s3.end();
+    let output = stack.eschedule(&["image", "add", "late", &tiny_image().display().to_string()])?;
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    Ok(())
+}

@@ -10,6 +10,7 @@ mod cli_apply;
 mod cli_catalog;
 mod cli_check;
 mod cli_groups;
+mod cli_images;
 mod cli_list;
 mod cli_placement;
 mod cli_schedule;

@@ -202,7 +202,7 @@ pub fn unplaced(instance: InstanceId, name: Option<&str>, project: &str, created
         spec: Spec {
             query: crate::TINY.to_owned(),
             resources: Resources::new(),
-            image: ImageRef { url: "file:///nowhere".to_owned(), sha256: None },
+            image: ImageRef::at("file:///nowhere"),
             keys: Vec::new(),
             metadata: std::collections::BTreeMap::new(),
             user_data_bytes: None,

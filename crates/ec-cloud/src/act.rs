@@ -1,8 +1,8 @@
 //! What users ask of an instance that is there: judged, then written as what is wanted; the node's agent does it.
 
 use ec_model::{
-    ActionVerb, Desired, Doc, Extent, Instance, InstanceId, NodeId, PowerWish, Rebuild, Request, Rescue,
-    Resize,
+    ActionVerb, Desired, Doc, Extent, Instance, InstanceId, NodeId, PowerWish, Rebuild, Record, Request,
+    Rescue, Resize,
 };
 use ec_plan::{
     sizes::reverted,
@@ -16,6 +16,7 @@ use crate::{
     history::{Asked, last_of, note},
     intent::free,
     lookup::{Known, Read, find_placed},
+    schedule::not_understood,
     sizes::{claim, settle},
     wait::Awaited,
 };
@@ -103,6 +104,7 @@ async fn wish(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<A
         }
         let before = order.record.rebuild.clone();
         let Changed { awaited, order, generation, txn } = change(cloud, &known, record, order, wish);
+        let txn = understood(cloud, &known, &order, txn).await?;
         let (recorded, detail) = verb.recorded();
         let at = match awaited {
             Some(
@@ -122,6 +124,33 @@ async fn wish(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<A
         }
     }
     Err(CloudError::Busy(format!("{instance} keeps changing; try again")))
+}
+
+/// Adds the demand that the node's agent reads the request, where that is of a later format than requests usually are.
+///
+/// # Errors
+/// It does not, or nobody knows, since it is not alive.
+async fn understood(cloud: &Cloud, known: &Known, order: &Request, txn: Txn) -> CloudResult<Txn> {
+    if order.format() == 1 {
+        return Ok(txn);
+    }
+    let key = cloud.keys.alive(known.node);
+    let refused = |why: String| {
+        CloudError::Refused(format!(
+            "{} cannot have such an image there, and nothing was changed: {why}",
+            known.instance
+        ))
+    };
+    match cloud.store.get(&key).await?.0 {
+        Some(sign) => match not_understood(known.node, &sign.value, order.format()) {
+            None => Ok(txn.when(Compare::Unchanged(key, sign.mod_revision))),
+            Some(why) => Err(refused(why)),
+        },
+        None => Err(refused(format!(
+            "node {} is not alive, so it is not known whether its agent reads that",
+            known.node
+        ))),
+    }
 }
 
 /// A wish whose write nobody answered for.

@@ -59,6 +59,8 @@ pub struct Ask<'a> {
     strategy: Option<(Strategy, Option<String>)>,
     /// What it shall be a member of.
     pub(crate) group: Option<Joining>,
+    /// The format of the request that is written then: whose agent does not read it is passed over.
+    pub(crate) format: u32,
 }
 
 impl<'a> Ask<'a> {
@@ -68,7 +70,8 @@ impl<'a> Ask<'a> {
     /// [`CloudError::Invalid`] with what is wrong in the query.
     pub fn new(query: &'a ResourceQuery) -> CloudResult<Self> {
         let (plain, asked) = (query.clone(), unmarked(query));
-        Ok(Self { query, plain, asked, node: None, limit: limit_of(query)?, strategy: None, group: None })
+        let limit = limit_of(query)?;
+        Ok(Self { query, plain, asked, node: None, limit, strategy: None, group: None, format: 1 })
     }
 
     /// The same, tried in an order of ours, for an instance of that name. Then all nodes with room are looked at.
@@ -79,6 +82,11 @@ impl<'a> Ask<'a> {
     /// The same as a member of a group: where its other members let it, or where they are rather than elsewhere.
     pub fn within(self, group: Joining) -> Self {
         Self { group: Some(group), ..self }
+    }
+
+    /// The same for an instance made from that image, which not every agent may understand.
+    pub fn of(self, image: &ImageRef) -> Self {
+        Self { format: image.format(), ..self }
     }
 
     /// The same on one node only. The instance's own query stays as it is: what is placed again may go elsewhere.
@@ -174,7 +182,7 @@ impl<'a> Wanted<'a> {
             let count = guest.labels.len();
             return Err(CloudError::Invalid(format!("{count} labels are more than {LABELS_MAX}")));
         }
-        Ok(Self { ask, guest })
+        Ok(Self { ask: ask.of(&guest.image), guest })
     }
 
     pub(crate) fn spec(&self) -> Spec {

@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use ec_model::{
-    ActionVerb, Doc, Edition, Held, Instance, InstanceId, NodeId, Request, State, Status, decode,
+    ActionVerb, Doc, Edition, Held, Instance, InstanceId, NodeId, Record, Request, State, Status, decode,
 };
 use ec_plan::heal::{Brought, brought};
 use ec_store::{Compare, KeyValue, StoreError, Txn};
@@ -246,9 +246,6 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId) -> CloudResult<
     let Some(alive) = alive.0 else {
         return left("its node is not alive; when that is back, heal again".to_owned());
     };
-    if let Some(why) = not_understood(node, &alive.value) {
-        return left(why);
-    }
     let (before, record_stands) = match &recorded.0 {
         None => (None, Compare::Absent(record_key.clone())),
         Some(pair) => match Doc::<Instance>::decode(&pair.value) {
@@ -264,6 +261,9 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId) -> CloudResult<
         Ok(brought) => brought,
         Err(why) => return left(why),
     };
+    if let Some(why) = not_understood(node, &alive.value, brought.request.record.format()) {
+        return left(why);
+    }
     let txn = Txn::new()
         .when(Compare::Absent(request_key.clone()))
         .when(record_stands)

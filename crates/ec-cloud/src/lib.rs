@@ -11,7 +11,8 @@
 //!   history: what was asked of an instance, and what came of it
 //!   list, find, nodes: what there is                                 wait: until it is so
 //!   select: which of them                                            watch: each change of them
-//!   catalog: flavors and keypairs               group: groups, and what their policies demand of a placement
+//!   image: the catalogue of images              catalog: flavors and keypairs
+//!   group: groups, and what their policies demand of a placement
 //!   tend: what nobody else is there to do      members, rights: who belongs to the cloud, and may do what
 //! ```
 //!
@@ -29,6 +30,7 @@ mod explain;
 mod group;
 mod heal;
 mod history;
+mod image;
 mod intent;
 mod lookup;
 mod members;
@@ -68,6 +70,10 @@ pub use explain::explain;
 pub use group::{GroupView, Joining, Member, create_group, delete_group, group, groups};
 pub use heal::{Healed, Outcome, heal};
 pub use history::history;
+pub use image::{
+    Bytes, Facts, ImageChange, NewImage, Upload, add_image, change_image, delete_image, image, image_for,
+    images, tend_images,
+};
 pub use intent::{Naming, name_is_free};
 pub use lookup::{Found, Known, Read, View, find, find_placed, instances_beginning, list, resolve, standing};
 pub use members::{Membership, ROOT};

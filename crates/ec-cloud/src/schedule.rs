@@ -198,7 +198,7 @@ pub(crate) async fn look(
             found => found,
         };
         let found = found.map_err(refused)?;
-        let alive = alive(cloud, &found).await?;
+        let alive = alive(cloud, &found, ask.format).await?;
         let peers = match &ask.group {
             Some(group) => Some(group.peers(cloud).await?),
             None => None,
@@ -234,22 +234,22 @@ async fn given_up(cloud: &Cloud, intent: Intent, reached: Reached<'_>, error: Cl
 type Signs = HashMap<NodeId, Option<KeyValue>>;
 
 /// The living among the candidates' hosts.
-async fn alive(cloud: &Cloud, found: &Candidates) -> Result<Signs, StoreError> {
+async fn alive(cloud: &Cloud, found: &Candidates, format: u32) -> Result<Signs, StoreError> {
     let hosts: BTreeSet<NodeId> =
         found.candidates.iter().flat_map(|candidate| found.hosts(candidate)).collect();
     if hosts.len() > SINGLY {
         let all = cloud.store.keys(&cloud.keys.all_alive()).await?;
         return Ok(all.iter().filter_map(|key| Some((cloud.keys.parse_alive(key).ok()?, None))).collect());
     }
-    let looks = hosts.into_iter().map(async |host| Ok((host, sign_of(cloud, host).await?)));
+    let looks = hosts.into_iter().map(async |host| Ok((host, sign_of(cloud, host, format).await?)));
     let looked: Vec<_> = futures::future::try_join_all(looks).await?;
     Ok(looked.into_iter().filter(|(_, sign)| sign.is_some()).collect())
 }
 
-/// The sign of life of a node whose agent can be asked.
-async fn sign_of(cloud: &Cloud, node: NodeId) -> Result<Option<KeyValue>, StoreError> {
+/// The sign of life of a node whose agent can be asked by a request of that format.
+async fn sign_of(cloud: &Cloud, node: NodeId, format: u32) -> Result<Option<KeyValue>, StoreError> {
     let sign = cloud.store.get(&cloud.keys.alive(node)).await?.0;
-    Ok(sign.filter(|sign| match not_understood(node, &sign.value) {
+    Ok(sign.filter(|sign| match not_understood(node, &sign.value, format) {
         None => true,
         // As one that is dead: it uses no limit up.
         Some(why) => {
@@ -318,7 +318,7 @@ async fn request(
     let (keys, instance) = (&cloud.keys, intent.instance);
     let alive = match sign {
         Some(sign) => sign,
-        None => match sign_of(cloud, node).await {
+        None => match sign_of(cloud, node, wanted.ask.format).await {
             Ok(Some(sign)) => sign,
             Ok(None) => return Requested::No(None),
             Err(error) => return Requested::No(Some(error.into())),
@@ -369,10 +369,10 @@ async fn request(
 }
 
 /// Why an agent cannot be asked: it is of a release that does not read what this one writes.
-pub(crate) fn not_understood(node: NodeId, alive: &[u8]) -> Option<String> {
+pub(crate) fn not_understood(node: NodeId, alive: &[u8], format: u32) -> Option<String> {
     match decode::<Alive>(alive) {
         Ok(alive) if alive.node != node => Some(format!("its sign of life names node {}", alive.node)),
-        Ok(alive) if alive.reads::<Request>() => None,
+        Ok(alive) if alive.reads::<Request>(format) => None,
         Ok(alive) => {
             Some(format!("its agent is of release {}, which does not read our requests", alive.agent))
         }

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use tokio::sync::{Semaphore, watch};
 
 use crate::{
-    ImageError,
+    ImageError, ImageStore, StoreSection,
     access::{Addresses, Local},
     flight::{self, Flights, State},
     http::Origin,
@@ -17,6 +17,7 @@ use crate::{
     local,
     shelf::{Landed, Pin, Shelf},
     source::{Source, Wanted},
+    store,
 };
 
 /// Downloads at once; each has a thread and a file. More wait for their turn.
@@ -38,6 +39,8 @@ pub struct CacheConfig {
     pub local: Vec<PathBuf>,
     /// Networks that may be fetched from although they are loopback or link-local.
     pub allow_addresses: Vec<IpNet>,
+    /// The image store that objects may be fetched from.
+    pub store: Option<StoreSection>,
     /// The machine that it lies on.
     pub host: Host,
 }
@@ -58,6 +61,7 @@ impl CacheConfig {
             patience: Self::PATIENCE,
             local: Vec::new(),
             allow_addresses: Vec::new(),
+            store: None,
             host: Host::default(),
         }
     }
@@ -74,6 +78,8 @@ struct Inner {
     ground: Ground,
     local: Arc<Local>,
     origin: Origin,
+    store: Option<ImageStore>,
+    stall_timeout: Duration,
     flights: Arc<Flights>,
     downloads: Semaphore,
 }
@@ -104,8 +110,18 @@ impl ImageCache {
         config: CacheConfig,
         in_use: impl Fn() -> HashSet<String> + Send + Sync + 'static,
     ) -> Result<Self, ImageError> {
-        let CacheConfig { directory, max_bytes, stall_timeout, patience, local, allow_addresses, host } =
-            config;
+        let CacheConfig {
+            directory,
+            max_bytes,
+            stall_timeout,
+            patience,
+            local,
+            allow_addresses,
+            store,
+            host,
+        } = config;
+        let store = store.as_ref().map(ImageStore::open).transpose();
+        let store = store.map_err(|error| ImageError::BadStore { source: Arc::new(error) })?;
         let opened = host.blocking(move || {
             let shelf = Shelf::open(&directory, max_bytes, Box::new(in_use))?;
             let index = Index::open(&directory)?;
@@ -117,6 +133,8 @@ impl ImageCache {
             host,
             ground,
             local: Arc::new(Local(local)),
+            store,
+            stall_timeout,
             origin: Origin::new(stall_timeout, patience, Addresses(allow_addresses.into())),
             flights: Arc::default(),
             downloads: Semaphore::new(DOWNLOADS_MAX),
@@ -153,7 +171,7 @@ impl ImageCache {
             Ok(CachedImage { base: landed.base, _pin: landed.pin })
         };
         self.inner.permit(&wanted)?;
-        if wanted.digest.is_some() {
+        if wanted.sha256.is_some() || wanted.sha512.is_some() {
             let (ground, wanted) = (self.inner.ground.clone(), wanted.clone());
             let found = self.inner.host.blocking(move || ground.known(&wanted)).await;
             if let Some((_, landed)) = found.map_err(|_| ImageError::Interrupted)? {
@@ -196,13 +214,27 @@ impl Inner {
         match &wanted.source {
             Source::Http(url) => self.origin.permit(url, &wanted.label),
             Source::File { path, .. } => self.local.permit(path),
+            Source::Object(url) => self.store_of(url, &wanted.label).map(drop),
         }
+    }
+
+    /// The store that this node reads objects of.
+    fn store_of(&self, url: &url::Url, label: &str) -> Result<&ImageStore, ImageError> {
+        self.store.as_ref().filter(|store| store.has(url.as_str())).ok_or_else(|| ImageError::NoStore {
+            url: label.to_owned(),
+            known: self.store.as_ref().map(|store| store.url().to_owned()),
+        })
     }
 
     async fn bring(&self, wanted: Wanted, state: watch::Sender<State>) -> Result<Landed, ImageError> {
         let _turn = self.downloads.acquire().await.map_err(|_| ImageError::Interrupted)?;
         match wanted.source.clone() {
             Source::Http(_) => self.origin.bring(self.ground.clone(), wanted, state).await,
+            Source::Object(url) => {
+                let store = self.store_of(&url, &wanted.label)?;
+                let came = |bytes| self.origin.came(bytes);
+                store::bring(store, self.ground.clone(), wanted, state, self.stall_timeout, came).await
+            }
             Source::File { path, .. } => {
                 let (local, ground) = (Arc::clone(&self.local), self.ground.clone());
                 local::bring(&self.host, local, ground, wanted, path, state).await

@@ -18,10 +18,14 @@ pub enum ImageError {
         why: String,
     },
     /// The demanded digest is not one.
-    #[error("`{text}` is not a SHA-256 in hex (wanted 64 digits)")]
+    #[error("`{text}` is not a {algorithm} in hex (wanted {digits} digits)")]
     BadDigest {
         /// What was demanded.
         text: String,
+        /// As which digest.
+        algorithm: &'static str,
+        /// Of how many digits those are.
+        digits: usize,
     },
     /// No connection, or one that broke before an answer came.
     #[error("cannot reach the origin of the image {url}")]
@@ -76,14 +80,54 @@ pub enum ImageError {
         expected: Option<u64>,
     },
     /// Other content than was demanded.
-    #[error("the image {url} has SHA-256 {actual}, {expected} was demanded")]
+    #[error("the image {url} has {algorithm} {actual}, {expected} was demanded")]
     Checksum {
         /// The URL.
         url: String,
+        /// Which digest.
+        algorithm: &'static str,
         /// The digest demanded, in hex.
         expected: String,
         /// The digest found, in hex.
         actual: String,
+    },
+    /// What it is packed in is damaged, or ends too early.
+    #[error("the image {url} is packed with {packing} and cannot be unpacked: it is damaged, or not whole")]
+    Unpacking {
+        /// The URL.
+        url: String,
+        /// With what.
+        packing: &'static str,
+        /// What the decoder says.
+        #[source]
+        source: Arc<io::Error>,
+    },
+    /// An image store cannot be asked, or does not give the image.
+    #[error("the image store does not give the image {url}")]
+    Store {
+        /// The URL.
+        url: String,
+        /// What the store says.
+        #[source]
+        source: Arc<object_store::Error>,
+    },
+    /// What is configured as an image store is none.
+    #[error("the image store of `images.store` cannot be used")]
+    BadStore {
+        /// Why not.
+        #[source]
+        source: Arc<crate::StoreFailure>,
+    },
+    /// An object of an image store that this node does not know.
+    #[error(
+        "the image {url} lies in an image store, and this node reads {}: `images.store` of compute.yaml names it",
+        known.as_ref().map_or_else(|| "none".to_owned(), |known| format!("only {known}"))
+    )]
+    NoStore {
+        /// The URL.
+        url: String,
+        /// The store that it knows.
+        known: Option<String>,
     },
     /// The content is not a disk that can be used.
     #[error("the image {url} cannot be used")]
@@ -245,6 +289,8 @@ impl ImageError {
             | Self::DiskFull { .. }
             | Self::Interrupted => true,
             Self::Status { status, .. } => matches!(status, 408 | 429 | 500..),
+            // What is wrong with our rights there, or with the name, another time does not mend.
+            Self::Store { source, .. } => matches!(**source, object_store::Error::Generic { .. }),
             _ => false,
         }
     }

@@ -28,11 +28,11 @@ pub(crate) struct Flight {
     _cancel: DropGuard,
 }
 
-/// The URL and the digest demanded, as they were asked for.
-pub(crate) type Key = (String, Option<String>);
+/// The URL and the digests demanded, as they were asked for.
+pub(crate) type Key = (String, Option<String>, Option<String>);
 
 pub(crate) fn key(image: &ImageRef) -> Key {
-    (image.url.clone(), image.sha256.clone())
+    (image.url.clone(), image.sha256.clone(), image.sha512.clone())
 }
 
 #[derive(Default)]

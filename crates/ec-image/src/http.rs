@@ -13,7 +13,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
 use reqwest::{Client, Response, StatusCode, header, redirect};
 use tokio::{
     sync::{OnceCell, mpsc, watch},
@@ -26,7 +25,7 @@ use crate::{
     access::{Addresses, Forbidden},
     flight::State,
     index::{Entry, Validators},
-    landing::{Ground, Landing},
+    landing::{Ground, Landing, Piece, Written, land},
     shelf::Landed,
     source::Wanted,
 };
@@ -59,24 +58,12 @@ pub(crate) struct Origin {
     downloaded: AtomicU64,
 }
 
-/// What goes from the connection to the thread that writes. Its end without a `End` means: it broke off.
-enum Piece {
-    Chunk(Bytes),
-    End,
-}
-
 /// What came before the connection broke, and how to ask for the rest of the same.
 struct Partial {
     landing: Landing,
     validators: Validators,
     /// A strong validator: a server that has other content by now sends that from its beginning.
     strong: String,
-}
-
-/// How a writer ended that did not fail.
-enum Written {
-    Whole(Landed),
-    BrokenOff(Box<Landing>),
 }
 
 /// Why a redirect is not followed.
@@ -96,6 +83,11 @@ impl Origin {
     /// How many bytes of images have come so far, those of tries that failed among them.
     pub(crate) fn downloaded(&self) -> u64 {
         self.downloaded.load(Ordering::Relaxed)
+    }
+
+    /// Counts bytes that came by another way.
+    pub(crate) fn came(&self, bytes: u64) {
+        self.downloaded.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Says so where the URL itself names an address that is not fetched from.
@@ -180,7 +172,7 @@ impl Origin {
         let mut request = self.client().await?.get(wanted.source.url().clone());
         if let Some(partial) = &*partial {
             request = request
-                .header(header::RANGE, format!("bytes={}-", partial.landing.written()))
+                .header(header::RANGE, format!("bytes={}-", partial.landing.received()))
                 .header(header::IF_RANGE, &partial.strong);
         } else if let Some((entry, _)) = &*known {
             if let Some(etag) = &entry.validators.etag {
@@ -214,7 +206,7 @@ impl Origin {
             // The rest that was asked for is not there: the next try asks for all of it.
             StatusCode::RANGE_NOT_SATISFIABLE if partial.is_some() => {
                 let begun =
-                    partial.take().map(|partial| (partial.landing.written(), partial.landing.expected()));
+                    partial.take().map(|partial| (partial.landing.received(), partial.landing.expected()));
                 let (received, expected) = begun.unwrap_or_default();
                 Err(broken_off(wanted, received, expected))
             }
@@ -244,7 +236,7 @@ impl Origin {
             }
             None => (None, response.content_length(), validators(&response), strong(&response)),
         };
-        let mut received = landing.as_ref().map_or(0, Landing::written);
+        let mut received = landing.as_ref().map_or(0, Landing::received);
         *reached = received;
         let (pieces, inbox) = mpsc::channel(CHUNKS);
         let (ground, owned, state) = (ground.clone(), wanted.clone(), state.clone());
@@ -327,21 +319,6 @@ impl Origin {
 
 fn broken_off(wanted: &Wanted, received: u64, expected: Option<u64>) -> ImageError {
     ImageError::Truncated { url: wanted.label.clone(), received, expected }
-}
-
-/// Takes pieces until the last one. Where they end without one, what came is given back.
-fn land(
-    mut landing: Landing,
-    validators: Validators,
-    mut inbox: mpsc::Receiver<Piece>,
-) -> Result<Written, ImageError> {
-    loop {
-        match inbox.blocking_recv() {
-            Some(Piece::Chunk(bytes)) => landing.push(&bytes)?,
-            Some(Piece::End) => return landing.finish(validators).map(Written::Whole),
-            None => return Ok(Written::BrokenOff(Box::new(landing))),
-        }
-    }
 }
 
 /// Whether too little comes. Only time in which the connection was waited for counts: a slow disk is not the
@@ -436,7 +413,7 @@ fn continues(response: &Response, begun: &Partial) -> bool {
     let range = text(response, header::CONTENT_RANGE);
     let range = range.as_deref().and_then(content_range);
     same && range.is_some_and(|(first, total)| {
-        first == begun.landing.written()
+        first == begun.landing.received()
             && (total.is_none() || begun.landing.expected().is_none() || total == begun.landing.expected())
     })
 }

@@ -39,6 +39,12 @@ pub(crate) struct Entry {
     /// Its size as a file, in bytes.
     pub(crate) size: u64,
     pub(crate) validators: Validators,
+    /// The SHA-256 of what was published, where the base was packed in it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sha256: Option<String>,
+    /// The SHA-512 of what was published, where somebody demanded one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sha512: Option<String>,
     /// When the origin was last asked.
     pub(crate) checked_at: Timestamp,
 }
@@ -76,7 +82,22 @@ impl FileStamp {
 
 impl Entry {
     pub(crate) fn new(url: String, digest: String, size: u64, validators: Validators) -> Self {
-        Self { version: VERSION, url, digest, size, validators, checked_at: Timestamp::now() }
+        let (sha256, sha512) = (None, None);
+        Self { version: VERSION, url, digest, size, validators, sha256, sha512, checked_at: Timestamp::now() }
+    }
+
+    /// The same, of bytes with these digests.
+    pub(crate) fn published(mut self, sha256: String, sha512: Option<String>) -> Self {
+        self.sha256 = (sha256 != self.digest).then_some(sha256);
+        self.sha512 = sha512;
+        self
+    }
+
+    /// Whether what was published is known to have the digests that are demanded.
+    pub(crate) fn has(&self, sha256: Option<&str>, sha512: Option<&str>) -> bool {
+        let published = self.sha256.as_deref().unwrap_or(&self.digest);
+        sha256.is_none_or(|demanded| demanded == published)
+            && sha512.is_none_or(|demanded| self.sha512.as_deref() == Some(demanded))
     }
 }
 

@@ -1,12 +1,21 @@
-//! Content on its way into the cache: written, hashed and checked while it comes.
+//! Content on its way into the cache: unpacked, written, hashed and checked while it comes.
 //!
 //! A landing lives in a blocking thread. Dropping it at any moment removes what it wrote.
+//!
+//! ```text
+//!   bytes as published ──▶ digests that were demanded
+//!         └──▶ Unpacker ──▶ Disk ──▶ the temporary file, its header, the digest by which the base is called
+//! ```
 
-use std::{io::Write, sync::Arc};
+use std::{
+    io::{self, Write},
+    sync::Arc,
+};
 
-use ec_model::{BaseImage, Progress};
-use sha2::{Digest, Sha256};
-use tokio::sync::watch;
+use bytes::Bytes;
+use ec_model::{BaseImage, DiskFormat, Progress};
+use sha2::{Digest, Sha256, Sha512};
+use tokio::sync::{mpsc, watch};
 
 use crate::{
     HEADER_LEN, ImageError, InspectError,
@@ -15,6 +24,7 @@ use crate::{
     inspect, inspect_file,
     shelf::{Landed, Reservation, Shelf, Temporary},
     source::Wanted,
+    unpack::{Sink, Unpacked, Unpacker},
 };
 
 /// Progress is told every so many bytes; each telling wakes everyone who waits.
@@ -28,10 +38,10 @@ pub(crate) struct Ground {
 }
 
 impl Ground {
-    /// What the URL gave last, where the cache still has it.
+    /// What the URL gave last, where the cache still has it and it had all digests that are demanded.
     pub(crate) fn known(&self, wanted: &Wanted) -> Option<(Entry, Landed)> {
         let entry = self.index.get(wanted.source.url())?;
-        if wanted.digest.as_ref().is_some_and(|digest| *digest != entry.digest) {
+        if !entry.has(wanted.sha256.as_deref(), wanted.sha512.as_deref()) {
             return None;
         }
         if !self.shelf.has(&entry.digest, entry.size) {
@@ -42,9 +52,48 @@ impl Ground {
     }
 }
 
+/// What goes from an origin to the thread that writes. Its end without a `End` means: it broke off.
+pub(crate) enum Piece {
+    Chunk(Bytes),
+    End,
+}
+
+/// How a writer ended that did not fail.
+pub(crate) enum Written {
+    Whole(Landed),
+    BrokenOff(Box<Landing>),
+}
+
+/// Takes pieces until the last one. Where they end without one, what came is given back.
+pub(crate) fn land(
+    mut landing: Landing,
+    validators: Validators,
+    mut inbox: mpsc::Receiver<Piece>,
+) -> Result<Written, ImageError> {
+    loop {
+        match inbox.blocking_recv() {
+            Some(Piece::Chunk(bytes)) => landing.push(&bytes)?,
+            Some(Piece::End) => return landing.finish(validators).map(Written::Whole),
+            None => return Ok(Written::BrokenOff(Box::new(landing))),
+        }
+    }
+}
+
 pub(crate) struct Landing {
     ground: Ground,
     wanted: Wanted,
+    state: watch::Sender<State>,
+    unpacker: Unpacker<Disk>,
+    /// Of the bytes as they came, where one is demanded.
+    sha512: Option<Sha512>,
+    received: u64,
+    told: u64,
+    expected: Option<u64>,
+}
+
+/// The disk itself, as it comes out of what it was packed in.
+struct Disk {
+    label: String,
     state: watch::Sender<State>,
     room: Reservation,
     temporary: Temporary,
@@ -53,6 +102,9 @@ pub(crate) struct Landing {
     written: u64,
     told: u64,
     expected: Option<u64>,
+    format: Option<DiskFormat>,
+    /// Why no more is taken.
+    failed: Option<ImageError>,
 }
 
 impl Landing {
@@ -66,10 +118,9 @@ impl Landing {
         let mut room = ground.shelf.reservation();
         room.cover(expected.unwrap_or(1), expected.is_some())?;
         let temporary = ground.shelf.temporary()?;
-        let landing = Self {
-            ground,
-            wanted,
-            state,
+        let disk = Disk {
+            label: wanted.label.clone(),
+            state: state.clone(),
             room,
             temporary,
             hash: Sha256::new(),
@@ -77,14 +128,19 @@ impl Landing {
             written: 0,
             told: 0,
             expected,
+            format: None,
+            failed: None,
         };
+        let sha512 = wanted.sha512.is_some().then(Sha512::new);
+        let unpacker = Unpacker::new(disk);
+        let landing = Self { ground, wanted, state, unpacker, sha512, received: 0, told: 0, expected };
         landing.tell();
         Ok(landing)
     }
 
     /// How many bytes have come.
-    pub(crate) fn written(&self) -> u64 {
-        self.written
+    pub(crate) fn received(&self) -> u64 {
+        self.received
     }
 
     /// How many bytes are to come in all, where that is known.
@@ -94,6 +150,103 @@ impl Landing {
 
     /// Takes the next bytes. What the beginning gives away is refused at once, not when all has come.
     pub(crate) fn push(&mut self, bytes: &[u8]) -> Result<(), ImageError> {
+        self.received += bytes.len() as u64;
+        if let Some(hash) = &mut self.sha512 {
+            hash.update(bytes);
+        }
+        if let Err(error) = self.unpacker.write(bytes) {
+            let why = self.unpacker.sink().and_then(|disk| disk.failed.take());
+            return Err(why.unwrap_or_else(|| self.damaged(error)));
+        }
+        if self.received - self.told >= PROGRESS_STEP {
+            self.told = self.received;
+            self.tell();
+        }
+        Ok(())
+    }
+
+    /// All has come: checks the whole, gives it its place, remembers what the URL gave.
+    pub(crate) fn finish(mut self, validators: Validators) -> Result<Landed, ImageError> {
+        self.tell();
+        let label = self.wanted.label.clone();
+        let url = || label.clone();
+        if let Some(expected) = self.expected
+            && expected != self.received
+        {
+            return Err(ImageError::Truncated {
+                url: url(),
+                received: self.received,
+                expected: Some(expected),
+            });
+        }
+        let sha512 = self.sha512.take().map(|hash| hex(&hash.finalize()));
+        let packing = self.unpacker.packing().map_or("nothing", |packing| packing.name());
+        let Unpacked { sink: mut disk, packed } = match self.unpacker.finish() {
+            Ok(unpacked) => unpacked,
+            Err(error) => return Err(damaged(&label, packing, error)),
+        };
+        let path = &disk.temporary.path;
+        let inspected = inspect_file(&mut disk.temporary.file).map_err(|error| match error {
+            InspectError::Refused(refusal) => ImageError::Refused { url: url(), refusal },
+            InspectError::Read(source) => ImageError::cache("read", path)(source),
+        })?;
+        let digest = hex(&disk.hash.finalize());
+        let published = packed.map_or_else(|| digest.clone(), |(_, digest)| digest);
+        let demands = [
+            ("SHA-256", &self.wanted.sha256, Some(&published)),
+            ("SHA-512", &self.wanted.sha512, sha512.as_ref()),
+        ];
+        for (algorithm, expected, actual) in demands {
+            if let (Some(expected), Some(actual)) = (expected, actual)
+                && expected != actual
+            {
+                let (expected, actual) = (expected.clone(), actual.clone());
+                return Err(ImageError::Checksum { url: url(), algorithm, expected, actual });
+            }
+        }
+        let entry = Entry::new(url(), digest.clone(), disk.written, validators).published(published, sha512);
+        let base = BaseImage {
+            path: path.clone(),
+            format: inspected.format,
+            virtual_size: inspected.virtual_size.unwrap_or(disk.written),
+            digest,
+        };
+        let landed = self.ground.shelf.place(disk.temporary, base)?;
+        drop(disk.room);
+        self.ground.index.put(self.wanted.source.url(), &entry)?;
+        self.ground.index.prune(|entry| self.ground.shelf.has(&entry.digest, entry.size))?;
+        tracing::info!(
+            url = self.wanted.label,
+            digest = landed.base.digest,
+            bytes = disk.written,
+            received = self.received,
+            format = landed.base.format.name(),
+            "image is in the cache"
+        );
+        Ok(landed)
+    }
+
+    fn damaged(&self, error: io::Error) -> ImageError {
+        let packing = self.unpacker.packing().map_or("nothing", |packing| packing.name());
+        damaged(&self.wanted.label, packing, error)
+    }
+
+    fn tell(&self) {
+        let progress = Progress { step: "image".to_owned(), done: self.received, total: self.expected };
+        self.state.send_modify(|state| state.progress = Some(progress));
+    }
+}
+
+fn damaged(url: &str, packing: &'static str, error: io::Error) -> ImageError {
+    ImageError::Unpacking { url: url.to_owned(), packing, source: Arc::new(error) }
+}
+
+impl Disk {
+    fn take(&mut self, bytes: &[u8]) -> Result<(), ImageError> {
+        // A little that comes may be much that comes out: whoever let go meanwhile does not wait for the end of it.
+        if self.state.is_closed() {
+            return Err(ImageError::Interrupted);
+        }
         self.written += bytes.len() as u64;
         self.room.cover(self.written, false)?;
         self.temporary.file.write_all(bytes).map_err(ImageError::cache("write", &self.temporary.path))?;
@@ -103,62 +256,41 @@ impl Landing {
             self.header.extend(&bytes[..bytes.len().min(missing)]);
             if self.header.len() == HEADER_LEN {
                 let inspected = inspect(&self.header, self.expected)
-                    .map_err(|refusal| ImageError::Refused { url: self.wanted.label.clone(), refusal })?;
+                    .map_err(|refusal| ImageError::Refused { url: self.label.clone(), refusal })?;
                 self.state.send_modify(|state| state.virtual_size = inspected.virtual_size);
+                self.format = Some(inspected.format);
             }
         }
-        if self.written - self.told >= PROGRESS_STEP {
+        // How large a raw disk is that comes packed nobody knows before its end; who wanted less need not wait for that.
+        if self.format == Some(DiskFormat::Raw)
+            && self.expected.is_none()
+            && self.written - self.told >= PROGRESS_STEP
+        {
             self.told = self.written;
-            self.tell();
+            self.state.send_modify(|state| state.virtual_size = Some(self.written));
         }
         Ok(())
     }
+}
 
-    /// All has come: checks the whole, gives it its place, remembers what the URL gave.
-    pub(crate) fn finish(mut self, validators: Validators) -> Result<Landed, ImageError> {
-        self.tell();
-        let url = || self.wanted.label.clone();
-        if let Some(expected) = self.expected
-            && expected != self.written
-        {
-            return Err(ImageError::Truncated {
-                url: url(),
-                received: self.written,
-                expected: Some(expected),
-            });
+impl Write for Disk {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.take(bytes) {
+            Ok(()) => Ok(bytes.len()),
+            Err(error) => {
+                self.failed = Some(error);
+                Err(io::Error::other("the cache takes no more"))
+            }
         }
-        let path = &self.temporary.path;
-        let inspected = inspect_file(&mut self.temporary.file).map_err(|error| match error {
-            InspectError::Refused(refusal) => ImageError::Refused { url: url(), refusal },
-            InspectError::Read(source) => ImageError::cache("read", path)(source),
-        })?;
-        let digest = hex(&self.hash.finalize());
-        if let Some(expected) = self.wanted.digest.as_ref().filter(|expected| **expected != digest) {
-            return Err(ImageError::Checksum { url: url(), expected: expected.clone(), actual: digest });
-        }
-        let entry = Entry::new(url(), digest.clone(), self.written, validators);
-        let base = BaseImage {
-            path: path.clone(),
-            format: inspected.format,
-            virtual_size: inspected.virtual_size.unwrap_or(self.written),
-            digest,
-        };
-        let landed = self.ground.shelf.place(self.temporary, base)?;
-        drop(self.room);
-        self.ground.index.put(self.wanted.source.url(), &entry)?;
-        self.ground.index.prune(|entry| self.ground.shelf.has(&entry.digest, entry.size))?;
-        tracing::info!(
-            url = self.wanted.label,
-            digest = landed.base.digest,
-            bytes = self.written,
-            format = landed.base.format.name(),
-            "image is in the cache"
-        );
-        Ok(landed)
     }
 
-    fn tell(&self) {
-        let progress = Progress { step: "image".to_owned(), done: self.written, total: self.expected };
-        self.state.send_modify(|state| state.progress = Some(progress));
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Sink for Disk {
+    fn was_packed(&mut self) {
+        self.expected = None;
     }
 }

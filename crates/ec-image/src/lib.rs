@@ -34,12 +34,18 @@ mod index;
 mod inspect;
 mod landing;
 mod local;
+mod probe;
 mod qcow2;
 mod shelf;
 mod source;
+mod store;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod unpack;
 
 pub use cache::{CacheConfig, CachedImage, ImageCache};
 pub use error::{ImageError, Size};
 pub use inspect::{HEADER_LEN, InspectError, Inspected, Refusal, inspect, inspect_file};
+pub use probe::{Probe, ProbeFailure, Probed};
+pub use store::{ImageStore, Sending, StoreFailure, StoreSection};
+pub use unpack::Packing;

@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use ec_model::{ImageRef, input::is_sha256};
+use ec_model::{
+    ImageRef,
+    input::{is_sha256, is_sha512},
+};
 use url::Url;
 
 use crate::ImageError;
@@ -13,20 +16,26 @@ pub(crate) struct Wanted {
     pub(crate) source: Source,
     /// The URL without secrets.
     pub(crate) label: String,
-    /// The digest demanded, in lower case.
-    pub(crate) digest: Option<String>,
+    /// The digests demanded, in lower case.
+    pub(crate) sha256: Option<String>,
+    pub(crate) sha512: Option<String>,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) enum Source {
     Http(Url),
-    File { url: Url, path: PathBuf },
+    File {
+        url: Url,
+        path: PathBuf,
+    },
+    /// Of an image store.
+    Object(Url),
 }
 
 impl Source {
     pub(crate) fn url(&self) -> &Url {
         match self {
-            Self::Http(url) | Self::File { url, .. } => url,
+            Self::Http(url) | Self::File { url, .. } | Self::Object(url) => url,
         }
     }
 }
@@ -44,10 +53,12 @@ impl Wanted {
                     .map_err(|()| bad(label.clone(), "a file on another host cannot be read"))?;
                 Source::File { url, path }
             }
+            "s3" => Source::Object(url),
             scheme => return Err(bad(label.clone(), &format!("`{scheme}` is not supported"))),
         };
-        let digest = image.sha256.as_deref().map(digest).transpose()?;
-        Ok(Self { source, label, digest })
+        let sha256 = digest(image.sha256.as_deref(), "SHA-256", 64, is_sha256)?;
+        let sha512 = digest(image.sha512.as_deref(), "SHA-512", 128, is_sha512)?;
+        Ok(Self { source, label, sha256, sha512 })
     }
 }
 
@@ -59,11 +70,17 @@ fn excerpt(text: &str) -> String {
     text.chars().take_while(|c| *c != '?').take(120).collect()
 }
 
-fn digest(text: &str) -> Result<String, ImageError> {
-    if is_sha256(text) {
-        Ok(text.to_ascii_lowercase())
-    } else {
-        Err(ImageError::BadDigest { text: text.chars().take(80).collect() })
+fn digest(
+    text: Option<&str>,
+    algorithm: &'static str,
+    digits: usize,
+    is_one: fn(&str) -> bool,
+) -> Result<Option<String>, ImageError> {
+    match text {
+        Some(text) if !is_one(text) => {
+            Err(ImageError::BadDigest { text: text.chars().take(80).collect(), algorithm, digits })
+        }
+        text => Ok(text.map(str::to_ascii_lowercase)),
     }
 }
 
@@ -84,7 +101,7 @@ mod tests {
     use super::*;
 
     fn parse(url: &str, sha256: Option<&str>) -> Result<Wanted, ImageError> {
-        Wanted::parse(&ImageRef { url: url.into(), sha256: sha256.map(Into::into) })
+        Wanted::parse(&ImageRef { sha256: sha256.map(Into::into), ..ImageRef::at(url) })
     }
 
     #[test]
@@ -114,7 +131,7 @@ mod tests {
     #[test]
     fn a_digest_is_64_digits_of_either_case() {
         let digest = "A".repeat(64);
-        assert_eq!(parse("file:///x", Some(&digest)).unwrap().digest, Some("a".repeat(64)));
+        assert_eq!(parse("file:///x", Some(&digest)).unwrap().sha256, Some("a".repeat(64)));
         for bad in ["", "abc", &"g".repeat(64), &format!("../{}", "a".repeat(61))] {
             assert!(matches!(parse("file:///x", Some(bad)), Err(ImageError::BadDigest { .. })), "{bad}");
         }

@@ -77,7 +77,7 @@ impl Server {
 
     /// An image on it.
     pub fn image(&self) -> ImageRef {
-        ImageRef { url: format!("{}/disk", self.url), sha256: None }
+        ImageRef::at(format!("{}/disk", self.url))
     }
 }
 

@@ -61,6 +61,12 @@ uuid_id!(
     "an instance"
 );
 
+uuid_id!(
+    /// An image of the catalogue; also the name of its bytes in the image store.
+    ImageId,
+    "an image"
+);
+
 impl InstanceId {
     /// The hardware address of the instance's network interface number `nic` (0 is the first).
     ///

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 
-use crate::{InstanceId, Request};
+use crate::{ImageId, InstanceId, Request};
 
 /// Keys for one guest; more is a mistake rather than a wish.
 pub const KEYS_MAX: usize = 64;
@@ -50,6 +50,11 @@ pub fn is_image_url(url: &str) -> bool {
         _ => false,
     };
     is_known && !url.chars().any(|c| c.is_control() || c == ' ')
+}
+
+/// Whether it is a SHA-512 in hex.
+pub fn is_sha512(digest: &str) -> bool {
+    digest.len() == 128 && digest.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
 /// Whether it is a SHA-256 in hex. Digests become file names, so nothing else may pass for one.
@@ -161,6 +166,35 @@ pub fn catalog_name(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
+/// What an image of the catalogue can be called: as other things, and with a colon as in `debian:12`. It is not a uuid, by
+/// which images are told apart.
+pub fn image_name(text: &str) -> Result<String, String> {
+    if text.parse::<ImageId>().is_ok() {
+        return Err("is a uuid: wanted a name".to_owned());
+    }
+    let bare = text.replace(':', "-");
+    catalog_name(&bare).map_err(|why| why.replace("- _ . @", "- _ . @ :"))?;
+    Ok(text.to_owned())
+}
+
+/// So many properties an image may have, as OpenStack's Image API allows by default.
+pub const PROPERTIES_MAX: usize = 128;
+
+/// The key and the value of a property of an image, as `KEY=VALUE`.
+pub fn property(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("wanted KEY=VALUE")?;
+    Ok((property_key(key)?, line(value, 255)?))
+}
+
+/// The key of a property.
+pub fn property_key(text: &str) -> Result<String, String> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':');
+    if text.is_empty() || text.len() > 255 || !text.chars().all(fits) {
+        return Err("wanted a key of 1 to 255 letters, digits, and - _ . :".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
 /// One line of text that people read, of so many characters at most.
 pub fn line(text: &str, most: usize) -> Result<String, String> {
     if text.chars().count() > most {
@@ -209,6 +243,21 @@ mod tests {
         for digest in ["", "ab", &"g".repeat(64), &format!("../{}", "a".repeat(61))] {
             assert!(!is_sha256(digest), "{digest}");
         }
+        assert!(is_sha512(&"aB".repeat(64)));
+        for digest in [&"a".repeat(64), &"a".repeat(127), &"a".repeat(129), &"g".repeat(128)] {
+            assert!(!is_sha512(digest), "{digest}");
+        }
+        for name in ["debian", "debian:12", "a.b_c@d-e"] {
+            assert_eq!(image_name(name).as_deref(), Ok(name));
+        }
+        for name in ["", ":a", "-a", "a/b", "a b", &"a".repeat(64), "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab"] {
+            assert!(image_name(name).is_err(), "{name}");
+        }
+        assert_eq!(property("os_distro=debian"), Ok(("os_distro".to_owned(), "debian".to_owned())));
+        for wrong in ["x", "=x", "a b=x", &format!("{}=x", "a".repeat(256)), "a=b\nc"] {
+            assert!(property(wrong).is_err(), "{wrong}");
+        }
+        assert!(property_key(&"a".repeat(255)).is_ok());
         assert!(is_owner("p") && is_owner(&"ü".repeat(255)));
         assert!(!is_owner("") && !is_owner(&"p".repeat(256)));
     }
@@ -329,7 +378,7 @@ mod tests {
             let spec = crate::Spec {
                 query: String::new(),
                 resources: crate::Resources::new(),
-                image: crate::ImageRef { url: String::new(), sha256: None },
+                image: crate::ImageRef::default(),
                 keys,
                 metadata: std::collections::BTreeMap::new(),
                 user_data_bytes: None,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
-use crate::{Instance, InstanceId, InvalidId, NodeId};
+use crate::{Image, ImageId, Instance, InstanceId, InvalidId, NodeId, Visibility};
 
 /// A key below the prefix that is not of the form which belongs there.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -130,6 +130,58 @@ impl Keyspace {
     /// A placement query that has a name. Letters' case makes no other name here either.
     pub fn flavor(&self, name: &str) -> String {
         format!("{}{}", self.flavors(), escaped(&name.to_ascii_lowercase()))
+    }
+
+    /// The images of all projects.
+    pub fn images(&self) -> String {
+        format!("{}/images/", self.root)
+    }
+
+    /// An image of the catalogue.
+    pub fn image(&self, image: ImageId) -> String {
+        format!("{}{image}", self.images())
+    }
+
+    /// The names of the images of all projects.
+    pub fn all_image_names(&self) -> String {
+        format!("{}/image-names/", self.root)
+    }
+
+    /// The images that bear this name within a project.
+    pub fn image_names(&self, project: &str, name: &str) -> String {
+        let name = name.to_ascii_lowercase();
+        format!("{}{}/{}/", self.all_image_names(), escaped(project), escaped(&name))
+    }
+
+    /// The names of the images that all projects have.
+    pub fn all_public_images(&self) -> String {
+        format!("{}/public-images/", self.root)
+    }
+
+    /// The images of this name that all projects have.
+    pub fn public_images(&self, name: &str) -> String {
+        format!("{}{}/", self.all_public_images(), escaped(&name.to_ascii_lowercase()))
+    }
+
+    /// By which an image is found by its name. The values are empty.
+    pub fn names_of_image(&self, image: &Image) -> Vec<String> {
+        if !image.status.has_name() {
+            return Vec::new();
+        }
+        let mut keys = vec![format!("{}{}", self.image_names(&image.project, &image.name), image.id)];
+        if image.visibility == Visibility::Public {
+            keys.push(format!("{}{}", self.public_images(&image.name), image.id));
+        }
+        keys
+    }
+
+    /// The image of a `<root>/images/<image>` key, or of one of its names.
+    pub fn parse_image(&self, key: &str) -> Result<ImageId, KeyError> {
+        let below = [self.images(), self.all_image_names(), self.all_public_images()];
+        let is_ours = below.iter().any(|prefix| key.starts_with(prefix));
+        let last = key.rsplit('/').next().filter(|_| is_ours);
+        last.and_then(canonical)
+            .ok_or_else(|| KeyError { key: key.to_owned(), form: "<root>/images/<image uuid>" })
     }
 
     /// The keypairs of all projects.
@@ -405,6 +457,9 @@ mod tests {
             (placement_tokens("/p/"), "/p-tokens/".to_owned()),
             (keys.all_keypairs(), "/root/keypairs/".to_owned()),
             (keys.all_groups(), "/root/groups/".to_owned()),
+            (keys.images(), "/root/images/".to_owned()),
+            (keys.all_image_names(), "/root/image-names/".to_owned()),
+            (keys.all_public_images(), "/root/public-images/".to_owned()),
             (keys.every_user_data(), "/root/userdata/".to_owned()),
             (keys.all_user_data(node), format!("/root/userdata/{node}/")),
             (keys.every_outcomes(), "/root/outcomes/".to_owned()),
@@ -466,6 +521,33 @@ mod tests {
         assert_eq!(keys.names_beginning("p", "We"), "/root/names/p/we");
         for other in ["/root/names/p", "/root/names/p/web", "/root/instances/x/y/z", "/names/p/web/x"] {
             assert_eq!(keys.parse_name(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn an_image_is_found_by_its_name_and_by_everybody_where_it_is_public() {
+        let keys = Keyspace::new("/root");
+        let id: ImageId = "33333333-3333-3333-3333-333333333333".parse().unwrap();
+        let json = serde_json::json!({
+            "id": id, "name": "Debian:12", "project": "a/b", "status": "active", "url": "u",
+            "created_at": "1970-01-01T00:00:00Z", "updated_at": "1970-01-01T00:00:00Z",
+        });
+        let mut image: Image = serde_json::from_value(json).unwrap();
+        assert_eq!(keys.image(id), format!("/root/images/{id}"));
+        let own = format!("/root/image-names/a%2Fb/debian%3A12/{id}");
+        assert_eq!(keys.names_of_image(&image), std::slice::from_ref(&own));
+        assert!(own.starts_with(&keys.image_names("a/b", "DEBIAN:12")));
+        image.visibility = Visibility::Public;
+        let all = format!("/root/public-images/debian%3A12/{id}");
+        assert_eq!(keys.names_of_image(&image), [own.clone(), all.clone()]);
+        assert!(all.starts_with(&keys.public_images("debian:12")));
+        image.status = crate::ImageStatus::PendingDelete;
+        assert!(keys.names_of_image(&image).is_empty());
+        for key in [keys.image(id), own, all] {
+            assert_eq!(keys.parse_image(&key), Ok(id));
+        }
+        for key in ["/root/images/x", "/root/images/", &format!("/root/flavors/{id}")] {
+            assert!(keys.parse_image(key).is_err(), "{key}");
         }
     }
 

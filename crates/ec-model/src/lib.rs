@@ -14,15 +14,16 @@ mod observed;
 mod query;
 mod records;
 
-pub use ids::{InstanceId, InvalidId, InvalidMac, MacAddr, NodeId};
+pub use ids::{ImageId, InstanceId, InvalidId, InvalidMac, MacAddr, NodeId};
 pub use image::{BaseImage, DiskFormat};
 pub use keys::{KeyError, Keyspace, placement_tokens};
 pub use observed::{End, Observed, Pause, RunState};
 pub use query::{QueryError, ResourceQuery};
 pub use records::{
     Access, AccessKind, AccessWish, Action, ActionVerb, Actions, Address, AddressSource, Alive, Assigned,
-    Blob, Desired, Doc, Edition, Extent, Flavor, GRACE_SECONDS, Group, HISTORY_MAX, Held, ImageRef, Instance,
-    Intent, Keypair, Node, Outcome, Outcomes, Policy, Power, PowerWish, Progress, Rebuild, Rebuilt, Record,
-    RecordError, Request, Rescue, Rescued, Resize, Resized, Resources, Restart, Size, Spec, State, Status,
-    Ticket, Token, Trouble, TroubleKind, USER_DATA_MAX, decode, encode, greater, token_digest,
+    Blob, Desired, Doc, Edition, Extent, Flavor, GRACE_SECONDS, Group, HISTORY_MAX, Held, Image, ImageRef,
+    ImageStatus, Instance, Intent, Keypair, Node, Outcome, Outcomes, Policy, Power, PowerWish, Progress,
+    Rebuild, Rebuilt, Record, RecordError, Request, Rescue, Rescued, Resize, Resized, Resources, Restart,
+    Size, Spec, State, Status, Ticket, Token, Trouble, TroubleKind, USER_DATA_MAX, Visibility, decode,
+    encode, greater, token_digest,
 };

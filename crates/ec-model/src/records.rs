@@ -10,6 +10,7 @@ mod access;
 mod catalog;
 mod held;
 mod history;
+mod image;
 mod instance;
 mod node;
 mod power;
@@ -30,6 +31,7 @@ pub use access::{Access, AccessKind, AccessWish, Ticket};
 pub use catalog::{Flavor, Group, Keypair, Policy};
 pub use held::{Edition, Held, Intent};
 pub use history::{Action, ActionVerb, Actions, HISTORY_MAX, Outcome, Outcomes};
+pub use image::{Image, ImageStatus, Visibility};
 pub use instance::{Assigned, ImageRef, Instance, Spec};
 pub use node::{Alive, Node, Trouble, TroubleKind};
 pub use power::{GRACE_SECONDS, Power, PowerWish, Restart};
@@ -70,8 +72,13 @@ pub enum RecordError {
 pub trait Record: DeserializeOwned + Serialize {
     /// What messages call it, and [`Alive::formats`].
     const WHAT: &'static str;
-    /// The format that this release writes, and the last that it reads.
+    /// The last format that this release reads, and writes.
     const FORMAT: u32;
+
+    /// The format that this one needs: where an earlier one holds all of it, who reads no later can have it, too.
+    fn format(&self) -> u32 {
+        Self::FORMAT
+    }
 }
 
 impl Record for Instance {
@@ -81,7 +88,14 @@ impl Record for Instance {
 
 impl Record for Request {
     const WHAT: &'static str = "request";
-    const FORMAT: u32 = 1;
+    /// The second has images of an image store, and SHA-512.
+    const FORMAT: u32 = 2;
+
+    fn format(&self) -> u32 {
+        let images =
+            self.spec.iter().map(|spec| &spec.image).chain(self.rescue.iter().map(|wish| &wish.image));
+        images.map(ImageRef::format).max().unwrap_or(1)
+    }
 }
 
 impl Record for Status {
@@ -116,6 +130,11 @@ impl Record for Flavor {
 
 impl Record for Group {
     const WHAT: &'static str = "group";
+    const FORMAT: u32 = 1;
+}
+
+impl Record for Image {
+    const WHAT: &'static str = "image";
     const FORMAT: u32 = 1;
 }
 
@@ -163,7 +182,7 @@ pub fn decode<R: Record>(value: &[u8]) -> Result<R, RecordError> {
 /// Writes a record as the value of its key.
 pub fn encode<R: Record>(record: &R) -> Vec<u8> {
     // Every record is maps with string keys, numbers and strings: serde_json cannot fail on it.
-    serde_json::to_vec(&Written { version: R::FORMAT, record }).unwrap_or_default()
+    serde_json::to_vec(&Written { version: record.format(), record }).unwrap_or_default()
 }
 
 /// A record that is read to be changed: what it holds beside what this release knows stays in it.
@@ -189,7 +208,8 @@ impl<R: Record> Doc<R> {
 
     /// A new one.
     pub fn new(record: R) -> Self {
-        let raw = serde_json::to_value(Written { version: R::FORMAT, record: &record }).unwrap_or_default();
+        let raw =
+            serde_json::to_value(Written { version: record.format(), record: &record }).unwrap_or_default();
         Self { raw, read: plain(&record), record }
     }
 
@@ -202,6 +222,9 @@ impl<R: Record> Doc<R> {
     pub fn encode(&self) -> Vec<u8> {
         let mut value = self.raw.clone();
         take_over(&mut value, &self.read, &plain(&self.record));
+        if let Value::Object(fields) = &mut value {
+            fields.insert("version".to_owned(), self.record.format().into());
+        }
         serde_json::to_vec(&value).unwrap_or_default()
     }
 }

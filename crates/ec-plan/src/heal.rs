@@ -116,7 +116,7 @@ fn of_request(request: &Request) -> Instance {
     let nothing = || ec_model::Spec {
         query: String::new(),
         resources: Resources::new(),
-        image: ec_model::ImageRef { url: String::new(), sha256: None },
+        image: ec_model::ImageRef::default(),
         keys: Vec::new(),
         metadata: std::collections::BTreeMap::new(),
         user_data_bytes: None,

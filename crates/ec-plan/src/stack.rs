@@ -113,7 +113,7 @@ fn of_one(stack: &str, wish: &Wished, Standing { record, user_data }: &Standing)
     if change != Change::default() {
         steps.push(Difference::Set(instance, name.clone(), change));
     }
-    if record.spec.image != wish.image {
+    if !record.spec.image.is_same(&wish.image) {
         let why = format!(
             "its image is {}: `eschedule rebuild` gives it a new disk from {}, and what it wrote is lost",
             record.spec.image.url, wish.image.url
@@ -168,7 +168,7 @@ mod tests {
         Wished {
             name: name.to_owned(),
             query: "resources=VCPU:1,MEMORY_MB:1".to_owned(),
-            image: ImageRef { url: "file:///x".to_owned(), sha256: None },
+            image: ImageRef::at("file:///x"),
             group: None,
             labels: [("role".to_owned(), "web".to_owned())].into(),
             metadata: BTreeMap::new(),

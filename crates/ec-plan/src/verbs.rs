@@ -231,7 +231,7 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
     }
     let situation = Situation::of(instance, request, status);
     if let (Verb::Rescue(Some(image)), Situation::Rescued, Some(wish)) = (verb, situation, &request.rescue)
-        && *image != wish.image
+        && !image.is_same(&wish.image)
     {
         return Verdict::Refuse(
             "it is rescued with another image; `eschedule unrescue` boots it from its own disk first"

@@ -287,7 +287,7 @@ pub(crate) async fn place(
         },
         user_data: data.then(|| Blob(b"#!/bin/sh\n".to_vec())),
         keys: Vec::new(),
-        image: ImageRef { url: format!("file://{}", image(world).display()), sha256: None },
+        image: ImageRef::at(format!("file://{}", image(world).display())),
         token_required: false,
         labels: BTreeMap::new(),
         metadata: BTreeMap::new(),

@@ -178,7 +178,7 @@ async fn the_view_tells_each_instance_and_no_secret_also_while_etcd_is_away() {
         spec: Some(Spec {
             query: "resources=VCPU:1".to_owned(),
             resources: Resources::from([("VCPU".to_owned(), 1)]),
-            image: ImageRef { url: format!("https://user:{SECRET}@images/x?{SECRET}"), sha256: None },
+            image: ImageRef::at(format!("https://user:{SECRET}@images/x?{SECRET}")),
             keys: vec![format!("ssh-ed25519 {SECRET}")],
             metadata: std::collections::BTreeMap::new(),
             user_data_bytes: None,

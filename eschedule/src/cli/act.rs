@@ -9,7 +9,7 @@ use ec_runtime::exit::Failure;
 
 use super::{Instances, Named, Traits, Waiting};
 use crate::{
-    config::Settings,
+    config::Session,
     spec::{hostname, image_ref, once_each},
 };
 
@@ -102,7 +102,7 @@ pub(crate) enum Act {
         /// Its name, its uuid, or the beginning of that
         #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
         instance: String,
-        /// What to make the disk from: http://, https://, file://, or a name under `images` of schedule.yaml [default: the
+        /// What to make the disk from: http://, https://, file://, or the name of an image [default: the
         /// one that was asked for last]
         #[arg(value_name = "IMAGE")]
         image: Option<String>,
@@ -120,7 +120,7 @@ pub(crate) enum Act {
         /// Its name, its uuid, or the beginning of that
         #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
         instance: String,
-        /// What to make the rescue disk from: http://, https://, file://, or a name under `images` of schedule.yaml
+        /// What to make the rescue disk from: http://, https://, file://, or the name of an image
         /// [default: the instance's own image]
         #[arg(long, value_name = "IMAGE")]
         image: Option<String>,
@@ -218,7 +218,7 @@ impl Act {
     ///
     /// # Errors
     /// What was given cannot be.
-    pub(crate) fn what(self, settings: &Settings) -> Result<(Verb, Instances, Waiting), Failure> {
+    pub(crate) async fn what(self, session: &Session) -> Result<(Verb, Instances, Waiting), Failure> {
         let at_once = Waiting { wait: false, timeout: 0 };
         Ok(match self {
             Self::Start { instances, waiting } => (Verb::Start, instances, waiting),
@@ -231,12 +231,18 @@ impl Act {
             Self::Suspend { instances, waiting } => (Verb::Suspend, instances, waiting),
             Self::Resume { instances, waiting } => (Verb::Resume, instances, waiting),
             Self::Rebuild { instance, image, sha256, waiting } => {
-                let image = image.map(|image| image_ref(settings, &image, sha256.as_deref())).transpose()?;
+                let image = match image {
+                    Some(image) => Some(image_ref(session, &image, sha256.as_deref()).await?),
+                    None => None,
+                };
                 let instances = Instances { instances: vec![instance], ..Instances::default() };
                 (Verb::Rebuild(image), instances, waiting)
             }
             Self::Rescue { instance, image, sha256, waiting } => {
-                let image = image.map(|image| image_ref(settings, &image, sha256.as_deref())).transpose()?;
+                let image = match image {
+                    Some(image) => Some(image_ref(session, &image, sha256.as_deref()).await?),
+                    None => None,
+                };
                 let instances = Instances { instances: vec![instance], ..Instances::default() };
                 (Verb::Rescue(image), instances, waiting)
             }

@@ -298,7 +298,7 @@ impl World {
             naming: name.map_or(Naming::None, |name| Naming::Name(name.to_owned())),
             user_data: Some(ec_model::Blob(b"secret".to_vec())),
             keys: Vec::new(),
-            image: ImageRef { url: "file:///x".into(), sha256: None },
+            image: ImageRef::at("file:///x"),
             token_required: true,
             labels: std::collections::BTreeMap::new(),
             metadata: std::collections::BTreeMap::new(),
@@ -504,7 +504,7 @@ async fn a_name_whose_bearer_is_gone_for_long_is_taken_over_and_one_that_is_not_
             spec: Spec {
                 query: QUERY.into(),
                 resources: Resources::new(),
-                image: ImageRef { url: "file:///x".into(), sha256: None },
+                image: ImageRef::at("file:///x"),
                 keys: Vec::new(),
                 metadata: std::collections::BTreeMap::new(),
                 user_data_bytes: None,

@@ -4,4 +4,5 @@
 
 mod http;
 mod local;
+mod packed;
 mod support;

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 pub(crate) use ec_image::testing::{Server, Step, answer, ok};
 
 pub(crate) fn image(url: &str) -> ImageRef {
-    ImageRef { url: url.to_owned(), sha256: None }
+    ImageRef::at(url)
 }
 
 /// A raw disk that no two seeds share.

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{Extent, PowerWish, Resources, Restart};
-use crate::{InstanceId, NodeId};
+use crate::{ImageId, InstanceId, NodeId};
 
 /// The intent: an instance that somebody wants, and where it is. Written by control tools only: before anything is
 /// claimed, so that a claim without a request is known as ours; gone with the wish to destroy.
@@ -94,11 +94,38 @@ pub struct Spec {
 }
 
 /// Where a disk's content comes from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageRef {
-    /// `http://`, `https://` or `file://`.
+    /// `http://`, `https://` or `file://`; `s3://` of an image store.
     pub url: String,
-    /// The content's SHA-256, in hex, where the user demands one.
+    /// The content's SHA-256, in hex, where the user or the image's record demands one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
+    /// Its SHA-512, in the same way: some publish no other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha512: Option<String>,
+    /// Which image of the catalogue it was asked for by. Nothing hangs on it: the image may be gone by now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<ImageId>,
+    /// What that was called then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+impl ImageRef {
+    /// What lies at a URL, whatever it is.
+    pub fn at(url: impl Into<String>) -> Self {
+        Self { url: url.into(), ..Self::default() }
+    }
+
+    /// Whether both are the same content from the same place, by whatever name they were asked for.
+    pub fn is_same(&self, other: &Self) -> bool {
+        (&self.url, &self.sha256, &self.sha512) == (&other.url, &other.sha256, &other.sha512)
+    }
+
+    /// The format of a request that asks for it: an agent that reads only the first would overlook something of it, or
+    /// not understand it.
+    pub fn format(&self) -> u32 {
+        if self.sha512.is_some() || self.url.starts_with("s3://") { 2 } else { 1 }
+    }
 }

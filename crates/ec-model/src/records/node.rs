@@ -98,8 +98,8 @@ impl Alive {
         BTreeMap::from([(Request::WHAT.to_owned(), Request::FORMAT)])
     }
 
-    /// Whether the agent reads records of this kind as this release writes them.
-    pub fn reads<R: Record>(&self) -> bool {
-        self.formats.get(R::WHAT).is_some_and(|last| *last >= R::FORMAT)
+    /// Whether the agent reads records of this kind that are of this format.
+    pub fn reads<R: Record>(&self, format: u32) -> bool {
+        self.formats.get(R::WHAT).is_some_and(|last| *last >= format)
     }
 }

@@ -45,7 +45,7 @@ mod tests {
     #[test]
     fn a_disk_is_of_the_image_that_it_was_made_from_and_not_of_one_that_failed() {
         let at = |second| Timestamp::from_second(second).unwrap();
-        let image = |name: &str| ImageRef { url: format!("file:///{name}"), sha256: None };
+        let image = |name: &str| ImageRef::at(format!("file:///{name}"));
         let wish = |before: Option<&str>| Rebuild { wished_at: at(2), before: before.map(image) };
         let came = |second, failed: bool| {
             Some(Rebuilt { wished_at: at(second), failed: failed.then(|| "no such image".to_owned()) })

@@ -10,7 +10,7 @@ fn spec() -> Spec {
     Spec {
         query: "resources=VCPU:1,MEMORY_MB:256&required=HW_X".into(),
         resources: [("VCPU".into(), 1)].into(),
-        image: ImageRef { url: "file:///x".into(), sha256: None },
+        image: ImageRef::at("file:///x"),
         keys: vec!["ssh-ed25519 AAAA".into()],
         metadata: std::collections::BTreeMap::new(),
         user_data_bytes: Some(3),
@@ -54,9 +54,9 @@ fn unknown_fields_are_passed_over_and_a_later_format_is_refused() {
     let mut json = json(&request());
     json["later"] = 1.into();
     assert!(decode::<Request>(json.to_string().as_bytes()).is_ok());
-    json["version"] = 2.into();
+    json["version"] = 3.into();
     let error = decode::<Request>(json.to_string().as_bytes()).unwrap_err().to_string();
-    assert!(error.contains("version 2"), "{error}");
+    assert!(error.contains("version 3"), "{error}");
 }
 
 #[test]
@@ -101,12 +101,48 @@ fn an_agent_that_does_not_say_what_it_reads_reads_nothing_of_ours() {
     let text = r#"{"version":1,"node":"7d3c1f0a-2b4e-4c55-9a7e-0123456789ab","name":"n","agent":"0","virt_type":"kvm",
                    "started_at":"2026-01-01T00:00:00Z"}"#;
     let mut alive = decode::<Alive>(text.as_bytes()).unwrap();
-    assert!(!alive.reads::<Request>());
+    assert!(!alive.reads::<Request>(1));
     alive.formats = Alive::formats_of_this_release();
-    assert!(alive.reads::<Request>());
-    for (last, reads) in [(0, false), (1, true), (2, true)] {
+    assert!(alive.reads::<Request>(Request::FORMAT));
+    for (last, reads) in [(0, [false, false]), (1, [true, false]), (2, [true, true])] {
         alive.formats = [("request".to_owned(), last)].into();
-        assert_eq!(alive.reads::<Request>(), reads, "{last}");
+        assert_eq!([alive.reads::<Request>(1), alive.reads::<Request>(2)], reads, "{last}");
+    }
+}
+
+#[test]
+fn a_request_is_of_the_first_format_unless_an_image_in_it_needs_the_second() {
+    let version = |request: &Request| json(request)["version"].as_u64();
+    let sha512 = || ImageRef { sha512: Some("a".repeat(128)), ..ImageRef::at("https://host/x") };
+    let with = |image: ImageRef| {
+        let mut request = request();
+        request.spec.as_mut().unwrap().image = image;
+        request
+    };
+    let named = ImageRef { name: Some("debian".into()), ..ImageRef::at("https://host/x") };
+    assert_eq!((version(&request()), version(&with(named))), (Some(1), Some(1)));
+    assert_eq!(version(&with(sha512())), Some(2));
+    assert_eq!(version(&with(ImageRef::at("s3://bucket/x"))), Some(2));
+    // It is so of what is changed, too, in both directions.
+    let mut doc = Doc::<Request>::decode(&encode(&request())).unwrap();
+    doc.record.rescue = Some(crate::Rescue { wished_at: jiff::Timestamp::UNIX_EPOCH, image: sha512() });
+    let changed = doc.encode();
+    assert_eq!(serde_json::from_slice::<serde_json::Value>(&changed).unwrap()["version"], 2);
+    let mut doc = Doc::<Request>::decode(&changed).unwrap();
+    doc.record.rescue = None;
+    assert_eq!(serde_json::from_slice::<serde_json::Value>(&doc.encode()).unwrap()["version"], 1);
+}
+
+#[test]
+fn an_image_is_the_same_by_what_it_is_and_not_by_how_it_was_called() {
+    let one = ImageRef { sha256: Some("a".into()), ..ImageRef::at("u") };
+    assert!(one.is_same(&ImageRef { name: Some("n".into()), ..one.clone() }));
+    for other in [
+        ImageRef { url: "v".into(), ..one.clone() },
+        ImageRef { sha256: None, ..one.clone() },
+        ImageRef { sha512: Some("b".into()), ..one.clone() },
+    ] {
+        assert!(!one.is_same(&other), "{other:?}");
     }
 }
 

@@ -348,7 +348,7 @@ fn a_disk_that_cannot_be_made_anew_is_given_up_and_its_guest_left_as_it_is() {
 fn a_rescue_that_cannot_be_is_given_up_and_its_guest_left_as_it_is() {
     let mut told = waiting();
     let Requested { record, .. } = requested(Desired::Active);
-    let image = ec_model::ImageRef { url: String::new(), sha256: None };
+    let image = ec_model::ImageRef::default();
     let rescue = Some(ec_model::Rescue { wished_at: Timestamp::UNIX_EPOCH, image });
     let wish =
         Requested { record: Ok(Arc::new(Request { rescue, ..(*record.unwrap()).clone() })), revision: 2 };

@@ -25,7 +25,7 @@ fn amounts(vcpus: u64) -> Resources {
 }
 
 fn image(name: &str) -> ImageRef {
-    ImageRef { url: format!("file:///{name}"), sha256: None }
+    ImageRef::at(format!("file:///{name}"))
 }
 
 /// As it was wanted on node 1, at its seventh change: stopped, labelled and locked.

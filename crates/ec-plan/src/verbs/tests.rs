@@ -150,7 +150,7 @@ fn people_are_told_what_is_under_way_by_the_word_that_a_verb_is_refused_with() {
         assert_eq!(of(wish(power, 2, anew), status(State::Error, 1, true)), State::Error, "{power:?}");
         assert_eq!(of(wish(power, 2, anew), status(State::Preparing, 0, false)), State::Preparing);
     }
-    let image = || ImageRef { url: "x".to_owned(), sha256: None };
+    let image = || ImageRef::at("x");
     let at = Timestamp::UNIX_EPOCH;
     let stopped = || status(State::Stopped, 1, true);
     let plain = || request(wish(Power::Running, 1, false));
@@ -224,7 +224,7 @@ fn an_instance_is_being_rebuilt_from_the_wish_until_what_came_of_it_is_told() {
         let stands = Situation::of(&instance(None), &wished(wish), Some(&told(came, started)));
         assert_eq!(stands, situation, "{wish:?}, {came:?}");
     }
-    let image = ImageRef { url: "file:///x".to_owned(), sha256: None };
+    let image = ImageRef::at("file:///x");
     let verdict = in_situation(&Verb::Rebuild(Some(image.clone())), Situation::Running);
     assert_eq!(verdict, Verdict::Do(Wish::Rebuild(Some(image))));
     assert_eq!(Verb::Rebuild(None).name(), "rebuild");
@@ -233,7 +233,7 @@ fn an_instance_is_being_rebuilt_from_the_wish_until_what_came_of_it_is_told() {
 #[test]
 fn an_instance_is_rescued_from_when_that_is_told_until_what_is_wished_is_otherwise() {
     let at = |second| Timestamp::from_second(second).unwrap();
-    let image = |name: &str| ImageRef { url: format!("file:///{name}"), sha256: None };
+    let image = |name: &str| ImageRef::at(format!("file:///{name}"));
     let wished = |second: Option<i64>| Request {
         rescue: second.map(|second| ec_model::Rescue { wished_at: at(second), image: image("x") }),
         ..request(PowerWish::default())
@@ -412,7 +412,7 @@ fn each_verb_is_called_as_it_is_typed() {
 
 #[test]
 fn each_verb_is_recorded_by_a_word_of_the_api_and_how_it_was_asked_for() {
-    let image = ImageRef { url: "http://h/i".to_owned(), sha256: None };
+    let image = ImageRef::at("http://h/i");
     let some = |text: &str| Some(text.to_owned());
     let words = |keys: &[(&str, Option<&str>)]| {
         keys.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned))).collect()

@@ -238,7 +238,7 @@ pub(crate) fn spec(metadata: u8, size: Size) -> Spec {
     Spec {
         query: String::new(),
         resources: resources(size),
-        image: ImageRef { url: String::new(), sha256: None },
+        image: ImageRef::default(),
         keys: Vec::new(),
         metadata: items.into_iter().collect(),
         user_data_bytes: None,

@@ -45,7 +45,9 @@ impl Referee {
                 let beside = ["/ecompute/names/", "/ecompute/actions/", MEMBERS, GROUPS]
                     .iter()
                     .any(|under| key.starts_with(under));
-                request || user_data || owner(keys.instances()) || beside
+                let image =
+                    [keys.images(), keys.all_image_names(), keys.all_public_images()].into_iter().any(owner);
+                request || user_data || image || owner(keys.instances()) || beside
             }
             Actor::Agent(node, _) => {
                 let presence =

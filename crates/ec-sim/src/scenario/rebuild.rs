@@ -95,7 +95,7 @@ async fn kills(stage: Stage) {
 
 async fn no_image(stage: Stage) {
     let guest = stage.ready("web").await;
-    let none = ImageRef { url: "file:///nonexistent.qcow2".to_owned(), sha256: None };
+    let none = ImageRef::at("file:///nonexistent.qcow2");
     let refused = stage.user(1).wish(guest, &Verb::Rebuild(Some(none))).await.err();
     stage.demand(refused.is_some_and(|why| why.contains("has its old disk still")), "it is told why").await;
     stage.until_well(guest).await;

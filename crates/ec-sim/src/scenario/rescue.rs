@@ -148,7 +148,7 @@ async fn unrescue_kills(stage: Stage) {
 
 async fn no_image(stage: Stage) {
     let guest = stage.ready("web").await;
-    let none = ImageRef { url: "file:///nonexistent.qcow2".to_owned(), sha256: None };
+    let none = ImageRef::at("file:///nonexistent.qcow2");
     let verb = Verb::Rescue(Some(none));
     let refused = stage.user(1).wish(guest, &verb).await.err();
     stage.demand(refused.is_some_and(|why| why.contains("its own disk still")), "it is told why").await;

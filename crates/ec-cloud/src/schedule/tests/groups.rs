@@ -163,7 +163,7 @@ async fn who_joins_a_group_that_is_deleted_meanwhile_is_refused_and_claims_nothi
         naming: Naming::Name("web".to_owned()),
         user_data: None,
         keys: Vec::new(),
-        image: ImageRef { url: "file:///x".into(), sha256: None },
+        image: ImageRef::at("file:///x"),
         token_required: false,
         labels: BTreeMap::new(),
         metadata: BTreeMap::new(),

@@ -15,7 +15,7 @@ fn wished(claimed: u64) -> (Told, Vec<Command>) {
     let spec = Spec {
         query: String::new(),
         resources: amounts(2),
-        image: ec_model::ImageRef { url: String::new(), sha256: None },
+        image: ec_model::ImageRef::default(),
         keys: Vec::new(),
         metadata: std::collections::BTreeMap::new(),
         user_data_bytes: None,

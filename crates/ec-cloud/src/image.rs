@@ -1,0 +1,376 @@
+//! The catalogue of images.
+//!
+//! ```text
+//!   images/<image>                              the record
+//!   image-names/<project>/<name>/<image>        that it is called so in its project, of one image at most
+//!   public-images/<name>/<image>                that it is called so, and everybody may use it
+//! ```
+//!
+//! Names are written and taken away in the transaction that makes, changes or ends the record. Bytes in our image store are
+//! the caller's to move ([`Upload`]) and to take away (the closure of [`delete_image`]); they are called by the record's uuid, which is
+//! written before there are any and deleted after the last are gone. So whatever is in the store has a record that says how it
+//! stands, and whoever comes across one that nobody is at any more takes both away ([`tend_images`]).
+
+mod stored;
+
+use std::collections::BTreeMap;
+
+use ec_model::{Doc, Image, ImageId, ImageRef, ImageStatus, Resources, Visibility, encode};
+use ec_store::{Compare, StoreError, Txn};
+use stored::{Stored, bearers, found, free, owned, read, take_away, taken, write};
+
+use crate::{Cloud, CloudError, CloudResult};
+
+/// Another writer changed the image in between so often: something is wrong with the cluster.
+const TRIES: usize = 10;
+
+/// What users say of a new image.
+#[derive(Debug, Clone, Default)]
+pub struct NewImage {
+    /// What it is called.
+    pub name: String,
+    /// Who else may use it.
+    pub visibility: Visibility,
+    /// Whether it can be deleted only once this is taken back.
+    pub protected: bool,
+    /// The least `DISK_GB` of what is made from it.
+    pub min_disk: u64,
+    /// The least `MEMORY_MB` of what is made from it.
+    pub min_ram: u64,
+    /// What else is said of it.
+    pub properties: BTreeMap<String, String>,
+}
+
+/// Where a new image's bytes are.
+#[derive(Debug, Clone)]
+pub enum Bytes {
+    /// At this URL, with the digests that they must have.
+    At(ImageRef),
+    /// In the image store of this URL, once they have come.
+    Sent {
+        /// What the URLs of all objects begin with; the image's uuid follows.
+        store: String,
+    },
+}
+
+/// What users change of an image; nothing where it stays.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ImageChange {
+    /// What it is called.
+    pub name: Option<String>,
+    /// Who else may use it.
+    pub visibility: Option<Visibility>,
+    /// Whether it is protected.
+    pub protected: Option<bool>,
+    /// The least `DISK_GB`.
+    pub min_disk: Option<u64>,
+    /// The least `MEMORY_MB`.
+    pub min_ram: Option<u64>,
+    /// Properties, each with its value or with none where it is to be taken away.
+    pub properties: BTreeMap<String, Option<String>>,
+}
+
+/// What was found of bytes while they were sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// How many there are.
+    pub size: u64,
+    /// Their SHA-256, in hex.
+    pub sha256: String,
+    /// How they are packed, if they are.
+    pub compression: Option<&'static str>,
+    /// What disk is in them.
+    pub disk_format: &'static str,
+    /// The size of that disk, in bytes.
+    pub virtual_size: u64,
+}
+
+/// An image whose bytes are on their way. Each of its writes demands that nobody else has written since: who lost it has to
+/// take away what was sent.
+pub struct Upload {
+    stored: Stored,
+}
+
+/// All images that the project may use, by name.
+pub async fn images(cloud: &Cloud) -> CloudResult<Vec<Image>> {
+    let all: Vec<Image> = crate::catalog::all(cloud, &cloud.keys.images()).await?;
+    let mut seen: Vec<Image> = all.into_iter().filter(|image| image.is_seen_by(&cloud.project)).collect();
+    seen.sort_by_key(|image| (image.name.to_ascii_lowercase(), image.project != cloud.project, image.id));
+    Ok(seen)
+}
+
+/// The image of that uuid or name: the project's own before one that everybody may use.
+///
+/// # Errors
+/// [`CloudError::NotFound`] where the project may use none; [`CloudError::Refused`] where others have several of that name.
+pub async fn image(cloud: &Cloud, text: &str) -> CloudResult<Image> {
+    Ok(found(cloud, text).await?.doc.record)
+}
+
+/// What an instance of this size is made from, by the uuid or the name of an image; none where there is no such image.
+///
+/// # Errors
+/// [`CloudError::Invalid`] where none of this size can be made from it.
+pub async fn image_for(cloud: &Cloud, text: &str, size: &Resources) -> CloudResult<Option<ImageRef>> {
+    let image = match image(cloud, text).await {
+        Ok(image) => image,
+        Err(CloudError::NotFound(_)) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let usable = image.usable(size);
+    usable.map(Some).map_err(|why| CloudError::Invalid(format!("image `{text}` {why}")))
+}
+
+/// Makes an image; one whose bytes are to be sent is not to be used before they are there.
+///
+/// # Errors
+/// [`CloudError::Refused`] where the project has one of that name.
+pub async fn add_image(
+    cloud: &Cloud,
+    new: &NewImage,
+    bytes: Bytes,
+    remove: impl AsyncFn(&Image) -> CloudResult<()>,
+) -> CloudResult<Upload> {
+    let id = ImageId::new(cloud.host.uuid());
+    let (at, stored) = match bytes {
+        Bytes::At(at) => (at, false),
+        Bytes::Sent { store } => (ImageRef::at(format!("{}/{id}", store.trim_end_matches('/'))), true),
+    };
+    let now = cloud.host.now();
+    let record = Image {
+        id,
+        name: new.name.clone(),
+        project: cloud.project.clone(),
+        visibility: new.visibility,
+        status: if stored { ImageStatus::Saving } else { ImageStatus::Active },
+        protected: new.protected,
+        url: at.url,
+        stored,
+        upload: None,
+        sha256: at.sha256,
+        sha512: at.sha512,
+        size: None,
+        compression: None,
+        disk_format: None,
+        virtual_size: None,
+        min_disk: new.min_disk,
+        min_ram: new.min_ram,
+        properties: new.properties.clone(),
+        created_at: now,
+        updated_at: now,
+    };
+    let key = cloud.keys.image(id);
+    for _ in 0..TRIES {
+        let txn = Txn::new()
+            .when(Compare::Absent(key.clone()))
+            .when(Compare::NoneUnder(cloud.keys.image_names(&cloud.project, &new.name)))
+            .put(key.clone(), encode(&record));
+        let txn = cloud.keys.names_of_image(&record).into_iter().fold(txn, |txn, name| txn.put(name, ""));
+        match cloud.store.txn(txn).await {
+            Ok(outcome) if outcome.succeeded => {
+                return Ok(Upload { stored: Stored { doc: Doc::new(record), revision: outcome.revision } });
+            }
+            Ok(_) => free(cloud, &new.name, &remove).await?,
+            Err(error @ StoreError::Unknown(_)) => match read(cloud, id).await? {
+                Some(stored) => return Ok(Upload { stored }),
+                None => return Err(error.into()),
+            },
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(CloudError::Busy(format!(
+        "the name `{}` is taken and given back again and again; try again",
+        new.name
+    )))
+}
+
+/// Changes what users say of an image of the project.
+///
+/// # Errors
+/// [`CloudError::Refused`] where it is another project's, or the name is taken.
+pub async fn change_image(cloud: &Cloud, text: &str, change: &ImageChange) -> CloudResult<Image> {
+    // By its uuid from now on: its name may be what is changed.
+    let mut stored = found(cloud, text).await?;
+    for _ in 0..TRIES {
+        let before = &stored.doc.record;
+        owned(cloud, before)?;
+        let id = before.id;
+        if before.status == ImageStatus::PendingDelete {
+            return Err(CloudError::Refused(format!("the image {id} is being deleted")));
+        }
+        let mut after = before.clone();
+        change.make(&mut after)?;
+        if after == *before {
+            return Ok(after);
+        }
+        after.updated_at = cloud.host.now();
+        if let Some(written) = write(cloud, &stored, after.clone()).await? {
+            return Ok(written.doc.record);
+        }
+        if !after.name.eq_ignore_ascii_case(&before.name)
+            && let Some(other) =
+                bearers(cloud, &cloud.keys.image_names(&cloud.project, &after.name)).await?.first()
+            && other.doc.record.id != id
+        {
+            return Err(taken(&after.name));
+        }
+        stored = found(cloud, &id.to_string()).await?;
+    }
+    Err(CloudError::Busy(format!("the image `{text}` keeps changing; try again")))
+}
+
+/// Deletes an image of the project; `remove` takes its bytes away. What was made from it stays as it is.
+///
+/// # Errors
+/// [`CloudError::Refused`] where it is protected, or another project's.
+pub async fn delete_image(
+    cloud: &Cloud,
+    text: &str,
+    remove: impl AsyncFn(&Image) -> CloudResult<()>,
+) -> CloudResult<Image> {
+    let mut stored = found(cloud, text).await?;
+    for _ in 0..TRIES {
+        owned(cloud, &stored.doc.record)?;
+        let image = stored.doc.record.clone();
+        if image.protected {
+            return Err(CloudError::Refused(format!(
+                "the image `{text}` is protected: `eschedule image set {text} --unprotected` lets it be deleted"
+            )));
+        }
+        if take_away(cloud, stored, &remove).await? {
+            return Ok(image);
+        }
+        stored = found(cloud, &image.id.to_string()).await?;
+    }
+    Err(CloudError::Busy(format!("the image `{text}` keeps changing; try again")))
+}
+
+/// Takes away what killed commands left of images, whosever they are; `remove` takes their bytes away. Answers of which.
+pub async fn tend_images(
+    cloud: &Cloud,
+    remove: impl AsyncFn(&Image) -> CloudResult<()>,
+) -> CloudResult<Vec<Image>> {
+    let now = cloud.host.now();
+    let mut gone = Vec::new();
+    for pair in cloud.store.list(&cloud.keys.images()).await?.pairs {
+        // One that cannot be read is told by who lists them, and is nobody's to take away.
+        let Ok(doc) = Doc::<Image>::decode(&pair.value) else { continue };
+        let image = doc.record.clone();
+        if image.is_left_over(now)
+            && take_away(cloud, Stored { doc, revision: pair.mod_revision }, &remove).await?
+        {
+            gone.push(image);
+        }
+    }
+    Ok(gone)
+}
+
+impl Upload {
+    /// The image as it was written last.
+    pub fn image(&self) -> &Image {
+        &self.stored.doc.record
+    }
+
+    /// Says that somebody is at it, and by what the store knows what came so far.
+    ///
+    /// # Errors
+    /// [`CloudError::Busy`] where somebody else has taken it away.
+    pub async fn go_on(&mut self, cloud: &Cloud, upload: Option<String>) -> CloudResult<()> {
+        let mut after = self.image().clone();
+        after.updated_at = cloud.host.now();
+        after.upload = upload;
+        self.write(cloud, after).await
+    }
+
+    /// All bytes are there: it can be used.
+    ///
+    /// # Errors
+    /// As [`Self::go_on`].
+    pub async fn finish(&mut self, cloud: &Cloud, facts: Facts) -> CloudResult<Image> {
+        let after = Image {
+            status: ImageStatus::Active,
+            upload: None,
+            sha256: Some(facts.sha256),
+            size: Some(facts.size),
+            compression: facts.compression.map(str::to_owned),
+            disk_format: Some(facts.disk_format.to_owned()),
+            virtual_size: Some(facts.virtual_size),
+            updated_at: cloud.host.now(),
+            ..self.image().clone()
+        };
+        self.write(cloud, after).await?;
+        Ok(self.image().clone())
+    }
+
+    /// It is not to be: takes away what came, and the record.
+    ///
+    /// # Errors
+    /// What is left goes later, by whoever comes across it.
+    pub async fn give_up(
+        self,
+        cloud: &Cloud,
+        remove: impl AsyncFn(&Image) -> CloudResult<()>,
+    ) -> CloudResult<()> {
+        let image = self.image().clone();
+        if take_away(cloud, self.stored, &remove).await? {
+            return Ok(());
+        }
+        // Somebody else was quicker, and may have been so before the last bytes came.
+        match read(cloud, image.id).await? {
+            Some(stored) if stored.doc.record.status == ImageStatus::Active => Ok(()),
+            _ => remove(&image).await,
+        }
+    }
+
+    async fn write(&mut self, cloud: &Cloud, after: Image) -> CloudResult<()> {
+        let id = after.id;
+        match write(cloud, &self.stored, after).await? {
+            Some(stored) => {
+                self.stored = stored;
+                Ok(())
+            }
+            None => Err(CloudError::Busy(format!(
+                "somebody else took the image {id} away while its bytes were being sent; add it again"
+            ))),
+        }
+    }
+}
+
+impl ImageChange {
+    fn make(&self, image: &mut Image) -> CloudResult<()> {
+        let Self { name, visibility, protected, min_disk, min_ram, properties } = self.clone();
+        image.name = name.unwrap_or_else(|| image.name.clone());
+        image.visibility = visibility.unwrap_or(image.visibility);
+        image.protected = protected.unwrap_or(image.protected);
+        image.min_disk = min_disk.unwrap_or(image.min_disk);
+        image.min_ram = min_ram.unwrap_or(image.min_ram);
+        for (key, value) in properties {
+            match value {
+                Some(value) => image.properties.insert(key, value),
+                None => image.properties.remove(&key),
+            };
+        }
+        bounded(&image.properties)
+    }
+}
+
+impl NewImage {
+    /// Whether an image can be so.
+    ///
+    /// # Errors
+    /// [`CloudError::Invalid`] with what is wrong.
+    pub fn check(&self) -> CloudResult<()> {
+        bounded(&self.properties)
+    }
+}
+
+fn bounded(properties: &BTreeMap<String, String>) -> CloudResult<()> {
+    let (count, most) = (properties.len(), ec_model::input::PROPERTIES_MAX);
+    if count > most {
+        return Err(CloudError::Invalid(format!("{count} properties are more than {most}")));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,153 @@
+//! Images as they lie in etcd: found by uuid or name, written with their names, taken away step by step.
+
+use ec_model::{Doc, Image, ImageId, ImageStatus};
+use ec_store::{Compare, Revision, StoreError, Txn};
+
+use crate::{Cloud, CloudError, CloudResult, catalog::missing};
+
+/// A record as it was read.
+pub(super) struct Stored {
+    pub(super) doc: Doc<Image>,
+    pub(super) revision: Revision,
+}
+
+pub(super) fn owned(cloud: &Cloud, image: &Image) -> CloudResult<()> {
+    if image.project == cloud.project {
+        return Ok(());
+    }
+    Err(CloudError::Refused(format!(
+        "the image {} is of project `{}`, and only that may change it",
+        image.id, image.project
+    )))
+}
+
+pub(super) fn taken(name: &str) -> CloudError {
+    CloudError::Refused(format!(
+        "there is an image `{name}` already: `eschedule image delete {name}` takes it away"
+    ))
+}
+
+/// Sees to it that the name is free, where who bears it is only left over.
+pub(super) async fn free(
+    cloud: &Cloud,
+    name: &str,
+    remove: &impl AsyncFn(&Image) -> CloudResult<()>,
+) -> CloudResult<()> {
+    for stored in bearers(cloud, &cloud.keys.image_names(&cloud.project, name)).await? {
+        if !stored.doc.record.is_left_over(cloud.host.now()) {
+            return Err(match stored.doc.record.status {
+                ImageStatus::Saving => CloudError::Refused(format!(
+                    "there is an image `{name}` whose bytes are on their way, or its command was killed less than ten minutes ago: `eschedule image delete {name}` takes it away"
+                )),
+                _ => taken(name),
+            });
+        }
+        take_away(cloud, stored, remove).await?;
+    }
+    Ok(())
+}
+
+pub(super) async fn found(cloud: &Cloud, text: &str) -> CloudResult<Stored> {
+    if let Ok(id) = text.parse::<ImageId>() {
+        let stored = read(cloud, id).await?.filter(|it| it.doc.record.is_seen_by(&cloud.project));
+        return stored.ok_or_else(|| missing::<Image>(text));
+    }
+    let own = bearers(cloud, &cloud.keys.image_names(&cloud.project, text)).await?.pop();
+    if let Some(own) = own {
+        return Ok(own);
+    }
+    let mut public = bearers(cloud, &cloud.keys.public_images(text)).await?;
+    if public.len() > 1 {
+        let ids: Vec<_> = public.iter().map(|it| it.doc.record.id.to_string()).collect();
+        return Err(CloudError::Refused(format!(
+            "several projects have a public image `{text}`: name it by its uuid ({})",
+            ids.join(", ")
+        )));
+    }
+    public.pop().ok_or_else(|| missing::<Image>(text))
+}
+
+/// The images whose names are below a key.
+pub(super) async fn bearers(cloud: &Cloud, names: &str) -> CloudResult<Vec<Stored>> {
+    let mut bearers = Vec::new();
+    for key in cloud.store.keys(names).await? {
+        let id = cloud.keys.parse_image(&key).map_err(|error| CloudError::Unreadable(error.to_string()))?;
+        // Name and record go together: where there is none by now, its end came in between.
+        bearers.extend(read(cloud, id).await?);
+    }
+    Ok(bearers)
+}
+
+pub(super) async fn read(cloud: &Cloud, id: ImageId) -> CloudResult<Option<Stored>> {
+    let key = cloud.keys.image(id);
+    let Some(pair) = cloud.store.get(&key).await?.0 else { return Ok(None) };
+    let doc = Doc::<Image>::decode(&pair.value).map_err(|error| {
+        CloudError::Unreadable(format!("key {key} cannot be read: {error}; nothing was changed"))
+    })?;
+    Ok(Some(Stored { doc, revision: pair.mod_revision }))
+}
+
+/// Writes the image anew, with its names, where it still is as it was read, and nobody bears a name that is new.
+pub(super) async fn write(cloud: &Cloud, before: &Stored, after: Image) -> CloudResult<Option<Stored>> {
+    let (old, new) = (cloud.keys.names_of_image(&before.doc.record), cloud.keys.names_of_image(&after));
+    let key = cloud.keys.image(after.id);
+    let mut doc = before.doc.clone();
+    doc.record = after;
+    let value = doc.encode();
+    let mut txn =
+        Txn::new().when(Compare::Unchanged(key.clone(), before.revision)).put(key.clone(), value.clone());
+    let own = cloud.keys.image_names(&doc.record.project, &doc.record.name);
+    for name in new.iter().filter(|name| !old.contains(name)) {
+        if name.starts_with(&own) {
+            txn = txn.when(Compare::NoneUnder(own.clone()));
+        }
+        txn = txn.put(name.clone(), "");
+    }
+    for name in old.into_iter().filter(|name| !new.contains(name)) {
+        txn = txn.delete(name);
+    }
+    match cloud.store.txn(txn).await {
+        Ok(outcome) if outcome.succeeded => {
+            Ok(Some(Stored { doc: decoded(doc), revision: outcome.revision }))
+        }
+        Ok(_) => Ok(None),
+        // Its time of change makes it known again.
+        Err(error @ StoreError::Unknown(_)) => match cloud.store.get(&key).await?.0 {
+            Some(pair) if pair.value == value => {
+                Ok(Some(Stored { doc: decoded(doc), revision: pair.mod_revision }))
+            }
+            _ => Err(error.into()),
+        },
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// As it would be read now.
+fn decoded(doc: Doc<Image>) -> Doc<Image> {
+    Doc::decode(&doc.encode()).unwrap_or(doc)
+}
+
+/// Marks an image as going, takes its bytes away, then the record; whoever comes after one that was killed goes on with it.
+/// Answers whether it is gone; not where somebody else has changed it since it was read.
+pub(super) async fn take_away(
+    cloud: &Cloud,
+    stored: Stored,
+    remove: &impl AsyncFn(&Image) -> CloudResult<()>,
+) -> CloudResult<bool> {
+    let stored = if stored.doc.record.status == ImageStatus::PendingDelete {
+        stored
+    } else {
+        let going = Image { status: ImageStatus::PendingDelete, ..stored.doc.record.clone() };
+        match write(cloud, &stored, going).await? {
+            Some(stored) => stored,
+            None => return Ok(false),
+        }
+    };
+    if stored.doc.record.stored {
+        remove(&stored.doc.record).await?;
+    }
+    let key = cloud.keys.image(stored.doc.record.id);
+    // Nobody writes a record that is going but to delete it.
+    cloud.store.txn(Txn::new().when(Compare::Present(key.clone())).delete(key)).await?;
+    Ok(true)
+}

@@ -1,0 +1,227 @@
+//! A store and its objects: opened by its configuration, read, taken away.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use ec_model::{Image, ImageId};
+use futures::Stream;
+use object_store::{
+    ClientOptions, ObjectStoreExt, RetryConfig,
+    aws::{AmazonS3, AmazonS3Builder},
+    multipart::MultipartStore,
+    path::Path as Key,
+};
+
+use super::{
+    Sending, StoreSection,
+    section::{S3Settings, Settings},
+};
+
+/// How long a store is asked again that does not answer.
+const PATIENCE: Duration = Duration::from_secs(20);
+const TRIES: usize = 6;
+
+/// Amazon's first one: other makers of S3 take any.
+const REGION: &str = "us-east-1";
+
+/// What went wrong with a store.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreFailure {
+    /// What is configured cannot be.
+    #[error("{0}")]
+    Wrong(String),
+    /// The directory's files.
+    #[error("failed to {doing} {path}", path = .path.display())]
+    File {
+        /// What was being done.
+        doing: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// S3.
+    #[error("the image store {url} failed to {doing}")]
+    Object {
+        /// The store.
+        url: String,
+        /// What was being done.
+        doing: &'static str,
+        /// What it says.
+        #[source]
+        source: Box<object_store::Error>,
+    },
+    /// The object lies elsewhere.
+    #[error("the image's bytes lie at {url}, and the image store that is configured is {store}")]
+    Elsewhere {
+        /// The object.
+        url: String,
+        /// The store.
+        store: String,
+    },
+}
+
+impl StoreFailure {
+    /// Whether another time may help.
+    pub fn is_away(&self) -> bool {
+        matches!(self, Self::Object { source, .. } if matches!(**source, object_store::Error::Generic { .. }))
+    }
+}
+
+/// An image store.
+#[derive(Debug, Clone)]
+pub struct ImageStore {
+    url: String,
+    place: Place,
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Place {
+    Directory(PathBuf),
+    S3 { s3: Arc<AmazonS3>, prefix: String, url: String },
+}
+
+impl ImageStore {
+    /// Of a configuration. Nothing is asked or made before it is needed.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn open(section: &StoreSection) -> Result<Self, StoreFailure> {
+        let place = match section.settings().map_err(StoreFailure::Wrong)? {
+            Settings::Directory(directory) => Place::Directory(directory),
+            Settings::S3(settings) => {
+                Place::S3 { s3: Arc::new(s3(&settings)?), prefix: settings.prefix, url: settings.url }
+            }
+        };
+        Ok(Self { url: section.url().to_owned(), place })
+    }
+
+    /// What all objects' URLs begin with.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Begins to take bytes for an image; `image.upload` of its record is to be [`Sending::upload`] from then on.
+    ///
+    /// # Errors
+    /// The store cannot be written to.
+    pub async fn begin(&self, image: &Image) -> Result<Sending, StoreFailure> {
+        Sending::begin(self.place.clone(), self.object(image)?).await
+    }
+
+    /// Takes away all that there is of an image's bytes, also where only some had come.
+    ///
+    /// # Errors
+    /// What is left then may be taken away by another try.
+    pub async fn remove(&self, image: &Image) -> Result<(), StoreFailure> {
+        let name = self.object(image)?;
+        match &self.place {
+            Place::Directory(directory) => {
+                for path in [directory.join(&name), part(directory, &name)] {
+                    match fs::remove_file(&path) {
+                        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                            return Err(StoreFailure::File { doing: "remove", path, source: error });
+                        }
+                        _ => {}
+                    }
+                }
+                Ok(())
+            }
+            Place::S3 { s3, prefix, url } => {
+                let key = key(prefix, &name);
+                let gone = |outcome: Result<(), object_store::Error>| match outcome {
+                    Err(object_store::Error::NotFound { .. }) | Ok(()) => Ok(()),
+                    Err(source) => Err(failed(url, "delete an object")(source)),
+                };
+                if let Some(upload) = &image.upload {
+                    gone(s3.abort_multipart(&key, upload).await)?;
+                }
+                gone(s3.delete(&key).await)
+            }
+        }
+    }
+
+    /// The bytes at the URL of an object of a bucket, as they come, and how many they are. Of a directory they are read as other files.
+    pub(crate) async fn read(
+        &self,
+        url: &str,
+    ) -> Result<
+        (u64, impl Stream<Item = Result<Bytes, object_store::Error>> + Unpin + use<>),
+        object_store::Error,
+    > {
+        let (Place::S3 { s3, prefix, .. }, Some(name)) = (&self.place, self.name(url)) else {
+            return Err(object_store::Error::NotFound {
+                path: url.to_owned(),
+                source: "not of this store".into(),
+            });
+        };
+        let found = s3.get(&key(prefix, name)).await?;
+        Ok((found.meta.size, found.into_stream()))
+    }
+
+    /// Whether it is a bucket, and the URL one of its objects.
+    pub(crate) fn has(&self, url: &str) -> bool {
+        matches!(self.place, Place::S3 { .. }) && self.name(url).is_some()
+    }
+
+    /// What the object of that URL is called within the store.
+    fn name<'a>(&self, url: &'a str) -> Option<&'a str> {
+        let name = url.strip_prefix(&self.url)?.strip_prefix('/')?;
+        // Nothing else is ever called so, and no path leads out of it.
+        name.parse::<ImageId>().is_ok().then_some(name)
+    }
+
+    fn object(&self, image: &Image) -> Result<String, StoreFailure> {
+        self.name(&image.url)
+            .map(str::to_owned)
+            .ok_or_else(|| StoreFailure::Elsewhere { url: image.url.clone(), store: self.url.clone() })
+    }
+}
+
+/// What an object is called while it comes.
+pub(super) fn part(directory: &Path, name: &str) -> PathBuf {
+    directory.join(format!("{name}.part"))
+}
+
+pub(super) fn key(prefix: &str, name: &str) -> Key {
+    Key::from_iter(prefix.split('/').filter(|segment| !segment.is_empty()).chain([name]))
+}
+
+pub(super) fn failed(url: &str, doing: &'static str) -> impl FnOnce(object_store::Error) -> StoreFailure {
+    let url = url.to_owned();
+    move |source| StoreFailure::Object { url, doing, source: Box::new(source) }
+}
+
+fn s3(settings: &S3Settings) -> Result<AmazonS3, StoreFailure> {
+    // reqwest panics where no provider is installed; a program that has chosen one keeps its choice.
+    rustls::crypto::ring::default_provider().install_default().ok();
+    let plain = settings.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
+    // What the configuration does not say the environment may, as for other tools (`AWS_ACCESS_KEY_ID` and so on).
+    let mut builder = AmazonS3Builder::from_env()
+        .with_bucket_name(&settings.bucket)
+        .with_client_options(ClientOptions::new().with_allow_http(plain).with_timeout_disabled())
+        .with_retry(RetryConfig { max_retries: TRIES, retry_timeout: PATIENCE, ..RetryConfig::default() });
+    if let Some(region) = &settings.region {
+        builder = builder.with_region(region);
+    } else if builder.get_config_value(&object_store::aws::AmazonS3ConfigKey::Region).is_none() {
+        builder = builder.with_region(REGION);
+    }
+    if let Some(endpoint) = &settings.endpoint {
+        builder = builder.with_endpoint(endpoint);
+    }
+    if let Some((key, file)) = &settings.keys {
+        let secret = fs::read_to_string(file).map_err(|source| StoreFailure::File {
+            doing: "read",
+            path: file.clone(),
+            source,
+        })?;
+        builder = builder.with_access_key_id(key).with_secret_access_key(secret.trim());
+    }
+    builder.build().map_err(failed(&settings.url, "be set up"))
+}

@@ -1,0 +1,144 @@
+//! Bytes on their way into a store.
+
+use std::{
+    fs::{self, File, Permissions},
+    io::Write,
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    path::PathBuf,
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use object_store::{
+    PutPayload,
+    aws::AmazonS3,
+    multipart::{MultipartStore, PartId},
+    path::Path as Key,
+};
+
+use super::{
+    StoreFailure,
+    objects::{Place, failed, key, part},
+};
+
+/// What is sent to S3 at once; it takes 10,000 of these for one object, and at least 5 MiB in each but the last.
+const PART: usize = 16 << 20;
+const PARTS_MAX: usize = 10_000;
+
+/// QEMU's host's agent reads what lies there; nobody but the store's owner writes.
+const READABLE: u32 = 0o644;
+
+/// Bytes of one image on their way. Nobody sees the object before [`Sending::finish`]; what came before is taken away by
+/// [`super::ImageStore::remove`].
+pub struct Sending {
+    way: Way,
+}
+
+enum Way {
+    File { file: File, part: PathBuf, path: PathBuf },
+    S3 { s3: Arc<AmazonS3>, url: String, key: Key, upload: String, parts: Vec<PartId>, rest: Vec<u8> },
+}
+
+impl Sending {
+    pub(super) async fn begin(place: Place, name: String) -> Result<Self, StoreFailure> {
+        let way = match place {
+            Place::Directory(directory) => {
+                fs::create_dir_all(&directory).map_err(file("create", &directory))?;
+                let (part, path) = (part(&directory, &name), directory.join(&name));
+                let created = File::options().write(true).create_new(true).mode(0o600).open(&part);
+                Way::File { file: created.map_err(file("create", &part))?, part, path }
+            }
+            Place::S3 { s3, prefix, url } => {
+                let key = key(&prefix, &name);
+                let upload = s3.create_multipart(&key).await.map_err(failed(&url, "begin an object"))?;
+                Way::S3 { s3, url, key, upload, parts: Vec::new(), rest: Vec::new() }
+            }
+        };
+        Ok(Self { way })
+    }
+
+    /// By what the store knows what came so far, where it has to be told so to forget it.
+    pub fn upload(&self) -> Option<String> {
+        match &self.way {
+            Way::File { .. } => None,
+            Way::S3 { upload, .. } => Some(upload.clone()),
+        }
+    }
+
+    /// What came so far, where it can be looked at as a whole before it is finished.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn look(&self) -> Result<Option<File>, StoreFailure> {
+        match &self.way {
+            Way::File { part, .. } => File::open(part).map(Some).map_err(file("read", part)),
+            Way::S3 { .. } => Ok(None),
+        }
+    }
+
+    /// Takes the next bytes.
+    ///
+    /// # Errors
+    /// The store takes no more.
+    pub async fn push(&mut self, bytes: &[u8]) -> Result<(), StoreFailure> {
+        match &mut self.way {
+            Way::File { file: to, part, .. } => to.write_all(bytes).map_err(file("write", part)),
+            Way::S3 { rest, .. } => {
+                let room = PART - rest.len();
+                let (now, later) = bytes.split_at(room.min(bytes.len()));
+                rest.extend_from_slice(now);
+                if rest.len() < PART {
+                    return Ok(());
+                }
+                self.send().await?;
+                Box::pin(self.push(later)).await
+            }
+        }
+    }
+
+    async fn send(&mut self) -> Result<(), StoreFailure> {
+        let Way::S3 { s3, url, key, upload, parts, rest } = &mut self.way else { return Ok(()) };
+        if parts.len() == PARTS_MAX {
+            let most = crate::Size((PART * PARTS_MAX) as u64);
+            return Err(StoreFailure::Wrong(format!(
+                "the image is larger than {most}, the most that S3 takes in our parts"
+            )));
+        }
+        let bytes = PutPayload::from(Bytes::from(std::mem::take(rest)));
+        let sent = s3.put_part(key, upload, parts.len(), bytes).await;
+        parts.push(sent.map_err(failed(url, "take a part of an object"))?);
+        Ok(())
+    }
+
+    /// All bytes came: the object is there from now on, whole.
+    ///
+    /// # Errors
+    /// It may be there, or not.
+    pub async fn finish(mut self) -> Result<(), StoreFailure> {
+        if let Way::S3 { parts, rest, .. } = &self.way
+            && (!rest.is_empty() || parts.is_empty())
+        {
+            self.send().await?;
+        }
+        match self.way {
+            Way::File { file: whole, part, path } => {
+                whole
+                    .set_permissions(Permissions::from_mode(READABLE))
+                    .map_err(file("set the mode of", &part))?;
+                whole.sync_all().map_err(file("sync", &part))?;
+                fs::rename(&part, &path).map_err(file("rename", &part))?;
+                let directory = path.parent().map(PathBuf::from).unwrap_or_default();
+                File::open(&directory).and_then(|it| it.sync_all()).map_err(file("sync", &directory))
+            }
+            Way::S3 { s3, url, key, upload, parts, .. } => {
+                let done = s3.complete_multipart(&key, &upload, parts).await;
+                done.map(drop).map_err(failed(&url, "complete an object"))
+            }
+        }
+    }
+}
+
+fn file(doing: &'static str, path: &std::path::Path) -> impl FnOnce(std::io::Error) -> StoreFailure {
+    let path = path.to_owned();
+    move |source| StoreFailure::File { doing, path, source }
+}

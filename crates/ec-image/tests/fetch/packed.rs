@@ -1,0 +1,158 @@
+//! Packed images: unpacked while they come, by whatever way, whole or not at all.
+
+use ec_image::{ImageError, Packing};
+use sha2::{Digest, Sha256, Sha512};
+
+use super::support::*;
+
+fn hex(digest: &[u8]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn zstd(bytes: &[u8]) -> Vec<u8> {
+    zstd::stream::encode_all(bytes, 1).unwrap()
+}
+
+#[tokio::test]
+async fn a_packed_image_is_the_disk_in_it_and_its_digests_are_those_that_are_published() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = disk(1, 4096);
+    let packed = zstd(&disk);
+    let (sha256, sha512) = (hex(&Sha256::digest(&packed)), hex(&Sha512::digest(&packed)));
+    let served = packed.clone();
+    let server = Server::start(move |_, _| ok(&served)).await;
+    for (wanted256, wanted512, hits) in [
+        (None, None, 1),
+        (Some(sha256.clone()), None, 1),
+        // Nobody looked at that one before.
+        (None, Some(sha512.clone()), 2),
+        (Some(sha256), Some(sha512.to_uppercase()), 2),
+    ] {
+        // What was remembered outlives the program.
+        let cache = open(dir.path()).await;
+        let image = ec_model::ImageRef { sha256: wanted256, sha512: wanted512, ..server.image() };
+        let base = fetch(&cache, &image).await.unwrap().base;
+        assert_eq!(base.digest, hex(&Sha256::digest(&disk)), "the base is called by what it is");
+        assert_eq!((std::fs::read(&base.path).unwrap() == disk, base.virtual_size), (true, 4096 * 512));
+        assert_eq!(server.hits(), hits);
+    }
+    // The digest of what came out is not that of what was published.
+    let cache = open(dir.path()).await;
+    let image = ec_model::ImageRef { sha256: Some(hex(&Sha256::digest(&disk))), ..server.image() };
+    let error = fetch(&cache, &image).await.unwrap_err();
+    assert!(
+        matches!(&error, ImageError::Checksum { actual, .. } if *actual == hex(&Sha256::digest(&packed)))
+    );
+    let image = ec_model::ImageRef { sha512: Some("0".repeat(128)), ..server.image() };
+    let error = fetch(&cache, &image).await.unwrap_err();
+    assert!(error.to_string().contains("has SHA-512") && !error.is_transient(), "{error}");
+    assert_eq!(temporary_files(dir.path()), 0);
+}
+
+#[tokio::test]
+async fn a_packed_image_goes_on_where_its_connection_broke() {
+    let dir = tempfile::tempdir().unwrap();
+    // What hardly packs, so that there is enough to break off in.
+    let mut state = 1_u32;
+    let disk: Vec<u8> = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    })
+    .take(1 << 20)
+    .collect();
+    let disk = [vec![0; 512], disk].concat();
+    let packed = zstd(&disk);
+    let server = Server::start(move |number, head| {
+        let tag = "etag: \"one\"\r\n";
+        let whole = answer("200 OK", tag, &packed);
+        match head
+            .split("range: bytes=")
+            .nth(1)
+            .and_then(|rest| rest.split('-').next()?.parse::<usize>().ok())
+        {
+            _ if number == 0 => vec![Step::Send(whole[..whole.len() / 2].to_vec())],
+            Some(from) => {
+                let range =
+                    format!("{tag}content-range: bytes {from}-{}/{}\r\n", packed.len() - 1, packed.len());
+                vec![Step::Send(answer("206 Partial Content", &range, &packed[from..]))]
+            }
+            None => vec![Step::Send(whole)],
+        }
+    })
+    .await;
+    let base = fetch(&open(dir.path()).await, &server.image()).await.unwrap().base;
+    assert!(std::fs::read(base.path).unwrap() == disk);
+    assert!(server.heads.lock().unwrap()[1].contains("range: bytes="));
+}
+
+#[tokio::test]
+async fn what_is_torn_or_no_disk_inside_is_told_and_keeps_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path()).await;
+    let packed = zstd(&disk(1, 100));
+    for (bytes, word) in [
+        (packed[..packed.len() - 3].to_vec(), "packed with zstd and cannot be unpacked"),
+        (b"\x1f\x8b\x08 and no more".to_vec(), "packed with gzip"),
+        (zstd(b"<!doctype html><p>404"), "HTML"),
+        (zstd(&packed), "compressed with zstd"),
+        (zstd(&[0; 700]), "multiple of 512"),
+    ] {
+        let server = Server::start(move |_, _| ok(&bytes)).await;
+        let error = fetch(&cache, &server.image()).await.unwrap_err();
+        assert!(chain(&error).contains(word) && !error.is_transient(), "{word}: {}", chain(&error));
+    }
+    assert_eq!(std::fs::read_dir(dir.path().join("base")).unwrap().count(), 0);
+    assert_eq!(temporary_files(dir.path()), 0);
+    assert!(Packing::is_known("xz") && !Packing::is_known("bzip2"));
+}
+
+#[tokio::test]
+async fn a_bomb_ends_at_the_disk_that_was_asked_for_or_at_the_caches_bound() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path()).await;
+    let bomb = zstd(&vec![0; 96 << 20]);
+    assert!(bomb.len() < 32 << 10);
+    let server = Server::start(move |_, _| ok(&bomb)).await;
+    // The cache may hold 64 MiB.
+    let error = fetch(&cache, &server.image()).await.unwrap_err();
+    assert!(matches!(error, ImageError::TooBig { .. }), "{error}");
+    let error = cache.fetch(&server.image(), Some(8 << 20), no_progress()).await.unwrap_err();
+    assert!(matches!(error, ImageError::VirtualSize { .. } | ImageError::TooBig { .. }), "{error}");
+    for _ in 0..100 {
+        if temporary_files(dir.path()) == 0 {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    panic!("something is left");
+}
+
+#[tokio::test]
+async fn an_object_of_a_store_that_is_not_configured_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = image("s3://bucket/7d3c1f0a-2b4e-4c55-9a7e-0123456789ab");
+    let error = fetch(&open(dir.path()).await, &image).await.unwrap_err().to_string();
+    assert!(error.contains("reads none") && error.contains("images.store"), "{error}");
+    let store = ec_image::StoreSection {
+        url: Some("s3://bucket/ours".to_owned()),
+        endpoint: Some("http://127.0.0.1:1".to_owned()),
+        ..ec_image::StoreSection::default()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let config = ec_image::CacheConfig {
+        store: Some(store),
+        ..config(dir.path(), 64 << 20, std::time::Duration::from_secs(10))
+    };
+    let cache = open_cache(config).await;
+    // Only objects of the store, by their uuids, are read with the node's rights.
+    for url in [
+        "s3://bucket/7d3c1f0a-2b4e-4c55-9a7e-0123456789ab",
+        "s3://bucket/ours/secret",
+        "s3://bucket/ours/../7d3c1f0a-2b4e-4c55-9a7e-0123456789ab",
+        "s3://bucket/oursx/7d3c1f0a-2b4e-4c55-9a7e-0123456789ab",
+        "s3://other/ours/7d3c1f0a-2b4e-4c55-9a7e-0123456789ab",
+    ] {
+        let error = fetch(&cache, &ec_model::ImageRef::at(url)).await.unwrap_err().to_string();
+        assert!(error.contains("reads only s3://bucket/ours"), "{url}: {error}");
+    }
+}

@@ -1,0 +1,310 @@
+//! `eschedule image`: the catalogue of images.
+
+mod known;
+mod published;
+mod send;
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
+use ec_cloud::{Bytes, CloudError, CloudResult, ImageChange, NewImage};
+use ec_image::ImageStore;
+use ec_model::{
+    Image, ImageRef, Visibility,
+    input::{image_name, is_image_url, property, property_key},
+};
+use ec_runtime::exit::{Failure, chain, tell};
+
+pub(crate) use known::is_distribution;
+
+use crate::{
+    cli::Output,
+    config::Session,
+    output,
+    spec::{once_each, sha256, sha512},
+};
+
+pub(crate) const EXAMPLES: &str = "\
+An image has a name within the project, and is used by it wherever an image is named. What an instance was made from is copied
+into its record: an image that is changed or deleted changes no instance.
+
+Examples:
+  eschedule image add debian:12
+      of a distribution that is known, with the digest that it publishes
+  eschedule image add web https://images.example/web.qcow2 --sha256 DIGEST
+      from there, by each node that needs it
+  eschedule image add mine disk.qcow2.zst --min-disk 10
+      the file is sent to the image store of schedule.yaml
+  eschedule run web --flavor small --image mine";
+
+/// What is done to images.
+#[derive(Subcommand)]
+pub(crate) enum ImageCommand {
+    /// Make an image of a URL, a file, or a distribution that is known
+    Add(Box<Adding>),
+    /// List the project's images, and those that everybody may use
+    ///
+    /// Takes away what commands that were killed left more than ten minutes ago.
+    List,
+    /// Show an image
+    Show {
+        /// Its name or its uuid
+        #[arg(value_name = "IMAGE", value_parser = NonEmptyStringValueParser::new())]
+        image: String,
+    },
+    /// Delete an image; instances that were made from it stay as they are
+    Delete {
+        /// Its name or its uuid
+        #[arg(value_name = "IMAGE", value_parser = NonEmptyStringValueParser::new())]
+        image: String,
+    },
+    /// Change what is said of an image
+    Set(Box<Setting>),
+}
+
+/// `eschedule image add`.
+#[derive(Args)]
+pub(crate) struct Adding {
+    /// Letters, digits, and - _ . @ : in any case of letters
+    #[arg(value_parser = image_name)]
+    name: String,
+
+    /// http://, https:// or file:// as nodes reach it; a file to send to the image store, or - for standard input; or a
+    /// distribution with its release, as debian:12 [default: what NAME says]
+    #[arg(value_name = "URL|FILE", value_parser = NonEmptyStringValueParser::new())]
+    source: Option<String>,
+
+    /// The SHA-256 that it must have, in hex
+    #[arg(long, value_name = "DIGEST")]
+    sha256: Option<String>,
+
+    /// The SHA-512 that what is at a URL must have, in hex
+    #[arg(long, value_name = "DIGEST")]
+    sha512: Option<String>,
+
+    /// Let all projects use it
+    #[arg(long)]
+    public: bool,
+
+    /// Refuse to delete it, until `image set --unprotected`
+    #[arg(long)]
+    protected: bool,
+
+    /// The least DISK_GB of an instance made from it
+    #[arg(long, value_name = "GB", default_value_t = 0)]
+    min_disk: u64,
+
+    /// The least MEMORY_MB of an instance made from it
+    #[arg(long, value_name = "MB", default_value_t = 0)]
+    min_ram: u64,
+
+    /// What else is said of it; may be given more than once
+    #[arg(long, value_name = "KEY=VALUE", value_parser = property)]
+    property: Vec<(String, String)>,
+}
+
+/// `eschedule image set`.
+#[derive(Args)]
+pub(crate) struct Setting {
+    /// Its name or its uuid
+    #[arg(value_name = "IMAGE", value_parser = NonEmptyStringValueParser::new())]
+    image: String,
+
+    /// Call it so
+    #[arg(long, value_name = "NAME", value_parser = image_name)]
+    name: Option<String>,
+
+    /// Let all projects use it
+    #[arg(long, conflicts_with = "private")]
+    public: bool,
+
+    /// Let only its project use it
+    #[arg(long)]
+    private: bool,
+
+    /// Refuse to delete it
+    #[arg(long, conflicts_with = "unprotected")]
+    protected: bool,
+
+    /// Let it be deleted
+    #[arg(long)]
+    unprotected: bool,
+
+    /// The least DISK_GB of an instance made from it
+    #[arg(long, value_name = "GB")]
+    min_disk: Option<u64>,
+
+    /// The least MEMORY_MB of an instance made from it
+    #[arg(long, value_name = "MB")]
+    min_ram: Option<u64>,
+
+    /// Say something of it; may be given more than once
+    #[arg(long, value_name = "KEY=VALUE", value_parser = property)]
+    property: Vec<(String, String)>,
+
+    /// Take back what is said by this key; may be given more than once
+    #[arg(long, value_name = "KEY", value_parser = property_key)]
+    unset: Vec<String>,
+}
+
+/// What a known distribution's image is called, where that is meant.
+pub(crate) fn known(text: &str) -> Option<&'static str> {
+    known::known(text).map(|known| known.name)
+}
+
+/// Where a new image comes from.
+enum Source {
+    At(ImageRef),
+    File(PathBuf),
+    Standard,
+}
+
+/// Does it.
+pub(crate) async fn image(session: &Session, command: ImageCommand, output: Output) -> Result<(), Failure> {
+    let cloud = &session.cloud;
+    match command {
+        ImageCommand::Add(adding) => output::image(output, &add(session, *adding).await?),
+        ImageCommand::List => {
+            tidy(session).await;
+            output::images(output, &ec_cloud::images(cloud).await?)
+        }
+        ImageCommand::Show { image } => output::image(output, &ec_cloud::image(cloud, &image).await?),
+        ImageCommand::Delete { image } => {
+            let remove = async |image: &Image| remove(session, image).await;
+            let deleted = ec_cloud::delete_image(cloud, &image, remove).await?;
+            output::deleted(output, "IMAGE", &deleted.name)
+        }
+        ImageCommand::Set(setting) => {
+            let Setting { image, name, public, private, protected, unprotected, min_disk, min_ram, .. } =
+                &*setting;
+            let visibility = match (public, private) {
+                (true, _) => Some(Visibility::Public),
+                (_, true) => Some(Visibility::Private),
+                _ => None,
+            };
+            let set = once_each("--property", &setting.property)?.into_iter();
+            let change = ImageChange {
+                name: name.clone(),
+                visibility,
+                protected: (*protected || *unprotected).then_some(*protected),
+                min_disk: *min_disk,
+                min_ram: *min_ram,
+                properties: set
+                    .map(|(key, value)| (key, Some(value)))
+                    .chain(setting.unset.iter().map(|key| (key.clone(), None)))
+                    .collect(),
+            };
+            if change == ImageChange::default() {
+                return Err(Failure::usage("nothing to set: `eschedule image set --help` tells what can be"));
+            }
+            output::image(output, &ec_cloud::change_image(cloud, image, &change).await?)
+        }
+    }
+}
+
+async fn add(session: &Session, adding: Adding) -> Result<Image, Failure> {
+    let cloud = &session.cloud;
+    let new = NewImage {
+        name: adding.name.clone(),
+        visibility: if adding.public { Visibility::Public } else { Visibility::Private },
+        protected: adding.protected,
+        min_disk: adding.min_disk,
+        min_ram: adding.min_ram,
+        properties: once_each("--property", &adding.property)?,
+    };
+    new.check()?;
+    let demanded = ImageRef {
+        sha256: adding.sha256.as_deref().map(|digest| sha256(digest, "--sha256")).transpose()?,
+        sha512: adding.sha512.as_deref().map(|digest| sha512(digest, "--sha512")).transpose()?,
+        ..ImageRef::default()
+    };
+    let source = source(session, &adding, &demanded).await?;
+    let remove = async |image: &Image| remove(session, image).await;
+    match source {
+        Source::At(at) => {
+            let added = ec_cloud::add_image(cloud, &new, Bytes::At(at), remove).await?;
+            Ok(added.image().clone())
+        }
+        Source::File(_) | Source::Standard if demanded.sha512.is_some() => Err(Failure::usage(
+            "--sha512 is for what nodes fetch from a URL: of a file that is sent give --sha256",
+        )),
+        Source::File(path) => {
+            let sender = send::Sender::file(&path).await?;
+            send::send(session, &new, sender, demanded.sha256).await
+        }
+        Source::Standard => send::send(session, &new, send::Sender::standard(), demanded.sha256).await,
+    }
+}
+
+async fn source(session: &Session, adding: &Adding, demanded: &ImageRef) -> Result<Source, Failure> {
+    let text = adding.source.as_deref().unwrap_or(&adding.name);
+    if let Some(known) = known::known(text) {
+        let found = published::image(known, &session.settings.image_mirrors).await?;
+        for (option, demanded, found) in
+            [("--sha256", &demanded.sha256, &found.sha256), ("--sha512", &demanded.sha512, &found.sha512)]
+        {
+            if let (Some(demanded), Some(found)) = (demanded, found)
+                && demanded != found
+            {
+                return Err(Failure::failed(format!(
+                    "{option} demands {demanded}, and {text} publishes {found}"
+                )));
+            }
+        }
+        return Ok(Source::At(ImageRef {
+            sha256: found.sha256.or_else(|| demanded.sha256.clone()),
+            sha512: found.sha512.or_else(|| demanded.sha512.clone()),
+            ..found
+        }));
+    }
+    if adding.source.is_none() {
+        return Err(Failure::usage(format!(
+            "`{text}` is no distribution that is known ({}): give a URL or a file behind it",
+            known::names()
+        )));
+    }
+    if is_image_url(text) {
+        return Ok(Source::At(ImageRef { url: text.to_owned(), ..demanded.clone() }));
+    }
+    if text == "-" {
+        return Ok(Source::Standard);
+    }
+    if text.contains("://") {
+        return Err(Failure::usage(format!(
+            "`{text}` cannot be an image's URL: wanted http://…, https://… or file:///absolute/path"
+        )));
+    }
+    Ok(Source::File(PathBuf::from(text)))
+}
+
+/// The image store of schedule.yaml.
+fn store(session: &Session) -> Result<ImageStore, Failure> {
+    ImageStore::open(&session.settings.image_store)
+        .map_err(|error| Failure::usage(format!("image_store of schedule.yaml: {}", chain(&error))))
+}
+
+/// Takes an image's bytes out of the image store.
+async fn remove(session: &Session, image: &Image) -> CloudResult<()> {
+    let store = store(session).map_err(|failure| CloudError::Invalid(failure.message))?;
+    store.remove(image).await.map_err(|error| {
+        CloudError::Refused(format!(
+            "the bytes of image {} were not taken away: {}; `eschedule image delete {}` tries it again",
+            image.id,
+            chain(&error),
+            image.id
+        ))
+    })
+}
+
+/// Takes away what killed commands left; where that cannot be, it is told and stays.
+async fn tidy(session: &Session) {
+    let remove = async |image: &Image| remove(session, image).await;
+    match ec_cloud::tend_images(&session.cloud, remove).await {
+        Ok(gone) => {
+            for image in gone {
+                tell(&format!("eschedule: took away what was left of the image `{}`", image.name));
+            }
+        }
+        Err(error) => tell(&format!("eschedule: what is left of an image stays: {}", chain(&error))),
+    }
+}

@@ -1,0 +1,57 @@
+//! What a distribution publishes of an image, asked for when it is added.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use ec_model::ImageRef;
+use ec_runtime::exit::{Failure, UNREACHABLE, chain};
+
+use super::known::Known;
+
+/// Files of digests are some kilobytes.
+const LENGTH_MAX: usize = 1 << 20;
+
+/// Nobody waits longer for one.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The image, with the digest that is published.
+pub(super) async fn image(known: Known, mirrors: &BTreeMap<String, String>) -> Result<ImageRef, Failure> {
+    let (url, sums) = known.urls(mirrors);
+    let text = read(&sums).await?;
+    known.image(url, &text).ok_or_else(|| {
+        Failure::failed(format!(
+            "{sums} tells no SHA-256 and no SHA-512 of {}: nothing was added",
+            known.name
+        ))
+    })
+}
+
+async fn read(url: &str) -> Result<String, Failure> {
+    let unreachable = |error: reqwest::Error| Failure {
+        code: UNREACHABLE,
+        message: format!("cannot read the published digests at {url}: {}", chain(&error.without_url())),
+    };
+    // A digest that came another way than by HTTPS proves nothing, unless that is what was configured.
+    let client = reqwest::Client::builder()
+        .user_agent(concat!("etcd-compute/", env!("CARGO_PKG_VERSION")))
+        .https_only(url.starts_with("https://"))
+        .timeout(PATIENCE)
+        .build()
+        .map_err(unreachable)?;
+    let mut answer = client.get(url).send().await.map_err(unreachable)?;
+    if !answer.status().is_success() {
+        let status = answer.status().as_u16();
+        return Err(Failure::failed(format!(
+            "{url} was answered with HTTP status {status}: nothing was added"
+        )));
+    }
+    let mut bytes = Vec::new();
+    while let Some(chunk) = answer.chunk().await.map_err(unreachable)? {
+        bytes.extend_from_slice(&chunk);
+        if bytes.len() > LENGTH_MAX {
+            return Err(Failure::failed(format!(
+                "{url} is too large for a file of digests: nothing was added"
+            )));
+        }
+    }
+    String::from_utf8(bytes).map_err(|_| Failure::failed(format!("{url} is not text: nothing was added")))
+}

@@ -1,0 +1,185 @@
+//! Sending an image's bytes to the image store: looked at and counted while they go, and used by nobody before all came.
+
+use std::{fs::File, path::Path, time::Duration};
+
+use ec_cloud::{Bytes, CloudError, Facts, NewImage, Upload};
+use ec_image::{ImageStore, InspectError, Packing, Probe, Probed, Refusal, StoreFailure, inspect_file};
+use ec_model::Image;
+use ec_runtime::{
+    exit::{FAILED, Failure, INTERRUPTED, UNREACHABLE, chain},
+    shutdown_on_signals,
+};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt},
+    time::{Instant, MissedTickBehavior, interval_at},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{remove, store};
+use crate::{config::Session, shown::Shown};
+
+const CHUNK: usize = 1 << 20;
+
+/// A tenth of the time after which nobody is taken to be at it any more.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(60);
+
+/// What is sent.
+pub(super) struct Sender {
+    bytes: Box<dyn AsyncRead + Unpin>,
+    /// What it is called in messages.
+    name: String,
+    /// How many there are, where that is known.
+    size: Option<u64>,
+}
+
+impl Sender {
+    /// What comes on standard input.
+    pub(super) fn standard() -> Self {
+        Self { bytes: Box::new(tokio::io::stdin()), name: "standard input".to_owned(), size: None }
+    }
+
+    /// A file, which is looked at as a whole first: what is no disk is refused before anything is written.
+    pub(super) async fn file(path: &Path) -> Result<Self, Failure> {
+        let name = path.display().to_string();
+        let wrong = |why: String| Failure::usage(format!("FILE {name} {why}"));
+        let mut file = File::open(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+        let meta = file.metadata().map_err(|error| wrong(format!("cannot be read: {error}")))?;
+        if meta.is_dir() {
+            return Err(wrong("is a directory".to_owned()));
+        }
+        if meta.is_file() {
+            match inspect_file(&mut file) {
+                Ok(_) => {}
+                Err(InspectError::Refused(Refusal::Compressed { with })) if Packing::is_known(with) => {}
+                Err(InspectError::Refused(why)) => return Err(wrong(format!("cannot be used: {why}"))),
+                Err(InspectError::Read(error)) => return Err(wrong(format!("cannot be read: {error}"))),
+            }
+            std::io::Seek::rewind(&mut file).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+        }
+        let size = meta.is_file().then_some(meta.len());
+        Ok(Self { bytes: Box::new(tokio::fs::File::from_std(file)), name, size })
+    }
+}
+
+/// Makes an image of what is sent. Where that fails, or is interrupted, nothing is left of it.
+pub(super) async fn send(
+    session: &Session,
+    new: &NewImage,
+    mut sender: Sender,
+    sha256: Option<String>,
+) -> Result<Image, Failure> {
+    let cloud = &session.cloud;
+    let store = store(session)?;
+    let stop = shutdown_on_signals()
+        .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
+    let remove = async |image: &Image| remove(session, image).await;
+    let place = Bytes::Sent { store: store.url().to_owned() };
+    let mut upload = ec_cloud::add_image(cloud, new, place, remove).await?;
+    let shown = Shown::new("sending");
+    let outcome = bytes(session, &store, &mut upload, &mut sender, sha256, &stop, &shown).await;
+    shown.finish();
+    let failure = match outcome {
+        Ok(facts) => match upload.finish(cloud, facts).await {
+            Ok(image) => return Ok(image),
+            // Whatever came is nobody's now.
+            Err(error @ CloudError::Busy(_)) => error.into(),
+            // It may be written all the same; if not, all that came goes in ten minutes.
+            Err(error) => return Err(error.into()),
+        },
+        Err(failure) => failure,
+    };
+    match upload.give_up(cloud, remove).await {
+        Ok(()) => Err(failure),
+        Err(error) => Err(Failure {
+            message: format!(
+                "{}; what came so far could not be taken away ({}): `eschedule image list` does so in ten minutes",
+                failure.message,
+                chain(&error)
+            ),
+            ..failure
+        }),
+    }
+}
+
+async fn bytes(
+    session: &Session,
+    store: &ImageStore,
+    upload: &mut Upload,
+    sender: &mut Sender,
+    sha256: Option<String>,
+    stop: &CancellationToken,
+    shown: &Shown,
+) -> Result<Facts, Failure> {
+    let cloud = &session.cloud;
+    let wrong =
+        |why: String| Failure::failed(format!("{} cannot be used: {why}; nothing was added", sender.name));
+    let mut sending = store.begin(upload.image()).await.map_err(stored)?;
+    if sending.upload().is_some() {
+        upload.go_on(cloud, sending.upload()).await?;
+    }
+    let mut probe = Probe::default();
+    let mut chunk = vec![0; CHUNK];
+    let mut alive = interval_at(Instant::now() + SIGN_OF_LIFE, SIGN_OF_LIFE);
+    alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut sent = 0_u64;
+    loop {
+        let length = tokio::select! {
+            biased;
+            () = stop.cancelled() => {
+                return Err(Failure { code: INTERRUPTED, message: "interrupted; nothing was added".to_owned() });
+            }
+            // Nothing is lost of what is being read: it is read anew.
+            _ = alive.tick() => {
+                upload.go_on(cloud, sending.upload()).await?;
+                continue;
+            }
+            read = sender.bytes.read(&mut chunk) => read.map_err(|error| wrong(error.to_string()))?,
+        };
+        if length == 0 {
+            break;
+        }
+        probe.push(&chunk[..length]).map_err(|error| wrong(chain(&error)))?;
+        sending.push(&chunk[..length]).await.map_err(stored)?;
+        sent += length as u64;
+        shown.tell(&progress(sent, sender.size));
+    }
+    let probed = probe.finish().map_err(|error| wrong(chain(&error)))?;
+    if let Some(demanded) = sha256.filter(|demanded| *demanded != probed.sha256) {
+        return Err(wrong(format!("its SHA-256 is {}, and --sha256 demands {demanded}", probed.sha256)));
+    }
+    // Of a file that was sent all was looked at before; of what came by a pipe only its beginning.
+    if let (None, Some(mut whole)) = (probed.packing, sending.look().map_err(stored)?) {
+        match inspect_file(&mut whole) {
+            Ok(_) => {}
+            Err(InspectError::Refused(why)) => return Err(wrong(why.to_string())),
+            Err(InspectError::Read(error)) => return Err(wrong(error.to_string())),
+        }
+    }
+    // The last look whether it is still ours: what is whole from here on has a record that knows it.
+    upload.go_on(cloud, sending.upload()).await?;
+    sending.finish().await.map_err(stored)?;
+    Ok(facts(probed))
+}
+
+fn facts(probed: Probed) -> Facts {
+    Facts {
+        size: probed.size,
+        sha256: probed.sha256,
+        compression: probed.packing.map(Packing::name),
+        disk_format: probed.format.name(),
+        virtual_size: probed.virtual_size,
+    }
+}
+
+/// Tenths, or hundreds of MiB: each is a line where there is no terminal.
+fn progress(sent: u64, size: Option<u64>) -> String {
+    match size.filter(|size| *size > 0) {
+        Some(size) => format!("sent {} %", sent.saturating_mul(10) / size * 10),
+        None => format!("sent {} MiB", (sent >> 20) / 100 * 100),
+    }
+}
+
+fn stored(error: StoreFailure) -> Failure {
+    let code = if error.is_away() { UNREACHABLE } else { FAILED };
+    Failure { code, message: format!("{}; nothing was added", chain(&error)) }
+}

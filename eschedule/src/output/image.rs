@@ -1,0 +1,78 @@
+//! What images look like.
+
+use ec_image::Size;
+use ec_model::{Image, Visibility};
+use ec_runtime::exit::Failure;
+
+use super::{List, row, table, trimmed, when};
+use crate::cli::Output;
+
+/// A list of images.
+pub(crate) fn images(output: Output, images: &[Image]) -> Result<(), Failure> {
+    let names = || images.iter().map(|image| image.name.clone()).collect();
+    output.print(images, names, || {
+        let header = ["IMAGE", "UUID", "STATUS", "SIZE", "VISIBILITY", "PROJECT", "CREATED"];
+        let mut list = List::new(&header, &[0, 2, 3], &[0, 2, 3, 4, 1, 5, 6]);
+        for image in images {
+            list.row([
+                image.name.clone(),
+                image.id.to_string(),
+                image.status.name().to_owned(),
+                image.size.map_or_else(|| "-".to_owned(), |size| Size(size).to_string()),
+                seen(image).to_owned(),
+                image.project.clone(),
+                when(image.created_at),
+            ]);
+        }
+        list.text()
+    })
+}
+
+/// One image.
+pub(crate) fn image(output: Output, image: &Image) -> Result<(), Failure> {
+    output.print(image, || vec![image.name.clone()], || lines(image))
+}
+
+fn seen(image: &Image) -> &'static str {
+    match image.visibility {
+        Visibility::Private => "private",
+        Visibility::Public => "public",
+    }
+}
+
+fn lines(image: &Image) -> String {
+    let mut table = table(&[]);
+    let mut row = |key: &str, value: String| row(&mut table, [key.to_owned(), value]);
+    row("image", image.name.clone());
+    row("uuid", image.id.to_string());
+    row("project", image.project.clone());
+    row("visibility", seen(image).to_owned());
+    row("status", image.status.name().to_owned());
+    if image.protected {
+        row("protected", "yes".to_owned());
+    }
+    row("url", image.url.clone());
+    for (what, digest) in [("sha256", &image.sha256), ("sha512", &image.sha512)] {
+        if let Some(digest) = digest {
+            row(what, digest.clone());
+        }
+    }
+    if let Some(size) = image.size {
+        let packed = image.compression.as_ref().map(|with| format!(", {with}")).unwrap_or_default();
+        row("size", format!("{}{packed}", Size(size)));
+    }
+    if let (Some(format), Some(size)) = (&image.disk_format, image.virtual_size) {
+        row("disk", format!("{format}, {}", Size(size)));
+    }
+    for (what, least) in [("min disk", image.min_disk), ("min ram", image.min_ram)] {
+        if least > 0 {
+            row(what, least.to_string());
+        }
+    }
+    for (key, value) in &image.properties {
+        row("property", format!("{key}={value}"));
+    }
+    row("created", image.created_at.to_string());
+    row("updated", image.updated_at.to_string());
+    trimmed(&table)
+}
