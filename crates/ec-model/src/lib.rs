@@ -13,6 +13,7 @@ mod keys;
 mod observed;
 mod query;
 mod records;
+mod request_id;
 
 pub use ids::{InstanceId, InvalidId, InvalidMac, MacAddr, NodeId};
 pub use image::{BaseImage, DiskFormat};
@@ -26,3 +27,4 @@ pub use records::{
     RecordError, Request, Rescue, Rescued, Resize, Resized, Resources, Restart, Size, Spec, State, Status,
     Ticket, Token, Trouble, TroubleKind, USER_DATA_MAX, decode, encode, greater, token_digest,
 };
+pub use request_id::{InvalidRequestId, RequestId};
