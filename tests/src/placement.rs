@@ -80,7 +80,8 @@ impl PlacementServer {
         let mut command = match &self.kind {
             Kind::Ours(etcd) => {
                 let mut command = Command::new(program("eplacement"));
-                command.args(["--listen", &listen, "--etcd", etcd]);
+                // As whoever collects them has them.
+                command.args(["--listen", &listen, "--etcd", etcd, "--log-format", "json"]);
                 let config = self.directory.join("eplacement.yaml");
                 if config.exists() {
                     command.arg("--config").arg(config);
