@@ -66,6 +66,7 @@ impl<'a> Orders<'a> {
             project: "default".to_owned(),
             user: "default".to_owned(),
             access: None,
+            request_id: None,
             created_at: Timestamp::now(),
         })
     }

@@ -305,6 +305,7 @@ fn record_of(instance: InstanceId, spec: &Spec, node: Option<NodeId>) -> Instanc
         group: None,
         before: None,
         locked: None,
+        request_id: None,
         labels: std::collections::BTreeMap::new(),
         assigned: node.map(|node| Assigned { node, epoch: 1 }),
         generation: 1,
@@ -328,6 +329,7 @@ fn request_of(instance: InstanceId, spec: &Spec) -> Vec<u8> {
         project: "default".to_owned(),
         user: "default".to_owned(),
         access: None,
+        request_id: None,
         created_at: Timestamp::now(),
     })
 }

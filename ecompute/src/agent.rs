@@ -175,7 +175,7 @@ fn bases_in_use(records: &RecordDir, bases: &Path, disks: &Path) -> HashSet<Stri
         }
     });
     known.unwrap_or_else(|why| {
-        tracing::warn!(why, "no image is evicted");
+        tracing::warn!(error = why, "no image is evicted");
         disk_names(bases).unwrap_or_default().into_iter().collect()
     })
 }

@@ -6,10 +6,11 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use ec_hypervisor::HypervisorEvent;
-use ec_model::InstanceId;
+use ec_model::{InstanceId, RequestId};
 use ec_plan::{
     Limits,
-    engine::{Command, Engine, Event, Found, Now, Search, Setup, Tell},
+    engine::{Command, Engine, Event, Found, Job, Now, Search, Setup, Tell, Work},
+    machine::Effect,
 };
 use ec_runtime::planted;
 use ec_store::{Change, FollowOptions, Relist, follow_on_demand};
@@ -19,8 +20,10 @@ use tokio::{
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, Span};
 
 use crate::{
+    about::about,
     addresses::look_for_addresses,
     jobs,
     look::{ask_placement, ask_whose, audit, changed, look_at_all},
@@ -165,16 +168,19 @@ impl Driver {
                 self.tasks.spawn(async move { Event::Looked(begun, look_at_all(&parts).await) });
             }
             Command::Observe(instance, begun) => {
-                self.tasks.spawn(async move {
+                let observe = async move {
                     let observed = parts.hypervisor.observe(instance).await;
                     Event::Observed(instance, begun, observed.map_err(|error| error.to_string()))
-                });
+                };
+                self.tasks.spawn(observe.instrument(self.about(instance)));
             }
             Command::AskPlacement(instance) => {
-                self.tasks.spawn(async move {
-                    let held = ask_placement(&parts, instance).await;
+                let request_id = self.engine.request_id(instance);
+                let ask = async move {
+                    let held = ask_placement(&parts, instance, request_id).await;
                     Event::Allocation(instance, held.map_err(|error| error.to_string()))
-                });
+                };
+                self.tasks.spawn(ask.instrument(self.about(instance)));
             }
             Command::AskWhose(instance) => {
                 self.tasks.spawn(async move {
@@ -190,11 +196,13 @@ impl Driver {
                 let (cancel, pool) = (CancellationToken::new(), Arc::clone(&self.pool));
                 self.cancels.insert(job.instance, cancel.clone());
                 let (kind, began) = (jobs::kind(&job.work), Instant::now());
-                self.tasks.spawn(async move {
+                let span = about(job.instance, parts.node, request_of(&job));
+                let work = async move {
                     let report = perform(Arc::clone(&parts), pool, *job, cancel).await;
                     parts.jobs.ended(kind, &report.outcome, began.elapsed());
                     Event::Ended(report)
-                });
+                };
+                self.tasks.spawn(work.instrument(span));
             }
             Command::Cancel(instance) => {
                 if let Some(cancel) = self.cancels.get(&instance) {
@@ -212,13 +220,26 @@ impl Driver {
                 });
             }
             Command::Tell(Tell { warning, instance, what, why }) => {
-                let instance = instance.as_ref().map(tracing::field::display);
-                if warning {
-                    tracing::warn!(instance, why, "{what}");
-                } else {
-                    tracing::debug!(instance, why, "{what}");
-                }
+                // Of what concerns the whole node there is nothing more to be said.
+                let span = instance.map_or_else(Span::none, |instance| self.about(instance));
+                span.in_scope(|| match warning {
+                    true => tracing::warn!(error = why, "{what}"),
+                    false => tracing::debug!(error = why, "{what}"),
+                });
             }
         }
+    }
+
+    /// What lines about an instance have in common.
+    fn about(&self, instance: InstanceId) -> Span {
+        about(instance, self.parts.node, self.engine.request_id(instance))
+    }
+}
+
+/// On behalf of which command a job is: whoever wishes to look at a guest wants nothing else of it.
+fn request_of(job: &Job) -> Option<RequestId> {
+    match &job.work {
+        Work::Effects(effects) if let [Effect::Admit(wish)] = &effects[..] => wish.request_id,
+        _ => job.request.as_ref()?.request_id,
     }
 }

@@ -22,7 +22,7 @@ const HOST_MB: u64 = 512;
 const HOST_PERCENT: u64 = 3;
 
 /// What was measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct Measured {
     /// Logical processors.
     pub(crate) vcpus: u64,

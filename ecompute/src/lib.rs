@@ -3,6 +3,7 @@
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
+mod about;
 mod addresses;
 pub mod agent;
 mod calls;

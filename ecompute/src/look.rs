@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use ec_model::{InstanceId, Intent, NodeId, Request, Resources, Size, State, Status, decode};
+use ec_model::{InstanceId, Intent, NodeId, Request, RequestId, Resources, Size, State, Status, decode};
 use ec_placement_client::{ConsumerAllocations, PlacementError};
 use ec_plan::{
     RecordFacts, RescuedFacts, SizeFacts,
@@ -110,11 +110,16 @@ pub(crate) fn record_facts(record: &ec_metadata::InstanceRecord) -> RecordFacts 
 
 /// What an instance holds in placement, from this node's point of view. Asks for the node's tree only where the
 /// allocation names other providers.
-pub(crate) async fn ask_placement(parts: &Parts, instance: InstanceId) -> Result<Held, PlacementError> {
-    let Some(held) = parts.placement.allocations(instance).await? else { return Ok(Held::Nothing) };
+pub(crate) async fn ask_placement(
+    parts: &Parts,
+    instance: InstanceId,
+    request_id: Option<RequestId>,
+) -> Result<Held, PlacementError> {
+    let placement = parts.placement.on_behalf(request_id);
+    let Some(held) = placement.allocations(instance).await? else { return Ok(Held::Nothing) };
     let mut tree = [parts.node].into();
     if held.allocations.keys().any(|provider| *provider != parts.node) {
-        tree = parts.placement.tree(parts.node).await?;
+        tree = placement.tree(parts.node).await?;
     }
     Ok(amounts_here(&held, |provider| tree.contains(provider)).map_or(Held::Elsewhere, Held::Here))
 }

@@ -6,7 +6,7 @@ use std::{
     process::ExitCode,
 };
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 use ec_runtime::{
     LogFormat,
     exit::{Failure, print},
@@ -44,8 +44,8 @@ struct Cli {
     check: bool,
 
     /// How log lines look; RUST_LOG decides which there are
-    #[arg(long, value_name = "FORMAT", default_value = "text")]
-    log_format: Format,
+    #[arg(long, value_name = "FORMAT", default_value = "text", env = "LOG_FORMAT")]
+    log_format: LogFormat,
 }
 
 #[derive(Subcommand)]
@@ -63,20 +63,10 @@ enum Command {
     },
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Format {
-    Text,
-    Json,
-}
-
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let format = match cli.log_format {
-        Format::Text => LogFormat::Text,
-        Format::Json => LogFormat::Json,
-    };
     // A check answers on standard output; what it meets on the way would only repeat it.
-    init_logging(format, if cli.check { "off" } else { "info" });
+    init_logging(cli.log_format, if cli.check { "off" } else { "info" });
     install_tls_provider();
     ec_runtime::abort_on_panic();
     ec_runtime::raise_file_limit();

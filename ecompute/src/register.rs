@@ -127,7 +127,7 @@ async fn register(parts: &Parts) -> Result<(), PlacementError> {
         std::fs::read_to_string("/proc/cpuinfo").map(|text| inventory::cpu_traits(&text)).unwrap_or_default(),
     );
     placement.set_traits(node, &traits, inventory::is_measured_trait).await?;
-    tracing::info!(%node, name = provider.name, ?measured, traits = traits.len(), "registered with placement");
+    tracing::info!(%node, name = provider.name, measured = %serde_json::json!(measured), traits = traits.len(), "registered with placement");
     parts.registered.send_replace(());
     Ok(())
 }
@@ -141,8 +141,12 @@ async fn reserve_uncounted(parts: &Parts) -> Result<(), PlacementError> {
     let here = match listed {
         Ok(Ok(records)) => records.into_iter().filter_map(|(instance, record)| Some((instance, record?))),
         other => {
+            let error = match other {
+                Ok(outcome) => outcome.err().map(|error| error.to_string()),
+                Err(error) => Some(error.to_string()),
+            };
             tracing::warn!(
-                ?other,
+                error,
                 "the node's records cannot be read, so nothing is reserved for their guests"
             );
             return Ok(());
@@ -180,7 +184,7 @@ pub(crate) async fn refresh(parts: &Parts) -> Result<(), PlacementError> {
     if wanted.is_empty() {
         return Ok(());
     }
-    tracing::info!(classes = ?wanted.keys().collect::<Vec<_>>(), "what is reserved on this node has changed");
+    tracing::info!(amounts = %serde_json::json!(wanted), "what is reserved on this node has changed");
     tell(parts, &wanted).await
 }
 

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use ec_hypervisor::{DomainSpec, HypervisorError, RunState};
 use ec_image::ImageError;
 use ec_metadata::InstanceRecord;
-use ec_model::{Request, State};
-use ec_placement_client::PlacementError;
+use ec_model::{Request, RequestId, State};
+use ec_placement_client::{PlacementClient, PlacementError};
 use ec_plan::{
     RecordFacts,
     engine::{Change, Held, Job, Outcome, Report, StatusEntry, Work},
@@ -148,7 +148,7 @@ impl Worker {
             }
             Work::Fail(reason) => {
                 let reason = std::mem::take(reason);
-                tracing::warn!(instance = %self.job.instance, reason, "instance failed");
+                tracing::warn!(reason, "instance failed");
                 self.announce(State::Error, Some(reason)).await
             }
             Work::Delayed(why) => {
@@ -168,7 +168,7 @@ impl Worker {
 
     async fn effect(&mut self, effect: Effect) -> Result<(), Stop> {
         let instance = self.job.instance;
-        tracing::debug!(%instance, ?effect, "acting");
+        tracing::debug!(?effect, "acting");
         let parts = Arc::clone(&self.parts);
         match effect {
             Effect::Announce(state, reason) => self.announce(state, reason).await,
@@ -202,21 +202,21 @@ impl Worker {
                 self.write(status).await
             }
             Effect::Resume => {
-                tracing::info!(%instance, "letting the paused guest go on");
+                tracing::info!("letting the paused guest go on");
                 self.touched_hypervisor = true;
                 parts.hypervisor.resume(instance).await.map_err(|error| Stop::Retry(error.to_string()))?;
                 self.done.push(Change::Resumed);
                 Ok(())
             }
             Effect::ShutDown => {
-                tracing::info!(%instance, "asking the guest to end");
+                tracing::info!("asking the guest to end");
                 self.touched_hypervisor = true;
                 parts.hypervisor.shut_down(instance).await.map_err(|error| Stop::Retry(error.to_string()))?;
                 self.done.push(Change::AskedToEnd);
                 Ok(())
             }
             Effect::PowerOff => {
-                tracing::info!(%instance, "ending the guest");
+                tracing::info!("ending the guest");
                 self.touched_hypervisor = true;
                 parts.hypervisor.power_off(instance).await.map_err(|error| Stop::Retry(error.to_string()))
             }
@@ -234,11 +234,11 @@ impl Worker {
             Effect::NotePower(state, reason) => {
                 let old = self.status.known();
                 let status = status::powered(&self.subject, old, state, reason, self.parts.host.now());
-                tracing::info!(%instance, %state, reason = status.reason, "power is as wished");
+                tracing::info!(%state, reason = status.reason, "power is as wished");
                 self.write(status).await
             }
             Effect::Reopen(restarts) => {
-                tracing::info!(%instance, restarts, "starting it again: {}", self.subject.why);
+                tracing::info!(restarts, "starting it again: {}", self.subject.why);
                 let old = self.status.known();
                 let status = status::reopened(&self.subject, old, restarts, self.parts.host.now());
                 self.write(status).await
@@ -304,7 +304,7 @@ impl Worker {
             return Ok(());
         }
         if let Some(reason) = &reason {
-            tracing::info!(instance = %self.job.instance, %state, reason, "told");
+            tracing::info!(%state, reason, "told");
         }
         let with_console = status::wants_console(old, state, reason.as_deref());
         let mut status = status::announced(&self.subject, old, state, reason, self.parts.host.now());
@@ -377,6 +377,15 @@ impl Worker {
             self.done.push(Change::Record(facts));
         }
         Ok(())
+    }
+
+    /// Placement, asked on behalf of who wants what is done.
+    fn placement(&self) -> PlacementClient {
+        self.parts.placement.on_behalf(self.request_id())
+    }
+
+    fn request_id(&self) -> Option<RequestId> {
+        self.job.request.as_ref()?.request_id
     }
 
     fn request(&self) -> Result<Arc<Request>, Stop> {

@@ -109,6 +109,8 @@ impl Settings {
             // It makes nothing that would be accounted to anybody.
             project: String::new(),
             user: String::new(),
+            // What it does it does on behalf of whoever asked for the instance.
+            request_id: None,
             notice: |text| tracing::info!("{text}"),
         })
     }

@@ -7,7 +7,7 @@ mod tally;
 
 use std::time::Duration;
 
-use ec_cloud::{Cloud, CloudError, tend_claims, tend_instances, tend_nodes};
+use ec_cloud::{Cleared, Cloud, CloudError, tend_claims, tend_instances, tend_nodes};
 use ec_plan::fleet::{Fleet, Move, Surplus};
 use ec_runtime::service;
 use tokio::time::Instant;
@@ -56,15 +56,17 @@ pub async fn tend(cloud: &Cloud, tally: &Tally, shutdown: &CancellationToken) {
                 instances_due = Instant::now() + INSTANCES_PERIOD;
                 trouble.tell(tally.instances.of(tend_instances(cloud)).await.map(|swept| {
                     tally.swept(swept.len());
-                    for instance in swept {
-                        tracing::info!(%instance, "took away what was left of it");
+                    for Cleared { instance, request_id } in swept {
+                        let request_id = request_id.map(tracing::field::display);
+                        tracing::info!(%instance, request_id, "took away what was left of it");
                     }
                 }));
                 let looked = tend_claims(cloud, &mut surplus, begun.elapsed());
                 trouble.tell(tally.claims.of(looked).await.map(|settled| {
                     tally.settled(settled.len());
-                    for instance in settled {
-                        tracing::info!(%instance, "gave back what it had claimed and does not need");
+                    for Cleared { instance, request_id } in settled {
+                        let request_id = request_id.map(tracing::field::display);
+                        tracing::info!(%instance, request_id, "gave back what it had claimed and does not need");
                     }
                 }));
             }

@@ -7,7 +7,7 @@ mod config;
 
 use std::{ffi::OsString, path::Path, process::ExitCode, sync::Arc};
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use config::Settings;
 use ec_runtime::{Host, LogFormat, exit::Failure, init_logging, install_tls_provider, shutdown_on_signals};
 use ec_serve::port::Readings;
@@ -33,24 +33,14 @@ struct Cli {
     #[arg(long, value_name = "FILE", env = "ECONTROLLER_CONFIG")]
     config: Option<OsString>,
 
-    /// How log lines look
-    #[arg(long, value_name = "FORMAT", default_value = "text")]
-    log_format: Format,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Format {
-    Text,
-    Json,
+    /// How log lines look; RUST_LOG decides which there are
+    #[arg(long, value_name = "FORMAT", default_value = "text", env = "LOG_FORMAT")]
+    log_format: LogFormat,
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let format = match cli.log_format {
-        Format::Text => LogFormat::Text,
-        Format::Json => LogFormat::Json,
-    };
-    init_logging(format, "info");
+    init_logging(cli.log_format, "info");
     install_tls_provider();
     ec_runtime::abort_on_panic();
     match run(&cli) {

@@ -6,7 +6,7 @@ use ec_cloud::{
     Acted, Ask, Cloud, CloudError, Doomed, Verb, View, find, resolve, select, until_active, until_done,
     until_gone,
 };
-use ec_model::{Extent, InstanceId, NodeId, ResourceQuery, State};
+use ec_model::{Extent, InstanceId, NodeId, RequestId, ResourceQuery, State};
 use ec_runtime::{
     exit::{Failure, INTERRUPTED, print, tell},
     shutdown_on_signals,
@@ -36,6 +36,8 @@ pub(crate) struct Done {
     pub(crate) state: Option<String>,
     /// Why there was nothing to do.
     pub(crate) note: Option<String>,
+    /// The id of the command.
+    pub(crate) request_id: Option<RequestId>,
     /// The word by which it was asked for, where it failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) asked: Option<String>,
@@ -120,6 +122,7 @@ impl Patience {
     /// What comes of something that was asked of an instance, unless somebody does not wait any more.
     async fn wait<T>(
         &self,
+        session: &Session,
         instance: InstanceId,
         outcome: impl Future<Output = Result<T, CloudError>>,
     ) -> Result<T, Failure> {
@@ -130,7 +133,7 @@ impl Patience {
             ),
         };
         tokio::select! {
-            outcome = outcome => Ok(outcome?),
+            outcome = outcome => outcome.map_err(|error| session.failed(error)),
             () = self.stop.cancelled() => Err(interrupted),
         }
     }
@@ -151,6 +154,7 @@ async fn each(
     if !instances.label.is_empty() {
         texts.extend(select(cloud, &instances.label).await?.iter().map(ToString::to_string));
     }
+    let request_id = cloud.request_id;
     let mut failed = None::<Failure>;
     let mut done = Vec::new();
     for text in &texts {
@@ -168,9 +172,9 @@ async fn each(
         match outcome {
             Ok((one, _)) if output == Output::Table => print(&one.line)?,
             Ok((_, name)) if output == Output::Name => print(&name)?,
-            Ok((one, _)) => done.push(one),
+            Ok((one, _)) => done.push(Done { request_id, ..one }),
             Err(failure) => {
-                done.push(Done::failed(text, instance, &failure.message));
+                done.push(Done { request_id, ..Done::failed(text, instance, &failure.message) });
                 // The last word is the process's own.
                 match &failed {
                     None => failed = Some(failure),
@@ -236,7 +240,8 @@ async fn act_on(
     instance: InstanceId,
     patience: &Patience,
 ) -> Result<Done, Failure> {
-    let Acted { node, node_alive, awaited, already } = ec_cloud::act(&session.cloud, instance, verb).await?;
+    let Acted { node, node_alive, awaited, already } =
+        ec_cloud::act(&session.cloud, instance, verb).await.map_err(|error| session.failed(error))?;
     if let Some(why) = &already {
         tell(&format!("eschedule: {instance}: {why}"));
     }
@@ -260,7 +265,7 @@ async fn act_on(
                     _ => Ok(status),
                 }
             };
-            let outcome = patience.wait(instance, outcome).await;
+            let outcome = patience.wait(session, instance, outcome).await;
             shown.finish();
             match (outcome?.state, verb) {
                 // Its agent tells how it is besides.
@@ -303,7 +308,8 @@ pub(crate) fn under_way(verb: &Verb) -> &'static str {
 }
 
 async fn destroy_one(session: &Session, instance: InstanceId, patience: &Patience) -> Result<Done, Failure> {
-    let (node, alive) = match ec_cloud::destroy(&session.cloud, instance).await? {
+    let doomed = ec_cloud::destroy(&session.cloud, instance).await;
+    let (node, alive) = match doomed.map_err(|error| session.failed(error))? {
         Doomed::By { node, alive } => (Some(node), alive),
         Doomed::Already => (None, false),
     };
@@ -314,7 +320,7 @@ async fn destroy_one(session: &Session, instance: InstanceId, patience: &Patienc
         (Some(node), Some(timeout)) => {
             let shown = Shown::new("destroying");
             let gone = until_gone(&session.cloud, node, instance, timeout, |step| shown.step(step));
-            let outcome = patience.wait(instance, gone).await;
+            let outcome = patience.wait(session, instance, gone).await;
             shown.finish();
             outcome?;
             "DESTROYED"

@@ -10,7 +10,7 @@ use ec_cloud::{
     Ask, Change, Cloud, CloudError, Difference, Doomed, GroupView, Guest, STACK, Verb, View, Wanted, Wished,
     act, destroy, differences, find, resolve,
 };
-use ec_model::{InstanceId, NodeId, Policy, ResourceQuery};
+use ec_model::{InstanceId, NodeId, Policy, RequestId, ResourceQuery};
 use ec_runtime::{
     exit::{FAILED, Failure, INTERRUPTED, tell},
     shutdown_on_signals,
@@ -65,6 +65,8 @@ pub(crate) struct Applied {
     pub(crate) name: String,
     pub(crate) instance: Option<InstanceId>,
     pub(crate) node: Option<NodeId>,
+    /// The id of the command, of what was asked for by it.
+    pub(crate) request_id: Option<RequestId>,
     /// What differs, or why it failed.
     pub(crate) note: Option<String>,
 }
@@ -291,6 +293,7 @@ fn made(name: &str, policy: Policy) -> Applied {
         name: name.to_owned(),
         instance: None,
         node: None,
+        request_id: None,
         note: Some(policy.to_string()),
     }
 }
@@ -312,7 +315,7 @@ fn told(step: &Difference, wished: &[Wished]) -> Applied {
             ("stands", name.clone(), Some(*instance), Some("it is not of this stack".to_owned()))
         }
     };
-    Applied { what, name, instance, node: None, note }
+    Applied { what, name, instance, node: None, request_id: None, note }
 }
 
 fn sign(what: &str) -> &'static str {
@@ -346,6 +349,9 @@ async fn perform(
     stop: &CancellationToken,
 ) -> Result<(), Failure> {
     let cloud = &session.cloud;
+    if matches!(step, Difference::Run(_) | Difference::Set(..) | Difference::Destroy(..)) {
+        one.request_id = cloud.request_id;
+    }
     match step {
         Difference::Run(number) => {
             let Entry { query, guest, place } = &entries[*number];
@@ -354,7 +360,7 @@ async fn perform(
             match ec_cloud::schedule(cloud, &wanted, stop).await {
                 // The same file was applied twice at once, and the other made it.
                 Err(CloudError::Taken { name, .. }) if is_of_stack(cloud, &name, guest).await => {}
-                outcome => match outcome? {
+                outcome => match outcome.map_err(|error| session.failed(error))? {
                     Ok(placed) => (one.instance, one.node) = (Some(placed.instance), Some(placed.node)),
                     Err(none) => {
                         let why = reason(session, &ask, &none).await;
@@ -364,10 +370,12 @@ async fn perform(
             }
         }
         Difference::Set(instance, _, change) => {
-            one.node = Some(act(cloud, *instance, &Verb::Set(change.clone())).await?.node);
+            let acted = act(cloud, *instance, &Verb::Set(change.clone())).await;
+            one.node = Some(acted.map_err(|error| session.failed(error))?.node);
         }
         Difference::Destroy(instance, _) => {
-            if let Doomed::By { node, .. } = destroy(cloud, *instance).await? {
+            let doomed = destroy(cloud, *instance).await;
+            if let Doomed::By { node, .. } = doomed.map_err(|error| session.failed(error))? {
                 one.node = Some(node);
             }
         }

@@ -15,8 +15,8 @@ use clap::{
     error::{ContextKind, ContextValue},
 };
 use clap_complete::Shell;
-use ec_model::{Restart, input::LabelSelector};
-use ec_runtime::exit::written;
+use ec_model::{RequestId, Restart, input::LabelSelector};
+use ec_runtime::{LogFormat, exit::written};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -96,6 +96,14 @@ pub(crate) struct Cli {
     // Not by clap's `env`: each usage line that it prints would begin with it.
     #[arg(long, value_name = "FILE", global = true)]
     pub(crate) config: Option<OsString>,
+
+    /// The id that this command has in etcd, in placement and in logs: `req-` and a uuid [default: a new one]
+    #[arg(long, value_name = "ID", global = true)]
+    pub(crate) request_id: Option<RequestId>,
+
+    /// How log lines look; RUST_LOG decides which there are, and without it there are none
+    #[arg(long, value_name = "FORMAT", default_value = "text", global = true)]
+    pub(crate) log_format: LogFormat,
 
     /// How results are printed
     #[arg(long, short, value_name = "FORMAT", default_value = "table", global = true)]

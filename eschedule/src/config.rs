@@ -6,10 +6,10 @@ use std::{
     sync::Arc,
 };
 
-use ec_cloud::Cloud;
+use ec_cloud::{Cloud, CloudError};
 use ec_image::StoreSection;
 use ec_model::{
-    Keyspace,
+    Keyspace, RequestId,
     input::{catalog_name, is_image_url, is_owner},
 };
 use ec_pki::endings;
@@ -92,6 +92,8 @@ pub(crate) struct Settings {
     pub(crate) project: String,
     pub(crate) user: String,
     pub(crate) defaults: Defaults,
+    /// The id of the command, where its user gave one.
+    pub(crate) request_id: Option<RequestId>,
     /// Files with secrets in them that everybody may read, and certificates that end soon.
     pub(crate) warnings: Vec<String>,
 }
@@ -147,6 +149,7 @@ impl Settings {
             project: name("project", &file.project)?,
             user: name("user", &file.user)?,
             image_store,
+            request_id: None,
         })
     }
 }
@@ -159,20 +162,33 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) async fn open(settings: Settings) -> Result<Self, Failure> {
+        let host = ec_runtime::Host::default();
+        let request_id = Some(settings.request_id.unwrap_or_else(|| RequestId::new(host.mark())));
         let cloud = Cloud {
-            host: ec_runtime::Host::default(),
+            host,
             store: Arc::new(Sealed::new(
                 Arc::new(EtcdStore::connect(settings.etcd.clone()).await?),
                 settings.etcd.user_data_key.as_deref(),
                 settings.keys.secrets(),
             )?),
-            placement: Arc::new(PlacementClient::new(&settings.placement)?),
+            placement: Arc::new(PlacementClient::new(&settings.placement)?.on_behalf(request_id)),
             keys: settings.keys.clone(),
             project: settings.project.clone(),
             user: settings.user.clone(),
+            request_id,
             notice: |text| tell(&format!("eschedule: {text}")),
         };
         Ok(Self { settings, cloud })
+    }
+
+    /// The failure of a command that changes something: where it came about elsewhere, with the id that it has there.
+    pub(crate) fn failed(&self, error: CloudError) -> Failure {
+        let of_others = error.is_of_others();
+        let mut failure = Failure::from(error);
+        if let Some(request_id) = self.cloud.request_id.filter(|_| of_others) {
+            failure.message = format!("{} ({request_id})", failure.message);
+        }
+        failure
     }
 }
 

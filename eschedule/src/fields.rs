@@ -21,6 +21,7 @@ use crate::{
 };
 
 const UUID: &str = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab";
+const REQUEST: &str = "req-7d3c1f0a-2b4e-4c55-9a7e-0123456789ab";
 
 /// The fields that each section's table tells, by the section.
 fn told() -> BTreeMap<String, BTreeSet<String>> {
@@ -53,7 +54,7 @@ fn record() -> Instance {
         "power": {"power": "running", "generation": 1, "grace_seconds": 1, "anew": true},
         "before": {"query": "q", "resources": {"VCPU": 1}},
         "restart": "always", "locked": "", "assigned": {"node": UUID, "epoch": 1}, "generation": 1,
-        "created_at": "1970-01-01T00:00:00Z",
+        "request_id": REQUEST, "created_at": "1970-01-01T00:00:00Z",
     });
     decode(text.to_string().as_bytes()).unwrap()
 }
@@ -73,7 +74,12 @@ fn request() -> Request {
         }),
         rescue: Some(ec_model::Rescue { wished_at: Timestamp::UNIX_EPOCH, image: record.spec.image.clone() }),
         resize: Some(ec_model::Resize { wished_at: Timestamp::UNIX_EPOCH }),
-        access: Some(ec_model::AccessWish { kind: ec_model::AccessKind::Log, generation: 1 }),
+        request_id: record.request_id,
+        access: Some(ec_model::AccessWish {
+            kind: ec_model::AccessKind::Log,
+            generation: 1,
+            request_id: None,
+        }),
         name: record.name,
         project: record.project,
         user: record.user,
@@ -111,6 +117,7 @@ pub(crate) fn view(all: bool) -> View {
         reason: None,
         resources: BTreeMap::new(),
         doing: Some("d".to_owned()),
+        request_id: record.request_id.filter(|_| all),
         record: all.then_some(record),
         request: all.then(request),
         status: all.then(status),
@@ -127,6 +134,7 @@ fn results() -> Vec<(&'static str, Value)> {
         node: None,
         state: None,
         ip: None,
+        request_id: None,
         error: Some(name()),
         reason: Some(name()),
         reasons: Some(Reasons::default()),
@@ -158,7 +166,8 @@ fn results() -> Vec<(&'static str, Value)> {
         stack: Some(name()),
         created_at: now,
     };
-    let applied = Applied { what: "run", name: name(), instance: None, node: None, note: None };
+    let applied =
+        Applied { what: "run", name: name(), instance: None, node: None, request_id: None, note: None };
     let json = |value: Result<Value, serde_json::Error>| value.unwrap();
     vec![
         ("list", json(serde_json::to_value(&list))),
@@ -220,6 +229,7 @@ fn results() -> Vec<(&'static str, Value)> {
                 user: None,
                 project: None,
                 node,
+                request_id: None,
                 verb: None,
                 detail: None,
                 outcome: None,
@@ -236,6 +246,7 @@ fn results() -> Vec<(&'static str, Value)> {
                 project: None,
                 node,
                 outcome: ec_cloud::Outcome::Left,
+                request_id: None,
                 notes: Vec::new(),
             })),
         ),

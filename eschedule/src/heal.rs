@@ -53,7 +53,7 @@ pub(crate) async fn bring_back(session: &Session, healing: Healing, output: Outp
             return Err(Failure::failed("nothing was changed"));
         }
     }
-    let done = heal(cloud, &healing.instances, false).await?;
+    let done = heal(cloud, &healing.instances, false).await.map_err(|error| session.failed(error))?;
     output::healed(output, &done)?;
     let left: Vec<String> = done
         .iter()

@@ -33,7 +33,6 @@ use config::{Session, Settings};
 use ec_cloud::{View, find, resolve};
 use ec_model::ResourceQuery;
 use ec_runtime::{
-    LogFormat,
     exit::{Failure, tell},
     init_logging, install_tls_provider,
 };
@@ -45,7 +44,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(code) => return code,
     };
-    init_logging(LogFormat::Text, "off");
+    init_logging(cli.log_format, "off");
     // One thread: everything here waits for the network.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -94,7 +93,7 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         Some(Command::Node(command)) => return cluster::node(command, output).await,
         command => command,
     };
-    let settings = Settings::load(config.map(Path::new))?;
+    let settings = Settings { request_id: cli.request_id, ..Settings::load(config.map(Path::new))? };
     match (command, cli.target) {
         (Some(Command::Destroy { instances, waiting }), _) => {
             acting::destroy(&Session::open(settings).await?, &instances, waiting, output).await

@@ -7,7 +7,7 @@ use ec_cloud::{
     Ask, CloudError, Guest, Joining, Naming, NoRoom, Reasons, Scheduled, Strategy, View, Wanted, find_placed,
     name_is_free, node_named, resolve, until_active,
 };
-use ec_model::{InstanceId, NodeId, ResourceQuery, State, Status};
+use ec_model::{InstanceId, NodeId, RequestId, ResourceQuery, State, Status};
 use ec_runtime::{
     exit::{Failure, INTERRUPTED, print, tell},
     shutdown_on_signals,
@@ -130,6 +130,8 @@ pub(crate) struct Made {
     pub(crate) node: Option<NodeId>,
     pub(crate) state: Option<State>,
     pub(crate) ip: Option<IpAddr>,
+    /// The id of the command.
+    pub(crate) request_id: Option<RequestId>,
     /// What failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
@@ -205,7 +207,8 @@ pub(crate) async fn schedule(
     let stop = shutdown_on_signals()
         .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
     hear(&stop);
-    let Scheduled { node, instance } = match ec_cloud::schedule(&session.cloud, &wanted, &stop).await? {
+    let scheduled = ec_cloud::schedule(&session.cloud, &wanted, &stop).await;
+    let Scheduled { node, instance } = match scheduled.map_err(|error| session.failed(error))? {
         Ok(scheduled) => scheduled,
         Err(no_room) => return Err(no_allocations(session, &ask, &no_room, output).await?),
     };
@@ -214,11 +217,18 @@ pub(crate) async fn schedule(
     if output == Output::Table {
         print(&format!("NOTIFIED TARGET, {node}, OF INSTANCE {instance}")).map_err(requested)?;
     }
-    let made = Made { instance: Some(instance), node: Some(node), ..Made::default() };
+    let made = Made {
+        instance: Some(instance),
+        node: Some(node),
+        request_id: session.cloud.request_id,
+        ..Made::default()
+    };
     let (state, ip) = if waiting.wait {
         let timeout = Duration::from_secs(waiting.timeout);
         let outcome = tokio::select! {
-            outcome = wait_for_active(session, node, instance, timeout) => outcome,
+            outcome = wait_for_active(session, node, instance, timeout) => {
+                outcome.map_err(|error| session.failed(error))
+            }
             () = stop.cancelled() => Err(Failure { code: INTERRUPTED, message: going_on(instance) }),
         };
         match outcome {
@@ -247,11 +257,11 @@ async fn wait_for_active(
     node: NodeId,
     instance: InstanceId,
     timeout: Duration,
-) -> Result<Status, Failure> {
+) -> Result<Status, CloudError> {
     let shown = Shown::new("claimed");
     let outcome = until_active(&session.cloud, node, instance, timeout, |step| shown.step(step)).await;
     shown.finish();
-    Ok(outcome?)
+    outcome
 }
 
 fn going_on(instance: InstanceId) -> String {
@@ -280,6 +290,7 @@ pub(crate) async fn no_allocations(
         error: Some("no allocations left".to_owned()),
         reason: Some(text.clone()),
         reasons: reasons.ok(),
+        request_id: session.cloud.request_id,
         ..Made::default()
     };
     output.print(&made, Vec::new, || "NO ALLOCATIONS LEFT".to_owned())?;

@@ -148,7 +148,7 @@ pub(crate) async fn top(session: &Session, top: Top, config: Option<OsString>) -
                 model.note = Some(format!("{}: asked for", action.word()));
                 let (cloud, news) = (cloud.clone(), news.clone());
                 tokio::spawn(async move {
-                    let came = act(&cloud, action, instance).await;
+                    let came = act(&cloud.for_another(), action, instance).await;
                     let came = came.unwrap_or_else(|error| format!("cannot {}: {error}", action.word()));
                     news.send(News::Note(format!("{name}: {came}"))).ok();
                 });

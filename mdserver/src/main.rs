@@ -66,6 +66,10 @@ struct Cli {
     /// Where operators read its numbers; `none` for nowhere
     #[arg(long, value_name = "ADDRESS", default_value = LISTEN, value_parser = listen, env = "MDSERVER_LISTEN")]
     listen: Listen,
+
+    /// How log lines look; RUST_LOG decides which there are
+    #[arg(long, value_name = "FORMAT", default_value = "text", env = "LOG_FORMAT")]
+    log_format: LogFormat,
 }
 
 /// Where the operators' port is, if anywhere.
@@ -104,7 +108,7 @@ fn host_address(text: &str) -> Result<Ipv4Addr, String> {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    init_logging(LogFormat::Text, "info");
+    init_logging(cli.log_format, "info");
     match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report("mdserver"),

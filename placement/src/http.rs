@@ -9,6 +9,7 @@
 
 mod accept;
 mod allocations;
+mod asked;
 mod auth;
 mod body;
 mod candidates;
@@ -27,14 +28,20 @@ mod traits;
 mod usages;
 mod version;
 
-use std::{path::PathBuf, sync::Arc, time::Instant};
+use std::{
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+    time::Instant,
+};
 
 use ec_placement_model::{Command, ModelError, Outcome, State, search::Options};
 use http_body_util::Full;
 use hyper::{Request, Response};
 use tokio::sync::Semaphore;
+use uuid::Uuid;
 
 use self::{
+    asked::Asked,
     auth::Identity,
     error::{ApiError, ApiResult},
     reply::Reply,
@@ -92,6 +99,8 @@ struct Call<'a> {
     query: Vec<(String, String)>,
     /// Whole, for those that take one.
     body: bytes::Bytes,
+    /// Whose allocations it changes, where that is an instance: for the log.
+    instance: OnceLock<Uuid>,
 }
 
 impl Api {
@@ -131,12 +140,16 @@ impl Api {
         let (parts, body) = request.into_parts();
         // From the thread's own generator: no call to the kernel.
         let id = format!("req-{}", uuid::Builder::from_random_bytes(rand::random()).as_uuid());
+        let asked = Asked::of(&parts, &id);
         let mut frame = reply::Frame::new(&parts, id, self.scheme);
         let (name, result) = self.handle(&parts, body, &mut frame).await;
         let mut response = match result {
             Ok(reply) => frame.reply(reply),
             Err(error) => frame.error(&error),
         };
+        if let Some(asked) = asked {
+            asked.log(response.status(), frame.instance);
+        }
         self.config.cors.decorate(&parts, &mut response);
         (name, response)
     }
@@ -173,8 +186,10 @@ impl Api {
             if route.takes_query() { params::decode(parts.uri.query().unwrap_or(""))? } else { Vec::new() };
         let body =
             if route.takes_body(&parts.method) { body::read(parts, body).await? } else { body::ignore(body) };
-        let call = Call { api: self, minor, identity, names, query, body };
-        route.call(&parts.method, &call).await
+        let call = Call { api: self, minor, identity, names, query, body, instance: OnceLock::new() };
+        let answer = route.call(&parts.method, &call).await;
+        frame.instance = call.instance.into_inner();
+        answer
     }
 
     async fn measurements(&self) -> String {

@@ -90,6 +90,9 @@ struct StoreOptions {
     /// Configuration [default: ./eplacement.yaml, then /etc/ecompute/eplacement.yaml, then defaults]
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// How log lines look; RUST_LOG decides which there are
+    #[arg(long, global = true, value_name = "FORMAT", default_value = "text", env = "LOG_FORMAT")]
+    log_format: LogFormat,
 }
 
 #[derive(Subcommand)]
@@ -162,7 +165,7 @@ impl StoreOptions {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    init_logging(LogFormat::Text, "info");
+    init_logging(cli.store.log_format, "info");
     install_tls_provider();
     let result = match cli.command {
         Some(_) if cli.server.is_given() => Err(Failure::usage(

@@ -57,7 +57,7 @@ impl Guest {
         let key = Keyspace::default().request(self.stack.node, self.instance);
         let (pair, _) = self.stack.store.get(&key).await?;
         let mut order = Doc::<Request>::decode(&pair.context("it is requested")?.value)?;
-        order.record.access = Some(AccessWish { kind, generation });
+        order.record.access = Some(AccessWish { kind, generation, request_id: None });
         Ok(self.stack.store.txn(Txn::new().put(key, order.encode())).await?.succeeded)
     }
 

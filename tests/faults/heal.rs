@@ -79,7 +79,10 @@ async fn what_an_emptied_etcd_lost_is_brought_back_and_the_guests_run_on() -> Re
     stack.until_state(db, State::Stopped).await?;
     let after = record(&stack, web).await?;
     let (power, generation) = (after.power.clone(), after.generation);
-    assert_eq!(after, Instance { power, generation, ..before });
+    // The command that wishes it is another.
+    let request_id = after.request_id;
+    assert!(request_id.is_some() && request_id != before.request_id, "{request_id:?}");
+    assert_eq!(after, Instance { power, generation, request_id, ..before });
     assert_eq!(after.locked.as_deref(), Some("mine"));
     let kept =
         stack.store.get(&Keyspace::default().user_data(stack.node, web)).await?.0.context("no user-data")?;

@@ -24,6 +24,7 @@ mod guests_isolation;
 mod guests_two_agents;
 mod heal;
 mod images;
+mod logs;
 mod monitoring;
 mod placement_callers;
 mod placement_far;

@@ -213,6 +213,7 @@ pub fn unplaced(instance: InstanceId, name: Option<&str>, project: &str, created
         group: None,
         before: None,
         locked: None,
+        request_id: None,
         labels: std::collections::BTreeMap::new(),
         assigned: None,
         generation: 1,

@@ -83,7 +83,8 @@ impl PlacementServer {
         let mut command = match &self.kind {
             Kind::Ours(etcd) => {
                 let mut command = Command::new(self.release.program("eplacement"));
-                command.args(["--listen", &listen, "--etcd", etcd]);
+                // As whoever collects them has them; a release that knows no such form passes over it.
+                command.args(["--listen", &listen, "--etcd", etcd]).env("LOG_FORMAT", "json");
                 let config = self.directory.join("eplacement.yaml");
                 if config.exists() {
                     command.arg("--config").arg(config);

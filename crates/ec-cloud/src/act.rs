@@ -305,6 +305,7 @@ fn change(
     let (record_key, order_key) = (keys.instance(instance), keys.request(known.node, instance));
     let generation = record.record.generation.max(order.record.generation).saturating_add(1);
     record.record.generation = generation;
+    (record.record.request_id, order.record.request_id) = (cloud.request_id, cloud.request_id);
     let mut txn = Txn::new()
         .when(Compare::Unchanged(record_key.clone(), known.record_revision()))
         .when(Compare::Unchanged(order_key.clone(), known.request_revision()));

@@ -85,6 +85,9 @@ fn wish(cloud: &Cloud, known: &Known) -> CloudResult<Option<(Txn, u64)>> {
             let mut doc = known.request_doc()?;
             doc.record.generation = doc.record.generation.saturating_add(u64::from(!wished));
             doc.record.desired = Desired::Destroyed;
+            if !wished {
+                doc.record.request_id = cloud.request_id;
+            }
             (doc, Compare::Unchanged(key.clone(), *revision))
         }
         // After an ERROR, of a guest that nobody claims, or when somebody deleted the key: what is left is cleaned
@@ -132,6 +135,7 @@ fn gone(cloud: &Cloud, known: &Known) -> Request {
         resize: None,
         spec: None,
         access: None,
+        request_id: cloud.request_id,
         created_at: record.map_or_else(|| cloud.host.now(), |record| record.created_at),
     }
 }

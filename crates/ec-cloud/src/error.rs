@@ -91,6 +91,16 @@ impl CloudError {
         }
     }
 
+    /// Whether it came about elsewhere, so that whoever looks into it looks there: at a service that was asked, or a node.
+    pub fn is_of_others(&self) -> bool {
+        match self {
+            Self::Store(_) | Self::Placement(_) => self.kind() != Kind::Wrong,
+            Self::Elsewhere(_) | Self::TimedOut(_) | Self::Unavailable(_) => true,
+            Self::And { error, .. } => error.is_of_others(),
+            _ => false,
+        }
+    }
+
     /// The same, with what came of it.
     pub(crate) fn and(self, more: impl Into<String>) -> Self {
         Self::And { error: Box::new(self), more: more.into() }
@@ -106,5 +116,32 @@ impl From<CloudError> for Failure {
             Kind::Interrupted => INTERRUPTED,
         };
         Self { code, message: chain(&error) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_went_wrong_elsewhere_is_told_from_what_was_asked_for_wrongly() {
+        let text = || "x".to_owned();
+        let away = || PlacementError::Unreachable { endpoint: text(), detail: text() };
+        for (error, wanted) in [
+            (CloudError::Placement(away()), true),
+            (CloudError::Placement(PlacementError::Invalid(text())), false),
+            (CloudError::Placement(PlacementError::Conflict(text())), true),
+            (CloudError::Store(StoreError::Unknown(text())), true),
+            (CloudError::Store(StoreError::Invalid(text())), false),
+            (CloudError::Elsewhere(text()), true),
+            (CloudError::TimedOut(text()), true),
+            (CloudError::Unavailable(text()), true),
+            (CloudError::Refused(text()), false),
+            (CloudError::Interrupted, false),
+            (CloudError::Placement(away()).and("more"), true),
+            (CloudError::Busy(text()).and("more"), false),
+        ] {
+            assert_eq!(error.is_of_others(), wanted, "{error:?}");
+        }
     }
 }

@@ -13,7 +13,8 @@
 use std::collections::{BTreeMap, HashSet};
 
 use ec_model::{
-    ActionVerb, Doc, Edition, Held, Instance, InstanceId, NodeId, Record, Request, State, Status, decode,
+    ActionVerb, Doc, Edition, Held, Instance, InstanceId, NodeId, Record, Request, RequestId, State, Status,
+    decode,
 };
 use ec_plan::heal::{Brought, brought};
 use ec_store::{Compare, KeyValue, StoreError, Txn};
@@ -54,6 +55,8 @@ pub struct Healed {
     pub node: NodeId,
     /// What comes of it.
     pub outcome: Outcome,
+    /// The id of the command that brought it back.
+    pub request_id: Option<RequestId>,
     /// What is otherwise than it was; or why it stays as it is.
     pub notes: Vec<String>,
 }
@@ -62,12 +65,29 @@ impl Healed {
     /// One that stays as it is.
     fn left(node: NodeId, instance: InstanceId, of: Option<&Request>, why: impl Into<String>) -> Self {
         let (name, project) = (of.and_then(|of| of.name.clone()), of.map(|of| of.project.clone()));
-        Self { instance, name, project, node, outcome: Outcome::Left, notes: vec![why.into()] }
+        Self {
+            instance,
+            name,
+            project,
+            node,
+            outcome: Outcome::Left,
+            request_id: None,
+            notes: vec![why.into()],
+        }
     }
 
     fn brought(node: NodeId, brought: &Brought, outcome: Outcome) -> Self {
         let Instance { instance, name, project, .. } = brought.record.record.clone();
-        Self { instance, name, project: Some(project), node, outcome, notes: brought.notes.clone() }
+        let request_id = brought.request.record.request_id.filter(|_| outcome == Outcome::Healed);
+        Self {
+            instance,
+            name,
+            project: Some(project),
+            node,
+            outcome,
+            request_id,
+            notes: brought.notes.clone(),
+        }
     }
 
     /// Whether it is called so, by its name, its uuid or the beginning of that.
@@ -280,6 +300,8 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId) -> CloudResult<
     let asked =
         Asked { instance, node, verb: ActionVerb::Heal, detail: None, at: cloud.host.now(), generation };
     let txn = note(cloud, asked, txn, None).await?;
+    brought.request.record.request_id = cloud.request_id;
+    brought.record.record.request_id = cloud.request_id;
     let txn = txn.put(request_key, brought.request.encode()).put(record_key, brought.record.encode());
     Ok(Planned::Bring(Box::new(brought), txn))
 }

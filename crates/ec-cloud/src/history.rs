@@ -31,7 +31,7 @@ impl Asked {
     fn by(self, cloud: &Cloud) -> Action {
         let Self { node, verb, detail, at, generation, .. } = self;
         let (user, project) = (cloud.user.clone(), cloud.project.clone());
-        Action { at, verb, detail, user, project, node, generation }
+        Action { at, verb, detail, user, project, node, generation, request_id: cloud.request_id }
     }
 
     /// Of the instance that is made.

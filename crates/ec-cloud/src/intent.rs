@@ -115,6 +115,7 @@ impl Intent {
             restart: guest.restart,
             before: None,
             locked: None,
+            request_id: cloud.request_id,
             assigned: None,
             generation: 1,
             created_at: cloud.host.now(),
@@ -366,6 +367,8 @@ pub(crate) async fn sweep(cloud: &Cloud, record: Instance, revision: Revision) -
     if cloud.host.now().duration_since(record.created_at) < STALE && !planted("sweep-the-young") {
         return Ok(false);
     }
+    // Whoever follows the command that left it finds its end, too.
+    let cloud = &cloud.on_behalf(record.request_id.or(cloud.request_id));
     let instance = record.instance;
     let key = cloud.keys.instance(instance);
     // Written anew, so that a command which only slept cannot finish any more.

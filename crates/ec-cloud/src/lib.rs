@@ -47,7 +47,7 @@ mod watch;
 
 use std::sync::Arc;
 
-use ec_model::Keyspace;
+use ec_model::{Keyspace, RequestId};
 use ec_placement_client::Placement;
 use ec_runtime::Host;
 use ec_store::Store;
@@ -84,7 +84,7 @@ pub use rights::Part;
 pub use schedule::{NoRoom, Scheduled, schedule};
 pub use select::{Filter, Page, SortBy, named_nodes, node_named, page, select};
 pub use sizes::{settle, tend_claims};
-pub use tend::{Tended, tend_instances, tend_nodes};
+pub use tend::{Cleared, Tended, tend_instances, tend_nodes};
 pub use wait::{Awaited, Step, until_active, until_done, until_gone};
 pub use watch::{Seen, Watched, What, watch};
 
@@ -103,6 +103,22 @@ pub struct Cloud {
     pub user: String,
     /// The machine that this runs on.
     pub host: Host,
+    /// Of the command that this is used for, one for all that it does; none of whoever asks for nothing of their own.
+    pub request_id: Option<RequestId>,
     /// Called with what takes longer than anybody expects, as it begins.
     pub notice: fn(&str),
+}
+
+impl Cloud {
+    /// The same for a command of its own, by an id that is made for it. Placement is told that, too.
+    #[must_use]
+    pub fn for_another(&self) -> Self {
+        self.on_behalf(Some(RequestId::new(self.host.mark())))
+    }
+
+    /// The same for the command that has this id.
+    #[must_use]
+    pub fn on_behalf(&self, request_id: Option<RequestId>) -> Self {
+        Self { placement: self.placement.on_behalf(request_id), request_id, ..self.clone() }
+    }
 }

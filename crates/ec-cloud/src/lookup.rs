@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashSet};
 
 use ec_model::{
-    Alive, Blob, Desired, Doc, Instance, InstanceId, Keyspace, NodeId, Record, Request, Resources, State,
-    Status, decode,
+    Alive, Blob, Desired, Doc, Instance, InstanceId, Keyspace, NodeId, Record, Request, RequestId, Resources,
+    State, Status, decode,
 };
 use ec_plan::{stack::Standing, verbs::shown};
 use ec_store::{KeyValue, Revision, StoreResult};
@@ -343,6 +343,9 @@ pub struct View {
     /// What its agent is about with it, or waits for, while it is on its way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub doing: Option<String>,
+    /// The id of the command that wrote what is wanted last, where that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<RequestId>,
     /// What is wanted of it, where that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub record: Option<Instance>,
@@ -362,7 +365,7 @@ impl View {
     pub fn found(found: &Found) -> Self {
         match found {
             Found::Placed(known) => Self::of(known),
-            Found::Unplaced(record, _) => Self::unplaced(record),
+            Found::Unplaced(record, _) => Self { request_id: record.request_id, ..Self::unplaced(record) },
         }
     }
 
@@ -373,6 +376,11 @@ impl View {
         if let Some(record) = &known.record {
             view = view.with(record).wished(record, &known.request, &known.status);
         }
+        // The wish to destroy is in the request alone; after a failure that is gone.
+        view.request_id = match (known.request.record(), &known.record) {
+            (Some(request), _) => request.request_id,
+            (None, record) => record.as_ref().and_then(|record| record.request_id),
+        };
         view.record.clone_from(&known.record);
         view.request = known.request.record().cloned();
         view.status = known.status.record().cloned();
@@ -417,6 +425,7 @@ impl View {
             reason: unknown.or_else(|| status.and_then(|status| status.reason.clone())),
             doing: doing(request, is),
             resources: request.and_then(|r| Some(r.spec.as_ref()?.resources.clone())).unwrap_or_default(),
+            request_id: None,
             record: None,
             request: None,
             status: None,
@@ -473,6 +482,7 @@ impl View {
             reason: Some(format!("being placed since {}", record.created_at)),
             doing: None,
             resources: Resources::new(),
+            request_id: None,
             record: None,
             request: None,
             status: None,
@@ -495,6 +505,7 @@ impl View {
             reason: Some(not_wanted(why)),
             doing: None,
             resources: Resources::new(),
+            request_id: None,
             record: None,
             request: None,
             status: None,

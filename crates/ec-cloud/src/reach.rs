@@ -74,7 +74,7 @@ async fn wish(cloud: &Cloud, known: &Known, kind: AccessKind) -> CloudResult<Opt
     let wished = order.record.access.map(|wish| wish.generation);
     let answered = known.status.record().and_then(|status| Some(status.access.as_ref()?.generation));
     let generation = wished.max(answered).unwrap_or(0).saturating_add(1);
-    order.record.access = Some(AccessWish { kind, generation });
+    order.record.access = Some(AccessWish { kind, generation, request_id: cloud.request_id });
     let (record_key, order_key) = (cloud.keys.instance(instance), cloud.keys.request(node, instance));
     let txn = Txn::new()
         .when(Compare::Unchanged(record_key, known.record_revision()))

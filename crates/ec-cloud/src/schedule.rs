@@ -341,6 +341,7 @@ async fn request(
         user: record.user.clone(),
         spec: Some(record.spec.clone()),
         access: None,
+        request_id: record.request_id,
         created_at: record.created_at,
     };
     let key = keys.request(node, instance);

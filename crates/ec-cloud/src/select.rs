@@ -185,6 +185,7 @@ mod tests {
             reason: None,
             resources: BTreeMap::new(),
             doing: None,
+            request_id: None,
             record: None,
             request: None,
             status: None,

@@ -17,6 +17,7 @@ use crate::{
     intent::wanted,
     lookup::{CONCURRENCY, Found, Known, Read, find},
     nodes::capacity,
+    tend::Cleared,
 };
 
 /// Another writer changed the claim in between so often: something is wrong with the cluster.
@@ -94,23 +95,24 @@ async fn lacking(
     Ok(Some(lack).filter(|lack| !lack.is_nothing()))
 }
 
-/// Gives back what an instance has claimed and does not need, where its agent has told all that it was asked for. Whether
-/// there was anything.
+/// Gives back what an instance has claimed and does not need, where its agent has told all that it was asked for. What
+/// it was of, where there was anything.
 ///
 /// The record is written anew before: a command that claimed more and slept cannot write its wish any more.
 ///
 /// # Errors
 /// etcd or placement does not answer.
-pub async fn settle(cloud: &Cloud, instance: InstanceId) -> CloudResult<bool> {
+pub async fn settle(cloud: &Cloud, instance: InstanceId) -> CloudResult<Option<Cleared>> {
     for _ in 0..TRIES {
-        let Some(held) = cloud.placement.allocations(instance).await? else { return Ok(false) };
+        let Some(held) = cloud.placement.allocations(instance).await? else { return Ok(None) };
         let known = match find(cloud, instance).await {
             Ok(Found::Placed(known)) => known,
-            Ok(Found::Unplaced(..)) | Err(CloudError::NotFound(_)) => return Ok(false),
+            Ok(Found::Unplaced(..)) | Err(CloudError::NotFound(_)) => return Ok(None),
             Err(error) => return Err(error),
         };
-        let Some(allocations) = settled(&known, &held) else { return Ok(false) };
-        let Some(record) = known.record_doc()? else { return Ok(false) };
+        let Some(allocations) = settled(&known, &held) else { return Ok(None) };
+        let Some(record) = known.record_doc()? else { return Ok(None) };
+        let request_id = cloud.request_id.or(record.record.request_id);
         let (keys, node) = (&cloud.keys, known.node);
         let (record_key, status_key) = (keys.instance(instance), keys.status(node, instance));
         let told = match &known.status {
@@ -125,8 +127,9 @@ pub async fn settle(cloud: &Cloud, instance: InstanceId) -> CloudResult<bool> {
         if !cloud.store.txn(fence).await?.succeeded {
             continue;
         }
-        match cloud.placement.reallocate(instance, &held, &allocations).await {
-            Ok(()) => return Ok(true),
+        let placement = cloud.placement.on_behalf(request_id);
+        match placement.reallocate(instance, &held, &allocations).await {
+            Ok(()) => return Ok(Some(Cleared { instance, request_id })),
             Err(PlacementError::Conflict(_)) => {}
             Err(error) => return Err(error.into()),
         }
@@ -160,7 +163,7 @@ pub async fn tend_claims(
     cloud: &Cloud,
     surplus: &mut Surplus,
     now: std::time::Duration,
-) -> CloudResult<Vec<InstanceId>> {
+) -> CloudResult<Vec<Cleared>> {
     let pairs = cloud.store.list(&cloud.keys.instances()).await?.pairs;
     let mut by_node: HashMap<NodeId, Vec<Instance>> = HashMap::new();
     for pair in &pairs {
@@ -191,9 +194,7 @@ pub async fn tend_claims(
         .await?;
     let mut done = Vec::new();
     for instance in surplus.look(greater.into_iter().flatten().collect(), now) {
-        if settle(cloud, instance).await? {
-            done.push(instance);
-        }
+        done.extend(settle(cloud, instance).await?);
     }
     Ok(done)
 }

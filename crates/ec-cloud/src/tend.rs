@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ec_model::InstanceId;
+use ec_model::{InstanceId, RequestId};
 use ec_plan::fleet::{Fleet, Move, Seen};
 use futures::{StreamExt, TryStreamExt};
 
@@ -23,6 +23,15 @@ pub struct Tended {
     pub seen: Seen,
     /// What was done about it.
     pub moves: Vec<Move>,
+}
+
+/// An instance that something was taken away of, which nobody needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cleared {
+    /// Which.
+    pub instance: InstanceId,
+    /// Of the command that asked for it last, where that is known.
+    pub request_id: Option<RequestId>,
 }
 
 /// Looks at all nodes, and marks in placement those that are down, or are back. Answers what was seen and done.
@@ -56,7 +65,7 @@ pub async fn tend_nodes(cloud: &Cloud, fleet: &mut Fleet, now: Duration) -> Clou
 ///
 /// # Errors
 /// etcd or placement does not answer; what was done stays done.
-pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Vec<InstanceId>> {
+pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Vec<Cleared>> {
     let keys = &cloud.keys;
     let prefixes =
         (keys.all_requests(), keys.all_statuses(), keys.instances(), keys.all_names(), keys.all_members());
@@ -78,16 +87,17 @@ pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Vec<InstanceId>> {
         if let Some(instance) = instance.filter(|instance| !recorded.contains(instance))
             && drop_alone(cloud, key, instance).await?
         {
-            swept.push(instance);
+            swept.push(Cleared { instance, request_id: None });
         }
     }
     let alone = recorded.into_iter().filter(|instance| !spoken_of.contains(instance));
-    let left: Vec<Option<InstanceId>> = futures::stream::iter(alone)
+    let left: Vec<Option<Cleared>> = futures::stream::iter(alone)
         .map(async |instance| {
             let Some(pair) = cloud.store.get(&keys.instance(instance)).await?.0 else { return Ok(None) };
             // What cannot be read is touched by nobody; `list` shows it.
             let Ok(record) = wanted(instance, &pair.value) else { return Ok(None) };
-            sweep(cloud, record, pair.mod_revision).await.map(|swept| swept.then_some(instance))
+            let cleared = Cleared { instance, request_id: record.request_id };
+            sweep(cloud, record, pair.mod_revision).await.map(|swept| swept.then_some(cleared))
         })
         .buffer_unordered(CONCURRENCY)
         .try_collect()

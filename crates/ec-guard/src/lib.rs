@@ -142,7 +142,9 @@ impl Guard {
                     self.memory().admitted.extend(by_name(all));
                     return Ok(());
                 }
-                Err(GuardError::Refused(why)) => tracing::debug!(why, "admitting a guest the long way"),
+                Err(GuardError::Refused(why)) => {
+                    tracing::debug!(error = why, "admitting a guest the long way")
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -301,7 +303,7 @@ pub fn marked_ports() -> BTreeSet<String> {
     if let Ok(json) = listed
         && let Err(why) = have.read(&json)
     {
-        tracing::debug!(why, "the marks of ports cannot be read");
+        tracing::debug!(error = why, "the marks of ports cannot be read");
     }
     have.marks.into_keys().collect()
 }
@@ -315,7 +317,7 @@ fn list() -> Result<Have, GuardError> {
         match nft::run(&["-j", "list", "table", family, rules::TABLE], "") {
             Ok(json) => have.read(&json).map_err(GuardError::Refused)?,
             Err(GuardError::Refused(why)) => {
-                tracing::trace!(family, why, "no such table");
+                tracing::trace!(family, error = why, "no such table");
                 complete = false;
             }
             Err(error) => return Err(error),

@@ -95,7 +95,7 @@ pub(crate) fn follow(log: PathBuf, max_bytes: usize) -> mpsc::Receiver<Bytes> {
                 }
                 Ok(Step::Gone) => return,
                 Err(error) => {
-                    tracing::debug!(log = %follower.log.display(), %error, "failed to follow a console's log");
+                    tracing::debug!(path = %follower.log.display(), %error, "failed to follow a console's log");
                     return;
                 }
             }

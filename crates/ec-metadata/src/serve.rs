@@ -215,7 +215,7 @@ impl Post {
         if let Err(error) = self.sources.register()
             && !std::mem::replace(&mut self.alone, true)
         {
-            tracing::warn!(%error, place = %self.config.registry.display(),
+            tracing::warn!(%error, path = %self.config.registry.display(),
                 "other metadata servers of this host cannot answer for these guests");
         }
         match presence {

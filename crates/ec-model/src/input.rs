@@ -399,6 +399,7 @@ mod tests {
                 user: String::new(),
                 spec: Some(spec),
                 access: None,
+                request_id: None,
                 created_at: jiff::Timestamp::UNIX_EPOCH,
             }
         };

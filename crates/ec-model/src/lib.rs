@@ -13,6 +13,7 @@ mod keys;
 mod observed;
 mod query;
 mod records;
+mod request_id;
 
 pub use ids::{ImageId, InstanceId, InvalidId, InvalidMac, MacAddr, NodeId};
 pub use image::{BaseImage, DiskFormat};
@@ -27,3 +28,4 @@ pub use records::{
     Size, Spec, State, Status, Ticket, Token, Trouble, TroubleKind, USER_DATA_MAX, Visibility, decode,
     encode, greater, token_digest,
 };
+pub use request_id::{InvalidRequestId, RequestId};

@@ -1,15 +1,21 @@
 //! What the use-cases of control ask of placement, whoever answers.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use async_trait::async_trait;
-use ec_model::{InstanceId, NodeId, ResourceQuery, Resources};
+use ec_model::{InstanceId, NodeId, RequestId, ResourceQuery, Resources};
 
 use crate::{Candidates, Claim, ConsumerAllocations, Inventory, PlacementClient, PlacementResult, Provider};
 
 /// Placement, over HTTP or in the same process.
 #[async_trait]
 pub trait Placement: Send + Sync {
+    /// The same, which is told on behalf of which request it is asked, if any.
+    fn on_behalf(&self, request_id: Option<RequestId>) -> Arc<dyn Placement>;
+
     /// Ways to satisfy the query, in the server's order: all, or so many.
     async fn candidates(&self, query: &ResourceQuery, limit: Option<usize>) -> PlacementResult<Candidates>;
 
@@ -60,6 +66,10 @@ pub trait Placement: Send + Sync {
 
 #[async_trait]
 impl Placement for PlacementClient {
+    fn on_behalf(&self, request_id: Option<RequestId>) -> Arc<dyn Placement> {
+        Arc::new(Self::on_behalf(self, request_id))
+    }
+
     async fn candidates(&self, query: &ResourceQuery, limit: Option<usize>) -> PlacementResult<Candidates> {
         Self::candidates(self, query, limit).await
     }

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use ec_model::{InstanceId, NodeId, ResourceQuery, Resources};
+use ec_model::{InstanceId, NodeId, RequestId, ResourceQuery, Resources};
 use reqwest::Method;
 use serde_json::json;
 
@@ -54,6 +54,13 @@ impl PlacementClient {
     #[must_use]
     pub fn through(self, wrap: impl FnOnce(Arc<dyn Transport>) -> Arc<dyn Transport>) -> Self {
         Self { wire: self.wire.through(wrap) }
+    }
+
+    /// The same client, which tells the server on behalf of which request it asks, as OpenStack's services do among
+    /// themselves; of none, where there is none.
+    #[must_use]
+    pub fn on_behalf(&self, request_id: Option<RequestId>) -> Self {
+        Self { wire: self.wire.clone().on_behalf(request_id) }
     }
 
     /// The base URL, for messages.

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use ec_model::RequestId;
 use ec_runtime::{Renewed, is_loopback};
 use reqwest::{Certificate, Identity, Method, StatusCode, Url, header};
 use serde::de::DeserializeOwned;
@@ -137,6 +138,8 @@ pub(crate) struct Wire {
     version: Arc<AtomicU32>,
     /// So many seconds its clock is ahead of ours, as far as we know.
     ahead: Arc<Mutex<Option<i64>>>,
+    /// On whose behalf we ask.
+    request_id: Option<RequestId>,
 }
 
 impl Wire {
@@ -164,6 +167,7 @@ impl Wire {
             token,
             version: Arc::new(AtomicU32::new(NEWEST)),
             ahead: Arc::default(),
+            request_id: None,
         })
     }
 
@@ -176,6 +180,11 @@ impl Wire {
     pub(crate) fn through(self, wrap: impl FnOnce(Arc<dyn Transport>) -> Arc<dyn Transport>) -> Self {
         let transport = wrap(Arc::clone(&self.transport));
         self.over(transport)
+    }
+
+    /// The same conversation on behalf of a request, which the server is told.
+    pub(crate) fn on_behalf(self, request_id: Option<RequestId>) -> Self {
+        Self { request_id, ..self }
     }
 
     /// The minor version of 1 that is spoken, as far as is known.
@@ -257,6 +266,11 @@ impl Wire {
         let spoken = header::HeaderValue::from_str(&format!("placement 1.{version}"));
         headers.insert("openstack-api-version", spoken.map_err(|error| self.unreachable(chain(&error)))?);
         headers.insert(header::ACCEPT, header::HeaderValue::from_static("application/json"));
+        if let Some(id) = self.request_id
+            && let Ok(id) = header::HeaderValue::from_str(&id.to_string())
+        {
+            headers.insert("x-openstack-request-id", id);
+        }
         let body = body.map(|body| as_of(version, body));
         let request = Request { method: method.clone(), url: url.clone(), headers, body };
         let answer = self.transport.exchange(request).await.map_err(|why| self.unreachable(why))?;
@@ -438,6 +452,35 @@ mod tests {
         let body = br#"{"errors":[{"status":400,"title":"Bad Request","detail":"The server could not comply with the request since it is either malformed or otherwise incorrect.\n\n No such trait(s): NOPE.  ","request_id":"x"}]}"#;
         assert_eq!(detail(body).unwrap(), "No such trait(s): NOPE.");
         assert_eq!(detail(b"<html>"), None);
+    }
+
+    /// Keeps what it was asked, and answers nothing to it.
+    #[derive(Default)]
+    struct Heard(Mutex<Vec<header::HeaderMap>>);
+
+    #[async_trait::async_trait]
+    impl Transport for Heard {
+        async fn exchange(&self, request: Request) -> Result<Answer, String> {
+            self.0.lock().unwrap().push(request.headers);
+            Ok(Answer { status: StatusCode::NO_CONTENT, body: Vec::new(), ahead: None })
+        }
+    }
+
+    #[tokio::test]
+    async fn whoever_asks_on_behalf_of_a_request_names_it_and_nobody_else_does() {
+        rustls::crypto::ring::default_provider().install_default().ok();
+        let heard = Arc::new(Heard::default());
+        let own =
+            Wire::new(&PlacementConfig::default()).unwrap().over(Arc::clone(&heard) as Arc<dyn Transport>);
+        let id: RequestId = "req-7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
+        for wire in [own.clone(), own.clone().on_behalf(Some(id)), own] {
+            wire.send(Method::DELETE, "allocations/x", None).await.unwrap();
+        }
+        let heard = heard.0.lock().unwrap();
+        let named = |headers: &header::HeaderMap| {
+            headers.get("x-openstack-request-id").map(|id| id.to_str().unwrap().to_owned())
+        };
+        assert_eq!(heard.iter().map(named).collect::<Vec<_>>(), [None, Some(id.to_string()), None]);
     }
 
     #[test]

@@ -37,7 +37,7 @@ use std::{
 };
 
 use agenda::{Agenda, What};
-use ec_model::InstanceId;
+use ec_model::{InstanceId, RequestId};
 use known::{Busy, Known};
 
 pub use event::{Begun, Command, Event, Now, Tell, Whose};
@@ -129,6 +129,11 @@ impl Engine {
     /// What it is about with an instance, or waits for.
     pub fn why(&self, instance: InstanceId) -> Option<&str> {
         self.known.get(&instance).map(|known| &*known.why)
+    }
+
+    /// The id of the command that wrote what is wanted of an instance, where it tells that.
+    pub fn request_id(&self, instance: InstanceId) -> Option<RequestId> {
+        self.known.get(&instance)?.request.as_ref()?.record.as_ref().ok()?.request_id
     }
 
     /// Takes what has happened; answers what is to be done about it, in this order.

@@ -77,7 +77,8 @@ pub fn brought(
     }
     // Whoever wished to look at it does not wait any more.
     let answered = status.access.as_ref();
-    order.access = answered.map(|was| AccessWish { kind: was.kind, generation: was.generation });
+    order.access =
+        answered.map(|was| AccessWish { kind: was.kind, generation: was.generation, request_id: None });
     order.generation = generation;
     (order.power, order.restart) = (wanted.power.clone(), wanted.restart);
     (order.project, order.user) = (wanted.project.clone(), wanted.user.clone());
@@ -134,6 +135,7 @@ fn of_request(request: &Request) -> Instance {
         restart: request.restart,
         before: None,
         locked: None,
+        request_id: None,
         assigned: None,
         generation: request.generation,
         created_at: request.created_at,

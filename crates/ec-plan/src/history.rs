@@ -1,7 +1,9 @@
 //! What was done to an instance and what came of it, put together from two lists: what users asked for, and how the
 //! instance came to stand afterwards.
 
-use ec_model::{Action, ActionVerb, Actions, HISTORY_MAX, NodeId, Outcome, Outcomes, State, Status};
+use ec_model::{
+    Action, ActionVerb, Actions, HISTORY_MAX, NodeId, Outcome, Outcomes, RequestId, State, Status,
+};
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -34,6 +36,8 @@ pub struct Happening {
     pub project: Option<String>,
     /// The node.
     pub node: NodeId,
+    /// The id of the command that asked for it, where that noted one.
+    pub request_id: Option<RequestId>,
     /// What was asked for.
     pub verb: Option<ActionVerb>,
     /// How, where the verb does not say all.
@@ -116,6 +120,7 @@ pub fn told(actions: &Actions, outcomes: &[Outcomes], statuses: &[Status]) -> Ve
             user: Some(action.user.clone()),
             project: Some(action.project.clone()),
             node: action.node,
+            request_id: action.request_id,
             verb: Some(action.verb),
             detail: action.detail.clone(),
             outcome: Some(fate),
@@ -135,6 +140,7 @@ pub fn told(actions: &Actions, outcomes: &[Outcomes], statuses: &[Status]) -> Ve
         user: None,
         project: None,
         node: *node,
+        request_id: None,
         verb: None,
         detail: (outcome.restarts > 0).then(|| format!("restart {}", outcome.restarts)),
         outcome: None,
@@ -250,7 +256,8 @@ mod tests {
 
     fn asked(second: i64, verb: ActionVerb, generation: u64) -> Action {
         let (user, project) = ("ann".to_owned(), "p".to_owned());
-        Action { at: at(second), verb, detail: None, user, project, node: node(), generation }
+        let request_id = Some(RequestId::new(uuid::Uuid::from_u128(u128::from(generation))));
+        Action { at: at(second), verb, detail: None, user, project, node: node(), generation, request_id }
     }
 
     fn came(second: i64, state: Option<State>, generation: u64, power_generation: u64) -> Outcome {
@@ -287,6 +294,16 @@ mod tests {
         told.iter()
             .map(|it| (second(it.at), it.verb, it.outcome, it.state, it.finished_at.map(second)))
             .collect()
+    }
+
+    #[test]
+    fn a_wish_is_told_with_the_id_of_its_command_and_what_came_by_itself_with_none() {
+        let told = history(
+            vec![asked(1, ActionVerb::Create, 1)],
+            vec![came(2, Some(State::Active), 1, 1), came(9, Some(State::Stopped), 1, 1)],
+        );
+        let id = Some(RequestId::new(uuid::Uuid::from_u128(1)));
+        assert_eq!(told.iter().map(|it| it.request_id).collect::<Vec<_>>(), [id, None]);
     }
 
     #[test]

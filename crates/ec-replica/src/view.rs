@@ -201,7 +201,7 @@ impl<M: Model> View<M> {
         if let Some(first) = foreign.first() {
             tracing::warn!(
                 count = foreign.len(),
-                first,
+                key = first,
                 "keys under our prefix that are not ours; passed over"
             );
         }
@@ -338,7 +338,7 @@ impl Beside {
 }
 
 fn tell_unreadable(why: &str) {
-    tracing::error!(why, "what depends on this record is refused until it can be read, or is gone");
+    tracing::error!(error = why, "what depends on this record is refused until it can be read, or is gone");
 }
 
 /// Keeps the view up to date until `stop`.

@@ -18,6 +18,11 @@ pub trait Machine: Send + Sync + 'static {
     /// A number that nobody can foresee.
     fn random(&self) -> u128;
 
+    /// A number that only marks something for whoever reads of it: whatever it is, nothing is done otherwise.
+    fn mark(&self) -> u128 {
+        self.random()
+    }
+
     /// The program's start is over: what only that needed may go.
     fn started(&self) {}
 
@@ -62,6 +67,11 @@ impl Host {
         uuid::Builder::from_random_bytes(self.0.random().to_ne_bytes()).into_uuid()
     }
 
+    /// A new uuid for something that nothing depends on, as the id of a request.
+    pub fn mark(&self) -> Uuid {
+        uuid::Builder::from_random_bytes(self.0.mark().to_ne_bytes()).into_uuid()
+    }
+
     /// The program's start is over: what only that needed may go.
     pub fn started(&self) {
         self.0.started();
@@ -77,9 +87,11 @@ impl Host {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, BrokenOff> {
         let (done, outcome) = tokio::sync::oneshot::channel();
+        // What is logged there is about what it is done for.
+        let span = tracing::Span::current();
         let work = move || {
             // Whoever has gone does not wait for it.
-            done.send(work()).ok();
+            done.send(span.in_scope(work)).ok();
         };
         self.0.work(Box::new(work)).await;
         outcome.await.map_err(|_| BrokenOff)
@@ -121,6 +133,7 @@ mod tests {
         let nothing: Vec<u8> = Vec::new();
         assert!(host.blocking(move || std::hint::black_box(nothing)[std::hint::black_box(1)]).await.is_err());
         assert_ne!(host.uuid(), host.uuid());
-        assert_eq!(host.uuid().get_version_num(), 4);
+        assert_ne!(host.mark(), host.mark());
+        assert_eq!((host.uuid().get_version_num(), host.mark().get_version_num()), (4, 4));
     }
 }

@@ -89,7 +89,7 @@ impl<T: Clone, E: Error> Renewed<T, E> {
                     *value = made;
                     files.use_as(look);
                 }
-                Err(error) => tracing::warn!("certificates stay as they were: {}", chain(&error)),
+                Err(error) => tracing::warn!(error = chain(&error), "certificates stay as they were"),
             }
         }
         value.clone()

@@ -36,7 +36,7 @@ impl Tasks {
                 // The runtime ends.
                 Err(_) => return,
             };
-            tracing::error!(task = name, how, "a task that must not end has ended");
+            tracing::error!(task = name, error = how, "a task that must not end has ended");
             // Only the first is told of: the others may have followed from it.
             tasks.first.set(format!("the task that is {name} {how}")).ok();
             tasks.failed.cancel();

@@ -4,6 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use ec_model::RequestId;
 use ec_store::{
     KeyValue, LeaseId, Listing, Op, Revision, Server, Store, StoreError, StoreResult, Txn, TxnOutcome, Watch,
     WatchBatch,
@@ -25,6 +26,8 @@ pub(crate) struct Door {
     pub(crate) world: Arc<World>,
     pub(crate) actor: Actor,
     pub(crate) life: Life,
+    /// Of the command whose way it is.
+    pub(crate) request_id: Option<RequestId>,
 }
 
 fn unknown<T>(why: &str) -> StoreResult<T> {
@@ -115,7 +118,10 @@ impl Door {
         if let Ok(TxnOutcome { succeeded: true, .. }) = &outcome
             && !txn.then.is_empty()
         {
-            self.world.judge(|referee, world| referee.applied(world, self.actor, &txn, &before, late));
+            self.world.judge(|referee, world| {
+                referee.look_at_request_ids(world, (self.actor, self.request_id), &txn, &before);
+                referee.applied(world, self.actor, &txn, &before, late);
+            });
         }
         outcome
     }

@@ -203,6 +203,7 @@ fn request_of(world: &World, instance: InstanceId) -> Request {
         user: "default".to_owned(),
         spec: None,
         access: None,
+        request_id: None,
         created_at: world.now(),
     }
 }

@@ -166,7 +166,7 @@ impl Computer {
         stop: &CancellationToken,
     ) -> Result<()> {
         let (settings, _) = Settings::load(Some(&self.directory.join("compute.yaml")))?;
-        let door = Door { world: Arc::clone(world), actor, life: life.clone() };
+        let door = Door { world: Arc::clone(world), actor, life: life.clone(), request_id: None };
         let hands = Hands { world: Arc::clone(world), computer: Arc::clone(self), actor, life: life.clone() };
         let placement = Way::client(world, actor, life)?;
         let machine = world.machine(life);

@@ -3,6 +3,7 @@
 
 mod demands;
 mod groups;
+mod ids;
 pub(crate) mod keys;
 mod room;
 

@@ -53,7 +53,7 @@ impl Replicas {
     pub(crate) fn start(&self, world: &Arc<World>, number: usize) {
         let (life, stop) = (Life::new(), CancellationToken::new());
         let actor = Actor::Replica(number);
-        let door = Door { world: Arc::clone(world), actor, life: life.clone() };
+        let door = Door { world: Arc::clone(world), actor, life: life.clone(), request_id: None };
         let (keys, limits) = (Keys::new(PLACEMENT), Limits::default());
         let host = world.machine(&life);
         let replica = Replica::start(Arc::new(door), keys, limits, host, stop.clone());

@@ -6,7 +6,9 @@ use ec_cloud::{
     Ask, Awaited, Change, Cloud, CloudError, Guest, Joining, Naming, Scheduled, Verb, View, Wanted, act,
     create_group, delete_group, destroy, heal, list, schedule, until_active, until_done,
 };
-use ec_model::{AccessKind, Blob, Extent, ImageRef, InstanceId, Policy, ResourceQuery, Restart, State};
+use ec_model::{
+    AccessKind, Blob, Extent, ImageRef, InstanceId, Policy, RequestId, ResourceQuery, Restart, State,
+};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -29,14 +31,17 @@ const GROUPS: [(&str, Policy); 3] = [
 
 /// A command line of a life.
 pub(crate) fn cloud(world: &Arc<World>, actor: Actor, life: &Life) -> anyhow::Result<Cloud> {
-    let door = Door { world: Arc::clone(world), actor, life: life.clone() };
+    let host = world.machine(life);
+    let request_id = matches!(actor, Actor::User(_)).then(|| RequestId::new(host.mark()));
+    let door = Door { world: Arc::clone(world), actor, life: life.clone(), request_id };
     Ok(Cloud {
         store: Arc::new(door),
-        placement: Arc::new(Way::client(world, actor, life)?),
-        host: world.machine(life),
+        placement: Arc::new(Way::client(world, actor, life)?.on_behalf(request_id)),
+        host,
         keys: world.keys.clone(),
         project: "default".to_owned(),
         user: "default".to_owned(),
+        request_id,
         notice: |_| {},
     })
 }

@@ -96,6 +96,8 @@ pub(crate) struct World {
     pub(crate) controllers: Controllers,
     begun: Instant,
     dice: Mutex<StdRng>,
+    /// How many marks were drawn: they take nothing from the dice, so that who marks more has the same history.
+    marks: AtomicU64,
     log: Mutex<Log>,
     storm: Mutex<Storm>,
     referee: Mutex<Referee>,
@@ -140,6 +142,7 @@ impl World {
             controllers: Controllers::new(controllers),
             begun: Instant::now(),
             dice: Mutex::new(StdRng::seed_from_u64(seed)),
+            marks: AtomicU64::new(0),
             log: Mutex::new(Log::new(names, directory)),
             storm: Mutex::default(),
             referee: Mutex::new(Referee::new()),
@@ -317,6 +320,10 @@ impl Machine for Simulated {
 
     fn random(&self) -> u128 {
         self.world.any()
+    }
+
+    fn mark(&self) -> u128 {
+        u128::from(self.world.marks.fetch_add(1, Ordering::Relaxed))
     }
 
     fn work(&self, work: Work) -> BoxFuture<'static, ()> {

@@ -13,7 +13,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use ec_hypervisor::Console;
-use ec_model::{Access, AccessKind, AccessWish, InstanceId, Ticket};
+use ec_model::{Access, AccessKind, AccessWish, InstanceId, RequestId, Ticket};
 use ec_runtime::Host;
 use ec_serve::{
     Io, hand_over,
@@ -42,8 +42,9 @@ use tokio_tungstenite::{
     },
 };
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
-use crate::parts::Parts;
+use crate::{about::about, parts::Parts};
 
 /// Streams at a time: fewer than one peer may have connections, so that the rest is answered beside them.
 const STREAMS: usize = 16;
@@ -65,6 +66,7 @@ const CLOSING: Duration = Duration::from_secs(2);
 struct Pass {
     instance: InstanceId,
     kind: AccessKind,
+    request_id: Option<RequestId>,
 }
 
 /// Who may look at guests, and how many do.
@@ -82,7 +84,7 @@ impl Default for Streams {
 impl Streams {
     /// Answers a wish to look at an instance.
     pub(crate) fn admit(&self, instance: InstanceId, wish: AccessWish, host: &Host) -> Access {
-        let AccessWish { kind, generation } = wish;
+        let AccessWish { kind, generation, request_id } = wish;
         let ticket = match kind {
             AccessKind::Unknown => {
                 Err("its node's agent is of an older release, and cannot show that".to_owned())
@@ -90,7 +92,7 @@ impl Streams {
             AccessKind::Console | AccessKind::Log | AccessKind::Vnc => {
                 let word = host.uuid().simple().to_string();
                 let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
-                let issued = tickets.issue(word.clone(), Pass { instance, kind }, Instant::now());
+                let issued = tickets.issue(word.clone(), Pass { instance, kind, request_id }, Instant::now());
                 issued.map(|()| word).map_err(|error| error.to_string())
             }
         };
@@ -123,7 +125,7 @@ pub(super) async fn open(
             format!("{STREAMS} consoles and logs are open at this node, which is as many as may be"),
         );
     };
-    let Some(Pass { instance, kind }) = parts.streams.take(word) else {
+    let Some(Pass { instance, kind, request_id }) = parts.streams.take(word) else {
         let why = format!("no such ticket is out: each is good once, and for {} s", LIFE.as_secs());
         return text(StatusCode::NOT_FOUND, why);
     };
@@ -138,13 +140,17 @@ pub(super) async fn open(
         Ok(ends) => ends,
         Err(error) => return text(StatusCode::CONFLICT, ec_runtime::exit::chain(&error)),
     };
-    tracing::info!(%instance, %kind, "somebody looks at it");
-    hand_over(&mut request, move |io, stop| async move {
-        let _place = place;
-        if let Err(error) = pass(io, ends, stop).await {
-            tracing::debug!(%instance, %kind, %error, "a stream broke");
-        }
-        tracing::info!(%instance, %kind, "nobody looks at it any more");
+    let span = about(instance, parts.node, request_id);
+    span.in_scope(|| tracing::info!(%kind, "somebody looks at it"));
+    hand_over(&mut request, move |io, stop| {
+        let look = async move {
+            let _place = place;
+            if let Err(error) = pass(io, ends, stop).await {
+                tracing::debug!(%kind, %error, "a stream broke");
+            }
+            tracing::info!(%kind, "nobody looks at it any more");
+        };
+        look.instrument(span)
     });
     let mut response = Response::new(Full::default());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;

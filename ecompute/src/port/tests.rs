@@ -185,6 +185,7 @@ async fn the_view_tells_each_instance_and_no_secret_also_while_etcd_is_away() {
             token_required: false,
         }),
         access: None,
+        request_id: None,
         created_at: Timestamp::UNIX_EPOCH,
     };
     let keys = &node.parts.settings.keys;

@@ -21,7 +21,7 @@ impl Worker {
         };
         let [project, user] =
             [project, user].map(|text| if text.is_empty() { "default".to_owned() } else { text });
-        let (placement, node) = (&self.parts.placement, self.parts.node);
+        let (placement, node) = (self.placement(), self.parts.node);
         let claim = || placement.claim_exact(instance, node, &amounts, &project, &user);
         let mut claimed = claim().await;
         if matches!(claimed, Err(PlacementError::Conflict(_))) && self.no_longer_uncounted() {
@@ -33,7 +33,8 @@ impl Worker {
         }
         let Err(error) = claimed else {
             self.no_longer_uncounted();
-            tracing::info!(%instance, ?amounts, "counted a guest that placement did not know of");
+            let told = serde_json::json!(amounts);
+            tracing::info!(amounts = %told, "counted a guest that placement did not know of");
             self.done.push(Change::Allocation(Held::Here(amounts)));
             return Ok(());
         };
@@ -52,10 +53,10 @@ impl Worker {
     /// Gives back what the instance holds here. What it holds on other nodes is not this node's to give back.
     pub(super) async fn release(&mut self) -> Result<(), Stop> {
         let instance = self.job.instance;
-        match ask_placement(&self.parts, instance).await? {
-            Held::Here { .. } => self.parts.placement.release(instance).await?,
+        match ask_placement(&self.parts, instance, self.request_id()).await? {
+            Held::Here { .. } => self.placement().release(instance).await?,
             Held::Elsewhere => {
-                tracing::warn!(%instance, "its allocation is on other resource providers, and stays there");
+                tracing::warn!("its allocation is on other resource providers, and stays there");
             }
             Held::Nothing => {}
         }

@@ -34,7 +34,7 @@ impl Worker {
         if self.status.known().is_none_or(|status| status.reason.is_none()) {
             tracing::info!("INSTANTIATE INSTANCE {instance} WITH IMAGE {}", without_secrets(&wanted.url));
             if let Some(allocated) = &self.job.allocated {
-                tracing::info!(%instance, "ALLOCATIONS ARE {}", serde_json::json!(allocated));
+                tracing::info!("ALLOCATIONS ARE {}", serde_json::json!(allocated));
             }
         }
         let disk_bytes = self.disk_bytes().await?;
@@ -95,7 +95,6 @@ impl Worker {
         let disk_gb = self.job.allocated.as_ref().and_then(|amounts| amounts.get("DISK_GB")).copied();
         if let Some(gb) = disk_gb.filter(|gb| !parts.settings.resize && image.base.virtual_size > gb << 30) {
             tracing::warn!(
-                instance = %self.job.instance,
                 image_bytes = image.base.virtual_size,
                 "its image is larger than the {gb} GiB allocated, and is taken all the same: resize is off"
             );
@@ -105,7 +104,7 @@ impl Worker {
 
     /// Writes the record of a guest that is here anew: somebody deleted it, and metadata stands on it.
     pub(super) async fn keep_record(&mut self) -> Result<(), Stop> {
-        tracing::warn!(instance = %self.job.instance, "its record was gone from this node; writing it anew");
+        tracing::warn!("its record was gone from this node; writing it anew");
         let request = self.request()?;
         let mut record = self.record_of(&request).await?;
         record.started = true;

@@ -108,7 +108,7 @@ impl Worker {
         let mut outcomes = match there.map(|pair| decode(&pair.value)) {
             Some(Ok(outcomes)) => outcomes,
             Some(Err(error)) => {
-                tracing::warn!(%instance, "what came of it is not noted: {error}");
+                tracing::warn!(%error, "what came of it is not noted");
                 return Ok(None);
             }
             None => Outcomes { instance, node, outcomes: Vec::new() },

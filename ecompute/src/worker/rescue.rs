@@ -47,8 +47,7 @@ impl Worker {
 
     /// It cannot be: the guest stays with its own disk, and that is all there is.
     pub(super) async fn give_up_rescue(&mut self, reason: String) -> Result<(), Stop> {
-        let instance = self.job.instance;
-        tracing::warn!(%instance, reason, "it cannot be rescued; it boots from its own disk");
+        tracing::warn!(reason, "it cannot be rescued; it boots from its own disk");
         let rescued = Some(Rescued { wished_at: self.rescue_wish()?.wished_at, failed: Some(reason) });
         self.drop_rescue().await?;
         let record = self.own_record().await?;

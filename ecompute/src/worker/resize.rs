@@ -36,20 +36,20 @@ impl Worker {
         let target = self.target(&record)?;
         let wanted = greater(&record.resources, &target);
         for _ in 0..TRIES {
-            let held = self.parts.placement.allocations(instance).await?;
+            let held = self.placement().allocations(instance).await?;
             let Some(held) = held.filter(|_| !self.cancel.is_cancelled()) else { break };
             let larger = greater(&total(&held.allocations), &wanted);
             let allocations = placed(&held.allocations, &larger).map_err(Stop::Failed)?;
             if allocations == held.allocations {
                 break;
             }
-            match self.parts.placement.reallocate(instance, &held, &allocations).await {
+            match self.placement().reallocate(instance, &held, &allocations).await {
                 Ok(()) => {
-                    tracing::info!(%instance, ?wanted, "claimed all of what it takes");
+                    tracing::info!(amounts = %serde_json::json!(wanted), "claimed all of what it takes");
                     break;
                 }
                 Err(PlacementError::Conflict(why)) => {
-                    let now = self.parts.placement.allocations(instance).await?;
+                    let now = self.placement().allocations(instance).await?;
                     if now.as_ref().map(|now| now.generation) != Some(held.generation) {
                         continue;
                     }
@@ -61,7 +61,7 @@ impl Worker {
                 Err(error) => return Err(error.into()),
             }
         }
-        let held = ask_placement(&self.parts, instance).await?;
+        let held = ask_placement(&self.parts, instance, self.request_id()).await?;
         let covers = matches!(&held, Held::Here(amounts) if Size::of(amounts).covers(Size::of(&wanted)));
         self.done.push(Change::Allocation(held));
         if covers { Ok(()) } else { Err(Stop::Retry("its allocation keeps changing".to_owned())) }
@@ -92,7 +92,7 @@ impl Worker {
         let domain = self.domain_of(&target).await?;
         match self.parts.hypervisor.grow(&domain).await {
             Err(HypervisorError::Failed { detail, .. }) => {
-                tracing::info!(%instance, detail, "it cannot have its new size while it runs");
+                tracing::info!(reason = detail, "it cannot have its new size while it runs");
                 return self.announce(State::Resizing, None).await;
             }
             grown => grown?,
@@ -152,8 +152,7 @@ impl Worker {
 
     /// It cannot be so large: it goes on as large as it was, with the disk that it has.
     pub(super) async fn give_up_resize(&mut self, reason: String) -> Result<(), Stop> {
-        let instance = self.job.instance;
-        tracing::warn!(%instance, reason, "it cannot have its new size, and keeps the old one");
+        tracing::warn!(reason, "it cannot have its new size, and keeps the old one");
         let record = self.own_record().await?;
         let wished_at = self.resized_at(&record)?;
         if record.growing.is_some() && self.status.known().map(|status| status.state) != Some(State::Resizing)

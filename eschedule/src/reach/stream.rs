@@ -65,7 +65,8 @@ impl Stream {
         kind: AccessKind,
     ) -> Result<Self, Failure> {
         for _ in 0..TRIES {
-            let door = look_at(&session.cloud, instance, kind).await?;
+            let door = look_at(&session.cloud, instance, kind).await;
+            let door = door.map_err(|error| session.failed(error))?;
             let entered = timeout(PATIENCE, enter(session.settings.etcd.tls.as_ref(), &door)).await;
             let late = |_| Closed::For(unreachable(&door, &format!("no answer in {} s", PATIENCE.as_secs())));
             match entered.map_err(late).and_then(|entered| entered) {

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use ec_placement_model::{
-    Amounts, Command, Consumer, ConsumerWrite, ExpectedGeneration, Key, ModelError, Scope, Seconds, intern,
+    Amounts, Command, Consumer, ConsumerWrite, ExpectedGeneration, Key, ModelError, Scope, Seconds, State,
+    intern,
 };
 use ec_placement_schema::Body;
 use serde_json::{Map, Value, json};
@@ -24,6 +25,9 @@ const LIST: Rule = Rule("placement:allocations:list");
 const UPDATE: Rule = Rule("placement:allocations:update");
 const DELETE: Rule = Rule("placement:allocations:delete");
 const OF_PROVIDER: Rule = Rule("placement:resource_providers:allocations:list");
+
+/// The kind of those that are instances.
+const INSTANCE: &str = "INSTANCE";
 
 /// What a consumer's kind reads as, where nobody said it.
 pub(super) const UNKNOWN_TYPE: &str = "unknown";
@@ -201,6 +205,9 @@ pub(super) async fn set(call: &Call<'_>) -> ApiResult<Reply> {
         uuid_like(text).ok_or_else(|| ApiError::bad_request(format!("Malformed consumer_uuid: {text}")))?;
     let document = call.json(Body::AllocationsPut)?;
     let consumer = call.consumer_in(uuid, &document)?;
+    if consumer.consumer_type.as_deref() == Some(INSTANCE) {
+        call.instance.set(uuid).ok();
+    }
     call.write(Command::SetAllocations(vec![consumer]), |error| {
         refused(&error, &format!(" for consumer {uuid}:"))
     })
@@ -221,6 +228,10 @@ pub(super) async fn delete(call: &Call<'_>) -> ApiResult<Reply> {
     let text = call.name(0);
     let missing = || ApiError::not_found(format!("No allocations for consumer '{text}'"));
     let uuid = uuid_like(text).ok_or_else(missing)?;
+    let kind = |state: &State| Some(state.consumer(&uuid)?.record.consumer_type.as_deref()? == INSTANCE);
+    if call.api.replica.peek(kind) == Some(true) {
+        call.instance.set(uuid).ok();
+    }
     call.write(Command::DeleteAllocations(uuid), |_| missing()).await?;
     Ok(Reply::empty(204))
 }

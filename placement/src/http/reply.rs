@@ -9,11 +9,12 @@ use hyper::{
     http::request::Parts,
 };
 use serde_json::json;
+use uuid::Uuid;
 
 use super::{accept, error::ApiError};
 
 const API_VERSION: HeaderName = HeaderName::from_static("openstack-api-version");
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-openstack-request-id");
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-openstack-request-id");
 
 /// When a client that was told to come again should.
 const RETRY_AFTER: &str = "1";
@@ -85,6 +86,8 @@ pub(super) struct Frame {
     content_type: String,
     /// The microversion, once it is known.
     pub(super) minor: Option<u32>,
+    /// Whose allocations were to be changed, where that is an instance.
+    pub(super) instance: Option<Uuid>,
 }
 
 impl Frame {
@@ -104,6 +107,7 @@ impl Frame {
             method: parts.method.to_string(),
             content_type: text(header::CONTENT_TYPE),
             minor: None,
+            instance: None,
         }
     }
 

@@ -132,6 +132,10 @@ impl Rooms {
 
 #[async_trait]
 impl Placement for Rooms {
+    fn on_behalf(&self, _: Option<ec_model::RequestId>) -> Arc<dyn Placement> {
+        Arc::new(self.clone())
+    }
+
     async fn candidates(&self, _: &ResourceQuery, limit: Option<usize>) -> PlacementResult<Candidates> {
         let claims = self.claims.lock().unwrap().clone();
         let found = self
@@ -281,6 +285,7 @@ impl World {
             project: "p".into(),
             user: "u".into(),
             notice: |_| (),
+            request_id: Some(REQUEST),
         }
     }
 
@@ -381,6 +386,8 @@ impl World {
 }
 
 mod groups;
+
+const REQUEST: ec_model::RequestId = ec_model::RequestId::new(uuid::Uuid::from_u128(7));
 
 const QUERY: &str = "resources=VCPU:1,MEMORY_MB:1";
 
@@ -515,6 +522,7 @@ async fn a_name_whose_bearer_is_gone_for_long_is_taken_over_and_one_that_is_not_
             group: None,
             before: None,
             locked: None,
+            request_id: None,
             labels: std::collections::BTreeMap::new(),
             assigned: placed.then(|| Assigned { node: node(0), epoch: 1 }),
             generation: 1,
@@ -617,4 +625,37 @@ async fn what_stands_twice_is_refused_before_anything_is_written() {
     }
     let several = format!("{QUERY}&required=A&required=in:B,C&member_of=x&member_of=y");
     world.schedule(&several, None).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn what_a_command_writes_has_its_id_and_a_look_leaves_that_of_the_wish() {
+    let world = World::new(1, 0, &[]).await;
+    let Scheduled { instance, node } = world.schedule(QUERY, Some("web")).await.unwrap().unwrap();
+    let ids = async || {
+        let read = async |key: String| world.etcd.memory.get(&key).await.unwrap().0.unwrap().value;
+        let request: Request = decode(&read(world.keys.request(node, instance)).await).unwrap();
+        let actions: ec_model::Actions = decode(&read(world.keys.actions(instance)).await).unwrap();
+        let record = world.etcd.memory.get(&world.keys.instance(instance)).await.unwrap().0;
+        let record = record.and_then(|pair| decode::<Instance>(&pair.value).unwrap().request_id);
+        (request.request_id, record, actions.actions.last().unwrap().request_id)
+    };
+    let first = Some(REQUEST);
+    assert_eq!(ids().await, (first, first, first));
+    let found = crate::find(&world.cloud(), instance).await.unwrap();
+    assert_eq!(crate::View::found(&found).request_id, first);
+
+    let another = world.cloud().for_another();
+    assert_ne!(another.request_id, first);
+    let verb = crate::Verb::Lock(String::new());
+    crate::act(&another, instance, &verb).await.unwrap();
+    assert_eq!(ids().await, (another.request_id, another.request_id, another.request_id));
+    crate::act(&world.cloud(), instance, &crate::Verb::Unlock).await.unwrap();
+    assert_eq!(ids().await, (first, first, first));
+
+    // Asked once more it is the first wish that is carried out.
+    crate::destroy(&another, instance).await.unwrap();
+    crate::destroy(&world.cloud(), instance).await.unwrap();
+    assert_eq!(ids().await, (another.request_id, None, another.request_id));
+    let found = crate::find(&world.cloud(), instance).await.unwrap();
+    assert_eq!(crate::View::found(&found).request_id, another.request_id);
 }

@@ -5,6 +5,8 @@ use std::fmt;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::{RequestId, request_id::overlooked};
+
 /// What there is to look at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -39,6 +41,9 @@ pub struct AccessWish {
     pub kind: AccessKind,
     /// Counts these wishes.
     pub generation: u64,
+    /// Of the command that wishes it; none of an older release.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "overlooked")]
+    pub request_id: Option<RequestId>,
 }
 
 /// What became of a wish to look at an instance: a ticket, or why there is none.

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{Rebuilt, Rescued, Resized, State};
-use crate::{InstanceId, NodeId};
+use crate::{InstanceId, NodeId, RequestId, request_id::overlooked};
 
 /// So many of either are kept; the oldest go.
 pub const HISTORY_MAX: usize = 32;
@@ -44,6 +44,9 @@ pub struct Action {
     pub node: NodeId,
     /// The generation of what is wanted since.
     pub generation: u64,
+    /// Of the command by which; none of an older release.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "overlooked")]
+    pub request_id: Option<RequestId>,
 }
 
 /// The words are those of OpenStack's Compute API, where that has one.

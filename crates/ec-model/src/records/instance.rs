@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{Extent, PowerWish, Resources, Restart};
-use crate::{ImageId, InstanceId, NodeId};
+use crate::{ImageId, InstanceId, NodeId, RequestId, request_id::overlooked};
 
 /// The intent: an instance that somebody wants, and where it is. Written by control tools only: before anything is
 /// claimed, so that a claim without a request is known as ours; gone with the wish to destroy.
@@ -48,6 +48,9 @@ pub struct Instance {
     pub assigned: Option<Assigned>,
     /// Counts the changes of what is wanted, from 1 on.
     pub generation: u64,
+    /// Of the command that wrote what is wanted last, also where nothing is placed yet. None of an older release.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "overlooked")]
+    pub request_id: Option<RequestId>,
     /// When it was asked for.
     pub created_at: Timestamp,
 }

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{AccessWish, PowerWish, Rebuild, Rescue, Resize, Restart};
-use crate::{InstanceId, Spec};
+use crate::{InstanceId, RequestId, Spec, request_id::overlooked};
 
 /// The work order for one node. Written by control tools only, in one transaction with the [`crate::Instance`];
 /// deleted by the agent with the last of what it says.
@@ -48,6 +48,9 @@ pub struct Request {
     /// The last wish to look at it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access: Option<AccessWish>,
+    /// Of the command that wrote what is wanted last; a wish to look at it has its own. None of an older release.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "overlooked")]
+    pub request_id: Option<RequestId>,
     /// When the instance was asked for.
     pub created_at: Timestamp,
 }

@@ -34,6 +34,7 @@ fn request() -> Request {
         user: "u".into(),
         spec: Some(spec()),
         access: None,
+        request_id: None,
         created_at: Timestamp::UNIX_EPOCH,
     }
 }
@@ -47,6 +48,18 @@ fn a_request_reads_back_as_written_and_user_data_hides_from_debug() {
     let request = request();
     assert_eq!(decode::<Request>(&encode(&request)).unwrap(), request);
     assert_eq!(format!("{:?}", Blob(vec![0, 255, 10])), "Blob(3 bytes)");
+}
+
+#[test]
+fn what_is_no_id_of_a_command_costs_nothing_but_that() {
+    let id: crate::RequestId = "req-7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
+    let mut json = json(&Request { request_id: Some(id), ..request() });
+    assert_eq!(json["request_id"], id.to_string());
+    assert_eq!(decode::<Request>(json.to_string().as_bytes()).unwrap().request_id, Some(id));
+    for none in [Value::Null, 7.into(), "req-mine".into(), serde_json::json!({})] {
+        json["request_id"] = none;
+        assert_eq!(decode::<Request>(json.to_string().as_bytes()).unwrap(), request());
+    }
 }
 
 #[test]
@@ -235,6 +248,7 @@ fn an_instance_is_where_it_was_assigned() {
         group: None,
         before: None,
         locked: None,
+        request_id: None,
         assigned: None,
         generation: 1,
         created_at: Timestamp::UNIX_EPOCH,

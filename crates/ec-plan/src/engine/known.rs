@@ -436,7 +436,7 @@ mod tests {
 
     #[test]
     fn a_wish_to_look_is_open_until_the_status_answers_this_one_and_no_other() {
-        let wish = |generation| AccessWish { kind: AccessKind::Log, generation };
+        let wish = |generation| AccessWish { kind: AccessKind::Log, generation, request_id: None };
         let known = |wished: Option<u64>, answered: Option<u64>| {
             let mut known = wished_access(wished.map(wish));
             if let StatusEntry::Known(status) = &mut known.status {

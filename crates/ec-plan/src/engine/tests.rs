@@ -42,6 +42,7 @@ pub(super) fn requested(desired: Desired) -> Requested {
         project: String::new(),
         user: String::new(),
         access: None,
+        request_id: Some(ec_model::RequestId::new(uuid::Uuid::from_u128(5))),
         created_at: Timestamp::UNIX_EPOCH,
     };
     Requested { record: Ok(Arc::new(request)), revision: 1 }
@@ -525,4 +526,13 @@ fn a_claim_without_a_request_is_looked_into_when_its_grace_is_over_and_not_at_th
             .any(|command| matches!(command, Command::Tell(_)))
     );
     assert_eq!(begun(&told.on(Event::HintAll)), None, "it is left alone, and said once");
+}
+
+#[test]
+fn it_knows_on_behalf_of_which_command_an_instance_is_as_it_is_wanted() {
+    let (told, _) = Told::looked(Seen::default(), Desired::Active);
+    let of = |number| InstanceId::new(uuid::Uuid::from_u128(number));
+    let wanted = requested(Desired::Active).record.unwrap().request_id;
+    assert!(wanted.is_some());
+    assert_eq!([told.engine.request_id(one()), told.engine.request_id(of(2))], [wanted, None]);
 }

@@ -68,6 +68,7 @@ fn blank() -> Request {
         user: String::new(),
         spec: None,
         access: None,
+        request_id: None,
         created_at: at(0),
     }
 }
@@ -246,8 +247,10 @@ fn what_cannot_be_had_any_more_is_left_out_and_told() {
 
 #[test]
 fn whoever_looked_at_it_is_not_answered_again() {
-    let looked =
-        Request { access: Some(AccessWish { kind: ec_model::AccessKind::Log, generation: 9 }), ..request() };
+    let looked = Request {
+        access: Some(AccessWish { kind: ec_model::AccessKind::Log, generation: 9, request_id: None }),
+        ..request()
+    };
     assert_eq!(heal(&held(&looked, None)).request.record.access, None);
     let answer = ec_model::Access {
         kind: ec_model::AccessKind::Vnc,
@@ -260,6 +263,6 @@ fn whoever_looked_at_it_is_not_answered_again() {
     let healed = brought(&held(&looked, None), Some(&told), None).unwrap();
     assert_eq!(
         healed.request.record.access,
-        Some(AccessWish { kind: ec_model::AccessKind::Vnc, generation: 4 })
+        Some(AccessWish { kind: ec_model::AccessKind::Vnc, generation: 4, request_id: None })
     );
 }

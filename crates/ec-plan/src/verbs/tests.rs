@@ -59,6 +59,7 @@ fn request(power: PowerWish) -> Request {
         user: String::new(),
         spec: None,
         access: None,
+        request_id: None,
         created_at: Timestamp::UNIX_EPOCH,
     }
 }

@@ -398,7 +398,8 @@ impl Outside {
             }
             Happening::Access if thing.wish() == Some(Wish::Active) => {
                 let generation = thing.keys.access.map_or(1, |wish| wish.generation + 1);
-                thing.keys.access = Some(AccessWish { kind: AccessKind::Console, generation });
+                thing.keys.access =
+                    Some(AccessWish { kind: AccessKind::Console, generation, request_id: None });
                 self.put(instance, Some(Wish::Active));
             }
             Happening::Restart(policy) if thing.wish() == Some(Wish::Active) => {
@@ -496,6 +497,7 @@ impl Outside {
                 spec: Some(spec(*metadata, *size)),
                 project: String::new(),
                 user: String::new(),
+                request_id: None,
                 access: *access,
                 created_at: Timestamp::UNIX_EPOCH,
             })

@@ -79,7 +79,7 @@ fn starts(facts: &Facts) -> bool {
 
 #[test]
 fn a_guest_is_looked_at_before_anything_else_is_done_and_only_one_that_ran() {
-    let wish = AccessWish { kind: AccessKind::Console, generation: 3 };
+    let wish = AccessWish { kind: AccessKind::Console, generation: 3, request_id: None };
     let admitted = Next::Run(vec![Effect::Admit(wish)]);
     let wished = |facts: Facts| planned(&Facts { access: Some(wish), ..facts });
     for domain in [RunState::Running, RunState::Paused(Pause::Crashed), RunState::Ended(End::ByGuest)] {

@@ -361,14 +361,14 @@ impl<O: Debug, R: Debug> Batch<O, R> {
         // One of them may be too much for an etcd whose limits are not what we were told; the others must not
         // suffer for it.
         if self.size > 1 && certain && may_be_for_size(&why) {
-            tracing::warn!(why, size = self.size, "etcd refused a transaction; trying half of it");
+            tracing::warn!(error = why, size = self.size, "etcd refused a transaction; trying half of it");
             self.size /= 2;
             return self.begin(now);
         }
         if self.size == 1 && certain && is_for_size(&why) {
             return Action::Answer { answers: vec![Err(WriteError::NotTaken(why))], written: false };
         }
-        tracing::error!(why, "etcd refused a transaction");
+        tracing::error!(error = why, "etcd refused a transaction");
         self.fail(if certain { Unavailable(why) } else { in_doubt(&why) })
     }
 

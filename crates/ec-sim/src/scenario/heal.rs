@@ -96,8 +96,11 @@ async fn emptied(stage: Stage) {
     stage.until_well(web).await;
     stage.until(db, "STOPPED", |is| is.is(State::Stopped) && !is.runs() && is.is_kept()).await;
     let (Some(old), Some(new)) = (was.0, record(&stage, web)) else { return stage.fail("no record").await };
-    let power = new.power.clone();
-    let same = Instance { generation: new.generation, power, ..old } == new;
+    // As it was, but for what a heal changes: its wish is done already, and the command that wishes it is another.
+    let (power, request_id) = (new.power.clone(), new.request_id);
+    let same = Instance { generation: new.generation, power, request_id, ..old.clone() } == new
+        && request_id.is_some()
+        && request_id != old.request_id;
     stage.demand(same && new.locked.is_some() && !new.labels.is_empty(), "its record is as it was").await;
     let is = content(&stage.world, &data).map(|pair| pair.value);
     stage.demand(is.is_some() && is == was.1, "so is its user-data").await;

@@ -95,7 +95,7 @@ impl Connection {
                     (current.client, current.authenticated) = (client, false);
                     current.files.use_as(look);
                 }
-                Err(error) => tracing::warn!("certificates stay as they were: {error}"),
+                Err(error) => tracing::warn!(%error, "certificates stay as they were"),
             }
         }
         let client = current.client.clone();

@@ -73,7 +73,7 @@ impl EtcdWatch {
                 // A catch-up of many large values. It would be as large the next time, while a listing
                 // comes in pages: to the caller this is the same as history that is gone.
                 Failure::TooBig(text) => {
-                    tracing::debug!(text, "the changes missed are too many for one message");
+                    tracing::debug!(error = text, "the changes missed are too many for one message");
                     StoreError::Compacted { wanted: self.next, first: self.next }
                 }
                 Failure::StaleToken(text) => {

@@ -47,7 +47,8 @@ impl Served {
 
     fn ticket(&self, instance: InstanceId, kind: AccessKind) -> String {
         let parts = &self.node.parts;
-        let access = parts.streams.admit(instance, AccessWish { kind, generation: 1 }, &parts.host);
+        let access =
+            parts.streams.admit(instance, AccessWish { kind, generation: 1, request_id: None }, &parts.host);
         access.ticket.unwrap().0
     }
 
@@ -172,7 +173,7 @@ async fn no_more_streams_are_open_than_may_be_and_who_is_refused_may_come_again(
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let parts = &served.node.parts;
-    let unknown = AccessWish { kind: AccessKind::Unknown, generation: 3 };
+    let unknown = AccessWish { kind: AccessKind::Unknown, generation: 3, request_id: None };
     let access = parts.streams.admit(guest, unknown, &parts.host);
     assert!(access.generation == 3 && access.ticket.is_none() && access.reason.is_some(), "{access:?}");
 }
