@@ -72,6 +72,7 @@ impl World {
             keys: ec_model::Keyspace::new("/r"),
             project: project.to_owned(),
             user: "u".to_owned(),
+            request_id: None,
             notice: |_| (),
         }
     }
