@@ -4,7 +4,7 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
+    process::{Command, Output, Stdio},
     sync::Arc,
     time::Duration,
 };
@@ -13,22 +13,12 @@ use anyhow::{Context, Result, bail, ensure};
 use ec_libvirt::testing::{LibvirtServer, tiny_image};
 use ec_model::{InstanceId, Keyspace, NodeId};
 use ec_store::{EtcdConfig, EtcdStore, EtcdTls, Store, Txn};
-use ec_tests::{TINY, program};
+use ec_tests::{Running, TINY, program};
 use reqwest::{Certificate, Client, Identity, Method, tls::TlsInfo};
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde_json::{Value, json};
 
 use crate::monitoring::example_on_one_host;
-
-/// A program that ends with the test.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.0.kill().ok();
-        self.0.wait().ok();
-    }
-}
 
 fn start(mut command: Command, log: &Path) -> Result<Running> {
     let log = fs::File::create(log)?;

@@ -4,27 +4,17 @@ use std::{
     collections::BTreeSet,
     fs,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
 };
 
 use anyhow::{Context, Result, ensure};
 use ec_model::{Actions, Instance, InstanceId, Keyspace, Request, RequestId, decode, encode};
 use ec_store::{Store, Txn};
-use ec_tests::{Stack, TINY, control::unplaced, program};
+use ec_tests::{Running, Stack, TINY, control::unplaced, program};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 const GIVEN: &str = "req-7d3c1f0a-2b4e-4c55-9a7e-0123456789ab";
-
-/// Ends with the test.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.0.kill().ok();
-        self.0.wait().ok();
-    }
-}
 
 fn start(mut command: Command, log: &Path) -> Result<Running> {
     let log = fs::File::create(log)?;

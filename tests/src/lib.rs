@@ -9,6 +9,7 @@ mod placement;
 mod postgres;
 mod releases;
 pub mod replica;
+mod running;
 mod s3;
 mod terminal;
 
@@ -37,6 +38,7 @@ use nix::{
 };
 pub use placement::PlacementServer;
 pub use releases::{Release, program};
+pub use running::Running;
 pub use s3::S3;
 use tempfile::TempDir;
 pub use terminal::Terminal;
