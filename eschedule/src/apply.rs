@@ -389,11 +389,19 @@ async fn perform(
     Ok(())
 }
 
+/// So often a name's bearer may be another between two questions: who loses a race for room hands the name on to its next uuid.
+const LOOKS: usize = 5;
+
 /// Whether the instance of that name is one of the stack that the guest would be of.
 async fn is_of_stack(cloud: &Cloud, name: &str, guest: &Guest) -> bool {
-    let Ok(instance) = resolve(cloud, name).await else { return false };
-    let found = find(cloud, instance).await.map(|found| View::found(&found));
-    found.is_ok_and(|view| view.labels.get(STACK) == guest.labels.get(STACK))
+    for _ in 0..LOOKS {
+        let found = async { Ok(View::found(&find(cloud, resolve(cloud, name).await?).await?)) };
+        match found.await {
+            Err(CloudError::NotFound(_)) => {}
+            found => return found.is_ok_and(|view| view.labels.get(STACK) == guest.labels.get(STACK)),
+        }
+    }
+    false
 }
 
 fn print(output: Output, applied: &[Applied]) -> Result<(), Failure> {
