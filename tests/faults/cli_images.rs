@@ -147,6 +147,7 @@ async fn what_cannot_be_an_image_is_told_in_a_line_and_leaves_nothing() -> Resul
         (vec!["add", "x", "https://h/x", "--property", &long], 2, "KEY=VALUE"),
         (vec!["add", "x", "/no/such/file"], 2, "FILE /no/such/file cannot be read"),
         (vec!["add", "x", "/"], 2, "is a directory"),
+        (vec!["add", "x", "/dev/zero"], 2, "is a device without an end"),
         (vec!["add", "x", &good, "--sha256", DIGEST], 1, "--sha256 demands"),
         (vec!["show", "none"], 1, "there is no image `none`"),
         (vec!["delete", "none"], 1, "there is no image `none`"),

@@ -1,6 +1,6 @@
 //! Sending an image's bytes to the image store: looked at and counted while they go, and used by nobody before all came.
 
-use std::{fs::File, path::Path, time::Duration};
+use std::{fs::File, os::unix::fs::FileTypeExt, path::Path, time::Duration};
 
 use ec_cloud::{Bytes, CloudError, Facts, NewImage, Upload};
 use ec_image::{ImageStore, InspectError, Packing, Probe, Probed, Refusal, StoreFailure, inspect_file};
@@ -46,6 +46,9 @@ impl Sender {
         let meta = file.metadata().map_err(|error| wrong(format!("cannot be read: {error}")))?;
         if meta.is_dir() {
             return Err(wrong("is a directory".to_owned()));
+        }
+        if meta.file_type().is_char_device() {
+            return Err(wrong("is a device without an end".to_owned()));
         }
         if meta.is_file() {
             match inspect_file(&mut file) {
