@@ -340,3 +340,14 @@ proptest! {
         prop_assert_eq!(serde_json::from_slice::<Blob>(&json).unwrap(), Blob(bytes));
     }
 }
+
+#[test]
+fn a_record_is_written_in_the_last_format_of_its_kind_unless_it_says_otherwise() {
+    #[derive(serde::Serialize, serde::Deserialize)]
+    struct Third {}
+    impl Record for Third {
+        const WHAT: &'static str = "third";
+        const FORMAT: u32 = 3;
+    }
+    assert_eq!(String::from_utf8(encode(&Third {})).unwrap(), r#"{"version":3}"#);
+}
