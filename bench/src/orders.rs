@@ -52,6 +52,8 @@ impl<'a> Orders<'a> {
             restart: ec_model::Restart::No,
             rebuild: None,
             rescue: None,
+            kind: ec_model::Workload::Machine,
+            volumes: Vec::new(),
             resize: None,
             name: None,
             spec: Some(Spec {
@@ -62,6 +64,7 @@ impl<'a> Orders<'a> {
                 metadata: std::collections::BTreeMap::new(),
                 user_data_bytes: None,
                 token_required: false,
+                copy_of: None,
             }),
             project: "default".to_owned(),
             user: "default".to_owned(),

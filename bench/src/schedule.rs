@@ -290,6 +290,7 @@ fn spec() -> Result<Spec> {
         metadata: std::collections::BTreeMap::new(),
         user_data_bytes: None,
         token_required: false,
+        copy_of: None,
     })
 }
 
@@ -304,6 +305,9 @@ fn record_of(instance: InstanceId, spec: &Spec, node: Option<NodeId>) -> Instanc
         restart: ec_model::Restart::No,
         group: None,
         before: None,
+        kind: ec_model::Workload::Machine,
+        volumes: Vec::new(),
+        attached: None,
         locked: None,
         request_id: None,
         labels: std::collections::BTreeMap::new(),
@@ -323,6 +327,8 @@ fn request_of(instance: InstanceId, spec: &Spec) -> Vec<u8> {
         restart: ec_model::Restart::No,
         rebuild: None,
         rescue: None,
+        kind: ec_model::Workload::Machine,
+        volumes: Vec::new(),
         resize: None,
         name: None,
         spec: Some(spec.clone()),

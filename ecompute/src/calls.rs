@@ -7,9 +7,9 @@ use bytes::Bytes;
 use ec_calls::{Service, Sign};
 use ec_hypervisor::{
     Console, DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent,
-    HypervisorResult, Observed, Usage,
+    HypervisorResult, Observed, Usage, VolumeSource,
 };
-use ec_model::{Address, BaseImage, InstanceId};
+use ec_model::{Address, Attachment, BaseImage, InstanceId};
 use ec_runtime::Host;
 use tokio::{
     net::UnixStream,
@@ -113,6 +113,23 @@ impl Hypervisor for CountedHypervisor {
 
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()> {
         self.one(self.0.define(spec)).await
+    }
+
+    async fn create_volume(
+        &self,
+        volume: InstanceId,
+        source: &VolumeSource,
+        capacity_bytes: u64,
+    ) -> HypervisorResult<()> {
+        self.one(self.0.create_volume(volume, source, capacity_bytes)).await
+    }
+
+    async fn set_volumes(&self, instance: InstanceId, volumes: &[Attachment]) -> HypervisorResult<()> {
+        self.one(self.0.set_volumes(instance, volumes)).await
+    }
+
+    async fn disk_bytes(&self, instance: InstanceId) -> HypervisorResult<Option<u64>> {
+        self.one(self.0.disk_bytes(instance)).await
     }
 
     async fn grow_disk(&self, instance: InstanceId, capacity_bytes: u64) -> HypervisorResult<()> {

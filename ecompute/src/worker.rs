@@ -7,13 +7,14 @@ mod keys;
 mod rebuild;
 mod rescue;
 mod resize;
+mod volume;
 
 use std::sync::Arc;
 
 use ec_hypervisor::{DomainSpec, HypervisorError, RunState};
 use ec_image::ImageError;
 use ec_metadata::InstanceRecord;
-use ec_model::{Request, RequestId, State};
+use ec_model::{Request, RequestId, State, Workload};
 use ec_placement_client::{PlacementClient, PlacementError};
 use ec_plan::{
     RecordFacts,
@@ -255,8 +256,13 @@ impl Worker {
             Effect::Cover => self.cover().await,
             Effect::Grow => self.grow().await,
             Effect::Resize => self.resize().await,
+            Effect::GiveUpResize(reason) if self.is_volume() => self.give_up_extend(reason).await,
             Effect::GiveUpResize(reason) => self.give_up_resize(reason).await,
             Effect::NoteResize => self.note_resize().await,
+            Effect::SetVolumes => self.set_volumes().await,
+            Effect::NoteVolumes => self.note_volumes().await,
+            Effect::PrepareVolume => self.prepare_volume().await,
+            Effect::Extend => self.extend().await,
             Effect::Admit(wish) => {
                 let old =
                     self.status.known().ok_or_else(|| Stop::Retry("it has no status yet".to_owned()))?;
@@ -295,6 +301,10 @@ impl Worker {
             Effect::DropKeys => self.drop_keys().await,
             Effect::EndInError => self.end_in_error().await,
         }
+    }
+
+    fn is_volume(&self) -> bool {
+        self.job.request.as_ref().is_some_and(|request| request.kind == Workload::Volume)
     }
 
     /// Writes the status with that state; what people may have to act upon is logged too.
@@ -448,6 +458,10 @@ fn pause_for_test(effect: &Effect) {
         Effect::Resize => "before-resize",
         Effect::GiveUpResize(_) => "before-give-up-resize",
         Effect::NoteResize => "before-note-resize",
+        Effect::SetVolumes => "before-tell-volumes",
+        Effect::NoteVolumes => "before-note-volumes",
+        Effect::PrepareVolume => "before-volume",
+        Effect::Extend => "before-extend",
         Effect::Admit(_) => "before-admit",
         Effect::Bury => "before-bury",
         Effect::RemoveDomain => "before-remove-domain",

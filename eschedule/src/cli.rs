@@ -30,6 +30,7 @@ use crate::{
     reach::Reach,
     run::{Place, Run},
     top::Top,
+    volume::VolumeCommand,
     watch::Watching,
 };
 
@@ -357,6 +358,9 @@ pub(crate) enum Command {
     /// Give what is booted names: of a URL, a file, or a known distribution
     #[command(subcommand, after_help = crate::image::EXAMPLES)]
     Image(ImageCommand),
+    /// Make disks with a life of their own, and give them to instances
+    #[command(subcommand, after_help = crate::volume::EXAMPLES)]
+    Volume(VolumeCommand),
     /// Keep instances apart or together, within the project
     #[command(subcommand, after_help = crate::catalog::GROUPS)]
     Group(GroupCommand),

@@ -8,7 +8,7 @@ use clap_complete::{
     env::{EnvCompleter, Shells},
 };
 use ec_cloud::CloudError;
-use ec_model::State;
+use ec_model::{State, Workload};
 use ec_runtime::exit::{Failure, print};
 
 use crate::{
@@ -62,9 +62,12 @@ fn value(arg: &Arg) -> Option<String> {
 
 fn completer(value: String) -> Option<ArgValueCompleter> {
     Some(match value.as_str() {
-        "INSTANCE" | "QUERY|INSTANCE" => {
-            asking(async |session, beginning| ec_cloud::instances_beginning(&session.cloud, &beginning).await)
-        }
+        "INSTANCE" | "QUERY|INSTANCE" => asking(async |session, beginning| {
+            ec_cloud::called_beginning(&session.cloud, Workload::Machine, &beginning).await
+        }),
+        "VOLUME" => asking(async |session, beginning| {
+            ec_cloud::called_beginning(&session.cloud, Workload::Volume, &beginning).await
+        }),
         "NODE" => asking(async |session, _| {
             let nodes = ec_cloud::named_nodes(&session.cloud).await?;
             Ok(nodes.into_iter().map(|(_, name)| name).collect())

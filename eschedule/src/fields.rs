@@ -63,6 +63,8 @@ fn request() -> Request {
     let record = record();
     Request {
         instance: record.instance,
+        kind: record.kind,
+        volumes: record.volumes.clone(),
         epoch: 1,
         generation: 1,
         desired: ec_model::Desired::Active,
@@ -105,6 +107,7 @@ pub(crate) fn view(all: bool) -> View {
     let record = record();
     View {
         instance: record.instance,
+        kind: record.kind,
         name: record.name.clone(),
         node: record.node(),
         node_alive: true,

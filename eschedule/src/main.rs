@@ -23,6 +23,7 @@ mod shown;
 mod spec;
 mod stack;
 mod top;
+mod volume;
 mod watch;
 
 use std::{fs, path::Path, process::ExitCode};
@@ -158,6 +159,9 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         }
         (Some(Command::Apply(apply)), _) => {
             apply::apply(&Session::open(settings).await?, apply, output).await
+        }
+        (Some(Command::Volume(command)), _) => {
+            volume::volume(&Session::open(settings).await?, command, output).await
         }
         (Some(Command::Group(command)), _) => {
             catalog::group(&Session::open(settings).await?, command, output).await

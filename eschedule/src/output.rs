@@ -3,6 +3,7 @@
 mod fit;
 mod image;
 mod table;
+mod volume;
 
 use ec_cloud::{GroupView, Healed, NodeView, Outcome, View};
 use ec_model::{Flavor, InstanceId, Keypair, Rebuild, Restart};
@@ -14,6 +15,7 @@ use crate::{cli::Output, cluster::Added};
 pub(crate) use image::{image, images};
 pub(crate) use table::{List, Mood, coloured, mood, mood_of, plain};
 use table::{row, table, trimmed, without_controls};
+pub(crate) use volume::{volume, volumes};
 
 impl Output {
     /// Prints a result: its fields, what it is called, or the lines for people.
@@ -305,6 +307,13 @@ pub(crate) fn lines_of(view: &View) -> String {
     if let Some(status) = &view.status {
         for address in &status.addresses {
             row("address", format!("{} ({}, interface {})", address.ip, address.mac, address.nic));
+        }
+        for volume in &status.volumes {
+            let how = if status.volumes_changing { ", being changed" } else { "" };
+            row("volume", format!("{} as {}{how}", volume.volume, volume.device));
+        }
+        if let Some(why) = &status.volumes_failed {
+            row("volumes", format!("not as they are to be: {why}"));
         }
         if let Some(progress) = &status.progress {
             row(

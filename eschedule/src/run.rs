@@ -7,7 +7,7 @@ use ec_cloud::{
     Ask, CloudError, Guest, Joining, Naming, NoRoom, Reasons, Scheduled, Strategy, View, Wanted, find_placed,
     name_is_free, node_named, resolve, until_active,
 };
-use ec_model::{InstanceId, NodeId, RequestId, ResourceQuery, State, Status};
+use ec_model::{InstanceId, NodeId, RequestId, ResourceQuery, State, Status, Workload};
 use ec_runtime::{
     exit::{Failure, INTERRUPTED, print, tell},
     shutdown_on_signals,
@@ -199,7 +199,7 @@ pub(crate) async fn schedule(
     let ask = asked(session, query, guest, place).await?;
     if place.dry_run {
         if let Naming::Name(name) = &guest.naming {
-            name_is_free(&session.cloud, name).await?;
+            name_is_free(&session.cloud, Workload::Machine, name).await?;
         }
         return explain::preview(session, &ask, output).await;
     }

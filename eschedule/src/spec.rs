@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs::File, io::Read, path::Path};
 
 use ec_cloud::{Guest, Naming};
 use ec_model::{
-    Blob, ImageId, ImageRef, Resources, USER_DATA_MAX,
+    Blob, ImageId, ImageRef, Resources, USER_DATA_MAX, Workload,
     input::{
         KEYS_MAX, catalog_name, image_name, is_hostname, is_image_url, is_public_key, is_sha256, is_sha512,
     },
@@ -119,6 +119,8 @@ pub(crate) async fn read(
     let image = image_of(session, text, size).await.map_err(|it| Part::Image.wrong(it))?;
     let image = demanding(image, text, digest, words.sha256).map_err(|it| Part::Sha256.wrong(it))?;
     Ok(Guest {
+        kind: Workload::Machine,
+        copy_of: None,
         naming,
         user_data,
         keys,

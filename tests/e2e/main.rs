@@ -20,3 +20,4 @@ mod rescue;
 mod resize;
 mod tls;
 mod tutorial;
+mod volumes;

@@ -26,6 +26,11 @@ impl Guest {
         Ok(guest)
     }
 
+    /// The private key that lets in; the public one has `.pub` behind it.
+    pub(crate) fn key(&self) -> &str {
+        &self.key
+    }
+
     pub(crate) async fn run(&self, command: &str) -> Result<String> {
         self.stack.ssh_to(&self.key, "root", self.instance, command).await
     }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use ec_model::{Instance, InstanceId, NodeId, encode};
+use ec_model::{Instance, InstanceId, NodeId, Workload, encode};
 use ec_tests::{
     TINY,
     control::{Control, all_of, notified, unplaced},
@@ -214,7 +214,7 @@ async fn the_name_of_a_killed_command_is_taken_over_after_ten_minutes_with_its_c
         let created_at = jiff::Timestamp::now() - jiff::SignedDuration::from_mins(minutes);
         let record = unplaced(left, Some("web"), "default", created_at);
         control.put(control.keys.instance(left), encode(&record)).await?;
-        control.put(control.keys.name("default", "web", left), "").await?;
+        control.put(control.keys.name(Workload::Machine, "default", "web", left), "").await?;
         let output = control.eschedule(&["--name", "web", TINY])?;
         assert_eq!(output.status.code(), Some(code), "{minutes} minutes: {output:?}");
     }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use ec_model::{InstanceId, Node, NodeId, encode};
+use ec_model::{InstanceId, Node, NodeId, Workload, encode};
 use ec_store::testing::certificates;
 use ec_tests::{
     TINY,
@@ -115,7 +115,7 @@ async fn what_killed_commands_left_is_taken_away_on_dead_nodes_too_and_nothing_e
         let name = format!("left{number}");
         let record = unplaced(instance, Some(&name), "default", created_at);
         control.put(control.keys.instance(instance), encode(&record)).await?;
-        control.put(control.keys.name("default", &name, instance), "").await?;
+        control.put(control.keys.name(Workload::Machine, "default", &name, instance), "").await?;
         left.push(instance);
     }
     let garbage = control.keys.instance(InstanceId::new(uuid::Uuid::new_v4()));

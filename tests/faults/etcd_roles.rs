@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use ec_model::{InstanceId, Keyspace, NodeId, State};
+use ec_model::{InstanceId, Keyspace, NodeId, State, Workload};
 use ec_store::{EtcdConfig, EtcdStore, Store, StoreError, Txn};
 use ec_tests::{EtcdUsers, Stack, TINY};
 
@@ -79,7 +79,7 @@ async fn a_cloud_works_with_a_user_for_each_part_and_a_node_writes_nothing_of_an
         keys.held(other, someone),
         keys.held_user_data(other, someone),
         keys.instance(someone),
-        keys.name("default", "kept", someone),
+        keys.name(Workload::Machine, "default", "kept", someone),
         keys.flavor("small"),
         keys.keypair("default", "me"),
         format!("/ecompute/placement/consumers/{instance}"),

@@ -373,8 +373,17 @@ impl Stack {
 
     /// Allocations, domains, disks and requests speak of exactly these instances, and of nothing else.
     pub async fn until_exactly(&self, wanted: &[InstanceId]) -> Result<()> {
-        let mut wanted = wanted.to_vec();
-        wanted.sort_unstable();
+        self.until_exactly_with(wanted, &[]).await
+    }
+
+    /// The same, with these volumes beside, of which there are no domains.
+    pub async fn until_exactly_with(&self, machines: &[InstanceId], volumes: &[InstanceId]) -> Result<()> {
+        let sorted = |ids: &[&[InstanceId]]| {
+            let mut ids = ids.concat();
+            ids.sort_unstable();
+            ids
+        };
+        let (machines, wanted) = (sorted(&[machines]), sorted(&[machines, volumes]));
         self.until(&format!("exactly {wanted:?} are there"), async || {
             let mut allocated: Vec<_> =
                 self.placement.provider_allocations(self.node).await?.into_keys().collect();
@@ -390,10 +399,10 @@ impl Stack {
             domains.sort_unstable();
             ensure!(requests == wanted, "requests are {requests:?}");
             ensure!(allocated == wanted, "allocations are {allocated:?}");
-            ensure!(domains == wanted, "domains are {domains:?}");
-            for kind in ["disks", "instances", "consoles"] {
+            ensure!(domains == machines, "domains are {domains:?}");
+            for (kind, wanted) in [("disks", &wanted), ("instances", &wanted), ("consoles", &machines)] {
                 let files = instances_in(&self.directory.path().join("state").join(kind))?;
-                ensure!(files == wanted, "{kind} are {files:?}");
+                ensure!(files == *wanted, "{kind} are {files:?}");
             }
             let idle = self.etcd.idle_leases(self.etcd_login.clone()).await?;
             ensure!(idle.is_empty(), "leases without a key are {idle:?}");

@@ -2,7 +2,7 @@
 
 use ec_model::{
     ActionVerb, Desired, Doc, Extent, Instance, InstanceId, NodeId, PowerWish, Rebuild, Record, Request,
-    Rescue, Resize,
+    Rescue, Resize, Workload,
 };
 use ec_plan::{
     sizes::reverted,
@@ -97,14 +97,14 @@ async fn wish(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<A
         if let Wish::Name(name) = &wish
             && !same_name(record.record.name.as_deref(), name)
         {
-            free(cloud, name).await?;
+            free(cloud, record.record.kind, name).await?;
         }
         if let Wish::Resize(extent) = &wish {
             claim(cloud, &known, extent).await?;
         }
         let before = order.record.rebuild.clone();
         let Changed { awaited, order, generation, txn } = change(cloud, &known, record, order, wish);
-        let txn = understood(cloud, &known, &order, txn).await?;
+        let txn = understood(cloud, &known, &order, "such an image", txn).await?;
         let (recorded, detail) = verb.recorded();
         let at = match awaited {
             Some(
@@ -130,14 +130,20 @@ async fn wish(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<A
 ///
 /// # Errors
 /// It does not, or nobody knows, since it is not alive.
-async fn understood(cloud: &Cloud, known: &Known, order: &Request, txn: Txn) -> CloudResult<Txn> {
+pub(crate) async fn understood(
+    cloud: &Cloud,
+    known: &Known,
+    order: &Request,
+    what: &str,
+    txn: Txn,
+) -> CloudResult<Txn> {
     if order.format() == 1 {
         return Ok(txn);
     }
     let key = cloud.keys.alive(known.node);
     let refused = |why: String| {
         CloudError::Refused(format!(
-            "{} cannot have such an image there, and nothing was changed: {why}",
+            "{} cannot have {what} there, and nothing was changed: {why}",
             known.instance
         ))
     };
@@ -184,6 +190,8 @@ impl Unheard {
             // It is a size that is wanted: to wish it once more costs nothing.
             Awaited::Resize(_) if now.resize == self.order.resize => Fate::Written,
             Awaited::Resize(_) => Fate::NotWritten,
+            // Asked for in another way, which looks again.
+            Awaited::Volumes { .. } => Fate::NotKnown,
             Awaited::Rebuild(_) if now.rebuild == self.order.rebuild && image(now) == image(&self.order) => {
                 Fate::Written
             }
@@ -205,7 +213,7 @@ fn waited(known: &Known) -> Option<u64> {
 }
 
 /// Record and request, to be changed. Both have to be there: what nobody wants can only be destroyed.
-fn docs(known: &Known) -> CloudResult<(Doc<Instance>, Doc<Request>)> {
+pub(crate) fn docs(known: &Known) -> CloudResult<(Doc<Instance>, Doc<Request>)> {
     let instance = known.instance;
     let unwanted = || {
         CloudError::Refused(format!(
@@ -316,14 +324,14 @@ fn change(
     match wish {
         Wish::Locked(locked) => record.record.locked = locked,
         Wish::Name(name) => {
-            let project = record.record.project.clone();
+            let (kind, project) = (record.record.kind, record.record.project.clone());
             let before = record.record.name.replace(name.clone());
             if !same_name(before.as_deref(), &name) {
                 txn = txn
-                    .when(Compare::NoneUnder(keys.names(&project, &name)))
-                    .put(keys.name(&project, &name, instance), "");
+                    .when(Compare::NoneUnder(keys.names(kind, &project, &name)))
+                    .put(keys.name(kind, &project, &name, instance), "");
                 if let Some(before) = before {
-                    txn = txn.delete(keys.name(&project, &before, instance));
+                    txn = txn.delete(keys.name(kind, &project, &before, instance));
                 }
             }
             order.record.name = Some(name);
@@ -362,8 +370,10 @@ fn change(
         }
         Wish::Confirm => record.record.before = None,
         Wish::Resize(_) | Wish::Revert => {
-            let spec = &mut record.record.spec;
+            let spec = &record.record.spec;
             let extent = match wish {
+                // A volume grows at once, and there is nothing to confirm.
+                Wish::Resize(extent) if record.record.kind == Workload::Volume => Some(extent),
                 Wish::Resize(extent) => {
                     let (query, resources) = (spec.query.clone(), spec.resources.clone());
                     record.record.before.get_or_insert(Extent { query, resources });

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use ec_model::{
-    Blob, ImageRef, Instance, NodeId, ResourceQuery, Restart, Spec, decode,
+    Blob, ImageRef, Instance, InstanceId, NodeId, Record, Request, ResourceQuery, Restart, Spec, Workload,
+    decode,
     input::{LABELS_MAX, METADATA_MAX},
 };
 use ec_placement_client::DISABLED;
@@ -21,17 +22,21 @@ const IN_TREE: &str = "in_tree";
 /// What the provider of the host itself must have, or must not (Placement API, 1.35).
 pub(crate) const ROOT_REQUIRED: &str = "root_required";
 
-/// What a guest shall be, beside its resources; checked already.
-#[derive(Debug, Clone)]
+/// What a guest shall be, beside its resources; checked already. Or a volume, of which most says nothing.
+#[derive(Debug, Clone, Default)]
 pub struct Guest {
+    /// What kind of workload it is.
+    pub kind: Workload,
     /// What it shall be called.
     pub naming: Naming,
     /// Given to it byte for byte.
     pub user_data: Option<Blob>,
     /// Public keys in OpenSSH's form.
     pub keys: Vec<String>,
-    /// What its disk is made from.
+    /// What its disk is made from; none where that is nothing, or another volume.
     pub image: ImageRef,
+    /// The volume that it is a copy of.
+    pub copy_of: Option<InstanceId>,
     /// Whether metadata is given only with a token.
     pub token_required: bool,
     /// What its user tells it apart by.
@@ -69,8 +74,20 @@ impl<'a> Ask<'a> {
     /// # Errors
     /// [`CloudError::Invalid`] with what is wrong in the query.
     pub fn new(query: &'a ResourceQuery) -> CloudResult<Self> {
+        Self::needing(query, &[("VCPU", 1), ("MEMORY_MB", 256)], "a virtual machine")
+    }
+
+    /// Checks that a volume can be made of it.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn of_volume(query: &'a ResourceQuery) -> CloudResult<Self> {
+        Self::needing(query, &[("DISK_GB", 1)], "a volume")
+    }
+
+    fn needing(query: &'a ResourceQuery, needs: &[(&str, u64)], what: &str) -> CloudResult<Self> {
         let (plain, asked) = (query.clone(), unmarked(query));
-        let limit = limit_of(query)?;
+        let limit = limit_of(query, needs, what)?;
         Ok(Self { query, plain, asked, node: None, limit, strategy: None, group: None, format: 1 })
     }
 
@@ -182,7 +199,9 @@ impl<'a> Wanted<'a> {
             let count = guest.labels.len();
             return Err(CloudError::Invalid(format!("{count} labels are more than {LABELS_MAX}")));
         }
-        Ok(Self { ask: ask.of(&guest.image), guest })
+        let ask = ask.of(&guest.image);
+        let format = if guest.kind.is_machine() { ask.format } else { Request::FORMAT };
+        Ok(Self { ask: Ask { format, ..ask }, guest })
     }
 
     pub(crate) fn spec(&self) -> Spec {
@@ -193,17 +212,18 @@ impl<'a> Wanted<'a> {
             image: guest.image.clone(),
             keys: guest.keys.clone(),
             metadata: guest.metadata.clone(),
+            copy_of: guest.copy_of,
             user_data_bytes: guest.user_data.as_ref().map(|data| data.0.len() as u64),
             token_required: guest.token_required,
         }
     }
 }
 
-/// Checks that a virtual machine can be made of a query. Answers how many living nodes may be tried.
+/// Checks that a query asks for what is needed. Answers how many living nodes may be tried.
 ///
 /// # Errors
 /// [`CloudError::Invalid`] with what is wrong.
-fn limit_of(query: &ResourceQuery) -> CloudResult<usize> {
+fn limit_of(query: &ResourceQuery, needs: &[(&str, u64)], what: &str) -> CloudResult<usize> {
     for (number, (key, _)) in query.pairs().iter().enumerate() {
         // Of any other placement takes one and passes over the rest without a word.
         let may_repeat = key.starts_with("required") || key.starts_with("member_of");
@@ -214,10 +234,10 @@ fn limit_of(query: &ResourceQuery) -> CloudResult<usize> {
         }
     }
     let total = query.total();
-    for (class, example) in [("VCPU", 1), ("MEMORY_MB", 256)] {
-        if total.get(class).is_none_or(|amount| *amount == 0) {
+    for (class, example) in needs {
+        if total.get(*class).is_none_or(|amount| *amount == 0) {
             return Err(CloudError::Invalid(format!(
-                "the query asks for no {class}, which a virtual machine needs: add for example `{class}:{example}`"
+                "the query asks for no {class}, which {what} needs: add for example `{class}:{example}`"
             )));
         }
     }

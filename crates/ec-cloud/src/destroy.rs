@@ -1,6 +1,6 @@
 //! Destroying: change what is wanted; the node's agent does it, now or when it is back.
 
-use ec_model::{ActionVerb, Desired, Doc, Instance, InstanceId, NodeId, Request, Restart};
+use ec_model::{ActionVerb, Desired, Doc, Instance, InstanceId, NodeId, Request, Restart, Workload};
 use ec_plan::verbs::locked;
 use ec_runtime::planted;
 use ec_store::{Compare, Revision, Txn};
@@ -10,6 +10,7 @@ use crate::{
     history::{Asked, note_end},
     intent::{STALE, sweep},
     lookup::{Found, Known, Read, find},
+    volume::refuse_attached,
 };
 
 /// Another writer changed the request in between so often: something is wrong with the cluster.
@@ -49,6 +50,9 @@ pub async fn destroy(cloud: &Cloud, instance: InstanceId) -> CloudResult<Doomed>
         if let Some(reason) = known.record.as_ref().and_then(|record| record.locked.as_ref()) {
             let why = locked(reason);
             return Err(CloudError::Refused(format!("cannot destroy {instance}: {why}")));
+        }
+        if known.record.as_ref().is_some_and(|record| record.kind == Workload::Volume) {
+            refuse_attached(cloud, &known).await?;
         }
         let doomed = Doomed::By { node: known.node, alive: known.node_alive };
         let Some((txn, generation)) = wish(cloud, &known)? else { return Ok(doomed) };
@@ -108,7 +112,7 @@ fn wish(cloud: &Cloud, known: &Known) -> CloudResult<Option<(Txn, u64)>> {
     if let Some(name) = name
         && !planted("name-kept")
     {
-        txn = txn.delete(keys.name(project, name, known.instance));
+        txn = txn.delete(keys.name(request.record.kind, project, name, known.instance));
     }
     if let Some(membership) = known.record.as_ref().and_then(|record| keys.membership(record)) {
         txn = txn.delete(membership);
@@ -122,6 +126,8 @@ fn gone(cloud: &Cloud, known: &Known) -> Request {
     let assigned = record.and_then(|record| record.assigned).map(|assigned| assigned.epoch);
     Request {
         instance: known.instance,
+        kind: record.map(|record| record.kind).unwrap_or_default(),
+        volumes: Vec::new(),
         epoch: assigned.or_else(|| status.map(|status| status.epoch)).unwrap_or_default(),
         generation: record.map_or(0, |record| record.generation).saturating_add(1),
         desired: Desired::Destroyed,

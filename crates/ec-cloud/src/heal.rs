@@ -325,15 +325,19 @@ async fn with_name(
     mut txn: Txn,
 ) -> CloudResult<Txn> {
     let (keys, instance) = (&cloud.keys, brought.record.record.instance);
-    let key_of =
-        |record: &Instance| record.name.as_ref().map(|name| keys.name(&record.project, name, instance));
+    let key_of = |record: &Instance| {
+        record.name.as_ref().map(|name| keys.name(record.kind, &record.project, name, instance))
+    };
     let old = before.and_then(key_of);
     if let Some(name) = brought.record.record.name.clone() {
-        let key = keys.name(&cloud.project, &name, instance);
+        let kind = brought.record.record.kind;
+        let key = keys.name(kind, &cloud.project, &name, instance);
         // Its own, which is there still.
         if cloud.store.get(&key).await?.0.is_none() {
-            match free(cloud, &name).await {
-                Ok(()) => txn = txn.when(Compare::NoneUnder(keys.names(&cloud.project, &name))).put(key, ""),
+            match free(cloud, kind, &name).await {
+                Ok(()) => {
+                    txn = txn.when(Compare::NoneUnder(keys.names(kind, &cloud.project, &name))).put(key, "");
+                }
                 Err(CloudError::Taken { by, .. }) => brought.without_name(&by),
                 Err(error) => return Err(error),
             }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use ec_model::{Instance, InstanceId, PowerWish, Spec, decode, encode};
+use ec_model::{Instance, InstanceId, PowerWish, Spec, Workload, decode, encode};
 use ec_runtime::planted;
 use ec_store::{Compare, KeyValue, LeaseId, Revision, Store, StoreError, Txn};
 use jiff::SignedDuration;
@@ -29,9 +29,10 @@ const PAUSE: Duration = Duration::from_millis(300);
 const TRIES: usize = 5;
 
 /// What a guest shall be called.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Naming {
     /// By its uuid alone.
+    #[default]
     None,
     /// So.
     Name(String),
@@ -91,7 +92,7 @@ impl Intent {
                 }
                 Ok(_) => {
                     if let Some(name) = &intent.record.name {
-                        free(cloud, name).await?;
+                        free(cloud, intent.record.kind, name).await?;
                     }
                 }
                 Err(StoreError::Unknown(why)) => return intent.resolved(cloud, &why).await,
@@ -105,6 +106,9 @@ impl Intent {
         let instance = InstanceId::new(cloud.host.uuid());
         let record = Instance {
             instance,
+            kind: guest.kind,
+            volumes: Vec::new(),
+            attached: None,
             project: cloud.project.clone(),
             user: cloud.user.clone(),
             name: guest.naming.of(instance),
@@ -128,7 +132,7 @@ impl Intent {
         let key = cloud.keys.instance(self.instance);
         let txn = txn.when(Compare::Absent(key.clone())).put(key, encode(&self.record));
         match &self.record.name {
-            Some(name) => txn.put(cloud.keys.name(&cloud.project, name, self.instance), ""),
+            Some(name) => txn.put(cloud.keys.name(self.record.kind, &cloud.project, name, self.instance), ""),
             None => txn,
         }
     }
@@ -137,7 +141,9 @@ impl Intent {
     fn alone(&self, cloud: &Cloud, txn: Txn) -> Txn {
         match &self.record.name {
             Some(_) if planted("name-unchecked") => txn,
-            Some(name) => txn.when(Compare::NoneUnder(cloud.keys.names(&cloud.project, name))),
+            Some(name) => {
+                txn.when(Compare::NoneUnder(cloud.keys.names(self.record.kind, &cloud.project, name)))
+            }
             None => txn,
         }
     }
@@ -153,7 +159,9 @@ impl Intent {
             txn = txn.delete(membership);
         }
         match &self.record.name {
-            Some(name) => txn.delete(cloud.keys.name(&self.record.project, name, self.instance)),
+            Some(name) => {
+                txn.delete(cloud.keys.name(self.record.kind, &self.record.project, name, self.instance))
+            }
             None => txn,
         }
     }
@@ -196,7 +204,7 @@ impl Intent {
         let mut txn =
             Txn::new().when(Compare::Unchanged(key.clone(), self.revision)).put(key, encode(&nameless));
         if let Some(name) = &self.record.name {
-            txn = txn.delete(cloud.keys.name(&cloud.project, name, self.instance));
+            txn = txn.delete(cloud.keys.name(self.record.kind, &cloud.project, name, self.instance));
         }
         let (released, written) = tokio::join!(cloud.placement.release(self.instance), cloud.store.txn(txn));
         written?;
@@ -286,8 +294,8 @@ pub(crate) fn wanted(instance: InstanceId, value: &[u8]) -> Result<Instance, Str
 }
 
 /// Sees to it that nobody bears the name, where those who do are only left-overs; else the error says who.
-pub(crate) async fn free(cloud: &Cloud, name: &str) -> CloudResult<()> {
-    let names = cloud.keys.names(&cloud.project, name);
+pub(crate) async fn free(cloud: &Cloud, kind: Workload, name: &str) -> CloudResult<()> {
+    let names = cloud.keys.names(kind, &cloud.project, name);
     let taken = |by: &str| CloudError::Taken {
         name: name.to_owned(),
         project: cloud.project.clone(),
@@ -309,12 +317,12 @@ pub(crate) async fn free(cloud: &Cloud, name: &str) -> CloudResult<()> {
     Ok(())
 }
 
-/// Looks whether a new instance could bear the name now; the error says who does. Nothing is changed.
+/// Looks whether a new one of that kind could bear the name now; the error says who does. Nothing is changed.
 ///
 /// # Errors
 /// [`CloudError::Taken`].
-pub async fn name_is_free(cloud: &Cloud, name: &str) -> CloudResult<()> {
-    let names = cloud.keys.names(&cloud.project, name);
+pub async fn name_is_free(cloud: &Cloud, kind: Workload, name: &str) -> CloudResult<()> {
+    let names = cloud.keys.names(kind, &cloud.project, name);
     for instance in below(cloud, &names, &names).await? {
         match find(cloud, instance).await {
             // Somebody took its record away by hand.

@@ -13,6 +13,7 @@
 //!   select: which of them                                            watch: each change of them
 //!   image: the catalogue of images              catalog: flavors and keypairs
 //!   group: groups, and what their policies demand of a placement
+//!   volume: disks with a life of their own, and which machine has them
 //!   tend: what nobody else is there to do      members, rights: who belongs to the cloud, and may do what
 //! ```
 //!
@@ -42,6 +43,7 @@ mod schedule;
 mod select;
 mod sizes;
 mod tend;
+mod volume;
 mod wait;
 mod watch;
 
@@ -75,7 +77,7 @@ pub use image::{
     images, tend_images,
 };
 pub use intent::{Naming, name_is_free};
-pub use lookup::{Found, Known, Read, View, find, find_placed, instances_beginning, list, resolve, standing};
+pub use lookup::{Found, Known, Read, View, called_beginning, find, find_placed, list, resolve, standing};
 pub use members::{Membership, ROOT};
 pub use nodes::{NodeView, nodes};
 pub use preview::{Preview, Share, preview};
@@ -85,6 +87,10 @@ pub use schedule::{NoRoom, Scheduled, schedule};
 pub use select::{Filter, Page, SortBy, named_nodes, node_named, page, select};
 pub use sizes::{settle, tend_claims};
 pub use tend::{Cleared, Tended, tend_instances, tend_nodes};
+pub use volume::{
+    Attached, NewVolume, VolumeView, attach, create_volume, delete_volume, detach, extend_volume, let_go,
+    resolve_volume, volume, volumes,
+};
 pub use wait::{Awaited, Step, until_active, until_done, until_gone};
 pub use watch::{Seen, Watched, What, watch};
 

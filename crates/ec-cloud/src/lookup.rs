@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use ec_model::{
     Alive, Blob, Desired, Doc, Instance, InstanceId, Keyspace, NodeId, Record, Request, RequestId, Resources,
-    State, Status, decode,
+    State, Status, Workload, decode,
 };
 use ec_plan::{stack::Standing, verbs::shown};
 use ec_store::{KeyValue, Revision, StoreResult};
@@ -143,15 +143,21 @@ pub enum Found {
     Unplaced(Box<Instance>, Revision),
 }
 
-/// The uuid that the text is, that bears the name, or that begins so as no other does.
+/// The uuid that the text is, that bears the name, or that begins so as no other does: of a machine.
 pub async fn resolve(cloud: &Cloud, text: &str) -> CloudResult<InstanceId> {
+    resolve_as(cloud, Workload::Machine, text).await
+}
+
+/// The same of any kind of workload.
+pub(crate) async fn resolve_as(cloud: &Cloud, kind: Workload, text: &str) -> CloudResult<InstanceId> {
     if let Ok(instance) = text.parse() {
         return Ok(instance);
     }
-    let names = cloud.keys.names(&cloud.project, text);
+    let names = cloud.keys.names(kind, &cloud.project, text);
     let mut bearers = below(cloud, &names, &names).await?;
     // Without a name it is called by the first part of its uuid.
     if bearers.is_empty()
+        && kind.is_machine()
         && let Some(part) = text.strip_prefix("vm-").filter(|part| is_first_part(part))
     {
         let instances = cloud.keys.instances();
@@ -161,22 +167,27 @@ pub async fn resolve(cloud: &Cloud, text: &str) -> CloudResult<InstanceId> {
         let instances = cloud.keys.instances();
         bearers = below(cloud, &format!("{instances}{text}"), &instances).await?;
     }
+    let what = kind.word();
+    let (neither, list) = match kind {
+        Workload::Machine => ("neither a uuid nor a resources query", "eschedule list"),
+        Workload::Volume => ("no uuid", "eschedule volume list"),
+    };
     let mut bearers = bearers.into_iter();
     match (bearers.next(), bearers.next()) {
         (Some(instance), None) => Ok(instance),
         (None, _) => Err(CloudError::NotFound(format!(
-            "no instance of project `{}` is named `{text}`, and it is neither a uuid nor a resources query; `eschedule list` shows all",
+            "no {what} of project `{}` is named `{text}`, and it is {neither}; `{list}` shows all",
             cloud.project
         ))),
         (Some(_), Some(_)) => Err(CloudError::Invalid(format!(
-            "several instances are called `{text}`: give the whole uuid, `eschedule list` shows them"
+            "several {what}s are called `{text}`: give the whole uuid, `{list}` shows them"
         ))),
     }
 }
 
-/// What instances of the project are called that begins so; where a uuid may, uuids of any project, too.
-pub async fn instances_beginning(cloud: &Cloud, beginning: &str) -> CloudResult<Vec<String>> {
-    let keys = cloud.store.keys(&cloud.keys.names_beginning(&cloud.project, beginning)).await?;
+/// What those of that kind in the project are called that begins so; where a uuid may, uuids of any project, too.
+pub async fn called_beginning(cloud: &Cloud, kind: Workload, beginning: &str) -> CloudResult<Vec<String>> {
+    let keys = cloud.store.keys(&cloud.keys.names_beginning(kind, &cloud.project, beginning)).await?;
     let mut called: Vec<String> = keys.iter().filter_map(|key| cloud.keys.parse_name(key)).collect();
     if is_beginning(beginning) {
         let instances = cloud.keys.instances();
@@ -317,6 +328,9 @@ async fn somewhere(cloud: &Cloud, instance: InstanceId) -> CloudResult<Option<No
 pub struct View {
     /// Which.
     pub instance: InstanceId,
+    /// What kind of workload it is.
+    #[serde(skip)]
+    pub kind: Workload,
     /// What it is called.
     pub name: Option<String>,
     /// Where it is; none where it is not placed yet.
@@ -411,8 +425,10 @@ impl View {
             (_, Some(status)) => status.state.to_string(),
             (_, None) => State::Scheduled.to_string(),
         };
+        let kind = request.map(|request| request.kind).or(status.map(|status| status.kind));
         Self {
             instance,
+            kind: kind.unwrap_or_default(),
             name: request.and_then(|r| r.name.clone()).or_else(|| status.and_then(|s| s.name.clone())),
             node: Some(node),
             node_alive,
@@ -435,6 +451,7 @@ impl View {
     /// The same, with what the record tells beside.
     pub(crate) fn with(self, record: &Instance) -> Self {
         Self {
+            kind: record.kind,
             name: self.name.or_else(|| record.name.clone()),
             project: Some(record.project.clone()),
             labels: record.labels.clone(),
@@ -470,6 +487,7 @@ impl View {
     pub fn unplaced(record: &Instance) -> Self {
         let view = Self {
             instance: record.instance,
+            kind: record.kind,
             name: record.name.clone(),
             node: None,
             node_alive: false,
@@ -493,6 +511,7 @@ impl View {
     fn unreadable(instance: InstanceId, why: &str) -> Self {
         Self {
             instance,
+            kind: Workload::Machine,
             name: None,
             node: None,
             node_alive: false,
@@ -534,8 +553,15 @@ fn doing(request: Option<&Request>, status: &Read<Status>) -> Option<String> {
     }
 }
 
-/// Every instance of every node, by node and name.
+/// Every instance of every node, by node and name; volumes are none of them.
 pub async fn list(cloud: &Cloud) -> CloudResult<Vec<View>> {
+    let mut views = list_all(cloud).await?;
+    views.retain(|view| view.kind.is_machine());
+    Ok(views)
+}
+
+/// Of every kind.
+pub(crate) async fn list_all(cloud: &Cloud) -> CloudResult<Vec<View>> {
     let keys = &cloud.keys;
     let prefixes = (keys.all_requests(), keys.all_statuses(), keys.all_alive(), keys.instances());
     let (requests, statuses, nodes, records) = tokio::try_join!(
@@ -590,7 +616,7 @@ async fn records(cloud: &Cloud) -> CloudResult<Vec<Instance>> {
     for pair in cloud.store.list(&cloud.keys.instances()).await?.pairs {
         let Ok(instance) = cloud.keys.parse_instance(&pair.key) else { continue };
         match wanted(instance, &pair.value) {
-            Ok(record) if record.project == cloud.project => records.push(record),
+            Ok(record) if record.project == cloud.project && record.kind.is_machine() => records.push(record),
             Ok(_) => {}
             Err(why) => (cloud.notice)(&format!("key {} cannot be read: {why}", pair.key)),
         }

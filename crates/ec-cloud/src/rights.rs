@@ -1,7 +1,7 @@
 //! Who may do what in etcd, where it asks who somebody is: each part of the cloud what it must, and no more.
 //! docs/security.md shows the same as a table.
 
-use ec_model::{Keyspace, NodeId, placement_tokens};
+use ec_model::{Keyspace, NodeId, Workload, placement_tokens};
 use ec_store::Grant;
 
 /// Whom the cloud consists of, by their names in etcd, which are those of their roles, too.
@@ -48,7 +48,8 @@ impl Part {
             ],
             Self::Control => vec![
                 writes(keys.instances()),
-                writes(keys.all_names()),
+                writes(keys.all_names(Workload::Machine)),
+                writes(keys.all_names(Workload::Volume)),
                 writes(keys.all_requests()),
                 writes(keys.every_user_data()),
                 writes(keys.flavors()),

@@ -328,6 +328,8 @@ async fn request(
     let record = Instance { assigned: Some(assigned), ..intent.record.clone() };
     let request = Request {
         instance,
+        kind: record.kind,
+        volumes: record.volumes.clone(),
         epoch: assigned.epoch,
         generation: record.generation,
         desired: Desired::Active,

@@ -111,7 +111,8 @@ pub async fn select(cloud: &Cloud, selectors: &[LabelSelector]) -> CloudResult<V
         let Ok(instance) = cloud.keys.parse_instance(&pair.key) else { continue };
         match wanted(instance, &pair.value) {
             Ok(record) => {
-                if record.project == cloud.project && selectors.iter().all(|one| one.takes(&record.labels)) {
+                let is_ours = record.project == cloud.project && record.kind.is_machine();
+                if is_ours && selectors.iter().all(|one| one.takes(&record.labels)) {
                     selected.push(instance);
                 }
             }
@@ -169,6 +170,7 @@ mod tests {
 
     fn view(number: u128, name: &str, state: State, role: Option<&str>) -> View {
         View {
+            kind: ec_model::Workload::Machine,
             instance: InstanceId::new(uuid::Uuid::from_u128(number)),
             name: Some(name.to_owned()),
             node: Some(NodeId::new(uuid::Uuid::from_u128(100 - number))),

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ec_model::{InstanceId, RequestId};
+use ec_model::{InstanceId, RequestId, Workload};
 use ec_plan::fleet::{Fleet, Move, Seen};
 use futures::{StreamExt, TryStreamExt};
 
@@ -67,14 +67,15 @@ pub async fn tend_nodes(cloud: &Cloud, fleet: &mut Fleet, now: Duration) -> Clou
 /// etcd or placement does not answer; what was done stays done.
 pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Vec<Cleared>> {
     let keys = &cloud.keys;
-    let prefixes =
-        (keys.all_requests(), keys.all_statuses(), keys.instances(), keys.all_names(), keys.all_members());
-    let (requests, statuses, records, names, members) = tokio::try_join!(
+    let prefixes = (keys.all_requests(), keys.all_statuses(), keys.instances(), keys.all_members());
+    let names = [Workload::Machine, Workload::Volume].map(|kind| keys.all_names(kind));
+    let (requests, statuses, records, members, names, volumes) = tokio::try_join!(
         cloud.store.keys(&prefixes.0),
         cloud.store.keys(&prefixes.1),
         cloud.store.keys(&prefixes.2),
         cloud.store.keys(&prefixes.3),
-        cloud.store.keys(&prefixes.4)
+        cloud.store.keys(&names[0]),
+        cloud.store.keys(&names[1])
     )?;
     let requests = requests.iter().filter_map(|key| keys.parse_request(key).ok());
     let statuses = statuses.iter().filter_map(|key| keys.parse_status(key).ok());
@@ -82,7 +83,7 @@ pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Vec<Cleared>> {
     let recorded: BTreeSet<InstanceId> =
         records.iter().filter_map(|key| keys.parse_instance(key).ok()).collect();
     let mut swept = Vec::new();
-    for key in names.into_iter().chain(members) {
+    for key in names.into_iter().chain(volumes).chain(members) {
         let instance = key.rsplit('/').next().and_then(|last| last.parse::<InstanceId>().ok());
         if let Some(instance) = instance.filter(|instance| !recorded.contains(instance))
             && drop_alone(cloud, key, instance).await?

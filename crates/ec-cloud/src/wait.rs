@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ec_model::{InstanceId, NodeId, State, Status, decode};
+use ec_model::{Attachment, InstanceId, NodeId, State, Status, decode};
 use ec_store::{Change, Event, FollowOptions, follow};
 use jiff::Timestamp;
 
@@ -132,6 +132,13 @@ pub enum Awaited {
     Unrescue(u64),
     /// That it has the size that was wished then, or cannot have it.
     Resize(Timestamp),
+    /// That it has the volumes that were wished by this generation, or cannot.
+    Volumes {
+        /// Which; a later one may have wished others.
+        generation: u64,
+        /// As [`Attachment::fingerprint`] has them.
+        wanted: u64,
+    },
 }
 
 /// Waits until what was asked for is done. Answers how the instance is then.
@@ -152,6 +159,7 @@ pub async fn until_done(
         Awaited::Rescue { wished_at, generation } => rescued(instance, wished_at, generation, status),
         Awaited::Unrescue(generation) => unrescued(instance, generation, status),
         Awaited::Resize(wished_at) => resized(instance, wished_at, status),
+        Awaited::Volumes { generation, wanted } => with_volumes(instance, generation, wanted, status),
     })
     .await?;
     // One that was reverted does not need any more what it was.
@@ -228,6 +236,27 @@ fn resized(instance: InstanceId, wished_at: Timestamp, status: Status) -> CloudR
             (None, _) => Ok(Some(status)),
         },
         _ => Ok(None),
+    }
+}
+
+fn with_volumes(
+    instance: InstanceId,
+    generation: u64,
+    wanted: u64,
+    status: Status,
+) -> CloudResult<Option<Status>> {
+    if status.observed_generation < generation || status.volumes_changing {
+        return Ok(None);
+    }
+    match &status.volumes_failed {
+        Some(why) => Err(CloudError::Elsewhere(format!(
+            "instance {instance} has not the volumes that it is to have: {why}; its agent tries it again"
+        ))),
+        None if Attachment::fingerprint(&status.volumes) == wanted => Ok(Some(status)),
+        None if status.observed_generation > generation => {
+            Err(CloudError::Elsewhere(format!("instance {instance} is to have other volumes by now")))
+        }
+        None => Ok(None),
     }
 }
 
@@ -316,6 +345,10 @@ mod tests {
             rebuilt: None,
             rescued: None,
             resized: None,
+            kind: ec_model::Workload::Machine,
+            volumes: Vec::new(),
+            volumes_changing: false,
+            volumes_failed: None,
             restarts: 0,
             state,
             reason: reason.map(str::to_owned),

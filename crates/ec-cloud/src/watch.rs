@@ -51,11 +51,12 @@ pub struct Watched {
 
 impl Watched {
     fn takes(&self, view: &View) -> bool {
+        let is_machine = view.kind.is_machine();
         let named = self.instances.is_empty() || self.instances.contains(&view.instance);
         let selected = self.labels.is_empty()
             || (view.project.as_ref() == Some(&self.project)
                 && self.labels.iter().all(|selector| selector.takes(&view.labels)));
-        named && selected
+        is_machine && named && selected
     }
 }
 

@@ -7,7 +7,7 @@
 use std::{collections::HashMap, path::PathBuf, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use ec_model::{Address, BaseImage, InstanceId};
+use ec_model::{Address, Attachment, BaseImage, InstanceId};
 use tokio::{
     sync::{broadcast::error::RecvError, mpsc},
     time::{Instant, sleep, timeout_at},
@@ -15,6 +15,7 @@ use tokio::{
 
 use crate::{
     DomainSpec, End, Hypervisor, HypervisorError, HypervisorEvent, Observed, Pause, RunState, Usage,
+    VolumeSource,
 };
 
 /// Bound of every wait; emulated guests on a busy host are slow.
@@ -36,6 +37,7 @@ pub async fn all(hypervisor: Arc<dyn Hypervisor>, base: &BaseImage, fresh: Fresh
     a_disk_is_replaced_when_its_guest_has_ended(&*hypervisor, base, fresh()).await;
     a_guest_is_started_from_its_rescue_disk_and_from_its_own_again(&*hypervisor, base, fresh()).await;
     a_guest_gets_another_size(&*hypervisor, base, fresh()).await;
+    volumes_outlive_the_guests_that_have_them(&*hypervisor, base, std::array::from_fn(|_| fresh())).await;
     changes_are_told(&*hypervisor, base, fresh()).await;
     a_guest_is_paused_saved_and_ended_and_starts_again(&*hypervisor, base, fresh()).await;
     a_console_is_read_typed_on_and_followed_until_its_guest_ends(&*hypervisor, base, fresh()).await;
@@ -44,7 +46,7 @@ pub async fn all(hypervisor: Arc<dyn Hypervisor>, base: &BaseImage, fresh: Fresh
 /// The spec of a small domain, as the checks use it.
 pub fn small_domain(instance: InstanceId) -> DomainSpec {
     // The title tries to break out of its element; nothing may be injected that way.
-    DomainSpec { instance, title: "conform & <b>'\"".into(), vcpus: 1, memory_mb: 128 }
+    DomainSpec { instance, title: "conform & <b>'\"".into(), vcpus: 1, memory_mb: 128, volumes: Vec::new() }
 }
 
 /// Makes an instance run, as an agent does it.
@@ -68,7 +70,7 @@ async fn used(hypervisor: &dyn Hypervisor, instance: InstanceId) -> Option<Usage
 
 /// `observe` and `list` must tell the same.
 async fn expect(hypervisor: &dyn Hypervisor, instance: InstanceId, domain: Option<RunState>, volume: bool) {
-    let wanted = Observed { domain, volume, transient: false, rescued: false };
+    let wanted = Observed { domain, volume, transient: false, rescued: false, volumes: 0 };
     assert_eq!(hypervisor.observe(instance).await.expect("observe"), wanted, "observe {instance}");
     let listed = hypervisor.list().await.expect("list").remove(&instance);
     assert_eq!(listed.unwrap_or_default(), wanted, "list {instance}");
@@ -278,7 +280,7 @@ async fn a_guest_is_started_from_its_rescue_disk_and_from_its_own_again(
 ) {
     let spec = small_domain(instance);
     let expect = async |state, rescued| {
-        let wanted = Observed { domain: Some(state), volume: true, transient: false, rescued };
+        let wanted = Observed { domain: Some(state), volume: true, transient: false, rescued, volumes: 0 };
         assert_eq!(hypervisor.observe(instance).await.expect("observe"), wanted, "observe {instance}");
         let listed = hypervisor.list().await.expect("list").remove(&instance);
         assert_eq!(listed, Some(wanted), "list {instance}");
@@ -328,6 +330,94 @@ async fn a_guest_is_started_from_its_rescue_disk_and_from_its_own_again(
     hypervisor.define(&spec).await.expect("define");
     expect_failed(hypervisor.start_rescue(&spec).await, "the rescue disk went with its instance");
     hypervisor.destroy(instance).await.expect("destroy");
+}
+
+async fn volumes_outlive_the_guests_that_have_them(
+    hypervisor: &dyn Hypervisor,
+    base: &BaseImage,
+    [instance, other, data, second, nothing]: [InstanceId; 5],
+) {
+    let attachment = |volume, device: &str| Attachment { volume, device: device.to_owned() };
+    let (vdb, vdc) = (attachment(data, "vdb"), attachment(second, "vdc"));
+    let both = [vdb.clone(), vdc.clone()];
+    let has = async |instance, wanted: &[Attachment]| {
+        let fingerprint = Attachment::fingerprint(wanted);
+        assert_eq!(hypervisor.observe(instance).await.expect("observe").volumes, fingerprint);
+        let listed = hypervisor.list().await.expect("list").remove(&instance).unwrap_or_default();
+        assert_eq!(listed.volumes, fingerprint);
+    };
+    let bytes = async |volume| hypervisor.disk_bytes(volume).await.expect("measure");
+
+    assert_eq!(bytes(data).await, None);
+    expect_failed(hypervisor.set_volumes(instance, &[]).await, "volumes of what is not there");
+    for capacity in [1 << 20, 1 << 20, 64 << 20] {
+        hypervisor.create_volume(data, &VolumeSource::Empty, capacity).await.expect("create an empty volume");
+        expect(hypervisor, data, None, true).await;
+        assert_eq!(bytes(data).await, Some(capacity));
+    }
+    let capacity = base.virtual_size.next_multiple_of(1024);
+    let of_image = VolumeSource::Image(base.clone());
+    hypervisor.create_volume(second, &of_image, capacity).await.expect("create a volume of an image");
+    expect_failed(hypervisor.create_volume(other, &of_image, 512).await, "less than its image has");
+
+    // One is there before the guest is, the other comes while it runs.
+    hypervisor.create_overlay(instance, base, None).await.expect("create the overlay");
+    let spec = DomainSpec { volumes: vec![vdb.clone()], ..small_domain(instance) };
+    hypervisor.define(&spec).await.expect("define");
+    has(instance, &[vdb.clone()]).await;
+    hypervisor.start(instance).await.expect("start");
+    for _ in 0..2 {
+        hypervisor.set_volumes(instance, &both).await.expect("give a guest that runs a volume");
+        has(instance, &both).await;
+    }
+    hypervisor.grow_disk(data, 128 << 20).await.expect("grow a volume under its guest");
+    assert_eq!(bytes(data).await, Some(128 << 20));
+
+    // What one has no other gets, and nobody deletes, replaces or copies.
+    build(hypervisor, base, other).await;
+    expect_failed(hypervisor.set_volumes(other, &[vdb.clone()]).await, "a volume that another has");
+    has(other, &[]).await;
+    let destroyed = hypervisor.destroy(data).await.expect_err("destroy a volume that a guest has");
+    assert!(destroyed.is_transient(), "until it has it no more: {destroyed}");
+    hypervisor
+        .create_volume(data, &VolumeSource::Empty, 1 << 20)
+        .await
+        .expect_err("make anew what a guest has");
+    let copy = VolumeSource::Copy(data);
+    hypervisor.create_volume(other, &copy, 128 << 20).await.expect_err("copy what a guest may write");
+    expect_failed(
+        hypervisor.set_volumes(other, &[attachment(nothing, "vdb")]).await,
+        "a volume that is not there",
+    );
+
+    // A guest lets go of a disk when its system is up.
+    let deadline = Instant::now() + PATIENCE;
+    while let Err(error) = hypervisor.set_volumes(instance, &[vdc.clone()]).await {
+        assert!(Instant::now() < deadline, "the guest does not let go: {error}");
+        sleep(Duration::from_secs(1)).await;
+    }
+    has(instance, &[vdc.clone()]).await;
+    hypervisor.set_volumes(other, &[vdb.clone()]).await.expect("give the volume to another guest");
+    has(other, &[vdb]).await;
+    hypervisor.power_off(instance).await.expect("power off");
+    hypervisor.set_volumes(instance, &[]).await.expect("take the volume of one that does not run");
+    has(instance, &[]).await;
+
+    // Volumes stay when guests go, and are copied and deleted then.
+    hypervisor.destroy(other).await.expect("destroy");
+    hypervisor.destroy(instance).await.expect("destroy");
+    expect(hypervisor, data, None, true).await;
+    for _ in 0..2 {
+        hypervisor.create_volume(other, &copy, 128 << 20).await.expect("copy a volume");
+        assert_eq!(bytes(other).await, Some(128 << 20));
+    }
+    expect_failed(hypervisor.create_volume(other, &copy, 1 << 20).await, "a copy that is smaller");
+    hypervisor.grow_disk(data, 256 << 20).await.expect("grow a volume that nobody has");
+    assert_eq!(bytes(data).await, Some(256 << 20));
+    for volume in [data, second, other] {
+        hypervisor.destroy(volume).await.expect("delete the volume");
+        expect(hypervisor, volume, None, false).await;
+    }
 }
 
 async fn a_guest_gets_another_size(hypervisor: &dyn Hypervisor, base: &BaseImage, instance: InstanceId) {

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use ec_model::{Address, BaseImage, InstanceId};
+use ec_model::{Address, Attachment, BaseImage, InstanceId};
 use tokio::{
     net::UnixStream,
     sync::{broadcast, mpsc},
@@ -23,7 +23,7 @@ pub use ec_model::{End, Observed, Pause, RunState};
 pub use simulated::{Operation, SimulatedHypervisor};
 pub use types::{
     Console, DomainSize, DomainSpec, HostInfo, HypervisorError, HypervisorEvent, HypervisorResult, Room,
-    Usage,
+    Usage, VolumeSource,
 };
 
 /// What runs virtual machines on this node. Only what carries this node's mark is ever seen or touched.
@@ -82,7 +82,24 @@ pub trait Hypervisor: Send + Sync + 'static {
     /// error. Fails while a guest is up from it.
     async fn drop_rescue(&self, instance: InstanceId) -> HypervisorResult<()>;
 
-    /// Makes the instance's disk as large as this, also under a guest that runs; one that is so large already is left as it
+    /// Makes a volume's disk, of which there is no domain. One that is there already is kept where it may be that, and made
+    /// anew otherwise: nobody has written it.
+    async fn create_volume(
+        &self,
+        volume: InstanceId,
+        source: &VolumeSource,
+        capacity_bytes: u64,
+    ) -> HypervisorResult<()>;
+
+    /// Gives the domain these volumes, and no others: of the guest that is up and of the next start alike. Having them already
+    /// is no error. Fails where a disk is not there, or is another domain's, or the guest does not let go of one; then it may
+    /// have some of them.
+    async fn set_volumes(&self, instance: InstanceId, volumes: &[Attachment]) -> HypervisorResult<()>;
+
+    /// The capacity of the disk in bytes, of a machine or a volume; nothing where there is none.
+    async fn disk_bytes(&self, instance: InstanceId) -> HypervisorResult<Option<u64>>;
+
+    /// Makes the disk of a machine or a volume as large as this, also under a guest that runs; one that is so large already is left as it
     /// is. What the guest wrote stays.
     async fn grow_disk(&self, instance: InstanceId, capacity_bytes: u64) -> HypervisorResult<()>;
 
@@ -120,8 +137,9 @@ pub trait Hypervisor: Send + Sync + 'static {
     /// How large the domain is, where there is one.
     async fn size(&self, instance: InstanceId) -> HypervisorResult<Option<DomainSize>>;
 
-    /// Ends the domain (hard), undefines it, deletes its volume and its console log. What is not there is
-    /// not an error, so that a half-done destroy is finished by calling it again.
+    /// Ends the domain (hard), undefines it, deletes its disk and its console log. What is not there is
+    /// not an error, so that a half-done destroy is finished by calling it again. Volumes that it had stay. Fails for now where
+    /// it is a volume that a domain has.
     async fn destroy(&self, instance: InstanceId) -> HypervisorResult<()>;
 
     /// The addresses of these instances, as far as known now. Cheap enough to be called every 150 ms.

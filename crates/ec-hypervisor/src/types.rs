@@ -1,7 +1,7 @@
 //! What the agent and the hypervisor tell each other.
 
 use bytes::Bytes;
-use ec_model::InstanceId;
+use ec_model::{Attachment, BaseImage, InstanceId};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
@@ -93,6 +93,19 @@ pub struct DomainSpec {
     pub vcpus: u64,
     /// Memory in MiB, exactly as allocated.
     pub memory_mb: u64,
+    /// The volumes that it has beside its own disk; one that is started from its rescue disk has none of them.
+    pub volumes: Vec<Attachment>,
+}
+
+/// What a volume is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum VolumeSource {
+    /// Nothing: it reads as zeros.
+    Empty,
+    /// An overlay on this image.
+    Image(BaseImage),
+    /// A copy of another disk of this node, which nobody writes meanwhile.
+    Copy(InstanceId),
 }
 
 /// How large a guest can grow while it runs.

@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use ec_hypervisor::VolumeSource;
 use ec_model::{BaseImage, InstanceId};
 use virt::{
     connect::Connect, domain::Domain, error::ErrorNumber, storage_pool::StoragePool, storage_vol::StorageVol,
@@ -48,6 +49,12 @@ impl Pool {
         self.path.join(rescue_name(instance))
     }
 
+    /// Whose disk a file is, by its place and name.
+    pub(crate) fn owner(&self, file: &str) -> Option<InstanceId> {
+        let name = Path::new(file).strip_prefix(&self.path).ok()?.to_str()?;
+        name.strip_suffix(SUFFIX)?.parse().ok().filter(|id| name == volume_name(*id))
+    }
+
     /// Whether the instance's volume is there. Asks the directory, not libvirt: it is what libvirt would
     /// find after a refresh, at none of the cost, and shows half-made files that libvirt does not know.
     /// A directory that cannot be looked into says nothing, least of all that the disk is gone.
@@ -62,12 +69,10 @@ impl Pool {
             .is_ok_and(|stat| stat.blocks_available() * stat.fragment_size() >= ROOM_TO_GO_ON)
     }
 
-    /// The capacity of the instance's volume in bytes; 0 where there is none.
-    pub(crate) fn capacity(&self, connect: &Connect, instance: InstanceId) -> Result<u64, CallError> {
-        match self.find(&self.open(connect)?, instance)? {
-            Some(volume) => Ok(volume.info()?.capacity),
-            None => Ok(0),
-        }
+    /// The capacity of the instance's volume in bytes; nothing where there is none.
+    pub(crate) fn capacity(&self, connect: &Connect, instance: InstanceId) -> Result<Option<u64>, CallError> {
+        let volume = self.find(&self.open(connect)?, instance)?;
+        Ok(volume.map(|volume| volume.info()).transpose()?.map(|info| info.capacity))
     }
 
     /// Every instance with a volume.
@@ -141,6 +146,50 @@ impl Pool {
         Ok(())
     }
 
+    /// Makes a volume where it is not there as wanted. Whether a copy came to its end nobody can tell, so it is made anew.
+    pub(crate) fn create_volume(
+        &self,
+        connect: &Connect,
+        volume: InstanceId,
+        source: &VolumeSource,
+        capacity: u64,
+    ) -> Result<(), CallError> {
+        let name = volume_name(volume);
+        let wanted = match source {
+            VolumeSource::Image(base) => overlay(&name, base, Some(capacity))?,
+            VolumeSource::Empty | VolumeSource::Copy(_) => VolumeXml::alone(&name, capacity),
+        };
+        let pool = self.open(connect)?;
+        let existing = self.find(&pool, volume)?;
+        let told = existing.as_ref().and_then(|volume| volume.xml_desc(0).ok());
+        let found = told.and_then(|text| xml::read::<VolumeXml>(&text).ok());
+        let is_copy = matches!(source, VolumeSource::Copy(_));
+        if found.as_ref() == Some(&wanted) && !is_copy {
+            return Ok(());
+        }
+        self.remove(existing, volume)?;
+        let document = xml::write(&wanted).map_err(CallError::Refused)?;
+        match source {
+            VolumeSource::Empty | VolumeSource::Image(_) => {
+                StorageVol::create_xml(&pool, &document, 0)?;
+            }
+            VolumeSource::Copy(of) => {
+                self.refuse_snapshots(*of)?;
+                let Some(of) = self.find(&pool, *of)? else {
+                    return Err(CallError::Refused(format!("there is no disk of {of} to copy")));
+                };
+                let has = of.info()?.capacity;
+                if capacity < has {
+                    return Err(CallError::Refused(format!(
+                        "it is to have {capacity} bytes, but what it is a copy of has {has}; give it at least that"
+                    )));
+                }
+                StorageVol::create_xml_from(&pool, &document, &of, 0)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Makes an overlay beside the instance's own, anew where there is one.
     pub(crate) fn create_successor(
         &self,
@@ -200,14 +249,14 @@ impl Pool {
         Ok(())
     }
 
-    /// Makes the instance's volume as large as this, by the guest that runs on it where there is one. What is so large
+    /// Makes the instance's volume as large as this, by the guest that is up and has it as that device where there is one. What is so large
     /// already is left.
     pub(crate) fn grow(
         &self,
         connect: &Connect,
         instance: InstanceId,
         capacity: u64,
-        running: Option<&Domain>,
+        running: Option<(&Domain, &str)>,
     ) -> Result<(), CallError> {
         self.refuse_snapshots(instance)?;
         let pool = self.open(connect)?;
@@ -218,7 +267,9 @@ impl Pool {
             return Ok(());
         }
         match running {
-            Some(domain) => domain.block_resize(DISK, capacity, sys::VIR_DOMAIN_BLOCK_RESIZE_BYTES)?,
+            Some((domain, device)) => {
+                domain.block_resize(device, capacity, sys::VIR_DOMAIN_BLOCK_RESIZE_BYTES)?
+            }
             None => volume.resize(capacity, 0)?,
         }
         Ok(())
@@ -356,6 +407,11 @@ mod tests {
             std::fs::write(directory.path().join(name), "").unwrap();
         }
         assert_eq!(pool.volumes().unwrap(), [instance]);
+        let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+        assert_eq!(pool.owner(&path(&volume_name(instance))), Some(instance));
+        for file in [path("x.qcow2"), path(&rescue_name(instance)), format!("/{}", volume_name(instance))] {
+            assert_eq!(pool.owner(&file), None, "{file}");
+        }
         assert!(pool.has_volume(instance).unwrap());
         let missing = Pool { path: directory.path().join("no"), ..pool };
         assert!(missing.volumes().unwrap().is_empty());

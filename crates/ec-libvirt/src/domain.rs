@@ -190,7 +190,7 @@ fn paused(why: DomainPausedReason, room: impl FnOnce() -> bool) -> RunState {
 }
 
 /// The domain, which must be there and ours.
-fn ours(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<Domain, CallError> {
+pub(crate) fn ours(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<Domain, CallError> {
     match find(connect, node, instance)? {
         Found::Ours(domain) => Ok(domain),
         Found::Foreign => Err(foreign(instance)),

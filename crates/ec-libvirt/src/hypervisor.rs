@@ -9,9 +9,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use ec_hypervisor::{
     Console, DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent,
-    HypervisorResult, Observed, Usage,
+    HypervisorResult, Observed, Usage, VolumeSource,
 };
-use ec_model::{Address, BaseImage, InstanceId, NodeId};
+use ec_model::{Address, Attachment, BaseImage, InstanceId, NodeId};
 use tokio::{
     net::UnixStream,
     sync::{Semaphore, broadcast, mpsc},
@@ -23,13 +23,13 @@ use crate::{
     calls::{Hung, Scope},
     config::LibvirtConfig,
     console,
-    disk::Pool,
+    disk::{DISK, Pool},
     domain::{self, Found, Whose},
     error::CallError,
     lane::{Lanes, Listener, Notice},
     prepare::{self, Facts},
     protect::Protection,
-    terminal, usage,
+    terminal, usage, volumes,
     xml::{self, DomainXml, Machine, Mark},
 };
 
@@ -157,25 +157,30 @@ impl LibvirtHypervisor {
             graphics: self.config.graphics,
             disk: xml::utf8(&self.pool.volume_path(instance))?.to_owned(),
             rescue: None,
+            volumes: Vec::new(),
             console: xml::utf8(&console::path(&self.config.console_dir, instance))?.to_owned(),
         })
     }
 
     /// The definition of a domain that is as large as this, and boots from its own disk.
     fn document(&self, facts: &Facts, spec: &DomainSpec) -> Result<String, CallError> {
-        let machine = self.machine(facts, spec.instance);
+        let files = spec.volumes.iter().map(|volume| volumes::file(&self.pool, volume));
+        let machine = files
+            .collect::<Result<_, _>>()
+            .and_then(|volumes| Ok(Machine { volumes, ..self.machine(facts, spec.instance)? }));
         machine.and_then(|machine| xml::write(&DomainXml::new(spec, &machine))).map_err(CallError::Refused)
     }
 }
 
 /// What is of a domain of ours, but for its disk; nothing where it went meanwhile.
-fn seen(domain: &Domain, mark: &Mark, pool: &Pool) -> Result<Observed, virt::error::Error> {
+fn seen(domain: &Domain, mark: &Mark, pool: &Pool, instance: InstanceId) -> Result<Observed, CallError> {
     let Some(state) = domain::run_state(domain, || pool.has_room())? else { return Ok(Observed::default()) };
     Ok(Observed {
         domain: Some(state),
         volume: false,
         transient: !domain.is_persistent()?,
         rescued: domain::is_rescued(domain, mark, state)?,
+        volumes: volumes::fingerprint(domain, pool, instance)?,
     })
 }
 
@@ -213,7 +218,7 @@ impl Hypervisor for LibvirtHypervisor {
                     Whose::Foreign => _ = foreign.insert(instance),
                     Whose::Nobodys => {}
                     Whose::Ours(mark) => {
-                        let observed = seen(&domain, &mark, &pool)?;
+                        let observed = seen(&domain, &mark, &pool, instance)?;
                         found.extend(observed.domain.map(|_| (instance, observed)));
                     }
                 }
@@ -235,7 +240,8 @@ impl Hypervisor for LibvirtHypervisor {
             match domain::find(connect, node, instance)? {
                 Found::Ours(domain) => {
                     if let Whose::Ours(mark) = domain::whose(&domain, node)? {
-                        observed = Observed { volume: observed.volume, ..seen(&domain, &mark, &pool)? };
+                        let seen = seen(&domain, &mark, &pool, instance)?;
+                        observed = Observed { volume: observed.volume, ..seen };
                     }
                 }
                 Found::Foreign => return Ok(Observed::default()),
@@ -344,15 +350,54 @@ impl Hypervisor for LibvirtHypervisor {
         self.act.call(format!("define domain {instance} for good"), Scope::Instance(instance), work).await
     }
 
+    async fn create_volume(
+        &self,
+        volume: InstanceId,
+        source: &VolumeSource,
+        capacity_bytes: u64,
+    ) -> HypervisorResult<()> {
+        let (node, pool, source) = (self.config.node, Arc::clone(&self.pool), source.clone());
+        let work = move |connect: &virt::connect::Connect| {
+            volumes::refuse_used(connect, &pool, volume)?;
+            if let VolumeSource::Copy(of) = &source {
+                volumes::refuse_used(connect, &pool, *of)?;
+                let is_up = match domain::find(connect, node, *of)? {
+                    Found::Ours(domain) => domain.is_active()?,
+                    Found::Foreign | Found::Nothing => false,
+                };
+                if is_up {
+                    return Err(CallError::NotNow(format!("{of} runs, and may write what is to be copied")));
+                }
+            }
+            pool.create_volume(connect, volume, &source, capacity_bytes)
+        };
+        self.act.call(format!("create volume {volume}"), Scope::Instance(volume), work).await
+    }
+
+    async fn set_volumes(&self, instance: InstanceId, volumes: &[Attachment]) -> HypervisorResult<()> {
+        let (node, pool, wanted) = (self.config.node, Arc::clone(&self.pool), volumes.to_vec());
+        let work =
+            move |connect: &virt::connect::Connect| volumes::set(connect, node, &pool, instance, &wanted);
+        self.act.call(format!("set the volumes of domain {instance}"), Scope::Instance(instance), work).await
+    }
+
+    async fn disk_bytes(&self, instance: InstanceId) -> HypervisorResult<Option<u64>> {
+        let pool = Arc::clone(&self.pool);
+        let work = move |connect: &virt::connect::Connect| pool.capacity(connect, instance);
+        self.look.call(format!("measure the disk of {instance}"), Scope::Instance(instance), work).await
+    }
+
     async fn grow_disk(&self, instance: InstanceId, capacity_bytes: u64) -> HypervisorResult<()> {
         let (node, pool) = (self.config.node, Arc::clone(&self.pool));
         let work = move |connect: &virt::connect::Connect| {
             let running = match domain::find(connect, node, instance)? {
-                Found::Ours(domain) => Some(domain).filter(|domain| domain.is_active().unwrap_or(false)),
+                Found::Ours(domain) => domain.is_active()?.then(|| (domain, DISK.to_owned())),
                 Found::Foreign => return Err(domain::foreign(instance)),
-                Found::Nothing => None,
+                Found::Nothing => volumes::user_of(connect, &pool, instance)?
+                    .and_then(|user| user.device.map(|device| (user.domain, device))),
             };
-            pool.grow(connect, instance, capacity_bytes, running.as_ref())
+            let running = running.as_ref().map(|(domain, device)| (domain, device.as_str()));
+            pool.grow(connect, instance, capacity_bytes, running)
         };
         self.act.call(format!("grow the disk of {instance}"), Scope::Instance(instance), work).await
     }
@@ -436,7 +481,7 @@ impl Hypervisor for LibvirtHypervisor {
                 vcpus: info.nr_virt_cpu.into(),
                 // libvirt counts in KiB.
                 memory_mb: info.max_mem.div_ceil(1024),
-                disk_bytes: pool.capacity(connect, instance)?,
+                disk_bytes: pool.capacity(connect, instance)?.unwrap_or(0),
             }))
         };
         self.look.call(format!("measure domain {instance}"), Scope::Instance(instance), work).await
@@ -447,6 +492,11 @@ impl Hypervisor for LibvirtHypervisor {
         let protection = Arc::clone(&self.protection);
         let log = console::path(&self.config.console_dir, instance);
         let work = move |connect: &virt::connect::Connect| {
+            if pool.has_volume(instance)?
+                && matches!(domain::find(connect, config.node, instance)?, Found::Nothing)
+            {
+                volumes::refuse_used(connect, &pool, instance)?;
+            }
             domain::remove(connect, config.node, instance)?;
             protection.dismiss(&config, instance);
             pool.delete_volume(connect, instance)?;

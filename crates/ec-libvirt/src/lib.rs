@@ -32,6 +32,7 @@ mod terminal;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod usage;
+mod volumes;
 mod xml;
 
 pub use config::{AddressFilter, LibvirtConfig, VirtType};

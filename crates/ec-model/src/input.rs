@@ -383,6 +383,7 @@ mod tests {
                 metadata: std::collections::BTreeMap::new(),
                 user_data_bytes: None,
                 token_required: false,
+                copy_of: None,
             };
             Request {
                 instance: "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap(),
@@ -393,6 +394,8 @@ mod tests {
                 restart: crate::Restart::No,
                 rebuild: None,
                 rescue: None,
+                kind: crate::Workload::Machine,
+                volumes: Vec::new(),
                 resize: None,
                 name: name.map(str::to_owned),
                 project: String::new(),

@@ -4,7 +4,7 @@ use std::fmt;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
-use crate::{Image, ImageId, Instance, InstanceId, InvalidId, NodeId, Visibility};
+use crate::{Image, ImageId, Instance, InstanceId, InvalidId, NodeId, Visibility, Workload};
 
 /// A key below the prefix that is not of the form which belongs there.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -95,31 +95,37 @@ impl Keyspace {
         format!("{}/instances/{instance}", self.root)
     }
 
-    /// The names of all projects.
-    pub fn all_names(&self) -> String {
-        format!("{}/names/", self.root)
+    /// The names of all projects: machines and volumes have names apart.
+    pub fn all_names(&self, kind: Workload) -> String {
+        match kind {
+            Workload::Machine => format!("{}/names/", self.root),
+            Workload::Volume => format!("{}/volume-names/", self.root),
+        }
     }
 
-    /// All instances that bear this name within a project. Letters' case makes no other name, as in DNS.
-    pub fn names(&self, project: &str, name: &str) -> String {
-        format!("{}/", self.names_beginning(project, name))
+    /// All of that kind that bear this name within a project. Letters' case makes no other name, as in DNS.
+    pub fn names(&self, kind: Workload, project: &str, name: &str) -> String {
+        format!("{}/", self.names_beginning(kind, project, name))
     }
 
     /// All names of a project that begin so.
-    pub fn names_beginning(&self, project: &str, beginning: &str) -> String {
-        format!("{}/names/{}/{}", self.root, escaped(project), escaped(&beginning.to_ascii_lowercase()))
+    pub fn names_beginning(&self, kind: Workload, project: &str, beginning: &str) -> String {
+        let beginning = beginning.to_ascii_lowercase();
+        format!("{}{}/{}", self.all_names(kind), escaped(project), escaped(&beginning))
     }
 
-    /// The name in a `<root>/names/<project>/<name>/<instance>` key, in small letters.
+    /// The name in a `<root>/names/<project>/<name>/<instance>` key, in small letters; or in one of a volume.
     pub fn parse_name(&self, key: &str) -> Option<String> {
-        let (_, rest) = key.strip_prefix(&self.root)?.strip_prefix("/names/")?.split_once('/')?;
+        let kinds = [Workload::Machine, Workload::Volume];
+        let rest = kinds.iter().find_map(|kind| key.strip_prefix(&self.all_names(*kind)))?;
+        let (_, rest) = rest.split_once('/')?;
         let (name, _) = rest.split_once('/')?;
         percent_decode_str(name).decode_utf8().ok().map(Into::into)
     }
 
     /// That an instance bears its name. The value is empty.
-    pub fn name(&self, project: &str, name: &str, instance: InstanceId) -> String {
-        format!("{}{instance}", self.names(project, name))
+    pub fn name(&self, kind: Workload, project: &str, name: &str, instance: InstanceId) -> String {
+        format!("{}{instance}", self.names(kind, project, name))
     }
 
     /// `<root>/flavors/`
@@ -471,10 +477,11 @@ mod tests {
             (keys.agent(node), format!("/root/agents/{node}")),
             (keys.instances(), "/root/instances/".to_owned()),
             (keys.instance(one), format!("/root/instances/{one}")),
-            (keys.all_names(), "/root/names/".to_owned()),
-            (keys.names("p", "Web"), "/root/names/p/web/".to_owned()),
-            (keys.names("a/b", "ü"), "/root/names/a%2Fb/%C3%BC/".to_owned()),
-            (keys.name("p", "web-1.x_y", one), format!("/root/names/p/web-1.x_y/{one}")),
+            (keys.all_names(Workload::Machine), "/root/names/".to_owned()),
+            (keys.all_names(Workload::Volume), "/root/volume-names/".to_owned()),
+            (keys.names(Workload::Machine, "p", "Web"), "/root/names/p/web/".to_owned()),
+            (keys.names(Workload::Machine, "a/b", "ü"), "/root/names/a%2Fb/%C3%BC/".to_owned()),
+            (keys.name(Workload::Machine, "p", "web-1.x_y", one), format!("/root/names/p/web-1.x_y/{one}")),
             (keys.flavors(), "/root/flavors/".to_owned()),
             (keys.flavor("m1.Small"), "/root/flavors/m1.small".to_owned()),
             (keys.keypairs("a/b"), "/root/keypairs/a%2Fb/".to_owned()),
@@ -514,11 +521,16 @@ mod tests {
         let keys = Keyspace::new("/root");
         let instance = InstanceId::new(uuid::Uuid::from_u128(1));
         for (name, beginning) in [("web-1.x", "WEB"), ("ümlaut/x", "ü"), ("a", "")] {
-            let key = keys.name("a/b", name, instance);
-            assert!(key.starts_with(&keys.names_beginning("a/b", beginning)), "{key}");
+            let key = keys.name(Workload::Volume, "a/b", name, instance);
+            assert!(key.starts_with(&keys.names_beginning(Workload::Volume, "a/b", beginning)), "{key}");
             assert_eq!(keys.parse_name(&key).as_deref(), Some(name));
+            assert_eq!(
+                keys.parse_name(&keys.name(Workload::Machine, "a/b", name, instance)).as_deref(),
+                Some(name)
+            );
         }
-        assert_eq!(keys.names_beginning("p", "We"), "/root/names/p/we");
+        assert_eq!(keys.names_beginning(Workload::Machine, "p", "We"), "/root/names/p/we");
+        assert_eq!(keys.names_beginning(Workload::Volume, "p", "We"), "/root/volume-names/p/we");
         for other in ["/root/names/p", "/root/names/p/web", "/root/instances/x/y/z", "/names/p/web/x"] {
             assert_eq!(keys.parse_name(other), None, "{other}");
         }

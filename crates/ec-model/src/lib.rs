@@ -22,10 +22,10 @@ pub use observed::{End, Observed, Pause, RunState};
 pub use query::{QueryError, ResourceQuery};
 pub use records::{
     Access, AccessKind, AccessWish, Action, ActionVerb, Actions, Address, AddressSource, Alive, Assigned,
-    Blob, Desired, Doc, Edition, Extent, Flavor, GRACE_SECONDS, Group, HISTORY_MAX, Held, Image, ImageRef,
-    ImageStatus, Instance, Intent, Keypair, Node, Outcome, Outcomes, Policy, Power, PowerWish, Progress,
-    Rebuild, Rebuilt, Record, RecordError, Request, Rescue, Rescued, Resize, Resized, Resources, Restart,
-    Size, Spec, State, Status, Ticket, Token, Trouble, TroubleKind, USER_DATA_MAX, Visibility, decode,
-    encode, greater, token_digest,
+    Attachment, Blob, Desired, Doc, Edition, Extent, Flavor, GRACE_SECONDS, Group, HISTORY_MAX, Held, Image,
+    ImageRef, ImageStatus, Instance, Intent, Keypair, Node, Outcome, Outcomes, Policy, Power, PowerWish,
+    Progress, Rebuild, Rebuilt, Record, RecordError, Request, Rescue, Rescued, Resize, Resized, Resources,
+    Restart, Size, Spec, State, Status, Ticket, Token, Trouble, TroubleKind, USER_DATA_MAX, Visibility,
+    Workload, decode, encode, greater, token_digest,
 };
 pub use request_id::{InvalidRequestId, RequestId};

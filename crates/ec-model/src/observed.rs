@@ -11,6 +11,14 @@ pub struct Observed {
     pub transient: bool,
     /// The guest was started from its rescue disk, and is up or was saved so.
     pub rescued: bool,
+    /// The volumes that its domain has, as [`crate::Attachment::fingerprint`] has them: those of the guest that is up and of
+    /// the next start alike.
+    pub volumes: u64,
+}
+
+impl Observed {
+    /// The volumes of a guest that is up, where its next start would be with others.
+    pub const OTHER_VOLUMES: u64 = u64::MAX;
 }
 
 /// Whether a domain runs.

@@ -20,6 +20,7 @@ mod rescue;
 mod resize;
 mod status;
 mod token;
+mod volume;
 
 use std::fmt;
 
@@ -41,6 +42,7 @@ pub use rescue::{Rescue, Rescued};
 pub use resize::{Extent, Resize, Resized, Resources, Size, greater};
 pub use status::{Address, AddressSource, Progress, State, Status};
 pub use token::{Token, token_digest};
+pub use volume::{Attachment, Workload};
 
 /// The most user-data one instance may have, in bytes, before encoding.
 pub const USER_DATA_MAX: usize = 64 * 1024;
@@ -83,15 +85,23 @@ pub trait Record: DeserializeOwned + Serialize {
 
 impl Record for Instance {
     const WHAT: &'static str = "instance";
-    const FORMAT: u32 = 1;
+    /// The second has volumes.
+    const FORMAT: u32 = 2;
+
+    fn format(&self) -> u32 {
+        if self.kind.is_machine() && self.volumes.is_empty() { 1 } else { 2 }
+    }
 }
 
 impl Record for Request {
     const WHAT: &'static str = "request";
-    /// The second has images of an image store, and SHA-512.
-    const FORMAT: u32 = 2;
+    /// The second has images of an image store, and SHA-512; the third has volumes.
+    const FORMAT: u32 = 3;
 
     fn format(&self) -> u32 {
+        if !self.kind.is_machine() || !self.volumes.is_empty() {
+            return 3;
+        }
         let images =
             self.spec.iter().map(|spec| &spec.image).chain(self.rescue.iter().map(|wish| &wish.image));
         images.map(ImageRef::format).max().unwrap_or(1)

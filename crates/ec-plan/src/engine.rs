@@ -251,6 +251,7 @@ impl Engine {
                 let before = self.entry(instance).request.replace(request);
                 // A new wish is tried at once, whatever failed before. One that is only listed again is none.
                 if before != self.entry(instance).request {
+                    self.entry(instance).forget_failure_of_volumes();
                     self.no_failure(instance);
                 }
             }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ec_model::{AccessWish, Edition, Observed, Power, Rescued, Restart, Size, State};
+use ec_model::{AccessWish, Edition, Observed, Power, Rescued, Restart, Size, State, Workload};
 use jiff::Timestamp;
 
 /// What the request says.
@@ -130,6 +130,17 @@ pub struct ResizeFacts {
     pub told: Option<Timestamp>,
 }
 
+/// What the request says of volumes, and the status of those that it has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct VolumesFacts {
+    /// Those that it is to have, as [`ec_model::Attachment::fingerprint`] has them.
+    pub wanted: u64,
+    /// Those that the status tells, in the same way; none where it tells besides why it has not those that it is to have.
+    pub told: Option<u64>,
+    /// How long ago this agent tried in vain to give it those.
+    pub failed: Option<Duration>,
+}
+
 /// How large it is, as its node noted it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SizeFacts {
@@ -202,6 +213,8 @@ impl RecordFacts {
 /// Everything known of one instance at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
+    /// What kind of workload it is.
+    pub kind: Workload,
     /// What shall be.
     pub wanted: Wanted,
     /// The generation of the request; 0 where there is none.
@@ -216,6 +229,8 @@ pub struct Facts {
     pub rescue: RescueFacts,
     /// How large it shall be.
     pub resize: ResizeFacts,
+    /// Which volumes it shall have.
+    pub volumes: VolumesFacts,
     /// What the guest shall be told of itself in its user's words, as [`fingerprint`] has it.
     pub metadata: u64,
     /// Somebody's wish to look at it that was not answered yet, as far as the status tells.
@@ -298,8 +313,19 @@ impl Facts {
         (wanted != size.is || size.growing.is_some()).then_some(wanted)
     }
 
+    /// To how many GiB a volume is to grow, where nobody found yet that it cannot.
+    pub fn gigabytes_to_have(&self) -> Option<u64> {
+        let RecordFacts::Kept { size, .. } = self.record else { return None };
+        let ResizeFacts { wanted, wished, .. } = self.resize;
+        let was_given_up = size.failed && size.wished_at == wished;
+        (wished.is_some() && !was_given_up && wanted.disk_gb > size.is.disk_gb).then_some(wanted.disk_gb)
+    }
+
     /// Whether what fails now is that it gets another size.
     pub fn is_being_resized(&self) -> bool {
+        if self.kind == Workload::Volume {
+            return self.observed.volume && self.gigabytes_to_have().is_some();
+        }
         let is_here = self.observed.domain.is_some() && self.observed.volume;
         is_here && !self.boots_elsewhere() && (self.record.is_unproven() || self.size_to_have().is_some())
     }

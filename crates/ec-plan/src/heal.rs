@@ -82,6 +82,7 @@ pub fn brought(
     order.generation = generation;
     (order.power, order.restart) = (wanted.power.clone(), wanted.restart);
     (order.project, order.user) = (wanted.project.clone(), wanted.user.clone());
+    order.volumes.clone_from(&wanted.volumes);
     (order.name, order.spec) = (wanted.name.clone(), Some(wanted.spec.clone()));
     Ok(Brought { record, request, notes })
 }
@@ -122,9 +123,13 @@ fn of_request(request: &Request) -> Instance {
         metadata: std::collections::BTreeMap::new(),
         user_data_bytes: None,
         token_required: false,
+        copy_of: None,
     };
     Instance {
         instance: request.instance,
+        kind: request.kind,
+        volumes: request.volumes.clone(),
+        attached: None,
         project: request.project.clone(),
         user: request.user.clone(),
         name: request.name.clone(),

@@ -36,8 +36,9 @@ pub mod sizes;
 pub mod stack;
 pub mod status;
 pub mod verbs;
+pub mod volumes;
 
 pub use facts::{
     Allocation, Asked, Facts, KnownStatus, Limits, PowerFacts, RebuildFacts, RecordFacts, RescueFacts,
-    RescuedFacts, ResizeFacts, SizeFacts, StatusFacts, Wanted, fingerprint,
+    RescuedFacts, ResizeFacts, SizeFacts, StatusFacts, VolumesFacts, Wanted, fingerprint,
 };

@@ -1,4 +1,4 @@
-//! What to do about one instance that is a virtual machine.
+//! What to do about one instance: a virtual machine, or a volume ([`volume`]).
 //!
 //! [`plan`] first asks what is wanted, and whether a guest ever ran. Each of the answers has a short list of
 //! **aspects** in order of dependency. An aspect is a pure function of the facts: nothing where all of it is as it
@@ -12,10 +12,12 @@ mod rebuild;
 mod rescue;
 mod resize;
 mod unrequested;
+mod volume;
+mod volumes;
 
 use std::{borrow::Cow, time::Duration};
 
-use ec_model::{AccessWish, RunState, State};
+use ec_model::{AccessWish, RunState, State, Workload};
 
 use crate::{Facts, KnownStatus, Limits, RecordFacts, StatusFacts, Wanted};
 
@@ -89,6 +91,15 @@ pub enum Effect {
     GiveUpResize(String),
     /// Note that it is well with its size, and write the status with what came of the wish for it.
     NoteResize,
+    /// Give its domain the volumes that it is to have, and take others away, after the status says which it may have then;
+    /// where that cannot be, the status says why.
+    SetVolumes,
+    /// Write the status with the volumes that it has.
+    NoteVolumes,
+    /// Keep the node's record of a volume, and make its disk: of an image, which is fetched, as a copy of another, or empty.
+    PrepareVolume,
+    /// Grow a volume's disk, also under the guest that has it, and note that in the node's record.
+    Extend,
     /// Have somebody look at it: answer this wish.
     Admit(AccessWish),
     /// Note on this node that a user destroyed the instance.
@@ -108,10 +119,11 @@ pub enum Effect {
 }
 
 use Effect::{
-    Admit, Announce, Bury, Claim, Cover, Define, DropKeys, DropRecord, EndInError, EnterRescue, GiveUpRescue,
-    Grow, KeepIntent, KeepRecord, LeaveRescue, MarkStarted, NotePower, NoteRebuild, NoteRescue, NoteResize,
-    NoteStart, Pause, Persist, PowerOff, PrepareDisk, PrepareRebuild, PrepareRescue, Release, RemoveDomain,
-    Reopen, ReplaceDisk, Resize, Resume, Save, ShutDown, Start, StartRescue,
+    Admit, Announce, Bury, Claim, Cover, Define, DropKeys, DropRecord, EndInError, EnterRescue, Extend,
+    GiveUpRescue, Grow, KeepIntent, KeepRecord, LeaveRescue, MarkStarted, NotePower, NoteRebuild, NoteRescue,
+    NoteResize, NoteStart, NoteVolumes, Pause, Persist, PowerOff, PrepareDisk, PrepareRebuild, PrepareRescue,
+    PrepareVolume, Release, RemoveDomain, Reopen, ReplaceDisk, Resize, Resume, Save, SetVolumes, ShutDown,
+    Start, StartRescue,
 };
 
 /// What to do about one instance, and what for.
@@ -190,6 +202,7 @@ pub fn plan(facts: &Facts, limits: &Limits) -> Plan {
         }
         // The destroy was acknowledged. This request came back with an older etcd.
         Wanted::Active if facts.buried => destroy("its user destroyed it before this request came back"),
+        Wanted::Active if facts.kind == Workload::Volume => volume::plan(facts, limits),
         Wanted::Active if ran(facts) => kept::plan(facts, limits),
         Wanted::Active => first(&new::ASPECTS, facts, limits),
         Wanted::Nothing => first(&unrequested::ASPECTS, facts, limits),

@@ -11,7 +11,9 @@
 
 use std::collections::BTreeMap;
 
-use ec_model::{Desired, Extent, Instance, NodeId, Request, ResourceQuery, Resources, Status, greater};
+use ec_model::{
+    Desired, Extent, Instance, NodeId, Request, ResourceQuery, Resources, Status, Workload, greater,
+};
 
 use crate::verbs::{Situation, Verb, Verdict, Wish};
 
@@ -74,6 +76,18 @@ fn is_of_sizes(situation: Situation) -> bool {
     matches!(situation, Situation::Resizing | Situation::Resized)
 }
 
+/// What becomes of a wish that a volume is as large as this. It is done at once, so there is nothing to confirm.
+pub(crate) fn extend(extent: &Extent, instance: &Instance) -> Verdict {
+    let (has, asked) = (of_disk(&instance.spec.resources), of_disk(&extent.resources));
+    match asked.cmp(&has) {
+        std::cmp::Ordering::Less => {
+            Verdict::Refuse(format!("it has {has} GB, and never shrinks: ask for more than that"))
+        }
+        std::cmp::Ordering::Equal => Verdict::Already(format!("it has {has} GB already")),
+        std::cmp::Ordering::Greater => Verdict::Do(Wish::Resize(extent.clone())),
+    }
+}
+
 /// A disk never shrinks, whatever else is asked for.
 fn resize(extent: &Extent, instance: &Instance, status: Option<&Status>) -> Option<Verdict> {
     let spec = &instance.spec;
@@ -119,7 +133,11 @@ pub fn reverted(instance: &Instance, status: Option<&Status>) -> Option<Extent> 
 /// What an instance has to have in placement, of each class; nothing while nobody can tell, since it is on its way.
 pub fn needed(instance: &Instance, request: &Request, status: Option<&Status>) -> Option<Resources> {
     let spec = &instance.spec.resources;
-    let is_measured = ["VCPU", "MEMORY_MB"].iter().all(|class| spec.contains_key(*class));
+    let measures: &[&str] = match instance.kind {
+        Workload::Machine => &["VCPU", "MEMORY_MB"],
+        Workload::Volume => &[DISK],
+    };
+    let is_measured = measures.iter().all(|class| spec.contains_key(*class));
     let is_told = match status {
         Some(status) => resized(instance, request, status) != Some(Resizing::UnderWay),
         None => request.resize.is_none(),

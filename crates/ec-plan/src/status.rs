@@ -1,8 +1,8 @@
 //! How a status becomes the next one. Pure: who writes it brings the time.
 
 use ec_model::{
-    Access, Address, Edition, InstanceId, NodeId, Power, Progress, Rebuilt, Request, Rescued, Resized, State,
-    Status,
+    Access, Address, Attachment, Edition, InstanceId, NodeId, Power, Progress, Rebuilt, Request, Rescued,
+    Resized, State, Status, Workload,
 };
 use jiff::Timestamp;
 
@@ -28,6 +28,8 @@ pub struct Subject {
 /// What a status tells of the request that it is written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Order {
+    /// Of what kind of workload.
+    pub kind: Workload,
     /// Its epoch.
     pub epoch: u64,
     /// Its generation.
@@ -42,6 +44,7 @@ impl Order {
     /// Of a request.
     pub fn of(request: &Request) -> Self {
         Self {
+            kind: request.kind,
             epoch: request.epoch,
             generation: request.generation,
             power_generation: request.power.generation,
@@ -65,6 +68,7 @@ fn next(subject: &Subject, old: Option<&Status>, state: State, now: Timestamp) -
     let carried_out = order.filter(|_| !under_way).map_or(0, |order| order.power_generation);
     Status {
         instance: subject.instance,
+        kind: order.map(|order| order.kind).or(old.map(|old| old.kind)).unwrap_or_default(),
         node: subject.node,
         epoch,
         observed_generation,
@@ -80,6 +84,9 @@ fn next(subject: &Subject, old: Option<&Status>, state: State, now: Timestamp) -
         ip: old.and_then(|old| old.ip),
         addresses: old.map(|old| old.addresses.clone()).unwrap_or_default(),
         name: subject.name.clone().or_else(|| old.and_then(|old| old.name.clone())),
+        volumes: old.map(|old| old.volumes.clone()).unwrap_or_default(),
+        volumes_changing: old.is_some_and(|old| old.volumes_changing),
+        volumes_failed: old.and_then(|old| old.volumes_failed.clone()),
         console: None,
         access: old.and_then(|old| old.access.clone()),
         since: old.filter(|old| old.state == state).map_or(now, |old| old.since),
@@ -198,6 +205,28 @@ pub fn resized(subject: &Subject, old: Option<&Status>, resized: Option<Resized>
     Status { resized, ..announced(subject, old, state, reason, now) }
 }
 
+/// What is to be told of its volumes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Volumes {
+    /// It is being given what it is to have, and may have all of these meanwhile.
+    Changing(Vec<Attachment>),
+    /// It has these.
+    Are(Vec<Attachment>),
+    /// It may have all of these, and this is why it has not what it is to have.
+    Failed(Vec<Attachment>, String),
+}
+
+/// Its volumes are so; how it stands besides is as it was.
+pub fn with_volumes(subject: &Subject, old: &Status, volumes: Volumes, now: Timestamp) -> Status {
+    let (volumes, volumes_changing, volumes_failed) = match volumes {
+        Volumes::Changing(volumes) => (volumes, true, None),
+        Volumes::Are(volumes) => (volumes, false, None),
+        Volumes::Failed(volumes, why) => (volumes, false, Some(why)),
+    };
+    let status = announced(subject, Some(old), old.state, old.reason.clone(), now);
+    Status { volumes, volumes_changing, volumes_failed, doing: old.doing.clone(), ..status }
+}
+
 /// A wish to look at it was answered; all else is as it was.
 pub fn admitted(old: &Status, access: Access, now: Timestamp) -> Status {
     Status { access: Some(access), updated_at: now, ..old.clone() }
@@ -268,7 +297,13 @@ mod tests {
             node: NodeId::new(uuid::Uuid::from_u128(2)),
             name: name.map(str::to_owned),
             kept: None,
-            order: name.map(|_| Order { epoch: 2, generation: 3, power_generation: 1, runs: true }),
+            order: name.map(|_| Order {
+                kind: Workload::Machine,
+                epoch: 2,
+                generation: 3,
+                power_generation: 1,
+                runs: true,
+            }),
             why: "building it".to_owned(),
         }
     }
@@ -373,7 +408,13 @@ mod tests {
 
     #[test]
     fn a_wish_for_power_is_carried_out_by_what_tells_so() {
-        let order = |power_generation, runs| Order { epoch: 1, generation: 9, power_generation, runs };
+        let order = |power_generation, runs| Order {
+            kind: Workload::Machine,
+            epoch: 1,
+            generation: 9,
+            power_generation,
+            runs,
+        };
         let subject = |order| Subject { order, ..subject(None) };
         let wished = subject(Some(order(7, true)));
         let done = |status: &Status| (status.power_generation, status.restarts);

@@ -8,7 +8,7 @@ mod situation;
 use std::{collections::BTreeMap, fmt};
 
 use ec_model::{
-    ActionVerb, Desired, Extent, ImageRef, Instance, Power, PowerWish, Request, Restart, Status,
+    ActionVerb, Desired, Extent, ImageRef, Instance, Power, PowerWish, Request, Restart, Status, Workload,
     input::{LABELS_MAX, METADATA_MAX},
 };
 
@@ -226,6 +226,13 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
                 return Verdict::Refuse(format!("it would have {many} {what}, more than {most}"));
             }
             return Verdict::Do(Wish::Set(change.clone()));
+        }
+        (Verb::Resize(extent), None) if instance.kind == Workload::Volume => {
+            return sizes::extend(extent, instance);
+        }
+        (_, None) if instance.kind == Workload::Volume => {
+            let why = "it is a volume: `eschedule volume --help` tells what can be asked of one";
+            return Verdict::Refuse(why.to_owned());
         }
         (_, None) => {}
     }

@@ -7,9 +7,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use ec_hypervisor::{
     Console, DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent,
-    HypervisorResult, Observed, Operation, SimulatedHypervisor, Usage,
+    HypervisorResult, Observed, Operation, SimulatedHypervisor, Usage, VolumeSource,
 };
-use ec_model::{Address, BaseImage, InstanceId};
+use ec_model::{Address, Attachment, BaseImage, InstanceId};
 use tokio::{
     net::UnixStream,
     sync::{broadcast, mpsc},
@@ -240,6 +240,31 @@ impl Hypervisor for Hands {
 
     async fn persist(&self, spec: &DomainSpec) -> HypervisorResult<()> {
         self.change_as(Operation::Persist, spec, |host, spec| async move { host.persist(&spec).await }).await
+    }
+
+    async fn create_volume(
+        &self,
+        volume: InstanceId,
+        source: &VolumeSource,
+        capacity_bytes: u64,
+    ) -> HypervisorResult<()> {
+        let source = source.clone();
+        self.change(Operation::CreateVolume, volume, move |hypervisor| async move {
+            hypervisor.create_volume(volume, &source, capacity_bytes).await
+        })
+        .await
+    }
+
+    async fn set_volumes(&self, instance: InstanceId, volumes: &[Attachment]) -> HypervisorResult<()> {
+        let volumes = volumes.to_vec();
+        self.change(Operation::SetVolumes, instance, move |hypervisor| async move {
+            hypervisor.set_volumes(instance, &volumes).await
+        })
+        .await
+    }
+
+    async fn disk_bytes(&self, instance: InstanceId) -> HypervisorResult<Option<u64>> {
+        self.ask("measure the disk", self.computer.hypervisor.disk_bytes(instance)).await
     }
 
     async fn grow_disk(&self, instance: InstanceId, capacity_bytes: u64) -> HypervisorResult<()> {

@@ -197,6 +197,8 @@ fn request_of(world: &World, instance: InstanceId) -> Request {
         restart: ec_model::Restart::No,
         rebuild: None,
         rescue: None,
+        kind: ec_model::Workload::Machine,
+        volumes: Vec::new(),
         resize: None,
         name: None,
         project: "default".to_owned(),
@@ -227,7 +229,7 @@ async fn seal_one(world: &World, computer: &Computer, key: String, instance: Ins
         digest: "0".repeat(64),
     };
     computer.hypervisor.create_overlay(instance, &base, None).await.ok();
-    let spec = DomainSpec { instance, title: "sealed".into(), vcpus: 1, memory_mb: 1 };
+    let spec = DomainSpec { instance, title: "sealed".into(), vcpus: 1, memory_mb: 1, volumes: Vec::new() };
     computer.hypervisor.define(&spec).await.ok();
     world.judge(|referee, _| referee.seal(key, value, instance));
 }

@@ -285,6 +285,8 @@ pub(crate) async fn place(
 ) -> Result<Scheduled, String> {
     let Order { name, data, query, restart, group } = order;
     let guest = Guest {
+        kind: ec_model::Workload::Machine,
+        copy_of: None,
         naming: match name {
             Some(name) => Naming::Name(name.to_owned()),
             None if world.chance(15) => Naming::Prefix("web-".to_owned()),
@@ -400,7 +402,7 @@ pub(crate) async fn wish(
             Awaited::Rebuild(wished_at) => referee.rebuild_acknowledged(instance, wished_at),
             Awaited::Resize(wished_at) => referee.resize_acknowledged(instance, wished_at),
             // That the last of them holds is seen in the end.
-            Awaited::Rescue { .. } | Awaited::Unrescue(_) => {}
+            Awaited::Rescue { .. } | Awaited::Unrescue(_) | Awaited::Volumes { .. } => {}
         });
         let Some(patience) = patience else { return Ok(None) };
         let came = until_done(cloud, acted.node, instance, awaited, patience, |_| {}).await?;

@@ -5,7 +5,9 @@ use std::{sync::Arc, time::Duration};
 use ec_hypervisor::DomainSpec;
 use ec_image::CachedImage;
 use ec_metadata::{InstanceRecord, RECORD_VERSION, RecordDir};
-use ec_model::{Blob, ImageRef, MacAddr, Progress, Rebuilt, Request, Resources, Spec, State, Status};
+use ec_model::{
+    Attachment, Blob, ImageRef, MacAddr, Progress, Rebuilt, Request, Resources, Spec, State, Status, Workload,
+};
 use ec_plan::{RecordFacts, engine::Change, status};
 use tokio::sync::watch;
 
@@ -122,7 +124,11 @@ impl Worker {
         // Wanted or not, that is what it was started from as far as anybody knows.
         record.rescued = self.status.known().and_then(|status| status.rescued.clone());
         // How large it is, is seen: more may be claimed already, for a wish that has yet to be heard of.
-        if let Some(size) = self.parts.hypervisor.size(self.job.instance).await? {
+        if request.kind == Workload::Volume {
+            if let Some(bytes) = self.parts.hypervisor.disk_bytes(self.job.instance).await? {
+                record.resources.insert("DISK_GB".to_owned(), bytes.div_ceil(1 << 30));
+            }
+        } else if let Some(size) = self.parts.hypervisor.size(self.job.instance).await? {
             record.resources = self.as_large_as(size, &record.resources);
         }
         if request.resize.is_some() {
@@ -132,14 +138,14 @@ impl Worker {
     }
 
     /// The node's record as the request has it, of a guest that has not run.
-    async fn record_of(&self, request: &Request) -> Result<InstanceRecord, Stop> {
+    pub(super) async fn record_of(&self, request: &Request) -> Result<InstanceRecord, Stop> {
         let spec = spec_of(request)?;
         let intent = Some(self.intent().await?);
         Ok(InstanceRecord {
             version: RECORD_VERSION,
             instance: self.job.instance,
             name: hostname(request),
-            macs: self.macs(),
+            macs: if request.kind == Workload::Machine { self.macs() } else { Vec::new() },
             base_digest: None,
             next_base_digest: None,
             rescue_base_digest: None,
@@ -265,13 +271,24 @@ impl Worker {
             Some(request) => hostname(request),
             None => self.record().await?.map(|record| record.name).unwrap_or_default(),
         };
+        let volumes = match &self.job.request {
+            Some(request) => request.volumes.clone(),
+            None => self.record().await?.map(|record| volumes_of(&record)).unwrap_or_default(),
+        };
         Ok(DomainSpec {
             instance: self.job.instance,
             title,
+            volumes,
             vcpus: amount("VCPU")?,
             memory_mb: amount("MEMORY_MB")?,
         })
     }
+}
+
+/// The volumes that a guest has of which no request speaks, as the last one did.
+fn volumes_of(record: &InstanceRecord) -> Vec<Attachment> {
+    let request = record.intent.as_ref().and_then(|intent| intent.request().ok());
+    request.map(|request| request.record.volumes).unwrap_or_default()
 }
 
 /// What the instance shall be.

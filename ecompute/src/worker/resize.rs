@@ -2,7 +2,7 @@
 
 use ec_hypervisor::{DomainSize, HypervisorError};
 use ec_metadata::InstanceRecord;
-use ec_model::{Resized, Resources, Size, State, greater};
+use ec_model::{Resized, Resources, Size, State, Workload, greater};
 use ec_placement_client::PlacementError;
 use ec_plan::{
     engine::{Change, Held},
@@ -221,7 +221,8 @@ impl Worker {
         let noted = record.resized.as_ref();
         let given_up = noted.is_some_and(|noted| noted.failed.is_some() && Some(noted.wished_at) == wished);
         let spec = &spec_of(&request)?.resources;
-        let is_measured = Size::of(spec).vcpus > 0 && Size::of(spec).memory_mb > 0;
+        let is_measured =
+            request.kind == Workload::Volume || Size::of(spec).vcpus > 0 && Size::of(spec).memory_mb > 0;
         if given_up || !is_measured || (wished.is_none() && noted.is_none()) {
             return Ok(record.resources.clone());
         }

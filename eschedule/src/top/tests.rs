@@ -54,6 +54,7 @@ fn node(number: u128, name: &str, alive: bool) -> NodeView {
 
 fn view(number: u128, name: &str, state: State, node: u128) -> View {
     View {
+        kind: ec_model::Workload::Machine,
         instance: id(number),
         name: Some(name.to_owned()),
         node: Some(node_id(node)),

@@ -300,6 +300,8 @@ impl World {
         name: Option<&str>,
     ) -> CloudResult<Result<Scheduled, NoRoom>> {
         let guest = Guest {
+            kind: ec_model::Workload::Machine,
+            copy_of: None,
             naming: name.map_or(Naming::None, |name| Naming::Name(name.to_owned())),
             user_data: Some(ec_model::Blob(b"secret".to_vec())),
             keys: Vec::new(),
@@ -515,12 +517,16 @@ async fn a_name_whose_bearer_is_gone_for_long_is_taken_over_and_one_that_is_not_
                 keys: Vec::new(),
                 metadata: std::collections::BTreeMap::new(),
                 user_data_bytes: None,
+                copy_of: None,
                 token_required: false,
             },
             power: ec_model::PowerWish::default(),
             restart: ec_model::Restart::No,
             group: None,
             before: None,
+            kind: ec_model::Workload::Machine,
+            volumes: Vec::new(),
+            attached: None,
             locked: None,
             request_id: None,
             labels: std::collections::BTreeMap::new(),
@@ -530,7 +536,7 @@ async fn a_name_whose_bearer_is_gone_for_long_is_taken_over_and_one_that_is_not_
         };
         let mut txn = Txn::new()
             .put(world.keys.instance(instance), encode(&record))
-            .put(world.keys.name("p", "web", instance), "");
+            .put(world.keys.name(ec_model::Workload::Machine, "p", "web", instance), "");
         if status {
             txn = txn.put(world.keys.status(node(0), instance), "{}");
         }

@@ -1,11 +1,16 @@
 //! The state of the simulated host and what the operations do to it.
 
-use std::{collections::HashMap, net::Ipv4Addr, path::PathBuf, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    net::Ipv4Addr,
+    path::PathBuf,
+    time::Duration,
+};
 
-use ec_model::{Address, AddressSource, BaseImage, InstanceId, NodeId};
+use ec_model::{Address, AddressSource, Attachment, BaseImage, InstanceId, NodeId};
 use tokio::time::Instant;
 
-use crate::{DomainSize, DomainSpec, End, Observed, Pause, Room, RunState, Usage};
+use crate::{DomainSize, DomainSpec, End, Observed, Pause, Room, RunState, Usage, VolumeSource};
 
 #[derive(Debug, Default)]
 pub(super) struct Host {
@@ -42,6 +47,9 @@ struct Domain {
     rescued: bool,
     vcpus: u64,
     memory_mb: u64,
+    /// Volumes as it is defined, and those of the guest that is up.
+    volumes: Vec<Attachment>,
+    volumes_up: Vec<Attachment>,
     /// What it was started with room for; none before its first start.
     room: Option<Room>,
     address: Option<(Ipv4Addr, Instant)>,
@@ -77,11 +85,29 @@ impl Machine {
             volume: self.volume.is_some(),
             transient: self.domain.as_ref().is_some_and(|domain| domain.transient),
             rescued: self.domain.as_ref().is_some_and(Domain::is_rescued),
+            volumes: self.domain.as_ref().map_or(0, Domain::volumes),
         }
     }
 }
 
 impl Domain {
+    fn is_up(&self) -> bool {
+        matches!(self.state, RunState::Running | RunState::Paused(_))
+    }
+
+    fn has(&self, volume: InstanceId) -> bool {
+        let up = self.volumes_up.iter().filter(|_| self.is_up() || self.state == RunState::Saved);
+        self.volumes.iter().chain(up).any(|has| has.volume == volume)
+    }
+
+    fn volumes(&self) -> u64 {
+        let [defined, up] = [&self.volumes, &self.volumes_up].map(|has| Attachment::fingerprint(has));
+        if self.is_up() && !self.transient && up != defined {
+            return Observed::OTHER_VOLUMES;
+        }
+        if self.is_up() { up } else { defined }
+    }
+
     /// As libvirt tells it, which forgets how a guest was started when it ends.
     fn is_rescued(&self) -> bool {
         self.rescued && matches!(self.state, RunState::Running | RunState::Paused(_) | RunState::Saved)
@@ -144,6 +170,81 @@ impl Host {
         let volume = Volume::on(base, capacity)?;
         self.machine(node, instance)?.successor = Some(volume);
         Ok(true)
+    }
+
+    pub(super) fn create_volume(
+        &mut self,
+        node: NodeId,
+        volume: InstanceId,
+        source: &VolumeSource,
+        capacity: u64,
+    ) -> Result<bool, String> {
+        if self.user_of(volume).is_some() {
+            return Err("a domain has it".into());
+        }
+        let disk = match source {
+            VolumeSource::Empty => Volume { base: PathBuf::new(), capacity },
+            VolumeSource::Image(base) => Volume::on(base, Some(capacity))?,
+            VolumeSource::Copy(of) => {
+                let is_up = |machine: &Machine| machine.domain.as_ref().is_some_and(Domain::is_up);
+                if self.machines.get(of).is_some_and(is_up) || self.user_of(*of).is_some() {
+                    return Err("a guest may write what is to be copied".into());
+                }
+                let from = self.ours(node, *of).and_then(|machine| machine.volume.as_ref());
+                let from = from.ok_or("there is nothing to copy")?;
+                if capacity < from.capacity {
+                    return Err(format!("{capacity} bytes are less than the {} to copy", from.capacity));
+                }
+                Volume { base: PathBuf::from(of.to_string()), capacity }
+            }
+        };
+        let machine = self.machine(node, volume)?;
+        let is_new = machine.volume.as_ref() != Some(&disk);
+        machine.volume = Some(disk);
+        Ok(is_new)
+    }
+
+    pub(super) fn has_user(&self, volume: InstanceId) -> bool {
+        self.user_of(volume).is_some()
+    }
+
+    /// The machine whose domain has this volume.
+    fn user_of(&self, volume: InstanceId) -> Option<InstanceId> {
+        let has = |machine: &Machine| machine.domain.as_ref().is_some_and(|domain| domain.has(volume));
+        self.machines.iter().find(|(_, machine)| has(machine)).map(|(instance, _)| *instance)
+    }
+
+    pub(super) fn set_volumes(
+        &mut self,
+        node: NodeId,
+        instance: InstanceId,
+        volumes: &[Attachment],
+    ) -> Result<bool, String> {
+        for Attachment { volume, .. } in volumes {
+            if self.ours(node, *volume).is_none_or(|machine| machine.volume.is_none()) {
+                return Err(format!("the disk of volume {volume} is not there"));
+            }
+            if let Some(other) = self.user_of(*volume).filter(|other| *other != instance) {
+                return Err(format!("{other} has volume {volume}"));
+            }
+        }
+        let machine = self.machines.get_mut(&instance).filter(|machine| machine.node == node);
+        let domain = machine.and_then(|machine| machine.domain.as_mut()).ok_or("domain not found")?;
+        if domain.state == RunState::Saved {
+            return Err("its memory is saved".into());
+        }
+        let before = domain.volumes();
+        if !domain.transient {
+            domain.volumes = volumes.to_vec();
+        }
+        if domain.is_up() {
+            domain.volumes_up = volumes.to_vec();
+        }
+        Ok(before != domain.volumes())
+    }
+
+    pub(super) fn disk_bytes(&self, node: NodeId, instance: InstanceId) -> Option<u64> {
+        self.ours(node, instance)?.volume.as_ref().map(|volume| volume.capacity)
     }
 
     pub(super) fn replace_overlay(&mut self, node: NodeId, instance: InstanceId) -> Result<bool, String> {
@@ -213,6 +314,8 @@ impl Host {
             rescued: false,
             vcpus: spec.vcpus,
             memory_mb: spec.memory_mb,
+            volumes: spec.volumes.clone(),
+            volumes_up: Vec::new(),
             room: None,
             address: None,
             console: String::new(),
@@ -254,7 +357,8 @@ impl Host {
         }
         let before = std::mem::replace(&mut domain.vcpus, spec.vcpus);
         let memory_before = std::mem::replace(&mut domain.memory_mb, spec.memory_mb);
-        Ok((before, memory_before) != (spec.vcpus, spec.memory_mb))
+        let volumes_before = std::mem::replace(&mut domain.volumes, spec.volumes.clone());
+        Ok((before, memory_before) != (spec.vcpus, spec.memory_mb) || volumes_before != spec.volumes)
     }
 
     pub(super) fn grow(&mut self, node: NodeId, spec: &DomainSpec) -> Result<bool, String> {
@@ -272,6 +376,7 @@ impl Host {
         domain.memory_mb = spec.memory_mb;
         // Growing defines it for good.
         let undefined = std::mem::take(&mut domain.transient);
+        domain.volumes = spec.volumes.clone();
         Ok(before != spec.vcpus || more > 0 || undefined)
     }
 
@@ -425,6 +530,8 @@ impl Host {
     fn begin(&mut self, node: NodeId, instance: InstanceId, rescued: bool) -> Result<bool, String> {
         let next = self.addresses_given + 1;
         let known_at = Instant::now() + self.address_delay;
+        let there: HashSet<InstanceId> =
+            self.machines.iter().filter(|(_, machine)| machine.volume.is_some()).map(|(id, _)| *id).collect();
         let machine = self.machines.get_mut(&instance).ok_or("domain not found")?;
         if machine.node != node {
             return Err(foreign());
@@ -437,6 +544,12 @@ impl Host {
         let rescued = if domain.state == RunState::Saved { domain.rescued } else { rescued };
         if machine.volume.is_none() || (rescued && machine.rescue.is_none()) {
             return Err("cannot access the volume: no such file or directory".into());
+        }
+        if !rescued && domain.volumes.iter().any(|has| !there.contains(&has.volume)) {
+            return Err("cannot access a volume: no such file or directory".into());
+        }
+        if domain.state != RunState::Saved {
+            domain.volumes_up = if rescued { Vec::new() } else { domain.volumes.clone() };
         }
         domain.rescued = rescued;
         // What was saved has the room that it had.

@@ -15,7 +15,7 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use ec_model::{Address, BaseImage, InstanceId, NodeId};
+use ec_model::{Address, Attachment, BaseImage, InstanceId, NodeId};
 use tokio::{
     net::UnixStream,
     sync::{Notify, broadcast, mpsc},
@@ -23,7 +23,7 @@ use tokio::{
 
 use crate::{
     Console, DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent,
-    HypervisorResult, Observed, Usage,
+    HypervisorResult, Observed, Usage, VolumeSource,
 };
 use host::Host;
 use knobs::Knobs;
@@ -46,6 +46,9 @@ pub enum Operation {
     DropRescue,
     Define,
     Persist,
+    CreateVolume,
+    SetVolumes,
+    DiskBytes,
     GrowDisk,
     Grow,
     Redefine,
@@ -80,6 +83,9 @@ impl Operation {
             Self::DropRescue => "drop the rescue disk",
             Self::Define => "define the domain",
             Self::Persist => "define the domain that is up",
+            Self::CreateVolume => "create the volume",
+            Self::SetVolumes => "set the volumes",
+            Self::DiskBytes => "measure the disk",
             Self::GrowDisk => "grow the disk",
             Self::Grow => "grow the guest",
             Self::Redefine => "define the domain anew",
@@ -279,6 +285,28 @@ impl Hypervisor for SimulatedHypervisor {
         self.change(operation, instance, |_| Ok(changed))
     }
 
+    async fn create_volume(
+        &self,
+        volume: InstanceId,
+        source: &VolumeSource,
+        capacity_bytes: u64,
+    ) -> HypervisorResult<()> {
+        self.enter(Operation::CreateVolume, Some(volume)).await?;
+        self.change(Operation::CreateVolume, volume, |host| {
+            host.create_volume(self.node, volume, source, capacity_bytes)
+        })
+    }
+
+    async fn set_volumes(&self, instance: InstanceId, volumes: &[Attachment]) -> HypervisorResult<()> {
+        self.enter(Operation::SetVolumes, Some(instance)).await?;
+        self.change(Operation::SetVolumes, instance, |host| host.set_volumes(self.node, instance, volumes))
+    }
+
+    async fn disk_bytes(&self, instance: InstanceId) -> HypervisorResult<Option<u64>> {
+        self.enter(Operation::DiskBytes, Some(instance)).await?;
+        Ok(self.inner().host.disk_bytes(self.node, instance))
+    }
+
     async fn grow_disk(&self, instance: InstanceId, capacity_bytes: u64) -> HypervisorResult<()> {
         self.enter(Operation::GrowDisk, Some(instance)).await?;
         self.change(Operation::GrowDisk, instance, |host| host.grow_disk(self.node, instance, capacity_bytes))
@@ -337,6 +365,12 @@ impl Hypervisor for SimulatedHypervisor {
 
     async fn destroy(&self, instance: InstanceId) -> HypervisorResult<()> {
         self.enter(Operation::Destroy, Some(instance)).await?;
+        if self.inner().host.has_user(instance) {
+            return Err(HypervisorError::NotNow {
+                what: format!("{} {instance}", Operation::Destroy.name()),
+                detail: "a domain has it".to_owned(),
+            });
+        }
         self.change(Operation::Destroy, instance, |host| host.destroy(self.node, instance))
     }
 

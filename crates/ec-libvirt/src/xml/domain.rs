@@ -13,6 +13,8 @@
 //!   mouse is a tablet, so that the viewer's pointer is the guest's.
 //! * Emulated guests get a translation cache of 32 MiB, where libvirt can say so: by default qemu takes up
 //!   to 1 GiB, which no claim accounts for.
+//! * Volumes come behind its own disk, and have their uuids as serial numbers: a guest finds them by these, whatever order its
+//!   kernel finds them in. One that is started from a rescue disk has none of them.
 //! * A rescue disk, where it is started from one, is the first, so that it boots from that, and the disk that is its own the
 //!   second. The mark tells of it, since the definition does not: such a guest is started once, as it is here.
 //! * It has room to grow while it runs ([`Room`]): processors that are not there yet, and slots for memory, which libvirt
@@ -46,7 +48,16 @@ pub(crate) struct Machine {
     pub(crate) disk: String,
     /// To boot from in its place.
     pub(crate) rescue: Option<String>,
+    pub(crate) volumes: Vec<VolumeFile>,
     pub(crate) console: String,
+}
+
+/// A volume as a domain has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct VolumeFile {
+    pub(crate) file: String,
+    pub(crate) device: String,
+    pub(crate) serial: String,
 }
 
 /// The document for [`DomainSpec`] on [`Machine`].
@@ -238,7 +249,7 @@ struct Clock {
 
 #[derive(Debug, Serialize)]
 struct Devices {
-    disk: Vec<Disk>,
+    disk: Vec<DiskXml>,
     interface: Vec<Interface>,
     serial: Serial,
     channel: Channel,
@@ -252,8 +263,10 @@ struct Devices {
     memballoon: Model,
 }
 
+/// A disk of a domain, as one that runs is given it, too.
 #[derive(Debug, Serialize)]
-struct Disk {
+#[serde(rename = "disk")]
+pub(crate) struct DiskXml {
     #[serde(rename = "@type")]
     kind: &'static str,
     #[serde(rename = "@device")]
@@ -261,6 +274,26 @@ struct Disk {
     driver: DiskDriver,
     source: File,
     target: Target,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    serial: Option<String>,
+}
+
+impl DiskXml {
+    fn new(file: &str, device: &str, serial: Option<String>) -> Self {
+        Self {
+            kind: "file",
+            device: "disk",
+            driver: DiskDriver { name: "qemu", kind: "qcow2", cache: "writeback", discard: "unmap" },
+            source: File { file: file.to_owned() },
+            target: Target { dev: device.to_owned(), bus: "virtio" },
+            serial,
+        }
+    }
+
+    /// That of a volume.
+    pub(crate) fn of(volume: &VolumeFile) -> Self {
+        Self::new(&volume.file, &volume.device, Some(volume.serial.clone()))
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -284,7 +317,7 @@ struct File {
 #[derive(Debug, Serialize)]
 struct Target {
     #[serde(rename = "@dev")]
-    dev: &'static str,
+    dev: String,
     #[serde(rename = "@bus")]
     bus: &'static str,
 }
@@ -489,15 +522,9 @@ impl Devices {
             model: Type { kind: "virtio" },
             rom: Rom { enabled: "no" },
         };
-        let disks = machine.rescue.iter().chain([&machine.disk]).zip([crate::disk::DISK, "vdb"]).map(
-            |(file, dev)| Disk {
-                kind: "file",
-                device: "disk",
-                driver: DiskDriver { name: "qemu", kind: "qcow2", cache: "writeback", discard: "unmap" },
-                source: File { file: file.clone() },
-                target: Target { dev, bus: "virtio" },
-            },
-        );
+        let own = machine.rescue.iter().chain([&machine.disk]).zip([crate::disk::DISK, "vdb"]);
+        let own = own.map(|(file, device)| DiskXml::new(file, device, None));
+        let volumes = machine.volumes.iter().filter(|_| machine.rescue.is_none()).map(DiskXml::of);
         let network = Source { network: Some(machine.network.clone()), ..Source::default() };
         let mut interfaces = vec![interface(0, "network", network)];
         if let Some(bridge) = &machine.bridge {
@@ -505,7 +532,7 @@ impl Devices {
             interfaces.push(interface(1, "bridge", source));
         }
         Self {
-            disk: disks.collect(),
+            disk: own.chain(volumes).collect(),
             interface: interfaces,
             serial: Serial {
                 kind: "pty",
@@ -543,6 +570,7 @@ mod tests {
             title: "web".into(),
             vcpus: 2,
             memory_mb: 513,
+            volumes: Vec::new(),
         }
     }
 
@@ -557,6 +585,7 @@ mod tests {
             graphics: false,
             disk: "/pool/x.qcow2".into(),
             rescue: None,
+            volumes: Vec::new(),
             console: "/log/x.log".into(),
         }
     }
@@ -634,6 +663,34 @@ mod tests {
         };
         let disks = disk("/pool/x.rescue.qcow2", "vda") + &disk("/pool/x.qcow2", "vdb");
         contains(&xml, &[r#"node="11111111-2222-4333-8444-555555555555" rescued="true"/>"#, &disks]);
+    }
+
+    #[test]
+    fn volumes_come_behind_its_own_disk_and_not_beside_a_rescue_disk() {
+        let volume = |file: &str, device: &str| VolumeFile {
+            file: file.into(),
+            device: device.into(),
+            serial: "s<1>".into(),
+        };
+        let volumes = vec![volume("/pool/v.qcow2", "vdb"), volume("/pool/w.qcow2", "vdd")];
+        let machine = Machine { volumes, ..machine() };
+        let xml = write(&DomainXml::new(&spec(), &machine)).unwrap();
+        contains(
+            &xml,
+            &[
+                r#"<target dev="vda" bus="virtio"/></disk><disk type="file""#,
+                r#"<source file="/pool/v.qcow2"/><target dev="vdb" bus="virtio"/><serial>s&lt;1&gt;</serial></disk><disk "#,
+                r#"<source file="/pool/w.qcow2"/><target dev="vdd" bus="virtio"/><serial>"#,
+            ],
+        );
+        let alone = write(&DiskXml::of(&machine.volumes[0])).unwrap();
+        assert!(
+            alone.starts_with(r#"<disk type="file" device="disk"><driver "#) && xml.contains(&alone),
+            "{alone}"
+        );
+        let machine = Machine { rescue: Some("/pool/x.rescue.qcow2".into()), ..machine };
+        let xml = write(&DomainXml::new(&spec(), &machine)).unwrap();
+        assert!(!xml.contains("/pool/v.qcow2") && !xml.contains("/pool/w.qcow2"), "{xml}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ mod valid;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-pub(crate) use domain::{DomainXml, Machine, MemoryXml};
+pub(crate) use domain::{DiskXml, DomainXml, Machine, MemoryXml, VolumeFile};
 pub(crate) use ports::{NetworkXml, taps};
 pub(crate) use storage::{PoolXml, VolumeXml, utf8};
 
@@ -62,6 +62,46 @@ pub(crate) fn is_rescued(document: &str) -> bool {
         instance: Mark,
     }
     quick_xml::de::from_str::<Domain>(document).is_ok_and(|domain| domain.metadata.instance.rescued)
+}
+
+/// A file that a domain has as a disk, and what that is called there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DiskFile {
+    pub(crate) file: String,
+    pub(crate) device: String,
+}
+
+/// The files that the document of a domain has as disks.
+pub(crate) fn disk_files(document: &str) -> Result<Vec<DiskFile>, String> {
+    #[derive(Deserialize)]
+    struct Domain {
+        devices: Devices,
+    }
+    #[derive(Deserialize)]
+    struct Devices {
+        #[serde(rename = "disk", default)]
+        disks: Vec<Disk>,
+    }
+    #[derive(Deserialize)]
+    struct Disk {
+        source: Option<Source>,
+        target: Target,
+    }
+    #[derive(Deserialize)]
+    struct Source {
+        #[serde(rename = "@file")]
+        file: Option<String>,
+    }
+    #[derive(Deserialize)]
+    struct Target {
+        #[serde(rename = "@dev")]
+        dev: String,
+    }
+    let Domain { devices } = read(document)?;
+    let files = devices.disks.into_iter().filter_map(|disk| {
+        Some(DiskFile { file: disk.source.and_then(|source| source.file)?, device: disk.target.dev })
+    });
+    Ok(files.collect())
 }
 
 /// Whether the capabilities of a domain type offer the processor mode `maximum`.
@@ -120,6 +160,22 @@ mod tests {
         for element in ["", "<instance/>", "<instance node='x'/>", "<instance", "node"] {
             assert!(mark(element).is_none(), "{element}");
         }
+    }
+
+    #[test]
+    fn the_files_of_a_domain_are_found_among_all_that_it_has() {
+        let document = "<domain type='kvm'><name>x</name><devices><emulator>/q</emulator>\
+            <disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='/p/a&amp;b.qcow2' index='2'/>\
+            <backingStore type='file'><source file='/c/base'/></backingStore><target dev='vda' bus='virtio'/></disk>\
+            <interface type='network'><source network='default'/><target dev='tap0'/></interface>\
+            <disk type='file' device='cdrom'><target dev='hda' bus='ide'/></disk>\
+            <disk type='block' device='disk'><source dev='/dev/sdb'/><target dev='vdc' bus='virtio'/></disk>\
+            <disk type='file' device='disk'><source file='/p/v.qcow2'/><target dev='vdb' bus='virtio'/></disk>\
+            </devices></domain>";
+        let file = |file: &str, device: &str| DiskFile { file: file.into(), device: device.into() };
+        assert_eq!(disk_files(document).unwrap(), [file("/p/a&b.qcow2", "vda"), file("/p/v.qcow2", "vdb")]);
+        assert_eq!(disk_files("<domain><devices/></domain>").unwrap(), []);
+        assert!(disk_files("<domain/>").is_err());
     }
 
     #[test]

@@ -43,7 +43,7 @@ impl PoolXml {
     }
 }
 
-/// An overlay. Two are equal when an instance may run on either.
+/// A disk. Two are equal when an instance may run on either.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename = "volume")]
 pub(crate) struct VolumeXml {
@@ -76,6 +76,16 @@ fn kind(format: DiskFormat) -> Kind {
 }
 
 impl VolumeXml {
+    /// One of that name and capacity in bytes that stands on nothing.
+    pub(crate) fn alone(name: &str, capacity: u64) -> Self {
+        Self {
+            name: name.into(),
+            capacity: Size::new(capacity.next_multiple_of(512), "bytes"),
+            target: Format { format: kind(DiskFormat::Qcow2) },
+            backing: None,
+        }
+    }
+
     /// The overlay `name` on `base` with that capacity in bytes. A path that is not UTF-8 cannot be told
     /// to libvirt, so it is an error.
     pub(crate) fn overlay(name: &str, base: &BaseImage, capacity: u64) -> Result<Self, String> {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use ec_hypervisor::DomainSpec;
 use ec_model::{BaseImage, DiskFormat};
 
-use super::{DomainXml, Machine, PoolXml, VolumeXml, write};
+use super::{DomainXml, Machine, PoolXml, VolumeFile, VolumeXml, write};
 use crate::testing::assert_valid;
 
 const FLAGS: [bool; 2] = [false, true];
@@ -16,9 +16,21 @@ fn specs() -> [DomainSpec; 3] {
         title: title.into(),
         vcpus,
         memory_mb,
+        volumes: Vec::new(),
     };
     // As it was made, as it was resized, and what nobody would call a name.
     [spec("web", 1, 128), spec("", 64, 1 << 20), spec("</title><x a='\"'>&\n\u{1b}é", 1, 1)]
+}
+
+fn volumes() -> Vec<VolumeFile> {
+    let serial = || "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".to_owned();
+    ["vdb", "vdz"]
+        .map(|device| VolumeFile {
+            file: "/pool/a&b 'c'/v.qcow2".into(),
+            device: device.into(),
+            serial: serial(),
+        })
+        .into()
 }
 
 #[test]
@@ -40,6 +52,7 @@ fn every_domain_is_valid_by_libvirts_schema() {
                             graphics,
                             disk: "/pool/a&b 'c'/x.qcow2".into(),
                             rescue,
+                            volumes: if graphics { volumes() } else { Vec::new() },
                             console: "/log/a&b 'c'/x.log".into(),
                         };
                         let spec = &specs()[documents.len() % 3];
@@ -69,6 +82,7 @@ fn every_pool_and_volume_is_valid_by_libvirts_schema() {
             assert_valid(&write(&VolumeXml::overlay(name, &base, 1000).unwrap()).unwrap(), "storagevol");
         }
     }
+    assert_valid(&write(&VolumeXml::alone("x.qcow2", 1 << 30)).unwrap(), "storagevol");
 }
 
 #[test]

@@ -91,6 +91,12 @@ pub enum ActionVerb {
     Rename,
     /// To have other labels, metadata or another restart policy.
     Set,
+    /// To have a volume.
+    #[serde(rename = "attach_volume")]
+    AttachVolume,
+    /// To have it no more.
+    #[serde(rename = "detach_volume")]
+    DetachVolume,
     /// To be asked for again as its node knew it, after etcd had lost that.
     Heal,
     /// To be destroyed.
@@ -121,6 +127,8 @@ impl fmt::Display for ActionVerb {
             Self::Unlock => "unlock",
             Self::Rename => "rename",
             Self::Set => "set",
+            Self::AttachVolume => "attach_volume",
+            Self::DetachVolume => "detach_volume",
             Self::Heal => "heal",
             Self::Delete => "delete",
             Self::Unknown => "unknown",
@@ -129,11 +137,19 @@ impl fmt::Display for ActionVerb {
 }
 
 impl ActionVerb {
-    /// Whether it is done by being written down: no agent has to do anything.
+    /// Whether it is done by being written down: no agent has to do anything, or what it does is a level that the status
+    /// tells (`volumes`).
     pub fn is_done_at_once(self) -> bool {
         matches!(
             self,
-            Self::ConfirmResize | Self::Lock | Self::Unlock | Self::Rename | Self::Set | Self::Heal
+            Self::ConfirmResize
+                | Self::Lock
+                | Self::Unlock
+                | Self::Rename
+                | Self::Set
+                | Self::Heal
+                | Self::AttachVolume
+                | Self::DetachVolume
         )
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Extent, PowerWish, Resources, Restart};
+use super::{Attachment, Extent, PowerWish, Resources, Restart, Workload};
 use crate::{ImageId, InstanceId, NodeId, RequestId, request_id::overlooked};
 
 /// The intent: an instance that somebody wants, and where it is. Written by control tools only: before anything is
@@ -14,6 +14,9 @@ use crate::{ImageId, InstanceId, NodeId, RequestId, request_id::overlooked};
 pub struct Instance {
     /// The instance, as in the key.
     pub instance: InstanceId,
+    /// What kind of workload it is.
+    #[serde(default, skip_serializing_if = "Workload::is_machine")]
+    pub kind: Workload,
     /// The project that it is accounted to, and within which its name is its own.
     #[serde(default)]
     pub project: String,
@@ -40,6 +43,13 @@ pub struct Instance {
     /// What it was before a resize that is neither confirmed nor reverted; none where there is no such.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<Extent>,
+    /// The volumes that it has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<Attachment>,
+    /// Of a volume, the machine that has it, or had it last: it has it no more where that does not say so itself, nor tells
+    /// of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attached: Option<InstanceId>,
     /// Nothing is done to it but to unlock it; why, in its user's words, which may be none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub locked: Option<String>,
@@ -79,8 +89,12 @@ pub struct Spec {
     /// What the query asks for in all. The agent builds from the allocation itself.
     #[serde(default)]
     pub resources: Resources,
-    /// What to boot.
+    /// What to boot; what a volume is made of, where that is an image.
+    #[serde(default, skip_serializing_if = "ImageRef::is_none")]
     pub image: ImageRef,
+    /// The volume of the same node that a volume is a copy of, as it was at that moment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy_of: Option<InstanceId>,
     /// Public keys in OpenSSH's form, for the guest's metadata.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<String>,
@@ -116,6 +130,11 @@ pub struct ImageRef {
 }
 
 impl ImageRef {
+    /// Whether it is none: a volume may be empty.
+    pub fn is_none(&self) -> bool {
+        self.url.is_empty()
+    }
+
     /// What lies at a URL, whatever it is.
     pub fn at(url: impl Into<String>) -> Self {
         Self { url: url.into(), ..Self::default() }

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{AccessWish, PowerWish, Rebuild, Rescue, Resize, Restart};
+use super::{AccessWish, Attachment, PowerWish, Rebuild, Rescue, Resize, Restart, Workload};
 use crate::{InstanceId, RequestId, Spec, request_id::overlooked};
 
 /// The work order for one node. Written by control tools only, in one transaction with the [`crate::Instance`];
@@ -12,6 +12,9 @@ use crate::{InstanceId, RequestId, Spec, request_id::overlooked};
 pub struct Request {
     /// The instance, as in the key.
     pub instance: InstanceId,
+    /// What kind of workload it is, as in [`crate::Instance::kind`].
+    #[serde(default, skip_serializing_if = "Workload::is_machine")]
+    pub kind: Workload,
     /// The placement that this is about: [`crate::Assigned::epoch`].
     pub epoch: u64,
     /// Which of the changes of what is wanted this is: [`crate::Instance::generation`].
@@ -33,6 +36,9 @@ pub struct Request {
     /// That it is to be of the size of its spec, whatever it was made with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resize: Option<Resize>,
+    /// The volumes that it is to have, as in [`crate::Instance::volumes`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<Attachment>,
     /// The guest's hostname; where there is none, one is made from the instance's uuid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,

@@ -5,7 +5,7 @@ use std::{fmt, net::IpAddr};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Access, Rebuilt, Rescued, Resized};
+use super::{Access, Attachment, Rebuilt, Rescued, Resized, Workload};
 use crate::{InstanceId, MacAddr, NodeId};
 
 /// Where an instance stands. The life: `SCHEDULED → PREPARING → STARTING → ACTIVE`, `STOPPED` when the
@@ -115,6 +115,9 @@ impl fmt::Display for State {
 pub struct Status {
     /// The instance, as in the key.
     pub instance: InstanceId,
+    /// What kind of workload it is.
+    #[serde(default, skip_serializing_if = "Workload::is_machine")]
+    pub kind: Workload,
     /// The node, as in the key.
     pub node: NodeId,
     /// The placement that this is about: the request's. 0 where there was none that could be read.
@@ -158,6 +161,15 @@ pub struct Status {
     /// The guest's hostname.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// The volumes that it has, as its agent saw them; while they are being changed, all that it may have.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<Attachment>,
+    /// They are being changed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub volumes_changing: bool,
+    /// Why it has not all volumes that it is to have, or more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volumes_failed: Option<String>,
     /// The end of the guest's console, with an error that came after its start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub console: Option<String>,

@@ -15,6 +15,7 @@ fn spec() -> Spec {
         metadata: std::collections::BTreeMap::new(),
         user_data_bytes: Some(3),
         token_required: false,
+        copy_of: None,
     }
 }
 
@@ -28,6 +29,8 @@ fn request() -> Request {
         restart: Restart::No,
         rebuild: None,
         rescue: None,
+        kind: crate::Workload::Machine,
+        volumes: Vec::new(),
         resize: None,
         name: Some("web".into()),
         project: "p".into(),
@@ -247,6 +250,9 @@ fn an_instance_is_where_it_was_assigned() {
         restart: Restart::No,
         group: None,
         before: None,
+        kind: crate::Workload::Machine,
+        volumes: Vec::new(),
+        attached: None,
         locked: None,
         request_id: None,
         assigned: None,

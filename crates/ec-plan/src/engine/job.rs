@@ -69,6 +69,8 @@ pub enum Change {
     AskedToEnd,
     /// A paused guest was let go on.
     Resumed,
+    /// It cannot have the volumes that it is to have, for now.
+    VolumesFailed,
     /// Its request's key was deleted.
     RequestDropped,
 }

@@ -2,12 +2,15 @@
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
-use ec_model::{AccessWish, Desired, Edition, Observed, Power, Request, Resources, RunState, Size, Status};
+use ec_model::{
+    AccessWish, Attachment, Desired, Edition, Observed, Power, Request, Resources, RunState, Size, Status,
+    Workload,
+};
 
 use super::{Change, Now};
 use crate::{
     Allocation, Asked, Facts, KnownStatus, PowerFacts, RebuildFacts, RecordFacts, RescueFacts, RescuedFacts,
-    ResizeFacts, StatusFacts, Wanted, fingerprint,
+    ResizeFacts, StatusFacts, VolumesFacts, Wanted, fingerprint,
 };
 
 /// Between two searches for an address more time may pass in which nobody looked; no more than this counts.
@@ -101,6 +104,8 @@ pub(super) struct Known {
     last_search: Option<Duration>,
     /// When it was let go on last, after a pause.
     resumed: Option<Duration>,
+    /// When it was tried in vain to give it its volumes.
+    volumes_failed: Option<Duration>,
     /// When the guest that runs was asked first and last to end.
     asked_to_end: Option<(Duration, Duration)>,
     /// When it was first seen not to run.
@@ -134,6 +139,7 @@ impl Known {
     /// The facts, as plans are made from them.
     pub(super) fn facts(&self, now: Now) -> Facts {
         Facts {
+            kind: self.kind(),
             wanted: self.wanted(),
             generation: self.readable().map_or(0, |request| request.generation),
             edition: self.readable().map(Edition::of),
@@ -157,6 +163,7 @@ impl Known {
                 told: self.status.known().and_then(|status| status.rescued.as_ref()).map(RescuedFacts::of),
             },
             resize: self.resize(),
+            volumes: self.volumes(now),
             held: self.amounts().map(Size::of).unwrap_or_default(),
             access: self.access(),
             status: match &self.status {
@@ -215,6 +222,23 @@ impl Known {
         }
     }
 
+    /// As the request has it.
+    fn kind(&self) -> Workload {
+        self.readable().map(|request| request.kind).unwrap_or_default()
+    }
+
+    /// Which volumes it shall have, and of which the status tells.
+    fn volumes(&self, now: Now) -> VolumesFacts {
+        let wanted = self.readable().map(|request| Attachment::fingerprint(&request.volumes));
+        let is_plain = |status: &&Status| !status.volumes_changing && status.volumes_failed.is_none();
+        let status = self.status.known().filter(is_plain);
+        VolumesFacts {
+            wanted: wanted.unwrap_or_default(),
+            told: status.map(|status| Attachment::fingerprint(&status.volumes)),
+            failed: self.volumes_failed.map(|failed| now.since_start.saturating_sub(failed)),
+        }
+    }
+
     /// How large it shall be, and of which wish for that the status tells.
     fn resize(&self) -> ResizeFacts {
         let spec = self.readable().and_then(|request| request.spec.as_ref());
@@ -253,6 +277,7 @@ impl Known {
                 self.asked_to_end = Some((first, now.since_start));
             }
             Change::Resumed => self.resumed = Some(now.since_start),
+            Change::VolumesFailed => self.volumes_failed = Some(now.since_start),
             // Told of the request that the job had.
             Change::RequestDropped => {}
         }
@@ -300,6 +325,11 @@ impl Known {
             self.held_since = now.since_start;
         }
         self.allocation = Some(held);
+    }
+
+    /// A new wish is tried at once.
+    pub(super) fn forget_failure_of_volumes(&mut self) {
+        self.volumes_failed = None;
     }
 
     /// What placement has is to be asked for again.
@@ -361,8 +391,13 @@ mod tests {
     #[test]
     fn only_time_in_which_somebody_looked_counts_as_a_search() {
         let mut known = Known::default();
-        let runs =
-            Observed { domain: Some(RunState::Running), volume: true, transient: false, rescued: false };
+        let runs = Observed {
+            domain: Some(RunState::Running),
+            volume: true,
+            transient: false,
+            rescued: false,
+            volumes: 0,
+        };
         known.observe(runs, at(0.0));
         let limit = Duration::from_secs(2);
         assert!(!known.searched_in_vain(limit, at(0.0)), "the first look says nothing of the time before");
@@ -478,7 +513,13 @@ mod tests {
         assert_eq!(ran(None, 70), Duration::ZERO);
 
         let mut known = Known::default();
-        let seen = |domain| Observed { domain: Some(domain), volume: true, transient: false, rescued: false };
+        let seen = |domain| Observed {
+            domain: Some(domain),
+            volume: true,
+            transient: false,
+            rescued: false,
+            volumes: 0,
+        };
         known.observe(seen(RunState::Ended(End::Crashed)), at(10.0));
         known.observe(seen(RunState::Ended(End::Crashed)), at(20.0));
         assert_eq!(known.facts(at(30.0)).ended_for, Duration::from_secs(20), "since it was seen first");
@@ -493,8 +534,13 @@ mod tests {
     #[test]
     fn a_guest_was_asked_to_end_from_the_first_time_until_it_has() {
         let mut known = Known::default();
-        let runs =
-            Observed { domain: Some(RunState::Running), volume: true, transient: false, rescued: false };
+        let runs = Observed {
+            domain: Some(RunState::Running),
+            volume: true,
+            transient: false,
+            rescued: false,
+            volumes: 0,
+        };
         known.observe(runs, at(0.0));
         assert_eq!(known.facts(at(1.0)).asked_to_end, None);
         known.learn(Change::AskedToEnd, at(10.0));
@@ -553,8 +599,13 @@ mod tests {
     #[test]
     fn what_the_hypervisor_has_is_unseen_from_work_that_could_not_look_until_somebody_does() {
         let mut known = Known::default();
-        let runs =
-            Observed { domain: Some(RunState::Running), volume: true, transient: false, rescued: false };
+        let runs = Observed {
+            domain: Some(RunState::Running),
+            volume: true,
+            transient: false,
+            rescued: false,
+            volumes: 0,
+        };
         known.observe(runs, at(0.0));
         assert_eq!((known.is_here(), known.runs(), known.is_unseen()), (true, true, false));
         known.learn(Change::Observed(Err("blind".to_owned())), at(0.0));

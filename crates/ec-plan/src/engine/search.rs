@@ -133,7 +133,13 @@ mod tests {
             node: NodeId::new(uuid::Uuid::from_u128(9)),
             name: None,
             kept: None,
-            order: Some(Order { epoch: 1, generation: 1, power_generation: 1, runs: true }),
+            order: Some(Order {
+                kind: ec_model::Workload::Machine,
+                epoch: 1,
+                generation: 1,
+                power_generation: 1,
+                runs: true,
+            }),
             why: String::new(),
         };
         let begun = started(&subject, None, Timestamp::UNIX_EPOCH);
@@ -144,7 +150,13 @@ mod tests {
         known.request = desired.map(requested);
         known.status = StatusEntry::Known(Box::new(status));
         known.observe(
-            Observed { domain: Some(RunState::Running), volume: true, transient: false, rescued: false },
+            Observed {
+                domain: Some(RunState::Running),
+                volume: true,
+                transient: false,
+                rescued: false,
+                volumes: 0,
+            },
             at(0),
         );
         known

@@ -17,7 +17,7 @@ use crate::{machine::Effect, status};
 const SETUP: Setup =
     Setup { limits: Limits { address: Duration::from_secs(300), grace: Duration::from_secs(60) }, nics: 1 };
 const HERE: Observed =
-    Observed { domain: Some(RunState::Running), volume: true, transient: false, rescued: false };
+    Observed { domain: Some(RunState::Running), volume: true, transient: false, rescued: false, volumes: 0 };
 
 pub(super) fn one() -> InstanceId {
     InstanceId::new(uuid::Uuid::from_u128(1))
@@ -36,6 +36,8 @@ pub(super) fn requested(desired: Desired) -> Requested {
         restart: Restart::No,
         rebuild: None,
         rescue: None,
+        kind: ec_model::Workload::Machine,
+        volumes: Vec::new(),
         resize: None,
         name: None,
         spec: None,
@@ -54,7 +56,13 @@ fn says(state: State, reason: Option<&str>) -> StatusEntry {
         node: NodeId::new(uuid::Uuid::from_u128(9)),
         name: None,
         kept: None,
-        order: Some(status::Order { epoch: 1, generation: 1, power_generation: 1, runs: true }),
+        order: Some(status::Order {
+            kind: ec_model::Workload::Machine,
+            epoch: 1,
+            generation: 1,
+            power_generation: 1,
+            runs: true,
+        }),
         why: String::new(),
     };
     let reason = reason.map(str::to_owned);
@@ -273,7 +281,13 @@ fn waiting() -> Told {
         node: NodeId::new(uuid::Uuid::from_u128(9)),
         name: None,
         kept: None,
-        order: Some(status::Order { epoch: 1, generation: 1, power_generation: 1, runs: true }),
+        order: Some(status::Order {
+            kind: ec_model::Workload::Machine,
+            epoch: 1,
+            generation: 1,
+            power_generation: 1,
+            runs: true,
+        }),
         why: String::new(),
     };
     let started = status::started(&subject, None, Timestamp::UNIX_EPOCH);

@@ -13,15 +13,16 @@ use super::{
     rescue::rescue,
     resize::{resize, short},
     start, state,
+    volumes::volumes,
 };
 use crate::{Allocation, Facts, Limits, RecordFacts};
 
 /// Looking at a guest comes first: it stands on nothing, and is wished above all where something is wrong. The definition
 /// comes before the disk: what somebody undefined while it runs is defined for good whatever else is wrong with it, and
-/// nothing is defined on a disk that is gone. So do the wishes for a new disk, which may replace one that is gone, for another
+/// nothing is defined on a disk that is gone. Its volumes come before it is started, and hold nothing up. So do the wishes for a new disk, which may replace one that is gone, for another
 /// size, with which it is to start, for another to boot from, and for power: a guest can be ended without its disk.
-const ASPECTS: [Aspect; 11] =
-    [access, record, intent, definition, rebuild, resize, rescue, wish, disk, power, ready];
+const ASPECTS: [Aspect; 12] =
+    [access, record, intent, definition, volumes, rebuild, resize, rescue, wish, disk, power, ready];
 
 /// The first pause before its policy starts a guest again, doubled each time in a row, and what it grows to.
 const RESTART_FIRST: Duration = Duration::from_secs(1);
@@ -32,7 +33,12 @@ const RESTARTS_MOST: u32 = 5;
 const RESTARTS_FORGOTTEN: Duration = Duration::from_secs(600);
 
 pub(super) fn plan(facts: &Facts, limits: &Limits) -> Plan {
-    let plan = first(&ASPECTS, facts, limits);
+    keep(&ASPECTS, facts, limits)
+}
+
+/// The plan of the first aspect that is not as it shall be; last, where nothing else is to be done, what is in nobody's way.
+pub(super) fn keep(aspects: &[Aspect], facts: &Facts, limits: &Limits) -> Plan {
+    let plan = first(aspects, facts, limits);
     let at_rest =
         matches!(plan.next, Next::Settled | Next::Stuck(Problem::Told) | Next::Wait(Until::Address));
     match known(facts) {
@@ -58,7 +64,7 @@ fn access(facts: &Facts, _: &Limits) -> Option<Plan> {
 }
 
 /// The metadata service stands on it.
-fn record(facts: &Facts, _: &Limits) -> Option<Plan> {
+pub(super) fn record(facts: &Facts, _: &Limits) -> Option<Plan> {
     let is_here = facts.observed.domain.is_some() || facts.observed.volume;
     (facts.record == RecordFacts::Absent && is_here)
         .then(|| Plan::run(vec![KeepRecord], "writing its record anew, which was gone from this node"))
@@ -66,7 +72,7 @@ fn record(facts: &Facts, _: &Limits) -> Option<Plan> {
 
 /// The guest may ask for its metadata at any moment; and what is acted upon from here on is known to this node should etcd
 /// lose it.
-fn intent(facts: &Facts, _: &Limits) -> Option<Plan> {
+pub(super) fn intent(facts: &Facts, _: &Limits) -> Option<Plan> {
     let RecordFacts::Kept { metadata, intent, .. } = facts.record else { return None };
     ((metadata, intent) != (facts.metadata, facts.edition))
         .then(|| Plan::run(vec![KeepIntent], "writing down what is asked for"))

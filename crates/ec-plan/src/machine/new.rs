@@ -11,7 +11,7 @@ use crate::{Allocation, Facts, Limits};
 pub(super) const ASPECTS: [Aspect; 4] = [failure, told, claim, machine];
 
 /// The same way as a destroy, but the status stays for people to read.
-fn failure(facts: &Facts, _: &Limits) -> Option<Plan> {
+pub(super) fn failure(facts: &Facts, _: &Limits) -> Option<Plan> {
     (state(facts) == Some(State::Error)).then(|| {
         Plan::run(
             vec![RemoveDomain, DropRecord, Release, EndInError],
@@ -21,7 +21,7 @@ fn failure(facts: &Facts, _: &Limits) -> Option<Plan> {
 }
 
 /// Told before placement is asked: whoever waits sees at once that the node has the request.
-fn told(facts: &Facts, _: &Limits) -> Option<Plan> {
+pub(super) fn told(facts: &Facts, _: &Limits) -> Option<Plan> {
     (facts.observed.domain.is_none() && state(facts) != Some(State::Preparing)).then(|| {
         Plan::run(
             vec![Announce(State::Preparing, None)],
@@ -31,7 +31,7 @@ fn told(facts: &Facts, _: &Limits) -> Option<Plan> {
 }
 
 /// A request without an allocation is refused, not built.
-fn claim(facts: &Facts, _: &Limits) -> Option<Plan> {
+pub(super) fn claim(facts: &Facts, _: &Limits) -> Option<Plan> {
     match facts.allocation {
         Allocation::Held { .. } => None,
         Allocation::Unknown => Some(Plan::ask(Question::Placement)),

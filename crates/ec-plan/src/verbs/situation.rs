@@ -84,7 +84,7 @@ impl Situation {
     ];
 
     /// How an instance stands that is wanted, by its record, its request, and what its agent tells.
-    pub(super) fn of(instance: &Instance, request: &Request, status: Option<&Status>) -> Self {
+    pub(crate) fn of(instance: &Instance, request: &Request, status: Option<&Status>) -> Self {
         let Some(status) = status else { return Self::Building };
         let wish = &request.power;
         let rebuilt = status.rebuilt.as_ref().map(|rebuilt| rebuilt.wished_at);

@@ -53,6 +53,8 @@ fn request(power: PowerWish) -> Request {
         restart: ec_model::Restart::No,
         rebuild: None,
         rescue: None,
+        kind: ec_model::Workload::Machine,
+        volumes: Vec::new(),
         resize: None,
         name: None,
         project: String::new(),

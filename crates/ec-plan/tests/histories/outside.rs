@@ -243,6 +243,7 @@ pub(crate) fn spec(metadata: u8, size: Size) -> Spec {
         metadata: items.into_iter().collect(),
         user_data_bytes: None,
         token_required: false,
+        copy_of: None,
     }
 }
 
@@ -484,6 +485,8 @@ impl Outside {
             &self.things[&instance].keys;
         let record = desired.map(|desired| {
             Arc::new(Request {
+                kind: ec_model::Workload::Machine,
+                volumes: Vec::new(),
                 instance,
                 epoch: 1,
                 generation: power.generation,

@@ -497,6 +497,9 @@ impl Worker {
                 let resized = wished_at.map(|wished_at| Resized { wished_at, failed, resources });
                 self.write(outside, |subject, old| status::resized(subject, old, resized, now))?;
             }
+            Effect::SetVolumes | Effect::NoteVolumes | Effect::PrepareVolume | Effect::Extend => {
+                unreachable!("nobody has volumes in these histories, nor is one")
+            }
             Effect::Persist => {
                 if !thing.is_up() {
                     return Err(Stop::Retry);

@@ -4,6 +4,7 @@ mod power;
 mod rebuild;
 mod rescue;
 mod resize;
+mod volumes;
 
 use std::time::Duration;
 
@@ -11,10 +12,10 @@ use Effect::{
     Announce, Claim, Define, DropKeys, DropRecord, EndInError, KeepRecord, MarkStarted, NoteStart, Persist,
     PrepareDisk, Release, RemoveDomain, Reopen, Resume, Start,
 };
-use ec_model::{Edition, End, Observed, Pause, Power, RunState, Size, State};
+use ec_model::{Edition, End, Observed, Pause, Power, RunState, Size, State, Workload};
 use ec_plan::{
     Allocation, Facts, KnownStatus, Limits, PowerFacts, RecordFacts, ResizeFacts, SizeFacts, StatusFacts,
-    Wanted,
+    VolumesFacts, Wanted,
     machine::{Effect, Next, Problem, Question, Until, plan},
 };
 
@@ -88,6 +89,7 @@ fn status(state: State, reason: Option<&str>, has_address: bool, start_noted: bo
 fn well() -> Facts {
     Facts {
         access: None,
+        kind: Workload::Machine,
         wanted: Wanted::Active,
         generation: 1,
         edition: None,
@@ -95,9 +97,10 @@ fn well() -> Facts {
         rebuild: ec_plan::RebuildFacts::default(),
         rescue: ec_plan::RescueFacts::default(),
         resize: ResizeFacts::default(),
+        volumes: VolumesFacts { told: Some(0), ..VolumesFacts::default() },
         metadata: 0,
         status: status(State::Active, None, true, true),
-        observed: Observed { domain: RUNS, volume: true, transient: false, rescued: false },
+        observed: Observed { domain: RUNS, volume: true, transient: false, rescued: false, volumes: 0 },
         unseen: false,
         record: KEPT,
         buried: false,
@@ -113,7 +116,7 @@ fn well() -> Facts {
 }
 
 fn seen(domain: Option<RunState>, volume: bool, transient: bool) -> Facts {
-    Facts { observed: Observed { domain, volume, transient, rescued: false }, ..well() }
+    Facts { observed: Observed { domain, volume, transient, rescued: false, volumes: 0 }, ..well() }
 }
 
 fn with(allocation: Allocation, facts: Facts) -> Facts {
@@ -280,7 +283,7 @@ fn a_guest_that_runs_is_told_as_what_it_is_by_its_address() {
 fn what_never_ran_is_told_claimed_for_and_built_and_swept_where_it_failed() {
     let new = |state: Option<State>, allocation, domain, volume| Facts {
         status: state.map_or(StatusFacts::Absent, |state| status(state, None, false, false)),
-        observed: Observed { domain, volume, transient: false, rescued: false },
+        observed: Observed { domain, volume, transient: false, rescued: false, volumes: 0 },
         record: RecordFacts::Kept {
             started: false,
             rebuilt: None,
@@ -322,11 +325,11 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
         wanted: Wanted::Nothing,
         status: StatusFacts::Absent,
         record,
-        observed: Observed { domain, volume, transient: false, rescued: false },
+        observed: Observed { domain, volume, transient: false, rescued: false, volumes: 0 },
         ..well()
     };
     let transient = |record| Facts {
-        observed: Observed { domain: RUNS, volume: true, transient: true, rescued: false },
+        observed: Observed { domain: RUNS, volume: true, transient: true, rescued: false, volumes: 0 },
         ..left(RUNS, true, record)
     };
     let runs = || left(RUNS, true, KEPT);

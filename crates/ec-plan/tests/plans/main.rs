@@ -8,7 +8,7 @@ use std::time::Duration;
 use ec_model::{AccessKind, AccessWish, End, Observed, Pause, RunState, State};
 use ec_plan::{
     Allocation, Facts, KnownStatus, Limits, PowerFacts, RecordFacts, ResizeFacts, SizeFacts, StatusFacts,
-    Wanted,
+    VolumesFacts, Wanted,
     machine::{Effect, Next, Plan, Problem, Question, RESUME_PERIOD, Until, plan, ran},
 };
 
@@ -27,7 +27,13 @@ fn facts(domain: RunState, state: State, start_noted: bool) -> Facts {
             start_noted,
             restarts: 0,
         }),
-        observed: Observed { domain: Some(domain), volume: true, transient: false, rescued: false },
+        observed: Observed {
+            domain: Some(domain),
+            volume: true,
+            transient: false,
+            rescued: false,
+            volumes: 0,
+        },
         record: RecordFacts::Kept {
             started: true,
             rebuilt: None,
@@ -42,6 +48,7 @@ fn facts(domain: RunState, state: State, start_noted: bool) -> Facts {
 
 fn unrequested(allocation: Allocation, asked_for: Option<bool>) -> Facts {
     Facts {
+        kind: ec_model::Workload::Machine,
         wanted: Wanted::Nothing,
         generation: 0,
         edition: None,
@@ -49,6 +56,8 @@ fn unrequested(allocation: Allocation, asked_for: Option<bool>) -> Facts {
         rebuild: ec_plan::RebuildFacts::default(),
         rescue: ec_plan::RescueFacts::default(),
         resize: ResizeFacts::default(),
+        // None, and that is told.
+        volumes: VolumesFacts { told: Some(0), ..VolumesFacts::default() },
         metadata: 0,
         access: None,
         status: StatusFacts::Absent,
@@ -211,7 +220,7 @@ fn whatever_says_that_a_guest_ran_is_believed_and_nothing_else() {
         ..nothing()
     };
     let seen = |domain, volume| Facts {
-        observed: Observed { domain, volume, transient: false, rescued: false },
+        observed: Observed { domain, volume, transient: false, rescued: false, volumes: 0 },
         ..nothing()
     };
     let kept = |record| Facts { record, ..seen(None, true) };

@@ -1,6 +1,6 @@
 //! Rules for what lies in etcd of instances.
 
-use ec_model::{Desired, Instance, NodeId, PowerWish, Request, State, Status, decode};
+use ec_model::{Desired, Instance, NodeId, PowerWish, Request, State, Status, Workload, decode};
 use ec_store::{KeyValue, Op, Txn};
 
 use super::{
@@ -242,17 +242,21 @@ impl Referee {
         old: Option<&KeyValue>,
         new: Option<&[u8]>,
     ) {
-        if let Some(rest) = key.strip_prefix("/ecompute/names/") {
+        let prefixes = [Workload::Machine, Workload::Volume].map(|kind| world.keys.all_names(kind));
+        if let Some(prefix) = prefixes.iter().find(|prefix| key.starts_with(*prefix)) {
+            let rest = key.strip_prefix(prefix).unwrap_or_default();
             let (name, bearer) = rest.rsplit_once('/').unwrap_or((rest, ""));
             let record = bearer.parse().ok().and_then(|bearer| content(world, &world.keys.instance(bearer)));
             let record = record.and_then(|pair| decode::<Instance>(&pair.value).ok());
             let named = record.is_some_and(|record| {
-                record.name.is_some_and(|own| key == world.keys.name(&record.project, &own, record.instance))
+                record.name.is_some_and(|own| {
+                    key == world.keys.name(record.kind, &record.project, &own, record.instance)
+                })
             });
             if named != new.is_some() {
                 self.found(format!("{actor} wrote {key}, and the instance is not called so, or is"));
             }
-            let bearers = world.store.content(&format!("/ecompute/names/{name}/")).pairs.len();
+            let bearers = world.store.content(&format!("{prefix}{name}/")).pairs.len();
             if new.is_some() && bearers > 1 {
                 self.found(format!("{bearers} instances bear the name {name}"));
             }

@@ -1,0 +1,542 @@
+//! Volumes: made, given to machines and taken from them, extended and deleted.
+//!
+//! ```text
+//!   create ──▶ as an instance: intent, claim, request          extend ──▶ act: claim, then the wish
+//!   attach ──▶ one transaction on the records and requests of both, judged by ec_plan::volumes
+//!   detach ──▶ the machine's record and request ──▶ its agent tells ──▶ let_go: the volume's record
+//!   delete ──▶ refused while a machine has it ──▶ destroy
+//! ```
+
+use std::collections::{BTreeMap, HashMap};
+
+use ec_model::{
+    ActionVerb, Attachment, Doc, Extent, ImageRef, Instance, InstanceId, NodeId, Request, ResourceQuery,
+    State, Workload,
+    input::{LABELS_MAX, is_hostname},
+};
+use ec_plan::{
+    verbs::Verb,
+    volumes::{self, Attach, Sides},
+};
+use ec_store::{Compare, StoreError, Txn};
+use jiff::Timestamp;
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    Acted, Ask, Cloud, CloudError, CloudResult, Doomed, Guest, Naming, NoRoom, Scheduled, Wanted, act,
+    act::{docs, understood},
+    destroy,
+    history::{Asked, note},
+    lookup::{Found, Known, View, find, find_placed, list_all, resolve_as},
+    schedule,
+    wait::Awaited,
+};
+
+/// Another writer changed one of both in between so often: something is wrong with the cluster.
+const TRIES: usize = 10;
+
+const DISK: &str = "DISK_GB";
+
+/// A volume that is to be made.
+#[derive(Debug, Clone, Default)]
+pub struct NewVolume {
+    /// What it shall be called within the project.
+    pub name: Option<String>,
+    /// How large, in GiB; as large as what it is a copy of where that is left out.
+    pub size_gb: Option<u64>,
+    /// What it is made of; nothing where there is none.
+    pub image: Option<ImageRef>,
+    /// The volume that it is a copy of.
+    pub copy_of: Option<InstanceId>,
+    /// The only node that may be.
+    pub node: Option<NodeId>,
+    /// What its user tells it apart by.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// What people and scripts see of a volume.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct VolumeView {
+    /// Which.
+    pub volume: InstanceId,
+    /// What it is called.
+    pub name: Option<String>,
+    /// `creating`, `available`, `in-use`, `extending`, `deleting`, `error`, `unclaimed` or `unknown`.
+    pub status: String,
+    /// How large it is, or shall be, in GiB.
+    pub size_gb: u64,
+    /// The node on whose storage it lies.
+    pub node: Option<NodeId>,
+    /// The machine that has it, or is about to.
+    pub instance: Option<InstanceId>,
+    /// What that machine's domain calls it.
+    pub device: Option<String>,
+    /// The image that it was made of.
+    pub image: Option<String>,
+    /// The volume that it was made a copy of.
+    pub copy_of: Option<InstanceId>,
+    /// The project that it is accounted to, where that is told.
+    pub project: Option<String>,
+    /// What its user tells it apart by.
+    pub labels: BTreeMap<String, String>,
+    /// When it was asked for, where that is told.
+    pub created_at: Option<Timestamp>,
+    /// Why it is so.
+    pub reason: Option<String>,
+}
+
+/// What became of a wish that a machine has a volume, or has it no more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attached {
+    /// The machine.
+    pub instance: InstanceId,
+    /// What its domain calls the volume.
+    pub device: String,
+    /// Of the machine's agent.
+    pub acted: Acted,
+}
+
+/// The uuid that the text is, of a volume that bears the name, or whose uuid begins so.
+///
+/// # Errors
+/// [`CloudError::NotFound`] where there is none, [`CloudError::Invalid`] where there are several.
+pub async fn resolve_volume(cloud: &Cloud, text: &str) -> CloudResult<InstanceId> {
+    resolve_as(cloud, Workload::Volume, text).await
+}
+
+/// Claims room for a volume and requests it there; the inner error says what stood in the way.
+///
+/// # Errors
+/// It cannot be as it was asked for, or something failed: then nothing stays.
+pub async fn create_volume(
+    cloud: &Cloud,
+    new: &NewVolume,
+    stop: &CancellationToken,
+) -> CloudResult<Result<Scheduled, NoRoom>> {
+    let of = match new.copy_of {
+        Some(of) => Some(known_volume(cloud, of).await?),
+        None => None,
+    };
+    if let Some(name) = new.name.as_ref().filter(|name| !is_hostname(name)) {
+        return Err(CloudError::Invalid(format!(
+            "`{name}` cannot be a volume's name: wanted letters, digits and hyphens, at most 63 in each part, and not a uuid"
+        )));
+    }
+    if new.labels.len() > LABELS_MAX {
+        return Err(CloudError::Invalid(format!("{} labels are more than {LABELS_MAX}", new.labels.len())));
+    }
+    let least = of.as_ref().and_then(|of| of.record.as_ref()).map_or(0, size_of);
+    let size_gb = new.size_gb.unwrap_or(least);
+    if size_gb < least.max(1) {
+        let why = if least > 0 { "what it is a copy of has" } else { "a volume has at least" };
+        return Err(CloudError::Invalid(format!("{size_gb} GB are too few: {why} {}", least.max(1))));
+    }
+    let node = match (&of, new.node) {
+        (Some(of), Some(node)) if node != of.node => {
+            return Err(CloudError::Refused(format!(
+                "volume {} lies on the storage of node {}, and is copied there only",
+                of.instance, of.node
+            )));
+        }
+        (Some(of), _) => Some(of.node),
+        (None, node) => node,
+    };
+    let query = ResourceQuery::parse(&format!("resources={DISK}:{size_gb}"))
+        .map_err(|error| CloudError::Invalid(error.to_string()))?;
+    let mut ask = Ask::of_volume(&query)?;
+    if let Some(node) = node {
+        ask = ask.on(node)?;
+    }
+    let guest = Guest {
+        kind: Workload::Volume,
+        naming: new.name.clone().map_or(Naming::None, Naming::Name),
+        image: new.image.clone().unwrap_or_default(),
+        copy_of: new.copy_of,
+        labels: new.labels.clone(),
+        ..Guest::default()
+    };
+    schedule(cloud, &Wanted::new(ask, &guest)?, stop).await
+}
+
+/// Has a volume be as large as this. It grows at once, also under the guest that has it, and never shrinks.
+///
+/// # Errors
+/// There is no such room where it lies: [`CloudError::Refused`], with nothing changed.
+pub async fn extend_volume(cloud: &Cloud, volume: InstanceId, size_gb: u64) -> CloudResult<Acted> {
+    known_volume(cloud, volume).await?;
+    let query = format!("resources={DISK}:{size_gb}");
+    let parsed = ResourceQuery::parse(&query).map_err(|error| CloudError::Invalid(error.to_string()))?;
+    let extent = Extent { query: parsed.text().to_owned(), resources: parsed.total() };
+    act(cloud, volume, &Verb::Resize(extent)).await
+}
+
+/// Has a machine have a volume. That it has it already is no error.
+///
+/// # Errors
+/// Another has it, or it cannot be as both stand: [`CloudError::Refused`], with nothing changed.
+pub async fn attach(
+    cloud: &Cloud,
+    volume: InstanceId,
+    instance: InstanceId,
+    device: Option<&str>,
+) -> CloudResult<Attached> {
+    let refused = |why: String| {
+        CloudError::Refused(format!("cannot attach volume {volume} to instance {instance}: {why}"))
+    };
+    for _ in 0..TRIES {
+        let disk = known_volume(cloud, volume).await?;
+        let machine = find_placed(cloud, instance).await?;
+        let ((mut disk_record, mut disk_order), (mut record, mut order)) = (docs(&disk)?, docs(&machine)?);
+        if record.record.kind != Workload::Machine {
+            return Err(refused(format!("{instance} is a {}", record.record.kind.word())));
+        }
+        let sides =
+            |record: &Doc<Instance>, order: &Doc<Request>| (record.record.clone(), order.record.clone());
+        let (of_disk, of_machine) = (sides(&disk_record, &disk_order), sides(&record, &order));
+        let judged = volumes::attach(
+            Sides { record: &of_disk.0, request: &of_disk.1, status: disk.status.record() },
+            Sides { record: &of_machine.0, request: &of_machine.1, status: machine.status.record() },
+            device,
+        );
+        let attachment = match judged.map_err(refused)? {
+            Attach::Do(attachment) => attachment,
+            Attach::Already(has) => {
+                let already = Some(format!("it has volume {volume} already, as {}", has.device));
+                return Ok(of_machine_acted(&machine, has.device, already));
+            }
+        };
+        let mut txn = Txn::new();
+        if let Some(holder) = disk_record.record.attached.filter(|holder| *holder != instance) {
+            match lost_by(cloud, holder, volume).await? {
+                Some(compares) => txn = compares.into_iter().fold(txn, Txn::when),
+                None => return Err(refused(format!("instance {holder} has it: detach it there first"))),
+            }
+        }
+        let generation = record.record.generation.max(order.record.generation).saturating_add(1);
+        record.record.volumes.push(attachment.clone());
+        wish(cloud, &mut record, &mut order, generation);
+        // Its request is written, too: whoever wishes the volume's end at this moment compares that.
+        let of_disk = disk_record.record.generation.max(disk_order.record.generation).saturating_add(1);
+        disk_record.record.attached = Some(instance);
+        (disk_record.record.generation, disk_order.record.generation) = (of_disk, of_disk);
+        let txn = written(cloud, &disk, &disk_record, &disk_order, txn);
+        let txn = written(cloud, &machine, &record, &order, txn);
+        let txn = understood(cloud, &machine, &order.record, "volumes", txn).await?;
+        let detail = Some(format!("volume {volume} as {}", attachment.device));
+        let asked = Asked {
+            instance,
+            node: machine.node,
+            verb: ActionVerb::AttachVolume,
+            detail,
+            at: cloud.host.now(),
+            generation,
+        };
+        let txn = note(cloud, asked, txn, None).await?;
+        match cloud.store.txn(txn).await {
+            Ok(outcome) if outcome.succeeded => {
+                let wanted = Attachment::fingerprint(&record.record.volumes);
+                let mut attached = of_machine_acted(&machine, attachment.device, None);
+                attached.acted.awaited = Some(Awaited::Volumes { generation, wanted });
+                return Ok(attached);
+            }
+            // What became of it the next look tells.
+            Ok(_) | Err(StoreError::Unknown(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(CloudError::Busy(format!("{volume} or {instance} keeps changing; try again")))
+}
+
+/// Has the machine that has a volume have it no more; none where nobody has it.
+///
+/// # Errors
+/// It cannot be as the machine stands: [`CloudError::Refused`], with nothing changed.
+pub async fn detach(cloud: &Cloud, volume: InstanceId) -> CloudResult<Option<Attached>> {
+    for _ in 0..TRIES {
+        let disk = known_volume(cloud, volume).await?;
+        let Some(instance) = disk.record.as_ref().and_then(|record| record.attached) else { return Ok(None) };
+        let machine = match find(cloud, instance).await {
+            Ok(Found::Placed(machine)) if machine.record.is_some() => machine,
+            Err(CloudError::NotFound(_)) | Ok(_) => {
+                return match lost_by(cloud, instance, volume).await? {
+                    Some(_) => Ok(None),
+                    None => Err(CloudError::Refused(format!(
+                        "instance {instance} has volume {volume} until its end, which is on its way"
+                    ))),
+                };
+            }
+            Err(error) => return Err(error),
+        };
+        let (mut record, mut order) = docs(&machine)?;
+        let has = record.record.volumes.iter().find(|has| has.volume == volume).cloned();
+        let Some(has) = has else {
+            // Its agent may have yet to do it, or to tell.
+            if lost_by(cloud, instance, volume).await?.is_some() {
+                return Ok(None);
+            }
+            let status = machine.status.record();
+            let device = status.and_then(|status| status.volumes.iter().find(|has| has.volume == volume));
+            let device = device.map(|has| has.device.clone()).unwrap_or_default();
+            let mut attached = of_machine_acted(&machine, device, None);
+            let wanted = Attachment::fingerprint(&order.record.volumes);
+            attached.acted.awaited = Some(Awaited::Volumes { generation: order.record.generation, wanted });
+            return Ok(Some(attached));
+        };
+        let judged = volumes::detach(Sides {
+            record: &record.record,
+            request: &order.record,
+            status: machine.status.record(),
+        });
+        judged.map_err(|why| {
+            CloudError::Refused(format!("cannot detach volume {volume} from instance {instance}: {why}"))
+        })?;
+        let generation = record.record.generation.max(order.record.generation).saturating_add(1);
+        record.record.volumes.retain(|has| has.volume != volume);
+        wish(cloud, &mut record, &mut order, generation);
+        let txn = written(cloud, &machine, &record, &order, Txn::new());
+        let asked = Asked {
+            instance,
+            node: machine.node,
+            verb: ActionVerb::DetachVolume,
+            detail: Some(format!("volume {volume} as {}", has.device)),
+            at: cloud.host.now(),
+            generation,
+        };
+        let txn = note(cloud, asked, txn, None).await?;
+        match cloud.store.txn(txn).await {
+            Ok(outcome) if outcome.succeeded => {
+                let wanted = Attachment::fingerprint(&record.record.volumes);
+                let mut attached = of_machine_acted(&machine, has.device, None);
+                attached.acted.awaited = Some(Awaited::Volumes { generation, wanted });
+                return Ok(Some(attached));
+            }
+            Ok(_) | Err(StoreError::Unknown(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(CloudError::Busy(format!("{volume} or the instance that has it keeps changing; try again")))
+}
+
+/// Writes into a volume's record that nobody has it, where its machine has it no more. It need not be: whoever wants the
+/// volume looks for himself.
+///
+/// # Errors
+/// etcd does not answer.
+pub async fn let_go(cloud: &Cloud, volume: InstanceId) -> CloudResult<()> {
+    let disk = known_volume(cloud, volume).await?;
+    let Some(holder) = disk.record.as_ref().and_then(|record| record.attached) else { return Ok(()) };
+    let Some(compares) = lost_by(cloud, holder, volume).await? else { return Ok(()) };
+    let (mut record, _) = docs(&disk)?;
+    record.record.attached = None;
+    let key = cloud.keys.instance(volume);
+    let txn = Txn::new()
+        .when(Compare::Unchanged(key.clone(), disk.record_revision()))
+        .when(Compare::Unchanged(cloud.keys.request(disk.node, volume), disk.request_revision()));
+    let txn = compares.into_iter().fold(txn, Txn::when).put(key, record.encode());
+    // Where it does not hold, somebody else is at it.
+    cloud.store.txn(txn).await?;
+    Ok(())
+}
+
+/// Asks for a volume's end, with all that was written on it.
+///
+/// # Errors
+/// A machine has it: [`CloudError::Refused`], with nothing changed.
+pub async fn delete_volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<Doomed> {
+    known_volume(cloud, volume).await?;
+    destroy(cloud, volume).await
+}
+
+/// An error where a machine has this volume.
+pub(crate) async fn refuse_attached(cloud: &Cloud, disk: &Known) -> CloudResult<()> {
+    let Some(holder) = disk.record.as_ref().and_then(|record| record.attached) else { return Ok(()) };
+    match lost_by(cloud, holder, disk.instance).await? {
+        Some(_) => Ok(()),
+        None => Err(CloudError::Refused(format!(
+            "instance {holder} has volume {}: `eschedule volume detach` takes it away first",
+            disk.instance
+        ))),
+    }
+}
+
+/// A volume, and all that is known of it.
+///
+/// # Errors
+/// There is no such volume.
+pub async fn volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<VolumeView> {
+    let found = find(cloud, volume).await.map_err(|error| no_volume(error, volume))?;
+    let view = View::found(&found);
+    if view.kind != Workload::Volume {
+        return Err(not_a_volume(volume));
+    }
+    let record = match &found {
+        Found::Placed(known) => known.record.as_ref(),
+        Found::Unplaced(record, _) => Some(&**record),
+    };
+    let mut holder = None;
+    if let Some(attached) = record.and_then(|record| record.attached) {
+        holder = match find(cloud, attached).await {
+            Ok(Found::Placed(machine)) => holds(&machine, volume).map(|device| (attached, device)),
+            Ok(Found::Unplaced(..)) | Err(CloudError::NotFound(_)) => None,
+            Err(error) => return Err(error),
+        };
+    }
+    Ok(told(view, record, holder))
+}
+
+/// Every volume of every node, by node and name.
+///
+/// # Errors
+/// etcd does not answer.
+pub async fn volumes(cloud: &Cloud) -> CloudResult<Vec<VolumeView>> {
+    let keys = &cloud.keys;
+    let prefix = keys.instances();
+    let (views, records) =
+        tokio::try_join!(list_all(cloud), async { Ok(cloud.store.list(&prefix).await?.pairs) })?;
+    let mut by_id: HashMap<InstanceId, Instance> = HashMap::new();
+    // Which machine has which, by what is wanted: what an agent has yet to take away is seen of one volume alone.
+    let mut holders: HashMap<InstanceId, (InstanceId, String)> = HashMap::new();
+    for pair in &records {
+        let Ok(instance) = keys.parse_instance(&pair.key) else { continue };
+        let Ok(record) = crate::intent::wanted(instance, &pair.value) else { continue };
+        for Attachment { volume, device } in &record.volumes {
+            holders.insert(*volume, (instance, device.clone()));
+        }
+        if record.kind == Workload::Volume {
+            by_id.insert(instance, record);
+        }
+    }
+    let volumes = views.into_iter().filter(|view| view.kind == Workload::Volume);
+    Ok(volumes
+        .map(|view| {
+            let (record, holder) = (by_id.get(&view.instance), holders.remove(&view.instance));
+            told(view, record, holder)
+        })
+        .collect())
+}
+
+fn told(view: View, record: Option<&Instance>, holder: Option<(InstanceId, String)>) -> VolumeView {
+    let is_extending = view.doing.as_deref().is_some_and(|doing| doing.contains("yet to take up"));
+    let state = State::ALL.into_iter().find(|state| state.to_string() == view.state);
+    let status = match state {
+        Some(State::Active) if holder.is_some() => "in-use",
+        Some(State::Active) if is_extending => "extending",
+        Some(State::Active) => "available",
+        Some(State::Scheduled | State::Preparing) => "creating",
+        Some(State::Destroying) => "deleting",
+        Some(State::Unclaimed) => "unclaimed",
+        Some(State::Error) => "error",
+        _ => "unknown",
+    };
+    let (instance, device) = holder.unzip();
+    let image = record.map(|record| &record.spec.image).filter(|image| !image.is_none());
+    VolumeView {
+        volume: view.instance,
+        name: view.name,
+        status: status.to_owned(),
+        size_gb: view.resources.get(DISK).copied().unwrap_or(0),
+        node: view.node,
+        instance,
+        device,
+        image: image.map(|image| image.name.clone().unwrap_or_else(|| image.url.clone())),
+        copy_of: record.and_then(|record| record.spec.copy_of),
+        project: view.project,
+        labels: view.labels,
+        created_at: view.created_at,
+        reason: view.reason,
+    }
+}
+
+fn size_of(record: &Instance) -> u64 {
+    record.spec.resources.get(DISK).copied().unwrap_or(0)
+}
+
+fn of_machine_acted(machine: &Known, device: String, already: Option<String>) -> Attached {
+    let acted = Acted { node: machine.node, node_alive: machine.node_alive, awaited: None, already };
+    Attached { instance: machine.instance, device, acted }
+}
+
+/// Has a machine's request wish the volumes of its record.
+fn wish(cloud: &Cloud, record: &mut Doc<Instance>, order: &mut Doc<Request>, generation: u64) {
+    order.record.volumes.clone_from(&record.record.volumes);
+    (record.record.generation, order.record.generation) = (generation, generation);
+    (record.record.request_id, order.record.request_id) = (cloud.request_id, cloud.request_id);
+}
+
+/// Adds both records of one to a transaction that demands that they are as they were read.
+fn written(cloud: &Cloud, known: &Known, record: &Doc<Instance>, order: &Doc<Request>, txn: Txn) -> Txn {
+    let (record_key, order_key) =
+        (cloud.keys.instance(known.instance), cloud.keys.request(known.node, known.instance));
+    txn.when(Compare::Unchanged(record_key.clone(), known.record_revision()))
+        .when(Compare::Unchanged(order_key.clone(), known.request_revision()))
+        .put(record_key, record.encode())
+        .put(order_key, order.encode())
+}
+
+/// As which device a machine has a volume, or may have it.
+fn holds(machine: &Known, volume: InstanceId) -> Option<String> {
+    let (record, request, status) =
+        (machine.record.as_ref(), machine.request.record(), machine.status.record());
+    let lists = [
+        record.map(|record| &record.volumes),
+        request.map(|request| &request.volumes),
+        status.map(|status| &status.volumes),
+    ];
+    let device = lists.into_iter().flatten().flatten().find(|has| has.volume == volume);
+    device.map(|has| has.device.clone())
+}
+
+/// That the machine which had a volume has it no more, as demands on what was read of it; none where it has it still, or nobody
+/// can tell.
+async fn lost_by(cloud: &Cloud, holder: InstanceId, volume: InstanceId) -> CloudResult<Option<Vec<Compare>>> {
+    let record_key = cloud.keys.instance(holder);
+    let machine = match find(cloud, holder).await {
+        // Its uuid is never used again.
+        Err(CloudError::NotFound(_)) => return Ok(Some(vec![Compare::Absent(record_key)])),
+        Ok(Found::Unplaced(_, revision)) => return Ok(Some(vec![Compare::Unchanged(record_key, revision)])),
+        Ok(Found::Placed(machine)) => machine,
+        Err(error) => return Err(error),
+    };
+    let (request, status) = (&machine.request, &machine.status);
+    let is_told = match (request.record(), status.record()) {
+        // What its agent has not heard of yet it may have.
+        (Some(request), Some(status)) => status.observed_generation >= request.generation,
+        (Some(_), None) => false,
+        (None, _) => matches!(request, crate::Read::Absent),
+    };
+    let is_readable = !matches!(status, crate::Read::Unreadable(_));
+    let has = volumes::has(volume, machine.record.as_ref(), request.record(), status.record());
+    if has || !is_told || !is_readable {
+        return Ok(None);
+    }
+    let unchanged = |key: String, revision| match revision {
+        0 => Compare::Absent(key),
+        revision => Compare::Unchanged(key, revision),
+    };
+    Ok(Some(vec![
+        unchanged(record_key, machine.record_revision()),
+        unchanged(cloud.keys.request(machine.node, holder), machine.request_revision()),
+    ]))
+}
+
+async fn known_volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<Known> {
+    let known = find_placed(cloud, volume).await.map_err(|error| no_volume(error, volume))?;
+    let kind = known.record.as_ref().map(|record| record.kind);
+    let kind = kind.or_else(|| known.request.record().map(|request| request.kind));
+    let kind = kind.or_else(|| known.status.record().map(|status| status.kind));
+    if kind == Some(Workload::Volume) { Ok(known) } else { Err(not_a_volume(volume)) }
+}
+
+fn no_volume(error: CloudError, volume: InstanceId) -> CloudError {
+    match error {
+        CloudError::NotFound(_) => {
+            CloudError::NotFound(format!("there is no volume {volume}; `eschedule volume list` shows all"))
+        }
+        error => error,
+    }
+}
+
+fn not_a_volume(volume: InstanceId) -> CloudError {
+    CloudError::Refused(format!("{volume} is an instance and no volume"))
+}

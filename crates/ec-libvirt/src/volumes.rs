@@ -1,0 +1,184 @@
+//! The volumes that domains have.
+
+use std::time::{Duration, Instant};
+
+use ec_model::{Attachment, InstanceId, NodeId, Observed};
+use virt::{connect::Connect, domain::Domain, error::ErrorNumber, sys};
+
+use crate::{
+    disk::Pool,
+    domain::ours,
+    error::{CallError, absent},
+    xml::{self, DiskXml, VolumeFile},
+};
+
+/// A guest lets go of a disk by itself, and is waited for so long; one whose system is not up yet does not hear at all.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Between two looks whether it has.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Which of a domain's documents.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    /// That of the guest that is up.
+    Up,
+    /// That of the next start.
+    Next,
+}
+
+impl Which {
+    /// How libvirt is told to read it, and to change it.
+    fn flags(self) -> (u32, u32) {
+        match self {
+            Self::Up => (0, sys::VIR_DOMAIN_AFFECT_LIVE),
+            Self::Next => (sys::VIR_DOMAIN_XML_INACTIVE, sys::VIR_DOMAIN_AFFECT_CONFIG),
+        }
+    }
+
+    /// Those that there are of a domain.
+    fn of(domain: &Domain) -> Result<Vec<Self>, virt::error::Error> {
+        let is_up = domain.is_active()?.then_some(Self::Up);
+        let is_for_good = domain.is_persistent()?.then_some(Self::Next);
+        Ok(is_up.into_iter().chain(is_for_good).collect())
+    }
+}
+
+/// The disks of instances that a domain has in one of its documents, its own among them.
+fn disks(domain: &Domain, pool: &Pool, which: Which) -> Result<Vec<Attachment>, CallError> {
+    let files = xml::disk_files(&domain.xml_desc(which.flags().0)?).map_err(CallError::Refused)?;
+    let owned = files
+        .into_iter()
+        .filter_map(|disk| Some(Attachment { volume: pool.owner(&disk.file)?, device: disk.device }));
+    Ok(owned.collect())
+}
+
+fn volumes_in(
+    domain: &Domain,
+    pool: &Pool,
+    instance: InstanceId,
+    which: Which,
+) -> Result<Vec<Attachment>, CallError> {
+    let mut volumes = disks(domain, pool, which)?;
+    volumes.retain(|disk| disk.volume != instance);
+    Ok(volumes)
+}
+
+/// The volumes of a domain, as [`Observed::volumes`] has them.
+pub(crate) fn fingerprint(domain: &Domain, pool: &Pool, instance: InstanceId) -> Result<u64, CallError> {
+    let mut fingerprints = Vec::new();
+    for which in Which::of(domain)? {
+        fingerprints.push(Attachment::fingerprint(&volumes_in(domain, pool, instance, which)?));
+    }
+    Ok(match fingerprints.as_slice() {
+        [] => 0,
+        [first, others @ ..] if others.iter().all(|other| other == first) => *first,
+        _ => Observed::OTHER_VOLUMES,
+    })
+}
+
+/// A domain that has this volume, whosever it is, and the device as which its guest has it, where that is up.
+pub(crate) struct User {
+    pub(crate) domain: Domain,
+    pub(crate) instance: InstanceId,
+    pub(crate) device: Option<String>,
+}
+
+/// Looks whether a domain has this volume.
+pub(crate) fn user_of(connect: &Connect, pool: &Pool, volume: InstanceId) -> Result<Option<User>, CallError> {
+    for domain in connect.list_all_domains(0)? {
+        let instance = InstanceId::new(domain.uuid()?);
+        if instance == volume {
+            continue;
+        }
+        // It may go at any moment, and has nothing then.
+        let Some(which) = absent(Which::of(&domain), ErrorNumber::NoDomain)? else { continue };
+        let mut found = None;
+        for which in which {
+            let has = match disks(&domain, pool, which) {
+                Err(CallError::Libvirt(error)) => {
+                    absent(Err(error), ErrorNumber::NoDomain)?.unwrap_or_default()
+                }
+                has => has?,
+            };
+            if let Some(has) = has.into_iter().find(|disk| disk.volume == volume) {
+                let device = (which == Which::Up).then_some(has.device);
+                found = found.or(Some(device));
+            }
+        }
+        if let Some(device) = found {
+            return Ok(Some(User { domain, instance, device }));
+        }
+    }
+    Ok(None)
+}
+
+/// An error where a domain has this volume.
+pub(crate) fn refuse_used(connect: &Connect, pool: &Pool, volume: InstanceId) -> Result<(), CallError> {
+    match user_of(connect, pool, volume)? {
+        Some(user) => Err(CallError::NotNow(format!("the domain {} has it", user.instance))),
+        None => Ok(()),
+    }
+}
+
+/// A volume as a domain is told of it.
+pub(crate) fn file(pool: &Pool, attachment: &Attachment) -> Result<VolumeFile, String> {
+    Ok(VolumeFile {
+        file: xml::utf8(&pool.volume_path(attachment.volume))?.to_owned(),
+        device: attachment.device.clone(),
+        serial: attachment.volume.to_string(),
+    })
+}
+
+/// Gives the domain these volumes, and no others.
+pub(crate) fn set(
+    connect: &Connect,
+    node: NodeId,
+    pool: &Pool,
+    instance: InstanceId,
+    wanted: &[Attachment],
+) -> Result<(), CallError> {
+    let domain = ours(connect, node, instance)?;
+    if domain.has_managed_save(0)? {
+        return Err(CallError::Refused(
+            "the guest's memory is saved, and goes on with the volumes that it had".into(),
+        ));
+    }
+    for Attachment { volume, .. } in wanted {
+        if !pool.has_volume(*volume)? {
+            return Err(CallError::Refused(format!("the disk of volume {volume} is not there")));
+        }
+        pool.refuse_snapshots(*volume)?;
+        if let Some(user) = user_of(connect, pool, *volume)?.filter(|user| user.instance != instance) {
+            return Err(CallError::Refused(format!("the domain {} has volume {volume}", user.instance)));
+        }
+    }
+    let document = |attachment: &Attachment| {
+        file(pool, attachment).and_then(|file| xml::write(&DiskXml::of(&file))).map_err(CallError::Refused)
+    };
+    for which in Which::of(&domain)? {
+        let has = volumes_in(&domain, pool, instance, which)?;
+        for unwanted in has.iter().filter(|has| !wanted.contains(has)) {
+            let detached = domain.detach_device_flags(&document(unwanted)?, which.flags().1);
+            let is_left =
+                || Ok::<_, CallError>(volumes_in(&domain, pool, instance, which)?.contains(unwanted));
+            // Asked before, it may be at it; what counts is whether it is gone.
+            let begun = Instant::now();
+            while is_left()? {
+                if which == Which::Next || begun.elapsed() > PATIENCE {
+                    let why =
+                        detached.err().map(|error| format!(": {}", error.message())).unwrap_or_default();
+                    return Err(CallError::Refused(format!(
+                        "the guest does not let go of {}{why}",
+                        unwanted.device
+                    )));
+                }
+                std::thread::sleep(PAUSE);
+            }
+        }
+        for missing in wanted.iter().filter(|wanted| !has.contains(wanted)) {
+            domain.attach_device_flags(&document(missing)?, which.flags().1)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,63 @@
+//! A volume: a disk that machines of its node can have, and that outlives them.
+//!
+//! ```text
+//!  wished ──▶ PREPARING ──▶ disk made of its image, as a copy, or empty ──▶ noted as one that is kept ──▶ told: ACTIVE
+//!                                │ cannot be
+//!                                └──▶ swept, as what never ran
+//! ```
+//!
+//! From when it is told a guest may write it, and then it is kept like what ever ran. Which machine has it is that machine's
+//! affair ([`super::volumes`]): nothing is done about it here.
+
+use ec_model::{Size, State};
+
+use super::{
+    Announce, Aspect, Cover, Extend, MarkStarted, NoteResize, Plan, PrepareVolume, Question,
+    kept::{self, count},
+    known, new, ran,
+};
+use crate::{Allocation, Facts, Limits, RecordFacts};
+
+/// Of one that nobody could write yet.
+const NEW: [Aspect; 4] = [new::failure, new::told, new::claim, make];
+
+/// Of one that somebody may have written.
+const KEPT: [Aspect; 5] = [kept::record, kept::intent, disk, size, told];
+
+pub(super) fn plan(facts: &Facts, limits: &Limits) -> Plan {
+    if ran(facts) { kept::keep(&KEPT, facts, limits) } else { super::first(&NEW, facts, limits) }
+}
+
+/// Told last: who waits for it may give it to a guest at once.
+fn make(_: &Facts, _: &Limits) -> Option<Plan> {
+    Some(Plan::run(vec![PrepareVolume, MarkStarted, Announce(State::Active, None)], "making it"))
+}
+
+fn disk(facts: &Facts, _: &Limits) -> Option<Plan> {
+    (!facts.observed.volume)
+        .then(|| Plan::tell(facts, State::Error, "its disk is gone; the rest is kept until it is destroyed"))
+}
+
+/// It only ever grows, and its guest goes on meanwhile.
+fn size(facts: &Facts, _: &Limits) -> Option<Plan> {
+    let RecordFacts::Kept { size, .. } = facts.record else { return None };
+    if let Some(disk_gb) = facts.gigabytes_to_have() {
+        return match facts.allocation {
+            Allocation::Unknown => Some(Plan::ask(Question::Placement)),
+            Allocation::Absent => Some(count()),
+            Allocation::Elsewhere => None,
+            Allocation::Held { .. } if !facts.held.covers(Size { disk_gb, ..Size::default() }) => {
+                Some(Plan::run(vec![Cover], "looking whether its claim has room for its new size"))
+            }
+            Allocation::Held { .. } => Some(Plan::run(vec![Extend], "growing it")),
+        };
+    }
+    // A wish that asks for nothing more has come to its end, too.
+    (facts.resize.told < size.wished_at.max(facts.resize.wished))
+        .then(|| Plan::run(vec![NoteResize], "telling what came of the wish for another size"))
+}
+
+fn told(facts: &Facts, _: &Limits) -> Option<Plan> {
+    let is_told = known(facts).is_some_and(|status| status.state == State::Active && status.reason.is_none());
+    (!is_told).then(|| Plan::run(vec![Announce(State::Active, None)], "it is there"))
+}

@@ -1,0 +1,133 @@
+//! Which machine may have which volume, decided before anything is written.
+//!
+//! A volume lies on the storage of one node, and one machine has it at a time. Its record names the machine that has it, or
+//! had it last; what that machine's records and its agent say tells which of the two.
+
+use ec_model::{Attachment, Desired, Instance, InstanceId, Request, State, Status};
+
+use crate::verbs::{Situation, locked};
+
+/// What control knows of a volume, or of a machine.
+#[derive(Debug, Clone, Copy)]
+pub struct Sides<'a> {
+    /// What is wanted of it.
+    pub record: &'a Instance,
+    /// What its node shall do about it.
+    pub request: &'a Request,
+    /// What its agent tells.
+    pub status: Option<&'a Status>,
+}
+
+/// What is to be done that a machine has a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Attach {
+    /// It has it, or is about to.
+    Already(Attachment),
+    /// This is to be written into its records.
+    Do(Attachment),
+}
+
+/// Whether a machine has a volume, or may have it: it is wanted so, or its agent tells so, who tells of no less than there is.
+pub fn has(
+    volume: InstanceId,
+    record: Option<&Instance>,
+    request: Option<&Request>,
+    status: Option<&Status>,
+) -> bool {
+    let is_it = |attachment: &Attachment| attachment.volume == volume;
+    let [record, request, status] = [
+        record.map(|record| &record.volumes),
+        request.map(|request| &request.volumes),
+        status.map(|status| &status.volumes),
+    ];
+    [record, request, status].into_iter().flatten().flatten().any(is_it)
+}
+
+/// What is to be done that a machine has a volume, as that device where one is named.
+///
+/// # Errors
+/// Why it cannot.
+pub fn attach(volume: Sides<'_>, machine: Sides<'_>, device: Option<&str>) -> Result<Attach, String> {
+    let wanted = volume.record.instance;
+    if let Some(has) = machine.record.volumes.iter().find(|has| has.volume == wanted) {
+        return match device.filter(|device| *device != has.device) {
+            Some(_) => Err(format!("the instance has it as {} already: detach it first", has.device)),
+            None => Ok(Attach::Already(has.clone())),
+        };
+    }
+    changeable(volume, "the volume")?;
+    changeable(machine, "the instance")?;
+    let here = |sides: Sides<'_>| sides.record.assigned.map(|assigned| assigned.node);
+    if here(volume) != here(machine) {
+        let node = here(volume).map_or_else(|| "no node yet".to_owned(), |node| format!("node {node}"));
+        return Err(format!("the volume lies on the storage of {node}, where the instance is not"));
+    }
+    match volume.status.map(|status| (status.state, status.reason.as_deref())) {
+        Some((State::Active, _)) => {}
+        Some((state, reason)) => {
+            let why = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
+            return Err(format!("the volume is {state}{why}"));
+        }
+        None => return Err("the volume is being made".to_owned()),
+    }
+    settled(machine)?;
+    if machine.record.volumes.len() >= Attachment::MOST {
+        return Err(format!("the instance has {} volumes, and may have no more", Attachment::MOST));
+    }
+    let free = match device {
+        Some(device) if !Attachment::is_device(device) => {
+            return Err(format!("`{device}` is no device that a volume can be: wanted vdb to vdz"));
+        }
+        Some(device) if machine.record.volumes.iter().any(|has| has.device == device) => {
+            return Err(format!("the instance has another volume as {device}"));
+        }
+        Some(device) => Some(device.to_owned()),
+        None => Attachment::free_device(&machine.record.volumes),
+    };
+    let device = free.ok_or("the instance has no device left")?;
+    Ok(Attach::Do(Attachment { volume: wanted, device }))
+}
+
+/// Why the volumes of a machine cannot be changed now.
+///
+/// # Errors
+/// That.
+pub fn detach(machine: Sides<'_>) -> Result<(), String> {
+    changeable(machine, "the instance")?;
+    settled(machine)
+}
+
+fn changeable(sides: Sides<'_>, what: &str) -> Result<(), String> {
+    if sides.request.desired == Desired::Destroyed {
+        return Err(format!("{what} is being destroyed"));
+    }
+    match &sides.record.locked {
+        Some(reason) => Err(format!("{what} cannot be changed: {}", locked(reason))),
+        None => Ok(()),
+    }
+}
+
+/// Memory that was saved goes on with the volumes that there were; and who boots from a rescue disk has none.
+fn settled(machine: Sides<'_>) -> Result<(), String> {
+    use Situation as S;
+    let situation = Situation::of(machine.record, machine.request, machine.status);
+    let hint = match situation {
+        S::Suspending | S::Suspended => "`eschedule resume` lets it go on",
+        S::Rescuing | S::Rescued | S::Unrescuing => "`eschedule unrescue` boots it from its own disk again",
+        S::Rebuilding | S::Resizing => "ask again when that is done",
+        S::Building
+        | S::Running
+        | S::Stopping
+        | S::Stopped
+        | S::Rebooting
+        | S::Paused
+        | S::Resized
+        | S::Error => {
+            return Ok(());
+        }
+    };
+    Err(format!("the instance is {situation}; {hint}"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,146 @@
+use ec_model::{Assigned, NodeId, Workload, decode};
+use serde_json::json;
+
+use super::*;
+
+const DISK: u128 = 1;
+const MACHINE: u128 = 2;
+
+fn id(number: u128) -> InstanceId {
+    InstanceId::new(uuid::Uuid::from_u128(number))
+}
+
+/// One of that kind on a node, and what its agent tells of it.
+struct One {
+    record: Instance,
+    request: Request,
+    status: Option<Status>,
+}
+
+impl One {
+    fn new(number: u128, kind: Workload, state: State) -> Self {
+        let (instance, node) = (id(number), NodeId::new(uuid::Uuid::from_u128(9)));
+        let stamp = "1970-01-01T00:00:00Z";
+        let kind = serde_json::to_value(kind).unwrap();
+        let record = json!({
+            "version": 2, "instance": instance, "kind": kind, "generation": 1, "created_at": stamp,
+            "spec": {"query": "q"}, "assigned": {"node": node, "epoch": 1},
+        });
+        let request = json!({
+            "version": 3, "instance": instance, "kind": kind, "epoch": 1, "generation": 1, "desired": "active",
+            "created_at": stamp,
+        });
+        let status = json!({
+            "version": 1, "instance": instance, "kind": kind, "node": node, "epoch": 1, "observed_generation": 1,
+            "state": state, "since": stamp, "updated_at": stamp, "started_at": stamp,
+        });
+        let bytes = |value: serde_json::Value| value.to_string().into_bytes();
+        Self {
+            record: decode(&bytes(record)).unwrap(),
+            request: decode(&bytes(request)).unwrap(),
+            status: Some(decode(&bytes(status)).unwrap()),
+        }
+    }
+
+    fn volume() -> Self {
+        Self::new(DISK, Workload::Volume, State::Active)
+    }
+
+    fn machine(state: State) -> Self {
+        Self::new(MACHINE, Workload::Machine, state)
+    }
+
+    fn sides(&self) -> Sides<'_> {
+        Sides { record: &self.record, request: &self.request, status: self.status.as_ref() }
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+}
+
+fn has_as(volume: u128, device: &str) -> Attachment {
+    Attachment { volume: id(volume), device: device.to_owned() }
+}
+
+fn attached(volume: &One, machine: &One, device: Option<&str>) -> Result<Attach, String> {
+    attach(volume.sides(), machine.sides(), device)
+}
+
+#[track_caller]
+fn refused<T: std::fmt::Debug>(outcome: Result<T, String>, why: &str) {
+    let refusal = outcome.unwrap_err();
+    assert!(refusal.contains(why), "{refusal}");
+}
+
+#[test]
+fn a_machine_gets_a_volume_of_its_node_as_a_device_that_is_free() {
+    for state in [State::Active, State::Stopped, State::Paused, State::Starting, State::Error] {
+        let done = attached(&One::volume(), &One::machine(state), None);
+        assert_eq!(done, Ok(Attach::Do(has_as(DISK, "vdb"))), "{state}");
+    }
+    let has = One::machine(State::Active).with(|one| one.record.volumes = vec![has_as(7, "vdb")]);
+    assert_eq!(attached(&One::volume(), &has, None), Ok(Attach::Do(has_as(DISK, "vdc"))));
+    assert_eq!(attached(&One::volume(), &has, Some("vdf")), Ok(Attach::Do(has_as(DISK, "vdf"))));
+    refused(attached(&One::volume(), &has, Some("vdb")), "another volume as vdb");
+    refused(attached(&One::volume(), &has, Some("sdb")), "`sdb` is no device");
+    let full = has.with(|one| one.record.volumes = vec![has_as(7, "vdb"); Attachment::MOST]);
+    refused(attached(&One::volume(), &full, None), "has 16 volumes");
+}
+
+#[test]
+fn asked_again_it_has_it_already() {
+    let has = One::machine(State::Active).with(|one| one.record.volumes = vec![has_as(DISK, "vdd")]);
+    for device in [None, Some("vdd")] {
+        assert_eq!(attached(&One::volume(), &has, device), Ok(Attach::Already(has_as(DISK, "vdd"))));
+    }
+    refused(attached(&One::volume(), &has, Some("vdb")), "has it as vdd already");
+}
+
+#[test]
+fn what_is_on_its_way_locked_or_elsewhere_is_refused_with_its_reason() {
+    let (volume, machine) = (One::volume, || One::machine(State::Active));
+    let locks = |one: &mut One| one.record.locked = Some("mine".to_owned());
+    let ends = |one: &mut One| one.request.desired = Desired::Destroyed;
+    let moves = |one: &mut One| {
+        one.record.assigned = Some(Assigned { node: NodeId::new(uuid::Uuid::from_u128(8)), epoch: 1 });
+    };
+    refused(attached(&volume().with(locks), &machine(), None), "the volume cannot be changed");
+    refused(attached(&volume(), &machine().with(locks), None), "the instance cannot be changed");
+    refused(attached(&volume().with(ends), &machine(), None), "the volume is being destroyed");
+    refused(attached(&volume(), &machine().with(ends), None), "the instance is being destroyed");
+    refused(attached(&volume().with(moves), &machine(), None), "lies on the storage of node");
+    refused(attached(&volume().with(|one| one.status = None), &machine(), None), "being made");
+    let preparing = One::new(DISK, Workload::Volume, State::Preparing);
+    refused(attached(&preparing, &machine(), None), "the volume is PREPARING");
+    for (state, hint) in [(State::Suspended, "resume"), (State::Rebuilding, "ask again")] {
+        let suspends = |one: &mut One| {
+            one.request.power.power = ec_model::Power::Suspended;
+            one.request.rebuild =
+                Some(ec_model::Rebuild { wished_at: jiff::Timestamp::UNIX_EPOCH, before: None });
+        };
+        let machine = One::machine(state).with(suspends);
+        refused(attached(&volume(), &machine, None), hint);
+        refused(detach(machine.sides()), hint);
+    }
+    assert_eq!(detach(machine().sides()), Ok(()));
+    refused(detach(machine().with(locks).sides()), "locked");
+}
+
+#[test]
+fn a_machine_has_a_volume_while_anything_says_so() {
+    let with = |record: bool, request: bool, status: bool| {
+        let list = |says: bool| if says { vec![has_as(DISK, "vdb")] } else { vec![has_as(7, "vdc")] };
+        let one = One::machine(State::Active).with(|one| {
+            (one.record.volumes, one.request.volumes) = (list(record), list(request));
+            if let Some(told) = &mut one.status {
+                told.volumes = list(status);
+            }
+        });
+        has(id(DISK), Some(&one.record), Some(&one.request), one.status.as_ref())
+    };
+    assert!(with(true, false, false) && with(false, true, false) && with(false, false, true));
+    assert!(!with(false, false, false));
+    assert!(!has(id(DISK), None, None, None));
+}

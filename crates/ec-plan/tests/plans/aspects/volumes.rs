@@ -1,0 +1,147 @@
+//! Volumes, and the machines that have them.
+
+use Effect::{Cover, Extend, NoteResize, NoteVolumes, PrepareVolume, SetVolumes};
+use jiff::Timestamp;
+
+use super::*;
+
+/// A machine that is to have these volumes, has those, and tells of these.
+fn machine(wanted: u64, has: u64, told: Option<u64>, failed: Option<u64>, domain: Option<RunState>) -> Facts {
+    let volumes = VolumesFacts { wanted, told, failed: failed.map(Duration::from_secs) };
+    let facts = seen(domain, true, false);
+    Facts { volumes, observed: Observed { volumes: has, ..facts.observed }, ..facts }
+}
+
+#[test]
+fn a_machine_is_given_the_volumes_that_it_is_to_have_whether_it_runs_or_not() {
+    let down = Some(RunState::Ended(End::ByHand));
+    for domain in [RUNS, Some(RunState::Paused(Pause::ByHand)), Some(RunState::NotStarted), down] {
+        all([
+            (machine(7, 0, Some(0), None, domain), Runs(&[SetVolumes])),
+            (machine(0, 7, Some(7), None, domain), Runs(&[SetVolumes])),
+            (machine(7, Observed::OTHER_VOLUMES, Some(7), None, domain), Runs(&[SetVolumes])),
+            (machine(7, 7, Some(0), None, domain), Runs(&[NoteVolumes])),
+            (machine(7, 7, None, None, domain), Runs(&[NoteVolumes])),
+            (machine(7, 0, None, Some(10), domain), Runs(&[SetVolumes])),
+        ]);
+    }
+    all([
+        (machine(7, 7, Some(7), None, RUNS), Settled),
+        // Memory that was saved goes on with what it had.
+        (says(State::Suspended, machine(7, 0, Some(0), None, Some(RunState::Saved))), Told),
+        (machine(0, 0, Some(0), None, RUNS), Settled),
+    ]);
+}
+
+#[test]
+fn what_a_machine_cannot_have_holds_nothing_up() {
+    let failed = |domain| machine(7, 0, None, Some(9), domain);
+    holds(&failed(RUNS), &Settled);
+    let stops = Facts {
+        power: PowerFacts { wanted: ec_model::Power::Stopped, pending: true, ..PowerFacts::default() },
+        ..failed(RUNS)
+    };
+    let Next::Run(effects) = plan(&stops, &LIMITS).next else { panic!("it is to be stopped") };
+    assert!(!effects.contains(&SetVolumes), "{effects:?}");
+    let rescued = failed(RUNS);
+    let rescued = Facts { observed: Observed { rescued: true, ..rescued.observed }, ..rescued };
+    let Next::Run(effects) = plan(&rescued, &LIMITS).next else { panic!("it is ended") };
+    assert!(!effects.contains(&SetVolumes) && !effects.contains(&NoteVolumes), "{effects:?}");
+}
+
+fn at(second: u64) -> Option<Timestamp> {
+    Some(Timestamp::UNIX_EPOCH + Duration::from_secs(second))
+}
+
+/// A volume that was told to be there.
+fn volume(size: SizeFacts, resize: ResizeFacts) -> Facts {
+    let record =
+        RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, intent: None, rescued: None, size };
+    Facts {
+        kind: Workload::Volume,
+        record,
+        resize,
+        held: disk(4),
+        status: status(State::Active, None, false, false),
+        ..seen(None, true, false)
+    }
+}
+
+fn disk(disk_gb: u64) -> Size {
+    Size { disk_gb, ..Size::default() }
+}
+
+fn there() -> Facts {
+    volume(
+        SizeFacts { is: disk(4), ..SizeFacts::default() },
+        ResizeFacts { wanted: disk(4), ..ResizeFacts::default() },
+    )
+}
+
+#[test]
+fn a_volume_is_made_marked_and_told_in_this_order() {
+    let fresh = |facts: Facts| Facts { kind: Workload::Volume, ..facts };
+    let none =
+        Facts { record: RecordFacts::Absent, status: StatusFacts::Absent, ..fresh(seen(None, false, false)) };
+    let preparing = |facts: Facts| Facts { status: status(State::Preparing, None, false, false), ..facts };
+    const MAKE: &[Effect] = &[PrepareVolume, MarkStarted, Announce(State::Active, None)];
+    let unmarked = RecordFacts::Kept {
+        started: false,
+        rebuilt: None,
+        metadata: 0,
+        intent: None,
+        rescued: None,
+        size: SizeFacts::default(),
+    };
+    all([
+        (none.clone(), Runs(&[Announce(State::Preparing, None)])),
+        (preparing(with(Allocation::Unknown, none.clone())), Asks(Question::Placement)),
+        (preparing(with(Allocation::Absent, none.clone())), Fails("no allocation")),
+        (preparing(none.clone()), Runs(MAKE)),
+        // Killed before it was marked: nobody wrote it, so it may be made anew.
+        (preparing(Facts { record: unmarked, observed: there().observed, ..none.clone() }), Runs(MAKE)),
+        // And after that.
+        (preparing(there()), Runs(&[Announce(State::Active, None)])),
+    ]);
+    let failed = Facts { status: status(State::Error, Some("no such image"), false, false), ..none };
+    let Next::Run(effects) = plan(&failed, &LIMITS).next else { panic!("it is swept") };
+    assert!(effects.contains(&Effect::RemoveDomain) && effects.contains(&Effect::EndInError), "{effects:?}");
+}
+
+#[test]
+fn what_a_guest_may_have_written_is_kept_and_told() {
+    let gone = Facts { observed: Observed::default(), ..there() };
+    all([
+        (there(), Settled),
+        (gone, Tells(State::Error, "its disk is gone", &[])),
+        (
+            Facts { status: status(State::Error, Some("its disk is gone"), false, false), ..there() },
+            Runs(&[Announce(State::Active, None)]),
+        ),
+        (Facts { record: RecordFacts::Absent, ..there() }, Runs(&[KeepRecord])),
+        (with(Allocation::Absent, there()), Runs(&[Claim])),
+    ]);
+}
+
+#[test]
+fn a_volume_grows_when_that_is_claimed_and_never_shrinks() {
+    let is = |gb, wished_at, failed| SizeFacts { is: disk(gb), wished_at, failed, ..SizeFacts::default() };
+    let wants = |gb, wished, told| ResizeFacts { wanted: disk(gb), wished, told };
+    let claimed = |gb, facts: Facts| Facts { held: disk(gb), ..facts };
+    let grows = volume(is(4, None, false), wants(9, at(1), None));
+    all([
+        (claimed(9, grows.clone()), Runs(&[Extend])),
+        (claimed(8, grows.clone()), Runs(&[Cover])),
+        (with(Allocation::Unknown, grows.clone()), Asks(Question::Placement)),
+        (with(Allocation::Absent, grows.clone()), Runs(&[Claim])),
+        (volume(is(9, at(1), false), wants(9, at(1), None)), Runs(&[NoteResize])),
+        (claimed(9, volume(is(9, at(1), false), wants(9, at(1), at(1)))), Settled),
+        // Given up, and told; asked for again.
+        (claimed(9, volume(is(4, at(1), true), wants(9, at(1), at(1)))), Settled),
+        (claimed(9, volume(is(4, at(1), true), wants(9, at(2), at(1)))), Runs(&[Extend])),
+        // With an older etcd.
+        (claimed(9, volume(is(9, at(2), false), wants(4, at(1), at(2)))), Settled),
+    ]);
+    assert!(grows.is_being_resized() && !there().is_being_resized());
+    assert!(!Facts { observed: Observed::default(), ..grows }.is_being_resized(), "there is nothing to grow");
+}

@@ -1,0 +1,131 @@
+//! Volumes: their disks, and which of them a domain has.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use ec_hypervisor::{HypervisorError, VolumeSource};
+use ec_metadata::InstanceRecord;
+use ec_model::{Attachment, Resized, Status};
+use ec_plan::{
+    engine::Change,
+    status::{Volumes, with_volumes},
+};
+
+use super::{Stop, Worker, guest::spec_of, pause_for_test_named};
+
+const DISK: &str = "DISK_GB";
+
+impl Worker {
+    /// Keeps the node's record of a volume, and makes its disk.
+    pub(super) async fn prepare_volume(&mut self) -> Result<(), Stop> {
+        let instance = self.job.instance;
+        let parts = Arc::clone(&self.parts);
+        let request = self.request()?;
+        if let Some(problem) = request.problem() {
+            return Err(Stop::Failed(problem));
+        }
+        let spec = spec_of(&request)?;
+        let bytes = self.amounts().await?.get(DISK).copied().unwrap_or(0).saturating_mul(1 << 30);
+        if bytes == 0 {
+            return Err(Stop::Failed(format!("its allocation has no {DISK}, which a volume needs")));
+        }
+        tracing::info!("MAKING VOLUME {instance} OF {bytes} BYTES");
+        let mut record = self.record_of(&request).await?;
+        let source = if let Some(of) = spec.copy_of {
+            // On its base image, where it has one, the copy does not stand.
+            VolumeSource::Copy(of)
+        } else if spec.image.is_none() {
+            VolumeSource::Empty
+        } else {
+            let image = self.fetch(&spec.image, Some(bytes)).await?;
+            record.base_digest = Some(image.base.digest.clone());
+            VolumeSource::Image(image.base)
+        };
+        self.take_permit().await?;
+        self.put_record(record).await?;
+        pause_for_test_named("before-create-volume");
+        self.touched_hypervisor = true;
+        parts.hypervisor.create_volume(instance, &source, bytes).await?;
+        self.permit = None;
+        Ok(())
+    }
+
+    /// Grows a volume, which its guest may go on using meanwhile.
+    pub(super) async fn extend(&mut self) -> Result<(), Stop> {
+        let instance = self.job.instance;
+        let record = self.own_record().await?;
+        let request = self.request()?;
+        let (Some(wish), Some(gb)) = (request.resize, spec_of(&request)?.resources.get(DISK).copied()) else {
+            return Err(Stop::Retry("nobody asks for more any longer".to_owned()));
+        };
+        self.take_permit().await?;
+        self.touched_hypervisor = true;
+        self.parts.hypervisor.grow_disk(instance, gb.saturating_mul(1 << 30)).await?;
+        self.permit = None;
+        pause_for_test_named("before-note-size");
+        let mut resources = record.resources.clone();
+        resources.insert(DISK.to_owned(), gb);
+        let resized = Some(Resized { wished_at: wish.wished_at, failed: None, resources: resources.clone() });
+        self.put_record(InstanceRecord { resources, resized, ..record }).await?;
+        tracing::info!("EXTENDED VOLUME {instance} TO {gb} GB");
+        Ok(())
+    }
+
+    /// Notes that a volume cannot be as large as was wished; it stays as large as it is.
+    pub(super) async fn give_up_extend(&mut self, reason: String) -> Result<(), Stop> {
+        tracing::warn!(reason, "it cannot have its new size, and keeps the old one");
+        let record = self.own_record().await?;
+        let Some(wish) = self.request()?.resize else { return Ok(()) };
+        let mut resources = record.resources.clone();
+        // The call may have come to its end all the same.
+        if let Some(bytes) = self.parts.hypervisor.disk_bytes(self.job.instance).await? {
+            resources.insert(DISK.to_owned(), bytes.div_ceil(1 << 30));
+        }
+        let resized =
+            Some(Resized { wished_at: wish.wished_at, failed: Some(reason), resources: resources.clone() });
+        self.put_record(InstanceRecord { resources, resized, ..record }).await
+    }
+
+    /// Gives the domain the volumes that it is to have, and takes others away. What it may have meanwhile is told before, so
+    /// that nobody gives another what this one has.
+    pub(super) async fn set_volumes(&mut self) -> Result<(), Stop> {
+        let wanted = self.wanted_volumes();
+        let old = self.told()?;
+        let either: BTreeSet<Attachment> = old.volumes.iter().chain(&wanted).cloned().collect();
+        let either: Vec<Attachment> = either.into_iter().collect();
+        self.tell_volumes(Volumes::Changing(either.clone())).await?;
+        pause_for_test_named("before-set-volumes");
+        self.touched_hypervisor = true;
+        match self.parts.hypervisor.set_volumes(self.job.instance, &wanted).await {
+            Ok(()) => {
+                tracing::info!(volumes = %serde_json::json!(wanted), "it has the volumes that it is to have");
+                Ok(())
+            }
+            Err(error @ HypervisorError::Failed { .. }) => {
+                tracing::warn!(%error, "it has not the volumes that it is to have");
+                self.tell_volumes(Volumes::Failed(either, error.to_string())).await?;
+                self.done.push(Change::VolumesFailed);
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Tells that it has the volumes that it is to have.
+    pub(super) async fn note_volumes(&mut self) -> Result<(), Stop> {
+        let wanted = self.wanted_volumes();
+        self.tell_volumes(Volumes::Are(wanted)).await
+    }
+
+    pub(super) fn wanted_volumes(&self) -> Vec<Attachment> {
+        self.job.request.as_ref().map(|request| request.volumes.clone()).unwrap_or_default()
+    }
+
+    fn told(&self) -> Result<&Status, Stop> {
+        self.status.known().ok_or_else(|| Stop::Retry("it has no status yet".to_owned()))
+    }
+
+    async fn tell_volumes(&mut self, volumes: Volumes) -> Result<(), Stop> {
+        let status = with_volumes(&self.subject, self.told()?, volumes, self.parts.host.now());
+        self.write(status).await
+    }
+}

@@ -1,0 +1,69 @@
+//! What volumes look like.
+
+use ec_cloud::VolumeView;
+use ec_runtime::exit::Failure;
+
+use super::{List, row, table, trimmed};
+use crate::{cli::Output, volume::called};
+
+/// A list of volumes.
+pub(crate) fn volumes(output: Output, volumes: &[VolumeView]) -> Result<(), Failure> {
+    output.print(
+        volumes,
+        || volumes.iter().map(called).collect(),
+        || {
+            let header = ["VOLUME", "NAME", "NODE", "STATUS", "GB", "INSTANCE", "DEVICE", "REASON"];
+            let mut list = List::new(&header, &[0, 3, 4], &[1, 0, 3, 4, 5, 6, 7, 2]);
+            for view in volumes {
+                let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+                list.row([
+                    view.volume.to_string(),
+                    or_dash(view.name.clone()),
+                    or_dash(view.node.map(|node| node.to_string())),
+                    view.status.clone(),
+                    view.size_gb.to_string(),
+                    or_dash(view.instance.map(|instance| instance.to_string())),
+                    or_dash(view.device.clone()),
+                    view.reason.clone().unwrap_or_default(),
+                ]);
+            }
+            list.text()
+        },
+    )
+}
+
+/// One volume.
+pub(crate) fn volume(output: Output, view: &VolumeView) -> Result<(), Failure> {
+    output.print(view, || vec![called(view)], || lines(view))
+}
+
+fn lines(view: &VolumeView) -> String {
+    let mut table = table(&[]);
+    let mut row = |key: &str, value: String| row(&mut table, [key.to_owned(), value]);
+    row("volume", view.volume.to_string());
+    row("name", view.name.clone().unwrap_or_else(|| "-".to_owned()));
+    row("status", view.status.clone());
+    if let Some(reason) = &view.reason {
+        row("reason", reason.clone());
+    }
+    row("size", format!("{} GB", view.size_gb));
+    if let Some(node) = view.node {
+        row("node", node.to_string());
+    }
+    if let Some(instance) = view.instance {
+        row("instance", format!("{instance} as {}", view.device.as_deref().unwrap_or("-")));
+    }
+    if let Some(image) = &view.image {
+        row("image", image.clone());
+    }
+    if let Some(volume) = view.copy_of {
+        row("copy of", volume.to_string());
+    }
+    for (key, value) in &view.labels {
+        row("label", format!("{key}={value}"));
+    }
+    if let Some(created) = view.created_at {
+        row("created", created.to_string());
+    }
+    trimmed(&table)
+}

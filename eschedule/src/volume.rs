@@ -1,0 +1,357 @@
+//! `eschedule volume`: disks with a life of their own.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
+use ec_cloud::{
+    Acted, Ask, CloudError, Doomed, NewVolume, Scheduled, Step, VolumeView, find_placed, node_named, resolve,
+    resolve_volume, until_active, until_done, until_gone,
+};
+use ec_model::{InstanceId, ResourceQuery};
+use ec_runtime::{
+    exit::{Failure, INTERRUPTED, tell},
+    shutdown_on_signals,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    cli::{Output, Waiting},
+    config::Session,
+    output, run,
+    shown::Shown,
+    spec::{image_ref, once_each},
+};
+
+pub(crate) const EXAMPLES: &str = "\
+A volume is a disk on the storage of one node. Instances of that node can have it, one at a time, whether they run or not; it
+stays when they go. A guest finds it as /dev/disk/by-id/virtio- and the beginning of its uuid. What it takes is claimed as DISK_GB.
+
+Examples:
+  eschedule volume create data --size 10 --for db --wait
+      an empty one of 10 GiB, on the node where instance db is
+  eschedule volume attach data db --wait
+      db has it from now on, also after it was started anew
+  eschedule volume extend data 20
+      it grows while db goes on; its file system the guest grows itself
+  eschedule volume detach data --wait; eschedule volume create copy --copy-of data
+      a copy, as it is then
+  eschedule volume delete data
+      and all that was written on it";
+
+/// What is done to volumes.
+#[derive(Subcommand)]
+pub(crate) enum VolumeCommand {
+    /// Make a volume: empty, of an image, or as a copy of another
+    Create(Box<Creating>),
+    /// List the volumes of all projects, by node and name
+    List,
+    /// Show a volume
+    Show {
+        /// Its name, its uuid, or the beginning of that
+        #[arg(value_name = "VOLUME", value_parser = NonEmptyStringValueParser::new())]
+        volume: String,
+    },
+    /// Give a volume to an instance of its node, whether that runs or not
+    Attach {
+        /// Its name, its uuid, or the beginning of that
+        #[arg(value_name = "VOLUME", value_parser = NonEmptyStringValueParser::new())]
+        volume: String,
+        /// The instance's name or uuid
+        #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
+        instance: String,
+        /// What the instance's domain calls it, vdb to vdz; guests may call it otherwise [default: the first that is free]
+        #[arg(long, value_name = "DEVICE")]
+        device: Option<String>,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Take a volume from the instance that has it; unmount it there first
+    Detach {
+        /// Its name, its uuid, or the beginning of that
+        #[arg(value_name = "VOLUME", value_parser = NonEmptyStringValueParser::new())]
+        volume: String,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Make a volume larger, also while an instance has it; none ever shrinks
+    Extend {
+        /// Its name, its uuid, or the beginning of that
+        #[arg(value_name = "VOLUME", value_parser = NonEmptyStringValueParser::new())]
+        volume: String,
+        /// How large it shall be, in GiB
+        #[arg(value_name = "GB")]
+        size: u64,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Delete volumes that no instance has, with all that was written on them
+    Delete {
+        /// Names, uuids, or beginnings of uuids of eight characters or more
+        #[arg(value_name = "VOLUME", required = true, value_parser = NonEmptyStringValueParser::new())]
+        volumes: Vec<String>,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+}
+
+/// `eschedule volume create`.
+#[derive(Args)]
+pub(crate) struct Creating {
+    /// What it shall be called, of which each project has one
+    name: String,
+
+    /// How large, in GiB [default: as what it is a copy of]
+    #[arg(long, value_name = "GB", required_unless_present = "copy_of")]
+    size: Option<u64>,
+
+    /// Make it of this image: a name or a URL
+    #[arg(long, value_name = "IMAGE|URL", conflicts_with = "copy_of")]
+    image: Option<String>,
+
+    /// Make it a copy of this volume, which no instance that runs may have meanwhile
+    #[arg(long, value_name = "VOLUME")]
+    copy_of: Option<String>,
+
+    /// On this node: its name or its uuid
+    #[arg(long, value_name = "NODE", conflicts_with = "for_instance")]
+    node: Option<String>,
+
+    /// On the node where this instance is
+    #[arg(long = "for", value_name = "INSTANCE")]
+    for_instance: Option<String>,
+
+    /// A label; may be given more than once
+    #[arg(long, value_name = "KEY=VALUE", value_parser = ec_model::input::label)]
+    label: Vec<(String, String)>,
+
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+/// So many characters of a uuid are no chance, where a mistake costs a disk.
+const CERTAIN: usize = 8;
+
+/// Does it.
+pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Output) -> Result<(), Failure> {
+    let cloud = &session.cloud;
+    match command {
+        VolumeCommand::Create(creating) => create(session, *creating, output).await,
+        VolumeCommand::List => output::volumes(output, &ec_cloud::volumes(cloud).await?),
+        VolumeCommand::Show { volume } => show(session, resolve_volume(cloud, &volume).await?, output).await,
+        VolumeCommand::Attach { volume, instance, device, waiting } => {
+            let (volume, instance) =
+                (resolve_volume(cloud, &volume).await?, resolve(cloud, &instance).await?);
+            let patience = Patience::new(waiting)?;
+            let attached = ec_cloud::attach(cloud, volume, instance, device.as_deref()).await;
+            let attached = attached.map_err(|error| session.failed(error))?;
+            patience.wait(session, instance, &attached.acted, "attaching").await?;
+            show(session, volume, output).await
+        }
+        VolumeCommand::Detach { volume, waiting } => {
+            let volume = resolve_volume(cloud, &volume).await?;
+            let patience = Patience::new(waiting)?;
+            match ec_cloud::detach(cloud, volume).await.map_err(|error| session.failed(error))? {
+                None => tell(&format!("eschedule: no instance has volume {volume}")),
+                Some(detached) => {
+                    patience.wait(session, detached.instance, &detached.acted, "detaching").await?;
+                }
+            }
+            // It is seen as it is without this, too.
+            if let Err(error) = ec_cloud::let_go(cloud, volume).await {
+                tell(&format!("eschedule: {error}"));
+            }
+            show(session, volume, output).await
+        }
+        VolumeCommand::Extend { volume, size, waiting } => {
+            let volume = resolve_volume(cloud, &volume).await?;
+            let patience = Patience::new(waiting)?;
+            let acted = ec_cloud::extend_volume(cloud, volume, size).await;
+            patience
+                .wait(session, volume, &acted.map_err(|error| session.failed(error))?, "extending")
+                .await?;
+            show(session, volume, output).await
+        }
+        VolumeCommand::Delete { volumes, waiting } => delete(session, &volumes, waiting, output).await,
+    }
+}
+
+async fn show(session: &Session, volume: InstanceId, output: Output) -> Result<(), Failure> {
+    output::volume(output, &ec_cloud::volume(&session.cloud, volume).await?)
+}
+
+async fn create(session: &Session, creating: Creating, output: Output) -> Result<(), Failure> {
+    let cloud = &session.cloud;
+    let node = match (&creating.node, &creating.for_instance) {
+        (Some(node), _) => Some(node_named(cloud, node).await?),
+        (None, Some(instance)) => {
+            let instance = resolve(cloud, instance).await?;
+            Some(find_placed(cloud, instance).await?.node)
+        }
+        (None, None) => None,
+    };
+    let image = match &creating.image {
+        Some(image) => Some(image_ref(session, image, None).await?),
+        None => None,
+    };
+    let copy_of = match &creating.copy_of {
+        Some(volume) => Some(resolve_volume(cloud, volume).await?),
+        None => None,
+    };
+    let labels: BTreeMap<String, String> = once_each("--label", &creating.label)?;
+    let new =
+        NewVolume { name: Some(creating.name.clone()), size_gb: creating.size, image, copy_of, node, labels };
+    let patience = Patience::new(creating.waiting)?;
+    let stop = match patience.timeout {
+        Some(_) => patience.stop.clone(),
+        None => signals()?,
+    };
+    let scheduled =
+        ec_cloud::create_volume(cloud, &new, &stop).await.map_err(|error| session.failed(error))?;
+    let Scheduled { instance: volume, node } = match scheduled {
+        Ok(scheduled) => scheduled,
+        Err(no_room) => {
+            let size = creating.size.unwrap_or_default();
+            let query = ResourceQuery::parse(&format!("resources=DISK_GB:{size}"))
+                .map_err(|error| Failure::usage(error.to_string()))?;
+            let mut ask = Ask::of_volume(&query)?;
+            if let Some(node) = new.node {
+                ask = ask.on(node)?;
+            }
+            return Err(run::no_allocations(session, &ask, &no_room, output).await?);
+        }
+    };
+    if let Some(timeout) = patience.timeout {
+        let shown = Shown::new("claimed");
+        let made = until_active(cloud, node, volume, timeout, |step| quiet(&shown, step));
+        let made = patience.or_interrupted(session, volume, made).await;
+        shown.finish();
+        made?;
+    }
+    show(session, volume, output).await
+}
+
+/// What is told of a machine says nothing of its volume.
+fn quiet(shown: &Shown, step: Step<'_>) {
+    match step {
+        Step::Status(status) if status.state == ec_model::State::Active => {}
+        step => shown.step(step),
+    }
+}
+
+/// One that fails does not keep the others from being deleted.
+async fn delete(
+    session: &Session,
+    volumes: &[String],
+    waiting: Waiting,
+    output: Output,
+) -> Result<(), Failure> {
+    let patience = Patience::new(waiting)?;
+    let mut failed = None::<Failure>;
+    for text in volumes {
+        if patience.stop.is_cancelled() {
+            tell(&format!("eschedule: nothing was asked of {text}"));
+            continue;
+        }
+        let outcome = match delete_one(session, text, &patience).await {
+            Ok(()) => output::deleted(output, "VOLUME", text),
+            Err(failure) => Err(failure),
+        };
+        if let Err(failure) = outcome {
+            match &failed {
+                None => failed = Some(failure),
+                Some(_) => tell(&format!("eschedule: {}", failure.message)),
+            }
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+async fn delete_one(session: &Session, text: &str, patience: &Patience) -> Result<(), Failure> {
+    let cloud = &session.cloud;
+    let volume = resolve_volume(cloud, text).await?;
+    let name = ec_cloud::volume(cloud, volume).await?.name;
+    let is_name = name.is_some_and(|name| name.eq_ignore_ascii_case(text));
+    // A name that is borne by nobody any more may well be the beginning of another's uuid.
+    if text.len() < CERTAIN && !is_name {
+        return Err(Failure::failed(format!(
+            "no volume of project `{}` is named `{text}`; {volume} begins so, and what was written on it would be lost: give {CERTAIN} characters of that or more",
+            cloud.project
+        )));
+    }
+    let doomed = ec_cloud::delete_volume(cloud, volume).await.map_err(|error| session.failed(error))?;
+    let Doomed::By { node, alive } = doomed else { return Ok(()) };
+    if !alive {
+        tell(&format!("eschedule: node {node} is not alive: {volume} is deleted when it is back"));
+    }
+    if let Some(timeout) = patience.timeout {
+        let shown = Shown::new("deleting");
+        let gone = until_gone(cloud, node, volume, timeout, |step| shown.step(step));
+        let gone = patience.or_interrupted(session, volume, gone).await;
+        shown.finish();
+        gone?;
+    }
+    Ok(())
+}
+
+/// How long an outcome is waited for.
+struct Patience {
+    /// None where it is not waited for at all.
+    timeout: Option<Duration>,
+    /// Whether somebody pressed Ctrl-C while something is waited for; otherwise that ends the process at once.
+    stop: CancellationToken,
+}
+
+fn signals() -> Result<CancellationToken, Failure> {
+    shutdown_on_signals().map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))
+}
+
+impl Patience {
+    fn new(waiting: Waiting) -> Result<Self, Failure> {
+        let stop = if waiting.wait { signals()? } else { CancellationToken::new() };
+        Ok(Self { timeout: waiting.wait.then_some(Duration::from_secs(waiting.timeout)), stop })
+    }
+
+    async fn or_interrupted<T>(
+        &self,
+        session: &Session,
+        what: InstanceId,
+        outcome: impl Future<Output = Result<T, CloudError>>,
+    ) -> Result<T, Failure> {
+        tokio::select! {
+            outcome = outcome => outcome.map_err(|error| session.failed(error)),
+            () = self.stop.cancelled() => Err(Failure {
+                code: INTERRUPTED,
+                message: format!("interrupted: what was asked of {what} goes on"),
+            }),
+        }
+    }
+
+    /// Waits for what was asked for, where it is to be waited for.
+    async fn wait(
+        &self,
+        session: &Session,
+        instance: InstanceId,
+        acted: &Acted,
+        doing: &str,
+    ) -> Result<(), Failure> {
+        let Acted { node, node_alive, awaited, already } = acted;
+        if let Some(why) = already {
+            tell(&format!("eschedule: {instance}: {why}"));
+        }
+        let Some(awaited) = awaited else { return Ok(()) };
+        if !node_alive {
+            tell(&format!("eschedule: node {node} is not alive: it is done when it is back"));
+        }
+        let Some(timeout) = self.timeout else { return Ok(()) };
+        let shown = Shown::new(doing);
+        let done = until_done(&session.cloud, *node, instance, *awaited, timeout, |step| quiet(&shown, step));
+        let done = self.or_interrupted(session, instance, done).await;
+        shown.finish();
+        done.map(drop)
+    }
+}
+
+/// What a volume is called: its name, or its uuid.
+pub(crate) fn called(view: &VolumeView) -> String {
+    view.name.clone().unwrap_or_else(|| view.volume.to_string())
+}

@@ -1,0 +1,120 @@
+//! Volumes of real guests: what was written on them, whoever comes and goes.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use ec_model::{InstanceId, Size};
+use serde_json::Value;
+
+use crate::power::Guest;
+
+/// A guest's system hears of a disk a moment after it is there.
+const UNTIL_THERE: &str =
+    "there() { for i in $(seq 100); do [ -e /sys/block/$1/size ] && return; sleep 0.1; done; }; there";
+
+impl Guest {
+    /// What a command about volumes answers.
+    fn volume(&self, arguments: &[&str]) -> Result<Value> {
+        Ok(serde_json::from_str(&self.asks(&[&["volume"], arguments, &["-o", "json"]].concat())?)?)
+    }
+
+    fn refused(&self, arguments: &[&str], why: &str) -> Result<()> {
+        let output = self.stack.eschedule(arguments)?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(1) && said.contains(why), "{arguments:?}: {output:?}");
+        ensure!(said.lines().count() == 1, "one line: {said}");
+        Ok(())
+    }
+
+    /// The digest of the first four MiB of a disk, as the guest reads it.
+    async fn digest(&self, device: &str) -> Result<String> {
+        let read = format!("dd if=/dev/{device} bs=1M count=4 2>/dev/null | sha256sum");
+        let said = self.run(&format!("{UNTIL_THERE} {device}; {read}")).await?;
+        Ok(said.split_whitespace().next().unwrap_or_default().to_owned())
+    }
+}
+
+fn id(view: &Value) -> Result<InstanceId> {
+    Ok(view["volume"].as_str().context("it has a uuid")?.parse()?)
+}
+
+/// `qemu-img check` finds nothing.
+fn is_whole(guest: &Guest, volume: InstanceId) -> Result<()> {
+    let file = guest.stack.directory().join(format!("state/disks/{volume}.qcow2"));
+    let checked = Command::new("qemu-img").args(["check", "-q"]).arg(&file).output()?;
+    ensure!(checked.status.success(), "{checked:?}");
+    Ok(())
+}
+
+async fn claimed(guest: &Guest, volume: InstanceId) -> Result<u64> {
+    let held = guest.stack.placement.allocations(volume).await?.context("it has a claim")?;
+    Ok(Size::of(&held.total()).disk_gb)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_written_on_a_volume_outlives_the_guest_and_the_agent() -> Result<()> {
+    let mut guest = Guest::up(&[]).await?;
+    let made = guest.volume(&["create", "data", "--size", "1", "--for", "web", "--wait"])?;
+    let data = id(&made)?;
+    assert_eq!((&made["status"], &made["size_gb"]), (&"available".into(), &1.into()), "{made}");
+    assert_eq!(claimed(&guest, data).await?, 1);
+    guest.stack.until_exactly_with(&[guest.instance], &[data]).await?;
+    guest.refused(&["volume", "create", "DATA", "--size", "1"], "is taken")?;
+    assert!(!guest.asks(&["list"])?.contains(&data.to_string()), "it is no instance");
+    guest.refused(&["stop", &data.to_string()], "it is a volume")?;
+    guest.refused(&["volume", "attach", "web", "web"], "no volume of project")?;
+
+    // While it runs; its guest finds it by its serial number.
+    let attached = guest.volume(&["attach", "data", "web", "--wait"])?;
+    assert_eq!((&attached["status"], &attached["device"]), (&"in-use".into(), &"vdb".into()), "{attached}");
+    let serial = guest.run(&format!("{UNTIL_THERE} vdb; cat /sys/block/vdb/serial")).await?;
+    assert_eq!(serial, data.to_string()[..20]);
+    guest.run("dd if=/dev/urandom of=/dev/vdb bs=1M count=4 conv=fsync 2>/dev/null").await?;
+    let written = guest.digest("vdb").await?;
+    guest.refused(&["volume", "delete", "data"], "has volume")?;
+    guest.refused(&["destroy", &data.to_string()], "has volume")?;
+
+    // It grows under the guest, and never shrinks.
+    guest.volume(&["extend", "data", "2", "--wait"])?;
+    assert_eq!(guest.run("cat /sys/block/vdb/size").await?, (2_u64 << 21).to_string());
+    assert_eq!(claimed(&guest, data).await?, 2);
+    guest.refused(&["volume", "extend", "data", "1"], "never shrinks")?;
+
+    // The guest ends and is started again, its domain is defined anew, its agent dies: it has it still.
+    guest.stack.kill_agent()?;
+    guest.stack.start_agent("").await?;
+    guest.asks(&["resize", "--wait", "web", "resources=VCPU:1,MEMORY_MB:160,DISK_GB:1"])?;
+    guest.asks(&["resize", "--confirm", "web"])?;
+    assert_eq!(guest.digest("vdb").await?, written);
+    guest.stack.until_exactly_with(&[guest.instance], &[data]).await?;
+
+    // It stays when the guest goes, without a word of it.
+    guest.asks(&["destroy", "--wait", "web"])?;
+    guest.stack.until_exactly_with(&[], &[data]).await?;
+    assert_eq!(guest.volume(&["show", "data"])?["status"], "available");
+    is_whole(&guest, data)?;
+    let copy = guest.volume(&["create", "copy", "--copy-of", "data", "--wait"])?;
+    assert_eq!(copy["size_gb"], 2);
+    let copy = id(&copy)?;
+    is_whole(&guest, copy)?;
+
+    // Another has both, and lets go of one while it runs.
+    let public = format!("{}.pub", guest.key());
+    guest.instance = guest.stack.schedule(&["--wait", "--name", "db", "--key", &public])?;
+    guest.run("true").await?;
+    guest.volume(&["attach", "data", "db", "--wait"])?;
+    guest.volume(&["attach", "copy", "db", "--device", "vdf", "--wait"])?;
+    assert_eq!(guest.digest("vdb").await?, written);
+    assert_eq!(guest.digest("vdc").await?, written);
+    let detached = guest.volume(&["detach", "data", "--wait"])?;
+    assert_eq!(detached["status"], "available", "{detached}");
+    assert_eq!(guest.run("cat /sys/block/vdb/size 2>/dev/null || echo none").await?, "none");
+    assert_eq!(guest.digest("vdc").await?, written);
+    guest.asks(&["volume", "delete", "data", "--wait"])?;
+    guest.stack.until_exactly_with(&[guest.instance], &[copy]).await?;
+    guest.asks(&["stop", "--grace", "0", "--wait", "db"])?;
+    guest.volume(&["detach", "copy", "--wait"])?;
+    guest.asks(&["volume", "delete", &copy.to_string(), "--wait"])?;
+    guest.asks(&["destroy", "--wait", "db"])?;
+    guest.stack.until_exactly(&[]).await
+}
