@@ -33,7 +33,7 @@ node)
   ;;
 control)
   role=ecompute-control user=${2:-eschedule}
-  trees=("instances/" "names/" "requests/" "userdata/" "flavors/" "keypairs/" "images/" "image-names/" "public-images/" "groups/" "members/" "actions/")
+  trees=("instances/" "names/" "volume-names/" "requests/" "userdata/" "flavors/" "keypairs/" "images/" "image-names/" "public-images/" "groups/" "members/" "actions/")
   readable=("nodes/" "alive/" "status/" "outcomes/" "held/" "held-userdata/")
   ;;
 placement)

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use ec_model::{InstanceId, State};
-use ec_tests::Stack;
+use ec_tests::{Stack, TINY};
 use nix::sys::signal::Signal;
 
 /// A guest that somebody can log in to, with a file that it wrote.
@@ -14,12 +14,16 @@ pub(crate) struct Guest {
 
 impl Guest {
     pub(crate) async fn up(more: &[&str]) -> Result<Self> {
+        Self::up_as(TINY, more).await
+    }
+
+    pub(crate) async fn up_as(query: &str, more: &[&str]) -> Result<Self> {
         let mut stack = Stack::start().await?;
         stack.start_agent("").await?;
         let key = stack.key_pair()?;
         let public = format!("{key}.pub");
         let arguments = [&["--wait", "--name", "web", "--key", &public], more].concat();
-        let instance = stack.schedule(&arguments)?;
+        let instance = stack.schedule_as(query, &arguments)?;
         let guest = Self { stack, key, instance };
         // Behind all that its image has.
         guest.run("echo precious | dd of=/dev/vda bs=1M seek=500 conv=fsync").await?;

@@ -8,6 +8,9 @@ use serde_json::Value;
 
 use crate::power::Guest;
 
+/// The tiny guest with one processor is told not to look for what ACPI says of PCI, and so hears of no new disk.
+const TWO: &str = "resources=VCPU:2,MEMORY_MB:128,DISK_GB:1";
+
 /// A guest's system hears of a disk a moment after it is there.
 const UNTIL_THERE: &str =
     "there() { for i in $(seq 100); do [ -e /sys/block/$1/size ] && return; sleep 0.1; done; }; there";
@@ -53,7 +56,7 @@ async fn claimed(guest: &Guest, volume: InstanceId) -> Result<u64> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_written_on_a_volume_outlives_the_guest_and_the_agent() -> Result<()> {
-    let mut guest = Guest::up(&[]).await?;
+    let mut guest = Guest::up_as(TWO, &[]).await?;
     let made = guest.volume(&["create", "data", "--size", "1", "--for", "web", "--wait"])?;
     let data = id(&made)?;
     assert_eq!((&made["status"], &made["size_gb"]), (&"available".into(), &1.into()), "{made}");
@@ -83,7 +86,7 @@ async fn what_is_written_on_a_volume_outlives_the_guest_and_the_agent() -> Resul
     // The guest ends and is started again, its domain is defined anew, its agent dies: it has it still.
     guest.stack.kill_agent()?;
     guest.stack.start_agent("").await?;
-    guest.asks(&["resize", "--wait", "web", "resources=VCPU:1,MEMORY_MB:160,DISK_GB:1"])?;
+    guest.asks(&["resize", "--wait", "web", "resources=VCPU:2,MEMORY_MB:160,DISK_GB:1"])?;
     guest.asks(&["resize", "--confirm", "web"])?;
     assert_eq!(guest.digest("vdb").await?, written);
     guest.stack.until_exactly_with(&[guest.instance], &[data]).await?;
@@ -100,7 +103,7 @@ async fn what_is_written_on_a_volume_outlives_the_guest_and_the_agent() -> Resul
 
     // Another has both, and lets go of one while it runs.
     let public = format!("{}.pub", guest.key());
-    guest.instance = guest.stack.schedule(&["--wait", "--name", "db", "--key", &public])?;
+    guest.instance = guest.stack.schedule_as(TWO, &["--wait", "--name", "db", "--key", &public])?;
     guest.run("true").await?;
     guest.volume(&["attach", "data", "db", "--wait"])?;
     guest.volume(&["attach", "copy", "db", "--device", "vdf", "--wait"])?;

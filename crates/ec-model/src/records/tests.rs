@@ -70,9 +70,9 @@ fn unknown_fields_are_passed_over_and_a_later_format_is_refused() {
     let mut json = json(&request());
     json["later"] = 1.into();
     assert!(decode::<Request>(json.to_string().as_bytes()).is_ok());
-    json["version"] = 3.into();
+    json["version"] = 4.into();
     let error = decode::<Request>(json.to_string().as_bytes()).unwrap_err().to_string();
-    assert!(error.contains("version 3"), "{error}");
+    assert!(error.contains("version 4"), "{error}");
 }
 
 #[test]

@@ -114,13 +114,15 @@ fn what_is_on_its_way_locked_or_elsewhere_is_refused_with_its_reason() {
     refused(attached(&volume().with(|one| one.status = None), &machine(), None), "being made");
     let preparing = One::new(DISK, Workload::Volume, State::Preparing);
     refused(attached(&preparing, &machine(), None), "the volume is PREPARING");
-    for (state, hint) in [(State::Suspended, "resume"), (State::Rebuilding, "ask again")] {
-        let suspends = |one: &mut One| {
-            one.request.power.power = ec_model::Power::Suspended;
-            one.request.rebuild =
-                Some(ec_model::Rebuild { wished_at: jiff::Timestamp::UNIX_EPOCH, before: None });
-        };
-        let machine = One::machine(state).with(suspends);
+    let suspends: fn(&mut One) = |one| one.request.power.power = ec_model::Power::Suspended;
+    let rebuilds: fn(&mut One) = |one| {
+        one.request.rebuild =
+            Some(ec_model::Rebuild { wished_at: jiff::Timestamp::UNIX_EPOCH, before: None });
+    };
+    for (state, change, hint) in
+        [(State::Suspended, suspends, "resume"), (State::Rebuilding, rebuilds, "ask again")]
+    {
+        let machine = One::machine(state).with(change);
         refused(attached(&volume(), &machine, None), hint);
         refused(detach(machine.sides()), hint);
     }
