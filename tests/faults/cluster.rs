@@ -318,6 +318,30 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
         ensure!(etcd.txn(Txn::new().put(&key, "{}")).await.is_err(), "{key} was written");
         ensure!(etcd.txn(Txn::new().delete(&key)).await.is_err(), "{key} was deleted");
     }
+    // Nor is anything told of another node at its port, with a ticket or without.
+    for (place, name) in [(&thief.place, "node"), (&directory, "eplacement"), (&directory, "etcd")] {
+        let curious = client_as(place, name)?;
+        for (path, wanted) in [
+            ("healthz", 200),
+            ("readyz", 200),
+            ("metrics", 403),
+            ("view", 403),
+            ("usage", 403),
+            ("streams/ticket", 403),
+        ] {
+            let answer = curious.get(format!("https://127.0.0.1:18090/{path}")).send().await?;
+            let (status, text) = (answer.status(), answer.text().await?);
+            ensure!(
+                status == wanted && (wanted == 200 || !text.contains(&web.to_string())),
+                "{path}: {text}"
+            );
+        }
+    }
+    for (place, name) in [(&honest.place, "node"), (&directory, "root"), (&directory, "econtroller")] {
+        let reader = client_as(place, name)?;
+        let view = reader.get("https://127.0.0.1:18090/view").send().await?.text().await?;
+        ensure!(view.contains(&web.to_string()), "{name}: {view}");
+    }
     ensure!(etcd.enable_auth().await.is_err() && etcd.drop_user("ecompute-control").await.is_err());
     // Its own is its own; rights that another release knew otherwise come with `cluster init`.
     let role = format!("ecompute-{}", thief.node);
