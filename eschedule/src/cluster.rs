@@ -20,7 +20,7 @@ use serde::Serialize;
 use self::files::Directory;
 #[cfg(test)]
 pub(crate) use self::{
-    archive::Manifest,
+    archive::{Document, Manifest},
     backup::{BackedUp, Restored},
 };
 use crate::{cli::Output, config::Settings, output};
@@ -83,6 +83,7 @@ pub(crate) enum ClusterCommand {
     /// Write all that etcd holds to a file, which tells by itself whether it is whole
     ///
     /// That is all of the cluster's memory: instances, placement, users and rights; with user-data, so that the file is a secret.
+    /// What our own placement knows is in it as a document, too, as `eplacement export` writes it.
     #[command(after_help = BACKUPS)]
     Backup {
         /// The file, which must not be there yet

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::{
     acting::Done,
     apply::Applied,
-    cluster::{Added, BackedUp, Initialised, Manifest, Restored},
+    cluster::{Added, BackedUp, Document, Initialised, Manifest, Restored},
     doctor::Finding,
     explain::Explained,
     output::Deleted,
@@ -277,6 +277,7 @@ fn results() -> Vec<(&'static str, Value)> {
                     revision: 1,
                     bytes: 1,
                     sha256: name(),
+                    placement: Some(Document { providers: 1, consumers: 1, bytes: 1, sha256: name() }),
                 },
             })),
         ),
