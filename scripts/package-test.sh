@@ -66,16 +66,12 @@ done
 # The network and the guests of the machine around are out of reach.
 rm -f "$root/etc/resolv.conf"
 
-inside() {
-  nsenter -t "$init" -m -u -i -n -p -C -r -w env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
-    DEBIAN_FRONTEND=noninteractive "$@"
-}
+inside() { in_machine package-test "$@"; }
 image=$cache/tiny.qcow2
 [ -e "$image" ] || scripts/guests/build-tiny.sh "$image" "${image%/*}/debs"
 install -D -m 644 -t "$root/srv/images" "$image"
 open_machines
 boot package-test "$root" "$work/console"
-init=${machine_init[package-test]}
 say "a new machine runs: $(. "$root/etc/os-release" && echo "$PRETTY_NAME"), $(inside systemctl --version | head -n 1)"
 
 # ---- what is tried --------------------------------------------------------------------------------
@@ -99,6 +95,12 @@ until_done() { # until_done SECONDS WHAT COMMAND…
     [ $SECONDS -lt $end ] || die "$what: not within the time; $(inside journalctl --no-pager -n 30)"
     sleep 0.5
   done
+}
+alive() { inside eschedule -o json nodes | grep -c '"alive": *true' >/dev/null; }
+told_its_name() { inside eschedule logs web | grep -ac 'web' >/dev/null; }
+anew() { # anew UNIT PID: another process is that unit, and it is well
+  local new
+  new=$(pid "$1") && [ "$new" != "$2" ] && [ "$new" != 0 ] && inside systemctl -q is-active "$1"
 }
 pid() { inside systemctl show -p MainPID --value "$1"; }
 pids() { for unit in "${units[@]}"; do pid "$unit"; done; }
@@ -133,7 +135,7 @@ join() {
 join
 inside systemctl -q enable --now "${units[@]}"
 each is-active
-until_done 60 "the agent is alive" sh -c "$(declare -f inside); init=$init; inside eschedule -o json nodes | grep -q '\"alive\": *true'"
+until_done 60 "the agent is alive" alive
 # Each tells its numbers, under what its unit allows it.
 for port in 18091 18092; do
   inside curl -fsS "http://127.0.0.1:$port/metrics" | grep -c _build_info >/dev/null || die "no numbers at port $port"
@@ -149,7 +151,7 @@ inside eschedule --wait --timeout 300 --name web 'resources=VCPU:1,MEMORY_MB:128
 instance=$(sed -n 's/.*OF INSTANCE //p' "$work/guest.log")
 qemu=$(guest)
 # The tiny guest has its name of the metadata server only; mdserver was there before the agent, and answers.
-until_done 60 "the guest is told its name" sh -c "$(declare -f inside); init=$init; inside eschedule logs web | grep -aq 'web'"
+until_done 60 "the guest is told its name" told_its_name
 [ "$(inside sh -c "cut -d: -f3 /proc/$qemu/cgroup | grep -c ecompute" || true)" = 0 ] || die "the guest is in the agent's control group"
 say "a guest runs, $instance"
 
@@ -173,8 +175,7 @@ for unit in ecompute eplacement; do
   sleep 14
   [ "$(pid $unit)" = "$stopped" ] || die "$unit is well and was started anew"
   inside kill -STOP "$stopped"
-  until_done 120 "$unit, which stands, is started anew" sh -c "$(declare -f inside); init=$init; \
-    new=\$(inside systemctl show -p MainPID --value $unit); [ \"\$new\" != $stopped ] && [ \"\$new\" != 0 ] && inside systemctl -q is-active $unit"
+  until_done 120 "$unit, which stands, is started anew" anew $unit "$stopped"
   inside sh -c "rm -r /run/systemd/system/$unit.service.d"
 done
 inside systemctl daemon-reload
@@ -207,5 +208,5 @@ diff "$work/before" "$work/after" || die "purging left this, or took it"
 say "installed anew the agent goes on with the guest; destroyed and purged, nothing is left"
 
 inside systemctl poweroff || true
-for _ in $(seq 100); do [ -d "/proc/$init" ] || break; sleep 0.2; done
+for _ in $(seq 100); do [ -d "/proc/${machine_init[package-test]}" ] || break; sleep 0.2; done
 echo "package-test: $suite passed in $SECONDS s"

@@ -278,6 +278,13 @@ denied POST /resource_providers '{"name": "h4"}'
 guest_is h3 ACTIVE && log_in h3 true || die "h3's guest is not as it was"
 say "placement refused h2 what is h3's; h3's guest is as it was"
 
+h2_reads() { code --cacert "$ca" --cert "$(etc h2 node.pem)" --key "$(etc h2 node.key)" "https://$(address_of "$1"):18090/$2"; }
+for path in view metrics usage streams/ticket; do
+  [ "$(h2_reads h3 $path)" = 403 ] || die "h3's port tells h2 of /$path"
+done
+[ "$(h2_reads h3 healthz)" = 200 ] && [ "$(h2_reads h2 view)" = 200 ] || die "h2 cannot read what it may"
+say "h3's port tells h2 that it is well, and nothing else"
+
 # ---- cables and power -----------------------------------------------------------------------------
 
 qemu() { in_machine h3 pgrep -f "guest=$i3"; }

@@ -93,7 +93,8 @@ async fn remember(parts: &Parts) {
         let txn = match parts.store.get(&key).await.map_err(|error| error.to_string())?.0 {
             None => {
                 let created_at = parts.host.now();
-                let node = Node { node: parts.node, name: name.clone(), created_at, troubles };
+                let (node, name) = (parts.node, name.clone());
+                let node = Node { node, name, created_at, troubles, revoked: false };
                 Txn::new().when(Compare::Absent(key.clone())).put(key, encode(&node))
             }
             Some(pair) => {

@@ -20,7 +20,7 @@ use serde::Serialize;
 use self::files::Directory;
 #[cfg(test)]
 pub(crate) use self::{
-    archive::Manifest,
+    archive::{Document, Manifest},
     backup::{BackedUp, Restored},
 };
 use crate::{cli::Output, config::Settings, output};
@@ -50,7 +50,8 @@ Examples:
   eschedule node add host1 --again
       the same node with new credentials: its certificate is good for 398 days
   eschedule node revoke host1
-      lets it in no more, neither into etcd nor into placement; its guests run on";
+      lets it in no more, neither into etcd nor into placement; its guests run on. What it watches at that moment it
+      goes on hearing of until etcd is started anew";
 
 pub(crate) const BACKUPS: &str = "\
 Examples:
@@ -58,6 +59,9 @@ Examples:
   eschedule cluster backup /backup/cluster.tar --verify
   eschedule cluster restore /backup/cluster.tar --data-dir /var/lib/etcd/restored
   eschedule heal          # when etcd runs with it: brings back what nodes hold and the backup lacks";
+
+/// What a revoked node still has: etcd looks at rights when a watch begins, and never again.
+const STILL_WATCHED: &str = "eschedule: what it watches in etcd at this moment it goes on hearing of; to end that, start etcd anew: systemctl restart etcd";
 
 /// What is done to the cluster.
 #[derive(Subcommand)]
@@ -79,6 +83,7 @@ pub(crate) enum ClusterCommand {
     /// Write all that etcd holds to a file, which tells by itself whether it is whole
     ///
     /// That is all of the cluster's memory: instances, placement, users and rights; with user-data, so that the file is a secret.
+    /// What our own placement knows is in it as a document, too, as `eplacement export` writes it.
     #[command(after_help = BACKUPS)]
     Backup {
         /// The file, which must not be there yet
@@ -228,7 +233,9 @@ pub(crate) async fn node(command: NodeCommand, output: Output) -> Result<(), Fai
         }
         NodeCommand::Revoke { name, place } => {
             Cluster::open(&place.directory).await?.membership.revoke_node(&name).await?;
-            output::deleted(output, "the rights of node", &name)
+            output::deleted(output, "the rights of node", &name)?;
+            tell(STILL_WATCHED);
+            Ok(())
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ec_cloud::{GroupView, Happening, Healed, Member, NodeView, Preview, Reasons, View, What};
+use ec_cloud::{GroupView, Happening, Healed, Member, NodeView, Preview, Reasons, View, VolumeView, What};
 use ec_model::{
     Flavor, Group, Image, ImageStatus, Instance, Keypair, Policy, Request, State, Status, Visibility, decode,
 };
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::{
     acting::Done,
     apply::Applied,
-    cluster::{Added, BackedUp, Initialised, Manifest, Restored},
+    cluster::{Added, BackedUp, Document, Initialised, Manifest, Restored},
     doctor::Finding,
     explain::Explained,
     output::Deleted,
@@ -45,9 +45,9 @@ fn told() -> BTreeMap<String, BTreeSet<String>> {
 
 fn record() -> Instance {
     let text = json!({
-        "version": 1, "instance": UUID, "project": "p", "user": "u", "name": "web", "labels": {"a": "b"}, "group": "g",
+        "version": 2, "instance": UUID, "kind": "volume", "volumes": [{"volume": UUID, "device": "vdb"}], "attached": UUID, "project": "p", "user": "u", "name": "web", "labels": {"a": "b"}, "group": "g",
         "spec": {
-            "query": "q", "resources": {"VCPU": 1}, "image": {"url": "u", "sha256": "s"}, "keys": ["k"],
+            "query": "q", "resources": {"VCPU": 1}, "image": {"url": "u", "sha256": "s"}, "copy_of": UUID, "keys": ["k"],
             "metadata": {"a": "b"},
             "user_data_bytes": 1, "token_required": true,
         },
@@ -92,7 +92,7 @@ fn request() -> Request {
 
 fn status() -> Status {
     let text = json!({
-        "version": 1, "instance": UUID, "node": UUID, "epoch": 1, "observed_generation": 1, "power_generation": 1,
+        "version": 1, "instance": UUID, "kind": "volume", "volumes": [{"volume": UUID, "device": "vdb"}], "volumes_changing": true, "volumes_failed": "f", "node": UUID, "epoch": 1, "observed_generation": 1, "power_generation": 1,
         "rebuilt": {"wished_at": "1970-01-01T00:00:00Z", "failed": "f"}, "rescued": {"wished_at": "1970-01-01T00:00:00Z", "failed": "f"},
         "resized": {"wished_at": "1970-01-01T00:00:00Z", "failed": "f", "resources": {"VCPU": 1}}, "access": {"kind": "log", "generation": 1, "ticket": "t", "expires_at": "1970-01-01T00:00:00Z"},
         "restarts": 1, "state": "ERROR", "reason": "r", "doing": "d", "progress": {"step": "image", "done": 1, "total": 2},
@@ -217,6 +217,24 @@ fn results() -> Vec<(&'static str, Value)> {
             })),
         ),
         (
+            "volume",
+            json(serde_json::to_value(VolumeView {
+                volume: instance,
+                name: None,
+                status: name(),
+                size_gb: 1,
+                node: None,
+                instance: None,
+                device: None,
+                image: None,
+                copy_of: None,
+                project: None,
+                labels: BTreeMap::new(),
+                created_at: None,
+                reason: None,
+            })),
+        ),
+        (
             "keypair",
             json(serde_json::to_value(Keypair {
                 name: name(),
@@ -280,6 +298,7 @@ fn results() -> Vec<(&'static str, Value)> {
                     revision: 1,
                     bytes: 1,
                     sha256: name(),
+                    placement: Some(Document { providers: 1, consumers: 1, bytes: 1, sha256: name() }),
                 },
             })),
         ),

@@ -12,6 +12,7 @@ use ec_runtime::exit::{Failure, UNREACHABLE, chain};
 use ec_store::EtcdStore;
 use placement::{
     config::Config,
+    live,
     store::{Keys, Limits, Model},
     transfer::{self, Snapshot, TransferError},
 };
@@ -126,7 +127,7 @@ async fn open(options: &StoreOptions) -> Result<(EtcdStore, Keys, Config), Failu
 async fn fetch(url: &str, source: &Source) -> Result<Snapshot, Failure> {
     eprintln!("eplacement: reading {url}");
     let client = source.tls.client(url, FETCH_TIMEOUT)?;
-    transfer::fetch(client, url, &source.token()?, seconds()).await.map_err(transfer_failure)
+    live::fetch(client, url, &source.token()?, seconds()).await.map_err(transfer_failure)
 }
 
 pub(super) async fn export(

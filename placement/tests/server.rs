@@ -12,6 +12,7 @@ use ec_store::{MemoryStore, Store, Txn};
 use placement::{
     config::Config,
     http::{Api, ApiConfig, Auth, ServerConfig, Token, Tokens, serve},
+    live,
     store::{Keys, Limits, Replica},
     transfer::{self, Snapshot, TransferError},
 };
@@ -336,7 +337,7 @@ async fn a_cloud_moves_by_document_and_live_and_both_sides_are_the_same() {
     let snapshot = Snapshot::of(&transfer::load(&source, &keys).await.unwrap().whole().unwrap());
     assert_eq!((snapshot.providers.len(), snapshot.consumers.len()), (2, 5));
 
-    let live = transfer::fetch(reqwest::Client::new(), &server.url, "admin", 0).await.unwrap();
+    let live = live::fetch(reqwest::Client::new(), &server.url, "admin", 0).await.unwrap();
     assert_eq!(snapshot.differences(&live), Vec::<String>::new());
 
     let text = serde_json::to_string(&live).unwrap();

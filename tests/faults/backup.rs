@@ -1,8 +1,10 @@
 //! A cluster's memory as a file, and back: with guests, while its agent and eplacement go on running.
 
+use std::{fs, process::Command};
+
 use anyhow::{Context, Result, ensure};
 use ec_model::{InstanceId, State};
-use ec_tests::Stack;
+use ec_tests::{Stack, program};
 use serde_json::Value;
 
 fn done(stack: &Stack, arguments: &[&str]) -> Result<String> {
@@ -37,17 +39,38 @@ async fn a_cluster_is_backed_up_and_restored_and_its_newer_guests_healed() -> Re
     )?)?;
     assert_eq!(made["prefix"], "/ecompute");
     assert!(made["bytes"].as_u64().context("bytes")? > 10_000, "{made}");
+    assert_eq!((&made["placement"]["providers"], &made["placement"]["consumers"]), (&1.into(), &2.into()));
+    // What placement knows is in it as a document, which goes into any empty place.
+    let unpacked = Command::new("tar").args(["-C", &of(""), "-xf", &file, "placement.json"]).status()?;
+    ensure!(unpacked.success());
+    let etcd = stack.etcd.endpoint();
+    let moved = |arguments: &[&str]| -> Result<String> {
+        let elsewhere = ["--etcd", &etcd, "--prefix", "/elsewhere"];
+        let output = Command::new(program("eplacement")).args(arguments).args(elsewhere).output()?;
+        ensure!(output.status.success(), "{arguments:?}: {output:?}");
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    let document = of("placement.json");
+    moved(&["import", &document])?;
+    let [before, after]: [Value; 2] =
+        [serde_json::from_str(&fs::read_to_string(&document)?)?, serde_json::from_str(&moved(&["export"])?)?];
+    assert_eq!(before["consumers"].as_object().map(|all| all.contains_key(&older.to_string())), Some(true));
+    assert_eq!(
+        before["providers"][stack.node.to_string()]["inventories"],
+        after["providers"][stack.node.to_string()]["inventories"]
+    );
+    assert_eq!(before["consumers"], after["consumers"]);
     assert_eq!(
         stack.eschedule(&[&["cluster", "backup", &file], &place[..]].concat())?.status.code(),
         Some(2)
     );
     done(&stack, &["cluster", "backup", &file, "--verify"])?;
     // One bit, in the midst of the database.
-    let mut torn = std::fs::read(&file)?;
+    let mut torn = fs::read(&file)?;
     let middle = torn.len() / 2;
     torn[middle] ^= 1;
     let damaged = of("damaged.tar");
-    std::fs::write(&damaged, torn)?;
+    fs::write(&damaged, torn)?;
     for arguments in [
         vec!["cluster", "backup", damaged.as_str(), "--verify"],
         vec!["cluster", "restore", damaged.as_str(), "--data-dir", data.as_str()],
@@ -71,7 +94,7 @@ async fn a_cluster_is_backed_up_and_restored_and_its_newer_guests_healed() -> Re
     assert_eq!(again.status.code(), Some(2), "{again:?}");
     assert!(!std::path::Path::new(&format!("{data}.restoring")).exists(), "it held secrets");
     stack.etcd.wipe()?;
-    std::fs::rename(&data, stack.etcd.data())?;
+    fs::rename(&data, stack.etcd.data())?;
     stack.etcd.restart().await?;
 
     stack.until_state(newer, State::Unclaimed).await?;

@@ -318,6 +318,30 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
         ensure!(etcd.txn(Txn::new().put(&key, "{}")).await.is_err(), "{key} was written");
         ensure!(etcd.txn(Txn::new().delete(&key)).await.is_err(), "{key} was deleted");
     }
+    // Nor is anything told of another node at its port, with a ticket or without.
+    for (place, name) in [(&thief.place, "node"), (&directory, "eplacement"), (&directory, "etcd")] {
+        let curious = client_as(place, name)?;
+        for (path, wanted) in [
+            ("healthz", 200),
+            ("readyz", 200),
+            ("metrics", 403),
+            ("view", 403),
+            ("usage", 403),
+            ("streams/ticket", 403),
+        ] {
+            let answer = curious.get(format!("https://127.0.0.1:18090/{path}")).send().await?;
+            let (status, text) = (answer.status(), answer.text().await?);
+            ensure!(
+                status == wanted && (wanted == 200 || !text.contains(&web.to_string())),
+                "{path}: {text}"
+            );
+        }
+    }
+    for (place, name) in [(&honest.place, "node"), (&directory, "root"), (&directory, "econtroller")] {
+        let reader = client_as(place, name)?;
+        let view = reader.get("https://127.0.0.1:18090/view").send().await?.text().await?;
+        ensure!(view.contains(&web.to_string()), "{name}: {view}");
+    }
     ensure!(etcd.enable_auth().await.is_err() && etcd.drop_user("ecompute-control").await.is_err());
     // Its own is its own; rights that another release knew otherwise come with `cluster init`.
     let role = format!("ecompute-{}", thief.node);
@@ -381,8 +405,25 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
         ensure!(status == 403, "{method} {path} is answered {status}: {document}");
     }
 
-    // Thrown out, at once; the others go on.
-    host.administered(&["node", "revoke", "host2"])?;
+    // Thrown out, at once; the others go on. What it watched before it goes on hearing of until etcd is started anew, as the
+    // command says, so that nothing may be written for it any more.
+    let started =
+        json!({"node": thief.node, "name": "host2", "created_at": "2026-01-01T00:00:00Z", "version": 1});
+    let sign = Txn::new().put(keys.node(thief.node), started.to_string());
+    etcd.txn(sign.put(keys.alive(thief.node), "{}").put(keys.agent(thief.node), "")).await?;
+    let (_, now) = etcd.get(&keys.node(thief.node)).await?;
+    let mut watched = etcd.watch(&keys.node(thief.node), now + 1).await?;
+    let revoked = host.administer(&["node", "revoke", "host2"])?;
+    ensure!(revoked.status.success(), "{revoked:?}");
+    ensure!(String::from_utf8_lossy(&revoked.stderr).contains("start etcd anew"), "{revoked:?}");
+    let heard = tokio::time::timeout(Duration::from_secs(10), watched.next()).await;
+    ensure!(matches!(heard, Ok(Ok(_))), "docs/cluster.md tells that it goes on: {heard:?}");
+    for key in [keys.alive(thief.node), keys.agent(thief.node)] {
+        ensure!(root.get(&key).await?.0.is_none(), "{key} is there");
+    }
+    let marked: Value =
+        serde_json::from_slice(&root.get(&keys.node(thief.node)).await?.0.context("gone")?.value)?;
+    assert_eq!(marked["revoked"], true, "{marked}");
     host.refused(&["node", "revoke", "host2"], 1, "there is no node")?;
     let late = etcd.txn(Txn::new().put(keys.status(thief.node, web), "{}")).await;
     ensure!(late.is_err(), "a connection that was open before lets in no more");
@@ -445,6 +486,7 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
     fs::remove_dir_all(host.file("etcd"))?;
     fs::rename(&restored, host.file("etcd"))?;
     let _etcd = host.start_etcd()?;
+    while tokio::time::timeout(Duration::from_secs(60), watched.next()).await?.is_ok() {}
     host.until("it is as the backup says", async || {
         host.scheduled(&["list", "-o", "name"]).is_ok_and(|names| names == "web\n")
     })

@@ -61,7 +61,8 @@ async fn until(what: &str, mut reached: impl AsyncFnMut() -> Result<bool>) -> Re
 /// A node that once had an agent, which is alive or not.
 async fn node(control: &Control, name: &str, alive: bool) -> Result<NodeId> {
     let node = control.node(name, alive, PLENTY).await?;
-    let record = Node { node, name: name.to_owned(), created_at: Timestamp::now(), troubles: Vec::new() };
+    let (name, created_at) = (name.to_owned(), Timestamp::now());
+    let record = Node { node, name, created_at, troubles: Vec::new(), revoked: false };
     control.put(control.keys.node(node), encode(&record)).await?;
     Ok(node)
 }

@@ -1,76 +1,39 @@
 //! Two agents on one host, each with its own state, guests and libvirt network or the same one.
 
-use std::{
-    fs,
-    process::{Child, Stdio},
-    time::Duration,
-};
+use std::{net::IpAddr, time::Duration};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use ec_guard::ports::tap_name;
-use ec_model::{InstanceId, Keyspace, NodeId, State, Status, decode};
+use ec_model::{InstanceId, Keyspace, State};
 use ec_store::Store;
-use ec_tests::{Stack, TINY};
+use ec_tests::{Release, SecondAgent, Stack, TINY};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 
-/// The second agent; killed on drop.
-struct Second {
-    agent: Child,
-    node: NodeId,
-}
+/// The second agent alone has this trait.
+const SECOND: &str = "CUSTOM_SECOND";
 
-impl Drop for Second {
-    fn drop(&mut self) {
-        self.agent.kill().ok();
-        self.agent.wait().ok();
-    }
-}
-
-impl Second {
-    fn start(stack: &Stack) -> Result<Self> {
-        let node = NodeId::new(uuid::Uuid::new_v4());
-        let directory = stack.directory();
-        let first = fs::read_to_string(directory.join("compute.yaml"))?;
-        let config =
-            first.replace(&stack.node.to_string(), &node.to_string()).replace("/state\n", "/state2\n")
-                + "traits: [CUSTOM_SECOND]\n";
-        ensure!(config.contains("/state2"), "{config}");
-        fs::write(directory.join("second.yaml"), config)?;
-        let mut command = std::process::Command::new(ec_tests::program("ecompute"));
-        command.arg("--config").arg(directory.join("second.yaml"));
-        let log = fs::File::create(directory.join("second.log"))?;
-        Ok(Self { agent: command.stdout(Stdio::null()).stderr(log).spawn()?, node })
-    }
-
-    /// Schedules a guest on it, and waits for its address.
-    async fn guest(&self, stack: &Stack, public: &str) -> Result<(InstanceId, std::net::IpAddr)> {
-        let mut told = String::new();
-        stack
-            .until("the second agent takes a guest", async || {
-                let query = format!("{TINY}&required=CUSTOM_SECOND");
-                let output = stack.eschedule(&["--name", "second", "--key", public, &query])?;
-                Ok(output.status.success().then(|| String::from_utf8(output.stdout)).transpose()?.is_some())
-            })
-            .await?;
-        let requests = stack.store.list(&Keyspace::default().requests(self.node)).await?.pairs;
-        for pair in &requests {
-            told = pair.key.rsplit('/').next().unwrap_or_default().to_owned();
-        }
-        let instance: InstanceId = told.parse()?;
-        let status = async || -> Result<Option<Status>> {
-            let key = Keyspace::default().status(self.node, instance);
-            Ok(stack.store.get(&key).await?.0.map(|pair| decode(&pair.value)).transpose()?)
-        };
-        stack
-            .until("the second agent's guest is up", async || {
-                Ok(status().await?.is_some_and(|status| status.state == State::Active))
-            })
-            .await?;
-        Ok((instance, status().await?.and_then(|status| status.ip).context("no address")?))
-    }
+/// Schedules a guest on the second agent's node, and waits for its address.
+async fn guest_at(stack: &Stack, second: &SecondAgent, public: &str) -> Result<(InstanceId, IpAddr)> {
+    let query = format!("{TINY}&required={SECOND}");
+    stack
+        .until("the second agent takes a guest", async || {
+            Ok(stack.eschedule(&["--name", "second", "--key", public, &query])?.status.success())
+        })
+        .await?;
+    let keys = Keyspace::default();
+    let requests = stack.store.keys(&keys.requests(second.node)).await?;
+    let (_, instance) = keys.parse_request(requests.first().context("no request")?)?;
+    stack
+        .until("the second agent's guest is up", async || {
+            let status = stack.status_at(second.node, instance).await?;
+            Ok(status.is_some_and(|status| status.state == State::Active))
+        })
+        .await?;
+    let status = stack.status_at(second.node, instance).await?.context("no status")?;
+    Ok((instance, status.ip.context("no address")?))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -81,8 +44,9 @@ async fn both_give_their_guests_metadata_and_neither_takes_the_others_rules_away
     let public = format!("{key}.pub");
     let first = stack.schedule(&["--name", "first", "--key", &public])?;
     let first_ip = stack.until_state(first, State::Active).await?.ip.context("no address")?;
-    let second = Second::start(&stack)?;
-    let (instance, second_ip) = second.guest(&stack, &public).await?;
+    let of_its_own = |config| format!("{config}traits: [{SECOND}]\n");
+    let second = SecondAgent::start(&stack, Release::This, of_its_own)?;
+    let (instance, second_ip) = guest_at(&stack, &second, &public).await?;
 
     let names = async || -> Result<[String; 2]> {
         let ask = "timeout 5 wget -q -O - http://169.254.169.254/latest/meta-data/local-hostname || true";

@@ -11,6 +11,7 @@ mod releases;
 pub mod replica;
 mod running;
 mod s3;
+mod second;
 mod terminal;
 
 use std::{
@@ -40,6 +41,7 @@ pub use placement::PlacementServer;
 pub use releases::{Release, program};
 pub use running::Running;
 pub use s3::S3;
+pub use second::SecondAgent;
 use tempfile::TempDir;
 pub use terminal::Terminal;
 
@@ -335,7 +337,12 @@ impl Stack {
 
     /// The instance's status.
     pub async fn status(&self, instance: InstanceId) -> Result<Option<Status>> {
-        let key = ec_model::Keyspace::default().status(self.node, instance);
+        self.status_at(self.node, instance).await
+    }
+
+    /// The same of one that may be on another node.
+    pub async fn status_at(&self, node: NodeId, instance: InstanceId) -> Result<Option<Status>> {
+        let key = ec_model::Keyspace::default().status(node, instance);
         Ok(self.store.get(&key).await?.0.map(|pair| decode(&pair.value)).transpose()?)
     }
 

@@ -1,47 +1,28 @@
 //! Hosts are upgraded one after the other: an agent and a replica of placement of either release at the same time.
 
-use std::{
-    fs,
-    process::{Child, Command, Stdio},
-};
+use std::{fs, process::Command};
 
 use anyhow::{Context, Result, ensure};
-use ec_model::{InstanceId, Keyspace, NodeId, State, Status, decode};
+use ec_model::{InstanceId, Keyspace, State};
 use ec_store::Store;
-use ec_tests::{PlacementServer, Release, Stack, TINY};
+use ec_tests::{PlacementServer, Release, SecondAgent, Stack, TINY};
 
 /// The node of the previous release, with a placement of that release; ended when dropped.
 struct Old {
-    agent: Child,
-    node: NodeId,
+    agent: SecondAgent,
     placement: PlacementServer,
-}
-
-impl Drop for Old {
-    fn drop(&mut self) {
-        self.agent.kill().ok();
-        self.agent.wait().ok();
-    }
 }
 
 impl Old {
     async fn start(stack: &Stack) -> Result<Self> {
-        let directory = stack.directory();
-        let mut placement = PlacementServer::start(directory, &stack.etcd.endpoint())?;
+        let mut placement = PlacementServer::start(stack.directory(), &stack.etcd.endpoint())?;
         placement.end();
         placement.release = Release::Previous;
         placement.go_on()?;
         placement.until_it_answers().await?;
-        let node = NodeId::new(uuid::Uuid::new_v4());
-        let config = fs::read_to_string(directory.join("compute.yaml"))?
-            .replace(&stack.node.to_string(), &node.to_string())
-            .replace("/state\n", "/state2\n")
-            .replace(&stack.placement_server.endpoint(), &placement.endpoint());
-        fs::write(directory.join("old.yaml"), config)?;
-        let mut agent = Command::new(Release::Previous.program("ecompute"));
-        agent.arg("--config").arg(directory.join("old.yaml")).stdout(Stdio::null());
-        let agent = agent.stderr(fs::File::create(directory.join("old.log"))?).spawn()?;
-        Ok(Self { agent, node, placement })
+        let (theirs, own) = (stack.placement_server.endpoint(), placement.endpoint());
+        let agent = SecondAgent::start(stack, Release::Previous, |config| config.replace(&theirs, &own))?;
+        Ok(Self { agent, placement })
     }
 }
 
@@ -55,7 +36,7 @@ async fn nodes_and_replicas_of_two_releases_are_one_cluster_for_either_command_l
     stack
         .until("both nodes are there", async || {
             Ok(stack.store.keys(&keys.all_alive()).await?.len() == 2
-                && stack.placement.inventory(old.node).await.is_ok())
+                && stack.placement.inventory(old.agent.node).await.is_ok())
         })
         .await?;
     // The previous release's command line speaks with its own replica.
@@ -66,26 +47,22 @@ async fn nodes_and_replicas_of_two_releases_are_one_cluster_for_either_command_l
         let file = if release == Release::This { "schedule.yaml" } else { "old-schedule.yaml" };
         let mut command = Command::new(release.program("eschedule"));
         let output = command.arg("--config").arg(stack.file(file)).args(arguments).output()?;
-        let log = fs::read_to_string(stack.file("old.log")).unwrap_or_default();
+        let log = old.agent.log();
         ensure!(output.status.success(), "{release:?}, {arguments:?}: {output:?}\n{}\n{log}", stack.log());
         Ok(String::from_utf8(output.stdout)?)
-    };
-    let status = async |node: NodeId, instance: InstanceId| -> Result<Option<Status>> {
-        let pair = stack.store.get(&keys.status(node, instance)).await?.0;
-        Ok(pair.map(|pair| decode(&pair.value)).transpose()?)
     };
 
     // Each command line, on each node.
     let mut made = Vec::new();
     for release in Release::ALL {
-        for node in [old.node, stack.node] {
+        for node in [old.agent.node, stack.node] {
             let name = format!("guest-{}", made.len());
             let at = node.to_string();
             let told = done(release, &["--wait", "--name", &name, "--node", &at, TINY])?;
             let line = told.lines().next().unwrap_or_default();
             let instance = line.strip_prefix(&format!("NOTIFIED TARGET, {node}, OF INSTANCE "));
             let instance: InstanceId = instance.with_context(|| format!("it said {told}"))?.parse()?;
-            let found = status(node, instance).await?.map(|status| status.state);
+            let found = stack.status_at(node, instance).await?.map(|status| status.state);
             ensure!(found == Some(State::Active), "{name} is {found:?}");
             made.push((node, instance, name));
         }
@@ -113,10 +90,10 @@ async fn nodes_and_replicas_of_two_releases_are_one_cluster_for_either_command_l
         done(release, &["stop", "--grace", "0", "--wait", name])?;
         done(release.other(), &["start", "--wait", name])?;
         done(release, &["destroy", "--wait", name])?;
-        ensure!(status(*node, *instance).await?.is_none(), "{name} has a status");
+        ensure!(stack.status_at(*node, *instance).await?.is_none(), "{name} has a status");
     }
     stack.until_exactly(&[]).await?;
-    let left = stack.placement.provider_allocations(old.node).await?;
+    let left = stack.placement.provider_allocations(old.agent.node).await?;
     ensure!(left.is_empty(), "claims are left: {left:?}");
     Ok(())
 }

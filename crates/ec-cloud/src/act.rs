@@ -1,8 +1,8 @@
 //! What users ask of an instance that is there: judged, then written as what is wanted; the node's agent does it.
 
 use ec_model::{
-    ActionVerb, Desired, Doc, Extent, Instance, InstanceId, NodeId, PowerWish, Rebuild, Record, Request,
-    Rescue, Resize, Workload,
+    ActionVerb, Desired, Doc, Extent, Instance, InstanceId, Node, NodeId, PowerWish, Rebuild, Record,
+    Request, Rescue, Resize, Workload, decode,
 };
 use ec_plan::{
     sizes::reverted,
@@ -105,6 +105,7 @@ async fn wish(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<A
         let before = order.record.rebuild.clone();
         let Changed { awaited, order, generation, txn } = change(cloud, &known, record, order, wish);
         let txn = understood(cloud, &known, &order, "such an image", txn).await?;
+        let txn = let_in(cloud, &known, verb.name(), *verb == Verb::Unlock, txn).await?;
         let (recorded, detail) = verb.recorded();
         let at = match awaited {
             Some(
@@ -157,6 +158,35 @@ pub(crate) async fn understood(
             known.node
         ))),
     }
+}
+
+/// Adds the demand that the node is not revoked meanwhile: whoever has its credentials may still watch what is written for it.
+///
+/// # Errors
+/// It was. What was locked can be unlocked all the same (`anyway`), so that it can be destroyed.
+pub(crate) async fn let_in(
+    cloud: &Cloud,
+    known: &Known,
+    verb: &str,
+    anyway: bool,
+    txn: Txn,
+) -> CloudResult<Txn> {
+    let node = known.node;
+    // It goes with the rights.
+    if known.node_alive {
+        return Ok(txn.when(Compare::Unchanged(cloud.keys.alive(node), known.alive_revision())));
+    }
+    let key = cloud.keys.node(node);
+    let pair = cloud.store.get(&key).await?.0;
+    let revision = pair.as_ref().map_or(0, |pair| pair.mod_revision);
+    let record = pair.and_then(|pair| decode::<Node>(&pair.value).ok());
+    if let Some(record) = record.filter(|record| record.revoked && !anyway) {
+        return Err(CloudError::Refused(format!(
+            "cannot {verb} {}: its node {} ({node}) was revoked, and nothing is written for it any more; `eschedule destroy` ends the instance, `eschedule node add --uuid` lets the node in again",
+            known.instance, record.name
+        )));
+    }
+    Ok(txn.when(Compare::Unchanged(key, revision)))
 }
 
 /// A wish whose write nobody answered for.

@@ -105,6 +105,8 @@ pub struct Known {
     pub node: NodeId,
     /// Whether that node's agent is alive.
     pub node_alive: bool,
+    /// The revision that wrote its sign of life; 0 where there is none.
+    alive_revision: Revision,
     /// Where its port is, where it tells.
     pub node_url: Option<String>,
 }
@@ -119,6 +121,11 @@ impl Known {
     /// The revision that wrote the record; 0 where there is none.
     pub(crate) fn record_revision(&self) -> Revision {
         self.record_pair.as_ref().map_or(0, |pair| pair.mod_revision)
+    }
+
+    /// The revision that wrote its node's sign of life; 0 where there is none.
+    pub(crate) fn alive_revision(&self) -> Revision {
+        self.alive_revision
     }
 
     /// The revision that wrote the request; 0 where there is none that can be read.
@@ -277,6 +284,7 @@ async fn look(
         status,
         node,
         node_alive: alive.is_some(),
+        alive_revision: alive.as_ref().map_or(0, |pair| pair.mod_revision),
         node_url: alive.and_then(|pair| decode::<Alive>(&pair.value).ok()?.url),
     })
 }

@@ -6,13 +6,16 @@
 
 use std::sync::Arc;
 
-use ec_model::{Keyspace, NodeId, Token, decode, encode, placement_tokens, token_digest};
+use ec_model::{Doc, Keyspace, Node, NodeId, Token, decode, encode, placement_tokens, token_digest};
 use ec_store::{Compare, EtcdStore, Store, Txn};
 
 use crate::{CloudError, CloudResult, rights::Part};
 
 /// The user and the role that may do everything.
 pub const ROOT: &str = "root";
+
+/// A node's record is written by its agent, too; more often than this at once something is wrong.
+const TRIES: usize = 10;
 
 /// The etcd of a cloud as its administrator sees it.
 pub struct Membership {
@@ -79,6 +82,7 @@ impl Membership {
             self.drop_tokens(node).await?;
             return Err(CloudError::Busy(format!("somebody else adds a node `{name}` at this moment")));
         }
+        self.mark(node, false).await?;
         let part = Part::Node(node);
         self.admit(&part.role(), part).await
     }
@@ -93,11 +97,31 @@ impl Membership {
                 "there is no node `{name}`: `eschedule node list` shows those that were added"
             )));
         };
-        // Its sign of life could be renewed by whoever still has a connection.
-        self.store.txn(Txn::new().delete(self.keys.alive(node)).delete(self.keys.agent(node))).await?;
+        // First its rights: until then it could write its sign of life again, and etcd asks nobody for rights to keep a lease alive.
         self.store.drop_user(&Part::Node(node).role()).await?;
+        self.mark(node, true).await?;
+        self.store.txn(Txn::new().delete(self.keys.alive(node)).delete(self.keys.agent(node))).await?;
         self.drop_tokens(node).await?;
         Ok(node)
+    }
+
+    /// Writes down whether a node is revoked, where it ever was there.
+    async fn mark(&self, node: NodeId, revoked: bool) -> CloudResult<()> {
+        let key = self.keys.node(node);
+        for _ in 0..TRIES {
+            let Some(pair) = self.store.get(&key).await?.0 else { return Ok(()) };
+            // What a later release wrote, or somebody damaged, stays as it is: the rights are what counts.
+            let Ok(mut doc) = Doc::<Node>::decode(&pair.value) else { return Ok(()) };
+            if doc.record.revoked == revoked {
+                return Ok(());
+            }
+            doc.record.revoked = revoked;
+            let txn = Txn::new().when(Compare::Unchanged(key.clone(), pair.mod_revision));
+            if self.store.txn(txn.put(key.clone(), doc.encode())).await?.succeeded {
+                return Ok(());
+            }
+        }
+        Err(CloudError::Busy(format!("the record of node {node} keeps changing; try again")))
     }
 
     /// All nodes that were added, by name.

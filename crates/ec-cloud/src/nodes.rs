@@ -77,10 +77,12 @@ pub async fn nodes(cloud: &Cloud) -> CloudResult<Vec<NodeView>> {
         }
     }
     let mut troubles: HashMap<NodeId, Vec<Trouble>> = HashMap::new();
+    let mut revoked: BTreeSet<NodeId> = BTreeSet::new();
     for pair in &known.pairs {
         // What cannot be read is no trouble of its host.
         if let (Ok(node), Ok(record)) = (keys.parse_node(&pair.key), decode::<Node>(&pair.value)) {
             troubles.insert(node, record.troubles);
+            revoked.extend(record.revoked.then_some(node));
         }
     }
     let held = holders(keys, &requests, &statuses);
@@ -106,7 +108,7 @@ pub async fn nodes(cloud: &Cloud) -> CloudResult<Vec<NodeView>> {
         .map(|(node, (room, name))| {
             let count = held.get(&node).map_or(0, |held| held.len());
             let troubles = troubles.remove(&node).unwrap_or_default();
-            view(node, records.get(&node), count, room, name, troubles)
+            view(node, records.get(&node), count, room, name, troubles, revoked.contains(&node))
         })
         .collect();
     nodes.sort_by(|a, b| (&a.name, a.node).cmp(&(&b.name, b.node)));
@@ -120,8 +122,12 @@ fn view(
     room: Room,
     name: Option<String>,
     troubles: Vec<Trouble>,
+    revoked: bool,
 ) -> NodeView {
     let mut notes = Vec::new();
+    if revoked {
+        notes.push("revoked: it is let in no more".to_owned());
+    }
     match record {
         None => notes.push(format!("not alive, holds {}", counted(instances))),
         Some(Err(why)) => notes.push(format!("its record cannot be read: {why}")),

@@ -19,7 +19,7 @@ impl Part {
     /// The role's name.
     pub fn role(self) -> String {
         match self {
-            Self::Node(node) => format!("ecompute-{node}"),
+            Self::Node(node) => node.user(),
             Self::Control => "ecompute-control".to_owned(),
             Self::Placement => "ecompute-placement".to_owned(),
         }

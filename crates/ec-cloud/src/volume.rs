@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     Acted, Ask, Cloud, CloudError, CloudResult, Doomed, Guest, Naming, NoRoom, Scheduled, Wanted, act,
-    act::{docs, understood},
+    act::{docs, let_in, understood},
     destroy,
     history::{Asked, note},
     lookup::{Found, Known, View, find, find_placed, list_all, resolve_as},
@@ -223,6 +223,7 @@ pub async fn attach(
         let txn = written(cloud, &disk, &disk_record, &disk_order, txn);
         let txn = written(cloud, &machine, &record, &order, txn);
         let txn = understood(cloud, &machine, &order.record, "volumes", txn).await?;
+        let txn = let_in(cloud, &machine, "attach a volume to", false, txn).await?;
         let detail = Some(format!("volume {volume} as {}", attachment.device));
         let asked = Asked {
             instance,
@@ -295,6 +296,7 @@ pub async fn detach(cloud: &Cloud, volume: InstanceId) -> CloudResult<Option<Att
         record.record.volumes.retain(|has| has.volume != volume);
         wish(cloud, &mut record, &mut order, generation);
         let txn = written(cloud, &machine, &record, &order, Txn::new());
+        let txn = let_in(cloud, &machine, "detach a volume from", false, txn).await?;
         let asked = Asked {
             instance,
             node: machine.node,

@@ -67,6 +67,21 @@ uuid_id!(
     "an image"
 );
 
+/// What the name of a node's user begins with.
+const NODE_USER: &str = "ecompute-";
+
+impl NodeId {
+    /// Its user in etcd, which is its role there and the common name of its certificate, too.
+    pub fn user(self) -> String {
+        format!("{NODE_USER}{self}")
+    }
+
+    /// The node whose user this is; none where it is somebody else.
+    pub fn of_user(user: &str) -> Option<Self> {
+        user.strip_prefix(NODE_USER)?.parse().ok()
+    }
+}
+
 impl InstanceId {
     /// The hardware address of the instance's network interface number `nic` (0 is the first).
     ///

@@ -9,7 +9,7 @@ use std::{
 
 use ec_metrics::Exposition;
 use time::{Date, Duration, OffsetDateTime};
-use x509_parser::{extensions::GeneralName, pem::Pem};
+use x509_parser::{extensions::GeneralName, parse_x509_certificate, pem::Pem};
 
 /// From so long before a certificate's end on it is spoken of.
 const SOON: Duration = Duration::days(30);
@@ -57,6 +57,13 @@ fn host(name: &GeneralName<'_>) -> Option<String> {
             .ok(),
         _ => None,
     }
+}
+
+/// The names of whose a certificate is, DER; as a rule one, which is their user's in etcd.
+pub fn common_names(der: &[u8]) -> Vec<String> {
+    let Ok((_, certificate)) = parse_x509_certificate(der) else { return Vec::new() };
+    let names = certificate.subject().iter_common_name();
+    names.filter_map(|name| Some(name.as_str().ok()?.to_owned())).collect()
 }
 
 /// What is to be said of these certificates' ends: of those that are over, or soon will be.
@@ -127,6 +134,9 @@ mod tests {
             Certificate::read(&directory.path().join("missing.pem")).unwrap_err().contains("missing.pem")
         );
         assert_eq!(endings([path.as_path()]), Vec::<String>::new());
+        let der = Pem::iter_from_buffer(chain.as_bytes()).next().unwrap().unwrap().contents;
+        assert_eq!(common_names(&der), ["etcd"]);
+        assert_eq!(common_names(b"no certificate"), Vec::<String>::new());
 
         let mut text = Exposition::default();
         let missing = directory.path().join("missing.pem");

@@ -21,7 +21,7 @@ use std::{
 
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::{Request, Response, body::Incoming, service::service_fn};
+use hyper::{Request, Response, body::Incoming, http::Extensions, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto::Builder,
@@ -40,7 +40,7 @@ use guests::{Guests, Place, Watched};
 use handover::Handover;
 pub use handover::{Io, hand_over};
 #[cfg(feature = "tls")]
-pub use tls::{Tls, TlsError, TlsSection};
+pub use tls::{Shown, Tls, TlsError, TlsSection};
 
 /// Accepting fails when the process is out of files; it is tried again after so long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -174,10 +174,14 @@ impl<S: Serves> Connection<S> {
         let stream = Watched::new(stream, Arc::clone(&self.place.activity), bounds.stalled);
         let served = async {
             match transport {
-                Transport::Plain => self.requests(stream).await,
+                Transport::Plain => self.requests(stream, Extensions::new()).await,
                 #[cfg(feature = "tls")]
                 Transport::Tls(tls) => match timeout(HANDSHAKE, tls.now().accept(stream)).await {
-                    Ok(Ok(stream)) => self.requests(stream).await,
+                    Ok(Ok(stream)) => {
+                        let mut known = Extensions::new();
+                        Shown::at(&stream).map(|shown| known.insert(shown));
+                        self.requests(stream, known).await;
+                    }
                     Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
                     Err(_) => tracing::debug!("a TLS handshake took too long"),
                 },
@@ -193,7 +197,8 @@ impl<S: Serves> Connection<S> {
         }
     }
 
-    async fn requests(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+    /// `known` is what its requests carry beside what is asked.
+    async fn requests(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, known: Extensions) {
         let Self { service, caller, bounds, place, stop } = self;
         let asked = CancellationToken::new();
         let (first, activity) = (asked.clone(), Arc::clone(&place.activity));
@@ -204,6 +209,7 @@ impl<S: Serves> Connection<S> {
             activity.set_answering(true);
             request.extensions_mut().insert(Arc::clone(&activity));
             request.extensions_mut().insert(in_requests.clone());
+            request.extensions_mut().extend(known.clone());
             let (service, caller, activity) = (Arc::clone(&service), caller.clone(), Arc::clone(&activity));
             async move {
                 let answer = service.answer(caller, request).await;

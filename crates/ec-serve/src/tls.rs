@@ -14,7 +14,7 @@ use rustls::{
     server::WebPkiClientVerifier,
 };
 use serde::Deserialize;
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 /// The files of TLS, all PEM, as they stand in a configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -41,6 +41,23 @@ impl Tls {
     /// For one connection.
     pub fn now(&self) -> TlsAcceptor {
         self.0.now()
+    }
+}
+
+/// The certificate that the other side showed, and proved to have the key of. Requests carry it among their extensions,
+/// where `client_ca` asks for one.
+#[derive(Debug, Clone)]
+pub struct Shown(Arc<CertificateDer<'static>>);
+
+impl Shown {
+    pub(crate) fn at<S>(stream: &TlsStream<S>) -> Option<Self> {
+        let first = stream.get_ref().1.peer_certificates()?.first()?;
+        Some(Self(Arc::new(first.clone().into_owned())))
+    }
+
+    /// The certificate, DER.
+    pub fn der(&self) -> &[u8] {
+        &self.0
     }
 }
 

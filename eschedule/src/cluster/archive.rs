@@ -1,8 +1,10 @@
-//! A backup as a file: a tar archive of etcd's database as its member sent it, and behind it a document that tells what that is.
+//! A backup as a file: a tar archive of etcd's database as its member sent it, and behind it documents of placement and of what
+//! all that is.
 //!
 //! ```text
 //!   etcd.db          the database, and behind it 32 bytes, which are the SHA-256 of all before
-//!   manifest.json    the same digest, and when, of which cluster, by which release
+//!   placement.json   what placement knows, as `eplacement export` writes it; not where placement is somebody else's
+//!   manifest.json    the digests of both, and when, of which cluster, by which release
 //! ```
 //!
 //! It is written beside its place and renamed when it is whole and proved, so that a file of that name is a backup.
@@ -14,6 +16,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use ec_placement_store::transfer::Snapshot;
 use ec_runtime::exit::Failure;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -21,6 +24,7 @@ use sha2::{Digest, Sha256};
 use tar::{Archive, Builder, EntryType, Header};
 
 const DATABASE: &str = "etcd.db";
+const PLACEMENT: &str = "placement.json";
 const MANIFEST: &str = "manifest.json";
 /// Of the digest that etcd sends behind its database.
 const DIGEST: usize = 32;
@@ -28,6 +32,8 @@ const DIGEST: usize = 32;
 const BLOCK: usize = 512;
 /// No document of ours is longer.
 const MANIFEST_MAX: u64 = 1 << 20;
+/// That of placement holds some hundred bytes for each consumer.
+const PLACEMENT_MAX: u64 = 1 << 32;
 
 /// What a backup is of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +56,37 @@ pub(crate) struct Manifest {
     pub(crate) bytes: u64,
     /// Its SHA-256, in hex.
     pub(crate) sha256: String,
+    /// The document of placement; none where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) placement: Option<Document>,
+}
+
+/// What placement knows, as one document.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Document {
+    /// Resource providers.
+    pub(crate) providers: usize,
+    /// Who uses them.
+    pub(crate) consumers: usize,
+    /// How long it is.
+    pub(crate) bytes: u64,
+    /// Its SHA-256, in hex.
+    pub(crate) sha256: String,
+}
+
+impl Document {
+    /// Of such a text.
+    fn of(text: &[u8]) -> Result<Self, String> {
+        let wrong = |error: &dyn std::fmt::Display| format!("{PLACEMENT}: {error}");
+        let snapshot: Snapshot = serde_json::from_slice(text).map_err(|error| wrong(&error))?;
+        snapshot.check_version().map_err(|error| wrong(&error))?;
+        let (providers, consumers) = (snapshot.providers.len(), snapshot.consumers.len());
+        Ok(Self { providers, consumers, bytes: text.len() as u64, sha256: hex(&Sha256::digest(text)) })
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl Manifest {
@@ -87,8 +124,7 @@ impl Proof {
                 "the digest at its end is not that of its content: it is not whole, or damaged".to_owned()
             );
         }
-        let hex = sum.iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok((self.bytes - DIGEST as u64, hex))
+        Ok((self.bytes - DIGEST as u64, hex(&sum)))
     }
 }
 
@@ -130,14 +166,22 @@ impl Writing {
         self.file.write_all(bytes).map_err(failed("write", &self.half))
     }
 
-    /// Proves that it is whole, and gives it its name. `manifest` is completed.
-    pub(super) fn end(mut self, manifest: Manifest) -> Result<Manifest, Failure> {
+    /// Proves that it is whole, adds the document of placement, and gives it its name. `manifest` is completed.
+    pub(super) fn end(
+        mut self,
+        manifest: Manifest,
+        placement: Option<&Snapshot>,
+    ) -> Result<Manifest, Failure> {
         let length = self.proof.bytes;
         let (bytes, sha256) = std::mem::take(&mut self.proof)
             .end()
             .map_err(|why| Failure::failed(format!("etcd's snapshot is of no use: {why}; try again")))?;
-        let manifest = Manifest { bytes, sha256, ..manifest };
-        self.finish(length, &manifest).map_err(failed("write", &self.half))?;
+        let unwritable = |why: String| Failure::failed(format!("placement cannot be written down: {why}"));
+        let document = placement.map(serde_json::to_vec_pretty).transpose();
+        let document = document.map_err(|error| unwritable(error.to_string()))?;
+        let placement = document.as_deref().map(Document::of).transpose().map_err(unwritable)?;
+        let manifest = Manifest { bytes, sha256, placement, ..manifest };
+        self.finish(length, &manifest, document.as_deref()).map_err(failed("write", &self.half))?;
         fs::rename(&self.half, &self.path).map_err(failed("rename", &self.half))?;
         self.kept = true;
         let directory = self.path.parent().filter(|path| !path.as_os_str().is_empty());
@@ -146,13 +190,15 @@ impl Writing {
         Ok(manifest)
     }
 
-    fn finish(&mut self, length: u64, manifest: &Manifest) -> io::Result<()> {
+    fn finish(&mut self, length: u64, manifest: &Manifest, placement: Option<&[u8]>) -> io::Result<()> {
         let block = BLOCK as u64;
         let padding = (block - length % block) % block;
         io::copy(&mut io::repeat(0).take(padding), &mut self.file)?;
-        let document = serde_json::to_vec_pretty(manifest)?;
+        let told = serde_json::to_vec_pretty(manifest)?;
         let mut archive = Builder::new(&mut self.file);
-        archive.append_data(&mut header(document.len() as u64, manifest), MANIFEST, &*document)?;
+        for (name, text) in placement.map(|text| (PLACEMENT, text)).into_iter().chain([(MANIFEST, &*told)]) {
+            archive.append_data(&mut header(text.len() as u64, manifest), name, text)?;
+        }
         archive.finish()?;
         drop(archive);
         let mut first = header(length, manifest);
@@ -192,7 +238,7 @@ pub(super) fn read(path: &Path, mut database: impl Write) -> Result<Manifest, Fa
     let file = File::open(path).map_err(failed("open", path))?;
     let mut archive = Archive::new(file);
     let entries = archive.entries().map_err(|error| bad(&error.to_string()))?;
-    let (mut proved, mut manifest) = (None, None);
+    let (mut proved, mut placement, mut manifest) = (None, None, None);
     for entry in entries {
         let mut entry = entry.map_err(|error| bad(&error.to_string()))?;
         let name = entry.path().map(|name| name.display().to_string()).unwrap_or_default();
@@ -210,6 +256,11 @@ pub(super) fn read(path: &Path, mut database: impl Write) -> Result<Manifest, Fa
                 }
                 proved = Some(proof.end().map_err(|why| bad(&why))?);
             }
+            PLACEMENT => {
+                let mut text = Vec::new();
+                entry.take(PLACEMENT_MAX).read_to_end(&mut text).map_err(|error| bad(&error.to_string()))?;
+                placement = Some(Document::of(&text).map_err(|why| bad(&why))?);
+            }
             MANIFEST => {
                 let mut text = Vec::new();
                 entry.take(MANIFEST_MAX).read_to_end(&mut text).map_err(|error| bad(&error.to_string()))?;
@@ -224,6 +275,9 @@ pub(super) fn read(path: &Path, mut database: impl Write) -> Result<Manifest, Fa
     };
     if (bytes, &sha256) != (manifest.bytes, &manifest.sha256) {
         return Err(bad(&format!("{MANIFEST} is of another {DATABASE}")));
+    }
+    if placement != manifest.placement {
+        return Err(bad(&format!("{MANIFEST} is of another {PLACEMENT}, or it is damaged")));
     }
     Ok(manifest)
 }
@@ -256,29 +310,48 @@ mod tests {
             revision: 7,
             bytes: 0,
             sha256: String::new(),
+            placement: None,
+        }
+    }
+
+    fn snapshot() -> Snapshot {
+        Snapshot {
+            version: Snapshot::VERSION,
+            traits: vec!["CUSTOM_ONE".to_owned(), "CUSTOM_TWO".to_owned()],
+            ..Snapshot::default()
         }
     }
 
     /// As etcd sends it, in pieces of so many bytes.
-    fn written(path: &Path, database: &[u8], piece: usize) -> Result<Manifest, Failure> {
+    fn written(
+        path: &Path,
+        database: &[u8],
+        piece: usize,
+        placement: Option<&Snapshot>,
+    ) -> Result<Manifest, Failure> {
         let digest = Sha256::digest(database);
         let all = [database, &*digest].concat();
         let mut writing = Writing::begin(path)?;
         for piece in all.chunks(piece) {
             writing.add(piece)?;
         }
-        writing.end(manifest())
+        writing.end(manifest(), placement)
     }
 
     #[test]
     fn what_is_written_is_read_and_for_its_owner_only() {
         use std::os::unix::fs::PermissionsExt;
         let directory = tempfile::tempdir().unwrap();
-        for (length, piece) in [(0, 1), (1, 7), (480, 32), (512, 512), (100_001, 4096)] {
+        let snapshot = snapshot();
+        for (number, (length, piece)) in
+            [(0, 1), (1, 7), (480, 32), (512, 512), (100_001, 4096)].into_iter().enumerate()
+        {
             let path = directory.path().join(format!("{length}.tar"));
             let database: Vec<u8> = (0..length).map(|n: u32| (n % 251) as u8).collect();
-            let manifest = written(&path, &database, piece).unwrap();
+            let placement = (number % 2 == 0).then_some(&snapshot);
+            let manifest = written(&path, &database, piece, placement).unwrap();
             assert_eq!(manifest.bytes, u64::from(length));
+            assert_eq!(manifest.placement.is_some(), placement.is_some());
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
             let mut read_back = Vec::new();
             assert_eq!(read(&path, &mut read_back).unwrap(), manifest);
@@ -293,12 +366,12 @@ mod tests {
         let path = directory.path().join("b.tar");
         let mut torn = Writing::begin(&path).unwrap();
         torn.add(b"half of a database, and no digest at all behind it").unwrap();
-        assert!(torn.end(manifest()).err().unwrap().message.contains("not whole"));
+        assert!(torn.end(manifest(), None).err().unwrap().message.contains("not whole"));
         let mut short = Writing::begin(&path).unwrap();
         short.add(b"x").unwrap();
-        assert!(short.end(manifest()).is_err());
+        assert!(short.end(manifest(), None).is_err());
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
-        written(&path, b"database", 3).unwrap();
+        written(&path, b"database", 3, None).unwrap();
         assert_eq!(Writing::begin(&path).err().unwrap().code, ec_runtime::exit::USAGE);
         read(&path, io::sink()).unwrap();
     }
@@ -307,19 +380,36 @@ mod tests {
     fn each_damage_is_noticed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("b.tar");
-        written(&path, &vec![7; 3000], 999).unwrap();
+        written(&path, &vec![7; 3000], 999, Some(&snapshot())).unwrap();
         let whole = fs::read(&path).unwrap();
-        // In the header, in the database, in its digest, in the document's header.
-        for at in [3, 600, 512 + 3000 + 5, 512 + 3584 + 3] {
+        let document = 512 + 3072 + 512;
+        let name = document + whole[document..].windows(10).position(|text| text == b"CUSTOM_ONE").unwrap();
+        // In the header, in the database, in its digest, in the document's header, in a name that it holds, in the last one's header.
+        for at in [3, 600, 512 + 3000 + 5, 512 + 3072 + 3, name, document + 512 + 3] {
             let mut damaged = whole.clone();
             damaged[at] ^= 0x20;
             fs::write(&path, &damaged).unwrap();
             assert!(read(&path, io::sink()).is_err(), "at {at}");
         }
-        for length in [0, 100, 512, 2000, 512 + 3584, 512 + 3584 + 512 + 20] {
+        for length in [0, 100, 512, 2000, document - 512, document + 20, document + 512, document + 1024 + 20]
+        {
             fs::write(&path, &whole[..length]).unwrap();
             assert!(read(&path, io::sink()).is_err(), "{length} bytes");
         }
+        // Without the document that the manifest tells of, and with one that it does not.
+        let of = |placement: Option<&Snapshot>| {
+            fs::remove_file(&path).unwrap();
+            written(&path, b"database", 3, placement).unwrap();
+            let all = fs::read(&path).unwrap();
+            all[1024..].to_vec()
+        };
+        fs::write(&path, "").unwrap();
+        let (with, without) = (of(Some(&snapshot())), of(None));
+        let start = fs::read(&path).unwrap()[..1024].to_vec();
+        fs::write(&path, [&start[..], &with[1024..]].concat()).unwrap();
+        assert!(read(&path, io::sink()).err().unwrap().message.contains("another placement.json"));
+        fs::write(&path, [&start[..], &with[..1024], &without[..]].concat()).unwrap();
+        assert!(read(&path, io::sink()).err().unwrap().message.contains("another placement.json"));
         let other = String::from_utf8_lossy(&whole).into_owned().replace("\"version\": 1", "\"version\": 9");
         assert!(other.contains("\"version\": 9"));
         let told = super::told(br#"{"version": 9}"#).err().unwrap();

@@ -9,6 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ec_model::Keyspace;
+use ec_placement_store::transfer::{self, Snapshot, TransferError};
 use ec_runtime::exit::{Failure, tell};
 use ec_store::{EtcdStore, Store};
 use jiff::Timestamp;
@@ -38,9 +40,12 @@ pub(crate) struct BackedUp {
 
 impl BackedUp {
     fn print(&self, what: &str, output: Output) -> Result<(), Failure> {
-        let Manifest { created_at, etcd, prefix, revision, bytes, sha256, .. } = &self.manifest;
+        let Manifest { created_at, etcd, prefix, revision, bytes, sha256, placement, .. } = &self.manifest;
+        let placement = placement.as_ref().map_or_else(String::new, |placement| {
+            format!("; placement: {} providers, {} consumers", placement.providers, placement.consumers)
+        });
         let line = format!(
-            "{what}: {} of {created_at}: etcd {etcd}, prefix {prefix}, revision {revision}, {bytes} bytes, SHA-256 {sha256}",
+            "{what}: {} of {created_at}: etcd {etcd}, prefix {prefix}, revision {revision}, {bytes} bytes, SHA-256 {sha256}{placement}",
             self.file.display()
         );
         output.print(self, || vec![self.file.display().to_string()], || line)
@@ -63,19 +68,20 @@ pub(super) async fn backup(
     file: &Path,
     output: Output,
 ) -> Result<(), Failure> {
-    let (store, prefix) = open(directory, config).await?;
+    let (store, keys) = open(directory, config).await?;
     let server = store.server().await?;
     let mut writing = Writing::begin(file)?;
     let manifest = Manifest {
         version: Manifest::VERSION,
         created_at: Timestamp::now(),
         release: env!("CARGO_PKG_VERSION").to_owned(),
-        prefix,
+        prefix: keys.root().to_owned(),
         etcd: server.version,
         cluster: format!("{:x}", server.cluster),
         revision: server.revision,
         bytes: 0,
         sha256: String::new(),
+        placement: None,
     };
     let mut snapshot = store.snapshot().await?;
     let (mut told, mut done) = (Instant::now(), 0_u64);
@@ -87,8 +93,29 @@ pub(super) async fn backup(
             tell(&format!("eschedule: {} of {} MiB", done >> 20, (done + piece.remaining) >> 20));
         }
     }
-    let manifest = writing.end(manifest)?;
+    let placement = placement(&store, &keys).await?;
+    let manifest = writing.end(manifest, placement.as_ref())?;
     BackedUp { file: file.to_owned(), manifest }.print("backed up", output)
+}
+
+/// What our own placement knows; nothing where there is none of ours. What cannot be written as a document is in the database all
+/// the same, so that the backup is none the worse.
+async fn placement(store: &EtcdStore, keys: &Keyspace) -> Result<Option<Snapshot>, Failure> {
+    let prefix = keys.placement();
+    if store.keys(&format!("{}/", prefix.trim_end_matches('/'))).await?.is_empty() {
+        return Ok(None);
+    }
+    let loaded = transfer::load(store, &ec_placement_store::Keys::new(&prefix)).await;
+    match loaded.and_then(transfer::Loaded::whole) {
+        Ok(state) => Ok(Some(Snapshot::of(&state))),
+        Err(TransferError::Store(error)) => Err(error.into()),
+        Err(error) => {
+            tell(&format!(
+                "eschedule: placement is in the backup's database only, not as a document: {error}"
+            ));
+            Ok(None)
+        }
+    }
 }
 
 /// Looks whether a backup is whole.
@@ -98,13 +125,13 @@ pub(super) fn verify(file: &Path, output: Output) -> Result<(), Failure> {
 }
 
 /// etcd as its administrator; where there is no cluster of ours in that directory, as everybody who may.
-async fn open(directory: &Path, config: Option<&Path>) -> Result<(EtcdStore, String), Failure> {
+async fn open(directory: &Path, config: Option<&Path>) -> Result<(EtcdStore, Keyspace), Failure> {
     if Directory::new(directory).expect().is_ok() {
         let cluster = Cluster::open(directory).await?;
-        return Ok((EtcdStore::clone(&cluster.store), cluster.settings.keys.root().to_owned()));
+        return Ok((EtcdStore::clone(&cluster.store), cluster.settings.keys.clone()));
     }
     let settings = Settings::load(config)?;
-    Ok((EtcdStore::connect(settings.etcd.clone()).await?, settings.keys.root().to_owned()))
+    Ok((EtcdStore::connect(settings.etcd.clone()).await?, settings.keys))
 }
 
 /// Makes a data directory for etcd of a backup.

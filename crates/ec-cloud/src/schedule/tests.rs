@@ -387,6 +387,48 @@ impl World {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn for_a_node_that_was_revoked_nothing_is_written_that_was_not_there() {
+    use crate::{Doomed, Verb, act, destroy};
+
+    let world = World::new(1, 0, &[]).await;
+    let Ok(made) = world.schedule(QUERY, Some("web")).await.unwrap() else { panic!("there is room") };
+    let (cloud, memory, keys) = (world.cloud(), &world.etcd.memory, &world.keys);
+    let put = async |name: &str, revoked: bool| {
+        let created_at = Timestamp::UNIX_EPOCH;
+        let record = ec_model::Node {
+            node: node(0),
+            name: name.to_owned(),
+            created_at,
+            troubles: Vec::new(),
+            revoked,
+        };
+        memory.txn(Txn::new().put(keys.node(node(0)), encode(&record))).await.unwrap();
+    };
+    let request = || world.under(&keys.request(node(0), made.instance)).remove(0);
+    let rename = |name: &str| Verb::Rename(name.to_owned());
+    act(&cloud, made.instance, &Verb::Lock("mine".to_owned())).await.unwrap();
+    act(&cloud, made.instance, &Verb::Unlock).await.unwrap();
+    // One that is dead finds what was wished when it comes back.
+    put("n0", false).await;
+    memory.txn(Txn::new().delete(keys.alive(node(0)))).await.unwrap();
+    act(&cloud, made.instance, &rename("later")).await.unwrap();
+    act(&cloud, made.instance, &Verb::Lock("mine".to_owned())).await.unwrap();
+
+    put("n0", true).await;
+    act(&cloud, made.instance, &Verb::Unlock).await.unwrap();
+    let before = request();
+    for verb in [rename("last"), Verb::Lock(String::new())] {
+        let refused = act(&cloud, made.instance, &verb).await.unwrap_err();
+        assert!(matches!(refused, CloudError::Refused(_)), "{refused}");
+        assert!(refused.to_string().contains("n0 (00000000") && refused.to_string().contains("revoked"));
+    }
+    assert_eq!(request(), before);
+    let doomed = destroy(&cloud, made.instance).await.unwrap();
+    assert!(matches!(doomed, Doomed::By { alive: false, .. }));
+    assert!(matches!(world.schedule(QUERY, None).await, Ok(Err(_))), "nothing is placed there");
+}
+
 mod groups;
 
 const REQUEST: ec_model::RequestId = ec_model::RequestId::new(uuid::Uuid::from_u128(7));

@@ -21,6 +21,10 @@ pub struct Node {
     /// What of its host keeps new work away, as its agent told last.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub troubles: Vec<Trouble>,
+    /// Whether it is let in no more (`eschedule node revoke`): nothing new is written for it, since whoever has its credentials
+    /// may still watch what is.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub revoked: bool,
 }
 
 /// What keeps new work away from a host.

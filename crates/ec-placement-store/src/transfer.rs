@@ -5,19 +5,12 @@ use std::{
     sync::Arc,
 };
 
-use ec_placement_model::{Consumer, Key, Name, NamedRecord, Provider, Record, Seconds, State, intern};
+use ec_placement_model::{Consumer, Key, NamedRecord, Provider, Record, Seconds, State, intern};
 use ec_store::{Compare, KeyValue, Op, Revision, Store, StoreError, Txn};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::store::{Common, Keys, Model};
-
-mod live;
-
-pub use live::fetch;
-
-/// The version of the document.
-const VERSION: u32 = 1;
+use crate::{Common, Keys, Model};
 
 /// Everything that placement knows.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -74,6 +67,9 @@ pub enum TransferError {
 }
 
 impl Snapshot {
+    /// The version of the document.
+    pub const VERSION: u32 = 1;
+
     /// Of a state.
     pub fn of(state: &State) -> Self {
         let providers = state.providers().filter_map(|(_, node)| {
@@ -82,7 +78,7 @@ impl Snapshot {
             Some((node.uuid, SnapshotProvider { generation, provider }))
         });
         Self {
-            version: VERSION,
+            version: Self::VERSION,
             traits: state.custom_traits().keys().map(ToString::to_string).collect(),
             resource_classes: state.custom_classes().keys().map(ToString::to_string).collect(),
             providers: providers.collect(),
@@ -102,12 +98,13 @@ impl Snapshot {
     /// # Errors
     /// Both versions.
     pub fn check_version(&self) -> Result<(), TransferError> {
-        if self.version == VERSION {
+        if self.version == Self::VERSION {
             return Ok(());
         }
         Err(TransferError::Source(format!(
-            "the document's version is {}; this program reads {VERSION}",
-            self.version
+            "the document's version is {}; this program reads {}",
+            self.version,
+            Self::VERSION
         )))
     }
 
@@ -377,9 +374,4 @@ async fn write(store: &dyn Store, keys: &Keys, txn: Txn) -> Result<Revision, Tra
     } else {
         Err(TransferError::Met(keys.prefix().as_str().to_owned()))
     }
-}
-
-/// A name from outside.
-fn named(text: &str) -> Name {
-    intern(text)
 }

@@ -2,14 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ec_placement_model::{Amounts, Consumer, Inventory, Provider, Seconds, is_custom};
+use ec_placement_model::{Amounts, Consumer, Inventory, Provider, Seconds, intern, is_custom};
+use ec_placement_store::transfer::{Snapshot, SnapshotProvider, TransferError};
 use ec_runtime::exit::chain;
 use futures::{StreamExt, TryStreamExt, stream};
 use reqwest::Client;
 use serde::{Deserialize, de::DeserializeOwned};
 use uuid::Uuid;
-
-use super::{Snapshot, SnapshotProvider, TransferError, VERSION, named};
 
 /// Requests at a time.
 const AT_A_TIME: usize = 8;
@@ -102,9 +101,9 @@ impl Source<'_> {
         let mut provider = Provider::new(&listed.name, listed.parent_provider_uuid, now);
         let inventories: Inventories = self.get(&format!("{path}/inventories")).await?;
         provider.inventories =
-            inventories.inventories.into_iter().map(|(class, own)| (named(&class), own)).collect();
+            inventories.inventories.into_iter().map(|(class, own)| (intern(&class), own)).collect();
         let traits: Traits = self.get(&format!("{path}/traits")).await?;
-        provider.traits = traits.traits.iter().map(|name| named(name)).collect();
+        provider.traits = traits.traits.iter().map(|name| intern(name)).collect();
         provider.traits.sort_unstable();
         let aggregates: Aggregates = self.get(&format!("{path}/aggregates")).await?;
         provider.aggregates = aggregates.aggregates;
@@ -117,15 +116,15 @@ impl Source<'_> {
     async fn consumer(&self, uuid: Uuid, now: Seconds) -> Result<Option<(Uuid, Consumer)>, TransferError> {
         let found: OfConsumer = self.get(&format!("/allocations/{uuid}")).await?;
         let (Some(project), Some(user)) = (found.project_id, found.user_id) else { return Ok(None) };
-        let kind = found.consumer_type.filter(|kind| kind != "unknown").map(|kind| named(&kind));
-        let mut consumer = Consumer::new(named(&project), named(&user), kind, now);
+        let kind = found.consumer_type.filter(|kind| kind != "unknown").map(|kind| intern(&kind));
+        let mut consumer = Consumer::new(intern(&project), intern(&user), kind, now);
         consumer.generation = found.consumer_generation.unwrap_or(1);
         consumer.allocations = found
             .allocations
             .into_iter()
             .map(|(provider, own)| {
                 let amounts: Amounts =
-                    own.resources.into_iter().map(|(class, amount)| (named(&class), amount)).collect();
+                    own.resources.into_iter().map(|(class, amount)| (intern(&class), amount)).collect();
                 (provider, amounts)
             })
             .collect();
@@ -149,7 +148,7 @@ pub async fn fetch(
     let classes: Classes = source.get("/resource_classes").await?;
     let listed: Providers = source.get("/resource_providers").await?;
     let mut snapshot = Snapshot {
-        version: VERSION,
+        version: Snapshot::VERSION,
         traits: traits.traits.into_iter().filter(|name| is_custom(name)).collect(),
         resource_classes: classes
             .resource_classes

@@ -1,7 +1,8 @@
-//! The model of placement as a replica holds it in memory and writes it to etcd: see `ec-replica`.
+//! The model of placement as a replica holds it in memory and writes it to etcd: see `ec-replica`; and all of it as one document.
 
 mod keys;
 mod recall;
+pub mod transfer;
 
 use ec_placement_model::ModelError;
 pub use ec_replica::{Common, Limits, Model, Unavailable};
