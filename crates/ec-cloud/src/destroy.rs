@@ -126,7 +126,7 @@ fn gone(cloud: &Cloud, known: &Known) -> Request {
     let assigned = record.and_then(|record| record.assigned).map(|assigned| assigned.epoch);
     Request {
         instance: known.instance,
-        kind: record.map(|record| record.kind).unwrap_or_default(),
+        kind: record.map(|record| record.kind).or(status.map(|status| status.kind)).unwrap_or_default(),
         volumes: Vec::new(),
         epoch: assigned.or_else(|| status.map(|status| status.epoch)).unwrap_or_default(),
         generation: record.map_or(0, |record| record.generation).saturating_add(1),

@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 
-use ec_model::{AccessKind, Desired, Request, State, Status};
+use ec_model::{AccessKind, Desired, Request, State, Status, Workload};
 
 /// Whether this of an instance can be looked at, of which control has this request, and whose agent tells this.
 ///
@@ -45,6 +45,9 @@ pub fn address(request: &Request, status: Option<&Status>) -> Result<IpAddr, Str
 
 /// What is told of one that ran, and is wanted.
 fn ran<'a>(request: &Request, status: Option<&'a Status>) -> Result<&'a Status, String> {
+    if request.kind == Workload::Volume {
+        return Err("it is a volume, and no guest".to_owned());
+    }
     let status = match status {
         _ if request.desired == Desired::Destroyed => None,
         Some(status) if status.state == State::Destroying => None,
@@ -83,6 +86,14 @@ mod tests {
             ip: ip.map(|ip| ip.parse().unwrap()),
             ..ec_model::decode(text.as_bytes()).unwrap()
         }
+    }
+
+    #[test]
+    fn a_volume_is_neither_looked_at_nor_reached() {
+        let volume = Request { kind: Workload::Volume, ..request(Desired::Active) };
+        let told = told(State::Active, true, Some("10.0.0.1"));
+        assert!(look(AccessKind::Log, &volume, Some(&told)).unwrap_err().contains("a volume"));
+        assert!(address(&volume, Some(&told)).unwrap_err().contains("a volume"));
     }
 
     #[test]
