@@ -15,6 +15,7 @@ mod cli_list;
 mod cli_placement;
 mod cli_schedule;
 mod cli_top;
+mod cli_volumes;
 mod cli_watch;
 mod cli_words;
 mod cluster;

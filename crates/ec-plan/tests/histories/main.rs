@@ -12,7 +12,7 @@ mod worker;
 use std::time::Duration;
 
 use agent::Agent;
-use ec_model::{InstanceId, Observed, Pause, Power, Restart, RunState, Size, State};
+use ec_model::{Attachment, InstanceId, Observed, Pause, Power, Restart, RunState, Size, State};
 use ec_plan::{RecordFacts, RescuedFacts, engine::StatusEntry};
 use outside::{Happening, Images, Outside, Room, Thing, Wish};
 use proptest::prelude::*;
@@ -70,6 +70,8 @@ fn happening() -> impl Strategy<Value = Happening> {
         2 => Just(Happening::Settle),
         1 => (0..3_u8).prop_map(Happening::Metadata),
         1 => any::<bool>().prop_map(Happening::Deaf),
+        2 => (0..3_u8).prop_map(Happening::Volumes),
+        1 => any::<bool>().prop_map(Happening::Stubborn),
         1 => Just(Happening::GuestEnds),
         1 => Just(Happening::GuestCrashes),
         1 => pause.prop_map(Happening::GuestPaused),
@@ -202,6 +204,23 @@ fn judge_rescue(thing: &Thing) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// It has the volumes that are wanted, and that is told.
+fn judge_volumes(thing: &Thing) -> Result<(), TestCaseError> {
+    let changes = !matches!(thing.observed.domain, None | Some(RunState::Saved));
+    if !changes || thing.record.is_rescued() || thing.observed.rescued {
+        return Ok(());
+    }
+    let wanted = outside::attachments(thing.keys.volumes);
+    prop_assert_eq!(thing.observed.volumes, Attachment::fingerprint(&wanted), "{:?}", thing);
+    let told = thing
+        .keys
+        .status
+        .known()
+        .map(|status| (status.volumes.clone(), status.volumes_changing, status.volumes_failed.is_some()));
+    prop_assert_eq!(told, Some((wanted, false, false)), "{:?}", thing);
+    Ok(())
+}
+
 /// What has to hold of an instance at rest, `before` being how it was before the world became kind.
 fn judge(before: &Thing, thing: &Thing, restarted: bool) -> Result<(), TestCaseError> {
     prop_assert!(thing.wish() != Some(Wish::Destroyed), "a destroy is never lost: {thing:?}");
@@ -268,6 +287,7 @@ fn judge(before: &Thing, thing: &Thing, restarted: bool) -> Result<(), TestCaseE
             "a wish for a new disk is never lost: {thing:?}"
         );
         judge_rescue(thing)?;
+        judge_volumes(thing)?;
         let told = thing.keys.status.known().and_then(|status| status.resized.as_ref());
         // Memory that was saved is of the size that it was saved with. While it is rescued, the wish waits.
         let is_measured = domain

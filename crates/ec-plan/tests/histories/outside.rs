@@ -4,9 +4,9 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use ec_model::{
-    AccessKind, AccessWish, Address, AddressSource, Desired, End, ImageRef, InstanceId, NodeId, Observed,
-    Pause, Power, PowerWish, Rebuild, Request, Rescue, Resize, Resources, Restart, RunState, Size, Spec,
-    State,
+    AccessKind, AccessWish, Address, AddressSource, Attachment, Desired, End, ImageRef, InstanceId, NodeId,
+    Observed, Pause, Power, PowerWish, Rebuild, Request, Rescue, Resize, Resources, Restart, RunState, Size,
+    Spec, State,
 };
 use ec_plan::{
     RecordFacts,
@@ -47,6 +47,8 @@ pub(crate) struct Keys {
     /// How large it shall be, and is claimed.
     pub(crate) size: Size,
     pub(crate) claimed: Size,
+    /// So many volumes it shall have.
+    pub(crate) volumes: u8,
     /// What its user calls it; told to its guest.
     pub(crate) metadata: u8,
     /// Somebody's last wish to look at it.
@@ -144,6 +146,8 @@ pub(crate) struct Outside {
     /// Guests have addresses.
     pub(crate) addresses: bool,
     pub(crate) deaf: bool,
+    /// Nor let go of volumes.
+    pub(crate) stubborn: bool,
     /// What the agent's watch has to tell yet; dropped while there is no agent.
     pub(crate) news: Vec<News>,
 }
@@ -183,6 +187,8 @@ pub(crate) enum Happening {
     Settle,
     /// A user has the guest told something else.
     Metadata(u8),
+    /// A user has it have so many volumes.
+    Volumes(u8),
     /// Somebody wishes to look at it.
     Access,
     /// The user sets another restart policy.
@@ -212,6 +218,17 @@ pub(crate) enum Happening {
     Addresses(bool),
     /// Guests do not hear when they are asked to end.
     Deaf(bool),
+    /// They do not let go of volumes.
+    Stubborn(bool),
+}
+
+/// So many volumes.
+pub(crate) fn attachments(count: u8) -> Vec<Attachment> {
+    let one = |number: u8| Attachment {
+        volume: InstanceId::new(uuid::Uuid::from_u128(100 + u128::from(number))),
+        device: format!("vd{}", char::from(b'b' + number)),
+    };
+    (0..count).map(one).collect()
 }
 
 /// The smallest that there is.
@@ -260,6 +277,7 @@ impl Outside {
             start_broken: false,
             addresses: false,
             deaf: false,
+            stubborn: false,
             news: Vec::new(),
         }
     }
@@ -268,6 +286,7 @@ impl Outside {
     pub(crate) fn heal(&mut self) {
         (self.etcd_up, self.placement_up, self.blind) = (true, true, false);
         (self.images, self.start_broken, self.addresses) = (Images::Fine, false, true);
+        self.stubborn = false;
         for thing in self.things.values_mut() {
             if let Some(RunState::Paused(Pause::Storage { room })) = &mut thing.observed.domain {
                 *room = true;
@@ -397,6 +416,10 @@ impl Outside {
                 thing.keys.metadata = *metadata;
                 self.put(instance, Some(Wish::Active));
             }
+            Happening::Volumes(count) if thing.wish() == Some(Wish::Active) => {
+                thing.keys.volumes = *count;
+                self.put(instance, Some(Wish::Active));
+            }
             Happening::Access if thing.wish() == Some(Wish::Active) => {
                 let generation = thing.keys.access.map_or(1, |wish| wish.generation + 1);
                 thing.keys.access =
@@ -421,7 +444,10 @@ impl Outside {
             }
             Happening::Undefined => match thing.observed.domain {
                 Some(RunState::Running | RunState::Paused(_)) => thing.observed.transient = true,
-                _ => (thing.observed.domain, thing.observed.rescued) = (None, false),
+                _ => {
+                    (thing.observed.domain, thing.observed.rescued) = (None, false);
+                    thing.observed.volumes = 0;
+                }
             },
             Happening::DiskDeleted => (thing.observed.volume, thing.disk_deleted) = (false, true),
             Happening::RecordDeleted => thing.record = RecordFacts::Absent,
@@ -455,6 +481,7 @@ impl Outside {
             Happening::StartBroken(broken) => self.start_broken = *broken,
             Happening::Addresses(there) => self.addresses = *there,
             Happening::Deaf(deaf) => self.deaf = *deaf,
+            Happening::Stubborn(stubborn) => self.stubborn = *stubborn,
             _ => {}
         }
     }
@@ -464,6 +491,9 @@ impl Outside {
         let thing = self.thing(instance);
         if thing.is_up() {
             thing.observed.domain = (!thing.observed.transient).then_some(RunState::Ended(why));
+            if thing.observed.transient {
+                thing.observed.volumes = 0;
+            }
             (thing.observed.transient, thing.observed.rescued) = (false, false);
             self.news.push(News::Hint(instance));
         }
@@ -481,12 +511,12 @@ impl Outside {
             Wish::Destroyed => Ok(Desired::Destroyed),
             Wish::Rubbish => Err("rubbish".to_owned()),
         };
-        let Keys { power, restart, rebuild, rescue, resize, size, metadata, access, .. } =
+        let Keys { power, restart, rebuild, rescue, resize, size, volumes, metadata, access, .. } =
             &self.things[&instance].keys;
         let record = desired.map(|desired| {
             Arc::new(Request {
                 kind: ec_model::Workload::Machine,
-                volumes: Vec::new(),
+                volumes: attachments(*volumes),
                 instance,
                 epoch: 1,
                 generation: power.generation,

@@ -1,20 +1,20 @@
 //! A job, effect by effect, on what is outside. It does there what the agent's worker does on the real parts.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use ec_model::{
-    Access, AccessWish, Desired, End, InstanceId, Observed, Pause, Rebuilt, Rescued, Resized, RunState, Size,
-    State, Status,
+    Access, AccessWish, Attachment, Desired, End, InstanceId, Observed, Pause, Rebuilt, Rescued, Resized,
+    RunState, Size, State, Status,
 };
 use ec_plan::{
     RecordFacts, RescuedFacts, SizeFacts,
     engine::{Change, Held, Job, Outcome, Report, StatusEntry, Work},
     machine::Effect,
-    status::{self, Order, Subject},
+    status::{self, Order, Subject, Volumes},
 };
 use jiff::Timestamp;
 
-use crate::outside::{Images, Outside, Room, Thing, Wish, greater, node, resources};
+use crate::outside::{Images, Outside, Room, Thing, Wish, attachments, greater, node, resources};
 
 /// The answer to a wish.
 fn admitted(wish: AccessWish) -> Access {
@@ -264,6 +264,12 @@ impl Worker {
         is_here.then_some((size, wanted)).ok_or(Stop::Retry)
     }
 
+    fn tell_volumes(&mut self, outside: &mut Outside, volumes: Volumes) -> Result<(), Stop> {
+        let now = outside.stamp();
+        let old = self.status.known().cloned().ok_or(Stop::Retry)?;
+        self.write(outside, |subject, _| status::with_volumes(subject, &old, volumes, now))
+    }
+
     fn perform(&mut self, effect: Effect, outside: &mut Outside) -> Result<(), Stop> {
         let instance: InstanceId = self.job.instance;
         let (images, start_broken, now) = (outside.images, outside.start_broken, outside.stamp());
@@ -497,9 +503,29 @@ impl Worker {
                 let resized = wished_at.map(|wished_at| Resized { wished_at, failed, resources });
                 self.write(outside, |subject, old| status::resized(subject, old, resized, now))?;
             }
-            Effect::SetVolumes | Effect::NoteVolumes | Effect::PrepareVolume | Effect::Extend => {
-                unreachable!("nobody has volumes in these histories, nor is one")
+            Effect::SetVolumes => {
+                let holds = outside.stubborn && self.thing(outside).is_up();
+                let wanted = attachments(self.thing(outside).keys.volumes);
+                let wanted = self.job.request.as_ref().map_or(wanted, |request| request.volumes.clone());
+                let told = self.status.known().map(|status| status.volumes.clone()).unwrap_or_default();
+                let either: BTreeSet<Attachment> = told.into_iter().chain(wanted.clone()).collect();
+                let either: Vec<Attachment> = either.into_iter().collect();
+                self.tell_volumes(outside, Volumes::Changing(either.clone()))?;
+                self.touched = true;
+                let thing = self.thing(outside);
+                if holds || matches!(thing.observed.domain, None | Some(RunState::Saved)) {
+                    self.tell_volumes(outside, Volumes::Failed(either, BROKEN.to_owned()))?;
+                    self.done.push(Change::VolumesFailed);
+                } else {
+                    assert!(!thing.observed.rescued, "a rescued guest has none: {thing:?}");
+                    thing.observed.volumes = Attachment::fingerprint(&wanted);
+                }
             }
+            Effect::NoteVolumes => {
+                let wanted = self.job.request.as_ref().map(|request| request.volumes.clone());
+                self.tell_volumes(outside, Volumes::Are(wanted.unwrap_or_default()))?;
+            }
+            Effect::PrepareVolume | Effect::Extend => unreachable!("none of these is a volume"),
             Effect::Persist => {
                 if !thing.is_up() {
                     return Err(Stop::Retry);
@@ -511,6 +537,8 @@ impl Worker {
                 if thing.observed.domain.is_none() {
                     assert!(thing.observed.volume || thing.disk_deleted, "{thing:?}");
                     thing.observed.domain = Some(RunState::NotStarted);
+                    let volumes = self.job.request.as_ref().map(|request| request.volumes.as_slice());
+                    thing.observed.volumes = Attachment::fingerprint(volumes.unwrap_or_default());
                     // As large as the node noted, else as is claimed.
                     let disk_gb = thing.size.disk_gb;
                     thing.size = match thing.record {

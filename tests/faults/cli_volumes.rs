@@ -1,0 +1,139 @@
+//! Volumes at the command line: what is refused, and who gets a volume that many want.
+
+use std::process::{Output, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use ec_model::{Attachment, InstanceId, NodeId, State};
+use ec_tests::{TINY, control::Control};
+use serde_json::Value;
+
+const SOME: &[(&str, u64)] = &[("VCPU", 64), ("MEMORY_MB", 1 << 16), ("DISK_GB", 20)];
+
+fn json(control: &Control, arguments: &[&str]) -> Result<Value> {
+    Ok(serde_json::from_str(&control.done(&[&["volume"], arguments, &["-o", "json"]].concat())?)?)
+}
+
+fn id(view: &Value) -> Result<InstanceId> {
+    Ok(view["volume"].as_str().context("it has a uuid")?.parse()?)
+}
+
+/// It is refused with that code, and says this.
+fn refused(control: &Control, arguments: &[&str], code: i32, wanted: &str) -> Result<()> {
+    let output = control.eschedule(&[&["volume"], arguments].concat())?;
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.code() == Some(code) && text.contains(wanted), "{arguments:?}: {output:?}");
+    ensure!(!text.contains("panicked"), "{text}");
+    Ok(())
+}
+
+async fn made(control: &Control, node: NodeId, arguments: &[&str]) -> Result<InstanceId> {
+    let volume = id(&json(control, &[&["create"], arguments].concat())?)?;
+    control.status(node, volume, State::Active, None).await?;
+    Ok(volume)
+}
+
+async fn runs(control: &Control, node: NodeId, name: &str) -> Result<InstanceId> {
+    let (_, instance) = control.schedule(&[TINY, "--name", name, "--node", &node.to_string()])?;
+    control.status(node, instance, State::Active, Some("10.0.0.1")).await?;
+    Ok(instance)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_is_refused_and_changes_nothing() -> Result<()> {
+    let control = Control::start().await?;
+    let [here, there] = [control.node("h1", true, SOME).await?, control.node("h2", true, SOME).await?];
+    let data = made(&control, here, &["data", "--size", "5", "--node", "h1"]).await?;
+    let (web, far) = (runs(&control, here, "web").await?, runs(&control, there, "far").await?);
+    let held = control.placement.allocations(data).await?.context("it is claimed")?;
+    assert_eq!(held.total().get("DISK_GB"), Some(&5));
+
+    for (arguments, code, wanted) in [
+        (&["create", "x", "--size", "0"][..], 2, "too few"),
+        (&["create", "x", "--size", "-1"], 2, "invalid value"),
+        (&["create", "x", "--size", "5G"], 2, "invalid value"),
+        (&["create", "x"], 2, "--size"),
+        (&["create", "a b", "--size", "1"], 2, "cannot be a volume's name"),
+        (&["create", "Data", "--size", "1"], 1, "the name `Data` is taken"),
+        (&["create", "x", "--size", "21"], 1, "short by"),
+        (&["create", "x", "--size", "99999999999"], 1, "no allocations left"),
+        (&["create", "x", "--size", "1", "--image", "none-such"], 2, "not usable"),
+        (&["create", "x", "--size", "1", "--node", "h9"], 1, "no node is named"),
+        (&["create", "x", "--size", "1", "--for", "none"], 1, "no instance of project"),
+        (&["create", "x", "--copy-of", "data", "--size", "4"], 2, "what it is a copy of has 5"),
+        (&["create", "x", "--copy-of", "data", "--node", "h2"], 1, "is copied there only"),
+        (&["create", "x", "--copy-of", "web"], 1, "no volume of project"),
+        (&["show", "web"], 1, "no volume of project"),
+        (&["show", &web.to_string()], 1, "is an instance and no volume"),
+        (&["attach", "data", "none"], 1, "no instance of project"),
+        (&["attach", "data", "far"], 1, "lies on the storage of node"),
+        (&["attach", "data", &data.to_string()], 1, "is a volume"),
+        (&["attach", "data", "web", "--device", "sda"], 1, "no device that a volume can be"),
+        (&["attach", &web.to_string(), "web"], 1, "no volume"),
+        (&["extend", "data", "4"], 1, "never shrinks"),
+        (&["extend", "data", "30"], 1, "short by"),
+        (&["delete", &data.to_string()[..4]], 1, "would be lost"),
+        (&["delete", "none"], 1, "no volume of project"),
+    ] {
+        refused(&control, arguments, code, wanted)?;
+    }
+    assert_eq!(control.count("volume-names/").await?, 1);
+    assert_eq!(control.count("instances/").await?, 3);
+    let held = control.placement.allocations(data).await?.context("it is claimed")?;
+    assert_eq!(held.total().get("DISK_GB"), Some(&5));
+    assert!(control.eschedule(&["volume", "extend", "data", "5"])?.status.success(), "it has that");
+    assert!(control.eschedule(&["volume", "detach", "data"])?.status.success(), "nobody has it");
+    assert_eq!(control.record(far).await?.context("it is there")?.generation, 1);
+
+    // A name is one volume's, and an instance may have it, too.
+    runs(&control, here, "data").await?;
+    control.done(&["rename", &data.to_string(), "kept"])?;
+    assert_eq!(json(&control, &["show", "kept"])?["name"], "kept");
+    refused(&control, &["show", "data"], 1, "no volume of project")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_many_who_want_a_volume_one_has_it_and_nobody_deletes_it_meanwhile() -> Result<()> {
+    let control = Control::start().await?;
+    let node = control.node("h1", true, SOME).await?;
+    let data = made(&control, node, &["data", "--size", "1"]).await?;
+    let mut machines = Vec::new();
+    for number in 0..6 {
+        machines.push(runs(&control, node, &format!("web{number}")).await?);
+    }
+    let asks =
+        |arguments: &[&str]| control.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut asked = Vec::new();
+    for machine in &machines {
+        asked.push(asks(&["volume", "attach", "data", &machine.to_string()])?);
+    }
+    asked.push(asks(&["volume", "delete", "data"])?);
+    let outputs =
+        asked.into_iter().map(|child| child.wait_with_output()).collect::<Result<Vec<Output>, _>>()?;
+    let (deleted, attached) = outputs.split_last().context("all were asked")?;
+    let won = attached.iter().filter(|output| output.status.success()).count();
+    assert_eq!(won + usize::from(deleted.status.success()), 1, "{outputs:?}");
+
+    let mut have = 0;
+    for machine in &machines {
+        let record = control.record(*machine).await?.context("it is there")?;
+        let request = control.request(node, *machine).await?.context("it is asked for")?;
+        assert_eq!(record.volumes, request.volumes);
+        assert_eq!(record.generation, request.generation);
+        if !record.volumes.is_empty() {
+            assert_eq!(record.volumes, [Attachment { volume: data, device: "vdb".to_owned() }]);
+            let volume = control.record(data).await?.context("it is there")?;
+            assert_eq!(volume.attached, Some(*machine));
+            have += 1;
+        }
+    }
+    assert_eq!(have, won);
+    if won == 1 {
+        // Until its agent tells, nobody else gets it, and it is not deleted.
+        let holder = json(&control, &["show", "data"])?["instance"].clone();
+        control.done(&["volume", "detach", "data"])?;
+        let other = machines.iter().find(|machine| machine.to_string() != holder).context("there are six")?;
+        refused(&control, &["attach", "data", &other.to_string()], 1, "detach it there first")?;
+        refused(&control, &["delete", "data"], 1, "has volume")?;
+    }
+    Ok(())
+}
