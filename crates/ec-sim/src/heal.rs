@@ -245,7 +245,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             || traces.is_as_wished(power_acknowledged, disturbed)
                 && traces.is_rebuilt(rebuild_acknowledged)
                 && traces.is_resized(resize_acknowledged);
-        let as_wished = as_wished && traces.is_rescued_as_wished();
+        let as_wished = as_wished && traces.is_rescued_as_wished() && traces.is_answered();
         // Of one that is in ERROR, or is not wanted any more, what was asked for may be left undone.
         let is_settled = matches!(
             state,

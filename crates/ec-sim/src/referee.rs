@@ -96,6 +96,8 @@ pub(crate) struct Referee {
     sealed_guests: BTreeSet<InstanceId>,
     /// At which seconds nodes were not alive.
     missed: BTreeMap<NodeId, Vec<u64>>,
+    /// What lets somebody in to look at a guest, and by which wish.
+    words: BTreeMap<String, (InstanceId, u64)>,
     /// etcd was put back to an older state at least once.
     pub(crate) restored: bool,
     /// Somebody took claims of guests that are there, so that their room may be sold to others, too.

@@ -156,6 +156,15 @@ impl Traces {
             || is_told && status.is_rescued() == self.rescue_disk
     }
 
+    /// Whether whoever wished to look at it last was answered: whatever is wrong with it, its agent tells.
+    pub(crate) fn is_answered(&self) -> bool {
+        let (Some(request), Some(status)) = (&self.request, &self.status) else { return true };
+        let told = status.access.as_ref().map(|access| access.generation);
+        request.desired != Desired::Active
+            || status.state == State::Error && status.started_at.is_none()
+            || request.access.is_none_or(|wish| Some(wish.generation) == told)
+    }
+
     /// Whether the last wish for another size was not lost, and its end was told.
     pub(crate) fn is_resized(&self, acknowledged: Option<Timestamp>) -> bool {
         let (Some(request), Some(status)) = (&self.request, &self.status) else { return true };
