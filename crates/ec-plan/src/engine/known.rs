@@ -2,7 +2,9 @@
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
-use ec_model::{AccessWish, Desired, Edition, Observed, Power, Request, Resources, RunState, Size, Status};
+use ec_model::{
+    AccessWish, Desired, Edition, Observed, Power, Request, Resources, RunState, Size, State, Status,
+};
 
 use super::{Change, Now};
 use crate::{
@@ -83,6 +85,8 @@ pub(super) struct Known {
     pub(super) record: RecordFacts,
     /// Its user destroyed it here.
     pub(super) buried: bool,
+    /// This node holds it in etcd, so that it can be brought back.
+    pub(super) held: bool,
     /// What placement has; `None` is not known.
     allocation: Option<Held>,
     /// When this agent first saw that it has something here.
@@ -176,6 +180,7 @@ impl Known {
             unseen: self.unseen,
             record: self.record,
             buried: self.buried,
+            is_held: self.held,
             allocation: match &self.allocation {
                 None => Allocation::Unknown,
                 Some(Held::Nothing) => Allocation::Absent,
@@ -241,7 +246,11 @@ impl Known {
     /// Takes what a job changed or learnt.
     pub(super) fn learn(&mut self, change: Change, now: Now) {
         match change {
-            Change::Status(status) => self.status = status,
+            Change::Status(status) => {
+                // What is held is written and deleted with it.
+                self.held = status.known().is_some_and(|status| status.state == State::Unclaimed);
+                self.status = status;
+            }
             Change::Observed(Ok(observed)) => self.observe(observed, now),
             // Anything may have become of it.
             Change::Observed(Err(_)) => self.unseen = true,
@@ -341,6 +350,7 @@ impl Known {
             && !self.is_here()
             && !self.unseen
             && self.record == RecordFacts::Absent
+            && !self.held
             && self.busy.is_none()
             && self.amounts().is_none()
     }
@@ -348,7 +358,7 @@ impl Known {
 
 #[cfg(test)]
 mod tests {
-    use ec_model::{Access, AccessKind, End, Pause, PowerWish, Restart, State};
+    use ec_model::{Access, AccessKind, End, Pause, PowerWish, Restart};
     use jiff::Timestamp;
 
     use super::*;
@@ -532,13 +542,14 @@ mod tests {
         };
         assert!(Known::default().is_empty());
         let request = Requested { record: Err("rubbish".to_owned()), revision: 1 };
-        let something: [&dyn Fn(&mut Known); 8] = [
+        let something: [&dyn Fn(&mut Known); 9] = [
             &|known| known.request = Some(request.clone()),
             &|known| known.status = StatusEntry::Unreadable,
             &|known| known.observe(here, at(0.0)),
             &|known| known.learn(Change::Observed(Err("blind".to_owned())), at(0.0)),
             &|known| known.record = RecordFacts::Unreadable,
             &|known| known.buried = true,
+            &|known| known.held = true,
             &|known| known.busy = Some(Busy::Asking),
             &|known| known.hold(Held::Here(Resources::new()), at(0.0)),
         ];
