@@ -3,6 +3,7 @@
 
 mod demands;
 mod groups;
+mod healing;
 mod ids;
 pub(crate) mod keys;
 mod room;
@@ -296,6 +297,7 @@ impl Referee {
             self.look_at_status(world, key, new, late);
             self.look_at_index(world, actor, key, old.as_ref(), new);
             self.look_at_group(world, actor, key, new);
+            self.look_at_healing(world, actor, key, old.as_ref(), new);
         }
         if txn.then.iter().any(|op| op.key().starts_with(PLACEMENT)) {
             self.look_at_placement(world, txn, before);

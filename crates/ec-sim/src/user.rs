@@ -116,6 +116,15 @@ fn a_group(world: &World) -> (&'static str, Policy) {
     GROUPS[usize::try_from(world.pick(0..3)).unwrap_or(0)]
 }
 
+/// Most often that what ends stays so.
+fn a_policy(world: &World) -> Restart {
+    match world.pick(0..10) {
+        0..2 => Restart::OnFailure,
+        2 => Restart::Always,
+        _ => Restart::No,
+    }
+}
+
 fn a_kind(world: &World) -> AccessKind {
     [AccessKind::Console, AccessKind::Log, AccessKind::Vnc][usize::try_from(world.pick(0..3)).unwrap_or(0)]
 }
@@ -220,7 +229,8 @@ async fn perform(world: Arc<World>, actor: Actor, deed: Deed, life: Life, stop: 
                 _ = have_group(&world, actor, &cloud, group, policy).await;
             }
             let group = group.map(|(name, _)| name);
-            let order = Order { name, data, query, restart: Restart::No, group };
+            let restart = a_policy(&world);
+            let order = Order { name, data, query, restart, group };
             let Ok(placed) = place(&world, actor, &cloud, order, &stop).await else {
                 return;
             };
