@@ -59,7 +59,9 @@ fn requested(parts: &Parts, pair: &KeyValue) -> Option<(InstanceId, Requested)> 
 /// Asks all three. Nothing is taken from a look of which a part failed.
 pub(crate) async fn look_at_all(parts: &Parts) -> Result<Seen, String> {
     let keys = &parts.settings.keys;
-    let listed = parts.store.list(&keys.statuses(parts.node)).await.map_err(|error| error.to_string())?;
+    let prefixes = (keys.statuses(parts.node), keys.all_held(parts.node));
+    let (listed, held) = tokio::try_join!(parts.store.list(&prefixes.0), parts.store.keys(&prefixes.1))
+        .map_err(|error| error.to_string())?;
     let statuses = listed.pairs.iter().filter_map(|pair| {
         let (_, instance) = keys.parse_status(&pair.key).ok()?;
         let status = match decode::<Status>(&pair.value) {
@@ -88,6 +90,7 @@ pub(crate) async fn look_at_all(parts: &Parts) -> Result<Seen, String> {
         observed: observed.into_iter().collect(),
         records: records.into_iter().map(|(instance, record)| (instance, facts(record))).collect(),
         buried: buried.into_iter().collect(),
+        held: held.iter().filter_map(|key| Some(keys.parse_held(key).ok()?.1)).collect(),
     })
 }
 

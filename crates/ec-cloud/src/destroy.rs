@@ -104,7 +104,12 @@ fn wish(cloud: &Cloud, known: &Known) -> CloudResult<Option<(Txn, u64)>> {
             )));
         }
     };
-    let mut txn = Txn::new().put(key, request.encode()).delete(keys.instance(known.instance));
+    let record = keys.instance(known.instance);
+    // What goes with the record is named by it: one that came, or was changed, since it was looked for has other names.
+    let mut txn = Txn::new()
+        .when(Compare::Unchanged(record.clone(), known.record_revision()))
+        .put(key, request.encode())
+        .delete(record);
     if !planted("wish-not-compared") {
         txn = txn.when(unchanged);
     }

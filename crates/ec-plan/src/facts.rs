@@ -245,6 +245,8 @@ pub struct Facts {
     pub record: RecordFacts,
     /// A user's destroy was begun here. A uuid is used once, so whatever turns up later goes too.
     pub buried: bool,
+    /// This node holds it in etcd, so that it can be brought back.
+    pub is_held: bool,
     /// What placement has.
     pub allocation: Allocation,
     /// For how large a machine there is room in that, where it is held here.

@@ -4,8 +4,8 @@
 //! size by it. So a wish that was under way when etcd lost it is left out, and that is told; a user may wish it again.
 
 use ec_model::{
-    AccessWish, Assigned, Desired, Doc, Edition, Held, Instance, Request, Rescue, Resize, Resources, Size,
-    State, Status,
+    AccessWish, Assigned, Desired, Doc, Edition, Extent, Held, Instance, Request, Rescue, Resize, Resources,
+    Size, Spec, State, Status,
 };
 
 /// What is to be written.
@@ -49,7 +49,8 @@ pub fn brought(
     {
         return Err(format!("it is recorded on node {node}, by a placement that is not older than this one"));
     }
-    let mut notes = Vec::new();
+    let mut notes = Notes::default();
+    let heard = Heard::of(&request.record, kept.as_ref().map(|kept| &kept.record));
     let here = Some(Assigned { node: held.node, epoch: edition.epoch });
     // Changed after its node heard of it last, where only its request was lost.
     let newer = recorded.filter(|recorded| {
@@ -58,7 +59,7 @@ pub fn brought(
     });
     let record = newer.cloned().or_else(|| kept.take()).or_else(|| recorded.cloned());
     let mut record = record.unwrap_or_else(|| {
-        notes.push("its labels, its group and whether it was locked are not known".to_owned());
+        notes.add("its labels, its group and whether it was locked are not known");
         Doc::new(of_request(&request.record))
     });
     let known = recorded.map_or(0, |recorded| recorded.record.generation);
@@ -68,11 +69,12 @@ pub fn brought(
     (wanted.generation, wanted.assigned) = (generation, here);
     // As it was told last, and so carried out.
     (wanted.power.generation, wanted.power.anew) = (status.power_generation, false);
+    leave_unheard(heard, wanted, &mut notes);
     undo_rebuild(held, wanted, order, &mut notes);
     keep_rescue(held, wanted, order, &mut notes);
     undo_resize(held, wanted, order, &mut notes);
     if wanted.spec.user_data_bytes != held.user_data_bytes {
-        notes.push("its user-data is what its node has of it".to_owned());
+        notes.add("its user-data is what its node has of it");
         wanted.spec.user_data_bytes = held.user_data_bytes;
     }
     // Whoever wished to look at it does not wait any more.
@@ -84,7 +86,55 @@ pub fn brought(
     (order.project, order.user) = (wanted.project.clone(), wanted.user.clone());
     order.volumes.clone_from(&wanted.volumes);
     (order.name, order.spec) = (wanted.name.clone(), Some(wanted.spec.clone()));
-    Ok(Brought { record, request, notes })
+    Ok(Brought { record, request, notes: notes.0 })
+}
+
+/// What is otherwise than it was, each once.
+#[derive(Default)]
+struct Notes(Vec<String>);
+
+impl Notes {
+    fn add(&mut self, note: &str) {
+        if !self.0.iter().any(|noted| noted == note) {
+            self.0.push(note.to_owned());
+        }
+    }
+}
+
+const NO_NEW_DISK: &str = "a new disk was asked for and not made: it keeps the one that it has";
+const NO_NEW_SIZE: &str = "another size was asked for and not given: it stays as large as it is";
+
+/// What its node heard of last of what is done by wishes, which stand in the request alone.
+struct Heard {
+    spec: Option<Spec>,
+    /// What it was before its size of then, where that is known.
+    before: Option<Extent>,
+}
+
+impl Heard {
+    fn of(request: &Request, kept: Option<&Instance>) -> Self {
+        let spec = request.spec.clone();
+        // The record may have been read later than the request.
+        let is_of_then =
+            |kept: &&Instance| Some(&kept.spec.resources) == spec.as_ref().map(|spec| &spec.resources);
+        let before = kept.filter(is_of_then).and_then(|kept| kept.before.clone());
+        Self { spec, before }
+    }
+}
+
+/// The record may tell of a wish whose request was lost before its node heard of it: that is left out like one that was not
+/// carried out yet, or the record would tell of a disk or a size that the guest never had.
+fn leave_unheard(heard: Heard, wanted: &mut Instance, notes: &mut Notes) {
+    let Some(spec) = heard.spec else { return };
+    if wanted.spec.image != spec.image {
+        wanted.spec.image = spec.image;
+        notes.add(NO_NEW_DISK);
+    }
+    if wanted.spec.resources != spec.resources {
+        (wanted.spec.query, wanted.spec.resources) = (spec.query, spec.resources);
+        wanted.before = heard.before;
+        notes.add(NO_NEW_SIZE);
+    }
 }
 
 impl Brought {
@@ -115,7 +165,7 @@ impl Brought {
 
 /// Of an instance whose record its node never saw.
 fn of_request(request: &Request) -> Instance {
-    let nothing = || ec_model::Spec {
+    let nothing = || Spec {
         query: String::new(),
         resources: Resources::new(),
         image: ec_model::ImageRef::default(),
@@ -148,33 +198,31 @@ fn of_request(request: &Request) -> Instance {
 }
 
 /// A new disk that was not made is not made now: what the guest wrote since would go with the old one.
-fn undo_rebuild(held: &Held, wanted: &mut Instance, order: &mut Request, notes: &mut Vec<String>) {
+fn undo_rebuild(held: &Held, wanted: &mut Instance, order: &mut Request, notes: &mut Notes) {
     let done = held.rebuilt.as_ref().map(|rebuilt| rebuilt.wished_at);
     let Some(wish) = order.rebuild.take_if(|wish| Some(wish.wished_at) > done) else { return };
     if let Some(before) = wish.before {
         wanted.spec.image = before;
     }
-    notes.push("a new disk was asked for and not made: it keeps the one that it has".to_owned());
+    notes.add(NO_NEW_DISK);
 }
 
 /// It goes on booting from the disk that it boots from.
-fn keep_rescue(held: &Held, wanted: &Instance, order: &mut Request, notes: &mut Vec<String>) {
+fn keep_rescue(held: &Held, wanted: &Instance, order: &mut Request, notes: &mut Notes) {
     let noted = held.rescued.as_ref().map(|rescued| rescued.wished_at);
     let in_force = held.rescued.as_ref().filter(|rescued| rescued.failed.is_none());
     if order.rescue.take_if(|wish| Some(wish.wished_at) != noted).is_some() && in_force.is_none() {
-        notes.push("a rescue was asked for and not begun: it boots from its own disk".to_owned());
+        notes.add("a rescue was asked for and not begun: it boots from its own disk");
     }
     if let Some(rescued) = in_force.filter(|_| order.rescue.is_none()) {
         // Made of whatever image: that disk is there.
         order.rescue = Some(Rescue { wished_at: rescued.wished_at, image: wanted.spec.image.clone() });
-        notes.push(
-            "its rescue was to end or to begin anew, and goes on: `eschedule unrescue` ends it".to_owned(),
-        );
+        notes.add("its rescue was to end or to begin anew, and goes on: `eschedule unrescue` ends it");
     }
 }
 
 /// It stays as large as it is.
-fn undo_resize(held: &Held, wanted: &mut Instance, order: &mut Request, notes: &mut Vec<String>) {
+fn undo_resize(held: &Held, wanted: &mut Instance, order: &mut Request, notes: &mut Notes) {
     let noted = held.resized.as_ref().map(|resized| resized.wished_at);
     if order.resize.map(|wish| wish.wished_at) == noted {
         return;
@@ -193,7 +241,7 @@ fn undo_resize(held: &Held, wanted: &mut Instance, order: &mut Request, notes: &
             wanted.spec.query = with_resources(&wanted.spec.query, &wanted.spec.resources);
         }
     }
-    notes.push("another size was asked for and not given: it stays as large as it is".to_owned());
+    notes.add(NO_NEW_SIZE);
 }
 
 /// A query for these amounts, with all else as it was.

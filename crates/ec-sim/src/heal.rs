@@ -153,6 +153,24 @@ fn needed(world: &World, instance: InstanceId) -> u64 {
     Size::of(&record.spec.resources).vcpus.max(before)
 }
 
+fn is_held(world: &World, instance: InstanceId) -> bool {
+    let keys = world.computers.iter().map(|computer| world.keys.held(computer.node, instance));
+    keys.into_iter().any(|key| content(world, &key).is_some())
+}
+
+/// What people are shown of what is wanted, and what its node is asked for, are one; and a size before this one is remembered
+/// only of one whose node was asked for another.
+fn at_odds(world: &World, traces: &Traces, instance: InstanceId) -> Option<&'static str> {
+    let request = traces.request.as_ref().filter(|request| request.desired == Desired::Active)?;
+    let record = content(world, &world.keys.instance(instance))?;
+    let record = decode::<Instance>(&record.value).ok()?;
+    if request.spec.as_ref() != Some(&record.spec) {
+        return Some("its record and its request want otherwise");
+    }
+    (record.before.is_some() && request.resize.is_none())
+        .then_some("its record tells of a resize that nobody is asked for")
+}
+
 /// What is not as it is asked for.
 async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
     // What a killed command left goes when somebody comes across it.
@@ -198,10 +216,14 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             request_lost,
             ..
         } = known;
-        // Brought back after somebody deleted its request: what was wished of its power counts as carried out.
+        // Brought back after somebody deleted its request: what was wished of its power counts as carried out, and a wish
+        // for a disk or a size that its node had not carried out is left out, which whoever brings it back is told.
         let healed = request_lost && traces.request.is_some();
-        let (disturbed, power_acknowledged) =
-            (disturbed || healed, if healed { 0 } else { power_acknowledged });
+        let disturbed = disturbed || healed;
+        let (power_acknowledged, rebuild_acknowledged, resize_acknowledged) = match healed {
+            true => (0, None, None),
+            false => (power_acknowledged, rebuild_acknowledged, resize_acknowledged),
+        };
         let state = traces.status.as_ref().map(|status| status.state);
         let asked_for = traces.request.as_ref().map(|request| request.desired);
         let counted = traces.claim || ((restored || claims_lost) && is_kept_free(world, &traces));
@@ -245,7 +267,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             || traces.is_as_wished(power_acknowledged, disturbed)
                 && traces.is_rebuilt(rebuild_acknowledged)
                 && traces.is_resized(resize_acknowledged);
-        let as_wished = as_wished && traces.is_rescued_as_wished();
+        let as_wished = as_wished && traces.is_rescued_as_wished() && traces.is_answered();
         // Of one that is in ERROR, or is not wanted any more, what was asked for may be left undone.
         let is_settled = matches!(
             state,
@@ -256,6 +278,27 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             found.push((soon, format!("{instance}: nothing is told of what came of {}", history.join(", "))));
         }
         if let Some(why) = traces.is_of_another_size() {
+            found.push((soon, format!("{instance}: {why}")));
+        }
+        // What nobody asks for and its node keeps a record of can be brought back.
+        let unheld = state == Some(State::Unclaimed) && traces.record && !is_held(world, instance);
+        if unheld && asked_for.is_none() {
+            found.push((
+                soon,
+                format!("{instance}: it is UNCLAIMED, and nothing is held by which it could be brought back"),
+            ));
+        }
+        // Images are always to be had here, and room was claimed before it was wished.
+        // A scenario has its own reasons.
+        let is_excused = disturbed || restored || claims_lost || world.is_calm();
+        if let Some(why) = traces.given_up().filter(|_| !is_excused) {
+            found.push((soon, format!("{instance}: a wish was given up, and nothing was done to it: {why}")));
+        }
+        // A call that its agent had given up may have made it after all: it goes with the next wish, or with the instance.
+        if traces.successor && !was_revived && is_settled {
+            found.push((soon, format!("{instance}: a disk lies beside its own that nothing will come of")));
+        }
+        if let Some(why) = at_odds(world, &traces, instance) {
             found.push((soon, format!("{instance}: {why}")));
         }
         let has = traces.size.map_or(0, |size| size.vcpus);
@@ -273,9 +316,10 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
                 format!("{instance}: it has claimed {has_claimed} processors, and needs {needs}"),
             ));
         }
-        // Somebody took its claim, and others its room since: nothing is started that is not counted.
+        // Somebody took its claim, or an older placement has none, and others its room since: nothing is started that is not
+        // counted.
         let waits = matches!(state, Some(State::Rescuing | State::Starting));
-        let waits_for_room = waits && claims_lost && !traces.claim && counted;
+        let waits_for_room = waits && (claims_lost || restored) && !traces.claim && counted;
         if !(waits_for_room || well && as_wished && traces.is_true()) {
             let bound = if traces.request.is_some() { soon } else { BOUND };
             found.push((bound, format!("{instance}: {}", traces.told())));

@@ -46,9 +46,10 @@ pub(crate) enum Ill {
     EndGuest,
     PauseGuest,
     CrashHost,
+    FillHost,
 }
 
-const ALL: [Ill; 28] = [
+const ALL: [Ill; 29] = [
     Ill::KillAgent,
     Ill::StopAgent,
     Ill::KillReplica,
@@ -77,6 +78,7 @@ const ALL: [Ill; 28] = [
     Ill::EndGuest,
     Ill::PauseGuest,
     Ill::CrashHost,
+    Ill::FillHost,
 ];
 
 /// The ills of a history: about a third of all, of those that have few consequences more often.
@@ -128,6 +130,14 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
         Ill::CrashHost => {
             acts::crash_host(world, &computer).await;
             start_later(world, &computer);
+        }
+        Ill::FillHost => {
+            acts::trouble(world, &computer, true);
+            let (world, after) = (Arc::clone(world), world.millis(500..60_000));
+            tokio::spawn(async move {
+                sleep(after).await;
+                acts::trouble(&world, &computer, false);
+            });
         }
         Ill::KillController => {
             let number = any_number(world, world.controllers.count());

@@ -3,6 +3,7 @@
 
 mod demands;
 mod groups;
+mod healing;
 mod ids;
 pub(crate) mod keys;
 mod room;
@@ -96,6 +97,8 @@ pub(crate) struct Referee {
     sealed_guests: BTreeSet<InstanceId>,
     /// At which seconds nodes were not alive.
     missed: BTreeMap<NodeId, Vec<u64>>,
+    /// What lets somebody in to look at a guest, and by which wish.
+    words: BTreeMap<String, (InstanceId, u64)>,
     /// etcd was put back to an older state at least once.
     pub(crate) restored: bool,
     /// Somebody took claims of guests that are there, so that their room may be sold to others, too.
@@ -294,6 +297,7 @@ impl Referee {
             self.look_at_status(world, key, new, late);
             self.look_at_index(world, actor, key, old.as_ref(), new);
             self.look_at_group(world, actor, key, new);
+            self.look_at_healing(world, actor, key, old.as_ref(), new);
         }
         if txn.then.iter().any(|op| op.key().starts_with(PLACEMENT)) {
             self.look_at_placement(world, txn, before);

@@ -29,6 +29,8 @@ pub(crate) struct Traces {
     pub(crate) guest: Observed,
     /// There is a disk to boot from in the place of its own.
     pub(crate) rescue_disk: bool,
+    /// There is a disk that is to take the place of its own.
+    pub(crate) successor: bool,
     /// How large that has it.
     pub(crate) size: Option<DomainSize>,
     /// Where there is anything of its guest.
@@ -69,6 +71,7 @@ impl Traces {
             record: world.computers.iter().any(|computer| recorded(computer)),
             marked: records.values().any(|records| records.get(&name) == Some(&true)),
             rescue_disk: world.computers.iter().any(|computer| computer.hypervisor.has_rescue_disk(instance)),
+            successor: world.computers.iter().any(|computer| computer.hypervisor.has_successor(instance)),
             guest: seen.into_iter().find(|seen| seen.domain.is_some()).unwrap_or_default(),
             size: world.computers.iter().find_map(|computer| size(computer, instance)),
             host: world.computers.iter().find(|computer| here(computer)).map(|computer| computer.node),
@@ -156,6 +159,24 @@ impl Traces {
             || is_told && status.is_rescued() == self.rescue_disk
     }
 
+    /// Whether whoever wished to look at it last was answered: whatever is wrong with it, its agent tells.
+    pub(crate) fn is_answered(&self) -> bool {
+        let (Some(request), Some(status)) = (&self.request, &self.status) else { return true };
+        let told = status.access.as_ref().map(|access| access.generation);
+        request.desired != Desired::Active
+            || status.state == State::Error && status.started_at.is_none()
+            || request.access.is_none_or(|wish| Some(wish.generation) == told)
+    }
+
+    /// Why a wish for a disk or a size was given up, where one was; but for what cannot be while memory is saved.
+    pub(crate) fn given_up(&self) -> Option<&str> {
+        let status = self.status.as_ref().filter(|status| status.state != State::Error)?;
+        let rebuilt = status.rebuilt.as_ref().and_then(|was| was.failed.as_deref());
+        let resized = status.resized.as_ref().and_then(|was| was.failed.as_deref());
+        let rescued = status.rescued.as_ref().and_then(|was| was.failed.as_deref());
+        rebuilt.or(resized).or(rescued.filter(|why| !why.contains("its memory lies on the node's disk")))
+    }
+
     /// Whether the last wish for another size was not lost, and its end was told.
     pub(crate) fn is_resized(&self, acknowledged: Option<Timestamp>) -> bool {
         let (Some(request), Some(status)) = (&self.request, &self.status) else { return true };
@@ -197,6 +218,7 @@ impl Traces {
             (self.volume, "volume"),
             (self.record, "record"),
             (self.rescue_disk, "rescue disk"),
+            (self.successor, "disk to come"),
         ] {
             told.extend(is.then(|| name.to_owned()));
         }

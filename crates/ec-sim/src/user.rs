@@ -63,7 +63,7 @@ enum Deed {
     },
     /// Of one whose request nobody can read.
     DestroySealed(InstanceId),
-    LookAt(InstanceId),
+    LookAt(InstanceId, AccessKind),
     /// Brings back what nodes hold.
     Heal,
     List,
@@ -98,8 +98,8 @@ pub(crate) async fn live(world: Arc<World>, number: u32, done: CancellationToken
                 Some(instance) => Deed::Destroy(instance),
                 None => continue,
             },
-            9 if world.chance(40) => match someone(&world) {
-                Some(instance) => Deed::LookAt(instance),
+            9 if world.chance(60) => match someone(&world) {
+                Some(instance) => Deed::LookAt(instance, a_kind(&world)),
                 None => continue,
             },
             _ => Deed::List,
@@ -114,6 +114,19 @@ fn a_name(world: &World) -> &'static str {
 
 fn a_group(world: &World) -> (&'static str, Policy) {
     GROUPS[usize::try_from(world.pick(0..3)).unwrap_or(0)]
+}
+
+/// Most often that what ends stays so.
+fn a_policy(world: &World) -> Restart {
+    match world.pick(0..10) {
+        0..2 => Restart::OnFailure,
+        2 => Restart::Always,
+        _ => Restart::No,
+    }
+}
+
+fn a_kind(world: &World) -> AccessKind {
+    [AccessKind::Console, AccessKind::Log, AccessKind::Vnc][usize::try_from(world.pick(0..3)).unwrap_or(0)]
 }
 
 /// A wish for so many processors, and a disk of so many GB.
@@ -216,7 +229,8 @@ async fn perform(world: Arc<World>, actor: Actor, deed: Deed, life: Life, stop: 
                 _ = have_group(&world, actor, &cloud, group, policy).await;
             }
             let group = group.map(|(name, _)| name);
-            let order = Order { name, data, query, restart: Restart::No, group };
+            let restart = a_policy(&world);
+            let order = Order { name, data, query, restart, group };
             let Ok(placed) = place(&world, actor, &cloud, order, &stop).await else {
                 return;
             };
@@ -237,7 +251,7 @@ async fn perform(world: Arc<World>, actor: Actor, deed: Deed, life: Life, stop: 
                 format!("destroy {instance}: {}", if told.is_ok() { "it goes" } else { "refused" }),
             );
         }
-        Deed::LookAt(instance) => _ = look_at(&world, actor, &cloud, instance).await,
+        Deed::LookAt(instance, kind) => _ = look_at(&world, actor, &cloud, instance, kind).await,
         Deed::Heal => _ = mend(&world, actor, &cloud).await,
         Deed::List => _ = look(&world, actor, &cloud).await,
     }
@@ -415,15 +429,16 @@ pub(crate) async fn wish(
     })
 }
 
-/// Looks at a guest's console; the word that lets in, or what was told instead.
+/// Looks at a guest's console, log or screen; the word that lets in, or what was told instead.
 pub(crate) async fn look_at(
     world: &Arc<World>,
     actor: Actor,
     cloud: &Cloud,
     instance: InstanceId,
+    kind: AccessKind,
 ) -> Result<String, String> {
-    world.log(actor, format!("look at the console of {instance}"));
-    match ec_cloud::look_at(cloud, instance, AccessKind::Console).await {
+    world.log(actor, format!("look at the {kind} of {instance}"));
+    match ec_cloud::look_at(cloud, instance, kind).await {
         Ok(door) => {
             world.log(actor, format!("has a ticket for {instance} from {}", door.node));
             Ok(door.ticket.0)

@@ -8,7 +8,7 @@ use std::process::Command;
 const SEEDS: &str = "0..300";
 
 /// What is left out, or done too early, or believed.
-const MISTAKES: [&str; 21] = [
+const MISTAKES: [&str; 24] = [
     // Control.
     "request-without-index",
     "request-not-fenced",
@@ -19,6 +19,7 @@ const MISTAKES: [&str; 21] = [
     "sweep-asked-for",
     "wish-not-compared",
     "group-not-compared",
+    "wishes-healed",
     // The agent.
     "unfenced",
     "older-wish-told",
@@ -30,6 +31,8 @@ const MISTAKES: [&str; 21] = [
     "silent-watch-believed",
     "sign-believed",
     "request-of-another",
+    "nothing-held",
+    "not-ended",
     // eplacement.
     "race-not-compared",
     "epoch-not-compared",

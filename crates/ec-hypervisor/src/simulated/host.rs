@@ -635,6 +635,10 @@ impl Host {
         self.machines.get(&instance).is_some_and(|machine| machine.rescue.is_some())
     }
 
+    pub(super) fn has_successor(&self, instance: InstanceId) -> bool {
+        self.machines.get(&instance).is_some_and(|machine| machine.successor.is_some())
+    }
+
     /// Processors of all that run.
     pub(super) fn processors(&self) -> u64 {
         let domains = self.machines.values().filter_map(|machine| machine.domain.as_ref());

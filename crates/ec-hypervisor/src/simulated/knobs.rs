@@ -159,6 +159,11 @@ impl SimulatedHypervisor {
         self.inner().host.has_rescue_disk(instance)
     }
 
+    /// Whether there is a disk beside its own that is to take the place of that.
+    pub fn has_successor(&self, instance: InstanceId) -> bool {
+        self.inner().host.has_successor(instance)
+    }
+
     /// How many processors the guests have that run now, of every node on this host.
     pub fn processors(&self) -> u64 {
         self.inner().host.processors()

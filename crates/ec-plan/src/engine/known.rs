@@ -3,8 +3,8 @@
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use ec_model::{
-    AccessWish, Attachment, Desired, Edition, Observed, Power, Request, Resources, RunState, Size, Status,
-    Workload,
+    AccessWish, Attachment, Desired, Edition, Observed, Power, Request, Resources, RunState, Size, State,
+    Status, Workload,
 };
 
 use super::{Change, Now};
@@ -86,6 +86,8 @@ pub(super) struct Known {
     pub(super) record: RecordFacts,
     /// Its user destroyed it here.
     pub(super) buried: bool,
+    /// This node holds it in etcd, so that it can be brought back.
+    pub(super) held: bool,
     /// What placement has; `None` is not known.
     allocation: Option<Held>,
     /// When this agent first saw that it has something here.
@@ -183,6 +185,7 @@ impl Known {
             unseen: self.unseen,
             record: self.record,
             buried: self.buried,
+            is_held: self.held,
             allocation: match &self.allocation {
                 None => Allocation::Unknown,
                 Some(Held::Nothing) => Allocation::Absent,
@@ -265,7 +268,11 @@ impl Known {
     /// Takes what a job changed or learnt.
     pub(super) fn learn(&mut self, change: Change, now: Now) {
         match change {
-            Change::Status(status) => self.status = status,
+            Change::Status(status) => {
+                // What is held is written and deleted with it.
+                self.held = status.known().is_some_and(|status| status.state == State::Unclaimed);
+                self.status = status;
+            }
             Change::Observed(Ok(observed)) => self.observe(observed, now),
             // Anything may have become of it.
             Change::Observed(Err(_)) => self.unseen = true,
@@ -371,6 +378,7 @@ impl Known {
             && !self.is_here()
             && !self.unseen
             && self.record == RecordFacts::Absent
+            && !self.held
             && self.busy.is_none()
             && self.amounts().is_none()
     }
@@ -378,7 +386,7 @@ impl Known {
 
 #[cfg(test)]
 mod tests {
-    use ec_model::{Access, AccessKind, End, Pause, PowerWish, Restart, State};
+    use ec_model::{Access, AccessKind, End, Pause, PowerWish, Restart};
     use jiff::Timestamp;
 
     use super::*;
@@ -578,13 +586,14 @@ mod tests {
         };
         assert!(Known::default().is_empty());
         let request = Requested { record: Err("rubbish".to_owned()), revision: 1 };
-        let something: [&dyn Fn(&mut Known); 8] = [
+        let something: [&dyn Fn(&mut Known); 9] = [
             &|known| known.request = Some(request.clone()),
             &|known| known.status = StatusEntry::Unreadable,
             &|known| known.observe(here, at(0.0)),
             &|known| known.learn(Change::Observed(Err("blind".to_owned())), at(0.0)),
             &|known| known.record = RecordFacts::Unreadable,
             &|known| known.buried = true,
+            &|known| known.held = true,
             &|known| known.busy = Some(Busy::Asking),
             &|known| known.hold(Held::Here(Resources::new()), at(0.0)),
         ];

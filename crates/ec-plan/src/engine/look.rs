@@ -21,6 +21,8 @@ pub struct Seen {
     pub records: BTreeMap<InstanceId, RecordFacts>,
     /// Which instances users destroyed here.
     pub buried: BTreeSet<InstanceId>,
+    /// What this node holds in etcd, so that it can be brought back.
+    pub held: BTreeSet<InstanceId>,
 }
 
 /// Whether a look that began then tells anything of this instance: not of what our own work changed since.
@@ -81,7 +83,8 @@ impl Engine {
     }
 
     fn take_look(&mut self, begun: Begun, mut seen: Seen) {
-        for instance in seen.observed.keys().chain(seen.statuses.keys()).chain(seen.records.keys()) {
+        let names = seen.observed.keys().chain(seen.statuses.keys()).chain(seen.records.keys());
+        for instance in names.chain(&seen.held) {
             self.known.entry(*instance).or_default();
         }
         for (instance, known) in &mut self.known {
@@ -90,6 +93,7 @@ impl Engine {
                 known.status = seen.statuses.remove(instance).unwrap_or_default();
                 known.record = seen.records.remove(instance).unwrap_or_default();
                 known.buried = seen.buried.contains(instance);
+                known.held = seen.held.contains(instance);
             }
         }
         self.buried = seen.buried;

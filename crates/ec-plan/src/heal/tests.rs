@@ -233,6 +233,48 @@ fn it_stays_as_large_as_it_is() {
 }
 
 #[test]
+fn a_wish_that_its_node_never_heard_of_is_left_out_of_the_record_too() {
+    let extent = |vcpus| Extent { query: format!("q{vcpus}"), resources: amounts(vcpus) };
+    let wished = |vcpus, before: Option<u64>, image: ImageRef| {
+        let Extent { query, resources } = extent(vcpus);
+        let spec = Spec { query, resources, image, ..record().spec };
+        Instance {
+            spec,
+            before: before.map(extent),
+            generation: 8,
+            labels: [("c".to_owned(), "d".to_owned())].into(),
+            ..record()
+        }
+    };
+    let came = |is: &Instance, asked: Request, recorded: Instance, resources: u64| {
+        let asked = Request { spec: Some(is.spec.clone()), ..asked };
+        let resized = asked.resize.map(|wish| Resized {
+            wished_at: wish.wished_at,
+            failed: None,
+            resources: amounts(resources),
+        });
+        let of = Held { resized, resources: amounts(resources), ..held(&asked, Some(is)) };
+        let healed = brought(&of, Some(&unclaimed()), Some(&Doc::new(recorded.clone()))).unwrap();
+        let (record, request) = (healed.record.record, healed.request.record);
+        assert_eq!(request.spec.as_ref(), Some(&record.spec));
+        assert_eq!(record.labels, recorded.labels, "what is not done by its node is as it is recorded");
+        let vcpus = record.spec.resources["VCPU"];
+        (vcpus, record.before.map(|before| before.resources["VCPU"]), record.spec.image, healed.notes.len())
+    };
+    let (old, new) = (image("new"), image("newer"));
+    // Nobody ever wished it another size, and the first who does is not heard of.
+    assert_eq!(came(&record(), request(), wished(2, Some(1), old.clone()), 1), (1, None, old.clone(), 1));
+    assert_eq!(came(&record(), request(), wished(1, None, new.clone()), 1), (1, None, old.clone(), 1));
+    assert_eq!(came(&record(), request(), wished(2, Some(1), new), 1), (1, None, old.clone(), 2));
+    // It has another size; what is not heard of is that it is to go back.
+    let has = Instance { generation: 7, labels: record().labels, ..wished(2, Some(1), old.clone()) };
+    let asked = Request { resize: Some(Resize { wished_at: at(5) }), ..request() };
+    assert_eq!(came(&has, asked.clone(), wished(1, None, old.clone()), 2), (2, Some(1), old.clone(), 1));
+    // Confirming is nothing that its node does.
+    assert_eq!(came(&has, asked, wished(2, None, old.clone()), 2), (2, None, old, 0));
+}
+
+#[test]
 fn what_cannot_be_had_any_more_is_left_out_and_told() {
     let mut healed = heal(&held(&request(), Some(&Instance { group: Some("g".to_owned()), ..record() })));
     healed.without_name("x");

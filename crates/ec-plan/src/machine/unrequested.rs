@@ -65,6 +65,11 @@ fn status(facts: &Facts, _: &Limits) -> Option<Plan> {
             vec![Release, DropKeys],
             "the guest without a request is gone; giving back what this node claimed for it",
         )),
+        // Somebody took the status away that told of it, and all of the guest.
+        None if facts.is_held => Some(Plan::run(
+            vec![Release, DropKeys],
+            "nothing is left of the guest that this node holds for its user; giving back what was claimed for it",
+        )),
         None | Some(State::Error) => None,
         Some(_) => Some(Plan::run(vec![DropKeys], "nothing is left of it but its status")),
     }

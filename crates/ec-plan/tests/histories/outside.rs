@@ -560,6 +560,8 @@ impl Outside {
             observed,
             records: records.map(|(instance, thing)| (*instance, thing.record)).collect(),
             buried: self.things.iter().filter(|(_, thing)| thing.buried).map(|(id, _)| *id).collect(),
+            // Goes with the status.
+            ..Seen::default()
         }
     }
 

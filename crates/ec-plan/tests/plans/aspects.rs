@@ -104,6 +104,7 @@ fn well() -> Facts {
         unseen: false,
         record: KEPT,
         buried: false,
+        is_held: false,
         allocation: HELD,
         held: NOTHING,
         asked_for: None,

@@ -65,6 +65,7 @@ fn unrequested(allocation: Allocation, asked_for: Option<bool>) -> Facts {
         unseen: false,
         record: RecordFacts::Absent,
         buried: false,
+        is_held: false,
         allocation,
         held: ec_model::Size::default(),
         asked_for,
@@ -139,6 +140,21 @@ fn a_claim_whose_request_never_came_is_released_after_its_grace_and_not_before_a
     // Of one that was destroyed here nobody need be asked: etcd may have forgotten who asked for it.
     let buried = Facts { buried: true, ..unrequested(held(60), Some(false)) };
     assert_eq!(plan(&buried, &LIMITS).next, Next::Run(vec![Effect::Release, Effect::DropKeys]));
+}
+
+#[test]
+fn what_a_node_holds_of_a_guest_that_is_gone_with_its_status_goes_and_what_it_holds_of_one_that_is_here_stays()
+ {
+    let held = Facts { is_held: true, ..unrequested(Allocation::Absent, None) };
+    assert_eq!(plan(&held, &LIMITS).next, Next::Run(vec![Effect::Release, Effect::DropKeys]));
+    assert_eq!(planned(&Facts { is_held: false, ..held.clone() }), Next::Settled);
+    let wanted = Facts { wanted: Wanted::Active, ..held.clone() };
+    assert!(
+        !matches!(plan(&wanted, &LIMITS).next, Next::Run(effects) if effects.contains(&Effect::DropKeys))
+    );
+    let here = Facts { observed: facts(RunState::Running, State::Active, true).observed, ..held };
+    let Next::Run(effects) = plan(&here, &LIMITS).next else { panic!("it is told") };
+    assert!(matches!(effects[..], [Effect::Announce(State::Unclaimed, Some(_))]));
 }
 
 #[test]

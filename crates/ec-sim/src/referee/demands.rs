@@ -96,8 +96,12 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
             Op::Put { value, .. } => decode::<Request>(value).ok(),
             Op::Delete(_) => None,
         };
-        if request.is_some_and(|request| request.desired == Desired::Active) {
+        let is_wanted = request.is_some_and(|request| request.desired == Desired::Active);
+        // A wish to destroy takes the record away, with what that names.
+        if is_wanted || writes(txn, &keys.instance(instance)) {
             stands_on.push(keys.instance(instance));
+        }
+        if is_wanted {
             // A wish for one that is placed waits for its node.
             if old.is_none() {
                 stands_on.push(keys.alive(node));

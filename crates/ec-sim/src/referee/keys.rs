@@ -1,6 +1,6 @@
 //! Rules for what lies in etcd of instances.
 
-use ec_model::{Desired, Instance, NodeId, PowerWish, Request, State, Status, Workload, decode};
+use ec_model::{Desired, Instance, InstanceId, NodeId, PowerWish, Request, State, Status, Workload, decode};
 use ec_store::{KeyValue, Op, Txn};
 
 use super::{
@@ -173,6 +173,9 @@ impl Referee {
         let Ok((node, instance)) = world.keys.parse_status(key) else { return };
         let Some(status) = new.and_then(|value| decode::<Status>(value).ok()) else { return };
         let restored = self.restored;
+        let request = content(world, &world.keys.request(node, instance))
+            .and_then(|pair| decode::<Request>(&pair.value).ok());
+        self.look_at_access(instance, &status, request.as_ref());
         let known = self.known.entry(instance).or_default();
         if late {
             // It takes the place of newer words, till its agent looks.
@@ -224,12 +227,34 @@ impl Referee {
         if let Some(why) = wrong {
             self.found(format!("{instance} is told to be {state}, and {why}: {reason}"));
         }
-        let request = content(world, &world.keys.request(node, instance));
-        if let Some(request) = request.and_then(|pair| decode::<Request>(&pair.value).ok())
+        if let Some(request) = request
             && (status.epoch, status.observed_generation) != (request.epoch, request.generation)
             && !(restored || only_answers)
         {
             self.found(format!("{instance} is told to be {state} by a wish that is not its newest"));
+        }
+    }
+
+    /// Whoever is let in to look wished that, by the request as it is at that moment, and by a word of their own: one that
+    /// is given twice lets somebody else in, too. What was told before may be told again.
+    fn look_at_access(&mut self, instance: InstanceId, status: &Status, request: Option<&Request>) {
+        let Some(access) = &status.access else { return };
+        let Some(word) = &access.ticket else { return };
+        let this = (instance, access.generation);
+        match self.words.insert(word.0.clone(), this) {
+            Some(before) if before == this => {}
+            Some(_) => self.found(format!("the word that lets in to {instance} was given to others, too")),
+            None => {
+                let wish = request.and_then(|request| request.access);
+                // With an etcd that was put back the same revision may be another request's.
+                let is_wished =
+                    wish.map(|wish| (wish.generation, wish.kind)) == Some((access.generation, access.kind));
+                if !is_wished && !self.restored {
+                    self.found(format!(
+                        "somebody is let in to look at {instance}, and nobody wishes that now"
+                    ));
+                }
+            }
         }
     }
 

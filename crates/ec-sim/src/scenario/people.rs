@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ec_cloud::{Cloud, Scheduled, Verb, View};
-use ec_model::{InstanceId, Policy, Restart, State};
+use ec_model::{AccessKind, InstanceId, Policy, Restart, State};
 use tokio_util::sync::CancellationToken;
 
 use super::Stage;
@@ -104,7 +104,7 @@ impl User {
     /// Looks at a guest's console.
     pub(super) async fn looks_at(&self, instance: InstanceId) -> Result<String, String> {
         let cloud = self.cloud()?;
-        self.living(user::look_at(&self.stage.world, self.actor, cloud, instance)).await
+        self.living(user::look_at(&self.stage.world, self.actor, cloud, instance, AccessKind::Console)).await
     }
 
     pub(super) async fn list(&self) -> Result<Vec<View>, String> {

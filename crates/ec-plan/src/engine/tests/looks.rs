@@ -117,6 +117,22 @@ fn what_a_user_destroyed_here_is_known_until_a_look_says_otherwise() {
 }
 
 #[test]
+fn what_is_held_of_nothing_is_given_up_once() {
+    let seen = Seen { held: [OTHER].into(), ..Seen::default() };
+    let (mut told, commands) = Told::looked(seen, Desired::Active);
+    let drops = |commands: &[Command]| {
+        commands.iter().any(|command| {
+            matches!(command, Command::Begin(job) if job.instance == OTHER
+                && job.work == Work::Effects(vec![Effect::Release, Effect::DropKeys]))
+        })
+    };
+    assert!(drops(&commands), "{commands:?}");
+    let done = vec![Change::RequestDropped, Change::Status(StatusEntry::Absent)];
+    let commands = told.on(Event::Ended(Report { instance: OTHER, done, outcome: Outcome::Done }));
+    assert!(!drops(&commands) && told.engine.why(OTHER).is_none(), "{commands:?}");
+}
+
+#[test]
 fn a_newer_wish_that_was_heard_of_before_the_end_of_work_on_an_older_one_is_not_dropped_with_it() {
     let mut told = Told::building();
     let destroyed = Requested { revision: 7, ..requested(Desired::Destroyed) };

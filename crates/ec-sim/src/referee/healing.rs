@@ -1,0 +1,104 @@
+//! Rules for what is brought back: whatever was under way when it was lost, its guest goes on as it is.
+
+use ec_model::{Desired, Edition, Held, Instance, InstanceId, NodeId, Request, Size, State, Status, decode};
+use ec_store::KeyValue;
+
+use super::Referee;
+use crate::{
+    door::content,
+    world::{Actor, World},
+};
+
+impl Referee {
+    /// A request for what its node holds asks for nothing that is not done: it starts, ends, rebuilds and resizes no guest.
+    pub(super) fn look_at_healing(
+        &mut self,
+        world: &World,
+        actor: Actor,
+        key: &str,
+        old: Option<&KeyValue>,
+        new: Option<&[u8]>,
+    ) {
+        let Ok((node, instance)) = world.keys.parse_request(key) else { return };
+        let request = new.and_then(|new| decode::<Request>(new).ok());
+        let (Some(request), None) = (request.filter(|request| request.desired == Desired::Active), old)
+        else {
+            return;
+        };
+        let Some(held) = read::<Held>(world, &world.keys.held(node, instance)) else { return };
+        let wrong = undone(world, node, instance, &request, &held);
+        for what in wrong {
+            self.found(format!("{actor} brought {instance} back, {what}"));
+        }
+    }
+}
+
+fn read<T: ec_model::Record>(world: &World, key: &str) -> Option<T> {
+    content(world, key).and_then(|pair| decode(&pair.value).ok())
+}
+
+/// What the request leaves to be done, or gets wrong.
+fn undone(
+    world: &World,
+    node: NodeId,
+    instance: InstanceId,
+    request: &Request,
+    held: &Held,
+) -> Vec<&'static str> {
+    let status = read::<Status>(world, &world.keys.status(node, instance));
+    let record = read::<Instance>(world, &world.keys.instance(instance));
+    let kept = held.intent.request().ok().map(|kept| kept.record);
+    let told = status.as_ref().filter(|status| status.state == State::Unclaimed);
+    let edition = told.map(|status| Edition { epoch: status.epoch, generation: status.observed_generation });
+    let rebuilt = held.rebuilt.as_ref().map(|rebuilt| rebuilt.wished_at);
+    let in_force = held.rescued.as_ref().filter(|rescued| rescued.failed.is_none());
+    let rescued = held.rescued.as_ref().map(|rescued| rescued.wished_at);
+    let resized = held.resized.as_ref().map(|resized| resized.wished_at);
+    let wished = request.rescue.as_ref().map(|wish| wish.wished_at);
+    let spec = request.spec.as_ref();
+    let wanted = spec.map(|spec| Size::of(&spec.resources)).unwrap_or_default();
+    let is = Size::of(&held.resources);
+    // What nobody ever wished another size for is as it was allocated; and one that could not have it is not asked again.
+    let is_measured = held.resized.as_ref().is_some_and(|resized| resized.failed.is_none());
+    let rules = [
+        (
+            edition.is_some() && edition == held.intent.edition(),
+            "of which its node does not tell what it holds",
+        ),
+        (
+            kept.as_ref().is_some_and(|kept| kept.desired == Desired::Active && kept.epoch == request.epoch),
+            "which was not wanted any more, or was placed otherwise",
+        ),
+        (
+            told.is_some_and(|status| {
+                status.power_generation == request.power.generation && !request.power.anew
+            }),
+            "with a wish for its power that is to be carried out",
+        ),
+        (
+            request.rebuild.as_ref().map(|wish| wish.wished_at) <= rebuilt,
+            "with a wish for a new disk that is to be made",
+        ),
+        (
+            wished.is_none() && in_force.is_none() || wished.is_some() && wished == rescued,
+            "to boot from another disk than it does",
+        ),
+        (
+            request.resize.map(|wish| wish.wished_at) == resized,
+            "with a wish for another size that is to be given",
+        ),
+        (
+            !is_measured || (wanted.vcpus, wanted.memory_mb) == (is.vcpus, is.memory_mb),
+            "with another size than it has",
+        ),
+        (
+            record.is_some_and(|record| {
+                Some(&record.spec) == spec
+                    && record.node() == Some(node)
+                    && record.generation == request.generation
+            }),
+            "and its record says otherwise",
+        ),
+    ];
+    rules.into_iter().filter(|(is_so, _)| !is_so).map(|(_, what)| what).collect()
+}
