@@ -131,7 +131,7 @@ const KILLS: [(&[&str], &[&str]); 4] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_at_a_step_of_what_is_done_to_a_volume_its_next_agent_goes_on() -> Result<()> {
+async fn killed_at_each_step_of_what_is_done_to_a_volume_its_next_agent_goes_on() -> Result<()> {
     let mut guest = Guest::up_as(TWO, &[]).await?;
     let (mut data, mut written, mut size) = (None, String::new(), 1_u64);
     for (ask, steps) in KILLS {

@@ -151,6 +151,16 @@ mod tests {
     }
 
     #[test]
+    fn a_node_is_told_by_its_user_in_etcd_and_nobody_else_is_one() {
+        let node: NodeId = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
+        assert_eq!(node.user(), "ecompute-7d3c1f0a-2b4e-4c55-9a7e-0123456789ab");
+        assert_eq!(NodeId::of_user(&node.user()), Some(node));
+        for other in ["ecompute-control", "ecompute-placement", "root", "", &node.to_string()] {
+            assert_eq!(NodeId::of_user(other), None, "{other}");
+        }
+    }
+
+    #[test]
     fn what_is_not_a_uuid_is_refused_with_the_form_wanted() {
         let error = "not-a-uuid".parse::<InstanceId>().unwrap_err().to_string();
         assert!(error.contains("`not-a-uuid` is not the uuid of an instance"), "{error}");
