@@ -269,6 +269,16 @@ fn an_instance_is_where_it_was_assigned() {
     instance.assigned = None;
     assert_eq!(keys.membership(&instance), None);
     assert_eq!(USER_DATA_MAX, 65_536);
+
+    // Who does not know volumes does not read of them, and of nothing else is anything new to anybody.
+    let volumes = vec![Attachment { volume: instance.instance, device: "vdb".to_owned() }];
+    assert_eq!(instance.format(), 1);
+    assert_eq!(Instance { kind: Workload::Volume, ..instance.clone() }.format(), 2);
+    assert_eq!(Instance { volumes: volumes.clone(), ..instance }.format(), 2);
+    assert_eq!(request().format(), 1);
+    assert_eq!(Request { kind: Workload::Volume, ..request() }.format(), 3);
+    assert_eq!(Request { volumes, ..request() }.format(), 3);
+    assert!(ImageRef::default().is_none() && !spec().image.is_none());
 }
 
 #[test]
