@@ -4,7 +4,7 @@
 //! on one host. They panic where the implementation is wrong. The base image must be one that boots.
 #![expect(clippy::expect_used, clippy::panic, reason = "a suite for tests says what is wrong by panicking")]
 
-use std::{collections::HashMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::HashMap, path::PathBuf, slice::from_ref, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use ec_model::{Address, Attachment, BaseImage, InstanceId};
@@ -364,7 +364,7 @@ async fn volumes_outlive_the_guests_that_have_them(
     hypervisor.create_overlay(instance, base, None).await.expect("create the overlay");
     let spec = DomainSpec { volumes: vec![vdb.clone()], ..small_domain(instance) };
     hypervisor.define(&spec).await.expect("define");
-    has(instance, &[vdb.clone()]).await;
+    has(instance, from_ref(&vdb)).await;
     hypervisor.start(instance).await.expect("start");
     for _ in 0..2 {
         hypervisor.set_volumes(instance, &both).await.expect("give a guest that runs a volume");
@@ -375,7 +375,7 @@ async fn volumes_outlive_the_guests_that_have_them(
 
     // What one has no other gets, and nobody deletes, replaces or copies.
     build(hypervisor, base, other).await;
-    expect_failed(hypervisor.set_volumes(other, &[vdb.clone()]).await, "a volume that another has");
+    expect_failed(hypervisor.set_volumes(other, from_ref(&vdb)).await, "a volume that another has");
     has(other, &[]).await;
     let destroyed = hypervisor.destroy(data).await.expect_err("destroy a volume that a guest has");
     assert!(destroyed.is_transient(), "until it has it no more: {destroyed}");
@@ -392,12 +392,12 @@ async fn volumes_outlive_the_guests_that_have_them(
 
     // A guest lets go of a disk when its system is up.
     let deadline = Instant::now() + PATIENCE;
-    while let Err(error) = hypervisor.set_volumes(instance, &[vdc.clone()]).await {
+    while let Err(error) = hypervisor.set_volumes(instance, from_ref(&vdc)).await {
         assert!(Instant::now() < deadline, "the guest does not let go: {error}");
         sleep(Duration::from_secs(1)).await;
     }
-    has(instance, &[vdc.clone()]).await;
-    hypervisor.set_volumes(other, &[vdb.clone()]).await.expect("give the volume to another guest");
+    has(instance, from_ref(&vdc)).await;
+    hypervisor.set_volumes(other, from_ref(&vdb)).await.expect("give the volume to another guest");
     has(other, &[vdb]).await;
     hypervisor.power_off(instance).await.expect("power off");
     hypervisor.set_volumes(instance, &[]).await.expect("take the volume of one that does not run");
