@@ -79,7 +79,7 @@ pub(crate) enum VolumeCommand {
         #[arg(value_name = "VOLUME", value_parser = NonEmptyStringValueParser::new())]
         volume: String,
         /// How large it shall be, in GiB
-        #[arg(value_name = "GB")]
+        #[arg(value_name = "GB", allow_negative_numbers = true)]
         size: u64,
         #[command(flatten)]
         waiting: Waiting,
@@ -101,7 +101,7 @@ pub(crate) struct Creating {
     name: String,
 
     /// How large, in GiB [default: as what it is a copy of]
-    #[arg(long, value_name = "GB", required_unless_present = "copy_of")]
+    #[arg(long, value_name = "GB", required_unless_present = "copy_of", allow_negative_numbers = true)]
     size: Option<u64>,
 
     /// Make it of this image: a name or a URL

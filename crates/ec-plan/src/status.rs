@@ -385,6 +385,49 @@ mod tests {
     }
 
     #[test]
+    fn of_volumes_all_is_told_that_there_may_be_and_the_rest_stays_as_it_was() {
+        let subject = subject(Some("web"));
+        let old = Status { reason: Some("why".into()), ..started(&subject, None, at(1)) };
+        let one = vec![Attachment { volume: subject.instance, device: "vdb".into() }];
+        let told = |old: &Status, volumes| with_volumes(&subject, old, volumes, at(2));
+        let changing = told(&old, Volumes::Changing(one.clone()));
+        assert_eq!((changing.volumes.clone(), changing.volumes_changing), (one.clone(), true));
+        assert_eq!((changing.state, changing.since), (old.state, old.since));
+        assert_eq!(
+            (changing.reason.clone(), changing.doing.clone()),
+            (old.reason.clone(), old.doing.clone())
+        );
+        assert!(changing.doing.is_some() && changing.volumes_failed.is_none());
+        let failed = told(&changing, Volumes::Failed(one.clone(), "it does not let go".into()));
+        assert_eq!(
+            (failed.volumes.clone(), failed.volumes_changing, failed.volumes_failed.as_deref()),
+            (one, false, Some("it does not let go"))
+        );
+        // Whatever else is told meanwhile.
+        let later = announced(&subject, Some(&failed), State::Stopped, None, at(3));
+        assert_eq!(
+            (later.volumes.clone(), later.volumes_failed),
+            (failed.volumes.clone(), failed.volumes_failed.clone())
+        );
+        assert!(announced(&subject, Some(&changing), State::Stopped, None, at(3)).volumes_changing);
+        let are = told(&failed, Volumes::Are(Vec::new()));
+        assert_eq!((are.volumes, are.volumes_changing, are.volumes_failed), (Vec::new(), false, None));
+    }
+
+    #[test]
+    fn a_status_is_of_the_kind_that_its_request_is_or_its_last_was() {
+        let order =
+            Some(Order { kind: Workload::Volume, epoch: 1, generation: 1, power_generation: 0, runs: true });
+        let volume = announced(&Subject { order, ..subject(None) }, None, State::Active, None, at(1));
+        assert_eq!(volume.kind, Workload::Volume);
+        assert_eq!(
+            announced(&subject(None), Some(&volume), State::Error, None, at(2)).kind,
+            Workload::Volume
+        );
+        assert_eq!(announced(&subject(None), None, State::Error, None, at(2)).kind, Workload::Machine);
+    }
+
+    #[test]
     fn an_error_is_told_once_and_goes_with_the_console_of_a_guest_that_did_not_come_up() {
         let subject = subject(None);
         let starting = started(&subject, None, at(1));

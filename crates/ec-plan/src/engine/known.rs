@@ -417,6 +417,52 @@ mod tests {
         assert_eq!(known.searched(), Duration::ZERO);
     }
 
+    #[test]
+    fn volumes_that_cannot_be_had_are_tried_again_later_and_for_a_new_wish_at_once() {
+        let mut known = wished(PowerWish::default(), 1, None);
+        let volumes = vec![Attachment {
+            volume: ec_model::InstanceId::new(uuid::Uuid::from_u128(7)),
+            device: "vdb".into(),
+        }];
+        let fingerprint = Attachment::fingerprint(&volumes);
+        let change = |known: &mut Known, change: &dyn Fn(&mut Request)| {
+            let Some(Requested { record: Ok(record), .. }) = &mut known.request else {
+                panic!("it is asked for")
+            };
+            change(Arc::make_mut(record));
+        };
+        change(&mut known, &|request| request.volumes.clone_from(&volumes));
+        assert_eq!(known.facts(at(1.0)).kind, Workload::Machine);
+        let facts = known.facts(at(1.0)).volumes;
+        assert_eq!(facts, VolumesFacts { wanted: fingerprint, told: Some(0), failed: None });
+        let mut told = |changing: bool, failed: Option<&str>| {
+            let StatusEntry::Known(status) = &mut known.status else { panic!("it is told") };
+            (status.volumes, status.volumes_changing) = (volumes.clone(), changing);
+            status.volumes_failed = failed.map(str::to_owned);
+            known.facts(at(1.0)).volumes.told
+        };
+        assert_eq!(told(true, None), None, "it is on its way");
+        assert_eq!(told(false, Some("no")), None, "it is not so");
+        assert_eq!(told(false, None), Some(fingerprint));
+        known.learn(Change::VolumesFailed, at(2.0));
+        assert_eq!(known.facts(at(5.0)).volumes.failed, Some(Duration::from_secs(3)));
+        known.forget_failure_of_volumes();
+        assert_eq!(known.facts(at(5.0)).volumes.failed, None);
+        change(&mut known, &|request| request.kind = Workload::Volume);
+        assert_eq!(known.facts(at(1.0)).kind, Workload::Volume);
+    }
+
+    #[test]
+    fn what_is_told_to_be_unclaimed_is_held() {
+        let mut known = wished(PowerWish::default(), 1, None);
+        for (state, held) in [(State::Unclaimed, true), (State::Active, false)] {
+            let StatusEntry::Known(mut status) = known.status.clone() else { panic!("it is told") };
+            status.state = state;
+            known.learn(Change::Status(StatusEntry::Known(status)), at(1.0));
+            assert_eq!(known.held, held, "{state}");
+        }
+    }
+
     /// One that is asked for so, of which this was carried out.
     fn wished(wish: PowerWish, carried_out: u64, started: Option<i64>) -> Known {
         let Requested { record, revision } = requested(Desired::Active);

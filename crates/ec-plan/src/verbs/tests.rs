@@ -450,3 +450,29 @@ fn each_verb_is_recorded_by_a_word_of_the_api_and_how_it_was_asked_for() {
         assert_eq!(verb.recorded(), (recorded, detail));
     }
 }
+
+#[test]
+fn of_a_volume_only_its_name_its_labels_its_lock_and_more_room_are_asked() {
+    let extent = |gb: u64| ec_model::Extent {
+        query: format!("resources=DISK_GB:{gb}"),
+        resources: [("DISK_GB".to_owned(), gb)].into(),
+    };
+    let mut volume = instance(None);
+    (volume.kind, volume.spec.resources) = (ec_model::Workload::Volume, extent(4).resources);
+    let order = request(PowerWish::default());
+    let told = status(State::Active, 0, false);
+    let asked = |verb: &Verb| judge(verb, &volume, &order, Some(&told));
+    assert_eq!(asked(&Verb::Resize(extent(9))), Verdict::Do(Wish::Resize(extent(9))));
+    assert!(matches!(asked(&Verb::Resize(extent(4))), Verdict::Already(why) if why.contains("4 GB already")));
+    assert!(matches!(asked(&Verb::Resize(extent(3))), Verdict::Refuse(why) if why.contains("never shrinks")));
+    assert_eq!(asked(&Verb::Rename("data".into())), Verdict::Do(Wish::Name("data".into())));
+    assert_eq!(asked(&Verb::Lock(String::new())), Verdict::Do(Wish::Locked(Some(String::new()))));
+    for verb in
+        [Verb::Start, Verb::Stop(0), Verb::Rebuild(None), Verb::Rescue(None), Verb::Confirm, Verb::Revert]
+    {
+        assert!(matches!(asked(&verb), Verdict::Refuse(why) if why.contains("it is a volume")), "{verb:?}");
+    }
+    volume.locked = Some("mine".to_owned());
+    let locked = judge(&Verb::Resize(extent(9)), &volume, &order, Some(&told));
+    assert!(matches!(locked, Verdict::Refuse(why) if why.contains("mine")));
+}
