@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// So many characters of a uuid are no chance, where a mistake costs a disk.
-const CERTAIN: usize = 8;
+pub(crate) const CERTAIN: usize = 8;
 
 /// What came of one.
 #[derive(Default, Serialize)]
@@ -104,15 +104,15 @@ pub(crate) async fn destroy(
 }
 
 /// How long an outcome is waited for.
-struct Patience {
+pub(crate) struct Patience {
     /// None where it is not waited for at all.
-    timeout: Option<Duration>,
+    pub(crate) timeout: Option<Duration>,
     /// Whether somebody pressed Ctrl-C while something is waited for; otherwise that ends the process at once.
-    stop: CancellationToken,
+    pub(crate) stop: CancellationToken,
 }
 
 impl Patience {
-    fn new(waiting: Waiting) -> Result<Self, Failure> {
+    pub(crate) fn new(waiting: Waiting) -> Result<Self, Failure> {
         let failed = |error| Failure::failed(format!("failed to listen for signals: {error}"));
         let stop =
             if waiting.wait { shutdown_on_signals().map_err(failed)? } else { CancellationToken::new() };
@@ -120,7 +120,7 @@ impl Patience {
     }
 
     /// What comes of something that was asked of an instance, unless somebody does not wait any more.
-    async fn wait<T>(
+    pub(crate) async fn wait<T>(
         &self,
         session: &Session,
         instance: InstanceId,

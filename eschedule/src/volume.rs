@@ -1,20 +1,20 @@
 //! `eschedule volume`: disks with a life of their own.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use ec_cloud::{
-    Acted, Ask, CloudError, Doomed, NewVolume, Scheduled, Step, VolumeView, find_placed, node_named, resolve,
+    Acted, Ask, Doomed, NewVolume, Scheduled, Step, VolumeView, find_placed, node_named, resolve,
     resolve_volume, until_active, until_done, until_gone,
 };
 use ec_model::{InstanceId, ResourceQuery};
 use ec_runtime::{
-    exit::{Failure, INTERRUPTED, tell},
+    exit::{Failure, tell},
     shutdown_on_signals,
 };
-use tokio_util::sync::CancellationToken;
 
 use crate::{
+    acting::{CERTAIN, Patience},
     cli::{Output, Waiting},
     config::Session,
     output, run,
@@ -128,9 +128,6 @@ pub(crate) struct Creating {
     waiting: Waiting,
 }
 
-/// So many characters of a uuid are no chance, where a mistake costs a disk.
-const CERTAIN: usize = 8;
-
 /// Does it.
 pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Output) -> Result<(), Failure> {
     let cloud = &session.cloud;
@@ -144,7 +141,7 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
             let patience = Patience::new(waiting)?;
             let attached = ec_cloud::attach(cloud, volume, instance, device.as_deref()).await;
             let attached = attached.map_err(|error| session.failed(error))?;
-            patience.wait(session, instance, &attached.acted, "attaching").await?;
+            done(session, &patience, instance, &attached.acted, "attaching").await?;
             show(session, volume, output).await
         }
         VolumeCommand::Detach { volume, waiting } => {
@@ -153,7 +150,7 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
             match ec_cloud::detach(cloud, volume).await.map_err(|error| session.failed(error))? {
                 None => tell(&format!("eschedule: no instance has volume {volume}")),
                 Some(detached) => {
-                    patience.wait(session, detached.instance, &detached.acted, "detaching").await?;
+                    done(session, &patience, detached.instance, &detached.acted, "detaching").await?;
                 }
             }
             // It is seen as it is without this, too.
@@ -166,9 +163,8 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
             let volume = resolve_volume(cloud, &volume).await?;
             let patience = Patience::new(waiting)?;
             let acted = ec_cloud::extend_volume(cloud, volume, size).await;
-            patience
-                .wait(session, volume, &acted.map_err(|error| session.failed(error))?, "extending")
-                .await?;
+            let acted = acted.map_err(|error| session.failed(error))?;
+            done(session, &patience, volume, &acted, "extending").await?;
             show(session, volume, output).await
         }
         VolumeCommand::Delete { volumes, waiting } => delete(session, &volumes, waiting, output).await,
@@ -203,7 +199,8 @@ async fn create(session: &Session, creating: Creating, output: Output) -> Result
     let patience = Patience::new(creating.waiting)?;
     let stop = match patience.timeout {
         Some(_) => patience.stop.clone(),
-        None => signals()?,
+        None => shutdown_on_signals()
+            .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?,
     };
     let scheduled =
         ec_cloud::create_volume(cloud, &new, &stop).await.map_err(|error| session.failed(error))?;
@@ -223,7 +220,7 @@ async fn create(session: &Session, creating: Creating, output: Output) -> Result
     if let Some(timeout) = patience.timeout {
         let shown = Shown::new("claimed");
         let made = until_active(cloud, node, volume, timeout, |step| quiet(&shown, step));
-        let made = patience.or_interrupted(session, volume, made).await;
+        let made = patience.wait(session, volume, made).await;
         shown.finish();
         made?;
     }
@@ -286,69 +283,35 @@ async fn delete_one(session: &Session, text: &str, patience: &Patience) -> Resul
     if let Some(timeout) = patience.timeout {
         let shown = Shown::new("deleting");
         let gone = until_gone(cloud, node, volume, timeout, |step| shown.step(step));
-        let gone = patience.or_interrupted(session, volume, gone).await;
+        let gone = patience.wait(session, volume, gone).await;
         shown.finish();
         gone?;
     }
     Ok(())
 }
 
-/// How long an outcome is waited for.
-struct Patience {
-    /// None where it is not waited for at all.
-    timeout: Option<Duration>,
-    /// Whether somebody pressed Ctrl-C while something is waited for; otherwise that ends the process at once.
-    stop: CancellationToken,
-}
-
-fn signals() -> Result<CancellationToken, Failure> {
-    shutdown_on_signals().map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))
-}
-
-impl Patience {
-    fn new(waiting: Waiting) -> Result<Self, Failure> {
-        let stop = if waiting.wait { signals()? } else { CancellationToken::new() };
-        Ok(Self { timeout: waiting.wait.then_some(Duration::from_secs(waiting.timeout)), stop })
+/// Waits for what was asked for, where it is to be waited for.
+async fn done(
+    session: &Session,
+    patience: &Patience,
+    instance: InstanceId,
+    acted: &Acted,
+    doing: &str,
+) -> Result<(), Failure> {
+    let Acted { node, node_alive, awaited, already } = acted;
+    if let Some(why) = already {
+        tell(&format!("eschedule: {instance}: {why}"));
     }
-
-    async fn or_interrupted<T>(
-        &self,
-        session: &Session,
-        what: InstanceId,
-        outcome: impl Future<Output = Result<T, CloudError>>,
-    ) -> Result<T, Failure> {
-        tokio::select! {
-            outcome = outcome => outcome.map_err(|error| session.failed(error)),
-            () = self.stop.cancelled() => Err(Failure {
-                code: INTERRUPTED,
-                message: format!("interrupted: what was asked of {what} goes on"),
-            }),
-        }
+    let Some(awaited) = awaited else { return Ok(()) };
+    if !node_alive {
+        tell(&format!("eschedule: node {node} is not alive: it is done when it is back"));
     }
-
-    /// Waits for what was asked for, where it is to be waited for.
-    async fn wait(
-        &self,
-        session: &Session,
-        instance: InstanceId,
-        acted: &Acted,
-        doing: &str,
-    ) -> Result<(), Failure> {
-        let Acted { node, node_alive, awaited, already } = acted;
-        if let Some(why) = already {
-            tell(&format!("eschedule: {instance}: {why}"));
-        }
-        let Some(awaited) = awaited else { return Ok(()) };
-        if !node_alive {
-            tell(&format!("eschedule: node {node} is not alive: it is done when it is back"));
-        }
-        let Some(timeout) = self.timeout else { return Ok(()) };
-        let shown = Shown::new(doing);
-        let done = until_done(&session.cloud, *node, instance, *awaited, timeout, |step| quiet(&shown, step));
-        let done = self.or_interrupted(session, instance, done).await;
-        shown.finish();
-        done.map(drop)
-    }
+    let Some(timeout) = patience.timeout else { return Ok(()) };
+    let shown = Shown::new(doing);
+    let outcome = until_done(&session.cloud, *node, instance, *awaited, timeout, |step| quiet(&shown, step));
+    let outcome = patience.wait(session, instance, outcome).await;
+    shown.finish();
+    outcome.map(drop)
 }
 
 /// What a volume is called: its name, or its uuid.

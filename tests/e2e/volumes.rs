@@ -79,6 +79,7 @@ async fn what_is_written_on_a_volume_outlives_the_guest_and_the_agent() -> Resul
 
     // It grows under the guest, and never shrinks.
     guest.volume(&["extend", "data", "2", "--wait"])?;
+    // A guest that let go of a disk has none of that name: libvirt told that it is gone, and the guest is asked.
     assert_eq!(guest.run("cat /sys/block/vdb/size").await?, (2_u64 << 21).to_string());
     assert_eq!(claimed(&guest, data).await?, 2);
     guest.refused(&["volume", "extend", "data", "1"], "never shrinks")?;

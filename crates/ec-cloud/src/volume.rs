@@ -224,22 +224,11 @@ pub async fn attach(
         let txn = written(cloud, &machine, &record, &order, txn);
         let txn = understood(cloud, &machine, &order.record, "volumes", txn).await?;
         let txn = let_in(cloud, &machine, "attach a volume to", false, txn).await?;
-        let detail = Some(format!("volume {volume} as {}", attachment.device));
-        let asked = Asked {
-            instance,
-            node: machine.node,
-            verb: ActionVerb::AttachVolume,
-            detail,
-            at: cloud.host.now(),
-            generation,
-        };
+        let asked = asked(cloud, &machine, ActionVerb::AttachVolume, &attachment, generation);
         let txn = note(cloud, asked, txn, None).await?;
         match cloud.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => {
-                let wanted = Attachment::fingerprint(&record.record.volumes);
-                let mut attached = of_machine_acted(&machine, attachment.device, None);
-                attached.acted.awaited = Some(Awaited::Volumes { generation, wanted });
-                return Ok(attached);
+                return Ok(asked_for(&machine, &order.record, attachment.device));
             }
             // What became of it the next look tells.
             Ok(_) | Err(StoreError::Unknown(_)) => {}
@@ -276,13 +265,8 @@ pub async fn detach(cloud: &Cloud, volume: InstanceId) -> CloudResult<Option<Att
             if lost_by(cloud, instance, volume).await?.is_some() {
                 return Ok(None);
             }
-            let status = machine.status.record();
-            let device = status.and_then(|status| status.volumes.iter().find(|has| has.volume == volume));
-            let device = device.map(|has| has.device.clone()).unwrap_or_default();
-            let mut attached = of_machine_acted(&machine, device, None);
-            let wanted = Attachment::fingerprint(&order.record.volumes);
-            attached.acted.awaited = Some(Awaited::Volumes { generation: order.record.generation, wanted });
-            return Ok(Some(attached));
+            let device = holds(&machine, volume).unwrap_or_default();
+            return Ok(Some(asked_for(&machine, &order.record, device)));
         };
         let judged = volumes::detach(Sides {
             record: &record.record,
@@ -297,21 +281,11 @@ pub async fn detach(cloud: &Cloud, volume: InstanceId) -> CloudResult<Option<Att
         wish(cloud, &mut record, &mut order, generation);
         let txn = written(cloud, &machine, &record, &order, Txn::new());
         let txn = let_in(cloud, &machine, "detach a volume from", false, txn).await?;
-        let asked = Asked {
-            instance,
-            node: machine.node,
-            verb: ActionVerb::DetachVolume,
-            detail: Some(format!("volume {volume} as {}", has.device)),
-            at: cloud.host.now(),
-            generation,
-        };
+        let asked = asked(cloud, &machine, ActionVerb::DetachVolume, &has, generation);
         let txn = note(cloud, asked, txn, None).await?;
         match cloud.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => {
-                let wanted = Attachment::fingerprint(&record.record.volumes);
-                let mut attached = of_machine_acted(&machine, has.device, None);
-                attached.acted.awaited = Some(Awaited::Volumes { generation, wanted });
-                return Ok(Some(attached));
+                return Ok(Some(asked_for(&machine, &order.record, has.device)));
             }
             Ok(_) | Err(StoreError::Unknown(_)) => {}
             Err(error) => return Err(error.into()),
@@ -419,7 +393,8 @@ pub async fn volumes(cloud: &Cloud) -> CloudResult<Vec<VolumeView>> {
 }
 
 fn told(view: View, record: Option<&Instance>, holder: Option<(InstanceId, String)>) -> VolumeView {
-    let is_extending = view.doing.as_deref().is_some_and(|doing| doing.contains("yet to take up"));
+    // Of one that is there its agent does nothing else that it would tell.
+    let is_extending = view.doing.is_some();
     let state = State::ALL.into_iter().find(|state| state.to_string() == view.state);
     let status = match state {
         Some(State::Active) if holder.is_some() => "in-use",
@@ -459,6 +434,20 @@ fn of_machine_acted(machine: &Known, device: String, already: Option<String>) ->
     Attached { instance: machine.instance, device, acted }
 }
 
+/// As it stands in the machine's history.
+fn asked(cloud: &Cloud, machine: &Known, verb: ActionVerb, has: &Attachment, generation: u64) -> Asked {
+    let detail = Some(format!("volume {} as {}", has.volume, has.device));
+    Asked { instance: machine.instance, node: machine.node, verb, detail, at: cloud.host.now(), generation }
+}
+
+/// What is to be waited for, once this is asked of a machine.
+fn asked_for(machine: &Known, order: &Request, device: String) -> Attached {
+    let mut attached = of_machine_acted(machine, device, None);
+    let wanted = Attachment::fingerprint(&order.volumes);
+    attached.acted.awaited = Some(Awaited::Volumes { generation: order.generation, wanted });
+    attached
+}
+
 /// Has a machine's request wish the volumes of its record.
 fn wish(cloud: &Cloud, record: &mut Doc<Instance>, order: &mut Doc<Request>, generation: u64) {
     order.record.volumes.clone_from(&record.record.volumes);
@@ -478,15 +467,8 @@ fn written(cloud: &Cloud, known: &Known, record: &Doc<Instance>, order: &Doc<Req
 
 /// As which device a machine has a volume, or may have it.
 fn holds(machine: &Known, volume: InstanceId) -> Option<String> {
-    let (record, request, status) =
-        (machine.record.as_ref(), machine.request.record(), machine.status.record());
-    let lists = [
-        record.map(|record| &record.volumes),
-        request.map(|request| &request.volumes),
-        status.map(|status| &status.volumes),
-    ];
-    let device = lists.into_iter().flatten().flatten().find(|has| has.volume == volume);
-    device.map(|has| has.device.clone())
+    let (request, status) = (machine.request.record(), machine.status.record());
+    volumes::held(volume, machine.record.as_ref(), request, status).map(|has| has.device.clone())
 }
 
 /// That the machine which had a volume has it no more, as demands on what was read of it; none where it has it still, or nobody
@@ -508,8 +490,7 @@ async fn lost_by(cloud: &Cloud, holder: InstanceId, volume: InstanceId) -> Cloud
         (None, _) => matches!(request, crate::Read::Absent),
     };
     let is_readable = !matches!(status, crate::Read::Unreadable(_));
-    let has = volumes::has(volume, machine.record.as_ref(), request.record(), status.record());
-    if has || !is_told || !is_readable {
+    if holds(&machine, volume).is_some() || !is_told || !is_readable {
         return Ok(None);
     }
     let unchanged = |key: String, revision| match revision {

@@ -27,20 +27,19 @@ pub enum Attach {
     Do(Attachment),
 }
 
-/// Whether a machine has a volume, or may have it: it is wanted so, or its agent tells so, who tells of no less than there is.
-pub fn has(
+/// As what a machine has a volume, or may have it: it is wanted so, or its agent tells so, who tells of no less than there is.
+pub fn held<'a>(
     volume: InstanceId,
-    record: Option<&Instance>,
-    request: Option<&Request>,
-    status: Option<&Status>,
-) -> bool {
-    let is_it = |attachment: &Attachment| attachment.volume == volume;
+    record: Option<&'a Instance>,
+    request: Option<&'a Request>,
+    status: Option<&'a Status>,
+) -> Option<&'a Attachment> {
     let [record, request, status] = [
         record.map(|record| &record.volumes),
         request.map(|request| &request.volumes),
         status.map(|status| &status.volumes),
     ];
-    [record, request, status].into_iter().flatten().flatten().any(is_it)
+    [record, request, status].into_iter().flatten().flatten().find(|has| has.volume == volume)
 }
 
 /// What is to be done that a machine has a volume, as that device where one is named.

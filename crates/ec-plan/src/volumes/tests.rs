@@ -140,9 +140,9 @@ fn a_machine_has_a_volume_while_anything_says_so() {
                 told.volumes = list(status);
             }
         });
-        has(id(DISK), Some(&one.record), Some(&one.request), one.status.as_ref())
+        held(id(DISK), Some(&one.record), Some(&one.request), one.status.as_ref()).is_some()
     };
     assert!(with(true, false, false) && with(false, true, false) && with(false, false, true));
     assert!(!with(false, false, false));
-    assert!(!has(id(DISK), None, None, None));
+    assert_eq!(held(id(DISK), None, None, None), None);
 }
