@@ -91,7 +91,7 @@ pub struct InstanceRecord {
     /// What it was given before, until it was seen to run with what it has now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources_before: Option<Resources>,
-    /// What it is being given while it runs: it may have that already.
+    /// What it is being given: it may have that already.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub growing: Option<Resources>,
     /// What is wanted of it, as it was when it was acted upon last.

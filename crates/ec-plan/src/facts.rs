@@ -152,7 +152,7 @@ pub struct SizeFacts {
     pub failed: bool,
     /// Nobody saw it run with this size yet; what it was before is noted, too.
     pub unproven: bool,
-    /// What it is being given while it runs: it may have that already.
+    /// What it is being given: it may have that already.
     pub growing: Option<Size>,
 }
 

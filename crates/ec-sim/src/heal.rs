@@ -303,7 +303,9 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         }
         let has = traces.size.map_or(0, |size| size.vcpus);
         let has_claimed = claimed(world, instance, "VCPU");
-        if traces.claim && traces.domain && has_claimed < has && !(restored || claims_lost) {
+        // What a call that its agent had given up made of it is mended before its next start.
+        let is_mended = was_revived && state == Some(State::Stopped);
+        if traces.claim && traces.domain && has_claimed < has && !(restored || claims_lost || is_mended) {
             found.push((soon, format!("{instance}: it has {has} processors, and has claimed {has_claimed}")));
         }
         // Nobody gives back what is not needed but the next command and a controller, which takes its time; and nobody

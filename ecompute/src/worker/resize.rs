@@ -134,6 +134,9 @@ impl Worker {
     pub(super) async fn resize(&mut self) -> Result<(), Stop> {
         let instance = self.job.instance;
         let Begun { record, is, target, resized } = self.begin_resize().await?;
+        // Whoever finds it after a crash, or after the wish was lost, measures it again.
+        let record = InstanceRecord { growing: Some(target.clone()), ..record };
+        self.put_record(record.clone()).await?;
         pause_for_test_named("before-redefine");
         self.define_as(is, &target).await?;
         self.permit = None;
@@ -221,9 +224,8 @@ impl Worker {
         let noted = record.resized.as_ref();
         let given_up = noted.is_some_and(|noted| noted.failed.is_some() && Some(noted.wished_at) == wished);
         let spec = &spec_of(&request)?.resources;
-        let is_measured =
-            request.kind == Workload::Volume || Size::of(spec).vcpus > 0 && Size::of(spec).memory_mb > 0;
-        if given_up || !is_measured || (wished.is_none() && noted.is_none()) {
+        let is_sized = request.kind == Workload::Volume || is_measured(spec);
+        if given_up || !is_sized || (wished.is_none() && noted.is_none()) {
             return Ok(record.resources.clone());
         }
         let mut target = spec.clone();
@@ -240,9 +242,10 @@ impl Worker {
         Ok(wished.or(record.resized.as_ref().map(|noted| noted.wished_at)))
     }
 
-    /// Before it is started: a call that was given up, and came late, may have made its domain of another size.
+    /// Before it is started: a call that was given up, and came late, may have made its domain of another size. The wish may
+    /// be lost since then.
     pub(super) async fn be_as_noted(&self) -> Result<(), Stop> {
-        if let Some(record) = self.record().await?.filter(|record| record.resized.is_some())
+        if let Some(record) = self.record().await?.filter(|record| is_measured(&record.resources))
             && let Some(is) = self.parts.hypervisor.size(self.job.instance).await?
         {
             self.define_as(is, &record.resources).await?;
@@ -279,4 +282,10 @@ impl Worker {
         }
         amounts
     }
+}
+
+/// Whether these amounts say how large a domain is to be.
+fn is_measured(amounts: &Resources) -> bool {
+    let size = Size::of(amounts);
+    size.vcpus > 0 && size.memory_mb > 0
 }
