@@ -249,9 +249,14 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
                 (restored || request_lost || was_revived && !wrote)
                     && (counted || !(wrote && !disturbed || traces.domain || traces.record))
             }
-            // It never ran: its name stays until somebody destroys it, and that is all.
+            // It never ran, or its disk was taken and then all by which one could tell that it ran: its name stays until
+            // somebody destroys it, and that is all.
             (None, Some(State::Error)) => {
-                !wrote && !traces.claim && !traces.domain && !traces.volume && !traces.record
+                (!wrote || vanished || restored)
+                    && !traces.claim
+                    && !traces.domain
+                    && !traces.volume
+                    && !traces.record
             }
             (None, None) => {
                 // What came late takes the place of the word that it failed, and goes with it.
@@ -263,7 +268,10 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             }
             _ => false,
         };
+        // What would end a guest waits until there is room to start it again.
+        let uncounted = !traces.claim && counted;
         let as_wished = restored
+            || uncounted
             || traces.is_as_wished(power_acknowledged, disturbed)
                 && traces.is_rebuilt(rebuild_acknowledged)
                 && traces.is_resized(resize_acknowledged);

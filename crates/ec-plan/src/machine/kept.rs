@@ -58,6 +58,16 @@ pub(super) fn count() -> Plan {
     Plan::run(vec![Claim], "placement forgot it; claiming what it takes")
 }
 
+/// Before a guest that runs is ended only to be started again: where placement has no room for it, it would stay ended.
+pub(super) fn uncounted(facts: &Facts) -> Option<Plan> {
+    let runs = facts.observed.domain == Some(RunState::Running);
+    let is_ending = matches!(
+        state(facts),
+        Some(State::Stopping | State::Rebooting | State::Rebuilding | State::Rescuing | State::Resizing)
+    );
+    (runs && !is_ending && facts.allocation == Allocation::Absent).then(count)
+}
+
 fn access(facts: &Facts, _: &Limits) -> Option<Plan> {
     let wish = facts.access?;
     Some(Plan::run(vec![Admit(wish)], "letting somebody look at it"))

@@ -32,7 +32,9 @@ pub(super) fn wish(facts: &Facts, _: &Limits) -> Option<Plan> {
     let domain = facts.observed.domain?;
     let up = matches!(domain, RunState::Running | RunState::Paused(_));
     Some(match (facts.power.wanted, domain) {
-        (Power::Running, _) if up && ends_first(facts) => end(facts, State::Rebooting),
+        (Power::Running, _) if up && ends_first(facts) => {
+            return kept::uncounted(facts).or_else(|| Some(end(facts, State::Rebooting)));
+        }
         (Power::Running, RunState::Paused(_)) => Plan::run(vec![Resume, came_up(facts)], "letting it go on"),
         (Power::Running, RunState::Running) => Plan::run(vec![came_up(facts)], "it runs, as is wanted"),
         // Without its disk it cannot; that is told.

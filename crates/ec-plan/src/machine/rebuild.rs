@@ -12,7 +12,9 @@
 
 use ec_model::{Power, RunState, State};
 
-use super::{Announce, NoteRebuild, Plan, PowerOff, PrepareRebuild, Reopen, ReplaceDisk, known, state};
+use super::{
+    Announce, NoteRebuild, Plan, PowerOff, PrepareRebuild, Reopen, ReplaceDisk, kept::uncounted, known, state,
+};
 use crate::{Facts, Limits, RecordFacts};
 
 /// What is left to do of the wish.
@@ -43,6 +45,9 @@ pub(super) fn rebuild(facts: &Facts, _: &Limits) -> Option<Plan> {
 
 /// The guest runs on until the new disk is there.
 fn make(facts: &Facts) -> Plan {
+    if let Some(first) = uncounted(facts) {
+        return first;
+    }
     let mut effects = Vec::new();
     if state(facts) != Some(State::Rebuilding) {
         effects.push(Announce(State::Rebuilding, None));

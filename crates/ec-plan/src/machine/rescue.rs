@@ -19,7 +19,7 @@ use ec_model::{Power, RunState, State};
 
 use super::{
     Announce, EnterRescue, GiveUpRescue, LeaveRescue, NoteRescue, Plan, PowerOff, PrepareRescue, Reopen,
-    known, state,
+    kept::uncounted, known, state,
 };
 use crate::{Facts, Limits, RecordFacts};
 
@@ -84,6 +84,9 @@ fn is_up(facts: &Facts) -> bool {
 fn enter(facts: &Facts) -> Plan {
     if facts.observed.domain == Some(RunState::Saved) {
         return Plan::run(vec![GiveUpRescue(SAVED.to_owned())], SAVED);
+    }
+    if let Some(first) = uncounted(facts) {
+        return first;
     }
     let mut effects = Vec::new();
     if state(facts) != Some(State::Rescuing) {

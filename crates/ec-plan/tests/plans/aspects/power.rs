@@ -285,3 +285,29 @@ fn each_restart_in_a_row_waits_longer_and_those_after_failures_come_to_an_end() 
         (ended_for(300_000, told(down(Restart::Always, End::Crashed, 50))), Runs(&[Reopen(51)])),
     ]);
 }
+
+#[test]
+fn a_guest_is_not_ended_for_a_start_that_placement_has_no_room_for() {
+    let up = |state| anew(wished(Power::Running, state, RUNS));
+    let uncounted = |facts| with(Allocation::Absent, facts);
+    all([
+        (uncounted(up(State::Active)), Runs(&[Claim])),
+        (uncounted(hard(up(State::Active))), Runs(&[Claim])),
+        // It was asked to end already.
+        (uncounted(up(State::Rebooting)), Runs(&[ShutDown])),
+        (
+            uncounted(wished(Power::Running, State::Stopping, RUNS)),
+            Runs(&[Announce(State::Rebooting, None), ShutDown]),
+        ),
+        // One that somebody halted does not run.
+        (
+            uncounted(anew(wished(Power::Running, State::Paused, BY_HAND))),
+            Runs(&[Announce(State::Rebooting, None), ShutDown]),
+        ),
+        // That it is not to run again needs no room.
+        (
+            uncounted(hard(wished(Power::Stopped, State::Active, RUNS))),
+            Runs(&[Announce(State::Stopping, None), PowerOff]),
+        ),
+    ]);
+}

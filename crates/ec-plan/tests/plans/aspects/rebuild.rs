@@ -74,6 +74,9 @@ fn a_guest_runs_until_its_new_disk_is_there_and_is_ended_then() {
             },
             Runs(&[Announce(State::Rebuilding, None), PrepareRebuild, ReplaceDisk]),
         ),
+        // Once it is ended, placement has to have room to start it again.
+        (with(Allocation::Absent, open(State::Active, RUNS)), Runs(&[Claim])),
+        (with(Allocation::Absent, open(State::Rebuilding, RUNS)), UP),
     ]);
 }
 

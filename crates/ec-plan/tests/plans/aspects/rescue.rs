@@ -86,6 +86,12 @@ fn a_guest_runs_until_its_rescue_disk_is_there_and_is_ended_then() {
         ),
         // Its note was lost: its disk is not made anew under it.
         (otherwise(open(State::Rescuing, RUNS)), Runs(&[PowerOff])),
+        // Once it is ended, placement has to have room to start it again.
+        (with(Allocation::Absent, open(State::Active, RUNS)), Runs(&[Claim])),
+        (
+            with(Allocation::Absent, open(State::Rescuing, RUNS)),
+            Runs(&[PrepareRescue, PowerOff, EnterRescue]),
+        ),
     ]);
     let Next::Run(effects) = plan(&open(State::Suspended, SAVED), &LIMITS).next else { panic!() };
     assert!(
