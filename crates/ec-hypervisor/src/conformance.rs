@@ -335,7 +335,7 @@ async fn a_guest_is_started_from_its_rescue_disk_and_from_its_own_again(
 async fn volumes_outlive_the_guests_that_have_them(
     hypervisor: &dyn Hypervisor,
     base: &BaseImage,
-    [instance, other, data, second, nothing]: [InstanceId; 5],
+    [instance, other, data, second, third, nothing]: [InstanceId; 6],
 ) {
     let attachment = |volume, device: &str| Attachment { volume, device: device.to_owned() };
     let (vdb, vdc) = (attachment(data, "vdb"), attachment(second, "vdc"));
@@ -373,7 +373,7 @@ async fn volumes_outlive_the_guests_that_have_them(
     hypervisor.grow_disk(data, 128 << 20).await.expect("grow a volume under its guest");
     assert_eq!(bytes(data).await, Some(128 << 20));
 
-    // What one has no other gets, and nobody deletes, replaces or copies.
+    // What one has no other gets, and nobody deletes or replaces.
     build(hypervisor, base, other).await;
     expect_failed(hypervisor.set_volumes(other, from_ref(&vdb)).await, "a volume that another has");
     has(other, &[]).await;
@@ -383,8 +383,21 @@ async fn volumes_outlive_the_guests_that_have_them(
         .create_volume(data, &VolumeSource::Empty, 1 << 20)
         .await
         .expect_err("make anew what a guest has");
+    // Copies are of one moment, whether a guest may write meanwhile or not.
     let copy = VolumeSource::Copy(data);
-    hypervisor.create_volume(other, &copy, 128 << 20).await.expect_err("copy what a guest may write");
+    let own = VolumeSource::Copy(instance);
+    for (source, least) in [(&copy, 128 << 20), (&own, base.virtual_size.next_multiple_of(1024))] {
+        expect_failed(hypervisor.create_volume(third, source, least - 512).await, "a copy that is smaller");
+        expect(hypervisor, third, None, false).await;
+        for capacity in [least, least, least + (1 << 20)] {
+            hypervisor.create_volume(third, source, capacity).await.expect("copy what a guest may write");
+            assert_eq!(bytes(third).await, Some(capacity));
+        }
+        has(instance, &both).await;
+        hypervisor.destroy(third).await.expect("delete the copy");
+    }
+    let of_nothing = VolumeSource::Copy(nothing);
+    expect_failed(hypervisor.create_volume(third, &of_nothing, 1 << 30).await, "a copy of nothing");
     expect_failed(
         hypervisor.set_volumes(other, &[attachment(nothing, "vdb")]).await,
         "a volume that is not there",

@@ -83,7 +83,8 @@ pub trait Hypervisor: Send + Sync + 'static {
     async fn drop_rescue(&self, instance: InstanceId) -> HypervisorResult<()>;
 
     /// Makes a volume's disk, of which there is no domain. One that is there already is kept where it may be that, and made
-    /// anew otherwise: nobody has written it.
+    /// anew otherwise: nobody has written it. A copy may take hours; given up, it leaves what the next call, or
+    /// [`Hypervisor::destroy`], takes away.
     async fn create_volume(
         &self,
         volume: InstanceId,

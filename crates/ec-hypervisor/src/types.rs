@@ -104,7 +104,8 @@ pub enum VolumeSource {
     Empty,
     /// An overlay on this image.
     Image(BaseImage),
-    /// A copy of another disk of this node, which nobody writes meanwhile.
+    /// A copy of another disk of this node, of a machine or a volume, as it was at one moment; its file systems are at rest then
+    /// where its guest has an agent.
     Copy(InstanceId),
 }
 

@@ -5,7 +5,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ec_hypervisor::VolumeSource;
 use ec_model::{BaseImage, InstanceId};
 use virt::{
     connect::Connect, domain::Domain, error::ErrorNumber, storage_pool::StoragePool, storage_vol::StorageVol,
@@ -37,6 +36,9 @@ const SUCCESSOR_SUFFIX: &str = ".new.qcow2";
 
 /// Of the overlay that an instance is booted from in the place of its own.
 const RESCUE_SUFFIX: &str = ".rescue.qcow2";
+
+/// Of a copy that is not whole.
+const PART_SUFFIX: &str = ".part.qcow2";
 
 impl Pool {
     /// Where the instance's overlay lies.
@@ -71,7 +73,7 @@ impl Pool {
 
     /// The capacity of the instance's volume in bytes; nothing where there is none.
     pub(crate) fn capacity(&self, connect: &Connect, instance: InstanceId) -> Result<Option<u64>, CallError> {
-        let volume = self.find(&self.open(connect)?, instance)?;
+        let volume = self.known(connect, instance)?;
         Ok(volume.map(|volume| volume.info()).transpose()?.map(|info| info.capacity))
     }
 
@@ -146,47 +148,92 @@ impl Pool {
         Ok(())
     }
 
-    /// Makes a volume where it is not there as wanted. Whether a copy came to its end nobody can tell, so it is made anew.
+    /// Makes a volume where it is not there as wanted.
     pub(crate) fn create_volume(
         &self,
         connect: &Connect,
         volume: InstanceId,
-        source: &VolumeSource,
+        base: Option<&BaseImage>,
         capacity: u64,
     ) -> Result<(), CallError> {
         let name = volume_name(volume);
-        let wanted = match source {
-            VolumeSource::Image(base) => overlay(&name, base, Some(capacity))?,
-            VolumeSource::Empty | VolumeSource::Copy(_) => VolumeXml::alone(&name, capacity),
+        let wanted = match base {
+            Some(base) => overlay(&name, base, Some(capacity))?,
+            None => VolumeXml::alone(&name, capacity),
         };
         let pool = self.open(connect)?;
         let existing = self.find(&pool, volume)?;
         let told = existing.as_ref().and_then(|volume| volume.xml_desc(0).ok());
-        let found = told.and_then(|text| xml::read::<VolumeXml>(&text).ok());
-        let is_copy = matches!(source, VolumeSource::Copy(_));
-        if found.as_ref() == Some(&wanted) && !is_copy {
+        if told.and_then(|text| xml::read::<VolumeXml>(&text).ok()).as_ref() == Some(&wanted) {
             return Ok(());
         }
         self.remove(existing, volume)?;
-        let document = xml::write(&wanted).map_err(CallError::Refused)?;
-        match source {
-            VolumeSource::Empty | VolumeSource::Image(_) => {
-                StorageVol::create_xml(&pool, &document, 0)?;
+        StorageVol::create_xml(&pool, &xml::write(&wanted).map_err(CallError::Refused)?, 0)?;
+        Ok(())
+    }
+
+    /// Where a copy for the volume lies until it is whole, which is made of a disk that this domain has.
+    pub(crate) fn part_path(&self, volume: InstanceId, from: InstanceId) -> PathBuf {
+        self.path.join(format!("{volume}.{from}{PART_SUFFIX}"))
+    }
+
+    /// What was begun of copies for the volume, and of whose disks.
+    pub(crate) fn parts_of(&self, volume: InstanceId) -> Result<Vec<(PathBuf, InstanceId)>, CallError> {
+        let from = |path: &Path| {
+            let name = path.file_name()?.to_str()?.strip_suffix(PART_SUFFIX)?;
+            name.strip_prefix(&format!("{volume}."))?.parse().ok()
+        };
+        let files = self.files_of(volume)?.into_iter();
+        Ok(files.filter_map(|path| from(&path).map(|from| (path, from))).collect())
+    }
+
+    /// Makes a disk at this path in the pool, empty or as a copy.
+    pub(crate) fn create(
+        &self,
+        connect: &Connect,
+        path: &Path,
+        document: impl FnOnce(&str) -> VolumeXml,
+        copy_of: Option<&StorageVol>,
+    ) -> Result<(), CallError> {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let document = xml::write(&document(name)).map_err(CallError::Refused)?;
+        let pool = self.open(connect)?;
+        match copy_of {
+            Some(of) => StorageVol::create_xml_from(&pool, &document, of, 0)?,
+            None => StorageVol::create_xml(&pool, &document, 0)?,
+        };
+        Ok(())
+    }
+
+    /// Deletes what was begun of a copy.
+    pub(crate) fn drop_part(&self, connect: &Connect, part: &Path) -> Result<(), CallError> {
+        self.drop_beside(connect, part.file_name().and_then(|name| name.to_str()).unwrap_or_default())
+    }
+
+    /// The instance's disk as libvirt knows it.
+    pub(crate) fn known(
+        &self,
+        connect: &Connect,
+        instance: InstanceId,
+    ) -> Result<Option<StorageVol>, CallError> {
+        self.find(&self.open(connect)?, instance)
+    }
+
+    /// Puts a disk that is whole in the place of another, or of none, in one step, which lasts.
+    pub(crate) fn put_in_place(&self, connect: &Connect, from: &Path, to: &Path) -> Result<(), CallError> {
+        let whole = std::fs::File::open(from).and_then(|file| file.sync_all());
+        match whole.and_then(|()| std::fs::rename(from, to)) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return Err(CallError::Refused(format!("there is no {} to put in place", from.display())));
             }
-            VolumeSource::Copy(of) => {
-                self.refuse_snapshots(*of)?;
-                let Some(of) = self.find(&pool, *of)? else {
-                    return Err(CallError::Refused(format!("there is no disk of {of} to copy")));
-                };
-                let has = of.info()?.capacity;
-                if capacity < has {
-                    return Err(CallError::Refused(format!(
-                        "it is to have {capacity} bytes, but what it is a copy of has {has}; give it at least that"
-                    )));
-                }
-                StorageVol::create_xml_from(&pool, &document, &of, 0)?;
-            }
+            Err(error) => return Err(CallError::io("put in place", from, &error)),
         }
+        // The name lasts when the directory is written.
+        let synced = std::fs::File::open(&self.path).and_then(|directory| directory.sync_all());
+        synced.map_err(|error| CallError::io("write", &self.path, &error))?;
+        // libvirt knows both by their names.
+        self.open(connect)?.refresh(0)?;
         Ok(())
     }
 
@@ -234,19 +281,7 @@ impl Pool {
     pub(crate) fn replace_overlay(&self, connect: &Connect, instance: InstanceId) -> Result<(), CallError> {
         self.refuse_snapshots(instance)?;
         let successor = self.path.join(successor_name(instance));
-        match std::fs::rename(&successor, self.volume_path(instance)) {
-            Ok(()) => {}
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                return Err(CallError::Refused("there is no new overlay to replace the old one".into()));
-            }
-            Err(error) => return Err(CallError::io("put in place", &successor, &error)),
-        }
-        // The name lasts when the directory is written.
-        let synced = std::fs::File::open(&self.path).and_then(|directory| directory.sync_all());
-        synced.map_err(|error| CallError::io("write", &self.path, &error))?;
-        // libvirt knows both by their names.
-        self.open(connect)?.refresh(0)?;
-        Ok(())
+        self.put_in_place(connect, &successor, &self.volume_path(instance))
     }
 
     /// Makes the instance's volume as large as this, by the guest that is up and has it as that device where there is one. What is so large

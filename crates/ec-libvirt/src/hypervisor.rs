@@ -3,6 +3,7 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -22,7 +23,7 @@ use crate::{
     addresses::{self, Agents, Told},
     calls::{Hung, Scope},
     config::LibvirtConfig,
-    console,
+    console, copy,
     disk::{DISK, Pool},
     domain::{self, Found, Whose},
     error::CallError,
@@ -43,6 +44,10 @@ const LOOKING: usize = 4;
 const ASKING_AGENTS: usize = 3;
 /// Consoles that may be open at a time; each is a connection and a thread.
 const CONSOLES: usize = 8;
+
+/// Between two looks whether a copy is whole: first, and later.
+const COPY_LOOK_FIRST: Duration = Duration::from_millis(25);
+const COPY_LOOK_LONGEST: Duration = Duration::from_secs(1);
 
 /// libvirt on this host. Cheap to share behind an `Arc`; connects with the first call.
 pub struct LibvirtHypervisor {
@@ -357,21 +362,40 @@ impl Hypervisor for LibvirtHypervisor {
         capacity_bytes: u64,
     ) -> HypervisorResult<()> {
         let (node, pool, source) = (self.config.node, Arc::clone(&self.pool), source.clone());
+        let (what, scope) = (format!("create volume {volume}"), Scope::Instance(volume));
         let work = move |connect: &virt::connect::Connect| {
             volumes::refuse_used(connect, &pool, volume)?;
-            if let VolumeSource::Copy(of) = &source {
-                volumes::refuse_used(connect, &pool, *of)?;
-                let is_up = match domain::find(connect, node, *of)? {
-                    Found::Ours(domain) => domain.is_active()?,
-                    Found::Foreign | Found::Nothing => false,
-                };
-                if is_up {
-                    return Err(CallError::NotNow(format!("{of} runs, and may write what is to be copied")));
+            let base = match &source {
+                // It has its name from when it is whole.
+                VolumeSource::Copy(_) if pool.capacity(connect, volume)? == Some(capacity_bytes) => {
+                    return Ok(None);
                 }
-            }
-            pool.create_volume(connect, volume, &source, capacity_bytes)
+                VolumeSource::Copy(of) => {
+                    return copy::begin(connect, node, &pool, volume, *of, capacity_bytes);
+                }
+                VolumeSource::Image(base) => Some(base),
+                VolumeSource::Empty => None,
+            };
+            pool.create_volume(connect, volume, base, capacity_bytes)?;
+            Ok(None)
         };
-        self.act.call(format!("create volume {volume}"), Scope::Instance(volume), work).await
+        let Some(copying) = self.act.call(what.clone(), scope, work).await? else { return Ok(()) };
+        // A guest's disk may take hours, and one call must not.
+        let mut pause = COPY_LOOK_FIRST;
+        loop {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(COPY_LOOK_LONGEST);
+            let looked = copying.clone();
+            let look = move |connect: &virt::connect::Connect| copy::is_whole(connect, node, &looked);
+            if self.look.call(what.clone(), scope, look).await? {
+                break;
+            }
+        }
+        let pool = Arc::clone(&self.pool);
+        let work = move |connect: &virt::connect::Connect| {
+            copy::end(connect, &pool, volume, capacity_bytes, &copying)
+        };
+        self.act.call(what, scope, work).await
     }
 
     async fn set_volumes(&self, instance: InstanceId, volumes: &[Attachment]) -> HypervisorResult<()> {
@@ -497,6 +521,7 @@ impl Hypervisor for LibvirtHypervisor {
             {
                 volumes::refuse_used(connect, &pool, instance)?;
             }
+            copy::give_up(connect, config.node, &pool, instance)?;
             domain::remove(connect, config.node, instance)?;
             protection.dismiss(&config, instance);
             pool.delete_volume(connect, instance)?;

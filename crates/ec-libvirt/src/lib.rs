@@ -19,6 +19,7 @@ mod addresses;
 mod calls;
 mod config;
 mod console;
+mod copy;
 mod disk;
 mod domain;
 mod error;

@@ -1,16 +1,27 @@
-//! Where the `virt` crate falls short: DHCP leases, the guest agent's addresses, and callbacks.
+//! Where the `virt` crate falls short: DHCP leases, the guest's agent, backups, and callbacks.
 //! The only unsafe code of the workspace; each function is a safe wrapper around one libvirt call.
 #![allow(unsafe_code, reason = "libvirt's C interface")]
 
 use std::{
-    ffi::{CStr, c_char, c_int, c_void},
+    ffi::{CStr, CString, c_char, c_int, c_void},
     ptr,
 };
 
-use virt::{connect::Connect, domain::Domain, error::Error, network::Network, sys};
+use virt::{
+    connect::Connect,
+    domain::Domain,
+    error::{Error, ErrorNumber},
+    network::Network,
+    sys,
+};
+
+use crate::error::has_code;
 
 /// How long libvirtd waits for the answer of a guest agent, in seconds; by default it waits for ever.
 const AGENT_TIMEOUT: c_int = 5;
+
+/// What a job does, in its statistics: `VIR_DOMAIN_JOB_OPERATION`.
+const JOB_OPERATION: &CStr = c"operation";
 
 /// One DHCP lease as libvirt tells it.
 #[derive(Debug, PartialEq, Eq)]
@@ -105,6 +116,77 @@ pub(crate) fn counters(connect: &Connect) -> Result<Vec<(String, Counters)>, Err
     // SAFETY: libvirt left the list to us, which ends with a null; it is freed once.
     unsafe { sys::virDomainStatsRecordListFree(records) };
     Ok(found)
+}
+
+/// Has the guest's agent bring its file systems to rest, until they are thawed.
+pub(crate) fn freeze(domain: &Domain) -> Result<(), Error> {
+    // SAFETY: the domain outlives the calls; no mount points are all of them. A refusal of the first leaves the default.
+    let frozen = unsafe {
+        sys::virDomainAgentSetResponseTimeout(domain.as_ptr(), AGENT_TIMEOUT, 0);
+        sys::virDomainFSFreeze(domain.as_ptr(), ptr::null_mut(), 0, 0)
+    };
+    done(frozen)
+}
+
+/// Lets its file systems go on; those that are not at rest are none the worse.
+pub(crate) fn thaw(domain: &Domain) -> Result<(), Error> {
+    // SAFETY: as for `freeze`.
+    let thawed = unsafe {
+        sys::virDomainAgentSetResponseTimeout(domain.as_ptr(), AGENT_TIMEOUT, 0);
+        sys::virDomainFSThaw(domain.as_ptr(), ptr::null_mut(), 0, 0)
+    };
+    done(thawed)
+}
+
+/// Begins a backup into files that are there.
+pub(crate) fn begin_backup(domain: &Domain, document: &str) -> Result<(), Error> {
+    let document = CString::new(document).unwrap_or_default();
+    let flags = sys::VIR_DOMAIN_BACKUP_BEGIN_REUSE_EXTERNAL;
+    // SAFETY: the domain and the document outlive the call; a checkpoint need not be made.
+    done(unsafe { sys::virDomainBackupBegin(domain.as_ptr(), document.as_ptr(), ptr::null(), flags) })
+}
+
+/// The document of the backup that the domain is at, where it is at one.
+pub(crate) fn backup(domain: &Domain) -> Result<Option<String>, Error> {
+    // SAFETY: the domain outlives the call; libvirt returns null or a string that is ours.
+    let text = unsafe { sys::virDomainBackupGetXMLDesc(domain.as_ptr(), 0) };
+    // SAFETY: as above.
+    let document = unsafe { owned(text) };
+    // SAFETY: libvirt allocated the string with malloc and left it to us; null is allowed.
+    unsafe { free(text.cast()) };
+    match document.ok_or_else(Error::last_error) {
+        Err(error) if has_code(&error, ErrorNumber::NoDomainBackup) => Ok(None),
+        document => document.map(Some),
+    }
+}
+
+/// Whether the last job that the domain was at was a backup, which came to its end.
+pub(crate) fn last_backup_completed(domain: &Domain) -> Result<bool, Error> {
+    let (mut kind, mut count, mut operation) = (0, 0, 0);
+    let mut parameters: sys::virTypedParameterPtr = ptr::null_mut();
+    let flags = sys::VIR_DOMAIN_JOB_STATS_COMPLETED;
+    // SAFETY: the domain outlives the call; libvirt fills `parameters` with an array of the count told, or leaves it null.
+    let told =
+        unsafe { sys::virDomainGetJobStats(domain.as_ptr(), &mut kind, &mut parameters, &mut count, flags) };
+    done(told)?;
+    // SAFETY: the array has that many elements, and is ours until it is freed here, once.
+    unsafe {
+        sys::virTypedParamsGetInt(parameters, count, JOB_OPERATION.as_ptr(), &mut operation);
+        sys::virTypedParamsFree(parameters, count);
+    }
+    let is = |number: c_int, wanted: u32| u32::try_from(number) == Ok(wanted);
+    Ok(is(kind, sys::VIR_DOMAIN_JOB_COMPLETED) && is(operation, sys::VIR_DOMAIN_JOB_OPERATION_BACKUP))
+}
+
+/// Ends the job that the domain is at.
+pub(crate) fn abort_job(domain: &Domain) -> Result<(), Error> {
+    // SAFETY: the domain outlives the call.
+    done(unsafe { sys::virDomainAbortJob(domain.as_ptr()) })
+}
+
+/// What libvirt's functions tell that return a number.
+fn done(result: c_int) -> Result<(), Error> {
+    if result < 0 { Err(Error::last_error()) } else { Ok(()) }
 }
 
 /// What the guest agent says about the guest's interfaces with a hardware address that is `ours`, at most

@@ -64,6 +64,12 @@ fn volumes_in(
     Ok(volumes)
 }
 
+/// As which device the guest that is up has this disk.
+pub(crate) fn device_of(domain: &Domain, pool: &Pool, disk: InstanceId) -> Result<Option<String>, CallError> {
+    let has = disks(domain, pool, Which::Up)?.into_iter().find(|has| has.volume == disk);
+    Ok(has.map(|has| has.device))
+}
+
 /// The volumes of a domain, as [`Observed::volumes`] has them.
 pub(crate) fn fingerprint(domain: &Domain, pool: &Pool, instance: InstanceId) -> Result<u64, CallError> {
     let mut fingerprints = Vec::new();

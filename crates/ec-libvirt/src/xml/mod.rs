@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 pub(crate) use domain::{DiskXml, DomainXml, Machine, MemoryXml, VolumeFile};
 pub(crate) use ports::{NetworkXml, taps};
-pub(crate) use storage::{PoolXml, VolumeXml, utf8};
+pub(crate) use storage::{BackupXml, PoolXml, VolumeXml, utf8};
 
 /// The namespace of our mark in a domain's metadata. A name, not an address.
 pub(crate) const MARK_NAMESPACE: &str = "urn:project:etcd-compute/1";

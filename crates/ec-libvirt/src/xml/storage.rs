@@ -100,6 +100,48 @@ impl VolumeXml {
     }
 }
 
+/// A backup of one disk into a file that is there.
+#[derive(Debug, Serialize)]
+#[serde(rename = "domainbackup")]
+pub(crate) struct BackupXml {
+    #[serde(rename = "@mode")]
+    mode: &'static str,
+    disks: BackupDisks,
+}
+
+#[derive(Debug, Serialize)]
+struct BackupDisks {
+    disk: BackupDisk,
+}
+
+#[derive(Debug, Serialize)]
+struct BackupDisk {
+    #[serde(rename = "@name")]
+    name: String,
+    #[serde(rename = "@backup")]
+    backup: &'static str,
+    #[serde(rename = "@type")]
+    kind: &'static str,
+    driver: Kind,
+    target: BackupTarget,
+}
+
+#[derive(Debug, Serialize)]
+struct BackupTarget {
+    #[serde(rename = "@file")]
+    file: String,
+}
+
+impl BackupXml {
+    /// Of the disk that the domain has as this device, and of no other.
+    pub(crate) fn new(device: &str, file: &str) -> Self {
+        let target = BackupTarget { file: file.into() };
+        let driver = kind(DiskFormat::Qcow2);
+        let disk = BackupDisk { name: device.into(), backup: "yes", kind: "file", driver, target };
+        Self { mode: "push", disks: BackupDisks { disk } }
+    }
+}
+
 /// A path as libvirt wants it.
 pub(crate) fn utf8(path: &Path) -> Result<&str, String> {
     path.to_str().ok_or_else(|| format!("the path {} is not UTF-8", path.display()))

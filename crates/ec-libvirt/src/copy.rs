@@ -1,0 +1,160 @@
+//! Copies of disks, whether a guest writes them meanwhile or not.
+//!
+//! ```text
+//!   nobody is up with it: copied by qemu-img, which keeps guests from starting on it ──────────┐
+//!   a guest is up with it: empty copy ─▶ frozen ─▶ backup begun ─▶ thawed ─▶ looked after ─────┤
+//!                                                                                              ▼
+//!                                                         as large as wanted ─▶ in its place, under its name
+//! ```
+//!
+//! A backup is of one moment, and the guest goes on. Until a copy is whole it bears a name that is nobody's disk, with the
+//! domain in it that is copied from: whoever finds it after a crash lets that guest go on and ends what was begun.
+
+use std::path::{Path, PathBuf};
+
+use ec_model::{InstanceId, NodeId};
+use virt::{connect::Connect, domain::Domain, error::ErrorNumber};
+
+use crate::{
+    disk::Pool,
+    domain::{self, Found},
+    error::{CallError, absent},
+    sys, volumes,
+    xml::{self, BackupXml, VolumeXml},
+};
+
+/// A backup that libvirt is at.
+#[derive(Debug, Clone)]
+pub(crate) struct Copying {
+    from: InstanceId,
+    part: PathBuf,
+}
+
+/// Copies the disk of `of` where no guest is up with it, and begins to where one is.
+pub(crate) fn begin(
+    connect: &Connect,
+    node: NodeId,
+    pool: &Pool,
+    volume: InstanceId,
+    of: InstanceId,
+    capacity: u64,
+) -> Result<Option<Copying>, CallError> {
+    give_up(connect, node, pool, volume)?;
+    pool.refuse_snapshots(of)?;
+    let Some(source) = pool.known(connect, of)? else {
+        return Err(CallError::Refused(format!("there is no disk of {of} to copy")));
+    };
+    let has = source.info()?.capacity;
+    if capacity < has {
+        return Err(CallError::Refused(format!(
+            "it is to have {capacity} bytes, but what it is a copy of has {has}; give it at least that"
+        )));
+    }
+    let Some((domain, from, device)) = user(connect, node, pool, of)? else {
+        let part = pool.part_path(volume, of);
+        pool.create(connect, &part, |name| VolumeXml::alone(name, capacity), Some(&source))?;
+        finish(connect, pool, volume, capacity, &part)?;
+        return Ok(None);
+    };
+    if sys::backup(&domain)?.is_some() {
+        return Err(CallError::NotNow(format!("a disk of {from} is being copied already")));
+    }
+    let part = pool.part_path(volume, from);
+    pool.create(connect, &part, |name| VolumeXml::alone(name, has), None)?;
+    let document = xml::utf8(&part).and_then(|part| xml::write(&BackupXml::new(&device, part)));
+    let document = document.map_err(CallError::Refused)?;
+    // A guest without an agent is copied as if its power had failed.
+    let is_frozen = sys::freeze(&domain).is_ok();
+    let begun = sys::begin_backup(&domain, &document);
+    if is_frozen {
+        sys::thaw(&domain)?;
+    }
+    begun?;
+    Ok(Some(Copying { from, part }))
+}
+
+/// Whether it came to its end.
+pub(crate) fn is_whole(connect: &Connect, node: NodeId, copying: &Copying) -> Result<bool, CallError> {
+    let Copying { from, part } = copying;
+    let broken = || CallError::NotNow(format!("{from} ended, or was made to, before its disk was copied"));
+    let Found::Ours(domain) = domain::find(connect, node, *from)? else { return Err(broken()) };
+    if is_backup_to(&domain, part)? {
+        return Ok(false);
+    }
+    if sys::last_backup_completed(&domain)? { Ok(true) } else { Err(broken()) }
+}
+
+/// Puts a whole copy in its place.
+pub(crate) fn end(
+    connect: &Connect,
+    pool: &Pool,
+    volume: InstanceId,
+    capacity: u64,
+    copying: &Copying,
+) -> Result<(), CallError> {
+    finish(connect, pool, volume, capacity, &copying.part)
+}
+
+/// Ends what was begun of a copy for this volume, and deletes it.
+pub(crate) fn give_up(
+    connect: &Connect,
+    node: NodeId,
+    pool: &Pool,
+    volume: InstanceId,
+) -> Result<(), CallError> {
+    for (part, from) in pool.parts_of(volume)? {
+        if let Found::Ours(domain) = domain::find(connect, node, from)?
+            && domain.is_active()?
+        {
+            // Whether it was frozen nobody knows any more; one that was not, or has no agent, is none the worse.
+            let _ = sys::thaw(&domain);
+            if is_backup_to(&domain, &part)? {
+                sys::abort_job(&domain)?;
+            }
+        }
+        pool.drop_part(connect, &part)?;
+    }
+    Ok(())
+}
+
+fn is_backup_to(domain: &Domain, part: &Path) -> Result<bool, CallError> {
+    if !domain.is_active()? {
+        return Ok(false);
+    }
+    Ok(sys::backup(domain)?.is_some_and(|document| part.to_str().is_some_and(|part| document.contains(part))))
+}
+
+/// The domain that is up with this disk, its own or a volume, whose it is, and as which device.
+fn user(
+    connect: &Connect,
+    node: NodeId,
+    pool: &Pool,
+    of: InstanceId,
+) -> Result<Option<(Domain, InstanceId, String)>, CallError> {
+    if let Found::Ours(domain) = domain::find(connect, node, of)?
+        && domain.is_active()?
+    {
+        let device = volumes::device_of(&domain, pool, of)?.ok_or_else(|| {
+            CallError::Refused(format!("{of} is up, and not from the disk that is to be copied"))
+        })?;
+        return Ok(Some((domain, of, device)));
+    }
+    let user = volumes::user_of(connect, pool, of)?;
+    Ok(user.and_then(|user| user.device.map(|device| (user.domain, user.instance, device))))
+}
+
+fn finish(
+    connect: &Connect,
+    pool: &Pool,
+    volume: InstanceId,
+    capacity: u64,
+    part: &Path,
+) -> Result<(), CallError> {
+    let copy = connect.lookup_storage_vol_by_path(xml::utf8(part).map_err(CallError::Refused)?);
+    let copy = absent(copy, ErrorNumber::NoStorageVolume)?;
+    let copy = copy.ok_or_else(|| CallError::NotNow("the copy was taken away meanwhile".to_owned()))?;
+    if copy.info()?.capacity < capacity {
+        copy.resize(capacity, 0)?;
+    }
+    pool.put_in_place(connect, part, &pool.volume_path(volume))
+}
