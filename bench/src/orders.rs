@@ -64,7 +64,6 @@ impl<'a> Orders<'a> {
                 metadata: std::collections::BTreeMap::new(),
                 user_data_bytes: None,
                 token_required: false,
-                copy_of: None,
             }),
             project: "default".to_owned(),
             user: "default".to_owned(),

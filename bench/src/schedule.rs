@@ -290,7 +290,6 @@ fn spec() -> Result<Spec> {
         metadata: std::collections::BTreeMap::new(),
         user_data_bytes: None,
         token_required: false,
-        copy_of: None,
     })
 }
 

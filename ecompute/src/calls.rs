@@ -89,10 +89,10 @@ impl Hypervisor for CountedHypervisor {
     async fn create_successor(
         &self,
         instance: InstanceId,
-        base: &BaseImage,
+        source: &VolumeSource,
         capacity_bytes: Option<u64>,
     ) -> HypervisorResult<()> {
-        self.one(self.0.create_successor(instance, base, capacity_bytes)).await
+        self.one(self.0.create_successor(instance, source, capacity_bytes)).await
     }
 
     async fn replace_overlay(&self, instance: InstanceId) -> HypervisorResult<()> {

@@ -47,7 +47,7 @@ fn record() -> Instance {
     let text = json!({
         "version": 2, "instance": UUID, "kind": "volume", "volumes": [{"volume": UUID, "device": "vdb"}], "attached": UUID, "project": "p", "user": "u", "name": "web", "labels": {"a": "b"}, "group": "g",
         "spec": {
-            "query": "q", "resources": {"VCPU": 1}, "image": {"url": "u", "sha256": "s"}, "copy_of": UUID, "keys": ["k"],
+            "query": "q", "resources": {"VCPU": 1}, "image": {"url": "u", "sha256": "s"}, "keys": ["k"],
             "metadata": {"a": "b"},
             "user_data_bytes": 1, "token_required": true,
         },

@@ -184,7 +184,7 @@ pub(crate) async fn asked<'a>(
     if let Some(group) = &place.group {
         ask = ask.within(Joining::new(&session.cloud, group).await?);
     }
-    Ok(ask)
+    Ok(ask.beside(&session.cloud, &guest.image).await?)
 }
 
 /// Schedules, and tells of it in the classic words.

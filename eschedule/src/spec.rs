@@ -2,9 +2,9 @@
 
 use std::{collections::BTreeMap, fs::File, io::Read, path::Path};
 
-use ec_cloud::{Guest, Naming};
+use ec_cloud::{Guest, Naming, resolve, resolve_volume};
 use ec_model::{
-    Blob, ImageId, ImageRef, Resources, USER_DATA_MAX, Workload,
+    Blob, ImageId, ImageRef, OF_INSTANCE, OF_VOLUME, Resources, USER_DATA_MAX, Workload,
     input::{
         KEYS_MAX, catalog_name, image_name, is_hostname, is_image_url, is_public_key, is_sha256, is_sha512,
     },
@@ -120,7 +120,6 @@ pub(crate) async fn read(
     let image = demanding(image, text, digest, words.sha256).map_err(|it| Part::Sha256.wrong(it))?;
     Ok(Guest {
         kind: Workload::Machine,
-        copy_of: None,
         naming,
         user_data,
         keys,
@@ -182,6 +181,13 @@ pub(crate) async fn image_ref(
 async fn image_of(session: &Session, text: &str, size: &Resources) -> Result<ImageRef, Failure> {
     if let Some(url) = session.settings.images.get(text) {
         return image_url(url).map(ImageRef::at);
+    }
+    // A colon is in no name of either.
+    if let Some(volume) = text.strip_prefix(OF_VOLUME) {
+        return Ok(ImageRef::copy_of(Workload::Volume, resolve_volume(&session.cloud, volume).await?));
+    }
+    if let Some(instance) = text.strip_prefix(OF_INSTANCE) {
+        return Ok(ImageRef::copy_of(Workload::Machine, resolve(&session.cloud, instance).await?));
     }
     if image_name(text).is_err() && text.parse::<ImageId>().is_err() {
         return image_url(text).map(ImageRef::at);

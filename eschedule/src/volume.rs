@@ -7,7 +7,7 @@ use ec_cloud::{
     Acted, Ask, Doomed, NewVolume, Scheduled, Step, VolumeView, find_placed, node_named, resolve,
     resolve_volume, until_active, until_done, until_gone,
 };
-use ec_model::{InstanceId, ResourceQuery};
+use ec_model::{InstanceId, OF_VOLUME, ResourceQuery};
 use ec_runtime::{
     exit::{Failure, tell},
     shutdown_on_signals,
@@ -101,14 +101,14 @@ pub(crate) struct Creating {
     name: String,
 
     /// How large, in GiB [default: as what it is a copy of]
-    #[arg(long, value_name = "GB", required_unless_present = "copy_of", allow_negative_numbers = true)]
+    #[arg(long, value_name = "GB", allow_negative_numbers = true)]
     size: Option<u64>,
 
-    /// Make it of this image: a name or a URL
+    /// Make it of this image: a name or a URL; or as a copy, of volume:NAME or of the disk of instance:NAME
     #[arg(long, value_name = "IMAGE|URL", conflicts_with = "copy_of")]
     image: Option<String>,
 
-    /// Make it a copy of this volume, which no instance that runs may have meanwhile
+    /// Make it a copy of this volume as it is now, also while an instance writes it; as `--image volume:VOLUME`
     #[arg(long, value_name = "VOLUME")]
     copy_of: Option<String>,
 
@@ -185,17 +185,13 @@ async fn create(session: &Session, creating: Creating, output: Output) -> Result
         }
         (None, None) => None,
     };
-    let image = match &creating.image {
+    let copied = creating.copy_of.as_ref().map(|volume| format!("{OF_VOLUME}{volume}"));
+    let image = match copied.as_ref().or(creating.image.as_ref()) {
         Some(image) => Some(image_ref(session, image, None).await?),
         None => None,
     };
-    let copy_of = match &creating.copy_of {
-        Some(volume) => Some(resolve_volume(cloud, volume).await?),
-        None => None,
-    };
     let labels: BTreeMap<String, String> = once_each("--label", &creating.label)?;
-    let new =
-        NewVolume { name: Some(creating.name.clone()), size_gb: creating.size, image, copy_of, node, labels };
+    let new = NewVolume { name: Some(creating.name.clone()), size_gb: creating.size, image, node, labels };
     let patience = Patience::new(creating.waiting)?;
     let stop = match patience.timeout {
         Some(_) => patience.stop.clone(),

@@ -123,6 +123,96 @@ async fn what_is_written_on_a_volume_outlives_the_guest_and_the_agent() -> Resul
     guest.stack.until_exactly(&[]).await
 }
 
+/// Counts on its own disk for ever: what is read of the second place is never more than one behind the first, at whatever
+/// moment the disk is looked at.
+const COUNT: &str = "(trap '' HUP; n=1000; while :; do for at in 600 700; do echo $n | dd of=/dev/vda bs=1M seek=$at conv=fsync; \
+    done; n=$((n+1)); done) </dev/null >/dev/null 2>&1 & echo counts";
+
+/// What a disk has of both.
+async fn counted(guest: &Guest, device: &str) -> Result<[i64; 2]> {
+    let mut counts = [0; 2];
+    for (count, at) in counts.iter_mut().zip([600, 700]) {
+        let read = format!("dd if=/dev/{device} bs=1M skip={at} count=1 2>/dev/null | head -n 1");
+        let read = guest.run(&format!("{UNTIL_THERE} {device}; {read}")).await?;
+        *count = read.trim().parse().with_context(|| format!("no number at {at} of {device}: {read}"))?;
+    }
+    Ok(counts)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_is_copied_under_its_guest_and_restored_and_booted_from() -> Result<()> {
+    let mut guest = Guest::up_as(TWO, &[]).await?;
+    let data = id(&guest.volume(&["create", "data", "--size", "1", "--for", "web", "--wait"])?)?;
+    guest.volume(&["attach", "data", "web", "--wait"])?;
+    guest.run(&format!("{UNTIL_THERE} vdb; dd if=/dev/urandom of=/dev/vdb bs=1M count=4 conv=fsync")).await?;
+    let written = guest.digest("vdb").await?;
+    let boot = guest.boot().await?;
+    guest.run(COUNT).await?;
+    guest.stack.until("it counts", async || Ok(counted(&guest, "vda").await.is_ok())).await?;
+
+    // Copies are of one moment, though the guest goes on writing.
+    let copy = id(&guest.volume(&["create", "copy", "--copy-of", "data", "--wait"])?)?;
+    let snap = guest.volume(&["create", "snap", "--image", "instance:web", "--wait"])?;
+    assert_eq!(
+        (&snap["size_gb"], &snap["copy_of"]),
+        (&1.into(), &guest.instance.to_string().into()),
+        "{snap}"
+    );
+    let snap = id(&snap)?;
+    for whole in [copy, snap] {
+        is_whole(&guest, whole)?;
+        assert_eq!(claimed(&guest, whole).await?, 1);
+    }
+    guest.stack.until_exactly_with(&[guest.instance], &[data, copy, snap]).await?;
+    guest.volume(&["attach", "copy", "web", "--wait"])?;
+    guest.volume(&["attach", "snap", "web", "--wait"])?;
+    assert_eq!(guest.digest("vdc").await?, written);
+    let [first, second] = counted(&guest, "vdd").await?;
+    assert!((0..=1).contains(&(first - second)), "{first}, {second}");
+    let [now, _] = counted(&guest, "vda").await?;
+    assert!(now > first, "it goes on: {now}, {first}");
+    assert_eq!(guest.boot().await?, boot, "it was not started anew");
+    guest.volume(&["detach", "snap", "--wait"])?;
+
+    // Killed while libvirt copies, its next agent begins again.
+    guest.stack.kill_agent()?;
+    guest.stack.start_agent("before-create-volume=pause").await?;
+    let third = id(&guest.volume(&["create", "third", "--image", "instance:web"])?)?;
+    guest.stack.until_reached("before-create-volume").await?;
+    guest.stack.kill_agent()?;
+    guest.stack.start_agent("").await?;
+    guest.stack.until_state(third, ec_model::State::Active).await?;
+    is_whole(&guest, third)?;
+    guest.asks(&["volume", "delete", "third", "--wait"])?;
+
+    // Restored: as it was at that moment.
+    guest.run("echo spoilt | dd of=/dev/vda bs=1M seek=500 conv=fsync").await?;
+    guest.refused(&["rescue", "web", "--image", "volume:snap"], "name one with `--image`")?;
+    guest.asks(&["rebuild", "--wait", "web", "volume:snap"])?;
+    assert_eq!(guest.kept().await?, "precious");
+    assert_eq!(counted(&guest, "vda").await?, [first, second]);
+    assert_eq!(guest.digest("vdb").await?, written, "its volumes stay");
+    guest.stack.until_exactly_with(&[guest.instance], &[data, copy, snap]).await?;
+
+    // Another boots from it, and stands on its own.
+    let small = "resources=VCPU:1,MEMORY_MB:128,DISK_GB:0";
+    ensure!(!guest.stack.eschedule(&[small, "--image", "volume:snap"])?.status.success());
+    let public = format!("{}.pub", guest.key());
+    let first_one = guest.instance;
+    let booting = ["volume:snap", "--wait", "--name", "db", "--key", &public];
+    guest.instance = guest.stack.schedule_as(TWO, &booting)?;
+    assert_eq!(guest.kept().await?, "precious");
+    guest.volume(&["detach", "copy", "--wait"])?;
+    guest.asks(&["volume", "delete", "snap", "copy", "--wait"])?;
+    guest.asks(&["reboot", "--hard", "--wait", "db"])?;
+    assert_eq!(guest.kept().await?, "precious");
+    guest.refused(&["rebuild", "db"], "there is no")?;
+    guest.stack.until_exactly_with(&[first_one, guest.instance], &[data]).await?;
+    guest.asks(&["destroy", "--wait", "db", "web"])?;
+    guest.asks(&["volume", "delete", "data", "--wait"])?;
+    guest.stack.until_exactly(&[]).await
+}
+
 /// Something that is asked of a volume, and the steps at which the agent is killed while it does it.
 const KILLS: [(&[&str], &[&str]); 4] = [
     (&["create", "data", "--size", "1"], &["before-volume", "before-create-volume", "before-mark-started"]),

@@ -207,7 +207,6 @@ pub fn unplaced(instance: InstanceId, name: Option<&str>, project: &str, created
             metadata: std::collections::BTreeMap::new(),
             user_data_bytes: None,
             token_required: false,
-            copy_of: None,
         },
         power: ec_model::PowerWish::default(),
         restart: ec_model::Restart::No,

@@ -11,6 +11,7 @@ use ec_plan::{
 use ec_store::{Compare, StoreError, Txn};
 use jiff::{SignedDuration, Timestamp};
 
+use crate::source::Source;
 use crate::{
     Cloud, CloudError, CloudResult, Kind,
     history::{Asked, last_of, note},
@@ -98,6 +99,19 @@ async fn wish(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<A
             && !same_name(record.record.name.as_deref(), name)
         {
             free(cloud, record.record.kind, name).await?;
+        }
+        let its_own = &record.record.spec.image;
+        if let Wish::Rescue(image) = &wish
+            && image.as_ref().unwrap_or(its_own).copied().is_some()
+        {
+            let why =
+                "a rescue disk is made of an image, and not as a copy of a disk: name one with `--image`";
+            return Err(CloudError::Refused(format!("cannot {} {instance}: {why}", verb.name())));
+        }
+        if let Wish::Rebuild(image) = &wish
+            && let Some(source) = Source::of(cloud, image.as_ref().unwrap_or(its_own)).await?
+        {
+            source.is_on(known.node)?;
         }
         if let Wish::Resize(extent) = &wish {
             claim(cloud, &known, extent).await?;

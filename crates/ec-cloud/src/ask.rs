@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, HashMap};
 
 use ec_model::{
-    Blob, ImageRef, Instance, InstanceId, NodeId, Record, Request, ResourceQuery, Restart, Spec, Workload,
-    decode,
+    Blob, ImageRef, Instance, NodeId, Record, Request, ResourceQuery, Restart, Spec, Workload, decode,
     input::{LABELS_MAX, METADATA_MAX},
 };
 use ec_placement_client::DISABLED;
 use ec_plan::choice::{Choice, Offer, Order, Strategy, choose, fullness};
 
+use crate::source::Source;
 use crate::{Cloud, CloudError, CloudResult, Joining, Naming, schedule::Looked};
 
 /// So many candidates are asked for, then so many, then all: most often the first of a few will do, and all of
@@ -33,10 +33,8 @@ pub struct Guest {
     pub user_data: Option<Blob>,
     /// Public keys in OpenSSH's form.
     pub keys: Vec<String>,
-    /// What its disk is made from; none where that is nothing, or another volume.
+    /// What its disk is made from; none where that is nothing.
     pub image: ImageRef,
-    /// The volume that it is a copy of.
-    pub copy_of: Option<InstanceId>,
     /// Whether metadata is given only with a token.
     pub token_required: bool,
     /// What its user tells it apart by.
@@ -104,6 +102,22 @@ impl<'a> Ask<'a> {
     /// The same for an instance made from that image, which not every agent may understand.
     pub fn of(self, image: &ImageRef) -> Self {
         Self { format: image.format(), ..self }
+    }
+
+    /// The same where what it is made of lies, where only one node can do that.
+    ///
+    /// # Errors
+    /// There is nothing of that, or it is larger, or another node is asked for.
+    pub async fn beside(self, cloud: &Cloud, image: &ImageRef) -> CloudResult<Self> {
+        let Some(source) = Source::of(cloud, image).await? else { return Ok(self) };
+        // Without it, it is as large as what it is made of.
+        if let Some(gigabytes) = self.query.total().get("DISK_GB") {
+            source.fits(*gigabytes)?;
+        }
+        match self.node {
+            Some(node) => source.is_on(node).map(|()| self),
+            None => self.on(source.node),
+        }
     }
 
     /// The same on one node only. The instance's own query stays as it is: what is placed again may go elsewhere.
@@ -204,6 +218,12 @@ impl<'a> Wanted<'a> {
         Ok(Self { ask: Ask { format, ..ask }, guest })
     }
 
+    /// The same where what it is made of lies.
+    pub(crate) async fn beside_source(&self, cloud: &Cloud) -> CloudResult<Self> {
+        let ask = self.ask.clone().beside(cloud, &self.guest.image).await?;
+        Ok(Self { ask, guest: self.guest })
+    }
+
     pub(crate) fn spec(&self) -> Spec {
         let Self { ask: Ask { query, .. }, guest } = self;
         Spec {
@@ -212,7 +232,6 @@ impl<'a> Wanted<'a> {
             image: guest.image.clone(),
             keys: guest.keys.clone(),
             metadata: guest.metadata.clone(),
-            copy_of: guest.copy_of,
             user_data_bytes: guest.user_data.as_ref().map(|data| data.0.len() as u64),
             token_required: guest.token_required,
         }

@@ -42,6 +42,7 @@ mod rights;
 mod schedule;
 mod select;
 mod sizes;
+mod source;
 mod tend;
 mod volume;
 mod wait;

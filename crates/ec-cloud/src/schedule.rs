@@ -56,6 +56,7 @@ pub async fn schedule(
 ) -> CloudResult<Result<Scheduled, NoRoom>> {
     let begun = Instant::now();
     let mut seen = NoRoom::default();
+    let wanted = &wanted.beside_source(cloud).await?;
     // At the same time: the intent is needed only for the claim.
     let spec = wanted.spec();
     let (limits, order) = (wanted.ask.limits(), wanted.ask.order(cloud).await?);

@@ -30,6 +30,7 @@ use crate::{
     history::{Asked, note},
     lookup::{Found, Known, View, find, find_placed, list_all, resolve_as},
     schedule,
+    source::{Source, kind_of},
     wait::Awaited,
 };
 
@@ -47,8 +48,6 @@ pub struct NewVolume {
     pub size_gb: Option<u64>,
     /// What it is made of; nothing where there is none.
     pub image: Option<ImageRef>,
-    /// The volume that it is a copy of.
-    pub copy_of: Option<InstanceId>,
     /// The only node that may be.
     pub node: Option<NodeId>,
     /// What its user tells it apart by.
@@ -74,7 +73,7 @@ pub struct VolumeView {
     pub device: Option<String>,
     /// The image that it was made of.
     pub image: Option<String>,
-    /// The volume that it was made a copy of.
+    /// The volume, or the instance, of whose disk it was made a copy.
     pub copy_of: Option<InstanceId>,
     /// The project that it is accounted to, where that is told.
     pub project: Option<String>,
@@ -114,10 +113,8 @@ pub async fn create_volume(
     new: &NewVolume,
     stop: &CancellationToken,
 ) -> CloudResult<Result<Scheduled, NoRoom>> {
-    let of = match new.copy_of {
-        Some(of) => Some(known_volume(cloud, of).await?),
-        None => None,
-    };
+    let image = new.image.clone().unwrap_or_default();
+    let of = Source::of(cloud, &image).await?;
     if let Some(name) = new.name.as_ref().filter(|name| !is_hostname(name)) {
         return Err(CloudError::Invalid(format!(
             "`{name}` cannot be a volume's name: wanted letters, digits and hyphens, at most 63 in each part, and not a uuid"
@@ -126,33 +123,26 @@ pub async fn create_volume(
     if new.labels.len() > LABELS_MAX {
         return Err(CloudError::Invalid(format!("{} labels are more than {LABELS_MAX}", new.labels.len())));
     }
-    let least = of.as_ref().and_then(|of| of.record.as_ref()).map_or(0, size_of);
-    let size_gb = new.size_gb.unwrap_or(least);
-    if size_gb < least.max(1) {
-        let why = if least > 0 { "what it is a copy of has" } else { "a volume has at least" };
-        return Err(CloudError::Invalid(format!("{size_gb} GB are too few: {why} {}", least.max(1))));
+    let size_gb = new.size_gb.unwrap_or(of.map_or(0, |of| of.gigabytes));
+    if size_gb == 0 {
+        let why = match of {
+            Some(_) => {
+                "it is to be a copy of a disk that is as large as its image: say how large it shall be (`--size`)"
+            }
+            None => "0 GB are too few: a volume has at least 1",
+        };
+        return Err(CloudError::Invalid(why.to_owned()));
     }
-    let node = match (&of, new.node) {
-        (Some(of), Some(node)) if node != of.node => {
-            return Err(CloudError::Refused(format!(
-                "volume {} lies on the storage of node {}, and is copied there only",
-                of.instance, of.node
-            )));
-        }
-        (Some(of), _) => Some(of.node),
-        (None, node) => node,
-    };
     let query = ResourceQuery::parse(&format!("resources={DISK}:{size_gb}"))
         .map_err(|error| CloudError::Invalid(error.to_string()))?;
     let mut ask = Ask::of_volume(&query)?;
-    if let Some(node) = node {
+    if let Some(node) = new.node {
         ask = ask.on(node)?;
     }
     let guest = Guest {
         kind: Workload::Volume,
         naming: new.name.clone().map_or(Naming::None, Naming::Name),
-        image: new.image.clone().unwrap_or_default(),
-        copy_of: new.copy_of,
+        image,
         labels: new.labels.clone(),
         ..Guest::default()
     };
@@ -407,7 +397,9 @@ fn told(view: View, record: Option<&Instance>, holder: Option<(InstanceId, Strin
         _ => "unknown",
     };
     let (instance, device) = holder.unzip();
-    let image = record.map(|record| &record.spec.image).filter(|image| !image.is_none());
+    let made_of = record.map(|record| &record.spec.image).filter(|image| !image.is_none());
+    let copy_of = made_of.and_then(ImageRef::copied);
+    let image = made_of.filter(|_| copy_of.is_none());
     VolumeView {
         volume: view.instance,
         name: view.name,
@@ -417,16 +409,12 @@ fn told(view: View, record: Option<&Instance>, holder: Option<(InstanceId, Strin
         instance,
         device,
         image: image.map(|image| image.name.clone().unwrap_or_else(|| image.url.clone())),
-        copy_of: record.and_then(|record| record.spec.copy_of),
+        copy_of,
         project: view.project,
         labels: view.labels,
         created_at: view.created_at,
         reason: view.reason,
     }
-}
-
-fn size_of(record: &Instance) -> u64 {
-    record.spec.resources.get(DISK).copied().unwrap_or(0)
 }
 
 fn of_machine_acted(machine: &Known, device: String, already: Option<String>) -> Attached {
@@ -505,10 +493,7 @@ async fn lost_by(cloud: &Cloud, holder: InstanceId, volume: InstanceId) -> Cloud
 
 async fn known_volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<Known> {
     let known = find_placed(cloud, volume).await.map_err(|error| no_volume(error, volume))?;
-    let kind = known.record.as_ref().map(|record| record.kind);
-    let kind = kind.or_else(|| known.request.record().map(|request| request.kind));
-    let kind = kind.or_else(|| known.status.record().map(|status| status.kind));
-    if kind == Some(Workload::Volume) { Ok(known) } else { Err(not_a_volume(volume)) }
+    if kind_of(&known) == Workload::Volume { Ok(known) } else { Err(not_a_volume(volume)) }
 }
 
 fn no_volume(error: CloudError, volume: InstanceId) -> CloudError {

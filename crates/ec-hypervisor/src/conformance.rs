@@ -236,17 +236,21 @@ async fn a_disk_is_replaced_when_its_guest_has_ended(
     instance: InstanceId,
 ) {
     let expect = |state| expect(hypervisor, instance, Some(state), true);
+    let on_base = VolumeSource::Image(base.clone());
     let disk = async || hypervisor.size(instance).await.expect("size").expect("there is a domain").disk_bytes;
     let larger = (base.virtual_size + (64 << 20)).next_multiple_of(1024);
     build(hypervisor, base, instance).await;
     expect_failed(hypervisor.replace_overlay(instance).await, "replace by nothing");
     expect_failed(
-        hypervisor.create_successor(instance, base, Some(base.virtual_size - 512)).await,
+        hypervisor.create_successor(instance, &on_base, Some(base.virtual_size - 512)).await,
         "a successor smaller than its base",
     );
-    for capacity in [None, Some(larger)] {
-        hypervisor.create_successor(instance, base, capacity).await.expect("make a successor");
-        expect(RunState::Running).await;
+    let of_itself = VolumeSource::Copy(instance);
+    for source in [&of_itself, &on_base] {
+        for capacity in [None, Some(larger)] {
+            hypervisor.create_successor(instance, source, capacity).await.expect("make a successor");
+            expect(RunState::Running).await;
+        }
     }
     expect_failed(hypervisor.replace_overlay(instance).await, "replace under a guest that runs");
     for _ in 0..2 {
@@ -258,9 +262,12 @@ async fn a_disk_is_replaced_when_its_guest_has_ended(
 
     hypervisor.start(instance).await.expect("start");
     hypervisor.save(instance).await.expect("save");
-    hypervisor.create_successor(instance, base, Some(larger)).await.expect("make a successor");
-    hypervisor.replace_overlay(instance).await.expect("replace");
-    assert_eq!(disk().await, larger, "the new disk");
+    for capacity in [larger + 1024, larger] {
+        let source = if capacity == larger { &on_base } else { &of_itself };
+        hypervisor.create_successor(instance, source, Some(capacity)).await.expect("make a successor");
+        hypervisor.replace_overlay(instance).await.expect("replace");
+        assert_eq!(disk().await, capacity, "the new disk");
+    }
     let observed = hypervisor.observe(instance).await.expect("observe");
     assert!(
         matches!(observed.domain, Some(RunState::Ended(_) | RunState::NotStarted)) && observed.volume,
@@ -268,7 +275,7 @@ async fn a_disk_is_replaced_when_its_guest_has_ended(
     );
     hypervisor.start(instance).await.expect("start from the new disk");
     expect(RunState::Running).await;
-    hypervisor.create_successor(instance, base, None).await.expect("make another successor");
+    hypervisor.create_successor(instance, &on_base, None).await.expect("make another successor");
     hypervisor.destroy(instance).await.expect("destroy");
     expect_failed(hypervisor.replace_overlay(instance).await, "a successor goes with its instance");
 }

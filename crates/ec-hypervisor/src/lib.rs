@@ -49,12 +49,12 @@ pub trait Hypervisor: Send + Sync + 'static {
         capacity_bytes: Option<u64>,
     ) -> HypervisorResult<()>;
 
-    /// Makes another overlay on `base` beside the instance's own, in the place of one that is there from before. A guest that
-    /// runs on its own goes on.
+    /// Makes another disk beside the instance's own, in the place of one that is there from before. A guest that
+    /// runs on its own goes on. Capacity is `capacity_bytes`, or where `None` that of what it is made of.
     async fn create_successor(
         &self,
         instance: InstanceId,
-        base: &BaseImage,
+        source: &VolumeSource,
         capacity_bytes: Option<u64>,
     ) -> HypervisorResult<()>;
 
@@ -82,7 +82,7 @@ pub trait Hypervisor: Send + Sync + 'static {
     /// error. Fails while a guest is up from it.
     async fn drop_rescue(&self, instance: InstanceId) -> HypervisorResult<()>;
 
-    /// Makes a volume's disk, of which there is no domain. One that is there already is kept where it may be that, and made
+    /// Makes a volume's disk, or that of a machine whose guest never ran. One that is there already is kept where it may be that, and made
     /// anew otherwise: nobody has written it. A copy may take hours; given up, it leaves what the next call, or
     /// [`Hypervisor::destroy`], takes away.
     async fn create_volume(

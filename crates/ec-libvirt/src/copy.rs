@@ -23,6 +23,19 @@ use crate::{
     xml::{self, BackupXml, VolumeXml},
 };
 
+/// What is to be copied, and for whom.
+#[derive(Debug, Clone)]
+pub(crate) struct Copy {
+    /// Whose disk, or for whom.
+    pub(crate) owner: InstanceId,
+    /// What is copied.
+    pub(crate) of: InstanceId,
+    /// In bytes, or where `None` that of what is copied.
+    pub(crate) capacity: Option<u64>,
+    /// Where it lies when it is whole.
+    pub(crate) place: PathBuf,
+}
+
 /// A backup that libvirt is at.
 #[derive(Debug, Clone)]
 pub(crate) struct Copying {
@@ -30,36 +43,36 @@ pub(crate) struct Copying {
     part: PathBuf,
 }
 
-/// Copies the disk of `of` where no guest is up with it, and begins to where one is.
+/// Makes the copy where no guest is up with what is copied, and begins to where one is.
 pub(crate) fn begin(
     connect: &Connect,
     node: NodeId,
     pool: &Pool,
-    volume: InstanceId,
-    of: InstanceId,
-    capacity: u64,
+    copy: &Copy,
 ) -> Result<Option<Copying>, CallError> {
-    give_up(connect, node, pool, volume)?;
+    let Copy { owner, of, .. } = *copy;
+    give_up(connect, node, pool, owner)?;
     pool.refuse_snapshots(of)?;
     let Some(source) = pool.known(connect, of)? else {
         return Err(CallError::Refused(format!("there is no disk of {of} to copy")));
     };
     let has = source.info()?.capacity;
+    let capacity = copy.capacity.unwrap_or(has);
     if capacity < has {
         return Err(CallError::Refused(format!(
             "it is to have {capacity} bytes, but what it is a copy of has {has}; give it at least that"
         )));
     }
     let Some((domain, from, device)) = user(connect, node, pool, of)? else {
-        let part = pool.part_path(volume, of);
+        let part = pool.part_path(owner, of);
         pool.create(connect, &part, |name| VolumeXml::alone(name, capacity), Some(&source))?;
-        finish(connect, pool, volume, capacity, &part)?;
+        end(connect, pool, copy, &part)?;
         return Ok(None);
     };
     if sys::backup(&domain)?.is_some() {
         return Err(CallError::NotNow(format!("a disk of {from} is being copied already")));
     }
-    let part = pool.part_path(volume, from);
+    let part = pool.part_path(owner, from);
     pool.create(connect, &part, |name| VolumeXml::alone(name, has), None)?;
     let document = xml::utf8(&part).and_then(|part| xml::write(&BackupXml::new(&device, part)));
     let document = document.map_err(CallError::Refused)?;
@@ -73,36 +86,34 @@ pub(crate) fn begin(
     Ok(Some(Copying { from, part }))
 }
 
-/// Whether it came to its end.
-pub(crate) fn is_whole(connect: &Connect, node: NodeId, copying: &Copying) -> Result<bool, CallError> {
-    let Copying { from, part } = copying;
+/// Whether it came to its end, and is in its place.
+pub(crate) fn is_done(
+    connect: &Connect,
+    node: NodeId,
+    pool: &Pool,
+    copy: &Copy,
+    Copying { from, part }: &Copying,
+) -> Result<bool, CallError> {
     let broken = || CallError::NotNow(format!("{from} ended, or was made to, before its disk was copied"));
     let Found::Ours(domain) = domain::find(connect, node, *from)? else { return Err(broken()) };
     if is_backup_to(&domain, part)? {
         return Ok(false);
     }
-    if sys::last_backup_completed(&domain)? { Ok(true) } else { Err(broken()) }
+    if !sys::last_backup_completed(&domain)? {
+        return Err(broken());
+    }
+    end(connect, pool, copy, part)?;
+    Ok(true)
 }
 
-/// Puts a whole copy in its place.
-pub(crate) fn end(
-    connect: &Connect,
-    pool: &Pool,
-    volume: InstanceId,
-    capacity: u64,
-    copying: &Copying,
-) -> Result<(), CallError> {
-    finish(connect, pool, volume, capacity, &copying.part)
-}
-
-/// Ends what was begun of a copy for this volume, and deletes it.
+/// Ends what was begun of a copy for this one, and deletes it.
 pub(crate) fn give_up(
     connect: &Connect,
     node: NodeId,
     pool: &Pool,
-    volume: InstanceId,
+    owner: InstanceId,
 ) -> Result<(), CallError> {
-    for (part, from) in pool.parts_of(volume)? {
+    for (part, from) in pool.parts_of(owner)? {
         if let Found::Ours(domain) = domain::find(connect, node, from)?
             && domain.is_active()?
         {
@@ -143,18 +154,15 @@ fn user(
     Ok(user.and_then(|user| user.device.map(|device| (user.domain, user.instance, device))))
 }
 
-fn finish(
-    connect: &Connect,
-    pool: &Pool,
-    volume: InstanceId,
-    capacity: u64,
-    part: &Path,
-) -> Result<(), CallError> {
-    let copy = connect.lookup_storage_vol_by_path(xml::utf8(part).map_err(CallError::Refused)?);
-    let copy = absent(copy, ErrorNumber::NoStorageVolume)?;
-    let copy = copy.ok_or_else(|| CallError::NotNow("the copy was taken away meanwhile".to_owned()))?;
-    if copy.info()?.capacity < capacity {
-        copy.resize(capacity, 0)?;
+/// Puts a whole copy in its place.
+fn end(connect: &Connect, pool: &Pool, copy: &Copy, part: &Path) -> Result<(), CallError> {
+    let made = connect.lookup_storage_vol_by_path(xml::utf8(part).map_err(CallError::Refused)?);
+    let made = absent(made, ErrorNumber::NoStorageVolume)?;
+    let made = made.ok_or_else(|| CallError::NotNow("the copy was taken away meanwhile".to_owned()))?;
+    if let Some(capacity) = copy.capacity
+        && made.info()?.capacity < capacity
+    {
+        made.resize(capacity, 0)?;
     }
-    pool.put_in_place(connect, part, &pool.volume_path(volume))
+    pool.put_in_place(connect, part, &copy.place)
 }

@@ -51,6 +51,11 @@ impl Pool {
         self.path.join(rescue_name(instance))
     }
 
+    /// Where the disk lies that is to replace its own.
+    pub(crate) fn successor_path(&self, instance: InstanceId) -> PathBuf {
+        self.path.join(successor_name(instance))
+    }
+
     /// Whose disk a file is, by its place and name.
     pub(crate) fn owner(&self, file: &str) -> Option<InstanceId> {
         let name = Path::new(file).strip_prefix(&self.path).ok()?.to_str()?;
@@ -95,13 +100,10 @@ impl Pool {
 
     /// An error where a domain on the volume would write below a snapshot, which would ruin what that holds.
     pub(crate) fn refuse_snapshots(&self, instance: InstanceId) -> Result<(), CallError> {
-        let own = [
-            self.volume_path(instance),
-            self.path.join(successor_name(instance)),
-            self.rescue_path(instance),
-        ];
+        let own = [self.volume_path(instance), self.successor_path(instance), self.rescue_path(instance)];
         let volume = &own[0];
-        match self.files_of(instance)?.iter().find(|file| !own.contains(file)) {
+        let is_part = |file: &Path| file.to_str().is_some_and(|file| file.ends_with(PART_SUFFIX));
+        match self.files_of(instance)?.iter().find(|file| !own.contains(file) && !is_part(file)) {
             None => Ok(()),
             Some(layer) => Err(CallError::Refused(format!(
                 "{} holds what the guest wrote last, and {} is only its backing file: commit it (qemu-img commit) \
@@ -280,8 +282,7 @@ impl Pool {
     /// Puts the overlay beside the instance's own in its place, in one step: there is always one of them.
     pub(crate) fn replace_overlay(&self, connect: &Connect, instance: InstanceId) -> Result<(), CallError> {
         self.refuse_snapshots(instance)?;
-        let successor = self.path.join(successor_name(instance));
-        self.put_in_place(connect, &successor, &self.volume_path(instance))
+        self.put_in_place(connect, &self.successor_path(instance), &self.volume_path(instance))
     }
 
     /// Makes the instance's volume as large as this, by the guest that is up and has it as that device where there is one. What is so large

@@ -23,7 +23,8 @@ use crate::{
     addresses::{self, Agents, Told},
     calls::{Hung, Scope},
     config::LibvirtConfig,
-    console, copy,
+    console,
+    copy::{self, Copy},
     disk::{DISK, Pool},
     domain::{self, Found, Whose},
     error::CallError,
@@ -137,6 +138,25 @@ impl LibvirtHypervisor {
         protection.resolve(&config).await;
         let what = "put up the packet rules around guests".to_owned();
         self.look.call(what, Scope::Host, move |connect| protection.sync(connect, &config)).await
+    }
+
+    /// Makes the copy. A guest's disk may take hours, which one call must not.
+    async fn copy(&self, what: String, copy: Copy) -> HypervisorResult<()> {
+        let (node, scope) = (self.config.node, Scope::Instance(copy.owner));
+        let (pool, begun) = (Arc::clone(&self.pool), copy.clone());
+        let begin = move |connect: &virt::connect::Connect| copy::begin(connect, node, &pool, &begun);
+        let Some(copying) = self.act.call(what.clone(), scope, begin).await? else { return Ok(()) };
+        let mut pause = COPY_LOOK_FIRST;
+        loop {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(COPY_LOOK_LONGEST);
+            let (pool, copy, copying) = (Arc::clone(&self.pool), copy.clone(), copying.clone());
+            let look =
+                move |connect: &virt::connect::Connect| copy::is_done(connect, node, &pool, &copy, &copying);
+            if self.act.call(what.clone(), scope, look).await? {
+                return Ok(());
+            }
+        }
     }
 
     /// One call on one domain.
@@ -284,17 +304,33 @@ impl Hypervisor for LibvirtHypervisor {
     async fn create_successor(
         &self,
         instance: InstanceId,
-        base: &BaseImage,
+        source: &VolumeSource,
         capacity_bytes: Option<u64>,
     ) -> HypervisorResult<()> {
-        let (node, pool, base) = (self.config.node, Arc::clone(&self.pool), base.clone());
+        let (node, pool) = (self.config.node, Arc::clone(&self.pool));
+        let what = format!("create a new disk of {instance}");
+        let base = match source {
+            VolumeSource::Copy(of) => {
+                let place = pool.successor_path(instance);
+                let copy = Copy { owner: instance, of: *of, capacity: capacity_bytes, place };
+                return self.copy(what, copy).await;
+            }
+            VolumeSource::Image(base) => base.clone(),
+            VolumeSource::Empty => {
+                return Err(HypervisorError::Failed {
+                    what,
+                    detail: "nothing boots from an empty disk".into(),
+                });
+            }
+        };
         let work = move |connect: &virt::connect::Connect| {
             if let Found::Foreign = domain::find(connect, node, instance)? {
                 return Err(domain::foreign(instance));
             }
+            copy::give_up(connect, node, &pool, instance)?;
             pool.create_successor(connect, instance, &base, capacity_bytes)
         };
-        self.act.call(format!("create a new overlay of {instance}"), Scope::Instance(instance), work).await
+        self.act.call(what, Scope::Instance(instance), work).await
     }
 
     async fn replace_overlay(&self, instance: InstanceId) -> HypervisorResult<()> {
@@ -307,8 +343,11 @@ impl Hypervisor for LibvirtHypervisor {
     }
 
     async fn drop_successor(&self, instance: InstanceId) -> HypervisorResult<()> {
-        let pool = Arc::clone(&self.pool);
-        let work = move |connect: &virt::connect::Connect| pool.drop_successor(connect, instance);
+        let (node, pool) = (self.config.node, Arc::clone(&self.pool));
+        let work = move |connect: &virt::connect::Connect| {
+            copy::give_up(connect, node, &pool, instance)?;
+            pool.drop_successor(connect, instance)
+        };
         self.act.call(format!("drop the new overlay of {instance}"), Scope::Instance(instance), work).await
     }
 
@@ -361,41 +400,35 @@ impl Hypervisor for LibvirtHypervisor {
         source: &VolumeSource,
         capacity_bytes: u64,
     ) -> HypervisorResult<()> {
-        let (node, pool, source) = (self.config.node, Arc::clone(&self.pool), source.clone());
-        let (what, scope) = (format!("create volume {volume}"), Scope::Instance(volume));
+        let (node, pool) = (self.config.node, Arc::clone(&self.pool));
+        let what = format!("create volume {volume}");
+        let place = pool.volume_path(volume);
+        let base = match source {
+            VolumeSource::Copy(of) => {
+                let copy = Copy { owner: volume, of: *of, capacity: Some(capacity_bytes), place };
+                let is_there = move |connect: &virt::connect::Connect| {
+                    volumes::refuse_used(connect, &pool, volume)?;
+                    if let Found::Ours(domain) = domain::find(connect, node, volume)?
+                        && domain.is_active()?
+                    {
+                        return Err(CallError::Refused(
+                            "a guest is up from the disk that is to be made".into(),
+                        ));
+                    }
+                    // It has its name from when it is whole.
+                    Ok(pool.capacity(connect, volume)? == Some(capacity_bytes))
+                };
+                let is_there = self.look.call(what.clone(), Scope::Instance(volume), is_there).await?;
+                return if is_there { Ok(()) } else { self.copy(what, copy).await };
+            }
+            VolumeSource::Image(base) => Some(base.clone()),
+            VolumeSource::Empty => None,
+        };
         let work = move |connect: &virt::connect::Connect| {
             volumes::refuse_used(connect, &pool, volume)?;
-            let base = match &source {
-                // It has its name from when it is whole.
-                VolumeSource::Copy(_) if pool.capacity(connect, volume)? == Some(capacity_bytes) => {
-                    return Ok(None);
-                }
-                VolumeSource::Copy(of) => {
-                    return copy::begin(connect, node, &pool, volume, *of, capacity_bytes);
-                }
-                VolumeSource::Image(base) => Some(base),
-                VolumeSource::Empty => None,
-            };
-            pool.create_volume(connect, volume, base, capacity_bytes)?;
-            Ok(None)
+            pool.create_volume(connect, volume, base.as_ref(), capacity_bytes)
         };
-        let Some(copying) = self.act.call(what.clone(), scope, work).await? else { return Ok(()) };
-        // A guest's disk may take hours, and one call must not.
-        let mut pause = COPY_LOOK_FIRST;
-        loop {
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(COPY_LOOK_LONGEST);
-            let looked = copying.clone();
-            let look = move |connect: &virt::connect::Connect| copy::is_whole(connect, node, &looked);
-            if self.look.call(what.clone(), scope, look).await? {
-                break;
-            }
-        }
-        let pool = Arc::clone(&self.pool);
-        let work = move |connect: &virt::connect::Connect| {
-            copy::end(connect, &pool, volume, capacity_bytes, &copying)
-        };
-        self.act.call(what, scope, work).await
+        self.act.call(what, Scope::Instance(volume), work).await
     }
 
     async fn set_volumes(&self, instance: InstanceId, volumes: &[Attachment]) -> HypervisorResult<()> {

@@ -173,7 +173,6 @@ fn of_request(request: &Request) -> Instance {
         metadata: std::collections::BTreeMap::new(),
         user_data_bytes: None,
         token_required: false,
-        copy_of: None,
     };
     Instance {
         instance: request.instance,

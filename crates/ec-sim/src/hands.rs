@@ -195,12 +195,12 @@ impl Hypervisor for Hands {
     async fn create_successor(
         &self,
         instance: InstanceId,
-        base: &BaseImage,
+        source: &VolumeSource,
         capacity_bytes: Option<u64>,
     ) -> HypervisorResult<()> {
-        let base = base.clone();
+        let source = source.clone();
         self.change(Operation::CreateSuccessor, instance, move |hypervisor| async move {
-            hypervisor.create_successor(instance, &base, capacity_bytes).await
+            hypervisor.create_successor(instance, &source, capacity_bytes).await
         })
         .await
     }

@@ -300,7 +300,6 @@ pub(crate) async fn place(
     let Order { name, data, query, restart, group } = order;
     let guest = Guest {
         kind: ec_model::Workload::Machine,
-        copy_of: None,
         naming: match name {
             Some(name) => Naming::Name(name.to_owned()),
             None if world.chance(15) => Naming::Prefix("web-".to_owned()),

@@ -204,7 +204,6 @@ async fn the_view_tells_each_instance_and_no_secret_also_while_etcd_is_away() {
             metadata: std::collections::BTreeMap::new(),
             user_data_bytes: None,
             token_required: false,
-            copy_of: None,
         }),
         access: None,
         request_id: None,

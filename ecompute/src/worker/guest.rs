@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ec_hypervisor::DomainSpec;
+use ec_hypervisor::{DomainSpec, HypervisorResult, VolumeSource};
 use ec_image::CachedImage;
 use ec_metadata::{InstanceRecord, RECORD_VERSION, RecordDir};
 use ec_model::{
@@ -18,7 +18,7 @@ use crate::look::record_facts;
 const PROGRESS_PERIOD: Duration = Duration::from_secs(1);
 
 impl Worker {
-    /// Fetches the image, keeps the node's record, makes the overlay.
+    /// Fetches the image, keeps the node's record, makes the overlay, or a copy.
     pub(super) async fn prepare_disk(&mut self) -> Result<(), Stop> {
         let instance = self.job.instance;
         let parts = Arc::clone(&self.parts);
@@ -40,18 +40,54 @@ impl Worker {
             }
         }
         let disk_bytes = self.disk_bytes().await?;
-        let image = self.fetch(wanted, disk_bytes).await?;
+        let source = self.source(wanted, disk_bytes).await?;
         self.take_permit().await?;
         let mut record = self.record_of(&request).await?;
-        record.base_digest = Some(image.base.digest.clone());
+        record.base_digest = digest_of(&source);
         // Made from what is wished last.
         record.rebuilt =
             request.rebuild.as_ref().map(|wish| Rebuilt { wished_at: wish.wished_at, failed: None });
         self.put_record(record).await?;
         pause_for_test_named("before-overlay");
         self.touched_hypervisor = true;
-        parts.hypervisor.create_overlay(instance, &image.base, disk_bytes).await?;
-        Ok(())
+        match &source {
+            VolumeSource::Image(base) => {
+                Ok(parts.hypervisor.create_overlay(instance, base, disk_bytes).await?)
+            }
+            VolumeSource::Copy(of) => {
+                let bytes = match disk_bytes {
+                    Some(bytes) => bytes,
+                    None => self.parts.hypervisor.disk_bytes(*of).await?.unwrap_or(0),
+                };
+                self.unless_cancelled(parts.hypervisor.create_volume(instance, &source, bytes)).await
+            }
+            VolumeSource::Empty => Err(Stop::Failed("it has no image to boot".to_owned())),
+        }
+    }
+
+    /// What a disk is made of: of an image, which is fetched, as a copy of another of this node, or of nothing.
+    pub(super) async fn source(
+        &mut self,
+        image: &ImageRef,
+        disk_bytes: Option<u64>,
+    ) -> Result<VolumeSource, Stop> {
+        Ok(match image.copied() {
+            Some(of) => VolumeSource::Copy(of),
+            None if image.is_none() => VolumeSource::Empty,
+            None => VolumeSource::Image(self.fetch(image, disk_bytes).await?.base),
+        })
+    }
+
+    /// Waits for a copy, which may take hours; one that is not wanted any more is given up by what is wanted then.
+    pub(super) async fn unless_cancelled(
+        &self,
+        made: impl Future<Output = HypervisorResult<()>>,
+    ) -> Result<(), Stop> {
+        tokio::select! {
+            biased;
+            made = made => Ok(made?),
+            () = self.cancel.cancelled() => Err(Stop::Abandoned),
+        }
     }
 
     /// How large its disk shall be; nothing where it is as large as its image.
@@ -282,6 +318,14 @@ impl Worker {
             vcpus: amount("VCPU")?,
             memory_mb: amount("MEMORY_MB")?,
         })
+    }
+}
+
+/// The digest of the image on which a disk stands, where it stands on one.
+pub(super) fn digest_of(source: &VolumeSource) -> Option<String> {
+    match source {
+        VolumeSource::Image(base) => Some(base.digest.clone()),
+        VolumeSource::Copy(_) | VolumeSource::Empty => None,
     }
 }
 

@@ -6,22 +6,24 @@ use ec_metadata::InstanceRecord;
 use ec_model::Rebuilt;
 use ec_plan::status;
 
-use super::{Stop, Worker, guest::spec_of};
+use super::{
+    Stop, Worker,
+    guest::{digest_of, spec_of},
+};
 
 impl Worker {
-    /// Fetches the image and makes an overlay on it beside the disk that there is. Both bases are in use until it is
+    /// Makes the new disk of its image, which is fetched, or as a copy, beside the one that there is. Both bases are in use until it is
     /// known which disk stays.
     pub(super) async fn prepare_rebuild(&mut self) -> Result<(), Stop> {
         let (instance, parts) = (self.job.instance, Arc::clone(&self.parts));
         let request = self.request()?;
         let disk_bytes = self.disk_bytes().await?;
-        let image = self.fetch(&spec_of(&request)?.image, disk_bytes).await?;
+        let source = self.source(&spec_of(&request)?.image, disk_bytes).await?;
         self.take_permit().await?;
         let record = self.own_record().await?;
-        let next_base_digest = Some(image.base.digest.clone());
+        let next_base_digest = digest_of(&source);
         self.put_record(InstanceRecord { next_base_digest, ..record }).await?;
-        parts.hypervisor.create_successor(instance, &image.base, disk_bytes).await?;
-        Ok(())
+        self.unless_cancelled(parts.hypervisor.create_successor(instance, &source, disk_bytes)).await
     }
 
     /// The guest has ended: the new disk comes, and the old one goes.

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use ec_hypervisor::{HypervisorError, VolumeSource};
+use ec_hypervisor::HypervisorError;
 use ec_metadata::InstanceRecord;
 use ec_model::{Attachment, Resized, Status};
 use ec_plan::{
@@ -10,7 +10,11 @@ use ec_plan::{
     status::{Volumes, with_volumes},
 };
 
-use super::{Stop, Worker, guest::spec_of, pause_for_test_named};
+use super::{
+    Stop, Worker,
+    guest::{digest_of, spec_of},
+    pause_for_test_named,
+};
 
 const DISK: &str = "DISK_GB";
 
@@ -30,21 +34,13 @@ impl Worker {
         }
         tracing::info!("MAKING VOLUME {instance} OF {bytes} BYTES");
         let mut record = self.record_of(&request).await?;
-        let source = if let Some(of) = spec.copy_of {
-            // On its base image, where it has one, the copy does not stand.
-            VolumeSource::Copy(of)
-        } else if spec.image.is_none() {
-            VolumeSource::Empty
-        } else {
-            let image = self.fetch(&spec.image, Some(bytes)).await?;
-            record.base_digest = Some(image.base.digest.clone());
-            VolumeSource::Image(image.base)
-        };
+        let source = self.source(&spec.image, Some(bytes)).await?;
+        record.base_digest = digest_of(&source);
         self.take_permit().await?;
         self.put_record(record).await?;
         pause_for_test_named("before-create-volume");
         self.touched_hypervisor = true;
-        parts.hypervisor.create_volume(instance, &source, bytes).await?;
+        self.unless_cancelled(parts.hypervisor.create_volume(instance, &source, bytes)).await?;
         self.permit = None;
         Ok(())
     }

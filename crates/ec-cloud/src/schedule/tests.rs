@@ -301,7 +301,6 @@ impl World {
     ) -> CloudResult<Result<Scheduled, NoRoom>> {
         let guest = Guest {
             kind: ec_model::Workload::Machine,
-            copy_of: None,
             naming: name.map_or(Naming::None, |name| Naming::Name(name.to_owned())),
             user_data: Some(ec_model::Blob(b"secret".to_vec())),
             keys: Vec::new(),
@@ -559,7 +558,6 @@ async fn a_name_whose_bearer_is_gone_for_long_is_taken_over_and_one_that_is_not_
                 keys: Vec::new(),
                 metadata: std::collections::BTreeMap::new(),
                 user_data_bytes: None,
-                copy_of: None,
                 token_required: false,
             },
             power: ec_model::PowerWish::default(),

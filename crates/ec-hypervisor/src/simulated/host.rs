@@ -164,11 +164,11 @@ impl Host {
         &mut self,
         node: NodeId,
         instance: InstanceId,
-        base: &BaseImage,
+        source: &VolumeSource,
         capacity: Option<u64>,
     ) -> Result<bool, String> {
-        let volume = Volume::on(base, capacity)?;
-        self.machine(node, instance)?.successor = Some(volume);
+        let disk = self.disk(node, source, capacity)?;
+        self.machine(node, instance)?.successor = Some(disk);
         Ok(true)
     }
 
@@ -179,25 +179,31 @@ impl Host {
         source: &VolumeSource,
         capacity: u64,
     ) -> Result<bool, String> {
-        if self.user_of(volume).is_some() {
+        let is_up = |machine: &Machine| machine.domain.as_ref().is_some_and(Domain::is_up);
+        if self.user_of(volume).is_some() || self.machines.get(&volume).is_some_and(is_up) {
             return Err("a domain has it".into());
         }
-        let disk = match source {
-            VolumeSource::Empty => Volume { base: PathBuf::new(), capacity },
-            VolumeSource::Image(base) => Volume::on(base, Some(capacity))?,
-            VolumeSource::Copy(of) => {
-                let from = self.ours(node, *of).and_then(|machine| machine.volume.as_ref());
-                let from = from.ok_or("there is nothing to copy")?;
-                if capacity < from.capacity {
-                    return Err(format!("{capacity} bytes are less than the {} to copy", from.capacity));
-                }
-                Volume { base: PathBuf::from(of.to_string()), capacity }
-            }
-        };
+        let disk = self.disk(node, source, Some(capacity))?;
         let machine = self.machine(node, volume)?;
         let is_new = machine.volume.as_ref() != Some(&disk);
         machine.volume = Some(disk);
         Ok(is_new)
+    }
+
+    fn disk(&self, node: NodeId, source: &VolumeSource, capacity: Option<u64>) -> Result<Volume, String> {
+        match source {
+            VolumeSource::Empty => Ok(Volume { base: PathBuf::new(), capacity: capacity.unwrap_or(0) }),
+            VolumeSource::Image(base) => Volume::on(base, capacity),
+            VolumeSource::Copy(of) => {
+                let from = self.ours(node, *of).and_then(|machine| machine.volume.as_ref());
+                let from = from.ok_or("there is nothing to copy")?;
+                let capacity = capacity.unwrap_or(from.capacity);
+                if capacity < from.capacity {
+                    return Err(format!("{capacity} bytes are less than the {} to copy", from.capacity));
+                }
+                Ok(Volume { base: PathBuf::from(of.to_string()), capacity })
+            }
+        }
     }
 
     pub(super) fn has_user(&self, volume: InstanceId) -> bool {

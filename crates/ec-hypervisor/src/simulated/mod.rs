@@ -240,12 +240,12 @@ impl Hypervisor for SimulatedHypervisor {
     async fn create_successor(
         &self,
         instance: InstanceId,
-        base: &BaseImage,
+        source: &VolumeSource,
         capacity_bytes: Option<u64>,
     ) -> HypervisorResult<()> {
         self.enter(Operation::CreateSuccessor, Some(instance)).await?;
         self.change(Operation::CreateSuccessor, instance, |host| {
-            host.create_successor(self.node, instance, base, capacity_bytes)
+            host.create_successor(self.node, instance, source, capacity_bytes)
         })
     }
 

@@ -92,9 +92,6 @@ pub struct Spec {
     /// What to boot; what a volume is made of, where that is an image.
     #[serde(default, skip_serializing_if = "ImageRef::is_none")]
     pub image: ImageRef,
-    /// The volume of the same node that a volume is a copy of, as it was at that moment.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub copy_of: Option<InstanceId>,
     /// Public keys in OpenSSH's form, for the guest's metadata.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<String>,
@@ -110,10 +107,16 @@ pub struct Spec {
     pub token_required: bool,
 }
 
+/// What the URL of a copy begins with, before the uuid of the disk.
+pub const OF_VOLUME: &str = "volume:";
+/// The same for an instance's own disk.
+pub const OF_INSTANCE: &str = "instance:";
+
 /// Where a disk's content comes from.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageRef {
-    /// `http://`, `https://` or `file://`; `s3://` of an image store.
+    /// `http://`, `https://` or `file://`; `s3://` of an image store; or `volume:` or `instance:` and the uuid of another disk
+    /// of its node, of which it is a copy.
     pub url: String,
     /// The content's SHA-256, in hex, where the user or the image's record demands one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -140,6 +143,21 @@ impl ImageRef {
         Self { url: url.into(), ..Self::default() }
     }
 
+    /// A copy of another disk of its node.
+    pub fn copy_of(kind: Workload, disk: InstanceId) -> Self {
+        let scheme = match kind {
+            Workload::Machine => OF_INSTANCE,
+            Workload::Volume => OF_VOLUME,
+        };
+        Self::at(format!("{scheme}{disk}"))
+    }
+
+    /// The disk that it is a copy of.
+    pub fn copied(&self) -> Option<InstanceId> {
+        let disk = self.url.strip_prefix(OF_VOLUME).or_else(|| self.url.strip_prefix(OF_INSTANCE))?;
+        disk.parse().ok()
+    }
+
     /// Whether both are the same content from the same place, by whatever name they were asked for.
     pub fn is_same(&self, other: &Self) -> bool {
         (&self.url, &self.sha256, &self.sha512) == (&other.url, &other.sha256, &other.sha512)
@@ -148,6 +166,11 @@ impl ImageRef {
     /// The format of a request that asks for it: an agent that reads only the first would overlook something of it, or
     /// not understand it.
     pub fn format(&self) -> u32 {
-        if self.sha512.is_some() || self.url.starts_with("s3://") { 2 } else { 1 }
+        match self {
+            _ if self.copied().is_some() => 3,
+            Self { sha512: Some(_), .. } => 2,
+            _ if self.url.starts_with("s3://") => 2,
+            _ => 1,
+        }
     }
 }

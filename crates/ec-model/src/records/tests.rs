@@ -15,7 +15,6 @@ fn spec() -> Spec {
         metadata: std::collections::BTreeMap::new(),
         user_data_bytes: Some(3),
         token_required: false,
-        copy_of: None,
     }
 }
 

@@ -260,7 +260,6 @@ pub(crate) fn spec(metadata: u8, size: Size) -> Spec {
         metadata: items.into_iter().collect(),
         user_data_bytes: None,
         token_required: false,
-        copy_of: None,
     }
 }
 

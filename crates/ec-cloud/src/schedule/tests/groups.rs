@@ -161,7 +161,6 @@ async fn who_joins_a_group_that_is_deleted_meanwhile_is_refused_and_claims_nothi
     let joining = Joining::new(&cloud, "apart").await.unwrap();
     let guest = Guest {
         kind: ec_model::Workload::Machine,
-        copy_of: None,
         naming: Naming::Name("web".to_owned()),
         user_data: None,
         keys: Vec::new(),

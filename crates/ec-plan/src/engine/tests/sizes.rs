@@ -20,7 +20,6 @@ fn wished(claimed: u64) -> (Told, Vec<Command>) {
         metadata: std::collections::BTreeMap::new(),
         user_data_bytes: None,
         token_required: false,
-        copy_of: None,
     };
     let resize = Some(Resize { wished_at: Timestamp::UNIX_EPOCH });
     let before = (*requested(Desired::Active).record.unwrap()).clone();

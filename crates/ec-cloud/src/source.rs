@@ -1,0 +1,77 @@
+//! Disks that others are made copies of: only the node makes a copy that has what is copied.
+
+use ec_model::{ImageRef, InstanceId, NodeId, Resources, Workload};
+
+use crate::{
+    Cloud, CloudError, CloudResult,
+    lookup::{Known, find_placed},
+};
+
+const DISK: &str = "DISK_GB";
+
+/// A disk that is to be copied.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Source {
+    disk: InstanceId,
+    kind: Workload,
+    /// The node that has it.
+    pub(crate) node: NodeId,
+    /// How large it is as far as its record tells: 0 where it is as large as its image.
+    pub(crate) gigabytes: u64,
+}
+
+impl Source {
+    /// What an image is a copy of; nothing where it is none.
+    ///
+    /// # Errors
+    /// There is no such disk on any node.
+    pub(crate) async fn of(cloud: &Cloud, image: &ImageRef) -> CloudResult<Option<Self>> {
+        let Some(disk) = image.copied() else { return Ok(None) };
+        let known = find_placed(cloud, disk).await?;
+        let kind = kind_of(&known);
+        let size = |resources: &Resources| resources.get(DISK).copied().unwrap_or(0);
+        let record = known.record.as_ref().map(|record| &record.spec);
+        let spec = record.or_else(|| known.request.record().and_then(|request| request.spec.as_ref()));
+        let gigabytes = spec.map_or(0, |spec| size(&spec.resources));
+        Ok(Some(Self { disk, kind, node: known.node, gigabytes }))
+    }
+
+    /// An error where a copy of so many GiB would be too small.
+    pub(crate) fn fits(&self, gigabytes: u64) -> CloudResult<()> {
+        if gigabytes >= self.gigabytes {
+            return Ok(());
+        }
+        let (has, kind) = (self.gigabytes, self.told());
+        Err(CloudError::Invalid(format!(
+            "{gigabytes} GB are too few: {kind} {}, of which it is to be a copy, has {has}: ask for {DISK}:{has} at least",
+            self.disk
+        )))
+    }
+
+    /// An error where a copy is to be made on another node.
+    pub(crate) fn is_on(&self, node: NodeId) -> CloudResult<()> {
+        if node == self.node {
+            return Ok(());
+        }
+        Err(CloudError::Refused(format!(
+            "{} {} lies on the storage of node {}, and is copied there only",
+            self.told(),
+            self.disk,
+            self.node
+        )))
+    }
+
+    fn told(&self) -> &'static str {
+        match self.kind {
+            Workload::Machine => "instance",
+            Workload::Volume => "volume",
+        }
+    }
+}
+
+/// What kind of workload is known of it.
+pub(crate) fn kind_of(known: &Known) -> Workload {
+    let kind = known.record.as_ref().map(|record| record.kind);
+    let kind = kind.or_else(|| known.request.record().map(|request| request.kind));
+    kind.or_else(|| known.status.record().map(|status| status.kind)).unwrap_or_default()
+}
