@@ -48,8 +48,8 @@ pub(crate) struct Run {
     #[arg(long, value_name = "QUERY")]
     query: Option<String>,
 
-    /// What to boot: the name of an image (`eschedule image`, or `images` of schedule.yaml), or a URL [default: `image` of
-    /// schedule.yaml]
+    /// What to boot: the name of an image (`eschedule image`, or `images` of schedule.yaml), or a URL; or a copy of
+    /// the disk of volume:NAME or instance:NAME [default: `image` of schedule.yaml]
     #[arg(long, value_name = "IMAGE|URL")]
     image: Option<String>,
 

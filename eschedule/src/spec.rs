@@ -182,7 +182,9 @@ async fn image_of(session: &Session, text: &str, size: &Resources) -> Result<Ima
     if let Some(url) = session.settings.images.get(text) {
         return image_url(url).map(ImageRef::at);
     }
-    // A colon is in no name of either.
+    if [OF_VOLUME, OF_INSTANCE].contains(&text) {
+        return Err(Failure::usage(format!("`{text}` names nothing: a name or a uuid follows the colon")));
+    }
     if let Some(volume) = text.strip_prefix(OF_VOLUME) {
         return Ok(ImageRef::copy_of(Workload::Volume, resolve_volume(&session.cloud, volume).await?));
     }

@@ -109,7 +109,7 @@ pub(crate) struct Creating {
     image: Option<String>,
 
     /// Make it a copy of this volume as it is now, also while an instance writes it; as `--image volume:VOLUME`
-    #[arg(long, value_name = "VOLUME")]
+    #[arg(long, value_name = "VOLUME", value_parser = NonEmptyStringValueParser::new())]
     copy_of: Option<String>,
 
     /// On this node: its name or its uuid

@@ -59,9 +59,16 @@ async fn what_cannot_be_is_refused_and_changes_nothing() -> Result<()> {
         (&["create", "x", "--size", "1", "--image", "none-such"], 2, "not usable"),
         (&["create", "x", "--size", "1", "--node", "h9"], 1, "no node is named"),
         (&["create", "x", "--size", "1", "--for", "none"], 1, "no instance of project"),
-        (&["create", "x", "--copy-of", "data", "--size", "4"], 2, "what it is a copy of has 5"),
+        (&["create", "x", "--copy-of", "data", "--size", "4"], 2, "which has 5"),
         (&["create", "x", "--copy-of", "data", "--node", "h2"], 1, "is copied there only"),
         (&["create", "x", "--copy-of", "web"], 1, "no volume of project"),
+        (&["create", "x", "--copy-of", ""], 2, "a value is required"),
+        (&["create", "x", "--image", "volume:"], 2, "names nothing"),
+        (&["create", "x", "--image", "volume:web"], 1, "no volume of project"),
+        (&["create", "x", "--image", "instance:data"], 1, "no instance of project"),
+        (&["create", "x", "--image", "instance:web", "--node", "h2"], 1, "is copied there only"),
+        (&["create", "x", "--image", "instance:web", "--size", "0"], 2, "too few"),
+        (&["create", "x", "--copy-of", "data", "--image", "file:///x"], 2, "cannot be used with"),
         (&["show", "web"], 1, "no volume of project"),
         (&["show", &web.to_string()], 1, "is an instance and no volume"),
         (&["attach", "data", "none"], 1, "no instance of project"),
@@ -75,6 +82,18 @@ async fn what_cannot_be_is_refused_and_changes_nothing() -> Result<()> {
         (&["delete", "none"], 1, "no volume of project"),
     ] {
         refused(&control, arguments, code, wanted)?;
+    }
+    let on_h2 = ["run", "x", "--vcpu", "1", "--memory", "128", "--image", "volume:data", "--node", "h2"];
+    for (arguments, code, wanted) in [
+        (&on_h2[..], 1, "is copied there only"),
+        (&["rebuild", "far", "volume:data"], 1, "is copied there only"),
+        (&["rebuild", "web", "volume:none"], 1, "no volume of project"),
+        (&["rescue", "web", "--image", "volume:data"], 1, "name one with `--image`"),
+        (&[TINY, "volume:data"], 2, "which has 5"),
+    ] {
+        let output = control.eschedule(arguments)?;
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(code) && text.contains(wanted), "{arguments:?}: {output:?}");
     }
     assert_eq!(control.count("volume-names/").await?, 1);
     assert_eq!(control.count("instances/").await?, 3);

@@ -43,7 +43,7 @@ impl Source {
         }
         let (has, kind) = (self.gigabytes, self.told());
         Err(CloudError::Invalid(format!(
-            "{gigabytes} GB are too few: {kind} {}, of which it is to be a copy, has {has}: ask for {DISK}:{has} at least",
+            "{gigabytes} GB are too few for a copy of {kind} {}, which has {has}",
             self.disk
         )))
     }

@@ -125,11 +125,12 @@ pub async fn create_volume(
     }
     let size_gb = new.size_gb.unwrap_or(of.map_or(0, |of| of.gigabytes));
     if size_gb == 0 {
-        let why = match of {
-            Some(_) => {
-                "it is to be a copy of a disk that is as large as its image: say how large it shall be (`--size`)"
+        let why = match (new.size_gb, of) {
+            (Some(_), _) => "0 GB are too few: a volume has at least 1",
+            (None, Some(_)) => {
+                "what it is to be a copy of is as large as its image: say with `--size` how large it shall be"
             }
-            None => "0 GB are too few: a volume has at least 1",
+            (None, None) => "say with `--size` how large it shall be, in GiB",
         };
         return Err(CloudError::Invalid(why.to_owned()));
     }

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use proptest::prelude::*;
 
 use super::*;
-use crate::Keyspace;
+use crate::{InstanceId, Keyspace};
 
 fn spec() -> Spec {
     Spec {
@@ -365,4 +365,22 @@ fn a_record_is_written_in_the_last_format_of_its_kind_unless_it_says_otherwise()
         const FORMAT: u32 = 3;
     }
     assert_eq!(String::from_utf8(encode(&Third {})).unwrap(), r#"{"version":3}"#);
+}
+
+#[test]
+fn a_copy_is_told_by_what_its_url_begins_with() {
+    let disk: InstanceId = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
+    for (kind, url) in
+        [(Workload::Volume, format!("volume:{disk}")), (Workload::Machine, format!("instance:{disk}"))]
+    {
+        let image = ImageRef::copy_of(kind, disk);
+        assert_eq!((image.url.as_str(), image.copied(), image.format()), (url.as_str(), Some(disk), 3));
+        assert!(!image.is_none());
+    }
+    for url in ["", "file:///volume:x", "volume:x", "volume://7d3c1f0a-2b4e-4c55-9a7e-0123456789ab"] {
+        assert_eq!(ImageRef::at(url).copied(), None, "{url}");
+    }
+    assert_eq!(ImageRef::at("s3://b/x").format(), 2);
+    assert_eq!(ImageRef { sha512: Some("x".into()), ..ImageRef::at("https://h/x") }.format(), 2);
+    assert_eq!(ImageRef::at("https://h/x").format(), 1);
 }
