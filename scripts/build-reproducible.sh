@@ -29,6 +29,13 @@ static)
   target=x86_64-unknown-linux-musl
   rustup target add $target
   build --target $target -p eschedule
+  program=target/package/$target/release/eschedule
+  # A dependency's C may find a library here that other systems do not have.
+  if readelf -d "$program" | grep -F '(NEEDED)' >&2; then
+    echo "build-reproducible: $program is not static: it needs these" >&2
+    exit 1
+  fi
+  "$program" --version >/dev/null
   licenses target/package/$target/release $target eschedule
   ;;
 *)

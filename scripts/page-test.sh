@@ -69,9 +69,10 @@ fi
 
 work=$(mktemp -d)
 chmod 755 "$work"
-images=''
+# What runs beside the machines.
+beside=()
 cleanup() {
-  if [ -n "$images" ]; then kill "$images" 2>/dev/null || true; fi
+  kill "${beside[@]}" 2>/dev/null || true
   close_machines
   umount -q "$work"/h?/root 2>/dev/null || true
   rm -rf --one-file-system "$work"
@@ -170,7 +171,7 @@ if grep -i warning "$work"/said.h?; then die "there are warnings"; fi
 mkdir "$work/images"
 cp "$cache/tiny.qcow2" "$work/images/"
 python3 -m http.server --bind $network.254 --directory "$work/images" 80 >/dev/null 2>&1 &
-images=$!
+beside+=($!)
 in_machine h1 eschedule keypair add me /root/.ssh/id_ed25519.pub >/dev/null
 pids=()
 for host in "${hosts[@]}"; do
@@ -283,7 +284,9 @@ for path in view metrics usage streams/ticket; do
   [ "$(h2_reads h3 $path)" = 403 ] || die "h3's port tells h2 of /$path"
 done
 [ "$(h2_reads h3 healthz)" = 200 ] && [ "$(h2_reads h2 view)" = 200 ] || die "h2 cannot read what it may"
-say "h3's port tells h2 that it is well, and nothing else"
+[ "$(code --cacert "$ca" --cert "$(etc h2 node.pem)" --key "$(etc h2 node.key)" "https://$network.1:8080/metrics")" = 403 ] ||
+  die "placement tells h2 its numbers"
+say "h3's port tells h2 that it is well, and nothing else, and placement no numbers"
 
 # ---- cables and power -----------------------------------------------------------------------------
 
@@ -345,14 +348,23 @@ shown h1 2379 -ext subjectAltName | grep -q control.example || die "etcd does no
 until_done 60 "eplacement has its new name" placement_is_named control.example
 until_done 90 "all nodes are well with the first host's new name" all_well
 
+h3_shows=(--cacert "$ca" --cert "$(etc h3 node.pem)" --key "$(etc h3 node.key)")
+etcdctl --endpoints https://$network.1:2379 "${h3_shows[@]}" watch --prefix /ecompute/instances/ >"$work/watched" 2>&1 &
+watch=$!
+beside+=($watch)
+h3_hears() { in_machine h1 eschedule lock on-h2 && in_machine h1 eschedule unlock on-h2 && [ -s "$work/watched" ]; }
+until_done 30 "h3 hears of a change to h2's guest" h3_hears
 follow '### A host is lost or was taken over'
+watch_is_over() { ! kill -0 $watch; }
+until_done 60 "what h3 watched has ended" watch_is_over
 for host in h1 h2; do until_done 60 "$host goes on" node_is $host True False; done
-as_h3() { etcdctl --endpoints https://$network.1:2379 --cacert "$ca" --cert "$(etc h3 node.pem)" --key "$(etc h3 node.key)" "$@"; }
-if as_h3 get "/ecompute/nodes/$n3" >/dev/null 2>&1; then die "etcd lets h3 in, which was revoked"; fi
-[ "$(code --cacert "$ca" --cert "$(etc h3 node.pem)" --key "$(etc h3 node.key)" -H "X-Auth-Token: $(cat "$(etc h3 node.token)")" "$provider")" = 401 ] ||
+if etcdctl --endpoints https://$network.1:2379 "${h3_shows[@]}" get "/ecompute/nodes/$n3" >/dev/null 2>&1; then die "etcd lets h3 in, which was revoked"; fi
+[ "$(code "${h3_shows[@]}" -H "X-Auth-Token: $(cat "$(etc h3 node.token)")" "$provider")" = 401 ] ||
   die "placement lets h3 in, which was revoked"
+told=$(for at in 1:8080/metrics 2:18090/metrics 2:18090/view 2:18090/healthz; do code "${h3_shows[@]}" "https://$network.$at"; echo; done | xargs)
+[ "$told" = '403 403 403 200' ] || die "h3, which was revoked, is answered $told"
 h3_is_gone() { [ "$(nodes | field "[n['name'] for n in d if n['name'] == 'h3' and n['alive']]")" = '[]' ]; }
 until_done 90 "h3, which was revoked, is no living node" h3_is_gone
 qemu >/dev/null || die "the guest of h3 ended with its host's rights"
-say "revoked: neither etcd nor placement lets h3 in; its guest runs on"
+say "revoked: neither etcd nor placement lets h3 in, nor tells what it watched; its guest runs on"
 echo "page-test: passed in $SECONDS s"

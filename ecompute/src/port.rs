@@ -31,12 +31,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use ec_model::NodeId;
 use ec_plan::engine::Engine;
 pub use ec_serve::port::PortError;
-use ec_serve::{Serves, Shown, port};
+use ec_serve::{Serves, port, refusal};
 use http_body_util::Full;
-use hyper::{Method, Request, Response, StatusCode, body::Incoming};
+use hyper::{Method, Request, Response, body::Incoming};
 use tokio::{net::TcpStream, sync::oneshot, time::timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -49,11 +48,6 @@ use crate::{config::Settings, parts::Parts};
 const LOOP_PATIENCE: Duration = Duration::from_secs(5);
 /// What would be right where the port cannot be had.
 const REMEDY: &str = "choose another `listen` in compute.yaml, or `listen: null` for none";
-
-/// What everybody hears who is let in at all.
-const FOR_ALL: [&str; 2] = ["/healthz", "/readyz"];
-/// Who has a certificate to be asked by others, and asks no agent anything.
-const SERVERS: [&str; 2] = ["etcd", "eplacement"];
 
 /// A question to the agent's loop, which answers it between two events.
 pub(crate) type Inquiry = Box<dyn FnOnce(&Engine) + Send>;
@@ -110,10 +104,8 @@ impl Serves for Desk {
     }
 
     async fn answer(&self, (): (), request: Request<Incoming>) -> Response<Full<Bytes>> {
-        let shown = request.extensions().get::<Shown>();
-        let names = shown.map_or_else(Vec::new, |shown| ec_pki::common_names(shown.der()));
-        if let Some(why) = refusal(&names, self.0.node, request.uri().path()) {
-            return port::text(StatusCode::FORBIDDEN, why);
+        if let Some(refused) = refusal(&request, Some(self.0.node)) {
+            return refused;
         }
         let ticket = request.uri().path().strip_prefix("/streams/").map(str::to_owned);
         if let (Some(ticket), &Method::GET) = (ticket, request.method()) {
@@ -121,15 +113,6 @@ impl Serves for Desk {
         }
         answer::answer(&self.0, request.method(), request.uri().path()).await
     }
-}
-
-/// Why who bears these names, by a certificate, is not answered here; nobody else is refused.
-fn refusal(names: &[String], own: NodeId, path: &str) -> Option<String> {
-    let others = |name: &&String| {
-        NodeId::of_user(name).is_some_and(|node| node != own) || SERVERS.contains(&name.as_str())
-    };
-    let name = names.iter().find(others).filter(|_| !FOR_ALL.contains(&path))?;
-    Some(format!("{name} hears {} only of this node", FOR_ALL.join(" and ")))
 }
 
 /// Whether the agent's loop turns, as far as there is one yet: it may wait for libvirt or etcd for as long as these need, and

@@ -134,7 +134,13 @@ impl Api {
                     Err(why) => ("/readyz", reply::text(503, &format!("not ready: {why}\n"))),
                 };
             }
-            "/metrics" => return ("/metrics", reply::text(200, &self.measurements().await)),
+            "/metrics" => {
+                // The API knows who asks by their token, and here nobody needs one.
+                return match ec_serve::refusal(&request, None) {
+                    Some(refused) => ("/metrics", refused),
+                    None => ("/metrics", reply::text(200, &self.measurements().await)),
+                };
+            }
             _ => {}
         }
         let (parts, body) = request.into_parts();

@@ -3,12 +3,12 @@
 
 mod support;
 
-use std::{collections::BTreeMap, path::Path, process::Command, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use ec_model::token_digest;
 use ec_runtime::Host;
 use ec_serve::TlsSection;
-use ec_store::{MemoryStore, Store, Txn};
+use ec_store::{MemoryStore, Store, Txn, testing::certificates};
 use placement::{
     config::Config,
     http::{Api, ApiConfig, Auth, ServerConfig, Token, Tokens, serve},
@@ -179,28 +179,12 @@ fn what_cannot_serve_is_refused_with_what_would() {
     assert!(bad.unwrap_err().contains("a member is one of a project"));
 }
 
-/// A CA, and a certificate of it for the server and for a client.
-fn certificates(directory: &Path) {
-    let openssl = |args: &str| {
-        let output = Command::new("openssl").args(args.split(' ')).current_dir(directory).output().unwrap();
-        assert!(output.status.success(), "openssl {args}: {}", String::from_utf8_lossy(&output.stderr));
-    };
-    openssl("req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=ca");
-    std::fs::write(directory.join("san"), "subjectAltName=IP:127.0.0.1").unwrap();
-    for name in ["server", "client"] {
-        openssl(&format!("req -newkey rsa:2048 -nodes -keyout {name}.key -out {name}.csr -subj /CN={name}"));
-        openssl(&format!(
-            "x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out {name}.pem -days 2 -extfile san"
-        ));
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn with_tls_clients_must_show_the_certificate_that_is_wanted() {
     ec_runtime::install_tls_provider();
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
-    certificates(directory.path());
+    certificates(directory.path()).unwrap();
     let section = |certificate: &str, client_ca: Option<&str>| TlsSection {
         certificate: path(certificate),
         key: path("server.key"),
@@ -214,20 +198,34 @@ async fn with_tls_clients_must_show_the_certificate_that_is_wanted() {
     let store = Arc::new(MemoryStore::new());
     let replica = Replica::start(store, Keys::new("/p"), Limits::default(), Host::default(), stop.clone());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("https://{}/resource_providers", listener.local_addr().unwrap());
+    let at = format!("https://{}", listener.local_addr().unwrap());
+    let url = format!("{at}/resource_providers");
     let api = Arc::new(Api::new(replica, open(), true));
     tokio::spawn(serve(ServerConfig { listener, tls: Some(tls), files: 1024 }, api, stop.clone()));
     let root = reqwest::Certificate::from_pem(&std::fs::read(path("ca.pem")).unwrap()).unwrap();
     let client = || reqwest::Client::builder().no_proxy().tls_certs_only([root.clone()]);
     assert!(client().build().unwrap().get(&url).send().await.is_err(), "no certificate");
-    let mut pem = std::fs::read(path("client.pem")).unwrap();
-    pem.extend(std::fs::read(path("client.key")).unwrap());
-    let known = client().identity(reqwest::Identity::from_pem(&pem).unwrap()).build().unwrap();
+    let shows = |name: &str| {
+        let mut pem = std::fs::read(path(&format!("{name}.pem"))).unwrap();
+        pem.extend(std::fs::read(path(&format!("{name}.key"))).unwrap());
+        client().identity(reqwest::Identity::from_pem(&pem).unwrap()).build().unwrap()
+    };
+    let (known, node) = (shows("client"), shows("node"));
     let post = known.post(&url).header("X-Auth-Token", "admin").json(&json!({"name": "n"}));
     let answer = post.send().await.unwrap();
     assert_eq!(answer.status(), 201);
     let location = answer.headers()["location"].to_str().unwrap();
     assert!(location.starts_with("https://127.0.0.1:"), "{location}");
+    // A node asks of the API what its token lets it, and reads no numbers.
+    let status = async |client: &reqwest::Client, path: &str| {
+        let asked = client.get(format!("{at}{path}")).header("X-Auth-Token", "admin");
+        asked.send().await.unwrap().status().as_u16()
+    };
+    for (path, of_node) in
+        [("/healthz", 200), ("/readyz", 200), ("/resource_providers", 200), ("/metrics", 403)]
+    {
+        assert_eq!((status(&known, path).await, status(&node, path).await), (200, of_node), "{path}");
+    }
     stop.cancel();
 }
 

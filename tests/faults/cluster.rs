@@ -318,22 +318,25 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
         ensure!(etcd.txn(Txn::new().put(&key, "{}")).await.is_err(), "{key} was written");
         ensure!(etcd.txn(Txn::new().delete(&key)).await.is_err(), "{key} was deleted");
     }
-    // Nor is anything told of another node at its port, with a ticket or without.
+    // Nor is anything told of another node at its port, with a ticket or without, nor of the cluster in numbers.
     for (place, name) in [(&thief.place, "node"), (&directory, "eplacement"), (&directory, "etcd")] {
         let curious = client_as(place, name)?;
-        for (path, wanted) in [
-            ("healthz", 200),
-            ("readyz", 200),
-            ("metrics", 403),
-            ("view", 403),
-            ("usage", 403),
-            ("streams/ticket", 403),
+        for (port, path, wanted) in [
+            (18090, "healthz", 200),
+            (18090, "readyz", 200),
+            (18090, "metrics", 403),
+            (18090, "view", 403),
+            (18090, "usage", 403),
+            (18090, "streams/ticket", 403),
+            (8080, "healthz", 200),
+            (8080, "readyz", 200),
+            (8080, "metrics", 403),
         ] {
-            let answer = curious.get(format!("https://127.0.0.1:18090/{path}")).send().await?;
+            let answer = curious.get(format!("https://127.0.0.1:{port}/{path}")).send().await?;
             let (status, text) = (answer.status(), answer.text().await?);
             ensure!(
                 status == wanted && (wanted == 200 || !text.contains(&web.to_string())),
-                "{path}: {text}"
+                "{port}, {path}: {text}"
             );
         }
     }
@@ -461,7 +464,7 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
         })
         .await?;
     }
-    let client = client_as(&honest.place, "node")?;
+    let client = client_as(&directory, "monitoring")?;
     let metrics = client.get("https://127.0.0.1:18090/metrics").send().await?.text().await?;
     let placement = client.get("https://127.0.0.1:8080/metrics").send().await?.text().await?;
     for (text, name, file) in [

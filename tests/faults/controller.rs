@@ -149,9 +149,12 @@ async fn its_port_tells_how_it_fares_and_where_it_is_taken_a_second_one_does_not
 
     let trust = || Ok::<_, anyhow::Error>(Certificate::from_pem(&fs::read(file("ca.pem"))?)?);
     let builder = || Ok::<_, anyhow::Error>(Client::builder().no_proxy().tls_certs_only([trust()?]));
-    let identity =
-        Identity::from_pem(&[fs::read(file("client.pem"))?, fs::read(file("client.key"))?].concat())?;
-    let (known, stranger) = (builder()?.identity(identity).build()?, builder()?.build()?);
+    let shows = |name: &str| {
+        let pem = ["pem", "key"].map(|ending| fs::read(file(&format!("{name}.{ending}"))));
+        let [certificate, key] = pem;
+        anyhow::Ok(builder()?.identity(Identity::from_pem(&[certificate?, key?].concat())?).build()?)
+    };
+    let (known, node, stranger) = (shows("client")?, shows("node")?, builder()?.build()?);
     let ask = async |path: &str| {
         let answer = known.get(format!("https://{address}{path}")).send().await?;
         anyhow::Ok((answer.status().as_u16(), answer.text().await?))
@@ -161,6 +164,10 @@ async fn its_port_tells_how_it_fares_and_where_it_is_taken_a_second_one_does_not
     let (status, text) = ask("/metrics").await?;
     let numbers = ec_serve::metrics::parse(&text).map_err(anyhow::Error::msg)?;
     ensure!(status == 200 && numbers["econtroller_part_up{part=\"etcd\"}"] == 1.0, "{text}");
+    for (path, wanted) in [("/healthz", 200), ("/readyz", 200), ("/metrics", 403)] {
+        let status = node.get(format!("https://{address}{path}")).send().await?.status();
+        ensure!(status == wanted, "a node is answered {status} for {path}");
+    }
 
     let refused = Controller::command(&control, &more)?.output()?;
     let said = String::from_utf8(refused.stderr)?;

@@ -11,6 +11,8 @@
 mod guests;
 mod handover;
 pub mod port;
+#[cfg(feature = "tls")]
+mod readers;
 pub mod tickets;
 #[cfg(feature = "tls")]
 mod tls;
@@ -39,6 +41,8 @@ pub use guests::Activity;
 use guests::{Guests, Place, Watched};
 use handover::Handover;
 pub use handover::{Io, hand_over};
+#[cfg(feature = "tls")]
+pub use readers::refusal;
 #[cfg(feature = "tls")]
 pub use tls::{Shown, Tls, TlsError, TlsSection};
 

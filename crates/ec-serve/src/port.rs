@@ -194,6 +194,10 @@ impl<T: Tells> Serves for Readings<T> {
     }
 
     async fn answer(&self, (): (), request: Request<Incoming>) -> Response<Full<Bytes>> {
+        #[cfg(feature = "tls")]
+        if let Some(refused) = crate::refusal(&request, None) {
+            return refused;
+        }
         self.reading(request.method(), request.uri().path())
     }
 }

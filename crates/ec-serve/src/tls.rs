@@ -55,9 +55,9 @@ impl Shown {
         Some(Self(Arc::new(first.clone().into_owned())))
     }
 
-    /// The certificate, DER.
-    pub fn der(&self) -> &[u8] {
-        &self.0
+    /// The names of whose it is.
+    pub(crate) fn common_names(&self) -> Vec<String> {
+        ec_pki::common_names(&self.0)
     }
 }
 

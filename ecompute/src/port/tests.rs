@@ -140,25 +140,6 @@ async fn what_is_not_there_and_what_is_no_reading_is_refused_in_one_line() {
     }
 }
 
-#[test]
-fn what_is_a_nodes_is_told_to_no_other_node_and_to_no_server() {
-    let [own, other] = [9, 10].map(|number| NodeId::new(uuid::Uuid::from_u128(number)));
-    let told = |names: &[String], path: &str| refusal(names, own, path).is_none();
-    let readings = ["/metrics", "/view", "/usage", "/streams/word", "/healthz/../view", "/readyz/", "/"];
-    for reader in ["eschedule", "econtroller", "root", "monitoring", "ecompute-control", "somebody"] {
-        assert!(readings.iter().all(|path| told(&[reader.to_owned()], path)), "{reader}");
-    }
-    // Where nobody is asked for a certificate, nobody has a name.
-    assert!(told(&[], "/view") && told(&[own.user()], "/view"));
-    for stranger in [other.user(), "etcd".to_owned(), "eplacement".to_owned()] {
-        for names in [vec![stranger.clone()], vec!["root".to_owned(), stranger.clone()]] {
-            assert!(readings.iter().all(|path| !told(&names, path)), "{names:?}");
-            assert!(FOR_ALL.iter().all(|path| told(&names, path)), "{names:?}");
-        }
-    }
-    assert!(refusal(&[other.user()], own, "/view").unwrap().contains(&other.to_string()));
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_loop_that_does_not_turn_is_told_and_the_rest_is_answered_all_the_same() {
     let node = node().await;

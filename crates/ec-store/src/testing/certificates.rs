@@ -11,7 +11,11 @@ fn openssl(directory: &Path, arguments: &str) -> io::Result<()> {
     }
 }
 
-/// An authority, and a server's and a client's certificate of it: `ca`, `server` and `client`, each with `.pem` and `.key`.
+/// Whose the node's certificate is.
+const NODE: &str = "ecompute-7d3c1f0a-2b4e-4c55-9a7e-0123456789ab";
+
+/// An authority, and a server's, a client's and a node's certificate of it: `ca`, `server`, `client` and `node`, each with
+/// `.pem` and `.key`.
 ///
 /// # Errors
 /// `openssl` is not there, or what it said.
@@ -25,15 +29,16 @@ pub fn certificates(directory: &Path) -> io::Result<()> {
         ),
     )?;
     // The client's is good for nothing but being one.
-    let extensions = [
-        ("server", "subjectAltName=DNS:localhost,IP:127.0.0.1\n"),
-        ("client", "extendedKeyUsage=clientAuth\n"),
+    let wanted = [
+        ("server", "server", "subjectAltName=DNS:localhost,IP:127.0.0.1\n"),
+        ("client", "client", "extendedKeyUsage=clientAuth\n"),
+        ("node", NODE, "extendedKeyUsage=clientAuth\n"),
     ];
-    for (name, extension) in extensions {
+    for (name, whose, extension) in wanted {
         openssl(
             directory,
             &format!(
-                "req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN={name} -keyout {name}.key -out {name}.csr"
+                "req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN={whose} -keyout {name}.key -out {name}.csr"
             ),
         )?;
         fs::write(directory.join("ext"), extension)?;
