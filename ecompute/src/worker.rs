@@ -216,7 +216,10 @@ impl Worker {
                 self.done.push(Change::AskedToEnd);
                 Ok(())
             }
-            Effect::PowerOff if planted("not-ended") => Ok(()),
+            Effect::PowerOff if planted("not-ended") => {
+                self.touched_hypervisor = true;
+                Ok(())
+            }
             Effect::PowerOff => {
                 tracing::info!("ending the guest");
                 self.touched_hypervisor = true;
@@ -249,6 +252,11 @@ impl Worker {
             Effect::ReplaceDisk => self.replace_disk().await,
             Effect::GiveUpRebuild(reason) => self.give_up_rebuild(reason).await,
             Effect::NoteRebuild => self.note_rebuild().await,
+            Effect::DropSuccessor => {
+                self.touched_hypervisor = true;
+                let dropped = parts.hypervisor.drop_successor(instance).await;
+                dropped.map_err(|error| Stop::Retry(error.to_string()))
+            }
             Effect::PrepareRescue => self.prepare_rescue().await,
             Effect::EnterRescue => self.enter_rescue().await,
             Effect::LeaveRescue => self.leave_rescue().await,
@@ -449,6 +457,7 @@ fn pause_for_test(effect: &Effect) {
         Effect::ReplaceDisk => "before-replace-disk",
         Effect::GiveUpRebuild(_) => "before-give-up-rebuild",
         Effect::NoteRebuild => "before-note-rebuild",
+        Effect::DropSuccessor => "before-drop-successor",
         Effect::PrepareRescue => "before-prepare-rescue",
         Effect::EnterRescue => "before-enter-rescue",
         Effect::LeaveRescue => "before-leave-rescue",

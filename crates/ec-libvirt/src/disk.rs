@@ -52,7 +52,7 @@ impl Pool {
     /// Whose disk a file is, by its place and name.
     pub(crate) fn owner(&self, file: &str) -> Option<InstanceId> {
         let name = Path::new(file).strip_prefix(&self.path).ok()?.to_str()?;
-        name.strip_suffix(SUFFIX)?.parse().ok().filter(|id| name == volume_name(*id))
+        named(name, SUFFIX, volume_name)
     }
 
     /// Whether the instance's volume is there. Asks the directory, not libvirt: it is what libvirt would
@@ -75,20 +75,27 @@ impl Pool {
         Ok(volume.map(|volume| volume.info()).transpose()?.map(|info| info.capacity))
     }
 
-    /// Every instance with a volume.
-    pub(crate) fn volumes(&self) -> Result<Vec<InstanceId>, CallError> {
+    /// Whether there is an overlay that is to replace the instance's own.
+    pub(crate) fn has_successor(&self, instance: InstanceId) -> Result<bool, CallError> {
+        let path = self.path.join(successor_name(instance));
+        path.try_exists().map_err(|error| CallError::io("look for the new disk", &path, &error))
+    }
+
+    /// Every instance with a volume, and every one with an overlay that is to replace it.
+    pub(crate) fn instances(&self) -> Result<[Vec<InstanceId>; 2], CallError> {
         let failed = |error| CallError::io("list the pool's directory", &self.path, &error);
         let entries = match std::fs::read_dir(&self.path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok([Vec::new(), Vec::new()]),
             other => other.map_err(failed)?,
         };
-        let mut found = Vec::new();
+        let (mut volumes, mut successors) = (Vec::new(), Vec::new());
         for entry in entries {
             let name = entry.map_err(failed)?.file_name();
-            let id = name.to_str().and_then(|name| name.strip_suffix(SUFFIX)).and_then(|id| id.parse().ok());
-            found.extend(id.filter(|id| name == volume_name(*id).as_str()));
+            let Some(name) = name.to_str() else { continue };
+            volumes.extend(named(name, SUFFIX, volume_name));
+            successors.extend(named(name, SUCCESSOR_SUFFIX, successor_name));
         }
-        Ok(found)
+        Ok([volumes, successors])
     }
 
     /// An error where a domain on the volume would write below a snapshot, which would ruin what that holds.
@@ -362,6 +369,11 @@ fn overlay(name: &str, base: &BaseImage, capacity: Option<u64>) -> Result<Volume
     VolumeXml::overlay(name, base, capacity.next_multiple_of(1024)).map_err(CallError::Refused)
 }
 
+/// The instance whose file of this kind has that name.
+fn named(name: &str, suffix: &str, of: fn(InstanceId) -> String) -> Option<InstanceId> {
+    name.strip_suffix(suffix)?.parse().ok().filter(|id| name == of(*id))
+}
+
 /// What is not there is not an error.
 fn remove_file(path: &Path) -> Result<(), CallError> {
     match std::fs::remove_file(path) {
@@ -401,12 +413,19 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let pool = Pool { name: "p".into(), path: directory.path().into() };
         let instance: InstanceId = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
-        for name in
-            [volume_name(instance), "x.qcow2".into(), "7D3C1F0A-2B4E-4C55-9A7E-0123456789AC.qcow2".into()]
-        {
+        let other: InstanceId = "8d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
+        for name in [
+            volume_name(instance),
+            rescue_name(instance),
+            successor_name(other),
+            "x.qcow2".into(),
+            "x.new.qcow2".into(),
+            "7D3C1F0A-2B4E-4C55-9A7E-0123456789AC.qcow2".into(),
+        ] {
             std::fs::write(directory.path().join(name), "").unwrap();
         }
-        assert_eq!(pool.volumes().unwrap(), [instance]);
+        assert_eq!(pool.instances().unwrap(), [vec![instance], vec![other]]);
+        assert!(pool.has_successor(other).unwrap() && !pool.has_successor(instance).unwrap());
         let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
         assert_eq!(pool.owner(&path(&volume_name(instance))), Some(instance));
         for file in [path("x.qcow2"), path(&rescue_name(instance)), format!("/{}", volume_name(instance))] {
@@ -414,7 +433,7 @@ mod tests {
         }
         assert!(pool.has_volume(instance).unwrap());
         let missing = Pool { path: directory.path().join("no"), ..pool };
-        assert!(missing.volumes().unwrap().is_empty());
+        assert_eq!(missing.instances().unwrap(), [vec![], vec![]]);
     }
 
     #[test]

@@ -87,6 +87,7 @@ impl Traces {
             || self.volume
             || self.record
             || self.rescue_disk
+            || self.successor
     }
 
     /// Whether what is told is how it is.

@@ -83,6 +83,7 @@ impl Machine {
         Observed {
             domain: self.domain.as_ref().map(|domain| domain.state),
             volume: self.volume.is_some(),
+            successor: self.successor.is_some(),
             transient: self.domain.as_ref().is_some_and(|domain| domain.transient),
             rescued: self.domain.as_ref().is_some_and(Domain::is_rescued),
             volumes: self.domain.as_ref().map_or(0, Domain::volumes),
