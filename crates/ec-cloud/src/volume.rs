@@ -118,6 +118,11 @@ pub async fn create_volume(
         Some(of) => Some(known_volume(cloud, of).await?),
         None => None,
     };
+    // Its node would find nothing to copy, and give the copy up.
+    if let Some(of) = &of {
+        volumes::there(of.status.record())
+            .map_err(|why| CloudError::Refused(format!("cannot copy volume {}: {why}", of.instance)))?;
+    }
     if let Some(name) = new.name.as_ref().filter(|name| !is_hostname(name)) {
         return Err(CloudError::Invalid(format!(
             "`{name}` cannot be a volume's name: wanted letters, digits and hyphens, at most 63 in each part, and not a uuid"
@@ -220,6 +225,7 @@ pub async fn attach(
         let of_disk = disk_record.record.generation.max(disk_order.record.generation).saturating_add(1);
         disk_record.record.attached = Some(instance);
         (disk_record.record.generation, disk_order.record.generation) = (of_disk, of_disk);
+        (disk_record.record.request_id, disk_order.record.request_id) = (cloud.request_id, cloud.request_id);
         let txn = written(cloud, &disk, &disk_record, &disk_order, txn);
         let txn = written(cloud, &machine, &record, &order, txn);
         let txn = understood(cloud, &machine, &order.record, "volumes", txn).await?;

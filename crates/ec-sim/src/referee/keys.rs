@@ -36,15 +36,18 @@ impl Referee {
             Actor::Replica(_) => key.starts_with(PLACEMENT),
             Actor::Controller(_) => {
                 let history = owner(keys.all_actions()) && new.is_none();
-                let beside = ["/ecompute/names/", MEMBERS].iter().any(|under| key.starts_with(under));
+                let beside = ["/ecompute/names/", "/ecompute/volume-names/", MEMBERS]
+                    .iter()
+                    .any(|under| key.starts_with(under));
                 history || owner(keys.instances()) || beside
             }
             Actor::User(_) => {
                 let request = key.starts_with(&keys.all_requests()) && new.is_some();
                 let user_data = key.starts_with("/ecompute/userdata/") && new.is_some();
-                let beside = ["/ecompute/names/", "/ecompute/actions/", MEMBERS, GROUPS]
-                    .iter()
-                    .any(|under| key.starts_with(under));
+                let beside =
+                    ["/ecompute/names/", "/ecompute/volume-names/", "/ecompute/actions/", MEMBERS, GROUPS]
+                        .iter()
+                        .any(|under| key.starts_with(under));
                 let image =
                     [keys.images(), keys.all_image_names(), keys.all_public_images()].into_iter().any(owner);
                 request || user_data || image || owner(keys.instances()) || beside
@@ -176,6 +179,9 @@ impl Referee {
         let request = content(world, &world.keys.request(node, instance))
             .and_then(|pair| decode::<Request>(&pair.value).ok());
         self.look_at_access(instance, &status, request.as_ref());
+        // What it is to be a copy of may be gone by then.
+        let origin = self.known(instance).copy_of.map(|of| self.known(of));
+        let lost_origin = origin.is_some_and(|origin| origin.wished_away || origin.disturbed);
         let known = self.known.entry(instance).or_default();
         if late {
             // It takes the place of newer words, till its agent looks.
@@ -186,7 +192,7 @@ impl Referee {
         if known.acknowledged.is_some_and(|at| at != node) {
             return;
         }
-        let harmed = restored || known.disturbed;
+        let harmed = restored || known.disturbed || lost_origin;
         let reason = status.reason.unwrap_or_default();
         let state = status.state;
         let wrong = match state {
@@ -218,6 +224,8 @@ impl Referee {
             _ => None,
         };
         known.was_active |= state == State::Active;
+        // From then on somebody may have written it.
+        known.wrote |= known.is_volume && state == State::Active;
         // Somebody had deleted its status: what is told since is all that is known.
         known.was_active &= !(known.status_lost && is_before_active(state));
         // Whoever looks is answered, and what was told before stays.
