@@ -331,8 +331,13 @@ impl Worker {
             let console = self.parts.hypervisor.console_tail(self.job.instance, CONSOLE_TAIL_BYTES).await;
             status.console = console.ok().filter(|text| !text.is_empty());
         }
-        if status.name.is_none() {
-            status.name = self.record().await?.map(|record| record.name);
+        if status.name.is_none()
+            && let Some(record) = self.record().await?
+        {
+            // No request speaks of it, and no status did: what it is, this node alone knows.
+            let kept = record.intent.as_ref().and_then(|intent| intent.request().ok());
+            status.kind = kept.map_or(status.kind, |kept| kept.record.kind);
+            status.name = Some(record.name);
         }
         self.write(status).await
     }

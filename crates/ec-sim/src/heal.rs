@@ -175,17 +175,17 @@ fn at_odds(world: &World, traces: &Traces, instance: InstanceId) -> Option<&'sta
         .then_some("its record tells of a resize that nobody is asked for")
 }
 
+/// Whether a domain has this volume.
+fn is_had(world: &World, volume: InstanceId) -> bool {
+    let domains = world.computers.iter().flat_map(|computer| computer.hypervisor.volumes());
+    domains.into_iter().any(|(_, volumes)| volumes.iter().flatten().any(|has| has.volume == volume))
+}
+
 /// Whether a volume is made of one that a guest may write, which is waited for, and tells so.
-fn known_waits(world: &World, traces: &Traces, copy_of: Option<InstanceId>) -> bool {
-    let is_had = copy_of.is_some_and(|of| {
-        world
-            .computers
-            .iter()
-            .flat_map(|computer| computer.hypervisor.volumes())
-            .any(|(_, volumes)| volumes.iter().flatten().any(|has| has.volume == of))
-    });
+fn waits_for_origin(world: &World, traces: &Traces, copy_of: Option<InstanceId>) -> bool {
     let reason = traces.status.as_ref().and_then(|status| status.reason.as_deref());
-    is_had && reason.is_some_and(|why| why.contains("may write what is to be copied"))
+    copy_of.is_some_and(|of| is_had(world, of))
+        && reason.is_some_and(|why| why.contains("may write what is to be copied"))
 }
 
 /// What is not as it is asked for.
@@ -246,13 +246,15 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         let state = traces.status.as_ref().map(|status| status.state);
         let asked_for = traces.request.as_ref().map(|request| request.desired);
         let counted = traces.claim || ((restored || claims_lost) && is_kept_free(world, &traces));
-        let waits_to_be_copied = known_waits(world, &traces, copy_of);
+        let waits_to_be_copied = waits_for_origin(world, &traces, copy_of);
         let whole = counted && traces.index && traces.domain && traces.volume && traces.record;
         let well = match (asked_for, state) {
             _ if doomed && !restored => !traces.is_anything(),
             (Some(Desired::Active), Some(State::Active)) if traces.is_volume => {
                 traces.claim && traces.index && traces.volume && traces.record
             }
+            // A guest that nobody asks for has it, in an etcd that was put back.
+            (Some(_), Some(State::Destroying)) if traces.is_volume && restored => is_had(world, instance),
             (Some(Desired::Active), Some(State::Preparing)) if traces.is_volume => waits_to_be_copied,
             (Some(Desired::Active), Some(State::Active)) => whole,
             (Some(Desired::Active), Some(State::Rescued)) => whole && rescues_wished > 0,

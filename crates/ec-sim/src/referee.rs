@@ -39,6 +39,8 @@ pub(crate) struct Known {
     /// It is a volume, and of which other it is a copy.
     pub(crate) is_volume: bool,
     pub(crate) copy_of: Option<InstanceId>,
+    /// The volumes that it was to have, by its record.
+    volumes: Vec<InstanceId>,
     /// So many users are about asking for its end.
     askers: u32,
     /// The generation of the newest wish for its volumes that a user was told of.

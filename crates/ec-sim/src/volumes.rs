@@ -171,7 +171,7 @@ pub(crate) async fn await_made(world: &World, actor: Actor, cloud: &Cloud, made:
     is_there
 }
 
-/// Gives a volume to a machine, and waits until it has it; as which device.
+/// Gives a volume to a machine, and waits until it has it.
 pub(crate) async fn give(
     world: &World,
     actor: Actor,
@@ -179,11 +179,10 @@ pub(crate) async fn give(
     volume: InstanceId,
     instance: InstanceId,
     wait: bool,
-) -> Result<String, String> {
+) -> Result<(), String> {
     world.log(actor, format!("attach {volume} to {instance}"));
     let attached = told(world, actor, attach(cloud, volume, instance, None).await)?;
-    follow(world, actor, cloud, &attached, wait).await?;
-    Ok(attached.device)
+    follow(world, actor, cloud, &attached, wait).await
 }
 
 /// Takes a volume from whoever has it, and waits until that has let go of it.

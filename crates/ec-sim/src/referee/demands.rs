@@ -135,9 +135,10 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
             return stands_on;
         }
         let attached = [&before, &after].map(|record| record.as_ref().and_then(|record| record.attached));
-        if let (Some(node), Some(holder), None, true) = (node, attached[0], attached[1], after.is_some()) {
-            // Nobody has the volume any more.
-            stands_on.extend([keys.request(node, instance), keys.instance(holder)]);
+        if let Some(node) = node.filter(|_| after.is_some() && attached[0] != attached[1]) {
+            // Nobody has the volume any more; or one is brought back that has it, and the volume is asked for by nobody yet.
+            stands_on.push(keys.request(node, instance));
+            stands_on.extend(attached[0].map(|holder| keys.instance(holder)));
             return stands_on;
         }
         if let Some(node) = node.filter(|_| matches!(op, Op::Put { .. })) {

@@ -1,6 +1,8 @@
 //! Rules for what lies in etcd of instances.
 
-use ec_model::{Desired, Instance, InstanceId, NodeId, PowerWish, Request, State, Status, Workload, decode};
+use ec_model::{
+    Desired, Held, Instance, InstanceId, NodeId, PowerWish, Request, State, Status, Workload, decode,
+};
 use ec_store::{KeyValue, Op, Txn};
 
 use super::{
@@ -181,18 +183,33 @@ impl Referee {
         self.look_at_access(instance, &status, request.as_ref());
         // What it is to be a copy of may be gone by then.
         let origin = self.known(instance).copy_of.map(|of| self.known(of));
-        let lost_origin = origin.is_some_and(|origin| origin.wished_away || origin.disturbed);
+        let mut lost_disk = origin.is_some_and(|origin| origin.wished_away || origin.disturbed);
+        // And so may be what it is to have beside its own disk.
+        lost_disk |= self.known(instance).volumes.into_iter().any(|volume| self.known(volume).disturbed);
         let known = self.known.entry(instance).or_default();
         if late {
             // It takes the place of newer words, till its agent looks.
             known.was_active &= !is_before_active(status.state);
             return self.forget(instance);
         }
+        let held = content(world, &world.keys.held(node, instance));
+        let held = held
+            .and_then(|pair| decode::<Held>(&pair.value).ok())
+            .filter(|_| status.state == State::Unclaimed);
+        if held
+            .and_then(|held| held.intent.request().ok())
+            .is_some_and(|kept| kept.record.kind != status.kind)
+        {
+            let kind = status.kind.word();
+            self.found(format!("{instance} is told to be a {kind}, and its node holds another"));
+            return;
+        }
+        let known = self.known.entry(instance).or_default();
         // A copy of its request under another node's prefix says nothing of it.
         if known.acknowledged.is_some_and(|at| at != node) {
             return;
         }
-        let harmed = restored || known.disturbed || lost_origin;
+        let harmed = restored || known.disturbed || lost_disk;
         let reason = status.reason.unwrap_or_default();
         let state = status.state;
         let wrong = match state {

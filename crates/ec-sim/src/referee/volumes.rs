@@ -42,6 +42,7 @@ impl Referee {
             let known = self.known.entry(record.instance).or_default();
             known.is_volume = record.kind == Workload::Volume;
             known.copy_of = record.spec.copy_of;
+            known.volumes = record.volumes.iter().map(|has| has.volume).collect();
             let wanted = wanted(world);
             for volume in record.volumes.iter().map(|has| has.volume) {
                 if wanted.get(&volume).is_some_and(|machines| machines.len() > 1) {
@@ -107,7 +108,7 @@ pub(super) fn of_attach(
         record.iter().flat_map(|record| &record.volumes).map(|has| has.volume).collect()
     };
     let before = old.map(|old| volumes(&old.value)).unwrap_or_default();
-    let (Some(_), Some(new)) = (old, new) else { return Vec::new() };
+    let Some(new) = new else { return Vec::new() };
     let mut stands_on = Vec::new();
     for volume in volumes(new).difference(&before) {
         let record = world.keys.instance(*volume);
@@ -115,7 +116,8 @@ pub(super) fn of_attach(
             .and_then(|pair| decode::<Instance>(&pair.value).ok())
             .and_then(|record| record.node());
         for key in [Some(record), node.map(|node| world.keys.request(node, *volume))].into_iter().flatten() {
-            if !txn.then.iter().any(|op| matches!(op, Op::Put { key: put, .. } if *put == key)) {
+            let is_there = content(world, &key).is_some();
+            if is_there && !txn.then.iter().any(|op| matches!(op, Op::Put { key: put, .. } if *put == key)) {
                 lacking.push(format!("a machine's volume without writing {key}"));
             }
             stands_on.push(key);
