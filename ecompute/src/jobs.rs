@@ -54,7 +54,14 @@ pub(crate) fn kind(work: &Work) -> &'static str {
         Work::Fail(_) | Work::Delayed(_) => return "tell",
     };
     let any = |wanted: &[Effect]| effects.iter().any(|effect| wanted.contains(effect));
-    if any(&[Effect::RemoveDomain, Effect::DropRecord, Effect::DropKeys, Effect::EndInError]) {
+    let takes_away = [
+        Effect::RemoveDomain,
+        Effect::DropSuccessor,
+        Effect::DropRecord,
+        Effect::DropKeys,
+        Effect::EndInError,
+    ];
+    if any(&takes_away) {
         "destroy"
     } else if any(&[Effect::PrepareDisk, Effect::PrepareRebuild, Effect::PrepareRescue, Effect::Define]) {
         "build"

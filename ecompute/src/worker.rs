@@ -216,7 +216,10 @@ impl Worker {
                 self.done.push(Change::AskedToEnd);
                 Ok(())
             }
-            Effect::PowerOff if planted("not-ended") => Ok(()),
+            Effect::PowerOff if planted("not-ended") => {
+                self.touched_hypervisor = true;
+                Ok(())
+            }
             Effect::PowerOff => {
                 tracing::info!("ending the guest");
                 self.touched_hypervisor = true;
@@ -249,6 +252,11 @@ impl Worker {
             Effect::ReplaceDisk => self.replace_disk().await,
             Effect::GiveUpRebuild(reason) => self.give_up_rebuild(reason).await,
             Effect::NoteRebuild => self.note_rebuild().await,
+            Effect::DropSuccessor => {
+                self.touched_hypervisor = true;
+                let dropped = parts.hypervisor.drop_successor(instance).await;
+                dropped.map_err(|error| Stop::Retry(error.to_string()))
+            }
             Effect::PrepareRescue => self.prepare_rescue().await,
             Effect::EnterRescue => self.enter_rescue().await,
             Effect::LeaveRescue => self.leave_rescue().await,
@@ -323,8 +331,13 @@ impl Worker {
             let console = self.parts.hypervisor.console_tail(self.job.instance, CONSOLE_TAIL_BYTES).await;
             status.console = console.ok().filter(|text| !text.is_empty());
         }
-        if status.name.is_none() {
-            status.name = self.record().await?.map(|record| record.name);
+        if status.name.is_none()
+            && let Some(record) = self.record().await?
+        {
+            // No request speaks of it, and no status did: what it is, this node alone knows.
+            let kept = record.intent.as_ref().and_then(|intent| intent.request().ok());
+            status.kind = kept.map_or(status.kind, |kept| kept.record.kind);
+            status.name = Some(record.name);
         }
         self.write(status).await
     }
@@ -449,6 +462,7 @@ fn pause_for_test(effect: &Effect) {
         Effect::ReplaceDisk => "before-replace-disk",
         Effect::GiveUpRebuild(_) => "before-give-up-rebuild",
         Effect::NoteRebuild => "before-note-rebuild",
+        Effect::DropSuccessor => "before-drop-successor",
         Effect::PrepareRescue => "before-prepare-rescue",
         Effect::EnterRescue => "before-enter-rescue",
         Effect::LeaveRescue => "before-leave-rescue",

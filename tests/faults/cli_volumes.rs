@@ -83,7 +83,8 @@ async fn what_cannot_be_is_refused_and_changes_nothing() -> Result<()> {
     ] {
         refused(&control, arguments, code, wanted)?;
     }
-    let on_h2 = ["run", "x", "--vcpu", "1", "--memory", "128", "--image", "volume:data", "--node", "h2"];
+    let on_h2 =
+        ["run", "x", "--query", "resources=VCPU:1,MEMORY_MB:128", "--image", "volume:data", "--node", "h2"];
     for (arguments, code, wanted) in [
         (&on_h2[..], 1, "is copied there only"),
         (&["rebuild", "far", "volume:data"], 1, "is copied there only"),

@@ -51,7 +51,9 @@ pub async fn destroy(cloud: &Cloud, instance: InstanceId) -> CloudResult<Doomed>
             let why = locked(reason);
             return Err(CloudError::Refused(format!("cannot destroy {instance}: {why}")));
         }
-        if known.record.as_ref().is_some_and(|record| record.kind == Workload::Volume) {
+        let kind = known.record.as_ref().map(|record| record.kind);
+        let kind = kind.or_else(|| known.status.record().map(|status| status.kind));
+        if kind == Some(Workload::Volume) && !planted("volume-deleted-in-use") {
             refuse_attached(cloud, &known).await?;
         }
         let doomed = Doomed::By { node: known.node, alive: known.node_alive };

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use ec_model::{
     ActionVerb, Doc, Edition, Held, Instance, InstanceId, NodeId, Record, Request, RequestId, State, Status,
-    decode,
+    Workload, decode,
 };
 use ec_plan::heal::{Brought, brought};
 use ec_runtime::planted;
@@ -26,6 +26,7 @@ use crate::{
     history::{Asked, note},
     intent::free,
     schedule::not_understood,
+    volume::{kept_by, kept_for},
 };
 
 /// Others may be at it at the same time; so often is enough for anybody.
@@ -302,6 +303,13 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId) -> CloudResult<
     let before = before.map(|doc| doc.record);
     let txn = with_name(&of_project, before.as_ref(), &mut brought, txn).await?;
     let txn = with_group(&of_project, before.as_ref(), &mut brought, txn).await?;
+    let txn = match brought.record.record.kind {
+        Workload::Volume => kept_for(&of_project, &mut brought.record.record, txn).await?,
+        Workload::Machine => match kept_by(cloud, instance, &brought.record.record.volumes, txn).await? {
+            Ok(txn) => txn,
+            Err(why) => return left(why),
+        },
+    };
     let generation = brought.record.record.generation;
     let asked =
         Asked { instance, node, verb: ActionVerb::Heal, detail: None, at: cloud.host.now(), generation };

@@ -1,6 +1,7 @@
 //! Disks that others are made copies of: only the node makes a copy that has what is copied.
 
 use ec_model::{ImageRef, InstanceId, NodeId, Resources, Workload};
+use ec_plan::volumes;
 
 use crate::{
     Cloud, CloudError, CloudResult,
@@ -29,6 +30,11 @@ impl Source {
         let Some(disk) = image.copied() else { return Ok(None) };
         let known = find_placed(cloud, disk).await?;
         let kind = kind_of(&known);
+        // Its node would find nothing to copy, and give the copy up.
+        if kind == Workload::Volume {
+            volumes::there(known.status.record())
+                .map_err(|why| CloudError::Refused(format!("cannot copy volume {disk}: {why}")))?;
+        }
         let size = |resources: &Resources| resources.get(DISK).copied().unwrap_or(0);
         let record = known.record.as_ref().map(|record| &record.spec);
         let spec = record.or_else(|| known.request.record().and_then(|request| request.spec.as_ref()));

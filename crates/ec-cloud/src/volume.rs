@@ -10,15 +10,16 @@
 use std::collections::{BTreeMap, HashMap};
 
 use ec_model::{
-    ActionVerb, Attachment, Doc, Extent, ImageRef, Instance, InstanceId, NodeId, Request, ResourceQuery,
-    State, Workload,
+    ActionVerb, Attachment, Desired, Doc, Extent, ImageRef, Instance, InstanceId, NodeId, Request,
+    ResourceQuery, State, Workload, decode,
     input::{LABELS_MAX, is_hostname},
 };
 use ec_plan::{
     verbs::Verb,
     volumes::{self, Attach, Sides},
 };
-use ec_store::{Compare, StoreError, Txn};
+use ec_runtime::planted;
+use ec_store::{Compare, KeyValue, StoreError, Txn};
 use jiff::Timestamp;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
@@ -28,7 +29,7 @@ use crate::{
     act::{docs, let_in, understood},
     destroy,
     history::{Asked, note},
-    lookup::{Found, Known, View, find, find_placed, list_all, resolve_as},
+    lookup::{Found, Known, Read, View, find, find_placed, list_all, resolve_as},
     schedule,
     source::{Source, kind_of},
     wait::Awaited,
@@ -207,11 +208,7 @@ pub async fn attach(
         let generation = record.record.generation.max(order.record.generation).saturating_add(1);
         record.record.volumes.push(attachment.clone());
         wish(cloud, &mut record, &mut order, generation);
-        // Its request is written, too: whoever wishes the volume's end at this moment compares that.
-        let of_disk = disk_record.record.generation.max(disk_order.record.generation).saturating_add(1);
-        disk_record.record.attached = Some(instance);
-        (disk_record.record.generation, disk_order.record.generation) = (of_disk, of_disk);
-        let txn = written(cloud, &disk, &disk_record, &disk_order, txn);
+        let txn = taken(cloud, &disk, &mut disk_record, &mut disk_order, instance, txn);
         let txn = written(cloud, &machine, &record, &order, txn);
         let txn = understood(cloud, &machine, &order.record, "volumes", txn).await?;
         let txn = let_in(cloud, &machine, "attach a volume to", false, txn).await?;
@@ -227,6 +224,86 @@ pub async fn attach(
         }
     }
     Err(CloudError::Busy(format!("{volume} or {instance} keeps changing; try again")))
+}
+
+/// Adds to a transaction by which a machine is asked for again that it is to have these volumes: its guest has them, and
+/// may since have been forgotten by an older etcd, which would give them to others. Or why that cannot be.
+pub(crate) async fn kept_by(
+    cloud: &Cloud,
+    instance: InstanceId,
+    volumes: &[Attachment],
+    mut txn: Txn,
+) -> CloudResult<Result<Txn, String>> {
+    for Attachment { volume, .. } in volumes {
+        let disk = match find(cloud, *volume).await {
+            Ok(Found::Placed(disk)) => disk,
+            // Who brings that back looks who is to have it.
+            Err(CloudError::NotFound(_)) => {
+                txn = txn.when(Compare::Absent(cloud.keys.instance(*volume)));
+                continue;
+            }
+            Ok(Found::Unplaced(..)) => {
+                return Ok(Err(format!("volume {volume}, which it has, is placed anew at this moment")));
+            }
+            Err(error) => return Err(error),
+        };
+        let key = cloud.keys.instance(*volume);
+        let wanted = match &disk.request {
+            Read::Here(request, _) if request.desired == Desired::Destroyed => {
+                return Ok(Err(format!("volume {volume}, which it has, is being deleted")));
+            }
+            Read::Unreadable(why) => {
+                return Ok(Err(format!(
+                    "the request of volume {volume}, which it has, cannot be read: {why}"
+                )));
+            }
+            Read::Here(..) => true,
+            Read::Absent => false,
+        };
+        let Some(mut record) = disk.record_doc()? else {
+            txn = txn.when(Compare::Absent(key));
+            continue;
+        };
+        if let Some(holder) = record.record.attached.filter(|holder| *holder != instance) {
+            match lost_by(cloud, holder, *volume).await? {
+                Some(compares) => txn = compares.into_iter().fold(txn, Txn::when),
+                None => {
+                    return Ok(Err(format!(
+                        "instance {holder} is to have volume {volume} by now, which it has: `eschedule volume detach` takes it from there first"
+                    )));
+                }
+            }
+        }
+        if wanted {
+            let (mut record, mut order) = docs(&disk)?;
+            txn = taken(cloud, &disk, &mut record, &mut order, instance, txn);
+        } else {
+            record.record.attached = Some(instance);
+            txn = txn
+                .when(Compare::Unchanged(key.clone(), disk.record_revision()))
+                .when(Compare::Absent(cloud.keys.request(disk.node, *volume)))
+                .put(key, record.encode());
+        }
+    }
+    Ok(Ok(txn))
+}
+
+/// Adds to a transaction by which a volume is asked for again that the machine has it which is to have it, where there is one.
+pub(crate) async fn kept_for(cloud: &Cloud, record: &mut Instance, mut txn: Txn) -> CloudResult<Txn> {
+    if let Some((machine, pair)) = holder_of(cloud, record.instance).await? {
+        record.attached = Some(machine);
+        txn = txn.when(Compare::Unchanged(pair.key, pair.mod_revision));
+    }
+    Ok(txn)
+}
+
+/// The machine that is to have a volume, by its record, whatever that of the volume says.
+async fn holder_of(cloud: &Cloud, volume: InstanceId) -> CloudResult<Option<(InstanceId, KeyValue)>> {
+    let pairs = cloud.store.list(&cloud.keys.instances()).await?.pairs;
+    Ok(pairs.into_iter().find_map(|pair| {
+        let machine = decode::<Instance>(&pair.value).ok()?;
+        machine.volumes.iter().any(|has| has.volume == volume).then_some((machine.instance, pair))
+    }))
 }
 
 /// Has the machine that has a volume have it no more; none where nobody has it.
@@ -317,10 +394,17 @@ pub async fn delete_volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<Doo
 
 /// An error where a machine has this volume.
 pub(crate) async fn refuse_attached(cloud: &Cloud, disk: &Known) -> CloudResult<()> {
-    let Some(holder) = disk.record.as_ref().and_then(|record| record.attached) else { return Ok(()) };
-    match lost_by(cloud, holder, disk.instance).await? {
-        Some(_) => Ok(()),
-        None => Err(CloudError::Refused(format!(
+    let holder = match &disk.record {
+        Some(record) => match record.attached {
+            Some(holder) if lost_by(cloud, holder, disk.instance).await?.is_none() => Some(holder),
+            _ => None,
+        },
+        // Of one that etcd lost only machines tell.
+        None => holder_of(cloud, disk.instance).await?.map(|(holder, _)| holder),
+    };
+    match holder {
+        None => Ok(()),
+        Some(holder) => Err(CloudError::Refused(format!(
             "instance {holder} has volume {}: `eschedule volume detach` takes it away first",
             disk.instance
         ))),
@@ -437,6 +521,23 @@ fn asked_for(machine: &Known, order: &Request, device: String) -> Attached {
     attached
 }
 
+/// Adds to a transaction that a machine has this volume. Its request is written, too: whoever wishes the volume's end at this
+/// moment compares that.
+fn taken(
+    cloud: &Cloud,
+    disk: &Known,
+    record: &mut Doc<Instance>,
+    order: &mut Doc<Request>,
+    instance: InstanceId,
+    txn: Txn,
+) -> Txn {
+    let generation = record.record.generation.max(order.record.generation).saturating_add(1);
+    record.record.attached = Some(instance);
+    (record.record.generation, order.record.generation) = (generation, generation);
+    (record.record.request_id, order.record.request_id) = (cloud.request_id, cloud.request_id);
+    written(cloud, disk, record, order, txn)
+}
+
 /// Has a machine's request wish the volumes of its record.
 fn wish(cloud: &Cloud, record: &mut Doc<Instance>, order: &mut Doc<Request>, generation: u64) {
     order.record.volumes.clone_from(&record.record.volumes);
@@ -448,10 +549,14 @@ fn wish(cloud: &Cloud, record: &mut Doc<Instance>, order: &mut Doc<Request>, gen
 fn written(cloud: &Cloud, known: &Known, record: &Doc<Instance>, order: &Doc<Request>, txn: Txn) -> Txn {
     let (record_key, order_key) =
         (cloud.keys.instance(known.instance), cloud.keys.request(known.node, known.instance));
-    txn.when(Compare::Unchanged(record_key.clone(), known.record_revision()))
-        .when(Compare::Unchanged(order_key.clone(), known.request_revision()))
-        .put(record_key, record.encode())
-        .put(order_key, order.encode())
+    let of_volume = record.record.kind == Workload::Volume;
+    let txn = match of_volume && planted("volume-not-compared") {
+        true => txn,
+        false => txn
+            .when(Compare::Unchanged(record_key.clone(), known.record_revision()))
+            .when(Compare::Unchanged(order_key.clone(), known.request_revision())),
+    };
+    txn.put(record_key, record.encode()).put(order_key, order.encode())
 }
 
 /// As which device a machine has a volume, or may have it.
@@ -476,9 +581,9 @@ async fn lost_by(cloud: &Cloud, holder: InstanceId, volume: InstanceId) -> Cloud
         // What its agent has not heard of yet it may have.
         (Some(request), Some(status)) => status.observed_generation >= request.generation,
         (Some(_), None) => false,
-        (None, _) => matches!(request, crate::Read::Absent),
+        (None, _) => matches!(request, Read::Absent),
     };
-    let is_readable = !matches!(status, crate::Read::Unreadable(_));
+    let is_readable = !matches!(status, Read::Unreadable(_));
     if holds(&machine, volume).is_some() || !is_told || !is_readable {
         return Ok(None);
     }

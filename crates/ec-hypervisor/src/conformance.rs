@@ -70,7 +70,7 @@ async fn used(hypervisor: &dyn Hypervisor, instance: InstanceId) -> Option<Usage
 
 /// `observe` and `list` must tell the same.
 async fn expect(hypervisor: &dyn Hypervisor, instance: InstanceId, domain: Option<RunState>, volume: bool) {
-    let wanted = Observed { domain, volume, transient: false, rescued: false, volumes: 0 };
+    let wanted = Observed { domain, volume, successor: false, transient: false, rescued: false, volumes: 0 };
     assert_eq!(hypervisor.observe(instance).await.expect("observe"), wanted, "observe {instance}");
     let listed = hypervisor.list().await.expect("list").remove(&instance);
     assert_eq!(listed.unwrap_or_default(), wanted, "list {instance}");
@@ -237,6 +237,7 @@ async fn a_disk_is_replaced_when_its_guest_has_ended(
 ) {
     let expect = |state| expect(hypervisor, instance, Some(state), true);
     let on_base = VolumeSource::Image(base.clone());
+    let beside = Observed { successor: true, ..Observed::default() };
     let disk = async || hypervisor.size(instance).await.expect("size").expect("there is a domain").disk_bytes;
     let larger = (base.virtual_size + (64 << 20)).next_multiple_of(1024);
     build(hypervisor, base, instance).await;
@@ -249,7 +250,8 @@ async fn a_disk_is_replaced_when_its_guest_has_ended(
     for source in [&of_itself, &on_base] {
         for capacity in [None, Some(larger)] {
             hypervisor.create_successor(instance, source, capacity).await.expect("make a successor");
-            expect(RunState::Running).await;
+            let wanted = Observed { domain: Some(RunState::Running), volume: true, ..beside };
+            assert_eq!(hypervisor.observe(instance).await.expect("observe"), wanted);
         }
     }
     expect_failed(hypervisor.replace_overlay(instance).await, "replace under a guest that runs");
@@ -278,6 +280,14 @@ async fn a_disk_is_replaced_when_its_guest_has_ended(
     hypervisor.create_successor(instance, &on_base, None).await.expect("make another successor");
     hypervisor.destroy(instance).await.expect("destroy");
     expect_failed(hypervisor.replace_overlay(instance).await, "a successor goes with its instance");
+    // A call that comes late makes one of an instance that is gone, and somebody has to see it.
+    hypervisor.create_successor(instance, &on_base, None).await.expect("make one of what is not there");
+    assert_eq!(hypervisor.observe(instance).await.expect("observe"), beside, "observe {instance}");
+    let listed = hypervisor.list().await.expect("list").remove(&instance);
+    assert_eq!(listed, Some(beside), "list {instance}");
+    hypervisor.drop_successor(instance).await.expect("drop it");
+    assert_eq!(hypervisor.observe(instance).await.expect("observe"), Observed::default());
+    assert_eq!(hypervisor.list().await.expect("list").remove(&instance), None);
 }
 
 async fn a_guest_is_started_from_its_rescue_disk_and_from_its_own_again(
@@ -287,7 +297,14 @@ async fn a_guest_is_started_from_its_rescue_disk_and_from_its_own_again(
 ) {
     let spec = small_domain(instance);
     let expect = async |state, rescued| {
-        let wanted = Observed { domain: Some(state), volume: true, transient: false, rescued, volumes: 0 };
+        let wanted = Observed {
+            domain: Some(state),
+            volume: true,
+            successor: false,
+            transient: false,
+            rescued,
+            volumes: 0,
+        };
         assert_eq!(hypervisor.observe(instance).await.expect("observe"), wanted, "observe {instance}");
         let listed = hypervisor.list().await.expect("list").remove(&instance);
         assert_eq!(listed, Some(wanted), "list {instance}");

@@ -33,7 +33,7 @@ pub trait Hypervisor: Send + Sync + 'static {
     /// active, and that the network exists (starting it where it is defined and not running).
     async fn prepare(&self) -> HypervisorResult<HostInfo>;
 
-    /// Everything of ours: domains with our mark, and volumes in our pool with no domain.
+    /// Everything of ours: domains with our mark, and volumes in our pool with no domain, or what is to take the place of one.
     async fn list(&self) -> HypervisorResult<HashMap<InstanceId, Observed>>;
 
     /// What is of one instance; [`Observed::default`] where nothing is.
@@ -50,7 +50,8 @@ pub trait Hypervisor: Send + Sync + 'static {
     ) -> HypervisorResult<()>;
 
     /// Makes another disk beside the instance's own, in the place of one that is there from before. A guest that
-    /// runs on its own goes on. Capacity is `capacity_bytes`, or where `None` that of what it is made of.
+    /// runs on its own goes on. Where there is no own one it is made all the same: that may be what it is to replace.
+    /// Capacity is `capacity_bytes`, or where `None` that of what it is made of.
     async fn create_successor(
         &self,
         instance: InstanceId,

@@ -59,7 +59,7 @@ impl Pool {
     /// Whose disk a file is, by its place and name.
     pub(crate) fn owner(&self, file: &str) -> Option<InstanceId> {
         let name = Path::new(file).strip_prefix(&self.path).ok()?.to_str()?;
-        name.strip_suffix(SUFFIX)?.parse().ok().filter(|id| name == volume_name(*id))
+        named(name, SUFFIX, volume_name)
     }
 
     /// Whether the instance's volume is there. Asks the directory, not libvirt: it is what libvirt would
@@ -82,27 +82,37 @@ impl Pool {
         Ok(volume.map(|volume| volume.info()).transpose()?.map(|info| info.capacity))
     }
 
-    /// Every instance with a volume.
-    pub(crate) fn volumes(&self) -> Result<Vec<InstanceId>, CallError> {
+    /// Whether there is a disk that is to replace the instance's own, or what was begun of a copy for it.
+    pub(crate) fn has_successor(&self, instance: InstanceId) -> Result<bool, CallError> {
+        let path = self.successor_path(instance);
+        let is_there = path.try_exists();
+        Ok(is_there.map_err(|error| CallError::io("look for the new disk", &path, &error))?
+            || !self.parts_of(instance)?.is_empty())
+    }
+
+    /// Every instance with a volume, and every one with a disk that is to replace it, or a part of a copy for it.
+    pub(crate) fn instances(&self) -> Result<[Vec<InstanceId>; 2], CallError> {
         let failed = |error| CallError::io("list the pool's directory", &self.path, &error);
         let entries = match std::fs::read_dir(&self.path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok([Vec::new(), Vec::new()]),
             other => other.map_err(failed)?,
         };
-        let mut found = Vec::new();
+        let (mut volumes, mut successors) = (Vec::new(), Vec::new());
         for entry in entries {
             let name = entry.map_err(failed)?.file_name();
-            let id = name.to_str().and_then(|name| name.strip_suffix(SUFFIX)).and_then(|id| id.parse().ok());
-            found.extend(id.filter(|id| name == volume_name(*id).as_str()));
+            let Some(name) = name.to_str() else { continue };
+            volumes.extend(named(name, SUFFIX, volume_name));
+            successors.extend(named(name, SUCCESSOR_SUFFIX, successor_name).or_else(|| Some(part(name)?.0)));
         }
-        Ok(found)
+        Ok([volumes, successors])
     }
 
     /// An error where a domain on the volume would write below a snapshot, which would ruin what that holds.
     pub(crate) fn refuse_snapshots(&self, instance: InstanceId) -> Result<(), CallError> {
         let own = [self.volume_path(instance), self.successor_path(instance), self.rescue_path(instance)];
         let volume = &own[0];
-        let is_part = |file: &Path| file.to_str().is_some_and(|file| file.ends_with(PART_SUFFIX));
+        let is_part =
+            |file: &Path| file.file_name().is_some_and(|name| name.to_str().and_then(part).is_some());
         match self.files_of(instance)?.iter().find(|file| !own.contains(file) && !is_part(file)) {
             None => Ok(()),
             Some(layer) => Err(CallError::Refused(format!(
@@ -181,10 +191,7 @@ impl Pool {
 
     /// What was begun of copies for the volume, and of whose disks.
     pub(crate) fn parts_of(&self, volume: InstanceId) -> Result<Vec<(PathBuf, InstanceId)>, CallError> {
-        let from = |path: &Path| {
-            let name = path.file_name()?.to_str()?.strip_suffix(PART_SUFFIX)?;
-            name.strip_prefix(&format!("{volume}."))?.parse().ok()
-        };
+        let from = |path: &Path| Some(part(path.file_name()?.to_str()?)?.1);
         let files = self.files_of(volume)?.into_iter();
         Ok(files.filter_map(|path| from(&path).map(|from| (path, from))).collect())
     }
@@ -398,6 +405,17 @@ fn overlay(name: &str, base: &BaseImage, capacity: Option<u64>) -> Result<Volume
     VolumeXml::overlay(name, base, capacity.next_multiple_of(1024)).map_err(CallError::Refused)
 }
 
+/// For whom a copy is begun that bears this name, and whose disk it is of.
+fn part(name: &str) -> Option<(InstanceId, InstanceId)> {
+    let (owner, from) = name.strip_suffix(PART_SUFFIX)?.split_once('.')?;
+    Some((owner.parse().ok()?, from.parse().ok()?))
+}
+
+/// The instance whose file of this kind has that name.
+fn named(name: &str, suffix: &str, of: fn(InstanceId) -> String) -> Option<InstanceId> {
+    name.strip_suffix(suffix)?.parse().ok().filter(|id| name == of(*id))
+}
+
 /// What is not there is not an error.
 fn remove_file(path: &Path) -> Result<(), CallError> {
     match std::fs::remove_file(path) {
@@ -437,12 +455,27 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let pool = Pool { name: "p".into(), path: directory.path().into() };
         let instance: InstanceId = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
-        for name in
-            [volume_name(instance), "x.qcow2".into(), "7D3C1F0A-2B4E-4C55-9A7E-0123456789AC.qcow2".into()]
-        {
+        let other: InstanceId = "8d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
+        let third: InstanceId = "9d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
+        for name in [
+            volume_name(instance),
+            rescue_name(instance),
+            successor_name(other),
+            format!("{third}.{instance}{PART_SUFFIX}"),
+            format!("{third}.x{PART_SUFFIX}"),
+            "x.qcow2".into(),
+            "x.new.qcow2".into(),
+            "7D3C1F0A-2B4E-4C55-9A7E-0123456789AC.qcow2".into(),
+        ] {
             std::fs::write(directory.path().join(name), "").unwrap();
         }
-        assert_eq!(pool.volumes().unwrap(), [instance]);
+        let [volumes, mut successors] = pool.instances().unwrap();
+        successors.sort_unstable();
+        assert_eq!((volumes, successors), (vec![instance], vec![other, third]));
+        assert!(pool.has_successor(other).unwrap() && !pool.has_successor(instance).unwrap());
+        assert!(pool.has_successor(third).unwrap());
+        assert_eq!(pool.parts_of(third).unwrap(), [(pool.part_path(third, instance), instance)]);
+        pool.refuse_snapshots(third).expect_err("it is nobody's part, and may be a layer");
         let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
         assert_eq!(pool.owner(&path(&volume_name(instance))), Some(instance));
         for file in [path("x.qcow2"), path(&rescue_name(instance)), format!("/{}", volume_name(instance))] {
@@ -450,7 +483,7 @@ mod tests {
         }
         assert!(pool.has_volume(instance).unwrap());
         let missing = Pool { path: directory.path().join("no"), ..pool };
-        assert!(missing.volumes().unwrap().is_empty());
+        assert_eq!(missing.instances().unwrap(), [vec![], vec![]]);
     }
 
     #[test]

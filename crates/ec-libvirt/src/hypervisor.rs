@@ -197,12 +197,13 @@ impl LibvirtHypervisor {
     }
 }
 
-/// What is of a domain of ours, but for its disk; nothing where it went meanwhile.
+/// What is of a domain of ours, but for its disks; nothing where it went meanwhile.
 fn seen(domain: &Domain, mark: &Mark, pool: &Pool, instance: InstanceId) -> Result<Observed, CallError> {
     let Some(state) = domain::run_state(domain, || pool.has_room())? else { return Ok(Observed::default()) };
     Ok(Observed {
         domain: Some(state),
         volume: false,
+        successor: false,
         transient: !domain.is_persistent()?,
         rescued: domain::is_rescued(domain, mark, state)?,
         volumes: volumes::fingerprint(domain, pool, instance)?,
@@ -248,10 +249,13 @@ impl Hypervisor for LibvirtHypervisor {
                     }
                 }
             }
-            for instance in pool.volumes()? {
-                if !foreign.contains(&instance) {
-                    found.entry(instance).or_default().volume = true;
-                }
+            let [volumes, successors] = pool.instances()?;
+            let not_foreign = |instance: &InstanceId| !foreign.contains(instance);
+            for instance in volumes.into_iter().filter(not_foreign) {
+                found.entry(instance).or_default().volume = true;
+            }
+            for instance in successors.into_iter().filter(not_foreign) {
+                found.entry(instance).or_default().successor = true;
             }
             Ok(found)
         };
@@ -261,12 +265,13 @@ impl Hypervisor for LibvirtHypervisor {
     async fn observe(&self, instance: InstanceId) -> HypervisorResult<Observed> {
         let (node, pool) = (self.config.node, Arc::clone(&self.pool));
         let work = move |connect: &virt::connect::Connect| {
-            let mut observed = Observed { volume: pool.has_volume(instance)?, ..Observed::default() };
+            let (volume, successor) = (pool.has_volume(instance)?, pool.has_successor(instance)?);
+            let mut observed = Observed { volume, successor, ..Observed::default() };
             match domain::find(connect, node, instance)? {
                 Found::Ours(domain) => {
                     if let Whose::Ours(mark) = domain::whose(&domain, node)? {
                         let seen = seen(&domain, &mark, &pool, instance)?;
-                        observed = Observed { volume: observed.volume, ..seen };
+                        observed = Observed { volume, successor, ..seen };
                     }
                 }
                 Found::Foreign => return Ok(Observed::default()),

@@ -7,6 +7,8 @@ pub struct Observed {
     pub domain: Option<RunState>,
     /// Whether its volume is there.
     pub volume: bool,
+    /// Whether there is a disk beside it that is to take its place, from which no guest was ever started.
+    pub successor: bool,
     /// The domain is not defined for good: somebody undefined it while it runs, and it is gone when it ends.
     pub transient: bool,
     /// The guest was started from its rescue disk, and is up or was saved so.

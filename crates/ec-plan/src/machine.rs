@@ -69,6 +69,8 @@ pub enum Effect {
     GiveUpRebuild(String),
     /// Write the status with what came of the wish for a new disk.
     NoteRebuild,
+    /// Delete the overlay that was to take the place of a disk.
+    DropSuccessor,
     /// Fetch the image of the wish for a rescue disk, and make an overlay on it beside its own disk.
     PrepareRescue,
     /// Note in the node's record that its guest is started from that from now on.
@@ -119,11 +121,11 @@ pub enum Effect {
 }
 
 use Effect::{
-    Admit, Announce, Bury, Claim, Cover, Define, DropKeys, DropRecord, EndInError, EnterRescue, Extend,
-    GiveUpRescue, Grow, KeepIntent, KeepRecord, LeaveRescue, MarkStarted, NotePower, NoteRebuild, NoteRescue,
-    NoteResize, NoteStart, NoteVolumes, Pause, Persist, PowerOff, PrepareDisk, PrepareRebuild, PrepareRescue,
-    PrepareVolume, Release, RemoveDomain, Reopen, ReplaceDisk, Resize, Resume, Save, SetVolumes, ShutDown,
-    Start, StartRescue,
+    Admit, Announce, Bury, Claim, Cover, Define, DropKeys, DropRecord, DropSuccessor, EndInError,
+    EnterRescue, Extend, GiveUpRescue, Grow, KeepIntent, KeepRecord, LeaveRescue, MarkStarted, NotePower,
+    NoteRebuild, NoteRescue, NoteResize, NoteStart, NoteVolumes, Pause, Persist, PowerOff, PrepareDisk,
+    PrepareRebuild, PrepareRescue, PrepareVolume, Release, RemoveDomain, Reopen, ReplaceDisk, Resize, Resume,
+    Save, SetVolumes, ShutDown, Start, StartRescue,
 };
 
 /// What to do about one instance, and what for.

@@ -132,7 +132,11 @@ pub fn announced(
     reason: Option<String>,
     now: Timestamp,
 ) -> Status {
-    Status { reason, ..next(subject, old, state, now) }
+    let status = next(subject, old, state, now);
+    // That a volume was there is what a start is to a guest: it is kept from then on, whatever else is lost of it.
+    let is_there = status.kind == Workload::Volume && state == State::Active;
+    let started_at = status.started_at.or(is_there.then_some(now));
+    Status { reason, started_at, ..status }
 }
 
 /// How far the preparation of a disk is; nothing where that is told already.
@@ -419,6 +423,9 @@ mod tests {
         let order =
             Some(Order { kind: Workload::Volume, epoch: 1, generation: 1, power_generation: 0, runs: true });
         let volume = announced(&Subject { order, ..subject(None) }, None, State::Active, None, at(1));
+        let told_again =
+            announced(&Subject { order, ..subject(None) }, Some(&volume), State::Error, None, at(2));
+        assert_eq!([volume.started_at, told_again.started_at], [Some(at(1)); 2], "it was there once");
         assert_eq!(volume.kind, Workload::Volume);
         assert_eq!(
             announced(&subject(None), Some(&volume), State::Error, None, at(2)).kind,

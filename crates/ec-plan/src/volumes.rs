@@ -61,14 +61,7 @@ pub fn attach(volume: Sides<'_>, machine: Sides<'_>, device: Option<&str>) -> Re
         let node = here(volume).map_or_else(|| "no node yet".to_owned(), |node| format!("node {node}"));
         return Err(format!("the volume lies on the storage of {node}, where the instance is not"));
     }
-    match volume.status.map(|status| (status.state, status.reason.as_deref())) {
-        Some((State::Active, _)) => {}
-        Some((state, reason)) => {
-            let why = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
-            return Err(format!("the volume is {state}{why}"));
-        }
-        None => return Err("the volume is being made".to_owned()),
-    }
+    there(volume.status)?;
     settled(machine)?;
     if machine.record.volumes.len() >= Attachment::MOST {
         return Err(format!("the instance has {} volumes, and may have no more", Attachment::MOST));
@@ -85,6 +78,21 @@ pub fn attach(volume: Sides<'_>, machine: Sides<'_>, device: Option<&str>) -> Re
     };
     let device = free.ok_or("the instance has no device left")?;
     Ok(Attach::Do(Attachment { volume: wanted, device }))
+}
+
+/// Why a volume of which this is told cannot be given to a machine, nor copied.
+///
+/// # Errors
+/// That.
+pub fn there(status: Option<&Status>) -> Result<(), String> {
+    match status.map(|status| (status.state, status.reason.as_deref())) {
+        Some((State::Active, _)) => Ok(()),
+        Some((state, reason)) => {
+            let why = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
+            Err(format!("the volume is {state}{why}"))
+        }
+        None => Err("the volume is being made".to_owned()),
+    }
 }
 
 /// Why the volumes of a machine cannot be changed now.

@@ -107,7 +107,17 @@ pub(crate) fn undefine(world: &World, computer: &Computer, guest: InstanceId) {
 pub(crate) fn delete_disk(world: &World, computer: &Computer, guest: InstanceId) {
     say(world, format!("deletes the disk of {guest} on {}", name(computer)));
     world.judge(|referee, _| referee.disturbed(guest));
+    disturb_holders(world, computer, guest);
     computer.hypervisor.delete_volume(guest);
+}
+
+/// What becomes of a volume becomes of those that have it, too.
+pub(crate) fn disturb_holders(world: &World, computer: &Computer, volume: InstanceId) {
+    for (instance, volumes) in computer.hypervisor.volumes() {
+        if volumes.iter().flatten().any(|has| has.volume == volume) {
+            world.judge(|referee, _| referee.disturbed(instance));
+        }
+    }
 }
 
 /// As somebody with etcdctl does it; its status goes with it, or stays. Not a wish to destroy: with its record gone, too,

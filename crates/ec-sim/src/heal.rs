@@ -42,6 +42,7 @@ async fn everything(world: &World, records: &Records) -> BTreeSet<InstanceId> {
         "/ecompute/status/",
         "/ecompute/instances/",
         "/ecompute/names/",
+        "/ecompute/volume-names/",
         "/ecompute/members/",
     ] {
         all.extend(last_parts(world, prefix));
@@ -164,11 +165,27 @@ fn at_odds(world: &World, traces: &Traces, instance: InstanceId) -> Option<&'sta
     let request = traces.request.as_ref().filter(|request| request.desired == Desired::Active)?;
     let record = content(world, &world.keys.instance(instance))?;
     let record = decode::<Instance>(&record.value).ok()?;
+    if record.volumes != request.volumes {
+        return Some("its record and its request want other volumes");
+    }
     if request.spec.as_ref() != Some(&record.spec) {
         return Some("its record and its request want otherwise");
     }
     (record.before.is_some() && request.resize.is_none())
         .then_some("its record tells of a resize that nobody is asked for")
+}
+
+/// Whether a domain has this volume.
+fn is_had(world: &World, volume: InstanceId) -> bool {
+    let domains = world.computers.iter().flat_map(|computer| computer.hypervisor.volumes());
+    domains.into_iter().any(|(_, volumes)| volumes.iter().flatten().any(|has| has.volume == volume))
+}
+
+/// Whether a volume is made of one that a guest may write, which is waited for, and tells so.
+fn waits_for_origin(world: &World, traces: &Traces, copy_of: Option<InstanceId>) -> bool {
+    let reason = traces.status.as_ref().and_then(|status| status.reason.as_deref());
+    copy_of.is_some_and(|of| is_had(world, of))
+        && reason.is_some_and(|why| why.contains("may write what is to be copied"))
 }
 
 /// What is not as it is asked for.
@@ -214,6 +231,8 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             rebuild_acknowledged,
             resize_acknowledged,
             request_lost,
+            copy_of,
+            volumes_acknowledged,
             ..
         } = known;
         // Brought back after somebody deleted its request: what was wished of its power counts as carried out, and a wish
@@ -227,9 +246,16 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         let state = traces.status.as_ref().map(|status| status.state);
         let asked_for = traces.request.as_ref().map(|request| request.desired);
         let counted = traces.claim || ((restored || claims_lost) && is_kept_free(world, &traces));
+        let waits_to_be_copied = waits_for_origin(world, &traces, copy_of);
         let whole = counted && traces.index && traces.domain && traces.volume && traces.record;
         let well = match (asked_for, state) {
             _ if doomed && !restored => !traces.is_anything(),
+            (Some(Desired::Active), Some(State::Active)) if traces.is_volume => {
+                traces.claim && traces.index && traces.volume && traces.record
+            }
+            // A guest that nobody asks for has it, in an etcd that was put back.
+            (Some(_), Some(State::Destroying)) if traces.is_volume && restored => is_had(world, instance),
+            (Some(Desired::Active), Some(State::Preparing)) if traces.is_volume => waits_to_be_copied,
             (Some(Desired::Active), Some(State::Active)) => whole,
             (Some(Desired::Active), Some(State::Rescued)) => whole && rescues_wished > 0,
             (Some(Desired::Active), Some(State::Stopped | State::Paused | State::Suspended)) => {
@@ -275,7 +301,9 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             || traces.is_as_wished(power_acknowledged, disturbed)
                 && traces.is_rebuilt(rebuild_acknowledged)
                 && traces.is_resized(resize_acknowledged);
-        let as_wished = as_wished && traces.is_rescued_as_wished() && traces.is_answered();
+        let is_older = |request: &ec_model::Request| request.generation < volumes_acknowledged;
+        let lost_wish = traces.request.as_ref().is_some_and(is_older) && !restored && !healed;
+        let as_wished = as_wished && !lost_wish && traces.is_rescued_as_wished() && traces.is_answered();
         // Of one that is in ERROR, or is not wanted any more, what was asked for may be left undone.
         let is_settled = matches!(
             state,
@@ -284,6 +312,14 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         let history = if restored || healed || !is_settled { Vec::new() } else { pending(world, instance) };
         if well && !history.is_empty() {
             found.push((soon, format!("{instance}: nothing is told of what came of {}", history.join(", "))));
+        }
+        if let Some(why) = traces.has_other_volumes() {
+            found.push((soon, format!("{instance}: {why}")));
+        }
+        let has_gb = traces.disk_bytes.div_ceil(1 << 30);
+        let claimed_gb = claimed(world, instance, "DISK_GB");
+        if traces.is_volume && traces.claim && claimed_gb < has_gb && !(restored || claims_lost) {
+            found.push((soon, format!("{instance}: it has {has_gb} GB, and has claimed {claimed_gb}")));
         }
         if let Some(why) = traces.is_of_another_size() {
             found.push((soon, format!("{instance}: {why}")));
@@ -385,6 +421,7 @@ async fn left(world: &Arc<World>) -> Vec<Complaint> {
     }
     for prefix in [
         "/ecompute/names/",
+        "/ecompute/volume-names/",
         "/ecompute/members/",
         "/ecompute/userdata/",
         "/ecompute/held/",

@@ -36,6 +36,7 @@ mod snag;
 mod told;
 mod traces;
 mod user;
+mod volumes;
 mod way;
 mod world;
 

@@ -240,6 +240,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
                     say(world, format!("deletes the record of {guest} on {name}"));
                 } else {
                     say(world, format!("deletes all that there is of {guest} on {name}"));
+                    acts::disturb_holders(world, &computer, guest);
                     computer.hypervisor.undefine(guest);
                     computer.hypervisor.end_guest(guest);
                     computer.hypervisor.delete_volumes(guest);

@@ -7,6 +7,7 @@ mod healing;
 mod ids;
 pub(crate) mod keys;
 mod room;
+mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,6 +36,15 @@ pub(crate) struct Known {
     pub(crate) number: usize,
     /// An older etcd came that knows nothing of it.
     pub(crate) lost: bool,
+    /// It is a volume, and of which other it is a copy.
+    pub(crate) is_volume: bool,
+    pub(crate) copy_of: Option<InstanceId>,
+    /// The volumes that it was to have, by its record.
+    volumes: Vec<InstanceId>,
+    /// So many users are about asking for its end.
+    askers: u32,
+    /// The generation of the newest wish for its volumes that a user was told of.
+    pub(crate) volumes_acknowledged: u64,
     /// Who began with it.
     maker: Option<Actor>,
     /// A user has asked for its end.
@@ -84,6 +94,13 @@ pub(crate) struct Known {
     pub(crate) request_lost: bool,
     /// The nemesis did something to it, so that it may be in trouble.
     pub(crate) disturbed: bool,
+}
+
+impl Known {
+    /// It is a machine, and a user was told where.
+    pub(crate) fn is_placed_machine(&self) -> bool {
+        self.acknowledged.is_some() && !self.is_volume
+    }
 }
 
 #[derive(Default)]
@@ -161,7 +178,15 @@ impl Referee {
     }
 
     pub(crate) fn wished_away(&mut self, instance: InstanceId) {
-        self.known.entry(instance).or_default().wished_away = true;
+        let known = self.known.entry(instance).or_default();
+        (known.wished_away, known.askers) = (true, known.askers + 1);
+    }
+
+    /// One who asked for its end was refused, and nothing was written.
+    pub(crate) fn spared(&mut self, instance: InstanceId) {
+        let known = self.known.entry(instance).or_default();
+        known.askers -= 1;
+        known.wished_away = known.askers > 0;
     }
 
     /// A user wishes something of it, which may arrive from now on. Another disk costs its guest a stop and a start.
@@ -188,6 +213,12 @@ impl Referee {
     pub(crate) fn power_acknowledged(&mut self, instance: InstanceId, generation: u64) {
         let known = self.known.entry(instance).or_default();
         known.power_acknowledged = known.power_acknowledged.max(generation);
+    }
+
+    /// A user was told that this wish for its volumes is written.
+    pub(crate) fn volumes_acknowledged(&mut self, instance: InstanceId, generation: u64) {
+        let known = self.known.entry(instance).or_default();
+        known.volumes_acknowledged = known.volumes_acknowledged.max(generation);
     }
 
     /// Who began with it.
@@ -297,6 +328,7 @@ impl Referee {
             self.look_at_status(world, key, new, late);
             self.look_at_index(world, actor, key, old.as_ref(), new);
             self.look_at_group(world, actor, key, new);
+            self.look_at_volumes(world, actor, key, new);
             self.look_at_healing(world, actor, key, old.as_ref(), new);
         }
         if txn.then.iter().any(|op| op.key().starts_with(PLACEMENT)) {
@@ -332,6 +364,8 @@ impl Referee {
                 | Operation::Define
                 | Operation::Persist
                 | Operation::GrowDisk
+                | Operation::CreateVolume
+                | Operation::SetVolumes
                 | Operation::Grow
                 | Operation::Redefine
                 | Operation::Destroy
@@ -379,11 +413,15 @@ impl Referee {
                     "the disk of {instance}, which its guest wrote, was deleted and no user wished it"
                 ));
             }
+            Operation::CreateVolume if known.wrote && !known.wished_away => {
+                self.found(format!("the disk of {instance}, which a guest may have written, was made anew"));
+            }
             Operation::CreateOverlay if known.wrote && !known.wished_away && !(late && known.disturbed) => {
                 self.found(format!("the disk of {instance}, which its guest wrote, was made anew"));
             }
             _ => {}
         }
+        self.look_at_domains(world, node, what, instance, late);
         let hosts = world.computers.iter().filter(|computer| {
             observed(computer, instance).is_some_and(|observed| observed.domain.is_some())
         });
@@ -425,6 +463,13 @@ pub(crate) fn size(computer: &crate::node::Computer, instance: InstanceId) -> Op
     use ec_hypervisor::Hypervisor;
     use futures::FutureExt;
     computer.hypervisor.size(instance).now_or_never()?.ok()?
+}
+
+/// How large a computer's hypervisor has the disk of an instance.
+pub(crate) fn disk_bytes(computer: &crate::node::Computer, instance: InstanceId) -> Option<u64> {
+    use ec_hypervisor::Hypervisor;
+    use futures::FutureExt;
+    computer.hypervisor.disk_bytes(instance).now_or_never()?.ok()?
 }
 
 /// What a computer's hypervisor has of an instance; its answer is there at once.

@@ -22,6 +22,7 @@ mod records;
 mod rescue;
 mod resize;
 mod stage;
+mod volumes;
 
 use futures::future::LocalBoxFuture;
 
@@ -72,6 +73,7 @@ pub fn scenarios() -> impl Iterator<Item = &'static Scenario> {
         rebuild::ALL,
         rescue::ALL,
         resize::ALL,
+        volumes::ALL,
         build::ALL,
         records::ALL,
         believed::ALL,

@@ -3,14 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ec_hypervisor::{DomainSize, Observed, RunState};
-use ec_model::{Desired, InstanceId, NodeId, Power, Request, Size, State, Status, decode};
+use ec_model::{
+    Attachment, Desired, InstanceId, NodeId, Power, Request, Size, State, Status, Workload, decode,
+};
 use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::{
     door::content,
     node::{Computer, PROCESSORS},
-    referee::{observed, size},
+    referee::{disk_bytes, observed, size},
     world::{PLACEMENT, World},
 };
 
@@ -27,6 +29,10 @@ pub(crate) struct Traces {
     pub(crate) marked: bool,
     /// As its hypervisor has it.
     pub(crate) guest: Observed,
+    /// It is a volume, by what is asked for or told.
+    pub(crate) is_volume: bool,
+    /// How large its disk is, where it is a volume's.
+    pub(crate) disk_bytes: u64,
     /// There is a disk to boot from in the place of its own.
     pub(crate) rescue_disk: bool,
     /// There is a disk that is to take the place of its own.
@@ -61,9 +67,15 @@ impl Traces {
         let here = |computer: &Computer| {
             recorded(computer) || observed(computer, instance).is_some_and(|seen| seen.domain.is_some())
         };
+        let request: Option<Request> = request.and_then(|pair| decode(&pair.value).ok());
+        let status: Option<Status> = status.and_then(|pair| decode(&pair.value).ok());
+        let kind = request.as_ref().map(|request| request.kind).or(status.as_ref().map(|status| status.kind));
+        let measured = world.computers.iter().find_map(|computer| disk_bytes(computer, instance));
         Self {
-            request: request.and_then(|pair| decode(&pair.value).ok()),
-            status: status.and_then(|pair| decode(&pair.value).ok()),
+            request,
+            status,
+            is_volume: kind == Some(Workload::Volume),
+            disk_bytes: measured.unwrap_or_default(),
             claim: get(format!("{PLACEMENT}/consumers/{instance}")).is_some(),
             index: get(keys.instance(instance)).is_some(),
             domain: seen.iter().any(|seen| seen.domain.is_some()),
@@ -87,10 +99,15 @@ impl Traces {
             || self.volume
             || self.record
             || self.rescue_disk
+            || self.successor
     }
 
     /// Whether what is told is how it is.
     pub(crate) fn is_true(&self) -> bool {
+        if self.is_volume {
+            let is_told = self.status.as_ref().is_some_and(|status| status.state == State::Active);
+            return !is_told || self.volume;
+        }
         let runs = matches!(self.guest.domain, Some(RunState::Running));
         let is_paused = matches!(self.guest.domain, Some(RunState::Paused(_)));
         match self.status.as_ref().map(|status| status.state) {
@@ -114,7 +131,7 @@ impl Traces {
     /// Whether the last wish for its power was not lost, and was carried out, where nobody `disturbed` it.
     pub(crate) fn is_as_wished(&self, acknowledged: u64, disturbed: bool) -> bool {
         let (Some(request), Some(status)) = (&self.request, &self.status) else { return true };
-        if request.desired != Desired::Active || status.state == State::Error {
+        if request.desired != Desired::Active || status.state == State::Error || self.is_volume {
             return true;
         }
         // One that was suspended and not resumed yet when it was to be stopped or paused does not run as it is.
@@ -189,7 +206,15 @@ impl Traces {
 
     /// What is wrong with how large it is, by what it is asked for.
     pub(crate) fn is_of_another_size(&self) -> Option<String> {
-        let (request, status, size) = (self.request.as_ref()?, self.status.as_ref()?, self.size?);
+        let (request, status) = (self.request.as_ref()?, self.status.as_ref()?);
+        if self.is_volume {
+            let wanted = Size::of(&request.spec.as_ref()?.resources).disk_gb;
+            let failed = status.resized.as_ref().is_some_and(|resized| resized.failed.is_some());
+            let is_less = self.volume && self.disk_bytes < wanted << 30;
+            return (status.state == State::Active && !failed && is_less)
+                .then(|| format!("it is to be {wanted} GB, and is {} bytes", self.disk_bytes));
+        }
+        let size = self.size?;
         let wanted = Size::of(&request.spec.as_ref()?.resources);
         let failed = status.resized.as_ref().is_some_and(|resized| resized.failed.is_some());
         let was_measured = request.resize.is_some();
@@ -198,6 +223,22 @@ impl Traces {
             && size.disk_bytes >= wanted.disk_gb << 30;
         (request.desired == Desired::Active && was_measured && rests && !failed && !is_so)
             .then(|| format!("it is to be {wanted:?}, and is {size:?}"))
+    }
+
+    /// What is wrong with the volumes that its domain has, by those that it is to have, where nothing is told of that.
+    pub(crate) fn has_other_volumes(&self) -> Option<String> {
+        let (request, status) = (self.request.as_ref()?, self.status.as_ref()?);
+        let can_have = !matches!(self.guest.domain, None | Some(RunState::Saved)) && !self.guest.rescued;
+        let is_excused = status.is_rescued() || status.volumes_failed.is_some();
+        if request.desired != Desired::Active || !can_have || is_excused {
+            return None;
+        }
+        let is_so = self.guest.volumes == Attachment::fingerprint(&request.volumes);
+        if !is_so {
+            return Some(format!("it is to have {:?}, and has others", request.volumes));
+        }
+        let is_told = status.volumes == request.volumes && !status.volumes_changing;
+        (!is_told).then(|| format!("it has {:?}, and tells of {:?}", request.volumes, status.volumes))
     }
 
     pub(crate) fn is_only_claim(&self) -> bool {
@@ -249,8 +290,10 @@ pub(crate) fn is_kept_free(world: &World, traces: &Traces) -> bool {
     let here = world.computers.iter().find(|computer| computer.node == node);
     let records = here.and_then(|computer| computer.records().ok()).unwrap_or_default();
     let vcpus = |size: Option<DomainSize>| size.map_or(1.0, |size| size.vcpus as f64);
-    let takes = |name: &String| vcpus(here.zip(name.parse().ok()).and_then(|(here, one)| size(here, one)));
-    let uncounted: f64 = records.keys().filter(|name| !counted.contains(*name)).map(takes).sum();
+    let takes = |one| vcpus(here.and_then(|here| size(here, one)));
+    let is_machine = |one: &InstanceId| !world.judge(|referee, _| referee.known(*one).is_volume);
+    let names = records.keys().filter(|name| !counted.contains(*name)).filter_map(|name| name.parse().ok());
+    let uncounted: f64 = names.filter(is_machine).map(takes).sum();
     let own = vcpus(traces.size);
     let all = PROCESSORS as f64;
     let offered = (number("total") - number("reserved")) * ratio;

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     door::Door,
     life::Life,
+    volumes,
     way::Way,
     world::{Actor, World},
 };
@@ -64,6 +65,7 @@ enum Deed {
     /// Of one whose request nobody can read.
     DestroySealed(InstanceId),
     LookAt(InstanceId, AccessKind),
+    Volume(volumes::Deed),
     /// Brings back what nodes hold.
     Heal,
     List,
@@ -75,9 +77,13 @@ pub(crate) async fn live(world: Arc<World>, number: u32, done: CancellationToken
         sleep(world.millis(200..8000)).await;
         // Somebody else may destroy it before.
         let is_held = !world.store.content(&world.keys.every_held()).pairs.is_empty();
-        let deed = match world.pick(0..14) {
+        let deed = match world.pick(0..19) {
             _ if is_held && world.chance(15) => Deed::Heal,
-            10.. => match someone(&world) {
+            14.. => match volumes::any(&world) {
+                Some(deed) => Deed::Volume(deed),
+                None => continue,
+            },
+            10..14 => match someone(&world) {
                 Some(instance) => Deed::Act { instance, verb: a_verb(&world), wait: world.chance(30) },
                 None => continue,
             },
@@ -165,11 +171,10 @@ fn a_verb(world: &World) -> Verb {
 }
 
 /// One of the instances that were acknowledged and that nobody has wished away; or now and then one that somebody has.
-fn someone(world: &World) -> Option<InstanceId> {
+pub(crate) fn someone(world: &World) -> Option<InstanceId> {
     let again = world.chance(15);
     let all: Vec<InstanceId> = world.judge(|referee, _| {
-        let wanted =
-            |known: &crate::referee::Known| known.acknowledged.is_some() && known.wished_away == again;
+        let wanted = |known: &crate::referee::Known| known.is_placed_machine() && known.wished_away == again;
         referee.instances().filter(|(_, known)| wanted(known)).map(|(instance, _)| instance).collect()
     });
     // Whoever changes their mind does it soon, most often.
@@ -252,6 +257,7 @@ async fn perform(world: Arc<World>, actor: Actor, deed: Deed, life: Life, stop: 
             );
         }
         Deed::LookAt(instance, kind) => _ = look_at(&world, actor, &cloud, instance, kind).await,
+        Deed::Volume(deed) => volumes::perform(&world, actor, &cloud, deed, &stop).await,
         Deed::Heal => _ = mend(&world, actor, &cloud).await,
         Deed::List => _ = look(&world, actor, &cloud).await,
     }

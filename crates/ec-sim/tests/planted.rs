@@ -8,7 +8,7 @@ use std::process::Command;
 const SEEDS: &str = "0..300";
 
 /// What is left out, or done too early, or believed.
-const MISTAKES: [&str; 24] = [
+const MISTAKES: [&str; 26] = [
     // Control.
     "request-without-index",
     "request-not-fenced",
@@ -20,6 +20,8 @@ const MISTAKES: [&str; 24] = [
     "wish-not-compared",
     "group-not-compared",
     "wishes-healed",
+    "volume-deleted-in-use",
+    "volume-not-compared",
     // The agent.
     "unfenced",
     "older-wish-told",

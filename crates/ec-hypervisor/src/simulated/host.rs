@@ -83,6 +83,7 @@ impl Machine {
         Observed {
             domain: self.domain.as_ref().map(|domain| domain.state),
             volume: self.volume.is_some(),
+            successor: self.successor.is_some(),
             transient: self.domain.as_ref().is_some_and(|domain| domain.transient),
             rescued: self.domain.as_ref().is_some_and(Domain::is_rescued),
             volumes: self.domain.as_ref().map_or(0, Domain::volumes),
@@ -180,14 +181,17 @@ impl Host {
         capacity: u64,
     ) -> Result<bool, String> {
         let is_up = |machine: &Machine| machine.domain.as_ref().is_some_and(Domain::is_up);
-        if self.user_of(volume).is_some() || self.machines.get(&volume).is_some_and(is_up) {
-            return Err("a domain has it".into());
+        if self.machines.get(&volume).is_some_and(is_up) {
+            return Err("a domain is up with it".into());
         }
         let disk = self.disk(node, source, Some(capacity))?;
         let machine = self.machine(node, volume)?;
-        let is_new = machine.volume.as_ref() != Some(&disk);
+        // Whose disk it is may have grown it since.
+        if machine.volume.as_ref().is_some_and(|has| has.base == disk.base && has.capacity >= disk.capacity) {
+            return Ok(false);
+        }
         machine.volume = Some(disk);
-        Ok(is_new)
+        Ok(true)
     }
 
     fn disk(&self, node: NodeId, source: &VolumeSource, capacity: Option<u64>) -> Result<Volume, String> {
@@ -208,6 +212,20 @@ impl Host {
 
     pub(super) fn has_user(&self, volume: InstanceId) -> bool {
         self.user_of(volume).is_some()
+    }
+
+    /// The volumes of each domain, as it is defined and of the guest that is up or was saved, in order.
+    pub(super) fn volumes(&self) -> Vec<(InstanceId, [Vec<Attachment>; 2])> {
+        let of = |domain: &Domain| {
+            let up =
+                if domain.is_up() || domain.state == RunState::Saved { &domain.volumes_up[..] } else { &[] };
+            [domain.volumes.clone(), up.to_vec()]
+        };
+        let domains =
+            self.machines.iter().filter_map(|(id, machine)| Some((*id, of(machine.domain.as_ref()?))));
+        let mut all: Vec<_> = domains.collect();
+        all.sort_unstable_by_key(|(instance, _)| *instance);
+        all
     }
 
     /// The machine whose domain has this volume.
@@ -534,6 +552,10 @@ impl Host {
         let known_at = Instant::now() + self.address_delay;
         let there: HashSet<InstanceId> =
             self.machines.iter().filter(|(_, machine)| machine.volume.is_some()).map(|(id, _)| *id).collect();
+        let others = self.machines.iter().filter(|(id, _)| **id != instance);
+        let up = others.filter_map(|(_, machine)| machine.domain.as_ref().filter(|domain| domain.is_up()));
+        let locked: HashSet<InstanceId> =
+            up.flat_map(|domain| domain.volumes_up.iter().map(|has| has.volume)).collect();
         let machine = self.machines.get_mut(&instance).ok_or("domain not found")?;
         if machine.node != node {
             return Err(foreign());
@@ -549,6 +571,9 @@ impl Host {
         }
         if !rescued && domain.volumes.iter().any(|has| !there.contains(&has.volume)) {
             return Err("cannot access a volume: no such file or directory".into());
+        }
+        if !rescued && domain.volumes.iter().any(|has| locked.contains(&has.volume)) {
+            return Err("another process has the write lock of a volume".into());
         }
         if domain.state != RunState::Saved {
             domain.volumes_up = if rescued { Vec::new() } else { domain.volumes.clone() };

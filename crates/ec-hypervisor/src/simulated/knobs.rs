@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use ec_model::InstanceId;
+use ec_model::{Attachment, InstanceId};
 
 use super::{Operation, SimulatedHypervisor};
 use crate::{End, HypervisorError, HypervisorEvent, Pause, RunState};
@@ -162,6 +162,11 @@ impl SimulatedHypervisor {
     /// Whether there is a disk beside its own that is to take the place of that.
     pub fn has_successor(&self, instance: InstanceId) -> bool {
         self.inner().host.has_successor(instance)
+    }
+
+    /// The volumes of each domain, as it is defined and of the guest that is up or was saved, in order.
+    pub fn volumes(&self) -> Vec<(InstanceId, [Vec<Attachment>; 2])> {
+        self.inner().host.volumes()
     }
 
     /// How many processors the guests have that run now, of every node on this host.

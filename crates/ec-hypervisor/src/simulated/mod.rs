@@ -187,6 +187,14 @@ impl SimulatedHypervisor {
         fault.map_or(Ok(()), Err)
     }
 
+    /// An error where it is a volume that a domain has.
+    fn refuse_used(&self, operation: Operation, volume: InstanceId) -> HypervisorResult<()> {
+        match self.inner().host.has_user(volume) {
+            true => Err(not_now(operation, volume, "a domain has it")),
+            false => Ok(()),
+        }
+    }
+
     /// Runs `change` on the host; when it changed something, counts the effect and tells the listeners.
     fn change(
         &self,
@@ -206,6 +214,10 @@ impl SimulatedHypervisor {
         }
         Ok(())
     }
+}
+
+fn not_now(operation: Operation, instance: InstanceId, why: &str) -> HypervisorError {
+    HypervisorError::NotNow { what: format!("{} {instance}", operation.name()), detail: why.to_owned() }
 }
 
 #[async_trait]
@@ -278,10 +290,7 @@ impl Hypervisor for SimulatedHypervisor {
         let (operation, instance) = (Operation::Persist, spec.instance);
         self.enter(operation, Some(instance)).await?;
         let persisted = self.inner().host.persist(self.node, instance);
-        let changed = persisted.ok_or_else(|| HypervisorError::NotNow {
-            what: format!("{} {instance}", operation.name()),
-            detail: "it ended".to_owned(),
-        })?;
+        let changed = persisted.ok_or_else(|| not_now(operation, instance, "it ended"))?;
         self.change(operation, instance, |_| Ok(changed))
     }
 
@@ -292,6 +301,7 @@ impl Hypervisor for SimulatedHypervisor {
         capacity_bytes: u64,
     ) -> HypervisorResult<()> {
         self.enter(Operation::CreateVolume, Some(volume)).await?;
+        self.refuse_used(Operation::CreateVolume, volume)?;
         self.change(Operation::CreateVolume, volume, |host| {
             host.create_volume(self.node, volume, source, capacity_bytes)
         })
@@ -365,12 +375,7 @@ impl Hypervisor for SimulatedHypervisor {
 
     async fn destroy(&self, instance: InstanceId) -> HypervisorResult<()> {
         self.enter(Operation::Destroy, Some(instance)).await?;
-        if self.inner().host.has_user(instance) {
-            return Err(HypervisorError::NotNow {
-                what: format!("{} {instance}", Operation::Destroy.name()),
-                detail: "a domain has it".to_owned(),
-            });
-        }
+        self.refuse_used(Operation::Destroy, instance)?;
         self.change(Operation::Destroy, instance, |host| host.destroy(self.node, instance))
     }
 

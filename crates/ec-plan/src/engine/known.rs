@@ -402,6 +402,7 @@ mod tests {
         let runs = Observed {
             domain: Some(RunState::Running),
             volume: true,
+            successor: false,
             transient: false,
             rescued: false,
             volumes: 0,
@@ -570,6 +571,7 @@ mod tests {
         let seen = |domain| Observed {
             domain: Some(domain),
             volume: true,
+            successor: false,
             transient: false,
             rescued: false,
             volumes: 0,
@@ -591,6 +593,7 @@ mod tests {
         let runs = Observed {
             domain: Some(RunState::Running),
             volume: true,
+            successor: false,
             transient: false,
             rescued: false,
             volumes: 0,
@@ -657,6 +660,7 @@ mod tests {
         let runs = Observed {
             domain: Some(RunState::Running),
             volume: true,
+            successor: false,
             transient: false,
             rescued: false,
             volumes: 0,

@@ -153,6 +153,7 @@ mod tests {
             Observed {
                 domain: Some(RunState::Running),
                 volume: true,
+                successor: false,
                 transient: false,
                 rescued: false,
                 volumes: 0,

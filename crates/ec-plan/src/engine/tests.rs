@@ -16,8 +16,14 @@ use crate::{machine::Effect, status};
 
 const SETUP: Setup =
     Setup { limits: Limits { address: Duration::from_secs(300), grace: Duration::from_secs(60) }, nics: 1 };
-const HERE: Observed =
-    Observed { domain: Some(RunState::Running), volume: true, transient: false, rescued: false, volumes: 0 };
+const HERE: Observed = Observed {
+    domain: Some(RunState::Running),
+    volume: true,
+    successor: false,
+    transient: false,
+    rescued: false,
+    volumes: 0,
+};
 
 pub(super) fn one() -> InstanceId {
     InstanceId::new(uuid::Uuid::from_u128(1))

@@ -3,8 +3,8 @@
 use ec_model::{Edition, RunState, State};
 
 use super::{
-    Announce, Aspect, Claim, DropKeys, DropRecord, Next, Persist, Plan, Problem, Question, Release,
-    RemoveDomain, Until, known, ran, state,
+    Announce, Aspect, Claim, DropKeys, DropRecord, DropSuccessor, Next, Persist, Plan, Problem, Question,
+    Release, RemoveDomain, Until, known, ran, state,
 };
 use crate::{Allocation, Facts, Limits, RecordFacts};
 
@@ -54,8 +54,14 @@ fn holds_another(facts: &Facts) -> bool {
 
 /// Destroyed by a user, or never ran: what a call that came late left behind, or a build without its request.
 fn leftovers(facts: &Facts, _: &Limits) -> Option<Plan> {
-    (is_here(facts) || facts.record != RecordFacts::Absent)
-        .then(|| Plan::run(vec![RemoveDomain, DropRecord], "sweeping what is left of it"))
+    if is_here(facts) || facts.record != RecordFacts::Absent {
+        return Some(Plan::run(vec![RemoveDomain, DropRecord], "sweeping what is left of it"));
+    }
+    // The call for it cannot look whether its instance is gone: one whose disk is gone is given another. No guest wrote it,
+    // as somebody's snapshot of the disk that was there may hold what one wrote, which stays.
+    facts.observed.successor.then(|| {
+        Plan::run(vec![DropSuccessor], "sweeping a disk that was to take the place of one that is gone")
+    })
 }
 
 fn status(facts: &Facts, _: &Limits) -> Option<Plan> {

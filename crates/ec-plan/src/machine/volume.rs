@@ -21,8 +21,8 @@ use crate::{Allocation, Facts, Limits, RecordFacts};
 /// Of one that nobody could write yet.
 const NEW: [Aspect; 4] = [new::failure, new::told, new::claim, make];
 
-/// Of one that somebody may have written.
-const KEPT: [Aspect; 5] = [kept::record, kept::intent, disk, size, told];
+/// Of one that somebody may have written. That it is there is told first: whatever else fails is told with how it stands.
+const KEPT: [Aspect; 5] = [disk, told, kept::record, kept::intent, size];
 
 pub(super) fn plan(facts: &Facts, limits: &Limits) -> Plan {
     if ran(facts) { kept::keep(&KEPT, facts, limits) } else { super::first(&NEW, facts, limits) }

@@ -80,6 +80,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => Just(Happening::DiskDeleted),
         1 => Just(Happening::RecordDeleted),
         1 => Just(Happening::LateDefine),
+        1 => Just(Happening::LateSuccessor),
         1 => Just(Happening::EtcdEmptied),
         1 => Just(Happening::EtcdSaved),
         1 => Just(Happening::EtcdRestored),
@@ -232,6 +233,9 @@ fn judge(before: &Thing, thing: &Thing, restarted: bool) -> Result<(), TestCaseE
         return Ok(());
     }
     let (state, domain) = (thing.state(), thing.observed.domain.is_some());
+    if thing.wish().is_none() && !domain && !thing.observed.volume {
+        prop_assert!(!thing.observed.successor, "nothing lies beside what is gone: {thing:?}");
+    }
     let may_have_run = before.wrote || before.observed.volume || before.keys.status != StatusEntry::Absent;
     if before.wish() == Some(Wish::Active)
         && !thing.user_destroyed

@@ -82,8 +82,6 @@ pub(crate) struct Thing {
     /// A disk to boot from in the place of its own, and that its user ever wished one.
     pub(crate) rescue_disk: bool,
     pub(crate) rescue_wished: bool,
-    /// An overlay that is to replace its disk.
-    pub(crate) successor: bool,
     /// That destroy was done to its end once.
     pub(crate) ended: bool,
     /// Somebody deleted the disk's file; that one is not on us.
@@ -204,6 +202,8 @@ pub(crate) enum Happening {
     RecordDeleted,
     /// A define that was under way in libvirtd when the agent was killed.
     LateDefine,
+    /// A new disk that was made for it then.
+    LateSuccessor,
     /// etcd is emptied, or restored to what it was.
     EtcdEmptied,
     EtcdSaved,
@@ -453,6 +453,7 @@ impl Outside {
             Happening::LateDefine if thing.observed.domain.is_none() && thing.claimed.is_some() => {
                 (thing.observed.domain, thing.late) = (Some(RunState::NotStarted), true);
             }
+            Happening::LateSuccessor if thing.rebuilds_wished > 0 => thing.observed.successor = true,
             Happening::EtcdEmptied => {
                 for thing in self.things.values_mut() {
                     (thing.keys, thing.robbed) = (Keys::default(), true);

@@ -351,12 +351,12 @@ impl Worker {
                 }
             }
             Effect::PrepareRebuild => match images {
-                Images::Fine => thing.successor = true,
+                Images::Fine => thing.observed.successor = true,
                 Images::Away => return Err(Stop::RetryBounded),
                 Images::Broken => return Err(Stop::Failed),
             },
             Effect::ReplaceDisk => {
-                assert!(thing.successor, "there is a new disk: {thing:?}");
+                assert!(thing.observed.successor, "there is a new disk: {thing:?}");
                 // Somebody started it meanwhile.
                 if thing.is_up() {
                     return Err(Stop::Failed);
@@ -366,7 +366,7 @@ impl Worker {
                     thing.replaced <= thing.rebuilds_wished,
                     "a disk is made anew as often as its user wished: {thing:?}"
                 );
-                (thing.successor, thing.observed.volume, self.touched) = (false, true, true);
+                (thing.observed.successor, thing.observed.volume, self.touched) = (false, true, true);
                 thing.disk_deleted = false;
                 if thing.observed.domain == Some(RunState::Saved) {
                     thing.observed.domain = Some(RunState::Ended(End::Unknown));
@@ -374,9 +374,10 @@ impl Worker {
                 self.note_rebuilt(outside);
             }
             Effect::GiveUpRebuild(_) => {
-                thing.successor = false;
+                thing.observed.successor = false;
                 self.note_rebuilt(outside);
             }
+            Effect::DropSuccessor => (thing.observed.successor, self.touched) = (false, true),
             Effect::NoteRebuild => {
                 let noted = match thing.record {
                     RecordFacts::Kept { rebuilt, .. } => rebuilt,

@@ -9,8 +9,8 @@ mod volumes;
 use std::time::Duration;
 
 use Effect::{
-    Announce, Claim, Define, DropKeys, DropRecord, EndInError, KeepRecord, MarkStarted, NoteStart, Persist,
-    PrepareDisk, Release, RemoveDomain, Reopen, Resume, Start,
+    Announce, Claim, Define, DropKeys, DropRecord, DropSuccessor, EndInError, KeepRecord, MarkStarted,
+    NoteStart, Persist, PrepareDisk, Release, RemoveDomain, Reopen, Resume, Start,
 };
 use ec_model::{Edition, End, Observed, Pause, Power, RunState, Size, State, Workload};
 use ec_plan::{
@@ -100,7 +100,14 @@ fn well() -> Facts {
         volumes: VolumesFacts { told: Some(0), ..VolumesFacts::default() },
         metadata: 0,
         status: status(State::Active, None, true, true),
-        observed: Observed { domain: RUNS, volume: true, transient: false, rescued: false, volumes: 0 },
+        observed: Observed {
+            domain: RUNS,
+            volume: true,
+            successor: false,
+            transient: false,
+            rescued: false,
+            volumes: 0,
+        },
         unseen: false,
         record: KEPT,
         buried: false,
@@ -117,7 +124,10 @@ fn well() -> Facts {
 }
 
 fn seen(domain: Option<RunState>, volume: bool, transient: bool) -> Facts {
-    Facts { observed: Observed { domain, volume, transient, rescued: false, volumes: 0 }, ..well() }
+    Facts {
+        observed: Observed { domain, volume, successor: false, transient, rescued: false, volumes: 0 },
+        ..well()
+    }
 }
 
 fn with(allocation: Allocation, facts: Facts) -> Facts {
@@ -284,7 +294,7 @@ fn a_guest_that_runs_is_told_as_what_it_is_by_its_address() {
 fn what_never_ran_is_told_claimed_for_and_built_and_swept_where_it_failed() {
     let new = |state: Option<State>, allocation, domain, volume| Facts {
         status: state.map_or(StatusFacts::Absent, |state| status(state, None, false, false)),
-        observed: Observed { domain, volume, transient: false, rescued: false, volumes: 0 },
+        observed: Observed { domain, volume, successor: false, transient: false, rescued: false, volumes: 0 },
         record: RecordFacts::Kept {
             started: false,
             rebuilt: None,
@@ -326,11 +336,18 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
         wanted: Wanted::Nothing,
         status: StatusFacts::Absent,
         record,
-        observed: Observed { domain, volume, transient: false, rescued: false, volumes: 0 },
+        observed: Observed { domain, volume, successor: false, transient: false, rescued: false, volumes: 0 },
         ..well()
     };
     let transient = |record| Facts {
-        observed: Observed { domain: RUNS, volume: true, transient: true, rescued: false, volumes: 0 },
+        observed: Observed {
+            domain: RUNS,
+            volume: true,
+            successor: false,
+            transient: true,
+            rescued: false,
+            volumes: 0,
+        },
         ..left(RUNS, true, record)
     };
     let runs = || left(RUNS, true, KEPT);
@@ -354,6 +371,7 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
         rescued: None,
         size: UNMEASURED,
     };
+    let beside = |facts: Facts| Facts { observed: Observed { successor: true, ..facts.observed }, ..facts };
     let swept = || Runs(&[RemoveDomain, DropRecord]);
     let tells = |what| Tells(State::Unclaimed, what, &[]);
     let buried = |facts: Facts| Facts { buried: true, ..facts };
@@ -379,6 +397,10 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
         (left(None, true, never), swept()),
         (left(None, false, KEPT), swept()),
         (left(None, false, never), swept()),
+        (beside(left(None, false, never)), swept()),
+        (beside(told(runs())), Told),
+        (beside(left(None, false, absent)), Runs(&[DropSuccessor])),
+        (buried(beside(left(None, false, absent))), Runs(&[DropSuccessor])),
     ]);
 }
 

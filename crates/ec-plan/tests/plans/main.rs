@@ -30,6 +30,7 @@ fn facts(domain: RunState, state: State, start_noted: bool) -> Facts {
         observed: Observed {
             domain: Some(domain),
             volume: true,
+            successor: false,
             transient: false,
             rescued: false,
             volumes: 0,
@@ -236,7 +237,7 @@ fn whatever_says_that_a_guest_ran_is_believed_and_nothing_else() {
         ..nothing()
     };
     let seen = |domain, volume| Facts {
-        observed: Observed { domain, volume, transient: false, rescued: false, volumes: 0 },
+        observed: Observed { domain, volume, successor: false, transient: false, rescued: false, volumes: 0 },
         ..nothing()
     };
     let kept = |record| Facts { record, ..seen(None, true) };

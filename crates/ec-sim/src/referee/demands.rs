@@ -12,13 +12,14 @@ use serde_json::Value;
 use super::{
     Referee,
     groups::{GROUPS, MEMBERS},
+    volumes::of_attach,
 };
 use crate::{
     door::content,
     world::{Actor, PLACEMENT, World},
 };
 
-const NAMES: &str = "/ecompute/names/";
+const NAMES: [&str; 2] = ["/ecompute/names/", "/ecompute/volume-names/"];
 
 /// Whether it holds only while the key is as it was read.
 fn compares(txn: &Txn, key: &str) -> bool {
@@ -46,7 +47,13 @@ impl Referee {
             let stands_on = match actor {
                 Actor::Nemesis => continue,
                 Actor::Agent(node, _) => of_agent(world, node, op.key()),
-                Actor::User(_) | Actor::Controller(_) => of_tool(world, txn, op, old.as_ref()),
+                Actor::User(_) | Actor::Controller(_) => {
+                    let mut stands_on = of_tool(world, txn, op, old.as_ref());
+                    if world.keys.parse_instance(op.key()).is_ok() {
+                        stands_on.extend(of_attach(world, txn, old.as_ref(), written(op), &mut lacking));
+                    }
+                    stands_on
+                }
                 Actor::Replica(_) => of_replica(world, txn, op, old.as_ref(), &mut lacking),
             };
             let missing = stands_on.into_iter().filter(|key| !compares(txn, key));
@@ -121,10 +128,17 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
         let before = old.and_then(|old| decode::<Instance>(&old.value).ok());
         let after = written(op).and_then(|value| decode::<Instance>(value).ok());
         let generations = [&before, &after].map(|record| record.as_ref().map(|record| record.generation));
-        let node = before.and_then(|record| record.node());
+        let node = before.as_ref().and_then(|record| record.node());
         if let (Some(node), true) = (node, generations[0] < generations[1]) {
             // A wish that its node need not hear of.
             stands_on.push(keys.request(node, instance));
+            return stands_on;
+        }
+        let attached = [&before, &after].map(|record| record.as_ref().and_then(|record| record.attached));
+        if let Some(node) = node.filter(|_| after.is_some() && attached[0] != attached[1]) {
+            // Nobody has the volume any more; or one is brought back that has it, and the volume is asked for by nobody yet.
+            stands_on.push(keys.request(node, instance));
+            stands_on.extend(attached[0].map(|holder| keys.instance(holder)));
             return stands_on;
         }
         if let Some(node) = node.filter(|_| matches!(op, Op::Put { .. })) {
@@ -149,10 +163,9 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
             Op::Delete(_) => vec![members],
         };
     }
-    let Some((name, bearer)) = key.strip_prefix(NAMES).and_then(|rest| rest.rsplit_once('/')) else {
-        return Vec::new();
-    };
-    let name = format!("{NAMES}{name}/");
+    let is_name = NAMES.iter().any(|names| key.starts_with(names));
+    let Some((name, bearer)) = key.rsplit_once('/').filter(|_| is_name) else { return Vec::new() };
+    let name = format!("{name}/");
     let record = bearer.parse().map(|bearer| keys.instance(bearer)).unwrap_or_default();
     match op {
         Op::Put { .. } => {

@@ -1,6 +1,8 @@
 //! Rules for what lies in etcd of instances.
 
-use ec_model::{Desired, Instance, InstanceId, NodeId, PowerWish, Request, State, Status, Workload, decode};
+use ec_model::{
+    Desired, Held, Instance, InstanceId, NodeId, PowerWish, Request, State, Status, Workload, decode,
+};
 use ec_store::{KeyValue, Op, Txn};
 
 use super::{
@@ -36,15 +38,18 @@ impl Referee {
             Actor::Replica(_) => key.starts_with(PLACEMENT),
             Actor::Controller(_) => {
                 let history = owner(keys.all_actions()) && new.is_none();
-                let beside = ["/ecompute/names/", MEMBERS].iter().any(|under| key.starts_with(under));
+                let beside = ["/ecompute/names/", "/ecompute/volume-names/", MEMBERS]
+                    .iter()
+                    .any(|under| key.starts_with(under));
                 history || owner(keys.instances()) || beside
             }
             Actor::User(_) => {
                 let request = key.starts_with(&keys.all_requests()) && new.is_some();
                 let user_data = key.starts_with("/ecompute/userdata/") && new.is_some();
-                let beside = ["/ecompute/names/", "/ecompute/actions/", MEMBERS, GROUPS]
-                    .iter()
-                    .any(|under| key.starts_with(under));
+                let beside =
+                    ["/ecompute/names/", "/ecompute/volume-names/", "/ecompute/actions/", MEMBERS, GROUPS]
+                        .iter()
+                        .any(|under| key.starts_with(under));
                 let image =
                     [keys.images(), keys.all_image_names(), keys.all_public_images()].into_iter().any(owner);
                 request || user_data || image || owner(keys.instances()) || beside
@@ -176,17 +181,35 @@ impl Referee {
         let request = content(world, &world.keys.request(node, instance))
             .and_then(|pair| decode::<Request>(&pair.value).ok());
         self.look_at_access(instance, &status, request.as_ref());
+        // What it is to be a copy of may be gone by then.
+        let origin = self.known(instance).copy_of.map(|of| self.known(of));
+        let mut lost_disk = origin.is_some_and(|origin| origin.wished_away || origin.disturbed);
+        // And so may be what it is to have beside its own disk.
+        lost_disk |= self.known(instance).volumes.into_iter().any(|volume| self.known(volume).disturbed);
         let known = self.known.entry(instance).or_default();
         if late {
             // It takes the place of newer words, till its agent looks.
             known.was_active &= !is_before_active(status.state);
             return self.forget(instance);
         }
+        let held = content(world, &world.keys.held(node, instance));
+        let held = held
+            .and_then(|pair| decode::<Held>(&pair.value).ok())
+            .filter(|_| status.state == State::Unclaimed);
+        if held
+            .and_then(|held| held.intent.request().ok())
+            .is_some_and(|kept| kept.record.kind != status.kind)
+        {
+            let kind = status.kind.word();
+            self.found(format!("{instance} is told to be a {kind}, and its node holds another"));
+            return;
+        }
+        let known = self.known.entry(instance).or_default();
         // A copy of its request under another node's prefix says nothing of it.
         if known.acknowledged.is_some_and(|at| at != node) {
             return;
         }
-        let harmed = restored || known.disturbed;
+        let harmed = restored || known.disturbed || lost_disk;
         let reason = status.reason.unwrap_or_default();
         let state = status.state;
         let wrong = match state {
@@ -218,6 +241,8 @@ impl Referee {
             _ => None,
         };
         known.was_active |= state == State::Active;
+        // From then on somebody may have written it.
+        known.wrote |= known.is_volume && state == State::Active;
         // Somebody had deleted its status: what is told since is all that is known.
         known.was_active &= !(known.status_lost && is_before_active(state));
         // Whoever looks is answered, and what was told before stays.

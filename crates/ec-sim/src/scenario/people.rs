@@ -10,6 +10,7 @@ use super::Stage;
 use crate::{
     life::Life,
     user::{self, Order},
+    volumes,
     world::Actor,
 };
 
@@ -93,6 +94,30 @@ impl User {
     pub(super) async fn deletes_group(&self, name: &str) -> Result<(), String> {
         let cloud = self.cloud()?;
         self.living(user::end_group(&self.stage.world, self.actor, cloud, name)).await
+    }
+
+    pub(super) async fn makes_volume(&self, order: volumes::Order) -> Result<InstanceId, String> {
+        let made = volumes::make(&self.stage.world, self.actor, self.cloud()?, order, &self.stop);
+        Ok(self.living(made).await?.instance)
+    }
+
+    /// Gives a volume to a guest, and waits until it has it.
+    pub(super) async fn attaches(&self, volume: InstanceId, instance: InstanceId) -> Result<(), String> {
+        let given = volumes::give(&self.stage.world, self.actor, self.cloud()?, volume, instance, true);
+        self.living(given).await
+    }
+
+    /// Takes a volume back, and waits until it is let go of.
+    pub(super) async fn detaches(&self, volume: InstanceId) -> Result<(), String> {
+        self.living(volumes::take(&self.stage.world, self.actor, self.cloud()?, volume, true)).await
+    }
+
+    pub(super) async fn extends(&self, volume: InstanceId, size_gb: u64) -> Result<(), String> {
+        self.living(volumes::extend(&self.stage.world, self.actor, self.cloud()?, volume, size_gb)).await
+    }
+
+    pub(super) async fn deletes(&self, volume: InstanceId) -> Result<(), String> {
+        self.living(volumes::delete(&self.stage.world, self.actor, self.cloud()?, volume)).await
     }
 
     /// Brings back what nodes hold; how many.

@@ -1,5 +1,7 @@
 //! Guests that get a new disk, and disks that must not be made anew.
 
+use std::time::Duration;
+
 use ec_cloud::Verb;
 use ec_hypervisor::Operation;
 use ec_model::{ImageRef, InstanceId, State};
@@ -37,6 +39,11 @@ pub(super) const ALL: &[Scenario] = &[
         "rebuild-of-a-lost-disk",
         "somebody deletes a guest's disk: a rebuild gives it another, and it is well",
         |stage| Box::pin(lost_disk(stage)),
+    ),
+    Scenario::new(
+        "rebuild-made-late",
+        "a guest is destroyed while its new disk is made, which comes to its end after that: the disk goes, too",
+        |stage| Box::pin(made_late(stage)),
     ),
 ];
 
@@ -148,4 +155,20 @@ async fn lost_disk(stage: Stage) {
     stage.until(guest, "an ERROR", |is| is.is(State::Error)).await;
     rebuilt(&stage, guest).await;
     stage.until_well(guest).await;
+}
+
+async fn made_late(stage: Stage) {
+    let guest = stage.ready("web").await;
+    stage.snag("n1", "hypervisor CreateSuccessor", Fate::IsLate(Duration::from_secs(60)));
+    let user = stage.user(1);
+    let (rebuilt, destroyed) = tokio::join!(user.wish(guest, &Verb::Rebuild(None)), async {
+        stage.pass(5).await;
+        user.destroy(guest).await
+    });
+    stage.demand(rebuilt.is_err() && destroyed.is_ok(), "it goes before it is rebuilt").await;
+    stage.until(guest, "gone", Sight::is_gone).await;
+    stage.kill(1);
+    stage.until(guest, "a disk that is to take the place of nothing", |is| is.successor).await;
+    stage.start(1);
+    stage.until(guest, "gone again", Sight::is_gone).await;
 }

@@ -28,6 +28,7 @@ fn rescues(wished: Option<u64>, noted: Was, told: Was, state: State, domain: Opt
     let observed = Observed {
         domain,
         volume: true,
+        successor: false,
         transient: false,
         rescued: is_up && matches!(noted, Some((_, false))),
         volumes: 0,

@@ -110,13 +110,24 @@ fn a_volume_is_made_marked_and_told_in_this_order() {
 
 #[test]
 fn what_a_guest_may_have_written_is_kept_and_told() {
+    const GONE: &str = "its disk is gone; the rest is kept until it is destroyed";
     let gone = Facts { observed: Observed::default(), ..there() };
     all([
         (there(), Settled),
-        (gone, Tells(State::Error, "its disk is gone", &[])),
+        (gone, Tells(State::Error, GONE, &[])),
         (
             Facts { status: status(State::Error, Some("its disk is gone"), false, false), ..there() },
             Runs(&[Announce(State::Active, None)]),
+        ),
+        // Its record gone, too, and what is told of it an ERROR.
+        (
+            Facts {
+                record: RecordFacts::Absent,
+                observed: Observed::default(),
+                status: status(State::Error, Some(GONE), false, true),
+                ..there()
+            },
+            Told,
         ),
         (Facts { record: RecordFacts::Absent, ..there() }, Runs(&[KeepRecord])),
         (with(Allocation::Absent, there()), Runs(&[Claim])),
@@ -135,6 +146,11 @@ fn a_volume_grows_when_that_is_claimed_and_never_shrinks() {
         (with(Allocation::Unknown, grows.clone()), Asks(Question::Placement)),
         (with(Allocation::Absent, grows.clone()), Runs(&[Claim])),
         (volume(is(9, at(1), false), wants(9, at(1), None)), Runs(&[NoteResize])),
+        // Whose status was lost is told to be there first.
+        (
+            Facts { status: StatusFacts::Absent, ..volume(is(9, at(1), false), wants(9, at(1), None)) },
+            Runs(&[Announce(State::Active, None)]),
+        ),
         (claimed(9, volume(is(9, at(1), false), wants(9, at(1), at(1)))), Settled),
         // Given up, and told; asked for again.
         (claimed(9, volume(is(4, at(1), true), wants(9, at(1), at(1)))), Settled),

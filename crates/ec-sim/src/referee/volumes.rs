@@ -1,0 +1,127 @@
+//! Rules for volumes: whoever asks, and whatever breaks, one machine has one at a time, and what a guest may have written
+//! stays.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ec_hypervisor::Operation;
+use ec_model::{Desired, Instance, InstanceId, NodeId, Request, Status, Workload, decode};
+use ec_store::{KeyValue, Op, Txn};
+
+use super::Referee;
+use crate::{
+    door::content,
+    node::Computer,
+    world::{Actor, World},
+};
+
+/// Which machines are to have which volumes, by their records.
+fn wanted(world: &World) -> BTreeMap<InstanceId, Vec<InstanceId>> {
+    let pairs = world.store.content(&world.keys.instances()).pairs;
+    let mut wanted: BTreeMap<InstanceId, Vec<InstanceId>> = BTreeMap::new();
+    for record in pairs.iter().filter_map(|pair| decode::<Instance>(&pair.value).ok()) {
+        for has in &record.volumes {
+            wanted.entry(has.volume).or_default().push(record.instance);
+        }
+    }
+    wanted
+}
+
+/// The volumes that a computer's domain of an instance has, as it is defined and of the guest that is up.
+fn had(computer: &Computer, instance: InstanceId) -> BTreeSet<InstanceId> {
+    let all = computer.hypervisor.volumes().into_iter();
+    let own = all.filter(|(machine, _)| *machine == instance);
+    own.flat_map(|(_, volumes)| volumes).flatten().map(|has| has.volume).collect()
+}
+
+impl Referee {
+    /// A volume is asked for by one machine at most, and none that a machine is to have is asked to end.
+    pub(super) fn look_at_volumes(&mut self, world: &World, actor: Actor, key: &str, new: Option<&[u8]>) {
+        if let Some(record) = world.keys.parse_instance(key).ok().and(new)
+            && let Ok(record) = decode::<Instance>(record)
+        {
+            let known = self.known.entry(record.instance).or_default();
+            known.is_volume = record.kind == Workload::Volume;
+            known.copy_of = record.spec.image.copied();
+            known.volumes = record.volumes.iter().map(|has| has.volume).collect();
+            let wanted = wanted(world);
+            for volume in record.volumes.iter().map(|has| has.volume) {
+                if wanted.get(&volume).is_some_and(|machines| machines.len() > 1) {
+                    self.found(format!(
+                        "{actor} wrote that {} is to have {volume}, which another is to have",
+                        record.instance
+                    ));
+                }
+            }
+        }
+        let Some((_, volume)) = world.keys.parse_request(key).ok().filter(|_| new.is_some()) else { return };
+        let ends = new.and_then(|new| decode::<Request>(new).ok());
+        if ends.is_some_and(|request| request.desired == Desired::Destroyed)
+            && let Some(machines) = wanted(world).get(&volume)
+        {
+            self.found(format!("{actor} asked for the end of {volume}, which {} is to have", machines[0]));
+        }
+    }
+
+    /// No two guests have one volume, what a guest has is written by it, and what its agent gives it is told before.
+    pub(super) fn look_at_domains(
+        &mut self,
+        world: &World,
+        node: NodeId,
+        what: Operation,
+        instance: InstanceId,
+        late: bool,
+    ) {
+        let Some(computer) = world.computers.iter().find(|computer| computer.node == node) else { return };
+        let mut holders: BTreeMap<InstanceId, InstanceId> = BTreeMap::new();
+        for (machine, [_, up]) in computer.hypervisor.volumes() {
+            for volume in up.iter().map(|has| has.volume) {
+                let known = self.known.entry(volume).or_default();
+                (known.wrote, known.wrote_disk) = (true, true);
+                if let Some(other) = holders.insert(volume, machine) {
+                    self.found(format!("the guests of {other} and {machine} have {volume}, both"));
+                }
+            }
+        }
+        if late || what != Operation::SetVolumes || self.restored || self.known(instance).status_lost {
+            return;
+        }
+        let status = content(world, &world.keys.status(node, instance));
+        let told = status.and_then(|pair| decode::<Status>(&pair.value).ok());
+        let told: BTreeSet<InstanceId> =
+            told.iter().flat_map(|status| &status.volumes).map(|has| has.volume).collect();
+        for volume in had(computer, instance).difference(&told) {
+            self.found(format!("{instance} has {volume}, and its status tells nothing of it"));
+        }
+    }
+}
+
+/// Whoever gives a machine a volume stands on the records and the requests of both.
+pub(super) fn of_attach(
+    world: &World,
+    txn: &Txn,
+    old: Option<&KeyValue>,
+    new: Option<&[u8]>,
+    lacking: &mut Vec<String>,
+) -> Vec<String> {
+    let volumes = |value: &[u8]| -> BTreeSet<InstanceId> {
+        let record = decode::<Instance>(value).ok();
+        record.iter().flat_map(|record| &record.volumes).map(|has| has.volume).collect()
+    };
+    let before = old.map(|old| volumes(&old.value)).unwrap_or_default();
+    let Some(new) = new else { return Vec::new() };
+    let mut stands_on = Vec::new();
+    for volume in volumes(new).difference(&before) {
+        let record = world.keys.instance(*volume);
+        let node = content(world, &record)
+            .and_then(|pair| decode::<Instance>(&pair.value).ok())
+            .and_then(|record| record.node());
+        for key in [Some(record), node.map(|node| world.keys.request(node, *volume))].into_iter().flatten() {
+            let is_there = content(world, &key).is_some();
+            if is_there && !txn.then.iter().any(|op| matches!(op, Op::Put { key: put, .. } if *put == key)) {
+                lacking.push(format!("a machine's volume without writing {key}"));
+            }
+            stands_on.push(key);
+        }
+    }
+    stands_on
+}

@@ -1,0 +1,299 @@
+//! Volumes: given, taken, extended, copied and deleted, whatever breaks meanwhile.
+
+use ec_hypervisor::Operation;
+use ec_model::{InstanceId, State};
+
+use super::{Scenario, Stage, stage::Sight};
+use crate::{snag::Fate, volumes::Order};
+
+pub(super) const ALL: &[Scenario] = &[
+    Scenario::new(
+        "volume",
+        "a volume is made, given to a guest, extended under it, outlives it, is copied, given to the next one and taken from it, and deleted",
+        |stage| Box::pin(one_life(stage)),
+    ),
+    Scenario::new(
+        "volume-attached-with-kills",
+        "the agent is killed before and after each step of an attachment, and of what takes it back: the guest has what it is to have",
+        |stage| Box::pin(attached_with_kills(stage)),
+    ),
+    Scenario::new(
+        "volume-made-with-kills",
+        "the agent is killed before and after each step in which a volume is made: it is made once, and is there",
+        |stage| Box::pin(made_with_kills(stage)),
+    ),
+    Scenario::new(
+        "volume-raced-for",
+        "two people give one volume to two guests at the same moment: one of them has it, and the other is told so",
+        |stage| Box::pin(raced_for(stage)),
+    ),
+    Scenario::new(
+        "volume-deleted-while-detaching",
+        "a volume is deleted before its guest has let go of it: that is refused, and done once it has",
+        |stage| Box::pin(deleted_while_detaching(stage)),
+    ),
+    Scenario::new(
+        "volume-and-a-full-host",
+        "a host's disk is nearly full: what is there is attached and detached all the same, and a new volume goes to another host",
+        |stage| Box::pin(full_host(stage)),
+    )
+    .on_nodes(2),
+    Scenario::new(
+        "volume-in-an-older-etcd",
+        "etcd is put back to before an attachment: the guest lets go of the volume, as it is wanted then, and can be given it again",
+        |stage| Box::pin(older_etcd(stage)),
+    ),
+    Scenario::new(
+        "volume-healed",
+        "etcd loses everything, and somebody heals: guest and volume are asked for as before, and the guest has had it all the time",
+        |stage| Box::pin(healed(stage)),
+    ),
+    Scenario::new(
+        "volume-given-away-before-a-heal",
+        "an older etcd knows a volume and not the guest that has it; it is given to another, which does not get it, and the first is \
+         not brought back till that is taken back",
+        |stage| Box::pin(given_away(stage)),
+    ),
+    Scenario::new(
+        "volume-lost-is-not-deleted-under-a-guest",
+        "somebody deletes a volume's request and record by hand: it is UNCLAIMED, and its deletion is refused while a guest is to have it",
+        |stage| Box::pin(lost_volume(stage)),
+    ),
+    Scenario::new(
+        "volume-and-its-record-gone",
+        "somebody deletes a volume's disk and its node's record of it: that is an ERROR which is kept till its user deletes it",
+        |stage| Box::pin(all_gone(stage)),
+    ),
+];
+
+fn there(is: &Sight) -> bool {
+    is.is(State::Active) && is.volume && is.claim && is.record
+}
+
+async fn made(stage: &Stage, order: Order) -> InstanceId {
+    match stage.user(1).makes_volume(order).await {
+        Ok(volume) => {
+            stage.until(volume, "there", there).await;
+            volume
+        }
+        Err(why) => stage.fail(format!("no volume was made: {why}")).await,
+    }
+}
+
+async fn near(stage: &Stage, guest: InstanceId) -> InstanceId {
+    made(stage, Order { name: Some("data"), near: Some(guest), ..Order::SMALL }).await
+}
+
+async fn given(stage: &Stage, volume: InstanceId, guest: InstanceId) {
+    let given = stage.user(1).attaches(volume, guest).await;
+    stage.demand(given.is_ok(), "it is given").await;
+    stage.demand(has(stage, guest, volume), "the guest has it").await;
+}
+
+async fn taken(stage: &Stage, volume: InstanceId, guest: InstanceId) {
+    let taken = stage.user(1).detaches(volume).await;
+    stage.demand(taken.is_ok() && !has(stage, guest, volume), "it is taken back").await;
+}
+
+/// Whether the guest that is up has it.
+fn has(stage: &Stage, guest: InstanceId, volume: InstanceId) -> bool {
+    let nodes = stage.world.computers.iter();
+    let mut domains = nodes.flat_map(|computer| computer.hypervisor.volumes());
+    domains.any(|(instance, [_, up])| instance == guest && up.iter().any(|has| has.volume == volume))
+}
+
+async fn one_life(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let volume = near(&stage, guest).await;
+    given(&stage, volume, guest).await;
+    stage.demand(stage.user(1).extends(volume, 3).await.is_ok(), "it is to grow").await;
+    let is_larger = |is: &Sight| there(is) && is.disk_bytes == 3 << 30;
+    stage.until(volume, "as large as is wished", is_larger).await;
+    stage.demand(stage.user(1).deletes(volume).await.is_err(), "it is not deleted under its guest").await;
+    stage.destroyed(guest).await;
+    stage.until_gone(guest).await;
+    stage.until(volume, "there still", is_larger).await;
+    let copy = made(&stage, Order { copy_of: Some(volume), ..Order::SMALL }).await;
+    let next = stage.ready("db").await;
+    given(&stage, volume, next).await;
+    given(&stage, copy, next).await;
+    taken(&stage, volume, next).await;
+    stage.demand(stage.user(1).deletes(volume).await.is_ok(), "it is deleted").await;
+    stage.until_gone(volume).await;
+    stage.stays(copy, 60, "there", there).await;
+}
+
+async fn attached_with_kills(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let volume = near(&stage, guest).await;
+    for call in ["put status/n1/i1 ACTIVE", "hypervisor SetVolumes"] {
+        for fate in [Fate::Kills, Fate::KillsAfterwards] {
+            for attaches in [true, false] {
+                stage.snag("n1", call, fate);
+                let user = stage.user(1);
+                let (done, ()) = tokio::join!(
+                    async {
+                        match attaches {
+                            true => user.attaches(volume, guest).await,
+                            false => user.detaches(volume).await,
+                        }
+                    },
+                    async {
+                        stage.until_down(1).await;
+                        stage.pass(20).await;
+                        stage.start(1);
+                    }
+                );
+                stage.demand(done.is_ok(), "it is done").await;
+                stage
+                    .demand(has(&stage, guest, volume) == attaches, "the guest has what it is to have")
+                    .await;
+            }
+        }
+    }
+    stage.until_well(guest).await;
+}
+
+async fn made_with_kills(stage: Stage) {
+    for (call, fate) in [
+        ("put status/n1/i1 PREPARING", Fate::Kills),
+        ("put status/n1/i2 PREPARING", Fate::KillsAfterwards),
+        ("hypervisor CreateVolume", Fate::Kills),
+        ("hypervisor CreateVolume", Fate::KillsAfterwards),
+        ("put status/n1/i5 ACTIVE", Fate::Kills),
+        ("put status/n1/i6 ACTIVE", Fate::KillsAfterwards),
+    ] {
+        stage.snag("n1", call, fate);
+        let user = stage.user(1);
+        let (volume, ()) = tokio::join!(user.makes_volume(Order::SMALL), async {
+            stage.until_down(1).await;
+            stage.pass(20).await;
+            stage.start(1);
+        });
+        let Ok(volume) = volume else { return stage.fail("it was not placed").await };
+        stage.until(volume, "there", there).await;
+        let made = stage.node(1).hypervisor.effects(Operation::CreateVolume, volume);
+        stage.demand(made == 1, "it was made once").await;
+    }
+}
+
+async fn raced_for(stage: Stage) {
+    let (web, db) = (stage.ready("web").await, stage.ready("db").await);
+    let volume = near(&stage, web).await;
+    let users = [stage.user(1), stage.user(2)];
+    let done = tokio::join!(users[0].attaches(volume, web), users[1].attaches(volume, db));
+    stage.demand(done.0.is_ok() != done.1.is_ok(), "one has it, and the other is told so").await;
+    let told = done.0.err().or(done.1.err()).unwrap_or_default();
+    stage.demand(told.contains("has it: detach it there first"), "and by whom").await;
+    stage.demand(has(&stage, web, volume) != has(&stage, db, volume), "one guest has it").await;
+}
+
+async fn deleted_while_detaching(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let volume = near(&stage, guest).await;
+    given(&stage, volume, guest).await;
+    stage.kill(1);
+    let user = stage.user(1);
+    let (taken, ()) = tokio::join!(user.detaches(volume), async {
+        stage.pass(5).await;
+        let refused = stage.user(2).deletes(volume).await.err();
+        stage.demand(refused.is_some_and(|why| why.contains("has volume")), "it is not deleted yet").await;
+        stage.start(1);
+    });
+    stage.demand(taken.is_ok() && !has(&stage, guest, volume), "it is taken").await;
+    stage.demand(stage.user(2).deletes(volume).await.is_ok(), "it is deleted").await;
+    stage.until_gone(volume).await;
+    stage.until_well(guest).await;
+}
+
+async fn full_host(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let volume = near(&stage, guest).await;
+    let here = if stage.sight(volume).host == Some(stage.node(1).node) { 1 } else { 2 };
+    stage.trouble(here, true);
+    stage.pass(60).await;
+    given(&stage, volume, guest).await;
+    let other = made(&stage, Order::SMALL).await;
+    stage.demand(stage.sight(other).host != stage.sight(volume).host, "another lies elsewhere").await;
+    taken(&stage, volume, guest).await;
+    stage.trouble(here, false);
+}
+
+async fn older_etcd(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let volume = near(&stage, guest).await;
+    let before = stage.back_up();
+    given(&stage, volume, guest).await;
+    stage.restore(&before);
+    stage.pass(120).await;
+    stage.until_well(guest).await;
+    stage.demand(!has(&stage, guest, volume), "it has what is wanted there").await;
+    given(&stage, volume, guest).await;
+    stage.until_well(guest).await;
+}
+
+async fn healed(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let volume = near(&stage, guest).await;
+    given(&stage, volume, guest).await;
+    let set = || stage.node(1).hypervisor.effects(Operation::SetVolumes, guest);
+    let before = set();
+    stage.empty_etcd();
+    for lost in [guest, volume] {
+        stage.until(lost, "UNCLAIMED and counted", |is| is.is(State::Unclaimed) && is.claim).await;
+    }
+    stage.demand(stage.user(1).heals().await == Ok(2), "both are brought back").await;
+    stage.until_well(guest).await;
+    stage.until(volume, "there", there).await;
+    stage.demand(has(&stage, guest, volume) && set() == before, "the guest has it, and always had").await;
+    stage.demand(stage.user(1).deletes(volume).await.is_err(), "everybody knows that it has it").await;
+    taken(&stage, volume, guest).await;
+}
+
+async fn given_away(stage: Stage) {
+    let db = stage.ready("db").await;
+    let volume = near(&stage, db).await;
+    let before = stage.back_up();
+    let web = stage.ready("web").await;
+    given(&stage, volume, web).await;
+    stage.restore(&before);
+    stage.until(web, "UNCLAIMED", |is| is.is(State::Unclaimed)).await;
+    let given = stage.user(1).attaches(volume, db).await;
+    stage
+        .demand(given.is_err() && !has(&stage, db, volume), "the other does not get it, and is told why")
+        .await;
+    stage.demand(stage.user(1).heals().await == Ok(0), "the first stays as it is").await;
+    taken(&stage, volume, db).await;
+    stage.demand(stage.user(1).heals().await == Ok(1), "it is brought back").await;
+    stage.until_well(web).await;
+    stage.demand(has(&stage, web, volume), "with its volume").await;
+}
+
+async fn lost_volume(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let volume = near(&stage, guest).await;
+    given(&stage, volume, guest).await;
+    stage.expects_trouble(volume);
+    stage.world.judge(|referee, _| referee.request_lost(volume));
+    let (keys, node) = (stage.world.keys.clone(), stage.node(1).node);
+    stage.delete(&keys.request(node, volume)).await;
+    stage.delete(&keys.instance(volume)).await;
+    stage.until(volume, "UNCLAIMED", |is| is.is(State::Unclaimed)).await;
+    let refused = stage.user(1).deletes(volume).await.err();
+    stage.demand(refused.is_some_and(|why| why.contains("has volume")), "it is not deleted").await;
+    stage.demand(stage.user(1).heals().await == Ok(1), "it is brought back").await;
+    stage.until(volume, "there", there).await;
+    taken(&stage, volume, guest).await;
+}
+
+async fn all_gone(stage: Stage) {
+    let volume = made(&stage, Order::SMALL).await;
+    stage.kill(1);
+    stage.delete_disk(1, volume);
+    stage.say("somebody deletes the record of i1 on n1");
+    stage.node(1).lose_record(volume);
+    stage.start(1);
+    let kept = |is: &Sight| is.is(State::Error) && is.claim && is.asked_for.is_some();
+    stage.until(volume, "an ERROR", kept).await;
+    stage.stays(volume, 120, "an ERROR that is kept", kept).await;
+}

@@ -1,0 +1,265 @@
+//! What people do with volumes: each way is a use-case of control, told in the log, and noted by the referee before it may
+//! arrive.
+
+use std::{sync::Arc, time::Duration};
+
+use ec_cloud::{
+    Attached, Cloud, CloudError, NewVolume, Scheduled, attach, create_volume, delete_volume, detach,
+    extend_volume, find_placed, let_go, until_active, until_done, volumes,
+};
+use ec_model::{ImageRef, InstanceId};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    user::{image, someone},
+    world::{Actor, World},
+};
+
+/// Names that users of one project quarrel about.
+const NAMES: [&str; 3] = ["data", "logs", "home"];
+
+/// So long somebody waits for what was asked for.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What somebody does next.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Deed {
+    Create(Order),
+    Attach { volume: InstanceId, instance: InstanceId, wait: bool },
+    Detach { volume: InstanceId, wait: bool },
+    Extend { volume: InstanceId, size_gb: u64 },
+    Delete(InstanceId),
+    List,
+}
+
+/// A volume that somebody asks for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Order {
+    pub(crate) name: Option<&'static str>,
+    pub(crate) size_gb: u64,
+    pub(crate) of_image: bool,
+    pub(crate) copy_of: Option<InstanceId>,
+    /// On the node of this instance.
+    pub(crate) near: Option<InstanceId>,
+    /// And given to it, once it is there.
+    pub(crate) attach: bool,
+}
+
+impl Order {
+    /// An empty one of 1 GiB.
+    pub(crate) const SMALL: Self =
+        Self { name: None, size_gb: 1, of_image: false, copy_of: None, near: None, attach: false };
+}
+
+/// Something that somebody may do with volumes as they are.
+pub(crate) fn any(world: &World) -> Option<Deed> {
+    let wait = world.chance(40);
+    Some(match world.pick(0..16) {
+        0..4 => {
+            let copy_of = if world.chance(20) { some_volume(world) } else { None };
+            let near = if copy_of.is_none() && world.chance(70) { someone(world) } else { None };
+            let index = usize::try_from(world.pick(0..3)).unwrap_or(0);
+            Deed::Create(Order {
+                name: world.chance(60).then_some(NAMES[index]),
+                size_gb: world.pick(1..3),
+                of_image: copy_of.is_none() && world.chance(30),
+                copy_of,
+                near,
+                attach: world.chance(60),
+            })
+        }
+        4..9 => Deed::Attach { volume: some_volume(world)?, instance: someone(world)?, wait },
+        9..12 => Deed::Detach { volume: some_volume(world)?, wait },
+        12 => Deed::Extend { volume: some_volume(world)?, size_gb: world.pick(1..5) },
+        13 | 14 => Deed::Delete(some_volume(world)?),
+        _ => Deed::List,
+    })
+}
+
+/// One of the volumes that were acknowledged and that nobody has wished away; or now and then one that somebody has.
+fn some_volume(world: &World) -> Option<InstanceId> {
+    let again = world.chance(10);
+    let all: Vec<InstanceId> = world.judge(|referee, _| {
+        let known = referee.instances().filter(|(_, known)| known.is_volume && known.acknowledged.is_some());
+        known.filter(|(_, known)| known.wished_away == again).map(|(volume, _)| volume).collect()
+    });
+    (!all.is_empty()).then(|| all[usize::try_from(world.pick(0..all.len() as u64)).unwrap_or(0)])
+}
+
+pub(crate) async fn perform(
+    world: &Arc<World>,
+    actor: Actor,
+    cloud: &Cloud,
+    deed: Deed,
+    stop: &CancellationToken,
+) {
+    match deed {
+        Deed::Create(order) => {
+            let Ok(made) = make(world, actor, cloud, order, stop).await else { return };
+            if let Some(instance) = order.near.filter(|_| order.attach)
+                && await_made(world, actor, cloud, made).await
+            {
+                _ = give(world, actor, cloud, made.instance, instance, true).await;
+            }
+        }
+        Deed::Attach { volume, instance, wait } => {
+            _ = give(world, actor, cloud, volume, instance, wait).await;
+        }
+        Deed::Detach { volume, wait } => _ = take(world, actor, cloud, volume, wait).await,
+        Deed::Extend { volume, size_gb } => _ = extend(world, actor, cloud, volume, size_gb).await,
+        Deed::Delete(volume) => _ = delete(world, actor, cloud, volume).await,
+        Deed::List => match volumes(cloud).await {
+            Ok(all) => world.log(actor, format!("lists {} volumes", all.len())),
+            Err(error) => world.log(actor, format!("lists volumes, and is told: {error}")),
+        },
+    }
+}
+
+/// What was told, in the log and for who asked.
+fn told<T>(world: &World, actor: Actor, done: Result<T, CloudError>) -> Result<T, String> {
+    done.map_err(|error| {
+        world.log(actor, format!("is told: {error}"));
+        error.to_string()
+    })
+}
+
+/// Asks for a volume; where it is.
+pub(crate) async fn make(
+    world: &Arc<World>,
+    actor: Actor,
+    cloud: &Cloud,
+    order: Order,
+    stop: &CancellationToken,
+) -> Result<Scheduled, String> {
+    let of = order.copy_of.map(|of| format!(", a copy of {of}")).unwrap_or_default();
+    world.log(actor, format!("create volume {}{of}", order.name.unwrap_or("without a name")));
+    let made = async {
+        let node = match order.near {
+            Some(instance) => Some(find_placed(cloud, instance).await?.node),
+            None => None,
+        };
+        let of_image = || order.of_image.then(|| ImageRef::at(format!("file://{}", image(world).display())));
+        let image =
+            order.copy_of.map(|of| ImageRef::copy_of(ec_model::Workload::Volume, of)).or_else(of_image);
+        let new = NewVolume {
+            name: order.name.map(str::to_owned),
+            size_gb: order.copy_of.is_none().then_some(order.size_gb),
+            image,
+            node,
+            ..NewVolume::default()
+        };
+        create_volume(cloud, &new, stop).await
+    };
+    match told(world, actor, made.await)? {
+        Ok(placed) => {
+            world.log(actor, format!("is told: {} is on {}", placed.instance, placed.node));
+            world.judge(|referee, world| referee.acknowledged(world, placed.instance, placed.node));
+            Ok(placed)
+        }
+        Err(_) => {
+            world.log(actor, "is told: no room");
+            Err("no room".to_owned())
+        }
+    }
+}
+
+/// Waits until a volume is there, or cannot be; whether it is.
+pub(crate) async fn await_made(world: &World, actor: Actor, cloud: &Cloud, made: Scheduled) -> bool {
+    let came = until_active(cloud, made.node, made.instance, PATIENCE, |_| {}).await;
+    let is_there = came.is_ok();
+    let came = came.map_or_else(|error| error.to_string(), |_| "ACTIVE".to_owned());
+    world.log(actor, format!("waited for {}: {came}", made.instance));
+    is_there
+}
+
+/// Gives a volume to a machine, and waits until it has it.
+pub(crate) async fn give(
+    world: &World,
+    actor: Actor,
+    cloud: &Cloud,
+    volume: InstanceId,
+    instance: InstanceId,
+    wait: bool,
+) -> Result<(), String> {
+    world.log(actor, format!("attach {volume} to {instance}"));
+    let attached = told(world, actor, attach(cloud, volume, instance, None).await)?;
+    follow(world, actor, cloud, &attached, wait).await
+}
+
+/// Takes a volume from whoever has it, and waits until that has let go of it.
+pub(crate) async fn take(
+    world: &World,
+    actor: Actor,
+    cloud: &Cloud,
+    volume: InstanceId,
+    wait: bool,
+) -> Result<(), String> {
+    world.log(actor, format!("detach {volume}"));
+    match told(world, actor, detach(cloud, volume).await)? {
+        Some(detached) => follow(world, actor, cloud, &detached, wait).await?,
+        None => world.log(actor, "is told: nobody has it"),
+    }
+    if wait {
+        told(world, actor, let_go(cloud, volume).await)?;
+    }
+    Ok(())
+}
+
+async fn follow(
+    world: &World,
+    actor: Actor,
+    cloud: &Cloud,
+    attached: &Attached,
+    wait: bool,
+) -> Result<(), String> {
+    let Attached { instance, acted, .. } = attached;
+    world.log(actor, format!("is told: {}", acted.already.as_deref().unwrap_or("it is written")));
+    let Some(awaited) = acted.awaited else { return Ok(()) };
+    if let ec_cloud::Awaited::Volumes { generation, .. } = awaited {
+        world.judge(|referee, _| referee.volumes_acknowledged(*instance, generation));
+    }
+    if !wait {
+        return Ok(());
+    }
+    let came = until_done(cloud, acted.node, *instance, awaited, PATIENCE, |_| {}).await;
+    told(world, actor, came)?;
+    world.log(actor, format!("waited for {instance}: it has what it is to have"));
+    Ok(())
+}
+
+/// Has a volume grow.
+pub(crate) async fn extend(
+    world: &World,
+    actor: Actor,
+    cloud: &Cloud,
+    volume: InstanceId,
+    size_gb: u64,
+) -> Result<(), String> {
+    world.log(actor, format!("extend {volume} to {size_gb} GB"));
+    let acted = told(world, actor, extend_volume(cloud, volume, size_gb).await)?;
+    world.log(actor, format!("is told: {}", acted.already.as_deref().unwrap_or("it is written")));
+    if let Some(ec_cloud::Awaited::Resize(wished_at)) = acted.awaited {
+        world.judge(|referee, _| referee.resize_acknowledged(volume, wished_at));
+    }
+    Ok(())
+}
+
+/// Asks for a volume's end.
+pub(crate) async fn delete(
+    world: &World,
+    actor: Actor,
+    cloud: &Cloud,
+    volume: InstanceId,
+) -> Result<(), String> {
+    world.log(actor, format!("delete {volume}"));
+    // From here on it may arrive.
+    world.judge(|referee, _| referee.wished_away(volume));
+    let gone = delete_volume(cloud, volume).await;
+    if let Err(CloudError::Refused(_)) = &gone {
+        world.judge(|referee, _| referee.spared(volume));
+    }
+    told(world, actor, gone)?;
+    world.log(actor, format!("is told: {volume} goes"));
+    world.judge(|referee, _| referee.doomed(volume));
+    Ok(())
+}
