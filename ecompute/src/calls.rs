@@ -124,6 +124,10 @@ impl Hypervisor for CountedHypervisor {
         self.one(self.0.create_volume(volume, source, capacity_bytes)).await
     }
 
+    fn give_up_copy(&self, owner: InstanceId) {
+        self.0.give_up_copy(owner);
+    }
+
     async fn set_volumes(&self, instance: InstanceId, volumes: &[Attachment]) -> HypervisorResult<()> {
         self.one(self.0.set_volumes(instance, volumes)).await
     }

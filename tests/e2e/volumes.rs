@@ -185,6 +185,19 @@ async fn a_disk_is_copied_under_its_guest_and_restored_and_booted_from() -> Resu
     is_whole(&guest, third)?;
     guest.asks(&["volume", "delete", "third", "--wait"])?;
 
+    // Deleted before it is whole, it leaves nothing, and libvirt is at nothing.
+    guest.run("dd if=/dev/urandom of=/dev/vdb bs=1M seek=8 count=128 conv=fsync").await?;
+    for pause in [0, 100, 250] {
+        let short = id(&guest.volume(&["create", "short", "--copy-of", "data"])?)?;
+        tokio::time::sleep(std::time::Duration::from_millis(pause)).await;
+        guest.asks(&["volume", "delete", &short.to_string(), "--wait"])?;
+        guest.stack.until_exactly_with(&[guest.instance], &[data, copy, snap]).await?;
+    }
+    let last = id(&guest.volume(&["create", "last", "--copy-of", "data", "--wait"])?)?;
+    is_whole(&guest, last)?;
+    guest.asks(&["volume", "delete", "last", "--wait"])?;
+    assert_eq!(guest.boot().await?, boot);
+
     // Restored: as it was at that moment.
     guest.run("echo spoilt | dd of=/dev/vda bs=1M seek=500 conv=fsync").await?;
     guest.refused(&["rescue", "web", "--image", "volume:snap"], "name one with `--image`")?;

@@ -84,7 +84,7 @@ pub trait Hypervisor: Send + Sync + 'static {
     async fn drop_rescue(&self, instance: InstanceId) -> HypervisorResult<()>;
 
     /// Makes a volume's disk, or that of a machine whose guest never ran. One that is there already is kept where it may be that, and made
-    /// anew otherwise: nobody has written it. A copy may take hours; given up, it leaves what the next call, or
+    /// anew otherwise: nobody has written it. A copy may take hours; one that failed leaves what the next call, or
     /// [`Hypervisor::destroy`], takes away.
     async fn create_volume(
         &self,
@@ -92,6 +92,9 @@ pub trait Hypervisor: Send + Sync + 'static {
         source: &VolumeSource,
         capacity_bytes: u64,
     ) -> HypervisorResult<()>;
+
+    /// Has the copy that is being made for this machine or volume fail soon; where there is none, nothing.
+    fn give_up_copy(&self, owner: InstanceId);
 
     /// Gives the domain these volumes, and no others: of the guest that is up and of the next start alike. Having them already
     /// is no error. Fails where a disk is not there, or is another domain's, or the guest does not let go of one; then it may

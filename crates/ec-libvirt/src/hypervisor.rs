@@ -2,7 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
@@ -15,7 +15,7 @@ use ec_hypervisor::{
 use ec_model::{Address, Attachment, BaseImage, InstanceId, NodeId};
 use tokio::{
     net::UnixStream,
-    sync::{Semaphore, broadcast, mpsc},
+    sync::{Notify, Semaphore, broadcast, mpsc},
 };
 use virt::domain::Domain;
 
@@ -28,7 +28,7 @@ use crate::{
     disk::{DISK, Pool},
     domain::{self, Found, Whose},
     error::CallError,
-    lane::{Lanes, Listener, Notice},
+    lane::{Lanes, Listener, Notice, locked},
     prepare::{self, Facts},
     protect::Protection,
     terminal, usage, volumes,
@@ -64,6 +64,8 @@ pub struct LibvirtHypervisor {
     agents: Arc<Agents>,
     told: Told,
     protection: Arc<Protection>,
+    /// The copies that are being made, by for whom: to be told when they are not wanted any more.
+    copies: Mutex<HashMap<InstanceId, Arc<Notify>>>,
     facts: OnceLock<Facts>,
     events: broadcast::Sender<HypervisorEvent>,
 }
@@ -91,6 +93,7 @@ impl LibvirtHypervisor {
             agents: Arc::default(),
             told: Told::default(),
             protection: Arc::default(),
+            copies: Mutex::default(),
             pool: Arc::new(Pool { name: config.pool.clone(), path: config.pool_path.clone() }),
             config: Arc::new(config),
             facts: OnceLock::new(),
@@ -142,13 +145,27 @@ impl LibvirtHypervisor {
 
     /// Makes the copy. A guest's disk may take hours, which one call must not.
     async fn copy(&self, what: String, copy: Copy) -> HypervisorResult<()> {
+        let (owner, given_up) = (copy.owner, Arc::new(Notify::new()));
+        locked(&self.copies).insert(owner, Arc::clone(&given_up));
+        let copied = self.copy_unless(&given_up, what, copy).await;
+        locked(&self.copies).remove(&owner);
+        copied
+    }
+
+    async fn copy_unless(&self, given_up: &Notify, what: String, copy: Copy) -> HypervisorResult<()> {
         let (node, scope) = (self.config.node, Scope::Instance(copy.owner));
         let (pool, begun) = (Arc::clone(&self.pool), copy.clone());
         let begin = move |connect: &virt::connect::Connect| copy::begin(connect, node, &pool, &begun);
         let Some(copying) = self.act.call(what.clone(), scope, begin).await? else { return Ok(()) };
         let mut pause = COPY_LOOK_FIRST;
         loop {
-            tokio::time::sleep(pause).await;
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = given_up.notified() => {
+                    let detail = "it is not wanted any more".to_owned();
+                    return Err(HypervisorError::NotNow { what, detail });
+                }
+            }
             pause = (pause * 2).min(COPY_LOOK_LONGEST);
             let (pool, copy, copying) = (Arc::clone(&self.pool), copy.clone(), copying.clone());
             let look =
@@ -434,6 +451,12 @@ impl Hypervisor for LibvirtHypervisor {
             pool.create_volume(connect, volume, base.as_ref(), capacity_bytes)
         };
         self.act.call(what, Scope::Instance(volume), work).await
+    }
+
+    fn give_up_copy(&self, owner: InstanceId) {
+        if let Some(given_up) = locked(&self.copies).get(&owner) {
+            given_up.notify_one();
+        }
     }
 
     async fn set_volumes(&self, instance: InstanceId, volumes: &[Attachment]) -> HypervisorResult<()> {

@@ -255,6 +255,10 @@ impl Hypervisor for Hands {
         .await
     }
 
+    fn give_up_copy(&self, owner: InstanceId) {
+        self.computer.hypervisor.give_up_copy(owner);
+    }
+
     async fn set_volumes(&self, instance: InstanceId, volumes: &[Attachment]) -> HypervisorResult<()> {
         let volumes = volumes.to_vec();
         self.change(Operation::SetVolumes, instance, move |hypervisor| async move {

@@ -59,7 +59,7 @@ impl Worker {
                     Some(bytes) => bytes,
                     None => self.parts.hypervisor.disk_bytes(*of).await?.unwrap_or(0),
                 };
-                self.unless_cancelled(parts.hypervisor.create_volume(instance, &source, bytes)).await
+                self.until_made(parts.hypervisor.create_volume(instance, &source, bytes)).await
             }
             VolumeSource::Empty => Err(Stop::Failed("it has no image to boot".to_owned())),
         }
@@ -78,16 +78,19 @@ impl Worker {
         })
     }
 
-    /// Waits for a copy, which may take hours; one that is not wanted any more is given up by what is wanted then.
-    pub(super) async fn unless_cancelled(
+    /// Waits for a disk that may be a copy, which takes hours: one that is not wanted any more is given up. The call is waited
+    /// for all the same, lest what comes next meets it.
+    pub(super) async fn until_made(
         &self,
         made: impl Future<Output = HypervisorResult<()>>,
     ) -> Result<(), Stop> {
+        tokio::pin!(made);
         tokio::select! {
             biased;
-            made = made => Ok(made?),
-            () = self.cancel.cancelled() => Err(Stop::Abandoned),
+            made = &mut made => return Ok(made?),
+            () = self.cancel.cancelled() => self.parts.hypervisor.give_up_copy(self.job.instance),
         }
+        Ok(made.await?)
     }
 
     /// How large its disk shall be; nothing where it is as large as its image.

@@ -23,7 +23,7 @@ impl Worker {
         let record = self.own_record().await?;
         let next_base_digest = digest_of(&source);
         self.put_record(InstanceRecord { next_base_digest, ..record }).await?;
-        self.unless_cancelled(parts.hypervisor.create_successor(instance, &source, disk_bytes)).await
+        self.until_made(parts.hypervisor.create_successor(instance, &source, disk_bytes)).await
     }
 
     /// The guest has ended: the new disk comes, and the old one goes.

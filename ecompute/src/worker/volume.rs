@@ -40,7 +40,7 @@ impl Worker {
         self.put_record(record).await?;
         pause_for_test_named("before-create-volume");
         self.touched_hypervisor = true;
-        self.unless_cancelled(parts.hypervisor.create_volume(instance, &source, bytes)).await?;
+        self.until_made(parts.hypervisor.create_volume(instance, &source, bytes)).await?;
         self.permit = None;
         Ok(())
     }

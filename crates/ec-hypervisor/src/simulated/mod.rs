@@ -307,6 +307,9 @@ impl Hypervisor for SimulatedHypervisor {
         })
     }
 
+    /// Copies take no time of their own here.
+    fn give_up_copy(&self, _: InstanceId) {}
+
     async fn set_volumes(&self, instance: InstanceId, volumes: &[Attachment]) -> HypervisorResult<()> {
         self.enter(Operation::SetVolumes, Some(instance)).await?;
         self.change(Operation::SetVolumes, instance, |host| host.set_volumes(self.node, instance, volumes))
