@@ -53,7 +53,8 @@ pub async fn destroy(cloud: &Cloud, instance: InstanceId) -> CloudResult<Doomed>
         }
         let kind = known.record.as_ref().map(|record| record.kind);
         let kind = kind.or_else(|| known.status.record().map(|status| status.kind));
-        if kind == Some(Workload::Volume) && !planted("volume-deleted-in-use") {
+        // Of what nobody can tell any more what it was, too.
+        if kind != Some(Workload::Machine) && !planted("volume-deleted-in-use") {
             refuse_attached(cloud, &known).await?;
         }
         let doomed = Doomed::By { node: known.node, alive: known.node_alive };

@@ -278,11 +278,12 @@ pub(crate) async fn kept_by(
             let (mut record, mut order) = docs(&disk)?;
             txn = taken(cloud, &disk, &mut record, &mut order, instance, txn);
         } else {
-            record.record.attached = Some(instance);
             txn = txn
                 .when(Compare::Unchanged(key.clone(), disk.record_revision()))
-                .when(Compare::Absent(cloud.keys.request(disk.node, *volume)))
-                .put(key, record.encode());
+                .when(Compare::Absent(cloud.keys.request(disk.node, *volume)));
+            if record.record.attached.replace(instance) != Some(instance) {
+                txn = txn.put(key, record.encode());
+            }
         }
     }
     Ok(Ok(txn))

@@ -290,6 +290,8 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
                 let missed = acknowledged.is_some() && !wished_away && !told;
                 // Claimed after its record had gone with the newer etcd: nobody can tell whose that is.
                 let nobodys = lost && traces.is_only_claim();
+                // A volume that its user deleted goes when the guest does that has it, of which that etcd knew nothing.
+                let nobodys = nobodys || restored && wished_away && is_had(world, instance);
                 (!traces.is_anything() || nobodys) && !missed
             }
             _ => false,
@@ -304,6 +306,8 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         let is_older = |request: &ec_model::Request| request.generation < volumes_acknowledged;
         let lost_wish = traces.request.as_ref().is_some_and(is_older) && !restored && !healed;
         let as_wished = as_wished && !lost_wish && traces.is_rescued_as_wished() && traces.is_answered();
+        // What is wished of its size is done when it is there.
+        let as_wished = as_wished || state == Some(State::Preparing) && waits_to_be_copied;
         // Of one that is in ERROR, or is not wanted any more, what was asked for may be left undone.
         let is_settled = matches!(
             state,

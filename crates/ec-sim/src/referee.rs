@@ -39,6 +39,8 @@ pub(crate) struct Known {
     /// It is a volume, and of which other it is a copy.
     pub(crate) is_volume: bool,
     pub(crate) copy_of: Option<InstanceId>,
+    /// A user wished that it grows, which may arrive.
+    pub(crate) extended: bool,
     /// The volumes that it was to have, by its record.
     volumes: Vec<InstanceId>,
     /// So many users are about asking for its end.
@@ -213,6 +215,11 @@ impl Referee {
     pub(crate) fn power_acknowledged(&mut self, instance: InstanceId, generation: u64) {
         let known = self.known.entry(instance).or_default();
         known.power_acknowledged = known.power_acknowledged.max(generation);
+    }
+
+    /// A user wishes that it grows.
+    pub(crate) fn extended(&mut self, volume: InstanceId) {
+        self.known.entry(volume).or_default().extended = true;
     }
 
     /// A user was told that this wish for its volumes is written.

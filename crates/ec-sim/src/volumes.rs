@@ -236,6 +236,8 @@ pub(crate) async fn extend(
     size_gb: u64,
 ) -> Result<(), String> {
     world.log(actor, format!("extend {volume} to {size_gb} GB"));
+    // From here on it may arrive.
+    world.judge(|referee, _| referee.extended(volume));
     let acted = told(world, actor, extend_volume(cloud, volume, size_gb).await)?;
     world.log(actor, format!("is told: {}", acted.already.as_deref().unwrap_or("it is written")));
     if let Some(ec_cloud::Awaited::Resize(wished_at)) = acted.awaited {

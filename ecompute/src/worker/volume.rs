@@ -28,14 +28,18 @@ impl Worker {
             return Err(Stop::Failed(problem));
         }
         let spec = spec_of(&request)?;
-        let bytes = self.amounts().await?.get(DISK).copied().unwrap_or(0).saturating_mul(1 << 30);
-        if bytes == 0 {
+        // More may be claimed already, for a wish to extend it that has yet to come.
+        let (claimed, asked) = (self.amounts().await?.get(DISK).copied(), spec.resources.get(DISK).copied());
+        let gb = claimed.into_iter().chain(asked).min().unwrap_or(0);
+        if claimed.is_none() || gb == 0 {
             return Err(Stop::Failed(format!("its allocation has no {DISK}, which a volume needs")));
         }
+        let bytes = gb.saturating_mul(1 << 30);
         tracing::info!("MAKING VOLUME {instance} OF {bytes} BYTES");
         let mut record = self.record_of(&request).await?;
         let source = self.source(&spec.image, Some(bytes)).await?;
         record.base_digest = digest_of(&source);
+        record.resources.insert(DISK.to_owned(), gb);
         self.take_permit().await?;
         self.put_record(record).await?;
         pause_for_test_named("before-create-volume");

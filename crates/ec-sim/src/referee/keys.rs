@@ -6,7 +6,7 @@ use ec_model::{
 use ec_store::{KeyValue, Op, Txn};
 
 use super::{
-    Referee,
+    Known, Referee,
     groups::{GROUPS, MEMBERS},
     is_before_active, observed,
 };
@@ -181,9 +181,10 @@ impl Referee {
         let request = content(world, &world.keys.request(node, instance))
             .and_then(|pair| decode::<Request>(&pair.value).ok());
         self.look_at_access(instance, &status, request.as_ref());
-        // What it is to be a copy of may be gone by then.
+        // What it is to be a copy of may be gone by then, or larger.
         let origin = self.known(instance).copy_of.map(|of| self.known(of));
-        let mut lost_disk = origin.is_some_and(|origin| origin.wished_away || origin.disturbed);
+        let is_another = |origin: Known| origin.wished_away || origin.disturbed || origin.extended;
+        let mut lost_disk = origin.is_some_and(is_another);
         // And so may be what it is to have beside its own disk.
         lost_disk |= self.known(instance).volumes.into_iter().any(|volume| self.known(volume).disturbed);
         let known = self.known.entry(instance).or_default();

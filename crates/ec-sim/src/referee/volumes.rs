@@ -115,13 +115,15 @@ pub(super) fn of_attach(
         let node = content(world, &record)
             .and_then(|pair| decode::<Instance>(&pair.value).ok())
             .and_then(|record| record.node());
-        for key in [Some(record), node.map(|node| world.keys.request(node, *volume))].into_iter().flatten() {
-            let is_there = content(world, &key).is_some();
-            if is_there && !txn.then.iter().any(|op| matches!(op, Op::Put { key: put, .. } if *put == key)) {
-                lacking.push(format!("a machine's volume without writing {key}"));
+        let request = node.map(|node| world.keys.request(node, *volume));
+        // Whoever asks for its end at that moment compares its request.
+        if let Some(request) = request.filter(|request| content(world, request).is_some()) {
+            if !txn.then.iter().any(|op| matches!(op, Op::Put { key, .. } if *key == request)) {
+                lacking.push(format!("a machine's volume without writing {request}"));
             }
-            stands_on.push(key);
+            stands_on.push(request);
         }
+        stands_on.push(record);
     }
     stands_on
 }
