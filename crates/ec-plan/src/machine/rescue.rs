@@ -50,14 +50,15 @@ pub(super) fn rescue(facts: &Facts, _: &Limits) -> Option<Plan> {
             let is_unwanted = in_force.is_some_and(|was| facts.rescue.wished != Some(was.wished_at));
             // What was begun of it goes, too.
             let is_taken_back = facts.rescue.wished.is_none() && telling == Some(State::Rescuing);
-            if is_unwanted || is_taken_back {
+            // The node's record of it was lost, and an older etcd knows nothing of it.
+            let is_forgotten = is_up(facts) && facts.observed.rescued && in_force.is_none();
+            if is_unwanted || is_taken_back || is_forgotten {
                 return Some(leave(facts));
             }
-            if is_up(facts) && facts.observed.rescued != in_force.is_some() {
-                let way = if in_force.is_some() { State::Rescuing } else { State::Unrescuing };
+            if is_up(facts) && !facts.observed.rescued && in_force.is_some() {
                 return Some(Plan::run(
-                    vec![Announce(way, None), PowerOff],
-                    "it was started from the other disk; ending it",
+                    vec![Announce(State::Rescuing, None), PowerOff],
+                    "it was started from its own disk; ending it",
                 ));
             }
             if facts.rescue.told != rescued {

@@ -152,7 +152,11 @@ fn what_is_not_wanted_any_more_or_is_another_goes_and_then_it_boots_from_its_own
         ),
         (gone(None, State::Unrescuing, RUNS), Runs(&[Announce(State::Active, None)])),
         (gone(None, State::Active, RUNS), Settled),
-        (otherwise(gone(None, State::Active, RUNS)), Runs(&[Announce(State::Unrescuing, None), PowerOff])),
+        // Nothing tells of it but that it is up from there: its disk goes, too.
+        (
+            otherwise(gone(None, State::Active, RUNS)),
+            Runs(&[Announce(State::Unrescuing, None), PowerOff, LeaveRescue]),
+        ),
         // Taken back before it was noted: what was begun goes, and the guest runs on.
         (gone(None, State::Rescuing, RUNS), Runs(&[Announce(State::Unrescuing, None), LeaveRescue])),
         (gone(None, State::Rescuing, ENDED), Runs(&[Announce(State::Unrescuing, None), LeaveRescue])),
