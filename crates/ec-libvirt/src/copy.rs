@@ -82,8 +82,12 @@ pub(crate) fn begin(
     if is_frozen {
         sys::thaw(&domain)?;
     }
-    begun?;
-    Ok(Some(Copying { from, part }))
+    match begun {
+        Ok(()) => Ok(Some(Copying { from, part })),
+        // What nobody is up with is copied otherwise.
+        Err(_) if !domain.is_active()? => Err(ended(from)),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Whether it came to its end, and is in its place.
@@ -94,13 +98,17 @@ pub(crate) fn is_done(
     copy: &Copy,
     Copying { from, part }: &Copying,
 ) -> Result<bool, CallError> {
-    let broken = || CallError::NotNow(format!("{from} ended, or was made to, before its disk was copied"));
-    let Found::Ours(domain) = domain::find(connect, node, *from)? else { return Err(broken()) };
+    let Found::Ours(domain) = domain::find(connect, node, *from)? else { return Err(ended(*from)) };
     if is_backup_to(&domain, part)? {
         return Ok(false);
     }
+    if !domain.is_active()? {
+        return Err(ended(*from));
+    }
     if !sys::last_backup_completed(&domain)? {
-        return Err(broken());
+        let why =
+            "libvirt broke it off: its host's disk is full, say, or somebody ended it (`virsh domjobabort`)";
+        return Err(CallError::Refused(why.to_owned()));
     }
     end(connect, pool, copy, part)?;
     Ok(true)
@@ -126,6 +134,10 @@ pub(crate) fn give_up(
         pool.drop_part(connect, &part)?;
     }
     Ok(())
+}
+
+fn ended(from: InstanceId) -> CallError {
+    CallError::NotNow(format!("{from} ended before its disk was copied"))
 }
 
 fn is_backup_to(domain: &Domain, part: &Path) -> Result<bool, CallError> {

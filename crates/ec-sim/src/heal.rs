@@ -263,7 +263,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             }
             // Of what never ran nothing is kept but the word.
             (Some(Desired::Active), Some(State::Error)) => {
-                let nothing_to_count = vanished && claims_lost && !traces.domain && !traces.volume;
+                let nothing_to_count = claims_lost && !traces.domain && !traces.volume;
                 (disturbed || restored)
                     && (counted || !wrote || nothing_to_count)
                     && (wrote || traces.marked || vanished || restored)
