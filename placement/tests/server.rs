@@ -1,5 +1,4 @@
 //! The server itself: tokens, TLS, metrics, signs of life, moving a cloud.
-#![expect(clippy::unwrap_used, reason = "what tests share")]
 
 mod support;
 
