@@ -316,6 +316,19 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
+    #[test]
+    fn only_of_a_volume_that_is_there_a_start_is_noted_when_its_state_is_told() {
+        for kind in [Workload::Machine, Workload::Volume] {
+            let mut subject = subject(Some("web"));
+            subject.order = subject.order.map(|order| Order { kind, ..order });
+            for state in [State::Active, State::Error] {
+                let told = announced(&subject, None, state, None, at(7));
+                let is_noted = kind == Workload::Volume && state == State::Active;
+                assert_eq!(told.started_at, is_noted.then_some(at(7)), "{kind:?} {state}");
+            }
+        }
+    }
+
     fn address(nic: u8, ip: &str) -> Address {
         Address {
             ip: ip.parse().unwrap(),
