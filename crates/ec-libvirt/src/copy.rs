@@ -76,11 +76,13 @@ pub(crate) fn begin(
     pool.create(connect, &part, |name| VolumeXml::alone(name, has), None)?;
     let document = xml::utf8(&part).and_then(|part| xml::write(&BackupXml::new(&device, part)));
     let document = document.map_err(CallError::Refused)?;
-    // A guest without an agent is copied as if its power had failed.
-    let is_frozen = sys::freeze(&domain).is_ok();
+    // A guest without an agent is copied as if its power had failed. One whose agent did not answer in time may be frozen
+    // all the same.
+    let frozen = sys::freeze(&domain);
     let begun = sys::begin_backup(&domain, &document);
-    if is_frozen {
-        sys::thaw(&domain)?;
+    let thawed = sys::thaw(&domain);
+    if frozen.is_ok() {
+        thawed?;
     }
     match begun {
         Ok(()) => Ok(Some(Copying { from, part })),
@@ -122,9 +124,7 @@ pub(crate) fn give_up(
     owner: InstanceId,
 ) -> Result<(), CallError> {
     for (part, from) in pool.parts_of(owner)? {
-        if let Found::Ours(domain) = domain::find(connect, node, from)?
-            && domain.is_active()?
-        {
+        if let Some(domain) = domain::up(connect, node, from)? {
             // Whether it was frozen nobody knows any more; one that was not, or has no agent, is none the worse.
             let _ = sys::thaw(&domain);
             if is_backup_to(&domain, &part)? {
@@ -154,9 +154,7 @@ fn user(
     pool: &Pool,
     of: InstanceId,
 ) -> Result<Option<(Domain, InstanceId, String)>, CallError> {
-    if let Found::Ours(domain) = domain::find(connect, node, of)?
-        && domain.is_active()?
-    {
+    if let Some(domain) = domain::up(connect, node, of)? {
         let device = volumes::device_of(&domain, pool, of)?.ok_or_else(|| {
             CallError::Refused(format!("{of} is up, and not from the disk that is to be copied"))
         })?;

@@ -37,6 +37,14 @@ pub(crate) fn find(connect: &Connect, node: NodeId, instance: InstanceId) -> Res
     })
 }
 
+/// The instance's domain where its guest is up.
+pub(crate) fn up(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<Option<Domain>, Error> {
+    Ok(match find(connect, node, instance)? {
+        Found::Ours(domain) if domain.is_active()? => Some(domain),
+        Found::Ours(_) | Found::Foreign | Found::Nothing => None,
+    })
+}
+
 /// Whose a domain is.
 pub(crate) enum Whose {
     /// It carries our mark with our node: that of how it was started, where it is up.

@@ -430,9 +430,7 @@ impl Hypervisor for LibvirtHypervisor {
                 let copy = Copy { owner: volume, of: *of, capacity: Some(capacity_bytes), place };
                 let is_there = move |connect: &virt::connect::Connect| {
                     volumes::refuse_used(connect, &pool, volume)?;
-                    if let Found::Ours(domain) = domain::find(connect, node, volume)?
-                        && domain.is_active()?
-                    {
+                    if domain::up(connect, node, volume)?.is_some() {
                         return Err(CallError::Refused(
                             "a guest is up from the disk that is to be made".into(),
                         ));
