@@ -72,6 +72,7 @@ chmod 755 "$work"
 # What runs beside the machines.
 beside=()
 cleanup() {
+  # Those that ended by themselves, or were never begun, are none to end.
   kill "${beside[@]}" 2>/dev/null || true
   close_machines
   umount -q "$work"/h?/root 2>/dev/null || true

@@ -189,6 +189,7 @@ async fn a_disk_is_copied_under_its_guest_and_restored_and_booted_from() -> Resu
     guest.run("dd if=/dev/urandom of=/dev/vdb bs=1M seek=8 count=128 conv=fsync").await?;
     for pause in [0, 100, 250] {
         let short = id(&guest.volume(&["create", "short", "--copy-of", "data"])?)?;
+        // No state to wait for: it is deleted at whatever the agent is then.
         tokio::time::sleep(std::time::Duration::from_millis(pause)).await;
         guest.asks(&["volume", "delete", &short.to_string(), "--wait"])?;
         guest.stack.until_exactly_with(&[guest.instance], &[data, copy, snap]).await?;

@@ -11,7 +11,6 @@ use ec_plan::{
 use ec_store::{Compare, StoreError, Txn};
 use jiff::{SignedDuration, Timestamp};
 
-use crate::source::Source;
 use crate::{
     Cloud, CloudError, CloudResult, Kind,
     history::{Asked, last_of, note},
@@ -19,6 +18,7 @@ use crate::{
     lookup::{Known, Read, find_placed},
     schedule::not_understood,
     sizes::{claim, settle},
+    source::Source,
     wait::Awaited,
 };
 

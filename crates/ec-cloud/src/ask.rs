@@ -9,8 +9,7 @@ use ec_model::{
 use ec_placement_client::DISABLED;
 use ec_plan::choice::{Choice, Offer, Order, Strategy, choose, fullness};
 
-use crate::source::Source;
-use crate::{Cloud, CloudError, CloudResult, Joining, Naming, schedule::Looked};
+use crate::{Cloud, CloudError, CloudResult, Joining, Naming, schedule::Looked, source::Source};
 
 /// So many candidates are asked for, then so many, then all: most often the first of a few will do, and all of
 /// 5,000 are megabytes.

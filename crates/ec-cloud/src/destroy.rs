@@ -10,6 +10,7 @@ use crate::{
     history::{Asked, note_end},
     intent::{STALE, sweep},
     lookup::{Found, Known, Read, find},
+    source::kind_of,
     volume::refuse_attached,
 };
 
@@ -51,10 +52,8 @@ pub async fn destroy(cloud: &Cloud, instance: InstanceId) -> CloudResult<Doomed>
             let why = locked(reason);
             return Err(CloudError::Refused(format!("cannot destroy {instance}: {why}")));
         }
-        let kind = known.record.as_ref().map(|record| record.kind);
-        let kind = kind.or_else(|| known.status.record().map(|status| status.kind));
         // Of what nobody can tell any more what it was, too.
-        if kind != Some(Workload::Machine) && !planted("volume-deleted-in-use") {
+        if kind_of(&known) != Some(Workload::Machine) && !planted("volume-deleted-in-use") {
             refuse_attached(cloud, &known).await?;
         }
         let doomed = Doomed::By { node: known.node, alive: known.node_alive };

@@ -29,7 +29,7 @@ impl Source {
     pub(crate) async fn of(cloud: &Cloud, image: &ImageRef) -> CloudResult<Option<Self>> {
         let Some(disk) = image.copied() else { return Ok(None) };
         let known = find_placed(cloud, disk).await?;
-        let kind = kind_of(&known);
+        let kind = kind_of(&known).unwrap_or_default();
         // Its node would find nothing to copy, and give the copy up.
         if kind == Workload::Volume {
             volumes::there(known.status.record())
@@ -75,9 +75,9 @@ impl Source {
     }
 }
 
-/// What kind of workload is known of it.
-pub(crate) fn kind_of(known: &Known) -> Workload {
+/// What kind of workload it is, where anything tells.
+pub(crate) fn kind_of(known: &Known) -> Option<Workload> {
     let kind = known.record.as_ref().map(|record| record.kind);
     let kind = kind.or_else(|| known.request.record().map(|request| request.kind));
-    kind.or_else(|| known.status.record().map(|status| status.kind)).unwrap_or_default()
+    kind.or_else(|| known.status.record().map(|status| status.kind))
 }

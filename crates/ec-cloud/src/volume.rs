@@ -115,7 +115,6 @@ pub async fn create_volume(
     stop: &CancellationToken,
 ) -> CloudResult<Result<Scheduled, NoRoom>> {
     let image = new.image.clone().unwrap_or_default();
-    let of = Source::of(cloud, &image).await?;
     if let Some(name) = new.name.as_ref().filter(|name| !is_hostname(name)) {
         return Err(CloudError::Invalid(format!(
             "`{name}` cannot be a volume's name: wanted letters, digits and hyphens, at most 63 in each part, and not a uuid"
@@ -124,16 +123,18 @@ pub async fn create_volume(
     if new.labels.len() > LABELS_MAX {
         return Err(CloudError::Invalid(format!("{} labels are more than {LABELS_MAX}", new.labels.len())));
     }
-    let size_gb = new.size_gb.unwrap_or(of.map_or(0, |of| of.gigabytes));
+    let (size_gb, none) = match new.size_gb {
+        Some(size_gb) => (size_gb, "0 GB are too few: a volume has at least 1"),
+        None => match Source::of(cloud, &image).await? {
+            Some(of) => (
+                of.gigabytes,
+                "what it is to be a copy of is as large as its image: say with `--size` how large it shall be",
+            ),
+            None => (0, "say with `--size` how large it shall be, in GiB"),
+        },
+    };
     if size_gb == 0 {
-        let why = match (new.size_gb, of) {
-            (Some(_), _) => "0 GB are too few: a volume has at least 1",
-            (None, Some(_)) => {
-                "what it is to be a copy of is as large as its image: say with `--size` how large it shall be"
-            }
-            (None, None) => "say with `--size` how large it shall be, in GiB",
-        };
-        return Err(CloudError::Invalid(why.to_owned()));
+        return Err(CloudError::Invalid(none.to_owned()));
     }
     let query = ResourceQuery::parse(&format!("resources={DISK}:{size_gb}"))
         .map_err(|error| CloudError::Invalid(error.to_string()))?;
@@ -600,7 +601,7 @@ async fn lost_by(cloud: &Cloud, holder: InstanceId, volume: InstanceId) -> Cloud
 
 async fn known_volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<Known> {
     let known = find_placed(cloud, volume).await.map_err(|error| no_volume(error, volume))?;
-    if kind_of(&known) == Workload::Volume { Ok(known) } else { Err(not_a_volume(volume)) }
+    if kind_of(&known) == Some(Workload::Volume) { Ok(known) } else { Err(not_a_volume(volume)) }
 }
 
 fn no_volume(error: CloudError, volume: InstanceId) -> CloudError {

@@ -428,7 +428,12 @@ pub(crate) async fn wish(
         world.log(actor, format!("waited for {instance}: {}", came.state));
         Ok(Some(came.state))
     };
-    done.await.map_err(|error: CloudError| {
+    told(world, actor, done.await)
+}
+
+/// What was told, in the log and for who asked.
+pub(crate) fn told<T>(world: &World, actor: Actor, done: Result<T, CloudError>) -> Result<T, String> {
+    done.map_err(|error| {
         world.log(actor, format!("is told: {error}"));
         error.to_string()
     })

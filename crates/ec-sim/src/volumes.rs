@@ -11,7 +11,7 @@ use ec_model::{ImageRef, InstanceId};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    user::{image, someone},
+    user::{image, someone, told},
     world::{Actor, World},
 };
 
@@ -113,14 +113,6 @@ pub(crate) async fn perform(
             Err(error) => world.log(actor, format!("lists volumes, and is told: {error}")),
         },
     }
-}
-
-/// What was told, in the log and for who asked.
-fn told<T>(world: &World, actor: Actor, done: Result<T, CloudError>) -> Result<T, String> {
-    done.map_err(|error| {
-        world.log(actor, format!("is told: {error}"));
-        error.to_string()
-    })
 }
 
 /// Asks for a volume; where it is.

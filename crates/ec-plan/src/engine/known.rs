@@ -399,14 +399,7 @@ mod tests {
     #[test]
     fn only_time_in_which_somebody_looked_counts_as_a_search() {
         let mut known = Known::default();
-        let runs = Observed {
-            domain: Some(RunState::Running),
-            volume: true,
-            successor: false,
-            transient: false,
-            rescued: false,
-            volumes: 0,
-        };
+        let runs = Observed { domain: Some(RunState::Running), volume: true, ..Observed::default() };
         known.observe(runs, at(0.0));
         let limit = Duration::from_secs(2);
         assert!(!known.searched_in_vain(limit, at(0.0)), "the first look says nothing of the time before");
@@ -568,14 +561,7 @@ mod tests {
         assert_eq!(ran(None, 70), Duration::ZERO);
 
         let mut known = Known::default();
-        let seen = |domain| Observed {
-            domain: Some(domain),
-            volume: true,
-            successor: false,
-            transient: false,
-            rescued: false,
-            volumes: 0,
-        };
+        let seen = |domain| Observed { domain: Some(domain), volume: true, ..Observed::default() };
         known.observe(seen(RunState::Ended(End::Crashed)), at(10.0));
         known.observe(seen(RunState::Ended(End::Crashed)), at(20.0));
         assert_eq!(known.facts(at(30.0)).ended_for, Duration::from_secs(20), "since it was seen first");
@@ -590,14 +576,7 @@ mod tests {
     #[test]
     fn a_guest_was_asked_to_end_from_the_first_time_until_it_has() {
         let mut known = Known::default();
-        let runs = Observed {
-            domain: Some(RunState::Running),
-            volume: true,
-            successor: false,
-            transient: false,
-            rescued: false,
-            volumes: 0,
-        };
+        let runs = Observed { domain: Some(RunState::Running), volume: true, ..Observed::default() };
         known.observe(runs, at(0.0));
         assert_eq!(known.facts(at(1.0)).asked_to_end, None);
         known.learn(Change::AskedToEnd, at(10.0));
@@ -657,14 +636,7 @@ mod tests {
     #[test]
     fn what_the_hypervisor_has_is_unseen_from_work_that_could_not_look_until_somebody_does() {
         let mut known = Known::default();
-        let runs = Observed {
-            domain: Some(RunState::Running),
-            volume: true,
-            successor: false,
-            transient: false,
-            rescued: false,
-            volumes: 0,
-        };
+        let runs = Observed { domain: Some(RunState::Running), volume: true, ..Observed::default() };
         known.observe(runs, at(0.0));
         assert_eq!((known.is_here(), known.runs(), known.is_unseen()), (true, true, false));
         known.learn(Change::Observed(Err("blind".to_owned())), at(0.0));

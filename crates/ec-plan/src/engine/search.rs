@@ -150,14 +150,7 @@ mod tests {
         known.request = desired.map(requested);
         known.status = StatusEntry::Known(Box::new(status));
         known.observe(
-            Observed {
-                domain: Some(RunState::Running),
-                volume: true,
-                successor: false,
-                transient: false,
-                rescued: false,
-                volumes: 0,
-            },
+            Observed { domain: Some(RunState::Running), volume: true, ..Observed::default() },
             at(0),
         );
         known
