@@ -348,7 +348,7 @@ pub(crate) async fn place(
 
 /// Waits until an instance is ACTIVE, or cannot be; whether it is.
 pub(crate) async fn await_active(
-    world: &Arc<World>,
+    world: &World,
     actor: Actor,
     cloud: &Cloud,
     placed: Scheduled,

@@ -5,13 +5,13 @@ use std::{sync::Arc, time::Duration};
 
 use ec_cloud::{
     Attached, Cloud, CloudError, NewVolume, Scheduled, attach, create_volume, delete_volume, detach,
-    extend_volume, find_placed, let_go, until_active, until_done, volumes,
+    extend_volume, find_placed, let_go, until_done, volumes,
 };
 use ec_model::{ImageRef, InstanceId};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    user::{image, someone, told},
+    user::{await_active, image, someone, told},
     world::{Actor, World},
 };
 
@@ -97,7 +97,7 @@ pub(crate) async fn perform(
         Deed::Create(order) => {
             let Ok(made) = make(world, actor, cloud, order, stop).await else { return };
             if let Some(instance) = order.near.filter(|_| order.attach)
-                && await_made(world, actor, cloud, made).await
+                && await_active(world, actor, cloud, made, PATIENCE).await
             {
                 _ = give(world, actor, cloud, made.instance, instance, true).await;
             }
@@ -153,15 +153,6 @@ pub(crate) async fn make(
             Err("no room".to_owned())
         }
     }
-}
-
-/// Waits until a volume is there, or cannot be; whether it is.
-pub(crate) async fn await_made(world: &World, actor: Actor, cloud: &Cloud, made: Scheduled) -> bool {
-    let came = until_active(cloud, made.node, made.instance, PATIENCE, |_| {}).await;
-    let is_there = came.is_ok();
-    let came = came.map_or_else(|error| error.to_string(), |_| "ACTIVE".to_owned());
-    world.log(actor, format!("waited for {}: {came}", made.instance));
-    is_there
 }
 
 /// Gives a volume to a machine, and waits until it has it.
