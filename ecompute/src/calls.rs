@@ -225,6 +225,10 @@ impl Hypervisor for CountedHypervisor {
         self.one(self.0.open_graphics(instance)).await
     }
 
+    async fn read_disk(&self, volume: InstanceId) -> HypervisorResult<mpsc::Receiver<Bytes>> {
+        self.one(self.0.read_disk(volume)).await
+    }
+
     async fn protect(&self) -> HypervisorResult<()> {
         self.all(self.0.protect()).await
     }

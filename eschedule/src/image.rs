@@ -1,5 +1,6 @@
 //! `eschedule image`: the catalogue of images.
 
+mod disk;
 mod known;
 mod published;
 mod send;
@@ -21,7 +22,7 @@ use crate::{
     cli::Output,
     config::Session,
     output,
-    spec::{once_each, sha256, sha512},
+    spec::{copied, once_each, sha256, sha512},
 };
 
 pub(crate) const EXAMPLES: &str = "\
@@ -35,7 +36,9 @@ Examples:
       from there, by each node that needs it
   eschedule image add mine disk.qcow2.zst --min-disk 10
       the file is sent to the image store of schedule.yaml
-  eschedule run web --flavor small --image mine";
+  eschedule image add golden instance:web
+      the disk of an instance as it is at this moment, also while that runs; or of volume:NAME
+  eschedule run web2 --flavor small --image mine";
 
 /// What is done to images.
 #[derive(Subcommand)]
@@ -69,9 +72,10 @@ pub(crate) struct Adding {
     #[arg(value_parser = image_name)]
     name: String,
 
-    /// http://, https:// or file:// as nodes reach it; a file to send to the image store, or - for standard input; or a
-    /// distribution with its release, as debian:12 [default: what NAME says]
-    #[arg(value_name = "URL|FILE", value_parser = NonEmptyStringValueParser::new())]
+    /// http://, https:// or file:// as nodes reach it; a file to send to the image store, or - for standard input; the disk
+    /// of instance:NAME or volume:NAME, to be copied there; or a distribution with its release, as debian:12 [default: what
+    /// NAME says]
+    #[arg(value_name = "URL|FILE|DISK", value_parser = NonEmptyStringValueParser::new())]
     source: Option<String>,
 
     /// The SHA-256 that it must have, in hex
@@ -155,6 +159,7 @@ pub(crate) fn known(text: &str) -> Option<&'static str> {
 /// Where a new image comes from.
 enum Source {
     At(ImageRef),
+    Disk(ImageRef),
     File(PathBuf),
     Standard,
 }
@@ -225,14 +230,20 @@ async fn add(session: &Session, adding: Adding) -> Result<Image, Failure> {
             let added = ec_cloud::add_image(cloud, &new, Bytes::At(at), remove).await?;
             Ok(added.image().clone())
         }
-        Source::File(_) | Source::Standard if demanded.sha512.is_some() => Err(Failure::usage(
-            "--sha512 is for what nodes fetch from a URL: of a file that is sent give --sha256",
-        )),
+        Source::File(_) | Source::Disk(_) | Source::Standard if demanded.sha512.is_some() => {
+            Err(Failure::usage(
+                "--sha512 is for what nodes fetch from a URL: of a file that is sent give --sha256",
+            ))
+        }
         Source::File(path) => {
             let sender = send::Sender::file(&path).await?;
-            send::send(session, &new, sender, demanded.sha256).await
+            send::send(session, &new, send::From::Here(sender), demanded.sha256).await
         }
-        Source::Standard => send::send(session, &new, send::Sender::standard(), demanded.sha256).await,
+        Source::Disk(of) => send::send(session, &new, send::From::Disk(of), demanded.sha256).await,
+        Source::Standard => {
+            let sender = send::Sender::standard();
+            send::send(session, &new, send::From::Here(sender), demanded.sha256).await
+        }
     }
 }
 
@@ -262,6 +273,9 @@ async fn source(session: &Session, adding: &Adding, demanded: &ImageRef) -> Resu
             "`{text}` is no distribution that is known ({}): give a URL or a file behind it",
             known::names()
         )));
+    }
+    if let Some(of) = copied(session, text).await? {
+        return Ok(Source::Disk(of));
     }
     if is_image_url(text) {
         return Ok(Source::At(ImageRef { url: text.to_owned(), ..demanded.clone() }));
@@ -306,5 +320,13 @@ async fn tidy(session: &Session) {
             }
         }
         Err(error) => tell(&format!("eschedule: what is left of an image stays: {}", chain(&error))),
+    }
+    match ec_cloud::tend_copies(&session.cloud).await {
+        Ok(gone) => {
+            for image in gone {
+                tell(&format!("eschedule: deleted the copy of a disk that was left of the image {image}"));
+            }
+        }
+        Err(error) => tell(&format!("eschedule: a copy that was made for an image stays: {}", chain(&error))),
     }
 }

@@ -17,8 +17,7 @@ use clap::{Subcommand, builder::NonEmptyStringValueParser};
 use ec_cloud::{find_placed, resolve};
 use ec_model::{AccessKind, InstanceId};
 use ec_runtime::exit::{Failure, INTERRUPTED, NOBODY_READS, print, tell};
-pub(crate) use stream::trust;
-use stream::{Piece, Stream};
+pub(crate) use stream::{Piece, Stream, trust};
 use terminal::{DETACH, Raw, typed};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

@@ -38,6 +38,14 @@ impl Shown {
         }
     }
 
+    /// Shows a step of a volume: what is told of a machine that is there says nothing of it.
+    pub(crate) fn step_of_volume(&self, step: Step<'_>) {
+        match step {
+            Step::Status(status) if status.state == State::Active => {}
+            step => self.step(step),
+        }
+    }
+
     fn status(&self, status: &Status) {
         let text = match (status.state, &status.progress) {
             (State::Preparing, Some(progress)) => match progress.percent() {

@@ -177,19 +177,27 @@ pub(crate) async fn image_ref(
     demanding(image, text, digest, CLASSIC.sha256)
 }
 
+/// A copy of the disk that is named by `volume:NAME` or `instance:NAME`; nothing where it is neither.
+pub(crate) async fn copied(session: &Session, text: &str) -> Result<Option<ImageRef>, Failure> {
+    if [OF_VOLUME, OF_INSTANCE].contains(&text) {
+        return Err(Failure::usage(format!("`{text}` names nothing: a name or a uuid follows the colon")));
+    }
+    Ok(if let Some(volume) = text.strip_prefix(OF_VOLUME) {
+        Some(ImageRef::copy_of(Workload::Volume, resolve_volume(&session.cloud, volume).await?))
+    } else if let Some(instance) = text.strip_prefix(OF_INSTANCE) {
+        Some(ImageRef::copy_of(Workload::Machine, resolve(&session.cloud, instance).await?))
+    } else {
+        None
+    })
+}
+
 /// The configuration's names come first: they are whoever runs the command's own.
 async fn image_of(session: &Session, text: &str, size: &Resources) -> Result<ImageRef, Failure> {
     if let Some(url) = session.settings.images.get(text) {
         return image_url(url).map(ImageRef::at);
     }
-    if [OF_VOLUME, OF_INSTANCE].contains(&text) {
-        return Err(Failure::usage(format!("`{text}` names nothing: a name or a uuid follows the colon")));
-    }
-    if let Some(volume) = text.strip_prefix(OF_VOLUME) {
-        return Ok(ImageRef::copy_of(Workload::Volume, resolve_volume(&session.cloud, volume).await?));
-    }
-    if let Some(instance) = text.strip_prefix(OF_INSTANCE) {
-        return Ok(ImageRef::copy_of(Workload::Machine, resolve(&session.cloud, instance).await?));
+    if let Some(copied) = copied(session, text).await? {
+        return Ok(copied);
     }
     if image_name(text).is_err() && text.parse::<ImageId>().is_err() {
         return image_url(text).map(ImageRef::at);

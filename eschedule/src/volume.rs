@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use ec_cloud::{
-    Acted, Ask, Doomed, NewVolume, Scheduled, Step, VolumeView, find_placed, node_named, resolve,
-    resolve_volume, until_active, until_done, until_gone,
+    Acted, Ask, Doomed, NewVolume, Scheduled, VolumeView, find_placed, node_named, resolve, resolve_volume,
+    until_active, until_done, until_gone,
 };
 use ec_model::{InstanceId, OF_VOLUME, ResourceQuery};
 use ec_runtime::{
@@ -215,20 +215,12 @@ async fn create(session: &Session, creating: Creating, output: Output) -> Result
     };
     if let Some(timeout) = patience.timeout {
         let shown = Shown::new("claimed");
-        let made = until_active(cloud, node, volume, timeout, |step| quiet(&shown, step));
+        let made = until_active(cloud, node, volume, timeout, |step| shown.step_of_volume(step));
         let made = patience.wait(session, volume, made).await;
         shown.finish();
         made?;
     }
     show(session, volume, output).await
-}
-
-/// What is told of a machine says nothing of its volume.
-fn quiet(shown: &Shown, step: Step<'_>) {
-    match step {
-        Step::Status(status) if status.state == ec_model::State::Active => {}
-        step => shown.step(step),
-    }
 }
 
 /// One that fails does not keep the others from being deleted.
@@ -304,7 +296,8 @@ async fn done(
     }
     let Some(timeout) = patience.timeout else { return Ok(()) };
     let shown = Shown::new(doing);
-    let outcome = until_done(&session.cloud, *node, instance, *awaited, timeout, |step| quiet(&shown, step));
+    let outcome =
+        until_done(&session.cloud, *node, instance, *awaited, timeout, |step| shown.step_of_volume(step));
     let outcome = patience.wait(session, instance, outcome).await;
     shown.finish();
     outcome.map(drop)

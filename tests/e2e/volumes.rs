@@ -1,6 +1,6 @@
 //! Volumes of real guests: what was written on them, whoever comes and goes.
 
-use std::process::Command;
+use std::{fs, process::Command};
 
 use anyhow::{Context, Result, ensure};
 use ec_model::{InstanceId, Size};
@@ -224,6 +224,83 @@ async fn a_disk_is_copied_under_its_guest_and_restored_and_booted_from() -> Resu
     guest.stack.until_exactly_with(&[first_one, guest.instance], &[data]).await?;
     guest.asks(&["destroy", "--wait", "db", "web"])?;
     guest.asks(&["volume", "delete", "data", "--wait"])?;
+    guest.stack.until_exactly(&[]).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_is_made_of_a_disk_under_its_guest_and_killed_in_the_middle_leaves_nothing() -> Result<()> {
+    let mut guest = Guest::up_as(TWO, &[]).await?;
+    let store = guest.stack.directory().join("store");
+    let file = guest.stack.directory().join("schedule.yaml");
+    let config = fs::read_to_string(&file)?;
+    fs::write(&file, format!("{config}image_store: {{url: \"file://{}\"}}\n", store.display()))?;
+    let boot = guest.boot().await?;
+
+    let made: Value =
+        serde_json::from_str(&guest.asks(&["image", "add", "golden", "instance:web", "-o", "json"])?)?;
+    assert_eq!((&made["status"], &made["disk_format"]), (&"active".into(), &"qcow2".into()), "{made}");
+    assert_eq!(made["virtual_size"], 1 << 30, "{made}");
+    let stored = store.join(made["id"].as_str().context("it has a uuid")?);
+    assert_eq!(made["size"], fs::metadata(&stored)?.len());
+    let checked = Command::new("qemu-img").args(["check", "-q"]).arg(&stored).output()?;
+    ensure!(checked.status.success(), "{checked:?}");
+    assert_eq!(guest.boot().await?, boot, "it goes on");
+    // The copy that was made for it has gone, or goes.
+    guest.stack.until_exactly(&[guest.instance]).await?;
+
+    // Of a volume that a guest has, and of what cannot be.
+    let data = id(&guest.volume(&["create", "data", "--size", "1", "--for", "web", "--wait"])?)?;
+    guest.volume(&["attach", "data", "web", "--wait"])?;
+    guest
+        .run(&format!("{UNTIL_THERE} vdb; dd if=/dev/urandom of=/dev/vdb bs=1M count=64 conv=fsync"))
+        .await?;
+    let written = guest.digest("vdb").await?;
+    guest.refused(&["image", "add", "golden", "volume:data"], "there is an image `golden` already")?;
+    guest.refused(&["image", "add", "other", "volume:no"], "no volume of project")?;
+    let zeros = "0".repeat(64);
+    let output = guest.stack.eschedule(&["image", "add", "other", "volume:data", "--sha256", &zeros])?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.code() == Some(1) && said.contains("and --sha256 demands"), "{said}");
+    guest.stack.until_exactly_with(&[guest.instance], &[data]).await?;
+    assert_eq!(fs::read_dir(&store)?.count(), 1);
+    guest.asks(&["image", "add", "filled", "volume:data"])?;
+    let filled =
+        id(&guest
+            .volume(&["create", "filled", "--size", "2", "--image", "filled", "--for", "web", "--wait"])?)?;
+    guest.volume(&["attach", "filled", "web", "--wait"])?;
+    assert_eq!(guest.digest("vdc").await?, written);
+
+    // Killed in the middle: who lists images takes away what is left once the image is no longer on its way.
+    guest.stack.kill_agent()?;
+    guest.stack.start_agent("before-create-volume=pause").await?;
+    let mut adding =
+        guest.stack.command("eschedule").args(["image", "add", "short", "volume:data"]).spawn()?;
+    guest.stack.until_reached("before-create-volume").await?;
+    adding.kill()?;
+    adding.wait()?;
+    guest.stack.kill_agent()?;
+    guest.stack.start_agent("").await?;
+    assert_eq!(guest.asks(&["image", "list", "-o", "name"])?, "filled\ngolden\nshort\n", "it may be at it");
+    let copies = || -> Result<usize> {
+        let all: Vec<Value> = serde_json::from_str(&guest.asks(&["volume", "list", "-o", "json"])?)?;
+        Ok(all.iter().filter(|it| it["name"].as_str().is_some_and(|name| name.starts_with("image-"))).count())
+    };
+    assert_eq!(copies()?, 1);
+    guest.asks(&["image", "delete", "short"])?;
+    guest.asks(&["image", "list"])?;
+    guest.stack.until_exactly_with(&[guest.instance], &[data, filled]).await?;
+
+    // Another boots from the image, on whatever node, and stands on its own.
+    guest.asks(&["destroy", "--wait", "web"])?;
+    let public = format!("{}.pub", guest.key());
+    let booting = ["golden", "--wait", "--name", "db", "--key", &public];
+    guest.instance = guest.stack.schedule_as(TWO, &booting)?;
+    assert_eq!(guest.kept().await?, "precious");
+    guest.asks(&["destroy", "--wait", "db"])?;
+    guest.asks(&["volume", "delete", "data", "filled", "--wait"])?;
+    guest.asks(&["image", "delete", "golden"])?;
+    guest.asks(&["image", "delete", "filled"])?;
+    assert_eq!(fs::read_dir(&store)?.count(), 0);
     guest.stack.until_exactly(&[]).await
 }
 

@@ -11,10 +11,12 @@
 //! written before there are any and deleted after the last are gone. So whatever is in the store has a record that says how it
 //! stands, and whoever comes across one that nobody is at any more takes both away ([`tend_images`]).
 
+mod copied;
 mod stored;
 
 use std::collections::BTreeMap;
 
+pub use copied::{copy_for_image, drop_copy, tend_copies};
 use ec_model::{Doc, Image, ImageId, ImageRef, ImageStatus, Resources, Visibility, encode};
 use ec_store::{Compare, StoreError, Txn};
 use stored::{Stored, bearers, found, free, owned, read, take_away, taken, write};

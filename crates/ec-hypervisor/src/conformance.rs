@@ -401,6 +401,8 @@ async fn volumes_outlive_the_guests_that_have_them(
     build(hypervisor, base, other).await;
     expect_failed(hypervisor.set_volumes(other, from_ref(&vdb)).await, "a volume that another has");
     has(other, &[]).await;
+    hypervisor.read_disk(data).await.expect_err("read what a guest may write");
+    hypervisor.read_disk(nothing).await.expect_err("read what is not there");
     let destroyed = hypervisor.destroy(data).await.expect_err("destroy a volume that a guest has");
     assert!(destroyed.is_transient(), "until it has it no more: {destroyed}");
     hypervisor
@@ -449,12 +451,26 @@ async fn volumes_outlive_the_guests_that_have_them(
         assert_eq!(bytes(other).await, Some(128 << 20));
     }
     expect_failed(hypervisor.create_volume(other, &copy, 1 << 20).await, "a copy that is smaller");
+    expect_read(hypervisor, other).await;
     hypervisor.grow_disk(data, 256 << 20).await.expect("grow a volume that nobody has");
     assert_eq!(bytes(data).await, Some(256 << 20));
     for volume in [data, second, other] {
         hypervisor.destroy(volume).await.expect("delete the volume");
         expect(hypervisor, volume, None, false).await;
     }
+}
+
+/// The file of a volume is read to its end, after how long it is.
+async fn expect_read(hypervisor: &dyn Hypervisor, volume: InstanceId) {
+    let mut output = hypervisor.read_disk(volume).await.expect("read the disk");
+    let size = output.recv().await.expect("how many bytes it has");
+    let size = u64::from_be_bytes(size.as_ref().try_into().expect("eight bytes"));
+    let mut read = 0;
+    while let Some(piece) = output.recv().await {
+        read += piece.len() as u64;
+    }
+    assert!(size > 0, "it is empty");
+    assert_eq!(read, size);
 }
 
 async fn a_guest_gets_another_size(hypervisor: &dyn Hypervisor, base: &BaseImage, instance: InstanceId) {

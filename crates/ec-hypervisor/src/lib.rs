@@ -180,6 +180,10 @@ pub trait Hypervisor: Send + Sync + 'static {
         Ok(())
     }
 
+    /// Reads the file of a volume that nobody has and that stands on nothing else: first how many bytes it has, in eight bytes
+    /// with the highest first, then these. Fewer come where it cannot be read to its end, or changed meanwhile.
+    async fn read_disk(&self, volume: InstanceId) -> HypervisorResult<mpsc::Receiver<Bytes>>;
+
     /// Hints that something changed. Each means only "look again"; a receiver that lags looks at all.
     fn events(&self) -> broadcast::Receiver<HypervisorEvent>;
 }

@@ -16,7 +16,7 @@ use ec_model::{InstanceId, NodeId};
 use virt::{connect::Connect, domain::Domain, error::ErrorNumber};
 
 use crate::{
-    disk::Pool,
+    disk::{self, Pool},
     domain::{self, Found},
     error::{CallError, absent},
     sys, volumes,
@@ -111,6 +111,10 @@ pub(crate) fn is_done(
         let why =
             "libvirt broke it off: its host's disk is full, say, or somebody ended it (`virsh domjobabort`)";
         return Err(CallError::Refused(why.to_owned()));
+    }
+    // It is told of before QEMU has let go of the file.
+    if disk::is_locked(part).map_err(|error| CallError::io("look at", part, &error))? {
+        return Ok(false);
     }
     end(connect, pool, copy, part)?;
     Ok(true)

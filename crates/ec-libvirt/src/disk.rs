@@ -1,11 +1,16 @@
 //! Overlays in the pool.
 
 use std::{
-    io::ErrorKind,
+    fs::File,
+    io::{self, ErrorKind},
     path::{Path, PathBuf},
 };
 
 use ec_model::{BaseImage, InstanceId};
+use nix::{
+    fcntl::{FcntlArg, fcntl},
+    libc,
+};
 use virt::{
     connect::Connect, domain::Domain, error::ErrorNumber, storage_pool::StoragePool, storage_vol::StorageVol,
     sys,
@@ -405,6 +410,25 @@ fn overlay(name: &str, base: &BaseImage, capacity: Option<u64>) -> Result<Volume
     VolumeXml::overlay(name, base, capacity.next_multiple_of(1024)).map_err(CallError::Refused)
 }
 
+/// Whether QEMU has a file open, of which it locks single bytes; one that is not there nobody has.
+pub(crate) fn is_locked(path: &Path) -> io::Result<bool> {
+    let file = match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        other => other?,
+    };
+    let kind = |kind| i16::try_from(kind).unwrap_or_default();
+    let mut found = libc::flock {
+        l_type: kind(libc::F_WRLCK),
+        l_whence: kind(libc::SEEK_SET),
+        l_start: 0,
+        // To the end of whatever a file can have.
+        l_len: 0,
+        l_pid: 0,
+    };
+    fcntl(&file, FcntlArg::F_OFD_GETLK(&mut found))?;
+    Ok(found.l_type != kind(libc::F_UNLCK))
+}
+
 /// For whom a copy is begun that bears this name, and whose disk it is of.
 fn part(name: &str) -> Option<(InstanceId, InstanceId)> {
     let (owner, from) = name.strip_suffix(PART_SUFFIX)?.split_once('.')?;
@@ -501,6 +525,22 @@ mod tests {
             std::fs::read_dir(directory.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(left, [other]);
         pool.remove(None, instance).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_somebody_locks_is_told_from_one_that_nobody_has() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        assert!(!is_locked(&path).unwrap());
+        std::fs::write(&path, "").unwrap();
+        assert!(!is_locked(&path).unwrap());
+        // As QEMU says that it reads: a shared lock on a byte that is not there.
+        let file = File::open(&path).unwrap();
+        let lock = libc::flock { l_type: 0, l_whence: 0, l_start: 100, l_len: 1, l_pid: 0 };
+        fcntl(&file, FcntlArg::F_OFD_SETLK(&lock)).unwrap();
+        assert!(is_locked(&path).unwrap());
+        drop(file);
+        assert!(!is_locked(&path).unwrap());
     }
 
     #[test]

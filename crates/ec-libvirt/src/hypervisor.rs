@@ -31,7 +31,7 @@ use crate::{
     lane::{Lanes, Listener, Notice, locked},
     prepare::{self, Facts},
     protect::Protection,
-    terminal, usage, volumes,
+    reading, terminal, usage, volumes,
     xml::{self, DomainXml, Machine, Mark},
 };
 
@@ -660,6 +660,13 @@ impl Hypervisor for LibvirtHypervisor {
             move |connect: &virt::connect::Connect| domain::open_graphics(connect, node, instance, &far);
         self.look.call(what, Scope::Instance(instance), work).await?;
         Ok(near)
+    }
+
+    async fn read_disk(&self, volume: InstanceId) -> HypervisorResult<mpsc::Receiver<Bytes>> {
+        let pool = Arc::clone(&self.pool);
+        let open = move |connect: &virt::connect::Connect| reading::open(connect, &pool, volume);
+        let what = format!("read the disk of {volume}");
+        Ok(reading::begin(self.look.call(what, Scope::Instance(volume), open).await?))
     }
 
     fn events(&self) -> broadcast::Receiver<HypervisorEvent> {

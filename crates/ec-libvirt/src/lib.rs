@@ -28,6 +28,7 @@ mod hypervisor;
 mod lane;
 mod prepare;
 mod protect;
+mod reading;
 mod sys;
 mod terminal;
 #[cfg(feature = "testing")]

@@ -6,11 +6,16 @@ use std::net::IpAddr;
 
 use ec_model::{AccessKind, Desired, Request, State, Status, Workload};
 
+use crate::volumes::there;
+
 /// Whether this of an instance can be looked at, of which control has this request, and whose agent tells this.
 ///
 /// # Errors
 /// It cannot; in these words.
 pub fn look(kind: AccessKind, request: &Request, status: Option<&Status>) -> Result<(), String> {
+    if kind == AccessKind::Disk {
+        return disk(request, status);
+    }
     let state = ran(request, status)?.state;
     match (kind, state) {
         // Whatever becomes of a guest, what it printed stays.
@@ -21,6 +26,15 @@ pub fn look(kind: AccessKind, request: &Request, status: Option<&Status>) -> Res
         }
         (_, State::Suspended) => Err("it is suspended; `eschedule resume` lets it go on".to_owned()),
         _ => Ok(()),
+    }
+}
+
+/// Whether the file of a volume can be read; whether somebody has it, or it stands on an image, its node looks.
+fn disk(request: &Request, status: Option<&Status>) -> Result<(), String> {
+    match (request.kind, request.desired) {
+        (Workload::Machine, _) => Err("it is an instance, and no volume".to_owned()),
+        (Workload::Volume, Desired::Destroyed) => Err("it is being deleted".to_owned()),
+        (Workload::Volume, _) => there(status),
     }
 }
 
@@ -94,6 +108,18 @@ mod tests {
         let told = told(State::Active, true, Some("10.0.0.1"));
         assert!(look(AccessKind::Log, &volume, Some(&told)).unwrap_err().contains("a volume"));
         assert!(address(&volume, Some(&told)).unwrap_err().contains("a volume"));
+    }
+
+    #[test]
+    fn a_disk_is_read_of_a_volume_that_is_there_alone() {
+        let volume = |desired| Request { kind: Workload::Volume, ..request(desired) };
+        let of = |request: &Request, status: Option<&Status>| look(AccessKind::Disk, request, status);
+        let (there, error) = (told(State::Active, true, None), told(State::Error, true, None));
+        assert_eq!(of(&volume(Desired::Active), Some(&there)), Ok(()));
+        assert!(of(&volume(Desired::Active), Some(&error)).unwrap_err().contains("ERROR"));
+        assert!(of(&volume(Desired::Active), None).unwrap_err().contains("being made"));
+        assert!(of(&volume(Desired::Destroyed), Some(&there)).unwrap_err().contains("being deleted"));
+        assert!(of(&request(Desired::Active), Some(&there)).unwrap_err().contains("an instance"));
     }
 
     #[test]

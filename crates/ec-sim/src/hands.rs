@@ -386,6 +386,10 @@ impl Hypervisor for Hands {
         self.ask("open the screen", self.computer.hypervisor.open_graphics(instance)).await
     }
 
+    async fn read_disk(&self, volume: InstanceId) -> HypervisorResult<mpsc::Receiver<Bytes>> {
+        self.ask("read the disk", self.computer.hypervisor.read_disk(volume)).await
+    }
+
     fn events(&self) -> broadcast::Receiver<HypervisorEvent> {
         self.computer.hypervisor.events()
     }

@@ -1,10 +1,11 @@
-//! A guest's console, its log and its screen, over WebSockets (RFC 6455) in binary messages: `GET /streams/<ticket>`.
+//! A guest's console, its log and its screen, and the file of a volume, over WebSockets (RFC 6455) in binary messages: `GET /streams/<ticket>`.
 //!
 //! ```text
 //!   a wish in the request ──▶ the engine ──▶ a ticket, in the status ──▶ whoever wished it brings it here, once
 //! ```
 //!
-//! Of a log, an empty message stands between what was there and what comes. The closing message says why it ends.
+//! Of a log, an empty message stands between what was there and what comes; of a disk, the first message is how many bytes
+//! it has, in eight with the highest first. The closing message says why it ends.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -89,7 +90,7 @@ impl Streams {
             AccessKind::Unknown => {
                 Err("its node's agent is of an older release, and cannot show that".to_owned())
             }
-            AccessKind::Console | AccessKind::Log | AccessKind::Vnc => {
+            AccessKind::Console | AccessKind::Log | AccessKind::Vnc | AccessKind::Disk => {
                 let word = host.uuid().simple().to_string();
                 let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
                 let issued = tickets.issue(word.clone(), Pass { instance, kind, request_id }, Instant::now());
@@ -132,6 +133,7 @@ pub(super) async fn open(
     let opened = match kind {
         AccessKind::Log => parts.hypervisor.follow_console(instance, LOG_BYTES).await.map(Ends::reading),
         AccessKind::Vnc => parts.hypervisor.open_graphics(instance).await.map(Ends::watching),
+        AccessKind::Disk => parts.hypervisor.read_disk(instance).await.map(Ends::copying),
         AccessKind::Console | AccessKind::Unknown => {
             parts.hypervisor.open_console(instance).await.map(Ends::typing)
         }
@@ -182,11 +184,15 @@ struct Ends {
     output: mpsc::Receiver<Bytes>,
     /// Where what is typed goes; nowhere for a log.
     input: Option<mpsc::Sender<Bytes>>,
+    /// What it means that there is no more of it.
+    end: &'static str,
 }
+
+const GUEST_ENDED: &str = "the guest has ended";
 
 impl Ends {
     fn typing(console: Console) -> Self {
-        Self { output: console.output, input: Some(console.input) }
+        Self { output: console.output, input: Some(console.input), end: GUEST_ENDED }
     }
 
     /// Each direction of the screen's socket is a task of its own, which ends with the other end of its channel.
@@ -214,11 +220,15 @@ impl Ends {
                 }
             }
         });
-        Self { output, input: Some(input) }
+        Self { output, input: Some(input), end: GUEST_ENDED }
     }
 
     fn reading(output: mpsc::Receiver<Bytes>) -> Self {
-        Self { output, input: None }
+        Self { output, input: None, end: GUEST_ENDED }
+    }
+
+    fn copying(output: mpsc::Receiver<Bytes>) -> Self {
+        Self { output, input: None, end: "that was all of the disk, or it cannot be read" }
     }
 }
 
@@ -243,7 +253,7 @@ async fn pass(io: Io, mut ends: Ends, stop: CancellationToken) -> tungstenite::R
             () = stop.cancelled() => break (CloseCode::Away, "the node's agent ends"),
             piece = ends.output.recv() => match piece {
                 Some(bytes) => socket.send(Message::Binary(bytes)).await?,
-                None => break (CloseCode::Normal, "the guest has ended"),
+                None => break (CloseCode::Normal, ends.end),
             },
             _ = given => (typed, heard) = (None, Instant::now()),
             message = socket.next(), if typed.is_none() => {

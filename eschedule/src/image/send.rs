@@ -4,7 +4,7 @@ use std::{fs::File, os::unix::fs::FileTypeExt, path::Path, time::Duration};
 
 use ec_cloud::{Bytes, CloudError, Facts, NewImage, Upload};
 use ec_image::{ImageStore, InspectError, Packing, Probe, Probed, Refusal, StoreFailure, inspect_file};
-use ec_model::Image;
+use ec_model::{Image, ImageRef};
 use ec_runtime::{
     exit::{FAILED, Failure, INTERRUPTED, UNREACHABLE, chain},
     shutdown_on_signals,
@@ -15,13 +15,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{remove, store};
+use super::{disk, remove, store};
 use crate::{config::Session, shown::Shown};
 
 const CHUNK: usize = 1 << 20;
 
 /// A tenth of the time after which nobody is taken to be at it any more.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(60);
+pub(super) const SIGN_OF_LIFE: Duration = Duration::from_secs(60);
 
 /// What is sent.
 pub(super) struct Sender {
@@ -32,7 +32,20 @@ pub(super) struct Sender {
     size: Option<u64>,
 }
 
+/// Where an image's bytes come from.
+pub(super) enum From {
+    /// From here.
+    Here(Sender),
+    /// They are those of a copy of this disk, which its node makes.
+    Disk(ImageRef),
+}
+
 impl Sender {
+    /// So many bytes from elsewhere.
+    pub(super) fn of(bytes: impl AsyncRead + Unpin + 'static, name: String, size: u64) -> Self {
+        Self { bytes: Box::new(bytes), name, size: Some(size) }
+    }
+
     /// What comes on standard input.
     pub(super) fn standard() -> Self {
         Self { bytes: Box::new(tokio::io::stdin()), name: "standard input".to_owned(), size: None }
@@ -68,7 +81,7 @@ impl Sender {
 pub(super) async fn send(
     session: &Session,
     new: &NewImage,
-    mut sender: Sender,
+    from: From,
     sha256: Option<String>,
 ) -> Result<Image, Failure> {
     let cloud = &session.cloud;
@@ -79,7 +92,20 @@ pub(super) async fn send(
     let place = Bytes::Sent { store: store.url().to_owned() };
     let mut upload = ec_cloud::add_image(cloud, new, place, remove).await?;
     let shown = Shown::new("sending");
-    let outcome = bytes(session, &store, &mut upload, &mut sender, sha256, &stop, &shown).await;
+    let outcome = match from {
+        From::Here(mut sender) => {
+            bytes(session, &store, &mut upload, &mut sender, sha256, &stop, &shown).await
+        }
+        From::Disk(of) => {
+            let outcome = async {
+                let mut sender = disk::sender(session, &mut upload, &of, &stop, &shown).await?;
+                bytes(session, &store, &mut upload, &mut sender, sha256, &stop, &shown).await
+            };
+            let outcome = outcome.await;
+            disk::end(session, &upload).await;
+            outcome
+        }
+    };
     shown.finish();
     let failure = match outcome {
         Ok(facts) => match upload.finish(cloud, facts).await {

@@ -37,12 +37,12 @@ trait Way: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Way for T {}
 
 /// A stream, open.
-pub(super) struct Stream {
+pub(crate) struct Stream {
     socket: WebSocketStream<Box<dyn Way>>,
 }
 
 /// What comes.
-pub(super) enum Piece {
+pub(crate) enum Piece {
     /// This; of a log, nothing at the end of what was there before.
     Bytes(Bytes),
     /// The end, and why.
@@ -59,7 +59,7 @@ enum Closed {
 
 impl Stream {
     /// Asks for a ticket, and goes in with it.
-    pub(super) async fn open(
+    pub(crate) async fn open(
         session: &Session,
         instance: InstanceId,
         kind: AccessKind,
@@ -81,7 +81,7 @@ impl Stream {
     }
 
     /// What comes next.
-    pub(super) async fn next(&mut self) -> Result<Piece, Failure> {
+    pub(crate) async fn next(&mut self) -> Result<Piece, Failure> {
         loop {
             match self.socket.next().await.transpose().map_err(broke)? {
                 Some(Message::Binary(bytes)) => return Ok(Piece::Bytes(bytes)),

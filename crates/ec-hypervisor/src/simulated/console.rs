@@ -1,4 +1,4 @@
-//! Consoles of simulated guests, which print what is typed.
+//! What there is to look at of simulated guests: consoles, which print what is typed, screens, and disks.
 
 use std::time::Duration;
 
@@ -66,6 +66,25 @@ impl SimulatedHypervisor {
             tokio::io::copy(&mut read, &mut write).await.ok();
         });
         Ok(near)
+    }
+
+    /// A disk in whose file nothing but its capacity is written.
+    pub(super) fn begin_reading(&self, volume: InstanceId) -> HypervisorResult<mpsc::Receiver<Bytes>> {
+        let failed = |detail: &str| HypervisorError::Failed {
+            what: format!("read the disk of {volume}"),
+            detail: detail.to_owned(),
+        };
+        let inner = self.inner();
+        if inner.host.has_user(volume) {
+            return Err(failed("a domain has it"));
+        }
+        let capacity = inner.host.disk_bytes(self.node, volume).ok_or_else(|| failed("there is none"))?;
+        let content = capacity.to_string();
+        let (print, output) = mpsc::channel(PIECES);
+        // There is room for both.
+        print.try_send(Bytes::copy_from_slice(&(content.len() as u64).to_be_bytes())).ok();
+        print.try_send(content.into()).ok();
+        Ok(output)
     }
 
     pub(super) fn begin_following(&self, instance: InstanceId, max_bytes: usize) -> mpsc::Receiver<Bytes> {

@@ -67,6 +67,7 @@ pub enum Operation {
     OpenConsole,
     FollowConsole,
     OpenGraphics,
+    ReadDisk,
 }
 
 impl Operation {
@@ -104,6 +105,7 @@ impl Operation {
             Self::OpenConsole => "open the console",
             Self::FollowConsole => "follow the console",
             Self::OpenGraphics => "open the screen",
+            Self::ReadDisk => "read the disk",
         }
     }
 }
@@ -420,6 +422,11 @@ impl Hypervisor for SimulatedHypervisor {
     async fn open_graphics(&self, instance: InstanceId) -> HypervisorResult<UnixStream> {
         self.enter(Operation::OpenGraphics, Some(instance)).await?;
         self.begin_graphics(instance)
+    }
+
+    async fn read_disk(&self, volume: InstanceId) -> HypervisorResult<mpsc::Receiver<Bytes>> {
+        self.enter(Operation::ReadDisk, Some(volume)).await?;
+        self.begin_reading(volume)
     }
 
     fn events(&self) -> broadcast::Receiver<HypervisorEvent> {

@@ -98,6 +98,11 @@ impl VolumeXml {
             backing: Some(Backing { path: path.into(), format: kind(base.format) }),
         })
     }
+
+    /// Whether what it does not hold itself is read from another file.
+    pub(crate) const fn stands_on_another(&self) -> bool {
+        self.backing.is_some()
+    }
 }
 
 /// A backup of one disk into a file that is there.

@@ -17,6 +17,8 @@ pub enum AccessKind {
     Log,
     /// Its screen, keyboard and mouse, as VNC has them.
     Vnc,
+    /// The file of a volume that nobody has and that stands on no image, as it lies in its node's pool.
+    Disk,
     /// One that a later release has. The agent says that it does not know it.
     #[serde(other)]
     Unknown,
@@ -28,6 +30,7 @@ impl fmt::Display for AccessKind {
             Self::Console => "console",
             Self::Log => "log",
             Self::Vnc => "screen",
+            Self::Disk => "disk",
             Self::Unknown => "unknown",
         })
     }
@@ -81,8 +84,9 @@ mod tests {
 
     #[test]
     fn what_there_is_to_look_at_has_a_word_for_messages() {
-        let kinds = [AccessKind::Console, AccessKind::Log, AccessKind::Vnc, AccessKind::Unknown];
-        assert_eq!(kinds.map(|kind| kind.to_string()), ["console", "log", "screen", "unknown"]);
+        let kinds =
+            [AccessKind::Console, AccessKind::Log, AccessKind::Vnc, AccessKind::Disk, AccessKind::Unknown];
+        assert_eq!(kinds.map(|kind| kind.to_string()), ["console", "log", "screen", "disk", "unknown"]);
     }
 
     #[test]

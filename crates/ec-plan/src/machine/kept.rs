@@ -68,7 +68,7 @@ pub(super) fn uncounted(facts: &Facts) -> Option<Plan> {
     (runs && !is_ending && facts.allocation == Allocation::Absent).then(count)
 }
 
-fn access(facts: &Facts, _: &Limits) -> Option<Plan> {
+pub(super) fn access(facts: &Facts, _: &Limits) -> Option<Plan> {
     let wish = facts.access?;
     Some(Plan::run(vec![Admit(wish)], "letting somebody look at it"))
 }

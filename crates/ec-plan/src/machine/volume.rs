@@ -22,7 +22,7 @@ use crate::{Allocation, Facts, Limits, RecordFacts};
 const NEW: [Aspect; 4] = [new::failure, new::told, new::claim, make];
 
 /// Of one that somebody may have written. That it is there is told first: whatever else fails is told with how it stands.
-const KEPT: [Aspect; 5] = [disk, told, kept::record, kept::intent, size];
+const KEPT: [Aspect; 6] = [disk, told, kept::access, kept::record, kept::intent, size];
 
 pub(super) fn plan(facts: &Facts, limits: &Limits) -> Plan {
     if ran(facts) { kept::keep(&KEPT, facts, limits) } else { super::first(&NEW, facts, limits) }

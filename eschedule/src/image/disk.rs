@@ -1,0 +1,92 @@
+//! Images made of disks: the node makes a copy of one moment, and its agent sends the file of that.
+
+use std::{io, time::Duration};
+
+use bytes::Bytes;
+use ec_cloud::{Scheduled, Upload, copy_for_image, drop_copy, until_active};
+use ec_model::{AccessKind, ImageRef};
+use ec_runtime::exit::{Failure, INTERRUPTED, chain, tell};
+use futures::stream;
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use tokio_util::{io::StreamReader, sync::CancellationToken};
+
+use super::send::{SIGN_OF_LIFE, Sender};
+use crate::{
+    config::Session,
+    reach::{Piece, Stream},
+    shown::Shown,
+};
+
+/// A node copies some hundreds of MiB in a second.
+const LONGEST: Duration = Duration::from_hours(24);
+
+/// Has the copy made, and opens it. Whether that works or not, [`end`] is to be called.
+pub(super) async fn sender(
+    session: &Session,
+    upload: &mut Upload,
+    of: &ImageRef,
+    stop: &CancellationToken,
+    shown: &Shown,
+) -> Result<Sender, Failure> {
+    let cloud = &session.cloud;
+    shown.tell("copying");
+    let scheduled = copy_for_image(cloud, upload.image().id, of, stop).await;
+    let Scheduled { instance: volume, node } = match scheduled.map_err(|error| session.failed(error))? {
+        Ok(scheduled) => scheduled,
+        Err(no_room) => {
+            let why = if no_room.not_alive.is_empty() { "has no room for one" } else { "is not alive" };
+            return Err(Failure::failed(format!(
+                "no copy of {} could be made: its node {why}; nothing was added",
+                of.url
+            )));
+        }
+    };
+    let made = until_active(cloud, node, volume, LONGEST, |step| shown.step_of_volume(step));
+    tokio::pin!(made);
+    let mut alive = interval_at(Instant::now() + SIGN_OF_LIFE, SIGN_OF_LIFE);
+    alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => {
+                return Err(Failure { code: INTERRUPTED, message: "interrupted; nothing was added".to_owned() });
+            }
+            _ = alive.tick() => upload.go_on(cloud, None).await?,
+            made = &mut made => {
+                made.map_err(|error| session.failed(error))?;
+                break;
+            }
+        }
+    }
+    let mut disk = Stream::open(session, volume, AccessKind::Disk).await?;
+    let size = match disk.next().await? {
+        Piece::Bytes(size) => <[u8; 8]>::try_from(size.as_ref()).map(u64::from_be_bytes).ok(),
+        Piece::End(_) => None,
+    };
+    let size =
+        size.ok_or_else(|| Failure::failed(format!("node {node} does not tell how large {} is", of.url)))?;
+    let pieces = stream::try_unfold((disk, 0), move |(mut disk, read)| async move {
+        match disk.next().await {
+            Ok(Piece::Bytes(bytes)) => {
+                let read = read + bytes.len() as u64;
+                Ok::<_, io::Error>(Some((bytes, (disk, read))))
+            }
+            Ok(Piece::End(_)) if read == size => Ok(None),
+            Ok(Piece::End(why)) => {
+                Err(io::Error::other(format!("its node sent {read} of {size} bytes: {why}")))
+            }
+            Err(failure) => Err(io::Error::other(failure.message)),
+        }
+    });
+    Ok(Sender::of(StreamReader::<_, Bytes>::new(Box::pin(pieces)), of.url.clone(), size))
+}
+
+/// Deletes the copy, where there is one.
+pub(super) async fn end(session: &Session, upload: &Upload) {
+    if let Err(error) = drop_copy(&session.cloud, upload.image().id).await {
+        tell(&format!(
+            "eschedule: the copy that was made for the image stays ({}); `eschedule image list` tries again",
+            chain(&error)
+        ));
+    }
+}
