@@ -29,6 +29,7 @@ use crate::{
     list::Listing,
     reach::Reach,
     run::{Place, Run},
+    snapshot::SnapshotCommand,
     top::Top,
     volume::VolumeCommand,
     watch::Watching,
@@ -361,6 +362,9 @@ pub(crate) enum Command {
     /// Make disks with a life of their own, and give them to instances
     #[command(subcommand, after_help = crate::volume::EXAMPLES)]
     Volume(VolumeCommand),
+    /// Keep all disks of an instance as they are at one moment, and go back to that
+    #[command(subcommand, after_help = crate::snapshot::EXAMPLES)]
+    Snapshot(SnapshotCommand),
     /// Keep instances apart or together, within the project
     #[command(subcommand, after_help = crate::catalog::GROUPS)]
     Group(GroupCommand),

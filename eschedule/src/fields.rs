@@ -228,6 +228,8 @@ fn results() -> Vec<(&'static str, Value)> {
                 device: None,
                 image: None,
                 copy_of: None,
+                snapshot: true,
+                beside: Vec::new(),
                 project: None,
                 labels: BTreeMap::new(),
                 created_at: None,

@@ -20,6 +20,7 @@ mod output;
 mod reach;
 mod run;
 mod shown;
+mod snapshot;
 mod spec;
 mod stack;
 mod top;
@@ -162,6 +163,9 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         }
         (Some(Command::Volume(command)), _) => {
             volume::volume(&Session::open(settings).await?, command, output).await
+        }
+        (Some(Command::Snapshot(command)), _) => {
+            snapshot::snapshot(&Session::open(settings).await?, command, output).await
         }
         (Some(Command::Group(command)), _) => {
             catalog::group(&Session::open(settings).await?, command, output).await

@@ -15,7 +15,7 @@ use crate::{cli::Output, cluster::Added};
 pub(crate) use image::{image, images};
 pub(crate) use table::{List, Mood, coloured, mood, mood_of, plain};
 use table::{row, table, trimmed, without_controls};
-pub(crate) use volume::{volume, volumes};
+pub(crate) use volume::{snapshots, volume, volumes};
 
 impl Output {
     /// Prints a result: its fields, what it is called, or the lines for people.

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs::File, io::Read, path::Path};
 
 use ec_cloud::{Guest, Naming, resolve, resolve_volume};
 use ec_model::{
-    Blob, ImageId, ImageRef, OF_INSTANCE, OF_VOLUME, Resources, USER_DATA_MAX, Workload,
+    Blob, CopyOf, ImageId, ImageRef, OF_INSTANCE, OF_VOLUME, Resources, USER_DATA_MAX, Workload,
     input::{
         KEYS_MAX, catalog_name, image_name, is_hostname, is_image_url, is_public_key, is_sha256, is_sha512,
     },
@@ -12,6 +12,7 @@ use ec_model::{
 use ec_runtime::exit::Failure;
 
 use crate::{
+    acting::CERTAIN,
     cli::Given,
     config::{Session, Settings},
 };
@@ -183,12 +184,37 @@ pub(crate) async fn copied(session: &Session, text: &str) -> Result<Option<Image
         return Err(Failure::usage(format!("`{text}` names nothing: a name or a uuid follows the colon")));
     }
     Ok(if let Some(volume) = text.strip_prefix(OF_VOLUME) {
-        Some(ImageRef::copy_of(Workload::Volume, resolve_volume(&session.cloud, volume).await?))
+        Some(ImageRef::copy_of(&held(session, volume).await?))
     } else if let Some(instance) = text.strip_prefix(OF_INSTANCE) {
-        Some(ImageRef::copy_of(Workload::Machine, resolve(&session.cloud, instance).await?))
+        let instance = resolve(&session.cloud, instance).await?;
+        Some(ImageRef::copy_of(&CopyOf::disk(Workload::Machine, instance)))
     } else {
         None
     })
+}
+
+/// A volume, or with `/` behind it one of those whose copies a snapshot has beside its first.
+async fn held(session: &Session, text: &str) -> Result<CopyOf, Failure> {
+    let cloud = &session.cloud;
+    let (text, part) = match text.split_once('/') {
+        Some((text, part)) => (text, Some(part)),
+        None => (text, None),
+    };
+    let volume = resolve_volume(cloud, text).await?;
+    let of = CopyOf::disk(Workload::Volume, volume);
+    let Some(part) = part else { return Ok(of) };
+    let has = ec_cloud::volume(cloud, volume).await?.beside;
+    // By the beginning of its uuid, too, though it may be gone by now.
+    let named = match has.iter().filter(|has| has.to_string().starts_with(part)).collect::<Vec<_>>()[..] {
+        [one] if part.len() >= CERTAIN => Some(*one),
+        _ => resolve_volume(cloud, part).await.ok().filter(|named| has.contains(named)),
+    };
+    let Some(named) = named else {
+        let has: Vec<_> = has.iter().map(ToString::to_string).collect();
+        let has = if has.is_empty() { "nothing beside its first disk".to_owned() } else { has.join(", ") };
+        return Err(Failure::usage(format!("`{text}` has no copy of a volume `{part}`: it has {has}")));
+    };
+    Ok(CopyOf { held: Some(named), ..of })
 }
 
 /// The configuration's names come first: they are whoever runs the command's own.

@@ -33,8 +33,8 @@ Examples:
       db has it from now on, also after it was started anew
   eschedule volume extend data 20
       it grows while db goes on; its file system the guest grows itself
-  eschedule volume detach data --wait; eschedule volume create copy --copy-of data
-      a copy, as it is then
+  eschedule volume clone data copy
+      a copy, as it is at this moment
   eschedule volume delete data
       and all that was written on it";
 
@@ -81,6 +81,33 @@ pub(crate) enum VolumeCommand {
         /// How large it shall be, in GiB
         #[arg(value_name = "GB", allow_negative_numbers = true)]
         size: u64,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Make a volume that is a copy of another as it is now, also while an instance writes it; as `create --copy-of`
+    #[command(visible_alias = "snapshot")]
+    Clone {
+        /// What is copied: its name, its uuid, or the beginning of that
+        #[arg(value_name = "VOLUME", value_parser = NonEmptyStringValueParser::new())]
+        volume: String,
+        /// What the copy shall be called
+        name: String,
+        /// How large, in GiB [default: as what it is a copy of]
+        #[arg(long, value_name = "GB", allow_negative_numbers = true)]
+        size: Option<u64>,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Make a volume anew as a copy of another, or of an image; what was written on it goes, and its name and uuid stay
+    ///
+    /// Not while an instance that has it runs.
+    Restore {
+        /// Its name, its uuid, or the beginning of that
+        #[arg(value_name = "VOLUME", value_parser = NonEmptyStringValueParser::new())]
+        volume: String,
+        /// What it is made of: volume:NAME, a snapshot's copy of it as volume:SNAPSHOT/NAME, or an image
+        #[arg(value_name = "DISK|IMAGE", value_parser = NonEmptyStringValueParser::new())]
+        of: String,
         #[command(flatten)]
         waiting: Waiting,
     },
@@ -167,11 +194,26 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
             done(session, &patience, volume, &acted, "extending").await?;
             show(session, volume, output).await
         }
+        VolumeCommand::Clone { volume, name, size, waiting } => {
+            let image = image_ref(session, &format!("{OF_VOLUME}{volume}"), None).await?;
+            let new =
+                NewVolume { name: Some(name), size_gb: size, image: Some(image), ..NewVolume::default() };
+            make(session, &new, waiting, output).await
+        }
+        VolumeCommand::Restore { volume, of, waiting } => {
+            let volume = resolve_volume(cloud, &volume).await?;
+            let image = image_ref(session, &of, None).await?;
+            let patience = Patience::new(waiting)?;
+            let acted = ec_cloud::restore_volume(cloud, volume, &image).await;
+            let acted = acted.map_err(|error| session.failed(error))?;
+            done(session, &patience, volume, &acted, "restoring").await?;
+            show(session, volume, output).await
+        }
         VolumeCommand::Delete { volumes, waiting } => delete(session, &volumes, waiting, output).await,
     }
 }
 
-async fn show(session: &Session, volume: InstanceId, output: Output) -> Result<(), Failure> {
+pub(crate) async fn show(session: &Session, volume: InstanceId, output: Output) -> Result<(), Failure> {
     output::volume(output, &ec_cloud::volume(&session.cloud, volume).await?)
 }
 
@@ -192,18 +234,29 @@ async fn create(session: &Session, creating: Creating, output: Output) -> Result
     };
     let labels: BTreeMap<String, String> = once_each("--label", &creating.label)?;
     let new = NewVolume { name: Some(creating.name.clone()), size_gb: creating.size, image, node, labels };
-    let patience = Patience::new(creating.waiting)?;
+    make(session, &new, creating.waiting, output).await
+}
+
+/// Makes a volume, and shows it.
+pub(crate) async fn make(
+    session: &Session,
+    new: &NewVolume,
+    waiting: Waiting,
+    output: Output,
+) -> Result<(), Failure> {
+    let cloud = &session.cloud;
+    let patience = Patience::new(waiting)?;
     let stop = match patience.timeout {
         Some(_) => patience.stop.clone(),
         None => shutdown_on_signals()
             .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?,
     };
     let scheduled =
-        ec_cloud::create_volume(cloud, &new, &stop).await.map_err(|error| session.failed(error))?;
+        ec_cloud::create_volume(cloud, new, &stop).await.map_err(|error| session.failed(error))?;
     let Scheduled { instance: volume, node } = match scheduled {
         Ok(scheduled) => scheduled,
         Err(no_room) => {
-            let size = creating.size.unwrap_or_default();
+            let size = new.size_gb.unwrap_or_default();
             let query = ResourceQuery::parse(&format!("resources=DISK_GB:{size}"))
                 .map_err(|error| Failure::usage(error.to_string()))?;
             let mut ask = Ask::of_volume(&query)?;
@@ -224,7 +277,7 @@ async fn create(session: &Session, creating: Creating, output: Output) -> Result
 }
 
 /// One that fails does not keep the others from being deleted.
-async fn delete(
+pub(crate) async fn delete(
     session: &Session,
     volumes: &[String],
     waiting: Waiting,
@@ -279,7 +332,7 @@ async fn delete_one(session: &Session, text: &str, patience: &Patience) -> Resul
 }
 
 /// Waits for what was asked for, where it is to be waited for.
-async fn done(
+pub(crate) async fn done(
     session: &Session,
     patience: &Patience,
     instance: InstanceId,

@@ -1,6 +1,6 @@
 //! Volumes of real guests: what was written on them, whoever comes and goes.
 
-use std::{fs, process::Command};
+use std::{fs, process::Command, slice::from_ref};
 
 use anyhow::{Context, Result, ensure};
 use ec_model::{InstanceId, Size};
@@ -19,6 +19,11 @@ impl Guest {
     /// What a command about volumes answers.
     fn volume(&self, arguments: &[&str]) -> Result<Value> {
         Ok(serde_json::from_str(&self.asks(&[&["volume"], arguments, &["-o", "json"]].concat())?)?)
+    }
+
+    /// The same about snapshots.
+    fn snapshot(&self, arguments: &[&str]) -> Result<Value> {
+        Ok(serde_json::from_str(&self.asks(&[&["snapshot"], arguments, &["-o", "json"]].concat())?)?)
     }
 
     fn refused(&self, arguments: &[&str], why: &str) -> Result<()> {
@@ -301,6 +306,101 @@ async fn an_image_is_made_of_a_disk_under_its_guest_and_killed_in_the_middle_lea
     guest.asks(&["image", "delete", "golden"])?;
     guest.asks(&["image", "delete", "filled"])?;
     assert_eq!(fs::read_dir(&store)?.count(), 0);
+    guest.stack.until_exactly(&[]).await
+}
+
+/// Counts on both disks in turn, for ever: at whatever moment both are looked at, the first is never more than one ahead.
+const COUNT_BOTH: &str = "(trap '' HUP; n=1000; while :; do for disk in vda vdb; do \
+    echo $n | dd of=/dev/$disk bs=1M seek=600 conv=fsync; done; n=$((n+1)); done) </dev/null >/dev/null 2>&1 & echo counts";
+
+/// What lies beside disks in the pool: copies in snapshots, and parts of copies.
+fn beside(guest: &Guest) -> Result<Vec<String>> {
+    let names = fs::read_dir(guest.stack.directory().join("state/disks"))?
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut names: Vec<_> = names.filter(|name| name.split('.').count() > 2).collect();
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// What a disk has of that.
+async fn count_of(guest: &Guest, device: &str) -> Result<i64> {
+    let read = format!("dd if=/dev/{device} bs=1M skip=600 count=1 2>/dev/null | head -n 1");
+    Ok(guest.run(&format!("{UNTIL_THERE} {device}; {read}")).await?.trim().parse()?)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_disks_of_a_guest_are_kept_as_they_are_at_one_moment_and_come_back() -> Result<()> {
+    let mut guest = Guest::up_as(TWO, &[]).await?;
+    let data = id(&guest.volume(&["create", "data", "--size", "1", "--for", "web", "--wait"])?)?;
+    guest.volume(&["attach", "data", "web", "--wait"])?;
+    guest.run(&format!("{UNTIL_THERE} vdb; dd if=/dev/urandom of=/dev/vdb bs=1M count=4 conv=fsync")).await?;
+    let written = guest.digest("vdb").await?;
+    let boot = guest.boot().await?;
+    guest.run(COUNT_BOTH).await?;
+    guest.stack.until("it counts", async || Ok(count_of(&guest, "vdb").await.is_ok())).await?;
+
+    // Killed while libvirt copies, its next agent begins again.
+    guest.stack.kill_agent()?;
+    guest.stack.start_agent("before-create-volume=pause").await?;
+    let snap = id(&guest.snapshot(&["create", "web", "snap"])?)?;
+    guest.stack.until_reached("before-create-volume").await?;
+    guest.stack.kill_agent()?;
+    guest.stack.start_agent("").await?;
+    guest.stack.until_state(snap, ec_model::State::Active).await?;
+    let shown = guest.snapshot(&["show", "snap"])?;
+    assert_eq!((&shown["size_gb"], &shown["snapshot"]), (&2.into(), &true.into()), "{shown}");
+    assert_eq!(shown["beside"][0], data.to_string(), "{shown}");
+    assert_eq!(claimed(&guest, snap).await?, 2);
+    is_whole(&guest, snap)?;
+    let kept = format!("{snap}.{data}.copy.qcow2");
+    guest.stack.until_exactly_with(&[guest.instance], &[data, snap]).await?;
+    assert_eq!(beside(&guest)?, from_ref(&kept));
+    assert_eq!(guest.boot().await?, boot, "it was not started anew");
+
+    // Its disks are of one moment, and nothing changes them any more.
+    guest.refused(&["volume", "attach", "snap", "web"], "a snapshot of several disks")?;
+    guest.refused(&["volume", "extend", "snap", "3"], "a snapshot of several disks")?;
+    guest.refused(&["snapshot", "delete", "data"], "no snapshot of an instance")?;
+    guest.refused(&["volume", "restore", "data", "volume:snap/data"], "is not stopped")?;
+    id(&guest.volume(&["create", "first", "--size", "1", "--image", "volume:snap", "--wait"])?)?;
+    id(&guest.volume(&["create", "second", "--size", "1", "--image", "volume:snap/data", "--wait"])?)?;
+    guest.volume(&["attach", "first", "web", "--wait"])?;
+    guest.volume(&["attach", "second", "web", "--wait"])?;
+    let (one, other) = (count_of(&guest, "vdc").await?, count_of(&guest, "vdd").await?);
+    ensure!((0..=1).contains(&(one - other)), "{one}, {other}");
+    assert_eq!(guest.digest("vdd").await?, written);
+    for volume in ["first", "second"] {
+        guest.volume(&["detach", volume, "--wait"])?;
+    }
+    guest.asks(&["volume", "delete", "first", "second", "--wait"])?;
+
+    // All of it comes back, under a guest that runs.
+    guest.run("echo spoilt | dd of=/dev/vda bs=1M seek=500 conv=fsync; dd if=/dev/zero of=/dev/vdb bs=1M count=4 conv=fsync").await?;
+    ensure!(guest.digest("vdb").await? != written);
+    guest.asks(&["snapshot", "restore", "snap", "--grace", "1"])?;
+    assert_eq!(guest.kept().await?, "precious");
+    assert_eq!(guest.digest("vdb").await?, written);
+    assert_eq!((count_of(&guest, "vda").await?, count_of(&guest, "vdb").await?), (one, other));
+    guest.stack.until_exactly_with(&[guest.instance], &[data, snap]).await?;
+    assert_eq!(beside(&guest)?, from_ref(&kept));
+
+    // Of one that is down, too, and once the instance has the volume no more.
+    guest.asks(&["stop", "--grace", "0", "--wait", "web"])?;
+    let cold = id(&guest.snapshot(&["create", "web", "cold", "--wait"])?)?;
+    let cold_beside = format!("{cold}.{data}.copy.qcow2");
+    guest.stack.until_exactly_with(&[guest.instance], &[data, snap, cold]).await?;
+    let mut both = [kept.clone(), cold_beside];
+    both.sort_unstable();
+    assert_eq!(beside(&guest)?, both);
+    guest.asks(&["snapshot", "delete", "cold", "--wait"])?;
+    guest.volume(&["detach", "data", "--wait"])?;
+    guest.volume(&["restore", "data", "volume:snap/data", "--wait"])?;
+    guest.asks(&["snapshot", "restore", "snap"])?;
+    guest.asks(&["destroy", "--wait", "web"])?;
+    guest.stack.until_exactly_with(&[], &[data, snap]).await?;
+    assert_eq!(beside(&guest)?, from_ref(&kept));
+    guest.asks(&["snapshot", "delete", "snap", "--wait"])?;
+    guest.asks(&["volume", "delete", "data", "--wait"])?;
     guest.stack.until_exactly(&[]).await
 }
 

@@ -1,6 +1,6 @@
 //! Disks that others are made copies of: only the node makes a copy that has what is copied.
 
-use ec_model::{ImageRef, InstanceId, NodeId, Resources, Workload};
+use ec_model::{CopyOf, ImageRef, InstanceId, NodeId, Workload};
 use ec_plan::volumes;
 
 use crate::{
@@ -27,7 +27,7 @@ impl Source {
     /// # Errors
     /// There is no such disk on any node.
     pub(crate) async fn of(cloud: &Cloud, image: &ImageRef) -> CloudResult<Option<Self>> {
-        let Some(disk) = image.copied() else { return Ok(None) };
+        let Some(CopyOf { disk, held, beside, .. }) = image.copied() else { return Ok(None) };
         let known = find_placed(cloud, disk).await?;
         let kind = kind_of(&known).unwrap_or_default();
         // Its node would find nothing to copy, and give the copy up.
@@ -35,10 +35,21 @@ impl Source {
             volumes::there(known.status.record())
                 .map_err(|why| CloudError::Refused(format!("cannot copy volume {disk}: {why}")))?;
         }
-        let size = |resources: &Resources| resources.get(DISK).copied().unwrap_or(0);
-        let record = known.record.as_ref().map(|record| &record.spec);
-        let spec = record.or_else(|| known.request.record().and_then(|request| request.spec.as_ref()));
-        let gigabytes = spec.map_or(0, |spec| size(&spec.resources));
+        let mut gigabytes = gigabytes_of(&known);
+        let of = known.record.as_ref().and_then(|record| record.spec.image.copied());
+        let holds = of.map(|of| of.beside).unwrap_or_default();
+        if let Some(held) = held.filter(|held| !holds.contains(held)) {
+            return Err(CloudError::Invalid(format!("volume {disk} has no copy of {held} in it")));
+        }
+        // How large each disk of several is no record tells.
+        if !holds.is_empty() {
+            gigabytes = 0;
+        }
+        for volume in beside {
+            let volume = gigabytes_of(&find_placed(cloud, volume).await?);
+            // Nothing where one of them is as large as its image.
+            gigabytes = if gigabytes == 0 { 0 } else { gigabytes.saturating_add(volume) };
+        }
         Ok(Some(Self { disk, kind, node: known.node, gigabytes }))
     }
 
@@ -73,6 +84,13 @@ impl Source {
             Workload::Volume => "volume",
         }
     }
+}
+
+/// How large its disk is as far as its record tells.
+fn gigabytes_of(known: &Known) -> u64 {
+    let record = known.record.as_ref().map(|record| &record.spec);
+    let spec = record.or_else(|| known.request.record().and_then(|request| request.spec.as_ref()));
+    spec.and_then(|spec| spec.resources.get(DISK).copied()).unwrap_or(0)
 }
 
 /// What kind of workload it is, where anything tells.

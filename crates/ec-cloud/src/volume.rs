@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use ec_model::{
-    ActionVerb, Attachment, Desired, Doc, Extent, ImageRef, Instance, InstanceId, NodeId, Request,
+    ActionVerb, Attachment, CopyOf, Desired, Doc, Extent, ImageRef, Instance, InstanceId, NodeId, Request,
     ResourceQuery, State, Workload, decode,
     input::{LABELS_MAX, is_hostname},
 };
@@ -62,7 +62,7 @@ pub struct VolumeView {
     pub volume: InstanceId,
     /// What it is called.
     pub name: Option<String>,
-    /// `creating`, `available`, `in-use`, `extending`, `deleting`, `error`, `unclaimed` or `unknown`.
+    /// `creating`, `available`, `in-use`, `changing` (it grows, or is made anew), `deleting`, `error`, `unclaimed` or `unknown`.
     pub status: String,
     /// How large it is, or shall be, in GiB.
     pub size_gb: u64,
@@ -76,6 +76,10 @@ pub struct VolumeView {
     pub image: Option<String>,
     /// The volume, or the instance, of whose disk it was made a copy.
     pub copy_of: Option<InstanceId>,
+    /// Whether it is a snapshot: a copy of that instance's own disk.
+    pub snapshot: bool,
+    /// The volumes that were copied at the same moment as the disk of that instance, and lie beside it.
+    pub beside: Vec<InstanceId>,
     /// The project that it is accounted to, where that is told.
     pub project: Option<String>,
     /// What its user tells it apart by.
@@ -162,6 +166,38 @@ pub async fn extend_volume(cloud: &Cloud, volume: InstanceId, size_gb: u64) -> C
     let parsed = ResourceQuery::parse(&query).map_err(|error| CloudError::Invalid(error.to_string()))?;
     let extent = Extent { query: parsed.text().to_owned(), resources: parsed.total() };
     act(cloud, volume, &Verb::Resize(extent)).await
+}
+
+/// Has a volume be made anew as this copy, or of this image: what was written on it goes.
+///
+/// # Errors
+/// A machine that has it is not down, or what it is to be made of is not there: [`CloudError::Refused`], with nothing changed.
+pub async fn restore_volume(cloud: &Cloud, volume: InstanceId, of: &ImageRef) -> CloudResult<Acted> {
+    let known = known_volume(cloud, volume).await?;
+    let holder = known.record.as_ref().and_then(|record| record.attached);
+    if let Some(holder) = holder
+        && lost_by(cloud, holder, volume).await?.is_none()
+    {
+        // Its node looks once more when it comes to it.
+        let status = find_placed(cloud, holder).await?.status;
+        if status.record().is_none_or(|status| status.state != State::Stopped) {
+            return Err(CloudError::Refused(format!(
+                "cannot restore volume {volume}: instance {holder} has it, and is not stopped: `eschedule stop {holder}`"
+            )));
+        }
+    }
+    act(cloud, volume, &Verb::Rebuild(Some(of.clone()))).await
+}
+
+/// What a snapshot of an instance is made of.
+///
+/// # Errors
+/// There is no such instance.
+pub async fn snapshot_of(cloud: &Cloud, instance: InstanceId) -> CloudResult<ImageRef> {
+    let machine = find_placed(cloud, instance).await?;
+    let beside = machine.record.map(|record| record.volumes).unwrap_or_default();
+    let beside = beside.into_iter().map(|has| has.volume).collect();
+    Ok(ImageRef::copy_of(&CopyOf { beside, ..CopyOf::disk(Workload::Machine, instance) }))
 }
 
 /// Has a machine have a volume. That it has it already is no error.
@@ -471,11 +507,11 @@ pub async fn volumes(cloud: &Cloud) -> CloudResult<Vec<VolumeView>> {
 
 fn told(view: View, record: Option<&Instance>, holder: Option<(InstanceId, String)>) -> VolumeView {
     // Of one that is there its agent does nothing else that it would tell.
-    let is_extending = view.doing.is_some();
+    let is_changing = view.doing.is_some();
     let state = State::ALL.into_iter().find(|state| state.to_string() == view.state);
     let status = match state {
         Some(State::Active) if holder.is_some() => "in-use",
-        Some(State::Active) if is_extending => "extending",
+        Some(State::Active) if is_changing => "changing",
         Some(State::Active) => "available",
         Some(State::Scheduled | State::Preparing) => "creating",
         Some(State::Destroying) => "deleting",
@@ -485,8 +521,8 @@ fn told(view: View, record: Option<&Instance>, holder: Option<(InstanceId, Strin
     };
     let (instance, device) = holder.unzip();
     let made_of = record.map(|record| &record.spec.image).filter(|image| !image.is_none());
-    let copy_of = made_of.and_then(ImageRef::copied);
-    let image = made_of.filter(|_| copy_of.is_none());
+    let copied = made_of.and_then(ImageRef::copied);
+    let image = made_of.filter(|_| copied.is_none());
     VolumeView {
         volume: view.instance,
         name: view.name,
@@ -496,7 +532,9 @@ fn told(view: View, record: Option<&Instance>, holder: Option<(InstanceId, Strin
         instance,
         device,
         image: image.map(|image| image.name.clone().unwrap_or_else(|| image.url.clone())),
-        copy_of,
+        copy_of: copied.as_ref().map(|copied| copied.disk),
+        snapshot: copied.as_ref().is_some_and(|copied| copied.kind == Workload::Machine),
+        beside: copied.map(|copied| copied.beside).unwrap_or_default(),
         project: view.project,
         labels: view.labels,
         created_at: view.created_at,

@@ -7,7 +7,7 @@
 use std::{collections::HashMap, path::PathBuf, slice::from_ref, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use ec_model::{Address, Attachment, BaseImage, InstanceId};
+use ec_model::{Address, Attachment, BaseImage, CopyOf, InstanceId, Workload};
 use tokio::{
     sync::{broadcast::error::RecvError, mpsc},
     time::{Instant, sleep, timeout_at},
@@ -246,7 +246,7 @@ async fn a_disk_is_replaced_when_its_guest_has_ended(
         hypervisor.create_successor(instance, &on_base, Some(base.virtual_size - 512)).await,
         "a successor smaller than its base",
     );
-    let of_itself = VolumeSource::Copy(instance);
+    let of_itself = VolumeSource::Copy(CopyOf::disk(Workload::Machine, instance));
     for source in [&of_itself, &on_base] {
         for capacity in [None, Some(larger)] {
             hypervisor.create_successor(instance, source, capacity).await.expect("make a successor");
@@ -410,8 +410,8 @@ async fn volumes_outlive_the_guests_that_have_them(
         .await
         .expect_err("make anew what a guest has");
     // Copies are of one moment, whether a guest may write meanwhile or not.
-    let copy = VolumeSource::Copy(data);
-    let own = VolumeSource::Copy(instance);
+    let copy = VolumeSource::Copy(CopyOf::disk(Workload::Volume, data));
+    let own = VolumeSource::Copy(CopyOf::disk(Workload::Machine, instance));
     for (source, least) in [(&copy, 128 << 20), (&own, base.virtual_size.next_multiple_of(1024))] {
         expect_failed(hypervisor.create_volume(third, source, least - 512).await, "a copy that is smaller");
         expect(hypervisor, third, None, false).await;
@@ -422,7 +422,35 @@ async fn volumes_outlive_the_guests_that_have_them(
         has(instance, &both).await;
         hypervisor.destroy(third).await.expect("delete the copy");
     }
-    let of_nothing = VolumeSource::Copy(nothing);
+    // Several disks are copied at one moment, and one of them is copied from there.
+    let of_all = CopyOf { beside: vec![data, second], ..CopyOf::disk(Workload::Machine, instance) };
+    let of_all = VolumeSource::Copy(of_all);
+    let first = base.virtual_size.next_multiple_of(1024);
+    let least = first + (128 << 20) + capacity;
+    expect_failed(hypervisor.create_volume(third, &of_all, least - 512).await, "less than all have");
+    expect(hypervisor, third, None, false).await;
+    for _ in 0..2 {
+        hypervisor.create_volume(third, &of_all, least).await.expect("copy several disks of a guest");
+        assert_eq!(bytes(third).await, Some(first));
+    }
+    let held =
+        |held| VolumeSource::Copy(CopyOf { held: Some(held), ..CopyOf::disk(Workload::Volume, third) });
+    hypervisor.create_volume(nothing, &held(data), 128 << 20).await.expect("copy what is in a snapshot");
+    assert_eq!(bytes(nothing).await, Some(128 << 20));
+    hypervisor.destroy(nothing).await.expect("delete the copy");
+    expect_failed(hypervisor.create_volume(nothing, &held(other), 1 << 30).await, "what is not in it");
+    let of_others = CopyOf { beside: vec![data], ..CopyOf::disk(Workload::Machine, other) };
+    let of_others = VolumeSource::Copy(of_others);
+    expect_failed(hypervisor.create_volume(nothing, &of_others, least).await, "disks of two guests");
+    // A volume is made anew when no guest is up with it.
+    let anew = held(data);
+    hypervisor.create_successor(data, &anew, Some(128 << 20)).await.expect("make it anew beside it");
+    hypervisor.replace_overlay(data).await.expect_err("put it under a guest");
+    hypervisor.drop_successor(data).await.expect("drop it");
+    has(instance, &both).await;
+    hypervisor.destroy(third).await.expect("delete the snapshot");
+    expect(hypervisor, third, None, false).await;
+    let of_nothing = VolumeSource::Copy(CopyOf::disk(Workload::Volume, nothing));
     expect_failed(hypervisor.create_volume(third, &of_nothing, 1 << 30).await, "a copy of nothing");
     expect_failed(
         hypervisor.set_volumes(other, &[attachment(nothing, "vdb")]).await,
@@ -452,6 +480,10 @@ async fn volumes_outlive_the_guests_that_have_them(
     }
     expect_failed(hypervisor.create_volume(other, &copy, 1 << 20).await, "a copy that is smaller");
     expect_read(hypervisor, other).await;
+    let of_other = VolumeSource::Copy(CopyOf::disk(Workload::Volume, other));
+    hypervisor.create_successor(data, &of_other, Some(128 << 20)).await.expect("make it anew beside it");
+    hypervisor.replace_overlay(data).await.expect("make it anew");
+    expect(hypervisor, data, None, true).await;
     hypervisor.grow_disk(data, 256 << 20).await.expect("grow a volume that nobody has");
     assert_eq!(bytes(data).await, Some(256 << 20));
     for volume in [data, second, other] {

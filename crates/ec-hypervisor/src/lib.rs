@@ -84,7 +84,8 @@ pub trait Hypervisor: Send + Sync + 'static {
     async fn drop_rescue(&self, instance: InstanceId) -> HypervisorResult<()>;
 
     /// Makes a volume's disk, or that of a machine whose guest never ran. One that is there already is kept where it may be that, and made
-    /// anew otherwise: nobody has written it. A copy may take hours; one that failed leaves what the next call, or
+    /// anew otherwise: nobody has written it. Of a snapshot of several disks the first is the volume's, as large as it was, the others lie
+    /// beside it, and together they have no more than that capacity. A copy may take hours; one that failed leaves what the next call, or
     /// [`Hypervisor::destroy`], takes away.
     async fn create_volume(
         &self,

@@ -1,7 +1,7 @@
 //! What the agent and the hypervisor tell each other.
 
 use bytes::Bytes;
-use ec_model::{Attachment, BaseImage, InstanceId};
+use ec_model::{Attachment, BaseImage, CopyOf, InstanceId};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
@@ -104,9 +104,9 @@ pub enum VolumeSource {
     Empty,
     /// An overlay on this image.
     Image(BaseImage),
-    /// A copy of another disk of this node, of a machine or a volume, as it was at one moment; its file systems are at rest then
-    /// where its guest has an agent.
-    Copy(InstanceId),
+    /// A copy of other disks of this node, as they were at one moment; their file systems are at rest then where their guest
+    /// has an agent.
+    Copy(CopyOf),
 }
 
 /// How large a guest can grow while it runs.

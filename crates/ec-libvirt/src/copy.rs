@@ -1,19 +1,20 @@
 //! Copies of disks, whether a guest writes them meanwhile or not.
 //!
 //! ```text
-//!   nobody is up with it: copied by qemu-img, which keeps guests from starting on it ──────────┐
-//!   a guest is up with it: empty copy ─▶ frozen ─▶ backup begun ─▶ thawed ─▶ looked after ─────┤
-//!                                                                                              ▼
-//!                                                         as large as wanted ─▶ in its place, under its name
+//!   nobody is up with them: copied by qemu-img, while guests are kept from starting on them ─────┐
+//!   a guest is up with them: empty copies ─▶ frozen ─▶ backup begun ─▶ thawed ─▶ looked after ───┤
+//!                                                                                                ▼
+//!                                  as large as wanted ─▶ in their places, under their names, the first one last
 //! ```
 //!
 //! A backup is of one moment, and the guest goes on. Until a copy is whole it bears a name that is nobody's disk, with the
-//! domain in it that is copied from: whoever finds it after a crash lets that guest go on and ends what was begun.
+//! domain in it that is copied from: whoever finds it after a crash lets that guest go on and ends what was begun. Of several
+//! disks the first is in its place once all are.
 
 use std::path::{Path, PathBuf};
 
-use ec_model::{InstanceId, NodeId};
-use virt::{connect::Connect, domain::Domain, error::ErrorNumber};
+use ec_model::{CopyOf, InstanceId, NodeId};
+use virt::{connect::Connect, domain::Domain, error::ErrorNumber, storage_vol::StorageVol};
 
 use crate::{
     disk::{self, Pool},
@@ -29,10 +30,10 @@ pub(crate) struct Copy {
     /// Whose disk, or for whom.
     pub(crate) owner: InstanceId,
     /// What is copied.
-    pub(crate) of: InstanceId,
-    /// In bytes, or where `None` that of what is copied.
+    pub(crate) of: CopyOf,
+    /// In bytes, or where `None` that of what is copied. Of several disks the most that they may have together.
     pub(crate) capacity: Option<u64>,
-    /// Where it lies when it is whole.
+    /// Where it lies when it is whole; of several the first.
     pub(crate) place: PathBuf,
 }
 
@@ -40,7 +41,27 @@ pub(crate) struct Copy {
 #[derive(Debug, Clone)]
 pub(crate) struct Copying {
     from: InstanceId,
-    part: PathBuf,
+    parts: Vec<Part>,
+}
+
+/// A copy that is not whole, and where it will lie.
+#[derive(Debug, Clone)]
+struct Part {
+    file: PathBuf,
+    place: PathBuf,
+}
+
+/// A disk to be copied.
+struct Original {
+    /// Whose.
+    disk: InstanceId,
+    volume: StorageVol,
+    /// In bytes.
+    capacity: u64,
+    /// Where the copy will lie.
+    place: PathBuf,
+    /// As whose, and as which device a guest that is up has it.
+    user: Option<(Domain, InstanceId, String)>,
 }
 
 /// Makes the copy where no guest is up with what is copied, and begins to where one is.
@@ -50,42 +71,118 @@ pub(crate) fn begin(
     pool: &Pool,
     copy: &Copy,
 ) -> Result<Option<Copying>, CallError> {
-    let Copy { owner, of, .. } = *copy;
-    give_up(connect, node, pool, owner)?;
-    pool.refuse_snapshots(of)?;
-    let Some(source) = pool.known(connect, of)? else {
-        return Err(CallError::Refused(format!("there is no disk of {of} to copy")));
-    };
-    let has = source.info()?.capacity;
-    let capacity = copy.capacity.unwrap_or(has);
-    if capacity < has {
+    give_up(connect, node, pool, copy.owner)?;
+    let originals = originals(connect, node, pool, copy)?;
+    let has = originals.iter().map(|original| original.capacity).fold(0, u64::saturating_add);
+    if let Some(capacity) = copy.capacity.filter(|capacity| *capacity < has) {
         return Err(CallError::Refused(format!(
             "it is to have {capacity} bytes, but what it is a copy of has {has}; give it at least that"
         )));
     }
-    let Some((domain, from, device)) = user(connect, node, pool, of)? else {
-        let part = pool.part_path(owner, of);
-        pool.create(connect, &part, |name| VolumeXml::alone(name, capacity), Some(&source))?;
-        end(connect, pool, copy, &part)?;
-        return Ok(None);
+    let mut users = originals.iter().map(|original| original.user.as_ref().map(|(_, from, _)| *from));
+    let user = users.next().flatten();
+    if let Some(place) = users.position(|other| other != user) {
+        return Err(CallError::Refused(format!(
+            "they cannot be copied at one moment: volume {} is not with the guest that has the first",
+            originals[place + 1].disk
+        )));
+    }
+    match originals.first().and_then(|first| first.user.as_ref()) {
+        None => cold(connect, node, pool, copy, &originals).map(|()| None),
+        Some((domain, from, _)) => live(connect, pool, copy.owner, &originals, domain, *from).map(Some),
+    }
+}
+
+/// What is to be copied, as it is.
+fn originals(connect: &Connect, node: NodeId, pool: &Pool, copy: &Copy) -> Result<Vec<Original>, CallError> {
+    let CopyOf { disk, held, ref beside, .. } = copy.of;
+    let original = |disk, path: &Path, place: PathBuf, user| {
+        pool.refuse_snapshots(disk)?;
+        let Some(volume) = pool.at(connect, path)? else {
+            return Err(CallError::Refused(format!("there is no disk of {disk} to copy")));
+        };
+        let capacity = volume.info()?.capacity;
+        Ok(Original { disk, volume, capacity, place, user })
     };
-    if sys::backup(&domain)?.is_some() {
+    let first = match held {
+        // Those are in no guest.
+        Some(held) => original(disk, &pool.copy_path(disk, held), copy.place.clone(), None),
+        None => original(disk, &pool.volume_path(disk), copy.place.clone(), user(connect, node, pool, disk)?),
+    };
+    let others = beside.iter().map(|volume| {
+        let place = pool.copy_path(copy.owner, *volume);
+        original(*volume, &pool.volume_path(*volume), place, user(connect, node, pool, *volume)?)
+    });
+    std::iter::once(first).chain(others).collect()
+}
+
+/// Copies what nobody is up with.
+fn cold(
+    connect: &Connect,
+    node: NodeId,
+    pool: &Pool,
+    copy: &Copy,
+    originals: &[Original],
+) -> Result<(), CallError> {
+    // What copies one keeps guests from starting on that; between two of them this does.
+    let mut kept = Vec::new();
+    if let [_, _, ..] = originals {
+        for original in originals {
+            let path = pool.volume_path(original.disk);
+            let locked = disk::keep_from_writing(&path);
+            kept.push(locked.map_err(|error| CallError::io("keep guests from writing", &path, &error))?);
+        }
+        for Original { disk, .. } in originals {
+            if let Some((_, from, _)) = user(connect, node, pool, *disk)? {
+                return Err(CallError::NotNow(format!("{from} was started before its disks were copied")));
+            }
+        }
+    }
+    let mut parts = Vec::new();
+    for (number, original) in originals.iter().enumerate() {
+        let file = pool.part_path(copy.owner, original.disk, (number > 0).then_some(original.disk));
+        // Of a single one it grows before it is copied: that costs nothing.
+        let capacity = copy.capacity.filter(|_| originals.len() == 1).unwrap_or(original.capacity);
+        pool.create(connect, &file, |name| VolumeXml::alone(name, capacity), Some(&original.volume))?;
+        parts.push(Part { file, place: original.place.clone() });
+    }
+    end(connect, pool, copy, &parts)
+}
+
+/// Has libvirt begin to copy what a guest is up with.
+fn live(
+    connect: &Connect,
+    pool: &Pool,
+    owner: InstanceId,
+    originals: &[Original],
+    domain: &Domain,
+    from: InstanceId,
+) -> Result<Copying, CallError> {
+    if sys::backup(domain)?.is_some() {
         return Err(CallError::NotNow(format!("a disk of {from} is being copied already")));
     }
-    let part = pool.part_path(owner, from);
-    pool.create(connect, &part, |name| VolumeXml::alone(name, has), None)?;
-    let document = xml::utf8(&part).and_then(|part| xml::write(&BackupXml::new(&device, part)));
-    let document = document.map_err(CallError::Refused)?;
+    let mut parts = Vec::new();
+    for (number, original) in originals.iter().enumerate() {
+        let file = pool.part_path(owner, from, (number > 0).then_some(original.disk));
+        pool.create(connect, &file, |name| VolumeXml::alone(name, original.capacity), None)?;
+        parts.push(Part { file, place: original.place.clone() });
+    }
+    let mut disks = Vec::new();
+    for (original, part) in originals.iter().zip(&parts) {
+        let device = original.user.as_ref().map_or("", |(_, _, device)| device);
+        disks.push((device, xml::utf8(&part.file).map_err(CallError::Refused)?));
+    }
+    let document = xml::write(&BackupXml::new(disks)).map_err(CallError::Refused)?;
     // A guest without an agent is copied as if its power had failed. One whose agent did not answer in time may be frozen
     // all the same.
-    let frozen = sys::freeze(&domain);
-    let begun = sys::begin_backup(&domain, &document);
-    let thawed = sys::thaw(&domain);
+    let frozen = sys::freeze(domain);
+    let begun = sys::begin_backup(domain, &document);
+    let thawed = sys::thaw(domain);
     if frozen.is_ok() {
         thawed?;
     }
     match begun {
-        Ok(()) => Ok(Some(Copying { from, part })),
+        Ok(()) => Ok(Copying { from, parts }),
         // What nobody is up with is copied otherwise.
         Err(_) if !domain.is_active()? => Err(ended(from)),
         Err(error) => Err(error.into()),
@@ -98,25 +195,29 @@ pub(crate) fn is_done(
     node: NodeId,
     pool: &Pool,
     copy: &Copy,
-    Copying { from, part }: &Copying,
+    Copying { from, parts }: &Copying,
 ) -> Result<bool, CallError> {
     let Found::Ours(domain) = domain::find(connect, node, *from)? else { return Err(ended(*from)) };
-    if is_backup_to(&domain, part)? {
+    let first = parts.first().map(|part| part.file.as_path()).unwrap_or(Path::new(""));
+    if is_backup_to(&domain, first)? {
         return Ok(false);
+    }
+    // It is told of as ended before QEMU has let go of the files.
+    for Part { file, .. } in parts {
+        if disk::is_locked(file).map_err(|error| CallError::io("look at", file, &error))? {
+            return Ok(false);
+        }
     }
     if !domain.is_active()? {
         return Err(ended(*from));
     }
+    // libvirt tells this once.
     if !sys::last_backup_completed(&domain)? {
         let why =
             "libvirt broke it off: its host's disk is full, say, or somebody ended it (`virsh domjobabort`)";
         return Err(CallError::Refused(why.to_owned()));
     }
-    // It is told of before QEMU has let go of the file.
-    if disk::is_locked(part).map_err(|error| CallError::io("look at", part, &error))? {
-        return Ok(false);
-    }
-    end(connect, pool, copy, part)?;
+    end(connect, pool, copy, parts)?;
     Ok(true)
 }
 
@@ -168,15 +269,17 @@ fn user(
     Ok(user.and_then(|user| user.device.map(|device| (user.domain, user.instance, device))))
 }
 
-/// Puts a whole copy in its place.
-fn end(connect: &Connect, pool: &Pool, copy: &Copy, part: &Path) -> Result<(), CallError> {
-    let made = connect.lookup_storage_vol_by_path(xml::utf8(part).map_err(CallError::Refused)?);
-    let made = absent(made, ErrorNumber::NoStorageVolume)?;
-    let made = made.ok_or_else(|| CallError::NotNow("the copy was taken away meanwhile".to_owned()))?;
-    if let Some(capacity) = copy.capacity
-        && made.info()?.capacity < capacity
-    {
-        made.resize(capacity, 0)?;
+/// Puts copies that are whole in their places; the first last, which is there once all are.
+fn end(connect: &Connect, pool: &Pool, copy: &Copy, parts: &[Part]) -> Result<(), CallError> {
+    for Part { file, .. } in parts {
+        let made = connect.lookup_storage_vol_by_path(xml::utf8(file).map_err(CallError::Refused)?);
+        let made = absent(made, ErrorNumber::NoStorageVolume)?;
+        let made = made.ok_or_else(|| CallError::NotNow("the copy was taken away meanwhile".to_owned()))?;
+        if let (Some(capacity), [_]) = (copy.capacity, parts)
+            && made.info()?.capacity < capacity
+        {
+            made.resize(capacity, 0)?;
+        }
     }
-    pool.put_in_place(connect, part, &copy.place)
+    parts.iter().rev().try_for_each(|Part { file, place }| pool.put_in_place(connect, file, place))
 }

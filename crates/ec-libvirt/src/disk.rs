@@ -45,6 +45,13 @@ const RESCUE_SUFFIX: &str = ".rescue.qcow2";
 /// Of a copy that is not whole.
 const PART_SUFFIX: &str = ".part.qcow2";
 
+/// Of the copies that a snapshot of several disks has beside its first.
+const COPY_SUFFIX: &str = ".copy.qcow2";
+
+/// By a lock on this byte of an image, QEMU is told to start no guest that writes it (its `RAW_LOCK_SHARED_BASE` and
+/// `BLK_PERM_WRITE`).
+const NO_WRITER: i64 = 201;
+
 impl Pool {
     /// Where the instance's overlay lies.
     pub(crate) fn volume_path(&self, instance: InstanceId) -> PathBuf {
@@ -71,8 +78,7 @@ impl Pool {
     /// find after a refresh, at none of the cost, and shows half-made files that libvirt does not know.
     /// A directory that cannot be looked into says nothing, least of all that the disk is gone.
     pub(crate) fn has_volume(&self, instance: InstanceId) -> Result<bool, CallError> {
-        let path = self.volume_path(instance);
-        path.try_exists().map_err(|error| CallError::io("look for the disk", &path, &error))
+        is_there(&self.volume_path(instance))
     }
 
     /// Whether the file system below the disks has room for a guest to go on.
@@ -89,10 +95,8 @@ impl Pool {
 
     /// Whether there is a disk that is to replace the instance's own, or what was begun of a copy for it.
     pub(crate) fn has_successor(&self, instance: InstanceId) -> Result<bool, CallError> {
-        let path = self.successor_path(instance);
-        let is_there = path.try_exists();
-        Ok(is_there.map_err(|error| CallError::io("look for the new disk", &path, &error))?
-            || !self.parts_of(instance)?.is_empty())
+        let begun = is_there(&self.successor_path(instance))? || !self.parts_of(instance)?.is_empty();
+        Ok(begun || (!self.has_volume(instance)? && !self.copies_of(instance)?.is_empty()))
     }
 
     /// Every instance with a volume, and every one with a disk that is to replace it, or a part of a copy for it.
@@ -102,13 +106,17 @@ impl Pool {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok([Vec::new(), Vec::new()]),
             other => other.map_err(failed)?,
         };
-        let (mut volumes, mut successors) = (Vec::new(), Vec::new());
+        let (mut volumes, mut successors, mut copies) = (Vec::new(), Vec::new(), Vec::new());
         for entry in entries {
             let name = entry.map_err(failed)?.file_name();
             let Some(name) = name.to_str() else { continue };
             volumes.extend(named(name, SUFFIX, volume_name));
             successors.extend(named(name, SUCCESSOR_SUFFIX, successor_name).or_else(|| Some(part(name)?.0)));
+            copies.extend(copy(name));
         }
+        // Of what was put in its place but for the first, and so is not whole.
+        copies.retain(|snapshot| !volumes.contains(snapshot));
+        successors.append(&mut copies);
         Ok([volumes, successors])
     }
 
@@ -116,9 +124,11 @@ impl Pool {
     pub(crate) fn refuse_snapshots(&self, instance: InstanceId) -> Result<(), CallError> {
         let own = [self.volume_path(instance), self.successor_path(instance), self.rescue_path(instance)];
         let volume = &own[0];
-        let is_part =
-            |file: &Path| file.file_name().is_some_and(|name| name.to_str().and_then(part).is_some());
-        match self.files_of(instance)?.iter().find(|file| !own.contains(file) && !is_part(file)) {
+        let is_copy = |file: &Path| {
+            let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            part(name).is_some() || copy(name).is_some()
+        };
+        match self.files_of(instance)?.iter().find(|file| !own.contains(file) && !is_copy(file)) {
             None => Ok(()),
             Some(layer) => Err(CallError::Refused(format!(
                 "{} holds what the guest wrote last, and {} is only its backing file: commit it (qemu-img commit) \
@@ -149,7 +159,7 @@ impl Pool {
     ) -> Result<(), CallError> {
         let wanted = overlay(&volume_name(instance), base, capacity)?;
         let pool = self.open(connect)?;
-        let existing = self.find(&pool, instance)?;
+        let existing = self.find(&pool, &volume_name(instance))?;
         if let Some(volume) = &existing {
             // What cannot be read is not whole.
             let found = volume.xml_desc(0).ok().and_then(|text| xml::read::<VolumeXml>(&text).ok());
@@ -179,7 +189,7 @@ impl Pool {
             None => VolumeXml::alone(&name, capacity),
         };
         let pool = self.open(connect)?;
-        let existing = self.find(&pool, volume)?;
+        let existing = self.find(&pool, &name)?;
         let told = existing.as_ref().and_then(|volume| volume.xml_desc(0).ok());
         if told.and_then(|text| xml::read::<VolumeXml>(&text).ok()).as_ref() == Some(&wanted) {
             return Ok(());
@@ -189,9 +199,27 @@ impl Pool {
         Ok(())
     }
 
-    /// Where a copy for the volume lies until it is whole, which is made of a disk that this domain has.
-    pub(crate) fn part_path(&self, volume: InstanceId, from: InstanceId) -> PathBuf {
-        self.path.join(format!("{volume}.{from}{PART_SUFFIX}"))
+    /// Where a copy for the volume lies until it is whole, which is made of a disk that this domain has; of several that are
+    /// copied at once, but for the first, with the disk in its name.
+    pub(crate) fn part_path(
+        &self,
+        volume: InstanceId,
+        from: InstanceId,
+        disk: Option<InstanceId>,
+    ) -> PathBuf {
+        let disk = disk.map(|disk| format!(".{disk}")).unwrap_or_default();
+        self.path.join(format!("{volume}.{from}{disk}{PART_SUFFIX}"))
+    }
+
+    /// Where a snapshot's copy of this disk lies, but for its first.
+    pub(crate) fn copy_path(&self, snapshot: InstanceId, disk: InstanceId) -> PathBuf {
+        self.path.join(format!("{snapshot}.{disk}{COPY_SUFFIX}"))
+    }
+
+    /// A disk in the pool by its path.
+    pub(crate) fn at(&self, connect: &Connect, path: &Path) -> Result<Option<StorageVol>, CallError> {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        self.find(&self.open(connect)?, name)
     }
 
     /// What was begun of copies for the volume, and of whose disks.
@@ -199,6 +227,12 @@ impl Pool {
         let from = |path: &Path| Some(part(path.file_name()?.to_str()?)?.1);
         let files = self.files_of(volume)?.into_iter();
         Ok(files.filter_map(|path| from(&path).map(|from| (path, from))).collect())
+    }
+
+    fn copies_of(&self, snapshot: InstanceId) -> Result<Vec<PathBuf>, CallError> {
+        let mut files = self.files_of(snapshot)?;
+        files.retain(|file| file.file_name().and_then(|name| name.to_str()).and_then(copy).is_some());
+        Ok(files)
     }
 
     /// Makes a disk at this path in the pool, empty or as a copy.
@@ -230,7 +264,7 @@ impl Pool {
         connect: &Connect,
         instance: InstanceId,
     ) -> Result<Option<StorageVol>, CallError> {
-        self.find(&self.open(connect)?, instance)
+        self.find(&self.open(connect)?, &volume_name(instance))
     }
 
     /// Puts a disk that is whole in the place of another, or of none, in one step, which lasts.
@@ -308,7 +342,7 @@ impl Pool {
     ) -> Result<(), CallError> {
         self.refuse_snapshots(instance)?;
         let pool = self.open(connect)?;
-        let Some(volume) = self.find(&pool, instance)? else {
+        let Some(volume) = self.find(&pool, &volume_name(instance))? else {
             return Err(CallError::Refused("there is no disk to grow".into()));
         };
         if volume.info()?.capacity >= capacity {
@@ -323,8 +357,11 @@ impl Pool {
         Ok(())
     }
 
-    /// Deletes the overlay beside the instance's own; what is not there is not an error.
+    /// Deletes the overlay beside the instance's own, and copies that are not whole; what is not there is not an error.
     pub(crate) fn drop_successor(&self, connect: &Connect, instance: InstanceId) -> Result<(), CallError> {
+        if !self.has_volume(instance)? {
+            self.copies_of(instance)?.iter().try_for_each(|file| self.drop_part(connect, file))?;
+        }
         self.drop_beside(connect, &successor_name(instance))
     }
 
@@ -343,11 +380,10 @@ impl Pool {
 
     /// The volume as libvirt knows it. A file that it does not know (its daemon ended while making it)
     /// is made known by a refresh, which is the only time one is needed.
-    fn find(&self, pool: &StoragePool, instance: InstanceId) -> Result<Option<StorageVol>, CallError> {
-        let name = volume_name(instance);
-        let look = || absent(pool.lookup_storage_vol_by_name(&name), ErrorNumber::NoStorageVolume);
+    fn find(&self, pool: &StoragePool, name: &str) -> Result<Option<StorageVol>, CallError> {
+        let look = || absent(pool.lookup_storage_vol_by_name(name), ErrorNumber::NoStorageVolume);
         let found = look()?;
-        if found.is_some() || !self.has_volume(instance)? {
+        if found.is_some() || !is_there(&self.path.join(name))? {
             return Ok(found);
         }
         pool.refresh(0)?;
@@ -429,10 +465,39 @@ pub(crate) fn is_locked(path: &Path) -> io::Result<bool> {
     Ok(found.l_type != kind(libc::F_UNLCK))
 }
 
+/// As long as the file is open, QEMU starts no guest that writes the image in it.
+pub(crate) fn keep_from_writing(path: &Path) -> io::Result<File> {
+    let file = File::open(path)?;
+    let kind = |kind| i16::try_from(kind).unwrap_or_default();
+    let lock = libc::flock {
+        l_type: kind(libc::F_RDLCK),
+        l_whence: kind(libc::SEEK_SET),
+        l_start: NO_WRITER,
+        l_len: 1,
+        l_pid: 0,
+    };
+    fcntl(&file, FcntlArg::F_OFD_SETLK(&lock))?;
+    Ok(file)
+}
+
+fn is_there(path: &Path) -> Result<bool, CallError> {
+    path.try_exists().map_err(|error| CallError::io("look for the disk", path, &error))
+}
+
 /// For whom a copy is begun that bears this name, and whose disk it is of.
 fn part(name: &str) -> Option<(InstanceId, InstanceId)> {
     let (owner, from) = name.strip_suffix(PART_SUFFIX)?.split_once('.')?;
+    let (from, disk) = from.split_once('.').map_or((from, None), |(from, disk)| (from, Some(disk)));
+    if disk.is_some_and(|disk| disk.parse::<InstanceId>().is_err()) {
+        return None;
+    }
     Some((owner.parse().ok()?, from.parse().ok()?))
+}
+
+/// The snapshot of whose copies one bears this name.
+fn copy(name: &str) -> Option<InstanceId> {
+    let (snapshot, disk) = name.strip_suffix(COPY_SUFFIX)?.split_once('.')?;
+    disk.parse::<InstanceId>().ok().and(snapshot.parse().ok())
 }
 
 /// The instance whose file of this kind has that name.
@@ -470,7 +535,7 @@ pub(crate) fn impassable_ancestor(path: &Path) -> Option<&Path> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use std::{collections::BTreeSet, os::unix::fs::PermissionsExt};
 
     use super::*;
 
@@ -480,13 +545,19 @@ mod tests {
         let pool = Pool { name: "p".into(), path: directory.path().into() };
         let instance: InstanceId = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
         let other: InstanceId = "8d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
+        let fourth: InstanceId = "ad3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
         let third: InstanceId = "9d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
         for name in [
             volume_name(instance),
             rescue_name(instance),
             successor_name(other),
             format!("{third}.{instance}{PART_SUFFIX}"),
+            format!("{third}.{instance}.{other}{PART_SUFFIX}"),
             format!("{third}.x{PART_SUFFIX}"),
+            format!("{third}.{instance}.x{PART_SUFFIX}"),
+            // Of a snapshot whose first disk is there, and of one that is not whole.
+            format!("{instance}.{other}{COPY_SUFFIX}"),
+            format!("{fourth}.{other}{COPY_SUFFIX}"),
             "x.qcow2".into(),
             "x.new.qcow2".into(),
             "7D3C1F0A-2B4E-4C55-9A7E-0123456789AC.qcow2".into(),
@@ -495,10 +566,16 @@ mod tests {
         }
         let [volumes, mut successors] = pool.instances().unwrap();
         successors.sort_unstable();
-        assert_eq!((volumes, successors), (vec![instance], vec![other, third]));
+        successors.dedup();
+        assert_eq!((volumes, successors), (vec![instance], vec![other, third, fourth]));
+        assert!(pool.has_successor(fourth).unwrap());
         assert!(pool.has_successor(other).unwrap() && !pool.has_successor(instance).unwrap());
         assert!(pool.has_successor(third).unwrap());
-        assert_eq!(pool.parts_of(third).unwrap(), [(pool.part_path(third, instance), instance)]);
+        let mut parts = pool.parts_of(third).unwrap();
+        parts.sort_unstable();
+        let both = [None, Some(other)].map(|disk| (pool.part_path(third, instance, disk), instance));
+        assert_eq!(parts.iter().collect::<BTreeSet<_>>(), both.iter().collect());
+        pool.refuse_snapshots(instance).expect("copies are no layers");
         pool.refuse_snapshots(third).expect_err("it is nobody's part, and may be a layer");
         let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
         assert_eq!(pool.owner(&path(&volume_name(instance))), Some(instance));

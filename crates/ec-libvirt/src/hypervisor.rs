@@ -334,7 +334,7 @@ impl Hypervisor for LibvirtHypervisor {
         let base = match source {
             VolumeSource::Copy(of) => {
                 let place = pool.successor_path(instance);
-                let copy = Copy { owner: instance, of: *of, capacity: capacity_bytes, place };
+                let copy = Copy { owner: instance, of: of.clone(), capacity: capacity_bytes, place };
                 return self.copy(what, copy).await;
             }
             VolumeSource::Image(base) => base.clone(),
@@ -359,6 +359,13 @@ impl Hypervisor for LibvirtHypervisor {
         let (node, pool) = (self.config.node, Arc::clone(&self.pool));
         let work = move |connect: &virt::connect::Connect| {
             domain::forget_memory(connect, node, instance)?;
+            // A domain has a disk of its own; what has none may be a volume of one.
+            if let Found::Nothing = domain::find(connect, node, instance)?
+                && let Some(user) = volumes::user_of(connect, &pool, instance)?
+                && user.device.is_some()
+            {
+                return Err(CallError::NotNow(format!("the guest {} is up with it", user.instance)));
+            }
             pool.replace_overlay(connect, instance)
         };
         self.act.call(format!("replace the overlay of {instance}"), Scope::Instance(instance), work).await
@@ -427,7 +434,8 @@ impl Hypervisor for LibvirtHypervisor {
         let place = pool.volume_path(volume);
         let base = match source {
             VolumeSource::Copy(of) => {
-                let copy = Copy { owner: volume, of: *of, capacity: Some(capacity_bytes), place };
+                let copy = Copy { owner: volume, of: of.clone(), capacity: Some(capacity_bytes), place };
+                let is_snapshot = !of.beside.is_empty();
                 let is_there = move |connect: &virt::connect::Connect| {
                     volumes::refuse_used(connect, &pool, volume)?;
                     if domain::up(connect, node, volume)?.is_some() {
@@ -436,7 +444,8 @@ impl Hypervisor for LibvirtHypervisor {
                         ));
                     }
                     // It has its name from when it is whole.
-                    Ok(pool.capacity(connect, volume)? == Some(capacity_bytes))
+                    let capacity = pool.capacity(connect, volume)?;
+                    Ok(capacity == Some(capacity_bytes) || (is_snapshot && capacity.is_some()))
                 };
                 let is_there = self.look.call(what.clone(), Scope::Instance(volume), is_there).await?;
                 return if is_there { Ok(()) } else { self.copy(what, copy).await };

@@ -12,7 +12,10 @@ use ec_model::{
     input::{LABELS_MAX, METADATA_MAX},
 };
 
-use crate::sizes;
+use crate::{
+    sizes,
+    volumes::{is_several, there},
+};
 pub use situation::{Situation, shown};
 
 /// What a user asks for.
@@ -226,6 +229,15 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
                 return Verdict::Refuse(format!("it would have {many} {what}, more than {most}"));
             }
             return Verdict::Do(Wish::Set(change.clone()));
+        }
+        (Verb::Resize(_) | Verb::Rebuild(_), None) if is_several(instance) => {
+            return Verdict::Refuse("it is a snapshot of several disks, and stays as it was made".to_owned());
+        }
+        (Verb::Rebuild(Some(image)), None) if instance.kind == Workload::Volume => {
+            return match there(status) {
+                Ok(()) => Verdict::Do(Wish::Rebuild(Some(image.clone()))),
+                Err(why) => Verdict::Refuse(why),
+            };
         }
         (Verb::Resize(extent), None) if instance.kind == Workload::Volume => {
             return sizes::extend(extent, instance);

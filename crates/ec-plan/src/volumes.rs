@@ -54,6 +54,9 @@ pub fn attach(volume: Sides<'_>, machine: Sides<'_>, device: Option<&str>) -> Re
             None => Ok(Attach::Already(has.clone())),
         };
     }
+    if is_several(volume.record) {
+        return Err("it is a snapshot of several disks: make volumes of what is in it".to_owned());
+    }
     changeable(volume, "the volume")?;
     changeable(machine, "the instance")?;
     let here = |sides: Sides<'_>| sides.record.assigned.map(|assigned| assigned.node);
@@ -78,6 +81,11 @@ pub fn attach(volume: Sides<'_>, machine: Sides<'_>, device: Option<&str>) -> Re
     };
     let device = free.ok_or("the instance has no device left")?;
     Ok(Attach::Do(Attachment { volume: wanted, device }))
+}
+
+/// Whether it is a snapshot that has more than one disk.
+pub fn is_several(volume: &Instance) -> bool {
+    volume.spec.image.copied().is_some_and(|copied| !copied.beside.is_empty())
 }
 
 /// Why a volume of which this is told cannot be given to a machine, nor copied.

@@ -7,7 +7,7 @@ use ec_cloud::{
     Attached, Cloud, CloudError, NewVolume, Scheduled, attach, create_volume, delete_volume, detach,
     extend_volume, find_placed, let_go, until_done, volumes,
 };
-use ec_model::{ImageRef, InstanceId};
+use ec_model::{CopyOf, ImageRef, InstanceId};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -131,8 +131,10 @@ pub(crate) async fn make(
             None => None,
         };
         let of_image = || order.of_image.then(|| ImageRef::at(format!("file://{}", image(world).display())));
-        let image =
-            order.copy_of.map(|of| ImageRef::copy_of(ec_model::Workload::Volume, of)).or_else(of_image);
+        let image = order
+            .copy_of
+            .map(|of| ImageRef::copy_of(&CopyOf::disk(ec_model::Workload::Volume, of)))
+            .or_else(of_image);
         let new = NewVolume {
             name: order.name.map(str::to_owned),
             size_gb: order.copy_of.is_none().then_some(order.size_gb),

@@ -57,7 +57,7 @@ impl Worker {
             VolumeSource::Copy(of) => {
                 let bytes = match disk_bytes {
                     Some(bytes) => bytes,
-                    None => self.parts.hypervisor.disk_bytes(*of).await?.unwrap_or(0),
+                    None => self.parts.hypervisor.disk_bytes(of.disk).await?.unwrap_or(0),
                 };
                 self.until_made(parts.hypervisor.create_volume(instance, &source, bytes)).await
             }

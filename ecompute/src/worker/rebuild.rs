@@ -9,6 +9,7 @@ use ec_plan::status;
 use super::{
     Stop, Worker,
     guest::{digest_of, spec_of},
+    volume::DISK,
 };
 
 impl Worker {
@@ -17,10 +18,14 @@ impl Worker {
     pub(super) async fn prepare_rebuild(&mut self) -> Result<(), Stop> {
         let (instance, parts) = (self.job.instance, Arc::clone(&self.parts));
         let request = self.request()?;
-        let disk_bytes = self.disk_bytes().await?;
+        let record = self.own_record().await?;
+        let disk_bytes = match self.is_volume() {
+            // As large as it is.
+            true => Some(record.resources.get(DISK).copied().unwrap_or(0).saturating_mul(1 << 30)),
+            false => self.disk_bytes().await?,
+        };
         let source = self.source(&spec_of(&request)?.image, disk_bytes).await?;
         self.take_permit().await?;
-        let record = self.own_record().await?;
         let next_base_digest = digest_of(&source);
         self.put_record(InstanceRecord { next_base_digest, ..record }).await?;
         self.until_made(parts.hypervisor.create_successor(instance, &source, disk_bytes)).await

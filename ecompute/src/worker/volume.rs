@@ -16,7 +16,7 @@ use super::{
     pause_for_test_named,
 };
 
-const DISK: &str = "DISK_GB";
+pub(super) const DISK: &str = "DISK_GB";
 
 impl Worker {
     /// Keeps the node's record of a volume, and makes its disk.

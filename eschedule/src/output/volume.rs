@@ -32,6 +32,34 @@ pub(crate) fn volumes(output: Output, volumes: &[VolumeView]) -> Result<(), Fail
     )
 }
 
+/// A list of snapshots.
+pub(crate) fn snapshots(output: Output, snapshots: &[VolumeView]) -> Result<(), Failure> {
+    output.print(
+        snapshots,
+        || snapshots.iter().map(called).collect(),
+        || {
+            let header =
+                ["SNAPSHOT", "NAME", "NODE", "STATUS", "GB", "INSTANCE", "DISKS", "CREATED", "REASON"];
+            let mut list = List::new(&header, &[0, 3, 4, 6], &[1, 0, 5, 3, 4, 6, 7, 2, 8]);
+            for view in snapshots {
+                let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+                list.row([
+                    view.volume.to_string(),
+                    or_dash(view.name.clone()),
+                    or_dash(view.node.map(|node| node.to_string())),
+                    view.status.clone(),
+                    view.size_gb.to_string(),
+                    or_dash(view.copy_of.map(|instance| instance.to_string())),
+                    (1 + view.beside.len()).to_string(),
+                    or_dash(view.created_at.map(|at| at.to_string())),
+                    view.reason.clone().unwrap_or_default(),
+                ]);
+            }
+            list.text()
+        },
+    )
+}
+
 /// One volume.
 pub(crate) fn volume(output: Output, view: &VolumeView) -> Result<(), Failure> {
     output.print(view, || vec![called(view)], || lines(view))
@@ -55,6 +83,9 @@ fn lines(view: &VolumeView) -> String {
     }
     if let Some(image) = &view.image {
         row("image", image.clone());
+    }
+    for volume in &view.beside {
+        row("beside", volume.to_string());
     }
     if let Some(volume) = view.copy_of {
         row("copy of", volume.to_string());

@@ -1,13 +1,13 @@
 //! The state of the simulated host and what the operations do to it.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     net::Ipv4Addr,
     path::PathBuf,
     time::Duration,
 };
 
-use ec_model::{Address, AddressSource, Attachment, BaseImage, InstanceId, NodeId};
+use ec_model::{Address, AddressSource, Attachment, BaseImage, CopyOf, InstanceId, NodeId};
 use tokio::time::Instant;
 
 use crate::{DomainSize, DomainSpec, End, Observed, Pause, Room, RunState, Usage, VolumeSource};
@@ -37,6 +37,8 @@ struct Machine {
 struct Volume {
     base: PathBuf,
     capacity: u64,
+    /// Of a snapshot of several disks, the capacity of the copy of each volume beside its first.
+    beside: BTreeMap<InstanceId, u64>,
 }
 
 #[derive(Debug)]
@@ -63,7 +65,7 @@ impl Volume {
         if capacity < base.virtual_size {
             return Err(format!("{capacity} bytes are less than the image's {}", base.virtual_size));
         }
-        Ok(Self { base: base.path.clone(), capacity })
+        Ok(Self { base: base.path.clone(), capacity, beside: BTreeMap::new() })
     }
 }
 
@@ -196,18 +198,35 @@ impl Host {
 
     fn disk(&self, node: NodeId, source: &VolumeSource, capacity: Option<u64>) -> Result<Volume, String> {
         match source {
-            VolumeSource::Empty => Ok(Volume { base: PathBuf::new(), capacity: capacity.unwrap_or(0) }),
-            VolumeSource::Image(base) => Volume::on(base, capacity),
-            VolumeSource::Copy(of) => {
-                let from = self.ours(node, *of).and_then(|machine| machine.volume.as_ref());
-                let from = from.ok_or("there is nothing to copy")?;
-                let capacity = capacity.unwrap_or(from.capacity);
-                if capacity < from.capacity {
-                    return Err(format!("{capacity} bytes are less than the {} to copy", from.capacity));
-                }
-                Ok(Volume { base: PathBuf::from(of.to_string()), capacity })
+            VolumeSource::Empty => {
+                Ok(Volume { base: PathBuf::new(), capacity: capacity.unwrap_or(0), beside: BTreeMap::new() })
             }
+            VolumeSource::Image(base) => Volume::on(base, capacity),
+            VolumeSource::Copy(of) => self.copy(node, of, capacity),
         }
+    }
+
+    fn copy(&self, node: NodeId, of: &CopyOf, capacity: Option<u64>) -> Result<Volume, String> {
+        let disk = |of: InstanceId| self.ours(node, of)?.volume.as_ref();
+        let first = match of.held {
+            None => disk(of.disk).map(|volume| volume.capacity),
+            Some(held) => disk(of.disk).and_then(|volume| volume.beside.get(&held).copied()),
+        };
+        let first = first.ok_or("there is nothing to copy")?;
+        let mut beside = BTreeMap::new();
+        for volume in &of.beside {
+            if self.user_of(*volume) != Some(of.disk) {
+                return Err(format!("volume {volume} is not with the guest that has the first"));
+            }
+            beside.insert(*volume, disk(*volume).ok_or("there is nothing to copy")?.capacity);
+        }
+        let has = beside.values().fold(first, |sum, capacity| sum + capacity);
+        let capacity = capacity.unwrap_or(has);
+        if capacity < has {
+            return Err(format!("{capacity} bytes are less than the {has} to copy"));
+        }
+        let capacity = if beside.is_empty() { capacity } else { first };
+        Ok(Volume { base: PathBuf::from(of.to_string()), capacity, beside })
     }
 
     pub(super) fn has_user(&self, volume: InstanceId) -> bool {
@@ -229,6 +248,13 @@ impl Host {
     }
 
     /// The machine whose domain has this volume.
+    /// Whether a guest that is up has this volume.
+    fn is_up_with(&self, volume: InstanceId) -> bool {
+        let has =
+            |domain: &Domain| domain.is_up() && domain.volumes_up.iter().any(|has| has.volume == volume);
+        self.machines.values().filter_map(|machine| machine.domain.as_ref()).any(has)
+    }
+
     fn user_of(&self, volume: InstanceId) -> Option<InstanceId> {
         let has = |machine: &Machine| machine.domain.as_ref().is_some_and(|domain| domain.has(volume));
         self.machines.iter().find(|(_, machine)| has(machine)).map(|(instance, _)| *instance)
@@ -273,6 +299,10 @@ impl Host {
         if matches!(state, Some(RunState::Running | RunState::Paused(_))) {
             return Err("the domain runs".into());
         }
+        if self.is_up_with(instance) {
+            return Err("a guest is up with it".into());
+        }
+        let machine = self.machine(node, instance)?;
         let successor = machine.successor.take().ok_or("it has no successor")?;
         machine.volume = Some(successor);
         if let Some(domain) = machine.domain.as_mut().filter(|domain| domain.state == RunState::Saved) {

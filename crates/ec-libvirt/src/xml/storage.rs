@@ -105,7 +105,7 @@ impl VolumeXml {
     }
 }
 
-/// A backup of one disk into a file that is there.
+/// A backup of disks into files that are there.
 #[derive(Debug, Serialize)]
 #[serde(rename = "domainbackup")]
 pub(crate) struct BackupXml {
@@ -116,7 +116,7 @@ pub(crate) struct BackupXml {
 
 #[derive(Debug, Serialize)]
 struct BackupDisks {
-    disk: BackupDisk,
+    disk: Vec<BackupDisk>,
 }
 
 #[derive(Debug, Serialize)]
@@ -138,12 +138,16 @@ struct BackupTarget {
 }
 
 impl BackupXml {
-    /// Of the disk that the domain has as this device, and of no other.
-    pub(crate) fn new(device: &str, file: &str) -> Self {
-        let target = BackupTarget { file: file.into() };
-        let driver = kind(DiskFormat::Qcow2);
-        let disk = BackupDisk { name: device.into(), backup: "yes", kind: "file", driver, target };
-        Self { mode: "push", disks: BackupDisks { disk } }
+    /// Of the disks that the domain has as these devices, each into its file, and of no others.
+    pub(crate) fn new<'a>(disks: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        let disk = disks.into_iter().map(|(device, file)| BackupDisk {
+            name: device.into(),
+            backup: "yes",
+            kind: "file",
+            driver: kind(DiskFormat::Qcow2),
+            target: BackupTarget { file: file.into() },
+        });
+        Self { mode: "push", disks: BackupDisks { disk: disk.collect() } }
     }
 }
 

@@ -1,6 +1,6 @@
 //! What users want, and where it is.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -112,11 +112,61 @@ pub const OF_VOLUME: &str = "volume:";
 /// The same for an instance's own disk.
 pub const OF_INSTANCE: &str = "instance:";
 
+/// What a disk is a copy of.
+///
+/// ```text
+///   instance:A            the disk of machine A               volume:V      the disk of volume V
+///   instance:A+V+W        a snapshot: A's own, V and W, of one moment; V and W are among the volumes that A has
+///   volume:S/V            of snapshot S, the copy of V that it has beside its first
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CopyOf {
+    /// What kind of workload the disk is of.
+    pub kind: Workload,
+    /// The disk.
+    pub disk: InstanceId,
+    /// Which of the disks in a snapshot; its first where this is none.
+    pub held: Option<InstanceId>,
+    /// The volumes that are copied at the same moment, and lie beside the copy.
+    pub beside: Vec<InstanceId>,
+}
+
+impl CopyOf {
+    /// Of one disk that is there.
+    pub const fn disk(kind: Workload, disk: InstanceId) -> Self {
+        Self { kind, disk, held: None, beside: Vec::new() }
+    }
+
+    fn parse(url: &str) -> Option<Self> {
+        if let Some(volume) = url.strip_prefix(OF_VOLUME) {
+            let (volume, held) = match volume.split_once('/') {
+                Some((volume, held)) => (volume, Some(held.parse().ok()?)),
+                None => (volume, None),
+            };
+            return Some(Self { held, ..Self::disk(Workload::Volume, volume.parse().ok()?) });
+        }
+        let mut disks = url.strip_prefix(OF_INSTANCE)?.split('+').map(|disk| disk.parse().ok());
+        let disk = disks.next()??;
+        Some(Self { beside: disks.collect::<Option<_>>()?, ..Self::disk(Workload::Machine, disk) })
+    }
+}
+
+impl fmt::Display for CopyOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = match self.kind {
+            Workload::Machine => OF_INSTANCE,
+            Workload::Volume => OF_VOLUME,
+        };
+        write!(f, "{scheme}{}", self.disk)?;
+        self.beside.iter().try_for_each(|volume| write!(f, "+{volume}"))?;
+        self.held.map_or(Ok(()), |held| write!(f, "/{held}"))
+    }
+}
+
 /// Where a disk's content comes from.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageRef {
-    /// `http://`, `https://` or `file://`; `s3://` of an image store; or `volume:` or `instance:` and the uuid of another disk
-    /// of its node, of which it is a copy.
+    /// `http://`, `https://` or `file://`; `s3://` of an image store; or what it is a copy of ([`CopyOf`]).
     pub url: String,
     /// The content's SHA-256, in hex, where the user or the image's record demands one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -143,19 +193,14 @@ impl ImageRef {
         Self { url: url.into(), ..Self::default() }
     }
 
-    /// A copy of another disk of its node.
-    pub fn copy_of(kind: Workload, disk: InstanceId) -> Self {
-        let scheme = match kind {
-            Workload::Machine => OF_INSTANCE,
-            Workload::Volume => OF_VOLUME,
-        };
-        Self::at(format!("{scheme}{disk}"))
+    /// A copy of other disks of its node.
+    pub fn copy_of(copied: &CopyOf) -> Self {
+        Self::at(copied.to_string())
     }
 
-    /// The disk that it is a copy of.
-    pub fn copied(&self) -> Option<InstanceId> {
-        let disk = self.url.strip_prefix(OF_VOLUME).or_else(|| self.url.strip_prefix(OF_INSTANCE))?;
-        disk.parse().ok()
+    /// What it is a copy of.
+    pub fn copied(&self) -> Option<CopyOf> {
+        CopyOf::parse(&self.url)
     }
 
     /// Whether both are the same content from the same place, by whatever name they were asked for.

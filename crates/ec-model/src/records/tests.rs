@@ -370,15 +370,34 @@ fn a_record_is_written_in_the_last_format_of_its_kind_unless_it_says_otherwise()
 #[test]
 fn a_copy_is_told_by_what_its_url_begins_with() {
     let disk: InstanceId = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
-    for (kind, url) in
-        [(Workload::Volume, format!("volume:{disk}")), (Workload::Machine, format!("instance:{disk}"))]
-    {
-        let image = ImageRef::copy_of(kind, disk);
-        assert_eq!((image.url.as_str(), image.copied(), image.format()), (url.as_str(), Some(disk), 3));
+    let other: InstanceId = "8d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
+    let of = CopyOf::disk;
+    for (copied, url) in [
+        (of(Workload::Volume, disk), format!("volume:{disk}")),
+        (CopyOf { held: Some(other), ..of(Workload::Volume, disk) }, format!("volume:{disk}/{other}")),
+        (of(Workload::Machine, disk), format!("instance:{disk}")),
+        (
+            CopyOf { beside: vec![other, disk], ..of(Workload::Machine, disk) },
+            format!("instance:{disk}+{other}+{disk}"),
+        ),
+    ] {
+        let image = ImageRef::copy_of(&copied);
+        assert_eq!((image.url.as_str(), image.format()), (url.as_str(), 3));
+        assert_eq!(image.copied(), Some(copied));
         assert!(!image.is_none());
     }
-    for url in ["", "file:///volume:x", "volume:x", "volume://7d3c1f0a-2b4e-4c55-9a7e-0123456789ab"] {
-        assert_eq!(ImageRef::at(url).copied(), None, "{url}");
+    for url in [
+        "".to_owned(),
+        "file:///volume:x".to_owned(),
+        "volume:x".to_owned(),
+        "volume://7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".to_owned(),
+        format!("volume:{disk}+{other}"),
+        format!("volume:{disk}/x"),
+        format!("instance:{disk}/{other}"),
+        format!("instance:{disk}+"),
+        format!("instance:{disk}+x"),
+    ] {
+        assert_eq!(ImageRef::at(&url).copied(), None, "{url}");
     }
     assert_eq!(ImageRef::at("s3://b/x").format(), 2);
     assert_eq!(ImageRef { sha512: Some("x".into()), ..ImageRef::at("https://h/x") }.format(), 2);

@@ -13,7 +13,8 @@
 use ec_model::{Power, RunState, State};
 
 use super::{
-    Announce, NoteRebuild, Plan, PowerOff, PrepareRebuild, Reopen, ReplaceDisk, kept::uncounted, known, state,
+    Announce, Effect, NoteRebuild, Plan, PowerOff, PrepareRebuild, Reopen, ReplaceDisk, kept::uncounted,
+    known, state,
 };
 use crate::{Facts, Limits, RecordFacts};
 
@@ -24,15 +25,7 @@ pub(super) fn rebuild(facts: &Facts, _: &Limits) -> Option<Plan> {
     }
     let status = known(facts)?;
     let mut effects = Vec::new();
-    let ended = match facts.record {
-        RecordFacts::Kept { rebuilt, .. } => rebuilt,
-        // It is not done, and that is told.
-        RecordFacts::Unreadable => facts.rebuild.wished,
-        RecordFacts::Absent => None,
-    };
-    if facts.rebuild.told < ended {
-        effects.push(NoteRebuild);
-    }
+    effects.extend(untold(facts));
     let is_down = matches!(facts.observed.domain, Some(RunState::NotStarted | RunState::Ended(_)));
     if status.state == State::Rebuilding && is_down && facts.observed.volume && !facts.power.pending {
         effects.push(match facts.power.wanted {
@@ -41,6 +34,25 @@ pub(super) fn rebuild(facts: &Facts, _: &Limits) -> Option<Plan> {
         });
     }
     (!effects.is_empty()).then(|| Plan::run(effects, "telling what came of the wish for a new disk"))
+}
+
+/// What came of it is to be told, where that is not.
+fn untold(facts: &Facts) -> Option<Effect> {
+    let ended = match facts.record {
+        RecordFacts::Kept { rebuilt, .. } => rebuilt,
+        // It is not done, and that is told.
+        RecordFacts::Unreadable => facts.rebuild.wished,
+        RecordFacts::Absent => None,
+    };
+    (facts.rebuild.told < ended).then_some(NoteRebuild)
+}
+
+/// The same of a volume, which no guest is up with.
+pub(super) fn restore(facts: &Facts, _: &Limits) -> Option<Plan> {
+    if facts.is_to_be_rebuilt() {
+        return Some(Plan::run(vec![PrepareRebuild, ReplaceDisk], "making it anew"));
+    }
+    untold(facts).map(|told| Plan::run(vec![told], "telling what came of the wish to make it anew"))
 }
 
 /// The guest runs on until the new disk is there.

@@ -15,6 +15,7 @@ use super::{
     Announce, Aspect, Cover, Extend, MarkStarted, NoteResize, Plan, PrepareVolume, Question,
     kept::{self, count},
     known, new, ran,
+    rebuild::restore,
 };
 use crate::{Allocation, Facts, Limits, RecordFacts};
 
@@ -22,7 +23,7 @@ use crate::{Allocation, Facts, Limits, RecordFacts};
 const NEW: [Aspect; 4] = [new::failure, new::told, new::claim, make];
 
 /// Of one that somebody may have written. That it is there is told first: whatever else fails is told with how it stands.
-const KEPT: [Aspect; 6] = [disk, told, kept::access, kept::record, kept::intent, size];
+const KEPT: [Aspect; 7] = [disk, told, kept::access, kept::record, kept::intent, restore, size];
 
 pub(super) fn plan(facts: &Facts, limits: &Limits) -> Plan {
     if ran(facts) { kept::keep(&KEPT, facts, limits) } else { super::first(&NEW, facts, limits) }

@@ -41,7 +41,7 @@ impl Referee {
         {
             let known = self.known.entry(record.instance).or_default();
             known.is_volume = record.kind == Workload::Volume;
-            known.copy_of = record.spec.image.copied();
+            known.copy_of = record.spec.image.copied().map(|copied| copied.disk);
             known.volumes = record.volumes.iter().map(|has| has.volume).collect();
             let wanted = wanted(world);
             for volume in record.volumes.iter().map(|has| has.volume) {

@@ -1,0 +1,185 @@
+//! `eschedule snapshot`: all disks of an instance, as they are at one moment. A snapshot is a volume that is a copy of an
+//! instance's own disk, with copies of the volumes that it had beside.
+
+use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
+use ec_cloud::{
+    NewVolume, VolumeView, act, find_placed, resolve, resolve_volume, restore_volume, snapshot_of,
+};
+use ec_model::{CopyOf, ImageRef, InstanceId, State, Workload};
+use ec_plan::verbs::Verb;
+use ec_runtime::exit::{Failure, tell};
+
+use crate::{
+    acting::Patience,
+    cli::{Output, Waiting},
+    config::Session,
+    output,
+    spec::once_each,
+    volume::{called, delete, done, make},
+};
+
+pub(crate) const EXAMPLES: &str = "\
+A snapshot lies beside the instance, on the storage of its node, and outlives it. It has all disks of the instance as they are at one
+moment, though the instance goes on; where its guest has an agent, its file systems are at rest then. It is a volume, is claimed
+as one, and nothing changes it any more.
+
+Examples:
+  eschedule snapshot create db before-upgrade --wait
+  eschedule snapshot restore before-upgrade
+      stops db, makes its disk and its volumes anew as they were, and starts it again
+  eschedule run db2 --flavor small --image volume:before-upgrade
+      another that boots from it
+  eschedule volume create old --size 10 --image volume:before-upgrade/data
+      what was on volume data
+  eschedule image add golden volume:before-upgrade
+      its first disk, for all nodes
+  eschedule snapshot delete before-upgrade";
+
+/// What is done with snapshots.
+#[derive(Subcommand)]
+pub(crate) enum SnapshotCommand {
+    /// Copy all disks of an instance as they are at this moment
+    Create {
+        /// The instance's name or uuid
+        #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
+        instance: String,
+        /// What it shall be called, of which each project has one beside its volumes
+        name: String,
+        /// How much to claim for it, in GiB [default: what the disks have together]
+        #[arg(long, value_name = "GB", allow_negative_numbers = true)]
+        size: Option<u64>,
+        /// A label; may be given more than once
+        #[arg(long, value_name = "KEY=VALUE", value_parser = ec_model::input::label)]
+        label: Vec<(String, String)>,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// List the snapshots of all projects, by node and name
+    List,
+    /// Show a snapshot
+    Show {
+        /// Its name, its uuid, or the beginning of that
+        #[arg(value_name = "SNAPSHOT", value_parser = NonEmptyStringValueParser::new())]
+        snapshot: String,
+    },
+    /// Make an instance's disk, and the volumes that it still has, anew as they were; what was written since goes
+    ///
+    /// A running instance is stopped for it and started again. Volumes that it had then and has no more stay as they are,
+    /// which is told. Where this is broken off, run it again.
+    Restore(Restoring),
+    /// Delete snapshots
+    Delete {
+        /// Names, uuids, or beginnings of uuids of eight characters or more
+        #[arg(value_name = "SNAPSHOT", required = true, value_parser = NonEmptyStringValueParser::new())]
+        snapshots: Vec<String>,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+}
+
+/// `eschedule snapshot restore`.
+#[derive(Args)]
+pub(crate) struct Restoring {
+    /// Its name, its uuid, or the beginning of that
+    #[arg(value_name = "SNAPSHOT", value_parser = NonEmptyStringValueParser::new())]
+    snapshot: String,
+
+    /// The guest gets so many seconds to end by itself
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(..=3600))]
+    grace: u32,
+
+    /// Stop waiting for one of the steps after so many seconds (exit code 1; what is under way goes on)
+    #[arg(long, value_name = "SECONDS", default_value_t = 1800, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    timeout: u64,
+}
+
+/// Does it.
+pub(crate) async fn snapshot(
+    session: &Session,
+    command: SnapshotCommand,
+    output: Output,
+) -> Result<(), Failure> {
+    let cloud = &session.cloud;
+    match command {
+        SnapshotCommand::Create { instance, name, size, label, waiting } => {
+            let instance = resolve(cloud, &instance).await?;
+            let new = NewVolume {
+                name: Some(name),
+                size_gb: size,
+                image: Some(snapshot_of(cloud, instance).await?),
+                node: None,
+                labels: once_each("--label", &label)?,
+            };
+            make(session, &new, waiting, output).await
+        }
+        SnapshotCommand::List => {
+            let mut all = ec_cloud::volumes(cloud).await?;
+            all.retain(|volume| volume.snapshot);
+            output::snapshots(output, &all)
+        }
+        SnapshotCommand::Show { snapshot } => output::volume(output, &known(session, &snapshot).await?),
+        SnapshotCommand::Restore(restoring) => restore(session, &restoring, output).await,
+        SnapshotCommand::Delete { snapshots, waiting } => {
+            // None goes where one of them is something else.
+            for snapshot in &snapshots {
+                known(session, snapshot).await?;
+            }
+            delete(session, &snapshots, waiting, output).await
+        }
+    }
+}
+
+async fn known(session: &Session, text: &str) -> Result<VolumeView, Failure> {
+    let cloud = &session.cloud;
+    let view = ec_cloud::volume(cloud, resolve_volume(cloud, text).await?).await?;
+    if view.snapshot {
+        return Ok(view);
+    }
+    Err(Failure::failed(format!(
+        "`{text}` is a volume, and no snapshot of an instance: see `eschedule volume`"
+    )))
+}
+
+async fn restore(session: &Session, restoring: &Restoring, output: Output) -> Result<(), Failure> {
+    let cloud = &session.cloud;
+    let patience = Patience::new(Waiting { wait: true, timeout: restoring.timeout })?;
+    let view = known(session, &restoring.snapshot).await?;
+    let name = called(&view);
+    if view.status != "available" {
+        return Err(Failure::failed(format!("snapshot {name} is {}, and cannot be restored", view.status)));
+    }
+    let instance = view.copy_of.ok_or_else(|| Failure::failed(format!("nobody knows whose {name} is")))?;
+    let machine = find_placed(cloud, instance).await.map_err(|error| {
+        let failure = session.failed(error);
+        let hint = format!("`eschedule run NAME --image volume:{name}` boots another from it");
+        Failure { message: format!("{}; {hint}", failure.message), ..failure }
+    })?;
+    let has = machine.record.as_ref().map(|record| record.volumes.clone()).unwrap_or_default();
+    let (volumes, gone): (Vec<InstanceId>, Vec<InstanceId>) =
+        view.beside.iter().partition(|volume| has.iter().any(|has| has.volume == **volume));
+    for volume in gone {
+        tell(&format!(
+            "eschedule: {instance} has not volume {volume} any more, which stays as it is: `eschedule volume restore {volume} volume:{name}/{volume}`"
+        ));
+    }
+    let is_stopped = machine.status.record().is_some_and(|status| status.state == State::Stopped);
+    let ask = async |verb: Verb, doing: &str| -> Result<(), Failure> {
+        let acted = act(cloud, instance, &verb).await.map_err(|error| session.failed(error))?;
+        done(session, &patience, instance, &acted, doing).await
+    };
+    if !is_stopped {
+        ask(Verb::Stop(restoring.grace), "stopping").await?;
+    }
+    for volume in volumes {
+        let of = CopyOf { held: Some(volume), ..CopyOf::disk(Workload::Volume, view.volume) };
+        let acted = restore_volume(cloud, volume, &ImageRef::copy_of(&of)).await;
+        let acted = acted.map_err(|error| session.failed(error))?;
+        done(session, &patience, volume, &acted, "restoring").await?;
+    }
+    let own = ImageRef::copy_of(&CopyOf::disk(Workload::Volume, view.volume));
+    ask(Verb::Rebuild(Some(own)), "restoring").await?;
+    if !is_stopped {
+        ask(Verb::Start, "starting").await?;
+    }
+    output::volume(output, &view)
+}
