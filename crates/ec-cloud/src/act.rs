@@ -65,6 +65,15 @@ async fn wish(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<A
     let mut unheard: Option<Unheard> = None;
     for _ in 0..TRIES {
         let known = find_placed(cloud, instance).await?;
+        if *verb == Verb::Unlock
+            && matches!(known.request, Read::Absent)
+            && let Some(record) = known.record_doc()?.filter(|record| record.record.locked.is_some())
+        {
+            match unlock_lost(cloud, &known, record).await? {
+                Some(acted) => return Ok(acted),
+                None => continue,
+            }
+        }
         let (record, order) = docs(&known)?;
         // An earlier try, whose answer was lost, was done after all. Whatever else was, is so already.
         if let Some(unheard) = unheard.take() {
@@ -112,6 +121,10 @@ async fn wish(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<A
             && let Some(source) = Source::of(cloud, image.as_ref().unwrap_or(its_own)).await?
         {
             source.is_on(known.node)?;
+            // The agent would find that, too, with its guest's disk untouched.
+            if let Some(gigabytes) = record.record.spec.resources.get("DISK_GB") {
+                source.fits(*gigabytes)?;
+            }
         }
         if let Wish::Resize(extent) = &wish {
             claim(cloud, &known, extent).await?;
@@ -139,6 +152,28 @@ async fn wish(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<A
         }
     }
     Err(CloudError::Busy(format!("{instance} keeps changing; try again")))
+}
+
+/// Unlocks one whose request was lost, in its record alone: locked, it could neither be destroyed nor, where its node holds
+/// nothing of it, be brought back. Nothing where somebody else was quicker.
+async fn unlock_lost(cloud: &Cloud, known: &Known, mut record: Doc<Instance>) -> CloudResult<Option<Acted>> {
+    let instance = known.instance;
+    let generation = record.record.generation.saturating_add(1);
+    (record.record.locked, record.record.generation) = (None, generation);
+    record.record.request_id = cloud.request_id;
+    let key = cloud.keys.instance(instance);
+    let txn = Txn::new()
+        .when(Compare::Unchanged(key.clone(), known.record_revision()))
+        .when(Compare::Absent(cloud.keys.request(known.node, instance)))
+        .put(key, record.encode());
+    let (verb, detail) = Verb::Unlock.recorded();
+    let asked = Asked { instance, node: known.node, verb, detail, at: cloud.host.now(), generation };
+    let txn = note(cloud, asked, txn, None).await?;
+    match cloud.store.txn(txn).await {
+        Ok(outcome) if outcome.succeeded => Ok(Some(acted(known, None, None))),
+        Ok(_) | Err(StoreError::Unknown(_)) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Adds the demand that the node's agent reads the request, where that is of a later format than requests usually are.

@@ -217,26 +217,7 @@ fn destroy(why: &'static str) -> Plan {
 
 /// Whether a guest may ever have written the disk. Where nobody can tell, it may have.
 pub fn ran(facts: &Facts) -> bool {
-    let told = known(facts).is_some_and(|status| {
-        status.start_noted
-            || matches!(
-                status.state,
-                State::Active
-                    | State::Paused
-                    | State::Stopped
-                    | State::Stopping
-                    | State::Rebooting
-                    | State::Suspending
-                    | State::Suspended
-                    | State::Rebuilding
-                    | State::Rescuing
-                    | State::Rescued
-                    | State::Unrescuing
-                    | State::Resizing
-                    | State::VerifyResize
-                    | State::Unclaimed
-            )
-    });
+    let told = known(facts).is_some_and(|status| status.start_noted || is_of_what_ran(status.state));
     let recorded = match facts.record {
         RecordFacts::Kept { started, .. } => started,
         RecordFacts::Unreadable => true,
@@ -244,6 +225,27 @@ pub fn ran(facts: &Facts) -> bool {
     };
     let seen = !matches!(facts.observed.domain, None | Some(RunState::NotStarted));
     told || recorded || seen
+}
+
+/// Whether only what ran is told to be so. Of a start whose note was lost nothing else may tell.
+pub(crate) fn is_of_what_ran(state: State) -> bool {
+    matches!(
+        state,
+        State::Active
+            | State::Paused
+            | State::Stopped
+            | State::Stopping
+            | State::Rebooting
+            | State::Suspending
+            | State::Suspended
+            | State::Rebuilding
+            | State::Rescuing
+            | State::Rescued
+            | State::Unrescuing
+            | State::Resizing
+            | State::VerifyResize
+            | State::Unclaimed
+    )
 }
 
 /// The plan of the first aspect that is not as it shall be.

@@ -155,6 +155,31 @@ pub(crate) fn end_guest(world: &World, computer: &Computer, guest: InstanceId, w
     computer.hypervisor.end_guest_by(guest, why);
 }
 
+/// As somebody with virsh, who has not asked: what runs is saved or suspended, what does not is started.
+pub(crate) async fn handle(world: &World, computer: &Computer, guest: InstanceId) {
+    let hypervisor = &computer.hypervisor;
+    let Some(domain) = observed(computer, guest).and_then(|guest| guest.domain) else { return };
+    let (what, done) = match domain {
+        RunState::Running if world.chance(70) => ("saves", hypervisor.save(guest).await),
+        RunState::Running => {
+            hypervisor.pause_guest(guest, Pause::ByHand);
+            ("suspends", Ok(()))
+        }
+        RunState::Paused(_) => ("resumes", hypervisor.resume(guest).await),
+        // Its memory goes with that.
+        RunState::Saved if world.chance(30) => {
+            hypervisor.forget_memory(guest);
+            ("forgets the memory of", Ok(()))
+        }
+        RunState::Saved | RunState::Ended(_) => ("starts", hypervisor.start(guest).await),
+        // No guest of it ever ran.
+        RunState::NotStarted => return,
+    };
+    if done.is_ok() {
+        say(world, format!("somebody {what} {guest} on {}", name(computer)));
+    }
+}
+
 pub(crate) fn pause_guest(world: &World, computer: &Computer, guest: InstanceId, why: Pause) {
     // What does not run cannot be halted; of what is halted the reason may change.
     let domain = observed(computer, guest).and_then(|guest| guest.domain);

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ec_cloud::{CloudError, destroy, list};
+use ec_cloud::{CloudError, Verb, act, destroy, list};
 use ec_model::{Actions, Desired, Instance, InstanceId, Outcomes, Size, State, decode};
 use ec_plan::history::{Fate, told};
 use ec_store::LeaseId;
@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep};
 use crate::{
     acts::guests,
     door::content,
+    last::bring_to_an_end,
     life::Life,
     referee::{Known, claimed, marked},
     traces::{Records, Traces, is_kept_free, records},
@@ -70,6 +71,14 @@ pub(crate) async fn converge(world: &Arc<World>) {
     until(world, begun, "did not come to rest", || async { unrest(world).await }).await;
     if world.failed.is_cancelled() {
         return;
+    }
+    if world.chance(40) {
+        bring_to_an_end(world).await;
+        let begun = Instant::now();
+        until(world, begun, "did not come to rest again", || async { unrest(world).await }).await;
+        if world.failed.is_cancelled() {
+            return;
+        }
     }
     world.log(Actor::Nemesis, "everything shall be destroyed");
     let begun = Instant::now();
@@ -305,7 +314,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
                 && traces.is_resized(resize_acknowledged);
         let is_older = |request: &ec_model::Request| request.generation < volumes_acknowledged;
         let lost_wish = traces.request.as_ref().is_some_and(is_older) && !restored && !healed;
-        let as_wished = as_wished && !lost_wish && traces.is_rescued_as_wished() && traces.is_answered();
+        let as_wished = as_wished && !lost_wish && traces.is_rescued_as_wished(was_revived) && traces.is_answered();
         // What is wished of its size is done when it is there.
         let as_wished = as_wished || state == Some(State::Preparing) && waits_to_be_copied;
         // Of one that is in ERROR, or is not wanted any more, what was asked for may be left undone.
@@ -408,6 +417,8 @@ async fn destroy_all(world: &Arc<World>) {
             Ok(_) => world.log(Actor::User(0), format!("destroy {instance}: it goes")),
             // It is as good as gone.
             Err(CloudError::NotFound(_)) => {}
+            // It is locked, perhaps; or a machine has it, which goes first.
+            Err(CloudError::Refused(_)) => _ = act(&cloud, instance, &Verb::Unlock).await,
             Err(error) => world.log(Actor::User(0), format!("destroy {instance}: {error}")),
         }
     }

@@ -47,9 +47,11 @@ pub(crate) enum Ill {
     PauseGuest,
     CrashHost,
     FillHost,
+    StepClock,
+    Hand,
 }
 
-const ALL: [Ill; 29] = [
+const ALL: [Ill; 31] = [
     Ill::KillAgent,
     Ill::StopAgent,
     Ill::KillReplica,
@@ -79,6 +81,8 @@ const ALL: [Ill; 29] = [
     Ill::PauseGuest,
     Ill::CrashHost,
     Ill::FillHost,
+    Ill::StepClock,
+    Ill::Hand,
 ];
 
 /// The ills of a history: about a third of all, of those that have few consequences more often.
@@ -88,6 +92,7 @@ pub(crate) fn selection(world: &World) -> Vec<Ill> {
         Ill::Restore => 18,
         // Room may be sold twice till its node has noticed.
         Ill::LoseClaim => 8,
+        Ill::StepClock => 10,
         Ill::LoseDisk
         | Ill::LoseDomain
         | Ill::LoseRecord
@@ -95,7 +100,8 @@ pub(crate) fn selection(world: &World) -> Vec<Ill> {
         | Ill::LoseRequest
         | Ill::Refusals
         | Ill::EndGuest
-        | Ill::PauseGuest => 15,
+        | Ill::PauseGuest
+        | Ill::Hand => 15,
         Ill::KillAgent | Ill::StoreStorm => 60,
         _ => 35,
     };
@@ -138,6 +144,13 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
                 sleep(after).await;
                 acts::trouble(&world, &computer, false);
             });
+        }
+        Ill::StepClock => {
+            let seconds = i64::try_from(world.pick(1..40)).unwrap_or(1);
+            let (seconds, whither) =
+                if world.chance(70) { (-seconds, "back") } else { (seconds, "forward") };
+            say(world, format!("sets all clocks {whither} by {} s", seconds.abs()));
+            world.step_clock(seconds);
         }
         Ill::KillController => {
             let number = any_number(world, world.controllers.count());
@@ -281,6 +294,14 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
                 let ends = [End::ByGuest, End::ByHand, End::Crashed];
                 let why = ends[usize::try_from(world.pick(0..3)).unwrap_or(0)];
                 acts::end_guest(world, &computer, guest, why);
+                if world.chance(20) {
+                    crash_on(world, &computer, guest);
+                }
+            }
+        }
+        Ill::Hand => {
+            if let Some(guest) = any_guest(world, &computer).await {
+                acts::handle(world, &computer, guest).await;
             }
         }
         Ill::PauseGuest => {
@@ -301,6 +322,20 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
             }
         }
     }
+}
+
+/// A guest that crashes whenever it was started again, so many times.
+fn crash_on(world: &Arc<World>, computer: &Arc<Computer>, guest: InstanceId) {
+    let (world, computer, times) = (Arc::clone(world), Arc::clone(computer), world.pick(2..9));
+    tokio::spawn(async move {
+        for _ in 0..times {
+            sleep(world.millis(2000..20_000)).await;
+            let runs = crate::referee::observed(&computer, guest).and_then(|seen| seen.domain);
+            if runs == Some(RunState::Running) {
+                acts::end_guest(&world, &computer, guest, End::Crashed);
+            }
+        }
+    });
 }
 
 /// Something goes wrong more often for a while; other things may go wrong meanwhile.

@@ -8,8 +8,9 @@ mod ids;
 pub(crate) mod keys;
 mod room;
 mod volumes;
+mod wishes;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use ec_cloud::Verb;
 use ec_hypervisor::{DomainSize, Observed, Operation};
@@ -26,6 +27,9 @@ use crate::{
     node::PROCESSORS,
     world::{Actor, PLACEMENT, World},
 };
+
+/// Epoch and generation, state and reason.
+type Told = (u64, u64, State, String);
 
 /// What the referee knows of an instance.
 #[derive(Debug, Clone, Default)]
@@ -57,10 +61,10 @@ pub(crate) struct Known {
     pub(crate) wrote: bool,
     /// It was told to be ACTIVE, and etcd knows of it.
     was_active: bool,
-    /// Epoch and generation, state and reason that were told last.
-    told: Option<(u64, u64, State, String)>,
-    /// The same, of the time before: all that an agent knows that lost the answer to its last word.
-    told_before: Option<(u64, u64, State, String)>,
+    /// What was told last.
+    told: Option<Told>,
+    /// The same, of the times before, the newest first: all that an agent knows that lost the answers to its last words.
+    told_before: VecDeque<Told>,
     /// A call that its agent had given up made something of it after its removal: the next look sweeps that.
     revived: bool,
     /// That has happened at least once.
@@ -314,6 +318,7 @@ impl Referee {
     ) {
         self.transactions += 1;
         self.look_at_demands(world, actor, txn, before);
+        self.look_at_wish(world, actor, txn, before);
         for (op, old) in txn.then.iter().zip(before) {
             let (key, new) = match op {
                 Op::Put { key, value, .. } => (key.as_str(), Some(value.as_slice())),
@@ -420,7 +425,7 @@ impl Referee {
                     "the disk of {instance}, which its guest wrote, was deleted and no user wished it"
                 ));
             }
-            Operation::CreateVolume if known.wrote && !known.wished_away => {
+            Operation::CreateVolume if known.wrote && !known.wished_away && !(late && known.disturbed) => {
                 self.found(format!("the disk of {instance}, which a guest may have written, was made anew"));
             }
             Operation::CreateOverlay if known.wrote && !known.wished_away && !(late && known.disturbed) => {

@@ -163,8 +163,9 @@ impl Traces {
             || wished >= acknowledged && told >= wished
     }
 
-    /// Whether it boots from the disk that it shall boot from, and there is no other to boot from.
-    pub(crate) fn is_rescued_as_wished(&self) -> bool {
+    /// Whether it boots from the disk that it shall boot from, and there is no other to boot from; but for one that a `late`
+    /// call made, which goes with the next wish.
+    pub(crate) fn is_rescued_as_wished(&self, late: bool) -> bool {
         let (Some(request), Some(status)) = (&self.request, &self.status) else { return true };
         let told = status.rescued.as_ref().map(|rescued| rescued.wished_at);
         let is_told = match &request.rescue {
@@ -173,7 +174,7 @@ impl Traces {
         };
         request.desired != Desired::Active
             || status.state == State::Error
-            || is_told && status.is_rescued() == self.rescue_disk
+            || is_told && (status.is_rescued() == self.rescue_disk || self.rescue_disk && late)
     }
 
     /// Whether whoever wished to look at it last was answered: whatever is wrong with it, its agent tells.
@@ -185,12 +186,15 @@ impl Traces {
             || request.access.is_none_or(|wish| Some(wish.generation) == told)
     }
 
-    /// Why a wish for a disk or a size was given up, where one was; but for what cannot be while memory is saved.
+    /// Why a wish for a disk or a size was given up, where one was; but for what cannot be while memory is saved, or as a copy
+    /// of what is larger.
     pub(crate) fn given_up(&self) -> Option<&str> {
         let status = self.status.as_ref().filter(|status| status.state != State::Error)?;
         let rebuilt = status.rebuilt.as_ref().and_then(|was| was.failed.as_deref());
         let resized = status.resized.as_ref().and_then(|was| was.failed.as_deref());
         let rescued = status.rescued.as_ref().and_then(|was| was.failed.as_deref());
+        // What it is to be a copy of may have grown since that was asked for.
+        let rebuilt = rebuilt.filter(|why| !why.contains(" are less than the "));
         rebuilt.or(resized).or(rescued.filter(|why| !why.contains("its memory lies on the node's disk")))
     }
 

@@ -3,17 +3,18 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use ec_cloud::{
-    Ask, Awaited, Change, Cloud, CloudError, Guest, Joining, Naming, Scheduled, Verb, View, Wanted, act,
+    Ask, Awaited, Cloud, CloudError, Guest, Joining, Naming, Scheduled, Verb, View, Wanted, act,
     create_group, delete_group, destroy, heal, list, schedule, until_active, until_done,
 };
 use ec_model::{
-    AccessKind, Blob, Extent, ImageRef, InstanceId, Policy, RequestId, ResourceQuery, Restart, State,
+    AccessKind, Blob, ImageRef, InstanceId, Policy, RequestId, ResourceQuery, Restart, State,
 };
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     door::Door,
+    fashion::Fashion,
     life::Life,
     volumes,
     way::Way,
@@ -22,6 +23,9 @@ use crate::{
 
 /// Names that users of one project quarrel about.
 const NAMES: [&str; 4] = ["web", "db", "mail", "cache"];
+
+/// What somebody does in another window is told as this many more's.
+const WINDOW: u32 = 10;
 
 /// Groups that users of one project have, or have again.
 const GROUPS: [(&str, Policy); 3] = [
@@ -73,48 +77,70 @@ enum Deed {
 
 /// Uses the cluster until `done`.
 pub(crate) async fn live(world: Arc<World>, number: u32, done: CancellationToken) {
+    let fashion = Fashion::any(&world);
+    let mut last = None;
     while !done.is_cancelled() {
-        sleep(world.millis(200..8000)).await;
-        // Somebody else may destroy it before.
-        let is_held = !world.store.content(&world.keys.every_held()).pairs.is_empty();
-        let deed = match world.pick(0..19) {
-            _ if is_held && world.chance(15) => Deed::Heal,
-            14.. => match volumes::any(&world) {
-                Some(deed) => Deed::Volume(deed),
-                None => continue,
-            },
-            10..14 => match someone(&world) {
-                Some(instance) => Deed::Act { instance, verb: a_verb(&world), wait: world.chance(30) },
-                None => continue,
-            },
-            0..5 => Deed::Schedule {
-                name: world.chance(60).then(|| a_name(&world)),
-                data: world.chance(20),
-                wait: world.chance(30),
-                group: world.chance(30).then(|| a_group(&world)),
-            },
-            8 if world.chance(20) => Deed::DeleteGroup(a_group(&world).0),
-            5..8 if world.chance(3) => {
-                match world.judge(|referee, world| referee.sealed_requests(world)).first() {
-                    Some(instance) => Deed::DestroySealed(*instance),
-                    None => continue,
-                }
+        sleep(fashion.pause(&world)).await;
+        let Some(deed) = next(&world, fashion, last) else { continue };
+        if let Deed::Act { instance, .. } = &deed {
+            last = Some(*instance);
+        }
+        // From another window, at the same time.
+        let beside = match &deed {
+            Deed::Act { instance, .. } | Deed::Destroy(instance) if world.chance(10) => {
+                let same = match &deed {
+                    Deed::Act { verb, .. } if world.chance(40) => Some(verb.clone()),
+                    _ => None,
+                };
+                let (instance, verb) = (*instance, same.unwrap_or_else(|| fashion.verb(&world)));
+                Some(Deed::Act { instance, verb, wait: false })
             }
-            5..8 => match someone(&world) {
-                Some(instance) => Deed::Destroy(instance),
-                None => continue,
-            },
-            9 if world.chance(60) => match someone(&world) {
-                Some(instance) => Deed::LookAt(instance, a_kind(&world)),
-                None => continue,
-            },
-            _ => Deed::List,
+            _ => None,
         };
-        command(&world, Actor::User(number), deed).await;
+        let (one, other) = (Actor::User(number), Actor::User(number + WINDOW));
+        match beside {
+            Some(beside) => _ = tokio::join!(command(&world, one, deed), command(&world, other, beside)),
+            None => command(&world, one, deed).await,
+        }
     }
 }
 
-fn a_name(world: &World) -> &'static str {
+/// What somebody does next, who asked something of an instance last; nothing where there is nothing to do it to.
+fn next(world: &World, fashion: Fashion, last: Option<InstanceId>) -> Option<Deed> {
+    // Somebody else may destroy it before.
+    let is_held = !world.store.content(&world.keys.every_held()).pairs.is_empty();
+    let act = || {
+        let again = last.filter(|_| world.chance(40));
+        let instance = match again {
+            Some(last) => last,
+            None if world.chance(3) => volumes::some_volume(world)?,
+            None => someone(world)?,
+        };
+        Some(Deed::Act { instance, verb: fashion.verb(world), wait: world.chance(30) })
+    };
+    Some(match world.pick(0..19) {
+        _ if is_held && world.chance(15) => Deed::Heal,
+        _ if fashion.acts(world) => act()?,
+        14.. => Deed::Volume(volumes::any(world)?),
+        10..14 => act()?,
+        0..5 => Deed::Schedule {
+            name: world.chance(60).then(|| a_name(world)),
+            data: world.chance(20),
+            wait: world.chance(30),
+            group: world.chance(30).then(|| a_group(world)),
+        },
+        8 if world.chance(20) => Deed::DeleteGroup(a_group(world).0),
+        5..8 if world.chance(3) => {
+            let sealed = world.judge(|referee, world| referee.sealed_requests(world));
+            Deed::DestroySealed(*sealed.first()?)
+        }
+        5..8 => Deed::Destroy(someone(world)?),
+        9 if world.chance(60) => Deed::LookAt(someone(world)?, a_kind(world)),
+        _ => Deed::List,
+    })
+}
+
+pub(crate) fn a_name(world: &World) -> &'static str {
     NAMES[usize::try_from(world.pick(0..4)).unwrap_or(0)]
 }
 
@@ -133,41 +159,6 @@ fn a_policy(world: &World) -> Restart {
 
 fn a_kind(world: &World) -> AccessKind {
     [AccessKind::Console, AccessKind::Log, AccessKind::Vnc][usize::try_from(world.pick(0..3)).unwrap_or(0)]
-}
-
-/// A wish for so many processors, and a disk of so many GB.
-pub(crate) fn resize(vcpus: u64, disk_gb: u64) -> Verb {
-    let resources = [("VCPU", vcpus), ("MEMORY_MB", 128), ("DISK_GB", disk_gb)];
-    let query: Vec<String> = resources.iter().map(|(class, amount)| format!("{class}:{amount}")).collect();
-    Verb::Resize(Extent {
-        query: format!("resources={}", query.join(",")),
-        resources: resources.map(|(class, amount)| (class.to_owned(), amount)).into(),
-    })
-}
-
-/// Some wish for its power, its disks, its size or what is told of it.
-fn a_verb(world: &World) -> Verb {
-    let grace = if world.chance(50) { 0 } else { 20 };
-    match world.pick(0..18) {
-        16 => Verb::Rename(a_name(world).to_owned()),
-        17 => {
-            let metadata = [("seen".to_owned(), Some(world.pick(0..9).to_string()))].into();
-            Verb::Set(Change { metadata, ..Change::default() })
-        }
-        8 => Verb::Rebuild(None),
-        9 => Verb::Rescue(None),
-        10 => Verb::Unrescue,
-        11..14 => resize(world.pick(1..4), world.pick(1..3)),
-        14 => Verb::Confirm,
-        15 => Verb::Revert,
-        0..2 => Verb::Start,
-        2..4 => Verb::Stop(grace),
-        4 => Verb::Reboot(grace),
-        5 => Verb::Pause,
-        6 => Verb::Unpause,
-        _ if world.chance(50) => Verb::Suspend,
-        _ => Verb::Resume,
-    }
 }
 
 /// One of the instances that were acknowledged and that nobody has wished away; or now and then one that somebody has.
@@ -378,6 +369,9 @@ pub(crate) async fn doom(
             Ok(())
         }
         Err(error) => {
+            if matches!(error, CloudError::Refused(_)) {
+                world.judge(|referee, _| referee.spared(instance));
+            }
             world.log(actor, format!("is told: {error}"));
             Err(error.to_string())
         }

@@ -57,7 +57,8 @@ pub(crate) fn any(world: &World) -> Option<Deed> {
     Some(match world.pick(0..16) {
         0..4 => {
             let copy_of = if world.chance(20) { some_volume(world) } else { None };
-            let near = if copy_of.is_none() && world.chance(70) { someone(world) } else { None };
+            // A copy is made where the other lies, whatever its user says.
+            let near = world.chance(if copy_of.is_none() { 70 } else { 15 }).then(|| someone(world)).flatten();
             let index = usize::try_from(world.pick(0..3)).unwrap_or(0);
             Deed::Create(Order {
                 name: world.chance(60).then_some(NAMES[index]),
@@ -77,7 +78,7 @@ pub(crate) fn any(world: &World) -> Option<Deed> {
 }
 
 /// One of the volumes that were acknowledged and that nobody has wished away; or now and then one that somebody has.
-fn some_volume(world: &World) -> Option<InstanceId> {
+pub(crate) fn some_volume(world: &World) -> Option<InstanceId> {
     let again = world.chance(10);
     let all: Vec<InstanceId> = world.judge(|referee, _| {
         let known = referee.instances().filter(|(_, known)| known.is_volume && known.acknowledged.is_some());

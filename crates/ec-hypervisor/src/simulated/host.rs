@@ -684,6 +684,13 @@ impl Host {
         }
     }
 
+    pub(super) fn forget_memory(&mut self, instance: InstanceId) -> bool {
+        let domain = self.machines.get_mut(&instance).and_then(|machine| machine.domain.as_mut());
+        let Some(domain) = domain.filter(|domain| domain.state == RunState::Saved) else { return false };
+        domain.state = RunState::Ended(End::Unknown);
+        true
+    }
+
     pub(super) fn pause(&mut self, instance: InstanceId, why: Pause) -> bool {
         self.happen(instance, |state| *state = RunState::Paused(why))
     }

@@ -105,6 +105,13 @@ impl SimulatedHypervisor {
         }
     }
 
+    /// The memory that was saved of the guest is deleted; nothing happens where none was.
+    pub fn forget_memory(&self, instance: InstanceId) {
+        if self.inner().host.forget_memory(instance) {
+            self.tell(HypervisorEvent::Changed(instance));
+        }
+    }
+
     /// The guest is paused for that reason; nothing happens where there is no such domain.
     pub fn pause_guest(&self, instance: InstanceId, why: Pause) {
         if self.inner().host.pause(instance, why) {

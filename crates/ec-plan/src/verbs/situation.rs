@@ -4,7 +4,10 @@ use std::fmt;
 
 use ec_model::{Desired, Instance, Power, Request, State, Status};
 
-use crate::sizes::{self, Resizing};
+use crate::{
+    machine::is_of_what_ran,
+    sizes::{self, Resizing},
+};
 
 /// How an instance stands for who asks something of it: by what it is told to be, and by what it is on the way to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,7 +91,7 @@ impl Situation {
         let Some(status) = status else { return Self::Building };
         let wish = &request.power;
         let rebuilt = status.rebuilt.as_ref().map(|rebuilt| rebuilt.wished_at);
-        let is_built = status.started_at.is_some();
+        let is_built = status.started_at.is_some() || is_of_what_ran(status.state);
         if is_built && rebuilt < request.rebuild.as_ref().map(|rebuild| rebuild.wished_at) {
             return Self::Rebuilding;
         }

@@ -18,6 +18,8 @@ use crate::{
 
 /// A claim that is not requested stays for so many seconds.
 const GRACE: u64 = 60;
+/// So many words in a row an agent loses the answers to.
+const UNHEARD: usize = 4;
 /// What is left of a command counts as that after so many seconds.
 const STALE: i64 = 600;
 
@@ -217,13 +219,12 @@ impl Referee {
             State::Error if !harmed && known.unclaimed.is_none_or(|age| age < GRACE) => {
                 Some("nothing was done to it")
             }
-            State::Stopped | State::Paused if !harmed && !known.wished_away && !known.power_wished => {
+            State::Stopped | State::Paused | State::Suspended if !harmed && !known.wished_away && !known.power_wished => {
                 Some("nothing was done to it")
             }
             State::Stopping
             | State::Rebooting
             | State::Suspending
-            | State::Suspended
             | State::Rebuilding
             | State::Rescuing
             | State::Rescued
@@ -247,9 +248,13 @@ impl Referee {
         // Somebody had deleted its status: what is told since is all that is known.
         known.was_active &= !(known.status_lost && is_before_active(state));
         // Whoever looks is answered, and what was told before stays.
-        let told = Some((status.epoch, status.observed_generation, state, reason.clone()));
-        let only_answers = status.access.is_some() && (known.told == told || known.told_before == told);
-        known.told_before = std::mem::replace(&mut known.told, told);
+        let told = (status.epoch, status.observed_generation, state, reason.clone());
+        let was_told = known.told.as_ref() == Some(&told) || known.told_before.contains(&told);
+        let only_answers = status.access.is_some() && was_told;
+        if let Some(before) = known.told.replace(told) {
+            known.told_before.push_front(before);
+            known.told_before.truncate(UNHEARD);
+        }
         if let Some(why) = wrong {
             self.found(format!("{instance} is told to be {state}, and {why}: {reason}"));
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ec_model::{Desired, InstanceId, NodeId, Request, State, Status, decode};
+use ec_model::{Desired, InstanceId, NodeId, Request, Resources, State, Status, decode};
 use ec_store::{KeyValue, Op, Txn};
 use serde_json::Value;
 
@@ -33,6 +33,18 @@ pub(crate) fn marked(world: &World, node: NodeId) -> Option<bool> {
     content(world, &format!("{PLACEMENT}/providers/{node}")).map(|pair| has_trait(&pair.value, DISABLED))
 }
 
+/// What a consumer takes, by its record, of all providers together.
+fn taken(record: &[u8]) -> Resources {
+    let record: Value = serde_json::from_slice(record).unwrap_or_default();
+    let mut taken = Resources::new();
+    for amounts in record["allocations"].as_object().into_iter().flat_map(|all| all.values()) {
+        for (class, amount) in amounts.as_object().into_iter().flatten() {
+            *taken.entry(class.clone()).or_default() += amount.as_u64().unwrap_or(0);
+        }
+    }
+    taken
+}
+
 /// Whether it is asked for, and was not given up.
 fn is_wanted(world: &World, instance: InstanceId) -> bool {
     world.computers.iter().any(|computer| {
@@ -59,6 +71,9 @@ impl Referee {
             let Some(instance) = instance else { continue };
             if matches!(op, Op::Put { .. }) {
                 self.known.entry(instance).or_default().claimed = world.elapsed().as_secs();
+                if let Some(old) = old {
+                    self.look_at_surplus(world, instance, &taken(&old.value));
+                }
                 continue;
             }
             let known = self.known.entry(instance).or_default();

@@ -26,6 +26,11 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(deleted(stage)),
     ),
     Scenario::new(
+        "unlock-of-what-was-lost",
+        "somebody deletes the request of a guest that is locked, and it is not healed: it is destroyed as soon as it is unlocked",
+        |stage| Box::pin(locked_and_lost(stage)),
+    ),
+    Scenario::new(
         "heal-twice-at-once",
         "two people heal at the same moment, and one is killed after each of its writes: each guest is brought back once",
         |stage| Box::pin(twice(stage)),
@@ -152,6 +157,18 @@ async fn deleted(stage: Stage) {
     stage.user(1).wish(guest, &Verb::Unlock).await.ok();
 }
 
+async fn locked_and_lost(stage: Stage) {
+    let guest = stage.ready("web").await;
+    stage.user(1).wish(guest, &Verb::Lock("mine".to_owned())).await.ok();
+    stage.until_well(guest).await;
+    acts::delete_request(&stage.world, stage.node(1), guest, false).await;
+    until_unclaimed(&stage, &[guest]).await;
+    stage.demand(stage.user(1).destroy(guest).await.is_err(), "it is not destroyed, since it is locked").await;
+    stage.demand(stage.user(1).wish(guest, &Verb::Unlock).await.is_ok(), "it is unlocked").await;
+    stage.destroyed(guest).await;
+    stage.until_gone(guest).await;
+}
+
 async fn twice(stage: Stage) {
     let guests = [stage.ready("a").await, stage.ready("b").await, stage.ready("c").await];
     for round in 0..2 {
@@ -184,7 +201,7 @@ async fn not_gone_on(stage: Stage) {
     let user = stage.user(1);
     tokio::join!(async { drop(user.wish(disk, &Verb::Rebuild(None)).await) }, async {
         stage.until_down(1).await;
-        stage.user(2).asks(size, &crate::user::resize(2, 1)).await;
+        stage.user(2).asks(size, &crate::fashion::resize(2, 1)).await;
         stage.user(2).asks(power, &Verb::Stop(0)).await;
         // The next knows of the first only, as its record says.
         stage.empty_etcd();

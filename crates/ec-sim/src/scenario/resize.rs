@@ -10,7 +10,8 @@ use super::{Scenario, Stage, people::SMALL, stage::Sight};
 use crate::{
     referee::claimed,
     snag::Fate,
-    user::{Order, resize as to},
+    fashion::resize as to,
+    user::Order,
 };
 
 pub(super) const ALL: &[Scenario] = &[

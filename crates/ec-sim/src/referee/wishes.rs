@@ -1,0 +1,212 @@
+//! Rules for wishes: what may be wished of an instance as it stands, by its keys at that moment, and what a wish must not
+//! change beside what it names.
+//!
+//! They are less than the table of verbs (`docs/lifecycle.md`): what would cost a user something.
+
+use ec_model::{
+    Desired, Instance, InstanceId, Power, Request, Resources, State, Status, Workload, decode, greater,
+};
+use ec_store::{KeyValue, Op, Txn};
+
+use super::{Referee, claimed, disk_bytes, size};
+use crate::{
+    door::content,
+    world::{Actor, World},
+};
+
+const DISK: &str = "DISK_GB";
+
+/// What somebody wishes of one that is asked for: before and after.
+struct Wish {
+    order: [Request; 2],
+    record: [Instance; 2],
+    status: Option<Status>,
+}
+
+fn amount(of: &Resources, class: &str) -> u64 {
+    of.get(class).copied().unwrap_or(0)
+}
+
+impl Wish {
+    /// What is said of it, where it was locked before.
+    fn breaks_lock(&self) -> Option<&'static str> {
+        let [was, is] = &self.record;
+        was.locked.as_ref()?;
+        let kept = Instance {
+            locked: was.locked.clone(),
+            generation: was.generation,
+            request_id: was.request_id,
+            attached: was.attached,
+            ..is.clone()
+        };
+        let [before, after] = &self.order;
+        let order = |order: &Request| {
+            let Request { power, restart, rebuild, rescue, resize, name, spec, volumes, .. } = order.clone();
+            (power, restart, rebuild, rescue, resize, name, spec, volumes)
+        };
+        (kept != *was || order(before) != order(after)).then_some("which is locked")
+    }
+
+    /// What is said of a wish for a disk or a size, where another is under way, or neither can be.
+    fn meets_another(&self) -> Option<&'static str> {
+        let [was, is] = &self.order;
+        let disk = was.rebuild != is.rebuild;
+        let rescue = was.rescue != is.rescue && is.rescue.is_some();
+        let size = was.resize != is.resize;
+        if !(disk || rescue || size) || self.record[0].kind == Workload::Volume {
+            return None;
+        }
+        let is_built = |status: &&Status| {
+            status.started_at.is_some()
+                || !matches!(status.state, State::Scheduled | State::Preparing | State::Starting)
+        };
+        let Some(status) = self.status.as_ref().filter(is_built) else { return Some("which is being built") };
+        let [rebuilt, resized] = [
+            status.rebuilt.as_ref().map(|was| was.wished_at),
+            status.resized.as_ref().map(|was| was.wished_at),
+        ];
+        let gets_disk = rebuilt < was.rebuild.as_ref().map(|wish| wish.wished_at);
+        let gets_size = resized < was.resize.map(|wish| wish.wished_at);
+        let given_up = |wished_at| {
+            let told = status.rescued.as_ref();
+            told.is_some_and(|told| told.wished_at == wished_at && told.failed.is_some())
+        };
+        let is_rescued =
+            status.is_rescued() || was.rescue.as_ref().is_some_and(|wish| !given_up(wish.wished_at));
+        let failed = status.resized.as_ref().is_some_and(|was| was.failed.is_some());
+        let is_unsettled = self.record[0].before.is_some() && !failed;
+        let goes_on = size && self.record[1].before.is_some();
+        let is_suspended = status.state == State::Suspended
+            && was.power.power == Power::Suspended
+            && status.power_generation >= was.power.generation;
+        // Whatever its size, one in ERROR is given another disk.
+        let is_wrong = status.state == State::Error;
+        [
+            (gets_disk && !disk, "which gets a new disk"),
+            (gets_size && !is_wrong, "which gets another size"),
+            (is_rescued && !rescue, "which boots from a rescue disk"),
+            (is_unsettled && !is_wrong && (!size || goes_on), "whose size is neither confirmed nor reverted"),
+            (is_suspended, "whose memory is saved"),
+        ]
+        .into_iter()
+        .find_map(|(is_so, what)| is_so.then_some(what))
+    }
+
+    /// What is said of the end of a resize, and of what is kept till then.
+    fn loses_size(&self) -> Option<&'static str> {
+        let [was, is] = &self.record;
+        let [old, new] = [&was.spec.resources, &is.spec.resources];
+        let is_wished = self.order[0].resize != self.order[1].resize;
+        if was.kind == Workload::Volume {
+            return (amount(new, DISK) < amount(old, DISK)).then_some("which is a volume, and never shrinks");
+        }
+        let told = self.status.as_ref().and_then(|status| status.resized.as_ref());
+        match (&was.before, &is.before) {
+            (Some(before), Some(kept)) if before != kept => Some("and forgot what it was before"),
+            (None, Some(kept)) if *old != kept.resources => Some("and noted what it never was before"),
+            // It was reverted.
+            (Some(before), None) if is_wished => {
+                let is_back = ["VCPU", "MEMORY_MB"]
+                    .iter()
+                    .all(|class| amount(new, class) == amount(&before.resources, class));
+                let disk = told.map_or(0, |told| amount(&told.resources, DISK));
+                let shrinks = amount(new, DISK) < amount(&before.resources, DISK).max(disk);
+                (!is_back || shrinks).then_some("back to what it was not before")
+            }
+            (Some(_), None) => {
+                let is_there = told.is_some_and(|told| {
+                    told.failed.is_none()
+                        && Some(told.wished_at) >= self.order[0].resize.map(|wish| wish.wished_at)
+                });
+                (!is_there || old != new).then_some("and confirmed what it is not")
+            }
+            _ if is_wished && amount(new, DISK) < amount(old, DISK) => Some("whose disk never shrinks"),
+            _ if !is_wished && old != new => Some("and wished it no other size"),
+            _ => None,
+        }
+    }
+
+    /// What is said of a wish that a volume cannot be wished.
+    fn is_of_machines(&self) -> Option<&'static str> {
+        let [was, is] = &self.order;
+        let is_same =
+            was.power == is.power && was.rebuild == is.rebuild && was.rescue == is.rescue;
+        (self.record[0].kind == Workload::Volume && !is_same).then_some("which is a volume")
+    }
+}
+
+impl Referee {
+    /// A user's wish is one that can be wished as all stands, and changes nothing beside.
+    pub(super) fn look_at_wish(
+        &mut self,
+        world: &World,
+        actor: Actor,
+        txn: &Txn,
+        before: &[Option<KeyValue>],
+    ) {
+        if !matches!(actor, Actor::User(_)) {
+            return;
+        }
+        for (op, old) in txn.then.iter().zip(before) {
+            let Ok((node, instance)) = world.keys.parse_request(op.key()) else { continue };
+            let (Op::Put { value, .. }, Some(old)) = (op, old) else { continue };
+            let (Ok(was), Ok(is)) = (decode::<Request>(&old.value), decode::<Request>(value)) else {
+                continue;
+            };
+            let key = world.keys.instance(instance);
+            let written = txn.then.iter().zip(before).find(|(op, _)| *op.key() == *key);
+            let [record, after] = match written {
+                Some((Op::Put { value, .. }, old)) => {
+                    [old.as_ref().map(|old| old.value.clone()), Some(value.clone())]
+                }
+                Some((Op::Delete(_), old)) => [old.as_ref().map(|old| old.value.clone()), None],
+                None => {
+                    let there = content(world, &key).map(|pair| pair.value);
+                    [there.clone(), there]
+                }
+            };
+            let read = |value: Option<Vec<u8>>| value.and_then(|value| decode::<Instance>(&value).ok());
+            let Some(record) = read(record) else { continue };
+            if is.desired == Desired::Destroyed {
+                if was.desired == Desired::Active && record.locked.is_some() {
+                    self.found(format!("{actor} asked for the end of {instance}, which is locked"));
+                }
+                continue;
+            }
+            let Some(after) = read(after) else { continue };
+            let known = self.known(instance);
+            // Of which nobody can tell any more how it stands, or which came back.
+            let told = !(known.status_lost || self.restored);
+            let status = content(world, &world.keys.status(node, instance));
+            let status = status.and_then(|pair| decode::<Status>(&pair.value).ok());
+            let wish = Wish { order: [was, is], record: [record, after], status };
+            let of_how_it_stands = || wish.meets_another().or_else(|| wish.loses_size());
+            let wrong = wish.breaks_lock().or_else(|| wish.is_of_machines());
+            if let Some(what) = wrong.or_else(|| of_how_it_stands().filter(|_| told)) {
+                self.found(format!("{actor} wished something of {instance}, {what}"));
+            }
+        }
+    }
+
+    /// What is given back of a claim is needed by nobody: neither by what it is, nor by what it was and may be again.
+    pub(super) fn look_at_surplus(&mut self, world: &World, instance: InstanceId, old: &Resources) {
+        let record = content(world, &world.keys.instance(instance));
+        let record = record.and_then(|pair| decode::<Instance>(&pair.value).ok());
+        let Some(record) = record.filter(|_| !(self.restored || self.claims_lost)) else { return };
+        let before = record.before.as_ref().map(|before| before.resources.clone()).unwrap_or_default();
+        let mut needed = greater(&record.spec.resources, &before);
+        for computer in &world.computers {
+            let vcpus = size(computer, instance).map_or(0, |size| size.vcpus);
+            let gb = disk_bytes(computer, instance).unwrap_or(0).div_ceil(1 << 30);
+            let of_disk = if record.kind == Workload::Volume { gb } else { 0 };
+            let is = [("VCPU".to_owned(), vcpus), (DISK.to_owned(), of_disk)].into();
+            needed = greater(&needed, &is);
+        }
+        for (class, needed) in needed {
+            let (had, has) = (amount(old, &class), claimed(world, instance, &class));
+            if has < had && has < needed {
+                self.found(format!("{class} of {instance} was given back, of which it needs {needed}: {has}"));
+            }
+        }
+    }
+}
