@@ -42,6 +42,7 @@ fn node(number: u128, name: &str, alive: bool) -> NodeView {
         virt_type: None,
         locked: false,
         disabled: false,
+        revoked: false,
         started_at: None,
         url: None,
         instances: 2,
