@@ -17,7 +17,7 @@ use crate::{
 const ANYTHING: &str = "resources=MEMORY_MB:1";
 
 /// A node and what it has left.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub struct NodeView {
     /// Which.
     pub node: NodeId,
