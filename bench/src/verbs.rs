@@ -62,6 +62,8 @@ struct Seen {
     id: Option<u32>,
     /// What its disk has, in bytes, where it runs.
     bytes: u64,
+    /// Its memory, in KiB.
+    memory: u64,
 }
 
 impl Seen {
@@ -89,14 +91,15 @@ impl Look {
             let is = |wanted: DomainState| matches!(state, Enum::Known(state) if state == wanted);
             let is_running = is(DomainState::Running);
             let bytes = if is_running { domain.block_info(DISK, 0)?.capacity } else { 0 };
-            Ok(Seen { is_running, is_paused: is(DomainState::Paused), id: domain.id(), bytes })
+            let (is_paused, id, memory) = (is(DomainState::Paused), domain.id(), domain.info()?.max_mem);
+            Ok(Seen { is_running, is_paused, id, bytes, memory })
         };
         match seen() {
             Ok(seen) => Ok(Some(seen)),
             Err(error) if matches!(error.code(), Enum::Known(ErrorNumber::NoDomain)) => Ok(None),
             // It ended between two questions.
             Err(error) if matches!(error.code(), Enum::Known(ErrorNumber::OperationInvalid)) => {
-                Ok(Some(Seen { is_running: false, is_paused: false, id: None, bytes: 0 }))
+                Ok(Some(Seen { is_running: false, is_paused: false, id: None, bytes: 0, memory: 0 }))
             }
             Err(error) => Err(error.into()),
         }
@@ -120,7 +123,7 @@ impl Look {
 
 struct Verb {
     name: &'static str,
-    /// `@` stands for the guest, and `#` for how many GiB its disk is to have.
+    /// `@` stands for the guest, and `#` for how many GiB its disk is to have, or MiB its memory.
     arguments: &'static [&'static str],
     /// What is to be said besides when it is done; not measured.
     after: &'static [&'static str],
@@ -280,6 +283,67 @@ const DESTROY: Verb = Verb {
     is_done: |_, seen| seen.is_none(),
 };
 
+/// What libvirt can add memory to was started with so much.
+const LARGE: &str = "resources=VCPU:1,MEMORY_MB:1024,DISK_GB:1";
+/// What is added, as a bench of memory; virsh is told it by a file, `%`.
+const BLOCK: &str =
+    "<memory model='dimm'><target><size unit='MiB'>128</size><node>0</node></target></memory>";
+
+const GROW: Verb = Verb {
+    name: "resize of the memory, live",
+    arguments: &["resize", "--wait", "@", "resources=VCPU:1,MEMORY_MB:#,DISK_GB:1"],
+    after: &["resize", "--confirm", "--wait", "@"],
+    calls: "attach-device of 128 MiB, for good",
+    call: |twin| {
+        let flags = sys::VIR_DOMAIN_AFFECT_LIVE | sys::VIR_DOMAIN_AFFECT_CONFIG;
+        Ok(twin.domain.attach_device_flags(BLOCK, flags).map(drop)?)
+    },
+    virsh: Some(("attach-device @ % --live --config", "  by virsh attach-device")),
+    is_done: |before, seen| {
+        let memory = |seen: Option<Seen>| seen.map_or(0, |seen| seen.memory);
+        memory(seen) > memory(before)
+    },
+};
+
+/// Gives guests that run memory, a block each round.
+fn grow(stack: &Stack) -> Result<[Figure; 2]> {
+    let (words, name) = GROW.virsh.context("virsh has it")?;
+    let (mut by_us, mut by_virsh) = (figure(&GROW), virsh_figure(name));
+    let block = stack.directory().join("block.xml");
+    std::fs::write(&block, BLOCK)?;
+    let words = words.replace('%', &block.display().to_string());
+    let instance = stack.schedule_as(LARGE, &["--wait"])?;
+    let pattern = Pattern::of(stack, instance)?;
+    let (other, third) = (Orders::instance(), Orders::instance());
+    let mut twin = Twin {
+        pattern: &pattern,
+        instance: other,
+        domain: pattern.make(other)?,
+        rescue: String::new(),
+        bytes: 0,
+    };
+    pattern.make(third)?;
+    let guests = [instance, other, third];
+    for megabytes in (1152..).step_by(128).take(ROUNDS) {
+        settled(stack, &guests)?;
+        let ask = || asked(stack, GROW.arguments, instance, megabytes);
+        by_us.ours.push_time(measured(stack, &GROW, instance, ask)?);
+        asked(stack, GROW.after, instance, megabytes)?;
+        settled(stack, &guests)?;
+        let time = measured(stack, &GROW, other, || (GROW.call)(&mut twin))?;
+        if let Some((_, bare)) = &mut by_us.bare {
+            bare.push_time(time);
+        }
+        settled(stack, &guests)?;
+        by_virsh.ours.push_time(measured(stack, &GROW, third, || virsh(stack, &words, third))?);
+    }
+    asked(stack, &["destroy", "--wait", "@"], instance, 0)?;
+    for guest in [other, third] {
+        pattern.remove(stack, guest)?;
+    }
+    Ok([by_us, by_virsh])
+}
+
 /// Measures with the stack's agent, which must run.
 pub(crate) async fn measure(stack: &Stack) -> Result<Vec<Figure>> {
     let first = stack.schedule(&["--wait"])?;
@@ -328,6 +392,7 @@ pub(crate) async fn measure(stack: &Stack) -> Result<Vec<Figure>> {
             by_hand.undefine()?;
         }
         figures.extend(by_virsh);
+        figures.extend(grow(stack)?);
         Ok(figures)
     })
 }
@@ -377,10 +442,10 @@ fn measured(
     Ok(seen.join().map_err(|_| anyhow!("the look panicked"))?? - begun)
 }
 
-fn asked(stack: &Stack, arguments: &[&str], instance: InstanceId, gib: u64) -> Result<()> {
+fn asked(stack: &Stack, arguments: &[&str], instance: InstanceId, size: u64) -> Result<()> {
     let arguments: Vec<String> = arguments
         .iter()
-        .map(|word| word.replace('@', &instance.to_string()).replace('#', &gib.to_string()))
+        .map(|word| word.replace('@', &instance.to_string()).replace('#', &size.to_string()))
         .collect();
     let output = stack.eschedule(&arguments.iter().map(String::as_str).collect::<Vec<_>>())?;
     ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));

@@ -5,7 +5,8 @@ use std::{
     time::Duration,
 };
 
-use ec_cloud::{CloudError, Kind, NodeView, View, list, nodes};
+use ec_cloud::{CloudError, Kind, NodeView, View, list};
+use ec_model::TroubleKind;
 use ec_placement_client::PlacementClient;
 use ec_plan::{host::CLOCKS, lack::some};
 use ec_runtime::exit::{FAILED, Failure, UNREACHABLE, chain};
@@ -103,7 +104,10 @@ pub(crate) async fn doctor(session: &Session, output: Output) -> Result<(), Fail
     let both_answer = etcd_answers && placement.iter().all(|finding| finding.level != Level::Failed);
     findings.extend(etcd.into_iter().chain(placement));
     if both_answer {
-        findings.extend(cluster(session).await);
+        findings.extend(nodes(session).await);
+    }
+    if etcd_answers {
+        findings.extend(instances(session).await);
     }
     let code = findings.iter().map(|finding| finding.code).max().unwrap_or(0);
     let lines = || findings.iter().map(Finding::line).collect::<Vec<_>>().join("\n");
@@ -215,15 +219,22 @@ fn clock(ahead: i64) -> Option<Finding> {
     })
 }
 
-async fn cluster(session: &Session) -> Vec<Finding> {
-    let cloud = &session.cloud;
-    let failed = |part: &str, error: CloudError| {
-        let code = if error.kind() == Kind::Unreachable { UNREACHABLE } else { FAILED };
-        Finding { code, ..Finding::failed(part, chain(&error), "see its log") }
-    };
-    let (nodes, instances) = tokio::join!(nodes(cloud), list(cloud));
+fn not_known(part: &str, error: &CloudError) -> Finding {
+    let code = if error.kind() == Kind::Unreachable { UNREACHABLE } else { FAILED };
+    Finding { code, ..Finding::failed(part, chain(error), "see its log") }
+}
+
+async fn instances(session: &Session) -> Vec<Finding> {
+    match list(&session.cloud).await {
+        Ok(instances) => of_instances(&instances, Timestamp::now()),
+        Err(error) => vec![not_known("instances", &error)],
+    }
+}
+
+/// What etcd and placement know of them together, and what their agents say.
+async fn nodes(session: &Session) -> Vec<Finding> {
     let mut findings = Vec::new();
-    match nodes {
+    match ec_cloud::nodes(&session.cloud).await {
         Ok(nodes) => {
             let asked = match Agents::new(&session.settings) {
                 Ok(agents) => agents.ask::<Ready>(&nodes, "/readyz").await,
@@ -237,11 +248,7 @@ async fn cluster(session: &Session) -> Vec<Finding> {
             findings.extend(of_nodes(&nodes));
             findings.extend(nodes.iter().flat_map(|node| of_node(node, ready.get(&node.node))));
         }
-        Err(error) => findings.push(failed("nodes", error)),
-    }
-    match instances {
-        Ok(instances) => findings.extend(of_instances(&instances, Timestamp::now())),
-        Err(error) => findings.push(failed("instances", error)),
+        Err(error) => findings.push(not_known("nodes", &error)),
     }
     findings
 }
@@ -269,8 +276,11 @@ fn of_nodes(nodes: &[NodeView]) -> Vec<Finding> {
         ),
         _ => Finding::ok("nodes", format!("{living} of {} are alive", nodes.len())),
     }];
-    let unmarked: Vec<_> =
-        nodes.iter().filter(|node| !node.alive && !node.disabled).map(|node| node.name.clone()).collect();
+    let unmarked: Vec<_> = nodes
+        .iter()
+        .filter(|node| !node.alive && !node.disabled && !node.revoked)
+        .map(|node| node.name.clone())
+        .collect();
     if !unmarked.is_empty() {
         findings.push(Finding::warning(
             "econtroller",
@@ -296,6 +306,12 @@ fn of_nodes(nodes: &[NodeView]) -> Vec<Finding> {
 
 fn of_node(node: &NodeView, ready: Option<&Result<Ready, String>>) -> Vec<Finding> {
     let part = format!("node {}", node.name);
+    if node.revoked {
+        let found = format!("it was revoked, and {} instances are there", node.instances);
+        let mend =
+            "`eschedule node add --uuid` lets it in again, which ends what `eschedule destroy` was said of";
+        return vec![Finding::failed(part, found, mend)];
+    }
     if !node.alive {
         let found = format!("its agent is not alive, and {} instances are there", node.instances);
         let mend = "start `ecompute` there; `ecompute --check` tells what is in its way";
@@ -305,7 +321,12 @@ fn of_node(node: &NodeView, ready: Option<&Result<Ready, String>>) -> Vec<Findin
         .troubles
         .iter()
         .map(|trouble| {
-            let mend = "make room, or set the clock; it takes new work again by itself";
+            let mend = match trouble.kind {
+                TroubleKind::Memory => "end or move away what uses it; it takes new work again by itself",
+                TroubleKind::Disk => "make room there; it takes new work again by itself",
+                TroubleKind::Clock => "see `timedatectl` on both; it takes new work again by itself",
+                TroubleKind::Unknown => "see `ecompute --check` there",
+            };
             Finding::warning(&part, format!("{} (since {})", trouble.why, trouble.since), mend)
         })
         .collect();

@@ -150,6 +150,7 @@ fn results() -> Vec<(&'static str, Value)> {
         virt_type: None,
         locked: false,
         disabled: false,
+        revoked: false,
         started_at: None,
         url: None,
         instances: 0,

@@ -31,7 +31,7 @@ use ec_cloud::{Acted, Cloud, CloudError, Doomed, NodeView, Seen, Verb, View, Wha
 use ec_model::{GRACE_SECONDS, InstanceId, NodeId};
 use ec_runtime::exit::{Failure, INTERRUPTED};
 use jiff::Timestamp;
-use model::{Action, Model, Wish};
+use model::{Action, Asked, Model, Wish};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::getpid,
@@ -43,7 +43,10 @@ use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::Command,
     signal::unix::{SignalKind, signal},
-    sync::mpsc::{self, UnboundedSender},
+    sync::{
+        mpsc::{self, UnboundedSender},
+        watch::{self, Receiver},
+    },
     time::{MissedTickBehavior, interval},
 };
 
@@ -104,8 +107,9 @@ pub(crate) async fn top(session: &Session, top: Top, config: Option<OsString>) -
     let filter = top.which.filter(&cloud).await?;
     let agents = Agents::new(&session.settings)?;
     let (news, mut heard) = mpsc::unbounded_channel();
-    tokio::spawn(watch(cloud.clone(), news.clone()));
-    tokio::spawn(look(cloud.clone(), agents, Duration::from_secs(top.interval), news.clone()));
+    let (drawn, asked) = watch::channel(Asked::default());
+    tokio::spawn(follow(cloud.clone(), news.clone()));
+    tokio::spawn(look(cloud.clone(), agents, Duration::from_secs(top.interval), asked, news.clone()));
 
     let mut model = Model::new(filter);
     let look = Look { coloured: output::coloured() };
@@ -116,6 +120,7 @@ pub(crate) async fn top(session: &Session, top: Top, config: Option<OsString>) -
     let mut screen = Screen::enter()?;
     loop {
         screen.draw(|frame| draw(frame, &mut model, look, Timestamp::now()))?;
+        drawn.send_replace(model.asked());
         let wish = tokio::select! {
             event = screen.event() => match event? {
                 Event::Key(key) if key.kind != KeyEventKind::Release => model.key(key),
@@ -188,11 +193,7 @@ fn take_in(model: &mut Model, news: News) -> Result<(), Failure> {
         News::Seen(Seen::Is(What::There | What::New | What::Changed, view)) => model.is(*view),
         News::Seen(Seen::Lost(why)) | News::Trouble(why) => model.trouble = Some(why),
         News::Nodes(nodes) => model.nodes(nodes),
-        News::Used(readings) => {
-            for (node, reading) in readings {
-                model.read(node, reading);
-            }
-        }
+        News::Used(readings) => model.readings(readings),
         News::Note(note) => model.note = Some(note),
         News::Shown(title, lines) => model.text(&title, lines),
         News::Ended(error) => return Err(error.into()),
@@ -201,7 +202,7 @@ fn take_in(model: &mut Model, news: News) -> Result<(), Failure> {
 }
 
 /// Every instance, as it changes.
-async fn watch(cloud: Cloud, news: UnboundedSender<News>) {
+async fn follow(cloud: Cloud, news: UnboundedSender<News>) {
     let all = ec_cloud::Watched::default();
     let ended = ec_cloud::watch(&cloud, all, |seen| {
         // Nobody hears it any more at the end.
@@ -213,19 +214,34 @@ async fn watch(cloud: Cloud, news: UnboundedSender<News>) {
     }
 }
 
-/// Nodes, and what their agents say, again and again.
-async fn look(cloud: Cloud, agents: Agents, every: Duration, news: UnboundedSender<News>) {
+/// Nodes, and what those agents say that are asked, again and again.
+async fn look(
+    cloud: Cloud,
+    agents: Agents,
+    every: Duration,
+    mut asked: Receiver<Asked>,
+    news: UnboundedSender<News>,
+) {
     let mut due = interval(every);
     due.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         due.tick().await;
         let told = match ec_cloud::nodes(&cloud).await {
-            Ok(nodes) => {
+            Ok(mut nodes) => {
+                let told = news.send(News::Nodes(nodes.clone()));
+                // The first time they are drawn before it is known who is asked.
+                let asked = match nodes.is_empty() {
+                    true => Asked::Nobody,
+                    false => match asked.wait_for(|asked| *asked != Asked::Nobody).await {
+                        Ok(asked) => asked.clone(),
+                        Err(_) => return,
+                    },
+                };
+                nodes.retain(|view| asked.has(view.node));
                 let readings = agents.ask::<Reading>(&nodes, "/usage").await;
                 // Whether it cannot be reached, or does not know.
                 let readings = readings.into_iter().map(|(node, answer)| (node, answer.and_then(Result::ok)));
-                let readings = readings.collect();
-                news.send(News::Nodes(nodes)).and_then(|()| news.send(News::Used(readings)))
+                told.and_then(|()| news.send(News::Used(readings.collect())))
             }
             Err(error) => news.send(News::Trouble(error.to_string())),
         };

@@ -78,7 +78,10 @@ impl Tls {
             )));
         }
         let mut builder = Client::builder().timeout(timeout).no_proxy();
-        if let Some(path) = &self.ca_cert {
+        if url.starts_with("http://") {
+            // It needs nothing of the system's certificates, which may not be there.
+            builder = builder.tls_certs_only([]);
+        } else if let Some(path) = &self.ca_cert {
             let found = Certificate::from_pem_bundle(&read(path)?)
                 .map_err(|error| wrong("--ca-cert", path, chain(&error)))?;
             if found.is_empty() {

@@ -149,6 +149,12 @@ async fn the_doctor_finds_what_is_not_there_and_says_how_to_mend_it() -> Result<
     ensure!(stack.eschedule(&["destroy", "--wait", &instance.to_string()])?.status.success());
     ensure!(stack.end_agent()? == Some(0));
 
+    // Placement alone: what etcd knows is told all the same.
+    stack.placement_server.end();
+    let (code, found) = findings(&stack)?;
+    ensure!(code == Some(3) && failed(&found, "placement"), "{found:?}");
+    ensure!(found.iter().any(|it| it["part"] == "instances" && it["level"] == "ok"), "{found:?}");
+
     stack.etcd.kill();
     let (code, found) = findings(&stack)?;
     ensure!(code == Some(3) && failed(&found, "etcd"), "{found:?}");

@@ -330,6 +330,16 @@ async fn a_known_distribution_is_added_with_the_digest_that_it_publishes() -> Re
     refused(&control, &["image", "add", "alpine:3.20"], 1, "HTTP status 404")?;
     refused(&control, &["image", "add", "fedora"], 3, "cannot read the published digests")?;
     refused(&control, &["image", "add", "x", "ubuntu:24.04", "--sha256", DIGEST], 1, "publishes")?;
+    // A machine that believes no authority is told what it lacks.
+    let mut bare = control.command(&["image", "add", "cirros:0.6.3"]);
+    bare.env("SSL_CERT_FILE", "/nonexistent").env("SSL_CERT_DIR", "/nonexistent");
+    let output = bare.output()?;
+    let text = error(&output);
+    assert_eq!((output.status.code(), text.lines().count()), (Some(3), 1), "{text}");
+    ensure!(
+        text.contains("install its package ca-certificates, or name a file of them in SSL_CERT_FILE"),
+        "{text}"
+    );
     refused(
         &control,
         &["run", "x", "--query", TINY, "--image", "debian:13"],

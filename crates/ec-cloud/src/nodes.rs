@@ -17,7 +17,7 @@ use crate::{
 const ANYTHING: &str = "resources=MEMORY_MB:1";
 
 /// A node and what it has left.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub struct NodeView {
     /// Which.
     pub node: NodeId,
@@ -33,6 +33,8 @@ pub struct NodeView {
     pub locked: bool,
     /// Whether placement offers nothing of it: a controller or an operator said so.
     pub disabled: bool,
+    /// Whether its rights were taken away.
+    pub revoked: bool,
     /// When its agent was started.
     pub started_at: Option<jiff::Timestamp>,
     /// Where its agent's port is reached; none where it has none, or is not alive.
@@ -161,6 +163,7 @@ fn view(
         virt_type: known.map(|known| known.virt_type.clone()),
         locked,
         disabled,
+        revoked,
         started_at: known.map(|known| known.started_at),
         url: known.and_then(|known| known.url.clone()),
         instances,

@@ -10,7 +10,7 @@ use ec_plan::{
     sizes::{Allocations, more, needed, placed, total},
 };
 use ec_store::{Compare, Txn};
-use futures::{StreamExt, TryStreamExt};
+use futures::{StreamExt, TryStreamExt, future::try_join_all};
 
 use crate::{
     Cloud, CloudError, CloudResult,
@@ -66,13 +66,15 @@ async fn lacking(
 ) -> CloudResult<Option<Lack>> {
     let query =
         ResourceQuery::parse(&extent.query).map_err(|error| CloudError::Invalid(error.to_string()))?;
-    let (provider, traits) = tokio::try_join!(cloud.placement.provider(node), cloud.placement.traits(node))?;
+    let rooms = held.allocations.keys().map(async |provider| {
+        tokio::try_join!(cloud.placement.inventory(*provider), cloud.placement.usages(*provider))
+    });
+    let (provider, traits, rooms) =
+        tokio::try_join!(cloud.placement.provider(node), cloud.placement.traits(node), try_join_all(rooms))?;
     let name = provider.map_or_else(|| node.to_string(), |provider| provider.name);
     let mut host = Host { name, traits, ..Host::default() };
     let mut most: BTreeMap<String, u64> = BTreeMap::new();
-    for provider in held.allocations.keys() {
-        let (inventory, used) =
-            tokio::try_join!(cloud.placement.inventory(*provider), cloud.placement.usages(*provider))?;
+    for (inventory, used) in rooms {
         for (class, of) in inventory {
             let sum = host.amounts.entry(class.clone()).or_default();
             sum.capacity += capacity(&of);

@@ -80,7 +80,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
-        let cause_text = cause.to_string();
+        let cause_text = ec_runtime::exit::said(cause);
         if !text.contains(&cause_text) {
             text = format!("{text}: {cause_text}");
         }

@@ -87,10 +87,23 @@ pub fn chain(error: &dyn Error) -> String {
     let mut source = error.source();
     while let Some(cause) = source {
         text.push_str(": ");
-        text.push_str(&cause.to_string());
+        text.push_str(&said(cause));
         source = cause.source();
     }
     text
+}
+
+/// What one cause says. Where it is a system without certificates of authorities, which whoever speaks HTTPS finds first,
+/// it says what to do as well.
+pub fn said(cause: &(dyn Error + 'static)) -> String {
+    match cause.downcast_ref() {
+        Some(rustls::Error::General(text)) if text.starts_with("No CA certificates") => {
+            "this machine has no certificates of authorities: install its package ca-certificates, or name a file of them \
+             in SSL_CERT_FILE"
+                .to_owned()
+        }
+        _ => cause.to_string(),
+    }
 }
 
 /// Line breaks and control characters become spaces: an error is one line, whoever worded it.

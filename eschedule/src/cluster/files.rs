@@ -31,6 +31,9 @@ use super::{DIRECTORY, wrong};
 /// Ports where those who serve are looked for.
 const ETCD: u16 = 2379;
 const PLACEMENT: u16 = 8080;
+/// Ports of etcd on loopback: for its numbers, and for whatever else it has for HTTP.
+const METRICS: u16 = 2381;
+const HTTP: u16 = 2382;
 /// The groups, where packages made them, of those who serve without being root, by the secrets that they must be able to read.
 const GROUPS: [(&str, &str); 5] = [
     ("etcd.key", "etcd"),
@@ -300,6 +303,8 @@ impl Directory {
                 format!(
                     "{MARK}\nname: etcd1\ndata-dir: /var/lib/etcd/ecompute\n\
                      listen-client-urls: https://{any}:{ETCD}\nadvertise-client-urls: {etcd}\n\
+                     # Numbers, for a Prometheus on this host; 3.5 has them at the clients' port no more, 3.4 has them there, too.\n\
+                     listen-metrics-urls: https://127.0.0.1:{METRICS}\nlisten-client-http-urls: https://127.0.0.1:{HTTP}\n\
                      listen-peer-urls: https://127.0.0.1:2380\ninitial-advertise-peer-urls: https://127.0.0.1:2380\n\
                      initial-cluster: etcd1=https://127.0.0.1:2380\n\
                      auto-compaction-mode: periodic\nauto-compaction-retention: 1h\n{}{}",

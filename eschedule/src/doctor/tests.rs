@@ -12,6 +12,7 @@ fn node(name: &str) -> NodeView {
         virt_type: Some("kvm".into()),
         locked: false,
         disabled: false,
+        revoked: false,
         started_at: None,
         url: None,
         instances: 2,
@@ -90,6 +91,9 @@ fn a_node_is_well_where_its_agent_and_placement_say_so() {
     bad(&of_node(&node("a"), Some(&ready(false))), Level::Failed, "libvirt: no answer");
     bad(&of_node(&node("a"), Some(&Err("refused".into()))), Level::Warning, "not reached from here: refused");
     bad(&of_node(&NodeView { alive: false, ..node("a") }, None), Level::Failed, "2 instances are there");
+    let revoked = NodeView { alive: false, revoked: true, ..node("a") };
+    bad(&of_node(&revoked, None), Level::Failed, "was revoked, and 2 instances");
+    assert_eq!(levels(&of_nodes(&[node("b"), revoked])), [Level::Ok]);
     bad(&of_node(&NodeView { disabled: true, ..node("a") }, None), Level::Warning, "offers nothing");
     bad(&of_node(&NodeView { locked: true, ..node("a") }, None), Level::Warning, "reserved");
     bad(

@@ -58,6 +58,11 @@ impl Column {
         Self::Doing,
     ];
 
+    /// Whether it is what agents say that their guests use.
+    pub(super) fn is_measured(self) -> bool {
+        matches!(self, Self::Cpu | Self::Disk | Self::Net)
+    }
+
     /// What stands above it.
     pub(super) fn title(self) -> &'static str {
         match self {

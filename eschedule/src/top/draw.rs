@@ -169,6 +169,7 @@ fn draw_nodes(frame: &mut Frame<'_>, area: Rect, model: &mut Model, look: Look) 
     let active = model.pane == Pane::Nodes;
     let ids = model.node_ids();
     let (seen, selected) = model.node.window(&ids, usize::from(area.height.saturating_sub(1)));
+    model.seen = seen.iter().copied().collect();
     let (columns, has_bars) = of_nodes(area.width);
     let rows = seen.iter().enumerate().filter_map(|(at, id)| {
         let node = model.nodes.iter().find(|view| view.node == *id)?;
@@ -204,6 +205,7 @@ fn draw_instances(frame: &mut Frame<'_>, area: Rect, model: &mut Model, look: Lo
     let active = model.pane == Pane::Instances;
     let all = model.instances();
     let (seen, selected) = model.instance.window(&all, usize::from(area.height.saturating_sub(1)));
+    model.seen.extend(seen.iter().filter_map(|id| model.views.get(id)?.node));
     let columns = Column::fitting(area.width);
     let rows = seen.iter().enumerate().filter_map(|(at, id)| {
         let view = model.views.get(id)?;

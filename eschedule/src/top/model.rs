@@ -1,6 +1,6 @@
 //! What is known, what of it is shown, and what a key means. Nothing here knows of a terminal or a network.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ec_cloud::{Filter, NodeView, View};
 use ec_model::{InstanceId, NodeId};
@@ -35,6 +35,28 @@ pub(super) struct Model {
     pub(super) trouble: Option<String>,
     pub(super) instance: Cursor<InstanceId>,
     pub(super) node: Cursor<NodeId>,
+    /// The nodes that were drawn, and those of the instances that were.
+    pub(super) seen: BTreeSet<NodeId>,
+}
+
+/// Whose agents are asked what their guests use.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// Nothing of them was drawn yet.
+    #[default]
+    Nobody,
+    These(BTreeSet<NodeId>),
+    All,
+}
+
+impl Asked {
+    pub(super) fn has(&self, node: NodeId) -> bool {
+        match self {
+            Self::Nobody => false,
+            Self::These(nodes) => nodes.contains(&node),
+            Self::All => true,
+        }
+    }
 }
 
 /// Where arrows go.
@@ -140,6 +162,23 @@ impl Model {
         self.meters.retain(|node, _| nodes.iter().any(|view| view.node == *node && view.alive));
         self.nodes = nodes;
         self.trouble = None;
+    }
+
+    /// Who has to be asked for what was drawn: of thousands those on the screen, unless what all use says which these are.
+    pub(super) fn asked(&self) -> Asked {
+        match (self.nodes.is_empty(), self.sort.is_measured()) {
+            (true, _) => Asked::Nobody,
+            (false, true) => Asked::All,
+            (false, false) => Asked::These(self.seen.clone()),
+        }
+    }
+
+    /// What those say who were asked. Of the others nothing is known any more.
+    pub(super) fn readings(&mut self, readings: Vec<(NodeId, Option<Reading>)>) {
+        self.meters.retain(|node, _| readings.iter().any(|(of, _)| of == node));
+        for (node, reading) in readings {
+            self.read(node, reading);
+        }
     }
 
     /// What an agent says that its guests have used; none where it cannot be reached.

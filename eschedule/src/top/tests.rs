@@ -18,7 +18,7 @@ use serde_json::json;
 use super::{
     columns::Column,
     draw::{Look, draw},
-    model::{Action, Mode, Model, Pane, Wish},
+    model::{Action, Asked, Mode, Model, Pane, Wish},
     rates::Reading,
 };
 
@@ -42,6 +42,7 @@ fn node(number: u128, name: &str, alive: bool) -> NodeView {
         virt_type: None,
         locked: false,
         disabled: false,
+        revoked: false,
         started_at: None,
         url: None,
         instances: 2,
@@ -179,6 +180,31 @@ fn any_size_can_be_drawn_with_any_name() {
     }
     let lines = lines(&mut model, 200, 50);
     assert!(lines.iter().all(|line| !line.contains('\u{1b}')));
+}
+
+#[test]
+fn those_are_asked_of_whom_the_screen_tells_and_all_where_what_they_say_is_the_order() {
+    let mut model = Model::new(Filter::default());
+    assert_eq!(model.asked(), Asked::Nobody);
+    model.nodes((0..500).map(|number| node(number, &format!("host{number:03}"), true)).collect());
+    model.is(view(1, "web", State::Active, 400));
+    drawn(&mut model, 80, 24, true);
+    let Asked::These(asked) = model.asked() else { panic!("{:?}", model.asked()) };
+    assert!(asked.len() < 24 && asked.contains(&node_id(0)) && asked.contains(&node_id(400)), "{asked:?}");
+    model.readings(vec![(node_id(0), Some(reading(10, &[]))), (node_id(400), None)]);
+    assert_eq!(model.load(node_id(0)), Some(0.5));
+    // Who is asked no more is not known any more.
+    code(&mut model, KeyCode::Tab);
+    code(&mut model, KeyCode::End);
+    drawn(&mut model, 80, 24, true);
+    let Asked::These(asked) = model.asked() else { panic!("{:?}", model.asked()) };
+    assert!(!asked.contains(&node_id(0)) && asked.contains(&node_id(499)), "{asked:?}");
+    model.readings(vec![(node_id(499), Some(reading(12, &[])))]);
+    assert_eq!((model.load(node_id(0)), model.load(node_id(499))), (None, Some(0.5)));
+    while !model.sort.is_measured() {
+        press(&mut model, "o");
+    }
+    assert_eq!(model.asked(), Asked::All);
 }
 
 #[test]
