@@ -618,13 +618,13 @@ pub(crate) async fn list_all(cloud: &Cloud) -> CloudResult<Vec<View>> {
     Ok(views)
 }
 
-/// The records of the project's instances, in the order of their keys. One that cannot be read is told, and hides no other.
+/// The project's records, in the order of their keys. One that cannot be read is told, and hides no other.
 async fn records(cloud: &Cloud) -> CloudResult<Vec<Instance>> {
     let mut records = Vec::new();
     for pair in cloud.store.list(&cloud.keys.instances()).await?.pairs {
         let Ok(instance) = cloud.keys.parse_instance(&pair.key) else { continue };
         match wanted(instance, &pair.value) {
-            Ok(record) if record.project == cloud.project && record.kind.is_machine() => records.push(record),
+            Ok(record) if record.project == cloud.project => records.push(record),
             Ok(_) => {}
             Err(why) => (cloud.notice)(&format!("key {} cannot be read: {why}", pair.key)),
         }
@@ -632,9 +632,11 @@ async fn records(cloud: &Cloud) -> CloudResult<Vec<Instance>> {
     Ok(records)
 }
 
-/// The project's instances, those of the stack with their user-data.
-pub async fn standing(cloud: &Cloud, stack: &str) -> CloudResult<Vec<Standing>> {
-    let standing = records(cloud).await?.into_iter().map(async |record| {
+/// The project's instances, those of the stack with their user-data; and its volumes.
+pub async fn standing(cloud: &Cloud, stack: &str) -> CloudResult<(Vec<Standing>, Vec<Instance>)> {
+    let (machines, volumes): (Vec<_>, Vec<_>) =
+        records(cloud).await?.into_iter().partition(|record| record.kind.is_machine());
+    let standing = machines.into_iter().map(async |record| {
         let has_data = Standing::is_of(&record, stack) && record.spec.user_data_bytes.is_some();
         let user_data = match record.node().filter(|_| has_data) {
             Some(node) => cloud.store.get(&cloud.keys.user_data(node, record.instance)).await?.0,
@@ -642,7 +644,7 @@ pub async fn standing(cloud: &Cloud, stack: &str) -> CloudResult<Vec<Standing>> 
         };
         Ok::<_, CloudError>(Standing { record, user_data: user_data.map(|pair| Blob(pair.value)) })
     });
-    futures::stream::iter(standing).buffered(CONCURRENCY).try_collect().await
+    Ok((futures::stream::iter(standing).buffered(CONCURRENCY).try_collect().await?, volumes))
 }
 
 /// An instance of which only the record was listed: one that is being placed now, or what is left of one, which is
