@@ -183,10 +183,10 @@ async fn they_grow_and_move_and_go_by_their_own_wish_alone() -> Result<()> {
     let next = format!(
         "stack: shop\nvolumes: {{data: {{size: 3, labels: {{k: v}}}}}}\ninstances:\n  db3: {{query: \"{SMALL}\", volumes: [data]}}\n"
     );
-    assert_eq!(
-        applied(&control, &next, &["--prune"], 0)?.0,
-        ["run db3", "destroy db", "destroy db2", "attach data"]
-    );
+    let mut done = applied(&control, &next, &["--prune"], 0)?.0;
+    // Of two that go, uuids say which first.
+    done[1..3].sort();
+    assert_eq!(done, ["run db3", "destroy db", "destroy db2", "attach data"]);
     assert_eq!(holder(&control, "data")?, instance(&control, "db3")?);
     let none = "stack: shop\n";
     assert_eq!(applied(&control, none, &["--diff"], 0)?, (nothing(), String::new()));
@@ -309,7 +309,7 @@ async fn who_is_killed_at_any_moment_and_applies_again_has_the_volumes_once() ->
     let _agents = Agents::of(&control);
     let node = control.node("a", true, ROOMY).await?;
     let mut whole = 0;
-    for (round, after) in [20, 60, 90, 120, 150, 180, 220, 260, 320].into_iter().enumerate() {
+    for (round, after) in [30, 80, 120, 160, 220, 300].into_iter().enumerate() {
         let text = format!(
             "stack: s{round}\nvolumes:\n  d{round}: {{size: 1, count: 3}}\ninstances:\n  w{round}: {{count: 3, query: \"{SMALL}\", volumes: [d{round}]}}\n"
         );
@@ -336,7 +336,7 @@ async fn who_is_killed_at_any_moment_and_applies_again_has_the_volumes_once() ->
             assert_eq!(applied(&control, &text, &["--prune", "--prune-volumes"], 0)?.0, nothing());
         }
     }
-    ensure!(whole > 9, "most converge at once: {whole}");
+    ensure!(whole > 6, "most converge at once: {whole}");
     let pairs = control.store.list(&control.keys.instances()).await?.pairs;
     let records = pairs.iter().map(|pair| decode(&pair.value)).collect::<Result<Vec<Instance>, _>>()?;
     let names: HashSet<_> =
