@@ -563,13 +563,16 @@ fn doing(request: Option<&Request>, status: &Read<Status>) -> Option<String> {
 
 /// Every instance of every node, by node and name; volumes are none of them.
 pub async fn list(cloud: &Cloud) -> CloudResult<Vec<View>> {
-    let mut views = list_all(cloud).await?;
+    let (mut views, _) = list_all(cloud).await?;
     views.retain(|view| view.kind.is_machine());
     Ok(views)
 }
 
-/// Of every kind.
-pub(crate) async fn list_all(cloud: &Cloud) -> CloudResult<Vec<View>> {
+/// What there is of records, where it can be read; else why not.
+type Records = BTreeMap<InstanceId, Result<Instance, String>>;
+
+/// Of every kind, with the records that were seen of them.
+pub(crate) async fn list_all(cloud: &Cloud) -> CloudResult<(Vec<View>, Records)> {
     let keys = &cloud.keys;
     let prefixes = (keys.all_requests(), keys.all_statuses(), keys.all_alive(), keys.instances());
     let (requests, statuses, nodes, records) = tokio::try_join!(
@@ -593,8 +596,14 @@ pub(crate) async fn list_all(cloud: &Cloud) -> CloudResult<Vec<View>> {
         }
     }
     let listed: HashSet<InstanceId> = both.keys().map(|(_, instance)| *instance).collect();
-    let recorded: BTreeMap<InstanceId, &KeyValue> =
-        records.pairs.iter().filter_map(|pair| Some((keys.parse_instance(&pair.key).ok()?, pair))).collect();
+    let recorded: Records = records
+        .pairs
+        .iter()
+        .filter_map(|pair| {
+            let instance = keys.parse_instance(&pair.key).ok()?;
+            Some((instance, wanted(instance, &pair.value)))
+        })
+        .collect();
     let alone = recorded.keys().copied().filter(|instance| !listed.contains(instance));
     let alone: Vec<Option<View>> = futures::stream::iter(alone)
         .map(|instance| record_only(cloud, instance))
@@ -605,17 +614,17 @@ pub(crate) async fn list_all(cloud: &Cloud) -> CloudResult<Vec<View>> {
         .iter()
         .map(|((node, instance), (request, status))| {
             let view = View::brief(*instance, *node, alive.contains(node), request, status);
-            match recorded.get(instance).map(|pair| wanted(*instance, &pair.value)) {
-                Some(Ok(record)) => view.with(&record).wished(&record, request, status),
+            match recorded.get(instance) {
+                Some(Ok(record)) => view.with(record).wished(record, request, status),
                 // It may well run, and nothing can be asked of it.
-                Some(Err(why)) => View { state: UNKNOWN.to_owned(), reason: Some(not_wanted(&why)), ..view },
+                Some(Err(why)) => View { state: UNKNOWN.to_owned(), reason: Some(not_wanted(why)), ..view },
                 None => view,
             }
         })
         .chain(alone.into_iter().flatten())
         .collect();
     sort(&mut views, SortBy::Node);
-    Ok(views)
+    Ok((views, recorded))
 }
 
 /// The project's records, in the order of their keys. One that cannot be read is told, and hides no other.

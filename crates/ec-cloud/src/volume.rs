@@ -492,27 +492,19 @@ pub async fn volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<VolumeView
 /// # Errors
 /// etcd does not answer.
 pub async fn volumes(cloud: &Cloud) -> CloudResult<Vec<VolumeView>> {
-    let keys = &cloud.keys;
-    let prefix = keys.instances();
-    let (views, records) =
-        tokio::try_join!(list_all(cloud), async { Ok(cloud.store.list(&prefix).await?.pairs) })?;
-    let mut by_id: HashMap<InstanceId, Instance> = HashMap::new();
+    let (views, records) = list_all(cloud).await?;
     // Which machine has which, by what is wanted: what an agent has yet to take away is seen of one volume alone.
     let mut holders: HashMap<InstanceId, (InstanceId, String)> = HashMap::new();
-    for pair in &records {
-        let Ok(instance) = keys.parse_instance(&pair.key) else { continue };
-        let Ok(record) = crate::intent::wanted(instance, &pair.value) else { continue };
+    for record in records.values().flatten() {
         for Attachment { volume, device } in &record.volumes {
-            holders.insert(*volume, (instance, device.clone()));
-        }
-        if record.kind == Workload::Volume {
-            by_id.insert(instance, record);
+            holders.insert(*volume, (record.instance, device.clone()));
         }
     }
     let volumes = views.into_iter().filter(|view| view.kind == Workload::Volume);
     Ok(volumes
         .map(|view| {
-            let (record, holder) = (by_id.get(&view.instance), holders.remove(&view.instance));
+            let record = records.get(&view.instance).and_then(|record| record.as_ref().ok());
+            let holder = holders.remove(&view.instance);
             told(view, record, holder)
         })
         .collect())
