@@ -1,16 +1,25 @@
 //! `eschedule apply`: what a stack's file says is made so. What differs is told before; the same file again does nothing.
+//!
+//! ```text
+//!   groups ─▶ new instances, where their volumes lie or find room ─▶ what is otherwise ─▶ surplus instances
+//!     ─▶ new volumes, beside who is to have them ─▶ labels, sizes ─▶ detach ─▶ attach ─▶ surplus volumes, groups
+//! ```
+
+mod volumes;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
+    time::Duration,
 };
 
 use clap::Args;
 use ec_cloud::{
-    Ask, Change, Cloud, CloudError, Difference, Doomed, GroupView, Guest, STACK, Verb, View, Wanted, Wished,
-    act, destroy, differences, find, resolve,
+    Ask, Change, Cloud, CloudError, Difference, Doomed, GroupView, Guest, NoRoom, Prune, STACK, Scheduled,
+    Verb, View, VolumeStep, Volumes, Wanted, Wished, act, destroy, differences, find, find_placed, resolve,
+    resolve_volume,
 };
-use ec_model::{InstanceId, NodeId, Policy, RequestId, ResourceQuery};
+use ec_model::{Instance, InstanceId, NodeId, Policy, RequestId, ResourceQuery, Workload};
 use ec_runtime::{
     exit::{FAILED, Failure, INTERRUPTED, tell},
     shutdown_on_signals,
@@ -19,7 +28,7 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cli::{Given, Output, Traits},
+    cli::{Given, Output, Traits, YEAR},
     config::Session,
     run::{self, asked, reason},
     spec::{self, Mistake, Part},
@@ -31,15 +40,18 @@ The file, of which docs/stack.schema.json is the schema:
   stack: shop
   groups:
     front: {policy: anti-affinity}
+  volumes:
+    data: {size: 100}
   instances:
     web: {count: 3, flavor: small, image: debian, keys: [me], group: front, labels: {role: web}}
-    db: {query: 'resources=VCPU:2,MEMORY_MB:2048,DISK_GB:20', restart: on-failure}
+    db: {query: 'resources=VCPU:2,MEMORY_MB:2048,DISK_GB:20', restart: on-failure, volumes: [data]}
 
 Examples:
   eschedule apply -f shop.yaml --diff     what is otherwise than the file says; exit code 1 where anything is
-  eschedule apply -f shop.yaml            makes web-1, web-2, web-3 and db; again: nothing; exit code 1
-                                          where something differs that it leaves to you (`!`)
-  eschedule apply -f shop.yaml --prune    destroys, too, what it made and the file says no more";
+  eschedule apply -f shop.yaml            makes web-1, web-2, web-3, db and its volume; again: nothing;
+                                          exit code 1 where something differs that it leaves to you (`!`)
+  eschedule apply -f shop.yaml --prune    destroys, too, what it made and the file says no more; not volumes:
+                                          those go, with all that was written on them, by --prune-volumes";
 
 /// What is applied.
 #[derive(Args)]
@@ -52,23 +64,43 @@ pub(crate) struct Apply {
     #[arg(long)]
     prune: bool,
 
+    /// Delete volumes of the stack that the file does not name, with all that was written on them
+    #[arg(long)]
+    prune_volumes: bool,
+
     /// Say what is otherwise, and change nothing; exit code 1 where anything is
     #[arg(long)]
     diff: bool,
+
+    /// Wait at most so many seconds for a volume that is being made, or that its instance has yet to let go of
+    #[arg(long, value_name = "SECONDS", default_value_t = 1800, allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(..=YEAR))]
+    timeout: u64,
 }
 
 /// What was done, or is to be.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub(crate) struct Applied {
-    /// `group`, `run`, `set`, `stands`, `destroy` or `delete`.
+    /// `group`, `run`, `set`, `stands`, `destroy` or `delete`; of volumes `create`, `extend`, `detach`, `attach`,
+    /// `delete-volume` or `keep`, too.
     pub(crate) what: &'static str,
     pub(crate) name: String,
     pub(crate) instance: Option<InstanceId>,
+    /// Where it is a volume that this is of, and that is known.
+    pub(crate) volume: Option<InstanceId>,
     pub(crate) node: Option<NodeId>,
     /// The id of the command, of what was asked for by it.
     pub(crate) request_id: Option<RequestId>,
     /// What differs, or why it failed.
     pub(crate) note: Option<String>,
+    /// Whether it is of a volume.
+    #[serde(skip)]
+    pub(crate) of_volume: bool,
+}
+
+impl Applied {
+    fn new(what: &'static str, name: &str) -> Self {
+        Self { what, name: name.to_owned(), ..Self::default() }
+    }
 }
 
 /// One instance of the file, checked.
@@ -92,17 +124,28 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
         wished.push(wish(&name, says, &entry));
         entries.push(entry);
     }
-    let there = ec_cloud::standing(cloud, &stack.stack.0).await?;
+    let (there, stored) = ec_cloud::standing(cloud, &stack.stack.0).await?;
+    let of_file = volumes::wished(session, &stack, &source, &wished, &stored).await?;
+    let of_volumes = Volumes {
+        stack: &stack.stack.0,
+        instances: &wished,
+        volumes: &of_file,
+        there: &there,
+        stored: &stored,
+    };
+    let prune = Prune { instances: apply.prune, volumes: apply.prune_volumes };
     let mut steps = differences(&stack.stack.0, &wished, &there, apply.prune);
+    steps.extend(of_volumes.differences(prune));
     if apply.prune {
         // Last: until then they may have members.
         steps.extend(surplus_groups(&stack, &there_groups).map(Difference::DeleteGroup));
     }
     let mut applied: Vec<Applied> = groups.iter().map(|(name, policy)| made(name, *policy)).collect();
-    applied.extend(steps.iter().map(|step| told(step, &wished)));
+    applied.extend(steps.iter().map(|step| told(step, &of_volumes)));
     for one in &applied {
         let note = one.note.as_ref().map(|note| format!(": {note}")).unwrap_or_default();
-        tell(&format!("{} {}{note}", sign(one.what), one.name));
+        let volume = if one.of_volume { "volume " } else { "" };
+        tell(&format!("{} {volume}{}{note}", sign(one.what), one.name));
     }
     if let Some(Difference::Foreign(instance, name)) =
         steps.iter().find(|step| matches!(step, Difference::Foreign(..)))
@@ -114,9 +157,10 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
         let entry = stack.named().find(|(called, ..)| called == name).map_or("", |(_, entry, _)| entry);
         return Err(source.wrong(&Place::of(&["instances", entry]), failure));
     }
+    of_volumes.check().map_err(|refused| volumes::refused(&stack, &source, &of_volumes, refused))?;
     if apply.diff {
         print(output, &applied)?;
-        return if applied.is_empty() {
+        return if applied.iter().all(|one| one.what == "keep") {
             Ok(())
         } else {
             Err(Failure { code: FAILED, message: String::new() })
@@ -132,6 +176,7 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
             made => _ = made?,
         }
     }
+    let mut making = Making::new(session, &of_volumes, &entries, &stop, Duration::from_secs(apply.timeout));
     let mut failed: Option<Failure> = None;
     for (step, one) in steps.iter().zip(&mut applied[groups.len()..]) {
         if stop.is_cancelled() {
@@ -141,7 +186,7 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
             });
             break;
         }
-        if let Err(failure) = perform(session, step, &entries, one, &stop).await {
+        if let Err(failure) = making.perform(step, one).await {
             one.note = Some(failure.message.clone());
             let message = format!("{}: {}", one.name, failure.message);
             if let Some(before) = failed.replace(Failure { message, ..failure }) {
@@ -152,7 +197,7 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     print(output, &applied)?;
     match failed {
         Some(failure) => Err(failure),
-        None if steps.iter().any(|step| matches!(step, Difference::Stands(..))) => {
+        None if applied.iter().any(|one| one.what == "stands") => {
             Err(Failure::failed("what stands behind a `!` is not as the file says, and is left to you"))
         }
         None => Ok(()),
@@ -288,41 +333,37 @@ fn wish(name: &str, says: &InstanceEntry, Entry { query, guest, .. }: &Entry) ->
 }
 
 fn made(name: &str, policy: Policy) -> Applied {
-    Applied {
-        what: "group",
-        name: name.to_owned(),
-        instance: None,
-        node: None,
-        request_id: None,
-        note: Some(policy.to_string()),
-    }
+    Applied { note: Some(policy.to_string()), ..Applied::new("group", name) }
 }
 
-fn told(step: &Difference, wished: &[Wished]) -> Applied {
-    let (what, name, instance, note) = match step {
-        Difference::Run(number) => {
-            ("run", wished[*number].name.clone(), None, Some(wished[*number].query.clone()))
-        }
-        Difference::Set(instance, name, change) => {
-            ("set", name.clone(), Some(*instance), Some(words(change)))
-        }
-        Difference::Stands(instance, name, why) => {
-            ("stands", name.clone(), Some(*instance), Some(why.clone()))
-        }
-        Difference::Destroy(instance, name) => ("destroy", name.clone(), Some(*instance), None),
-        Difference::DeleteGroup(name) => ("delete", name.clone(), None, None),
-        Difference::Foreign(instance, name) => {
-            ("stands", name.clone(), Some(*instance), Some("it is not of this stack".to_owned()))
-        }
+fn told(step: &Difference, of_volumes: &Volumes<'_>) -> Applied {
+    let of = |what, name: &str, instance: &InstanceId, note| Applied {
+        instance: Some(*instance),
+        note,
+        ..Applied::new(what, name)
     };
-    Applied { what, name, instance, node: None, request_id: None, note }
+    match step {
+        Difference::Run(number) => {
+            let wish = &of_volumes.instances[*number];
+            Applied { note: Some(wish.query.clone()), ..Applied::new("run", &wish.name) }
+        }
+        Difference::Set(instance, name, change) => of("set", name, instance, Some(words(change))),
+        Difference::Stands(instance, name, why) => of("stands", name, instance, Some(why.clone())),
+        Difference::Destroy(instance, name) => of("destroy", name, instance, None),
+        Difference::Volume(step) => volumes::told(step, of_volumes),
+        Difference::DeleteGroup(name) => Applied::new("delete", name),
+        Difference::Foreign(instance, name) => {
+            of("stands", name, instance, Some("it is not of this stack".to_owned()))
+        }
+    }
 }
 
 fn sign(what: &str) -> &'static str {
     match what {
-        "group" | "run" => "+",
-        "destroy" | "delete" => "-",
-        "set" => "~",
+        "group" | "run" | "create" => "+",
+        "destroy" | "delete" | "delete-volume" => "-",
+        "set" | "extend" | "detach" | "attach" => "~",
+        "keep" => "=",
         _ => "!",
     }
 }
@@ -340,68 +381,180 @@ fn words(change: &Change) -> String {
     words.join(", ")
 }
 
-/// Does one of them.
-async fn perform(
-    session: &Session,
-    step: &Difference,
-    entries: &[Entry],
-    one: &mut Applied,
-    stop: &CancellationToken,
-) -> Result<(), Failure> {
-    let cloud = &session.cloud;
-    if matches!(step, Difference::Run(_) | Difference::Set(..) | Difference::Destroy(..)) {
-        one.request_id = cloud.request_id;
+/// What is made, as far as that is.
+struct Making<'a> {
+    session: &'a Session,
+    /// What the file says, and what there was.
+    of: &'a Volumes<'a>,
+    entries: &'a [Entry],
+    stop: &'a CancellationToken,
+    /// How long one thing is waited for.
+    patience: Duration,
+    /// The file's instances, by their numbers.
+    instances: BTreeMap<usize, Scheduled>,
+    /// The file's volumes.
+    volumes: BTreeMap<usize, Scheduled>,
+}
+
+impl<'a> Making<'a> {
+    fn new(
+        session: &'a Session,
+        of: &'a Volumes<'a>,
+        entries: &'a [Entry],
+        stop: &'a CancellationToken,
+        patience: Duration,
+    ) -> Self {
+        let placed = |record: &Instance| Some(Scheduled { instance: record.instance, node: record.node()? });
+        let instances = (0..of.instances.len())
+            .filter_map(|number| Some((number, of.instance_there(number).and_then(placed)?)));
+        let volumes =
+            (0..of.volumes.len()).filter_map(|number| Some((number, of.there(number).and_then(placed)?)));
+        let (instances, volumes) = (instances.collect(), volumes.collect());
+        Self { session, of, entries, stop, patience, instances, volumes }
     }
-    match step {
-        Difference::Run(number) => {
-            let Entry { query, guest, place } = &entries[*number];
+
+    /// Does one of them.
+    async fn perform(&mut self, step: &Difference, one: &mut Applied) -> Result<(), Failure> {
+        let (session, cloud) = (self.session, &self.session.cloud);
+        let is_told = matches!(
+            step,
+            Difference::Stands(..)
+                | Difference::Foreign(..)
+                | Difference::DeleteGroup(_)
+                | Difference::Volume(VolumeStep::Stands(..) | VolumeStep::Keep(..))
+        );
+        if !is_told {
+            one.request_id = cloud.request_id;
+        }
+        match step {
+            Difference::Run(number) => {
+                if let Some(made) = self.run(*number).await? {
+                    (one.instance, one.node) = (Some(made.instance), Some(made.node));
+                    self.instances.insert(*number, made);
+                }
+            }
+            Difference::Set(instance, _, change) => {
+                let acted = act(cloud, *instance, &Verb::Set(change.clone())).await;
+                one.node = Some(acted.map_err(|error| session.failed(error))?.node);
+            }
+            Difference::Destroy(instance, _) => {
+                let doomed = destroy(cloud, *instance).await;
+                if let Doomed::By { node, .. } = doomed.map_err(|error| session.failed(error))? {
+                    one.node = Some(node);
+                }
+            }
+            Difference::Volume(step) => self.volume(step, one).await?,
+            Difference::DeleteGroup(name) => match ec_cloud::delete_group(cloud, name).await {
+                // The same file was applied twice at once.
+                Ok(()) | Err(CloudError::NotFound(_)) => {}
+                Err(error) => return Err(error.into()),
+            },
+            Difference::Stands(..) | Difference::Foreign(..) => {}
+        }
+        Ok(())
+    }
+
+    /// Asks for an instance, where its volumes lie, or where there is room for those that are to be made, too. Nothing where
+    /// another made it at this moment.
+    async fn run(&self, number: usize) -> Result<Option<Scheduled>, Failure> {
+        let (session, cloud) = (self.session, &self.session.cloud);
+        let Entry { query, guest, place } = &self.entries[number];
+        let place = place.on(self.of.node_for(number));
+        for last in (0..LOOKS).rev().map(|left| left == 0) {
+            let roomy = self.room(number, &place).await?;
+            let place = if roomy.is_some() { &place.on(roomy) } else { &place };
             let ask = asked(session, query, guest, place).await?;
             let wanted = Wanted::new(ask.clone(), guest)?;
-            match ec_cloud::schedule(cloud, &wanted, stop).await {
+            match ec_cloud::schedule(cloud, &wanted, self.stop).await {
                 // The same file was applied twice at once, and the other made it.
-                Err(CloudError::Taken { name, .. }) if is_of_stack(cloud, &name, guest).await => {}
+                Err(CloudError::Taken { name, .. })
+                    if is_of_stack(cloud, Workload::Machine, &name, self.of.stack).await =>
+                {
+                    return Ok(None);
+                }
                 outcome => match outcome.map_err(|error| session.failed(error))? {
-                    Ok(placed) => (one.instance, one.node) = (Some(placed.instance), Some(placed.node)),
-                    Err(none) => {
-                        let why = reason(session, &ask, &none).await;
-                        return Err(Failure::failed(format!("no allocations left: {why}")));
-                    }
+                    Ok(placed) => return Ok(Some(placed)),
+                    // That node had room a moment ago, and others may have it still.
+                    Err(_) if roomy.is_some() && !last => {}
+                    Err(none) => return Err(no_room(session, &ask, &none).await),
                 },
             }
         }
-        Difference::Set(instance, _, change) => {
-            let acted = act(cloud, *instance, &Verb::Set(change.clone())).await;
-            one.node = Some(acted.map_err(|error| session.failed(error))?.node);
+        Ok(None)
+    }
+
+    /// The node that has room for an instance and for those of its volumes that are to be made; none where there are none.
+    async fn room(&self, number: usize, place: &run::Place) -> Result<Option<NodeId>, Failure> {
+        let Entry { query, guest, .. } = &self.entries[number];
+        let more = self.of.room_for(number);
+        if more == 0 {
+            return Ok(None);
         }
-        Difference::Destroy(instance, _) => {
-            let doomed = destroy(cloud, *instance).await;
-            if let Doomed::By { node, .. } = doomed.map_err(|error| session.failed(error))? {
-                one.node = Some(node);
+        let own = query.total().get(DISK).copied().unwrap_or(0);
+        let both =
+            query.with(DISK, own.saturating_add(more)).map_err(|error| Failure::usage(error.to_string()))?;
+        let ask = asked(self.session, &both, guest, place).await?;
+        match ec_cloud::preview(&self.session.cloud, &ask).await? {
+            Ok(preview) => Ok(Some(preview.node)),
+            Err(none) => Err(no_room(self.session, &ask, &none).await),
+        }
+    }
+
+    /// One of the file's instances, which is there, or is placed at this moment by another who applies the same file.
+    async fn instance(&mut self, number: usize) -> Result<Scheduled, Failure> {
+        if let Some(known) = self.instances.get(&number) {
+            return Ok(*known);
+        }
+        let made = self.made(Workload::Machine, &self.of.instances[number].name).await?;
+        self.instances.insert(number, made);
+        Ok(made)
+    }
+
+    /// What another made, or is about to.
+    async fn made(&self, kind: Workload, name: &str) -> Result<Scheduled, Failure> {
+        let cloud = &self.session.cloud;
+        for last in (0..PLACED).rev().map(|left| left == 0) {
+            let found = async { find_placed(cloud, named(cloud, kind, name).await?).await };
+            match found.await {
+                Ok(known) => return Ok(Scheduled { instance: known.instance, node: known.node }),
+                Err(CloudError::Busy(_)) if !last => tokio::time::sleep(PAUSE).await,
+                Err(error) => return Err(error.into()),
             }
         }
-        Difference::DeleteGroup(name) => match ec_cloud::delete_group(cloud, name).await {
-            // The same file was applied twice at once.
-            Ok(()) | Err(CloudError::NotFound(_)) => {}
-            Err(error) => return Err(error.into()),
-        },
-        Difference::Stands(..) | Difference::Foreign(..) => {}
+        Err(Failure::failed(format!("`{name}` is not placed")))
     }
-    Ok(())
 }
+
+async fn no_room(session: &Session, ask: &Ask<'_>, none: &NoRoom) -> Failure {
+    Failure::failed(format!("no allocations left: {}", reason(session, ask, none).await))
+}
+
+/// So often it is looked whether another has placed it by now, and so long between two looks.
+const PLACED: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(200);
+
+const DISK: &str = "DISK_GB";
 
 /// So often a name's bearer may be another between two questions: who loses a race for room hands the name on to its next uuid.
 const LOOKS: usize = 5;
 
-/// Whether the instance of that name is one of the stack that the guest would be of.
-async fn is_of_stack(cloud: &Cloud, name: &str, guest: &Guest) -> bool {
+/// Whether what bears that name is of the stack.
+async fn is_of_stack(cloud: &Cloud, kind: Workload, name: &str, stack: &str) -> bool {
     for _ in 0..LOOKS {
-        let found = async { Ok(View::found(&find(cloud, resolve(cloud, name).await?).await?)) };
+        let found = async { Ok(View::found(&find(cloud, named(cloud, kind, name).await?).await?)) };
         match found.await {
             Err(CloudError::NotFound(_)) => {}
-            found => return found.is_ok_and(|view| view.labels.get(STACK) == guest.labels.get(STACK)),
+            found => return found.is_ok_and(|view| view.labels.get(STACK).is_some_and(|of| of == stack)),
         }
     }
     false
+}
+
+async fn named(cloud: &Cloud, kind: Workload, name: &str) -> Result<InstanceId, CloudError> {
+    match kind {
+        Workload::Machine => resolve(cloud, name).await,
+        Workload::Volume => resolve_volume(cloud, name).await,
+    }
 }
 
 fn print(output: Output, applied: &[Applied]) -> Result<(), Failure> {

@@ -41,7 +41,7 @@ pub(crate) use act::{Act, Resizing};
 const SHOWN: usize = 80;
 
 /// Nobody waits longer for a virtual machine.
-const YEAR: u64 = 365 * 24 * 3600;
+pub(crate) const YEAR: u64 = 365 * 24 * 3600;
 
 const EXAMPLES: &str = "\
 Examples:

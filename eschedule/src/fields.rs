@@ -170,8 +170,7 @@ fn results() -> Vec<(&'static str, Value)> {
         stack: Some(name()),
         created_at: now,
     };
-    let applied =
-        Applied { what: "run", name: name(), instance: None, node: None, request_id: None, note: None };
+    let applied = Applied { what: "run", name: name(), ..Applied::default() };
     let json = |value: Result<Value, serde_json::Error>| value.unwrap();
     vec![
         ("list", json(serde_json::to_value(&list))),

@@ -64,7 +64,7 @@ pub(crate) struct Run {
 }
 
 /// Where it shall go.
-#[derive(Args, Default)]
+#[derive(Args, Clone, Default)]
 pub(crate) struct Place {
     /// On this node only: its name or its uuid
     #[arg(long, value_name = "NODE")]
@@ -115,6 +115,11 @@ impl Place {
     /// In this group, where one is told; else anywhere.
     pub(crate) fn within(group: Option<String>) -> Self {
         Self { group, ..Self::default() }
+    }
+
+    /// The same on this node only, where one is told.
+    pub(crate) fn on(&self, node: Option<NodeId>) -> Self {
+        Self { node: node.map(|node| node.to_string()), ..self.clone() }
     }
 
     /// Whether anything is said of it.

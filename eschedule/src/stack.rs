@@ -2,10 +2,11 @@
 
 mod place;
 mod texts;
+mod volumes;
 
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, btree_map::Entry},
+    collections::{BTreeMap, btree_map},
     fmt, fs,
     io::Read,
     marker::PhantomData,
@@ -17,7 +18,7 @@ use ec_runtime::{config::parse, exit::Failure};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{
     Deserialize, Deserializer,
-    de::{Error, MapAccess, Visitor, value::MapAccessDeserializer},
+    de::{DeserializeOwned, Error, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
 use crate::{catalog::Placing, cli::Policy};
@@ -26,6 +27,7 @@ use texts::{
     CATALOG_NAME, CatalogName, HOST_NAME, HostName, LABEL_KEY, LabelKey, METADATA_KEY, MetadataKey, Query,
     Word, keys,
 };
+pub(crate) use volumes::{NamedVolume, VolumeEntry, is_copy};
 
 /// So many instances one entry may make.
 const MOST: u16 = 1000;
@@ -38,14 +40,18 @@ const FILE_MAX: u64 = 1 << 20;
 #[serde(deny_unknown_fields)]
 #[schemars(title = "A stack of etcd-compute")]
 pub(crate) struct Stack {
-    /// What the stack is called: its instances have the label `stack` with this value.
+    /// What the stack is called: its instances and volumes have the label `stack` with this value.
     pub(crate) stack: CatalogName,
     /// Groups of the project that there shall be, by their names.
     #[serde(default, deserialize_with = "once_each")]
     #[schemars(extend("propertyNames" = keys(CATALOG_NAME)))]
     pub(crate) groups: BTreeMap<CatalogName, GroupEntry>,
+    /// Volumes that there shall be, by their names.
+    #[serde(default, deserialize_with = "whole_entries")]
+    #[schemars(extend("propertyNames" = keys(HOST_NAME)))]
+    pub(crate) volumes: BTreeMap<HostName, VolumeEntry>,
     /// Instances that there shall be, by their names.
-    #[serde(default, deserialize_with = "instances")]
+    #[serde(default, deserialize_with = "whole_entries")]
     #[schemars(extend("propertyNames" = keys(HOST_NAME)))]
     pub(crate) instances: BTreeMap<HostName, InstanceEntry>,
 }
@@ -87,6 +93,9 @@ pub(crate) struct InstanceEntry {
     /// The group that each is a member of.
     #[serde(default)]
     pub(crate) group: Option<CatalogName>,
+    /// Which of the file's volumes it has; of several instances, each that of its own number.
+    #[serde(default)]
+    pub(crate) volumes: Vec<HostName>,
     /// What each has for labels, beside that of the stack.
     #[serde(default, deserialize_with = "once_each")]
     #[schemars(extend("propertyNames" = keys(LABEL_KEY)))]
@@ -118,8 +127,8 @@ impl<'de, K: Deserialize<'de> + Ord + fmt::Display, V: Deserialize<'de>> Visitor
         let mut once = BTreeMap::new();
         while let Some(key) = said.next_key::<K>()? {
             match once.entry(key) {
-                Entry::Vacant(entry) => _ = entry.insert(said.next_value()?),
-                Entry::Occupied(entry) => {
+                btree_map::Entry::Vacant(entry) => _ = entry.insert(said.next_value()?),
+                btree_map::Entry::Occupied(entry) => {
                     return Err(A::Error::custom(format!("`{}` is there twice", entry.key())));
                 }
             }
@@ -137,37 +146,51 @@ where
     deserializer.deserialize_any(OnceEach(PhantomData))
 }
 
-/// One that is checked where its reader still knows its place.
-struct Whole(InstanceEntry);
+/// What can only be judged as a whole.
+trait Entry: DeserializeOwned {
+    /// How one begins, for whoever wrote something else.
+    const SUCH_AS: &str;
 
-impl<'de> Deserialize<'de> for Whole {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(OfWhole)
+    /// What is wrong with it.
+    fn mistake(&self) -> Option<&'static str>;
+}
+
+impl Entry for InstanceEntry {
+    const SUCH_AS: &str = "keys with values, as `flavor: small`";
+
+    fn mistake(&self) -> Option<&'static str> {
+        (self.flavor.is_some() == self.query.is_some()).then_some("wanted either `flavor` or `query`")
     }
 }
 
-struct OfWhole;
+/// One that is checked where its reader still knows its place.
+struct Whole<E>(E);
 
-impl<'de> Visitor<'de> for OfWhole {
-    type Value = Whole;
+impl<'de, E: Entry> Deserialize<'de> for Whole<E> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(OfWhole(PhantomData))
+    }
+}
+
+struct OfWhole<E>(PhantomData<E>);
+
+impl<'de, E: Entry> Visitor<'de> for OfWhole<E> {
+    type Value = Whole<E>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("keys with values, as `flavor: small`")
+        f.write_str(E::SUCH_AS)
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, said: A) -> Result<Whole, A::Error> {
-        let entry = InstanceEntry::deserialize(MapAccessDeserializer::new(said))?;
-        if entry.flavor.is_some() == entry.query.is_some() {
-            return Err(A::Error::custom("wanted either `flavor` or `query`"));
-        }
-        Ok(Whole(entry))
+    fn visit_map<A: MapAccess<'de>>(self, said: A) -> Result<Whole<E>, A::Error> {
+        let entry = E::deserialize(MapAccessDeserializer::new(said))?;
+        entry.mistake().map_or(Ok(Whole(entry)), |mistake| Err(A::Error::custom(mistake)))
     }
 }
 
-fn instances<'de, D: Deserializer<'de>>(
+fn whole_entries<'de, D: Deserializer<'de>, E: Entry>(
     deserializer: D,
-) -> Result<BTreeMap<HostName, InstanceEntry>, D::Error> {
-    let whole: BTreeMap<HostName, Whole> = once_each(deserializer)?;
+) -> Result<BTreeMap<HostName, E>, D::Error> {
+    let whole: BTreeMap<HostName, Whole<E>> = once_each(deserializer)?;
     Ok(whole.into_iter().map(|(name, Whole(entry))| (name, entry)).collect())
 }
 
@@ -225,28 +248,43 @@ impl Stack {
 
     /// What only shows with all of it read.
     fn check(&self, source: &Source) -> Result<(), Failure> {
-        let mut names: BTreeMap<String, &str> = BTreeMap::new();
-        for (name, entry, _) in self.named() {
-            let why = match names.insert(name.to_ascii_lowercase(), entry) {
-                Some(other) => format!("`{name}` is an instance of `{other}`, too"),
-                None if input::is_hostname(&name) => continue,
-                None => format!("`{name}` is no hostname: it is too long"),
-            };
-            return Err(source.wrong(&Place::of(&["instances", entry]), Failure::usage(why)));
-        }
-        Ok(())
+        let instances = self.named().map(|(name, entry, _)| (name, entry));
+        alone(instances, "an instance")
+            .map_err(|(entry, why)| source.wrong(&Place::of(&["instances", entry]), Failure::usage(why)))?;
+        let volumes = self.named_volumes().map(|volume| (volume.name, volume.entry));
+        alone(volumes, "a volume")
+            .map_err(|(entry, why)| source.wrong(&Place::of(&["volumes", entry]), Failure::usage(why)))?;
+        self.check_volumes(source)
     }
 
     /// Each instance by its name, with its entry and what that says.
     pub(crate) fn named(&self) -> impl Iterator<Item = (String, &str, &InstanceEntry)> {
         self.instances.iter().flat_map(|(HostName(entry), says)| {
-            let names = match says.count {
-                None => vec![entry.clone()],
-                Some(Count(count)) => (1..=count).map(|number| format!("{entry}-{number}")).collect(),
-            };
-            names.into_iter().map(move |name| (name, entry.as_str(), says))
+            numbered(entry, says.count).map(move |(_, name)| (name, entry.as_str(), says))
         })
     }
+}
+
+/// The names that an entry makes, with their numbers where it has any.
+fn numbered(entry: &str, count: Option<Count>) -> impl Iterator<Item = (Option<u16>, String)> + use<> {
+    let names = match count {
+        None => vec![(None, entry.to_owned())],
+        Some(Count(count)) => (1..=count).map(|number| (Some(number), format!("{entry}-{number}"))).collect(),
+    };
+    names.into_iter()
+}
+
+/// That no two are called alike, and each can be; else which entry is wrong, and why.
+fn alone<'a>(named: impl Iterator<Item = (String, &'a str)>, what: &str) -> Result<(), (&'a str, String)> {
+    let mut names: BTreeMap<String, &str> = BTreeMap::new();
+    for (name, entry) in named {
+        match names.insert(name.to_ascii_lowercase(), entry) {
+            Some(other) => return Err((entry, format!("`{name}` is {what} of `{other}`, too"))),
+            None if input::is_hostname(&name) => {}
+            None => return Err((entry, format!("`{name}` is no hostname: it is too long"))),
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -269,6 +307,17 @@ mod tests {
         let stack = read(text).unwrap();
         let names: Vec<String> = stack.named().map(|(name, ..)| name).collect();
         assert_eq!(names, ["db", "web-1", "web-2"]);
+    }
+
+    #[test]
+    fn of_several_instances_each_has_the_volume_of_its_own_number() {
+        let text = "stack: shop\nvolumes:\n  logs: {size: 1}\n  data: {size: 1, count: 3}\ninstances:\n  db: {flavor: big, volumes: [logs]}\n  web: {count: 2, flavor: big, volumes: [DATA]}\n";
+        let stack = read(text).unwrap();
+        let named: Vec<_> = stack.named_volumes().map(|volume| (volume.name, volume.holder)).collect();
+        let has = |volume: &str, holder: &str| (volume.to_owned(), Some(holder.to_owned()));
+        let wanted =
+            [has("data-1", "web-1"), has("data-2", "web-2"), ("data-3".to_owned(), None), has("logs", "db")];
+        assert_eq!(named, wanted);
     }
 
     #[test]
@@ -309,6 +358,40 @@ mod tests {
             (
                 "stack: s\ninstances:\n  WEB-1: {flavor: x}\n  web: {flavor: x, count: 1}\n",
                 "s.yaml:4:8: instances.web: `web-1` is an instance of `WEB-1`, too",
+            ),
+            (
+                "stack: s\nvolumes:\n  D-1: {size: 1}\n  d: {size: 1, count: 1}\n",
+                "s.yaml:4:6: volumes.d: `d-1` is a volume of `D-1`, too",
+            ),
+            ("stack: s\nvolumes:\n  d: {size: 0}\n", "s.yaml:3:13: volumes.d.size: 0 GB are too few"),
+            ("stack: s\nvolumes:\n  d: {size: 5G}\n", "s.yaml:3:13: volumes.d.size: invalid type"),
+            ("stack: s\nvolumes:\n  d: {image: debian}\n", "s.yaml:3:6: volumes.d: wanted `size`, in GiB"),
+            ("stack: s\nvolumes:\n  d: 5\n", "wanted keys with values, as `size: 10`"),
+            ("stack: s\nvolumes:\n  d: {sise: 1}\n", "unknown key `sise`; did you mean `size`?"),
+            ("stack: s\nvolumes:\n  a_b: {size: 1}\n", "`a_b`: wanted letters"),
+            (
+                "stack: s\ninstances:\n  x: {flavor: a, volumes: [d]}\n",
+                "s.yaml:3:28: instances.x.volumes[0]: the file has no volume `d`",
+            ),
+            (
+                "stack: s\nvolumes: {d: {size: 1}}\ninstances:\n  x: {flavor: a, volumes: [d]}\n  y: {flavor: a, volumes: [D]}\n",
+                "s.yaml:5:28: instances.y.volumes[0]: `x` has `d` already, and one instance has it at a time",
+            ),
+            (
+                "stack: s\nvolumes: {d: {size: 1}}\ninstances:\n  x: {flavor: a, volumes: [d, d]}\n",
+                "s.yaml:4:31: instances.x.volumes[1]: `x` has `d` already",
+            ),
+            (
+                "stack: s\nvolumes: {d: {size: 1}}\ninstances:\n  x: {count: 2, flavor: a, volumes: [d]}\n",
+                "s.yaml:4:38: instances.x.volumes[0]: `d` is one volume, and `x` are several instances: give it a `count` of 2 or more",
+            ),
+            (
+                "stack: s\nvolumes: {d: {size: 1, count: 1}}\ninstances:\n  x: {count: 2, flavor: a, volumes: [d]}\n",
+                "`d` are 1 volumes, and `x` are 2 instances",
+            ),
+            (
+                "stack: s\nvolumes: {d: {size: 1, count: 1}}\ninstances:\n  x: {flavor: a, volumes: [d]}\n",
+                "`d` are several volumes, and `x` is one instance",
             ),
         ] {
             let told = read(text).map_or_else(|told| told, |_| "nothing".to_owned());

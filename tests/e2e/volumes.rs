@@ -499,3 +499,67 @@ async fn until_status(guest: &Guest, wanted: &str) -> Result<()> {
 fn is_whole_or_used(guest: &Guest, volume: InstanceId) -> Result<()> {
     if guest.volume(&["show", "data"])?["status"] == "available" { is_whole(guest, volume) } else { Ok(()) }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_file_says_of_volumes_guests_have_and_the_next_guest_reads_what_the_last_wrote() -> Result<()>
+{
+    let mut guest = Guest::up_as(TWO, &[]).await?;
+    let first = guest.instance;
+    let public = format!("{}.pub", guest.key());
+    let path = guest.stack.directory().join("shop.yaml");
+    let file = path.display().to_string();
+    let says = |size: u32, name: &str| {
+        let instance = format!("{{query: \"{TWO}\", keys: [\"{public}\"], volumes: [data, logs]}}");
+        format!(
+            "stack: shop\nvolumes: {{data: {{size: {size}}}, logs: {{size: 1}}}}\ninstances:\n  {name}: {instance}\n"
+        )
+    };
+    let instance = |guest: &Guest, name: &str| -> Result<InstanceId> {
+        let shown: Value = serde_json::from_str(&guest.asks(&["show", name, "-o", "json"])?)?;
+        Ok(shown["instance"].as_str().context("it has a uuid")?.parse()?)
+    };
+    std::fs::write(&path, says(1, "db"))?;
+    guest.asks(&["apply", "-f", &file])?;
+    assert_eq!(guest.asks(&["apply", "-f", &file, "--diff", "-o", "name"])?, "");
+    guest.instance = instance(&guest, "db")?;
+    guest.stack.until_state(guest.instance, ec_model::State::Active).await?;
+    let data = id(&guest.volume(&["show", "data"])?)?;
+    let logs = id(&guest.volume(&["show", "logs"])?)?;
+    let serials =
+        format!("{UNTIL_THERE} vdb; {UNTIL_THERE} vdc; cat /sys/block/vdb/serial /sys/block/vdc/serial");
+    let found = guest.run(&serials).await?;
+    assert_eq!(
+        found.split_whitespace().collect::<String>(),
+        [data, logs].map(|it| it.to_string()[..20].to_owned()).concat()
+    );
+    guest.run("dd if=/dev/urandom of=/dev/vdb bs=1M count=4 conv=fsync 2>/dev/null").await?;
+    let written = guest.digest("vdb").await?;
+    guest.stack.until_exactly_with(&[first, guest.instance], &[data, logs]).await?;
+
+    // Another takes its place; whoever applies is killed on the way, and applies again.
+    std::fs::write(&path, says(2, "db2"))?;
+    for pause in [0, 300] {
+        let mut killed = guest.stack.command("eschedule").args(["apply", "-f", &file, "--prune"]).spawn()?;
+        // The name of one that is being placed is held for ten minutes.
+        guest.stack.until("db2 is placed", async || Ok(instance(&guest, "db2").is_ok())).await?;
+        tokio::time::sleep(std::time::Duration::from_millis(pause)).await;
+        killed.kill()?;
+        killed.wait()?;
+    }
+    guest.asks(&["apply", "-f", &file, "--prune"])?;
+    assert_eq!(guest.asks(&["apply", "-f", &file, "--diff", "--prune", "-o", "name"])?, "");
+    guest.instance = instance(&guest, "db2")?;
+    guest.stack.until_state(guest.instance, ec_model::State::Active).await?;
+    assert_eq!(guest.digest("vdb").await?, written);
+    assert_eq!(guest.run("cat /sys/block/vdb/size").await?, (2_u64 << 21).to_string());
+    guest.stack.until_exactly_with(&[first, guest.instance], &[data, logs]).await?;
+
+    // What the file says no more goes, and its volumes stay until that is wished.
+    std::fs::write(&path, "stack: shop\n")?;
+    guest.asks(&["apply", "-f", &file, "--prune"])?;
+    guest.stack.until_exactly_with(&[first], &[data, logs]).await?;
+    assert_eq!(guest.volume(&["show", "data"])?["status"], "available");
+    guest.asks(&["apply", "-f", &file, "--prune-volumes"])?;
+    guest.asks(&["destroy", "--wait", &first.to_string()])?;
+    guest.stack.until_exactly(&[]).await
+}

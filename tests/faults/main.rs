@@ -7,6 +7,7 @@ mod agent_records;
 mod agent_restore;
 mod backup;
 mod cli_apply;
+mod cli_apply_volumes;
 mod cli_catalog;
 mod cli_check;
 mod cli_groups;

@@ -563,13 +563,16 @@ fn doing(request: Option<&Request>, status: &Read<Status>) -> Option<String> {
 
 /// Every instance of every node, by node and name; volumes are none of them.
 pub async fn list(cloud: &Cloud) -> CloudResult<Vec<View>> {
-    let mut views = list_all(cloud).await?;
+    let (mut views, _) = list_all(cloud).await?;
     views.retain(|view| view.kind.is_machine());
     Ok(views)
 }
 
-/// Of every kind.
-pub(crate) async fn list_all(cloud: &Cloud) -> CloudResult<Vec<View>> {
+/// What there is of records, where it can be read; else why not.
+type Records = BTreeMap<InstanceId, Result<Instance, String>>;
+
+/// Of every kind, with the records that were seen of them.
+pub(crate) async fn list_all(cloud: &Cloud) -> CloudResult<(Vec<View>, Records)> {
     let keys = &cloud.keys;
     let prefixes = (keys.all_requests(), keys.all_statuses(), keys.all_alive(), keys.instances());
     let (requests, statuses, nodes, records) = tokio::try_join!(
@@ -593,8 +596,14 @@ pub(crate) async fn list_all(cloud: &Cloud) -> CloudResult<Vec<View>> {
         }
     }
     let listed: HashSet<InstanceId> = both.keys().map(|(_, instance)| *instance).collect();
-    let recorded: BTreeMap<InstanceId, &KeyValue> =
-        records.pairs.iter().filter_map(|pair| Some((keys.parse_instance(&pair.key).ok()?, pair))).collect();
+    let recorded: Records = records
+        .pairs
+        .iter()
+        .filter_map(|pair| {
+            let instance = keys.parse_instance(&pair.key).ok()?;
+            Some((instance, wanted(instance, &pair.value)))
+        })
+        .collect();
     let alone = recorded.keys().copied().filter(|instance| !listed.contains(instance));
     let alone: Vec<Option<View>> = futures::stream::iter(alone)
         .map(|instance| record_only(cloud, instance))
@@ -605,26 +614,26 @@ pub(crate) async fn list_all(cloud: &Cloud) -> CloudResult<Vec<View>> {
         .iter()
         .map(|((node, instance), (request, status))| {
             let view = View::brief(*instance, *node, alive.contains(node), request, status);
-            match recorded.get(instance).map(|pair| wanted(*instance, &pair.value)) {
-                Some(Ok(record)) => view.with(&record).wished(&record, request, status),
+            match recorded.get(instance) {
+                Some(Ok(record)) => view.with(record).wished(record, request, status),
                 // It may well run, and nothing can be asked of it.
-                Some(Err(why)) => View { state: UNKNOWN.to_owned(), reason: Some(not_wanted(&why)), ..view },
+                Some(Err(why)) => View { state: UNKNOWN.to_owned(), reason: Some(not_wanted(why)), ..view },
                 None => view,
             }
         })
         .chain(alone.into_iter().flatten())
         .collect();
     sort(&mut views, SortBy::Node);
-    Ok(views)
+    Ok((views, recorded))
 }
 
-/// The records of the project's instances, in the order of their keys. One that cannot be read is told, and hides no other.
+/// The project's records, in the order of their keys. One that cannot be read is told, and hides no other.
 async fn records(cloud: &Cloud) -> CloudResult<Vec<Instance>> {
     let mut records = Vec::new();
     for pair in cloud.store.list(&cloud.keys.instances()).await?.pairs {
         let Ok(instance) = cloud.keys.parse_instance(&pair.key) else { continue };
         match wanted(instance, &pair.value) {
-            Ok(record) if record.project == cloud.project && record.kind.is_machine() => records.push(record),
+            Ok(record) if record.project == cloud.project => records.push(record),
             Ok(_) => {}
             Err(why) => (cloud.notice)(&format!("key {} cannot be read: {why}", pair.key)),
         }
@@ -632,9 +641,11 @@ async fn records(cloud: &Cloud) -> CloudResult<Vec<Instance>> {
     Ok(records)
 }
 
-/// The project's instances, those of the stack with their user-data.
-pub async fn standing(cloud: &Cloud, stack: &str) -> CloudResult<Vec<Standing>> {
-    let standing = records(cloud).await?.into_iter().map(async |record| {
+/// The project's instances, those of the stack with their user-data; and its volumes.
+pub async fn standing(cloud: &Cloud, stack: &str) -> CloudResult<(Vec<Standing>, Vec<Instance>)> {
+    let (machines, volumes): (Vec<_>, Vec<_>) =
+        records(cloud).await?.into_iter().partition(|record| record.kind.is_machine());
+    let standing = machines.into_iter().map(async |record| {
         let has_data = Standing::is_of(&record, stack) && record.spec.user_data_bytes.is_some();
         let user_data = match record.node().filter(|_| has_data) {
             Some(node) => cloud.store.get(&cloud.keys.user_data(node, record.instance)).await?.0,
@@ -642,7 +653,7 @@ pub async fn standing(cloud: &Cloud, stack: &str) -> CloudResult<Vec<Standing>> 
         };
         Ok::<_, CloudError>(Standing { record, user_data: user_data.map(|pair| Blob(pair.value)) })
     });
-    futures::stream::iter(standing).buffered(CONCURRENCY).try_collect().await
+    Ok((futures::stream::iter(standing).buffered(CONCURRENCY).try_collect().await?, volumes))
 }
 
 /// An instance of which only the record was listed: one that is being placed now, or what is left of one, which is

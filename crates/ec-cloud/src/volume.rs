@@ -7,7 +7,10 @@
 //!   delete ──▶ refused while a machine has it ──▶ destroy
 //! ```
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
 use ec_model::{
     ActionVerb, Attachment, CopyOf, Desired, Doc, Extent, ImageRef, Instance, InstanceId, NodeId, Request,
@@ -22,6 +25,7 @@ use ec_runtime::planted;
 use ec_store::{Compare, KeyValue, StoreError, Txn};
 use jiff::Timestamp;
 use serde::Serialize;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -39,6 +43,9 @@ use crate::{
 const TRIES: usize = 10;
 
 const DISK: &str = "DISK_GB";
+
+/// Which of four records tells that a machine lets go is not known before.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// A volume that is to be made.
 #[derive(Debug, Clone, Default)]
@@ -421,6 +428,48 @@ pub async fn let_go(cloud: &Cloud, volume: InstanceId) -> CloudResult<()> {
     Ok(())
 }
 
+/// Waits until no machine has a volume, other than one that is to have it.
+///
+/// # Errors
+/// One is to have it by what is wanted now: [`CloudError::Refused`]; the time ran out.
+pub async fn until_free(
+    cloud: &Cloud,
+    volume: InstanceId,
+    wanted: Option<InstanceId>,
+    timeout: Duration,
+) -> CloudResult<()> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        let disk = known_volume(cloud, volume).await?;
+        let holder = disk.record.as_ref().and_then(|record| record.attached);
+        let Some(holder) = holder.filter(|holder| Some(*holder) != wanted) else { return Ok(()) };
+        if lost_by(cloud, holder, volume).await?.is_some() {
+            return Ok(());
+        }
+        let failed = match find(cloud, holder).await {
+            Ok(Found::Placed(machine)) => {
+                let has = |record: &Instance| record.volumes.iter().any(|has| has.volume == volume);
+                if machine.record.as_ref().is_some_and(has) {
+                    return Err(CloudError::Refused(format!(
+                        "instance {holder} has it: detach it there first"
+                    )));
+                }
+                machine.status.record().and_then(|status| status.volumes_failed.clone())
+            }
+            Ok(Found::Unplaced(..)) | Err(CloudError::NotFound(_)) => None,
+            Err(error) => return Err(error),
+        };
+        if Instant::now() >= deadline {
+            let why = failed.map(|why| format!(": {why}")).unwrap_or_default();
+            return Err(CloudError::TimedOut(format!(
+                "instance {holder} has volume {volume} still, after {} s{why}",
+                timeout.as_secs()
+            )));
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+}
+
 /// Asks for a volume's end, with all that was written on it.
 ///
 /// # Errors
@@ -479,27 +528,19 @@ pub async fn volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<VolumeView
 /// # Errors
 /// etcd does not answer.
 pub async fn volumes(cloud: &Cloud) -> CloudResult<Vec<VolumeView>> {
-    let keys = &cloud.keys;
-    let prefix = keys.instances();
-    let (views, records) =
-        tokio::try_join!(list_all(cloud), async { Ok(cloud.store.list(&prefix).await?.pairs) })?;
-    let mut by_id: HashMap<InstanceId, Instance> = HashMap::new();
+    let (views, records) = list_all(cloud).await?;
     // Which machine has which, by what is wanted: what an agent has yet to take away is seen of one volume alone.
     let mut holders: HashMap<InstanceId, (InstanceId, String)> = HashMap::new();
-    for pair in &records {
-        let Ok(instance) = keys.parse_instance(&pair.key) else { continue };
-        let Ok(record) = crate::intent::wanted(instance, &pair.value) else { continue };
+    for record in records.values().flatten() {
         for Attachment { volume, device } in &record.volumes {
-            holders.insert(*volume, (instance, device.clone()));
-        }
-        if record.kind == Workload::Volume {
-            by_id.insert(instance, record);
+            holders.insert(*volume, (record.instance, device.clone()));
         }
     }
     let volumes = views.into_iter().filter(|view| view.kind == Workload::Volume);
     Ok(volumes
         .map(|view| {
-            let (record, holder) = (by_id.get(&view.instance), holders.remove(&view.instance));
+            let record = records.get(&view.instance).and_then(|record| record.as_ref().ok());
+            let holder = holders.remove(&view.instance);
             told(view, record, holder)
         })
         .collect())

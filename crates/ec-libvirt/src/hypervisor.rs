@@ -364,7 +364,7 @@ impl Hypervisor for LibvirtHypervisor {
                 && let Some(user) = volumes::user_of(connect, &pool, instance)?
                 && user.device.is_some()
             {
-                return Err(CallError::NotNow(format!("the guest {} is up with it", user.instance)));
+                return Err(CallError::Refused(format!("the guest {} is up with it", user.instance)));
             }
             pool.replace_overlay(connect, instance)
         };

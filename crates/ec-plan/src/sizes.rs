@@ -104,7 +104,8 @@ fn resize(extent: &Extent, instance: &Instance, status: Option<&Status>) -> Opti
     })
 }
 
-fn of_disk(resources: &Resources) -> u64 {
+/// How large a disk is, in GiB, of what takes this.
+pub(crate) fn of_disk(resources: &Resources) -> u64 {
     resources.get(DISK).copied().unwrap_or(0)
 }
 

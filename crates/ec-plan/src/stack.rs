@@ -7,6 +7,10 @@ use ec_model::{Blob, ImageRef, Instance, InstanceId, Restart};
 
 use crate::verbs::Change;
 
+mod volumes;
+
+pub use volumes::{Prune, Refused, VolumeStep, Volumes, WishedVolume};
+
 /// The label that tells of which stack an instance is.
 pub const STACK: &str = "stack";
 
@@ -62,21 +66,27 @@ pub enum Difference {
     Destroy(InstanceId, String),
     /// It bears a name of the file, and is not of the stack: nobody touches it.
     Foreign(InstanceId, String),
+    /// Of a volume.
+    Volume(VolumeStep),
     /// A group that was made for the stack, and the file says nothing of it.
     DeleteGroup(String),
+}
+
+/// A name in one case of letters, which makes no other name.
+fn fold(name: &str) -> String {
+    name.to_ascii_lowercase()
 }
 
 /// The differences between the file and the instances of the project: first what is new, by the file's order, then what is
 /// otherwise, and where `prune`, what is too much.
 pub fn differences(stack: &str, wished: &[Wished], there: &[Standing], prune: bool) -> Vec<Difference> {
-    let folded = |name: &str| name.to_ascii_lowercase();
     // What is being placed, or was left over by a killed command, is asked for again: its name says whether that can be.
     let placed = there.iter().filter(|standing| standing.record.assigned.is_some());
     let by_name: BTreeMap<String, &Standing> =
-        placed.filter_map(|standing| Some((folded(standing.record.name.as_ref()?), standing))).collect();
+        placed.filter_map(|standing| Some((fold(standing.record.name.as_ref()?), standing))).collect();
     let (mut new, mut other) = (Vec::new(), Vec::new());
     for (number, wish) in wished.iter().enumerate() {
-        match by_name.get(&folded(&wish.name)) {
+        match by_name.get(&fold(&wish.name)) {
             None => new.push(Difference::Run(number)),
             Some(Standing { record, .. }) if !Standing::is_of(record, stack) => {
                 other.push(Difference::Foreign(record.instance, wish.name.clone()));
@@ -85,9 +95,9 @@ pub fn differences(stack: &str, wished: &[Wished], there: &[Standing], prune: bo
         }
     }
     if prune {
-        let names: BTreeSet<String> = wished.iter().map(|wish| folded(&wish.name)).collect();
+        let names: BTreeSet<String> = wished.iter().map(|wish| fold(&wish.name)).collect();
         let is_named =
-            |record: &Instance| record.name.as_ref().is_some_and(|name| names.contains(&folded(name)));
+            |record: &Instance| record.name.as_ref().is_some_and(|name| names.contains(&fold(name)));
         let records = there.iter().map(|standing| &standing.record);
         let too_much = records.filter(|record| Standing::is_of(record, stack) && !is_named(record));
         other.extend(

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use ec_cloud::{Change, Verb};
-use ec_model::{Extent, ImageRef, Workload};
+use ec_model::{CopyOf, Extent, ImageRef, Workload};
 
 use crate::{
     user::{a_name, image},
@@ -113,7 +113,7 @@ fn an_image(world: &World) -> ImageRef {
 fn some_image(world: &World) -> Option<ImageRef> {
     match world.pick(0..10) {
         0 => Some(an_image(world)),
-        1 => Some(ImageRef::copy_of(Workload::Volume, some_volume(world)?)),
+        1 => Some(ImageRef::copy_of(&CopyOf::disk(Workload::Volume, some_volume(world)?))),
         _ => None,
     }
 }

@@ -314,7 +314,8 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
                 && traces.is_resized(resize_acknowledged);
         let is_older = |request: &ec_model::Request| request.generation < volumes_acknowledged;
         let lost_wish = traces.request.as_ref().is_some_and(is_older) && !restored && !healed;
-        let as_wished = as_wished && !lost_wish && traces.is_rescued_as_wished(was_revived) && traces.is_answered();
+        let as_wished =
+            as_wished && !lost_wish && traces.is_rescued_as_wished(was_revived) && traces.is_answered();
         // What is wished of its size is done when it is there.
         let as_wished = as_wished || state == Some(State::Preparing) && waits_to_be_copied;
         // Of one that is in ERROR, or is not wanted any more, what was asked for may be left undone.

@@ -147,8 +147,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
         }
         Ill::StepClock => {
             let seconds = i64::try_from(world.pick(1..40)).unwrap_or(1);
-            let (seconds, whither) =
-                if world.chance(70) { (-seconds, "back") } else { (seconds, "forward") };
+            let (seconds, whither) = if world.chance(70) { (-seconds, "back") } else { (seconds, "forward") };
             say(world, format!("sets all clocks {whither} by {} s", seconds.abs()));
             world.step_clock(seconds);
         }

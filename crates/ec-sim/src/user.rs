@@ -6,9 +6,7 @@ use ec_cloud::{
     Ask, Awaited, Cloud, CloudError, Guest, Joining, Naming, Scheduled, Verb, View, Wanted, act,
     create_group, delete_group, destroy, heal, list, schedule, until_active, until_done,
 };
-use ec_model::{
-    AccessKind, Blob, ImageRef, InstanceId, Policy, RequestId, ResourceQuery, Restart, State,
-};
+use ec_model::{AccessKind, Blob, ImageRef, InstanceId, Policy, RequestId, ResourceQuery, Restart, State};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 

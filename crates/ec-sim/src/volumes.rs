@@ -4,10 +4,11 @@
 use std::{sync::Arc, time::Duration};
 
 use ec_cloud::{
-    Attached, Cloud, CloudError, NewVolume, Scheduled, attach, create_volume, delete_volume, detach,
-    extend_volume, find_placed, let_go, until_done, volumes,
+    Attached, Awaited, Cloud, CloudError, NewVolume, NoRoom, Scheduled, attach, create_volume, delete_volume,
+    detach, extend_volume, find_placed, let_go, restore_volume, snapshot_of, until_done, volumes,
 };
 use ec_model::{CopyOf, ImageRef, InstanceId};
+use ec_plan::verbs::Verb;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -25,10 +26,28 @@ const PATIENCE: Duration = Duration::from_secs(120);
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Deed {
     Create(Order),
-    Attach { volume: InstanceId, instance: InstanceId, wait: bool },
-    Detach { volume: InstanceId, wait: bool },
-    Extend { volume: InstanceId, size_gb: u64 },
+    Attach {
+        volume: InstanceId,
+        instance: InstanceId,
+        wait: bool,
+    },
+    Detach {
+        volume: InstanceId,
+        wait: bool,
+    },
+    Extend {
+        volume: InstanceId,
+        size_gb: u64,
+    },
     Delete(InstanceId),
+    /// All disks of an instance, at one moment.
+    Snapshot(InstanceId),
+    /// Made anew as a copy of another, or of the copy of it that the other has.
+    Restore {
+        volume: InstanceId,
+        of: InstanceId,
+        held: bool,
+    },
     List,
 }
 
@@ -54,11 +73,12 @@ impl Order {
 /// Something that somebody may do with volumes as they are.
 pub(crate) fn any(world: &World) -> Option<Deed> {
     let wait = world.chance(40);
-    Some(match world.pick(0..16) {
+    Some(match world.pick(0..20) {
         0..4 => {
             let copy_of = if world.chance(20) { some_volume(world) } else { None };
             // A copy is made where the other lies, whatever its user says.
-            let near = world.chance(if copy_of.is_none() { 70 } else { 15 }).then(|| someone(world)).flatten();
+            let near =
+                world.chance(if copy_of.is_none() { 70 } else { 15 }).then(|| someone(world)).flatten();
             let index = usize::try_from(world.pick(0..3)).unwrap_or(0);
             Deed::Create(Order {
                 name: world.chance(60).then_some(NAMES[index]),
@@ -73,6 +93,10 @@ pub(crate) fn any(world: &World) -> Option<Deed> {
         9..12 => Deed::Detach { volume: some_volume(world)?, wait },
         12 => Deed::Extend { volume: some_volume(world)?, size_gb: world.pick(1..5) },
         13 | 14 => Deed::Delete(some_volume(world)?),
+        15 | 16 => Deed::Snapshot(someone(world)?),
+        17 | 18 => {
+            Deed::Restore { volume: some_volume(world)?, of: some_volume(world)?, held: world.chance(50) }
+        }
         _ => Deed::List,
     })
 }
@@ -109,6 +133,11 @@ pub(crate) async fn perform(
         Deed::Detach { volume, wait } => _ = take(world, actor, cloud, volume, wait).await,
         Deed::Extend { volume, size_gb } => _ = extend(world, actor, cloud, volume, size_gb).await,
         Deed::Delete(volume) => _ = delete(world, actor, cloud, volume).await,
+        Deed::Snapshot(instance) => _ = snapshot(world, actor, cloud, instance, stop).await,
+        Deed::Restore { volume, of, held } => {
+            let of = CopyOf { held: held.then_some(volume), ..CopyOf::disk(ec_model::Workload::Volume, of) };
+            _ = restore(world, actor, cloud, volume, &of).await;
+        }
         Deed::List => match volumes(cloud).await {
             Ok(all) => world.log(actor, format!("lists {} volumes", all.len())),
             Err(error) => world.log(actor, format!("lists volumes, and is told: {error}")),
@@ -145,7 +174,51 @@ pub(crate) async fn make(
         };
         create_volume(cloud, &new, stop).await
     };
-    match told(world, actor, made.await)? {
+    answered(world, actor, made.await)
+}
+
+/// Asks for a snapshot of an instance; where it is.
+pub(crate) async fn snapshot(
+    world: &Arc<World>,
+    actor: Actor,
+    cloud: &Cloud,
+    instance: InstanceId,
+    stop: &CancellationToken,
+) -> Result<Scheduled, String> {
+    world.log(actor, format!("snapshot {instance}"));
+    let made = async {
+        let new = NewVolume { image: Some(snapshot_of(cloud, instance).await?), ..NewVolume::default() };
+        create_volume(cloud, &new, stop).await
+    };
+    answered(world, actor, made.await)
+}
+
+/// Asks that a volume be made anew.
+pub(crate) async fn restore(
+    world: &World,
+    actor: Actor,
+    cloud: &Cloud,
+    volume: InstanceId,
+    of: &CopyOf,
+) -> Result<(), String> {
+    let image = ImageRef::copy_of(of);
+    world.log(actor, format!("restore {volume} as a copy of {}", image.url));
+    let verb = Verb::Rebuild(Some(image.clone()));
+    world.judge(|referee, _| referee.wished(volume, &verb));
+    let acted = told(world, actor, restore_volume(cloud, volume, &image).await)?;
+    if let Some(Awaited::Rebuild(wished_at)) = acted.awaited {
+        world.judge(|referee, _| referee.rebuild_acknowledged(volume, wished_at));
+    }
+    Ok(())
+}
+
+/// What was answered to who asked for a volume.
+fn answered(
+    world: &Arc<World>,
+    actor: Actor,
+    made: Result<Result<Scheduled, NoRoom>, CloudError>,
+) -> Result<Scheduled, String> {
+    match told(world, actor, made)? {
         Ok(placed) => {
             world.log(actor, format!("is told: {} is on {}", placed.instance, placed.node));
             world.judge(|referee, world| referee.acknowledged(world, placed.instance, placed.node));

@@ -219,7 +219,9 @@ impl Referee {
             State::Error if !harmed && known.unclaimed.is_none_or(|age| age < GRACE) => {
                 Some("nothing was done to it")
             }
-            State::Stopped | State::Paused | State::Suspended if !harmed && !known.wished_away && !known.power_wished => {
+            State::Stopped | State::Paused | State::Suspended
+                if !harmed && !known.wished_away && !known.power_wished =>
+            {
                 Some("nothing was done to it")
             }
             State::Stopping

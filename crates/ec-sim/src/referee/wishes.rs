@@ -129,8 +129,7 @@ impl Wish {
     /// What is said of a wish that a volume cannot be wished.
     fn is_of_machines(&self) -> Option<&'static str> {
         let [was, is] = &self.order;
-        let is_same =
-            was.power == is.power && was.rebuild == is.rebuild && was.rescue == is.rescue;
+        let is_same = was.power == is.power && was.rebuild == is.rebuild && was.rescue == is.rescue;
         (self.record[0].kind == Workload::Volume && !is_same).then_some("which is a volume")
     }
 }
@@ -205,7 +204,9 @@ impl Referee {
         for (class, needed) in needed {
             let (had, has) = (amount(old, &class), claimed(world, instance, &class));
             if has < had && has < needed {
-                self.found(format!("{class} of {instance} was given back, of which it needs {needed}: {has}"));
+                self.found(format!(
+                    "{class} of {instance} was given back, of which it needs {needed}: {has}"
+                ));
             }
         }
     }

@@ -1,0 +1,327 @@
+//! What is to be done so that a stack's volumes are what its file says, and its instances have those that it gives them.
+//!
+//! ```text
+//!   a name of the file ─┬─ nobody bears it ────────────▶ create
+//!                       ├─ a volume of the stack ──────▶ labels, a larger size; another image is told
+//!                       └─ a smaller one, another's ───▶ refused, before anything is done
+//!   whose it is to be ──── has it another of the file ─▶ detach there ──▶ attach here
+//!   no name of the file ─┬ prune_volumes ──────────────▶ detach ──▶ delete
+//!                        └ prune ──────────────────────▶ told that it stays
+//! ```
+//!
+//! What the file does not name is left as it is, volumes of instances and instances of volumes, too.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ec_model::{Attachment, ImageRef, Instance, InstanceId, NodeId};
+
+use super::{Difference, STACK, Standing, Wished, fold, words};
+use crate::{sizes::of_disk, verbs::Change};
+
+/// A volume as a file says it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WishedVolume {
+    /// What it is called.
+    pub name: String,
+    /// How large it is, in GiB; as what it is a copy of where the file does not say.
+    pub size_gb: Option<u64>,
+    /// What it is made of, where the file says it: it does not matter any more once it is made.
+    pub image: Option<ImageRef>,
+    /// The node of what it is to be a copy of.
+    pub copied_on: Option<NodeId>,
+    /// What its user tells it apart by; that of the stack is added.
+    pub labels: BTreeMap<String, String>,
+    /// Which of the file's instances is to have it.
+    pub holder: Option<usize>,
+}
+
+/// One difference of volumes, and what it takes to make it good.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum VolumeStep {
+    /// There is none of the name: make it. Which of the file's.
+    Create(usize),
+    /// Its labels are otherwise.
+    Set(InstanceId, String, Change),
+    /// It is to be as large as this.
+    Extend {
+        /// Which.
+        volume: InstanceId,
+        /// What it is called.
+        name: String,
+        /// How large it is, in GiB.
+        from: u64,
+        /// How large it shall be.
+        to: u64,
+    },
+    /// An instance has it that is not to have it.
+    Detach {
+        /// Which.
+        volume: InstanceId,
+        /// What it is called.
+        name: String,
+        /// What the instance is called.
+        from: String,
+    },
+    /// An instance is to have it: which of the file's volumes, which of its instances.
+    Attach(usize, usize),
+    /// This is otherwise and stays so, for whoever applies to do something about it.
+    Stands(InstanceId, String, String),
+    /// It is of the stack, and the file says nothing of it.
+    Delete(InstanceId, String),
+    /// The same, and it stays, with what was written on it.
+    Keep(InstanceId, String),
+}
+
+/// What a file says that cannot be: nothing at all is done then.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refused {
+    /// Of the file's volume of this number.
+    Volume(usize, String),
+    /// Of the size that the file says of this one.
+    Size(usize, String),
+    /// Of the volumes that the file's instance of this number is to have.
+    Instance(usize, String),
+}
+
+/// What the file says of volumes, and what there is.
+#[derive(Debug, Clone, Copy)]
+pub struct Volumes<'a> {
+    /// The stack's name.
+    pub stack: &'a str,
+    /// The file's instances.
+    pub instances: &'a [Wished],
+    /// The file's volumes.
+    pub volumes: &'a [WishedVolume],
+    /// The project's instances.
+    pub there: &'a [Standing],
+    /// The project's volumes.
+    pub stored: &'a [Instance],
+}
+
+/// What goes that the file does not name.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Prune {
+    /// Instances and groups.
+    pub instances: bool,
+    /// Volumes, with what was written on them.
+    pub volumes: bool,
+}
+
+/// One that is placed, of that name.
+fn placed<'a>(records: impl Iterator<Item = &'a Instance>, name: &str) -> Option<&'a Instance> {
+    let is_it = |record: &Instance| record.name.as_ref().is_some_and(|named| fold(named) == fold(name));
+    records.filter(|record| record.assigned.is_some()).find(|record| is_it(record))
+}
+
+impl<'a> Volumes<'a> {
+    /// The volume that is there for that of the file.
+    pub fn there(&self, number: usize) -> Option<&'a Instance> {
+        placed(self.stored.iter(), &self.volumes[number].name)
+    }
+
+    /// The instance that is there for that of the file.
+    pub fn instance_there(&self, number: usize) -> Option<&'a Instance> {
+        placed(self.there.iter().map(|standing| &standing.record), &self.instances[number].name)
+    }
+
+    /// The node where one of the file's instances is, or has to be: where its volumes lie, or will.
+    pub fn node_for(&self, instance: usize) -> Option<NodeId> {
+        let there = self.instance_there(instance).and_then(Instance::node);
+        there.or_else(|| self.of(instance).find_map(|number| self.lies(number)))
+    }
+
+    /// How many GiB one of the file's instances needs beside itself, for volumes that there are not yet.
+    pub fn room_for(&self, instance: usize) -> u64 {
+        let new = self.of(instance).filter(|number| self.there(*number).is_none());
+        new.filter_map(|number| self.volumes[number].size_gb).fold(0, u64::saturating_add)
+    }
+
+    /// The volumes that an instance of the file is to have.
+    fn of(&self, instance: usize) -> impl Iterator<Item = usize> + use<'a> {
+        let volumes = self.volumes.iter().enumerate();
+        volumes.filter(move |(_, wish)| wish.holder == Some(instance)).map(|(number, _)| number)
+    }
+
+    /// Where a volume of the file lies, or cannot but lie.
+    fn lies(&self, number: usize) -> Option<NodeId> {
+        self.there(number).map_or(self.volumes[number].copied_on, Instance::node)
+    }
+
+    /// The instance that is to have a volume by now.
+    fn holder(&self, volume: InstanceId) -> Option<&'a Instance> {
+        let has = |record: &&Instance| record.volumes.iter().any(|has: &Attachment| has.volume == volume);
+        self.there.iter().map(|standing| &standing.record).find(has)
+    }
+
+    /// Which of the file's instances that is.
+    fn number_of(&self, record: &Instance) -> Option<usize> {
+        let name = fold(record.name.as_ref()?);
+        let wished = self.instances.iter().position(|wish| fold(&wish.name) == name);
+        wished.filter(|_| Standing::is_of(record, self.stack))
+    }
+
+    /// What of it cannot be.
+    ///
+    /// # Errors
+    /// The first thing.
+    pub fn check(&self) -> Result<(), Refused> {
+        for (number, wish) in self.volumes.iter().enumerate() {
+            let Some(record) = self.there(number) else { continue };
+            if !Standing::is_of(record, self.stack) {
+                let (name, volume, of) = (&wish.name, record.instance, self.stack);
+                return Err(Refused::Volume(
+                    number,
+                    format!(
+                        "`{name}` is volume {volume}, which is not of the stack `{of}`: nothing was changed; `eschedule set {volume} --label {STACK}={of}` makes it so"
+                    ),
+                ));
+            }
+            let has = of_disk(&record.spec.resources);
+            if wish.size_gb.is_some_and(|size| size < has) {
+                let why = format!("it has {has} GB, and never shrinks: nothing was changed");
+                return Err(Refused::Size(number, why));
+            }
+        }
+        (0..self.instances.len()).try_for_each(|number| self.check_nodes(number))
+    }
+
+    /// One that is to be made has all its volumes on one node; one that is there gets only what can be on its own.
+    fn check_nodes(&self, instance: usize) -> Result<(), Refused> {
+        let Some(node) = self.node_for(instance) else { return Ok(()) };
+        let is_there = self.instance_there(instance).is_some();
+        for number in self.of(instance) {
+            // What is there stays there: of that it is told only where its instance could still be elsewhere.
+            let is_fixed = is_there && self.there(number).is_some();
+            let Some(lies) = self.lies(number).filter(|lies| *lies != node && !is_fixed) else { continue };
+            let name = &self.volumes[number].name;
+            let what = if is_there { "it is on" } else { "another of its volumes lies on" };
+            return Err(Refused::Instance(
+                instance,
+                format!(
+                    "`{name}` lies on node {lies}, and {what} node {node}: an instance has volumes of its own node; nothing was changed"
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The differences, in the order in which they are made good.
+    pub fn differences(&self, prune: Prune) -> Vec<Difference> {
+        let (mut changed, mut detached, mut attached) = (Vec::new(), Vec::new(), Vec::new());
+        for (number, wish) in self.volumes.iter().enumerate() {
+            let Some(record) = self.there(number) else {
+                changed.push(VolumeStep::Create(number));
+                attached.extend(wish.holder.map(|holder| VolumeStep::Attach(number, holder)));
+                continue;
+            };
+            changed.extend(self.changes(wish, record));
+            let holder = self.holder(record.instance);
+            let Some(wanted) = wish.holder else {
+                // Whoever the file does not name has what it has.
+                if let Some(from) = holder.filter(|holder| self.number_of(holder).is_some()) {
+                    detached.push(detach(record, &wish.name, from));
+                }
+                continue;
+            };
+            if let Some(instance) = self.instance_there(wanted)
+                && instance.node() != record.node()
+            {
+                let node = |record: &Instance| {
+                    record.node().map_or_else(|| "no node".to_owned(), |node| node.to_string())
+                };
+                let why = format!(
+                    "it lies on node {}, and `{}`, which is to have it, is on {}: a volume stays where it was made",
+                    node(record),
+                    self.instances[wanted].name,
+                    node(instance)
+                );
+                changed.push(VolumeStep::Stands(record.instance, wish.name.clone(), why));
+                continue;
+            }
+            match holder {
+                Some(holder) if self.number_of(holder) == Some(wanted) => continue,
+                Some(holder) if !Standing::is_of(holder, self.stack) => {
+                    changed.push(foreign(record, &wish.name, holder));
+                    continue;
+                }
+                // It ends, and has none then.
+                Some(holder) if prune.instances && self.number_of(holder).is_none() => {}
+                Some(holder) => detached.push(detach(record, &wish.name, holder)),
+                None => {}
+            }
+            attached.push(VolumeStep::Attach(number, wanted));
+        }
+        let mut last = Vec::new();
+        for record in self.surplus().filter(|_| prune.volumes || prune.instances) {
+            let name = record.name.clone().unwrap_or_default();
+            if !prune.volumes {
+                last.push(VolumeStep::Keep(record.instance, name));
+                continue;
+            }
+            match self.holder(record.instance) {
+                Some(holder) if !Standing::is_of(holder, self.stack) => {
+                    changed.push(foreign(record, &name, holder));
+                    continue;
+                }
+                Some(holder) if prune.instances && self.number_of(holder).is_none() => {}
+                Some(holder) => detached.push(detach(record, &name, holder)),
+                None => {}
+            }
+            last.push(VolumeStep::Delete(record.instance, name));
+        }
+        changed.into_iter().chain(detached).chain(attached).chain(last).map(Difference::Volume).collect()
+    }
+
+    /// What is otherwise of one that is there, whoever has it.
+    fn changes(&self, wish: &WishedVolume, record: &Instance) -> Vec<VolumeStep> {
+        let (volume, name) = (record.instance, wish.name.clone());
+        let mut labels = wish.labels.clone();
+        labels.insert(STACK.to_owned(), self.stack.to_owned());
+        let mut steps = Vec::new();
+        let change = Change { labels: words(&record.labels, &labels), ..Change::default() };
+        if change != Change::default() {
+            steps.push(VolumeStep::Set(volume, name.clone(), change));
+        }
+        let from = of_disk(&record.spec.resources);
+        if let Some(to) = wish.size_gb.filter(|size| *size > from) {
+            steps.push(VolumeStep::Extend { volume, name: name.clone(), from, to });
+        }
+        let made_of = &record.spec.image;
+        if wish.image.as_ref().is_some_and(|image| !image.is_same(made_of)) {
+            let of = if made_of.is_none() { "nothing" } else { made_of.url.as_str() };
+            let why = format!(
+                "it was made of {of}, and keeps what is on it: `eschedule volume delete` and apply again makes it anew"
+            );
+            steps.push(VolumeStep::Stands(volume, name, why));
+        }
+        steps
+    }
+
+    /// The volumes of the stack that the file does not name.
+    fn surplus(&self) -> impl Iterator<Item = &'a Instance> {
+        let names: BTreeSet<String> = self.volumes.iter().map(|wish| fold(&wish.name)).collect();
+        let of_stack = self.stored.iter().filter(|record| Standing::is_of(record, self.stack));
+        of_stack.filter(move |record| {
+            record.assigned.is_some() && !record.name.as_ref().is_some_and(|name| names.contains(&fold(name)))
+        })
+    }
+}
+
+fn detach(record: &Instance, name: &str, holder: &Instance) -> VolumeStep {
+    VolumeStep::Detach { volume: record.instance, name: name.to_owned(), from: called(holder) }
+}
+
+fn foreign(record: &Instance, name: &str, holder: &Instance) -> VolumeStep {
+    let why = format!(
+        "`{}`, which is not of this stack, has it: `eschedule volume detach {name}` takes it from there",
+        called(holder)
+    );
+    VolumeStep::Stands(record.instance, name.to_owned(), why)
+}
+
+fn called(record: &Instance) -> String {
+    record.name.clone().unwrap_or_else(|| record.instance.to_string())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,236 @@
+//! What is done of volumes, in the words of a few cases.
+
+use ec_model::{Blob, Restart, Workload};
+
+use super::*;
+
+const NODES: [u128; 2] = [1, 2];
+
+fn node(number: usize) -> NodeId {
+    NodeId::new(uuid::Uuid::from_u128(NODES[number]))
+}
+
+fn id(number: u128) -> InstanceId {
+    InstanceId::new(uuid::Uuid::from_u128(number))
+}
+
+fn record(number: u128, name: &str, stack: Option<&str>, on: usize) -> Instance {
+    let text = format!(
+        r#"{{"version":1,"instance":"{}","name":"{name}","generation":1,
+            "spec":{{"query":"resources=VCPU:1","image":{{"url":"file:///x"}}}},
+            "assigned":{{"node":"{}","epoch":1}},"created_at":"1970-01-01T00:00:00Z"}}"#,
+        id(number),
+        node(on)
+    );
+    let mut record: Instance = ec_model::decode(text.as_bytes()).unwrap();
+    record.labels.extend(stack.map(|stack| (STACK.to_owned(), stack.to_owned())));
+    record
+}
+
+/// A volume of 5 GiB.
+fn stored(number: u128, name: &str, stack: Option<&str>, on: usize) -> Instance {
+    let mut volume = record(number, name, stack, on);
+    volume.kind = Workload::Volume;
+    volume.spec.image = ImageRef::default();
+    volume.spec.resources.insert("DISK_GB".to_owned(), 5);
+    volume
+}
+
+/// An instance that has these.
+fn standing(number: u128, name: &str, stack: Option<&str>, on: usize, has: &[u128]) -> Standing {
+    let mut record = record(number, name, stack, on);
+    record.volumes =
+        has.iter().map(|volume| Attachment { volume: id(*volume), device: "vdb".to_owned() }).collect();
+    Standing { record, user_data: None::<Blob> }
+}
+
+fn instance(name: &str) -> Wished {
+    Wished {
+        name: name.to_owned(),
+        query: "resources=VCPU:1".to_owned(),
+        image: ImageRef::at("file:///x"),
+        group: None,
+        labels: BTreeMap::new(),
+        metadata: BTreeMap::new(),
+        restart: Restart::No,
+        keys: Vec::new(),
+        user_data: None,
+    }
+}
+
+fn volume(name: &str, holder: Option<usize>) -> WishedVolume {
+    WishedVolume { name: name.to_owned(), size_gb: Some(5), holder, ..WishedVolume::default() }
+}
+
+struct Case {
+    instances: Vec<Wished>,
+    volumes: Vec<WishedVolume>,
+    there: Vec<Standing>,
+    stored: Vec<Instance>,
+}
+
+impl Case {
+    fn of(&self) -> Volumes<'_> {
+        let Self { instances, volumes, there, stored } = self;
+        Volumes { stack: "shop", instances, volumes, there, stored }
+    }
+
+    /// Each step in a word or two.
+    fn steps(&self, instances: bool, volumes: bool) -> Vec<String> {
+        assert_eq!(self.of().check(), Ok(()));
+        let steps = self.of().differences(Prune { instances, volumes });
+        steps
+            .iter()
+            .map(|step| match step {
+                Difference::Volume(VolumeStep::Create(number)) => {
+                    format!("create {}", self.volumes[*number].name)
+                }
+                Difference::Volume(VolumeStep::Set(_, name, change)) => format!("set {name} {change}"),
+                Difference::Volume(VolumeStep::Extend { name, from, to, .. }) => {
+                    format!("extend {name} {from} {to}")
+                }
+                Difference::Volume(VolumeStep::Detach { name, from, .. }) => format!("detach {name} {from}"),
+                Difference::Volume(VolumeStep::Attach(volume, instance)) => {
+                    format!("attach {} {}", self.volumes[*volume].name, self.instances[*instance].name)
+                }
+                Difference::Volume(VolumeStep::Stands(_, name, _)) => format!("stands {name}"),
+                Difference::Volume(VolumeStep::Delete(_, name)) => format!("delete {name}"),
+                Difference::Volume(VolumeStep::Keep(_, name)) => format!("keep {name}"),
+                step => panic!("{step:?}"),
+            })
+            .collect()
+    }
+}
+
+#[test]
+fn what_is_not_there_is_made_and_given_and_what_is_so_is_left_alone() {
+    let mut case = Case {
+        instances: vec![instance("db"), instance("web")],
+        volumes: vec![volume("data", Some(0)), volume("spare", None)],
+        there: vec![standing(1, "DB", Some("shop"), 0, &[])],
+        stored: Vec::new(),
+    };
+    assert_eq!(case.steps(true, true), ["create data", "create spare", "attach data db"]);
+    assert_eq!((case.of().node_for(0), case.of().node_for(1)), (Some(node(0)), None));
+    assert_eq!((case.of().room_for(0), case.of().room_for(1)), (5, 0));
+    // One that is being placed is asked for again, as an instance is.
+    let mut begun = stored(7, "data", Some("shop"), 0);
+    begun.assigned = None;
+    case.stored = vec![begun];
+    assert_eq!(case.steps(true, true), ["create data", "create spare", "attach data db"]);
+    case.stored = vec![stored(7, "Data", Some("shop"), 0), stored(8, "spare", Some("shop"), 1)];
+    assert_eq!(case.steps(false, false), ["attach data db"]);
+    case.there = vec![standing(1, "db", Some("shop"), 0, &[7])];
+    assert_eq!(case.steps(true, true), Vec::<String>::new());
+    assert_eq!(case.of().room_for(0), 0);
+}
+
+#[test]
+fn labels_and_sizes_are_changed_and_another_image_is_told() {
+    let mut wish = volume("data", None);
+    (wish.size_gb, wish.image) = (Some(6), Some(ImageRef::at("file:///y")));
+    wish.labels = [("tier".to_owned(), "back".to_owned())].into();
+    let mut case = Case {
+        instances: Vec::new(),
+        volumes: vec![wish],
+        there: Vec::new(),
+        stored: vec![stored(7, "data", Some("shop"), 0)],
+    };
+    assert_eq!(case.steps(false, false), ["set data labels tier", "extend data 5 6", "stands data"]);
+    // What is not said is as it is.
+    (case.volumes[0].size_gb, case.volumes[0].image) = (None, None);
+    case.volumes[0].labels.clear();
+    assert_eq!(case.steps(false, false), Vec::<String>::new());
+}
+
+#[test]
+fn a_volume_moves_to_another_instance_of_the_stack_and_is_taken_from_no_other() {
+    let mut case = Case {
+        instances: vec![instance("db"), instance("web")],
+        volumes: vec![volume("data", Some(0)), volume("logs", Some(1))],
+        there: vec![standing(1, "db", Some("shop"), 0, &[8]), standing(2, "web", Some("shop"), 0, &[7])],
+        stored: vec![stored(7, "data", Some("shop"), 0), stored(8, "logs", Some("shop"), 0)],
+    };
+    assert_eq!(
+        case.steps(false, false),
+        ["detach data web", "detach logs db", "attach data db", "attach logs web"]
+    );
+    case.there[1].record.labels.clear();
+    case.instances.pop();
+    (case.volumes[1].holder, case.there[0].record.volumes) = (None, Vec::new());
+    assert_eq!(case.steps(true, true), ["stands data"], "another's instance has it");
+    // Whom the file does not name keeps what the file gives to nobody.
+    case.volumes[0].holder = None;
+    assert_eq!(case.steps(true, true), Vec::<String>::new());
+    case.there[0].record.volumes = case.there[1].record.volumes.clone();
+    assert_eq!(case.steps(false, false), ["detach data db"]);
+}
+
+#[test]
+fn one_that_goes_by_prune_leaves_its_volume_to_the_next() {
+    let mut case = Case {
+        instances: vec![instance("new")],
+        volumes: vec![volume("data", Some(0))],
+        there: vec![standing(1, "old", Some("shop"), 1, &[7])],
+        stored: vec![stored(7, "data", Some("shop"), 1)],
+    };
+    assert_eq!(case.of().node_for(0), Some(node(1)), "where its volume lies");
+    assert_eq!(case.steps(true, false), ["attach data new"], "its end lets go of it");
+    assert_eq!(case.steps(false, false), ["detach data old", "attach data new"]);
+    // What the file does not name stays; by its own wish alone it goes.
+    (case.instances, case.volumes) = (Vec::new(), Vec::new());
+    assert_eq!(case.steps(false, false), Vec::<String>::new());
+    assert_eq!(case.steps(true, false), ["keep data"]);
+    assert_eq!(case.steps(true, true), ["delete data"]);
+    assert_eq!(case.steps(false, true), ["detach data old", "delete data"]);
+    case.there[0].record.labels.clear();
+    assert_eq!(case.steps(true, true), ["stands data"], "another's instance has it");
+    case.stored[0].labels.clear();
+    assert_eq!(case.steps(true, true), Vec::<String>::new(), "it is of no stack");
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_is_done() {
+    let case = |wish: WishedVolume, there: Vec<Standing>, stored: Vec<Instance>| Case {
+        instances: vec![instance("db")],
+        volumes: vec![wish, volume("logs", Some(0))],
+        there,
+        stored,
+    };
+    let mut small = volume("data", None);
+    small.size_gb = Some(4);
+    let refused = case(small, Vec::new(), vec![stored(7, "data", Some("shop"), 0)]).of().check();
+    assert!(
+        matches!(&refused, Err(Refused::Size(0, why)) if why.contains("5 GB, and never shrinks")),
+        "{refused:?}"
+    );
+    for stack in [None, Some("other")] {
+        let refused = case(volume("data", None), Vec::new(), vec![stored(7, "DATA", stack, 0)]).of().check();
+        let hint = format!("set {} --label stack=shop", id(7));
+        assert!(matches!(&refused, Err(Refused::Volume(0, why)) if why.contains(&hint)), "{refused:?}");
+    }
+    // Both are there, on two nodes; and one of them is not, and can only be made on another.
+    let apart = vec![stored(7, "data", Some("shop"), 0), stored(8, "logs", Some("shop"), 1)];
+    let mut copy = volume("data", Some(0));
+    copy.copied_on = Some(node(0));
+    for (wish, stored) in [(volume("data", Some(0)), apart.clone()), (copy.clone(), vec![apart[1].clone()])] {
+        let refused = case(wish, Vec::new(), stored).of().check();
+        assert!(
+            matches!(&refused, Err(Refused::Instance(0, why)) if why.contains("another of its volumes")),
+            "{refused:?}"
+        );
+    }
+    let refused = case(copy, vec![standing(1, "db", Some("shop"), 1, &[])], Vec::new()).of().check();
+    assert!(matches!(&refused, Err(Refused::Instance(0, why)) if why.contains("it is on")), "{refused:?}");
+}
+
+#[test]
+fn of_what_lies_on_another_node_than_its_instance_is_told_and_the_rest_is_done() {
+    let case = Case {
+        instances: vec![instance("db")],
+        volumes: vec![volume("data", Some(0)), volume("logs", Some(0))],
+        there: vec![standing(1, "db", Some("shop"), 0, &[])],
+        stored: vec![stored(7, "data", Some("shop"), 1)],
+    };
+    assert_eq!(case.steps(true, true), ["stands data", "create logs", "attach logs db"]);
+}

@@ -1,0 +1,259 @@
+//! The volumes of a stack: what its file says of them, what is told, and what is done.
+
+use std::cell::OnceCell;
+
+use ec_cloud::{
+    Ask, CloudError, NewVolume, Refused, STACK, Scheduled, Step, Verb, VolumeStep, Volumes, Wished,
+    WishedVolume, act, attach, create_volume, delete_volume, detach, extend_volume, find_placed,
+    until_active, until_free,
+};
+use ec_model::{ImageRef, Instance, InstanceId, NodeId, ResourceQuery, State, Workload};
+use ec_runtime::exit::{FAILED, Failure, INTERRUPTED};
+
+use super::{Applied, DISK, Making, is_of_stack, no_room, words};
+use crate::{
+    config::Session,
+    shown::Shown,
+    spec::image_ref,
+    stack::{NamedVolume, Place, Source, Stack, is_copy},
+};
+
+/// The volumes of the file, those of an instance in the order of its list.
+fn named(stack: &Stack) -> Vec<NamedVolume<'_>> {
+    let mut named: Vec<NamedVolume<'_>> = stack.named_volumes().collect();
+    named.sort_by_key(|volume| volume.place);
+    named
+}
+
+/// What the file says of each volume, with what its names stand for.
+pub(super) async fn wished(
+    session: &Session,
+    stack: &Stack,
+    source: &Source,
+    instances: &[Wished],
+    stored: &[Instance],
+) -> Result<Vec<WishedVolume>, Failure> {
+    let mut wished = Vec::new();
+    for NamedVolume { name, entry, says, holder, .. } in named(stack) {
+        let is_called = |named: &String| named.eq_ignore_ascii_case(&name);
+        let mut placed = stored.iter().filter(|record| record.assigned.is_some());
+        let is_there = placed.any(|record| record.name.as_ref().is_some_and(is_called));
+        let (mut image, mut copied_on) = (None, None);
+        if let Some(text) = &says.image {
+            match seed(session, text, is_there).await {
+                Ok((found, node)) => (image, copied_on) = (Some(found), node),
+                // Of what it was made a copy may be gone since.
+                Err(failure) if is_there && is_copy(text) && failure.code == FAILED => {}
+                Err(failure) => return Err(source.wrong(&Place::of(&["volumes", entry, "image"]), failure)),
+            }
+        }
+        wished.push(WishedVolume {
+            size_gb: says.size.map(|size| size.0),
+            image,
+            copied_on,
+            labels: says.labels.iter().map(|(key, value)| (key.0.clone(), value.0.clone())).collect(),
+            holder: holder.and_then(|holder| instances.iter().position(|wish| wish.name == holder)),
+            name,
+        });
+    }
+    Ok(wished)
+}
+
+/// What a volume is made of, and where that lies which one that there is not yet is to be a copy of.
+async fn seed(session: &Session, text: &str, is_there: bool) -> Result<(ImageRef, Option<NodeId>), Failure> {
+    let image = image_ref(session, text, None).await?;
+    let node = match image.copied().filter(|_| !is_there) {
+        Some(copied) => Some(find_placed(&session.cloud, copied.disk).await?.node),
+        None => None,
+    };
+    Ok((image, node))
+}
+
+/// A mistake of the file's, with its place.
+pub(super) fn refused(stack: &Stack, source: &Source, of: &Volumes<'_>, refused: Refused) -> Failure {
+    let named = named(stack);
+    match refused {
+        Refused::Volume(number, why) => {
+            source.wrong(&Place::of(&["volumes", named[number].entry]), Failure::failed(why))
+        }
+        Refused::Size(number, why) => {
+            source.wrong(&Place::of(&["volumes", named[number].entry, "size"]), Failure::failed(why))
+        }
+        Refused::Instance(number, why) => {
+            let name = &of.instances[number].name;
+            let entry = stack.named().find(|(called, ..)| called == name).map_or("", |(_, entry, _)| entry);
+            source.wrong(&Place::of(&["instances", entry, "volumes"]), Failure::failed(why))
+        }
+    }
+}
+
+/// A step as it is told.
+pub(super) fn told(step: &VolumeStep, of: &Volumes<'_>) -> Applied {
+    let new = |what, name: &str, volume: Option<InstanceId>, note| Applied {
+        volume,
+        note,
+        of_volume: true,
+        ..Applied::new(what, name)
+    };
+    match step {
+        VolumeStep::Create(number) => {
+            let wish = &of.volumes[*number];
+            new("create", &wish.name, None, Some(described(wish)))
+        }
+        VolumeStep::Set(volume, name, change) => new("set", name, Some(*volume), Some(words(change))),
+        VolumeStep::Extend { volume, name, from, to } => {
+            new("extend", name, Some(*volume), Some(format!("extend it from {from} to {to} GiB")))
+        }
+        VolumeStep::Detach { volume, name, from } => {
+            new("detach", name, Some(*volume), Some(format!("detach it from {from}")))
+        }
+        VolumeStep::Attach(number, instance) => Applied {
+            instance: of.instance_there(*instance).map(|record| record.instance),
+            ..new(
+                "attach",
+                &of.volumes[*number].name,
+                of.there(*number).map(|record| record.instance),
+                Some(format!("attach it to {}", of.instances[*instance].name)),
+            )
+        },
+        VolumeStep::Stands(volume, name, why) => new("stands", name, Some(*volume), Some(why.clone())),
+        VolumeStep::Delete(volume, name) => new(
+            "delete-volume",
+            name,
+            Some(*volume),
+            Some("delete it, and all that was written on it".to_owned()),
+        ),
+        VolumeStep::Keep(volume, name) => {
+            let why = "the file does not name it, and it stays; `--prune-volumes` deletes it, and all that was written on it";
+            new("keep", name, Some(*volume), Some(why.to_owned()))
+        }
+    }
+}
+
+/// What a new one is.
+fn described(wish: &WishedVolume) -> String {
+    let size = wish.size_gb.map(|size| format!("{size} GiB"));
+    let of = wish.image.as_ref().map(|image| format!("of {}", image.name.as_ref().unwrap_or(&image.url)));
+    size.into_iter().chain(of).collect::<Vec<_>>().join(" ")
+}
+
+impl Making<'_> {
+    /// Does what is to be done of a volume.
+    pub(super) async fn volume(&mut self, step: &VolumeStep, one: &mut Applied) -> Result<(), Failure> {
+        let (session, cloud) = (self.session, &self.session.cloud);
+        match step {
+            VolumeStep::Create(number) => {
+                if let Some(made) = self.create(*number).await? {
+                    (one.volume, one.node) = (Some(made.instance), Some(made.node));
+                    self.volumes.insert(*number, made);
+                }
+            }
+            VolumeStep::Set(volume, _, change) => {
+                let acted = act(cloud, *volume, &Verb::Set(change.clone())).await;
+                one.node = Some(acted.map_err(|error| session.failed(error))?.node);
+            }
+            VolumeStep::Extend { volume, to, .. } => {
+                let acted = extend_volume(cloud, *volume, *to).await;
+                one.node = Some(acted.map_err(|error| session.failed(error))?.node);
+            }
+            VolumeStep::Detach { volume, .. } => {
+                let detached = detach(cloud, *volume).await.map_err(|error| session.failed(error))?;
+                if let Some(detached) = detached {
+                    (one.instance, one.node) = (Some(detached.instance), Some(detached.acted.node));
+                }
+            }
+            VolumeStep::Attach(number, instance) => {
+                let instance = self.instance(*instance).await?;
+                let volume = match self.volumes.get(number) {
+                    Some(known) => *known,
+                    None => self.made(Workload::Volume, &self.of.volumes[*number].name).await?,
+                };
+                (one.volume, one.instance) = (Some(volume.instance), Some(instance.instance));
+                one.node = Some(instance.node);
+                self.until_there(volume).await?;
+                let (volume, instance) = (volume.instance, instance.instance);
+                self.unless_stopped(until_free(cloud, volume, Some(instance), self.patience)).await?;
+                attach(cloud, volume, instance, None).await.map_err(|error| session.failed(error))?;
+            }
+            VolumeStep::Delete(volume, _) => {
+                let deleted = async {
+                    until_free(cloud, *volume, None, self.patience).await?;
+                    delete_volume(cloud, *volume).await.map(drop)
+                };
+                self.unless_stopped(async {
+                    match deleted.await {
+                        // The same file was applied twice at once.
+                        Ok(()) | Err(CloudError::NotFound(_)) => Ok(()),
+                        Err(error) => Err(error),
+                    }
+                })
+                .await?;
+            }
+            VolumeStep::Stands(..) | VolumeStep::Keep(..) => {}
+        }
+        Ok(())
+    }
+
+    /// Makes a volume, beside the instance that is to have it. Nothing where another made it at this moment.
+    async fn create(&mut self, number: usize) -> Result<Option<Scheduled>, Failure> {
+        let wish = &self.of.volumes[number];
+        let node = match wish.holder {
+            Some(holder) => Some(self.instance(holder).await?.node),
+            None => None,
+        };
+        let (session, cloud) = (self.session, &self.session.cloud);
+        let mut labels = wish.labels.clone();
+        labels.insert(STACK.to_owned(), self.of.stack.to_owned());
+        let (name, size_gb, image) = (Some(wish.name.clone()), wish.size_gb, wish.image.clone());
+        let new = NewVolume { name, size_gb, image, node, labels };
+        match create_volume(cloud, &new, self.stop).await {
+            // The same file was applied twice at once, and the other made it.
+            Err(CloudError::Taken { name, .. })
+                if is_of_stack(cloud, Workload::Volume, &name, self.of.stack).await =>
+            {
+                Ok(None)
+            }
+            outcome => match outcome.map_err(|error| session.failed(error))? {
+                Ok(made) => Ok(Some(made)),
+                Err(none) => {
+                    let query = format!("resources={DISK}:{}", size_gb.unwrap_or(1));
+                    let query =
+                        ResourceQuery::parse(&query).map_err(|error| Failure::usage(error.to_string()))?;
+                    let mut ask = Ask::of_volume(&query)?;
+                    if let Some(node) = node {
+                        ask = ask.on(node)?;
+                    }
+                    Err(no_room(session, &ask, &none).await)
+                }
+            },
+        }
+    }
+
+    /// Waits until a volume is made.
+    async fn until_there(&self, Scheduled { instance: volume, node }: Scheduled) -> Result<(), Failure> {
+        // Of one that is there nothing is told.
+        let shown: OnceCell<Shown> = OnceCell::new();
+        let made = until_active(&self.session.cloud, node, volume, self.patience, |step| match step {
+            Step::Status(status) if status.state == State::Active => {}
+            step => shown.get_or_init(|| Shown::new("creating")).step(step),
+        });
+        let made = self.unless_stopped(made).await;
+        if let Some(shown) = shown.get() {
+            shown.finish();
+        }
+        made.map(drop)
+    }
+
+    /// What comes of it, unless whoever applies does not wait any more.
+    async fn unless_stopped<T>(
+        &self,
+        outcome: impl Future<Output = Result<T, CloudError>>,
+    ) -> Result<T, Failure> {
+        tokio::select! {
+            outcome = outcome => outcome.map_err(|error| self.session.failed(error)),
+            () = self.stop.cancelled() => {
+                Err(Failure { code: INTERRUPTED, message: "interrupted; the same again goes on".to_owned() })
+            }
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Volumes in a stack's file, and which instance has which.
+
+use std::{borrow::Cow, collections::BTreeMap, fmt};
+
+use ec_model::{Attachment, OF_INSTANCE, OF_VOLUME};
+use ec_runtime::exit::Failure;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, Visitor},
+};
+
+use super::{
+    Count, Entry, InstanceEntry, Place, Source, Stack, numbered, once_each,
+    texts::{HostName, LABEL_KEY, LabelKey, Word, keys},
+};
+
+/// One volume, or several that are alike.
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(extend("anyOf" = [{"required": ["size"]}, {"required": ["image"], "properties": {"image": {"pattern": "^(volume|instance):"}}}]))]
+pub(crate) struct VolumeEntry {
+    /// So many, called by the name and a number from 1 on; without it one, called by the name alone.
+    #[serde(default)]
+    pub(crate) count: Option<Count>,
+    /// How large, in GiB. It may grow, and never shrinks; without it, as large as what it is a copy of.
+    #[serde(default)]
+    pub(crate) size: Option<Gigabytes>,
+    /// What it is made of: an image's name or URL, or as a copy `volume:NAME` or `instance:NAME`; without it, it is
+    /// empty. A volume keeps what it was made with.
+    #[serde(default)]
+    pub(crate) image: Option<String>,
+    /// What each has for labels, beside that of the stack.
+    #[serde(default, deserialize_with = "once_each")]
+    #[schemars(extend("propertyNames" = keys(LABEL_KEY)))]
+    pub(crate) labels: BTreeMap<LabelKey, Word>,
+}
+
+impl Entry for VolumeEntry {
+    const SUCH_AS: &str = "keys with values, as `size: 10`";
+
+    fn mistake(&self) -> Option<&'static str> {
+        let is_copy = self.image.as_deref().is_some_and(is_copy);
+        (self.size.is_none() && !is_copy).then_some(
+            "wanted `size`, in GiB; only a copy, of `image: volume:NAME` or `instance:NAME`, is as large as what it is of",
+        )
+    }
+}
+
+/// Whether what it is made of is another disk.
+pub(crate) fn is_copy(image: &str) -> bool {
+    image.starts_with(OF_VOLUME) || image.starts_with(OF_INSTANCE)
+}
+
+/// How large, in GiB.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Gigabytes(pub(crate) u64);
+
+/// Checked while its reader knows where it stands.
+struct FromOne;
+
+impl Visitor<'_> for FromOne {
+    type Value = Gigabytes;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a number of GiB")
+    }
+
+    fn visit_u64<E: Error>(self, size: u64) -> Result<Gigabytes, E> {
+        match size {
+            0 => Err(E::custom("0 GB are too few: a volume has at least 1")),
+            size => Ok(Gigabytes(size)),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Gigabytes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_u64(FromOne)
+    }
+}
+
+impl JsonSchema for Gigabytes {
+    fn schema_name() -> Cow<'static, str> {
+        "Gigabytes".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "integer", "minimum": 1})
+    }
+}
+
+/// A volume of the file.
+pub(crate) struct NamedVolume<'a> {
+    /// What it is called.
+    pub(crate) name: String,
+    /// Which entry says it.
+    pub(crate) entry: &'a str,
+    /// What that says.
+    pub(crate) says: &'a VolumeEntry,
+    /// What the instance is called that has it.
+    pub(crate) holder: Option<String>,
+    /// Which of those that the instance has it is: guests find them in that order.
+    pub(crate) place: usize,
+}
+
+impl Stack {
+    /// Each volume by its name.
+    pub(crate) fn named_volumes(&self) -> impl Iterator<Item = NamedVolume<'_>> {
+        self.volumes.iter().flat_map(move |(HostName(entry), says)| {
+            let holder = self
+                .instances
+                .iter()
+                .find_map(|(name, instance)| Some((&name.0, instance, place_of(entry, instance)?)));
+            numbered(entry, says.count).map(move |(number, name)| {
+                let place = holder.map_or(0, |(.., place)| place);
+                let holder = holder.and_then(|(holder, says, _)| match (number, says.count) {
+                    (None, _) => Some(holder.clone()),
+                    (Some(number), Some(Count(count))) => {
+                        (number <= count).then(|| format!("{holder}-{number}"))
+                    }
+                    (Some(_), None) => None,
+                });
+                NamedVolume { name, entry, says, holder, place }
+            })
+        })
+    }
+
+    /// That each volume that an instance has is there, and is no other's.
+    pub(super) fn check_volumes(&self, source: &Source) -> Result<(), Failure> {
+        let mut holders: BTreeMap<String, &str> = BTreeMap::new();
+        for (HostName(entry), says) in &self.instances {
+            let place = Place::of(&["instances", entry, "volumes"]);
+            if says.volumes.len() > Attachment::MOST {
+                let why = format!("{} volumes are more than {}", says.volumes.len(), Attachment::MOST);
+                return Err(source.wrong(&place, Failure::usage(why)));
+            }
+            for (number, HostName(name)) in says.volumes.iter().enumerate() {
+                let wrong = |why| source.wrong(&place.clone().item(number), Failure::usage(why));
+                let volume = self.volumes.iter().find(|(volume, _)| volume.0.eq_ignore_ascii_case(name));
+                let Some((HostName(name), volume)) = volume else {
+                    return Err(wrong(format!("the file has no volume `{name}`")));
+                };
+                if let Some(other) = holders.insert(name.to_ascii_lowercase(), entry) {
+                    return Err(wrong(format!(
+                        "`{other}` has `{name}` already, and one instance has it at a time"
+                    )));
+                }
+                if let Some(why) = each_its_own(name, volume.count, entry, says.count) {
+                    return Err(wrong(why));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Which of an instance's volumes it is.
+fn place_of(volume: &str, instance: &InstanceEntry) -> Option<usize> {
+    instance.volumes.iter().position(|name| name.0.eq_ignore_ascii_case(volume))
+}
+
+/// Why not each of so many instances has one of so many volumes. There may be more volumes: those of instances that go stay.
+fn each_its_own(
+    volume: &str,
+    volumes: Option<Count>,
+    instance: &str,
+    instances: Option<Count>,
+) -> Option<String> {
+    match (volumes, instances) {
+        (None, Some(Count(count))) => Some(format!(
+            "`{volume}` is one volume, and `{instance}` are several instances: give it a `count` of {count} or more"
+        )),
+        (Some(_), None) => Some(format!(
+            "`{volume}` are several volumes, and `{instance}` is one instance: leave out one `count`, or give it both"
+        )),
+        (Some(Count(volumes)), Some(Count(count))) if volumes < count => {
+            Some(format!("`{volume}` are {volumes} volumes, and `{instance}` are {count} instances"))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,375 @@
+//! `apply` and volumes: they are made beside who is to have them, move, grow, and go by their own wish alone.
+
+use std::{
+    collections::HashSet,
+    fs,
+    process::{Child, Output, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Result, ensure};
+use ec_model::{Desired, Instance, Keyspace, Request, Status, decode, encode};
+use ec_placement_client::PlacementClient;
+use ec_store::{EtcdStore, Store, Txn};
+use ec_tests::control::Control;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+const ROOMY: &[(&str, u64)] = &[("VCPU", 1000), ("MEMORY_MB", 1 << 20), ("DISK_GB", 1000)];
+const SMALL: &str = "resources=VCPU:1,MEMORY_MB:64,DISK_GB:1";
+
+/// Agents of all nodes that do at once what is asked of them, until it is dropped.
+struct Agents(JoinHandle<Result<()>>);
+
+impl Agents {
+    fn of(control: &Control) -> Self {
+        let (store, placement, keys) =
+            (control.store.clone(), control.placement.clone(), control.keys.clone());
+        Self(tokio::spawn(async move {
+            loop {
+                act(&store, &placement, &keys).await?;
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }))
+    }
+}
+
+impl Drop for Agents {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn act(store: &EtcdStore, placement: &PlacementClient, keys: &Keyspace) -> Result<()> {
+    for pair in store.list(&keys.all_requests()).await?.pairs {
+        let (node, instance) = keys.parse_request(&pair.key)?;
+        let request: Request = decode(&pair.value)?;
+        let key = keys.status(node, instance);
+        if request.desired == Desired::Destroyed {
+            placement.release(instance).await?;
+            store.txn(Txn::new().delete(pair.key).delete(key)).await?;
+            continue;
+        }
+        let told: Option<Status> = store.get(&key).await?.0.map(|pair| decode(&pair.value)).transpose()?;
+        if told.is_some_and(|told| told.observed_generation >= request.generation) {
+            continue;
+        }
+        // Through the record, so that the test notices where its form changes.
+        let status = json!({
+            "version": 1, "instance": instance, "node": node, "epoch": request.epoch, "state": "ACTIVE",
+            "kind": request.kind, "observed_generation": request.generation, "volumes": request.volumes,
+            "since": Timestamp::now(), "updated_at": Timestamp::now(),
+        });
+        let status: Status = decode(status.to_string().as_bytes())?;
+        store.txn(Txn::new().put(key, encode(&status))).await?;
+    }
+    Ok(())
+}
+
+/// Writes the stack's file; its path.
+fn file(control: &Control, text: &str) -> Result<String> {
+    let path = control.directory().join("shop.yaml");
+    fs::write(&path, text)?;
+    Ok(path.display().to_string())
+}
+
+/// What was done: each as `what name`, and what standard error said.
+fn applied(control: &Control, text: &str, more: &[&str], code: i32) -> Result<(Vec<String>, String)> {
+    let path = file(control, text)?;
+    let output = control.eschedule(&[&["apply", "-f", &path, "-o", "json"], more].concat())?;
+    ensure!(output.status.code() == Some(code), "{output:?}");
+    let done: Vec<Value> = serde_json::from_slice(&output.stdout)?;
+    let word = |one: &Value, field: &str| one[field].as_str().unwrap_or_default().to_owned();
+    let done = done.iter().map(|one| format!("{} {}", word(one, "what"), word(one, "name"))).collect();
+    Ok((done, String::from_utf8_lossy(&output.stderr).into_owned()))
+}
+
+fn nothing() -> Vec<String> {
+    Vec::new()
+}
+
+/// What is told of a volume.
+fn volume(control: &Control, name: &str) -> Result<Value> {
+    Ok(serde_json::from_str(&control.done(&["volume", "show", name, "-o", "json"])?)?)
+}
+
+/// Which instance has it, by its uuid; null where none has.
+fn holder(control: &Control, name: &str) -> Result<Value> {
+    Ok(volume(control, name)?["instance"].clone())
+}
+
+fn instance(control: &Control, name: &str) -> Result<Value> {
+    let shown: Value = serde_json::from_str(&control.done(&["show", name, "-o", "json"])?)?;
+    Ok(shown["instance"].clone())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volumes_are_made_beside_their_instances_and_given_to_them_and_the_same_again_does_nothing()
+-> Result<()> {
+    let control = Control::start().await?;
+    let _agents = Agents::of(&control);
+    // What is too small for both is passed over, though the instance alone would fit.
+    control.node("tight", true, &[("VCPU", 1000), ("MEMORY_MB", 1 << 20), ("DISK_GB", 30)]).await?;
+    control.node("wide", true, ROOMY).await?;
+    let text = format!(
+        "stack: shop\nvolumes:\n  data: {{size: 40, labels: {{tier: back}}}}\n  logs: {{size: 2, count: 2}}\n  spare: {{size: 1}}\n\
+         instances:\n  db: {{query: \"{SMALL}\", volumes: [data]}}\n  web: {{count: 2, query: \"{SMALL}\", volumes: [logs]}}\n"
+    );
+    let all = [
+        "run db",
+        "run web-1",
+        "run web-2",
+        "create data",
+        "create logs-1",
+        "create logs-2",
+        "create spare",
+        "attach data",
+        "attach logs-1",
+        "attach logs-2",
+    ];
+    let (shown, told) = applied(&control, &text, &["--diff"], 1)?;
+    assert_eq!(shown, all);
+    ensure!(
+        told.contains("\n+ volume data: 40 GiB\n")
+            && told.contains("\n~ volume logs-2: attach it to web-2\n"),
+        "{told}"
+    );
+    assert_eq!(control.count("instances/").await?, 0, "only shown");
+    assert_eq!(applied(&control, &text, &[], 0)?.0, all);
+    for (name, of) in [("data", "db"), ("logs-1", "web-1"), ("logs-2", "web-2")] {
+        let view = volume(&control, name)?;
+        assert_eq!((&view["instance"], &view["labels"]["stack"]), (&instance(&control, of)?, &"shop".into()));
+    }
+    assert_eq!(holder(&control, "spare")?, Value::Null);
+    for more in [&[][..], &["--prune", "--prune-volumes"], &["--diff"]] {
+        assert_eq!(applied(&control, &text, more, 0)?, (nothing(), String::new()), "{more:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn they_grow_and_move_and_go_by_their_own_wish_alone() -> Result<()> {
+    let control = Control::start().await?;
+    let _agents = Agents::of(&control);
+    for name in ["a", "b", "c"] {
+        control.node(name, true, ROOMY).await?;
+    }
+    let stack = |volumes: &str, db: &str, more: &str| {
+        format!(
+            "stack: shop\nvolumes: {{{volumes}}}\ninstances:\n  db: {{query: \"{SMALL}\", volumes: [{db}]}}\n{more}"
+        )
+    };
+    applied(&control, &stack("data: {size: 2}", "data", ""), &[], 0)?;
+    let data = volume(&control, "data")?;
+    let larger = stack("data: {size: 3, labels: {k: v}}", "data", "");
+    let (done, told) = applied(&control, &larger, &[], 0)?;
+    assert_eq!(done, ["set data", "extend data"]);
+    ensure!(
+        told.contains("~ volume data: set --label k=v\n~ volume data: extend it from 2 to 3 GiB\n"),
+        "{told}"
+    );
+    assert_eq!(volume(&control, "data")?["size_gb"], 3);
+    assert_eq!(applied(&control, &larger, &[], 0)?.0, nothing());
+
+    // A new one gets it, and so goes where it lies, of three nodes.
+    let two = format!("  db2: {{query: \"{SMALL}\", volumes: [data]}}\n");
+    let moved = stack("data: {size: 3, labels: {k: v}}", "", &two);
+    assert_eq!(applied(&control, &moved, &[], 0)?.0, ["run db2", "detach data", "attach data"]);
+    assert_eq!(holder(&control, "data")?, instance(&control, "db2")?);
+    assert_eq!(applied(&control, &moved, &["--prune"], 0)?.0, nothing());
+
+    // An instance that goes leaves its volume to the next; what no file names stays, and says so.
+    let next = format!(
+        "stack: shop\nvolumes: {{data: {{size: 3, labels: {{k: v}}}}}}\ninstances:\n  db3: {{query: \"{SMALL}\", volumes: [data]}}\n"
+    );
+    let mut done = applied(&control, &next, &["--prune"], 0)?.0;
+    // Of two that go, uuids say which first.
+    done[1..3].sort();
+    assert_eq!(done, ["run db3", "destroy db", "destroy db2", "attach data"]);
+    assert_eq!(holder(&control, "data")?, instance(&control, "db3")?);
+    let none = "stack: shop\n";
+    assert_eq!(applied(&control, none, &["--diff"], 0)?, (nothing(), String::new()));
+    let (done, told) = applied(&control, none, &["--prune"], 0)?;
+    assert_eq!(done, ["destroy db3", "keep data"]);
+    ensure!(told.contains("= volume data: the file does not name it, and it stays"), "{told}");
+    assert_eq!(applied(&control, none, &["--prune", "--diff"], 0)?.0, ["keep data"], "nothing to be done");
+    assert_eq!(volume(&control, "data")?["volume"], data["volume"], "it is the same still");
+    assert_eq!(applied(&control, none, &["--prune-volumes", "--diff"], 1)?.0, ["delete-volume data"]);
+    assert_eq!(applied(&control, none, &["--prune-volumes"], 0)?.0, ["delete-volume data"]);
+    assert_eq!(control.count("instances/").await?, 0);
+
+    // Both at once: its instance's end is waited for.
+    applied(&control, &stack("data: {size: 2}", "data", ""), &[], 0)?;
+    let gone = applied(&control, none, &["--prune", "--prune-volumes"], 0)?.0;
+    assert_eq!(gone, ["destroy db", "delete-volume data"]);
+    assert_eq!(control.count("instances/").await?, 0);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_lies_where_its_source_does_and_what_is_gone_since_is_not_missed() -> Result<()> {
+    let control = Control::start().await?;
+    let _agents = Agents::of(&control);
+    for name in ["a", "b", "c"] {
+        control.node(name, true, ROOMY).await?;
+    }
+    for round in 0..3 {
+        let (golden, copy) = (format!("golden{round}"), format!("copy{round}"));
+        control.done(&["volume", "create", &golden, "--size", "2", "--wait"])?;
+        let text = format!(
+            "stack: s{round}\nvolumes:\n  {copy}: {{image: \"volume:{golden}\"}}\ninstances:\n  db{round}: {{query: \"{SMALL}\", volumes: [{copy}]}}\n"
+        );
+        applied(&control, &text, &[], 0)?;
+        let (source, made) = (volume(&control, &golden)?, volume(&control, &copy)?);
+        assert_eq!((&made["node"], &made["copy_of"]), (&source["node"], &source["volume"]));
+        assert_eq!((&made["size_gb"], &made["status"]), (&2.into(), &"in-use".into()));
+        control.done(&["volume", "delete", &golden, "--wait"])?;
+        assert_eq!(applied(&control, &text, &[], 0)?.0, nothing());
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mistakes_with_volumes_are_told_in_a_line_and_change_nothing() -> Result<()> {
+    let control = Control::start().await?;
+    let _agents = Agents::of(&control);
+    for name in ["a", "b"] {
+        control.node(name, true, ROOMY).await?;
+    }
+    control
+        .done(&["volume", "create", "data", "--size", "5", "--label", "stack=s", "--node", "a", "--wait"])?;
+    control
+        .done(&["volume", "create", "far", "--size", "5", "--label", "stack=s", "--node", "b", "--wait"])?;
+    control.done(&["volume", "create", "own", "--size", "5", "--wait"])?;
+    for (text, code, wanted) in [
+        (
+            "stack: s\nvolumes:\n  data: {size: 4}\n".to_owned(),
+            1,
+            "shop.yaml:3:16: volumes.data.size: it has 5 GB, and never shrinks",
+        ),
+        (
+            "stack: s\nvolumes:\n  own: {size: 5}\n".to_owned(),
+            1,
+            "shop.yaml:3:8: volumes.own: `own` is volume ",
+        ),
+        (
+            "stack: s\nvolumes:\n  new: {size: 5, image: none}\n".to_owned(),
+            2,
+            "shop.yaml:3:25: volumes.new.image: image `none` is not usable",
+        ),
+        (
+            "stack: s\nvolumes:\n  new: {image: \"volume:none\"}\n".to_owned(),
+            1,
+            "shop.yaml:3:16: volumes.new.image: no volume of project `default` is named `none`",
+        ),
+        (
+            format!(
+                "stack: s\nvolumes: {{data: {{size: 5}}, far: {{size: 5}}}}\ninstances:\n  db: {{query: \"{SMALL}\", volumes: [data, far]}}\n"
+            ),
+            1,
+            "instances.db.volumes: `far` lies on node ",
+        ),
+        (
+            format!("stack: s\ninstances:\n  db: {{query: \"{SMALL}\", volumes: [data]}}\n"),
+            2,
+            "instances.db.volumes[0]: the file has no volume `data`",
+        ),
+    ] {
+        let path = file(&control, &text)?;
+        let output = control.eschedule(&["apply", "-f", &path])?;
+        assert_eq!(output.status.code(), Some(code), "{text}: {output:?}");
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        let failure: Vec<&str> = told.lines().filter(|line| line.starts_with("eschedule: ")).collect();
+        ensure!(failure.len() == 1 && failure[0].contains(wanted), "{text}: {told}");
+        assert_eq!(control.count("instances/").await?, 3, "{text}");
+    }
+    // What another's instance has is left to whoever applies, and so is what lies elsewhere.
+    control.done(&["run", "other", "--query", SMALL, "--node", "a"])?;
+    control.done(&["volume", "attach", "data", "other", "--wait"])?;
+    let text = format!(
+        "stack: s\nvolumes: {{data: {{size: 5}}}}\ninstances:\n  db: {{query: \"{SMALL}\", volumes: [data]}}\n"
+    );
+    let (done, told) = applied(&control, &text, &[], 1)?;
+    assert_eq!(done, ["run db", "stands data"]);
+    ensure!(told.contains("! volume data: `other`, which is not of this stack, has it"), "{told}");
+    assert_eq!(holder(&control, "data")?, instance(&control, "other")?);
+    let text = format!(
+        "stack: s\nvolumes: {{far: {{size: 5}}}}\ninstances:\n  db: {{query: \"{SMALL}\", volumes: [far]}}\n"
+    );
+    let (done, told) = applied(&control, &text, &["--prune-volumes"], 1)?;
+    assert_eq!(done, ["stands far", "stands data"]);
+    ensure!(told.contains("! volume far: it lies on node "), "{told}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_killed_at_any_moment_and_applies_again_has_the_volumes_once() -> Result<()> {
+    let control = Control::start().await?;
+    let _agents = Agents::of(&control);
+    let node = control.node("a", true, ROOMY).await?;
+    let mut whole = 0;
+    for (round, after) in [30, 80, 120, 160, 220, 300].into_iter().enumerate() {
+        let text = format!(
+            "stack: s{round}\nvolumes:\n  d{round}: {{size: 1, count: 3}}\ninstances:\n  w{round}: {{count: 3, query: \"{SMALL}\", volumes: [d{round}]}}\n"
+        );
+        let path = file(&control, &text)?;
+        let mut killed = control.command(&["apply", "-f", &path]).spawn()?;
+        tokio::time::sleep(Duration::from_millis(after)).await;
+        killed.kill()?;
+        killed.wait()?;
+        // What was being placed may be at it for all that anybody knows, for ten minutes; the others are there.
+        let output = control.eschedule(&["apply", "-f", &path])?;
+        let is_held_up = !output.status.success();
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(!is_held_up || told.contains("is not placed: a command began with it"), "{output:?}");
+        for number in 1..=3 {
+            let (disk, machine) = (format!("d{round}-{number}"), format!("w{round}-{number}"));
+            let shown = control.eschedule(&["volume", "show", &disk, "-o", "json"])?;
+            ensure!(shown.status.success() || is_held_up, "{shown:?}");
+            if !is_held_up {
+                assert_eq!(holder(&control, &disk)?, instance(&control, &machine)?);
+                whole += 1;
+            }
+        }
+        if !is_held_up {
+            assert_eq!(applied(&control, &text, &["--prune", "--prune-volumes"], 0)?.0, nothing());
+        }
+    }
+    ensure!(whole > 6, "most converge at once: {whole}");
+    let pairs = control.store.list(&control.keys.instances()).await?.pairs;
+    let records = pairs.iter().map(|pair| decode(&pair.value)).collect::<Result<Vec<Instance>, _>>()?;
+    let names: HashSet<_> =
+        records.iter().map(|record| (record.name.clone(), record.kind.is_machine())).collect();
+    assert_eq!(records.len(), names.len(), "each is there once, by its name");
+    let claims = control.placement.provider_allocations(node).await?.len();
+    ensure!(claims >= control.count("requests/").await?, "each that is requested is claimed");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_is_applied_three_times_at_once_makes_its_volumes_once() -> Result<()> {
+    let control = Control::start().await?;
+    let _agents = Agents::of(&control);
+    for name in ["a", "b", "c"] {
+        control.node(name, true, ROOMY).await?;
+    }
+    for round in 1..=4 {
+        let text = format!(
+            "stack: s{round}\nvolumes:\n  d{round}: {{size: 1, count: 3}}\ninstances:\n  w{round}: {{count: 3, query: \"{SMALL}\", volumes: [d{round}]}}\n"
+        );
+        let path = file(&control, &text)?;
+        let spawn = || control.command(&["apply", "-f", &path]).stderr(Stdio::piped()).spawn();
+        let children: Vec<Child> = (0..3).map(|_| spawn()).collect::<Result<_, _>>()?;
+        for child in children {
+            let output: Output = child.wait_with_output()?;
+            ensure!(output.status.success(), "round {round}: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        for number in 1..=3 {
+            let (disk, machine) = (format!("d{round}-{number}"), format!("w{round}-{number}"));
+            assert_eq!(holder(&control, &disk)?, instance(&control, &machine)?, "round {round}");
+        }
+        assert_eq!(control.count("instances/").await?, 6 * round);
+    }
+    Ok(())
+}
