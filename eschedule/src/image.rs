@@ -1,6 +1,7 @@
 //! `eschedule image`: the catalogue of images.
 
 mod disk;
+mod fetched;
 mod known;
 mod published;
 mod send;
@@ -34,6 +35,8 @@ Examples:
       of a distribution that is known, with the digest that it publishes
   eschedule image add web https://images.example/web.qcow2 --sha256 DIGEST
       from there, by each node that needs it
+  eschedule image add debian:12 --copy
+      the same, fetched once and kept in the image store of schedule.yaml
   eschedule image add mine disk.qcow2.zst --min-disk 10
       the file is sent to the image store of schedule.yaml
   eschedule image add golden instance:web
@@ -82,9 +85,13 @@ pub(crate) struct Adding {
     #[arg(long, value_name = "DIGEST")]
     sha256: Option<String>,
 
-    /// The SHA-512 that what is at a URL must have, in hex
+    /// The SHA-512 that it must have, in hex
     #[arg(long, value_name = "DIGEST")]
     sha512: Option<String>,
+
+    /// Copy what is at a URL, or published of a distribution, into the image store: nodes fetch it from there
+    #[arg(long)]
+    copy: bool,
 
     /// Let all projects use it
     #[arg(long)]
@@ -226,23 +233,22 @@ async fn add(session: &Session, adding: Adding) -> Result<Image, Failure> {
     let source = source(session, &adding, &demanded).await?;
     let remove = async |image: &Image| remove(session, image).await;
     match source {
+        Source::At(at) if adding.copy => {
+            let sender = fetched::sender(&at.url).await?;
+            send::send(session, &new, send::From::Here(sender), &at).await
+        }
         Source::At(at) => {
             let added = ec_cloud::add_image(cloud, &new, Bytes::At(at), remove).await?;
             Ok(added.image().clone())
         }
-        Source::File(_) | Source::Disk(_) | Source::Standard if demanded.sha512.is_some() => {
-            Err(Failure::usage(
-                "--sha512 is for what nodes fetch from a URL: of a file that is sent give --sha256",
-            ))
-        }
         Source::File(path) => {
             let sender = send::Sender::file(&path).await?;
-            send::send(session, &new, send::From::Here(sender), demanded.sha256).await
+            send::send(session, &new, send::From::Here(sender), &demanded).await
         }
-        Source::Disk(of) => send::send(session, &new, send::From::Disk(of), demanded.sha256).await,
+        Source::Disk(of) => send::send(session, &new, send::From::Disk(of), &demanded).await,
         Source::Standard => {
             let sender = send::Sender::standard();
-            send::send(session, &new, send::From::Here(sender), demanded.sha256).await
+            send::send(session, &new, send::From::Here(sender), &demanded).await
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::{
     fs,
     io::Write,
-    process::{Output, Stdio},
+    process::{Command, Output, Stdio},
     time::Duration,
 };
 
@@ -218,6 +218,43 @@ async fn a_file_is_sent_to_the_store_as_it_is_and_goes_with_its_image() -> Resul
         control.done(&["image", "delete", &image.id.to_string()])?;
     }
     assert_eq!((images(&control).await?.len(), entries(&store).len()), (0, 0));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_at_a_url_is_copied_into_the_store_whole_and_its_origin_asked_once() -> Result<()> {
+    let control = Control::start().await?;
+    let store = with_store(&control, "")?;
+    let tiny = fs::read(tiny_image())?;
+    let sum = |program: &str| -> Result<String> {
+        let output = Command::new(program).arg(tiny_image()).output()?;
+        Ok(String::from_utf8(output.stdout)?.split(' ').next().context("a digest")?.to_owned())
+    };
+    let (sha256, sha512) = (sum("sha256sum")?, sum("sha512sum")?);
+    let published = tiny.clone();
+    let server = Server::start(move |_, _| ok(&published)).await;
+    let url = server.image().url;
+    control.done(&["image", "add", "web", &url, "--copy", "--sha512", &sha512])?;
+    assert_eq!(server.hits(), 1);
+    let show: Value = serde_json::from_str(&control.done(&["image", "show", "web", "-o", "json"])?)?;
+    let id = show["id"].as_str().context("no id")?;
+    assert_eq!((&show["status"], &show["stored"]), (&"active".into(), &true.into()), "{show}");
+    assert_eq!((&show["sha256"], &show["sha512"]), (&sha256.as_str().into(), &sha512.as_str().into()));
+    assert_eq!(show["url"], format!("file://{}", store.join(id).display()), "nodes ask the store");
+    assert_eq!(fs::read(store.join(id))?, tiny);
+    // Another digest, no disk, nobody there: nothing is left.
+    for (arguments, code, wanted) in [
+        (vec![&*url, "--sha512", &"0".repeat(128)], 1, "--sha512 demands"),
+        (vec![&*url, "--sha256", DIGEST], 1, "--sha256 demands"),
+        (vec!["http://127.0.0.1:9/x"], 3, "cannot fetch http://127.0.0.1:9/x"),
+        (vec!["file:///no/such/file"], 2, "FILE /no/such/file cannot be read"),
+    ] {
+        refused(&control, &[&["image", "add", "x", "--copy"], &arguments[..]].concat(), code, wanted)?;
+    }
+    let absent = Server::start(|_, _| vec![Step::Send(answer("404 Not Found", "", b"no"))]).await;
+    let url = absent.image().url;
+    refused(&control, &["image", "add", "x", "--copy", &url], 1, "HTTP status 404")?;
+    assert_eq!((images(&control).await?.len(), entries(&store).len()), (1, 1));
     Ok(())
 }
 

@@ -79,6 +79,8 @@ pub struct Facts {
     pub size: u64,
     /// Their SHA-256, in hex.
     pub sha256: String,
+    /// Their SHA-512, where that was demanded.
+    pub sha512: Option<String>,
     /// How they are packed, if they are.
     pub compression: Option<&'static str>,
     /// What disk is in them.
@@ -293,6 +295,7 @@ impl Upload {
             status: ImageStatus::Active,
             upload: None,
             sha256: Some(facts.sha256),
+            sha512: facts.sha512,
             size: Some(facts.size),
             compression: facts.compression.map(str::to_owned),
             disk_format: Some(facts.disk_format.to_owned()),

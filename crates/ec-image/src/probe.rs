@@ -3,7 +3,7 @@
 
 use std::io::{self, Write};
 
-use sha2::{Digest, Sha256};
+use sha2::{Digest, Sha256, Sha512};
 
 use crate::{
     HEADER_LEN, Refusal,
@@ -16,6 +16,8 @@ use crate::{
 pub struct Probe {
     unpacker: Unpacker<Look>,
     hash: Sha256,
+    /// Where it is demanded.
+    long: Option<Sha512>,
     size: u64,
 }
 
@@ -26,6 +28,8 @@ pub struct Probed {
     pub size: u64,
     /// Their SHA-256, in hex.
     pub sha256: String,
+    /// Their SHA-512, where it was to be found.
+    pub sha512: Option<String>,
     /// How they are packed, if they are.
     pub packing: Option<Packing>,
     /// The format of the disk in them.
@@ -82,13 +86,13 @@ impl Write for Look {
 
 impl Sink for Look {}
 
-impl Default for Probe {
-    fn default() -> Self {
-        Self { unpacker: Unpacker::new(Look::default()), hash: Sha256::new(), size: 0 }
-    }
-}
-
 impl Probe {
+    /// Finds the SHA-256, and the SHA-512 where that is wanted, too.
+    pub fn new(sha512: bool) -> Self {
+        let long = sha512.then(Sha512::new);
+        Self { unpacker: Unpacker::new(Look::default()), hash: Sha256::new(), long, size: 0 }
+    }
+
     /// Takes the next bytes.
     ///
     /// # Errors
@@ -96,6 +100,9 @@ impl Probe {
     pub fn push(&mut self, bytes: &[u8]) -> Result<(), ProbeFailure> {
         self.size += bytes.len() as u64;
         self.hash.update(bytes);
+        if let Some(long) = &mut self.long {
+            long.update(bytes);
+        }
         self.unpacker.write(bytes).map_err(|source| {
             let refusal = self.unpacker.sink().and_then(|look| look.refusal.take());
             refusal.map_or_else(|| unpacking(self.unpacker.packing(), source), ProbeFailure::Refused)
@@ -117,6 +124,7 @@ impl Probe {
         Ok(Probed {
             size: self.size,
             sha256: hex(&self.hash.finalize()),
+            sha512: self.long.map(|long| hex(&long.finalize())),
             packing,
             format: inspected.format,
             virtual_size: inspected.virtual_size.unwrap_or(look.length),
@@ -133,7 +141,7 @@ mod tests {
     use super::*;
 
     fn probe(bytes: &[u8], step: usize) -> Result<Probed, ProbeFailure> {
-        let mut probe = Probe::default();
+        let mut probe = Probe::new(true);
         for piece in bytes.chunks(step) {
             probe.push(piece)?;
         }
@@ -147,6 +155,7 @@ mod tests {
         for (bytes, packing) in [(disk.clone(), None), (packed, Some(Packing::Zstd))] {
             let probed = probe(&bytes, 4096).unwrap();
             assert_eq!(probed.sha256, hex(&Sha256::digest(&bytes)));
+            assert_eq!(probed.sha512, Some(hex(&Sha512::digest(&bytes))));
             assert_eq!((probed.size, probed.virtual_size), (bytes.len() as u64, 1 << 20));
             assert_eq!((probed.packing, probed.format.name()), (packing, "raw"));
         }

@@ -78,7 +78,7 @@ pub(super) async fn sender(
             Err(failure) => Err(io::Error::other(failure.message)),
         }
     });
-    Ok(Sender::of(StreamReader::<_, Bytes>::new(Box::pin(pieces)), of.url.clone(), size))
+    Ok(Sender::of(StreamReader::<_, Bytes>::new(Box::pin(pieces)), of.url.clone(), Some(size)))
 }
 
 /// Deletes the copy, where there is one.

@@ -41,9 +41,9 @@ pub(super) enum From {
 }
 
 impl Sender {
-    /// So many bytes from elsewhere.
-    pub(super) fn of(bytes: impl AsyncRead + Unpin + 'static, name: String, size: u64) -> Self {
-        Self { bytes: Box::new(bytes), name, size: Some(size) }
+    /// Bytes from elsewhere, so many where that is known.
+    pub(super) fn of(bytes: impl AsyncRead + Unpin + 'static, name: String, size: Option<u64>) -> Self {
+        Self { bytes: Box::new(bytes), name, size }
     }
 
     /// What comes on standard input.
@@ -82,7 +82,7 @@ pub(super) async fn send(
     session: &Session,
     new: &NewImage,
     from: From,
-    sha256: Option<String>,
+    demanded: &ImageRef,
 ) -> Result<Image, Failure> {
     let cloud = &session.cloud;
     let store = store(session)?;
@@ -94,12 +94,12 @@ pub(super) async fn send(
     let shown = Shown::new("sending");
     let outcome = match from {
         From::Here(mut sender) => {
-            bytes(session, &store, &mut upload, &mut sender, sha256, &stop, &shown).await
+            bytes(session, &store, &mut upload, &mut sender, demanded, &stop, &shown).await
         }
         From::Disk(of) => {
             let outcome = async {
                 let mut sender = disk::sender(session, &mut upload, &of, &stop, &shown).await?;
-                bytes(session, &store, &mut upload, &mut sender, sha256, &stop, &shown).await
+                bytes(session, &store, &mut upload, &mut sender, demanded, &stop, &shown).await
             };
             let outcome = outcome.await;
             disk::end(session, &upload).await;
@@ -135,7 +135,7 @@ async fn bytes(
     store: &ImageStore,
     upload: &mut Upload,
     sender: &mut Sender,
-    sha256: Option<String>,
+    demanded: &ImageRef,
     stop: &CancellationToken,
     shown: &Shown,
 ) -> Result<Facts, Failure> {
@@ -146,7 +146,7 @@ async fn bytes(
     if sending.upload().is_some() {
         upload.go_on(cloud, sending.upload()).await?;
     }
-    let mut probe = Probe::default();
+    let mut probe = Probe::new(demanded.sha512.is_some());
     let mut chunk = vec![0; CHUNK];
     let mut alive = interval_at(Instant::now() + SIGN_OF_LIFE, SIGN_OF_LIFE);
     alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -173,8 +173,16 @@ async fn bytes(
         shown.tell(&progress(sent, sender.size));
     }
     let probed = probe.finish().map_err(|error| wrong(chain(&error)))?;
-    if let Some(demanded) = sha256.filter(|demanded| *demanded != probed.sha256) {
-        return Err(wrong(format!("its SHA-256 is {}, and --sha256 demands {demanded}", probed.sha256)));
+    let found = (Some(&probed.sha256), probed.sha512.as_ref());
+    for (name, option, found, demanded) in [
+        ("SHA-256", "--sha256", found.0, &demanded.sha256),
+        ("SHA-512", "--sha512", found.1, &demanded.sha512),
+    ] {
+        if let (Some(found), Some(demanded)) = (found, demanded)
+            && found != demanded
+        {
+            return Err(wrong(format!("its {name} is {found}, and {option} demands {demanded}")));
+        }
     }
     // Of a file that was sent all was looked at before; of what came by a pipe only its beginning.
     if let (None, Some(mut whole)) = (probed.packing, sending.look().map_err(stored)?) {
@@ -194,6 +202,7 @@ fn facts(probed: Probed) -> Facts {
     Facts {
         size: probed.size,
         sha256: probed.sha256,
+        sha512: probed.sha512,
         compression: probed.packing.map(Packing::name),
         disk_format: probed.format.name(),
         virtual_size: probed.virtual_size,
