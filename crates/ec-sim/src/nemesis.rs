@@ -147,8 +147,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
         }
         Ill::StepClock => {
             let seconds = i64::try_from(world.pick(1..40)).unwrap_or(1);
-            let (seconds, whither) =
-                if world.chance(70) { (-seconds, "back") } else { (seconds, "forward") };
+            let (seconds, whither) = if world.chance(70) { (-seconds, "back") } else { (seconds, "forward") };
             say(world, format!("sets all clocks {whither} by {} s", seconds.abs()));
             world.step_clock(seconds);
         }
@@ -249,6 +248,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
         Ill::LoseRecord => {
             if let Some(guest) = any_guest(world, &computer).await {
                 computer.lose_record(guest);
+                world.judge(|referee, _| referee.record_lost(guest));
                 if world.chance(50) {
                     say(world, format!("deletes the record of {guest} on {name}"));
                 } else {

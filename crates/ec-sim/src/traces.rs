@@ -271,19 +271,31 @@ impl Traces {
     }
 }
 
-/// Whether placement has no room to count a guest, and its node keeps as much free as all take there that are not
-/// counted. What is reserved is given out several times, so that it comes in steps.
-pub(crate) fn is_kept_free(world: &World, traces: &Traces) -> bool {
-    let Some(node) = traces.host else { return false };
-    let record = content(world, &format!("{PLACEMENT}/providers/{node}"));
-    let Some(record) = record.and_then(|pair| serde_json::from_slice::<Value>(&pair.value).ok()) else {
-        return false;
-    };
+/// Whether placement has room for so many processors more where a guest is.
+pub(crate) fn has_room(world: &World, traces: &Traces, more: u64) -> bool {
+    let of_node = traces.host.and_then(|node| Some((node, inventory(world, node)?)));
+    of_node.is_some_and(|(node, inventory)| used(world, node).0 + more as f64 <= inventory.offered)
+}
+
+/// What a node has of processors, by placement.
+struct Processors {
+    /// That may be given out.
+    offered: f64,
+    ratio: f64,
+}
+
+fn inventory(world: &World, node: NodeId) -> Option<Processors> {
+    let record = content(world, &format!("{PLACEMENT}/providers/{node}"))?;
+    let record: Value = serde_json::from_slice(&record.value).ok()?;
     let inventory = &record["inventories"]["VCPU"];
     let number = |field: &str| inventory[field].as_f64().unwrap_or(0.0);
     let ratio = number("allocation_ratio").max(1.0);
-    let mut used = 0.0;
-    let mut counted = BTreeSet::new();
+    Some(Processors { offered: (number("total") - number("reserved")) * ratio, ratio })
+}
+
+/// How many processors of a node are claimed, and by whom.
+fn used(world: &World, node: NodeId) -> (f64, BTreeSet<String>) {
+    let (mut used, mut counted) = (0.0, BTreeSet::new());
     for pair in world.store.content(&format!("{PLACEMENT}/consumers/")).pairs {
         let Ok(consumer) = serde_json::from_slice::<Value>(&pair.value) else { continue };
         if let Some(amounts) = consumer["allocations"].get(node.to_string()) {
@@ -291,6 +303,15 @@ pub(crate) fn is_kept_free(world: &World, traces: &Traces) -> bool {
             counted.extend(pair.key.rsplit('/').next().map(str::to_owned));
         }
     }
+    (used, counted)
+}
+
+/// Whether placement has no room to count a guest, and its node keeps as much free as all take there that are not
+/// counted. What is reserved is given out several times, so that it comes in steps.
+pub(crate) fn is_kept_free(world: &World, traces: &Traces) -> bool {
+    let Some(node) = traces.host else { return false };
+    let Some(Processors { offered, ratio }) = inventory(world, node) else { return false };
+    let (used, counted) = used(world, node);
     let here = world.computers.iter().find(|computer| computer.node == node);
     let records = here.and_then(|computer| computer.records().ok()).unwrap_or_default();
     let vcpus = |size: Option<DomainSize>| size.map_or(1.0, |size| size.vcpus as f64);
@@ -300,7 +321,6 @@ pub(crate) fn is_kept_free(world: &World, traces: &Traces) -> bool {
     let uncounted: f64 = names.filter(is_machine).map(takes).sum();
     let own = vcpus(traces.size);
     let all = PROCESSORS as f64;
-    let offered = (number("total") - number("reserved")) * ratio;
     let without_it = all - ((uncounted - own) / ratio).ceil() * ratio;
     // A lock that came back with an older etcd is an operator's for all that its agent knows.
     let is_locked = offered <= 0.0;

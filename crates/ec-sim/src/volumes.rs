@@ -58,7 +58,8 @@ pub(crate) fn any(world: &World) -> Option<Deed> {
         0..4 => {
             let copy_of = if world.chance(20) { some_volume(world) } else { None };
             // A copy is made where the other lies, whatever its user says.
-            let near = world.chance(if copy_of.is_none() { 70 } else { 15 }).then(|| someone(world)).flatten();
+            let near =
+                world.chance(if copy_of.is_none() { 70 } else { 15 }).then(|| someone(world)).flatten();
             let index = usize::try_from(world.pick(0..3)).unwrap_or(0);
             Deed::Create(Order {
                 name: world.chance(60).then_some(NAMES[index]),

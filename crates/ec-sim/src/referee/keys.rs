@@ -129,6 +129,7 @@ impl Referee {
             {
                 self.found(format!("{actor} requested {instance} on {node}, which is not alive"));
             }
+            self.look_at_change(instance, old, &request);
             let before = old.and_then(|old| decode::<Request>(&old.value).ok());
             // To ask once more for what is asked for is no change.
             let stands = before.is_none_or(|before| {
@@ -212,6 +213,9 @@ impl Referee {
         if known.acknowledged.is_some_and(|at| at != node) {
             return;
         }
+        if request.as_ref().is_some_and(|request| request.generation == status.observed_generation) {
+            known.taken_up = known.taken_up.max(Some((status.epoch, status.observed_generation)));
+        }
         let harmed = restored || known.disturbed || lost_disk;
         let reason = status.reason.unwrap_or_default();
         let state = status.state;
@@ -219,7 +223,9 @@ impl Referee {
             State::Error if !harmed && known.unclaimed.is_none_or(|age| age < GRACE) => {
                 Some("nothing was done to it")
             }
-            State::Stopped | State::Paused | State::Suspended if !harmed && !known.wished_away && !known.power_wished => {
+            State::Stopped | State::Paused | State::Suspended
+                if !harmed && !known.wished_away && !known.power_wished =>
+            {
                 Some("nothing was done to it")
             }
             State::Stopping

@@ -21,6 +21,8 @@ struct Wish {
     order: [Request; 2],
     record: [Instance; 2],
     status: Option<Status>,
+    /// By the same transaction another is asked for again.
+    brings_back: bool,
 }
 
 fn amount(of: &Resources, class: &str) -> u64 {
@@ -36,7 +38,8 @@ impl Wish {
             locked: was.locked.clone(),
             generation: was.generation,
             request_id: was.request_id,
-            attached: was.attached,
+            // Whoever brings a machine back says that it has the volume that it has.
+            attached: if self.brings_back || is.attached.is_none() { was.attached } else { is.attached },
             ..is.clone()
         };
         let [before, after] = &self.order;
@@ -47,20 +50,24 @@ impl Wish {
         (kept != *was || order(before) != order(after)).then_some("which is locked")
     }
 
-    /// What is said of a wish for a disk or a size, where another is under way, or neither can be.
+    /// What is said of a wish for a disk, a size or volumes, where another is under way, or none can be.
     fn meets_another(&self) -> Option<&'static str> {
         let [was, is] = &self.order;
         let disk = was.rebuild != is.rebuild;
         let rescue = was.rescue != is.rescue && is.rescue.is_some();
         let size = was.resize != is.resize;
-        if !(disk || rescue || size) || self.record[0].kind == Workload::Volume {
+        let volumes = was.volumes != is.volumes;
+        if !(disk || rescue || size || volumes) || self.record[0].kind == Workload::Volume {
             return None;
         }
         let is_built = |status: &&Status| {
             status.started_at.is_some()
                 || !matches!(status.state, State::Scheduled | State::Preparing | State::Starting)
         };
-        let Some(status) = self.status.as_ref().filter(is_built) else { return Some("which is being built") };
+        let Some(status) = self.status.as_ref().filter(is_built) else {
+            // It is defined with its volumes.
+            return (!volumes).then_some("which is being built");
+        };
         let [rebuilt, resized] = [
             status.rebuilt.as_ref().map(|was| was.wished_at),
             status.resized.as_ref().map(|was| was.wished_at),
@@ -85,7 +92,10 @@ impl Wish {
             (gets_disk && !disk, "which gets a new disk"),
             (gets_size && !is_wrong, "which gets another size"),
             (is_rescued && !rescue, "which boots from a rescue disk"),
-            (is_unsettled && !is_wrong && (!size || goes_on), "whose size is neither confirmed nor reverted"),
+            (
+                is_unsettled && !is_wrong && !volumes && (!size || goes_on),
+                "whose size is neither confirmed nor reverted",
+            ),
             (is_suspended, "whose memory is saved"),
         ]
         .into_iter()
@@ -129,8 +139,7 @@ impl Wish {
     /// What is said of a wish that a volume cannot be wished.
     fn is_of_machines(&self) -> Option<&'static str> {
         let [was, is] = &self.order;
-        let is_same =
-            was.power == is.power && was.rebuild == is.rebuild && was.rescue == is.rescue;
+        let is_same = was.power == is.power && was.rebuild == is.rebuild && was.rescue == is.rescue;
         (self.record[0].kind == Workload::Volume && !is_same).then_some("which is a volume")
     }
 }
@@ -147,6 +156,9 @@ impl Referee {
         if !matches!(actor, Actor::User(_)) {
             return;
         }
+        let is_asked =
+            |(op, old): (&Op, &Option<KeyValue>)| old.is_none() && world.keys.parse_request(op.key()).is_ok();
+        let brings_back = txn.then.iter().zip(before).any(is_asked);
         for (op, old) in txn.then.iter().zip(before) {
             let Ok((node, instance)) = world.keys.parse_request(op.key()) else { continue };
             let (Op::Put { value, .. }, Some(old)) = (op, old) else { continue };
@@ -179,7 +191,7 @@ impl Referee {
             let told = !(known.status_lost || self.restored);
             let status = content(world, &world.keys.status(node, instance));
             let status = status.and_then(|pair| decode::<Status>(&pair.value).ok());
-            let wish = Wish { order: [was, is], record: [record, after], status };
+            let wish = Wish { order: [was, is], record: [record, after], status, brings_back };
             let of_how_it_stands = || wish.meets_another().or_else(|| wish.loses_size());
             let wrong = wish.breaks_lock().or_else(|| wish.is_of_machines());
             if let Some(what) = wrong.or_else(|| of_how_it_stands().filter(|_| told)) {
@@ -205,7 +217,9 @@ impl Referee {
         for (class, needed) in needed {
             let (had, has) = (amount(old, &class), claimed(world, instance, &class));
             if has < had && has < needed {
-                self.found(format!("{class} of {instance} was given back, of which it needs {needed}: {has}"));
+                self.found(format!(
+                    "{class} of {instance} was given back, of which it needs {needed}: {has}"
+                ));
             }
         }
     }

@@ -163,7 +163,9 @@ async fn locked_and_lost(stage: Stage) {
     stage.until_well(guest).await;
     acts::delete_request(&stage.world, stage.node(1), guest, false).await;
     until_unclaimed(&stage, &[guest]).await;
-    stage.demand(stage.user(1).destroy(guest).await.is_err(), "it is not destroyed, since it is locked").await;
+    stage
+        .demand(stage.user(1).destroy(guest).await.is_err(), "it is not destroyed, since it is locked")
+        .await;
     stage.demand(stage.user(1).wish(guest, &Verb::Unlock).await.is_ok(), "it is unlocked").await;
     stage.destroyed(guest).await;
     stage.until_gone(guest).await;

@@ -7,12 +7,7 @@ use ec_hypervisor::{Hypervisor, Operation};
 use ec_model::{InstanceId, Restart, State};
 
 use super::{Scenario, Stage, people::SMALL, stage::Sight};
-use crate::{
-    referee::claimed,
-    snag::Fate,
-    fashion::resize as to,
-    user::Order,
-};
+use crate::{fashion::resize as to, referee::claimed, snag::Fate, user::Order};
 
 pub(super) const ALL: &[Scenario] = &[
     Scenario::new(
