@@ -437,9 +437,13 @@ async fn destroy_all(world: &Arc<World>) {
             Ok(_) => world.log(Actor::User(0), format!("destroy {instance}: it goes")),
             // It is as good as gone.
             Err(CloudError::NotFound(_)) => {}
-            // It is locked, perhaps; or a machine has it, which goes first.
-            Err(CloudError::Refused(_)) => _ = act(&cloud, instance, &Verb::Unlock).await,
-            Err(error) => world.log(Actor::User(0), format!("destroy {instance}: {error}")),
+            Err(error) => {
+                world.log(Actor::User(0), format!("destroy {instance}: {error}"));
+                // It is locked, perhaps; or a machine has it, which goes first.
+                if matches!(error, CloudError::Refused(_)) {
+                    act(&cloud, instance, &Verb::Unlock).await.ok();
+                }
+            }
         }
     }
 }
