@@ -325,6 +325,8 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             state,
             Some(State::Active | State::Stopped | State::Paused | State::Suspended | State::Rescued)
         );
+        // Nothing is done to its size while its memory is saved.
+        let is_settled = is_settled && state != Some(State::Suspended);
         let history = if restored || healed || !is_settled { Vec::new() } else { pending(world, instance) };
         if well && !history.is_empty() {
             found.push((soon, format!("{instance}: nothing is told of what came of {}", history.join(", "))));
@@ -386,7 +388,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         }
         // Somebody took its claim, or an older placement has none, and others its room since: nothing is started that is not
         // counted.
-        let waits = matches!(state, Some(State::Rescuing | State::Starting));
+        let waits = matches!(state, Some(State::Rescuing | State::Unrescuing | State::Starting));
         let waits_for_room = waits && (claims_lost || restored) && !traces.claim && counted;
         if !(waits_for_room || well && as_wished && traces.is_true()) {
             let bound = if traces.request.is_some() { soon } else { BOUND };

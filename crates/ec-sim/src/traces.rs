@@ -187,25 +187,26 @@ impl Traces {
     }
 
     /// Why a wish for a disk or a size was given up, where one was; but for what cannot be while memory is saved, or as a copy
-    /// of what is larger.
+    /// of what is larger or gone.
     pub(crate) fn given_up(&self) -> Option<&str> {
         let status = self.status.as_ref().filter(|status| status.state != State::Error)?;
         let rebuilt = status.rebuilt.as_ref().and_then(|was| was.failed.as_deref());
         let resized = status.resized.as_ref().and_then(|was| was.failed.as_deref());
         let rescued = status.rescued.as_ref().and_then(|was| was.failed.as_deref());
-        // What it is to be a copy of may have grown since that was asked for.
-        let rebuilt = rebuilt.filter(|why| !why.contains(" are less than the "));
+        // What it is to be a copy of may have grown, or gone, since that was asked for.
+        let cannot_copy = |why: &&str| why.contains(" are less than the ") || why.contains("nothing to copy");
+        let rebuilt = rebuilt.filter(|why| !cannot_copy(why));
         rebuilt.or(resized).or(rescued.filter(|why| !why.contains("its memory lies on the node's disk")))
     }
 
-    /// Whether the last wish for another size was not lost, and its end was told.
+    /// Whether the last wish for another size was not lost, and its end was told. Saved memory has the size that it has.
     pub(crate) fn is_resized(&self, acknowledged: Option<Timestamp>) -> bool {
         let (Some(request), Some(status)) = (&self.request, &self.status) else { return true };
         let wished = request.resize.map(|wish| wish.wished_at);
         let told = status.resized.as_ref().map(|resized| resized.wished_at);
         request.desired != Desired::Active
             || status.state == State::Error
-            || wished >= acknowledged && told >= wished
+            || wished >= acknowledged && (told >= wished || status.state == State::Suspended)
     }
 
     /// What is wrong with how large it is, by what it is asked for.

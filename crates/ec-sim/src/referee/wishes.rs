@@ -86,8 +86,9 @@ impl Wish {
         let is_suspended = status.state == State::Suspended
             && was.power.power == Power::Suspended
             && status.power_generation >= was.power.generation;
-        // Whatever its size, one in ERROR is given another disk.
-        let is_wrong = status.state == State::Error;
+        // Whatever its size, one in ERROR is given another disk; and a newer wish for one takes the place of that.
+        let again = disk && gets_disk || rescue && was.rescue.is_some();
+        let is_wrong = status.state == State::Error || again;
         [
             (gets_disk && !disk, "which gets a new disk"),
             (gets_size && !is_wrong, "which gets another size"),
@@ -111,6 +112,13 @@ impl Wish {
             return (amount(new, DISK) < amount(old, DISK)).then_some("which is a volume, and never shrinks");
         }
         let told = self.status.as_ref().and_then(|status| status.resized.as_ref());
+        // What was asked for may be what it never got.
+        let has = match &was.before {
+            Some(before) => told
+                .map_or(amount(old, DISK), |told| amount(&told.resources, DISK))
+                .max(amount(&before.resources, DISK)),
+            None => amount(old, DISK),
+        };
         match (&was.before, &is.before) {
             (Some(before), Some(kept)) if before != kept => Some("and forgot what it was before"),
             (None, Some(kept)) if *old != kept.resources => Some("and noted what it never was before"),
@@ -130,7 +138,7 @@ impl Wish {
                 });
                 (!is_there || old != new).then_some("and confirmed what it is not")
             }
-            _ if is_wished && amount(new, DISK) < amount(old, DISK) => Some("whose disk never shrinks"),
+            _ if is_wished && amount(new, DISK) < has => Some("whose disk never shrinks"),
             _ if !is_wished && old != new => Some("and wished it no other size"),
             _ => None,
         }
