@@ -348,7 +348,11 @@ impl Worker {
             // It may lie in etcd, and is newer than what is known of it.
             return;
         }
-        if let Some((state, reason)) = self.status.known().and_then(|old| status::delayed(old, why)) {
+        let Some((state, reason)) = self.status.known().and_then(|old| status::delayed(old, why)) else {
+            return;
+        };
+        // Nor does it take the place of what a job before told without hearing that it was done.
+        if self.is_told_last().await {
             self.announce(state, Some(reason)).await.ok();
         }
     }

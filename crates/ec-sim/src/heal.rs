@@ -7,7 +7,7 @@ use std::{
 };
 
 use ec_cloud::{CloudError, Verb, act, destroy, list};
-use ec_model::{Actions, Desired, Instance, InstanceId, Outcomes, Size, State, decode};
+use ec_model::{Actions, Desired, Held, Instance, InstanceId, Outcomes, Size, State, decode};
 use ec_plan::history::{Fate, told};
 use ec_store::LeaseId;
 use tokio::time::{Instant, sleep};
@@ -18,7 +18,7 @@ use crate::{
     last::bring_to_an_end,
     life::Life,
     referee::{Known, claimed, marked},
-    traces::{Records, Traces, is_kept_free, records},
+    traces::{Records, Traces, has_room, is_kept_free, records},
     user::cloud,
     world::{Actor, PLACEMENT, World},
 };
@@ -242,6 +242,8 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             request_lost,
             copy_of,
             volumes_acknowledged,
+            record_lost: known_to_none,
+            taken_up,
             ..
         } = known;
         // Brought back after somebody deleted its request: what was wished of its power counts as carried out, and a wish
@@ -323,6 +325,8 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             state,
             Some(State::Active | State::Stopped | State::Paused | State::Suspended | State::Rescued)
         );
+        // Nothing is done to its size while its memory is saved.
+        let is_settled = is_settled && state != Some(State::Suspended);
         let history = if restored || healed || !is_settled { Vec::new() } else { pending(world, instance) };
         if well && !history.is_empty() {
             found.push((soon, format!("{instance}: nothing is told of what came of {}", history.join(", "))));
@@ -346,14 +350,17 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
                 format!("{instance}: it is UNCLAIMED, and nothing is held by which it could be brought back"),
             ));
         }
+        let is_kept = !(restored || known_to_none);
+        if let Some(why) = holds_older(world, instance, taken_up).filter(|_| is_kept) {
+            found.push((soon, format!("{instance}: {why}")));
+        }
         // Images are always to be had here, and room was claimed before it was wished.
         // A scenario has its own reasons.
         let is_excused = disturbed || restored || claims_lost || world.is_calm();
         if let Some(why) = traces.given_up().filter(|_| !is_excused) {
             found.push((soon, format!("{instance}: a wish was given up, and nothing was done to it: {why}")));
         }
-        // A call that its agent had given up may have made it after all: it goes with the next wish, or with the instance.
-        if traces.successor && !was_revived && is_settled {
+        if traces.successor && is_settled {
             found.push((soon, format!("{instance}: a disk lies beside its own that nothing will come of")));
         }
         if let Some(why) = at_odds(world, &traces, instance) {
@@ -363,7 +370,10 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         let has_claimed = claimed(world, instance, "VCPU");
         // What a call that its agent had given up made of it is mended before its next start.
         let is_mended = was_revived && state == Some(State::Stopped);
-        if traces.claim && traces.domain && has_claimed < has && !(restored || claims_lost || is_mended) {
+        // Somebody else may have its room.
+        let is_short =
+            (restored || claims_lost) && !has_room(world, &traces, has.saturating_sub(has_claimed));
+        if traces.claim && traces.domain && has_claimed < has && !(is_short || is_mended) {
             found.push((soon, format!("{instance}: it has {has} processors, and has claimed {has_claimed}")));
         }
         // Nobody gives back what is not needed but the next command and a controller, which takes its time; and nobody
@@ -378,7 +388,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         }
         // Somebody took its claim, or an older placement has none, and others its room since: nothing is started that is not
         // counted.
-        let waits = matches!(state, Some(State::Rescuing | State::Starting));
+        let waits = matches!(state, Some(State::Rescuing | State::Unrescuing | State::Starting));
         let waits_for_room = waits && (claims_lost || restored) && !traces.claim && counted;
         if !(waits_for_room || well && as_wished && traces.is_true()) {
             let bound = if traces.request.is_some() { soon } else { BOUND };
@@ -386,6 +396,17 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         }
     }
     found
+}
+
+/// What is wrong with what is held of an instance, of whose requests this is the newest by which its node told anything.
+fn holds_older(world: &World, instance: InstanceId, taken_up: Option<(u64, u64)>) -> Option<String> {
+    let held = world.computers.iter().find_map(|computer| {
+        let pair = content(world, &world.keys.held(computer.node, instance))?;
+        decode::<Held>(&pair.value).ok()
+    });
+    let edition = held?.intent.edition()?;
+    let is_older = taken_up.is_some_and(|taken_up| (edition.epoch, edition.generation) < taken_up);
+    is_older.then(|| format!("{edition:?} is held of it, and {taken_up:?} was taken up"))
 }
 
 /// What its history says is still to be done.
@@ -418,9 +439,13 @@ async fn destroy_all(world: &Arc<World>) {
             Ok(_) => world.log(Actor::User(0), format!("destroy {instance}: it goes")),
             // It is as good as gone.
             Err(CloudError::NotFound(_)) => {}
-            // It is locked, perhaps; or a machine has it, which goes first.
-            Err(CloudError::Refused(_)) => _ = act(&cloud, instance, &Verb::Unlock).await,
-            Err(error) => world.log(Actor::User(0), format!("destroy {instance}: {error}")),
+            Err(error) => {
+                world.log(Actor::User(0), format!("destroy {instance}: {error}"));
+                // It is locked, perhaps; or a machine has it, which goes first.
+                if matches!(error, CloudError::Refused(_)) {
+                    act(&cloud, instance, &Verb::Unlock).await.ok();
+                }
+            }
         }
     }
 }

@@ -248,6 +248,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
         Ill::LoseRecord => {
             if let Some(guest) = any_guest(world, &computer).await {
                 computer.lose_record(guest);
+                world.judge(|referee, _| referee.record_lost(guest));
                 if world.chance(50) {
                     say(world, format!("deletes the record of {guest} on {name}"));
                 } else {

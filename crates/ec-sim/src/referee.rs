@@ -2,6 +2,7 @@
 //! hypervisors do, and remembers it by itself: it believes no program's word about anything.
 
 mod demands;
+mod ends;
 mod groups;
 mod healing;
 mod ids;
@@ -13,7 +14,7 @@ mod wishes;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use ec_cloud::Verb;
-use ec_hypervisor::{DomainSize, Observed, Operation};
+use ec_hypervisor::{DomainSize, End, Observed, Operation, RunState};
 use ec_model::{InstanceId, NodeId, State, Status, decode};
 use ec_store::{KeyValue, Op, Txn};
 use jiff::Timestamp;
@@ -98,6 +99,15 @@ pub(crate) struct Known {
     status_lost: bool,
     /// The nemesis took its request: nobody asks for it any more.
     pub(crate) request_lost: bool,
+    /// Its node's record was taken: what that knew is lost.
+    pub(crate) record_lost: bool,
+    /// So it came to its end, all that was wished of it being done, and nobody has wished anything since.
+    ended: Option<End>,
+    /// So many wishes there were that end a guest, and so often its node ended it.
+    ends_wished: u32,
+    ends: u32,
+    /// Epoch and generation of the newest request by which its node told anything.
+    pub(crate) taken_up: Option<(u64, u64)>,
     /// The nemesis did something to it, so that it may be in trouble.
     pub(crate) disturbed: bool,
 }
@@ -159,6 +169,10 @@ impl Referee {
         self.forget(instance);
     }
 
+    pub(crate) fn record_lost(&mut self, instance: InstanceId) {
+        self.known.entry(instance).or_default().record_lost = true;
+    }
+
     pub(crate) fn status_lost(&mut self, instance: InstanceId) {
         self.known.entry(instance).or_default().status_lost = true;
         self.forget(instance);
@@ -198,7 +212,7 @@ impl Referee {
     /// A user wishes something of it, which may arrive from now on. Another disk costs its guest a stop and a start.
     pub(crate) fn wished(&mut self, instance: InstanceId, verb: &Verb) {
         let known = self.known.entry(instance).or_default();
-        known.power_wished = true;
+        (known.power_wished, known.ended) = (true, None);
         known.rebuilds_wished += u32::from(matches!(verb, Verb::Rebuild(_)));
         known.rescues_wished += u32::from(matches!(verb, Verb::Rescue(_)));
     }
@@ -383,6 +397,14 @@ impl Referee {
                 | Operation::Destroy
         );
         known.disturbed |= late && is_power;
+        let is_up = matches!(before.domain, Some(RunState::Running | RunState::Paused(_)));
+        if what == Operation::PowerOff && is_up && !late {
+            self.look_at_end(instance);
+        }
+        if matches!(what, Operation::Start | Operation::StartRescue) && !late {
+            self.look_at_restart(world, node, instance, before);
+        }
+        let known = self.known.entry(instance).or_default();
         match what {
             Operation::Start | Operation::StartRescue => {
                 if known.was_active && !late && !known.power_wished && !known.disturbed && !self.restored {

@@ -187,25 +187,26 @@ impl Traces {
     }
 
     /// Why a wish for a disk or a size was given up, where one was; but for what cannot be while memory is saved, or as a copy
-    /// of what is larger.
+    /// of what is larger or gone.
     pub(crate) fn given_up(&self) -> Option<&str> {
         let status = self.status.as_ref().filter(|status| status.state != State::Error)?;
         let rebuilt = status.rebuilt.as_ref().and_then(|was| was.failed.as_deref());
         let resized = status.resized.as_ref().and_then(|was| was.failed.as_deref());
         let rescued = status.rescued.as_ref().and_then(|was| was.failed.as_deref());
-        // What it is to be a copy of may have grown since that was asked for.
-        let rebuilt = rebuilt.filter(|why| !why.contains(" are less than the "));
+        // What it is to be a copy of may have grown, or gone, since that was asked for.
+        let cannot_copy = |why: &&str| why.contains(" are less than the ") || why.contains("nothing to copy");
+        let rebuilt = rebuilt.filter(|why| !cannot_copy(why));
         rebuilt.or(resized).or(rescued.filter(|why| !why.contains("its memory lies on the node's disk")))
     }
 
-    /// Whether the last wish for another size was not lost, and its end was told.
+    /// Whether the last wish for another size was not lost, and its end was told. Saved memory has the size that it has.
     pub(crate) fn is_resized(&self, acknowledged: Option<Timestamp>) -> bool {
         let (Some(request), Some(status)) = (&self.request, &self.status) else { return true };
         let wished = request.resize.map(|wish| wish.wished_at);
         let told = status.resized.as_ref().map(|resized| resized.wished_at);
         request.desired != Desired::Active
             || status.state == State::Error
-            || wished >= acknowledged && told >= wished
+            || wished >= acknowledged && (told >= wished || status.state == State::Suspended)
     }
 
     /// What is wrong with how large it is, by what it is asked for.
@@ -271,19 +272,31 @@ impl Traces {
     }
 }
 
-/// Whether placement has no room to count a guest, and its node keeps as much free as all take there that are not
-/// counted. What is reserved is given out several times, so that it comes in steps.
-pub(crate) fn is_kept_free(world: &World, traces: &Traces) -> bool {
-    let Some(node) = traces.host else { return false };
-    let record = content(world, &format!("{PLACEMENT}/providers/{node}"));
-    let Some(record) = record.and_then(|pair| serde_json::from_slice::<Value>(&pair.value).ok()) else {
-        return false;
-    };
+/// Whether placement has room for so many processors more where a guest is.
+pub(crate) fn has_room(world: &World, traces: &Traces, more: u64) -> bool {
+    let of_node = traces.host.and_then(|node| Some((node, inventory(world, node)?)));
+    of_node.is_some_and(|(node, inventory)| used(world, node).0 + more as f64 <= inventory.offered)
+}
+
+/// What a node has of processors, by placement.
+struct Processors {
+    /// That may be given out.
+    offered: f64,
+    ratio: f64,
+}
+
+fn inventory(world: &World, node: NodeId) -> Option<Processors> {
+    let record = content(world, &format!("{PLACEMENT}/providers/{node}"))?;
+    let record: Value = serde_json::from_slice(&record.value).ok()?;
     let inventory = &record["inventories"]["VCPU"];
     let number = |field: &str| inventory[field].as_f64().unwrap_or(0.0);
     let ratio = number("allocation_ratio").max(1.0);
-    let mut used = 0.0;
-    let mut counted = BTreeSet::new();
+    Some(Processors { offered: (number("total") - number("reserved")) * ratio, ratio })
+}
+
+/// How many processors of a node are claimed, and by whom.
+fn used(world: &World, node: NodeId) -> (f64, BTreeSet<String>) {
+    let (mut used, mut counted) = (0.0, BTreeSet::new());
     for pair in world.store.content(&format!("{PLACEMENT}/consumers/")).pairs {
         let Ok(consumer) = serde_json::from_slice::<Value>(&pair.value) else { continue };
         if let Some(amounts) = consumer["allocations"].get(node.to_string()) {
@@ -291,6 +304,15 @@ pub(crate) fn is_kept_free(world: &World, traces: &Traces) -> bool {
             counted.extend(pair.key.rsplit('/').next().map(str::to_owned));
         }
     }
+    (used, counted)
+}
+
+/// Whether placement has no room to count a guest, and its node keeps as much free as all take there that are not
+/// counted. What is reserved is given out several times, so that it comes in steps.
+pub(crate) fn is_kept_free(world: &World, traces: &Traces) -> bool {
+    let Some(node) = traces.host else { return false };
+    let Some(Processors { offered, ratio }) = inventory(world, node) else { return false };
+    let (used, counted) = used(world, node);
     let here = world.computers.iter().find(|computer| computer.node == node);
     let records = here.and_then(|computer| computer.records().ok()).unwrap_or_default();
     let vcpus = |size: Option<DomainSize>| size.map_or(1.0, |size| size.vcpus as f64);
@@ -300,7 +322,6 @@ pub(crate) fn is_kept_free(world: &World, traces: &Traces) -> bool {
     let uncounted: f64 = names.filter(is_machine).map(takes).sum();
     let own = vcpus(traces.size);
     let all = PROCESSORS as f64;
-    let offered = (number("total") - number("reserved")) * ratio;
     let without_it = all - ((uncounted - own) / ratio).ceil() * ratio;
     // A lock that came back with an older etcd is an operator's for all that its agent knows.
     let is_locked = offered <= 0.0;

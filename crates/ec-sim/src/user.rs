@@ -217,7 +217,10 @@ async fn perform(world: Arc<World>, actor: Actor, deed: Deed, life: Life, stop: 
     let Ok(cloud) = cloud(&world, actor, &life) else { return };
     match deed {
         Deed::Schedule { name, data, wait, group } => {
-            let query = "resources=VCPU:1,MEMORY_MB:128,DISK_GB:1";
+            let query = match world.chance(25) {
+                true => "resources=VCPU:2,MEMORY_MB:128,DISK_GB:1",
+                false => "resources=VCPU:1,MEMORY_MB:128,DISK_GB:1",
+            };
             if let Some((group, policy)) = group {
                 // There it is, most often.
                 _ = have_group(&world, actor, &cloud, group, policy).await;

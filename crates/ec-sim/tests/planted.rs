@@ -8,7 +8,7 @@ use std::process::Command;
 const SEEDS: &str = "0..300";
 
 /// What is left out, or done too early, or believed.
-const MISTAKES: [&str; 26] = [
+const MISTAKES: [&str; 31] = [
     // Control.
     "request-without-index",
     "request-not-fenced",
@@ -22,6 +22,10 @@ const MISTAKES: [&str; 26] = [
     "wishes-healed",
     "volume-deleted-in-use",
     "volume-not-compared",
+    "lock-ignored",
+    "size-not-claimed",
+    "claim-settled-at-once",
+    "clock-believed",
     // The agent.
     "unfenced",
     "older-wish-told",
@@ -35,6 +39,7 @@ const MISTAKES: [&str; 26] = [
     "request-of-another",
     "nothing-held",
     "not-ended",
+    "rescue-disk-kept",
     // eplacement.
     "race-not-compared",
     "epoch-not-compared",

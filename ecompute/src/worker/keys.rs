@@ -139,6 +139,13 @@ impl Worker {
         self.status = status;
     }
 
+    /// Whether what lies in etcd of its status is what is known of it.
+    pub(super) async fn is_told_last(&self) -> bool {
+        let there = self.parts.store.get(&self.parts.status_key(self.job.instance)).await;
+        let there = there.ok().and_then(|(pair, _)| decode::<Status>(&pair?.value).ok());
+        there.as_ref() == self.status.known()
+    }
+
     /// Writes its status.
     pub(super) async fn write(&mut self, status: Status) -> Result<(), Stop> {
         let key = self.parts.status_key(self.job.instance);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ec_metadata::InstanceRecord;
 use ec_model::{Rescue, Rescued};
 use ec_plan::{RecordFacts, status};
+use ec_runtime::planted;
 
 use super::{Stop, Worker};
 
@@ -38,7 +39,9 @@ impl Worker {
     pub(super) async fn leave_rescue(&mut self) -> Result<(), Stop> {
         // Nothing goes of which that could not be noted.
         self.own_record().await?;
-        self.drop_rescue().await?;
+        if !planted("rescue-disk-kept") {
+            self.drop_rescue().await?;
+        }
         let record = self.own_record().await?;
         self.put_record(InstanceRecord { rescue_base_digest: None, rescued: None, ..record }).await?;
         tracing::info!("UNRESCUED INSTANCE {}", self.job.instance);

@@ -5,9 +5,9 @@ use std::{borrow::Cow, time::Duration};
 use ec_model::{End, Pause, Power, Restart, RunState, State};
 
 use super::{
-    Admit, Announce, Aspect, Claim, Define, KeepIntent, KeepRecord, LOOKS_FOR_ADDRESS, MarkStarted, Next,
-    NoteStart, Persist, Plan, Problem, Question, RESUME_PERIOD, Reopen, Resume, Until, finish_start, first,
-    known,
+    Admit, Announce, Aspect, Claim, Define, DropSuccessor, KeepIntent, KeepRecord, LOOKS_FOR_ADDRESS,
+    MarkStarted, Next, NoteStart, Persist, Plan, Problem, Question, RESUME_PERIOD, Reopen, Resume, Until,
+    finish_start, first, known,
     power::wish,
     rebuild::rebuild,
     rescue::rescue,
@@ -45,6 +45,10 @@ pub(super) fn keep(aspects: &[Aspect], facts: &Facts, limits: &Limits) -> Plan {
         // Last, since it is not in the guest's way: it is here all the same, and takes room.
         _ if at_rest && facts.allocation == Allocation::Absent => count(),
         _ if at_rest && let Some(short) = short(facts) => short,
+        // Of a wish that was left out, or by a call that came late.
+        _ if at_rest && facts.observed.successor => {
+            Plan::run(vec![DropSuccessor], "sweeping a disk that was to take the place of its own")
+        }
         // What is asked for now changes nothing of how it is. An ERROR is told once.
         Some(status) if at_rest && status.generation < facts.generation && status.state != State::Error => {
             let same = Announce(status.state, status.reason.clone());

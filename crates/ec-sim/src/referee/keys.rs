@@ -129,6 +129,7 @@ impl Referee {
             {
                 self.found(format!("{actor} requested {instance} on {node}, which is not alive"));
             }
+            self.look_at_change(instance, old, &request);
             let before = old.and_then(|old| decode::<Request>(&old.value).ok());
             // To ask once more for what is asked for is no change.
             let stands = before.is_none_or(|before| {
@@ -211,6 +212,9 @@ impl Referee {
         // A copy of its request under another node's prefix says nothing of it.
         if known.acknowledged.is_some_and(|at| at != node) {
             return;
+        }
+        if request.as_ref().is_some_and(|request| request.generation == status.observed_generation) {
+            known.taken_up = known.taken_up.max(Some((status.epoch, status.observed_generation)));
         }
         let harmed = restored || known.disturbed || lost_disk;
         let reason = status.reason.unwrap_or_default();

@@ -21,6 +21,8 @@ struct Wish {
     order: [Request; 2],
     record: [Instance; 2],
     status: Option<Status>,
+    /// By the same transaction another is asked for again.
+    brings_back: bool,
 }
 
 fn amount(of: &Resources, class: &str) -> u64 {
@@ -36,7 +38,8 @@ impl Wish {
             locked: was.locked.clone(),
             generation: was.generation,
             request_id: was.request_id,
-            attached: was.attached,
+            // Whoever brings a machine back says that it has the volume that it has.
+            attached: if self.brings_back || is.attached.is_none() { was.attached } else { is.attached },
             ..is.clone()
         };
         let [before, after] = &self.order;
@@ -47,20 +50,24 @@ impl Wish {
         (kept != *was || order(before) != order(after)).then_some("which is locked")
     }
 
-    /// What is said of a wish for a disk or a size, where another is under way, or neither can be.
+    /// What is said of a wish for a disk, a size or volumes, where another is under way, or none can be.
     fn meets_another(&self) -> Option<&'static str> {
         let [was, is] = &self.order;
         let disk = was.rebuild != is.rebuild;
         let rescue = was.rescue != is.rescue && is.rescue.is_some();
         let size = was.resize != is.resize;
-        if !(disk || rescue || size) || self.record[0].kind == Workload::Volume {
+        let volumes = was.volumes != is.volumes;
+        if !(disk || rescue || size || volumes) || self.record[0].kind == Workload::Volume {
             return None;
         }
         let is_built = |status: &&Status| {
             status.started_at.is_some()
                 || !matches!(status.state, State::Scheduled | State::Preparing | State::Starting)
         };
-        let Some(status) = self.status.as_ref().filter(is_built) else { return Some("which is being built") };
+        let Some(status) = self.status.as_ref().filter(is_built) else {
+            // It is defined with its volumes.
+            return (!volumes).then_some("which is being built");
+        };
         let [rebuilt, resized] = [
             status.rebuilt.as_ref().map(|was| was.wished_at),
             status.resized.as_ref().map(|was| was.wished_at),
@@ -79,13 +86,17 @@ impl Wish {
         let is_suspended = status.state == State::Suspended
             && was.power.power == Power::Suspended
             && status.power_generation >= was.power.generation;
-        // Whatever its size, one in ERROR is given another disk.
-        let is_wrong = status.state == State::Error;
+        // Whatever its size, one in ERROR is given another disk; and a newer wish for one takes the place of that.
+        let again = disk && gets_disk || rescue && was.rescue.is_some();
+        let is_wrong = status.state == State::Error || again;
         [
             (gets_disk && !disk, "which gets a new disk"),
             (gets_size && !is_wrong, "which gets another size"),
             (is_rescued && !rescue, "which boots from a rescue disk"),
-            (is_unsettled && !is_wrong && (!size || goes_on), "whose size is neither confirmed nor reverted"),
+            (
+                is_unsettled && !is_wrong && !volumes && (!size || goes_on),
+                "whose size is neither confirmed nor reverted",
+            ),
             (is_suspended, "whose memory is saved"),
         ]
         .into_iter()
@@ -101,6 +112,13 @@ impl Wish {
             return (amount(new, DISK) < amount(old, DISK)).then_some("which is a volume, and never shrinks");
         }
         let told = self.status.as_ref().and_then(|status| status.resized.as_ref());
+        // What was asked for may be what it never got.
+        let has = match &was.before {
+            Some(before) => told
+                .map_or(amount(old, DISK), |told| amount(&told.resources, DISK))
+                .max(amount(&before.resources, DISK)),
+            None => amount(old, DISK),
+        };
         match (&was.before, &is.before) {
             (Some(before), Some(kept)) if before != kept => Some("and forgot what it was before"),
             (None, Some(kept)) if *old != kept.resources => Some("and noted what it never was before"),
@@ -120,7 +138,7 @@ impl Wish {
                 });
                 (!is_there || old != new).then_some("and confirmed what it is not")
             }
-            _ if is_wished && amount(new, DISK) < amount(old, DISK) => Some("whose disk never shrinks"),
+            _ if is_wished && amount(new, DISK) < has => Some("whose disk never shrinks"),
             _ if !is_wished && old != new => Some("and wished it no other size"),
             _ => None,
         }
@@ -146,6 +164,9 @@ impl Referee {
         if !matches!(actor, Actor::User(_)) {
             return;
         }
+        let is_asked =
+            |(op, old): (&Op, &Option<KeyValue>)| old.is_none() && world.keys.parse_request(op.key()).is_ok();
+        let brings_back = txn.then.iter().zip(before).any(is_asked);
         for (op, old) in txn.then.iter().zip(before) {
             let Ok((node, instance)) = world.keys.parse_request(op.key()) else { continue };
             let (Op::Put { value, .. }, Some(old)) = (op, old) else { continue };
@@ -178,7 +199,7 @@ impl Referee {
             let told = !(known.status_lost || self.restored);
             let status = content(world, &world.keys.status(node, instance));
             let status = status.and_then(|pair| decode::<Status>(&pair.value).ok());
-            let wish = Wish { order: [was, is], record: [record, after], status };
+            let wish = Wish { order: [was, is], record: [record, after], status, brings_back };
             let of_how_it_stands = || wish.meets_another().or_else(|| wish.loses_size());
             let wrong = wish.breaks_lock().or_else(|| wish.is_of_machines());
             if let Some(what) = wrong.or_else(|| of_how_it_stands().filter(|_| told)) {

@@ -86,6 +86,7 @@ fn what_came_of_it_is_told_and_then_the_guest_is_as_it_is_wanted() {
     let wanted = |power, facts: Facts| Facts { power: PowerFacts { wanted: power, ..facts.power }, ..facts };
     let done = |domain| ended(Some(1), State::Rebuilding, domain);
     let pending = |facts: Facts| Facts { power: PowerFacts { pending: true, ..facts.power }, ..facts };
+    let beside = |facts: Facts| Facts { observed: Observed { successor: true, ..facts.observed }, ..facts };
     all([
         (ended(None, State::Rebuilding, ENDED), Runs(&[NoteRebuild, Reopen(0)])),
         (ended(None, State::Rebuilding, RUNS), Runs(&[NoteRebuild])),
@@ -95,6 +96,9 @@ fn what_came_of_it_is_told_and_then_the_guest_is_as_it_is_wanted() {
         // The image could not be had.
         (done(RUNS), Runs(&[Announce(State::Active, None)])),
         (ended(Some(1), State::Active, RUNS), Settled),
+        // Of a wish that was left out, or by a call that came late: in nobody's way.
+        (beside(ended(Some(1), State::Active, RUNS)), Runs(&[DropSuccessor])),
+        (beside(done(ENDED)), Runs(&[Reopen(0)])),
         (pending(done(ENDED)), Runs(&[Announce(State::Starting, None), MarkStarted, Start, NoteStart])),
         (
             Facts { observed: Observed { domain: ENDED, ..Observed::default() }, ..done(ENDED) },

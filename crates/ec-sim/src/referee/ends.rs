@@ -1,0 +1,92 @@
+//! Rules for the ends of guests: one that ended by itself is started again as its policy says, and one that runs is ended as often
+//! as somebody wished what ends it.
+
+use ec_hypervisor::{End, Observed, RunState};
+use ec_model::{Desired, InstanceId, NodeId, Power, Request, Restart, State, Status, decode};
+use ec_store::KeyValue;
+
+use super::{Referee, observed};
+use crate::{door::content, node::Computer, world::World};
+
+fn request(world: &World, node: NodeId, instance: InstanceId) -> Option<Request> {
+    decode(&content(world, &world.keys.request(node, instance))?.value).ok()
+}
+
+impl Referee {
+    /// A guest that runs ends for that reason, and no program has done it.
+    pub(crate) fn ends(&mut self, world: &World, computer: &Computer, instance: InstanceId, why: End) {
+        let runs = observed(computer, instance).is_some_and(|seen| seen.domain == Some(RunState::Running));
+        let status = content(world, &world.keys.status(computer.node, instance));
+        let status = status.and_then(|pair| decode::<Status>(&pair.value).ok());
+        let (Some(request), Some(status), true) = (request(world, computer.node, instance), status, runs)
+        else {
+            return;
+        };
+        let is_done = request.desired == Desired::Active
+            && request.power.power == Power::Running
+            && status.state == State::Active
+            && status.observed_generation >= request.generation
+            && status.power_generation >= request.power.generation;
+        self.known.entry(instance).or_default().ended = is_done.then_some(why);
+    }
+
+    /// Somebody does something with it by hand.
+    pub(crate) fn handled(&mut self, instance: InstanceId) {
+        self.known.entry(instance).or_default().ended = None;
+    }
+
+    /// A request is another from now on.
+    pub(super) fn look_at_change(&mut self, instance: InstanceId, old: Option<&KeyValue>, is: &Request) {
+        let known = self.known.entry(instance).or_default();
+        known.ended = None;
+        let Some(was) = old.and_then(|old| decode::<Request>(&old.value).ok()) else { return };
+        let ends = is.power.power == Power::Stopped || is.power.anew;
+        let wishes = [
+            was.power != is.power && ends,
+            was.rebuild != is.rebuild,
+            was.rescue != is.rescue,
+            was.resize != is.resize,
+        ];
+        known.ends_wished += u32::try_from(wishes.iter().filter(|wish| **wish).count()).unwrap_or(0);
+    }
+
+    /// Its node ends a guest that is up.
+    pub(super) fn look_at_end(&mut self, instance: InstanceId) {
+        let restored = self.restored;
+        let known = self.known.entry(instance).or_default();
+        known.ends += 1;
+        let is_excused = restored || known.disturbed || known.status_lost || known.request_lost;
+        if known.ends > known.ends_wished && !is_excused {
+            let found =
+                format!("{instance} was ended for the {}. time, and that was wished less often", known.ends);
+            self.found(found);
+        }
+    }
+
+    /// Its node starts a guest.
+    pub(super) fn look_at_restart(
+        &mut self,
+        world: &World,
+        node: NodeId,
+        instance: InstanceId,
+        before: Observed,
+    ) {
+        let restored = self.restored;
+        let known = self.known.entry(instance).or_default();
+        let is_down = matches!(before.domain, Some(RunState::Ended(_)));
+        let Some(why) = known.ended.take().filter(|_| is_down && !restored && !known.status_lost) else {
+            return;
+        };
+        let policy = request(world, node, instance).map(|request| request.restart).unwrap_or_default();
+        let is_due = match policy {
+            Restart::No => false,
+            Restart::OnFailure => why == End::Crashed,
+            Restart::Always => why != End::ByHand,
+        };
+        if !is_due {
+            self.found(format!(
+                "{instance} ended ({why:?}) and was started again, and nobody wished that: {policy}"
+            ));
+        }
+    }
+}
