@@ -51,7 +51,8 @@ pub(crate) async fn measure(stack: &Stack) -> Result<Vec<Figure>> {
         unit: "ms",
         ours,
         bare: Some(("libvirt's volume-create, define and start of the same XML", bare)),
-        goals: vec![Goal::Ratio(1.15)],
+        // An image that is there already is cloned as an overlay, which both sides make.
+        goals: vec![Goal::Ratio(1.15), Goal::Above(50.0)],
     }])
 }
 
@@ -171,6 +172,15 @@ impl Pattern {
     /// Takes a disk away by its name.
     pub(crate) fn delete_disk(&self, name: &str) -> Result<()> {
         Ok(self.pool.lookup_storage_vol_by_name(name)?.delete(0)?)
+    }
+
+    /// Makes an empty disk of that name, of so many bytes; where it lies.
+    pub(crate) fn make_empty(&self, name: &str, bytes: u64) -> Result<String> {
+        let volume = format!(
+            "<volume><name>{name}</name><capacity unit='bytes'>{bytes}</capacity>\
+             <target><format type='qcow2'/></target></volume>"
+        );
+        Ok(StorageVol::create_xml(&self.pool, &volume, 0)?.path()?)
     }
 
     /// Makes the disk that a new instance of that name gets.

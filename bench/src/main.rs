@@ -18,6 +18,7 @@ mod simulated;
 mod stats;
 mod strategies;
 mod verbs;
+mod volumes;
 
 use std::{io::Write, path::PathBuf, process::ExitCode};
 
@@ -61,6 +62,8 @@ enum Command {
     Reboot,
     /// Measure what is done to a running guest alone
     Verbs,
+    /// Measure what is done to volumes alone
+    Volumes,
     /// Be an agent with simulated guests: how this program starts itself to see the agent's memory
     #[command(hide = true)]
     AgentSimulated { config: PathBuf },
@@ -87,6 +90,8 @@ fn main() -> ExitCode {
         Some(Command::Reboot) => on_runtime(with_agent(async |stack| reboot::measure(stack).await))
             .and_then(|figures| report(&figures, cli.json)),
         Some(Command::Verbs) => on_runtime(with_agent(async |stack| verbs::measure(stack).await))
+            .and_then(|figures| report(&figures, cli.json)),
+        Some(Command::Volumes) => on_runtime(with_agent(async |stack| volumes::measure(stack).await))
             .and_then(|figures| report(&figures, cli.json)),
         None => on_runtime(measure()).and_then(|figures| report(&figures, cli.json)),
     };
@@ -147,6 +152,8 @@ async fn measure() -> Result<Vec<Figure>> {
     figures.extend(burst::measure(&stack).await?);
     eprintln!("measuring what is done to a running guest");
     figures.extend(verbs::measure(&stack).await?);
+    eprintln!("measuring volumes");
+    figures.extend(volumes::measure(&stack).await?);
     eprintln!("measuring a console");
     figures.extend(echo::measure(&stack).await?);
     eprintln!("measuring memory");

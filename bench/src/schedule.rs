@@ -10,7 +10,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use ec_model::{
-    Alive, Assigned, Desired, ImageRef, Instance, InstanceId, NodeId, Request, ResourceQuery, Spec, encode,
+    Alive, Assigned, Attachment, Desired, ImageRef, Instance, InstanceId, NodeId, Request, ResourceQuery,
+    Spec, Workload, encode,
 };
 use ec_store::{Store, Txn};
 use ec_tests::{
@@ -63,7 +64,7 @@ pub(crate) async fn measure() -> Result<Vec<Figure>> {
             nodes.push_time(looking);
         }
     }
-    people(&cloud).await?;
+    let instances = people(&cloud).await?;
     let (mut list, mut page) = (Samples::default(), Samples::default());
     for round in 0..WARM_UP + ROUNDS / 4 {
         let (all, some) = tokio::task::block_in_place(|| {
@@ -73,6 +74,14 @@ pub(crate) async fn measure() -> Result<Vec<Figure>> {
         if round >= WARM_UP {
             list.push_time(all);
             page.push_time(some);
+        }
+    }
+    disks(&cloud, &instances).await?;
+    let mut volumes = Samples::default();
+    for round in 0..WARM_UP + ROUNDS / 4 {
+        let time = tokio::task::block_in_place(|| whole(&cloud, &["volume", "list"]))?;
+        if round >= WARM_UP {
+            volumes.push_time(time);
         }
     }
     let what = "its two placement and three etcd requests on fresh connections, the first two at once";
@@ -104,6 +113,12 @@ pub(crate) async fn measure() -> Result<Vec<Figure>> {
         figure("eschedule nodes, of 5,000", "ms", nodes, vec![Goal::Under(GOAL_NODES_MS)]),
         figure("eschedule list, of 10,000 instances", "ms", list, vec![Goal::AtMost(GOAL_LIST_MS)]),
         figure("  a page of it, by state and label", "ms", page, vec![Goal::AtMost(GOAL_LIST_MS)]),
+        figure(
+            "eschedule volume list, of 10,000 that as many instances have",
+            "ms",
+            volumes,
+            vec![Goal::AtMost(GOAL_LIST_MS)],
+        ),
     ])
 }
 
@@ -162,35 +177,76 @@ async fn rounds(cloud: &Control) -> Result<(Samples, Samples)> {
     Ok((ours, bare))
 }
 
-/// Instances that run, as control tools and agents write them, ten on a node.
-async fn people(cloud: &Control) -> Result<()> {
-    let (keys, spec) = (&cloud.keys, spec()?);
+/// Instances that run, as control tools and agents write them, ten on a node; their records.
+async fn people(cloud: &Control) -> Result<Vec<Instance>> {
+    let spec = spec()?;
     let nodes: Vec<NodeId> = (0..INSTANCES / 10).map(|_| NodeId::new(uuid::Uuid::new_v4())).collect();
+    let mut people = Vec::new();
     for (number, node) in nodes.iter().enumerate() {
         let mut txn = Txn::new();
         for _ in 0..10 {
             let instance = InstanceId::new(uuid::Uuid::new_v4());
-            let name = format!("guest{}", &instance.to_string()[..8]);
             let role = if number % 10 == 0 { "web" } else { "other" };
             let record = Instance {
-                name: Some(name.clone()),
+                name: Some(format!("guest{}", &instance.to_string()[..8])),
                 labels: [("role".to_owned(), role.to_owned())].into(),
                 ..record_of(instance, &spec, Some(*node))
             };
-            let status = serde_json::json!({
-                "version": 1, "instance": instance, "node": node, "epoch": 1, "observed_generation": 1,
-                "power_generation": 1, "state": "ACTIVE", "ip": "192.168.122.17", "name": name,
-                "addresses": [{"ip": "192.168.122.17", "mac": instance.mac(0), "nic": 0, "source": "lease"}],
-                "since": Timestamp::now(), "started_at": Timestamp::now(), "updated_at": Timestamp::now(),
-            });
-            txn = txn
-                .put(keys.instance(instance), encode(&record))
-                .put(keys.request(*node, instance), request_of(instance, &spec))
-                .put(keys.status(*node, instance), status.to_string());
+            txn = active(cloud, *node, &record, txn);
+            people.push(record);
+        }
+        cloud.store.txn(txn).await?;
+    }
+    Ok(people)
+}
+
+/// A volume for each of them, which has it.
+async fn disks(cloud: &Control, people: &[Instance]) -> Result<()> {
+    let query = ResourceQuery::parse("resources=DISK_GB:1")?;
+    let spec = Spec {
+        query: query.text().to_owned(),
+        resources: query.total(),
+        image: ImageRef::default(),
+        ..spec()?
+    };
+    for machines in people.chunks(10) {
+        let mut txn = Txn::new();
+        for machine in machines {
+            let node = machine.node().context("it is placed")?;
+            let volume = InstanceId::new(uuid::Uuid::new_v4());
+            let record = Instance {
+                name: Some(format!("disk{}", &volume.to_string()[..8])),
+                kind: Workload::Volume,
+                attached: Some(machine.instance),
+                ..record_of(volume, &spec, Some(node))
+            };
+            let volumes = vec![Attachment { volume, device: "vdb".to_owned() }];
+            txn = active(cloud, node, &record, txn);
+            txn = active(cloud, node, &Instance { volumes, ..machine.clone() }, txn);
         }
         cloud.store.txn(txn).await?;
     }
     Ok(())
+}
+
+/// Adds all that is kept of one that runs, or is there.
+fn active(cloud: &Control, node: NodeId, record: &Instance, txn: Txn) -> Txn {
+    let (keys, instance) = (&cloud.keys, record.instance);
+    let mut status = serde_json::json!({
+        "version": 1, "instance": instance, "node": node, "epoch": 1, "observed_generation": 1,
+        "power_generation": 1, "state": "ACTIVE", "name": record.name, "kind": record.kind,
+        "volumes": record.volumes, "since": Timestamp::now(), "updated_at": Timestamp::now(),
+    });
+    if record.kind.is_machine() {
+        status["ip"] = "192.168.122.17".into();
+        status["addresses"] = serde_json::json!([
+            {"ip": "192.168.122.17", "mac": instance.mac(0), "nic": 0, "source": "lease"},
+        ]);
+        status["started_at"] = serde_json::json!(Timestamp::now());
+    }
+    txn.put(keys.instance(instance), encode(record))
+        .put(keys.request(node, instance), encode(&request_of(record)))
+        .put(keys.status(node, instance), status.to_string())
 }
 
 /// The most that was resident until the line was printed.
@@ -274,7 +330,7 @@ async fn bare_round(cloud: &Control) -> Result<(Duration, NodeId, InstanceId)> {
             Compare::create_revision(key.clone(), CompareOp::Equal, 0),
         ])
         .and_then([
-            TxnOp::put(key, request_of(instance, &spec), None),
+            TxnOp::put(key, encode(&request_of(&record_of(instance, &spec, Some(node)))), None),
             TxnOp::put(index, entry(Some(node)), None),
         ]);
     ensure!(etcd.txn(txn).await?.succeeded(), "etcd refused the request's transaction");
@@ -304,7 +360,7 @@ fn record_of(instance: InstanceId, spec: &Spec, node: Option<NodeId>) -> Instanc
         restart: ec_model::Restart::No,
         group: None,
         before: None,
-        kind: ec_model::Workload::Machine,
+        kind: Workload::Machine,
         volumes: Vec::new(),
         attached: None,
         locked: None,
@@ -316,9 +372,9 @@ fn record_of(instance: InstanceId, spec: &Spec, node: Option<NodeId>) -> Instanc
     }
 }
 
-fn request_of(instance: InstanceId, spec: &Spec) -> Vec<u8> {
-    encode(&Request {
-        instance,
+fn request_of(record: &Instance) -> Request {
+    Request {
+        instance: record.instance,
         epoch: 1,
         generation: 1,
         desired: Desired::Active,
@@ -326,15 +382,15 @@ fn request_of(instance: InstanceId, spec: &Spec) -> Vec<u8> {
         restart: ec_model::Restart::No,
         rebuild: None,
         rescue: None,
-        kind: ec_model::Workload::Machine,
-        volumes: Vec::new(),
+        kind: record.kind,
+        volumes: record.volumes.clone(),
         resize: None,
         name: None,
-        spec: Some(spec.clone()),
+        spec: Some(record.spec.clone()),
         project: "default".to_owned(),
         user: "default".to_owned(),
         access: None,
         request_id: None,
         created_at: Timestamp::now(),
-    })
+    }
 }

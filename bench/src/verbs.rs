@@ -417,7 +417,7 @@ fn virsh_figure(name: &'static str) -> Figure {
 }
 
 /// Waits until none of the guests has more to do than to wait.
-fn settled(stack: &Stack, guests: &[InstanceId]) -> Result<()> {
+pub(crate) fn settled(stack: &Stack, guests: &[InstanceId]) -> Result<()> {
     let connect = stack.libvirt.connection();
     // One that is not there uses nothing.
     let used = || -> u64 {
@@ -451,7 +451,7 @@ fn measured(
     Ok(seen.join().map_err(|_| anyhow!("the look panicked"))?? - begun)
 }
 
-fn asked(stack: &Stack, arguments: &[&str], instance: InstanceId, size: u64) -> Result<()> {
+pub(crate) fn asked(stack: &Stack, arguments: &[&str], instance: InstanceId, size: u64) -> Result<()> {
     let arguments: Vec<String> = arguments
         .iter()
         .map(|word| word.replace('@', &instance.to_string()).replace('#', &size.to_string()))
@@ -461,7 +461,7 @@ fn asked(stack: &Stack, arguments: &[&str], instance: InstanceId, size: u64) -> 
     Ok(())
 }
 
-fn virsh(stack: &Stack, words: &str, instance: InstanceId) -> Result<()> {
+pub(crate) fn virsh(stack: &Stack, words: &str, instance: InstanceId) -> Result<()> {
     let output = Command::new("virsh")
         .args(["-q", "-c", stack.libvirt.uri()])
         .args(words.replace('@', &instance.to_string()).split_whitespace())
