@@ -31,10 +31,17 @@ impl Source {
         let known = find_placed(cloud, disk).await?;
         let kind = kind_of(&known).unwrap_or_default();
         // Its node would find nothing to copy, and give the copy up.
-        if kind == Workload::Volume {
-            volumes::there(known.status.record())
-                .map_err(|why| CloudError::Refused(format!("cannot copy volume {disk}: {why}")))?;
-        }
+        let is_there = |known: &Known| {
+            let status = known.status.record();
+            let why = match kind_of(known).unwrap_or_default() {
+                Workload::Volume => volumes::there(status),
+                Workload::Machine if status.is_some_and(|status| status.started_at.is_some()) => Ok(()),
+                Workload::Machine => Err("it never ran yet, and there may be no disk of it".to_owned()),
+            };
+            let disk = known.instance;
+            why.map_err(|why| CloudError::Refused(format!("cannot make a copy of {disk}: {why}")))
+        };
+        is_there(&known)?;
         let mut gigabytes = gigabytes_of(&known);
         let of = known.record.as_ref().and_then(|record| record.spec.image.copied());
         let holds = of.map(|of| of.beside).unwrap_or_default();
@@ -46,7 +53,9 @@ impl Source {
             gigabytes = 0;
         }
         for volume in beside {
-            let volume = gigabytes_of(&find_placed(cloud, volume).await?);
+            let volume = find_placed(cloud, volume).await?;
+            is_there(&volume)?;
+            let volume = gigabytes_of(&volume);
             // Nothing where one of them is as large as its image.
             gigabytes = if gigabytes == 0 { 0 } else { gigabytes.saturating_add(volume) };
         }

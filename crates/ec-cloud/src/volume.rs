@@ -8,7 +8,7 @@
 //! ```
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     time::Duration,
 };
 
@@ -199,10 +199,21 @@ pub async fn restore_volume(cloud: &Cloud, volume: InstanceId, of: &ImageRef) ->
 /// What a snapshot of an instance is made of.
 ///
 /// # Errors
-/// There is no such instance.
+/// There is no such instance, or its volumes are being changed: [`CloudError::Refused`].
 pub async fn snapshot_of(cloud: &Cloud, instance: InstanceId) -> CloudResult<ImageRef> {
     let machine = find_placed(cloud, instance).await?;
-    let beside = machine.record.map(|record| record.volumes).unwrap_or_default();
+    let beside = machine.record.as_ref().map(|record| record.volumes.clone()).unwrap_or_default();
+    // Those that it is to have, and those that its agent tells of.
+    let set = |volumes: &[Attachment]| volumes.iter().map(|has| has.volume).collect::<HashSet<_>>();
+    let is_changing = machine
+        .status
+        .record()
+        .is_some_and(|status| status.volumes_changing || set(&status.volumes) != set(&beside));
+    if is_changing {
+        return Err(CloudError::Refused(format!(
+            "the volumes of instance {instance} are being changed; ask again when that is done"
+        )));
+    }
     let beside = beside.into_iter().map(|has| has.volume).collect();
     Ok(ImageRef::copy_of(&CopyOf { beside, ..CopyOf::disk(Workload::Machine, instance) }))
 }

@@ -44,6 +44,8 @@ pub(crate) struct Known {
     /// It is a volume, and of which other it is a copy.
     pub(crate) is_volume: bool,
     pub(crate) copy_of: Option<InstanceId>,
+    /// And of these, at the same moment.
+    pub(crate) beside: Vec<InstanceId>,
     /// A user wished that it grows, which may arrive.
     pub(crate) extended: bool,
     /// The volumes that it was to have, by its record.

@@ -195,6 +195,8 @@ impl Traces {
         let rescued = status.rescued.as_ref().and_then(|was| was.failed.as_deref());
         // What it is to be a copy of may have grown, or gone, since that was asked for.
         let cannot_copy = |why: &&str| why.contains(" are less than the ") || why.contains("nothing to copy");
+        // Nor is a volume made anew under a guest that was started since.
+        let cannot_copy = |why: &&str| cannot_copy(why) || why.contains("a guest is up with it");
         let rebuilt = rebuilt.filter(|why| !cannot_copy(why));
         rebuilt.or(resized).or(rescued.filter(|why| !why.contains("its memory lies on the node's disk")))
     }
@@ -215,7 +217,10 @@ impl Traces {
         if self.is_volume {
             let wanted = Size::of(&request.spec.as_ref()?.resources).disk_gb;
             let failed = status.resized.as_ref().is_some_and(|resized| resized.failed.is_some());
-            let is_less = self.volume && self.disk_bytes < wanted << 30;
+            // Of several disks the first alone is measured.
+            let copied = request.spec.as_ref().and_then(|spec| spec.image.copied());
+            let is_one = copied.is_none_or(|copied| copied.beside.is_empty());
+            let is_less = self.volume && is_one && self.disk_bytes < wanted << 30;
             return (status.state == State::Active && !failed && is_less)
                 .then(|| format!("it is to be {wanted} GB, and is {} bytes", self.disk_bytes));
         }

@@ -152,7 +152,14 @@ fn sent() -> Bytes {
 }
 
 fn facts() -> Facts {
-    Facts { size: 9, sha256: "a".repeat(64), sha512: None, compression: None, disk_format: "raw", virtual_size: 512 }
+    Facts {
+        size: 9,
+        sha256: "a".repeat(64),
+        sha512: None,
+        compression: None,
+        disk_format: "raw",
+        virtual_size: 512,
+    }
 }
 
 #[tokio::test]

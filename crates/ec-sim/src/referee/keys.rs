@@ -187,7 +187,13 @@ impl Referee {
         // What it is to be a copy of may be gone by then, or larger.
         let origin = self.known(instance).copy_of.map(|of| self.known(of));
         let is_another = |origin: Known| origin.wished_away || origin.disturbed || origin.extended;
-        let mut lost_disk = origin.is_some_and(is_another);
+        let mut lost_disk = origin.as_ref().is_some_and(|origin| is_another(origin.clone()));
+        // Of a snapshot, the volumes may be with others by then.
+        let is_apart = |volume: &InstanceId| {
+            let had = origin.as_ref().is_some_and(|origin| origin.volumes.contains(volume));
+            !had || is_another(self.known(*volume))
+        };
+        lost_disk |= self.known(instance).beside.iter().any(is_apart);
         // And so may be what it is to have beside its own disk.
         lost_disk |= self.known(instance).volumes.into_iter().any(|volume| self.known(volume).disturbed);
         let known = self.known.entry(instance).or_default();

@@ -41,7 +41,9 @@ impl Referee {
         {
             let known = self.known.entry(record.instance).or_default();
             known.is_volume = record.kind == Workload::Volume;
-            known.copy_of = record.spec.image.copied().map(|copied| copied.disk);
+            let copied = record.spec.image.copied();
+            known.copy_of = copied.as_ref().map(|copied| copied.disk);
+            known.beside = copied.map(|copied| copied.beside).unwrap_or_default();
             known.volumes = record.volumes.iter().map(|has| has.volume).collect();
             let wanted = wanted(world);
             for volume in record.volumes.iter().map(|has| has.volume) {

@@ -147,8 +147,15 @@ impl Wish {
     /// What is said of a wish that a volume cannot be wished.
     fn is_of_machines(&self) -> Option<&'static str> {
         let [was, is] = &self.order;
-        let is_same = was.power == is.power && was.rebuild == is.rebuild && was.rescue == is.rescue;
-        (self.record[0].kind == Workload::Volume && !is_same).then_some("which is a volume")
+        if self.record[0].kind != Workload::Volume {
+            return None;
+        }
+        let copied = self.record[0].spec.image.copied();
+        let is_several = copied.is_some_and(|copied| !copied.beside.is_empty());
+        if is_several && (was.rebuild != is.rebuild || was.resize != is.resize) {
+            return Some("which is a snapshot, and never changes");
+        }
+        (was.power != is.power || was.rescue != is.rescue).then_some("which is a volume")
     }
 }
 
