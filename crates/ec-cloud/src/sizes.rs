@@ -9,7 +9,6 @@ use ec_plan::{
     lack::{Amount, Demands, Host, Lack, Reasons, lack_of},
     sizes::{Allocations, more, needed, placed, total},
 };
-use ec_runtime::planted;
 use ec_store::{Compare, Txn};
 use futures::{StreamExt, TryStreamExt, future::try_join_all};
 
@@ -127,7 +126,7 @@ pub async fn settle(cloud: &Cloud, instance: InstanceId) -> CloudResult<Option<C
             .when(Compare::Unchanged(keys.request(node, instance), known.request_revision()))
             .when(told)
             .put(record_key, record.encode());
-        if !planted("claim-settled-at-once") && !cloud.store.txn(fence).await?.succeeded {
+        if !cloud.store.txn(fence).await?.succeeded {
             continue;
         }
         let placement = cloud.placement.on_behalf(request_id);

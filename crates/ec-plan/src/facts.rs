@@ -296,15 +296,19 @@ impl Facts {
         self.record.is_rescued() || self.observed.rescued
     }
 
-    /// How large it is to be made, where it is not so and nobody found yet that it cannot be. Asked of none that [boots
-    /// elsewhere](Self::boots_elsewhere). What nobody ever wished
+    /// How large it is to be made, where it is not so and nobody found yet that it cannot be. What nobody ever wished
     /// another size for is as it was made, and disks never shrink.
     pub fn size_to_have(&self) -> Option<Size> {
         let RecordFacts::Kept { size, .. } = self.record else { return None };
         let ResizeFacts { wanted, wished, .. } = self.resize;
         let was_given_up = size.failed && size.wished_at == wished;
         let is_measured = wished.is_some() || size.wished_at.is_some() || size.growing.is_some();
-        if was_given_up || !is_measured || wanted.vcpus == 0 || wanted.memory_mb == 0 {
+        if self.boots_elsewhere()
+            || was_given_up
+            || !is_measured
+            || wanted.vcpus == 0
+            || wanted.memory_mb == 0
+        {
             return None;
         }
         let wanted = Size { disk_gb: wanted.disk_gb.max(size.is.disk_gb), ..wanted };

@@ -43,12 +43,18 @@ pub(super) fn resize(facts: &Facts, _: &Limits) -> Option<Plan> {
     }
 }
 
-/// Of a wish that came to its end before its guest was rescued, and whose end is told no more: its status was lost.
+/// Of a wish that came to its end before its guest was rescued, and whose end is told no more, since its status was lost; or that
+/// comes to none, since its node's record cannot be read.
 fn tell_again(facts: &Facts) -> Option<Plan> {
-    let RecordFacts::Kept { size, .. } = facts.record else { return None };
-    let is_over = size.wished_at >= facts.resize.wished && !size.unproven;
-    (is_over && facts.resize.told < size.wished_at)
-        .then(|| Plan::run(vec![NoteResize], "telling what came of the wish for another size"))
+    let is_untold = match facts.record {
+        RecordFacts::Kept { size, .. } => {
+            size.wished_at >= facts.resize.wished && !size.unproven && facts.resize.told < size.wished_at
+        }
+        // It is not done, and that is told.
+        RecordFacts::Unreadable => facts.resize.told < facts.resize.wished,
+        RecordFacts::Absent => false,
+    };
+    is_untold.then(|| Plan::run(vec![NoteResize], "telling what came of the wish for another size"))
 }
 
 fn is_up(facts: &Facts) -> bool {

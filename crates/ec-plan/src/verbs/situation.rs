@@ -118,7 +118,7 @@ impl Situation {
         // size that came to its end just now, which the state does not show yet.
         let has_just_ended = matches!(status.state, State::Rebuilding | State::Rescuing | State::Resizing);
         let is_wished = status.power_generation != 0 && status.power_generation < wish.generation;
-        if is_wished || (is_built && has_just_ended) {
+        if is_wished || has_just_ended {
             return match wish.power {
                 Power::Running if wish.anew && is_wished => Self::Rebooting,
                 Power::Running => Self::Running,

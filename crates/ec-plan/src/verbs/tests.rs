@@ -112,7 +112,8 @@ fn an_instance_stands_where_its_agent_tells_until_a_wish_leads_elsewhere() {
         (State::Rebuilding, 1, true, Situation::Running),
         (State::Rescuing, 1, true, Situation::Running),
         (State::Resizing, 1, true, Situation::Running),
-        (State::Rebuilding, 1, false, Situation::Rebuilding),
+        // That it is told says that it ran, where the note of its start was lost.
+        (State::Rebuilding, 1, false, Situation::Running),
         (State::Error, 1, true, Situation::Error),
         (State::Unknown, 1, true, Situation::Error),
     ] {
@@ -222,11 +223,16 @@ fn an_instance_is_being_rebuilt_from_the_wish_until_what_came_of_it_is_told() {
         (Some(1), Some(2), true, Situation::Running),
         (None, Some(1), true, Situation::Running),
         // What never ran is built from the newest wish anyway.
-        (Some(1), None, false, Situation::Running),
+        (Some(1), None, false, Situation::Building),
     ] {
-        let stands = Situation::of(&instance(None), &wished(wish), Some(&told(came, started)));
+        let told = told(came, started);
+        let told = if started { told } else { Status { state: State::Starting, ..told } };
+        let stands = Situation::of(&instance(None), &wished(wish), Some(&told));
         assert_eq!(stands, situation, "{wish:?}, {came:?}");
     }
+    // It runs, whether its start is noted or not.
+    let unnoted = Situation::of(&instance(None), &wished(Some(1)), Some(&told(None, false)));
+    assert_eq!(unnoted, Situation::Rebuilding);
     let image = ImageRef::at("file:///x");
     let verdict = in_situation(&Verb::Rebuild(Some(image.clone())), Situation::Running);
     assert_eq!(verdict, Verdict::Do(Wish::Rebuild(Some(image))));
