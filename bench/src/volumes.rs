@@ -27,7 +27,7 @@ use crate::{
 
 /// The tiny guest with one processor hears of no disk that comes or goes.
 const QUERY: &str = "resources=VCPU:2,MEMORY_MB:128,DISK_GB:1";
-const ROUNDS: usize = 10;
+const ROUNDS: usize = 6;
 /// How exactly the moment is seen; the same for both sides.
 const POLL: Duration = Duration::from_millis(2);
 const GIB: u64 = 1 << 30;
@@ -55,24 +55,29 @@ fn domain_of(stack: &Stack, instance: InstanceId) -> Result<Domain> {
     Ok(stack.libvirt.connection().lookup_domain_by_uuid(instance.uuid())?)
 }
 
-/// How large the guest's second disk is, in bytes; none where it has none.
-fn second(domain: &Domain) -> Option<u64> {
-    domain.block_info(DEVICE, 0).ok().map(|told| told.capacity)
+/// How large the guest's disk of that name is, in bytes; none where it has none.
+///
+/// Whether it has one its document tells: what is told of a disk alone was seen to outlive that.
+fn size_of(domain: &Domain, device: &str) -> Option<u64> {
+    let document = domain.xml_desc(0).ok()?;
+    let is_there = document.contains(&format!("<target dev='{device}'"));
+    is_there.then(|| domain.block_info(device, 0).ok().map(|told| told.capacity)).flatten()
 }
 
-/// The time from before it is asked for until libvirt says so of the guest's second disk.
+/// The time from before it is asked for until libvirt says so of the guest's disk of that name.
 fn measured(
     stack: &Stack,
     instance: InstanceId,
+    device: &str,
     is_so: fn(Option<u64>) -> bool,
     ask: impl FnOnce() -> Result<()>,
 ) -> Result<Duration> {
-    let domain = domain_of(stack, instance)?;
+    let (domain, device) = (domain_of(stack, instance)?, device.to_owned());
     let seen: JoinHandle<Result<Instant>> =
         thread::Builder::new().name("look".to_owned()).spawn(move || {
             let deadline = Instant::now() + PATIENCE;
             while Instant::now() < deadline {
-                if is_so(second(&domain)) {
+                if is_so(size_of(&domain, &device)) {
                     return Ok(Instant::now());
                 }
                 thread::sleep(POLL);
@@ -104,7 +109,9 @@ fn given_and_extended(stack: &Stack, guest: InstanceId) -> Result<Vec<Figure>> {
     let by_virsh = |name| Figure { bare: None, goals: Vec::new(), ..figure(name, "") };
     let (mut virsh_attach, mut virsh_extend) =
         (by_virsh("  by virsh attach-device"), by_virsh("  by virsh blockresize"));
-    for round in 0..ROUNDS {
+    let mut left = Vec::new();
+    // The twins keep their disks, and get each as another device.
+    for (round, device) in ('b'..'z').map(|letter| format!("vd{letter}")).take(ROUNDS).enumerate() {
         let name = format!("v{round}");
         asked(stack, &["volume", "create", &name, "--size", "1", "--for", "@", "--wait"], guest, 0)?;
         let volume = volume_named(stack, &name)?;
@@ -117,18 +124,21 @@ fn given_and_extended(stack: &Stack, guest: InstanceId) -> Result<Vec<Figure>> {
         let time = measured(
             stack,
             guest,
+            DEVICE,
             |size| size.is_some(),
             || asked(stack, &["volume", "attach", &name, "@"], guest, 0),
         )?;
         attach.ours.push_time(time);
         // As it is kept, where only what the product says of it stands.
+        until(|| Ok(second_of(&domain_of(stack, guest)?).is_ok()))?;
         let document = second_of(&domain_of(stack, guest)?)?;
-        let [bare, by_hand] = disks.map(|disk| of_another(&document, volume, disk));
+        let [bare, by_hand] = disks.map(|disk| of_another(&document, volume, disk, &device));
         settled(stack, &all)?;
         let flags = sys::VIR_DOMAIN_AFFECT_LIVE | sys::VIR_DOMAIN_AFFECT_CONFIG;
         let time = measured(
             stack,
             twins[0],
+            &device,
             |size| size.is_some(),
             || Ok(domains[0].attach_device_flags(&bare, flags)?),
         )?;
@@ -137,33 +147,36 @@ fn given_and_extended(stack: &Stack, guest: InstanceId) -> Result<Vec<Figure>> {
         fs::write(&file, &by_hand)?;
         settled(stack, &all)?;
         let words = format!("attach-device @ {} --live --config", file.display());
-        let time = measured(stack, twins[1], |size| size.is_some(), || virsh(stack, &words, twins[1]))?;
+        let time =
+            measured(stack, twins[1], &device, |size| size.is_some(), || virsh(stack, &words, twins[1]))?;
         virsh_attach.ours.push_time(time);
 
         let is_larger = |size: Option<u64>| size.is_some_and(|size| size > GIB);
         settled(stack, &all)?;
-        let time =
-            measured(stack, guest, is_larger, || asked(stack, &["volume", "extend", &name, "2"], guest, 0))?;
+        let time = measured(stack, guest, DEVICE, is_larger, || {
+            asked(stack, &["volume", "extend", &name, "2"], guest, 0)
+        })?;
         extend.ours.push_time(time);
         settled(stack, &all)?;
-        let time = measured(stack, twins[0], is_larger, || {
-            Ok(domains[0].block_resize(DEVICE, 2 * GIB, sys::VIR_DOMAIN_BLOCK_RESIZE_BYTES)?)
+        let time = measured(stack, twins[0], &device, is_larger, || {
+            Ok(domains[0].block_resize(&device, 2 * GIB, sys::VIR_DOMAIN_BLOCK_RESIZE_BYTES)?)
         })?;
         push_bare(&mut extend, time);
         settled(stack, &all)?;
-        let time = measured(stack, twins[1], is_larger, || virsh(stack, "blockresize @ vdb 2G", twins[1]))?;
+        let time = measured(stack, twins[1], &device, is_larger, || {
+            virsh(stack, &format!("blockresize @ {device} 2G"), twins[1])
+        })?;
         virsh_extend.ours.push_time(time);
 
         asked(stack, &["volume", "detach", &name, "--wait"], guest, 0)?;
         asked(stack, &["volume", "delete", &name, "--wait"], guest, 0)?;
-        for ((domain, document), disk) in domains.iter().zip([&bare, &by_hand]).zip(&disks) {
-            domain.detach_device_flags(document, flags)?;
-            until(|| Ok(second(domain).is_none()))?;
-            pattern.delete_disk(&format!("{disk}.bare"))?;
-        }
+        left.extend(disks);
     }
     for twin in twins {
         pattern.remove(stack, twin)?;
+    }
+    for disk in left {
+        pattern.delete_disk(&format!("{disk}.bare"))?;
     }
     Ok(vec![attach, virsh_attach, extend, virsh_extend])
 }
@@ -193,10 +206,11 @@ fn second_of(domain: &Domain) -> Result<String> {
     Ok(format!("<disk {}</disk>", lines.collect::<Vec<_>>().join("\n")))
 }
 
-/// The same of another disk.
-fn of_another(document: &str, volume: InstanceId, other: InstanceId) -> String {
+/// The same of another disk, as that device.
+fn of_another(document: &str, volume: InstanceId, other: InstanceId, device: &str) -> String {
     let file = document.replace(&format!("{volume}.qcow2"), &format!("{other}.bare"));
-    file.replace(&volume.to_string(), &other.to_string())
+    let named = file.replace(&format!("dev='{DEVICE}'"), &format!("dev='{device}'"));
+    named.replace(&volume.to_string(), &other.to_string())
 }
 
 /// Tells when the guest has written once more, as long as it is there.
