@@ -563,16 +563,14 @@ fn doing(request: Option<&Request>, status: &Read<Status>) -> Option<String> {
 
 /// Every instance of every node, by node and name; volumes are none of them.
 pub async fn list(cloud: &Cloud) -> CloudResult<Vec<View>> {
-    let (mut views, _) = list_all(cloud).await?;
-    views.retain(|view| view.kind.is_machine());
-    Ok(views)
+    Ok(list_of(cloud, Workload::Machine).await?.0)
 }
 
 /// What there is of records, where it can be read; else why not.
 type Records = BTreeMap<InstanceId, Result<Instance, String>>;
 
-/// Of every kind, with the records that were seen of them.
-pub(crate) async fn list_all(cloud: &Cloud) -> CloudResult<(Vec<View>, Records)> {
+/// Of this kind, with the records that were seen of every kind.
+pub(crate) async fn list_of(cloud: &Cloud, kind: Workload) -> CloudResult<(Vec<View>, Records)> {
     let keys = &cloud.keys;
     let prefixes = (keys.all_requests(), keys.all_statuses(), keys.all_alive(), keys.instances());
     let (requests, statuses, nodes, records) = tokio::try_join!(
@@ -582,20 +580,6 @@ pub(crate) async fn list_all(cloud: &Cloud) -> CloudResult<(Vec<View>, Records)>
         cloud.store.list(&prefixes.3)
     )?;
     let alive: HashSet<NodeId> = nodes.iter().filter_map(|key| keys.parse_alive(key).ok()).collect();
-    let mut both: BTreeMap<(NodeId, InstanceId), (Read<Request>, Read<Status>)> = BTreeMap::new();
-    for pair in &requests.pairs {
-        if let Ok(id) = keys.parse_request(&pair.key) {
-            both.insert(id, (read(Some(pair), id.0, id.1), Read::Absent));
-        }
-    }
-    for pair in &statuses.pairs {
-        if let Ok(id) = keys.parse_status(&pair.key) {
-            let (request, status) = both.entry(id).or_insert((Read::Absent, Read::Absent));
-            let epoch = request.record().map(|request| request.epoch);
-            *status = of_epoch(read(Some(pair), id.0, id.1), epoch);
-        }
-    }
-    let listed: HashSet<InstanceId> = both.keys().map(|(_, instance)| *instance).collect();
     let recorded: Records = records
         .pairs
         .iter()
@@ -604,7 +588,25 @@ pub(crate) async fn list_all(cloud: &Cloud) -> CloudResult<(Vec<View>, Records)>
             Some((instance, wanted(instance, &pair.value)))
         })
         .collect();
-    let alone = recorded.keys().copied().filter(|instance| !listed.contains(instance));
+    // What is known to be of another kind is not read any further.
+    let is_other = |instance: &InstanceId| {
+        recorded.get(instance).is_some_and(|record| record.as_ref().is_ok_and(|record| record.kind != kind))
+    };
+    let mut both: BTreeMap<(NodeId, InstanceId), (Read<Request>, Read<Status>)> = BTreeMap::new();
+    for pair in &requests.pairs {
+        if let Some(id) = keys.parse_request(&pair.key).ok().filter(|(_, instance)| !is_other(instance)) {
+            both.insert(id, (read(Some(pair), id.0, id.1), Read::Absent));
+        }
+    }
+    for pair in &statuses.pairs {
+        if let Some(id) = keys.parse_status(&pair.key).ok().filter(|(_, instance)| !is_other(instance)) {
+            let (request, status) = both.entry(id).or_insert((Read::Absent, Read::Absent));
+            let epoch = request.record().map(|request| request.epoch);
+            *status = of_epoch(read(Some(pair), id.0, id.1), epoch);
+        }
+    }
+    let listed: HashSet<InstanceId> = both.keys().map(|(_, instance)| *instance).collect();
+    let alone = recorded.keys().copied().filter(|instance| !listed.contains(instance) && !is_other(instance));
     let alone: Vec<Option<View>> = futures::stream::iter(alone)
         .map(|instance| record_only(cloud, instance))
         .buffer_unordered(CONCURRENCY)
@@ -623,6 +625,7 @@ pub(crate) async fn list_all(cloud: &Cloud) -> CloudResult<(Vec<View>, Records)>
         })
         .chain(alone.into_iter().flatten())
         .collect();
+    views.retain(|view| view.kind == kind);
     sort(&mut views, SortBy::Node);
     Ok((views, recorded))
 }

@@ -33,7 +33,7 @@ use crate::{
     act::{docs, let_in, understood},
     destroy,
     history::{Asked, note},
-    lookup::{Found, Known, Read, View, find, find_placed, list_all, resolve_as},
+    lookup::{Found, Known, Read, View, find, find_placed, list_of, resolve_as},
     schedule,
     source::{Source, kind_of},
     wait::Awaited,
@@ -539,7 +539,7 @@ pub async fn volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<VolumeView
 /// # Errors
 /// etcd does not answer.
 pub async fn volumes(cloud: &Cloud) -> CloudResult<Vec<VolumeView>> {
-    let (views, records) = list_all(cloud).await?;
+    let (views, records) = list_of(cloud, Workload::Volume).await?;
     // Which machine has which, by what is wanted: what an agent has yet to take away is seen of one volume alone.
     let mut holders: HashMap<InstanceId, (InstanceId, String)> = HashMap::new();
     for record in records.values().flatten() {
@@ -547,8 +547,8 @@ pub async fn volumes(cloud: &Cloud) -> CloudResult<Vec<VolumeView>> {
             holders.insert(*volume, (record.instance, device.clone()));
         }
     }
-    let volumes = views.into_iter().filter(|view| view.kind == Workload::Volume);
-    Ok(volumes
+    Ok(views
+        .into_iter()
         .map(|view| {
             let record = records.get(&view.instance).and_then(|record| record.as_ref().ok());
             let holder = holders.remove(&view.instance);

@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::{Arc, Mutex, OnceLock},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use async_trait::async_trait;
@@ -46,9 +46,9 @@ const ASKING_AGENTS: usize = 3;
 /// Consoles that may be open at a time; each is a connection and a thread.
 const CONSOLES: usize = 8;
 
-/// Between two looks whether a copy is whole: first, and later.
-const COPY_LOOK_FIRST: Duration = Duration::from_millis(25);
-const COPY_LOOK_LONGEST: Duration = Duration::from_secs(1);
+/// Between two looks whether a copy is whole, a sixteenth of the time that it took so far, so that it is seen soon after its
+/// end; but no less than the first, and no more than the second.
+const COPY_LOOKS: [Duration; 2] = [Duration::from_millis(25), Duration::from_secs(1)];
 
 /// libvirt on this host. Cheap to share behind an `Arc`; connects with the first call.
 pub struct LibvirtHypervisor {
@@ -157,16 +157,16 @@ impl LibvirtHypervisor {
         let (pool, begun) = (Arc::clone(&self.pool), copy.clone());
         let begin = move |connect: &virt::connect::Connect| copy::begin(connect, node, &pool, &begun);
         let Some(copying) = self.act.call(what.clone(), scope, begin).await? else { return Ok(()) };
-        let mut pause = COPY_LOOK_FIRST;
+        let begun = Instant::now();
+        let pause = |took: Duration| (took / 16).clamp(COPY_LOOKS[0], COPY_LOOKS[1]);
         loop {
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
+                () = tokio::time::sleep(pause(begun.elapsed())) => {}
                 () = given_up.notified() => {
                     let detail = "it is not wanted any more".to_owned();
                     return Err(HypervisorError::NotNow { what, detail });
                 }
             }
-            pause = (pause * 2).min(COPY_LOOK_LONGEST);
             let (pool, copy, copying) = (Arc::clone(&self.pool), copy.clone(), copying.clone());
             let look =
                 move |connect: &virt::connect::Connect| copy::is_done(connect, node, &pool, &copy, &copying);
