@@ -267,3 +267,50 @@ async fn a_stock_debian_goes_through_every_verb() -> Result<()> {
     }
     Ok(())
 }
+
+/// Runs a program to its end; what it said.
+fn told_by(program: &str, arguments: &[&str]) -> Result<String> {
+    let output = Command::new(program).args(arguments).output().with_context(|| program.to_owned())?;
+    ensure!(output.status.success(), "{program} {arguments:?}: {output:?}");
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stock_debian_is_brought_to_rest_for_a_snapshot_by_its_agent_and_goes_on() -> Result<()> {
+    let guest = Debian::up().await?;
+    let boot = guest.boot().await?;
+    // It writes on and on, each time until that is on its disk.
+    let writes =
+        "i=0; while :; do i=$((i+1)); echo $i | sudo tee /var/count >/dev/null; sudo sync /var/count; done";
+    guest.run(&format!("nohup sh -c '{writes}' >/dev/null 2>&1 & echo writes")).await?;
+    let agent = "until [ \"$(systemctl is-active qemu-guest-agent)\" = active ]; do sleep 2; done";
+    guest.run(agent).await?;
+    guest.asks(&["snapshot", "create", "web", "snap", "--wait"])?;
+    // Its file system needs no recovery, as one does that was cut off.
+    let snap: serde_json::Value =
+        serde_json::from_str(&guest.asks(&["snapshot", "show", "snap", "-o", "json"])?)?;
+    let disks = guest.stack.directory().join("state/disks");
+    let disk = disks.join(format!("{}.qcow2", snap["volume"].as_str().context("it has a uuid")?));
+    let raw = guest.stack.directory().join("snap.raw").display().to_string();
+    told_by("qemu-img", &["convert", "-O", "raw", &disk.display().to_string(), &raw])?;
+    let told = told_by("dumpe2fs", &["-h", &format!("{raw}?offset={PARTITION}")])?;
+    ensure!(!told.contains("needs_recovery") && told.contains("clean"), "it was not at rest: {told}");
+    told_by("e2fsck", &["-fn", &format!("{raw}?offset={PARTITION}")])?;
+    // And it goes on, as itself.
+    assert_eq!(guest.boot().await?, boot);
+    let count = guest.run("cat /var/count").await?;
+    guest
+        .stack
+        .until("it goes on to write", async || Ok(guest.run("cat /var/count").await? != count))
+        .await?;
+    let told = guest.run("sudo journalctl -b -u qemu-guest-agent").await?;
+    ensure!(told.contains("guest-fsfreeze"), "its agent was not asked: {told}");
+    // Back to that, and well.
+    guest.run("sudo rm /precious; sync").await?;
+    guest.asks(&["snapshot", "restore", "snap", "--grace", "240"])?;
+    guest.is_set_up().await?;
+    guest.has_its_data().await?;
+    guest.asks(&["destroy", "--wait", "web"])?;
+    guest.asks(&["snapshot", "delete", "snap", "--wait"])?;
+    guest.stack.until_exactly(&[]).await
+}
