@@ -34,6 +34,15 @@ impl Guest {
         Ok(())
     }
 
+    /// A volume that it has as `vdb`, with something on it, and the digest of that.
+    async fn with_data(&self) -> Result<(InstanceId, String)> {
+        let data = id(&self.volume(&["create", "data", "--size", "1", "--for", "web", "--wait"])?)?;
+        self.volume(&["attach", "data", "web", "--wait"])?;
+        self.run(&format!("{UNTIL_THERE} vdb; dd if=/dev/urandom of=/dev/vdb bs=1M count=4 conv=fsync"))
+            .await?;
+        Ok((data, self.digest("vdb").await?))
+    }
+
     /// The digest of the first four MiB of a disk, as the guest reads it.
     async fn digest(&self, device: &str) -> Result<String> {
         let read = format!("dd if=/dev/{device} bs=1M count=4 2>/dev/null | sha256sum");
@@ -147,10 +156,7 @@ async fn counted(guest: &Guest, device: &str) -> Result<[i64; 2]> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_disk_is_copied_under_its_guest_and_restored_and_booted_from() -> Result<()> {
     let mut guest = Guest::up_as(TWO, &[]).await?;
-    let data = id(&guest.volume(&["create", "data", "--size", "1", "--for", "web", "--wait"])?)?;
-    guest.volume(&["attach", "data", "web", "--wait"])?;
-    guest.run(&format!("{UNTIL_THERE} vdb; dd if=/dev/urandom of=/dev/vdb bs=1M count=4 conv=fsync")).await?;
-    let written = guest.digest("vdb").await?;
+    let (data, written) = guest.with_data().await?;
     let boot = guest.boot().await?;
     guest.run(COUNT).await?;
     guest.stack.until("it counts", async || Ok(counted(&guest, "vda").await.is_ok())).await?;
@@ -331,10 +337,7 @@ async fn count_of(guest: &Guest, device: &str) -> Result<i64> {
 #[tokio::test(flavor = "multi_thread")]
 async fn all_disks_of_a_guest_are_kept_as_they_are_at_one_moment_and_come_back() -> Result<()> {
     let mut guest = Guest::up_as(TWO, &[]).await?;
-    let data = id(&guest.volume(&["create", "data", "--size", "1", "--for", "web", "--wait"])?)?;
-    guest.volume(&["attach", "data", "web", "--wait"])?;
-    guest.run(&format!("{UNTIL_THERE} vdb; dd if=/dev/urandom of=/dev/vdb bs=1M count=4 conv=fsync")).await?;
-    let written = guest.digest("vdb").await?;
+    let (data, written) = guest.with_data().await?;
     let boot = guest.boot().await?;
     guest.run(COUNT_BOTH).await?;
     guest.stack.until("it counts", async || Ok(count_of(&guest, "vdb").await.is_ok())).await?;
