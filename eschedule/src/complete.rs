@@ -65,7 +65,7 @@ fn completer(value: String) -> Option<ArgValueCompleter> {
         "INSTANCE" | "QUERY|INSTANCE" => asking(async |session, beginning| {
             ec_cloud::called_beginning(&session.cloud, Workload::Machine, &beginning).await
         }),
-        "VOLUME" => asking(async |session, beginning| {
+        "VOLUME" | "SNAPSHOT" => asking(async |session, beginning| {
             ec_cloud::called_beginning(&session.cloud, Workload::Volume, &beginning).await
         }),
         "NODE" => asking(async |session, _| {

@@ -14,7 +14,7 @@ use std::{
 
 use ec_model::{
     ActionVerb, Attachment, CopyOf, Desired, Doc, Extent, ImageRef, Instance, InstanceId, NodeId, Request,
-    ResourceQuery, State, Workload, decode,
+    ResourceQuery, State, Status, Workload, decode,
     input::{LABELS_MAX, is_hostname},
 };
 use ec_plan::{
@@ -249,6 +249,10 @@ pub async fn attach(
         let attachment = match judged.map_err(refused)? {
             Attach::Do(attachment) => attachment,
             Attach::Already(has) => {
+                let is_told = |status: &Status| !status.volumes_changing && status.volumes.contains(&has);
+                if !machine.status.record().is_some_and(is_told) {
+                    return Ok(asked_for(&machine, &order.record, has.device));
+                }
                 let already = Some(format!("it has volume {volume} already, as {}", has.device));
                 return Ok(of_machine_acted(&machine, has.device, already));
             }
