@@ -3,10 +3,10 @@
 
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use ec_cloud::{
-    NewVolume, VolumeView, act, find_placed, resolve, resolve_volume, restore_volume, snapshot_of,
+    Known, NewVolume, VolumeView, act, find_placed, resolve, resolve_volume, restore_volume, snapshot_of,
 };
 use ec_model::{CopyOf, ImageRef, InstanceId, State, Workload};
-use ec_plan::verbs::Verb;
+use ec_plan::verbs::{Verb, locked};
 use ec_runtime::exit::{Failure, tell};
 
 use crate::{
@@ -64,8 +64,8 @@ pub(crate) enum SnapshotCommand {
     },
     /// Make an instance's disk, and the volumes that it still has, anew as they were; what was written since goes
     ///
-    /// A running instance is stopped for it and started again. Volumes that it had then and has no more stay as they are,
-    /// which is told. Where this is broken off, run it again.
+    /// A running instance is stopped for it and started again; till its volumes are as they were it is locked. Volumes that it had
+    /// then and has no more stay as they are, which is told. Where this is broken off, run it again.
     Restore(Restoring),
     /// Delete snapshots
     Delete {
@@ -162,24 +162,80 @@ async fn restore(session: &Session, restoring: &Restoring, output: Output) -> Re
             "eschedule: {instance} has not volume {volume} any more, which stays as it is: `eschedule volume restore {volume} volume:{name}/{volume}`"
         ));
     }
-    let is_stopped = machine.status.record().is_some_and(|status| status.state == State::Stopped);
-    let ask = async |verb: Verb, doing: &str| -> Result<(), Failure> {
-        let acted = act(cloud, instance, &verb).await.map_err(|error| session.failed(error))?;
-        done(session, &patience, instance, &acted, doing).await
+    let held = Held::of(&name, instance, &machine)?;
+    let asked = async |of: InstanceId, verb: Verb, doing: &str| -> Result<(), Failure> {
+        let acted = act(cloud, of, &verb).await.map_err(|error| session.failed(error))?;
+        done(session, &patience, of, &acted, doing).await
     };
-    if !is_stopped {
-        ask(Verb::Stop(restoring.grace), "stopping").await?;
+    let kept = find_placed(cloud, view.volume).await?.record.and_then(|record| record.locked);
+    let reason = format!("instance {instance} is being restored from it");
+    if kept.is_none() {
+        asked(view.volume, Verb::Lock(reason.clone()), "locking").await?;
     }
-    for volume in volumes {
-        let of = CopyOf { held: Some(volume), ..CopyOf::disk(Workload::Volume, view.volume) };
-        let acted = restore_volume(cloud, volume, &ImageRef::copy_of(&of)).await;
-        let acted = acted.map_err(|error| session.failed(error))?;
-        done(session, &patience, volume, &acted, "restoring").await?;
-    }
-    let own = ImageRef::copy_of(&CopyOf::disk(Workload::Volume, view.volume));
-    ask(Verb::Rebuild(Some(own)), "restoring").await?;
-    if !is_stopped {
-        ask(Verb::Start, "starting").await?;
+    let steps = async {
+        if !held.is_locked {
+            if held.starts {
+                asked(instance, Verb::Stop(restoring.grace), "stopping").await?;
+            }
+            asked(instance, Verb::Lock(held.reason(&name)), "locking").await?;
+        }
+        for volume in volumes {
+            let of = CopyOf { held: Some(volume), ..CopyOf::disk(Workload::Volume, view.volume) };
+            let acted = restore_volume(cloud, volume, &ImageRef::copy_of(&of)).await;
+            let acted = acted.map_err(|error| session.failed(error))?;
+            done(session, &patience, volume, &acted, "restoring").await?;
+        }
+        asked(instance, Verb::Unlock, "unlocking").await?;
+        let own = ImageRef::copy_of(&CopyOf::disk(Workload::Volume, view.volume));
+        asked(instance, Verb::Rebuild(Some(own)), "restoring").await?;
+        if held.starts {
+            asked(instance, Verb::Start, "starting").await?;
+        }
+        Ok(())
+    };
+    steps.await.map_err(|failure: Failure| Failure {
+        message: format!(
+            "{}; not all of {instance} is restored: run `eschedule snapshot restore {name}` again",
+            failure.message
+        ),
+        ..failure
+    })?;
+    if kept.is_none_or(|kept| kept == reason) {
+        asked(view.volume, Verb::Unlock, "unlocking").await?;
     }
     output::volume(output, &view)
+}
+
+/// What is known of an instance that is being restored. While its volumes are, it is locked: nobody starts it on some that are
+/// restored and some that are not, and whoever looks at it, or goes on with a restore that broke off, is told.
+struct Held {
+    /// It is, by a restore that broke off.
+    is_locked: bool,
+    /// It ran, and is to again.
+    starts: bool,
+}
+
+/// In the reason of the lock of one that ran.
+const STARTS: &str = ", and then it is started";
+
+impl Held {
+    /// # Errors
+    /// Somebody locked it for another reason.
+    fn of(snapshot: &str, instance: InstanceId, machine: &Known) -> Result<Self, Failure> {
+        let is_stopped = machine.status.record().is_some_and(|status| status.state == State::Stopped);
+        let Some(reason) = machine.record.as_ref().and_then(|record| record.locked.as_deref()) else {
+            return Ok(Self { is_locked: false, starts: !is_stopped });
+        };
+        let held = [true, false].into_iter().map(|starts| Self { is_locked: true, starts });
+        held.into_iter()
+            .find(|held| held.reason(snapshot) == reason)
+            .ok_or_else(|| Failure::failed(format!("cannot restore instance {instance}: {}", locked(reason))))
+    }
+
+    fn reason(&self, snapshot: &str) -> String {
+        let starts = if self.starts { STARTS } else { "" };
+        format!(
+            "snapshot {snapshot} is being restored{starts}; broken off, `eschedule snapshot restore {snapshot}` goes on"
+        )
+    }
 }

@@ -377,10 +377,32 @@ async fn all_disks_of_a_guest_are_kept_as_they_are_at_one_moment_and_come_back()
     }
     guest.asks(&["volume", "delete", "first", "second", "--wait"])?;
 
+    // Two at once wait for each other.
+    let both =
+        [id(&guest.snapshot(&["create", "web", "one"])?)?, id(&guest.snapshot(&["create", "web", "two"])?)?];
+    for snapshot in both {
+        guest.stack.until_state(snapshot, ec_model::State::Active).await?;
+    }
+    guest.asks(&["snapshot", "delete", "one", "two", "--wait"])?;
+
     // All of it comes back, under a guest that runs.
     guest.run("echo spoilt | dd of=/dev/vda bs=1M seek=500 conv=fsync; dd if=/dev/zero of=/dev/vdb bs=1M count=4 conv=fsync").await?;
     ensure!(guest.digest("vdb").await? != written);
-    guest.asks(&["snapshot", "restore", "snap", "--grace", "1"])?;
+    // Broken off, it is locked, and its snapshot is; the next one goes on, and knows that it ran.
+    let restore = ["snapshot", "restore", "snap", "--grace", "1"];
+    let mut broken_off = guest.stack.command("eschedule").args(restore).spawn()?;
+    guest
+        .stack
+        .until("it is locked", async || {
+            let shown: Value = serde_json::from_str(&guest.asks(&["show", "web", "-o", "json"])?)?;
+            Ok(shown["locked"].as_str().is_some_and(|why| why.contains("and then it is started")))
+        })
+        .await?;
+    broken_off.kill()?;
+    broken_off.wait()?;
+    guest.refused(&["start", "web"], "snapshot snap is being restored")?;
+    guest.refused(&["snapshot", "delete", "snap"], "is being restored from it")?;
+    guest.asks(&restore)?;
     assert_eq!(guest.kept().await?, "precious");
     assert_eq!(guest.digest("vdb").await?, written);
     assert_eq!((count_of(&guest, "vda").await?, count_of(&guest, "vdb").await?), (one, other));

@@ -246,7 +246,7 @@ async fn what_is_at_a_url_is_copied_into_the_store_whole_and_its_origin_asked_on
     for (arguments, code, wanted) in [
         (vec![&*url, "--sha512", &"0".repeat(128)], 1, "--sha512 demands"),
         (vec![&*url, "--sha256", DIGEST], 1, "--sha256 demands"),
-        (vec!["http://127.0.0.1:9/x"], 3, "cannot fetch http://127.0.0.1:9/x"),
+        (vec!["http://127.0.0.1:9/x"], 1, "cannot fetch http://127.0.0.1:9/x"),
         (vec!["file:///no/such/file"], 2, "FILE /no/such/file cannot be read"),
     ] {
         refused(&control, &[&["image", "add", "x", "--copy"], &arguments[..]].concat(), code, wanted)?;

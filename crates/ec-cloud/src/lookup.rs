@@ -593,20 +593,25 @@ pub(crate) async fn list_of(cloud: &Cloud, kind: Workload) -> CloudResult<(Vec<V
         recorded.get(instance).is_some_and(|record| record.as_ref().is_ok_and(|record| record.kind != kind))
     };
     let mut both: BTreeMap<(NodeId, InstanceId), (Read<Request>, Read<Status>)> = BTreeMap::new();
+    let mut listed: HashSet<InstanceId> = HashSet::new();
     for pair in &requests.pairs {
-        if let Some(id) = keys.parse_request(&pair.key).ok().filter(|(_, instance)| !is_other(instance)) {
+        let Ok(id) = keys.parse_request(&pair.key) else { continue };
+        listed.insert(id.1);
+        if !is_other(&id.1) {
             both.insert(id, (read(Some(pair), id.0, id.1), Read::Absent));
         }
     }
     for pair in &statuses.pairs {
-        if let Some(id) = keys.parse_status(&pair.key).ok().filter(|(_, instance)| !is_other(instance)) {
+        let Ok(id) = keys.parse_status(&pair.key) else { continue };
+        listed.insert(id.1);
+        if !is_other(&id.1) {
             let (request, status) = both.entry(id).or_insert((Read::Absent, Read::Absent));
             let epoch = request.record().map(|request| request.epoch);
             *status = of_epoch(read(Some(pair), id.0, id.1), epoch);
         }
     }
-    let listed: HashSet<InstanceId> = both.keys().map(|(_, instance)| *instance).collect();
-    let alone = recorded.keys().copied().filter(|instance| !listed.contains(instance) && !is_other(instance));
+    // Of every kind: what a killed command left is taken away whoever looks.
+    let alone = recorded.keys().copied().filter(|instance| !listed.contains(instance));
     let alone: Vec<Option<View>> = futures::stream::iter(alone)
         .map(|instance| record_only(cloud, instance))
         .buffer_unordered(CONCURRENCY)

@@ -32,12 +32,7 @@ impl Source {
         let kind = kind_of(&known).unwrap_or_default();
         // Its node would find nothing to copy, and give the copy up.
         let is_there = |known: &Known| {
-            let status = known.status.record();
-            let why = match kind_of(known).unwrap_or_default() {
-                Workload::Volume => volumes::there(status),
-                Workload::Machine if status.is_some_and(|status| status.started_at.is_some()) => Ok(()),
-                Workload::Machine => Err("it never ran yet, and there may be no disk of it".to_owned()),
-            };
+            let why = volumes::copied(kind_of(known).unwrap_or_default(), known.status.record());
             let disk = known.instance;
             why.map_err(|why| CloudError::Refused(format!("cannot make a copy of {disk}: {why}")))
         };

@@ -139,7 +139,7 @@ pub async fn create_volume(
         None => match Source::of(cloud, &image).await? {
             Some(of) => (
                 of.gigabytes,
-                "what it is to be a copy of is as large as its image: say with `--size` how large it shall be",
+                "no record tells how large what it is to be a copy of is: say with `--size` how large it shall be",
             ),
             None => (0, "say with `--size` how large it shall be, in GiB"),
         },

@@ -11,7 +11,11 @@
 //! domain in it that is copied from: whoever finds it after a crash lets that guest go on and ends what was begun. Of several
 //! disks the first is in its place once all are.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+};
 
 use ec_model::{CopyOf, InstanceId, NodeId};
 use virt::{connect::Connect, domain::Domain, error::ErrorNumber, storage_vol::StorageVol};
@@ -20,6 +24,7 @@ use crate::{
     disk::{self, Pool},
     domain::{self, Found},
     error::{CallError, absent},
+    lane::locked,
     sys, volumes,
     xml::{self, BackupXml, VolumeXml},
 };
@@ -42,6 +47,31 @@ pub(crate) struct Copy {
 pub(crate) struct Copying {
     from: InstanceId,
     parts: Vec<Part>,
+    /// What came of a backup libvirt tells until the next one begins: nobody begins another before that was heard.
+    _turn: Arc<Turn>,
+}
+
+/// The guests whose disks this agent has libvirt copy.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Turns(Arc<Mutex<HashSet<InstanceId>>>);
+
+/// That it is one of them, until nobody asks any more what came of it.
+#[derive(Debug)]
+struct Turn {
+    of: InstanceId,
+    turns: Turns,
+}
+
+impl Turns {
+    fn take(&self, of: InstanceId) -> Option<Arc<Turn>> {
+        locked(&self.0).insert(of).then(|| Arc::new(Turn { of, turns: self.clone() }))
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        locked(&self.turns.0).remove(&self.of);
+    }
 }
 
 /// A copy that is not whole, and where it will lie.
@@ -70,6 +100,7 @@ pub(crate) fn begin(
     node: NodeId,
     pool: &Pool,
     copy: &Copy,
+    turns: &Turns,
 ) -> Result<Option<Copying>, CallError> {
     give_up(connect, node, pool, copy.owner)?;
     let originals = originals(connect, node, pool, copy)?;
@@ -89,7 +120,10 @@ pub(crate) fn begin(
     }
     match originals.first().and_then(|first| first.user.as_ref()) {
         None => cold(connect, node, pool, copy, &originals).map(|()| None),
-        Some((domain, from, _)) => live(connect, pool, copy.owner, &originals, domain, *from).map(Some),
+        Some((domain, from, _)) => {
+            let turn = turns.take(*from).ok_or_else(|| busy(*from))?;
+            live(connect, pool, copy.owner, &originals, (domain, *from), turn).map(Some)
+        }
     }
 }
 
@@ -155,11 +189,11 @@ fn live(
     pool: &Pool,
     owner: InstanceId,
     originals: &[Original],
-    domain: &Domain,
-    from: InstanceId,
+    (domain, from): (&Domain, InstanceId),
+    turn: Arc<Turn>,
 ) -> Result<Copying, CallError> {
     if sys::backup(domain)?.is_some() {
-        return Err(CallError::NotNow(format!("a disk of {from} is being copied already")));
+        return Err(busy(from));
     }
     let mut parts = Vec::new();
     for (number, original) in originals.iter().enumerate() {
@@ -182,10 +216,18 @@ fn live(
         thawed?;
     }
     match begun {
-        Ok(()) => Ok(Copying { from, parts }),
+        Ok(()) => Ok(Copying { from, parts, _turn: turn }),
         // What nobody is up with is copied otherwise.
         Err(_) if !domain.is_active()? => Err(ended(from)),
-        Err(error) => Err(error.into()),
+        Err(error) => {
+            for Original { disk, user, .. } in originals {
+                let device = volumes::device_of(domain, pool, *disk)?;
+                if device.as_ref() != user.as_ref().map(|(_, _, device)| device) {
+                    return Err(CallError::NotNow(format!("the disks of {from} were changed meanwhile")));
+                }
+            }
+            Err(error.into())
+        }
     }
 }
 
@@ -195,7 +237,7 @@ pub(crate) fn is_done(
     node: NodeId,
     pool: &Pool,
     copy: &Copy,
-    Copying { from, parts }: &Copying,
+    Copying { from, parts, .. }: &Copying,
 ) -> Result<bool, CallError> {
     let Found::Ours(domain) = domain::find(connect, node, *from)? else { return Err(ended(*from)) };
     let first = parts.first().map(|part| part.file.as_path()).unwrap_or(Path::new(""));
@@ -232,13 +274,21 @@ pub(crate) fn give_up(
         if let Some(domain) = domain::up(connect, node, from)? {
             // Whether it was frozen nobody knows any more; one that was not, or has no agent, is none the worse.
             let _ = sys::thaw(&domain);
-            if is_backup_to(&domain, &part)? {
-                sys::abort_job(&domain)?;
+            if is_backup_to(&domain, &part)?
+                && let Err(error) = sys::abort_job(&domain)
+                && is_backup_to(&domain, &part)?
+            {
+                // A libvirtd that was started anew knows of the backup before it knows of the job.
+                return Err(CallError::NotNow(format!("its last copy cannot be ended: {}", error.message())));
             }
         }
         pool.drop_part(connect, &part)?;
     }
     Ok(())
+}
+
+fn busy(from: InstanceId) -> CallError {
+    CallError::NotNow(format!("a disk of {from} is being copied already"))
 }
 
 fn ended(from: InstanceId) -> CallError {

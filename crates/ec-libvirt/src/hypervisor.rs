@@ -24,7 +24,7 @@ use crate::{
     calls::{Hung, Scope},
     config::LibvirtConfig,
     console,
-    copy::{self, Copy},
+    copy::{self, Copy, Turns},
     disk::{DISK, Pool},
     domain::{self, Found, Whose},
     error::CallError,
@@ -66,6 +66,7 @@ pub struct LibvirtHypervisor {
     protection: Arc<Protection>,
     /// The copies that are being made, by for whom: to be told when they are not wanted any more.
     copies: Mutex<HashMap<InstanceId, Arc<Notify>>>,
+    turns: Turns,
     facts: OnceLock<Facts>,
     events: broadcast::Sender<HypervisorEvent>,
 }
@@ -94,6 +95,7 @@ impl LibvirtHypervisor {
             told: Told::default(),
             protection: Arc::default(),
             copies: Mutex::default(),
+            turns: Turns::default(),
             pool: Arc::new(Pool { name: config.pool.clone(), path: config.pool_path.clone() }),
             config: Arc::new(config),
             facts: OnceLock::new(),
@@ -154,8 +156,8 @@ impl LibvirtHypervisor {
 
     async fn copy_unless(&self, given_up: &Notify, what: String, copy: Copy) -> HypervisorResult<()> {
         let (node, scope) = (self.config.node, Scope::Instance(copy.owner));
-        let (pool, begun) = (Arc::clone(&self.pool), copy.clone());
-        let begin = move |connect: &virt::connect::Connect| copy::begin(connect, node, &pool, &begun);
+        let (pool, begun, turns) = (Arc::clone(&self.pool), copy.clone(), self.turns.clone());
+        let begin = move |connect: &virt::connect::Connect| copy::begin(connect, node, &pool, &begun, &turns);
         let Some(copying) = self.act.call(what.clone(), scope, begin).await? else { return Ok(()) };
         let begun = Instant::now();
         let pause = |took: Duration| (took / 16).clamp(COPY_LOOKS[0], COPY_LOOKS[1]);

@@ -61,7 +61,10 @@ pub(crate) fn judge(
             resize(extent, instance, status)
         }
         // It failed, or its guest is in ERROR: then the table knows nothing of its size.
-        Verb::Revert if instance.before.is_some() && situation != Situation::Resizing => {
+        Verb::Revert
+            if instance.before.is_some()
+                && !matches!(situation, Situation::Resizing | Situation::Rebuilding) =>
+        {
             Some(Verdict::Do(Wish::Revert))
         }
         Verb::Confirm if instance.before.is_some() && !is_of_sizes(situation) => Some(Verdict::Refuse(
@@ -79,6 +82,9 @@ fn is_of_sizes(situation: Situation) -> bool {
 /// What becomes of a wish that a volume is as large as this. It is done at once, so there is nothing to confirm.
 pub(crate) fn extend(extent: &Extent, instance: &Instance) -> Verdict {
     let (has, asked) = (of_disk(&instance.spec.resources), of_disk(&extent.resources));
+    if extent.resources.keys().any(|class| class != DISK) {
+        return Verdict::Refuse(format!("it is a volume, which has {DISK} alone"));
+    }
     match asked.cmp(&has) {
         std::cmp::Ordering::Less => {
             Verdict::Refuse(format!("it has {has} GB, and never shrinks: ask for more than that"))

@@ -14,7 +14,7 @@ use ec_model::{
 
 use crate::{
     sizes,
-    volumes::{is_several, there},
+    volumes::{is_made_anew, is_several, there},
 };
 pub use situation::{Situation, shown};
 
@@ -238,6 +238,9 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
                 Ok(()) => Verdict::Do(Wish::Rebuild(Some(image.clone()))),
                 Err(why) => Verdict::Refuse(why),
             };
+        }
+        (Verb::Resize(_), None) if instance.kind == Workload::Volume && is_made_anew(request, status) => {
+            return Verdict::Refuse("it is being made anew; ask again when that is done".to_owned());
         }
         (Verb::Resize(extent), None) if instance.kind == Workload::Volume => {
             return sizes::extend(extent, instance);

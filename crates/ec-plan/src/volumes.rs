@@ -3,9 +3,12 @@
 //! A volume lies on the storage of one node, and one machine has it at a time. Its record names the machine that has it, or
 //! had it last; what that machine's records and its agent say tells which of the two.
 
-use ec_model::{Attachment, Desired, Instance, InstanceId, Request, State, Status};
+use ec_model::{Attachment, Desired, Instance, InstanceId, Request, State, Status, Workload};
 
-use crate::verbs::{Situation, locked};
+use crate::{
+    machine::is_of_what_ran,
+    verbs::{Situation, locked},
+};
 
 /// What control knows of a volume, or of a machine.
 #[derive(Debug, Clone, Copy)]
@@ -57,6 +60,9 @@ pub fn attach(volume: Sides<'_>, machine: Sides<'_>, device: Option<&str>) -> Re
     if is_several(volume.record) {
         return Err("it is a snapshot of several disks: make volumes of what is in it".to_owned());
     }
+    if is_made_anew(volume.request, volume.status) {
+        return Err("the volume is being made anew; ask again when that is done".to_owned());
+    }
     changeable(volume, "the volume")?;
     changeable(machine, "the instance")?;
     let here = |sides: Sides<'_>| sides.record.assigned.map(|assigned| assigned.node);
@@ -83,9 +89,28 @@ pub fn attach(volume: Sides<'_>, machine: Sides<'_>, device: Option<&str>) -> Re
     Ok(Attach::Do(Attachment { volume: wanted, device }))
 }
 
+/// Whether its disk is to be made anew, and its agent has yet to tell what came of that.
+pub(crate) fn is_made_anew(request: &Request, status: Option<&Status>) -> bool {
+    let told = status.and_then(|status| status.rebuilt.as_ref()).map(|rebuilt| rebuilt.wished_at);
+    told < request.rebuild.as_ref().map(|wish| wish.wished_at)
+}
+
 /// Whether it is a snapshot that has more than one disk.
 pub fn is_several(volume: &Instance) -> bool {
     volume.spec.image.copied().is_some_and(|copied| !copied.beside.is_empty())
+}
+
+/// Why there may be nothing to copy of what this is told of.
+///
+/// # Errors
+/// That.
+pub fn copied(kind: Workload, status: Option<&Status>) -> Result<(), String> {
+    let ran = |status: &Status| status.started_at.is_some() || is_of_what_ran(status.state);
+    match kind {
+        Workload::Volume => there(status),
+        Workload::Machine if status.is_some_and(ran) => Ok(()),
+        Workload::Machine => Err("it never ran yet, and there may be no disk of it".to_owned()),
+    }
 }
 
 /// Why a volume of which this is told cannot be given to a machine, nor copied.

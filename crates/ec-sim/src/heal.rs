@@ -268,6 +268,8 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             (Some(_), Some(State::Destroying)) if traces.is_volume && restored => is_had(world, instance),
             (Some(Desired::Active), Some(State::Preparing)) if traces.is_volume => waits_to_be_copied,
             (Some(Desired::Active), Some(State::Active)) => whole,
+            // Its claim was taken before its agent knew, and there is no room to start it again till there is.
+            (Some(Desired::Active), Some(State::Rebooting)) => claims_lost && !traces.claim && counted,
             (Some(Desired::Active), Some(State::Rescued)) => whole && rescues_wished > 0,
             (Some(Desired::Active), Some(State::Stopped | State::Paused | State::Suspended)) => {
                 (disturbed || restored || power_wished) && (counted || !wrote)
@@ -370,6 +372,8 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         let has_claimed = claimed(world, instance, "VCPU");
         // What a call that its agent had given up made of it is mended before its next start.
         let is_mended = was_revived && state == Some(State::Stopped);
+        // One that runs and that nobody asks for is as it is, till it is brought back.
+        let is_mended = is_mended || state == Some(State::Unclaimed) && traces.request.is_none();
         // Somebody else may have its room.
         let is_short =
             (restored || claims_lost) && !has_room(world, &traces, has.saturating_sub(has_claimed));

@@ -217,6 +217,7 @@ impl Referee {
         (known.power_wished, known.ended) = (true, None);
         known.rebuilds_wished += u32::from(matches!(verb, Verb::Rebuild(_)));
         known.rescues_wished += u32::from(matches!(verb, Verb::Rescue(_)));
+        known.extended |= matches!(verb, Verb::Resize(_));
     }
 
     /// A user was told that this wish for a new disk is written.

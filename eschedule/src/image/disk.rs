@@ -3,7 +3,7 @@
 use std::{io, time::Duration};
 
 use bytes::Bytes;
-use ec_cloud::{Scheduled, Upload, copy_for_image, drop_copy, until_active};
+use ec_cloud::{Scheduled, Upload, copy_for_image, drop_copy, find_placed, until_active};
 use ec_model::{AccessKind, ImageRef};
 use ec_runtime::exit::{Failure, INTERRUPTED, chain, tell};
 use futures::stream;
@@ -51,7 +51,12 @@ pub(super) async fn sender(
             () = stop.cancelled() => {
                 return Err(Failure { code: INTERRUPTED, message: "interrupted; nothing was added".to_owned() });
             }
-            _ = alive.tick() => upload.go_on(cloud, None).await?,
+            _ = alive.tick() => {
+                upload.go_on(cloud, None).await?;
+                if !find_placed(cloud, volume).await?.node_alive {
+                    return Err(Failure::failed(format!("node {node} is not alive; nothing was added")));
+                }
+            }
             made = &mut made => {
                 made.map_err(|error| session.failed(error))?;
                 break;

@@ -3,7 +3,7 @@
 
 use std::{io, path::Path, time::Duration};
 
-use ec_runtime::exit::{Failure, UNREACHABLE, chain};
+use ec_runtime::exit::{Failure, chain};
 use futures::TryStreamExt;
 use tokio_util::io::StreamReader;
 
@@ -17,9 +17,8 @@ pub(super) async fn sender(url: &str) -> Result<Sender, Failure> {
     if let Some(path) = url.strip_prefix("file://") {
         return Sender::file(Path::new(path)).await;
     }
-    let unreachable = |error: reqwest::Error| Failure {
-        code: UNREACHABLE,
-        message: format!("cannot fetch {url}: {}; nothing was added", chain(&error.without_url())),
+    let unreachable = |error: reqwest::Error| {
+        Failure::failed(format!("cannot fetch {url}: {}; nothing was added", chain(&error.without_url())))
     };
     // Packed or not, the digests are of what is published: nothing is unpacked on the way.
     let client = reqwest::Client::builder()

@@ -206,12 +206,12 @@ impl Known {
         }
     }
 
-    fn readable(&self) -> Option<&Request> {
+    pub(super) fn readable(&self) -> Option<&Request> {
         self.request.as_ref()?.record.as_deref().ok()
     }
 
     /// What the request says of power, and whether the status tells that it is so.
-    fn power(&self) -> PowerFacts {
+    pub(super) fn power(&self) -> PowerFacts {
         let Some(request) = self.readable() else { return PowerFacts::default() };
         let wish = &request.power;
         PowerFacts {

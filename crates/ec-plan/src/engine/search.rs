@@ -82,7 +82,8 @@ fn to_write(known: &Known, found: Vec<Address>) -> Option<Vec<Address>> {
     let status = known.status.known().filter(|_| !found.is_empty())?;
     let is_up = match status.state {
         State::Starting | State::Active | State::Rescued => {
-            known.wanted() == Wanted::Active && status.started_at.is_some()
+            // That it was started for the last wish is told first: whoever sees it up before starts it once more.
+            known.wanted() == Wanted::Active && status.started_at.is_some() && !known.power().pending
         }
         State::Unclaimed => known.wanted() == Wanted::Nothing,
         _ => false,
@@ -95,16 +96,16 @@ fn to_write(known: &Known, found: Vec<Address>) -> Option<Vec<Address>> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{sync::Arc, time::Duration};
 
-    use ec_model::{AddressSource, Desired, NodeId, Observed, RunState, Status};
+    use ec_model::{AddressSource, Desired, NodeId, Observed, PowerWish, Request, RunState, Status};
     use jiff::Timestamp;
 
     use super::*;
     use crate::{
         Limits,
         engine::{
-            Change, StatusEntry,
+            Change, Requested, StatusEntry,
             known::Busy,
             tests::{one, requested},
         },
@@ -230,7 +231,13 @@ mod tests {
         if let StatusEntry::Known(status) = &mut unstarted.status {
             status.started_at = None;
         }
-        for known in [unseen, ended, busy, unstarted, Known::default()] {
+        // It was started for a wish of which that is not told yet.
+        let mut unnoted = starting();
+        let request = unnoted.readable().unwrap().clone();
+        let power = PowerWish { generation: 2, ..PowerWish::default() };
+        let record = Ok(Arc::new(Request { power, ..request }));
+        unnoted.request = Some(Requested { record, revision: 1 });
+        for known in [unseen, ended, busy, unstarted, unnoted, Known::default()] {
             assert_eq!(to_write(&known, other()), None, "{known:?}");
         }
         // One that was told before the address was, say by a release before this one.

@@ -1,4 +1,4 @@
-use ec_model::{Assigned, Instance, NodeId, State};
+use ec_model::{Assigned, CopyOf, Instance, InstanceId, NodeId, Rebuild, State};
 use jiff::Timestamp;
 
 use super::*;
@@ -471,6 +471,29 @@ fn of_a_volume_only_its_name_its_labels_its_lock_and_more_room_are_asked() {
     assert_eq!(asked(&Verb::Resize(extent(9))), Verdict::Do(Wish::Resize(extent(9))));
     assert!(matches!(asked(&Verb::Resize(extent(4))), Verdict::Already(why) if why.contains("4 GB already")));
     assert!(matches!(asked(&Verb::Resize(extent(3))), Verdict::Refuse(why) if why.contains("never shrinks")));
+    let mut more = extent(9);
+    more.resources.insert("VCPU".into(), 1);
+    assert!(matches!(asked(&Verb::Resize(more)), Verdict::Refuse(why) if why.contains("DISK_GB alone")));
+    // Made anew, as a copy or of an image, where it is there; and then nothing else, till that is told.
+    let image = ImageRef::at("http://h/i");
+    let anew = Verb::Rebuild(Some(image.clone()));
+    assert_eq!(asked(&anew), Verdict::Do(Wish::Rebuild(Some(image))));
+    let gone = status(State::Error, 0, false);
+    assert!(
+        matches!(judge(&anew, &volume, &order, Some(&gone)), Verdict::Refuse(why) if why.contains("ERROR"))
+    );
+    let wished = Rebuild { wished_at: Timestamp::UNIX_EPOCH, before: None };
+    let pending = Request { rebuild: Some(wished), ..order.clone() };
+    let meanwhile = judge(&Verb::Resize(extent(9)), &volume, &pending, Some(&told));
+    assert!(matches!(meanwhile, Verdict::Refuse(why) if why.contains("being made anew")));
+    let mut snapshot = volume.clone();
+    let other = InstanceId::new(uuid::Uuid::from_u128(7));
+    let several = CopyOf { beside: vec![other], ..CopyOf::disk(ec_model::Workload::Machine, other) };
+    snapshot.spec.image = ImageRef::copy_of(&several);
+    for verb in [anew, Verb::Resize(extent(9))] {
+        let refused = judge(&verb, &snapshot, &order, Some(&told));
+        assert!(matches!(refused, Verdict::Refuse(why) if why.contains("several disks")));
+    }
     assert_eq!(asked(&Verb::Rename("data".into())), Verdict::Do(Wish::Name("data".into())));
     assert_eq!(asked(&Verb::Lock(String::new())), Verdict::Do(Wish::Locked(Some(String::new()))));
     for verb in

@@ -1,4 +1,4 @@
-use ec_model::{Assigned, NodeId, Workload, decode};
+use ec_model::{Assigned, CopyOf, ImageRef, NodeId, Rebuild, Rebuilt, Workload, decode};
 use serde_json::json;
 
 use super::*;
@@ -107,6 +107,33 @@ fn what_is_on_its_way_locked_or_elsewhere_is_refused_with_its_reason() {
         one.record.assigned = Some(Assigned { node: NodeId::new(uuid::Uuid::from_u128(8)), epoch: 1 });
     };
     refused(attached(&volume().with(locks), &machine(), None), "the volume cannot be changed");
+    let several = |one: &mut One| {
+        let copied = CopyOf { beside: vec![id(7)], ..CopyOf::disk(Workload::Machine, id(MACHINE)) };
+        one.record.spec.image = ImageRef::copy_of(&copied);
+    };
+    assert!(is_several(&volume().with(several).record) && !is_several(&volume().record));
+    refused(attached(&volume().with(several), &machine(), None), "a snapshot of several disks");
+    let single = |one: &mut One| {
+        one.record.spec.image = ImageRef::copy_of(&CopyOf::disk(Workload::Machine, id(MACHINE)));
+    };
+    assert!(
+        attached(&volume().with(single), &machine(), None).is_ok(),
+        "of one disk it is a volume as others"
+    );
+    let stamp = |second| jiff::Timestamp::from_second(second).unwrap();
+    let anew = |told: Option<i64>| {
+        move |one: &mut One| {
+            one.request.rebuild = Some(Rebuild { wished_at: stamp(5), before: None });
+            let rebuilt = told.map(|second| Rebuilt { wished_at: stamp(second), failed: None });
+            one.status.as_mut().unwrap().rebuilt = rebuilt;
+        }
+    };
+    for told in [None, Some(4)] {
+        refused(attached(&volume().with(anew(told)), &machine(), None), "being made anew");
+    }
+    for told in [Some(5), Some(6)] {
+        assert!(attached(&volume().with(anew(told)), &machine(), None).is_ok(), "{told:?}");
+    }
     refused(attached(&volume(), &machine().with(locks), None), "the instance cannot be changed");
     refused(attached(&volume().with(ends), &machine(), None), "the volume is being destroyed");
     refused(attached(&volume(), &machine().with(ends), None), "the instance is being destroyed");
@@ -145,4 +172,20 @@ fn a_machine_has_a_volume_while_anything_says_so() {
     assert!(with(true, false, false) && with(false, true, false) && with(false, false, true));
     assert!(!with(false, false, false));
     assert_eq!(held(id(DISK), None, None, None), None);
+}
+
+#[test]
+fn what_ran_and_what_is_there_is_copied() {
+    let of = |one: &One| copied(one.record.kind, one.status.as_ref());
+    assert_eq!(of(&One::volume()), Ok(()));
+    refused(of(&One::new(DISK, Workload::Volume, State::Preparing)), "the volume is PREPARING");
+    let unstarted = |one: &mut One| one.status.as_mut().unwrap().started_at = None;
+    for state in [State::Active, State::Stopped, State::Error, State::Starting] {
+        assert_eq!(of(&One::machine(state)), Ok(()), "{state}");
+    }
+    assert_eq!(of(&One::machine(State::Active).with(unstarted)), Ok(()));
+    for state in [State::Preparing, State::Starting, State::Error] {
+        refused(of(&One::machine(state).with(unstarted)), "never ran yet");
+    }
+    refused(of(&One::machine(State::Active).with(|one| one.status = None)), "never ran yet");
 }

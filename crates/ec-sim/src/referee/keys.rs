@@ -200,6 +200,7 @@ impl Referee {
         if late {
             // It takes the place of newer words, till its agent looks.
             known.was_active &= !is_before_active(status.state);
+            known.ended = None;
             return self.forget(instance);
         }
         let held = content(world, &world.keys.held(node, instance));
