@@ -390,18 +390,16 @@ async fn all_disks_of_a_guest_are_kept_as_they_are_at_one_moment_and_come_back()
     ensure!(guest.digest("vdb").await? != written);
     // Broken off, it is locked, and its snapshot is; the next one goes on, and knows that it ran.
     let restore = ["snapshot", "restore", "snap", "--grace", "1"];
+    guest.stack.kill_agent()?;
+    guest.stack.start_agent("before-note-rebuild=pause").await?;
     let mut broken_off = guest.stack.command("eschedule").args(restore).spawn()?;
-    guest
-        .stack
-        .until("it is locked", async || {
-            let shown: Value = serde_json::from_str(&guest.asks(&["show", "web", "-o", "json"])?)?;
-            Ok(shown["locked"].as_str().is_some_and(|why| why.contains("and then it is started")))
-        })
-        .await?;
+    guest.stack.until_reached("before-note-rebuild").await?;
     broken_off.kill()?;
     broken_off.wait()?;
     guest.refused(&["start", "web"], "snapshot snap is being restored")?;
     guest.refused(&["snapshot", "delete", "snap"], "is being restored from it")?;
+    guest.stack.kill_agent()?;
+    guest.stack.start_agent("").await?;
     guest.asks(&restore)?;
     assert_eq!(guest.kept().await?, "precious");
     assert_eq!(guest.digest("vdb").await?, written);
