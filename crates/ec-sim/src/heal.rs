@@ -259,8 +259,6 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         let counted = traces.claim || ((restored || claims_lost) && is_kept_free(world, &traces));
         let waits_to_be_copied = waits_for_origin(world, &traces, copy_of);
         let whole = counted && traces.index && traces.domain && traces.volume && traces.record;
-        // Its claim was taken before the agent that ended it looked, and others have its room.
-        let waits_for_room = state == Some(State::Rebooting) && claims_lost && !traces.claim;
         let well = match (asked_for, state) {
             _ if doomed && !restored => !traces.is_anything(),
             (Some(Desired::Active), Some(State::Active)) if traces.is_volume => {
@@ -270,7 +268,6 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             (Some(_), Some(State::Destroying)) if traces.is_volume && restored => is_had(world, instance),
             (Some(Desired::Active), Some(State::Preparing)) if traces.is_volume => waits_to_be_copied,
             (Some(Desired::Active), Some(State::Active)) => whole,
-            (Some(Desired::Active), Some(State::Rebooting)) => waits_for_room,
             (Some(Desired::Active), Some(State::Rescued)) => whole && rescues_wished > 0,
             (Some(Desired::Active), Some(State::Stopped | State::Paused | State::Suspended)) => {
                 (disturbed || restored || power_wished) && (counted || !wrote)
@@ -314,7 +311,6 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         let uncounted = !traces.claim && counted;
         let as_wished = restored
             || uncounted
-            || waits_for_room
             || traces.is_as_wished(power_acknowledged, disturbed)
                 && traces.is_rebuilt(rebuild_acknowledged)
                 && traces.is_resized(resize_acknowledged);
@@ -394,7 +390,8 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         }
         // Somebody took its claim, or an older placement has none, and others its room since: nothing is started that is not
         // counted.
-        let waits = matches!(state, Some(State::Rescuing | State::Unrescuing | State::Starting));
+        let waits =
+            matches!(state, Some(State::Rescuing | State::Unrescuing | State::Starting | State::Rebooting));
         let waits_for_room = waits && (claims_lost || restored) && !traces.claim && counted;
         if !(waits_for_room || well && as_wished && traces.is_true()) {
             let bound = if traces.request.is_some() { soon } else { BOUND };
