@@ -105,6 +105,11 @@ fn reason(view: &View) -> String {
     dead.into_iter().chain(view.reason.as_deref()).collect::<Vec<_>>().join("; ")
 }
 
+/// What is not known is a dash.
+pub(crate) fn or_dash(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "-".to_owned())
+}
+
 /// A list of nodes.
 pub(crate) fn nodes(output: Output, nodes: &[NodeView]) -> Result<(), Failure> {
     let called = |node: &NodeView| if node.name == "-" { node.node.to_string() } else { node.name.clone() };
@@ -114,7 +119,6 @@ pub(crate) fn nodes(output: Output, nodes: &[NodeView]) -> Result<(), Failure> {
         || {
             let header = ["NODE", "NAME", "VIRT", "VCPU", "MEMORY_MB", "DISK_GB", "AGENT", "SINCE", "NOTE"];
             let mut list = List::new(&header, &[0, 3, 4, 5], &[1, 0, 8, 3, 4, 5, 2, 6, 7]);
-            let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
             for node in nodes {
                 let amount = |class: &str| {
                     let used = node.used.get(class).copied().unwrap_or(0);

@@ -226,9 +226,8 @@ impl Held {
         let Some(reason) = machine.record.as_ref().and_then(|record| record.locked.as_deref()) else {
             return Ok(Self { is_locked: false, starts: !is_stopped });
         };
-        let held = [true, false].into_iter().map(|starts| Self { is_locked: true, starts });
-        held.into_iter()
-            .find(|held| held.reason(snapshot) == reason)
+        let mut held = [true, false].into_iter().map(|starts| Self { is_locked: true, starts });
+        held.find(|held| held.reason(snapshot) == reason)
             .ok_or_else(|| Failure::failed(format!("cannot restore instance {instance}: {}", locked(reason))))
     }
 

@@ -7,7 +7,7 @@ use ec_cloud::{
     Acted, Ask, Doomed, NewVolume, Scheduled, VolumeView, find_placed, node_named, resolve, resolve_volume,
     until_active, until_done, until_gone,
 };
-use ec_model::{InstanceId, OF_VOLUME, ResourceQuery};
+use ec_model::{InstanceId, OF_VOLUME};
 use ec_runtime::{
     exit::{Failure, tell},
     shutdown_on_signals,
@@ -256,13 +256,8 @@ pub(crate) async fn make(
     let Scheduled { instance: volume, node } = match scheduled {
         Ok(scheduled) => scheduled,
         Err(no_room) => {
-            let size = new.size_gb.unwrap_or_default();
-            let query = ResourceQuery::parse(&format!("resources=DISK_GB:{size}"))
-                .map_err(|error| Failure::usage(error.to_string()))?;
-            let mut ask = Ask::of_volume(&query)?;
-            if let Some(node) = new.node {
-                ask = ask.on(node)?;
-            }
+            let query = ec_cloud::room_of(cloud, new).await?;
+            let ask = Ask::of_volume(&query, new.node)?;
             return Err(run::no_allocations(session, &ask, &no_room, output).await?);
         }
     };

@@ -17,14 +17,19 @@ fn error(output: &Output) -> String {
 }
 
 /// Writes the stack's file; its path.
-fn file(control: &Control, text: &str) -> Result<String> {
+pub(crate) fn file(control: &Control, text: &str) -> Result<String> {
     let path = control.directory().join("shop.yaml");
     fs::write(&path, text)?;
     Ok(path.display().to_string())
 }
 
 /// What was done: each as `what name`, and what standard error said.
-fn applied(control: &Control, path: &str, more: &[&str], code: i32) -> Result<(Vec<String>, String)> {
+pub(crate) fn applied(
+    control: &Control,
+    path: &str,
+    more: &[&str],
+    code: i32,
+) -> Result<(Vec<String>, String)> {
     let output = control.eschedule(&[&["apply", "-f", path, "-o", "json"], more].concat())?;
     ensure!(output.status.code() == Some(code), "{output:?}");
     let done: Vec<Value> = serde_json::from_slice(&output.stdout)?;
@@ -33,7 +38,17 @@ fn applied(control: &Control, path: &str, more: &[&str], code: i32) -> Result<(V
     Ok((done, error(&output)))
 }
 
-fn nothing() -> Vec<String> {
+/// The stack is refused with that code and one line that has these words.
+pub(crate) fn refused(control: &Control, text: &str, code: i32, wanted: &str) -> Result<()> {
+    let output = control.eschedule(&["apply", "-f", &file(control, text)?])?;
+    assert_eq!(output.status.code(), Some(code), "{text}: {output:?}");
+    let told = error(&output);
+    let failure: Vec<&str> = told.lines().filter(|line| line.starts_with("eschedule: ")).collect();
+    ensure!(failure.len() == 1 && failure[0].contains(wanted), "{text}: {told}");
+    Ok(())
+}
+
+pub(crate) fn nothing() -> Vec<String> {
     Vec::new()
 }
 
@@ -173,12 +188,7 @@ async fn mistakes_are_told_in_a_line_and_change_nothing() -> Result<()> {
             "shop.yaml:4:16: instances.new.user_data: the file ",
         ),
     ] {
-        let path = file(&control, &text)?;
-        let output = control.eschedule(&["apply", "-f", &path])?;
-        assert_eq!(output.status.code(), Some(code), "{text}: {output:?}");
-        let told = error(&output);
-        let failure: Vec<&str> = told.lines().filter(|line| line.starts_with("eschedule: ")).collect();
-        ensure!(failure.len() == 1 && failure[0].contains(wanted), "{text}: {told}");
+        refused(&control, &text, code, wanted)?;
         assert_eq!((control.count("instances/").await?, control.count("groups/").await?), (1, 1), "{text}");
     }
     Ok(())

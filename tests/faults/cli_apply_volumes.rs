@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashSet,
-    fs,
     process::{Child, Output, Stdio},
     time::Duration,
 };
@@ -15,6 +14,8 @@ use ec_tests::control::Control;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
+
+use crate::cli_apply::{self, file, nothing, refused};
 
 const ROOMY: &[(&str, u64)] = &[("VCPU", 1000), ("MEMORY_MB", 1 << 20), ("DISK_GB", 1000)];
 const SMALL: &str = "resources=VCPU:1,MEMORY_MB:64,DISK_GB:1";
@@ -67,26 +68,9 @@ async fn act(store: &EtcdStore, placement: &PlacementClient, keys: &Keyspace) ->
     Ok(())
 }
 
-/// Writes the stack's file; its path.
-fn file(control: &Control, text: &str) -> Result<String> {
-    let path = control.directory().join("shop.yaml");
-    fs::write(&path, text)?;
-    Ok(path.display().to_string())
-}
-
 /// What was done: each as `what name`, and what standard error said.
 fn applied(control: &Control, text: &str, more: &[&str], code: i32) -> Result<(Vec<String>, String)> {
-    let path = file(control, text)?;
-    let output = control.eschedule(&[&["apply", "-f", &path, "-o", "json"], more].concat())?;
-    ensure!(output.status.code() == Some(code), "{output:?}");
-    let done: Vec<Value> = serde_json::from_slice(&output.stdout)?;
-    let word = |one: &Value, field: &str| one[field].as_str().unwrap_or_default().to_owned();
-    let done = done.iter().map(|one| format!("{} {}", word(one, "what"), word(one, "name"))).collect();
-    Ok((done, String::from_utf8_lossy(&output.stderr).into_owned()))
-}
-
-fn nothing() -> Vec<String> {
-    Vec::new()
+    cli_apply::applied(control, &file(control, text)?, more, code)
 }
 
 /// What is told of a volume.
@@ -276,12 +260,7 @@ async fn mistakes_with_volumes_are_told_in_a_line_and_change_nothing() -> Result
             "instances.db.volumes[0]: the file has no volume `data`",
         ),
     ] {
-        let path = file(&control, &text)?;
-        let output = control.eschedule(&["apply", "-f", &path])?;
-        assert_eq!(output.status.code(), Some(code), "{text}: {output:?}");
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        let failure: Vec<&str> = told.lines().filter(|line| line.starts_with("eschedule: ")).collect();
-        ensure!(failure.len() == 1 && failure[0].contains(wanted), "{text}: {told}");
+        refused(&control, &text, code, wanted)?;
         assert_eq!(control.count("instances/").await?, 3, "{text}");
     }
     // What another's instance has is left to whoever applies, and so is what lies elsewhere.
@@ -315,6 +294,7 @@ async fn who_is_killed_at_any_moment_and_applies_again_has_the_volumes_once() ->
         );
         let path = file(&control, &text)?;
         let mut killed = control.command(&["apply", "-f", &path]).spawn()?;
+        // No state to wait for: it is killed at whatever it does then.
         tokio::time::sleep(Duration::from_millis(after)).await;
         killed.kill()?;
         killed.wait()?;

@@ -104,6 +104,11 @@ async fn what_cannot_be_is_refused_and_changes_nothing() -> Result<()> {
     assert!(control.eschedule(&["volume", "detach", "data"])?.status.success(), "nobody has it");
     assert_eq!(control.record(far).await?.context("it is there")?.generation, 1);
 
+    // A copy that nobody said the size of has no room where it has to lie: it is told of which size.
+    made(&control, here, &["fill", "--size", "12", "--node", "h1"]).await?;
+    refused(&control, &["clone", "data", "copy"], 1, "short by")?;
+    control.done(&["volume", "delete", "fill"])?;
+
     // A name is one volume's, and an instance may have it, too.
     runs(&control, here, "data").await?;
     control.done(&["rename", &data.to_string(), "kept"])?;

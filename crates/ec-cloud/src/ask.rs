@@ -74,12 +74,16 @@ impl<'a> Ask<'a> {
         Self::needing(query, &[("VCPU", 1), ("MEMORY_MB", 256)], "a virtual machine")
     }
 
-    /// Checks that a volume can be made of it.
+    /// Checks that a volume can be made of it, on that node where one is named.
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub fn of_volume(query: &'a ResourceQuery) -> CloudResult<Self> {
-        Self::needing(query, &[("DISK_GB", 1)], "a volume")
+    pub fn of_volume(query: &'a ResourceQuery, node: Option<NodeId>) -> CloudResult<Self> {
+        let ask = Self::needing(query, &[("DISK_GB", 1)], "a volume")?;
+        match node {
+            Some(node) => ask.on(node),
+            None => Ok(ask),
+        }
     }
 
     fn needing(query: &'a ResourceQuery, needs: &[(&str, u64)], what: &str) -> CloudResult<Self> {

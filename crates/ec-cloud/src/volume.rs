@@ -134,6 +134,24 @@ pub async fn create_volume(
     if new.labels.len() > LABELS_MAX {
         return Err(CloudError::Invalid(format!("{} labels are more than {LABELS_MAX}", new.labels.len())));
     }
+    let query = room_of(cloud, new).await?;
+    let ask = Ask::of_volume(&query, new.node)?;
+    let guest = Guest {
+        kind: Workload::Volume,
+        naming: new.name.clone().map_or(Naming::None, Naming::Name),
+        image,
+        labels: new.labels.clone(),
+        ..Guest::default()
+    };
+    schedule(cloud, &Wanted::new(ask, &guest)?, stop).await
+}
+
+/// What room a volume takes that is to be made.
+///
+/// # Errors
+/// Nothing tells how large it shall be.
+pub async fn room_of(cloud: &Cloud, new: &NewVolume) -> CloudResult<ResourceQuery> {
+    let image = new.image.clone().unwrap_or_default();
     let (size_gb, none) = match new.size_gb {
         Some(size_gb) => (size_gb, "0 GB are too few: a volume has at least 1"),
         None => match Source::of(cloud, &image).await? {
@@ -147,20 +165,12 @@ pub async fn create_volume(
     if size_gb == 0 {
         return Err(CloudError::Invalid(none.to_owned()));
     }
-    let query = ResourceQuery::parse(&format!("resources={DISK}:{size_gb}"))
-        .map_err(|error| CloudError::Invalid(error.to_string()))?;
-    let mut ask = Ask::of_volume(&query)?;
-    if let Some(node) = new.node {
-        ask = ask.on(node)?;
-    }
-    let guest = Guest {
-        kind: Workload::Volume,
-        naming: new.name.clone().map_or(Naming::None, Naming::Name),
-        image,
-        labels: new.labels.clone(),
-        ..Guest::default()
-    };
-    schedule(cloud, &Wanted::new(ask, &guest)?, stop).await
+    gigabytes(size_gb)
+}
+
+fn gigabytes(size_gb: u64) -> CloudResult<ResourceQuery> {
+    ResourceQuery::parse(&format!("resources={DISK}:{size_gb}"))
+        .map_err(|error| CloudError::Invalid(error.to_string()))
 }
 
 /// Has a volume be as large as this. It grows at once, also under the guest that has it, and never shrinks.
@@ -169,9 +179,8 @@ pub async fn create_volume(
 /// There is no such room where it lies: [`CloudError::Refused`], with nothing changed.
 pub async fn extend_volume(cloud: &Cloud, volume: InstanceId, size_gb: u64) -> CloudResult<Acted> {
     known_volume(cloud, volume).await?;
-    let query = format!("resources={DISK}:{size_gb}");
-    let parsed = ResourceQuery::parse(&query).map_err(|error| CloudError::Invalid(error.to_string()))?;
-    let extent = Extent { query: parsed.text().to_owned(), resources: parsed.total() };
+    let query = gigabytes(size_gb)?;
+    let extent = Extent { query: query.text().to_owned(), resources: query.total() };
     act(cloud, volume, &Verb::Resize(extent)).await
 }
 

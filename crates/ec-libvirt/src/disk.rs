@@ -125,7 +125,7 @@ impl Pool {
         let own = [self.volume_path(instance), self.successor_path(instance), self.rescue_path(instance)];
         let volume = &own[0];
         let is_copy = |file: &Path| {
-            let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let name = name_of(file);
             part(name).is_some() || copy(name).is_some()
         };
         match self.files_of(instance)?.iter().find(|file| !own.contains(file) && !is_copy(file)) {
@@ -218,20 +218,20 @@ impl Pool {
 
     /// A disk in the pool by its path.
     pub(crate) fn at(&self, connect: &Connect, path: &Path) -> Result<Option<StorageVol>, CallError> {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let name = name_of(path);
         self.find(&self.open(connect)?, name)
     }
 
     /// What was begun of copies for the volume, and of whose disks.
     pub(crate) fn parts_of(&self, volume: InstanceId) -> Result<Vec<(PathBuf, InstanceId)>, CallError> {
-        let from = |path: &Path| Some(part(path.file_name()?.to_str()?)?.1);
+        let from = |path: &Path| Some(part(name_of(path))?.1);
         let files = self.files_of(volume)?.into_iter();
         Ok(files.filter_map(|path| from(&path).map(|from| (path, from))).collect())
     }
 
     fn copies_of(&self, snapshot: InstanceId) -> Result<Vec<PathBuf>, CallError> {
         let mut files = self.files_of(snapshot)?;
-        files.retain(|file| file.file_name().and_then(|name| name.to_str()).and_then(copy).is_some());
+        files.retain(|file| copy(name_of(file)).is_some());
         Ok(files)
     }
 
@@ -243,7 +243,7 @@ impl Pool {
         document: impl FnOnce(&str) -> VolumeXml,
         copy_of: Option<&StorageVol>,
     ) -> Result<(), CallError> {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let name = name_of(path);
         let document = xml::write(&document(name)).map_err(CallError::Refused)?;
         let pool = self.open(connect)?;
         match copy_of {
@@ -255,7 +255,7 @@ impl Pool {
 
     /// Deletes what was begun of a copy.
     pub(crate) fn drop_part(&self, connect: &Connect, part: &Path) -> Result<(), CallError> {
-        self.drop_beside(connect, part.file_name().and_then(|name| name.to_str()).unwrap_or_default())
+        self.drop_beside(connect, name_of(part))
     }
 
     /// The instance's disk as libvirt knows it.
@@ -452,32 +452,33 @@ pub(crate) fn is_locked(path: &Path) -> io::Result<bool> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
         other => other?,
     };
-    let kind = |kind| i16::try_from(kind).unwrap_or_default();
-    let mut found = libc::flock {
-        l_type: kind(libc::F_WRLCK),
-        l_whence: kind(libc::SEEK_SET),
-        l_start: 0,
-        // To the end of whatever a file can have.
-        l_len: 0,
-        l_pid: 0,
-    };
+    // To the end of whatever a file can have.
+    let mut found = lock(libc::F_WRLCK, 0, 0);
     fcntl(&file, FcntlArg::F_OFD_GETLK(&mut found))?;
-    Ok(found.l_type != kind(libc::F_UNLCK))
+    Ok(found.l_type != lock(libc::F_UNLCK, 0, 0).l_type)
+}
+
+fn lock(kind: i32, start: i64, length: i64) -> libc::flock {
+    let number = |number| i16::try_from(number).unwrap_or_default();
+    libc::flock {
+        l_type: number(kind),
+        l_whence: number(libc::SEEK_SET),
+        l_start: start,
+        l_len: length,
+        l_pid: 0,
+    }
 }
 
 /// As long as the file is open, QEMU starts no guest that writes the image in it.
 pub(crate) fn keep_from_writing(path: &Path) -> io::Result<File> {
     let file = File::open(path)?;
-    let kind = |kind| i16::try_from(kind).unwrap_or_default();
-    let lock = libc::flock {
-        l_type: kind(libc::F_RDLCK),
-        l_whence: kind(libc::SEEK_SET),
-        l_start: NO_WRITER,
-        l_len: 1,
-        l_pid: 0,
-    };
-    fcntl(&file, FcntlArg::F_OFD_SETLK(&lock))?;
+    fcntl(&file, FcntlArg::F_OFD_SETLK(&lock(libc::F_RDLCK, NO_WRITER, 1)))?;
     Ok(file)
+}
+
+/// What a file in the pool is called; nothing that would be ours where that is not UTF-8.
+fn name_of(path: &Path) -> &str {
+    path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
 }
 
 fn is_there(path: &Path) -> Result<bool, CallError> {
@@ -613,8 +614,7 @@ mod tests {
         assert!(!is_locked(&path).unwrap());
         // As QEMU says that it reads: a shared lock on a byte that is not there.
         let file = File::open(&path).unwrap();
-        let lock = libc::flock { l_type: 0, l_whence: 0, l_start: 100, l_len: 1, l_pid: 0 };
-        fcntl(&file, FcntlArg::F_OFD_SETLK(&lock)).unwrap();
+        fcntl(&file, FcntlArg::F_OFD_SETLK(&lock(libc::F_RDLCK, 100, 1))).unwrap();
         assert!(is_locked(&path).unwrap());
         drop(file);
         assert!(!is_locked(&path).unwrap());

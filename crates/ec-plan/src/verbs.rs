@@ -12,11 +12,9 @@ use ec_model::{
     input::{LABELS_MAX, METADATA_MAX},
 };
 
-use crate::{
-    sizes,
-    volumes::{is_made_anew, is_several, there},
-};
+use crate::{sizes, volumes::there};
 pub use situation::{Situation, shown};
+pub(crate) use situation::{is_built, is_to_be_made_anew};
 
 /// What a user asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -230,7 +228,7 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
             }
             return Verdict::Do(Wish::Set(change.clone()));
         }
-        (Verb::Resize(_) | Verb::Rebuild(_), None) if is_several(instance) => {
+        (Verb::Resize(_) | Verb::Rebuild(_), None) if instance.spec.image.is_of_several() => {
             return Verdict::Refuse("it is a snapshot of several disks, and stays as it was made".to_owned());
         }
         (Verb::Rebuild(Some(image)), None) if instance.kind == Workload::Volume => {
@@ -239,7 +237,9 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
                 Err(why) => Verdict::Refuse(why),
             };
         }
-        (Verb::Resize(_), None) if instance.kind == Workload::Volume && is_made_anew(request, status) => {
+        (Verb::Resize(_), None)
+            if instance.kind == Workload::Volume && is_to_be_made_anew(request, status) =>
+        {
             return Verdict::Refuse("it is being made anew; ask again when that is done".to_owned());
         }
         (Verb::Resize(extent), None) if instance.kind == Workload::Volume => {

@@ -5,10 +5,7 @@
 
 use ec_model::{Attachment, Desired, Instance, InstanceId, Request, State, Status, Workload};
 
-use crate::{
-    machine::is_of_what_ran,
-    verbs::{Situation, locked},
-};
+use crate::verbs::{Situation, is_built, is_to_be_made_anew, locked};
 
 /// What control knows of a volume, or of a machine.
 #[derive(Debug, Clone, Copy)]
@@ -57,10 +54,10 @@ pub fn attach(volume: Sides<'_>, machine: Sides<'_>, device: Option<&str>) -> Re
             None => Ok(Attach::Already(has.clone())),
         };
     }
-    if is_several(volume.record) {
+    if volume.record.spec.image.is_of_several() {
         return Err("it is a snapshot of several disks: make volumes of what is in it".to_owned());
     }
-    if is_made_anew(volume.request, volume.status) {
+    if is_to_be_made_anew(volume.request, volume.status) {
         return Err("the volume is being made anew; ask again when that is done".to_owned());
     }
     changeable(volume, "the volume")?;
@@ -89,26 +86,14 @@ pub fn attach(volume: Sides<'_>, machine: Sides<'_>, device: Option<&str>) -> Re
     Ok(Attach::Do(Attachment { volume: wanted, device }))
 }
 
-/// Whether its disk is to be made anew, and its agent has yet to tell what came of that.
-pub(crate) fn is_made_anew(request: &Request, status: Option<&Status>) -> bool {
-    let told = status.and_then(|status| status.rebuilt.as_ref()).map(|rebuilt| rebuilt.wished_at);
-    told < request.rebuild.as_ref().map(|wish| wish.wished_at)
-}
-
-/// Whether it is a snapshot that has more than one disk.
-pub fn is_several(volume: &Instance) -> bool {
-    volume.spec.image.copied().is_some_and(|copied| !copied.beside.is_empty())
-}
-
 /// Why there may be nothing to copy of what this is told of.
 ///
 /// # Errors
 /// That.
 pub fn copied(kind: Workload, status: Option<&Status>) -> Result<(), String> {
-    let ran = |status: &Status| status.started_at.is_some() || is_of_what_ran(status.state);
     match kind {
         Workload::Volume => there(status),
-        Workload::Machine if status.is_some_and(ran) => Ok(()),
+        Workload::Machine if status.is_some_and(is_built) => Ok(()),
         Workload::Machine => Err("it never ran yet, and there may be no disk of it".to_owned()),
     }
 }

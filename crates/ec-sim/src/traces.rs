@@ -193,11 +193,9 @@ impl Traces {
         let rebuilt = status.rebuilt.as_ref().and_then(|was| was.failed.as_deref());
         let resized = status.resized.as_ref().and_then(|was| was.failed.as_deref());
         let rescued = status.rescued.as_ref().and_then(|was| was.failed.as_deref());
-        // What it is to be a copy of may have grown, or gone, since that was asked for.
-        let cannot_copy = |why: &&str| why.contains(" are less than the ") || why.contains("nothing to copy");
-        // Nor is a volume made anew under a guest that was started since.
-        let cannot_copy = |why: &&str| cannot_copy(why) || why.contains("a guest is up with it");
-        let rebuilt = rebuilt.filter(|why| !cannot_copy(why));
+        // Since that was asked for, what it is to be a copy of may have grown, or gone, and a guest be up with it.
+        let can_be = [" are less than the ", "nothing to copy", "a guest is up with it"];
+        let rebuilt = rebuilt.filter(|why| !can_be.iter().any(|it| why.contains(it)));
         rebuilt.or(resized).or(rescued.filter(|why| !why.contains("its memory lies on the node's disk")))
     }
 
@@ -218,8 +216,7 @@ impl Traces {
             let wanted = Size::of(&request.spec.as_ref()?.resources).disk_gb;
             let failed = status.resized.as_ref().is_some_and(|resized| resized.failed.is_some());
             // Of several disks the first alone is measured.
-            let copied = request.spec.as_ref().and_then(|spec| spec.image.copied());
-            let is_one = copied.is_none_or(|copied| copied.beside.is_empty());
+            let is_one = request.spec.as_ref().is_some_and(|spec| !spec.image.is_of_several());
             let is_less = self.volume && is_one && self.disk_bytes < wanted << 30;
             return (status.state == State::Active && !failed && is_less)
                 .then(|| format!("it is to be {wanted} GB, and is {} bytes", self.disk_bytes));

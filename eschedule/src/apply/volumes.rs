@@ -4,13 +4,13 @@ use std::cell::OnceCell;
 
 use ec_cloud::{
     Ask, CloudError, NewVolume, Refused, STACK, Scheduled, Step, Verb, VolumeStep, Volumes, Wished,
-    WishedVolume, act, attach, create_volume, delete_volume, detach, extend_volume, find_placed,
+    WishedVolume, act, attach, create_volume, delete_volume, detach, extend_volume, find_placed, room_of,
     until_active, until_free,
 };
-use ec_model::{ImageRef, Instance, InstanceId, NodeId, ResourceQuery, State, Workload};
+use ec_model::{ImageRef, Instance, InstanceId, NodeId, State, Workload};
 use ec_runtime::exit::{FAILED, Failure, INTERRUPTED};
 
-use super::{Applied, DISK, Making, is_of_stack, no_room, words};
+use super::{Applied, Making, is_of_stack, no_room, words};
 use crate::{
     config::Session,
     shown::Shown,
@@ -216,13 +216,8 @@ impl Making<'_> {
             outcome => match outcome.map_err(|error| session.failed(error))? {
                 Ok(made) => Ok(Some(made)),
                 Err(none) => {
-                    let query = format!("resources={DISK}:{}", size_gb.unwrap_or(1));
-                    let query =
-                        ResourceQuery::parse(&query).map_err(|error| Failure::usage(error.to_string()))?;
-                    let mut ask = Ask::of_volume(&query)?;
-                    if let Some(node) = node {
-                        ask = ask.on(node)?;
-                    }
+                    let query = room_of(cloud, &new).await?;
+                    let ask = Ask::of_volume(&query, node)?;
                     Err(no_room(session, &ask, &none).await)
                 }
             },

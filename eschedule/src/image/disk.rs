@@ -7,10 +7,9 @@ use ec_cloud::{Scheduled, Upload, copy_for_image, drop_copy, find_placed, until_
 use ec_model::{AccessKind, ImageRef};
 use ec_runtime::exit::{Failure, INTERRUPTED, chain, tell};
 use futures::stream;
-use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::{io::StreamReader, sync::CancellationToken};
 
-use super::send::{SIGN_OF_LIFE, Sender};
+use super::send::{Sender, signs_of_life};
 use crate::{
     config::Session,
     reach::{Piece, Stream},
@@ -43,8 +42,7 @@ pub(super) async fn sender(
     };
     let made = until_active(cloud, node, volume, LONGEST, |step| shown.step_of_volume(step));
     tokio::pin!(made);
-    let mut alive = interval_at(Instant::now() + SIGN_OF_LIFE, SIGN_OF_LIFE);
-    alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut alive = signs_of_life();
     loop {
         tokio::select! {
             biased;

@@ -5,6 +5,7 @@ use std::{io, path::Path, time::Duration};
 
 use ec_runtime::exit::{Failure, chain};
 use futures::TryStreamExt;
+use reqwest::{Client, ClientBuilder, Response};
 use tokio_util::io::StreamReader;
 
 use super::send::Sender;
@@ -21,20 +22,25 @@ pub(super) async fn sender(url: &str) -> Result<Sender, Failure> {
         Failure::failed(format!("cannot fetch {url}: {}; nothing was added", chain(&error.without_url())))
     };
     // Packed or not, the digests are of what is published: nothing is unpacked on the way.
-    let client = reqwest::Client::builder()
-        .user_agent(concat!("etcd-compute/", env!("CARGO_PKG_VERSION")))
-        .connect_timeout(STALLED)
-        .read_timeout(STALLED)
-        .build()
-        .map_err(unreachable)?;
-    let answer = client.get(url).send().await.map_err(unreachable)?;
-    if !answer.status().is_success() {
-        let status = answer.status().as_u16();
-        return Err(Failure::failed(format!(
-            "{url} was answered with HTTP status {status}: nothing was added"
-        )));
-    }
+    let client = Client::builder().connect_timeout(STALLED).read_timeout(STALLED);
+    let answer = answer(client, url, unreachable).await?;
     let size = answer.content_length();
     let pieces = answer.bytes_stream().map_err(|error| io::Error::other(chain(&error.without_url())));
     Ok(Sender::of(StreamReader::new(Box::pin(pieces)), url.to_owned(), size))
+}
+
+/// What is answered at a URL, where that is what was asked for.
+pub(super) async fn answer(
+    client: ClientBuilder,
+    url: &str,
+    unreachable: impl Fn(reqwest::Error) -> Failure,
+) -> Result<Response, Failure> {
+    let client = client.user_agent(concat!("etcd-compute/", env!("CARGO_PKG_VERSION")));
+    let client = client.build().map_err(&unreachable)?;
+    let answer = client.get(url).send().await.map_err(&unreachable)?;
+    if answer.status().is_success() {
+        return Ok(answer);
+    }
+    let status = answer.status().as_u16();
+    Err(Failure::failed(format!("{url} was answered with HTTP status {status}: nothing was added")))
 }

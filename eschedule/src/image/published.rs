@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use ec_model::ImageRef;
 use ec_runtime::exit::{Failure, UNREACHABLE, chain};
 
-use super::known::Known;
+use super::{fetched::answer, known::Known};
 
 /// Files of digests are some kilobytes.
 const LENGTH_MAX: usize = 1 << 20;
@@ -31,19 +31,8 @@ async fn read(url: &str) -> Result<String, Failure> {
         message: format!("cannot read the published digests at {url}: {}", chain(&error.without_url())),
     };
     // A digest that came another way than by HTTPS proves nothing, unless that is what was configured.
-    let client = reqwest::Client::builder()
-        .user_agent(concat!("etcd-compute/", env!("CARGO_PKG_VERSION")))
-        .https_only(url.starts_with("https://"))
-        .timeout(PATIENCE)
-        .build()
-        .map_err(unreachable)?;
-    let mut answer = client.get(url).send().await.map_err(unreachable)?;
-    if !answer.status().is_success() {
-        let status = answer.status().as_u16();
-        return Err(Failure::failed(format!(
-            "{url} was answered with HTTP status {status}: nothing was added"
-        )));
-    }
+    let client = reqwest::Client::builder().https_only(url.starts_with("https://")).timeout(PATIENCE);
+    let mut answer = answer(client, url, unreachable).await?;
     let mut bytes = Vec::new();
     while let Some(chunk) = answer.chunk().await.map_err(unreachable)? {
         bytes.extend_from_slice(&chunk);

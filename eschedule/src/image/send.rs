@@ -11,7 +11,7 @@ use ec_runtime::{
 };
 use tokio::{
     io::{AsyncRead, AsyncReadExt},
-    time::{Instant, MissedTickBehavior, interval_at},
+    time::{Instant, Interval, MissedTickBehavior, interval_at},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -21,7 +21,14 @@ use crate::{config::Session, shown::Shown};
 const CHUNK: usize = 1 << 20;
 
 /// A tenth of the time after which nobody is taken to be at it any more.
-pub(super) const SIGN_OF_LIFE: Duration = Duration::from_secs(60);
+const SIGN_OF_LIFE: Duration = Duration::from_secs(60);
+
+/// When to say that somebody is at it.
+pub(super) fn signs_of_life() -> Interval {
+    let mut alive = interval_at(Instant::now() + SIGN_OF_LIFE, SIGN_OF_LIFE);
+    alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    alive
+}
 
 /// What is sent.
 pub(super) struct Sender {
@@ -148,8 +155,7 @@ async fn bytes(
     }
     let mut probe = Probe::new(demanded.sha512.is_some());
     let mut chunk = vec![0; CHUNK];
-    let mut alive = interval_at(Instant::now() + SIGN_OF_LIFE, SIGN_OF_LIFE);
-    alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut alive = signs_of_life();
     let mut sent = 0_u64;
     loop {
         let length = tokio::select! {
@@ -173,10 +179,9 @@ async fn bytes(
         shown.tell(&progress(sent, sender.size));
     }
     let probed = probe.finish().map_err(|error| wrong(chain(&error)))?;
-    let found = (Some(&probed.sha256), probed.sha512.as_ref());
     for (name, option, found, demanded) in [
-        ("SHA-256", "--sha256", found.0, &demanded.sha256),
-        ("SHA-512", "--sha512", found.1, &demanded.sha512),
+        ("SHA-256", "--sha256", Some(&probed.sha256), &demanded.sha256),
+        ("SHA-512", "--sha512", probed.sha512.as_ref(), &demanded.sha512),
     ] {
         if let (Some(found), Some(demanded)) = (found, demanded)
             && found != demanded

@@ -3,7 +3,7 @@
 use ec_cloud::VolumeView;
 use ec_runtime::exit::Failure;
 
-use super::{List, row, table, trimmed};
+use super::{List, or_dash, row, table, trimmed};
 use crate::{cli::Output, volume::called};
 
 /// A list of volumes.
@@ -15,7 +15,6 @@ pub(crate) fn volumes(output: Output, volumes: &[VolumeView]) -> Result<(), Fail
             let header = ["VOLUME", "NAME", "NODE", "STATUS", "GB", "INSTANCE", "DEVICE", "REASON"];
             let mut list = List::new(&header, &[0, 3, 4], &[1, 0, 3, 4, 5, 6, 7, 2]);
             for view in volumes {
-                let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
                 list.row([
                     view.volume.to_string(),
                     or_dash(view.name.clone()),
@@ -42,7 +41,6 @@ pub(crate) fn snapshots(output: Output, snapshots: &[VolumeView]) -> Result<(), 
                 ["SNAPSHOT", "NAME", "NODE", "STATUS", "GB", "INSTANCE", "DISKS", "CREATED", "REASON"];
             let mut list = List::new(&header, &[0, 3, 4, 6], &[1, 0, 5, 3, 4, 6, 7, 2, 8]);
             for view in snapshots {
-                let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
                 list.row([
                     view.volume.to_string(),
                     or_dash(view.name.clone()),

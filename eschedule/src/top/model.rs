@@ -11,6 +11,7 @@ use super::{
     cursor::{Cursor, Step},
     rates::{Meter, Rate, Reading},
 };
+use crate::output::or_dash;
 
 /// Rows that PgUp and PgDn go.
 const PAGE: usize = 10;
@@ -369,7 +370,6 @@ impl Model {
     fn show_node(&mut self) {
         let Some(id) = self.node.selected(&self.node_ids()) else { return };
         let Some(node) = self.nodes.iter().find(|view| view.node == id) else { return };
-        let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
         let mut lines = vec![
             format!("node       {id}"),
             format!("name       {}", node.name),

@@ -203,6 +203,11 @@ impl ImageRef {
         CopyOf::parse(&self.url)
     }
 
+    /// Whether it is a snapshot of more than one disk.
+    pub fn is_of_several(&self) -> bool {
+        self.copied().is_some_and(|copied| !copied.beside.is_empty())
+    }
+
     /// Whether both are the same content from the same place, by whatever name they were asked for.
     pub fn is_same(&self, other: &Self) -> bool {
         (&self.url, &self.sha256, &self.sha512) == (&other.url, &other.sha256, &other.sha512)

@@ -383,6 +383,7 @@ fn a_copy_is_told_by_what_its_url_begins_with() {
     ] {
         let image = ImageRef::copy_of(&copied);
         assert_eq!((image.url.as_str(), image.format()), (url.as_str(), 3));
+        assert_eq!(image.is_of_several(), url.contains('+'), "{url}");
         assert_eq!(image.copied(), Some(copied));
         assert!(!image.is_none());
     }

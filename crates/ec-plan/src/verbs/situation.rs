@@ -66,6 +66,17 @@ impl fmt::Display for Situation {
     }
 }
 
+/// Whether its agent tells that it ran.
+pub(crate) fn is_built(status: &Status) -> bool {
+    status.started_at.is_some() || is_of_what_ran(status.state)
+}
+
+/// Whether its disk is to be made anew, and its agent has yet to tell what came of that.
+pub(crate) fn is_to_be_made_anew(request: &Request, status: Option<&Status>) -> bool {
+    let told = status.and_then(|status| status.rebuilt.as_ref()).map(|rebuilt| rebuilt.wished_at);
+    told < request.rebuild.as_ref().map(|wish| wish.wished_at)
+}
+
 impl Situation {
     /// All of them, in the order of the table.
     pub const ALL: [Self; 15] = [
@@ -90,9 +101,8 @@ impl Situation {
     pub(crate) fn of(instance: &Instance, request: &Request, status: Option<&Status>) -> Self {
         let Some(status) = status else { return Self::Building };
         let wish = &request.power;
-        let rebuilt = status.rebuilt.as_ref().map(|rebuilt| rebuilt.wished_at);
-        let is_built = status.started_at.is_some() || is_of_what_ran(status.state);
-        if is_built && rebuilt < request.rebuild.as_ref().map(|rebuild| rebuild.wished_at) {
+        let is_built = is_built(status);
+        if is_built && is_to_be_made_anew(request, Some(status)) {
             return Self::Rebuilding;
         }
         let is_starting = matches!(status.state, State::Rescuing | State::Starting);

@@ -150,8 +150,7 @@ impl Wish {
         if self.record[0].kind != Workload::Volume {
             return None;
         }
-        let copied = self.record[0].spec.image.copied();
-        let is_several = copied.is_some_and(|copied| !copied.beside.is_empty());
+        let is_several = self.record[0].spec.image.is_of_several();
         if is_several && (was.rebuild != is.rebuild || was.resize != is.resize) {
             return Some("which is a snapshot, and never changes");
         }
