@@ -565,6 +565,7 @@ async fn what_a_file_says_of_volumes_guests_have_and_the_next_guest_reads_what_t
         let mut killed = guest.stack.command("eschedule").args(["apply", "-f", &file, "--prune"]).spawn()?;
         // The name of one that is being placed is held for ten minutes.
         guest.stack.until("db2 is placed", async || Ok(instance(&guest, "db2").is_ok())).await?;
+        // From there on there is no state to wait for: it is killed at whatever it does then.
         tokio::time::sleep(std::time::Duration::from_millis(pause)).await;
         killed.kill()?;
         killed.wait()?;
@@ -574,7 +575,12 @@ async fn what_a_file_says_of_volumes_guests_have_and_the_next_guest_reads_what_t
     guest.instance = instance(&guest, "db2")?;
     guest.stack.until_state(guest.instance, ec_model::State::Active).await?;
     assert_eq!(guest.digest("vdb").await?, written);
-    assert_eq!(guest.run("cat /sys/block/vdb/size").await?, (2_u64 << 21).to_string());
+    // Whoever applies does not wait for that.
+    let larger = (2_u64 << 21).to_string();
+    guest
+        .stack
+        .until("it is larger", async || Ok(guest.run("cat /sys/block/vdb/size").await? == larger))
+        .await?;
     guest.stack.until_exactly_with(&[first, guest.instance], &[data, logs]).await?;
 
     // What the file says no more goes, and its volumes stay until that is wished.

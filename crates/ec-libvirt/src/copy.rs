@@ -94,6 +94,14 @@ struct Original {
     user: Option<(Domain, InstanceId, String)>,
 }
 
+impl Original {
+    /// Its copy until that is whole: for whom, of whose disks, and the how manyth of them.
+    fn part(&self, pool: &Pool, owner: InstanceId, from: InstanceId, number: usize) -> Part {
+        let file = pool.part_path(owner, from, (number > 0).then_some(self.disk));
+        Part { file, place: self.place.clone() }
+    }
+}
+
 /// Makes the copy where no guest is up with what is copied, and begins to where one is.
 pub(crate) fn begin(
     connect: &Connect,
@@ -174,11 +182,11 @@ fn cold(
     }
     let mut parts = Vec::new();
     for (number, original) in originals.iter().enumerate() {
-        let file = pool.part_path(copy.owner, original.disk, (number > 0).then_some(original.disk));
+        let part = original.part(pool, copy.owner, original.disk, number);
         // Of a single one it grows before it is copied: that costs nothing.
         let capacity = copy.capacity.filter(|_| originals.len() == 1).unwrap_or(original.capacity);
-        pool.create(connect, &file, |name| VolumeXml::alone(name, capacity), Some(&original.volume))?;
-        parts.push(Part { file, place: original.place.clone() });
+        pool.create(connect, &part.file, |name| VolumeXml::alone(name, capacity), Some(&original.volume))?;
+        parts.push(part);
     }
     end(connect, pool, copy, &parts)
 }
@@ -197,9 +205,9 @@ fn live(
     }
     let mut parts = Vec::new();
     for (number, original) in originals.iter().enumerate() {
-        let file = pool.part_path(owner, from, (number > 0).then_some(original.disk));
-        pool.create(connect, &file, |name| VolumeXml::alone(name, original.capacity), None)?;
-        parts.push(Part { file, place: original.place.clone() });
+        let part = original.part(pool, owner, from, number);
+        pool.create(connect, &part.file, |name| VolumeXml::alone(name, original.capacity), None)?;
+        parts.push(part);
     }
     let mut disks = Vec::new();
     for (original, part) in originals.iter().zip(&parts) {
@@ -221,8 +229,8 @@ fn live(
         Err(_) if !domain.is_active()? => Err(ended(from)),
         Err(error) => {
             for Original { disk, user, .. } in originals {
-                let device = volumes::device_of(domain, pool, *disk)?;
-                if device.as_ref() != user.as_ref().map(|(_, _, device)| device) {
+                let device = user.as_ref().map_or("", |(_, _, device)| device);
+                if !volumes::is_up_with(domain, pool, *disk, device)? {
                     return Err(CallError::NotNow(format!("the disks of {from} were changed meanwhile")));
                 }
             }

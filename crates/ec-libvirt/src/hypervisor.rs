@@ -491,7 +491,16 @@ impl Hypervisor for LibvirtHypervisor {
                     .and_then(|user| user.device.map(|device| (user.domain, device))),
             };
             let running = running.as_ref().map(|(domain, device)| (domain, device.as_str()));
-            pool.grow(connect, instance, capacity_bytes, running)
+            let grown = pool.grow(connect, instance, capacity_bytes, running);
+            match (grown, running) {
+                // It ended, or the disk was taken from it: then it is grown otherwise.
+                (Err(_), Some((domain, device)))
+                    if !volumes::is_up_with(domain, &pool, instance, device)? =>
+                {
+                    Err(CallError::NotNow("the guest let go of it meanwhile".to_owned()))
+                }
+                (grown, _) => grown,
+            }
         };
         self.act.call(format!("grow the disk of {instance}"), Scope::Instance(instance), work).await
     }

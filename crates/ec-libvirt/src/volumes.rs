@@ -70,6 +70,17 @@ pub(crate) fn device_of(domain: &Domain, pool: &Pool, disk: InstanceId) -> Resul
     Ok(has.map(|has| has.device))
 }
 
+/// Whether the domain is up still, and has this disk as that device.
+pub(crate) fn is_up_with(
+    domain: &Domain,
+    pool: &Pool,
+    disk: InstanceId,
+    device: &str,
+) -> Result<bool, CallError> {
+    let is_up = absent(domain.is_active(), ErrorNumber::NoDomain)?.unwrap_or_default();
+    Ok(is_up && device_of(domain, pool, disk)?.as_deref() == Some(device))
+}
+
 /// The volumes of a domain, as [`Observed::volumes`] has them.
 pub(crate) fn fingerprint(domain: &Domain, pool: &Pool, instance: InstanceId) -> Result<u64, CallError> {
     let mut fingerprints = Vec::new();
