@@ -11,7 +11,7 @@ use ec_model::{Desired, Instance, Keyspace, Request, Status, decode, encode};
 use ec_placement_client::PlacementClient;
 use ec_store::{EtcdStore, Store, Txn};
 use ec_tests::control::Control;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
@@ -282,12 +282,23 @@ async fn mistakes_with_volumes_are_told_in_a_line_and_change_nothing() -> Result
     Ok(())
 }
 
+/// Lets ten minutes pass for what has no node yet.
+async fn age_the_unplaced(control: &Control) -> Result<()> {
+    for pair in control.store.list(&control.keys.instances()).await?.pairs {
+        let mut record: Instance = decode(&pair.value)?;
+        if record.node().is_none() {
+            record.created_at -= SignedDuration::from_mins(10);
+            control.put(pair.key, encode(&record)).await?;
+        }
+    }
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn who_is_killed_at_any_moment_and_applies_again_has_the_volumes_once() -> Result<()> {
     let control = Control::start().await?;
     let _agents = Agents::of(&control);
     let node = control.node("a", true, ROOMY).await?;
-    let mut whole = 0;
     for (round, after) in [30, 80, 120, 160, 220, 300].into_iter().enumerate() {
         let text = format!(
             "stack: s{round}\nvolumes:\n  d{round}: {{size: 1, count: 3}}\ninstances:\n  w{round}: {{count: 3, query: \"{SMALL}\", volumes: [d{round}]}}\n"
@@ -298,25 +309,20 @@ async fn who_is_killed_at_any_moment_and_applies_again_has_the_volumes_once() ->
         tokio::time::sleep(Duration::from_millis(after)).await;
         killed.kill()?;
         killed.wait()?;
-        // What was being placed may be at it for all that anybody knows, for ten minutes; the others are there.
+        // What was being placed may be at it for all that anybody knows, for ten minutes; a slow machine leaves more of it.
         let output = control.eschedule(&["apply", "-f", &path])?;
-        let is_held_up = !output.status.success();
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(!is_held_up || told.contains("is not placed: a command began with it"), "{output:?}");
+        if !output.status.success() {
+            let told = String::from_utf8_lossy(&output.stderr);
+            ensure!(told.contains("is not placed: a command began with it"), "{told}");
+            age_the_unplaced(&control).await?;
+            applied(&control, &text, &[], 0)?;
+        }
         for number in 1..=3 {
             let (disk, machine) = (format!("d{round}-{number}"), format!("w{round}-{number}"));
-            let shown = control.eschedule(&["volume", "show", &disk, "-o", "json"])?;
-            ensure!(shown.status.success() || is_held_up, "{shown:?}");
-            if !is_held_up {
-                assert_eq!(holder(&control, &disk)?, instance(&control, &machine)?);
-                whole += 1;
-            }
+            assert_eq!(holder(&control, &disk)?, instance(&control, &machine)?);
         }
-        if !is_held_up {
-            assert_eq!(applied(&control, &text, &["--prune", "--prune-volumes"], 0)?.0, nothing());
-        }
+        assert_eq!(applied(&control, &text, &["--prune", "--prune-volumes"], 0)?.0, nothing());
     }
-    ensure!(whole > 6, "most converge at once: {whole}");
     let pairs = control.store.list(&control.keys.instances()).await?.pairs;
     let records = pairs.iter().map(|pair| decode(&pair.value)).collect::<Result<Vec<Instance>, _>>()?;
     let names: HashSet<_> =
