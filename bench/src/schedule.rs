@@ -146,6 +146,7 @@ async fn grow(cloud: &Control, numbers: std::ops::Range<usize>) -> Result<()> {
                 machine: String::new(),
                 host: String::new(),
                 url: None,
+                storage: None,
                 started_at: Timestamp::now(),
             };
             txn.put(cloud.keys.alive(*node), encode(&record))

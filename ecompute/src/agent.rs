@@ -30,6 +30,7 @@ use crate::{
     port::{self, Port, Recent, Streams},
     presence::{self, Presence, machine},
     register::keep_registered,
+    storage,
 };
 
 /// Placement gets so long to take the lock when the agent ends.
@@ -43,6 +44,9 @@ const PROTECTION_PERIOD: Duration = Duration::from_secs(30);
 pub async fn run(settings: Settings, port: Option<Port>, shutdown: CancellationToken) -> Result<()> {
     let state = StateDir::take(&settings.state_dir)?;
     let node = state.node(settings.uuid)?;
+    if let Some(shared) = &settings.shared {
+        storage::take(shared, &settings.state_dir)?;
+    }
     tracing::info!(%node, name = settings.name, version = env!("CARGO_PKG_VERSION"), "starting");
     let store: Arc<dyn Store> =
         Arc::new(sealed(&settings, EtcdStore::connect(settings.etcd.clone()).await?)?);
@@ -90,8 +94,8 @@ pub fn libvirt_config(settings: &Settings, node: NodeId) -> LibvirtConfig {
         filter_required: settings.filter_required,
         control: settings.control_endpoints(),
         // By the directory and not by the node: `uuid` may be set anew, the directory stays.
-        pool: format!("ecompute{}", settings.disks().display()).replace('/', "-"),
-        pool_path: settings.disks(),
+        pool: format!("ecompute{}", settings.disks(node).display()).replace('/', "-"),
+        pool_path: settings.disks(node),
         console_dir: settings.consoles(),
         call_timeout: Duration::from_secs(30),
     }
@@ -120,7 +124,7 @@ pub async fn assemble(
         host: host.clone(),
         ..CacheConfig::new(&settings.images, settings.images_max_bytes)
     };
-    let (in_use, bases, disks) = (Arc::clone(&records), settings.images.join("base"), settings.disks());
+    let (in_use, bases, disks) = (Arc::clone(&records), settings.images.join("base"), settings.disks(node));
     let images = ImageCache::open(cache, move || bases_in_use(&in_use, &bases, &disks))
         .await
         .context("failed to open the image cache")?;
@@ -215,6 +219,7 @@ pub async fn run_with(parts: Arc<Parts>, shutdown: CancellationToken) -> Result<
         machine: machine(&parts.settings.state_dir).context("failed to tell this machine from others")?,
         host: nix::unistd::gethostname().unwrap_or_default().to_string_lossy().into_owned(),
         url: parts.url.get().cloned(),
+        storage: parts.settings.shared.as_ref().map(|shared| shared.storage.clone()),
         started_at: parts.host.now(),
     };
     let (in_presence, stop_presence) = (Arc::clone(&parts), stop.clone());

@@ -21,7 +21,7 @@ use nix::unistd::{AccessFlags, Group, Uid, access, getgroups};
 use crate::{
     agent::{libvirt_config, sealed},
     config::Settings,
-    health, identity, inventory,
+    health, identity, inventory, storage,
     port::{Port, PortError},
     presence,
 };
@@ -374,6 +374,9 @@ fn hypervisor(settings: &Settings) -> Found<LibvirtHypervisor> {
 fn disk(settings: &Settings) -> Found {
     let measured = inventory::measure(settings).map_err(|error| (FAILED, error))?;
     let place = settings.state_dir.display();
+    if let Some(shared) = &settings.shared {
+        storage::check(shared, &settings.state_dir).map_err(|error| (FAILED, error.to_string()))?;
+    }
     // Where the directory is not there yet, it is made in the nearest one that is.
     let existing = settings.state_dir.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     if let Err(error) = access(existing, AccessFlags::W_OK | AccessFlags::X_OK) {

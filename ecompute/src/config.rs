@@ -9,7 +9,7 @@ use std::{
 
 use ec_image::StoreSection;
 use ec_libvirt::{AddressFilter, VirtType};
-use ec_model::{Keyspace, NodeId, input::is_interface_name};
+use ec_model::{Keyspace, NodeId, SharedStorage, input::{is_hostname, is_interface_name}};
 use ec_placement_client::{PlacementConfig, PlacementSection};
 use ec_runtime::config::{ConfigError, Loaded, load};
 use ec_serve::{
@@ -40,6 +40,7 @@ pub struct ComputeFile {
     resize: Option<bool>,
     bridge: Option<String>,
     state_dir: Option<PathBuf>,
+    shared_storage: Option<SharedSection>,
     images: ImagesSection,
     workers: Option<usize>,
     reserved: BTreeMap<String, u64>,
@@ -59,6 +60,13 @@ struct ImagesSection {
     local: Vec<PathBuf>,
     allow_addresses: Vec<String>,
     store: Option<StoreSection>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SharedSection {
+    name: String,
+    path: PathBuf,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -96,6 +104,15 @@ enum VirtTypeName {
     Qemu,
 }
 
+/// Storage that this node shares with others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shared {
+    /// Which: its nodes all call it the same.
+    pub storage: SharedStorage,
+    /// Where it is mounted here.
+    pub path: PathBuf,
+}
+
 /// Everything the agent needs to know, checked.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -121,6 +138,8 @@ pub struct Settings {
     pub bridge: Option<String>,
     /// Where the agent keeps what must outlive it.
     pub state_dir: PathBuf,
+    /// The storage that this node shares with others, where guests' disks are to lie there.
+    pub shared: Option<Shared>,
     /// The image cache's directory.
     pub images: PathBuf,
     /// The image cache's bound, in bytes.
@@ -248,7 +267,27 @@ impl Settings {
         }
         let state_dir = file.state_dir.clone().unwrap_or_else(|| PathBuf::from("/var/lib/ecompute"));
         let images = file.images.directory.clone().unwrap_or_else(|| state_dir.join("images"));
-        for (key, path) in [("state_dir", &state_dir), ("images.directory", &images)] {
+        let shared = file.shared_storage.as_ref().map(|SharedSection { name, path }| Shared {
+            storage: SharedStorage::named(name),
+            path: path.clone(),
+        });
+        let mut paths = vec![("state_dir", &state_dir), ("images.directory", &images)];
+        if let Some(Shared { storage, path }) = &shared {
+            paths.push(("shared_storage.path", path));
+            if !is_hostname(&storage.name) {
+                note(format!(
+                    "shared_storage.name: `{}` is not usable: wanted letters, digits and hyphens",
+                    storage.name
+                ));
+            }
+            if state_dir.starts_with(path) {
+                note(format!(
+                    "state_dir: {} lies on the shared storage, and is this node's alone: name a directory of this host",
+                    state_dir.display()
+                ));
+            }
+        }
+        for (key, path) in paths {
             if !path.is_absolute() {
                 note(format!("{key}: `{}` is not an absolute path", path.display()));
             }
@@ -312,6 +351,7 @@ impl Settings {
             resize: file.resize.unwrap_or(true),
             bridge: file.bridge.clone(),
             state_dir,
+            shared,
             images,
             images_max_bytes: max_gb << 30,
             stall_timeout,
@@ -377,9 +417,26 @@ impl Settings {
         if self.bridge.is_some() { 2 } else { 1 }
     }
 
-    /// Where the overlays lie.
-    pub fn disks(&self) -> PathBuf {
-        self.state_dir.join("disks")
+    /// Where the guests' disks of a node lie: on shared storage each node has a directory of its own, so that none takes
+    /// another's for its own.
+    pub fn disks(&self, node: NodeId) -> PathBuf {
+        match &self.shared {
+            Some(shared) => shared.path.join(node.to_string()),
+            None => self.state_dir.join("disks"),
+        }
+    }
+
+    /// Where the disks of all nodes lie that have the same storage.
+    pub fn storage(&self) -> PathBuf {
+        match &self.shared {
+            Some(shared) => shared.path.clone(),
+            None => self.state_dir.join("disks"),
+        }
+    }
+
+    /// Of which provider the disks of a node are claimed.
+    pub fn disk_provider(&self, node: NodeId) -> NodeId {
+        self.shared.as_ref().map_or(node, |shared| shared.storage.provider)
     }
 
     /// Where the guests' console logs lie.
@@ -441,6 +498,25 @@ mod tests {
         assert_eq!(settings.etcd.endpoints, ["ds1:2379"]);
         assert!(!settings.resize);
         assert_eq!(settings.bridge.as_deref(), Some("br0"));
+    }
+
+    #[test]
+    fn shared_storage_has_a_name_and_a_place_of_its_own() {
+        let node = NodeId::new(uuid::Uuid::from_u128(7));
+        let settings = check("shared_storage: {name: nfs, path: /srv/nfs}").unwrap();
+        assert_eq!(settings.disks(node), Path::new("/srv/nfs").join(node.to_string()));
+        assert_eq!(settings.disk_provider(node), SharedStorage::named("nfs").provider);
+        let own = check("").unwrap();
+        assert_eq!((own.disks(node), own.disk_provider(node)), (own.storage(), node));
+        for (text, wanted) in [
+            ("shared_storage: {name: 'a b', path: /srv/nfs}", "shared_storage.name: `a b`"),
+            ("shared_storage: {name: nfs, path: srv}", "shared_storage.path: `srv`"),
+            ("shared_storage: {name: nfs, path: /var/lib}", "state_dir: /var/lib/ecompute lies on the shared"),
+            ("shared_storage: {name: nfs}", "path"),
+        ] {
+            let error = check(text).unwrap_err();
+            assert!(error.contains(wanted), "{text}: {error}");
+        }
     }
 
     #[test]

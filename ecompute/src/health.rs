@@ -54,7 +54,7 @@ fn measure(settings: &Settings, clock_behind: Option<i64>) -> Measured {
         Room { left: system.available_memory(), total: system.total_memory() }
     });
     let stall = std::fs::read_to_string("/proc/pressure/memory").ok().as_deref().and_then(full_of_a_minute);
-    let places = [existing(&settings.disks()), existing(&settings.images)];
+    let places = [existing(&settings.storage()), existing(&settings.images)];
     let disks = places.iter().filter_map(|place| Some((place.display().to_string(), room(place)?))).collect();
     Measured { memory, memory_stall: stall, disks, clock_behind }
 }

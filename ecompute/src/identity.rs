@@ -1,6 +1,7 @@
 //! Who this node is: its uuid, kept in the state directory, and the lock that keeps a second agent out.
 
 use std::{
+    fmt::Display,
     fs::{self, File},
     io::{self, Write},
     path::{Path, PathBuf},
@@ -104,11 +105,11 @@ pub(crate) fn kept(state_dir: &Path) -> Option<NodeId> {
     fs::read_to_string(state_dir.join("uuid")).ok()?.trim().parse().ok()
 }
 
-/// Whole or not at all: a crash must not leave half a uuid, which would orphan the provider.
-fn keep(path: &Path, node: NodeId) -> io::Result<()> {
+/// Writes a line, whole or not at all: a crash must not leave half a uuid, which would orphan the provider.
+pub(crate) fn keep(path: &Path, line: impl Display) -> io::Result<()> {
     let temporary = path.with_extension("new");
     let mut file = File::create(&temporary)?;
-    writeln!(file, "{node}")?;
+    writeln!(file, "{line}")?;
     file.sync_all()?;
     fs::rename(&temporary, path)?;
     // The name too must outlive a power cut: placement and etcd will know this uuid in a moment.

@@ -28,7 +28,7 @@ pub(crate) struct Measured {
     pub(crate) vcpus: u64,
     /// Memory in MiB.
     pub(crate) memory_mb: u64,
-    /// The file system of the state directory, in GiB.
+    /// The file system of the guests' disks, in GiB.
     pub(crate) disk_gb: u64,
     /// Of these, what neither guests' disks nor cached images take, in GiB, rounded up.
     pub(crate) disk_others_gb: u64,
@@ -45,12 +45,12 @@ pub(crate) fn measure(settings: &Settings) -> Result<Measured, String> {
     system.refresh_memory();
     let vcpus = std::thread::available_parallelism()
         .map_err(|error| format!("failed to count processors: {error}"))?;
-    let disks = existing(&settings.disks());
+    let disks = existing(&settings.storage());
     let failed = |error| format!("failed to measure the file system of {}: {error}", disks.display());
     let stat = nix::sys::statvfs::statvfs(&disks).map_err(failed)?;
     let device = device(&disks);
     let images_there = device.is_some() && device == self::device(&existing(&settings.images));
-    let mut ours = bytes_in(&settings.disks());
+    let mut ours = bytes_in(&settings.storage());
     if images_there {
         ours += bytes_in(&settings.images);
     }

@@ -20,6 +20,7 @@ mod parts;
 pub mod port;
 mod presence;
 mod register;
+mod storage;
 mod worker;
 
 pub use parts::Parts;

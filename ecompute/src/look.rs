@@ -1,7 +1,10 @@
 //! Reading what there is: what etcd, the hypervisor, the node's own records and placement have. What it means is
 //! for [`ec_plan::engine`] to say.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use ec_model::{InstanceId, Intent, NodeId, Request, RequestId, Resources, Size, State, Status, decode};
 use ec_placement_client::{ConsumerAllocations, PlacementError};
@@ -120,9 +123,10 @@ pub(crate) async fn ask_placement(
 ) -> Result<Held, PlacementError> {
     let placement = parts.placement.on_behalf(request_id);
     let Some(held) = placement.allocations(instance).await? else { return Ok(Held::Nothing) };
-    let mut tree = [parts.node].into();
-    if held.allocations.keys().any(|provider| *provider != parts.node) {
-        tree = placement.tree(parts.node).await?;
+    // What of the storage that it shares with others is claimed for an instance of its own, is claimed here.
+    let mut tree: BTreeSet<NodeId> = [parts.node, parts.settings.disk_provider(parts.node)].into();
+    if held.allocations.keys().any(|provider| !tree.contains(provider)) {
+        tree.extend(placement.tree(parts.node).await?);
     }
     Ok(amounts_here(&held, |provider| tree.contains(provider)).map_or(Held::Elsewhere, Held::Here))
 }

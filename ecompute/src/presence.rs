@@ -295,6 +295,7 @@ mod tests {
             machine: machine.into(),
             host: format!("host-{machine}"),
             url: None,
+            storage: None,
             started_at: Timestamp::UNIX_EPOCH,
         }
     }

@@ -14,7 +14,10 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     inventory::{self, Measured},
     parts::Parts,
+    storage,
 };
+
+const DISK: &str = "DISK_GB";
 
 /// How often an agent makes sure that placement still knows its node, and as it is.
 const PERIOD: Duration = Duration::from_secs(60);
@@ -120,6 +123,7 @@ async fn register(parts: &Parts) -> Result<(), PlacementError> {
     let (placement, node, settings) = (&parts.placement, parts.node, &parts.settings);
     let measured = inventory::measure(settings).map_err(PlacementError::Invalid)?;
     let provider = placement.ensure_provider(node, &settings.name).await?;
+    storage::join(parts).await?;
     reserve_uncounted(parts).await?;
     tell(parts, &offered(parts, &measured)).await?;
     let mut traits: BTreeSet<String> = settings.traits.clone();
@@ -136,7 +140,10 @@ async fn register(parts: &Parts) -> Result<(), PlacementError> {
 /// Has the room of guests reserved that are here and that placement does not know of, before it is offered: one by
 /// one they are claimed again.
 async fn reserve_uncounted(parts: &Parts) -> Result<(), PlacementError> {
-    let held = parts.placement.provider_allocations(parts.node).await?;
+    let mut held = parts.placement.provider_allocations(parts.node).await?;
+    if let Some(shared) = &parts.settings.shared {
+        held.extend(parts.placement.provider_allocations(shared.storage.provider).await?);
+    }
     let records = Arc::clone(&parts.records);
     let listed = parts.host.blocking(move || records.list()).await;
     let here = match listed {
@@ -170,12 +177,16 @@ async fn reserve_uncounted(parts: &Parts) -> Result<(), PlacementError> {
 /// Brings what is reserved up to date, where it is out by more than the disk's breathing. What an operator set
 /// otherwise (a lock, say) stays.
 pub(crate) async fn refresh(parts: &Parts) -> Result<(), PlacementError> {
-    let current = parts.placement.inventory(parts.node).await?;
+    let mut current = parts.placement.inventory(parts.node).await?;
+    if let Some(shared) = &parts.settings.shared {
+        current.remove(DISK);
+        current.extend(parts.placement.inventory(shared.storage.provider).await?);
+    }
     let measured = inventory::measure(&parts.settings).map_err(PlacementError::Invalid)?;
     let mut wanted = offered(parts, &measured);
     let told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner).clone();
     wanted.retain(|class, inventory| {
-        let slack = if class == "DISK_GB" { 1 } else { 0 };
+        let slack = if class == DISK { 1 } else { 0 };
         current.get(class).is_none_or(|current| {
             // Where guests that are not counted take all that there is, this agent has reserved all of it itself.
             let locked = current.reserved >= current.total && told.get(class) != Some(&current.reserved);
@@ -200,21 +211,44 @@ fn offered(parts: &Parts, measured: &Measured) -> BTreeMap<String, Inventory> {
     offered
 }
 
-/// Sets these classes, and remembers what of them this agent has reserved.
+/// Sets these classes, and remembers what of them this agent has reserved. Of storage that is shared the disk is no node's own.
 async fn tell(parts: &Parts, inventory: &BTreeMap<String, Inventory>) -> Result<(), PlacementError> {
-    parts.placement.set_inventory(parts.node, inventory).await?;
+    let (placement, node) = (&parts.placement, parts.node);
+    match &parts.settings.shared {
+        None => placement.set_inventory(node, inventory).await?,
+        Some(shared) => {
+            let mut own = inventory.clone();
+            if let Some(disk) = own.remove(DISK) {
+                match placement.drop_inventory(node, DISK).await {
+                    // Of guests whose disks lie where this node's lay before: nothing more is offered there.
+                    Err(PlacementError::Conflict(_)) => {
+                        let before = placement.inventory(node).await?.remove(DISK);
+                        own.extend(before.map(|before| {
+                            (DISK.to_owned(), Inventory { reserved: before.total, ..before })
+                        }));
+                    }
+                    dropped => dropped?,
+                }
+                placement.set_inventory(shared.storage.provider, &[(DISK.to_owned(), disk)].into()).await?;
+            }
+            placement.set_inventory(node, &own).await?;
+        }
+    }
     let mut told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner);
     told.extend(inventory.iter().map(|(class, inventory)| (class.clone(), inventory.reserved)));
     Ok(())
 }
 
-/// What guests take that are here and not counted, by class.
+/// What guests take that are here and not counted, by class. Of storage that is shared each node would have its own opinion.
 fn uncounted(parts: &Parts) -> Resources {
     let mut sum = Resources::new();
     for amounts in parts.uncounted.borrow().values() {
         for (class, amount) in amounts {
             *sum.entry(class.clone()).or_default() += amount;
         }
+    }
+    if parts.settings.shared.is_some() {
+        sum.remove(DISK);
     }
     sum
 }

@@ -39,6 +39,7 @@ async fn node(stack: &Stack, alive: bool) -> Result<NodeId> {
             machine: String::new(),
             host: String::new(),
             url: None,
+            storage: None,
             started_at: jiff::Timestamp::now(),
         };
         stack.store.txn(Txn::new().put(Keyspace::default().alive(node), encode(&record))).await?;

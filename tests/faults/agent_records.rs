@@ -116,7 +116,7 @@ async fn room_on_another_node_builds_nothing_here_and_stays_where_it_is() -> Res
     let amounts =
         stack.placement.provider_allocations(stack.node).await?.remove(&instance).context("no claim")?;
     stack.placement.release(instance).await?;
-    stack.placement.claim_exact(instance, other, &amounts, "p", "u").await?;
+    stack.placement.claim_exact(instance, &[(other, amounts.clone())].into(), "p", "u").await?;
     stack.signal_agent(nix::sys::signal::Signal::SIGCONT)?;
     let status = stack.until_state(instance, State::Error).await?;
     assert!(status.reason.unwrap_or_default().contains("other resource providers"));

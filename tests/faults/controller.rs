@@ -111,7 +111,7 @@ async fn what_killed_commands_left_is_taken_away_on_dead_nodes_too_and_nothing_e
     let mut left = Vec::new();
     for (number, minutes) in [11, 9].into_iter().enumerate() {
         let instance = InstanceId::new(uuid::Uuid::new_v4());
-        control.placement.claim_exact(instance, node, &claimed, "default", "default").await?;
+        control.placement.claim_exact(instance, &[(node, claimed.clone())].into(), "default", "default").await?;
         let created_at = Timestamp::now() - SignedDuration::from_mins(minutes);
         let name = format!("left{number}");
         let record = unplaced(instance, Some(&name), "default", created_at);

@@ -127,6 +127,7 @@ impl Control {
             machine: String::new(),
             host: String::new(),
             url: None,
+            storage: None,
             started_at: Timestamp::now(),
         };
         self.put(self.keys.alive(node), encode(&record)).await

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 
 use ec_model::{
-    Blob, ImageRef, Instance, NodeId, Record, Request, ResourceQuery, Restart, Spec, Workload, decode,
+    Alive, Blob, ImageRef, Instance, NodeId, Record, Request, ResourceQuery, Restart, Spec, Workload, decode,
     input::{LABELS_MAX, METADATA_MAX},
 };
-use ec_placement_client::DISABLED;
+use ec_placement_client::{Candidate, DISABLED};
 use ec_plan::choice::{Choice, Offer, Order, Strategy, choose, fullness};
 
 use crate::{Cloud, CloudError, CloudResult, Joining, Naming, schedule::Looked, source::Source};
@@ -17,6 +17,8 @@ const LIMITS: [Option<usize>; 3] = [Some(16), Some(256), None];
 
 /// Which tree a candidate must be of (Placement API, 1.31 for the group without a suffix).
 const IN_TREE: &str = "in_tree";
+
+const DISK: &str = "DISK_GB";
 
 /// What the provider of the host itself must have, or must not (Placement API, 1.35).
 pub(crate) const ROOT_REQUIRED: &str = "root_required";
@@ -55,6 +57,8 @@ pub struct Ask<'a> {
     pub(crate) asked: ResourceQuery,
     /// The only node that may be.
     pub(crate) node: Option<NodeId>,
+    /// That node cannot be asked for by itself.
+    among_all: bool,
     /// How many living nodes may be tried.
     pub(crate) limit: usize,
     /// Which of them first, where placement's order is not what is wanted, and for an instance of which name.
@@ -79,7 +83,7 @@ impl<'a> Ask<'a> {
     /// # Errors
     /// As [`Self::new`].
     pub fn of_volume(query: &'a ResourceQuery, node: Option<NodeId>) -> CloudResult<Self> {
-        let ask = Self::needing(query, &[("DISK_GB", 1)], "a volume")?;
+        let ask = Self::needing(query, &[(DISK, 1)], "a volume")?;
         match node {
             Some(node) => ask.on(node),
             None => Ok(ask),
@@ -89,7 +93,7 @@ impl<'a> Ask<'a> {
     fn needing(query: &'a ResourceQuery, needs: &[(&str, u64)], what: &str) -> CloudResult<Self> {
         let (plain, asked) = (query.clone(), unmarked(query));
         let limit = limit_of(query, needs, what)?;
-        Ok(Self { query, plain, asked, node: None, limit, strategy: None, group: None, format: 1 })
+        Ok(Self { query, plain, asked, node: None, among_all: false, limit, strategy: None, group: None, format: 1 })
     }
 
     /// The same, tried in an order of ours, for an instance of that name. Then all nodes with room are looked at.
@@ -114,7 +118,7 @@ impl<'a> Ask<'a> {
     pub async fn beside(self, cloud: &Cloud, image: &ImageRef) -> CloudResult<Self> {
         let Some(source) = Source::of(cloud, image).await? else { return Ok(self) };
         // Without it, it is as large as what it is made of.
-        if let Some(gigabytes) = self.query.total().get("DISK_GB") {
+        if let Some(gigabytes) = self.query.total().get(DISK) {
             source.fits(*gigabytes)?;
         }
         match self.node {
@@ -136,10 +140,27 @@ impl<'a> Ask<'a> {
         Ok(Self { asked: unmarked(&plain), plain, node: Some(node), ..self })
     }
 
+    /// The same as placement understands it, where it is for a node whose disks lie on storage that it shares: what such a candidate
+    /// takes is of two trees, or of that of the storage alone.
+    pub(crate) async fn on_storage(self, cloud: &Cloud) -> CloudResult<Self> {
+        let wanted = self.query.total();
+        let (Some(node), true) = (self.node, wanted.contains_key(DISK)) else { return Ok(self) };
+        let sign = cloud.store.get(&cloud.keys.alive(node)).await?.0;
+        let alive = sign.and_then(|sign| decode::<Alive>(&sign.value).ok());
+        let Some(storage) = alive.and_then(|alive| alive.storage) else { return Ok(self) };
+        let is_disk_alone = wanted.len() == 1;
+        let plain = match is_disk_alone {
+            true => self.query.also(IN_TREE, &storage.provider.to_string()),
+            false => self.query.clone(),
+        };
+        Ok(Self { asked: unmarked(&plain), plain, among_all: !is_disk_alone, ..self })
+    }
+
     /// How many candidates are asked for, and asked for next.
     pub(crate) fn limits(&self) -> &'static [Option<usize>] {
-        let compares_all =
-            self.strategy.is_some() || self.group.as_ref().is_some_and(|group| group.group.policy.is_soft());
+        let compares_all = self.among_all
+            || self.strategy.is_some()
+            || self.group.as_ref().is_some_and(|group| group.group.policy.is_soft());
         if compares_all { &LIMITS[LIMITS.len() - 1..] } else { &LIMITS }
     }
 
@@ -160,7 +181,8 @@ impl<'a> Ask<'a> {
     }
 
     /// Which of the candidates to try.
-    pub(crate) fn choose(&self, Looked { found, alive, peers }: &Looked, order: &Order) -> Choice {
+    pub(crate) fn choose(&self, looked: &Looked, order: &Order) -> Choice {
+        let Looked { found, alive, peers, .. } = looked;
         let wanted = self.query.total();
         let mut amounts: HashMap<(NodeId, &str), (u64, u64)> = HashMap::new();
         for (provider, summary) in &found.summaries {
@@ -169,12 +191,18 @@ impl<'a> Ask<'a> {
                 *of_host = (of_host.0 + amount.used, of_host.1 + amount.capacity);
             }
         }
-        let full = |host: NodeId| {
-            fullness(&wanted, |class| amounts.get(&(host, class)).copied().unwrap_or_default())
+        // Of what the host shares with others, as far as the candidate takes it.
+        let of = |candidate: &Candidate, host: NodeId, class: &str| {
+            let shared = candidate.allocations.keys().filter(|provider| found.shares(**provider));
+            let providers = [host].into_iter().chain(shared.copied());
+            providers.filter_map(|provider| amounts.get(&(provider, class)).copied()).next().unwrap_or_default()
         };
-        let offers = found.candidates.iter().map(|candidate| found.hosts(candidate));
-        let offers =
-            offers.map(|hosts| Offer { fullness: hosts.first().map_or(0, |host| full(*host)), hosts });
+        let offers = found.candidates.iter().map(|candidate| {
+            let mut hosts = looked.hosts(candidate);
+            hosts.retain(|host| self.node.is_none_or(|only| only == *host));
+            let full = |host: &NodeId| fullness(&wanted, |class| of(candidate, *host, class));
+            Offer { fullness: hosts.first().map_or(0, full), hosts }
+        });
         let alive = alive.keys().copied().collect();
         choose(&offers.collect::<Vec<_>>(), order, &alive, peers.as_ref(), self.limit)
     }
@@ -221,9 +249,9 @@ impl<'a> Wanted<'a> {
         Ok(Self { ask: Ask { format, ..ask }, guest })
     }
 
-    /// The same where what it is made of lies.
+    /// The same where what it is made of lies, as placement understands it.
     pub(crate) async fn beside_source(&self, cloud: &Cloud) -> CloudResult<Self> {
-        let ask = self.ask.clone().beside(cloud, &self.guest.image).await?;
+        let ask = self.ask.clone().beside(cloud, &self.guest.image).await?.on_storage(cloud).await?;
         Ok(Self { ask, guest: self.guest })
     }
 

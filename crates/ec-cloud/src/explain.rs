@@ -1,9 +1,9 @@
 //! Why there was no room: asks placement and etcd once more, and has it judged.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, hash_map::Entry};
 
 use ec_model::{Alive, NodeId, ResourceQuery, decode};
-use ec_placement_client::{DISABLED, Inventory, Summary};
+use ec_placement_client::{DISABLED, Inventory, SHARES, Summary};
 use ec_plan::lack::{Amount, Bar, Demands, Host, Reasons, judge, lack_of};
 use futures::{StreamExt, TryStreamExt};
 
@@ -22,12 +22,14 @@ pub async fn explain(cloud: &Cloud, ask: &Ask<'_>, seen: &NoRoom) -> CloudResult
     demands.forbidden.insert(DISABLED.to_owned());
     let nodes = cloud.keys.all_alive();
     let listing = cloud.store.list(&nodes).await?;
-    let alive: HashMap<NodeId, String> = (listing.pairs.iter())
-        .filter_map(|pair| {
-            let node = cloud.keys.parse_alive(&pair.key).ok()?;
-            Some((node, decode::<Alive>(&pair.value).map_or_else(|_| node.to_string(), |r| r.name)))
-        })
-        .collect();
+    let mut alive: HashMap<NodeId, String> = HashMap::new();
+    let mut storages: HashMap<NodeId, NodeId> = HashMap::new();
+    for pair in &listing.pairs {
+        let Ok(node) = cloud.keys.parse_alive(&pair.key) else { continue };
+        let record = decode::<Alive>(&pair.value).ok();
+        storages.extend(record.as_ref().and_then(|record| Some((node, record.storage.as_ref()?.provider))));
+        alive.insert(node, record.map_or_else(|| node.to_string(), |record| record.name));
+    }
     let mut summaries: HashMap<NodeId, Summary> = HashMap::new();
     for class in demands.total.keys() {
         let query = ResourceQuery::parse(&format!("resources={class}:1"))
@@ -38,8 +40,9 @@ pub async fn explain(cloud: &Cloud, ask: &Ask<'_>, seen: &NoRoom) -> CloudResult
     wanted_traits.extend(demands.any.iter().flatten().cloned());
     let somebody_has = cloud.placement.associated_traits(&wanted_traits).await?;
 
-    let mut hosts: HashMap<NodeId, Host> = HashMap::new();
+    let (mut hosts, mut shared): (HashMap<NodeId, Host>, HashMap<NodeId, Host>) = Default::default();
     for (provider, summary) in summaries {
+        let hosts = if summary.traits.contains(SHARES) { &mut shared } else { &mut hosts };
         let host = hosts.entry(summary.root_provider_uuid.unwrap_or(provider)).or_default();
         for (class, amount) in summary.resources {
             let sum = host.amounts.entry(class).or_default();
@@ -56,6 +59,14 @@ pub async fn explain(cloud: &Cloud, ask: &Ask<'_>, seen: &NoRoom) -> CloudResult
         .try_collect()
         .await?;
     hosts.extend(full);
+    for (node, storage) in storages {
+        if let Entry::Vacant(unseen) = shared.entry(storage) {
+            unseen.insert(singly(cloud, storage).await?);
+        }
+        if let (Some(host), Some(of)) = (hosts.get_mut(&node), shared.get(&storage)) {
+            host.amounts.extend(of.amounts.clone());
+        }
+    }
     // Of others nobody asked.
     hosts.retain(|node, _| ask.node.is_none_or(|only| only == *node));
     let mut not_alive: BTreeSet<NodeId> = seen.not_alive.iter().copied().collect();

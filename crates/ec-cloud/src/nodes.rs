@@ -39,6 +39,8 @@ pub struct NodeView {
     pub started_at: Option<jiff::Timestamp>,
     /// Where its agent's port is reached; none where it has none, or is not alive.
     pub url: Option<String>,
+    /// The storage that it shares with others, where its guests' disks lie there.
+    pub storage: Option<String>,
     /// How many instances etcd speaks of there.
     pub instances: usize,
     /// What is allocated, by class.
@@ -55,6 +57,19 @@ pub struct NodeView {
 enum Room {
     Known { used: Resources, capacity: Resources, disabled: bool },
     Unknown,
+}
+
+impl Room {
+    /// With what it shares with others.
+    fn with(mut self, shared: &Self) -> Self {
+        if let (Self::Known { used, capacity, .. }, Self::Known { used: of_all, capacity: all, .. }) =
+            (&mut self, shared)
+        {
+            used.extend(of_all.clone());
+            capacity.extend(all.clone());
+        }
+        self
+    }
 }
 
 /// Living nodes, and others that hold instances.
@@ -87,6 +102,12 @@ pub async fn nodes(cloud: &Cloud) -> CloudResult<Vec<NodeView>> {
             revoked.extend(record.revoked.then_some(node));
         }
     }
+    let shared: BTreeSet<NodeId> =
+        records.values().flatten().filter_map(|record| Some(record.storage.as_ref()?.provider)).collect();
+    let mut storages: HashMap<NodeId, Room> = HashMap::new();
+    for storage in shared {
+        storages.insert(storage, singly(&*cloud.placement, storage).await?);
+    }
     let held = holders(keys, &requests, &statuses);
     let all: BTreeSet<NodeId> = records.keys().chain(held.keys()).copied().collect();
     let rooms: HashMap<NodeId, (Room, Option<String>)> = futures::stream::iter(all)
@@ -110,7 +131,13 @@ pub async fn nodes(cloud: &Cloud) -> CloudResult<Vec<NodeView>> {
         .map(|(node, (room, name))| {
             let count = held.get(&node).map_or(0, |held| held.len());
             let troubles = troubles.remove(&node).unwrap_or_default();
-            view(node, records.get(&node), count, room, name, troubles, revoked.contains(&node))
+            let record = records.get(&node);
+            let storage = record.and_then(|record| record.as_ref().ok()?.storage.as_ref());
+            let room = match storage.and_then(|storage| storages.get(&storage.provider)) {
+                Some(shared) => room.with(shared),
+                None => room,
+            };
+            view(node, record, count, room, name, troubles, revoked.contains(&node))
         })
         .collect();
     nodes.sort_by(|a, b| (&a.name, a.node).cmp(&(&b.name, b.node)));
@@ -166,6 +193,7 @@ fn view(
         revoked,
         started_at: known.map(|known| known.started_at),
         url: known.and_then(|known| known.url.clone()),
+        storage: known.and_then(|known| Some(known.storage.as_ref()?.name.clone())),
         instances,
         used,
         capacity,

@@ -40,6 +40,7 @@ pub struct Share {
 /// Looks where an instance would go; the inner error says what stands in the way. Nothing is written.
 pub async fn preview(cloud: &Cloud, ask: &Ask<'_>) -> CloudResult<Result<Preview, NoRoom>> {
     let mut seen = NoRoom::default();
+    let ask = &ask.clone().on_storage(cloud).await?;
     let order = ask.order(cloud).await?;
     for limit in ask.limits().iter().copied() {
         let looked = look(cloud, ask, limit, &CancellationToken::new()).await?;
@@ -56,7 +57,11 @@ pub async fn preview(cloud: &Cloud, ask: &Ask<'_>) -> CloudResult<Result<Preview
         let node = first.node;
         let mut resources: BTreeMap<String, Share> = BTreeMap::new();
         for (class, wanted) in ask.query.total() {
-            let of_node = found.summaries.iter().filter(|(provider, _)| found.root(**provider) == node);
+            let taken = &found.candidates[first.offer].allocations;
+            let is_its = |provider: NodeId| {
+                found.root(provider) == node || (found.shares(provider) && taken.contains_key(&provider))
+            };
+            let of_node = found.summaries.iter().filter(|(provider, _)| is_its(**provider));
             let amounts = of_node.filter_map(|(_, summary)| summary.resources.get(&class));
             let share = amounts.fold(Share { wanted, ..Share::default() }, |share, amount| Share {
                 free: share.free + amount.capacity.saturating_sub(amount.used),

@@ -9,6 +9,7 @@ use ec_runtime::planted;
 use ec_store::{Compare, KeyValue, StoreError, Txn};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use crate::{
     Ask, Cloud, CloudError, CloudResult, Wanted,
@@ -72,7 +73,7 @@ pub async fn schedule(
         let lost_before = seen.lost_races;
         let mut tried = 0;
         let choice = wanted.ask.choose(&looked, &order);
-        let Looked { found: candidates, alive, mut peers } = looked;
+        let Looked { found: candidates, alive, mut peers, .. } = looked;
         seen.not_alive.extend(choice.not_alive);
         seen.left_out = choice.left_out;
         for Try { offer, node } in choice.tries {
@@ -179,8 +180,20 @@ pub(crate) struct Looked {
     pub(crate) found: Candidates,
     /// The living among their hosts.
     pub(crate) alive: Signs,
+    /// The living nodes of each storage that a candidate takes all that it takes from, in the order in which they are tried.
+    pub(crate) members: HashMap<NodeId, Vec<NodeId>>,
     /// The members of the group that it is for.
     pub(crate) peers: Option<Peers>,
+}
+
+impl Looked {
+    /// The nodes that could build there.
+    pub(crate) fn hosts(&self, candidate: &Candidate) -> Vec<NodeId> {
+        match self.found.storage_alone(candidate) {
+            Some(storage) => self.members.get(&storage).cloned().unwrap_or_default(),
+            None => self.found.hosts(candidate),
+        }
+    }
 }
 
 /// Looks what is there. Only reads, so an interruption ends it at once.
@@ -199,12 +212,13 @@ pub(crate) async fn look(
             found => found,
         };
         let found = found.map_err(refused)?;
-        let alive = alive(cloud, &found, ask.format).await?;
+        let mut alive = alive(cloud, &found, ask.format).await?;
+        let members = members(cloud, &found, ask.format, &mut alive).await?;
         let peers = match &ask.group {
             Some(group) => Some(group.peers(cloud).await?),
             None => None,
         };
-        Ok(Looked { found, alive, peers })
+        Ok(Looked { found, alive, members, peers })
     };
     tokio::select! {
         biased;
@@ -247,17 +261,45 @@ async fn alive(cloud: &Cloud, found: &Candidates, format: u32) -> Result<Signs, 
     Ok(looked.into_iter().filter(|(_, sign)| sign.is_some()).collect())
 }
 
+/// The living nodes of the storages that candidates take all that they take from: which of them it is, placement leaves open. They
+/// are tried in a random order, so that none gets all.
+async fn members(
+    cloud: &Cloud,
+    found: &Candidates,
+    format: u32,
+    alive: &mut Signs,
+) -> Result<HashMap<NodeId, Vec<NodeId>>, StoreError> {
+    let storages: BTreeSet<NodeId> =
+        found.candidates.iter().filter_map(|candidate| found.storage_alone(candidate)).collect();
+    let mut members: HashMap<NodeId, Vec<NodeId>> = HashMap::new();
+    if storages.is_empty() {
+        return Ok(members);
+    }
+    for sign in cloud.store.list(&cloud.keys.all_alive()).await?.pairs {
+        let Ok(Alive { node, storage: Some(storage), .. }) = decode(&sign.value) else { continue };
+        if storages.contains(&storage.provider) && is_understood(cloud, node, &sign, format) {
+            members.entry(storage.provider).or_default().push(node);
+            alive.insert(node, Some(sign));
+        }
+    }
+    let drawn = cloud.host.uuid();
+    for nodes in members.values_mut() {
+        nodes.sort_by_cached_key(|node| Uuid::new_v5(&drawn, node.uuid().as_bytes()));
+    }
+    Ok(members)
+}
+
 /// The sign of life of a node whose agent can be asked by a request of that format.
 async fn sign_of(cloud: &Cloud, node: NodeId, format: u32) -> Result<Option<KeyValue>, StoreError> {
     let sign = cloud.store.get(&cloud.keys.alive(node)).await?.0;
-    Ok(sign.filter(|sign| match not_understood(node, &sign.value, format) {
-        None => true,
-        // As one that is dead: it uses no limit up.
-        Some(why) => {
-            (cloud.notice)(&format!("node {node} is passed over: {why}; use the same release on both sides"));
-            false
-        }
-    }))
+    Ok(sign.filter(|sign| is_understood(cloud, node, sign, format)))
+}
+
+/// Whether an agent can be asked so. One that cannot is as one that is dead: it uses no limit up.
+fn is_understood(cloud: &Cloud, node: NodeId, sign: &KeyValue, format: u32) -> bool {
+    let Some(why) = not_understood(node, &sign.value, format) else { return true };
+    (cloud.notice)(&format!("node {node} is passed over: {why}; use the same release on both sides"));
+    false
 }
 
 /// Whether the candidate is ours now; not where somebody else was quicker.

@@ -34,7 +34,7 @@ pub use held::{Edition, Held, Intent};
 pub use history::{Action, ActionVerb, Actions, HISTORY_MAX, Outcome, Outcomes};
 pub use image::{Image, ImageStatus, Visibility};
 pub use instance::{Assigned, CopyOf, ImageRef, Instance, OF_INSTANCE, OF_VOLUME, Spec};
-pub use node::{Alive, Node, Trouble, TroubleKind};
+pub use node::{Alive, Node, SharedStorage, Trouble, TroubleKind};
 pub use power::{GRACE_SECONDS, Power, PowerWish, Restart};
 pub use rebuild::{Rebuild, Rebuilt};
 pub use request::{Desired, Request};

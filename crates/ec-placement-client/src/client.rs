@@ -5,15 +5,16 @@ use std::{
     sync::Arc,
 };
 
-use ec_model::{InstanceId, NodeId, RequestId, ResourceQuery, Resources};
+use ec_model::{InstanceId, NodeId, RequestId, ResourceQuery, Resources, SharedStorage};
 use reqwest::Method;
 use serde_json::json;
+use uuid::Uuid;
 
 use crate::{
     Candidate, Candidates, Claim, ConsumerAllocations, Inventory, PlacementConfig, PlacementError,
     PlacementResult, Provider, Transport,
     types::{
-        CandidatesBody, ConsumerBody, InventoriesBody, ProviderAllocationsBody, ProvidersBody, ResourcesOf,
+        AggregatesBody, CandidatesBody, ConsumerBody, InventoriesBody, ProviderAllocationsBody, ProvidersBody, ResourcesOf,
         TraitNamesBody, TraitsBody,
     },
     wire::Wire,
@@ -27,6 +28,10 @@ pub const DISABLED: &str = "COMPUTE_STATUS_DISABLED";
 
 /// Says beside [`DISABLED`] that it was set because the node's agent is gone, and goes when that is back.
 const DOWN: &str = "CUSTOM_ECOMPUTE_NODE_DOWN";
+
+/// The trait of a provider that shares what it has with all providers of its aggregates (Placement API, "shared resource
+/// providers").
+pub const SHARES: &str = "MISC_SHARES_VIA_AGGREGATE";
 
 /// How often a write is decided anew after a generation conflict. Conflicts come from operators and
 /// from claims on the same provider, which are short: eight tries outlast them.
@@ -130,17 +135,16 @@ impl PlacementClient {
         self.allocate(claim.instance, &claim.candidate.allocations, mappings, claim.project, claim.user).await
     }
 
-    /// Claims these amounts of one provider for a consumer that must not exist: for a guest that is there and
-    /// has no claim. [`PlacementError::Conflict`] as with [`Self::claim`].
+    /// Claims these amounts for a consumer that must not exist: for a guest that is there and has no claim.
+    /// [`PlacementError::Conflict`] as with [`Self::claim`].
     pub async fn claim_exact(
         &self,
         instance: InstanceId,
-        node: NodeId,
-        amounts: &Resources,
+        allocations: &BTreeMap<NodeId, Resources>,
         project: &str,
         user: &str,
     ) -> PlacementResult<()> {
-        self.allocate(instance, &BTreeMap::from([(node, amounts.clone())]), None, project, user).await
+        self.allocate(instance, allocations, None, project, user).await
     }
 
     async fn allocate(
@@ -317,6 +321,63 @@ impl PlacementClient {
             wanted
         })
         .await
+    }
+
+    /// Has the provider offer nothing of a class any more. [`PlacementError::Conflict`] where something of it is in use.
+    pub async fn drop_inventory(&self, node: NodeId, class: &str) -> PlacementResult<()> {
+        self.change_inventory(node, |current| {
+            let mut wanted = current.clone();
+            wanted.remove(class);
+            wanted
+        })
+        .await
+    }
+
+    /// Makes sure that there is a provider which shares what it has with the nodes of the storage's aggregate.
+    pub async fn ensure_shared(&self, storage: &SharedStorage) -> PlacementResult<()> {
+        self.ensure_provider(storage.provider, &storage.provider_name()).await?;
+        self.set_traits(storage.provider, &[SHARES.to_owned()].into(), |_| false).await?;
+        self.change_aggregates(storage.provider, |own| _ = own.insert(storage.aggregate())).await
+    }
+
+    /// The storages that a node shares with others.
+    pub async fn shared_by(&self, node: NodeId) -> PlacementResult<Vec<SharedStorage>> {
+        let path = format!("resource_providers/{node}/aggregates");
+        let own: AggregatesBody = self.wire.get(&path, NO_QUERY).await?;
+        if own.aggregates.is_empty() {
+            return Ok(Vec::new());
+        }
+        let of: Vec<String> = own.aggregates.iter().map(ToString::to_string).collect();
+        let query = [("member_of", format!("in:{}", of.join(",")))];
+        let body: ProvidersBody = self.wire.get("resource_providers", &query).await?;
+        let storages = body.resource_providers.iter().filter_map(Provider::storage);
+        Ok(storages.filter(|storage| own.aggregates.contains(&storage.aggregate())).collect())
+    }
+
+    /// Changes which aggregates a provider is in.
+    pub async fn change_aggregates(
+        &self,
+        provider: NodeId,
+        change: impl Fn(&mut BTreeSet<Uuid>),
+    ) -> PlacementResult<()> {
+        let path = format!("resource_providers/{provider}/aggregates");
+        let mut tries = 0;
+        loop {
+            let current: AggregatesBody = self.wire.get(&path, NO_QUERY).await?;
+            let mut wanted = current.aggregates.clone();
+            change(&mut wanted);
+            if wanted == current.aggregates {
+                return Ok(());
+            }
+            let body = json!({
+                "resource_provider_generation": current.resource_provider_generation,
+                "aggregates": wanted,
+            });
+            let written = self.wire.send(Method::PUT, &path, Some(&body)).await;
+            if !is_worth_another_try(&written, &mut tries) {
+                return written.map(drop);
+            }
+        }
     }
 
     /// Locks the provider: nothing more can be claimed, because every processor is reserved.

@@ -13,7 +13,7 @@ mod types;
 mod wire;
 
 pub use api::Placement;
-pub use client::{CONSUMER_TYPE, DISABLED, PlacementClient};
+pub use client::{CONSUMER_TYPE, DISABLED, PlacementClient, SHARES};
 pub use error::{PlacementError, PlacementResult};
 pub use section::PlacementSection;
 pub use transport::{Answer, Request, Transport};

@@ -2,8 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use ec_model::{InstanceId, NodeId, Resources};
+use ec_model::{InstanceId, NodeId, Resources, SharedStorage};
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::SHARES;
 
 /// A resource provider.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -23,6 +26,12 @@ impl Provider {
     /// The host that it is, or is a part of.
     pub fn root(&self) -> NodeId {
         self.root_provider_uuid.unwrap_or(self.uuid)
+    }
+
+    /// The shared storage that it is, if it is one of ours.
+    pub fn storage(&self) -> Option<SharedStorage> {
+        let storage = SharedStorage::named(self.name.strip_prefix("storage:")?);
+        (storage.provider == self.uuid).then_some(storage)
     }
 }
 
@@ -85,12 +94,26 @@ pub struct Amount {
 }
 
 impl Candidates {
-    /// The hosts that a candidate touches: the roots of its providers, without repetition.
+    /// The hosts that a candidate touches: the roots of its providers, without repetition, and without those that only share
+    /// what they have.
     pub fn hosts(&self, candidate: &Candidate) -> Vec<NodeId> {
-        let mut hosts: Vec<_> = candidate.allocations.keys().map(|rp| self.root(*rp)).collect();
+        let providers = candidate.allocations.keys().filter(|rp| !self.shares(**rp));
+        let mut hosts: Vec<_> = providers.map(|rp| self.root(*rp)).collect();
         hosts.sort_unstable();
         hosts.dedup();
         hosts
+    }
+
+    /// Whether a provider only shares what it has with others.
+    pub fn shares(&self, provider: NodeId) -> bool {
+        self.summaries.get(&provider).is_some_and(|summary| summary.traits.contains(SHARES))
+    }
+
+    /// The storage that a candidate takes all that it takes from, and shares with the nodes that may be its host.
+    pub fn storage_alone(&self, candidate: &Candidate) -> Option<NodeId> {
+        let mut providers = candidate.allocations.keys();
+        let alone = (providers.next().copied()).filter(|_| providers.next().is_none());
+        alone.filter(|provider| self.shares(*provider))
     }
 
     /// The root of a provider's tree.
@@ -184,6 +207,13 @@ pub(crate) struct ProviderAllocationsBody {
 #[derive(Deserialize)]
 pub(crate) struct InventoriesBody {
     pub(crate) inventories: BTreeMap<String, Inventory>,
+    pub(crate) resource_provider_generation: u64,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct AggregatesBody {
+    pub(crate) aggregates: BTreeSet<Uuid>,
+    #[serde(default)]
     pub(crate) resource_provider_generation: u64,
 }
 

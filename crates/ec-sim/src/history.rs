@@ -181,7 +181,7 @@ async fn claim_for_others(world: &Arc<World>) {
     for computer in &world.computers {
         let consumer = InstanceId::new(Uuid::from_u128(world.any()));
         let amounts = [("MEMORY_MB".to_owned(), 1)].into();
-        if placement.claim_exact(consumer, computer.node, &amounts, "others", "others").await.is_ok() {
+        if placement.claim_exact(consumer, &[(computer.node, amounts.clone())].into(), "others", "others").await.is_ok() {
             world.judge(|referee, world| referee.seal_claim(world, consumer));
         }
     }

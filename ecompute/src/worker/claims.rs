@@ -1,9 +1,11 @@
 //! What an instance holds in placement.
 
+use std::collections::BTreeMap;
+
 use ec_placement_client::PlacementError;
 use ec_plan::engine::{Change, Held};
 
-use super::{Stop, Worker};
+use super::{Stop, Worker, volume::DISK};
 use crate::{look::ask_placement, register::refresh};
 
 impl Worker {
@@ -22,7 +24,15 @@ impl Worker {
         let [project, user] =
             [project, user].map(|text| if text.is_empty() { "default".to_owned() } else { text });
         let (placement, node) = (self.placement(), self.parts.node);
-        let claim = || placement.claim_exact(instance, node, &amounts, &project, &user);
+        let mut allocations = BTreeMap::from([(node, amounts.clone())]);
+        if let Some(shared) = &self.parts.settings.shared
+            && let Some(of_node) = allocations.get_mut(&node)
+            && let Some(disk) = of_node.remove(DISK)
+        {
+            allocations.insert(shared.storage.provider, [(DISK.to_owned(), disk)].into());
+        }
+        allocations.retain(|_, amounts| !amounts.is_empty());
+        let claim = || placement.claim_exact(instance, &allocations, &project, &user);
         let mut claimed = claim().await;
         if matches!(claimed, Err(PlacementError::Conflict(_))) && self.no_longer_uncounted() {
             // What stands in its way may be what is kept free for it.

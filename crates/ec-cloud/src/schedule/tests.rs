@@ -244,6 +244,7 @@ fn alive(n: u128) -> Alive {
         machine: String::new(),
         host: String::new(),
         url: None,
+        storage: None,
         started_at: jiff::Timestamp::UNIX_EPOCH,
     }
 }

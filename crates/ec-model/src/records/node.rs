@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, fmt};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 use super::{Record, Request};
 use crate::NodeId;
@@ -69,6 +70,33 @@ impl fmt::Display for TroubleKind {
     }
 }
 
+/// Storage that several nodes share: a directory that each of them has mounted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedStorage {
+    /// The resource provider of which guests' disks there are claimed.
+    pub provider: NodeId,
+    /// What operators call it, on each of its nodes alike.
+    pub name: String,
+}
+
+impl SharedStorage {
+    /// The storage of that name. Its provider's uuid comes of the name, so that its nodes agree without asking each other.
+    pub fn named(name: &str) -> Self {
+        const SPACE: Uuid = Uuid::from_u128(0x6a0f_7d3c_52b1_4e0a_9f64_18c2_7b5e_d301);
+        Self { provider: NodeId::new(Uuid::new_v5(&SPACE, name.as_bytes())), name: name.to_owned() }
+    }
+
+    /// The aggregate of those that share it (`MISC_SHARES_VIA_AGGREGATE`).
+    pub fn aggregate(&self) -> Uuid {
+        Uuid::new_v5(&self.provider.uuid(), b"aggregate")
+    }
+
+    /// The name of its provider: no node's, since those have no colon.
+    pub fn provider_name(&self) -> String {
+        format!("storage:{}", self.name)
+    }
+}
+
 /// A living agent. The key is on a lease.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Alive {
@@ -92,6 +120,9 @@ pub struct Alive {
     /// Where its port is, as others reach it: `http://host:port`, or `https`; nothing where it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
+    /// The storage that it shares with others, where its guests' disks lie there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage: Option<SharedStorage>,
     /// When the agent came up.
     pub started_at: Timestamp,
 }

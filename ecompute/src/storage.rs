@@ -1,0 +1,158 @@
+//! Storage that several nodes share: a directory that each of them has mounted, in which each has a directory of its own.
+//!
+//! A file in it says what it is. A mount that is missing is told by that from storage that is new, and one mounted in the place of
+//! another, too.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use ec_model::SharedStorage;
+use ec_placement_client::{PlacementClient, PlacementError, PlacementResult};
+
+use crate::{config::Shared, identity::keep, parts::Parts};
+
+/// In the directory that is shared: the name of the storage.
+const MARK: &str = "etcd-compute.storage";
+/// In a node's state directory: the name of the storage where its guests' disks lie.
+const USED: &str = "shared-storage";
+
+/// Why shared storage cannot serve.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StorageError {
+    /// Reading or writing failed.
+    #[error("failed to {what} {}", path.display())]
+    Io {
+        /// What was being done.
+        what: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// There is no such directory.
+    #[error("shared_storage.path: {} is no directory of this host: mount `{name}` there first", path.display())]
+    Absent {
+        /// Where it was to be.
+        path: PathBuf,
+        /// What it is called.
+        name: String,
+    },
+    /// The directory is there, and what was in it is not.
+    #[error(
+        "shared_storage.path: {} is not `{name}`, which this node has used: mount that there again ({MARK} in it is missing)",
+        path.display()
+    )]
+    NotMounted {
+        /// Where it was to be.
+        path: PathBuf,
+        /// What it is called.
+        name: String,
+    },
+    /// It is another.
+    #[error("shared_storage.name: what is mounted at {} is `{is}`, not `{name}`", path.display())]
+    Other {
+        /// Where it is.
+        path: PathBuf,
+        /// What it says it is.
+        is: String,
+        /// What it was to be.
+        name: String,
+    },
+}
+
+/// Makes sure that what is mounted is what it shall be. Storage that nobody has used yet is marked with its name.
+pub(crate) fn take(shared: &Shared, state_dir: &Path) -> Result<(), StorageError> {
+    check(shared, state_dir)?;
+    for file in [shared.path.join(MARK), state_dir.join(USED)] {
+        if read(&file)?.as_deref() != Some(&*shared.storage.name) {
+            let written = keep(&file, &shared.storage.name);
+            written.map_err(|source| StorageError::Io { what: "write", path: file, source })?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether what is mounted may be what it shall be.
+pub(crate) fn check(shared: &Shared, state_dir: &Path) -> Result<(), StorageError> {
+    let (name, path) = (shared.storage.name.clone(), shared.path.clone());
+    if !path.is_dir() {
+        return Err(StorageError::Absent { path, name });
+    }
+    let (mark, used) = (path.join(MARK), state_dir.join(USED));
+    match read(&mark)? {
+        Some(is) if is == name => Ok(()),
+        Some(is) => Err(StorageError::Other { path, is, name }),
+        None if read(&used)?.as_deref() == Some(&*name) => Err(StorageError::NotMounted { path, name }),
+        None => Ok(()),
+    }
+}
+
+fn read(path: &Path) -> Result<Option<String>, StorageError> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text.trim().to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(StorageError::Io { what: "read", path: path.to_owned(), source }),
+    }
+}
+
+/// Has placement know that this node's guests have their disks on the storage that it shares, or on none.
+pub(crate) async fn join(parts: &Parts) -> PlacementResult<()> {
+    let (placement, node) = (&parts.placement, parts.node);
+    let shared = parts.settings.shared.as_ref().map(|shared| &shared.storage);
+    leave_others(placement, parts, shared).await?;
+    let Some(storage) = shared else { return Ok(()) };
+    let joined = async {
+        placement.ensure_shared(storage).await?;
+        placement.change_aggregates(node, |own| _ = own.insert(storage.aggregate())).await
+    };
+    joined.await.map_err(|error| match error {
+        PlacementError::Denied { status: 403, .. } => PlacementError::Invalid(format!(
+            "placement does not let this node join shared storage `{0}` by itself: have an operator run `eschedule storage join {0} {node}`",
+            storage.name
+        )),
+        error => error,
+    })
+}
+
+async fn leave_others(
+    placement: &PlacementClient,
+    parts: &Parts,
+    stays: Option<&SharedStorage>,
+) -> PlacementResult<()> {
+    let storages = placement.shared_by(parts.node).await?;
+    for storage in storages.iter().filter(|storage| Some(*storage) != stays) {
+        tracing::info!(storage = storage.name, "this node's guests have their disks there no more");
+        placement.change_aggregates(parts.node, |own| _ = own.remove(&storage.aggregate())).await?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn storage_is_marked_once_and_what_is_not_it_is_never_used() {
+        let (state, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let shared = |name: &str, path: &Path| Shared {
+            storage: SharedStorage::named(name),
+            path: path.to_owned(),
+        };
+        let nfs = shared("nfs", place.path());
+        take(&nfs, state.path()).unwrap();
+        take(&nfs, state.path()).unwrap();
+        take(&nfs, tempfile::tempdir().unwrap().path()).unwrap();
+        let error = take(&shared("other", place.path()), state.path()).unwrap_err().to_string();
+        assert!(error.contains("is `nfs`, not `other`"), "{error}");
+        // The mount is gone, and what it was mounted on is there.
+        fs::remove_file(place.path().join(MARK)).unwrap();
+        let error = take(&nfs, state.path()).unwrap_err().to_string();
+        assert!(error.contains("which this node has used"), "{error}");
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+        let error = take(&shared("nfs", Path::new("/nonexistent")), state.path()).unwrap_err().to_string();
+        assert!(error.contains("mount `nfs` there first"), "{error}");
+    }
+}
