@@ -21,9 +21,9 @@ use nix::unistd::{AccessFlags, Group, Uid, access, getgroups};
 use crate::{
     agent::{libvirt_config, sealed},
     config::Settings,
-    health, identity, inventory, storage,
+    health, identity, inventory,
     port::{Port, PortError},
-    presence,
+    presence, storage,
 };
 
 /// What one makes of an etcd and a placement that know nothing of each other.

@@ -9,7 +9,10 @@ use std::{
 
 use ec_image::StoreSection;
 use ec_libvirt::{AddressFilter, VirtType};
-use ec_model::{Keyspace, NodeId, SharedStorage, input::{is_hostname, is_interface_name}};
+use ec_model::{
+    Keyspace, NodeId, SharedStorage,
+    input::{is_hostname, is_interface_name},
+};
 use ec_placement_client::{PlacementConfig, PlacementSection};
 use ec_runtime::config::{ConfigError, Loaded, load};
 use ec_serve::{
@@ -511,7 +514,10 @@ mod tests {
         for (text, wanted) in [
             ("shared_storage: {name: 'a b', path: /srv/nfs}", "shared_storage.name: `a b`"),
             ("shared_storage: {name: nfs, path: srv}", "shared_storage.path: `srv`"),
-            ("shared_storage: {name: nfs, path: /var/lib}", "state_dir: /var/lib/ecompute lies on the shared"),
+            (
+                "shared_storage: {name: nfs, path: /var/lib}",
+                "state_dir: /var/lib/ecompute lies on the shared",
+            ),
             ("shared_storage: {name: nfs}", "path"),
         ] {
             let error = check(text).unwrap_err();

@@ -223,9 +223,11 @@ async fn tell(parts: &Parts, inventory: &BTreeMap<String, Inventory>) -> Result<
                     // Of guests whose disks lie where this node's lay before: nothing more is offered there.
                     Err(PlacementError::Conflict(_)) => {
                         let before = placement.inventory(node).await?.remove(DISK);
-                        own.extend(before.map(|before| {
-                            (DISK.to_owned(), Inventory { reserved: before.total, ..before })
-                        }));
+                        own.extend(
+                            before.map(|before| {
+                                (DISK.to_owned(), Inventory { reserved: before.total, ..before })
+                            }),
+                        );
                     }
                     dropped => dropped?,
                 }

@@ -104,11 +104,7 @@ pub(crate) async fn join(parts: &Parts) -> PlacementResult<()> {
     let shared = parts.settings.shared.as_ref().map(|shared| &shared.storage);
     leave_others(placement, parts, shared).await?;
     let Some(storage) = shared else { return Ok(()) };
-    let joined = async {
-        placement.ensure_shared(storage).await?;
-        placement.change_aggregates(node, |own| _ = own.insert(storage.aggregate())).await
-    };
-    joined.await.map_err(|error| match error {
+    placement.join_shared(storage, node).await.map_err(|error| match error {
         PlacementError::Denied { status: 403, .. } => PlacementError::Invalid(format!(
             "placement does not let this node join shared storage `{0}` by itself: have an operator run `eschedule storage join {0} {node}`",
             storage.name
@@ -125,7 +121,7 @@ async fn leave_others(
     let storages = placement.shared_by(parts.node).await?;
     for storage in storages.iter().filter(|storage| Some(*storage) != stays) {
         tracing::info!(storage = storage.name, "this node's guests have their disks there no more");
-        placement.change_aggregates(parts.node, |own| _ = own.remove(&storage.aggregate())).await?;
+        placement.leave_shared(storage, parts.node).await?;
     }
     Ok(())
 }
@@ -137,10 +133,8 @@ mod tests {
     #[test]
     fn storage_is_marked_once_and_what_is_not_it_is_never_used() {
         let (state, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let shared = |name: &str, path: &Path| Shared {
-            storage: SharedStorage::named(name),
-            path: path.to_owned(),
-        };
+        let shared =
+            |name: &str, path: &Path| Shared { storage: SharedStorage::named(name), path: path.to_owned() };
         let nfs = shared("nfs", place.path());
         take(&nfs, state.path()).unwrap();
         take(&nfs, state.path()).unwrap();

@@ -30,6 +30,7 @@ use crate::{
     reach::Reach,
     run::{Place, Run},
     snapshot::SnapshotCommand,
+    storage::StorageCommand,
     top::Top,
     volume::VolumeCommand,
     watch::Watching,
@@ -365,6 +366,9 @@ pub(crate) enum Command {
     /// Keep all disks of an instance as they are at one moment, and go back to that
     #[command(subcommand, after_help = crate::snapshot::EXAMPLES)]
     Snapshot(SnapshotCommand),
+    /// See what storage nodes share, and say which nodes may
+    #[command(subcommand, after_help = crate::storage::EXAMPLES)]
+    Storage(StorageCommand),
     /// Keep instances apart or together, within the project
     #[command(subcommand, after_help = crate::catalog::GROUPS)]
     Group(GroupCommand),

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ec_cloud::{GroupView, Happening, Healed, Member, NodeView, Preview, Reasons, View, VolumeView, What};
+use ec_cloud::{
+    GroupView, Happening, Healed, Member, NodeView, Preview, Reasons, StorageView, View, VolumeView, What,
+};
 use ec_model::{
     Flavor, Group, Image, ImageStatus, Instance, Keypair, Policy, Request, State, Status, Visibility, decode,
 };
@@ -153,6 +155,7 @@ fn results() -> Vec<(&'static str, Value)> {
         revoked: false,
         started_at: None,
         url: None,
+        storage: None,
         instances: 0,
         used: BTreeMap::new(),
         capacity: BTreeMap::new(),
@@ -274,6 +277,16 @@ fn results() -> Vec<(&'static str, Value)> {
             })),
         ),
         ("group", json(serde_json::to_value(GroupView { group, members: Vec::new() }))),
+        (
+            "storage",
+            json(serde_json::to_value(StorageView {
+                storage: name(),
+                provider: node,
+                nodes: BTreeMap::new(),
+                used_gb: 0,
+                capacity_gb: 1,
+            })),
+        ),
         ("member", json(serde_json::to_value(Member { instance, node }))),
         ("apply", json(serde_json::to_value(applied))),
         ("delete", json(serde_json::to_value(Deleted { deleted: "n" }))),

@@ -23,6 +23,7 @@ mod shown;
 mod snapshot;
 mod spec;
 mod stack;
+mod storage;
 mod top;
 mod volume;
 mod watch;
@@ -166,6 +167,9 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         }
         (Some(Command::Snapshot(command)), _) => {
             snapshot::snapshot(&Session::open(settings).await?, command, output).await
+        }
+        (Some(Command::Storage(command)), _) => {
+            storage::storage_command(&Session::open(settings).await?, command, output).await
         }
         (Some(Command::Group(command)), _) => {
             catalog::group(&Session::open(settings).await?, command, output).await

@@ -5,7 +5,7 @@ mod image;
 mod table;
 mod volume;
 
-use ec_cloud::{GroupView, Healed, NodeView, Outcome, View};
+use ec_cloud::{GroupView, Healed, NodeView, Outcome, StorageView, View};
 use ec_model::{Flavor, InstanceId, Keypair, Rebuild, Restart};
 use ec_runtime::exit::{Failure, print};
 use jiff::Timestamp;
@@ -202,6 +202,20 @@ pub(crate) fn keypair(output: Output, keypair: &Keypair) -> Result<(), Failure> 
             trimmed(&table)
         },
     )
+}
+
+/// Storage that nodes share.
+pub(crate) fn storages(output: Output, storages: &[StorageView]) -> Result<(), Failure> {
+    let names = || storages.iter().map(|view| view.storage.clone()).collect();
+    output.print(storages, names, || {
+        let mut list = List::new(&["STORAGE", "USED", "CAPACITY", "NODES"], &[0, 3], &[0, 1, 2, 3]);
+        for view in storages {
+            let nodes: Vec<&str> = view.nodes.values().map(String::as_str).collect();
+            let size = |gigabytes: u64| format!("{gigabytes} GiB");
+            list.row([view.storage.clone(), size(view.used_gb), size(view.capacity_gb), nodes.join(", ")]);
+        }
+        list.text()
+    })
 }
 
 /// A list of groups.

@@ -209,7 +209,10 @@ async fn the_name_of_a_killed_command_is_taken_over_after_ten_minutes_with_its_c
     let control = Control::start().await?;
     let node = control.node("host", true, PLENTY).await?;
     let left = InstanceId::new(uuid::Uuid::new_v4());
-    control.placement.claim_exact(left, &[(node, [("VCPU".to_owned(), 1)].into())].into(), "default", "default").await?;
+    control
+        .placement
+        .claim_exact(left, &[(node, [("VCPU".to_owned(), 1)].into())].into(), "default", "default")
+        .await?;
     for (minutes, code) in [(9, 1), (11, 0)] {
         let created_at = jiff::Timestamp::now() - jiff::SignedDuration::from_mins(minutes);
         let record = unplaced(left, Some("web"), "default", created_at);

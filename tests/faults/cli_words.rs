@@ -135,7 +135,10 @@ async fn an_instance_without_index_is_found_by_its_claim_and_among_the_keys() ->
     let inventory: std::collections::BTreeMap<String, Inventory> = [("VCPU".to_owned(), all_of(4))].into();
     control.placement.set_inventory(part, &inventory).await?;
     let nested = InstanceId::new(uuid::Uuid::new_v4());
-    control.placement.claim_exact(nested, &[(part, [("VCPU".to_owned(), 1)].into())].into(), "p", "u").await?;
+    control
+        .placement
+        .claim_exact(nested, &[(part, [("VCPU".to_owned(), 1)].into())].into(), "p", "u")
+        .await?;
     control.done(&["destroy", &nested.to_string()])?;
     assert!(control.request(node, nested).await?.is_some(), "the wish goes to the host");
 
@@ -158,7 +161,10 @@ async fn an_instance_without_index_is_found_by_its_claim_and_among_the_keys() ->
 
     // A claim, and nothing else: etcd was emptied, and no agent has looked yet.
     let silent = InstanceId::new(uuid::Uuid::new_v4());
-    control.placement.claim_exact(silent, &[(node, [("VCPU".to_owned(), 1)].into())].into(), "p", "u").await?;
+    control
+        .placement
+        .claim_exact(silent, &[(node, [("VCPU".to_owned(), 1)].into())].into(), "p", "u")
+        .await?;
     let show = control.done(&["show", &silent.to_string()])?;
     ensure!(show.contains("UNKNOWN") && show.contains("no agent tells of it"), "{show}");
     control.done(&["destroy", &silent.to_string()])?;
@@ -175,8 +181,8 @@ async fn nodes_are_shown_although_placement_does_not_know_one_of_them() -> Resul
     let control = Control::start().await?;
     let good = control.node("good", true, PLENTY).await?;
     let full = control.node("full", true, &[("VCPU", 2), ("MEMORY_MB", 128), ("DISK_GB", 9)]).await?;
-    let amounts = [("VCPU".to_owned(), 1), ("MEMORY_MB".to_owned(), 128)].into();
-    control.placement.claim_exact(InstanceId::new(uuid::Uuid::new_v4()), &[(full, amounts.clone())].into(), "p", "u").await?;
+    let amounts = [(full, [("VCPU".to_owned(), 1), ("MEMORY_MB".to_owned(), 128)].into())].into();
+    control.placement.claim_exact(InstanceId::new(uuid::Uuid::new_v4()), &amounts, "p", "u").await?;
     let stranger = ec_model::NodeId::new(uuid::Uuid::new_v4());
     control.come_alive(stranger, "stranger").await?;
     let nodes = json_of(&control, &["nodes"])?;

@@ -107,11 +107,11 @@ async fn what_killed_commands_left_is_taken_away_on_dead_nodes_too_and_nothing_e
     let node = node(&control, "host", true).await?;
     let (_, kept) = control.schedule(&["--name", "kept", TINY])?;
     control.delete(control.keys.alive(node)).await?;
-    let claimed = [("VCPU".to_owned(), 1)].into();
+    let claimed = [(node, [("VCPU".to_owned(), 1)].into())].into();
     let mut left = Vec::new();
     for (number, minutes) in [11, 9].into_iter().enumerate() {
         let instance = InstanceId::new(uuid::Uuid::new_v4());
-        control.placement.claim_exact(instance, &[(node, claimed.clone())].into(), "default", "default").await?;
+        control.placement.claim_exact(instance, &claimed, "default", "default").await?;
         let created_at = Timestamp::now() - SignedDuration::from_mins(minutes);
         let name = format!("left{number}");
         let record = unplaced(instance, Some(&name), "default", created_at);

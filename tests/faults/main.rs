@@ -33,3 +33,4 @@ mod placement_far;
 mod placement_records;
 mod placement_restore;
 mod service;
+mod storage_shared;

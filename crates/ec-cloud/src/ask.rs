@@ -93,7 +93,17 @@ impl<'a> Ask<'a> {
     fn needing(query: &'a ResourceQuery, needs: &[(&str, u64)], what: &str) -> CloudResult<Self> {
         let (plain, asked) = (query.clone(), unmarked(query));
         let limit = limit_of(query, needs, what)?;
-        Ok(Self { query, plain, asked, node: None, among_all: false, limit, strategy: None, group: None, format: 1 })
+        Ok(Self {
+            query,
+            plain,
+            asked,
+            node: None,
+            among_all: false,
+            limit,
+            strategy: None,
+            group: None,
+            format: 1,
+        })
     }
 
     /// The same, tried in an order of ours, for an instance of that name. Then all nodes with room are looked at.
@@ -195,7 +205,10 @@ impl<'a> Ask<'a> {
         let of = |candidate: &Candidate, host: NodeId, class: &str| {
             let shared = candidate.allocations.keys().filter(|provider| found.shares(**provider));
             let providers = [host].into_iter().chain(shared.copied());
-            providers.filter_map(|provider| amounts.get(&(provider, class)).copied()).next().unwrap_or_default()
+            providers
+                .filter_map(|provider| amounts.get(&(provider, class)).copied())
+                .next()
+                .unwrap_or_default()
         };
         let offers = found.candidates.iter().map(|candidate| {
             let mut hosts = looked.hosts(candidate);

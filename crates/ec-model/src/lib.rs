@@ -25,7 +25,7 @@ pub use records::{
     Attachment, Blob, CopyOf, Desired, Doc, Edition, Extent, Flavor, GRACE_SECONDS, Group, HISTORY_MAX, Held,
     Image, ImageRef, ImageStatus, Instance, Intent, Keypair, Node, OF_INSTANCE, OF_VOLUME, Outcome, Outcomes,
     Policy, Power, PowerWish, Progress, Rebuild, Rebuilt, Record, RecordError, Request, Rescue, Rescued,
-    Resize, Resized, Resources, Restart, Size, Spec, State, Status, Ticket, Token, SharedStorage, Trouble, TroubleKind,
-    USER_DATA_MAX, Visibility, Workload, decode, encode, greater, token_digest,
+    Resize, Resized, Resources, Restart, SharedStorage, Size, Spec, State, Status, Ticket, Token, Trouble,
+    TroubleKind, USER_DATA_MAX, Visibility, Workload, decode, encode, greater, token_digest,
 };
 pub use request_id::{InvalidRequestId, RequestId};

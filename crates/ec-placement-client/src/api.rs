@@ -6,7 +6,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use ec_model::{InstanceId, NodeId, RequestId, ResourceQuery, Resources};
+use ec_model::{InstanceId, NodeId, RequestId, ResourceQuery, Resources, SharedStorage};
 
 use crate::{Candidates, Claim, ConsumerAllocations, Inventory, PlacementClient, PlacementResult, Provider};
 
@@ -62,6 +62,12 @@ pub trait Placement: Send + Sync {
     /// Marks a provider as of a node that is down, so that nothing new is placed there, or takes the mark away. Whether
     /// anything was changed: one that is not there, and one that an operator disabled, stays as it is.
     async fn mark_down(&self, node: NodeId, down: bool) -> PlacementResult<bool>;
+
+    /// Storage that nodes share, of those that are ours.
+    async fn shared_storages(&self) -> PlacementResult<Vec<SharedStorage>>;
+
+    /// Makes shared storage known where it is not, and has a node be one of those that share it.
+    async fn join_shared(&self, storage: &SharedStorage, node: NodeId) -> PlacementResult<()>;
 }
 
 #[async_trait]
@@ -125,5 +131,13 @@ impl Placement for PlacementClient {
 
     async fn mark_down(&self, node: NodeId, down: bool) -> PlacementResult<bool> {
         Self::mark_down(self, node, down).await
+    }
+
+    async fn shared_storages(&self) -> PlacementResult<Vec<SharedStorage>> {
+        Self::shared_storages(self).await
+    }
+
+    async fn join_shared(&self, storage: &SharedStorage, node: NodeId) -> PlacementResult<()> {
+        Self::join_shared(self, storage, node).await
     }
 }

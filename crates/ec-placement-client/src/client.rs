@@ -14,8 +14,8 @@ use crate::{
     Candidate, Candidates, Claim, ConsumerAllocations, Inventory, PlacementConfig, PlacementError,
     PlacementResult, Provider, Transport,
     types::{
-        AggregatesBody, CandidatesBody, ConsumerBody, InventoriesBody, ProviderAllocationsBody, ProvidersBody, ResourcesOf,
-        TraitNamesBody, TraitsBody,
+        AggregatesBody, CandidatesBody, ConsumerBody, InventoriesBody, ProviderAllocationsBody,
+        ProvidersBody, ResourcesOf, TraitNamesBody, TraitsBody,
     },
     wire::Wire,
 };
@@ -333,11 +333,24 @@ impl PlacementClient {
         .await
     }
 
-    /// Makes sure that there is a provider which shares what it has with the nodes of the storage's aggregate.
-    pub async fn ensure_shared(&self, storage: &SharedStorage) -> PlacementResult<()> {
+    /// Makes shared storage known where it is not, by a provider that shares what it has with those of its aggregate, and has a node
+    /// be one of them.
+    pub async fn join_shared(&self, storage: &SharedStorage, node: NodeId) -> PlacementResult<()> {
         self.ensure_provider(storage.provider, &storage.provider_name()).await?;
         self.set_traits(storage.provider, &[SHARES.to_owned()].into(), |_| false).await?;
-        self.change_aggregates(storage.provider, |own| _ = own.insert(storage.aggregate())).await
+        self.change_aggregates(storage.provider, |own| _ = own.insert(storage.aggregate())).await?;
+        self.change_aggregates(node, |own| _ = own.insert(storage.aggregate())).await
+    }
+
+    /// Storage that nodes share, of those that are ours.
+    pub async fn shared_storages(&self) -> PlacementResult<Vec<SharedStorage>> {
+        let body: ProvidersBody = self.wire.get("resource_providers", &[("required", SHARES)]).await?;
+        Ok(body.resource_providers.iter().filter_map(Provider::storage).collect())
+    }
+
+    /// Has a node share a storage no more.
+    pub async fn leave_shared(&self, storage: &SharedStorage, node: NodeId) -> PlacementResult<()> {
+        self.change_aggregates(node, |own| _ = own.remove(&storage.aggregate())).await
     }
 
     /// The storages that a node shares with others.
@@ -355,7 +368,7 @@ impl PlacementClient {
     }
 
     /// Changes which aggregates a provider is in.
-    pub async fn change_aggregates(
+    async fn change_aggregates(
         &self,
         provider: NodeId,
         change: impl Fn(&mut BTreeSet<Uuid>),

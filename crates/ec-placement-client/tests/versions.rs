@@ -84,8 +84,8 @@ async fn an_older_server_is_spoken_to_in_its_newest_version_from_its_first_answe
     let (server, endpoint) = Server::start(31).await;
     let (client, node, instance) =
         (client(endpoint), NODE.parse::<NodeId>().unwrap(), InstanceId::new(uuid::Uuid::nil()));
-    let amounts = [("VCPU".to_owned(), 1)].into();
-    client.claim_exact(instance, &[(node, amounts.clone())].into(), "p", "u").await.unwrap();
+    let amounts = [(node, [("VCPU".to_owned(), 1)].into())].into();
+    client.claim_exact(instance, &amounts, "p", "u").await.unwrap();
     let heard = server.heard();
     let versions: Vec<_> = heard.iter().map(|(version, ..)| version.as_str()).collect();
     assert_eq!(versions, ["placement 1.39", "placement 1.31"]);

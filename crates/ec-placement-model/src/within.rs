@@ -4,6 +4,7 @@
 use uuid::Uuid;
 
 use super::{
+    SHARING,
     allocate::ConsumerWrite,
     command::{Command, Scope},
     draft::Draft,
@@ -38,7 +39,10 @@ fn of_project(draft: &mut Draft<'_>, own: &Name, command: &Command) -> bool {
 ///
 /// Its inventories, traits and name may be changed, but not its place: neither its parent nor its aggregates, by which it
 /// would offer, or be offered, what is another's. A consumer may be changed that uses `own` or that nobody has; what it
-/// uses of others beside (shared storage) may become less, and no more.
+/// uses of others beside may become less, and no more.
+///
+/// What shares with it, by an aggregate that only others may change (storage that its host has mounted), is its own as far as
+/// inventories go and what is used of that alone.
 fn of_provider(draft: &mut Draft<'_>, own: Uuid, command: &Command) -> bool {
     match command {
         Command::CreateProvider { uuid, parent: None, .. }
@@ -47,8 +51,8 @@ fn of_provider(draft: &mut Draft<'_>, own: Uuid, command: &Command) -> bool {
         Command::AddInventory { provider, .. }
         | Command::UpdateInventory { provider, .. }
         | Command::SetInventories { provider, .. }
-        | Command::DeleteInventory { provider, .. }
-        | Command::SetTraits { provider, .. } => *provider == own,
+        | Command::DeleteInventory { provider, .. } => is_own(draft, own, *provider),
+        Command::SetTraits { provider, .. } => *provider == own,
         // A name that everybody may use, and that changes nothing of anybody.
         Command::EnsureTrait(_) => true,
         Command::SetAllocations(consumers) => consumers.iter().all(|write| may_set(draft, own, write)),
@@ -66,11 +70,24 @@ fn of_provider(draft: &mut Draft<'_>, own: Uuid, command: &Command) -> bool {
     }
 }
 
-/// Whether the consumer uses `own`, or nothing that is known of.
+/// Whether the provider is `own`, or shares with it.
+fn is_own(draft: &mut Draft<'_>, own: Uuid, provider: Uuid) -> bool {
+    if provider == own {
+        return true;
+    }
+    let (Some((provider, _)), Some((own, _))) = (draft.provider(provider), draft.provider(own)) else {
+        return false;
+    };
+    let is_shared = |aggregate: &Uuid| own.aggregates.contains(aggregate);
+    provider.has_trait(SHARING) && provider.aggregates.iter().any(is_shared)
+}
+
+/// Whether the consumer uses `own`, or only what shares with it, or nothing that is known of.
 fn is_here(draft: &mut Draft<'_>, own: Uuid, consumer: Uuid) -> bool {
-    draft
-        .consumer(consumer)
-        .is_none_or(|there| there.allocations.iter().any(|(provider, _)| *provider == own))
+    let Some(there) = draft.consumer(consumer) else { return true };
+    let mut providers = there.allocations.iter().map(|(provider, _)| *provider);
+    providers.clone().any(|provider| provider == own)
+        || providers.all(|provider| is_own(draft, own, provider))
 }
 
 fn may_set(draft: &mut Draft<'_>, own: Uuid, write: &ConsumerWrite) -> bool {
@@ -80,11 +97,10 @@ fn may_set(draft: &mut Draft<'_>, own: Uuid, write: &ConsumerWrite) -> bool {
         amount(amounts.filter(|(of, _)| of == provider).flat_map(|(_, amounts)| amounts), class)
     };
     is_here(draft, own, write.uuid)
-        && write
-            .allocations
-            .iter()
-            .filter(|(provider, _)| *provider != own)
-            .all(|(provider, amounts)| amounts.iter().all(|(class, amount)| *amount <= had(provider, class)))
+        && write.allocations.iter().all(|(provider, amounts)| {
+            is_own(draft, own, *provider)
+                || amounts.iter().all(|(class, amount)| *amount <= had(provider, class))
+        })
 }
 
 fn amount<'a>(mut amounts: impl Iterator<Item = &'a (Name, i64)>, class: &Name) -> i64 {

@@ -180,8 +180,8 @@ async fn claim_for_others(world: &Arc<World>) {
     let Ok(placement) = Way::client(world, Actor::Nemesis, &Life::new()) else { return };
     for computer in &world.computers {
         let consumer = InstanceId::new(Uuid::from_u128(world.any()));
-        let amounts = [("MEMORY_MB".to_owned(), 1)].into();
-        if placement.claim_exact(consumer, &[(computer.node, amounts.clone())].into(), "others", "others").await.is_ok() {
+        let amounts = [(computer.node, [("MEMORY_MB".to_owned(), 1)].into())].into();
+        if placement.claim_exact(consumer, &amounts, "others", "others").await.is_ok() {
             world.judge(|referee, world| referee.seal_claim(world, consumer));
         }
     }

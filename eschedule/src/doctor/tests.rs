@@ -15,6 +15,7 @@ fn node(name: &str) -> NodeView {
         revoked: false,
         started_at: None,
         url: None,
+        storage: None,
         instances: 2,
         used: Resources::new(),
         capacity: [("VCPU".to_owned(), 4)].into(),

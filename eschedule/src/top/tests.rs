@@ -45,6 +45,7 @@ fn node(number: u128, name: &str, alive: bool) -> NodeView {
         revoked: false,
         started_at: None,
         url: None,
+        storage: None,
         instances: 2,
         used: amounts(3, 1536, 10),
         capacity: amounts(16, 16 << 10, 100),

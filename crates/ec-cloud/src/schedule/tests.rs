@@ -218,6 +218,14 @@ impl Placement for Rooms {
         Ok(false)
     }
 
+    async fn shared_storages(&self) -> PlacementResult<Vec<ec_model::SharedStorage>> {
+        Ok(Vec::new())
+    }
+
+    async fn join_shared(&self, _: &ec_model::SharedStorage, _: NodeId) -> PlacementResult<()> {
+        Ok(())
+    }
+
     async fn release(&self, instance: InstanceId) -> PlacementResult<()> {
         self.step(|| {
             self.claims.lock().unwrap().remove(&instance);

@@ -188,3 +188,54 @@ fn a_project_may_change_what_its_own_consumers_use_wherever_that_is_and_nothing_
         format!("Only resource provider {}, and what is used of it, may be changed with this token.", id(1))
     );
 }
+
+#[test]
+fn storage_that_shares_with_it_is_its_own_as_far_as_others_said_so() {
+    let sharing = |provider: u128, aggregates: &[u128]| {
+        let aggregates = aggregates.iter().map(|number| aggregate(*number)).collect();
+        Command::SetAggregates { provider: id(provider), generation: None, aggregates }
+    };
+    let shares = Command::SetTraits {
+        provider: id(3),
+        generation: None,
+        traits: names(&["MISC_SHARES_VIA_AGGREGATE"]),
+    };
+    let volume = |number: u128| set(claim(number, &[(3, &[("DISK_GB", 1)])]));
+    let joined = [sharing(1, &[7]), sharing(3, &[7, 8]), shares.clone(), volume(300)];
+    let state = after(&world(), &joined);
+    let total = |provider: u128| Command::SetInventories {
+        provider: id(provider),
+        generation: None,
+        inventories: vec![(intern("DISK_GB"), some(6))],
+    };
+    let allowed = [
+        total(3),
+        volume(301),
+        Command::DeleteAllocations(id(300)),
+        set(claim(100, &[(1, &[("VCPU", 1)]), (3, &[("DISK_GB", 3)])])),
+    ];
+    for command in allowed {
+        let (outcome, _) = tried(&state, &within(command.clone()), 0);
+        assert!(outcome.is_ok(), "{command:?}: {outcome:?}");
+    }
+    let refused = [
+        // What it uses of another node beside is that node's.
+        Command::DeleteAllocations(id(200)),
+        set(claim(200, &[(3, &[("DISK_GB", 1)])])),
+        Command::SetTraits { provider: id(3), generation: None, traits: names(&[]) },
+        sharing(3, &[]),
+        sharing(1, &[8]),
+        Command::DeleteProvider(id(3)),
+    ];
+    for command in refused {
+        let (outcome, _) = tried(&state, &within(command.clone()), 0);
+        assert_eq!(outcome, Err(ModelError::NotYours(Scope::Provider(id(1)))), "{command:?}");
+    }
+    // Neither an aggregate alone, nor a trait alone.
+    for missing in
+        [sharing(1, &[9]), Command::SetTraits { provider: id(3), generation: None, traits: names(&[]) }]
+    {
+        let (outcome, _) = tried(&after(&state, &[missing]), &within(total(3)), 0);
+        assert_eq!(outcome, Err(ModelError::NotYours(Scope::Provider(id(1)))));
+    }
+}

@@ -1,0 +1,66 @@
+//! Storage that nodes share: what there is, and which nodes may use it where they may not say so themselves.
+
+use std::collections::BTreeMap;
+
+use ec_model::{Alive, NodeId, SharedStorage, decode};
+use ec_placement_client::PlacementError;
+use serde::Serialize;
+
+use crate::{Cloud, CloudError, CloudResult, nodes::capacity};
+
+const DISK: &str = "DISK_GB";
+
+/// What people and scripts see of shared storage.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct StorageView {
+    /// What its nodes call it.
+    pub storage: String,
+    /// The resource provider of which the disks there are claimed.
+    pub provider: NodeId,
+    /// The living nodes whose guests have their disks there, with their names.
+    pub nodes: BTreeMap<NodeId, String>,
+    /// What is claimed, in GiB.
+    pub used_gb: u64,
+    /// What may be claimed in all, in GiB.
+    pub capacity_gb: u64,
+}
+
+/// All shared storage that placement knows of.
+///
+/// # Errors
+/// etcd or placement does not answer.
+pub async fn storages(cloud: &Cloud) -> CloudResult<Vec<StorageView>> {
+    let signs = async { Ok::<_, CloudError>(cloud.store.list(&cloud.keys.all_alive()).await?) };
+    let known = async { Ok(cloud.placement.shared_storages().await?) };
+    let (signs, known) = tokio::try_join!(signs, known)?;
+    let alive: Vec<Alive> = signs.pairs.iter().filter_map(|pair| decode(&pair.value).ok()).collect();
+    let mut views = Vec::new();
+    for storage in known {
+        let provider = storage.provider;
+        let inventory = cloud.placement.inventory(provider).await?;
+        let used = cloud.placement.usages(provider).await?;
+        let nodes = alive.iter().filter(|node| node.storage.as_ref() == Some(&storage));
+        views.push(StorageView {
+            provider,
+            nodes: nodes.map(|node| (node.node, node.name.clone())).collect(),
+            used_gb: used.get(DISK).copied().unwrap_or(0),
+            capacity_gb: inventory.get(DISK).map_or(0, capacity),
+            storage: storage.name,
+        });
+    }
+    views.sort_by(|a, b| a.storage.cmp(&b.storage));
+    Ok(views)
+}
+
+/// Lets a node use shared storage, which is made known to placement where it is not. Doing it again changes nothing.
+///
+/// # Errors
+/// [`CloudError::NotFound`] where placement does not know the node.
+pub async fn join_storage(cloud: &Cloud, storage: &SharedStorage, node: NodeId) -> CloudResult<()> {
+    match cloud.placement.join_shared(storage, node).await {
+        Err(PlacementError::NotFound(_)) => Err(CloudError::NotFound(format!(
+            "placement knows no node {node}: start its agent, which makes it known, and say this again"
+        ))),
+        joined => Ok(joined?),
+    }
+}

@@ -1,0 +1,66 @@
+//! `eschedule storage`: what nodes share.
+
+use clap::Subcommand;
+use ec_cloud::{join_storage, node_named, storages};
+use ec_model::{SharedStorage, input::is_hostname};
+use ec_runtime::exit::Failure;
+
+use crate::{cli::Output, config::Session, output};
+
+pub(crate) const EXAMPLES: &str = "\
+A directory that several hosts have mounted (NFS, or any other) is named in the compute.yaml of each:
+
+  shared_storage: {name: nfs, path: /srv/guests}
+
+Guests' disks lie there then, and DISK_GB is claimed of the storage, once for all of its nodes. Where each node has a token of
+its own for placement (eschedule node add), an operator says which may use it.
+
+Examples:
+  eschedule storage list
+  eschedule storage join nfs host1 host2";
+
+/// What is done with it.
+#[derive(Subcommand)]
+pub(crate) enum StorageCommand {
+    /// List shared storage, how much of it is claimed, and whose guests' disks lie there
+    List,
+    /// Let nodes use shared storage that may not say so themselves, before their agents are started anew
+    Join {
+        /// As its nodes call it in their compute.yaml
+        #[arg(value_name = "STORAGE", value_parser = storage)]
+        storage: SharedStorage,
+        /// The nodes, by name or uuid
+        #[arg(value_name = "NODE", required = true)]
+        nodes: Vec<String>,
+    },
+}
+
+fn storage(name: &str) -> Result<SharedStorage, String> {
+    let wanted = "wanted letters, digits and hyphens";
+    if is_hostname(name) { Ok(SharedStorage::named(name)) } else { Err(wanted.to_owned()) }
+}
+
+/// Does it.
+pub(crate) async fn storage_command(
+    session: &Session,
+    command: StorageCommand,
+    output: Output,
+) -> Result<(), Failure> {
+    let cloud = &session.cloud;
+    match command {
+        StorageCommand::List => output::storages(output, &storages(cloud).await?),
+        StorageCommand::Join { storage, nodes } => {
+            // Nothing is changed where one of them is not known.
+            let mut found = Vec::new();
+            for node in &nodes {
+                found.push(node_named(cloud, node).await?);
+            }
+            for node in found {
+                join_storage(cloud, &storage, node).await?;
+            }
+            let mut views = storages(cloud).await?;
+            views.retain(|view| view.provider == storage.provider);
+            output::storages(output, &views)
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Storage that two agents share: one provider of its own counts it, and each node has its own directory there.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use ec_model::{InstanceId, NodeId, Resources, SharedStorage, State};
+use ec_placement_client::SHARES;
+use ec_tests::{Release, SecondAgent, Stack};
+use serde_json::Value;
+
+const POOL: &str = "pool";
+/// The second agent alone has this trait.
+const SECOND: &str = "CUSTOM_SECOND";
+const GUEST: &str = "resources=VCPU:1,MEMORY_MB:128,DISK_GB:1";
+
+/// A stack whose agent, and a second one, have their guests' disks in the same directory.
+async fn two(directory: &Path) -> Result<(Stack, SecondAgent)> {
+    let mut stack =
+        Stack::start_with(&format!("shared_storage: {{name: {POOL}, path: {}}}", directory.display()))
+            .await?;
+    stack.start_agent("").await?;
+    let second = SecondAgent::start(&stack, Release::This, |config| format!("{config}traits: [{SECOND}]\n"))?;
+    stack
+        .until("both nodes are registered", async || {
+            let shown = stack.eschedule(&["nodes", "-o", "json"])?;
+            let nodes: Value = serde_json::from_slice(&shown.stdout).unwrap_or_default();
+            let ready = nodes.as_array().into_iter().flatten();
+            Ok(ready.filter(|node| node["capacity"]["VCPU"].as_u64() > Some(0)).count() == 2)
+        })
+        .await?;
+    Ok((stack, second))
+}
+
+fn done(stack: &Stack, arguments: &[&str]) -> Result<String> {
+    let output = stack.eschedule(arguments)?;
+    ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+fn shown(stack: &Stack, arguments: &[&str]) -> Result<Value> {
+    Ok(serde_json::from_str(&done(stack, &[arguments, &["-o", "json"]].concat())?)?)
+}
+
+/// The uuid that is shown.
+fn uuid(stack: &Stack, what: &[&str], key: &str) -> Result<InstanceId> {
+    Ok(shown(stack, what)?[key].as_str().context("no uuid")?.parse()?)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_disks_of_two_nodes_are_claimed_of_the_storage_that_they_share() -> Result<()> {
+    let place = tempfile::Builder::new().prefix("ec-shared-").tempdir()?;
+    let (mut stack, second) = two(place.path()).await?;
+    let storage = SharedStorage::named(POOL);
+    let placement = &stack.placement;
+    ensure!(placement.traits(storage.provider).await?.contains(SHARES));
+    for node in [stack.node, second.node] {
+        assert_eq!(placement.shared_by(node).await?, std::slice::from_ref(&storage));
+        let classes: Vec<String> = placement.inventory(node).await?.into_keys().collect();
+        assert_eq!(classes, ["MEMORY_MB", "VCPU"], "its disk is not its own");
+    }
+    assert_eq!(placement.inventory(storage.provider).await?.into_keys().collect::<Vec<_>>(), ["DISK_GB"]);
+    let nodes = shown(&stack, &["nodes"])?;
+    for node in nodes.as_array().context("no nodes")? {
+        ensure!(node["storage"] == POOL && node["capacity"]["DISK_GB"].as_u64() > Some(0), "{node}");
+    }
+
+    // Guests anywhere, on a node by its trait, and on one that is named.
+    done(&stack, &["run", "first", "--query", GUEST, "--node", &stack.node.to_string(), "--wait"])?;
+    done(&stack, &["run", "other", "--query", &format!("{GUEST}&required={SECOND}"), "--wait"])?;
+    let (first, other) =
+        (uuid(&stack, &["show", "first"], "instance")?, uuid(&stack, &["show", "other"], "instance")?);
+    let placement = stack.placement.clone();
+    let is_claimed = async |instance: InstanceId, node: Option<NodeId>| -> Result<()> {
+        let held = placement.allocations(instance).await?.context("no claim")?.allocations;
+        let disk: Resources = [("DISK_GB".to_owned(), 1)].into();
+        assert_eq!(held.get(&storage.provider), Some(&disk));
+        let nodes: Vec<NodeId> = held.into_keys().filter(|provider| *provider != storage.provider).collect();
+        assert_eq!(nodes, node.into_iter().collect::<Vec<_>>());
+        Ok(())
+    };
+    is_claimed(first, Some(stack.node)).await?;
+    is_claimed(other, Some(second.node)).await?;
+    let disk = |node: NodeId, of: InstanceId| place.path().join(node.to_string()).join(format!("{of}.qcow2"));
+    ensure!(disk(stack.node, first).is_file() && disk(second.node, other).is_file());
+
+    // Volumes are of the storage alone, and lie with one of its nodes.
+    let to_second = second.node.to_string();
+    done(&stack, &["volume", "create", "data", "--size", "1", "--node", &to_second, "--wait"])?;
+    for number in 0..4 {
+        done(&stack, &["volume", "create", &format!("any{number}"), "--size", "1", "--wait"])?;
+    }
+    let data = uuid(&stack, &["volume", "show", "data"], "volume")?;
+    is_claimed(data, None).await?;
+    ensure!(disk(second.node, data).is_file());
+    done(&stack, &["volume", "attach", "data", "other", "--wait"])?;
+    done(&stack, &["volume", "extend", "data", "2", "--wait"])?;
+    assert_eq!(stack.placement.usages(storage.provider).await?["DISK_GB"], 1 + 1 + 2 + 4);
+
+    // What does not fit says what is short, of which there is something on both.
+    let output = stack.eschedule(&["volume", "create", "huge", "--size", "900000"])?;
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(!output.status.success() && told.contains("DISK_GB"), "{told}");
+
+    // An agent that is killed finds its own again, and nothing of the other's; a claim that somebody deleted comes back where
+    // it was.
+    stack.kill_agent()?;
+    stack.placement.release(first).await?;
+    stack.start_agent("").await?;
+    stack.until_state(first, State::Active).await?;
+    stack
+        .until("the claim is back", async || Ok(stack.placement.allocations(first).await?.is_some()))
+        .await?;
+    is_claimed(first, Some(stack.node)).await?;
+    let listed = shown(&stack, &["list"])?;
+    assert_eq!(listed.as_array().map(Vec::len), Some(2), "{listed}");
+
+    done(&stack, &["destroy", "first", "other", "--wait"])?;
+    for name in ["data", "any0", "any1", "any2", "any3"] {
+        done(&stack, &["volume", "delete", name, "--wait"])?;
+    }
+    assert_eq!(stack.placement.usages(storage.provider).await?["DISK_GB"], 0);
+    for node in [stack.node, second.node] {
+        let left: Vec<_> = std::fs::read_dir(place.path().join(node.to_string()))?.collect();
+        ensure!(left.is_empty(), "{left:?}");
+    }
+    Ok(())
+}
