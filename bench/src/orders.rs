@@ -55,6 +55,7 @@ impl<'a> Orders<'a> {
             kind: ec_model::Workload::Machine,
             volumes: Vec::new(),
             resize: None,
+            handover: None,
             name: None,
             spec: Some(Spec {
                 query: "resources=VCPU:1".to_owned(),

@@ -386,6 +386,7 @@ fn request_of(record: &Instance) -> Request {
         kind: record.kind,
         volumes: record.volumes.clone(),
         resize: None,
+        handover: None,
         name: None,
         spec: Some(record.spec.clone()),
         project: "default".to_owned(),

@@ -9,7 +9,7 @@ use ec_hypervisor::{
     Console, DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent,
     HypervisorResult, Observed, Usage, VolumeSource,
 };
-use ec_model::{Address, Attachment, BaseImage, InstanceId};
+use ec_model::{Address, Attachment, BaseImage, InstanceId, NodeId};
 use ec_runtime::Host;
 use tokio::{
     net::UnixStream,
@@ -130,6 +130,10 @@ impl Hypervisor for CountedHypervisor {
 
     async fn set_volumes(&self, instance: InstanceId, volumes: &[Attachment]) -> HypervisorResult<()> {
         self.one(self.0.set_volumes(instance, volumes)).await
+    }
+
+    async fn hand_over(&self, volume: InstanceId, node: NodeId) -> HypervisorResult<()> {
+        self.one(self.0.hand_over(volume, node)).await
     }
 
     async fn disk_bytes(&self, instance: InstanceId) -> HypervisorResult<Option<u64>> {

@@ -174,7 +174,10 @@ impl Worker {
         match effect {
             Effect::Announce(state, reason) => self.announce(state, reason).await,
             Effect::PrepareDisk => self.prepare_disk().await,
-            Effect::KeepRecord => self.keep_record().await,
+            Effect::KeepRecord => {
+                tracing::warn!("its record was gone from this node; writing it anew");
+                self.keep_record().await
+            }
             Effect::KeepIntent => self.keep_intent().await,
             Effect::Persist => {
                 self.take_permit().await?;
@@ -271,6 +274,8 @@ impl Worker {
             Effect::SetVolumes => self.set_volumes().await,
             Effect::NoteVolumes => self.note_volumes().await,
             Effect::PrepareVolume => self.prepare_volume().await,
+            Effect::HandOver => self.hand_over().await,
+            Effect::Receive => self.receive().await,
             Effect::Extend => self.extend().await,
             Effect::Admit(wish) => {
                 let old =
@@ -480,6 +485,8 @@ fn pause_for_test(effect: &Effect) {
         Effect::SetVolumes => "before-tell-volumes",
         Effect::NoteVolumes => "before-note-volumes",
         Effect::PrepareVolume => "before-volume",
+        Effect::HandOver => "before-hand-over",
+        Effect::Receive => "before-receive",
         Effect::Extend => "before-extend",
         Effect::Admit(_) => "before-admit",
         Effect::Bury => "before-bury",

@@ -78,6 +78,7 @@ fn request() -> Request {
         }),
         rescue: Some(ec_model::Rescue { wished_at: Timestamp::UNIX_EPOCH, image: record.spec.image.clone() }),
         resize: Some(ec_model::Resize { wished_at: Timestamp::UNIX_EPOCH }),
+        handover: None,
         request_id: record.request_id,
         access: Some(ec_model::AccessWish {
             kind: ec_model::AccessKind::Log,

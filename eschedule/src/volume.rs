@@ -1,13 +1,13 @@
 //! `eschedule volume`: disks with a life of their own.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use ec_cloud::{
-    Acted, Ask, Doomed, NewVolume, Scheduled, VolumeView, find_placed, node_named, resolve, resolve_volume,
-    until_active, until_done, until_gone,
+    Acted, Ask, Doomed, NewVolume, Scheduled, VolumeView, find_placed, move_volume, node_named,
+    node_to_come_to, resolve, resolve_volume, until_active, until_done, until_gone, until_moved,
 };
-use ec_model::{InstanceId, OF_VOLUME};
+use ec_model::{InstanceId, NodeId, OF_VOLUME};
 use ec_runtime::{
     exit::{Failure, tell},
     shutdown_on_signals,
@@ -38,6 +38,9 @@ Examples:
   eschedule volume delete data
       and all that was written on it";
 
+/// A volume is handed over within milliseconds, where both nodes are alive.
+const MOVES_WITHIN: Duration = Duration::from_secs(60);
+
 /// What is done to volumes.
 #[derive(Subcommand)]
 pub(crate) enum VolumeCommand {
@@ -62,6 +65,18 @@ pub(crate) enum VolumeCommand {
         /// What the instance's domain calls it, vdb to vdz; guests may call it otherwise [default: the first that is free]
         #[arg(long, value_name = "DEVICE")]
         device: Option<String>,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Have a volume that no instance has be with another node, which has the same shared storage
+    ///
+    /// `attach` does it by itself where the instance is with another node of the storage.
+    Move {
+        /// Its name, its uuid, or the beginning of that
+        #[arg(value_name = "VOLUME", value_parser = NonEmptyStringValueParser::new())]
+        volume: String,
+        /// The node's name or uuid
+        node: String,
         #[command(flatten)]
         waiting: Waiting,
     },
@@ -166,9 +181,23 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
             let (volume, instance) =
                 (resolve_volume(cloud, &volume).await?, resolve(cloud, &instance).await?);
             let patience = Patience::new(waiting)?;
+            if let Some(node) = node_to_come_to(cloud, volume, instance).await? {
+                bring(session, volume, node, &patience, patience.timeout.unwrap_or(MOVES_WITHIN)).await?;
+            }
             let attached = ec_cloud::attach(cloud, volume, instance, device.as_deref()).await;
             let attached = attached.map_err(|error| session.failed(error))?;
             done(session, &patience, instance, &attached.acted, "attaching").await?;
+            show(session, volume, output).await
+        }
+        VolumeCommand::Move { volume, node, waiting } => {
+            let (volume, node) = (resolve_volume(cloud, &volume).await?, node_named(cloud, &node).await?);
+            let patience = Patience::new(waiting)?;
+            match patience.timeout {
+                Some(timeout) => bring(session, volume, node, &patience, timeout).await?,
+                None => {
+                    move_volume(cloud, volume, node).await.map_err(|error| session.failed(error))?;
+                }
+            }
             show(session, volume, output).await
         }
         VolumeCommand::Detach { volume, waiting } => {
@@ -211,6 +240,23 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
         }
         VolumeCommand::Delete { volumes, waiting } => delete(session, &volumes, waiting, output).await,
     }
+}
+
+/// Has a volume come to a node, and waits for it.
+async fn bring(
+    session: &Session,
+    volume: InstanceId,
+    node: NodeId,
+    patience: &Patience,
+    timeout: Duration,
+) -> Result<(), Failure> {
+    let cloud = &session.cloud;
+    let moved = move_volume(cloud, volume, node).await.map_err(|error| session.failed(error))?;
+    let shown = Shown::new("moving");
+    let there = until_moved(cloud, moved, timeout, |step| shown.step_of_volume(step));
+    let there = patience.wait(session, volume, there).await;
+    shown.finish();
+    there
 }
 
 pub(crate) async fn show(session: &Session, volume: InstanceId, output: Output) -> Result<(), Failure> {

@@ -12,6 +12,8 @@ const POOL: &str = "pool";
 /// The second agent alone has this trait.
 const SECOND: &str = "CUSTOM_SECOND";
 const GUEST: &str = "resources=VCPU:1,MEMORY_MB:128,DISK_GB:1";
+/// With one processor the tiny guest has no interrupt for a disk that comes later.
+const TWO: &str = "resources=VCPU:2,MEMORY_MB:128,DISK_GB:1";
 
 /// A stack whose agent, and a second one, have their guests' disks in the same directory.
 async fn two(directory: &Path) -> Result<(Stack, SecondAgent)> {
@@ -123,5 +125,92 @@ async fn the_disks_of_two_nodes_are_claimed_of_the_storage_that_they_share() -> 
         let left: Vec<_> = std::fs::read_dir(place.path().join(node.to_string()))?.collect();
         ensure!(left.is_empty(), "{left:?}");
     }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_goes_to_the_node_of_who_is_to_have_it_whoever_is_killed() -> Result<()> {
+    let place = tempfile::Builder::new().prefix("ec-shared-").tempdir()?;
+    let (mut stack, second) = two(place.path()).await?;
+    let storage = SharedStorage::named(POOL);
+    let (here, there) = (stack.node, second.node);
+    let key = stack.key_pair()?;
+    for (name, node) in [("first", here), ("other", there)] {
+        let public = format!("{key}.pub");
+        let run = ["run", name, "--query", TWO, "--node", &node.to_string(), "--key", &public, "--wait"];
+        done(&stack, &run)?;
+    }
+    done(&stack, &["volume", "create", "data", "--size", "1", "--node", &here.to_string(), "--wait"])?;
+    let data = uuid(&stack, &["volume", "show", "data"], "volume")?;
+    let file = |node: NodeId| place.path().join(node.to_string()).join(format!("{data}.qcow2"));
+    let of_guest = async |stack: &Stack, name: &str, command: &str| -> Result<String> {
+        let shown = shown(stack, &["show", name])?;
+        let ip = shown["ip"].as_str().context("no address")?.parse()?;
+        stack.ssh(&key, "root", ip, command).await
+    };
+    // The tiny guest names no disks: it is the one that comes after its own, a moment after it was given.
+    let device =
+        "D=/dev/vdb; for i in $(seq 50); do [ -b $D ] && break; sleep 0.2; done; [ -b $D ] || exit 1;";
+    done(&stack, &["volume", "attach", "data", "first", "--wait"])?;
+    of_guest(&stack, "first", &format!("{device} echo written > $D; sync")).await?;
+    let refused = stack.eschedule(&["volume", "move", "data", &there.to_string()])?;
+    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(!refused.status.success() && told.contains("has volume"), "{told}");
+    done(&stack, &["volume", "detach", "data", "--wait"])?;
+
+    done(&stack, &["volume", "attach", "data", "other", "--wait"])?;
+    ensure!(!file(here).exists() && file(there).is_file());
+    assert_eq!(of_guest(&stack, "other", &format!("{device} head -c 7 $D")).await?, "written");
+    let shown_data = shown(&stack, &["volume", "show", "data"])?;
+    assert_eq!((&shown_data["node"], &shown_data["status"]), (&there.to_string().into(), &"in-use".into()));
+    assert_eq!(stack.placement.usages(storage.provider).await?["DISK_GB"], 3, "claimed once, as before");
+    done(&stack, &["volume", "detach", "data", "--wait"])?;
+
+    // Killed at each step of receiving it.
+    for point in ["before-announce", "before-receive"] {
+        stack.kill_agent()?;
+        stack.start_agent(&format!("{point}=pause")).await?;
+        done(&stack, &["volume", "move", "data", &here.to_string()])?;
+        stack.until_reached(point).await?;
+        stack.kill_agent()?;
+        stack.start_agent("").await?;
+        done(&stack, &["volume", "move", "data", &here.to_string(), "--wait"])?;
+        ensure!(file(here).is_file() && !file(there).exists(), "{point}");
+        done(&stack, &["volume", "move", "data", &there.to_string(), "--wait"])?;
+    }
+    done(&stack, &["volume", "move", "data", &here.to_string(), "--wait"])?;
+    // And of handing it over.
+    for point in ["before-hand-over", "before-forget"] {
+        stack.kill_agent()?;
+        stack.start_agent(&format!("{point}=pause")).await?;
+        done(&stack, &["volume", "move", "data", &there.to_string()])?;
+        stack.until_reached(point).await?;
+        stack.kill_agent()?;
+        stack.start_agent("").await?;
+        stack
+            .until("the other node has it", async || {
+                Ok(shown(&stack, &["volume", "show", "data"])?["status"] == "available")
+            })
+            .await?;
+        ensure!(!file(here).exists() && file(there).is_file(), "{point}");
+        ensure!(
+            stack.request_at(here, data).await?.is_none() && stack.status_at(here, data).await?.is_none()
+        );
+        done(&stack, &["volume", "move", "data", &here.to_string(), "--wait"])?;
+    }
+    // Destroyed on its way: what comes goes.
+    stack.kill_agent()?;
+    stack.start_agent("before-hand-over=pause").await?;
+    done(&stack, &["volume", "move", "data", &there.to_string()])?;
+    stack.until_reached("before-hand-over").await?;
+    done(&stack, &["volume", "delete", "data", "--wait"])?;
+    stack.kill_agent()?;
+    stack.start_agent("").await?;
+    stack
+        .until("nothing of it is left", async || {
+            Ok(!file(here).exists() && !file(there).exists() && stack.request_at(here, data).await?.is_none())
+        })
+        .await?;
+    assert_eq!(stack.placement.usages(storage.provider).await?["DISK_GB"], 2);
     Ok(())
 }

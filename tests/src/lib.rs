@@ -27,7 +27,7 @@ use anyhow::{Context, Result, bail, ensure};
 pub use bridge::Bridge;
 use ec_libvirt::testing::LibvirtServer;
 pub use ec_libvirt::testing::tiny_image;
-use ec_model::{InstanceId, NodeId, State, Status, decode};
+use ec_model::{InstanceId, NodeId, Request, State, Status, decode};
 use ec_placement_client::{PlacementClient, PlacementConfig};
 use ec_store::{
     EtcdConfig, EtcdStore, EtcdTls, Store,
@@ -338,6 +338,12 @@ impl Stack {
     /// The instance's status.
     pub async fn status(&self, instance: InstanceId) -> Result<Option<Status>> {
         self.status_at(self.node, instance).await
+    }
+
+    /// What is asked of a node about an instance.
+    pub async fn request_at(&self, node: NodeId, instance: InstanceId) -> Result<Option<Request>> {
+        let key = ec_model::Keyspace::default().request(node, instance);
+        Ok(self.store.get(&key).await?.0.map(|pair| decode(&pair.value)).transpose()?)
     }
 
     /// The same of one that may be on another node.

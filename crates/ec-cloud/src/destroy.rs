@@ -148,6 +148,7 @@ fn gone(cloud: &Cloud, known: &Known) -> Request {
         rebuild: None,
         rescue: None,
         resize: None,
+        handover: None,
         spec: None,
         access: None,
         request_id: cloud.request_id,

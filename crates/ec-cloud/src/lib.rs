@@ -35,6 +35,7 @@ mod image;
 mod intent;
 mod lookup;
 mod members;
+mod moving;
 mod nodes;
 mod preview;
 mod reach;
@@ -83,6 +84,7 @@ pub use image::{
 pub use intent::{Naming, name_is_free};
 pub use lookup::{Found, Known, Read, View, called_beginning, find, find_placed, list, resolve, standing};
 pub use members::{Membership, ROOT};
+pub use moving::{move_volume, node_to_come_to, until_moved};
 pub use nodes::{NodeView, nodes};
 pub use preview::{Preview, Share, preview};
 pub use reach::{Door, look_at};

@@ -381,6 +381,7 @@ async fn request(
         rebuild: None,
         rescue: None,
         resize: None,
+        handover: None,
         name: record.name.clone(),
         project: record.project.clone(),
         user: record.user.clone(),

@@ -702,7 +702,7 @@ async fn lost_by(cloud: &Cloud, holder: InstanceId, volume: InstanceId) -> Cloud
     ]))
 }
 
-async fn known_volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<Known> {
+pub(crate) async fn known_volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<Known> {
     let known = find_placed(cloud, volume).await.map_err(|error| no_volume(error, volume))?;
     if kind_of(&known) == Some(Workload::Volume) { Ok(known) } else { Err(not_a_volume(volume)) }
 }

@@ -7,7 +7,7 @@
 use std::{collections::HashMap, path::PathBuf, slice::from_ref, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use ec_model::{Address, Attachment, BaseImage, CopyOf, InstanceId, Workload};
+use ec_model::{Address, Attachment, BaseImage, CopyOf, InstanceId, NodeId, Workload};
 use tokio::{
     sync::{broadcast::error::RecvError, mpsc},
     time::{Instant, sleep, timeout_at},
@@ -691,4 +691,39 @@ pub async fn another_nodes_mark_is_neither_seen_nor_touched(
     expect_failed(theirs.define(&small_domain(instance)).await, "define over another node's domain");
     expect(ours, instance, Some(RunState::Running), true).await;
     ours.destroy(instance).await.expect("destroy ours");
+}
+
+/// A volume becomes the other node's, whose disks lie beside ours on the same storage, once and whole.
+pub async fn a_volume_is_handed_over(
+    ours: &dyn Hypervisor,
+    theirs: (NodeId, &dyn Hypervisor),
+    base: &BaseImage,
+    [machine, data]: [InstanceId; 2],
+) {
+    let (node, theirs) = theirs;
+    ours.prepare().await.expect("prepare ours");
+    theirs.prepare().await.expect("prepare theirs");
+    let capacity = 1 << 30;
+    ours.hand_over(data, node).await.expect("hand over what there is not");
+    ours.create_volume(data, &VolumeSource::Empty, capacity).await.expect("create a volume");
+    build(ours, base, machine).await;
+    let attachment = Attachment { volume: data, device: "vdb".to_owned() };
+    ours.set_volumes(machine, &[attachment]).await.expect("give it to a guest");
+    let refused = ours.hand_over(data, node).await;
+    refused.expect_err("a domain has it");
+    assert_eq!(theirs.disk_bytes(data).await.expect("measure"), None);
+    ours.destroy(machine).await.expect("destroy the guest");
+    for _ in 0..2 {
+        ours.hand_over(data, node).await.expect("hand it over");
+        expect(ours, data, None, false).await;
+        expect(theirs, data, None, true).await;
+        assert_eq!(ours.disk_bytes(data).await.expect("measure"), None);
+        assert_eq!(theirs.disk_bytes(data).await.expect("measure"), Some(capacity));
+    }
+    build(theirs, base, machine).await;
+    let attachment = Attachment { volume: data, device: "vdb".to_owned() };
+    theirs.set_volumes(machine, &[attachment]).await.expect("give it to their guest");
+    for instance in [machine, data] {
+        theirs.destroy(instance).await.expect("destroy theirs");
+    }
 }

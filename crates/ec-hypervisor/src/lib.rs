@@ -13,7 +13,7 @@ use std::collections::HashMap;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use ec_model::{Address, Attachment, BaseImage, InstanceId};
+use ec_model::{Address, Attachment, BaseImage, InstanceId, NodeId};
 use tokio::{
     net::UnixStream,
     sync::{broadcast, mpsc},
@@ -93,6 +93,10 @@ pub trait Hypervisor: Send + Sync + 'static {
         source: &VolumeSource,
         capacity_bytes: u64,
     ) -> HypervisorResult<()>;
+
+    /// Has a volume's disk be that of another node, which has its disks beside this one's on the same storage. One that is there
+    /// already is no error, nor is one that is at neither. Fails while a domain has it, and where another disk is in its place.
+    async fn hand_over(&self, volume: InstanceId, node: NodeId) -> HypervisorResult<()>;
 
     /// Has the copy that is being made for this machine or volume fail soon; where there is none, nothing.
     fn give_up_copy(&self, owner: InstanceId);

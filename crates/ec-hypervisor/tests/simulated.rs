@@ -46,6 +46,7 @@ async fn the_simulated_hypervisor_passes_the_conformance_suite() {
     conformance::a_guest_gets_an_address(&hypervisor, &base(), fresh()).await;
     let other = hypervisor.as_node(node(2));
     conformance::another_nodes_mark_is_neither_seen_nor_touched(&hypervisor, &other, &base(), fresh()).await;
+    conformance::a_volume_is_handed_over(&hypervisor, (node(2), &other), &base(), [fresh(), fresh()]).await;
     assert_eq!(hypervisor.running(), 0);
 }
 

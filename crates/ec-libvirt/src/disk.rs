@@ -285,6 +285,11 @@ impl Pool {
         Ok(())
     }
 
+    /// Has libvirt know no more of what was taken out of the directory.
+    pub(crate) fn forget_gone(&self, connect: &Connect) -> Result<(), CallError> {
+        Ok(self.open(connect)?.refresh(0)?)
+    }
+
     /// Makes an overlay beside the instance's own, anew where there is one.
     pub(crate) fn create_successor(
         &self,

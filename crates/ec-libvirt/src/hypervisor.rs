@@ -29,6 +29,7 @@ use crate::{
     domain::{self, Found, Whose},
     error::CallError,
     lane::{Lanes, Listener, Notice, locked},
+    moving,
     prepare::{self, Facts},
     protect::Protection,
     reading, terminal, usage, volumes,
@@ -473,6 +474,12 @@ impl Hypervisor for LibvirtHypervisor {
         let work =
             move |connect: &virt::connect::Connect| volumes::set(connect, node, &pool, instance, &wanted);
         self.act.call(format!("set the volumes of domain {instance}"), Scope::Instance(instance), work).await
+    }
+
+    async fn hand_over(&self, volume: InstanceId, node: NodeId) -> HypervisorResult<()> {
+        let pool = Arc::clone(&self.pool);
+        let work = move |connect: &virt::connect::Connect| moving::hand_over(connect, &pool, volume, node);
+        self.act.call(format!("hand over the disk of {volume}"), Scope::Instance(volume), work).await
     }
 
     async fn disk_bytes(&self, instance: InstanceId) -> HypervisorResult<Option<u64>> {

@@ -26,6 +26,7 @@ mod error;
 mod events;
 mod hypervisor;
 mod lane;
+mod moving;
 mod prepare;
 mod protect;
 mod reading;

@@ -8,7 +8,9 @@ use std::{
     time::Duration,
 };
 
-use ec_hypervisor::{Hypervisor, HypervisorError, HypervisorEvent, HypervisorResult, RunState, conformance};
+use ec_hypervisor::{
+    Hypervisor, HypervisorError, HypervisorEvent, HypervisorResult, RunState, VolumeSource, conformance,
+};
 use ec_libvirt::{
     LibvirtConfig, LibvirtHypervisor,
     testing::{LibvirtServer, assert_valid, base_image, tiny_image},
@@ -99,6 +101,51 @@ async fn libvirt_passes_the_conformance_suite() {
     conformance::another_nodes_mark_is_neither_seen_nor_touched(&*test.hypervisor, &other, &base(), fresh())
         .await;
     assert!(test.hypervisor.list().await.unwrap().is_empty());
+    test.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_on_shared_storage_is_handed_over_and_never_over_another() {
+    let place = tempfile::tempdir().unwrap();
+    let beside = |config: &mut LibvirtConfig| {
+        config.pool_path = place.path().join(config.node.to_string());
+        config.pool = format!("shared-{}", config.node);
+    };
+    let test = Test::new(beside).await;
+    let (ours, node) = (&*test.hypervisor, node());
+    let other = test.second(|config| {
+        config.node = node;
+        beside(config);
+    });
+    conformance::a_volume_is_handed_over(ours, (node, &other), &base(), [fresh(), fresh()]).await;
+
+    let file =
+        |of: NodeId, volume: InstanceId| place.path().join(of.to_string()).join(format!("{volume}.qcow2"));
+    let own = test.config.node;
+    let create = async |source: &VolumeSource| {
+        let volume = fresh();
+        ours.create_volume(volume, source, 1 << 30).await.unwrap();
+        volume
+    };
+    // Killed between the two names.
+    let volume = create(&VolumeSource::Empty).await;
+    std::fs::hard_link(file(own, volume), file(node, volume)).unwrap();
+    ours.hand_over(volume, node).await.unwrap();
+    assert!(!file(own, volume).exists() && file(node, volume).exists());
+    // Nothing is put over what is there, and nothing goes where nobody has a directory.
+    let volume = create(&VolumeSource::Empty).await;
+    std::fs::write(file(node, volume), "other").unwrap();
+    assert!(failure(ours.hand_over(volume, node).await).contains("another disk lies at"));
+    assert_eq!(std::fs::read(file(node, volume)).unwrap(), b"other");
+    std::fs::remove_file(file(node, volume)).unwrap();
+    failure(ours.hand_over(volume, NodeId::new(Uuid::new_v4())).await);
+    let of_image = create(&VolumeSource::Image(base())).await;
+    assert!(failure(ours.hand_over(of_image, node).await).contains("stands on an image"));
+    for volume in [volume, of_image] {
+        assert!(file(own, volume).exists());
+        ours.destroy(volume).await.unwrap();
+    }
+    drop(other);
     test.end().await;
 }
 

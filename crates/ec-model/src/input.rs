@@ -396,6 +396,7 @@ mod tests {
                 kind: crate::Workload::Machine,
                 volumes: Vec::new(),
                 resize: None,
+                handover: None,
                 name: name.map(str::to_owned),
                 project: String::new(),
                 user: String::new(),

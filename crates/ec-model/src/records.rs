@@ -37,7 +37,7 @@ pub use instance::{Assigned, CopyOf, ImageRef, Instance, OF_INSTANCE, OF_VOLUME,
 pub use node::{Alive, Node, SharedStorage, Trouble, TroubleKind};
 pub use power::{GRACE_SECONDS, Power, PowerWish, Restart};
 pub use rebuild::{Rebuild, Rebuilt};
-pub use request::{Desired, Request};
+pub use request::{Desired, Handover, Request};
 pub use rescue::{Rescue, Rescued};
 pub use resize::{Extent, Resize, Resized, Resources, Size, greater};
 pub use status::{Address, AddressSource, Progress, State, Status};
@@ -95,10 +95,13 @@ impl Record for Instance {
 
 impl Record for Request {
     const WHAT: &'static str = "request";
-    /// The second has images of an image store, and SHA-512; the third has volumes.
-    const FORMAT: u32 = 3;
+    /// The second has images of an image store, and SHA-512; the third has volumes; the fourth has them move.
+    const FORMAT: u32 = 4;
 
     fn format(&self) -> u32 {
+        if self.handover.is_some() {
+            return 4;
+        }
         if !self.kind.is_machine() || !self.volumes.is_empty() {
             return 3;
         }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ec_model::{AccessWish, Edition, Observed, Power, Rescued, Restart, Size, State, Workload};
+use ec_model::{AccessWish, Edition, Handover, Observed, Power, Rescued, Restart, Size, State, Workload};
 use jiff::Timestamp;
 
 /// What the request says.
@@ -221,6 +221,8 @@ pub struct Facts {
     pub generation: u64,
     /// Which of its requests that is; none where there is none that can be read.
     pub edition: Option<Edition>,
+    /// That it moves from one node to another, as its request has it.
+    pub handover: Option<Handover>,
     /// Whether and how it shall run.
     pub power: PowerFacts,
     /// Whether its disk is to be made anew.

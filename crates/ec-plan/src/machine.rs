@@ -100,6 +100,10 @@ pub enum Effect {
     NoteVolumes,
     /// Keep the node's record of a volume, and make its disk: of an image, which is fetched, as a copy of another, or empty.
     PrepareVolume,
+    /// Have a volume's disk be another node's, which has the same storage, and this node know no more of it.
+    HandOver,
+    /// Wait until another node has handed a volume's disk over, and keep the node's record of it.
+    Receive,
     /// Grow a volume's disk, also under the guest that has it, and note that in the node's record.
     Extend,
     /// Have somebody look at it: answer this wish.
@@ -122,10 +126,10 @@ pub enum Effect {
 
 use Effect::{
     Admit, Announce, Bury, Claim, Cover, Define, DropKeys, DropRecord, DropSuccessor, EndInError,
-    EnterRescue, Extend, GiveUpRescue, Grow, KeepIntent, KeepRecord, LeaveRescue, MarkStarted, NotePower,
-    NoteRebuild, NoteRescue, NoteResize, NoteStart, NoteVolumes, Pause, Persist, PowerOff, PrepareDisk,
-    PrepareRebuild, PrepareRescue, PrepareVolume, Release, RemoveDomain, Reopen, ReplaceDisk, Resize, Resume,
-    Save, SetVolumes, ShutDown, Start, StartRescue,
+    EnterRescue, Extend, GiveUpRescue, Grow, HandOver, KeepIntent, KeepRecord, LeaveRescue, MarkStarted,
+    NotePower, NoteRebuild, NoteRescue, NoteResize, NoteStart, NoteVolumes, Pause, Persist, PowerOff,
+    PrepareDisk, PrepareRebuild, PrepareRescue, PrepareVolume, Receive, Release, RemoveDomain, Reopen,
+    ReplaceDisk, Resize, Resume, Save, SetVolumes, ShutDown, Start, StartRescue,
 };
 
 /// What to do about one instance, and what for.

@@ -122,6 +122,32 @@ pub fn detach(machine: Sides<'_>) -> Result<(), String> {
     settled(machine)
 }
 
+/// Why a volume cannot be another node's, which has the same storage.
+///
+/// # Errors
+/// That.
+pub fn movable(volume: Sides<'_>) -> Result<(), String> {
+    changeable(volume, "the volume")?;
+    there(volume.status)?;
+    let image = &volume.record.spec.image;
+    if image.is_of_several() {
+        return Err("it is a snapshot of several disks: make volumes of what is in it".to_owned());
+    }
+    if !image.is_none() && image.copied().is_none() {
+        return Err(
+            "it stands on an image, which lies with its node: `eschedule volume clone` makes one that stands on none"
+                .to_owned(),
+        );
+    }
+    let is_settled = volume.status.is_some_and(|status| {
+        status.observed_generation >= volume.request.generation && status.doing.is_none()
+    });
+    match is_settled {
+        true => Ok(()),
+        false => Err("the volume is being changed; ask again when that is done".to_owned()),
+    }
+}
+
 fn changeable(sides: Sides<'_>, what: &str) -> Result<(), String> {
     if sides.request.desired == Desired::Destroyed {
         return Err(format!("{what} is being destroyed"));

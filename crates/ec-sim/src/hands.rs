@@ -9,7 +9,7 @@ use ec_hypervisor::{
     Console, DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent,
     HypervisorResult, Observed, Operation, SimulatedHypervisor, Usage, VolumeSource,
 };
-use ec_model::{Address, Attachment, BaseImage, InstanceId};
+use ec_model::{Address, Attachment, BaseImage, InstanceId, NodeId};
 use tokio::{
     net::UnixStream,
     sync::{broadcast, mpsc},
@@ -263,6 +263,13 @@ impl Hypervisor for Hands {
         let volumes = volumes.to_vec();
         self.change(Operation::SetVolumes, instance, move |hypervisor| async move {
             hypervisor.set_volumes(instance, &volumes).await
+        })
+        .await
+    }
+
+    async fn hand_over(&self, volume: InstanceId, node: NodeId) -> HypervisorResult<()> {
+        self.change(Operation::HandOver, volume, move |hypervisor| async move {
+            hypervisor.hand_over(volume, node).await
         })
         .await
     }

@@ -200,6 +200,7 @@ fn request_of(world: &World, instance: InstanceId) -> Request {
         kind: ec_model::Workload::Machine,
         volumes: Vec::new(),
         resize: None,
+        handover: None,
         name: None,
         project: "default".to_owned(),
         user: "default".to_owned(),

@@ -174,6 +174,7 @@ async fn the_view_tells_each_instance_and_no_secret_also_while_etcd_is_away() {
         kind: ec_model::Workload::Machine,
         volumes: Vec::new(),
         resize: None,
+        handover: None,
         name: Some("web".to_owned()),
         project: "p".to_owned(),
         user: "u".to_owned(),

@@ -145,7 +145,6 @@ impl Worker {
 
     /// Writes the record of a guest that is here anew: somebody deleted it, and metadata stands on it.
     pub(super) async fn keep_record(&mut self) -> Result<(), Stop> {
-        tracing::warn!("its record was gone from this node; writing it anew");
         let request = self.request()?;
         let mut record = self.record_of(&request).await?;
         record.started = true;

@@ -28,6 +28,14 @@ struct Notes {
 
 impl Worker {
     pub(super) async fn drop_keys(&mut self) -> Result<(), Stop> {
+        let ended = history::ended(self.status.known(), self.parts.host.now());
+        self.leave_keys(Some(ended)).await?;
+        tracing::info!("ENDED INSTANCE {}", self.job.instance);
+        Ok(())
+    }
+
+    /// Nothing is left of it here but what came of it, which goes by itself.
+    pub(super) async fn leave_keys(&mut self, outcome: Option<Outcome>) -> Result<(), Stop> {
         let instance = self.job.instance;
         let user_data = self.parts.settings.keys.user_data(self.parts.node, instance);
         let mut txn = Txn::new()
@@ -36,14 +44,12 @@ impl Worker {
             .delete(user_data)
             .delete(self.parts.status_key(instance));
         txn = self.hold(None, txn).await?;
-        let ended = history::ended(self.status.known(), self.parts.host.now());
-        if let Some(notes) = self.outcomes_with(Some(ended)).await? {
+        if let Some(notes) = self.outcomes_with(outcome).await? {
             let lease = self.parts.store.grant_for(&notes.key, RETENTION).await?;
             txn = txn.put_leased(notes.key, encode(&notes.outcomes), lease);
         }
         self.end(txn).await?;
         self.now_is(StatusEntry::Absent);
-        tracing::info!("ENDED INSTANCE {instance}");
         Ok(())
     }
 

@@ -1,11 +1,12 @@
 //! Volumes: their disks, and which of them a domain has.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use ec_hypervisor::HypervisorError;
 use ec_metadata::InstanceRecord;
-use ec_model::{Attachment, Resized, Status};
+use ec_model::{Attachment, Handover, Resized, Status};
 use ec_plan::{
+    RecordFacts,
     engine::Change,
     status::{Volumes, with_volumes},
 };
@@ -17,6 +18,10 @@ use super::{
 };
 
 pub(super) const DISK: &str = "DISK_GB";
+
+/// A living agent hands a volume over within milliseconds: so often, and after such pauses, it is looked for at once.
+const ARRIVES_LOOKS: u32 = 50;
+const ARRIVES_PAUSE: Duration = Duration::from_millis(100);
 
 impl Worker {
     /// Keeps the node's record of a volume, and makes its disk.
@@ -47,6 +52,44 @@ impl Worker {
         self.until_made(parts.hypervisor.create_volume(instance, &source, bytes)).await?;
         self.permit = None;
         Ok(())
+    }
+
+    /// Has a volume be another node's. Killed at any moment between, it is done again from where it ended.
+    pub(super) async fn hand_over(&mut self) -> Result<(), Stop> {
+        let instance = self.job.instance;
+        let Some(Handover::To(node)) = self.request()?.handover else {
+            return Err(Stop::Retry("it is to stay here".to_owned()));
+        };
+        self.take_permit().await?;
+        self.touched_hypervisor = true;
+        let handed = self.parts.hypervisor.hand_over(instance, node).await;
+        handed.map_err(|error| Stop::Retry(error.to_string()))?;
+        self.permit = None;
+        pause_for_test_named("before-forget");
+        self.records(move |records| records.remove(instance)).await?;
+        self.no_longer_uncounted();
+        self.done.push(Change::Record(RecordFacts::Absent));
+        self.leave_keys(None).await?;
+        tracing::info!(to = %node, "HANDED VOLUME {instance} OVER");
+        Ok(())
+    }
+
+    /// Waits a while until a volume is handed over, and keeps the node's record of it then.
+    pub(super) async fn receive(&mut self) -> Result<(), Stop> {
+        let instance = self.job.instance;
+        for _ in 0..ARRIVES_LOOKS {
+            if self.cancel.is_cancelled() {
+                return Err(Stop::Abandoned);
+            }
+            if self.parts.hypervisor.observe(instance).await?.volume {
+                self.touched_hypervisor = true;
+                self.keep_record().await?;
+                tracing::info!("RECEIVED VOLUME {instance}");
+                return Ok(());
+            }
+            tokio::time::sleep(ARRIVES_PAUSE).await;
+        }
+        Err(Stop::Retry("the node that has it has not handed it over yet".to_owned()))
     }
 
     /// Grows a volume, which its guest may go on using meanwhile.

@@ -289,6 +289,17 @@ impl Host {
         Ok(before != domain.volumes())
     }
 
+    /// Nodes of one host have one storage.
+    pub(super) fn hand_over(&mut self, node: NodeId, volume: InstanceId, to: NodeId) -> Result<bool, String> {
+        if let Some(other) = self.user_of(volume) {
+            return Err(format!("the domain {other} has it"));
+        }
+        let machine = self.machines.get_mut(&volume).filter(|machine| machine.node == node);
+        let Some(machine) = machine.filter(|machine| machine.volume.is_some()) else { return Ok(false) };
+        machine.node = to;
+        Ok(true)
+    }
+
     pub(super) fn disk_bytes(&self, node: NodeId, instance: InstanceId) -> Option<u64> {
         self.ours(node, instance)?.volume.as_ref().map(|volume| volume.capacity)
     }

@@ -48,6 +48,7 @@ pub enum Operation {
     Persist,
     CreateVolume,
     SetVolumes,
+    HandOver,
     DiskBytes,
     GrowDisk,
     Grow,
@@ -86,6 +87,7 @@ impl Operation {
             Self::Persist => "define the domain that is up",
             Self::CreateVolume => "create the volume",
             Self::SetVolumes => "set the volumes",
+            Self::HandOver => "hand the volume over",
             Self::DiskBytes => "measure the disk",
             Self::GrowDisk => "grow the disk",
             Self::Grow => "grow the guest",
@@ -315,6 +317,11 @@ impl Hypervisor for SimulatedHypervisor {
     async fn set_volumes(&self, instance: InstanceId, volumes: &[Attachment]) -> HypervisorResult<()> {
         self.enter(Operation::SetVolumes, Some(instance)).await?;
         self.change(Operation::SetVolumes, instance, |host| host.set_volumes(self.node, instance, volumes))
+    }
+
+    async fn hand_over(&self, volume: InstanceId, node: NodeId) -> HypervisorResult<()> {
+        self.enter(Operation::HandOver, Some(volume)).await?;
+        self.change(Operation::HandOver, volume, |host| host.hand_over(self.node, volume, node))
     }
 
     async fn disk_bytes(&self, instance: InstanceId) -> HypervisorResult<Option<u64>> {

@@ -97,6 +97,8 @@ pub enum ActionVerb {
     /// To have it no more.
     #[serde(rename = "detach_volume")]
     DetachVolume,
+    /// To be with another node.
+    Migrate,
     /// To be asked for again as its node knew it, after etcd had lost that.
     Heal,
     /// To be destroyed.
@@ -129,6 +131,7 @@ impl fmt::Display for ActionVerb {
             Self::Set => "set",
             Self::AttachVolume => "attach_volume",
             Self::DetachVolume => "detach_volume",
+            Self::Migrate => "migrate",
             Self::Heal => "heal",
             Self::Delete => "delete",
             Self::Unknown => "unknown",

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{AccessWish, Attachment, PowerWish, Rebuild, Rescue, Resize, Restart, Workload};
-use crate::{InstanceId, RequestId, Spec, request_id::overlooked};
+use crate::{InstanceId, NodeId, RequestId, Spec, request_id::overlooked};
 
 /// The work order for one node. Written by control tools only, in one transaction with the [`crate::Instance`];
 /// deleted by the agent with the last of what it says.
@@ -39,6 +39,9 @@ pub struct Request {
     /// The volumes that it is to have, as in [`crate::Instance::volumes`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<Attachment>,
+    /// That it moves from one node to another, which share the storage where it lies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub handover: Option<Handover>,
     /// The guest's hostname; where there is none, one is made from the instance's uuid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -59,6 +62,16 @@ pub struct Request {
     pub request_id: Option<RequestId>,
     /// When the instance was asked for.
     pub created_at: Timestamp,
+}
+
+/// The other node of a volume that moves. Both have a request as long as the first has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Handover {
+    /// This node hands it over to that one.
+    To(NodeId),
+    /// This node has it from that one, and makes nothing in its place.
+    From(NodeId),
 }
 
 /// What a request wants. One that this release does not know makes the request unreadable: nobody guesses.

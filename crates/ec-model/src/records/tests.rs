@@ -31,6 +31,7 @@ fn request() -> Request {
         kind: crate::Workload::Machine,
         volumes: Vec::new(),
         resize: None,
+        handover: None,
         name: Some("web".into()),
         project: "p".into(),
         user: "u".into(),
@@ -69,9 +70,9 @@ fn unknown_fields_are_passed_over_and_a_later_format_is_refused() {
     let mut json = json(&request());
     json["later"] = 1.into();
     assert!(decode::<Request>(json.to_string().as_bytes()).is_ok());
-    json["version"] = 4.into();
+    json["version"] = (Request::FORMAT + 1).into();
     let error = decode::<Request>(json.to_string().as_bytes()).unwrap_err().to_string();
-    assert!(error.contains("version 4"), "{error}");
+    assert!(error.contains(&format!("version {}", Request::FORMAT + 1)), "{error}");
 }
 
 #[test]

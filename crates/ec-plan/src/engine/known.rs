@@ -145,6 +145,7 @@ impl Known {
             wanted: self.wanted(),
             generation: self.readable().map_or(0, |request| request.generation),
             edition: self.readable().map(Edition::of),
+            handover: self.readable().and_then(|request| request.handover),
             power: self.power(),
             metadata: self
                 .readable()

@@ -45,6 +45,7 @@ pub(super) fn requested(desired: Desired) -> Requested {
         kind: ec_model::Workload::Machine,
         volumes: Vec::new(),
         resize: None,
+        handover: None,
         name: None,
         spec: None,
         project: String::new(),

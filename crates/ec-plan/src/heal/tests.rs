@@ -65,6 +65,7 @@ fn blank() -> Request {
         kind: ec_model::Workload::Machine,
         volumes: Vec::new(),
         resize: None,
+        handover: None,
         name: None,
         project: String::new(),
         user: String::new(),

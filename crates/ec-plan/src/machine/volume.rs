@@ -6,16 +6,26 @@
 //!                                └──▶ swept, as what never ran
 //! ```
 //!
+//! One that moves to another node, with which this one shares storage, is handed over; there it is waited for, and nothing is made in
+//! its place:
+//!
+//! ```text
+//!  here:   wished to be there ──▶ disk handed over ──▶ node's record, request and status gone
+//!  there:  PREPARING ──▶ disk received ──▶ noted as one that is kept ──▶ told: ACTIVE
+//! ```
+//!
 //! From when it is told a guest may write it, and then it is kept like what ever ran. Which machine has it is that machine's
 //! affair ([`super::volumes`]): nothing is done about it here.
 
-use ec_model::{Size, State};
+use ec_model::{Handover, Size, State};
 
 use super::{
-    Announce, Aspect, Cover, Extend, MarkStarted, NoteResize, Plan, PrepareVolume, Question,
+    Announce, Aspect, Cover, Extend, HandOver, MarkStarted, NoteResize, Plan, PrepareVolume, Question,
+    Receive,
     kept::{self, count},
     known, new, ran,
     rebuild::restore,
+    state,
 };
 use crate::{Allocation, Facts, Limits, RecordFacts};
 
@@ -26,7 +36,21 @@ const NEW: [Aspect; 4] = [new::failure, new::told, new::claim, make];
 const KEPT: [Aspect; 7] = [disk, told, kept::access, kept::record, kept::intent, restore, size];
 
 pub(super) fn plan(facts: &Facts, limits: &Limits) -> Plan {
-    if ran(facts) { kept::keep(&KEPT, facts, limits) } else { super::first(&NEW, facts, limits) }
+    match facts.handover {
+        Some(Handover::To(_)) => Plan::run(vec![HandOver], "handing it over to another node"),
+        _ if ran(facts) => kept::keep(&KEPT, facts, limits),
+        Some(Handover::From(_)) => receive(facts),
+        None => super::first(&NEW, facts, limits),
+    }
+}
+
+/// Somebody has written it, wherever it is: nothing is made, and nothing swept.
+fn receive(facts: &Facts) -> Plan {
+    let why = "waiting until its node hands it over";
+    match state(facts) {
+        Some(State::Preparing) => Plan::run(vec![Receive], why),
+        _ => Plan::run(vec![Announce(State::Preparing, None)], why),
+    }
 }
 
 /// Told last: who waits for it may give it to a guest at once.

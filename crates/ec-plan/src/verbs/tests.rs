@@ -56,6 +56,7 @@ fn request(power: PowerWish) -> Request {
         kind: ec_model::Workload::Machine,
         volumes: Vec::new(),
         resize: None,
+        handover: None,
         name: None,
         project: String::new(),
         user: String::new(),

@@ -188,3 +188,30 @@ fn what_ran_and_what_is_there_is_copied() {
     }
     refused(of(&One::machine(State::Active).with(|one| one.status = None)), "never ran yet");
 }
+
+#[test]
+fn what_nobody_is_at_and_what_stands_on_no_image_moves() {
+    assert_eq!(movable(One::volume().sides()), Ok(()));
+    let made_of = |url: &str| {
+        One::volume()
+            .with(|one| one.record.spec.image = ImageRef { url: url.to_owned(), ..ImageRef::default() })
+    };
+    let copy = ImageRef::copy_of(&CopyOf::disk(Workload::Volume, id(7)));
+    assert_eq!(movable(made_of(&copy.url).sides()), Ok(()), "a copy stands on nothing");
+    let several = CopyOf { beside: vec![id(8)], ..CopyOf::disk(Workload::Machine, id(7)) };
+    for (one, why) in [
+        (made_of("https://example.org/debian.qcow2"), "it stands on an image"),
+        (made_of(&ImageRef::copy_of(&several).url), "a snapshot of several disks"),
+        (One::volume().with(|one| one.request.generation = 2), "is being changed"),
+        (
+            One::volume().with(|one| one.status.as_mut().unwrap().doing = Some("growing it".into())),
+            "is being changed",
+        ),
+        (One::volume().with(|one| one.status = None), "is being made"),
+        (One::new(DISK, Workload::Volume, State::Error), "the volume is ERROR"),
+        (One::volume().with(|one| one.request.desired = Desired::Destroyed), "is being destroyed"),
+        (One::volume().with(|one| one.record.locked = Some("mine".into())), "cannot be changed"),
+    ] {
+        refused(movable(one.sides()), why);
+    }
+}

@@ -526,6 +526,7 @@ impl Outside {
                 rebuild: rebuild.clone(),
                 rescue: rescue.clone(),
                 resize: *resize,
+                handover: None,
                 name: None,
                 spec: Some(spec(*metadata, *size)),
                 project: String::new(),

@@ -526,7 +526,9 @@ impl Worker {
                 let wanted = self.job.request.as_ref().map(|request| request.volumes.clone());
                 self.tell_volumes(outside, Volumes::Are(wanted.unwrap_or_default()))?;
             }
-            Effect::PrepareVolume | Effect::Extend => unreachable!("none of these is a volume"),
+            Effect::PrepareVolume | Effect::Extend | Effect::HandOver | Effect::Receive => {
+                unreachable!("none of these is a volume")
+            }
             Effect::Persist => {
                 if !thing.is_up() {
                     return Err(Stop::Retry);

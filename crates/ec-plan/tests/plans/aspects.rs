@@ -93,6 +93,7 @@ fn well() -> Facts {
         wanted: Wanted::Active,
         generation: 1,
         edition: None,
+        handover: None,
         power: PowerFacts::default(),
         rebuild: ec_plan::RebuildFacts::default(),
         rescue: ec_plan::RescueFacts::default(),

@@ -53,6 +53,7 @@ fn unrequested(allocation: Allocation, asked_for: Option<bool>) -> Facts {
         wanted: Wanted::Nothing,
         generation: 0,
         edition: None,
+        handover: None,
         power: PowerFacts::default(),
         rebuild: ec_plan::RebuildFacts::default(),
         rescue: ec_plan::RescueFacts::default(),

@@ -1,6 +1,7 @@
 //! Volumes, and the machines that have them.
 
-use Effect::{Cover, Extend, NoteResize, NoteVolumes, PrepareVolume, SetVolumes};
+use Effect::{Cover, Extend, HandOver, NoteResize, NoteVolumes, PrepareVolume, Receive, SetVolumes};
+use ec_model::Handover;
 use jiff::Timestamp;
 
 use super::*;
@@ -160,4 +161,37 @@ fn a_volume_grows_when_that_is_claimed_and_never_shrinks() {
     ]);
     assert!(grows.is_being_resized() && !there().is_being_resized());
     assert!(!Facts { observed: Observed::default(), ..grows }.is_being_resized(), "there is nothing to grow");
+}
+
+#[test]
+fn a_volume_that_moves_is_handed_over_and_received_and_nothing_is_made_in_its_place() {
+    let node = ec_model::NodeId::new(uuid::Uuid::from_u128(5));
+    let to = |facts: Facts| Facts { handover: Some(Handover::To(node)), ..facts };
+    let from = |facts: Facts| Facts { handover: Some(Handover::From(node)), ..facts };
+    let gone = Facts { observed: Observed::default(), ..there() };
+    let unknown = Facts {
+        record: RecordFacts::Absent,
+        status: StatusFacts::Absent,
+        observed: Observed::default(),
+        ..there()
+    };
+    let preparing = Facts { status: status(State::Preparing, None, false, false), ..unknown.clone() };
+    all([
+        (to(there()), Runs(&[HandOver])),
+        // Killed after that, before its keys went.
+        (to(gone.clone()), Runs(&[HandOver])),
+        (to(Facts { record: RecordFacts::Absent, ..gone.clone() }), Runs(&[HandOver])),
+        (from(unknown.clone()), Runs(&[Announce(State::Preparing, None)])),
+        (from(preparing.clone()), Runs(&[Receive])),
+        // Whatever placement says: somebody has written it.
+        (from(with(Allocation::Absent, preparing.clone())), Runs(&[Receive])),
+        // Received, and killed before its record was written.
+        (from(Facts { observed: there().observed, ..preparing }), Runs(&[Announce(State::Active, None)])),
+        (from(Facts { record: RecordFacts::Absent, ..there() }), Runs(&[KeepRecord])),
+        (from(there()), Settled),
+        (from(gone), Tells(State::Error, "its disk is gone; the rest is kept until it is destroyed", &[])),
+    ]);
+    let destroyed = Facts { wanted: Wanted::Destroyed, ..from(unknown) };
+    let Next::Run(effects) = plan(&destroyed, &LIMITS).next else { panic!("it is swept") };
+    assert!(effects.contains(&Effect::Bury), "what comes later goes, too: {effects:?}");
 }

@@ -1,0 +1,150 @@
+//! Volumes that move from one node to another, on storage that both share.
+//!
+//! ```text
+//!  one transaction: the record's node is the new one, whose request says whom it has the volume from;
+//!                   the request of the old one says whom it hands it over to
+//!  old node:        disk handed over ──▶ its request and status gone
+//!  new node:        disk received ──▶ told as there
+//! ```
+
+use std::time::Duration;
+
+use ec_model::{
+    ActionVerb, Alive, Assigned, Handover, InstanceId, NodeId, Record, Request, SharedStorage, Workload,
+    decode,
+};
+use ec_plan::volumes::{self, Sides};
+use ec_store::{Compare, KeyValue, StoreError, Txn};
+
+use crate::{
+    Cloud, CloudError, CloudResult, Scheduled, Step,
+    act::{docs, let_in},
+    history::{Asked, note},
+    lookup::find_placed,
+    schedule::not_understood,
+    source::kind_of,
+    volume::{known_volume, refuse_attached},
+    wait::until_active,
+};
+
+/// Another writer changed it in between so often: something is wrong with the cluster.
+const TRIES: usize = 10;
+
+/// Where a machine is that is to have a volume, where that lies with another node of the same storage; none where it need not, or cannot, move.
+///
+/// # Errors
+/// There is no such volume, or no such machine.
+pub async fn node_to_come_to(
+    cloud: &Cloud,
+    volume: InstanceId,
+    machine: InstanceId,
+) -> CloudResult<Option<NodeId>> {
+    let (disk, machine) = (known_volume(cloud, volume).await?, find_placed(cloud, machine).await?);
+    if disk.node == machine.node || kind_of(&machine) == Some(Workload::Volume) {
+        return Ok(None);
+    }
+    let (from, to) = (storage_of(cloud, disk.node).await?, storage_of(cloud, machine.node).await?);
+    let is_shared = from.is_some_and(|(_, from)| to.is_some_and(|(_, to)| from == to));
+    Ok(is_shared.then_some(machine.node))
+}
+
+/// Has a volume be with another node. That it is there already is no error.
+///
+/// # Errors
+/// It cannot be as it stands: [`CloudError::Refused`], with nothing changed.
+pub async fn move_volume(cloud: &Cloud, volume: InstanceId, node: NodeId) -> CloudResult<Scheduled> {
+    let refused =
+        |why: String| CloudError::Refused(format!("cannot move volume {volume} to node {node}: {why}"));
+    for _ in 0..TRIES {
+        let disk = known_volume(cloud, volume).await?;
+        if disk.node == node {
+            return Ok(Scheduled { instance: volume, node });
+        }
+        refuse_attached(cloud, &disk).await?;
+        let (mut record, mut order) = docs(&disk)?;
+        let sides = Sides { record: &record.record, request: &order.record, status: disk.status.record() };
+        volumes::movable(sides).map_err(refused)?;
+        let no_storage = |which: NodeId| {
+            refused(format!("node {which} is not alive, or has its disks on no storage that is shared"))
+        };
+        let (_, from) = storage_of(cloud, disk.node).await?.ok_or_else(|| no_storage(disk.node))?;
+        let (sign, to) = storage_of(cloud, node).await?.ok_or_else(|| no_storage(node))?;
+        if from != to {
+            return Err(refused(format!(
+                "it lies on storage `{}`, and that node has `{}`",
+                from.name, to.name
+            )));
+        }
+        let generation = record.record.generation.max(order.record.generation).saturating_add(1);
+        let epoch = record.record.assigned.map_or(order.record.epoch, |assigned| assigned.epoch) + 1;
+        // What was wished of it before has come to its end, which the new node cannot know.
+        let come = Request {
+            epoch,
+            generation,
+            handover: Some(Handover::From(disk.node)),
+            rebuild: None,
+            resize: None,
+            access: None,
+            request_id: cloud.request_id,
+            ..order.record.clone()
+        };
+        order.record.handover = Some(Handover::To(node));
+        (order.record.generation, order.record.request_id) = (generation, cloud.request_id);
+        record.record.assigned = Some(Assigned { node, epoch });
+        (record.record.generation, record.record.request_id) = (generation, cloud.request_id);
+        record.record.attached = None;
+        for (which, value) in [(disk.node, alive_value(cloud, disk.node).await?), (node, Some(sign.value))] {
+            let why = value.and_then(|value| not_understood(which, &value, come.format()));
+            why.map_or(Ok(()), |why| Err(refused(why)))?;
+        }
+        let keys = &cloud.keys;
+        let (record_key, from_key, to_key) =
+            (keys.instance(volume), keys.request(disk.node, volume), keys.request(node, volume));
+        let txn = Txn::new()
+            .when(Compare::Unchanged(record_key.clone(), disk.record_revision()))
+            .when(Compare::Unchanged(from_key.clone(), disk.request_revision()))
+            .when(Compare::Absent(to_key.clone()))
+            .when(Compare::Unchanged(sign.key, sign.mod_revision))
+            .put(record_key, record.encode())
+            .put(from_key, order.encode())
+            .put(to_key, ec_model::encode(&come));
+        let txn = let_in(cloud, &disk, "move", false, txn).await?;
+        let detail = Some(format!("from node {} to node {node}", disk.node));
+        let (verb, at) = (ActionVerb::Migrate, cloud.host.now());
+        let asked = Asked { instance: volume, node, verb, detail, at, generation };
+        let txn = note(cloud, asked, txn, None).await?;
+        match cloud.store.txn(txn).await {
+            Ok(outcome) if outcome.succeeded => return Ok(Scheduled { instance: volume, node }),
+            // What became of it the next look tells.
+            Ok(_) | Err(StoreError::Unknown(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(CloudError::Busy(format!("{volume} keeps changing; try again")))
+}
+
+/// Waits until a volume that moves is there.
+///
+/// # Errors
+/// It came to another end; the time ran out.
+pub async fn until_moved(
+    cloud: &Cloud,
+    moved: Scheduled,
+    timeout: Duration,
+    seen: impl Fn(Step<'_>),
+) -> CloudResult<()> {
+    until_active(cloud, moved.node, moved.instance, timeout, seen).await.map(drop)
+}
+
+/// The storage that a living node shares with others, with its sign of life.
+async fn storage_of(cloud: &Cloud, node: NodeId) -> CloudResult<Option<(KeyValue, SharedStorage)>> {
+    let sign = cloud.store.get(&cloud.keys.alive(node)).await?.0;
+    Ok(sign.and_then(|sign| {
+        let storage = decode::<Alive>(&sign.value).ok()?.storage?;
+        Some((sign, storage))
+    }))
+}
+
+async fn alive_value(cloud: &Cloud, node: NodeId) -> CloudResult<Option<Vec<u8>>> {
+    Ok(cloud.store.get(&cloud.keys.alive(node)).await?.0.map(|sign| sign.value))
+}
