@@ -278,6 +278,8 @@ impl Worker {
             Effect::Receive => self.receive().await,
             Effect::Extend => self.extend().await,
             Effect::Admit(wish) => {
+                // Nobody may have heard that what was told last was written: an older word must not take its place.
+                self.read_again().await?;
                 let old =
                     self.status.known().ok_or_else(|| Stop::Retry("it has no status yet".to_owned()))?;
                 let access = parts.streams.admit(instance, wish, &parts.host);

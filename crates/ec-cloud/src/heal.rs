@@ -13,8 +13,8 @@
 use std::collections::{BTreeMap, HashSet};
 
 use ec_model::{
-    ActionVerb, Doc, Edition, Held, Instance, InstanceId, NodeId, Record, Request, RequestId, State, Status,
-    Workload, decode,
+    ActionVerb, Desired, Doc, Edition, Handover, Held, Instance, InstanceId, NodeId, Record, Request,
+    RequestId, State, Status, Workload, decode,
 };
 use ec_plan::heal::{Brought, brought};
 use ec_runtime::planted;
@@ -25,6 +25,7 @@ use crate::{
     Cloud, CloudError, CloudResult, Joining,
     history::{Asked, note},
     intent::free,
+    moving::storage_of,
     schedule::not_understood,
     volume::{kept_by, kept_for},
 };
@@ -78,18 +79,9 @@ impl Healed {
         }
     }
 
-    fn brought(node: NodeId, brought: &Brought, outcome: Outcome) -> Self {
-        let Instance { instance, name, project, .. } = brought.record.record.clone();
-        let request_id = brought.request.record.request_id.filter(|_| outcome == Outcome::Healed);
-        Self {
-            instance,
-            name,
-            project: Some(project),
-            node,
-            outcome,
-            request_id,
-            notes: brought.notes.clone(),
-        }
+    fn brought(node: NodeId, record: &Instance, notes: Vec<String>) -> Self {
+        let Instance { instance, name, project, request_id, .. } = record.clone();
+        Self { instance, name, project: Some(project), node, outcome: Outcome::Healed, request_id, notes }
     }
 
     /// Whether it is called so, by its name, its uuid or the beginning of that.
@@ -164,6 +156,10 @@ async fn lost(cloud: &Cloud) -> CloudResult<Vec<Healed>> {
         let healed = match (asked.get(&instance), read(pair, node, instance)) {
             // It is there, and its agent will have seen that soon.
             (Some(at), _) if *at == node => continue,
+            // On storage that both share it can go there, which is looked into when it comes to that.
+            (Some(_), Ok((_, request))) if request.kind == Workload::Volume => {
+                Healed { outcome: Outcome::Lost, ..Healed::left(node, instance, Some(&request), "") }
+            }
             (Some(at), read) => {
                 let of = read.ok().map(|(_, request)| request);
                 Healed::left(node, instance, of.as_ref(), format!("it is asked for on node {at}"))
@@ -212,23 +208,19 @@ async fn bring(
     let mut unheard = None;
     for _ in 0..TRIES {
         let planned = plan(cloud, node, instance).await?;
-        let (brought, txn) = match planned {
+        let (healed, txn) = match planned {
             Planned::Nothing => return Ok(unheard),
             Planned::Left(left) => return Ok(Some(left)),
-            Planned::Bring(brought, txn) => (brought, txn),
+            Planned::Bring(healed, txn) => (healed, txn),
         };
         if looks {
-            return Ok(Some(Healed::brought(node, &brought, Outcome::Lost)));
+            return Ok(Some(Healed { outcome: Outcome::Lost, request_id: None, ..healed }));
         }
         match cloud.store.txn(txn).await {
-            Ok(outcome) if outcome.succeeded => {
-                return Ok(Some(Healed::brought(node, &brought, Outcome::Healed)));
-            }
+            Ok(outcome) if outcome.succeeded => return Ok(Some(healed)),
             Ok(_) => {}
             // Asked for by now, it was this one or another of the same kind.
-            Err(StoreError::Unknown(_)) => {
-                unheard = Some(Healed::brought(node, &brought, Outcome::Healed));
-            }
+            Err(StoreError::Unknown(_)) => unheard = Some(healed),
             Err(error) => return Err(error.into()),
         }
     }
@@ -240,7 +232,8 @@ enum Planned {
     /// It is asked for, or is not held any more.
     Nothing,
     Left(Healed),
-    Bring(Box<Brought>, Txn),
+    /// That comes of it by this transaction.
+    Bring(Healed, Txn),
 }
 
 async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId) -> CloudResult<Planned> {
@@ -279,6 +272,22 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId) -> CloudResult<
         Some(pair) => (decode::<Status>(&pair.value).ok(), pair.mod_revision),
         None => (None, 0),
     };
+    let elsewhere = before.as_ref().and_then(|before| before.record.node()).filter(|at| *at != node);
+    if let (Some(to), Some(recorded), Workload::Volume) = (elsewhere, &recorded.0, asked.kind)
+        && store.get(&keys.request(to, instance)).await?.0.is_some()
+    {
+        let mut order = held.intent.request().map_err(|error| CloudError::Unreadable(error.to_string()))?;
+        let told = status.filter(|status| status.state == State::Unclaimed);
+        let edition =
+            |status: &Status| Edition { epoch: status.epoch, generation: status.observed_generation };
+        let Some(told) = told.filter(|status| edition(status) == Edition::of(&asked)) else {
+            return left("its node is about to tell of it anew".to_owned());
+        };
+        // What is wished of its power means nothing, and is carried out.
+        (order.record.power.generation, order.record.power.anew) = (told.power_generation, false);
+        let as_told = Compare::Unchanged(status_key, status_revision);
+        return to_go(cloud, (&held_pair, as_told), order, recorded, [node, to]).await;
+    }
     let mut brought = match brought(&held, status.as_ref(), before.as_ref()) {
         Ok(brought) => brought,
         Err(why) => return left(why),
@@ -317,7 +326,69 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId) -> CloudResult<
     brought.request.record.request_id = cloud.request_id;
     brought.record.record.request_id = cloud.request_id;
     let txn = txn.put(request_key, brought.request.encode()).put(record_key, brought.record.encode());
-    Ok(Planned::Bring(Box::new(brought), txn))
+    let healed = Healed::brought(node, &brought.record.record, brought.notes);
+    Ok(Planned::Bring(healed, txn))
+}
+
+/// What is to be done about a volume that `node` has and another is asked for, by its record: where both have their disks on the
+/// same storage, it goes there.
+async fn to_go(
+    cloud: &Cloud,
+    (held, status): (&KeyValue, Compare),
+    mut order: Doc<Request>,
+    recorded: &KeyValue,
+    [node, to]: [NodeId; 2],
+) -> CloudResult<Planned> {
+    let (keys, instance) = (&cloud.keys, order.record.instance);
+    let left = |order: &Doc<Request>, why: String| {
+        Ok(Planned::Left(Healed::left(node, instance, Some(&order.record), why)))
+    };
+    let unreadable = |error: ec_model::RecordError| CloudError::Unreadable(error.to_string());
+    let [from_key, to_key] = [keys.request(node, instance), keys.request(to, instance)];
+    let Some(asked) = cloud.store.get(&to_key).await?.0 else { return Ok(Planned::Nothing) };
+    let (from, there) = tokio::try_join!(storage_of(cloud, node), storage_of(cloud, to))?;
+    let (Some((sign, own)), Some((other_sign, other))) = (from, there) else {
+        return left(&order, format!("it is asked for on node {to}"));
+    };
+    if own != other {
+        return left(&order, format!("it is asked for on node {to}, which has other storage"));
+    }
+    let mut record = Doc::<Instance>::decode(&recorded.value).map_err(unreadable)?;
+    let mut come = Doc::<Request>::decode(&asked.value).map_err(unreadable)?;
+    if come.record.desired != Desired::Active {
+        return left(&order, "its user destroyed it".to_owned());
+    }
+    let generations = [record.record.generation, come.record.generation, order.record.generation];
+    let generation = generations.into_iter().max().unwrap_or_default().saturating_add(1);
+    come.record.handover = Some(Handover::From(node));
+    order.record.handover = Some(Handover::To(to));
+    for (of, request_id) in [
+        (&mut record.record.generation, &mut record.record.request_id),
+        (&mut come.record.generation, &mut come.record.request_id),
+        (&mut order.record.generation, &mut order.record.request_id),
+    ] {
+        (*of, *request_id) = (generation, cloud.request_id);
+    }
+    for (which, sign) in [(node, &sign), (to, &other_sign)] {
+        if let Some(why) = not_understood(which, &sign.value, come.record.format()) {
+            return left(&order, why);
+        }
+    }
+    let notes = vec![format!("it goes to node {to}, where it is asked for")];
+    let healed = Healed::brought(node, &record.record, notes);
+    let unchanged = |pair: &KeyValue| Compare::Unchanged(pair.key.clone(), pair.mod_revision);
+    let txn =
+        [held, recorded, &asked, &sign, &other_sign].map(unchanged).into_iter().fold(Txn::new(), Txn::when);
+    let txn = txn
+        .when(status)
+        .when(Compare::Absent(from_key.clone()))
+        .put(from_key, order.encode())
+        .put(to_key, come.encode())
+        .put(recorded.key.clone(), record.encode());
+    let detail = Some(format!("from node {node} to node {to}"));
+    let asked =
+        Asked { instance, node: to, verb: ActionVerb::Heal, detail, at: cloud.host.now(), generation };
+    Ok(Planned::Bring(healed, note(cloud, asked, txn, None).await?))
 }
 
 async fn with_user_data(cloud: &Cloud, held: &Held, brought: &mut Brought, txn: Txn) -> CloudResult<Txn> {

@@ -137,7 +137,10 @@ pub async fn until_moved(
 }
 
 /// The storage that a living node shares with others, with its sign of life.
-async fn storage_of(cloud: &Cloud, node: NodeId) -> CloudResult<Option<(KeyValue, SharedStorage)>> {
+pub(crate) async fn storage_of(
+    cloud: &Cloud,
+    node: NodeId,
+) -> CloudResult<Option<(KeyValue, SharedStorage)>> {
     let sign = cloud.store.get(&cloud.keys.alive(node)).await?.0;
     Ok(sign.and_then(|sign| {
         let storage = decode::<Alive>(&sign.value).ok()?.storage?;

@@ -83,7 +83,7 @@ pub trait Hypervisor: Send + Sync + 'static {
     /// error. Fails while a guest is up from it.
     async fn drop_rescue(&self, instance: InstanceId) -> HypervisorResult<()>;
 
-    /// Makes a volume's disk, or that of a machine whose guest never ran. One that is there already is kept where it may be that, and made
+    /// Makes a volume's disk, or that of a machine whose guest never ran; none that another node has on the same storage. One that is there already is kept where it may be that, and made
     /// anew otherwise: nobody has written it. Of a snapshot of several disks the first is the volume's, as large as it was, the others lie
     /// beside it, and together they have no more than that capacity. A copy may take hours; one that failed leaves what the next call, or
     /// [`Hypervisor::destroy`], takes away.

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ec_model::{BaseImage, InstanceId};
+use ec_model::{BaseImage, InstanceId, NodeId};
 use nix::{
     fcntl::{FcntlArg, fcntl},
     libc,
@@ -172,6 +172,23 @@ impl Pool {
         }
         self.remove(existing, instance)?;
         StorageVol::create_xml(&pool, &xml::write(&wanted).map_err(CallError::Refused)?, 0)?;
+        Ok(())
+    }
+
+    /// An error where another node has a disk of this name on storage that this one shares with it: whatever etcd says, there is one of a volume.
+    pub(crate) fn refuse_second(&self, volume: InstanceId) -> Result<(), CallError> {
+        let Some(beside) = self.path.parent() else { return Ok(()) };
+        let failed = |error| CallError::io("list", beside, &error);
+        for entry in std::fs::read_dir(beside).map_err(failed)? {
+            let directory = entry.map_err(failed)?.path();
+            let node = directory.file_name().and_then(|name| name.to_str()?.parse::<NodeId>().ok());
+            let Some(node) = node.filter(|_| directory != self.path) else { continue };
+            if is_there(&directory.join(volume_name(volume)))? {
+                return Err(CallError::Refused(format!(
+                    "node {node} has its disk, which is not made once more: `eschedule heal` brings it back"
+                )));
+            }
+        }
         Ok(())
     }
 

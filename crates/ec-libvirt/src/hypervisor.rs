@@ -446,6 +446,7 @@ impl Hypervisor for LibvirtHypervisor {
                             "a guest is up from the disk that is to be made".into(),
                         ));
                     }
+                    pool.refuse_second(volume)?;
                     // It has its name from when it is whole.
                     let capacity = pool.capacity(connect, volume)?;
                     Ok(capacity == Some(capacity_bytes) || (is_snapshot && capacity.is_some()))
@@ -458,6 +459,7 @@ impl Hypervisor for LibvirtHypervisor {
         };
         let work = move |connect: &virt::connect::Connect| {
             volumes::refuse_used(connect, &pool, volume)?;
+            pool.refuse_second(volume)?;
             pool.create_volume(connect, volume, base.as_ref(), capacity_bytes)
         };
         self.act.call(what, Scope::Instance(volume), work).await

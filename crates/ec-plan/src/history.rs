@@ -177,6 +177,18 @@ fn fate(action: &Action, actions: &Actions, all: &[(NodeId, &Outcome)], seen: u6
             None if later(|verb| verb == ActionVerb::Delete) => (Fate::Overtaken, None),
             None => (Fate::Pending, None),
         },
+        // It is there when that node tells so; another that went on from there had it, too.
+        ActionVerb::Migrate => {
+            let is_there = |(node, outcome): &(NodeId, &Outcome)| {
+                *node == action.node
+                    && outcome.generation >= action.generation
+                    && outcome.state == Some(State::Active)
+            };
+            match all.iter().position(is_there) {
+                Some(place) => (Fate::Done, Some(place)),
+                None => or_failed(later(|verb| matches!(verb, ActionVerb::Migrate | ActionVerb::Delete))),
+            }
+        }
         ActionVerb::Rebuild | ActionVerb::Rescue | ActionVerb::Resize | ActionVerb::RevertResize => {
             let wish = |it: &Outcome| carried_out(action.verb, it).map(|(wished_at, _)| wished_at);
             match first(&|it| wish(it) >= Some(action.at)) {

@@ -139,9 +139,15 @@ pub fn movable(volume: Sides<'_>) -> Result<(), String> {
                 .to_owned(),
         );
     }
-    let is_settled = volume.status.is_some_and(|status| {
-        status.observed_generation >= volume.request.generation && status.doing.is_none()
-    });
+    if is_to_be_made_anew(volume.request, volume.status) {
+        return Err("the volume is being made anew; ask again when that is done".to_owned());
+    }
+    let resized = volume.status.and_then(|status| status.resized.as_ref()).map(|was| was.wished_at);
+    let is_sized = resized >= volume.request.resize.map(|wish| wish.wished_at);
+    let is_settled = is_sized
+        && volume.status.is_some_and(|status| {
+            status.observed_generation >= volume.request.generation && status.doing.is_none()
+        });
     match is_settled {
         true => Ok(()),
         false => Err("the volume is being changed; ask again when that is done".to_owned()),

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 use crate::{
     acts::guests,
     door::content,
-    last::bring_to_an_end,
+    last::{bring_home, bring_to_an_end},
     life::Life,
     referee::{Known, claimed, marked},
     traces::{Records, Traces, has_room, is_kept_free, records},
@@ -68,6 +68,11 @@ fn last_parts(world: &World, prefix: &str) -> Vec<InstanceId> {
 pub(crate) async fn converge(world: &Arc<World>) {
     let begun = Instant::now();
     world.log(Actor::Nemesis, "everything shall come to what is asked for");
+    if world.shares_storage() && !world.is_calm() {
+        // Until everybody has told what an older etcd does not ask for.
+        sleep(Duration::from_secs(90)).await;
+        bring_home(world).await;
+    }
     until(world, begun, "did not come to rest", || async { unrest(world).await }).await;
     if world.failed.is_cancelled() {
         return;

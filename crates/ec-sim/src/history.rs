@@ -43,7 +43,10 @@ pub fn run(seed: u64) -> Result<Ended> {
     let title = format!(
         "seed {seed}: {nodes} nodes, {replicas} replicas of eplacement, {controllers} controllers, {users} users"
     );
-    history(Cluster { seed, calm: false, nodes, replicas, controllers, title }, async |world| {
+    // Of nodes that are several: by other digits of the seed than those, so that histories stay what they were.
+    let shared = nodes > 1 && seed % 7 == 3;
+    let title = if shared { format!("{title}, on shared storage") } else { title };
+    history(Cluster { seed, calm: false, nodes, replicas, controllers, shared, title }, async |world| {
         live(&world, u32::try_from(users).unwrap_or(1)).await;
     })
 }
@@ -54,8 +57,8 @@ pub fn run(seed: u64) -> Result<Ended> {
 /// As [`run`].
 pub fn play(scenario: &Scenario) -> Result<Ended> {
     let title = format!("{}: {}", scenario.name, scenario.story);
-    let Scenario { nodes, replicas, controllers, .. } = *scenario;
-    history(Cluster { seed: 1, calm: true, nodes, replicas, controllers, title }, async |world| {
+    let Scenario { nodes, replicas, controllers, shared, .. } = *scenario;
+    history(Cluster { seed: 1, calm: true, nodes, replicas, controllers, shared, title }, async |world| {
         begin(&world).await;
         (scenario.play)(Stage::new(&world)).await;
         if !world.failed.is_cancelled() {
@@ -73,6 +76,8 @@ pub(crate) struct Cluster {
     pub(crate) nodes: usize,
     pub(crate) replicas: usize,
     pub(crate) controllers: usize,
+    /// All nodes have their disks on the same storage.
+    pub(crate) shared: bool,
     pub(crate) title: String,
 }
 
@@ -93,11 +98,17 @@ async fn in_world(cluster: Cluster, happens: impl AsyncFnOnce(Arc<World>)) -> Re
     let images = directory.path().join("images");
     fs::create_dir_all(&images)?;
     fs::write(images.join("tiny.img"), disk())?;
-    let make = |make: fn(u128, &Path) -> Result<Computer>| {
+    let make = |make: fn(u128, &Path, bool) -> Result<Computer>| {
         let numbers = 1..=cluster.nodes as u128;
-        numbers.map(|number| Ok(Arc::new(make(number, directory.path())?))).collect::<Result<Vec<_>>>()
+        let made = numbers.map(|number| Ok(Arc::new(make(number, directory.path(), cluster.shared)?)));
+        made.collect::<Result<Vec<_>>>()
     };
     let computers = [make(Computer::new)?, make(Computer::clone_of)?];
+    for (number, computer) in computers[0].iter().enumerate().filter(|_| cluster.shared) {
+        for other in &computers[0][..number] {
+            computer.hypervisor.share_storage(&other.hypervisor);
+        }
+    }
     let world = Arc::new(World::new(&cluster, computers));
     world.log(Actor::Nemesis, cluster.title);
     let failed = world.failed.clone();

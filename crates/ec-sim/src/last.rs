@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ec_cloud::{Cloud, Verb};
+use ec_cloud::{Cloud, Verb, heal};
 use ec_model::{Desired, Instance, InstanceId, Request, State, Status, Workload, decode};
 
 use crate::{
@@ -29,6 +29,15 @@ pub(crate) async fn bring_to_an_end(world: &Arc<World>) {
         if world.failed.is_cancelled() {
             return;
         }
+    }
+}
+
+/// Brings a volume to where it is asked for that an older etcd has elsewhere, on storage that nodes share.
+pub(crate) async fn bring_home(world: &Arc<World>) {
+    let Ok(cloud) = cloud(world, SOMEBODY, &Life::new()) else { return };
+    match heal(&cloud, &[], false).await {
+        Ok(healed) => world.log(SOMEBODY, format!("heals {}", healed.len())),
+        Err(error) => world.log(SOMEBODY, format!("cannot heal: {error}")),
     }
 }
 

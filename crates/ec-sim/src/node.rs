@@ -64,16 +64,16 @@ struct Running {
 
 impl Computer {
     /// The computer of a number from 1 on, with its files and an image below `directory`.
-    pub(crate) fn new(number: u128, directory: &Path) -> Result<Self> {
-        Self::called(number, directory, &format!("n{number}"), 0)
+    pub(crate) fn new(number: u128, directory: &Path, shared: bool) -> Result<Self> {
+        Self::called(number, directory, &format!("n{number}"), 0, shared)
     }
 
     /// Another computer that was made from the same image, and takes itself for the same node.
-    pub(crate) fn clone_of(number: u128, directory: &Path) -> Result<Self> {
-        Self::called(number, directory, &format!("n{number}-clone"), CLONES)
+    pub(crate) fn clone_of(number: u128, directory: &Path, shared: bool) -> Result<Self> {
+        Self::called(number, directory, &format!("n{number}-clone"), CLONES, shared)
     }
 
-    fn called(number: u128, directory: &Path, name: &str, starts: u32) -> Result<Self> {
+    fn called(number: u128, directory: &Path, name: &str, starts: u32, shared: bool) -> Result<Self> {
         let node = NodeId::new(Uuid::from_u128(number));
         let directory = directory.join(name);
         fs::create_dir_all(&directory)?;
@@ -81,13 +81,19 @@ impl Computer {
         // Two of however many there are, each given out twice; or the one there is, four times.
         let (kept, ratio) = if processors > 1 { (processors - 2, 2.0) } else { (0, 4.0) };
         let images = directory.parent().unwrap_or(Path::new("/")).join("images");
+        let shared = match (shared, directory.parent()) {
+            (true, Some(parent)) => {
+                format!("shared_storage: {{name: pool, path: {}}}\n", parent.join("pool").display())
+            }
+            _ => String::new(),
+        };
         fs::write(
             directory.join("compute.yaml"),
             format!(
                 "uuid: {node}\nname: n{number}\nplacement: {{endpoint: \"http://placement\"}}\nstate_dir: {}\n\
                  allocation_ratio: {{VCPU: {ratio:?}, MEMORY_MB: 1000.0, DISK_GB: 1000.0}}\n\
                  reserved: {{VCPU: {kept}, MEMORY_MB: 0, DISK_GB: 0}}\nimages: {{local: [{}], max_gb: 1}}\n\
-                 address_timeout: 60\naudit_grace: 60\n",
+                 address_timeout: 60\naudit_grace: 60\n{shared}",
                 directory.join("state").display(),
                 images.display(),
             ),

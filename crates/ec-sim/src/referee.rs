@@ -395,6 +395,7 @@ impl Referee {
                 | Operation::GrowDisk
                 | Operation::CreateVolume
                 | Operation::SetVolumes
+                | Operation::HandOver
                 | Operation::Grow
                 | Operation::Redefine
                 | Operation::Destroy
@@ -450,7 +451,12 @@ impl Referee {
                     "the disk of {instance}, which its guest wrote, was deleted and no user wished it"
                 ));
             }
-            Operation::CreateVolume if known.wrote && !known.wished_away && !(late && known.disturbed) => {
+            // One that is late fails as long as it hangs, and finds what is there since: libvirt makes none in its place.
+            Operation::CreateVolume
+                if known.wrote
+                    && !known.wished_away
+                    && !(late && (known.disturbed || known.rebuilds_wished > 0)) =>
+            {
                 self.found(format!("the disk of {instance}, which a guest may have written, was made anew"));
             }
             Operation::CreateOverlay if known.wrote && !known.wished_away && !(late && known.disturbed) => {

@@ -5,9 +5,10 @@ use std::{sync::Arc, time::Duration};
 
 use ec_cloud::{
     Attached, Awaited, Cloud, CloudError, NewVolume, NoRoom, Scheduled, attach, create_volume, delete_volume,
-    detach, extend_volume, find_placed, let_go, restore_volume, snapshot_of, until_done, volumes,
+    detach, extend_volume, find_placed, let_go, move_volume, node_to_come_to, restore_volume, snapshot_of,
+    until_done, until_moved, volumes,
 };
-use ec_model::{CopyOf, ImageRef, InstanceId};
+use ec_model::{CopyOf, ImageRef, InstanceId, NodeId};
 use ec_plan::verbs::Verb;
 use tokio_util::sync::CancellationToken;
 
@@ -33,6 +34,12 @@ pub(crate) enum Deed {
     },
     Detach {
         volume: InstanceId,
+        wait: bool,
+    },
+    /// To another node, which has the same storage.
+    Move {
+        volume: InstanceId,
+        node: NodeId,
         wait: bool,
     },
     Extend {
@@ -73,6 +80,11 @@ impl Order {
 /// Something that somebody may do with volumes as they are.
 pub(crate) fn any(world: &World) -> Option<Deed> {
     let wait = world.chance(40);
+    if world.shares_storage() && world.chance(25) {
+        let number = usize::try_from(world.pick(0..world.computers.len() as u64)).unwrap_or(0);
+        let node = world.computers.get(number)?.node;
+        return Some(Deed::Move { volume: some_volume(world)?, node, wait });
+    }
     Some(match world.pick(0..20) {
         0..4 => {
             let copy_of = if world.chance(20) { some_volume(world) } else { None };
@@ -131,6 +143,7 @@ pub(crate) async fn perform(
             _ = give(world, actor, cloud, volume, instance, wait).await;
         }
         Deed::Detach { volume, wait } => _ = take(world, actor, cloud, volume, wait).await,
+        Deed::Move { volume, node, wait } => _ = go(world, actor, cloud, volume, node, wait).await,
         Deed::Extend { volume, size_gb } => _ = extend(world, actor, cloud, volume, size_gb).await,
         Deed::Delete(volume) => _ = delete(world, actor, cloud, volume).await,
         Deed::Snapshot(instance) => _ = snapshot(world, actor, cloud, instance, stop).await,
@@ -241,8 +254,32 @@ pub(crate) async fn give(
     wait: bool,
 ) -> Result<(), String> {
     world.log(actor, format!("attach {volume} to {instance}"));
+    if world.shares_storage()
+        && let Some(node) = told(world, actor, node_to_come_to(cloud, volume, instance).await)?
+    {
+        go(world, actor, cloud, volume, node, true).await?;
+    }
     let attached = told(world, actor, attach(cloud, volume, instance, None).await)?;
     follow(world, actor, cloud, &attached, wait).await
+}
+
+/// Has a volume be with another node, and waits until it is.
+pub(crate) async fn go(
+    world: &World,
+    actor: Actor,
+    cloud: &Cloud,
+    volume: InstanceId,
+    node: NodeId,
+    wait: bool,
+) -> Result<(), String> {
+    world.log(actor, format!("move {volume} to {node}"));
+    let moved = told(world, actor, move_volume(cloud, volume, node).await)?;
+    world.log(actor, "is told: it goes there");
+    if wait {
+        told(world, actor, until_moved(cloud, moved, PATIENCE, |_| {}).await)?;
+        world.log(actor, format!("waited for {volume}: it is there"));
+    }
+    Ok(())
 }
 
 /// Takes a volume from whoever has it, and waits until that has let go of it.

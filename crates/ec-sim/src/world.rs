@@ -107,6 +107,8 @@ pub(crate) struct World {
     era: AtomicU64,
     /// Watches were silenced, which nobody notices.
     silenced: AtomicBool,
+    /// All nodes have their disks on the same storage.
+    shared: bool,
     /// Nothing is left to chance: every call takes as long, and what goes wrong was said before.
     calm: bool,
     /// Single calls that are to go wrong.
@@ -126,7 +128,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl World {
     pub(crate) fn new(cluster: &Cluster, [computers, clones]: [Vec<Arc<Computer>>; 2]) -> Self {
-        let Cluster { seed, calm, replicas, controllers, .. } = *cluster;
+        let Cluster { seed, calm, replicas, controllers, shared, .. } = *cluster;
         let names: BTreeMap<Uuid, String> = computers
             .iter()
             .map(|computer| (computer.node.uuid(), Actor::Agent(computer.node, 0).to_string()))
@@ -149,6 +151,7 @@ impl World {
             cut: Mutex::default(),
             era: AtomicU64::new(0),
             silenced: AtomicBool::new(false),
+            shared,
             calm,
             snags: Mutex::default(),
             far: Mutex::default(),
@@ -156,6 +159,11 @@ impl World {
             sleepers: Mutex::default(),
             failed: tokio_util::sync::CancellationToken::new(),
         }
+    }
+
+    /// Whether all nodes have their disks on the same storage.
+    pub(crate) fn shares_storage(&self) -> bool {
+        self.shared
     }
 
     /// Whether nothing is left to chance.

@@ -145,6 +145,17 @@ impl Worker {
         self.status = status;
     }
 
+    /// Takes what lies in etcd of its status for what was told last.
+    pub(super) async fn read_again(&mut self) -> Result<(), Stop> {
+        let there = self.parts.store.get(&self.parts.status_key(self.job.instance)).await?.0;
+        if let Some(status) = there.and_then(|pair| decode::<Status>(&pair.value).ok())
+            && Some(&status) != self.status.known()
+        {
+            self.now_is(StatusEntry::Known(Box::new(status)));
+        }
+        Ok(())
+    }
+
     /// Whether what lies in etcd of its status is what is known of it.
     pub(super) async fn is_told_last(&self) -> bool {
         let there = self.parts.store.get(&self.parts.status_key(self.job.instance)).await;

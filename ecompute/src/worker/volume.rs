@@ -4,12 +4,14 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use ec_hypervisor::HypervisorError;
 use ec_metadata::InstanceRecord;
-use ec_model::{Attachment, Handover, Resized, Status};
+use ec_model::{Attachment, Handover, Resized, State, Status};
 use ec_plan::{
     RecordFacts,
-    engine::Change,
+    engine::{Change, Held},
     status::{Volumes, with_volumes},
 };
+
+use jiff::SignedDuration;
 
 use super::{
     Stop, Worker,
@@ -22,6 +24,8 @@ pub(super) const DISK: &str = "DISK_GB";
 /// A living agent hands a volume over within milliseconds: so often, and after such pauses, it is looked for at once.
 const ARRIVES_LOOKS: u32 = 50;
 const ARRIVES_PAUSE: Duration = Duration::from_millis(100);
+/// After so long people have to look into it: that node may not be alive, or have lost the disk.
+const ARRIVES_WITHIN: SignedDuration = SignedDuration::from_secs(60);
 
 impl Worker {
     /// Keeps the node's record of a volume, and makes its disk.
@@ -68,7 +72,8 @@ impl Worker {
         pause_for_test_named("before-forget");
         self.records(move |records| records.remove(instance)).await?;
         self.no_longer_uncounted();
-        self.done.push(Change::Record(RecordFacts::Absent));
+        // What it holds of the storage that both share it holds there.
+        self.done.extend([Change::Record(RecordFacts::Absent), Change::Allocation(Held::Nothing)]);
         self.leave_keys(None).await?;
         tracing::info!(to = %node, "HANDED VOLUME {instance} OVER");
         Ok(())
@@ -89,7 +94,13 @@ impl Worker {
             }
             tokio::time::sleep(ARRIVES_PAUSE).await;
         }
-        Err(Stop::Retry("the node that has it has not handed it over yet".to_owned()))
+        let why = "the node that has it has not handed it over yet";
+        let waits = self.told()?;
+        let waited = self.parts.host.now().duration_since(waits.since);
+        if waits.state == State::Preparing && waited > ARRIVES_WITHIN {
+            self.announce(State::Error, Some(format!("{why}; it is waited for on"))).await?;
+        }
+        Err(Stop::Retry(why.to_owned()))
     }
 
     /// Grows a volume, which its guest may go on using meanwhile.

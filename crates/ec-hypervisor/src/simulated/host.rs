@@ -34,7 +34,7 @@ struct Machine {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Volume {
+pub(super) struct Volume {
     base: PathBuf,
     capacity: u64,
     /// Of a snapshot of several disks, the capacity of the copy of each volume beside its first.
@@ -298,6 +298,24 @@ impl Host {
         let Some(machine) = machine.filter(|machine| machine.volume.is_some()) else { return Ok(false) };
         machine.node = to;
         Ok(true)
+    }
+
+    /// Takes a volume's disk away, for another host; nothing where there is none.
+    pub(super) fn take_volume(&mut self, node: NodeId, volume: InstanceId) -> Result<Option<Volume>, String> {
+        if let Some(other) = self.user_of(volume) {
+            return Err(format!("the domain {other} has it"));
+        }
+        let machine = self.machines.get_mut(&volume).filter(|machine| machine.node == node);
+        let taken = machine.and_then(|machine| machine.volume.take());
+        self.forget_empty(volume);
+        Ok(taken)
+    }
+
+    /// Puts one there that another host had.
+    pub(super) fn put_volume(&mut self, node: NodeId, volume: InstanceId, disk: Volume) {
+        if let Ok(machine) = self.machine(node, volume) {
+            machine.volume = Some(disk);
+        }
     }
 
     pub(super) fn disk_bytes(&self, node: NodeId, instance: InstanceId) -> Option<u64> {

@@ -10,7 +10,7 @@ mod knobs;
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use async_trait::async_trait;
@@ -122,6 +122,8 @@ pub struct SimulatedHypervisor {
 #[derive(Debug)]
 struct Shared {
     inner: Mutex<Inner>,
+    /// The hosts whose disks lie on the same storage.
+    beside: Mutex<HashMap<NodeId, Weak<Shared>>>,
     /// Wakes calls that hang, when what they hang on may have been released.
     released: Notify,
     events: broadcast::Sender<HypervisorEvent>,
@@ -146,6 +148,7 @@ impl SimulatedHypervisor {
                     knobs: Knobs::default(),
                     open_consoles: HashSet::new(),
                 }),
+                beside: Mutex::default(),
                 released: Notify::new(),
                 events: broadcast::channel(EVENTS).0,
             }),
@@ -155,6 +158,16 @@ impl SimulatedHypervisor {
     /// The same host as another node's agent sees it: what carries the other mark is not there for it.
     pub fn as_node(&self, node: NodeId) -> Self {
         Self { node, shared: Arc::clone(&self.shared) }
+    }
+
+    /// From now on this host and that one have their disks on the same storage.
+    pub fn share_storage(&self, other: &Self) {
+        self.beside().insert(other.node, Arc::downgrade(&other.shared));
+        other.beside().insert(self.node, Arc::downgrade(&self.shared));
+    }
+
+    fn beside(&self) -> MutexGuard<'_, HashMap<NodeId, Weak<Shared>>> {
+        self.shared.beside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -306,6 +319,18 @@ impl Hypervisor for SimulatedHypervisor {
     ) -> HypervisorResult<()> {
         self.enter(Operation::CreateVolume, Some(volume)).await?;
         self.refuse_used(Operation::CreateVolume, volume)?;
+        let others: Vec<_> =
+            self.beside().iter().filter_map(|(node, other)| Some((*node, other.upgrade()?))).collect();
+        let has = |(node, other): &(NodeId, Arc<Shared>)| {
+            let inner = other.inner.lock().unwrap_or_else(PoisonError::into_inner);
+            inner.host.observe(*node, volume).volume
+        };
+        if let Some((node, _)) = others.iter().find(|other| has(other)) {
+            return Err(HypervisorError::Failed {
+                what: format!("{} {volume}", Operation::CreateVolume.name()),
+                detail: format!("node {node} has its disk, which is not made once more"),
+            });
+        }
         self.change(Operation::CreateVolume, volume, |host| {
             host.create_volume(self.node, volume, source, capacity_bytes)
         })
@@ -321,7 +346,19 @@ impl Hypervisor for SimulatedHypervisor {
 
     async fn hand_over(&self, volume: InstanceId, node: NodeId) -> HypervisorResult<()> {
         self.enter(Operation::HandOver, Some(volume)).await?;
-        self.change(Operation::HandOver, volume, |host| host.hand_over(self.node, volume, node))
+        let other = self.beside().get(&node).and_then(Weak::upgrade);
+        let Some(other) = other.filter(|other| !Arc::ptr_eq(other, &self.shared)) else {
+            return self.change(Operation::HandOver, volume, |host| host.hand_over(self.node, volume, node));
+        };
+        let mut taken = None;
+        self.change(Operation::HandOver, volume, |host| {
+            taken = host.take_volume(self.node, volume)?;
+            Ok(taken.is_some())
+        })?;
+        if let Some(disk) = taken {
+            other.inner.lock().unwrap_or_else(PoisonError::into_inner).host.put_volume(node, volume, disk);
+        }
+        Ok(())
     }
 
     async fn disk_bytes(&self, instance: InstanceId) -> HypervisorResult<Option<u64>> {

@@ -48,7 +48,8 @@ pub(super) fn plan(facts: &Facts, limits: &Limits) -> Plan {
 fn receive(facts: &Facts) -> Plan {
     let why = "waiting until its node hands it over";
     match state(facts) {
-        Some(State::Preparing) => Plan::run(vec![Receive], why),
+        // Which is told where it takes too long.
+        Some(State::Preparing | State::Error) => Plan::run(vec![Receive], why),
         _ => Plan::run(vec![Announce(State::Preparing, None)], why),
     }
 }

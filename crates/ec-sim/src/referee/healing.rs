@@ -1,6 +1,8 @@
 //! Rules for what is brought back: whatever was under way when it was lost, its guest goes on as it is.
 
-use ec_model::{Desired, Edition, Held, Instance, InstanceId, NodeId, Request, Size, State, Status, decode};
+use ec_model::{
+    Desired, Edition, Handover, Held, Instance, InstanceId, NodeId, Request, Size, State, Status, decode,
+};
 use ec_store::KeyValue;
 
 use super::Referee;
@@ -93,8 +95,13 @@ fn undone(
         ),
         (
             record.is_some_and(|record| {
-                Some(&record.spec) == spec
-                    && record.node() == Some(node)
+                // One that goes to where it is asked for is another size there, which it comes to have.
+                let goes_to = match request.handover {
+                    Some(Handover::To(to)) => Some(to),
+                    Some(Handover::From(_)) | None => None,
+                };
+                (goes_to.is_some() || Some(&record.spec) == spec)
+                    && record.node() == goes_to.or(Some(node))
                     && record.generation == request.generation
             }),
             "and its record says otherwise",

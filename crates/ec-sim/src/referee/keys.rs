@@ -1,7 +1,8 @@
 //! Rules for what lies in etcd of instances.
 
 use ec_model::{
-    Desired, Held, Instance, InstanceId, NodeId, PowerWish, Request, State, Status, Workload, decode,
+    Desired, Handover, Held, Instance, InstanceId, NodeId, PowerWish, Request, State, Status, Workload,
+    decode,
 };
 use ec_store::{KeyValue, Op, Txn};
 
@@ -163,6 +164,15 @@ impl Referee {
             }
             return;
         }
+        if let Some(Handover::To(other)) = request.handover {
+            let there = world.computers.iter().find(|computer| computer.node == other);
+            let is_there = there.and_then(|there| observed(there, instance)).is_some_and(|seen| seen.volume);
+            let excused = self.restored || self.known(instance).disturbed;
+            if left.is_some_and(|left| left.volume) || !(is_there || excused) {
+                self.found(format!("{node} forgot {instance}, which {other} does not have"));
+            }
+            return;
+        }
         let tells = txn.then.iter().any(|op| {
             matches!(op, Op::Put { key, value, .. }
                 if *key == status && decode::<Status>(value).is_ok_and(|status| status.state == State::Error))
@@ -201,6 +211,8 @@ impl Referee {
             // It takes the place of newer words, till its agent looks.
             known.was_active &= !is_before_active(status.state);
             known.ended = None;
+            // Its agent does once more what it says is under way.
+            known.ends_wished += u32::from(matches!(status.state, State::Rebooting | State::Stopping));
             return self.forget(instance);
         }
         let held = content(world, &world.keys.held(node, instance));
@@ -350,7 +362,11 @@ impl Referee {
         }
         let wanted = |node: NodeId| {
             let pair = content(world, &world.keys.request(node, instance))?;
-            decode::<Request>(&pair.value).ok().filter(|request| request.desired == Desired::Active)
+            // Who hands it over does that whatever is wished of it since, and its new node sweeps it then.
+            let is_wanted = |request: &Request| {
+                request.desired == Desired::Active && !matches!(request.handover, Some(Handover::To(_)))
+            };
+            decode::<Request>(&pair.value).ok().filter(is_wanted)
         };
         if let Some(computer) = world.computers.iter().find(|computer| wanted(computer.node).is_some()) {
             let node = computer.node;

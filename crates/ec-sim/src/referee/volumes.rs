@@ -41,6 +41,14 @@ impl Referee {
         {
             let known = self.known.entry(record.instance).or_default();
             known.is_volume = record.kind == Workload::Volume;
+            if let (Some(node), Some(before)) = (record.node(), known.acknowledged)
+                && known.is_volume
+                && node != before
+            {
+                // It moves: what its new node tells begins anew.
+                (known.acknowledged, known.was_active, known.told) = (Some(node), false, None);
+                (known.rebuild_acknowledged, known.resize_acknowledged) = (None, None);
+            }
             let copied = record.spec.image.copied();
             known.copy_of = copied.as_ref().map(|copied| copied.disk);
             known.beside = copied.map(|copied| copied.beside).unwrap_or_default();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ec_cloud::{Cloud, Scheduled, Verb, View};
-use ec_model::{AccessKind, InstanceId, Policy, Restart, State};
+use ec_model::{AccessKind, InstanceId, NodeId, Policy, Restart, State};
 use tokio_util::sync::CancellationToken;
 
 use super::Stage;
@@ -105,6 +105,11 @@ impl User {
     pub(super) async fn attaches(&self, volume: InstanceId, instance: InstanceId) -> Result<(), String> {
         let given = volumes::give(&self.stage.world, self.actor, self.cloud()?, volume, instance, true);
         self.living(given).await
+    }
+
+    /// Has a volume be with another node, and waits until it is.
+    pub(super) async fn moves(&self, volume: InstanceId, node: NodeId) -> Result<(), String> {
+        self.living(volumes::go(&self.stage.world, self.actor, self.cloud()?, volume, node, true)).await
     }
 
     /// Takes a volume back, and waits until it is let go of.

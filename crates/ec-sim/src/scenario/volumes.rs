@@ -4,7 +4,7 @@ use ec_hypervisor::Operation;
 use ec_model::{InstanceId, State};
 
 use super::{Scenario, Stage, stage::Sight};
-use crate::{snag::Fate, volumes::Order};
+use crate::{referee::observed, snag::Fate, volumes::Order};
 
 pub(super) const ALL: &[Scenario] = &[
     Scenario::new(
@@ -38,6 +38,13 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(full_host(stage)),
     )
     .on_nodes(2),
+    Scenario::new(
+        "volume-moved-with-kills",
+        "on shared storage a volume goes to the node of the guest that is to have it, and either agent is killed before and after each step: it is at one of them, once",
+        |stage| Box::pin(moved_with_kills(stage)),
+    )
+    .on_nodes(2)
+    .on_shared_storage(),
     Scenario::new(
         "volume-in-an-older-etcd",
         "etcd is put back to before an attachment: the guest lets go of the volume, as it is wanted then, and can be given it again",
@@ -217,6 +224,41 @@ async fn full_host(stage: Stage) {
     stage.demand(stage.sight(other).host != stage.sight(volume).host, "another lies elsewhere").await;
     taken(&stage, volume, guest).await;
     stage.trouble(here, false);
+}
+
+async fn moved_with_kills(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let volume = near(&stage, guest).await;
+    let (first, second) = (stage.node(1).node, stage.node(2).node);
+    let is_first = |stage: &Stage| observed(stage.node(1), volume).is_some_and(|seen| seen.volume);
+    let user = stage.user(1);
+    if !is_first(&stage) {
+        user.moves(volume, first).await.ok();
+    }
+    // Whoever is killed: it goes to the second node and comes back.
+    for (who, number, call) in [
+        ("n1", 1, "hypervisor HandOver"),
+        ("n1", 1, "delete requests/n1/i2"),
+        ("n2", 2, "put status/n2/i2 PREPARING"),
+        ("n2", 2, "put status/n2/i2 ACTIVE"),
+    ] {
+        for fate in [Fate::Kills, Fate::KillsAfterwards] {
+            stage.snag(who, call, fate);
+            let (there, ()) = tokio::join!(user.moves(volume, second), async {
+                stage.until_down(number).await;
+                stage.pass(20).await;
+                stage.start(number);
+            });
+            stage.demand(there.is_ok() && !is_first(&stage), "it is there").await;
+            stage.pass(20).await;
+            let back = user.moves(volume, first).await;
+            stage.demand(back.is_ok() && is_first(&stage), "and comes back").await;
+        }
+    }
+    given(&stage, volume, guest).await;
+    let other = if is_first(&stage) { second } else { first };
+    stage.demand(user.moves(volume, other).await.is_err(), "what a guest has stays").await;
+    stage.until_well(guest).await;
 }
 
 async fn older_etcd(stage: Stage) {
