@@ -50,8 +50,8 @@ Examples:
   eschedule node add host1 --again
       the same node with new credentials: its certificate is good for 398 days
   eschedule node revoke host1
-      lets it in no more, neither into etcd nor into placement; its guests run on. What it watches at that moment it
-      goes on hearing of until etcd is started anew";
+      lets it in no more, neither into etcd nor into placement, and puts its certificate on etcd's list of revoked ones;
+      its guests run on. Connections that it has at that moment end when etcd is started anew";
 
 pub(crate) const BACKUPS: &str = "\
 Examples:
@@ -60,8 +60,8 @@ Examples:
   eschedule cluster restore /backup/cluster.tar --data-dir /var/lib/etcd/restored
   eschedule heal          # when etcd runs with it: brings back what nodes hold and the backup lacks";
 
-/// What a revoked node still has: etcd looks at rights when a watch begins, and never again.
-const STILL_WATCHED: &str = "eschedule: what it watches in etcd at this moment it goes on hearing of; to end that, start etcd anew: systemctl restart etcd";
+/// What a revoked node still has: etcd looks at rights when a watch begins and at certificates when a connection does, and never again.
+const STILL_OPEN: &str = "eschedule: what it watches in etcd at this moment it goes on hearing of; to end that, start etcd anew: systemctl restart etcd";
 
 /// What is done to the cluster.
 #[derive(Subcommand)]
@@ -232,10 +232,7 @@ pub(crate) async fn node(command: NodeCommand, output: Output) -> Result<(), Fai
             output::members(output, &nodes)
         }
         NodeCommand::Revoke { name, place } => {
-            Cluster::open(&place.directory).await?.membership.revoke_node(&name).await?;
-            output::deleted(output, "the rights of node", &name)?;
-            tell(STILL_WATCHED);
-            Ok(())
+            Cluster::open(&place.directory).await?.revoke(&name, output).await
         }
     }
 }
@@ -274,11 +271,21 @@ fn told(files: &Directory, done: &Initialised) -> String {
         );
         lines.push(format!("next: {}", files.start_control()));
         lines.push("then, for each host: eschedule node add NAME".into());
+        lines.extend(files.list_is_ignored().then(|| ignored(files)));
     } else {
         lines.push(format!("next, start etcd: {}", files.start_etcd()));
         lines.push(format!("then again, for users and rights in it: {}", files.again()));
     }
     lines.join("\n")
+}
+
+/// Where the list of revoked certificates is of no use.
+fn ignored(files: &Directory) -> String {
+    format!(
+        "etcd does not look at {}, as {} is: docs/cluster.md says how it does",
+        files.revoked_list().display(),
+        files.etcd().display()
+    )
 }
 
 /// A cluster as its administrator has it.
@@ -337,6 +344,7 @@ impl Cluster {
         }
         let user = Part::Node(node).role();
         let issued = self.files.read_authority()?.issue(&user, &hosts).map_err(wrong)?;
+        self.files.keep_given(&name, &issued.certificate)?;
         let bundle = Bundle {
             name: name.clone(),
             node,
@@ -360,6 +368,40 @@ impl Cluster {
             return Err(error.into());
         }
         Ok(Added { name, node, bundle: Some(out.to_owned()) })
+    }
+
+    async fn revoke(&self, name: &str, output: Output) -> Result<(), Failure> {
+        let node = self.membership.node(name).await?;
+        // First what a call that is killed after its rights went could not find any more; but those do not wait for it.
+        let known = node.map_or(Ok(0), |node| self.files.revoke_given(&Part::Node(node).role()));
+        self.membership.revoke_node(name).await?;
+        output::deleted(output, "the rights of node", name)?;
+        tell(STILL_OPEN);
+        let listed = known.and_then(|known| self.files.list_revoked().map(|_| known));
+        let known = listed.map_err(|failure| {
+            Failure::failed(format!(
+                "the rights of node {name} are gone, but etcd's list does not have its certificate: {}; then say `{}`",
+                failure.message,
+                self.files.again()
+            ))
+        })?;
+        let list = self.files.revoked_list();
+        tell(&match known {
+            0 => format!(
+                "eschedule: it was added by an earlier release, and its certificate is not known here: put that into {}, \
+                 if you have it, and say `{}`",
+                self.files.revoked().display(),
+                self.files.again()
+            ),
+            _ => format!(
+                "eschedule: {} has its certificate now: bring that file to the other members of etcd, if there are any",
+                list.display()
+            ),
+        });
+        if self.files.list_is_ignored() {
+            tell(&format!("eschedule: {}", ignored(&self.files)));
+        }
+        Ok(())
     }
 }
 

@@ -12,9 +12,9 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use ec_libvirt::testing::{LibvirtServer, tiny_image};
 use ec_model::{InstanceId, Keyspace, NodeId};
-use ec_store::{EtcdConfig, EtcdStore, EtcdTls, Store, Txn};
+use ec_store::{EtcdConfig, EtcdStore, EtcdTls, Store, Txn, testing::EtcdServer};
 use ec_tests::{Running, TINY, program};
-use reqwest::{Certificate, Client, Identity, Method, tls::TlsInfo};
+use reqwest::{Certificate, Client, ClientBuilder, Identity, Method, tls::TlsInfo};
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde_json::{Value, json};
 
@@ -72,13 +72,18 @@ impl Host {
     }
 
     fn start_etcd(&self) -> Result<Running> {
+        self.start_etcd_of(Path::new("etcd"))
+    }
+
+    /// This binary of etcd, with the cluster's configuration.
+    fn start_etcd_of(&self, binary: &Path) -> Result<Running> {
         let file = self.file("cluster/etcd.yaml");
         let text = fs::read_to_string(&file)?;
         // A test's data is its own; all else is as it was made.
         let data = self.file("etcd").display().to_string();
         fs::write(&file, text.replace("/var/lib/etcd/ecompute", &data))?;
         // As a distribution's service is told it.
-        let mut etcd = Command::new("etcd");
+        let mut etcd = Command::new(binary);
         etcd.env("ETCD_CONFIG_FILE", file);
         start(etcd, &self.file("etcd.log"))
     }
@@ -131,13 +136,31 @@ async fn etcd_as(place: &Path, name: &str) -> Result<EtcdStore> {
 }
 
 fn client_as(place: &Path, name: &str) -> Result<Client> {
+    Ok(builder_as(place, name)?.build()?)
+}
+
+fn builder_as(place: &Path, name: &str) -> Result<ClientBuilder> {
     let file = |name: String| fs::read(place.join(name));
     Ok(Client::builder()
         .no_proxy()
         .tls_info(true)
         .tls_certs_only([Certificate::from_pem(&file("ca.pem".into())?)?])
-        .identity(Identity::from_pem(&[file(format!("{name}.pem"))?, file(format!("{name}.key"))?].concat())?)
-        .build()?)
+        .identity(Identity::from_pem(
+            &[file(format!("{name}.pem"))?, file(format!("{name}.key"))?].concat(),
+        )?))
+}
+
+/// Whether etcd takes a connection with this certificate, by what it asks no rights for.
+fn opens(place: &Path, name: &str) -> Result<bool> {
+    let file = |name: String| place.join(name).into_os_string();
+    let asked = Command::new("etcdctl")
+        .env("ETCDCTL_API", "3")
+        .args(["--endpoints", "https://127.0.0.1:2379", "--dial-timeout", "3s", "--command-timeout", "3s"])
+        .args(["--cacert".into(), file("ca.pem".into()), "--cert".into(), file(format!("{name}.pem"))])
+        .args(["--key".into(), file(format!("{name}.key"))])
+        .args(["lease", "grant", "60"])
+        .output()?;
+    Ok(asked.status.success())
 }
 
 /// A node's credentials, in whoever's hands.
@@ -267,15 +290,9 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
     ensure!(sealed.value.starts_with(b"\0sealed1"), "{sealed:?}");
     // Who may read numbers may do nothing else.
     let reader = client_as(&directory, "monitoring")?;
-    // etcd's are on loopback; its clients' port has them only where it cannot be without.
-    let help = Command::new("etcd").arg("--help").output()?;
-    let apart = [help.stdout, help.stderr]
-        .iter()
-        .any(|text| String::from_utf8_lossy(text).contains("--listen-client-http-urls"));
-    for (port, told) in [(2381, true), (2379, !apart), (8080, true), (18090, true)] {
+    for port in [2381, 8080, 18090] {
         let answer = reader.get(format!("https://127.0.0.1:{port}/metrics")).send().await?;
-        let good = answer.status() == 200 && answer.text().await?.contains("# TYPE ");
-        assert_eq!(good, told, "{port}");
+        ensure!(answer.status() == 200 && answer.text().await?.contains("# TYPE "), "{port}");
     }
     let providers = reader.get("https://127.0.0.1:8080/resource_providers").send().await?;
     assert_eq!(providers.status(), 401);
@@ -424,7 +441,9 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
     let mut watched = etcd.watch(&keys.node(thief.node), now + 1).await?;
     let revoked = host.administer(&["node", "revoke", "host2"])?;
     ensure!(revoked.status.success(), "{revoked:?}");
-    ensure!(String::from_utf8_lossy(&revoked.stderr).contains("start etcd anew"), "{revoked:?}");
+    let said = String::from_utf8(revoked.stderr)?;
+    ensure!(said.contains("start etcd anew") && said.contains("revoked.crl has its certificate"), "{said}");
+    assert_eq!(said.lines().count(), 2, "{said}");
     let heard = tokio::time::timeout(Duration::from_secs(10), watched.next()).await;
     ensure!(matches!(heard, Ok(Ok(_))), "docs/cluster.md tells that it goes on: {heard:?}");
     for key in [keys.alive(thief.node), keys.agent(thief.node)] {
@@ -437,6 +456,7 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
     let late = etcd.txn(Txn::new().put(keys.status(thief.node, web), "{}")).await;
     ensure!(late.is_err(), "a connection that was open before lets in no more");
     ensure!(thief.etcd().await?.get(&keys.node(thief.node)).await.is_err());
+    ensure!(!opens(&thief.place, "node")? && opens(&directory, "monitoring")?);
     host.until("its token lets in no more", async || {
         thief.ask(Method::GET, &own, None).await.is_ok_and(|(status, _)| status == 401)
     })
@@ -510,4 +530,75 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
         asked.is_ok_and(|(_, document)| document["allocations"] == json!({}))
     })
     .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_revoked_opens_no_connection_to_etcd() -> Result<()> {
+    for binary in EtcdServer::binaries() {
+        revoked_at(&binary).await.with_context(|| binary.display().to_string())?;
+    }
+    Ok(())
+}
+
+async fn revoked_at(binary: &Path) -> Result<()> {
+    let host = Host::new()?;
+    let directory = host.file("cluster");
+    let (key, list) = (directory.join("ca.key"), directory.join("revoked.crl"));
+    host.administered(&["cluster", "init", "127.0.0.1"])?;
+    let mut etcd = host.start_etcd_of(binary)?;
+    let secured = async || host.administer(&["cluster", "init"]).is_ok_and(|output| output.status.success());
+    host.until("etcd has users", secured).await?;
+    let nodes = ["host1", "host2", "host3"].map(|name| host.join(name));
+    let [known, late, unknown] = &nodes.into_iter().collect::<Result<Vec<_>>>()?[..] else { bail!("three") };
+    let node = |member: &Member| opens(&member.place, "node");
+    ensure!(node(known)? && node(late)? && node(unknown)? && opens(&directory, "eschedule")?);
+    // Members speak to each other, and nobody else to them.
+    for (place, name, answered) in [(&directory, "etcd", true), (&known.place, "node", false)] {
+        let client = builder_as(place, name)?.http1_only().build()?;
+        let answer = client.get("https://127.0.0.1:2380/members").send().await;
+        assert_eq!(answer.is_ok_and(|answer| answer.status() == 200), answered, "{name}");
+    }
+
+    host.administered(&["node", "revoke", "host1"])?;
+    ensure!(!node(known)? && node(late)? && node(unknown)?);
+    // Rights do not wait for the authority's key, and the list does.
+    fs::rename(&key, host.file("ca.key"))?;
+    host.refused(&["node", "revoke", "host2"], 1, "start etcd anew")?;
+    assert_eq!(host.administered(&["-o", "name", "node", "list"])?, "host3\n");
+    ensure!(!host.administered(&["cluster", "init"])?.contains("made ") && node(late)?);
+    fs::rename(host.file("ca.key"), &key)?;
+    ensure!(host.administered(&["cluster", "init"])?.contains("revoked.crl") && !node(late)?);
+    // Of an earlier release.
+    fs::remove_dir_all(directory.join("nodes"))?;
+    let said = String::from_utf8(host.administer(&["node", "revoke", "host3"])?.stderr)?;
+    ensure!(said.contains("is not known here") && node(unknown)?, "{said}");
+    fs::copy(unknown.place.join("node.pem"), directory.join("revoked/host3.pem"))?;
+    ensure!(host.administered(&["cluster", "init"])?.contains("revoked.crl") && !node(unknown)?);
+    // Any other, the same way.
+    let copied = host.file("copied");
+    fs::create_dir(&copied)?;
+    for name in ["ca.pem", "eschedule.pem", "eschedule.key"] {
+        fs::copy(directory.join(name), copied.join(name))?;
+    }
+    fs::copy(copied.join("eschedule.pem"), directory.join("revoked/eschedule.pem"))?;
+    host.administered(&["cluster", "renew"])?;
+    ensure!(!opens(&copied, "eschedule")? && opens(&directory, "eschedule")?);
+
+    // etcd takes nobody without a list; the next is whole.
+    fs::remove_file(&list)?;
+    ensure!(!opens(&directory, "root")?);
+    host.until("the list is there again", secured).await?;
+    ensure!(!node(known)? && opens(&directory, "monitoring")?);
+    // With the configuration of an earlier release it goes without, and that is told.
+    let (file, mut lines) = (directory.join("etcd.yaml"), Vec::new());
+    let text = fs::read_to_string(&file)?;
+    lines.extend(text.lines().take_while(|line| !line.starts_with("ClientTLSInfo")));
+    fs::write(&file, lines.join("\n"))?;
+    etcd.0.kill()?;
+    etcd.0.wait()?;
+    let _etcd = host.start_etcd_of(binary)?;
+    host.until("etcd is there", secured).await?;
+    ensure!(host.administered(&["cluster", "init"])?.contains("etcd does not look at"));
+    ensure!(node(known)?);
+    Ok(())
 }

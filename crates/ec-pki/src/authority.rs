@@ -1,8 +1,10 @@
 //! The authority and the certificates that it signs.
 
+use std::collections::BTreeSet;
+
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, ExtendedKeyUsagePurpose,
+    IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber,
 };
 use time::{Duration, OffsetDateTime};
 
@@ -104,6 +106,32 @@ impl Authority {
         let certificate = params.signed_by(&key, &self.issuer).map_err(what())?.pem();
         Ok(Issued { certificate, key: key.serialize_pem() })
     }
+
+    /// The list of those certificates that are good no more, by their serial numbers; DER, which every release of etcd reads.
+    ///
+    /// Good as long as an authority is: etcd never looks whether a list is over, and whoever does shall not be locked out by it.
+    ///
+    /// # Errors
+    /// The authority's key cannot sign.
+    pub fn revoke(&self, serials: &BTreeSet<Vec<u8>>) -> Result<Vec<u8>, PkiError> {
+        let now = OffsetDateTime::now_utc();
+        let revoked = |serial: &Vec<u8>| RevokedCertParams {
+            serial_number: serial.clone().into(),
+            revocation_time: now,
+            reason_code: None,
+            invalidity_date: None,
+        };
+        let params = CertificateRevocationListParams {
+            this_update: now - SINCE,
+            next_update: now + AUTHORITY_FOR,
+            crl_number: SerialNumber::from(now.unix_timestamp().unsigned_abs()),
+            issuing_distribution_point: None,
+            revoked_certs: serials.iter().map(revoked).collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        let list = params.signed_by(&self.issuer).map_err(failed("a list of revoked certificates"))?;
+        Ok(list.der().to_vec())
+    }
 }
 
 #[cfg(test)]
@@ -117,13 +145,25 @@ mod tests {
     };
 
     use super::*;
+    use crate::{Certificate, revoked_serials};
 
     fn verified(authority: &str, certificate: &str) -> Result<(), rustls::Error> {
+        verified_beside(authority, certificate, None)
+    }
+
+    fn verified_beside(
+        authority: &str,
+        certificate: &str,
+        list: Option<Vec<u8>>,
+    ) -> Result<(), rustls::Error> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(authority.as_bytes()).unwrap()).unwrap();
-        let verifier =
-            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build().unwrap();
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+            .with_crls(list.map(Into::into))
+            .enforce_revocation_expiration()
+            .build()
+            .unwrap();
         let certificate = CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap();
         verifier.verify_client_cert(&certificate, &[], UnixTime::now()).map(drop)
     }
@@ -140,6 +180,23 @@ mod tests {
         let foreign = other.issue("root", &[]).unwrap();
         assert!(verified(authority.certificate(), &foreign.certificate).is_err());
         assert!(Authority::read("no pem", &other_key).is_err());
+    }
+
+    #[test]
+    fn a_list_takes_those_that_it_names_and_no_others() {
+        let (authority, key) = Authority::create().unwrap();
+        let [kept, stolen] = ["1", "2"].map(|name| authority.issue(name, &[]).unwrap().certificate);
+        let serial = Certificate::parse(stolen.as_bytes()).unwrap().serial;
+        // What an earlier release made, with a byte for the sign or without.
+        let serials: BTreeSet<_> = [serial, vec![0x80, 1]].into();
+        let again = Authority::read(authority.certificate(), &key).unwrap();
+        for (serials, good) in [(&BTreeSet::new(), true), (&serials, false)] {
+            let list = again.revoke(serials).unwrap();
+            assert_eq!(revoked_serials(&list).as_ref(), Some(serials));
+            verified_beside(authority.certificate(), &kept, Some(list.clone())).unwrap();
+            assert_eq!(verified_beside(authority.certificate(), &stolen, Some(list)).is_ok(), good);
+        }
+        assert_eq!(revoked_serials(b"no list"), None);
     }
 
     #[test]

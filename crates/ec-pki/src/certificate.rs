@@ -9,7 +9,7 @@ use std::{
 
 use ec_metrics::Exposition;
 use time::{Date, Duration, OffsetDateTime};
-use x509_parser::{extensions::GeneralName, parse_x509_certificate, pem::Pem};
+use x509_parser::{extensions::GeneralName, parse_x509_certificate, parse_x509_crl, pem::Pem};
 
 /// From so long before a certificate's end on it is spoken of.
 const SOON: Duration = Duration::days(30);
@@ -21,6 +21,10 @@ pub struct Certificate {
     pub hosts: Vec<String>,
     /// From then on nobody believes it.
     pub ends: OffsetDateTime,
+    /// The name of whose it is, which is their user's in etcd; empty where it has none.
+    pub name: String,
+    /// Its number, of which its authority has one only.
+    pub serial: Vec<u8>,
 }
 
 impl Certificate {
@@ -33,19 +37,35 @@ impl Certificate {
         Self::parse(&pem).ok_or_else(|| format!("there is no certificate in {}", path.display()))
     }
 
-    fn parse(pem: &[u8]) -> Option<Self> {
+    pub(crate) fn parse(pem: &[u8]) -> Option<Self> {
         let first =
             Pem::iter_from_buffer(pem).filter_map(Result::ok).find(|pem| pem.label == "CERTIFICATE")?;
         let certificate = first.parse_x509().ok()?;
         let names = certificate.subject_alternative_name().ok().flatten();
         let hosts = names.iter().flat_map(|names| &names.value.general_names).filter_map(host).collect();
-        Some(Self { hosts, ends: certificate.validity().not_after.to_datetime() })
+        Some(Self {
+            hosts,
+            ends: certificate.validity().not_after.to_datetime(),
+            name: common_names(&first.contents).into_iter().next().unwrap_or_default(),
+            serial: unsigned(certificate.raw_serial()),
+        })
     }
 
     /// The day on which it ends.
     pub fn last_day(&self) -> Date {
         self.ends.date()
     }
+}
+
+/// A serial number without the bytes that only keep it from being negative.
+fn unsigned(serial: &[u8]) -> Vec<u8> {
+    serial.iter().copied().skip_while(|byte| *byte == 0).collect()
+}
+
+/// The serial numbers on a list of revoked certificates, DER; `None` where it is none.
+pub fn revoked_serials(der: &[u8]) -> Option<BTreeSet<Vec<u8>>> {
+    let (_, list) = parse_x509_crl(der).ok()?;
+    Some(list.iter_revoked_certificates().map(|one| unsigned(one.raw_serial())).collect())
 }
 
 fn host(name: &GeneralName<'_>) -> Option<String> {
@@ -124,6 +144,7 @@ mod tests {
         let path = file("etcd.pem", &chain);
         let read = Certificate::read(&path).unwrap();
         assert_eq!(read.hosts, hosts);
+        assert_eq!((read.name.as_str(), read.serial.is_empty()), ("etcd", false));
         let left = read.ends - OffsetDateTime::now_utc();
         assert!((Duration::days(397)..Duration::days(399)).contains(&left), "{left}");
         for (name, text) in [("key.pem", key.as_str()), ("empty.pem", ""), ("none.pem", "no pem")] {
@@ -152,7 +173,7 @@ mod tests {
     #[test]
     fn an_end_is_spoken_of_from_thirty_days_before_on() {
         let ends = OffsetDateTime::from_unix_timestamp(1_800_000_000).unwrap();
-        let certificate = Certificate { hosts: Vec::new(), ends };
+        let certificate = Certificate { hosts: Vec::new(), ends, name: String::new(), serial: Vec::new() };
         let told = |before: Duration| ending(Path::new("/etc/a.pem"), &certificate, ends - before);
         assert_eq!(told(SOON), None);
         let soon = told(Duration::days(12)).unwrap();

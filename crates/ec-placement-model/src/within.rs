@@ -26,9 +26,13 @@ fn of_project(draft: &mut Draft<'_>, own: &Name, command: &Command) -> bool {
     let mut is_ours = |consumer: Uuid| draft.consumer(consumer).map(|there| there.project == *own);
     match command {
         Command::SetAllocations(consumers) => consumers.iter().all(|write| {
-            let stays = write.owner.as_ref().map(|(project, _)| project == own);
-            // Who says nothing of the owner leaves it as it is; who is new is of nobody then.
-            is_ours(write.uuid).map_or(stays == Some(true), |ours| ours && stays != Some(false))
+            // Of whom no owner is said is nobody's then: that is only taken of one that goes.
+            let ours = is_ours(write.uuid);
+            let stays = match &write.owner {
+                Some((project, _)) => project == own,
+                None => write.allocations.is_empty() && ours.is_some(),
+            };
+            stays && ours != Some(false)
         }),
         Command::DeleteAllocations(consumer) => is_ours(*consumer) != Some(false),
         _ => false,
@@ -37,8 +41,8 @@ fn of_project(draft: &mut Draft<'_>, own: &Name, command: &Command) -> bool {
 
 /// Of the provider and what is used of it.
 ///
-/// Its inventories, traits and name may be changed, but not its place: neither its parent nor its aggregates, by which it
-/// would offer, or be offered, what is another's. A consumer may be changed that uses `own` or that nobody has; what it
+/// Its inventories, traits and name may be changed, but not its place: neither its parent, which it cannot leave either, nor its
+/// aggregates, by which it would offer, or be offered, what is another's. A consumer may be changed that uses `own` or that nobody has; what it
 /// uses of others beside may become less, and no more.
 ///
 /// What shares with it, by an aggregate that only others may change (storage that its host has mounted), is its own as far as
@@ -46,8 +50,11 @@ fn of_project(draft: &mut Draft<'_>, own: &Name, command: &Command) -> bool {
 fn of_provider(draft: &mut Draft<'_>, own: Uuid, command: &Command) -> bool {
     match command {
         Command::CreateProvider { uuid, parent: None, .. }
-        | Command::UpdateProvider { uuid, parent: None | Some(None), .. }
+        | Command::UpdateProvider { uuid, parent: None, .. }
         | Command::DeleteProvider(uuid) => *uuid == own,
+        Command::UpdateProvider { uuid, parent: Some(None), .. } => {
+            *uuid == own && draft.provider(own).is_none_or(|(there, _)| there.parent.is_none())
+        }
         Command::AddInventory { provider, .. }
         | Command::UpdateInventory { provider, .. }
         | Command::SetInventories { provider, .. }

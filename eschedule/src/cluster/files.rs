@@ -7,13 +7,17 @@
 //!   eschedule.pem, econtroller.pem … .key and .token
 //!   user-data.key                       what user-data is sealed with in etcd
 //!   monitoring.pem monitoring.key       for reading numbers: nobody in etcd, and without a token
+//!   nodes/ revoked/                     certificates that nodes were given, and those that are good no more
+//!   revoked.crl                         the list of the latter, at which etcd looks
 //!   etcd.yaml eplacement.yaml controller.yaml schedule.yaml
 //! ```
 //!
 //! What is there is never written again: it is completed. Configuration as it was shipped is as good as none.
 
 use std::{
-    fs, io,
+    collections::BTreeSet,
+    fs::{self, File},
+    io,
     path::{Path, PathBuf},
 };
 
@@ -21,7 +25,7 @@ use ec_cloud::ROOT;
 use ec_pki::{
     Access, Authority, Certificate,
     config::{self, Found, quoted_path, served, trust},
-    new_token, write,
+    new_token, revoked_serials, write,
 };
 use ec_runtime::exit::Failure;
 use nix::unistd::{Group, Uid};
@@ -31,9 +35,8 @@ use super::{DIRECTORY, wrong};
 /// Ports where those who serve are looked for.
 const ETCD: u16 = 2379;
 const PLACEMENT: u16 = 8080;
-/// Ports of etcd on loopback: for its numbers, and for whatever else it has for HTTP.
+/// The port of etcd on loopback, for its numbers.
 const METRICS: u16 = 2381;
-const HTTP: u16 = 2382;
 /// The groups, where packages made them, of those who serve without being root, by the secrets that they must be able to read.
 const GROUPS: [(&str, &str); 5] = [
     ("etcd.key", "etcd"),
@@ -59,11 +62,34 @@ const SHIPPED: [&str; 3] = [
 ];
 /// The keys that user-data is sealed with in etcd.
 const USER_DATA_KEY: &str = "user-data.key";
+/// Certificates that nodes were given.
+const GIVEN: &str = "nodes";
+/// Certificates that are good no more, whoever put them there.
+const REVOKED: &str = "revoked";
+/// The list of them, for etcd.
+const REVOKED_LIST: &str = "revoked.crl";
 /// By these a host reaches itself.
 const ITSELF: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 
 /// The directory with all of them.
 pub(super) struct Directory(PathBuf);
+
+/// The certificates in a directory, with their paths; none where there is no such directory.
+fn certificates(directory: &Path) -> Result<Vec<(PathBuf, Certificate)>, Failure> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(failed("read", directory))?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(failed("read", directory))?.path();
+        // Half a file of somebody who was killed is none.
+        if path.extension().is_some_and(|extension| extension == "pem") {
+            found.push((path.clone(), Certificate::read(&path).map_err(Failure::failed)?));
+        }
+    }
+    Ok(found)
+}
 
 fn failed(what: &str, path: &Path) -> impl FnOnce(io::Error) -> Failure {
     let what = format!("failed to {what} {}", path.display());
@@ -200,9 +226,14 @@ impl Directory {
         }
         for name in ["eschedule.token", "econtroller.token", USER_DATA_KEY] {
             if !self.file(name).exists() {
-                self.write(name, &format!("{}\n", new_token()))?;
+                self.write(name, format!("{}\n", new_token()))?;
                 made.push(name.to_owned());
             }
+        }
+        // The authority's key may be kept elsewhere, and what is to be listed waits for it; but etcd waits for a list.
+        let wanted = !self.list_is_ignored() && !self.revoked_list().exists();
+        if wanted || self.file("ca.key").exists() {
+            made.extend(self.list_revoked()?);
         }
         Ok(made)
     }
@@ -219,7 +250,69 @@ impl Directory {
             Failure::failed(format!("{why}: `{} HOST…` makes what is missing", self.again()))
         })?;
         let made = known.iter().map(|(name, hosts)| self.issue(&authority, name, hosts));
-        Ok(made.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+        let made = made.collect::<Result<Vec<_>, _>>()?.into_iter().flatten();
+        Ok(made.chain(self.list_revoked()?).collect())
+    }
+
+    /// Keeps a certificate that a node is given, so that it is known when the node is revoked.
+    pub(super) fn keep_given(&self, name: &str, certificate: &str) -> Result<(), Failure> {
+        let directory = self.file(GIVEN);
+        fs::create_dir_all(&directory).map_err(failed("make directory", &directory))?;
+        // It may have others, which are good still.
+        self.write(&format!("{GIVEN}/{name}-{}.pem", &new_token()[..16]), certificate)
+    }
+
+    /// Puts the certificates that this user was given to those that are good no more; answers how many there were.
+    pub(super) fn revoke_given(&self, user: &str) -> Result<usize, Failure> {
+        let (from, to) = (self.file(GIVEN), self.revoked());
+        let given = certificates(&from)?.into_iter().filter(|(_, certificate)| certificate.name == user);
+        let mut count = 0;
+        for (path, _) in given {
+            fs::create_dir_all(&to).map_err(failed("make directory", &to))?;
+            fs::rename(&path, to.join(path.file_name().unwrap_or_default()))
+                .map_err(failed("move", &path))?;
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Writes the list of certificates that are good no more, where it lacks any; answers its name then. Whoever is on it stays.
+    pub(super) fn list_revoked(&self) -> Result<Option<String>, Failure> {
+        let path = self.file(REVOKED_LIST);
+        // Two at once would each write what the other had not seen.
+        let lock = File::open(&self.0).map_err(failed("read", &self.0))?;
+        lock.lock().map_err(failed("lock", &self.0))?;
+        // etcd lets nobody in where the list is missing or none.
+        let listed = match fs::read(&path) {
+            Ok(der) => revoked_serials(&der),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(failed("read", &path)(error)),
+        };
+        let revoked = certificates(&self.revoked())?;
+        let revoked: BTreeSet<_> = revoked.into_iter().map(|(_, certificate)| certificate.serial).collect();
+        if listed.as_ref().is_some_and(|listed| revoked.is_subset(listed)) {
+            return Ok(None);
+        }
+        let serials = listed.into_iter().flatten().chain(revoked).collect();
+        self.write(REVOKED_LIST, self.read_authority()?.revoke(&serials).map_err(wrong)?)?;
+        Ok(Some(REVOKED_LIST.to_owned()))
+    }
+
+    /// Where certificates lie that are good no more.
+    pub(super) fn revoked(&self) -> PathBuf {
+        self.file(REVOKED)
+    }
+
+    pub(super) fn revoked_list(&self) -> PathBuf {
+        self.file(REVOKED_LIST)
+    }
+
+    /// Whether etcd's configuration is here and does not make it look at the list.
+    pub(super) fn list_is_ignored(&self) -> bool {
+        fs::read_to_string(self.etcd()).is_ok_and(|text| {
+            let says = |what: &str| text.lines().any(|line| line.trim_start().starts_with(what));
+            !says("CRLFile:") || says("listen-client-http-urls:")
+        })
     }
 
     /// Makes a certificate and its key, in place of any that were there.
@@ -252,7 +345,7 @@ impl Directory {
         config::find(&path, MARK, &SHIPPED).map_err(failed("read", &path))
     }
 
-    fn write(&self, name: &str, text: &str) -> Result<(), Failure> {
+    fn write(&self, name: &str, content: impl AsRef<[u8]>) -> Result<(), Failure> {
         let path = self.file(name);
         let secret = name.ends_with(".key") || name.ends_with(".token");
         // Only root can give a file to a group that is not its own.
@@ -263,7 +356,7 @@ impl Directory {
             (true, None) => Access::Secret,
             (true, Some(group)) => Access::Group(group.gid.as_raw()),
         };
-        write(&path, text, access).map_err(failed("write", &path))
+        write(&path, content, access).map_err(failed("write", &path))
     }
 
     fn configurations(&self, host: &str) -> [(&'static str, String); 4] {
@@ -303,13 +396,17 @@ impl Directory {
                 format!(
                     "{MARK}\nname: etcd1\ndata-dir: /var/lib/etcd/ecompute\n\
                      listen-client-urls: https://{any}:{ETCD}\nadvertise-client-urls: {etcd}\n\
-                     # Numbers, for a Prometheus on this host; 3.5 has them at the clients' port no more, 3.4 has them there, too.\n\
-                     listen-metrics-urls: https://127.0.0.1:{METRICS}\nlisten-client-http-urls: https://127.0.0.1:{HTTP}\n\
+                     # Numbers, for a Prometheus on this host. Without listen-client-http-urls, with which etcd looks at no list\n\
+                     # of revoked certificates before 3.5.32 and 3.6.13.\n\
+                     listen-metrics-urls: https://127.0.0.1:{METRICS}\nenable-grpc-gateway: false\n\
                      listen-peer-urls: https://127.0.0.1:2380\ninitial-advertise-peer-urls: https://127.0.0.1:2380\n\
                      initial-cluster: etcd1=https://127.0.0.1:2380\n\
-                     auto-compaction-mode: periodic\nauto-compaction-retention: 1h\n{}{}",
+                     auto-compaction-mode: periodic\nauto-compaction-retention: 1h\n{}{}\
+                     # What the command line calls --client-crl-file and --peer-cert-allowed-cn; a file has no other words for it.\n\
+                     ClientTLSInfo:\n  CRLFile: {}\nPeerTLSInfo:\n  AllowedCN: etcd\n",
                     transport("client"),
-                    transport("peer")
+                    transport("peer"),
+                    quoted_path(&self.revoked_list())
                 ),
             ),
             (

@@ -72,6 +72,16 @@ fn its_own_and_what_is_used_of_it_may_be_changed() {
 }
 
 #[test]
+fn a_provider_that_was_put_below_another_stays_there() {
+    let to = |parent| Command::UpdateProvider { uuid: id(1), name: "new".into(), parent, may_move: true };
+    let below = after(&world(), &[to(Some(Some(id(3))))]);
+    assert!(tried(&below, &within(to(None)), 0).0.is_ok());
+    let (outcome, state) = tried(&below, &within(to(Some(None))), 0);
+    assert_eq!(outcome, Err(ModelError::NotYours(Scope::Provider(id(1)))));
+    assert_eq!(portrait(&state), portrait(&below));
+}
+
+#[test]
 fn nothing_else_may_and_nothing_of_a_refused_command_is_done() {
     let inventories = || vec![(intern("VCPU"), some(8))];
     let refused = [
@@ -116,7 +126,7 @@ fn nothing_else_may_and_nothing_of_a_refused_command_is_done() {
     }
 }
 
-/// As [`claim`], for this project; for that which it has where none is said.
+/// As [`claim`], for this project; for nobody's where none is said, as before 1.8.
 fn owned(write: ConsumerWrite, project: Option<&str>) -> ConsumerWrite {
     ConsumerWrite { owner: project.map(|project| (intern(project), intern("u"))), ..write }
 }
@@ -144,9 +154,9 @@ fn a_project_may_change_what_its_own_consumers_use_wherever_that_is_and_nothing_
     let own = |number, of: u128, project| set(owned(claim(number, &[(of, &[("VCPU", 2)])]), project));
     let allowed = [
         own(100, 2, Some("a")),
-        own(100, 1, None),
         own(101, 2, Some("a")),
         set(owned(claim(100, &[]), Some("a"))),
+        set(owned(claim(100, &[]), None)),
         Command::DeleteAllocations(id(100)),
     ];
     for command in allowed {
@@ -162,6 +172,8 @@ fn a_project_may_change_what_its_own_consumers_use_wherever_that_is_and_nothing_
         own(200, 2, None),
         // It would be given away, or come from nobody.
         own(100, 1, Some("b")),
+        own(100, 1, None),
+        set(owned(claim(100, &[]), Some("b"))),
         own(101, 1, Some("b")),
         own(101, 1, None),
         Command::SetAllocations(mixed.map(|write| owned(write, Some("a"))).to_vec()),
