@@ -271,6 +271,7 @@ async fn entry(
         user_data: says.user_data.as_ref().map(|file| source.beside(file)),
         key: says.keys.clone(),
         sha256: says.sha256.clone(),
+        boot_volume: None,
         require_token: false,
         traits: Traits {
             label: labels,
@@ -313,6 +314,7 @@ fn part_at<'a>(entry: &Place<'a>, part: Part) -> Place<'a> {
         Part::Keys => entry.key("keys"),
         Part::UserData => entry.key("user_data"),
         Part::Image => entry.key("image"),
+        Part::Boot => entry.key("boot"),
         Part::Sha256 => entry.key("sha256"),
         Part::Whole => entry,
     }

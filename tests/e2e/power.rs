@@ -20,6 +20,11 @@ impl Guest {
     pub(crate) async fn up_as(query: &str, more: &[&str]) -> Result<Self> {
         let mut stack = Stack::start().await?;
         stack.start_agent("").await?;
+        Self::up_on(stack, query, more).await
+    }
+
+    /// The same where an agent is already.
+    pub(crate) async fn up_on(stack: Stack, query: &str, more: &[&str]) -> Result<Self> {
         let key = stack.key_pair()?;
         let public = format!("{key}.pub");
         let arguments = [&["--wait", "--name", "web", "--key", &public], more].concat();

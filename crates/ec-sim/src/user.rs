@@ -306,6 +306,7 @@ pub(crate) async fn place(
         user_data: data.then(|| Blob(b"#!/bin/sh\n".to_vec())),
         keys: Vec::new(),
         image: ImageRef::at(format!("file://{}", image(world).display())),
+        boot: None,
         token_required: false,
         labels: BTreeMap::new(),
         metadata: BTreeMap::new(),

@@ -39,6 +39,7 @@ fn facts(domain: RunState, state: State, start_noted: bool) -> Facts {
             started: true,
             rebuilt: None,
             metadata: 0,
+            root: None,
             intent: None,
             rescued: None,
             size: SizeFacts::default(),
@@ -60,6 +61,7 @@ fn unrequested(allocation: Allocation, asked_for: Option<bool>) -> Facts {
         // None, and that is told.
         volumes: VolumesFacts { told: Some(0), ..VolumesFacts::default() },
         metadata: 0,
+        on_volume: false,
         access: None,
         status: StatusFacts::Absent,
         observed: Observed::default(),
@@ -253,6 +255,7 @@ fn whatever_says_that_a_guest_ran_is_believed_and_nothing_else() {
             started: true,
             rebuilt: None,
             metadata: 0,
+            root: None,
             intent: None,
             rescued: None,
             size: SizeFacts::default()
@@ -263,6 +266,7 @@ fn whatever_says_that_a_guest_ran_is_believed_and_nothing_else() {
             started: false,
             rebuilt: None,
             metadata: 0,
+            root: None,
             intent: None,
             rescued: None,
             size: SizeFacts::default()
@@ -275,6 +279,7 @@ fn whatever_says_that_a_guest_ran_is_believed_and_nothing_else() {
             started: false,
             rebuilt: None,
             metadata: 0,
+            root: None,
             intent: None,
             rescued: None,
             size: SizeFacts::default(),

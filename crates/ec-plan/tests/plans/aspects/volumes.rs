@@ -55,8 +55,15 @@ fn at(second: u64) -> Option<Timestamp> {
 
 /// A volume that was told to be there.
 fn volume(size: SizeFacts, resize: ResizeFacts) -> Facts {
-    let record =
-        RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, intent: None, rescued: None, size };
+    let record = RecordFacts::Kept {
+        started: true,
+        rebuilt: None,
+        metadata: 0,
+        root: None,
+        intent: None,
+        rescued: None,
+        size,
+    };
     Facts {
         kind: Workload::Volume,
         record,
@@ -89,6 +96,7 @@ fn a_volume_is_made_marked_and_told_in_this_order() {
         started: false,
         rebuilt: None,
         metadata: 0,
+        root: None,
         intent: None,
         rescued: None,
         size: SizeFacts::default(),
