@@ -134,6 +134,11 @@ impl<'a> Ask<'a> {
     /// Nobody can boot from it, or another node is asked for.
     pub async fn on_volume(self, cloud: &Cloud, volume: Option<InstanceId>) -> CloudResult<Self> {
         let Some(volume) = volume else { return Ok(self) };
+        if self.query.total().contains_key("DISK_GB") {
+            let why =
+                "an instance that boots from a volume has no disk of its own: leave DISK_GB out of its query";
+            return Err(CloudError::Invalid(why.to_owned()));
+        }
         let lies = bootable(cloud, volume).await?;
         match self.node {
             Some(node) if node != lies => Err(CloudError::Refused(format!(
@@ -237,11 +242,6 @@ impl<'a> Wanted<'a> {
         if guest.labels.len() > LABELS_MAX {
             let count = guest.labels.len();
             return Err(CloudError::Invalid(format!("{count} labels are more than {LABELS_MAX}")));
-        }
-        if guest.boot.is_some() && ask.query.total().contains_key("DISK_GB") {
-            let why =
-                "an instance that boots from a volume has no disk of its own: leave DISK_GB out of its query";
-            return Err(CloudError::Invalid(why.to_owned()));
         }
         let ask = ask.of(&guest.image);
         let is_plain = guest.kind.is_machine() && guest.boot.is_none();

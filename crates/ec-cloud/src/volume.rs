@@ -330,7 +330,9 @@ async fn free_to_boot(cloud: &Cloud, disk: &Known, wanted: Option<InstanceId>) -
         return Ok(Vec::new());
     };
     let compares = lost_by(cloud, holder, volume).await?;
-    compares.ok_or_else(|| refused(format!("instance {holder} has it: detach it there, or destroy that")))
+    compares.ok_or_else(|| {
+        refused(format!("instance {holder} has it: detach it there, or destroy that instance"))
+    })
 }
 
 /// Adds to a transaction by which a machine is asked for again that it is to have these volumes: its guest has them, and
