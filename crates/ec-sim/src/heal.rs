@@ -244,12 +244,15 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             volumes_acknowledged,
             record_lost: known_to_none,
             taken_up,
+            root,
             ..
         } = known;
         // Brought back after somebody deleted its request: what was wished of its power counts as carried out, and a wish
         // for a disk or a size that its node had not carried out is left out, which whoever brings it back is told.
         let healed = request_lost && traces.request.is_some();
-        let disturbed = disturbed || healed;
+        // So is one that boots from a volume to which something was done.
+        let on_disturbed = world.judge(|referee, _| root.is_some_and(|root| referee.known(root).disturbed));
+        let disturbed = disturbed || healed || on_disturbed;
         let (power_acknowledged, rebuild_acknowledged, resize_acknowledged) = match healed {
             true => (0, None, None),
             false => (power_acknowledged, rebuild_acknowledged, resize_acknowledged),
@@ -267,6 +270,10 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             // A guest that nobody asks for has it, in an etcd that was put back.
             (Some(_), Some(State::Destroying)) if traces.is_volume && restored => is_had(world, instance),
             (Some(Desired::Active), Some(State::Preparing)) if traces.is_volume => waits_to_be_copied,
+            // The volume that it is to boot from is gone.
+            (Some(Desired::Active), Some(State::Preparing)) if root.is_some() => {
+                (disturbed || restored) && !traces.volume && !wrote
+            }
             (Some(Desired::Active), Some(State::Active)) => whole,
             (Some(Desired::Active), Some(State::Rescued)) => whole && rescues_wished > 0,
             (Some(Desired::Active), Some(State::Stopped | State::Paused | State::Suspended)) => {
