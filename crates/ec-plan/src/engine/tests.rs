@@ -1,5 +1,6 @@
 //! The engine, one event at a time.
 
+mod boots;
 mod looks;
 mod sights;
 mod sizes;
