@@ -121,7 +121,7 @@ pub(crate) async fn read(
         Some(volume) => Some(boot_of(session, volume, image).await.map_err(|it| Part::Boot.wrong(it))?),
         None => None,
     };
-    let image = if boot.is_some() {
+    let image = if boot.is_some() || given.boots {
         ImageRef::default()
     } else {
         let text = image.unwrap_or(usual);
