@@ -432,9 +432,7 @@ impl Hypervisor for LibvirtHypervisor {
         let spec = spec.clone();
         let work = move |connect: &virt::connect::Connect| {
             pool.refuse_snapshots(instance)?;
-            if let Found::Ours(domain) = domain::find(connect, node, instance)? {
-                volumes::refuse_other(&domain, &pool, &spec)?;
-            }
+            volumes::refuse_other_of(connect, node, &pool, &spec)?;
             domain::persist(connect, node, instance, &document?)
         };
         self.act.call(format!("define domain {instance} for good"), Scope::Instance(instance), work).await
@@ -540,7 +538,7 @@ impl Hypervisor for LibvirtHypervisor {
         let spec = spec.clone();
         let work = move |connect: &virt::connect::Connect| {
             pool.refuse_snapshots(instance)?;
-            volumes::refuse_other(&domain::ours(connect, node, instance)?, &pool, &spec)?;
+            volumes::refuse_other_of(connect, node, &pool, &spec)?;
             domain::grow(connect, node, &spec, &document?)
         };
         self.act.call(format!("grow domain {instance}"), Scope::Instance(instance), work).await

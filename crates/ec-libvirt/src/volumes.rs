@@ -8,7 +8,7 @@ use virt::{connect::Connect, domain::Domain, error::ErrorNumber, sys};
 
 use crate::{
     disk::Pool,
-    domain::ours,
+    domain::{self, Found, ours},
     error::{CallError, absent},
     xml::{self, DiskXml, VolumeFile},
 };
@@ -166,6 +166,20 @@ pub(crate) fn refuse_other(domain: &Domain, pool: &Pool, spec: &DomainSpec) -> R
         }
     }
     Ok(())
+}
+
+/// The same of the domain that is up, which may end at any moment: whoever works on it finds that.
+pub(crate) fn refuse_other_of(
+    connect: &Connect,
+    node: NodeId,
+    pool: &Pool,
+    spec: &DomainSpec,
+) -> Result<(), CallError> {
+    let Found::Ours(domain) = domain::find(connect, node, spec.instance)? else { return Ok(()) };
+    match refuse_other(&domain, pool, spec) {
+        Err(CallError::Libvirt(error)) => Ok(absent(Err(error), ErrorNumber::NoDomain)?.unwrap_or_default()),
+        refused => refused,
+    }
 }
 
 /// An error where a volume's disk is not there, or is another domain's.

@@ -261,6 +261,8 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         let asked_for = traces.request.as_ref().map(|request| request.desired);
         let counted = traces.claim || ((restored || claims_lost) && is_kept_free(world, &traces));
         let waits_to_be_copied = waits_for_origin(world, &traces, copy_of);
+        // The volume that it is to boot from is gone, and nobody makes it anew.
+        let waits_for_root = root.is_some() && (disturbed || restored) && !traces.volume && !wrote;
         let whole = counted && traces.index && traces.domain && traces.volume && traces.record;
         let well = match (asked_for, state) {
             _ if doomed && !restored => !traces.is_anything(),
@@ -270,10 +272,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             // A guest that nobody asks for has it, in an etcd that was put back.
             (Some(_), Some(State::Destroying)) if traces.is_volume && restored => is_had(world, instance),
             (Some(Desired::Active), Some(State::Preparing)) if traces.is_volume => waits_to_be_copied,
-            // The volume that it is to boot from is gone.
-            (Some(Desired::Active), Some(State::Preparing)) if root.is_some() => {
-                (disturbed || restored) && !traces.volume && !wrote
-            }
+            (Some(Desired::Active), Some(State::Preparing)) => waits_for_root,
             (Some(Desired::Active), Some(State::Active)) => whole,
             (Some(Desired::Active), Some(State::Rescued)) => whole && rescues_wished > 0,
             (Some(Desired::Active), Some(State::Stopped | State::Paused | State::Suspended)) => {
@@ -326,7 +325,8 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         let as_wished =
             as_wished && !lost_wish && traces.is_rescued_as_wished(was_revived) && traces.is_answered();
         // What is wished of its size is done when it is there.
-        let as_wished = as_wished || state == Some(State::Preparing) && waits_to_be_copied;
+        let is_waiting = waits_to_be_copied || waits_for_root;
+        let as_wished = as_wished || state == Some(State::Preparing) && is_waiting;
         // Of one that is in ERROR, or is not wanted any more, what was asked for may be left undone.
         let is_settled = matches!(
             state,
