@@ -137,3 +137,63 @@ async fn killed_at_each_step_of_building_a_guest_on_a_volume_its_next_agent_goes
     guest.asks(&["volume", "delete", "root", "--wait"])?;
     guest.stack.until_exactly(&[]).await
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_file_says_boots_from_its_volume_and_is_snapshotted_and_restored_with_it() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    let public = format!("{}.pub", stack.key_pair()?);
+    let path = stack.directory().join("shop.yaml");
+    let file = path.display().to_string();
+    let image = format!("file://{}", tiny_image().display());
+    // What it was made of does not matter any more once it is restored.
+    let made_of = format!(", image: \"{image}\"");
+    let says = |name: &str, made_of: &str| {
+        format!(
+            "stack: shop\nvolumes: {{root: {{size: 1{made_of}}}, data: {{size: 1}}}}\ninstances:\n  {name}: {{query: \"{TWO}\", boot: root, volumes: [data], keys: [\"{public}\"]}}\n"
+        )
+    };
+    std::fs::write(&path, says("web", &made_of))?;
+    let applied = stack.eschedule(&["apply", "-f", &file])?;
+    ensure!(applied.status.success(), "{applied:?}");
+    let mut guest = Guest::of(stack, &public, "web")?;
+    guest.stack.until_state(guest.instance, State::Active).await?;
+    assert_eq!(guest.asks(&["apply", "-f", &file, "--diff", "-o", "name"])?, "");
+    let [root, data] = ["root", "data"].map(|name| shown(&guest, name).and_then(|view| id(&view)));
+    let (root, data) = (root?, data?);
+    guest.stack.until_exactly_booting(&[], &[guest.instance], &[root, data]).await?;
+    guest.run("echo precious | dd of=/dev/vda bs=1M seek=500 conv=fsync").await?;
+
+    guest.asks(&["snapshot", "create", "web", "snap", "--wait"])?;
+    let snap: Value = serde_json::from_str(&guest.asks(&["snapshot", "show", "snap", "-o", "json"])?)?;
+    assert_eq!(snap["size_gb"], 2, "{snap}");
+    let copy = serde_json::from_str(&guest.asks(&[
+        "volume",
+        "create",
+        "copy",
+        "--image",
+        "instance:web",
+        "--wait",
+        "-o",
+        "json",
+    ])?)?;
+    let copy = id(&copy)?;
+    guest.run("echo spoilt | dd of=/dev/vda bs=1M seek=500 conv=fsync").await?;
+    guest.asks(&["snapshot", "restore", "snap"])?;
+    guest.stack.until_state(guest.instance, State::Active).await?;
+    assert_eq!(guest.kept().await?.trim(), "precious", "its volume is as it was");
+    guest.asks(&["snapshot", "delete", "snap", "--wait"])?;
+
+    // Another takes its place, and boots from the same volume.
+    std::fs::write(&path, says("web2", ""))?;
+    guest.asks(&["apply", "-f", &file, "--prune"])?;
+    guest = Guest::of(guest.stack, &public, "web2")?;
+    guest.stack.until_state(guest.instance, State::Active).await?;
+    assert_eq!(guest.kept().await?.trim(), "precious");
+    guest.stack.until_exactly_booting(&[], &[guest.instance], &[root, data, copy]).await?;
+    guest.asks(&["volume", "delete", "copy", "--wait"])?;
+    std::fs::write(&path, "stack: shop\n")?;
+    guest.asks(&["apply", "-f", &file, "--prune"])?;
+    guest.asks(&["apply", "-f", &file, "--prune-volumes"])?;
+    guest.stack.until_exactly(&[]).await
+}

@@ -35,6 +35,14 @@ impl Guest {
         Ok(guest)
     }
 
+    /// One that is there already, by its name and the public key that it was given.
+    pub(crate) fn of(stack: Stack, public: &str, name: &str) -> Result<Self> {
+        let shown = stack.eschedule(&["show", name, "-o", "json"])?;
+        let shown: serde_json::Value = serde_json::from_slice(&shown.stdout)?;
+        let instance = shown["instance"].as_str().context("it has a uuid")?.parse()?;
+        Ok(Self { stack, key: public.trim_end_matches(".pub").to_owned(), instance })
+    }
+
     /// The private key that lets in; the public one has `.pub` behind it.
     pub(crate) fn key(&self) -> &str {
         &self.key
