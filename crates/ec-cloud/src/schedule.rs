@@ -297,10 +297,11 @@ async fn request_within(
     let mut left = if wanted.guest.boot.is_some() { TRIES } else { 0 };
     let mut sign = sign;
     loop {
-        let requested = request(cloud, intent, node, wanted, sign.take(), peers.as_ref()).await;
+        let requested = request(cloud, intent, node, wanted, sign.clone(), peers.as_ref()).await;
         // Its volume was changed meanwhile; the next look says whether it can still boot from that.
         if matches!(requested, Requested::No(None)) && left > 0 {
             left -= 1;
+            sign = None;
             continue;
         }
         let (Requested::No(None), Some(group)) = (&requested, &wanted.ask.group) else { return requested };
