@@ -290,7 +290,7 @@ mod tests {
         let (mut there, mut wished) = (standing(1, "web", Some("shop")), wish("web"));
         let volume = ec_model::InstanceId::new(uuid::Uuid::from_u128(7));
         let told = |there: &Standing, wished: &Wished| {
-            let steps = differences("shop", &[wished.clone()], &[there.clone()], false);
+            let steps = differences("shop", std::slice::from_ref(wished), std::slice::from_ref(there), false);
             let why = |step: &Difference| match step {
                 Difference::Stands(_, _, why) => why.clone(),
                 step => panic!("{step:?}"),
