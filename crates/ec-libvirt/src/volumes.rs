@@ -177,7 +177,7 @@ pub(crate) fn refuse_other_of(
 ) -> Result<(), CallError> {
     let Found::Ours(domain) = domain::find(connect, node, spec.instance)? else { return Ok(()) };
     match refuse_other(&domain, pool, spec) {
-        Err(CallError::Libvirt(error)) => Ok(absent(Err(error), ErrorNumber::NoDomain)?.unwrap_or_default()),
+        Err(CallError::Libvirt(error)) => Ok(absent(Err::<(), _>(error), ErrorNumber::NoDomain).map(drop)?),
         refused => refused,
     }
 }
