@@ -111,7 +111,8 @@ pub(crate) fn record_facts(record: &ec_metadata::InstanceRecord) -> RecordFacts 
     };
     let metadata = fingerprint(&record.metadata);
     let intent = record.intent.as_ref().and_then(Intent::edition);
-    RecordFacts::Kept { started: record.started, rebuilt, rescued, metadata, intent, size }
+    let root = record.intent.as_ref().and_then(Intent::root);
+    RecordFacts::Kept { started: record.started, rebuilt, rescued, metadata, intent, root, size }
 }
 
 /// What an instance holds in placement, from this node's point of view. Asks for the node's tree only where the

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use ec_cloud::{
-    Acted, Ask, Cloud, CloudError, Doomed, Verb, View, find, resolve, select, until_active, until_done,
-    until_gone,
+    Acted, Ask, Cloud, CloudError, Doomed, Verb, View, find, find_placed, resolve, select, until_active,
+    until_done, until_gone,
 };
-use ec_model::{Extent, InstanceId, NodeId, RequestId, ResourceQuery, State};
+use ec_model::{Attachment, Extent, InstanceId, NodeId, RequestId, ResourceQuery, State};
 use ec_runtime::{
     exit::{Failure, INTERRUPTED, print, tell},
     shutdown_on_signals,
@@ -85,10 +85,21 @@ pub(crate) async fn resize(session: &Session, resizing: Resizing, output: Output
         let query = ResourceQuery::parse(&text).map_err(|error| Failure::usage(error.to_string()))?;
         // What a virtual machine needs it needs here, too.
         Ask::new(&query)?;
+        let query = match to.flavor.is_some() && boots_from_volume(session, &instance).await? {
+            true => query.without("DISK_GB").map_err(|error| Failure::usage(error.to_string()))?,
+            false => query,
+        };
         Verb::Resize(Extent { query: query.text().to_owned(), resources: query.total() })
     };
     let instances = Instances { instances: vec![instance], ..Instances::default() };
     act(session, &verb, &instances, waiting, output).await
+}
+
+/// Whether an instance has no disk of its own, so that what a flavor says of one is not meant.
+async fn boots_from_volume(session: &Session, instance: &str) -> Result<bool, Failure> {
+    let instance = resolve(&session.cloud, instance).await?;
+    let record = find_placed(&session.cloud, instance).await?.record;
+    Ok(record.is_some_and(|record| Attachment::root_of(&record.volumes).is_some()))
 }
 
 /// Destroys each.

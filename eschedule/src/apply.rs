@@ -136,6 +136,15 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     let prune = Prune { instances: apply.prune, volumes: apply.prune_volumes };
     let mut steps = differences(&stack.stack.0, &wished, &there, apply.prune);
     steps.extend(of_volumes.differences(prune));
+    if wished.iter().any(|wish| wish.boots) {
+        // What boots from a volume is asked for once nobody else has that, and the others of its volumes are made beside it.
+        steps.sort_by_key(|step| match step {
+            Difference::Run(number) => usize::from(wished[*number].boots),
+            Difference::Volume(VolumeStep::Detach { .. }) => 0,
+            Difference::Volume(_) => 2,
+            _ => 0,
+        });
+    }
     if apply.prune {
         // Last: until then they may have members.
         steps.extend(surplus_groups(&stack, &there_groups).map(Difference::DeleteGroup));
@@ -264,6 +273,10 @@ async fn entry(
 ) -> Result<Entry, Failure> {
     let room = place.clone().key(if says.flavor.is_some() { "flavor" } else { "query" });
     let query = room_of(session, says, queries).await.map_err(|failure| source.wrong(&room, failure))?;
+    if says.boot.is_some() && query.total().contains_key(DISK) {
+        let why = "an instance that boots from a volume has no disk of its own: leave DISK_GB out";
+        return Err(source.wrong(&room, Failure::usage(why)));
+    }
     let mut labels: Vec<(String, String)> =
         says.labels.iter().map(|(key, value)| (key.0.clone(), value.0.clone())).collect();
     labels.push((STACK.to_owned(), stack.stack.0.clone()));
@@ -271,6 +284,8 @@ async fn entry(
         user_data: says.user_data.as_ref().map(|file| source.beside(file)),
         key: says.keys.clone(),
         sha256: says.sha256.clone(),
+        boot_volume: None,
+        boots: says.boot.is_some(),
         require_token: false,
         traits: Traits {
             label: labels,
@@ -302,7 +317,10 @@ async fn room_of(
     };
     let query = ResourceQuery::parse(&text).map_err(|error| Failure::usage(error.to_string()))?;
     Ask::new(&query)?;
-    Ok(query)
+    match says.boot.is_some() && says.flavor.is_some() {
+        true => query.without(DISK).map_err(|error| Failure::usage(error.to_string())),
+        false => Ok(query),
+    }
 }
 
 /// Where in an entry that stands.
@@ -313,6 +331,7 @@ fn part_at<'a>(entry: &Place<'a>, part: Part) -> Place<'a> {
         Part::Keys => entry.key("keys"),
         Part::UserData => entry.key("user_data"),
         Part::Image => entry.key("image"),
+        Part::Boot => entry.key("boot"),
         Part::Sha256 => entry.key("sha256"),
         Part::Whole => entry,
     }
@@ -323,6 +342,7 @@ fn wish(name: &str, says: &InstanceEntry, Entry { query, guest, .. }: &Entry) ->
         name: name.to_owned(),
         query: query.text().to_owned(),
         image: guest.image.clone(),
+        boots: says.boot.is_some(),
         group: says.group.as_ref().map(|group| group.0.clone()),
         labels: guest.labels.clone(),
         metadata: guest.metadata.clone(),
@@ -456,15 +476,21 @@ impl<'a> Making<'a> {
 
     /// Asks for an instance, where its volumes lie, or where there is room for those that are to be made, too. Nothing where
     /// another made it at this moment.
-    async fn run(&self, number: usize) -> Result<Option<Scheduled>, Failure> {
+    async fn run(&mut self, number: usize) -> Result<Option<Scheduled>, Failure> {
         let (session, cloud) = (self.session, &self.session.cloud);
         let Entry { query, guest, place } = &self.entries[number];
-        let place = place.on(self.of.node_for(number));
+        let mut place = place.on(self.of.node_for(number));
+        let mut guest = guest.clone();
+        if let Some(volume) = self.of.root_of(number) {
+            let root = self.root(number, volume, &place).await?;
+            guest.boot = Some(root.instance);
+            place = place.on(Some(root.node));
+        }
         for last in (0..LOOKS).rev().map(|left| left == 0) {
-            let roomy = self.room(number, &place).await?;
+            let roomy = self.room(number, &place, true).await?;
             let place = if roomy.is_some() { &place.on(roomy) } else { &place };
-            let ask = asked(session, query, guest, place).await?;
-            let wanted = Wanted::new(ask.clone(), guest)?;
+            let ask = asked(session, query, &guest, place).await?;
+            let wanted = Wanted::new(ask.clone(), &guest)?;
             match ec_cloud::schedule(cloud, &wanted, self.stop).await {
                 // The same file was applied twice at once, and the other made it.
                 Err(CloudError::Taken { name, .. })
@@ -484,9 +510,14 @@ impl<'a> Making<'a> {
     }
 
     /// The node that has room for an instance and for those of its volumes that are to be made; none where there are none.
-    async fn room(&self, number: usize, place: &run::Place) -> Result<Option<NodeId>, Failure> {
+    async fn room(
+        &self,
+        number: usize,
+        place: &run::Place,
+        has_root: bool,
+    ) -> Result<Option<NodeId>, Failure> {
         let Entry { query, guest, .. } = &self.entries[number];
-        let more = self.of.room_for(number);
+        let more = self.of.room_for(number, has_root);
         if more == 0 {
             return Ok(None);
         }

@@ -143,6 +143,14 @@ pub(crate) struct Given {
     #[arg(long, value_name = "DIGEST")]
     pub(crate) sha256: Option<String>,
 
+    /// Boot from this volume itself, which outlives the instance, in the place of an image: then it has no disk of its own
+    #[arg(long, value_name = "VOLUME", conflicts_with = "sha256")]
+    pub(crate) boot_volume: Option<String>,
+
+    /// It boots from a volume that has yet to be made.
+    #[arg(skip)]
+    pub(crate) boots: bool,
+
     /// Give the guest its metadata only with a session token, as EC2's IMDSv2 [default: `defaults.require_token`]
     #[arg(long)]
     pub(crate) require_token: bool,

@@ -165,7 +165,16 @@ pub(crate) async fn run(session: &Session, run: Run, output: Output) -> Result<(
     let query = ResourceQuery::parse(&text).map_err(|error| Failure::usage(error.to_string()))?;
     let (image, size) = (run.image.as_deref(), query.total());
     let guest = spec::read(session, Some(&run.name), &spec::RUN, &run.given, image, &size).await?;
+    let query = if run.flavor.is_some() { sized(query, &guest)? } else { query };
     schedule(session, &query, &guest, &run.place, run.waiting, output).await
+}
+
+/// A flavor's room for a guest: one that boots from a volume has no disk of its own.
+pub(crate) fn sized(query: ResourceQuery, guest: &Guest) -> Result<ResourceQuery, Failure> {
+    if guest.boot.is_none() {
+        return Ok(query);
+    }
+    query.without("DISK_GB").map_err(|error| Failure::usage(error.to_string()))
 }
 
 /// What is asked for, with all that is said of where it shall go.
@@ -189,7 +198,8 @@ pub(crate) async fn asked<'a>(
     if let Some(group) = &place.group {
         ask = ask.within(Joining::new(&session.cloud, group).await?);
     }
-    Ok(ask.beside(&session.cloud, &guest.image).await?)
+    let ask = ask.beside(&session.cloud, &guest.image).await?;
+    Ok(ask.on_volume(&session.cloud, guest.boot).await?)
 }
 
 /// Schedules, and tells of it in the classic words.

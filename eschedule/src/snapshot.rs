@@ -5,7 +5,7 @@ use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use ec_cloud::{
     Known, NewVolume, VolumeView, act, find_placed, resolve, resolve_volume, restore_volume, snapshot_of,
 };
-use ec_model::{CopyOf, ImageRef, InstanceId, State, Workload};
+use ec_model::{Attachment, CopyOf, ImageRef, InstanceId, State, Workload};
 use ec_plan::verbs::{Verb, locked};
 use ec_runtime::exit::{Failure, tell};
 
@@ -157,6 +157,7 @@ async fn restore(session: &Session, restoring: &Restoring, output: Output) -> Re
     let has = machine.record.as_ref().map(|record| record.volumes.clone()).unwrap_or_default();
     let (volumes, gone): (Vec<InstanceId>, Vec<InstanceId>) =
         view.beside.iter().partition(|volume| has.iter().any(|has| has.volume == **volume));
+    let root = Attachment::root_of(&has);
     for volume in gone {
         tell(&format!(
             "eschedule: {instance} has not volume {volume} any more, which stays as it is: `eschedule volume restore {volume} volume:{name}/{volume}`"
@@ -185,9 +186,16 @@ async fn restore(session: &Session, restoring: &Restoring, output: Output) -> Re
             let acted = acted.map_err(|error| session.failed(error))?;
             done(session, &patience, volume, &acted, "restoring").await?;
         }
-        asked(instance, Verb::Unlock, "unlocking").await?;
         let own = ImageRef::copy_of(&CopyOf::disk(Workload::Volume, view.volume));
-        asked(instance, Verb::Rebuild(Some(own)), "restoring").await?;
+        // One that boots from a volume has that for its own.
+        if let Some(root) = root {
+            let acted = restore_volume(cloud, root, &own).await.map_err(|error| session.failed(error))?;
+            done(session, &patience, root, &acted, "restoring").await?;
+        }
+        asked(instance, Verb::Unlock, "unlocking").await?;
+        if root.is_none() {
+            asked(instance, Verb::Rebuild(Some(own)), "restoring").await?;
+        }
         if held.starts {
             asked(instance, Verb::Start, "starting").await?;
         }

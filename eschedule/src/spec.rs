@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs::File, io::Read, path::Path};
 
 use ec_cloud::{Guest, Naming, resolve, resolve_volume};
 use ec_model::{
-    Blob, CopyOf, ImageId, ImageRef, OF_INSTANCE, OF_VOLUME, Resources, USER_DATA_MAX, Workload,
+    Blob, CopyOf, ImageId, ImageRef, InstanceId, OF_INSTANCE, OF_VOLUME, Resources, USER_DATA_MAX, Workload,
     input::{
         KEYS_MAX, catalog_name, image_name, is_hostname, is_image_url, is_public_key, is_sha256, is_sha512,
     },
@@ -50,6 +50,7 @@ pub(crate) enum Part {
     Keys,
     UserData,
     Image,
+    Boot,
     Sha256,
     /// None of these alone.
     Whole,
@@ -116,20 +117,39 @@ pub(crate) async fn read(
     bounded(&keys).map_err(|it| Part::Keys.wrong(it))?;
     let digest = given.sha256.as_deref().map(|digest| sha256(digest, words.sha256)).transpose();
     let digest = digest.map_err(|it| Part::Sha256.wrong(it))?;
-    let text = image.unwrap_or(usual);
-    let image = image_of(session, text, size).await.map_err(|it| Part::Image.wrong(it))?;
-    let image = demanding(image, text, digest, words.sha256).map_err(|it| Part::Sha256.wrong(it))?;
+    let boot = match &given.boot_volume {
+        Some(volume) => Some(boot_of(session, volume, image).await.map_err(|it| Part::Boot.wrong(it))?),
+        None => None,
+    };
+    let image = if boot.is_some() || given.boots {
+        ImageRef::default()
+    } else {
+        let text = image.unwrap_or(usual);
+        let image = image_of(session, text, size).await.map_err(|it| Part::Image.wrong(it))?;
+        demanding(image, text, digest, words.sha256).map_err(|it| Part::Sha256.wrong(it))?
+    };
     Ok(Guest {
         kind: Workload::Machine,
         naming,
         user_data,
         keys,
         image,
+        boot,
         token_required: given.require_token || defaults.require_token,
         labels: once_each("--label", &given.traits.label)?,
         metadata: once_each("--meta", &given.traits.meta)?,
         restart: given.traits.restart.map(Into::into).unwrap_or_default(),
     })
+}
+
+/// The volume to boot from, of which no image is made.
+async fn boot_of(session: &Session, volume: &str, image: Option<&str>) -> Result<InstanceId, Failure> {
+    if let Some(image) = image {
+        return Err(Failure::usage(format!(
+            "it boots from volume `{volume}` as that is, and not from image `{image}`: give one of both"
+        )));
+    }
+    Ok(resolve_volume(&session.cloud, volume).await?)
 }
 
 /// Each key with its value; a key that is given two of them is an error.

@@ -84,6 +84,10 @@ pub(crate) struct InstanceEntry {
     /// The SHA-256 that the image must have, in hex.
     #[serde(default)]
     pub(crate) sha256: Option<String>,
+    /// Which of the file's volumes it boots from, in the place of an image; of several instances, each from that of its own
+    /// number. It has no disk of its own then, and keeps what it boots from.
+    #[serde(default)]
+    pub(crate) boot: Option<HostName>,
     /// Public ssh keys: keypairs' names, or files. An instance keeps what it was made with.
     #[serde(default)]
     pub(crate) keys: Vec<String>,
@@ -159,6 +163,9 @@ impl Entry for InstanceEntry {
     const SUCH_AS: &str = "keys with values, as `flavor: small`";
 
     fn mistake(&self) -> Option<&'static str> {
+        if self.boot.is_some() && (self.image.is_some() || self.sha256.is_some()) {
+            return Some("wanted either `boot` or `image`: what boots from a volume is made of no image");
+        }
         (self.flavor.is_some() == self.query.is_some()).then_some("wanted either `flavor` or `query`")
     }
 }
@@ -362,6 +369,18 @@ mod tests {
             (
                 "stack: s\nvolumes:\n  D-1: {size: 1}\n  d: {size: 1, count: 1}\n",
                 "s.yaml:4:6: volumes.d: `d-1` is a volume of `D-1`, too",
+            ),
+            (
+                "stack: s\ninstances:\n  a: {flavor: x, boot: d, image: i}\n",
+                "s.yaml:3:6: instances.a: wanted either `boot` or `image`",
+            ),
+            (
+                "stack: s\ninstances:\n  a: {flavor: x, boot: d}\n",
+                "instances.a.boot: the file has no volume `d`",
+            ),
+            (
+                "stack: s\nvolumes:\n  d: {size: 1}\ninstances:\n  a: {flavor: x, boot: d, volumes: [d]}\n",
+                "`a` has `d` already, and one instance has it at a time",
             ),
             ("stack: s\nvolumes:\n  d: {size: 0}\n", "s.yaml:3:13: volumes.d.size: 0 GB are too few"),
             ("stack: s\nvolumes:\n  d: {size: 5G}\n", "s.yaml:3:13: volumes.d.size: invalid type"),

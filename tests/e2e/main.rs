@@ -1,5 +1,6 @@
 //! The main job on real parts, and what happens when they are killed in the middle of it.
 
+mod boot;
 mod chaos;
 mod cli;
 mod clients;

@@ -20,6 +20,11 @@ impl Guest {
     pub(crate) async fn up_as(query: &str, more: &[&str]) -> Result<Self> {
         let mut stack = Stack::start().await?;
         stack.start_agent("").await?;
+        Self::up_on(stack, query, more).await
+    }
+
+    /// The same where an agent is already.
+    pub(crate) async fn up_on(stack: Stack, query: &str, more: &[&str]) -> Result<Self> {
         let key = stack.key_pair()?;
         let public = format!("{key}.pub");
         let arguments = [&["--wait", "--name", "web", "--key", &public], more].concat();
@@ -28,6 +33,14 @@ impl Guest {
         // Behind all that its image has.
         guest.run("echo precious | dd of=/dev/vda bs=1M seek=500 conv=fsync").await?;
         Ok(guest)
+    }
+
+    /// One that is there already, by its name and the public key that it was given.
+    pub(crate) fn of(stack: Stack, public: &str, name: &str) -> Result<Self> {
+        let shown = stack.eschedule(&["show", name, "-o", "json"])?;
+        let shown: serde_json::Value = serde_json::from_slice(&shown.stdout)?;
+        let instance = shown["instance"].as_str().context("it has a uuid")?.parse()?;
+        Ok(Self { stack, key: public.trim_end_matches(".pub").to_owned(), instance })
     }
 
     /// The private key that lets in; the public one has `.pub` behind it.

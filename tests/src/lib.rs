@@ -391,12 +391,23 @@ impl Stack {
 
     /// The same, with these volumes beside, of which there are no domains.
     pub async fn until_exactly_with(&self, machines: &[InstanceId], volumes: &[InstanceId]) -> Result<()> {
+        self.until_exactly_booting(machines, &[], volumes).await
+    }
+
+    /// The same, with these machines that boot from volumes and have no disks of their own.
+    pub async fn until_exactly_booting(
+        &self,
+        machines: &[InstanceId],
+        booting: &[InstanceId],
+        volumes: &[InstanceId],
+    ) -> Result<()> {
         let sorted = |ids: &[&[InstanceId]]| {
             let mut ids = ids.concat();
             ids.sort_unstable();
             ids
         };
-        let (machines, wanted) = (sorted(&[machines]), sorted(&[machines, volumes]));
+        let (disks, machines) = (sorted(&[machines, volumes]), sorted(&[machines, booting]));
+        let wanted = sorted(&[&machines, volumes]);
         self.until(&format!("exactly {wanted:?} are there"), async || {
             let mut allocated: Vec<_> =
                 self.placement.provider_allocations(self.node).await?.into_keys().collect();
@@ -413,7 +424,7 @@ impl Stack {
             ensure!(requests == wanted, "requests are {requests:?}");
             ensure!(allocated == wanted, "allocations are {allocated:?}");
             ensure!(domains == machines, "domains are {domains:?}");
-            for (kind, wanted) in [("disks", &wanted), ("instances", &wanted), ("consoles", &machines)] {
+            for (kind, wanted) in [("disks", &disks), ("instances", &wanted), ("consoles", &machines)] {
                 let files = instances_in(&self.directory.path().join("state").join(kind))?;
                 ensure!(files == *wanted, "{kind} are {files:?}");
             }

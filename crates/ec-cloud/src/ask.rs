@@ -3,13 +3,16 @@
 use std::collections::{BTreeMap, HashMap};
 
 use ec_model::{
-    Alive, Blob, ImageRef, Instance, NodeId, Record, Request, ResourceQuery, Restart, Spec, Workload, decode,
+    Alive, Blob, ImageRef, Instance, InstanceId, NodeId, Record, Request, ResourceQuery, Restart, Spec,
+    Workload, decode,
     input::{LABELS_MAX, METADATA_MAX},
 };
 use ec_placement_client::{Candidate, DISABLED};
 use ec_plan::choice::{Choice, Offer, Order, Strategy, choose, fullness};
 
-use crate::{Cloud, CloudError, CloudResult, Joining, Naming, schedule::Looked, source::Source};
+use crate::{
+    Cloud, CloudError, CloudResult, Joining, Naming, schedule::Looked, source::Source, volume::bootable,
+};
 
 /// So many candidates are asked for, then so many, then all: most often the first of a few will do, and all of
 /// 5,000 are megabytes.
@@ -36,6 +39,8 @@ pub struct Guest {
     pub keys: Vec<String>,
     /// What its disk is made from; none where that is nothing.
     pub image: ImageRef,
+    /// The volume that it boots from in the place of a disk of its own.
+    pub boot: Option<InstanceId>,
     /// Whether metadata is given only with a token.
     pub token_required: bool,
     /// What its user tells it apart by.
@@ -135,6 +140,28 @@ impl<'a> Ask<'a> {
             Some(node) => source.is_on(node).map(|()| self),
             None => self.on(source.node),
         }
+    }
+
+    /// The same where the volume lies that it is to boot from, where there is one, of whose agent that is understood.
+    ///
+    /// # Errors
+    /// Nobody can boot from it, or another node is asked for.
+    pub async fn on_volume(self, cloud: &Cloud, volume: Option<InstanceId>) -> CloudResult<Self> {
+        let Some(volume) = volume else { return Ok(self) };
+        if self.query.total().contains_key("DISK_GB") {
+            let why =
+                "an instance that boots from a volume has no disk of its own: leave DISK_GB out of its query";
+            return Err(CloudError::Invalid(why.to_owned()));
+        }
+        let lies = bootable(cloud, volume).await?;
+        match self.node {
+            Some(node) if node != lies => Err(CloudError::Refused(format!(
+                "volume {volume} lies on the storage of node {lies}, and instances boot from it there only"
+            ))),
+            Some(_) => Ok(self),
+            None => self.on(lies),
+        }
+        .map(|ask| Self { format: Request::FORMAT, ..ask })
     }
 
     /// The same on one node only. The instance's own query stays as it is: what is placed again may go elsewhere.
@@ -258,13 +285,15 @@ impl<'a> Wanted<'a> {
             return Err(CloudError::Invalid(format!("{count} labels are more than {LABELS_MAX}")));
         }
         let ask = ask.of(&guest.image);
-        let format = if guest.kind.is_machine() { ask.format } else { Request::FORMAT };
+        let is_plain = guest.kind.is_machine() && guest.boot.is_none();
+        let format = if is_plain { ask.format } else { Request::FORMAT };
         Ok(Self { ask: Ask { format, ..ask }, guest })
     }
 
     /// The same where what it is made of lies, as placement understands it.
     pub(crate) async fn beside_source(&self, cloud: &Cloud) -> CloudResult<Self> {
-        let ask = self.ask.clone().beside(cloud, &self.guest.image).await?.on_storage(cloud).await?;
+        let ask = self.ask.clone().beside(cloud, &self.guest.image).await?;
+        let ask = ask.on_volume(cloud, self.guest.boot).await?.on_storage(cloud).await?;
         Ok(Self { ask, guest: self.guest })
     }
 

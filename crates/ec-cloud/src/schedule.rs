@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use ec_model::{Alive, Assigned, Desired, Instance, InstanceId, NodeId, Request, decode, encode};
+use ec_model::{Alive, Assigned, Attachment, Desired, Instance, InstanceId, NodeId, Request, decode, encode};
 use ec_placement_client::{Candidate, Candidates, Claim, PlacementError};
 use ec_plan::choice::{Peers, Try};
 use ec_runtime::planted;
@@ -17,10 +17,14 @@ use crate::{
     group::tidy,
     history::{Asked, begin},
     intent::{Back, Intent, Reached, STALE},
+    volume::booted,
 };
 
 /// Of more hosts than these, the keys of all nodes are read in one go instead of each its own.
 const SINGLY: usize = 64;
+
+/// So often a volume may be changed by others while an instance that is to boot from it is requested.
+const TRIES: u32 = 3;
 
 /// How often candidates are asked for anew after races were lost.
 const ROUNDS: u32 = 5;
@@ -332,8 +336,16 @@ async fn request_within(
     sign: Option<KeyValue>,
     peers: &mut Option<Peers>,
 ) -> Requested {
+    let mut left = if wanted.guest.boot.is_some() { TRIES } else { 0 };
+    let mut sign = sign;
     loop {
         let requested = request(cloud, intent, node, wanted, sign.clone(), peers.as_ref()).await;
+        // Its volume was changed meanwhile; the next look says whether it can still boot from that.
+        if matches!(requested, Requested::No(None)) && left > 0 {
+            left -= 1;
+            sign = None;
+            continue;
+        }
         let (Requested::No(None), Some(group)) = (&requested, &wanted.ask.group) else { return requested };
         let now = match group.peers_still(cloud).await {
             Ok(now) => now,
@@ -368,7 +380,8 @@ async fn request(
         },
     };
     let assigned = Assigned { node, epoch: intent.record.assigned.map_or(1, |before| before.epoch + 1) };
-    let record = Instance { assigned: Some(assigned), ..intent.record.clone() };
+    let volumes = wanted.guest.boot.map(Attachment::root).into_iter().collect();
+    let record = Instance { assigned: Some(assigned), volumes, ..intent.record.clone() };
     let request = Request {
         instance,
         kind: record.kind,
@@ -403,6 +416,12 @@ async fn request(
     if let (Some(group), Some(peers), Some(membership)) = (&wanted.ask.group, peers, keys.membership(&record))
     {
         txn = group.demand(cloud, peers, node, txn).put(membership, "");
+    }
+    if let Some(volume) = wanted.guest.boot {
+        txn = match booted(cloud, volume, instance, txn).await {
+            Ok(txn) => txn,
+            Err(error) => return Requested::No(Some(error)),
+        };
     }
     if let Some(data) = &wanted.guest.user_data {
         txn = txn.put(keys.user_data(node, instance), data.0.clone());

@@ -1,6 +1,6 @@
 //! Disks that others are made copies of: only the node makes a copy that has what is copied.
 
-use ec_model::{CopyOf, ImageRef, InstanceId, NodeId, Workload};
+use ec_model::{Attachment, CopyOf, ImageRef, InstanceId, NodeId, Workload};
 use ec_plan::volumes;
 
 use crate::{
@@ -37,7 +37,11 @@ impl Source {
             why.map_err(|why| CloudError::Refused(format!("cannot make a copy of {disk}: {why}")))
         };
         is_there(&known)?;
-        let mut gigabytes = gigabytes_of(&known);
+        let root = known.record.as_ref().and_then(|record| Attachment::root_of(&record.volumes));
+        let mut gigabytes = match root {
+            Some(root) => gigabytes_of(&find_placed(cloud, root).await?),
+            None => gigabytes_of(&known),
+        };
         let of = known.record.as_ref().and_then(|record| record.spec.image.copied());
         let holds = of.map(|of| of.beside).unwrap_or_default();
         if let Some(held) = held.filter(|held| !holds.contains(held)) {

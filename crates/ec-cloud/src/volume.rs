@@ -223,7 +223,8 @@ pub async fn snapshot_of(cloud: &Cloud, instance: InstanceId) -> CloudResult<Ima
             "the volumes of instance {instance} are being changed; ask again when that is done"
         )));
     }
-    let beside = beside.into_iter().map(|has| has.volume).collect();
+    // The one that it boots from is its disk.
+    let beside = beside.into_iter().filter(|has| !has.is_root()).map(|has| has.volume).collect();
     Ok(ImageRef::copy_of(&CopyOf { beside, ..CopyOf::disk(Workload::Machine, instance) }))
 }
 
@@ -292,6 +293,46 @@ pub async fn attach(
         }
     }
     Err(CloudError::Busy(format!("{volume} or {instance} keeps changing; try again")))
+}
+
+/// The node where a volume lies, from which a new instance can boot.
+///
+/// # Errors
+/// None can: [`CloudError::Refused`].
+pub(crate) async fn bootable(cloud: &Cloud, volume: InstanceId) -> CloudResult<NodeId> {
+    let disk = known_volume(cloud, volume).await?;
+    free_to_boot(cloud, &disk, None).await?;
+    Ok(disk.node)
+}
+
+/// Adds to the transaction that requests a machine that this volume is what it boots from, as nobody else has it.
+pub(crate) async fn booted(
+    cloud: &Cloud,
+    volume: InstanceId,
+    instance: InstanceId,
+    txn: Txn,
+) -> CloudResult<Txn> {
+    let disk = known_volume(cloud, volume).await?;
+    let compares = free_to_boot(cloud, &disk, Some(instance)).await?;
+    let (mut record, mut order) = docs(&disk)?;
+    let txn = compares.into_iter().fold(txn, Txn::when);
+    Ok(taken(cloud, &disk, &mut record, &mut order, instance, txn))
+}
+
+/// What is to be demanded that a machine can boot from a volume, or why it cannot.
+async fn free_to_boot(cloud: &Cloud, disk: &Known, wanted: Option<InstanceId>) -> CloudResult<Vec<Compare>> {
+    let volume = disk.instance;
+    let refused = |why: String| CloudError::Refused(format!("cannot boot from volume {volume}: {why}"));
+    let (record, order) = docs(disk)?;
+    let sides = Sides { record: &record.record, request: &order.record, status: disk.status.record() };
+    volumes::boot(sides, &cloud.project).map_err(refused)?;
+    let Some(holder) = record.record.attached.filter(|holder| Some(*holder) != wanted) else {
+        return Ok(Vec::new());
+    };
+    let compares = lost_by(cloud, holder, volume).await?;
+    compares.ok_or_else(|| {
+        refused(format!("instance {holder} has it: detach it there, or destroy that instance"))
+    })
 }
 
 /// Adds to a transaction by which a machine is asked for again that it is to have these volumes: its guest has them, and
@@ -405,11 +446,8 @@ pub async fn detach(cloud: &Cloud, volume: InstanceId) -> CloudResult<Option<Att
             let device = holds(&machine, volume).unwrap_or_default();
             return Ok(Some(asked_for(&machine, &order.record, device)));
         };
-        let judged = volumes::detach(Sides {
-            record: &record.record,
-            request: &order.record,
-            status: machine.status.record(),
-        });
+        let sides = Sides { record: &record.record, request: &order.record, status: machine.status.record() };
+        let judged = volumes::detach(sides, &has);
         judged.map_err(|why| {
             CloudError::Refused(format!("cannot detach volume {volume} from instance {instance}: {why}"))
         })?;

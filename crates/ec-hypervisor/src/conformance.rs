@@ -38,6 +38,12 @@ pub async fn all(hypervisor: Arc<dyn Hypervisor>, base: &BaseImage, fresh: Fresh
     a_guest_is_started_from_its_rescue_disk_and_from_its_own_again(&*hypervisor, base, fresh()).await;
     a_guest_gets_another_size(&*hypervisor, base, fresh()).await;
     volumes_outlive_the_guests_that_have_them(&*hypervisor, base, std::array::from_fn(|_| fresh())).await;
+    a_guest_boots_from_a_volume_in_the_place_of_its_own_disk(
+        &*hypervisor,
+        base,
+        std::array::from_fn(|_| fresh()),
+    )
+    .await;
     changes_are_told(&*hypervisor, base, fresh()).await;
     a_guest_is_paused_saved_and_ended_and_starts_again(&*hypervisor, base, fresh()).await;
     a_console_is_read_typed_on_and_followed_until_its_guest_ends(&*hypervisor, base, fresh()).await;
@@ -490,6 +496,74 @@ async fn volumes_outlive_the_guests_that_have_them(
         hypervisor.destroy(volume).await.expect("delete the volume");
         expect(hypervisor, volume, None, false).await;
     }
+}
+
+async fn a_guest_boots_from_a_volume_in_the_place_of_its_own_disk(
+    hypervisor: &dyn Hypervisor,
+    base: &BaseImage,
+    [instance, other, root, nothing]: [InstanceId; 4],
+) {
+    let booting =
+        |instance, root| DomainSpec { volumes: vec![Attachment::root(root)], ..small_domain(instance) };
+    let spec = booting(instance, root);
+    let expect_booting = async |domain, rescued| {
+        let observed = hypervisor.observe(instance).await.expect("observe");
+        assert_eq!(
+            (observed.domain, observed.volume, observed.rescued),
+            (Some(domain), false, rescued),
+            "it has no disk of its own"
+        );
+        if !rescued {
+            assert_eq!(observed.volumes, Attachment::fingerprint(&spec.volumes));
+        }
+    };
+    let capacity = base.virtual_size.next_multiple_of(1024);
+    let of_image = VolumeSource::Image(base.clone());
+    hypervisor.create_volume(root, &of_image, capacity).await.expect("create a volume of an image");
+    expect_failed(hypervisor.define(&booting(instance, nothing)).await, "on a volume that is not there");
+    for _ in 0..2 {
+        hypervisor.define(&spec).await.expect("define on the volume");
+        expect_booting(RunState::NotStarted, false).await;
+    }
+    expect_failed(hypervisor.define(&booting(other, root)).await, "on a volume that another boots from");
+    expect(hypervisor, other, None, false).await;
+    expect_failed(hypervisor.redefine(&small_domain(instance)).await, "on another disk");
+    hypervisor.start(instance).await.expect("start from the volume");
+    expect_booting(RunState::Running, false).await;
+    let size = hypervisor.size(instance).await.expect("measure").expect("it is there");
+    assert_eq!(size.disk_bytes, 0, "it has no disk of its own");
+    expect_failed(hypervisor.set_volumes(instance, &[]).await, "without what it boots from");
+    hypervisor.set_volumes(instance, &spec.volumes).await.expect("it has it already");
+    let destroyed = hypervisor.destroy(root).await.expect_err("destroy what a guest boots from");
+    assert!(destroyed.is_transient(), "until it has it no more: {destroyed}");
+    let larger = capacity + (64 << 20);
+    hypervisor.grow_disk(root, larger).await.expect("grow it under its guest");
+    let bytes = async |volume| hypervisor.disk_bytes(volume).await.expect("measure");
+    assert_eq!(bytes(root).await, Some(larger));
+    let copy = VolumeSource::Copy(CopyOf::disk(Workload::Volume, root));
+    hypervisor.create_volume(other, &copy, larger).await.expect("copy it under its guest");
+    hypervisor.destroy(other).await.expect("delete the copy");
+
+    // A rescue disk comes before it.
+    expect_failed(hypervisor.create_rescue(nothing, base).await, "a rescue disk of what is not there");
+    hypervisor.create_rescue(instance, base).await.expect("make a rescue disk");
+    hypervisor.power_off(instance).await.expect("power off");
+    hypervisor.start_rescue(&spec).await.expect("start from the rescue disk");
+    expect_booting(RunState::Running, true).await;
+    hypervisor.destroy(root).await.expect_err("destroy what a rescued guest has beside");
+    hypervisor.power_off(instance).await.expect("power off");
+    hypervisor.drop_rescue(instance).await.expect("drop the rescue disk");
+    hypervisor.start(instance).await.expect("start from the volume again");
+    expect_booting(RunState::Running, false).await;
+
+    for _ in 0..2 {
+        hypervisor.destroy(instance).await.expect("destroy");
+        expect(hypervisor, instance, None, false).await;
+        expect(hypervisor, root, None, true).await;
+    }
+    assert_eq!(bytes(root).await, Some(larger), "what was written stays");
+    hypervisor.destroy(root).await.expect("delete the volume");
+    expect(hypervisor, root, None, false).await;
 }
 
 /// The file of a volume is read to its end, after how long it is.

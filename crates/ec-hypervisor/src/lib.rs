@@ -67,7 +67,7 @@ pub trait Hypervisor: Send + Sync + 'static {
     async fn drop_successor(&self, instance: InstanceId) -> HypervisorResult<()>;
 
     /// Defines the domain for good. One that is there for good already is left as it is; one that only lives
-    /// until it ends goes on running.
+    /// until it ends goes on running. Fails where the volume that it is to boot from is not there, or is another domain's.
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()>;
 
     /// Defines for good the domain that is up and only lives until it ends, since somebody undefined it; for good already is
@@ -75,8 +75,8 @@ pub trait Hypervisor: Send + Sync + 'static {
     async fn persist(&self, spec: &DomainSpec) -> HypervisorResult<()>;
 
     /// Makes the instance's rescue disk, an overlay on `base` of the same capacity, in the place of one that is there
-    /// from before. Fails while a guest is up from that, and where it has no disk of its own: a call that comes late must
-    /// leave nothing of an instance that is gone.
+    /// from before. Fails while a guest is up from that, and where it has neither a disk of its own nor a domain that boots
+    /// from a volume: a call that comes late must leave nothing of an instance that is gone.
     async fn create_rescue(&self, instance: InstanceId, base: &BaseImage) -> HypervisorResult<()>;
 
     /// Deletes that disk, and memory that was saved of a guest which ran from it; where there is none that is not an
@@ -103,7 +103,7 @@ pub trait Hypervisor: Send + Sync + 'static {
 
     /// Gives the domain these volumes, and no others: of the guest that is up and of the next start alike. Having them already
     /// is no error. Fails where a disk is not there, or is another domain's, or the guest does not let go of one; then it may
-    /// have some of them.
+    /// have some of them. The one that it boots from is neither given nor taken so: another one, or none, is refused.
     async fn set_volumes(&self, instance: InstanceId, volumes: &[Attachment]) -> HypervisorResult<()>;
 
     /// The capacity of the disk in bytes, of a machine or a volume; nothing where there is none.
@@ -144,7 +144,7 @@ pub trait Hypervisor: Send + Sync + 'static {
     /// is not an error.
     async fn save(&self, instance: InstanceId) -> HypervisorResult<()>;
 
-    /// How large the domain is, where there is one.
+    /// How large the domain is, where there is one. The disk is its own, which one that boots from a volume has not.
     async fn size(&self, instance: InstanceId) -> HypervisorResult<Option<DomainSize>>;
 
     /// Ends the domain (hard), undefines it, deletes its disk and its console log. What is not there is

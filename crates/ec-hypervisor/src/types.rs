@@ -93,8 +93,16 @@ pub struct DomainSpec {
     pub vcpus: u64,
     /// Memory in MiB, exactly as allocated.
     pub memory_mb: u64,
-    /// The volumes that it has beside its own disk; one that is started from its rescue disk has none of them.
+    /// The volumes that it has beside its own disk; one that is started from its rescue disk has none of them. The one that
+    /// is called [`Attachment::ROOT`] takes the place of its own.
     pub volumes: Vec<Attachment>,
+}
+
+impl DomainSpec {
+    /// The volume that it boots from; none where it has a disk of its own.
+    pub fn root(&self) -> Option<InstanceId> {
+        Attachment::root_of(&self.volumes)
+    }
 }
 
 /// What a volume is made of.

@@ -319,17 +319,13 @@ impl Pool {
         self.create_beside(connect, &successor_name(instance), base, capacity)
     }
 
-    /// Makes the overlay that the instance is booted from in the place of its own, anew where there is one. A call that
-    /// comes late leaves none of an instance that is gone.
+    /// Makes the overlay that the instance is booted from in the place of its own, anew where there is one.
     pub(crate) fn create_rescue(
         &self,
         connect: &Connect,
         instance: InstanceId,
         base: &BaseImage,
     ) -> Result<(), CallError> {
-        if !self.volume_path(instance).exists() {
-            return Err(CallError::Refused("it has no disk of its own".to_owned()));
-        }
         self.create_beside(connect, &rescue_name(instance), base, None)
     }
 

@@ -191,7 +191,9 @@ impl LibvirtHypervisor {
         self.act.call(format!("{what} domain {instance}"), Scope::Instance(instance), work).await
     }
 
-    fn machine(&self, facts: &Facts, instance: InstanceId) -> Result<Machine, String> {
+    fn machine(&self, facts: &Facts, spec: &DomainSpec) -> Result<Machine, String> {
+        let (instance, root) = (spec.instance, spec.root());
+        let volumes = spec.volumes.iter().filter(|has| !has.is_root());
         Ok(Machine {
             node: self.config.node,
             kvm: facts.kvm,
@@ -200,19 +202,17 @@ impl LibvirtHypervisor {
             network: self.config.network.clone(),
             bridge: self.config.bridge.clone(),
             graphics: self.config.graphics,
-            disk: xml::utf8(&self.pool.volume_path(instance))?.to_owned(),
+            disk: xml::utf8(&self.pool.volume_path(root.unwrap_or(instance)))?.to_owned(),
+            serial: root.map(|root| root.to_string()),
             rescue: None,
-            volumes: Vec::new(),
+            volumes: volumes.map(|volume| volumes::file(&self.pool, volume)).collect::<Result<_, _>>()?,
             console: xml::utf8(&console::path(&self.config.console_dir, instance))?.to_owned(),
         })
     }
 
-    /// The definition of a domain that is as large as this, and boots from its own disk.
+    /// The definition of a domain that is as large as this, and boots from its own disk, or the volume in the place of that.
     fn document(&self, facts: &Facts, spec: &DomainSpec) -> Result<String, CallError> {
-        let files = spec.volumes.iter().map(|volume| volumes::file(&self.pool, volume));
-        let machine = files
-            .collect::<Result<_, _>>()
-            .and_then(|volumes| Ok(Machine { volumes, ..self.machine(facts, spec.instance)? }));
+        let machine = self.machine(facts, spec);
         machine.and_then(|machine| xml::write(&DomainXml::new(spec, &machine))).map_err(CallError::Refused)
     }
 }
@@ -387,6 +387,13 @@ impl Hypervisor for LibvirtHypervisor {
         let (node, pool, base) = (self.config.node, Arc::clone(&self.pool), base.clone());
         let work = move |connect: &virt::connect::Connect| {
             domain::leave_rescue(connect, node, instance)?;
+            let boots_from_volume = match domain::find(connect, node, instance)? {
+                Found::Ours(domain) => volumes::has_root(&domain, &pool, instance)?,
+                Found::Foreign | Found::Nothing => false,
+            };
+            if !boots_from_volume && !pool.has_volume(instance)? {
+                return Err(CallError::Refused("it has no disk of its own".into()));
+            }
             pool.create_rescue(connect, instance, &base)
         };
         self.act.call(format!("create the rescue disk of {instance}"), Scope::Instance(instance), work).await
@@ -404,14 +411,18 @@ impl Hypervisor for LibvirtHypervisor {
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()> {
         let document = self.document(&self.facts().await?, spec);
         let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
-        let work = move |connect: &virt::connect::Connect| match domain::find(connect, node, instance)? {
-            Found::Ours(domain) if domain.is_persistent()? => Ok(()),
-            Found::Foreign => Err(domain::foreign(instance)),
-            Found::Ours(_) | Found::Nothing => {
-                pool.refuse_snapshots(instance)?;
-                connect.define_domain_xml(&document?)?;
-                Ok(())
+        let spec = spec.clone();
+        let work = move |connect: &virt::connect::Connect| {
+            match domain::find(connect, node, instance)? {
+                Found::Ours(domain) if domain.is_persistent()? => return Ok(()),
+                Found::Foreign => return Err(domain::foreign(instance)),
+                Found::Ours(domain) => volumes::refuse_other(&domain, &pool, &spec)?,
+                Found::Nothing => {}
             }
+            pool.refuse_snapshots(instance)?;
+            volumes::refuse_root(connect, &pool, &spec)?;
+            connect.define_domain_xml(&document?)?;
+            Ok(())
         };
         self.act.call(format!("define domain {instance}"), Scope::Instance(instance), work).await
     }
@@ -419,8 +430,10 @@ impl Hypervisor for LibvirtHypervisor {
     async fn persist(&self, spec: &DomainSpec) -> HypervisorResult<()> {
         let document = self.document(&self.facts().await?, spec);
         let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
+        let spec = spec.clone();
         let work = move |connect: &virt::connect::Connect| {
             pool.refuse_snapshots(instance)?;
+            volumes::refuse_other_of(connect, node, &pool, &spec)?;
             domain::persist(connect, node, instance, &document?)
         };
         self.act.call(format!("define domain {instance} for good"), Scope::Instance(instance), work).await
@@ -517,9 +530,11 @@ impl Hypervisor for LibvirtHypervisor {
     async fn redefine(&self, spec: &DomainSpec) -> HypervisorResult<()> {
         let document = self.document(&self.facts().await?, spec);
         let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
+        let spec = spec.clone();
         let work = move |connect: &virt::connect::Connect| {
             domain::refuse_memory(connect, node, instance)?;
             pool.refuse_snapshots(instance)?;
+            volumes::refuse_other(&domain::ours(connect, node, instance)?, &pool, &spec)?;
             connect.define_domain_xml(&document?)?;
             Ok(())
         };
@@ -532,6 +547,7 @@ impl Hypervisor for LibvirtHypervisor {
         let spec = spec.clone();
         let work = move |connect: &virt::connect::Connect| {
             pool.refuse_snapshots(instance)?;
+            volumes::refuse_other_of(connect, node, &pool, &spec)?;
             domain::grow(connect, node, &spec, &document?)
         };
         self.act.call(format!("grow domain {instance}"), Scope::Instance(instance), work).await
@@ -550,7 +566,7 @@ impl Hypervisor for LibvirtHypervisor {
     async fn start_rescue(&self, spec: &DomainSpec) -> HypervisorResult<()> {
         let (facts, instance) = (self.facts().await?, spec.instance);
         let (config, protection) = (Arc::clone(&self.config), Arc::clone(&self.protection));
-        let document = self.machine(&facts, instance).and_then(|machine| {
+        let document = self.machine(&facts, spec).and_then(|machine| {
             let rescue = Some(xml::utf8(&self.pool.rescue_path(instance))?.to_owned());
             xml::write(&DomainXml::new(spec, &Machine { rescue, ..machine }))
         });

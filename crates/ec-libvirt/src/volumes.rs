@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use ec_hypervisor::DomainSpec;
 use ec_model::{Attachment, InstanceId, NodeId, Observed};
 use virt::{connect::Connect, domain::Domain, error::ErrorNumber, sys};
 
 use crate::{
     disk::Pool,
-    domain::ours,
+    domain::{self, Found, ours},
     error::{CallError, absent},
     xml::{self, DiskXml, VolumeFile},
 };
@@ -138,6 +139,66 @@ pub(crate) fn refuse_used(connect: &Connect, pool: &Pool, volume: InstanceId) ->
     }
 }
 
+/// Whether a domain boots from a volume, unless it is up from its rescue disk and defined no more.
+pub(crate) fn has_root(domain: &Domain, pool: &Pool, instance: InstanceId) -> Result<bool, CallError> {
+    for which in Which::of(domain)? {
+        if Attachment::root_of(&volumes_in(domain, pool, instance, which)?).is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// An error where a domain cannot boot from the volume that it is to boot from.
+pub(crate) fn refuse_root(connect: &Connect, pool: &Pool, spec: &DomainSpec) -> Result<(), CallError> {
+    let Some(root) = spec.root() else { return Ok(()) };
+    refuse_unusable(connect, pool, spec.instance, root)
+}
+
+/// An error where the domain boots from another disk than this says: a guest that is up would find another one at its next start.
+pub(crate) fn refuse_other(domain: &Domain, pool: &Pool, spec: &DomainSpec) -> Result<(), CallError> {
+    let boots_from = spec.root().unwrap_or(spec.instance);
+    for which in Which::of(domain)? {
+        let disks = disks(domain, pool, which)?;
+        // A rescue disk is nobody's.
+        if disks.iter().any(|disk| disk.is_root() && disk.volume != boots_from) {
+            return Err(CallError::Refused("the domain boots from another disk, and stays so".into()));
+        }
+    }
+    Ok(())
+}
+
+/// The same of the domain that is up, which may end at any moment: whoever works on it finds that.
+pub(crate) fn refuse_other_of(
+    connect: &Connect,
+    node: NodeId,
+    pool: &Pool,
+    spec: &DomainSpec,
+) -> Result<(), CallError> {
+    let Found::Ours(domain) = domain::find(connect, node, spec.instance)? else { return Ok(()) };
+    match refuse_other(&domain, pool, spec) {
+        Err(CallError::Libvirt(error)) => Ok(absent(Err::<(), _>(error), ErrorNumber::NoDomain).map(drop)?),
+        refused => refused,
+    }
+}
+
+/// An error where a volume's disk is not there, or is another domain's.
+fn refuse_unusable(
+    connect: &Connect,
+    pool: &Pool,
+    instance: InstanceId,
+    volume: InstanceId,
+) -> Result<(), CallError> {
+    if !pool.has_volume(volume)? {
+        return Err(CallError::Refused(format!("the disk of volume {volume} is not there")));
+    }
+    pool.refuse_snapshots(volume)?;
+    match user_of(connect, pool, volume)?.filter(|user| user.instance != instance) {
+        Some(user) => Err(CallError::Refused(format!("the domain {} has volume {volume}", user.instance))),
+        None => Ok(()),
+    }
+}
+
 /// A volume as a domain is told of it.
 pub(crate) fn file(pool: &Pool, attachment: &Attachment) -> Result<VolumeFile, String> {
     Ok(VolumeFile {
@@ -162,19 +223,16 @@ pub(crate) fn set(
         ));
     }
     for Attachment { volume, .. } in wanted {
-        if !pool.has_volume(*volume)? {
-            return Err(CallError::Refused(format!("the disk of volume {volume} is not there")));
-        }
-        pool.refuse_snapshots(*volume)?;
-        if let Some(user) = user_of(connect, pool, *volume)?.filter(|user| user.instance != instance) {
-            return Err(CallError::Refused(format!("the domain {} has volume {volume}", user.instance)));
-        }
+        refuse_unusable(connect, pool, instance, *volume)?;
     }
     let document = |attachment: &Attachment| {
         file(pool, attachment).and_then(|file| xml::write(&DiskXml::of(&file))).map_err(CallError::Refused)
     };
     for which in Which::of(&domain)? {
         let has = volumes_in(&domain, pool, instance, which)?;
+        if Attachment::root_of(&has) != Attachment::root_of(wanted) {
+            return Err(CallError::Refused("the disk that it boots from is not changed".into()));
+        }
         for unwanted in has.iter().filter(|has| !wanted.contains(has)) {
             let detached = domain.detach_device_flags(&document(unwanted)?, which.flags().1);
             let is_left =

@@ -128,6 +128,24 @@ impl ResourceQuery {
         Self::parse(&changed.collect::<Vec<_>>().join("&"))
     }
 
+    /// The same query, asking for nothing of a class.
+    ///
+    /// # Errors
+    /// Nothing is left of it.
+    pub fn without(&self, class: &str) -> Result<Self, QueryError> {
+        let left = self.text.split('&').filter_map(|part| {
+            let (key, value) = url::form_urlencoded::parse(part.as_bytes()).next()?;
+            let asked = amounts("", &value).unwrap_or_default();
+            if !is_group(&key) || asked.iter().all(|(asked, _)| asked != class) {
+                return Some(part.to_owned());
+            }
+            let others = asked.iter().filter(|(asked, _)| asked != class);
+            let others: Vec<String> = others.map(|(class, amount)| format!("{class}:{amount}")).collect();
+            (!others.is_empty()).then(|| format!("{key}={}", others.join(",")))
+        });
+        Self::parse(&left.collect::<Vec<_>>().join("&"))
+    }
+
     /// The parameters, decoded, in their order.
     pub fn pairs(&self) -> &[(String, String)] {
         &self.pairs
@@ -181,6 +199,17 @@ mod tests {
         let twice = ResourceQuery::parse("resources=VCPU:1,MEMORY_MB:256,VCPU:2").unwrap_err();
         assert_eq!(twice.to_string(), "`resources` asks for VCPU twice");
         assert!(ResourceQuery::parse("resources=VCPU:1&resources2=VCPU:2").is_ok());
+    }
+
+    #[test]
+    fn a_class_is_left_out_of_all_groups() {
+        let query = ResourceQuery::parse(
+            "resources=VCPU:1,DISK_GB:5&required=HW_CPU_X86_AVX2&resources2=DISK_GB:1&limit=3",
+        );
+        let without = query.unwrap().without("DISK_GB").unwrap();
+        assert_eq!(without.text(), "resources=VCPU:1&required=HW_CPU_X86_AVX2&limit=3");
+        assert_eq!(without.without("DISK_GB").unwrap(), without);
+        assert_eq!(without.without("VCPU"), Err(QueryError::NoResources));
     }
 
     #[test]

@@ -37,7 +37,7 @@ use std::{
 };
 
 use agenda::{Agenda, What};
-use ec_model::{InstanceId, RequestId};
+use ec_model::{InstanceId, Observed, RequestId};
 use known::{Busy, Known};
 
 pub use event::{Begun, Command, Event, Now, Tell, Whose};
@@ -48,7 +48,7 @@ pub use search::{Found, Search};
 pub use sight::Sight;
 
 use crate::{
-    Limits, Wanted,
+    Facts, Limits, Wanted,
     machine::{self, Next, Problem, Question, Until},
     status,
 };
@@ -319,7 +319,8 @@ impl Engine {
             return;
         }
         self.agenda.clear(What::Wake(instance));
-        let plan = machine::plan(&known.facts(self.now), &self.setup.limits);
+        let plan = machine::plan(&self.facts(instance), &self.setup.limits);
+        let Some(known) = self.known.get_mut(&instance) else { return };
         if known.why != plan.why {
             known.why = plan.why.clone();
             self.tell(false, Some(instance), plan.why.clone(), None);
@@ -342,6 +343,38 @@ impl Engine {
             self.no_failure(instance);
             self.agenda.clear(What::Wake(instance));
         }
+    }
+
+    /// What is known of an instance, with the disk that it boots from.
+    fn facts(&self, instance: InstanceId) -> Facts {
+        let nothing = Known::default();
+        let of = |instance| self.known.get(&instance).unwrap_or(&nothing);
+        let known = of(instance);
+        let facts = known.facts(self.now);
+        match known.root().map(of) {
+            None => facts,
+            Some(root) => Facts {
+                on_volume: true,
+                unseen: facts.unseen || root.is_unseen(),
+                observed: Observed { volume: root.is_made(), ..facts.observed },
+                ..facts
+            },
+        }
+    }
+
+    /// Plans for what boots from a volume, where that may be otherwise than it was.
+    fn consider_who_boots_from(&mut self, volume: InstanceId, was_made: bool) {
+        if self.is_made(volume) == was_made {
+            return;
+        }
+        let boots = self.known.iter().filter(|(_, known)| known.root() == Some(volume));
+        for instance in boots.map(|(instance, _)| *instance).collect::<Vec<_>>() {
+            self.consider(instance);
+        }
+    }
+
+    fn is_made(&self, volume: InstanceId) -> bool {
+        self.known.get(&volume).is_some_and(Known::is_made)
     }
 
     /// Tells the operator of an instance that is left as it is, once.

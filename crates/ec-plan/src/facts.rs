@@ -6,7 +6,9 @@ use std::{
     time::Duration,
 };
 
-use ec_model::{AccessWish, Edition, Handover, Observed, Power, Rescued, Restart, Size, State, Workload};
+use ec_model::{
+    AccessWish, Edition, Handover, InstanceId, Observed, Power, Rescued, Restart, Size, State, Workload,
+};
 use jiff::Timestamp;
 
 /// What the request says.
@@ -185,6 +187,8 @@ pub enum RecordFacts {
         metadata: u64,
         /// Of which request it keeps a copy, so that an etcd that lost it can be told again.
         intent: Option<Edition>,
+        /// The volume that it boots from by that; none where it has a disk of its own.
+        root: Option<InstanceId>,
         /// How large it is.
         size: SizeFacts,
     },
@@ -200,6 +204,14 @@ impl RecordFacts {
     pub fn kept(self) -> Option<Edition> {
         match self {
             Self::Kept { intent, .. } => intent,
+            Self::Absent | Self::Unreadable => None,
+        }
+    }
+
+    /// The volume that it boots from, as the request has it of which it keeps a copy.
+    pub fn root(self) -> Option<InstanceId> {
+        match self {
+            Self::Kept { root, .. } => root,
             Self::Absent | Self::Unreadable => None,
         }
     }
@@ -239,8 +251,11 @@ pub struct Facts {
     pub access: Option<AccessWish>,
     /// What was written last.
     pub status: StatusFacts,
-    /// What the hypervisor has, as it was last seen.
+    /// What the hypervisor has, as it was last seen. Of one that boots from a volume, [`Observed::volume`] is that this is
+    /// there and made.
     pub observed: Observed,
+    /// It boots from a volume, and has no disk of its own.
+    pub on_volume: bool,
     /// Work of ours changed what the hypervisor has, and it could not be asked since.
     pub unseen: bool,
     /// The node's own record.

@@ -225,7 +225,8 @@ pub fn ran(facts: &Facts) -> bool {
     let recorded = match facts.record {
         RecordFacts::Kept { started, .. } => started,
         RecordFacts::Unreadable => true,
-        RecordFacts::Absent => facts.observed.volume,
+        // A volume may be written by others.
+        RecordFacts::Absent => facts.observed.volume && !facts.on_volume,
     };
     let seen = !matches!(facts.observed.domain, None | Some(RunState::NotStarted));
     told || recorded || seen

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ec_model::{Blob, ImageRef, Instance, InstanceId, Restart};
+use ec_model::{Attachment, Blob, ImageRef, Instance, InstanceId, Restart};
 
 use crate::verbs::Change;
 
@@ -23,6 +23,8 @@ pub struct Wished {
     pub query: String,
     /// What its disk is made from.
     pub image: ImageRef,
+    /// Whether it boots from a volume in the place of that.
+    pub boots: bool,
     /// The group that it is a member of.
     pub group: Option<String>,
     /// What its user tells it apart by; that of the stack is added.
@@ -123,7 +125,14 @@ fn of_one(stack: &str, wish: &Wished, Standing { record, user_data }: &Standing)
     if change != Change::default() {
         steps.push(Difference::Set(instance, name.clone(), change));
     }
-    if !record.spec.image.is_same(&wish.image) {
+    let boots = Attachment::root_of(&record.volumes).is_some();
+    if boots != wish.boots {
+        let from = if boots { "a volume" } else { "a disk of its own" };
+        let why = format!(
+            "it boots from {from}, and an instance keeps what it boots from: destroy it and apply again"
+        );
+        steps.push(Difference::Stands(instance, name.clone(), why));
+    } else if !boots && !record.spec.image.is_same(&wish.image) {
         let why = format!(
             "its image is {}: `eschedule rebuild` gives it a new disk from {}, and what it wrote is lost",
             record.spec.image.url, wish.image.url
@@ -179,6 +188,7 @@ mod tests {
             name: name.to_owned(),
             query: "resources=VCPU:1,MEMORY_MB:1".to_owned(),
             image: ImageRef::at("file:///x"),
+            boots: false,
             group: None,
             labels: [("role".to_owned(), "web".to_owned())].into(),
             metadata: BTreeMap::new(),
@@ -273,5 +283,25 @@ mod tests {
         assert_eq!(differences("shop", &[wished.clone()], &[there.clone()], true).len(), 1);
         there.record.spec.user_data_bytes = Some(1);
         assert_eq!(differences("shop", &[wished], &[there], true), [], "it is gone, and cannot be compared");
+    }
+
+    #[test]
+    fn an_instance_keeps_what_it_boots_from() {
+        let (mut there, mut wished) = (standing(1, "web", Some("shop")), wish("web"));
+        let volume = ec_model::InstanceId::new(uuid::Uuid::from_u128(7));
+        let told = |there: &Standing, wished: &Wished| {
+            let steps = differences("shop", std::slice::from_ref(wished), std::slice::from_ref(there), false);
+            let why = |step: &Difference| match step {
+                Difference::Stands(_, _, why) => why.clone(),
+                step => panic!("{step:?}"),
+            };
+            steps.iter().map(why).collect::<Vec<_>>().join("; ")
+        };
+        (wished.boots, wished.image) = (true, ImageRef::default());
+        assert!(told(&there, &wished).starts_with("it boots from a disk of its own, and"));
+        there.record.volumes = vec![Attachment::root(volume)];
+        assert_eq!(told(&there, &wished), "", "of which image it was made says nothing");
+        wished.boots = false;
+        assert!(told(&there, &wished).starts_with("it boots from a volume, and"));
     }
 }

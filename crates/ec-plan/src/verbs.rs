@@ -8,7 +8,8 @@ mod situation;
 use std::{collections::BTreeMap, fmt};
 
 use ec_model::{
-    ActionVerb, Desired, Extent, ImageRef, Instance, Power, PowerWish, Request, Restart, Status, Workload,
+    ActionVerb, Attachment, Desired, Extent, ImageRef, Instance, Power, PowerWish, Request, Restart, Status,
+    Workload,
     input::{LABELS_MAX, METADATA_MAX},
 };
 
@@ -244,6 +245,16 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
         }
         (Verb::Resize(extent), None) if instance.kind == Workload::Volume => {
             return sizes::extend(extent, instance);
+        }
+        (Verb::Rebuild(_), None) if Attachment::root_of(&instance.volumes).is_some() => {
+            let why = "it boots from a volume: `eschedule volume restore` makes that anew";
+            return Verdict::Refuse(why.to_owned());
+        }
+        (Verb::Resize(extent), None)
+            if Attachment::root_of(&instance.volumes).is_some() && sizes::of_disk(&extent.resources) > 0 =>
+        {
+            let why = "it boots from a volume, and has no disk of its own: leave DISK_GB out, `eschedule volume extend` makes its volume larger";
+            return Verdict::Refuse(why.to_owned());
         }
         (_, None) if instance.kind == Workload::Volume => {
             let why = "it is a volume: `eschedule volume --help` tells what can be asked of one";

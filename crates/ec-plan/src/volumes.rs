@@ -54,13 +54,7 @@ pub fn attach(volume: Sides<'_>, machine: Sides<'_>, device: Option<&str>) -> Re
             None => Ok(Attach::Already(has.clone())),
         };
     }
-    if volume.record.spec.image.is_of_several() {
-        return Err("it is a snapshot of several disks: make volumes of what is in it".to_owned());
-    }
-    if is_to_be_made_anew(volume.request, volume.status) {
-        return Err("the volume is being made anew; ask again when that is done".to_owned());
-    }
-    changeable(volume, "the volume")?;
+    givable(volume)?;
     changeable(machine, "the instance")?;
     let here = |sides: Sides<'_>| sides.record.assigned.map(|assigned| assigned.node);
     if here(volume) != here(machine) {
@@ -84,6 +78,29 @@ pub fn attach(volume: Sides<'_>, machine: Sides<'_>, device: Option<&str>) -> Re
     };
     let device = free.ok_or("the instance has no device left")?;
     Ok(Attach::Do(Attachment { volume: wanted, device }))
+}
+
+/// Why no new machine of that project can boot from a volume, on its node.
+///
+/// # Errors
+/// That.
+pub fn boot(volume: Sides<'_>, project: &str) -> Result<(), String> {
+    givable(volume)?;
+    if volume.record.project != project {
+        return Err(format!("the volume is of project `{}`", volume.record.project));
+    }
+    there(volume.status)
+}
+
+/// Why a volume is given to nobody, as it was made and is asked for now.
+fn givable(volume: Sides<'_>) -> Result<(), String> {
+    if volume.record.spec.image.is_of_several() {
+        return Err("it is a snapshot of several disks: make volumes of what is in it".to_owned());
+    }
+    if is_to_be_made_anew(volume.request, volume.status) {
+        return Err("the volume is being made anew; ask again when that is done".to_owned());
+    }
+    changeable(volume, "the volume")
 }
 
 /// Why there may be nothing to copy of what this is told of.
@@ -113,11 +130,14 @@ pub fn there(status: Option<&Status>) -> Result<(), String> {
     }
 }
 
-/// Why the volumes of a machine cannot be changed now.
+/// Why this volume of a machine cannot be taken from it now.
 ///
 /// # Errors
 /// That.
-pub fn detach(machine: Sides<'_>) -> Result<(), String> {
+pub fn detach(machine: Sides<'_>, has: &Attachment) -> Result<(), String> {
+    if has.is_root() {
+        return Err("it boots from that, and has it until it is destroyed".to_owned());
+    }
     changeable(machine, "the instance")?;
     settled(machine)
 }

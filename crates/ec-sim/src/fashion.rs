@@ -99,13 +99,14 @@ fn of_disks(world: &World) -> Verb {
 
 fn of_size(world: &World) -> Verb {
     match world.pick(0..8) {
-        0..5 => resize(world.pick(1..4), world.pick(1..3)),
+        // What boots from a volume has no disk of its own.
+        0..5 => resize(world.pick(1..4), if world.chance(20) { 0 } else { world.pick(1..3) }),
         5 | 6 => Verb::Confirm,
         _ => Verb::Revert,
     }
 }
 
-fn an_image(world: &World) -> ImageRef {
+pub(crate) fn an_image(world: &World) -> ImageRef {
     ImageRef::at(format!("file://{}", image(world).display()))
 }
 
@@ -118,12 +119,13 @@ fn some_image(world: &World) -> Option<ImageRef> {
     }
 }
 
-/// A wish for so many processors, and a disk of so many GB.
+/// A wish for so many processors, and a disk of so many GB, or none.
 pub(crate) fn resize(vcpus: u64, disk_gb: u64) -> Verb {
-    let resources = [("VCPU", vcpus), ("MEMORY_MB", 128), ("DISK_GB", disk_gb)];
+    let mut resources = vec![("VCPU", vcpus), ("MEMORY_MB", 128), ("DISK_GB", disk_gb)];
+    resources.retain(|(_, amount)| *amount > 0);
     let query: Vec<String> = resources.iter().map(|(class, amount)| format!("{class}:{amount}")).collect();
     Verb::Resize(Extent {
         query: format!("resources={}", query.join(",")),
-        resources: resources.map(|(class, amount)| (class.to_owned(), amount)).into(),
+        resources: resources.iter().map(|(class, amount)| ((*class).to_owned(), *amount)).collect(),
     })
 }

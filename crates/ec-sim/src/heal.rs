@@ -249,12 +249,15 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             volumes_acknowledged,
             record_lost: known_to_none,
             taken_up,
+            root,
             ..
         } = known;
         // Brought back after somebody deleted its request: what was wished of its power counts as carried out, and a wish
         // for a disk or a size that its node had not carried out is left out, which whoever brings it back is told.
         let healed = request_lost && traces.request.is_some();
-        let disturbed = disturbed || healed;
+        // So is one that boots from a volume to which something was done.
+        let on_disturbed = world.judge(|referee, _| root.is_some_and(|root| referee.known(root).disturbed));
+        let disturbed = disturbed || healed || on_disturbed;
         let (power_acknowledged, rebuild_acknowledged, resize_acknowledged) = match healed {
             true => (0, None, None),
             false => (power_acknowledged, rebuild_acknowledged, resize_acknowledged),
@@ -263,6 +266,8 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         let asked_for = traces.request.as_ref().map(|request| request.desired);
         let counted = traces.claim || ((restored || claims_lost) && is_kept_free(world, &traces));
         let waits_to_be_copied = waits_for_origin(world, &traces, copy_of);
+        // The volume that it is to boot from is gone, and nobody makes it anew.
+        let waits_for_root = root.is_some() && (disturbed || restored) && !traces.volume && !wrote;
         let whole = counted && traces.index && traces.domain && traces.volume && traces.record;
         let well = match (asked_for, state) {
             _ if doomed && !restored => !traces.is_anything(),
@@ -272,6 +277,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             // A guest that nobody asks for has it, in an etcd that was put back.
             (Some(_), Some(State::Destroying)) if traces.is_volume && restored => is_had(world, instance),
             (Some(Desired::Active), Some(State::Preparing)) if traces.is_volume => waits_to_be_copied,
+            (Some(Desired::Active), Some(State::Preparing)) => waits_for_root,
             (Some(Desired::Active), Some(State::Active)) => whole,
             (Some(Desired::Active), Some(State::Rescued)) => whole && rescues_wished > 0,
             (Some(Desired::Active), Some(State::Stopped | State::Paused | State::Suspended)) => {
@@ -324,7 +330,8 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         let as_wished =
             as_wished && !lost_wish && traces.is_rescued_as_wished(was_revived) && traces.is_answered();
         // What is wished of its size is done when it is there.
-        let as_wished = as_wished || state == Some(State::Preparing) && waits_to_be_copied;
+        let is_waiting = waits_to_be_copied || waits_for_root;
+        let as_wished = as_wished || state == Some(State::Preparing) && is_waiting;
         // Of one that is in ERROR, or is not wanted any more, what was asked for may be left undone.
         let is_settled = matches!(
             state,

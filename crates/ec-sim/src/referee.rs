@@ -48,8 +48,9 @@ pub(crate) struct Known {
     pub(crate) beside: Vec<InstanceId>,
     /// A user wished that it grows, which may arrive.
     pub(crate) extended: bool,
-    /// The volumes that it was to have, by its record.
+    /// The volumes that it was to have, by its record, and the one of them that it boots from.
     volumes: Vec<InstanceId>,
+    pub(crate) root: Option<InstanceId>,
     /// So many users are about asking for its end.
     askers: u32,
     /// The generation of the newest wish for its volumes that a user was told of.

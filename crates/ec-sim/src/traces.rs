@@ -69,6 +69,11 @@ impl Traces {
         };
         let request: Option<Request> = request.and_then(|pair| decode(&pair.value).ok());
         let status: Option<Status> = status.and_then(|pair| decode(&pair.value).ok());
+        // Of one that boots from a volume, its disk is that.
+        let disk = request.as_ref().and_then(|request| Attachment::root_of(&request.volumes));
+        let has_disk = |computer: &Computer| {
+            observed(computer, disk.unwrap_or(instance)).is_some_and(|seen| seen.volume)
+        };
         let kind = request.as_ref().map(|request| request.kind).or(status.as_ref().map(|status| status.kind));
         let measured = world.computers.iter().find_map(|computer| disk_bytes(computer, instance));
         Self {
@@ -79,7 +84,7 @@ impl Traces {
             claim: get(format!("{PLACEMENT}/consumers/{instance}")).is_some(),
             index: get(keys.instance(instance)).is_some(),
             domain: seen.iter().any(|seen| seen.domain.is_some()),
-            volume: seen.iter().any(|seen| seen.volume),
+            volume: world.computers.iter().any(|computer| has_disk(computer)),
             record: world.computers.iter().any(|computer| recorded(computer)),
             marked: records.values().any(|records| records.get(&name) == Some(&true)),
             rescue_disk: world.computers.iter().any(|computer| computer.hypervisor.has_rescue_disk(instance)),

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     door::Door,
-    fashion::Fashion,
+    fashion::{Fashion, an_image},
     life::Life,
     volumes,
     way::Way,
@@ -56,6 +56,7 @@ enum Deed {
         data: bool,
         wait: bool,
         group: Option<(&'static str, Policy)>,
+        boot: Option<InstanceId>,
     },
     DeleteGroup(&'static str),
     Destroy(InstanceId),
@@ -126,6 +127,7 @@ fn next(world: &World, fashion: Fashion, last: Option<InstanceId>) -> Option<Dee
             data: world.chance(20),
             wait: world.chance(30),
             group: world.chance(30).then(|| a_group(world)),
+            boot: if world.chance(25) { volumes::some_volume(world) } else { None },
         },
         8 if world.chance(20) => Deed::DeleteGroup(a_group(world).0),
         5..8 if world.chance(3) => {
@@ -216,10 +218,12 @@ async fn command(world: &Arc<World>, actor: Actor, deed: Deed) {
 async fn perform(world: Arc<World>, actor: Actor, deed: Deed, life: Life, stop: CancellationToken) {
     let Ok(cloud) = cloud(&world, actor, &life) else { return };
     match deed {
-        Deed::Schedule { name, data, wait, group } => {
-            let query = match world.chance(25) {
-                true => "resources=VCPU:2,MEMORY_MB:128,DISK_GB:1",
-                false => "resources=VCPU:1,MEMORY_MB:128,DISK_GB:1",
+        Deed::Schedule { name, data, wait, group, boot } => {
+            let query = match (world.chance(25), boot) {
+                (true, None) => "resources=VCPU:2,MEMORY_MB:128,DISK_GB:1",
+                (false, None) => "resources=VCPU:1,MEMORY_MB:128,DISK_GB:1",
+                (true, Some(_)) => "resources=VCPU:2,MEMORY_MB:128",
+                (false, Some(_)) => "resources=VCPU:1,MEMORY_MB:128",
             };
             if let Some((group, policy)) = group {
                 // There it is, most often.
@@ -227,7 +231,7 @@ async fn perform(world: Arc<World>, actor: Actor, deed: Deed, life: Life, stop: 
             }
             let group = group.map(|(name, _)| name);
             let restart = a_policy(&world);
-            let order = Order { name, data, query, restart, group };
+            let order = Order { name, data, query, restart, group, boot };
             let Ok(placed) = place(&world, actor, &cloud, order, &stop).await else {
                 return;
             };
@@ -263,6 +267,8 @@ pub(crate) struct Order {
     pub(crate) query: &'static str,
     pub(crate) restart: Restart,
     pub(crate) group: Option<&'static str>,
+    /// The volume to boot from.
+    pub(crate) boot: Option<InstanceId>,
 }
 
 /// Makes a group; what was told where that cannot be.
@@ -295,7 +301,7 @@ pub(crate) async fn place(
     order: Order,
     stop: &CancellationToken,
 ) -> Result<Scheduled, String> {
-    let Order { name, data, query, restart, group } = order;
+    let Order { name, data, query, restart, group, boot } = order;
     let guest = Guest {
         kind: ec_model::Workload::Machine,
         naming: match name {
@@ -305,14 +311,16 @@ pub(crate) async fn place(
         },
         user_data: data.then(|| Blob(b"#!/bin/sh\n".to_vec())),
         keys: Vec::new(),
-        image: ImageRef::at(format!("file://{}", image(world).display())),
+        image: if boot.is_some() { ImageRef::default() } else { an_image(world) },
+        boot,
         token_required: false,
         labels: BTreeMap::new(),
         metadata: BTreeMap::new(),
         restart,
     };
     let within = group.map(|group| format!(" in the group {group}")).unwrap_or_default();
-    world.log(actor, format!("schedule {}{within}", name.unwrap_or("without a name")));
+    let on = boot.map(|volume| format!(" on volume {volume}")).unwrap_or_default();
+    world.log(actor, format!("schedule {}{within}{on}", name.unwrap_or("without a name")));
     let told = async {
         let query = ResourceQuery::parse(query).map_err(|error| error.to_string())?;
         let mut ask = Ask::new(&query).map_err(|error| error.to_string())?;

@@ -6,7 +6,8 @@ use ec_hypervisor::{DomainSpec, HypervisorResult, VolumeSource};
 use ec_image::CachedImage;
 use ec_metadata::{InstanceRecord, RECORD_VERSION, RecordDir};
 use ec_model::{
-    Attachment, Blob, ImageRef, MacAddr, Progress, Rebuilt, Request, Resources, Spec, State, Status, Workload,
+    Attachment, Blob, CopyOf, ImageRef, MacAddr, Progress, Rebuilt, Request, Resources, Spec, State, Status,
+    Workload,
 };
 use ec_plan::{RecordFacts, engine::Change, status};
 use tokio::sync::watch;
@@ -32,12 +33,22 @@ impl Worker {
         if self.status.known().is_some_and(stood) {
             self.announce(State::Preparing, None).await?;
         }
+        let boots_from = Attachment::root_of(&request.volumes);
         // Once: who tries again has told a reason.
         if self.status.known().is_none_or(|status| status.reason.is_none()) {
-            tracing::info!("INSTANTIATE INSTANCE {instance} WITH IMAGE {}", without_secrets(&wanted.url));
+            let from = match boots_from {
+                Some(volume) => format!("ON VOLUME {volume}"),
+                None => format!("WITH IMAGE {}", without_secrets(&wanted.url)),
+            };
+            tracing::info!("INSTANTIATE INSTANCE {instance} {from}");
             if let Some(allocated) = &self.job.allocated {
                 tracing::info!("ALLOCATIONS ARE {}", serde_json::json!(allocated));
             }
+        }
+        if boots_from.is_some() {
+            // Its disk is there, and somebody else's: nothing is made.
+            let record = self.record_of(&request).await?;
+            return self.put_record(record).await;
         }
         let disk_bytes = self.disk_bytes().await?;
         let source = self.source(wanted, disk_bytes).await?;
@@ -72,10 +83,21 @@ impl Worker {
         disk_bytes: Option<u64>,
     ) -> Result<VolumeSource, Stop> {
         Ok(match image.copied() {
-            Some(of) => VolumeSource::Copy(of),
+            Some(of) => VolumeSource::Copy(self.disks_of(of).await?),
             None if image.is_none() => VolumeSource::Empty,
             None => VolumeSource::Image(self.fetch(image, disk_bytes).await?.base),
         })
+    }
+
+    /// What is to be copied, with the volume that a machine boots from in the place of a disk of its own.
+    async fn disks_of(&self, of: CopyOf) -> Result<CopyOf, Stop> {
+        let machine = of.disk;
+        let record = match of.kind {
+            Workload::Machine => self.records(move |records| records.get(machine)).await?,
+            Workload::Volume => None,
+        };
+        let root = record.and_then(|record| record.intent?.root());
+        Ok(CopyOf { disk: root.unwrap_or(of.disk), ..of })
     }
 
     /// Waits for a disk that may be a copy, which takes hours: one that is not wanted any more is given up. The call is waited

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ec_metadata::InstanceRecord;
-use ec_model::Rebuilt;
+use ec_model::{Attachment, Rebuilt};
 use ec_plan::status;
 
 use super::{
@@ -18,6 +18,9 @@ impl Worker {
     pub(super) async fn prepare_rebuild(&mut self) -> Result<(), Stop> {
         let (instance, parts) = (self.job.instance, Arc::clone(&self.parts));
         let request = self.request()?;
+        if Attachment::root_of(&request.volumes).is_some() {
+            return Err(Stop::Failed("it boots from a volume, and has no disk of its own".to_owned()));
+        }
         let record = self.own_record().await?;
         let disk_bytes = match self.is_volume() {
             // As large as it is.

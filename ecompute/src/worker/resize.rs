@@ -2,7 +2,7 @@
 
 use ec_hypervisor::{DomainSize, HypervisorError};
 use ec_metadata::InstanceRecord;
-use ec_model::{Resized, Resources, Size, State, Workload, greater};
+use ec_model::{Attachment, Resized, Resources, Size, State, Workload, greater};
 use ec_placement_client::PlacementError;
 use ec_plan::{
     engine::{Change, Held},
@@ -255,7 +255,8 @@ impl Worker {
 
     async fn size(&self) -> Result<DomainSize, Stop> {
         let size = self.parts.hypervisor.size(self.job.instance).await?;
-        size.filter(|size| size.disk_bytes > 0)
+        let has_own = Attachment::root_of(&self.wanted_volumes()).is_none();
+        size.filter(|size| size.disk_bytes > 0 || !has_own)
             .ok_or_else(|| Stop::Retry("its domain or its disk is gone".to_owned()))
     }
 

@@ -13,6 +13,7 @@ use ec_runtime::exit::{FAILED, Failure, INTERRUPTED};
 use super::{Applied, Making, is_of_stack, no_room, words};
 use crate::{
     config::Session,
+    run,
     shown::Shown,
     spec::image_ref,
     stack::{NamedVolume, Place, Source, Stack, is_copy},
@@ -34,7 +35,7 @@ pub(super) async fn wished(
     stored: &[Instance],
 ) -> Result<Vec<WishedVolume>, Failure> {
     let mut wished = Vec::new();
-    for NamedVolume { name, entry, says, holder, .. } in named(stack) {
+    for NamedVolume { name, entry, says, holder, boots, .. } in named(stack) {
         let is_called = |named: &String| named.eq_ignore_ascii_case(&name);
         let mut placed = stored.iter().filter(|record| record.assigned.is_some());
         let is_there = placed.any(|record| record.name.as_ref().is_some_and(is_called));
@@ -52,6 +53,7 @@ pub(super) async fn wished(
             image,
             copied_on,
             labels: says.labels.iter().map(|(key, value)| (key.0.clone(), value.0.clone())).collect(),
+            boots,
             holder: holder.and_then(|holder| instances.iter().position(|wish| wish.name == holder)),
             name,
         });
@@ -143,7 +145,12 @@ impl Making<'_> {
         let (session, cloud) = (self.session, &self.session.cloud);
         match step {
             VolumeStep::Create(number) => {
-                if let Some(made) = self.create(*number).await? {
+                let made = match self.volumes.get(number) {
+                    // An instance boots from it by now.
+                    Some(made) => Some(*made),
+                    None => self.create(*number).await?,
+                };
+                if let Some(made) = made {
                     (one.volume, one.node) = (Some(made.instance), Some(made.node));
                     self.volumes.insert(*number, made);
                 }
@@ -201,6 +208,34 @@ impl Making<'_> {
             Some(holder) => Some(self.instance(holder).await?.node),
             None => None,
         };
+        self.create_on(number, node).await
+    }
+
+    /// The volume that an instance is to boot from: made where there is room for both, if it is not there, and nobody's.
+    pub(super) async fn root(
+        &mut self,
+        instance: usize,
+        number: usize,
+        place: &run::Place,
+    ) -> Result<Scheduled, Failure> {
+        let made = match self.volumes.get(&number) {
+            Some(known) => *known,
+            None => {
+                let roomy = self.room(instance, place, false).await?;
+                match self.create_on(number, roomy.or(self.of.node_for(instance))).await? {
+                    Some(made) => made,
+                    None => self.made(Workload::Volume, &self.of.volumes[number].name).await?,
+                }
+            }
+        };
+        self.volumes.insert(number, made);
+        self.until_there(made).await?;
+        self.unless_stopped(until_free(&self.session.cloud, made.instance, None, self.patience)).await?;
+        Ok(made)
+    }
+
+    async fn create_on(&self, number: usize, node: Option<NodeId>) -> Result<Option<Scheduled>, Failure> {
+        let wish = &self.of.volumes[number];
         let (session, cloud) = (self.session, &self.session.cloud);
         let mut labels = wish.labels.clone();
         labels.insert(STACK.to_owned(), self.of.stack.to_owned());

@@ -102,6 +102,8 @@ pub(crate) struct NamedVolume<'a> {
     pub(crate) holder: Option<String>,
     /// Which of those that the instance has it is: guests find them in that order.
     pub(crate) place: usize,
+    /// Whether that boots from it.
+    pub(crate) boots: bool,
 }
 
 impl Stack {
@@ -112,6 +114,7 @@ impl Stack {
                 .instances
                 .iter()
                 .find_map(|(name, instance)| Some((&name.0, instance, place_of(entry, instance)?)));
+            let boots = holder.is_some_and(|(_, says, _)| boots_from(entry, says));
             numbered(entry, says.count).map(move |(number, name)| {
                 let place = holder.map_or(0, |(.., place)| place);
                 let holder = holder.and_then(|(holder, says, _)| match (number, says.count) {
@@ -121,7 +124,7 @@ impl Stack {
                     }
                     (Some(_), None) => None,
                 });
-                NamedVolume { name, entry, says, holder, place }
+                NamedVolume { name, entry, says, holder, place, boots }
             })
         })
     }
@@ -135,8 +138,11 @@ impl Stack {
                 let why = format!("{} volumes are more than {}", says.volumes.len(), Attachment::MOST);
                 return Err(source.wrong(&place, Failure::usage(why)));
             }
-            for (number, HostName(name)) in says.volumes.iter().enumerate() {
-                let wrong = |why| source.wrong(&place.clone().item(number), Failure::usage(why));
+            let boot = Place::of(&["instances", entry, "boot"]);
+            let listed = says.volumes.iter().enumerate();
+            let listed = listed.map(|(number, name)| (place.clone().item(number), name));
+            for (place, HostName(name)) in says.boot.iter().map(|name| (boot.clone(), name)).chain(listed) {
+                let wrong = |why| source.wrong(&place, Failure::usage(why));
                 let volume = self.volumes.iter().find(|(volume, _)| volume.0.eq_ignore_ascii_case(name));
                 let Some((HostName(name), volume)) = volume else {
                     return Err(wrong(format!("the file has no volume `{name}`")));
@@ -157,7 +163,12 @@ impl Stack {
 
 /// Which of an instance's volumes it is.
 fn place_of(volume: &str, instance: &InstanceEntry) -> Option<usize> {
-    instance.volumes.iter().position(|name| name.0.eq_ignore_ascii_case(volume))
+    let listed = instance.volumes.iter().position(|name| name.0.eq_ignore_ascii_case(volume));
+    listed.or(boots_from(volume, instance).then_some(0))
+}
+
+fn boots_from(volume: &str, instance: &InstanceEntry) -> bool {
+    instance.boot.as_ref().is_some_and(|name| name.0.eq_ignore_ascii_case(volume))
 }
 
 /// Why not each of so many instances has one of so many volumes. There may be more volumes: those of instances that go stay.

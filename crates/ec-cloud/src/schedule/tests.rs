@@ -314,6 +314,7 @@ impl World {
             user_data: Some(ec_model::Blob(b"secret".to_vec())),
             keys: Vec::new(),
             image: ImageRef::at("file:///x"),
+            boot: None,
             token_required: true,
             labels: std::collections::BTreeMap::new(),
             metadata: std::collections::BTreeMap::new(),

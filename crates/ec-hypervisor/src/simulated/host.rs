@@ -103,6 +103,11 @@ impl Domain {
         self.volumes.iter().chain(up).any(|has| has.volume == volume)
     }
 
+    /// The volume that it boots from; none where it has a disk of its own.
+    fn root(&self) -> Option<InstanceId> {
+        Attachment::root_of(&self.volumes).or(Attachment::root_of(&self.volumes_up))
+    }
+
     fn volumes(&self) -> u64 {
         let [defined, up] = [&self.volumes, &self.volumes_up].map(|has| Attachment::fingerprint(has));
         if self.is_up() && !self.transient && up != defined {
@@ -214,8 +219,9 @@ impl Host {
         };
         let first = first.ok_or("there is nothing to copy")?;
         let mut beside = BTreeMap::new();
+        let user = self.user_of(of.disk).unwrap_or(of.disk);
         for volume in &of.beside {
-            if self.user_of(*volume) != Some(of.disk) {
+            if self.user_of(*volume) != Some(user) {
                 return Err(format!("volume {volume} is not with the guest that has the first"));
             }
             beside.insert(*volume, disk(*volume).ok_or("there is nothing to copy")?.capacity);
@@ -247,7 +253,6 @@ impl Host {
         all
     }
 
-    /// The machine whose domain has this volume.
     /// Whether a guest that is up has this volume.
     fn is_up_with(&self, volume: InstanceId) -> bool {
         let has =
@@ -255,6 +260,7 @@ impl Host {
         self.machines.values().filter_map(|machine| machine.domain.as_ref()).any(has)
     }
 
+    /// The machine whose domain has this volume.
     fn user_of(&self, volume: InstanceId) -> Option<InstanceId> {
         let has = |machine: &Machine| machine.domain.as_ref().is_some_and(|domain| domain.has(volume));
         self.machines.iter().find(|(_, machine)| has(machine)).map(|(instance, _)| *instance)
@@ -267,17 +273,15 @@ impl Host {
         volumes: &[Attachment],
     ) -> Result<bool, String> {
         for Attachment { volume, .. } in volumes {
-            if self.ours(node, *volume).is_none_or(|machine| machine.volume.is_none()) {
-                return Err(format!("the disk of volume {volume} is not there"));
-            }
-            if let Some(other) = self.user_of(*volume).filter(|other| *other != instance) {
-                return Err(format!("{other} has volume {volume}"));
-            }
+            self.refuse_unusable(node, instance, *volume)?;
         }
         let machine = self.machines.get_mut(&instance).filter(|machine| machine.node == node);
         let domain = machine.and_then(|machine| machine.domain.as_mut()).ok_or("domain not found")?;
         if domain.state == RunState::Saved {
             return Err("its memory is saved".into());
+        }
+        if domain.root() != Attachment::root_of(volumes) {
+            return Err("the disk that it boots from is not changed".into());
         }
         let before = domain.volumes();
         if !domain.transient {
@@ -315,6 +319,17 @@ impl Host {
     pub(super) fn put_volume(&mut self, node: NodeId, volume: InstanceId, disk: Volume) {
         if let Ok(machine) = self.machine(node, volume) {
             machine.volume = Some(disk);
+        }
+    }
+
+    /// An error where a volume's disk is not there, or is another domain's.
+    fn refuse_unusable(&self, node: NodeId, instance: InstanceId, volume: InstanceId) -> Result<(), String> {
+        if self.ours(node, volume).is_none_or(|machine| machine.volume.is_none()) {
+            return Err(format!("the disk of volume {volume} is not there"));
+        }
+        match self.user_of(volume).filter(|other| *other != instance) {
+            Some(other) => Err(format!("{other} has volume {volume}")),
+            None => Ok(()),
         }
     }
 
@@ -359,7 +374,9 @@ impl Host {
         base: &BaseImage,
     ) -> Result<bool, String> {
         let volume = Volume::on(base, None)?;
-        if self.machines.get(&instance).is_none_or(|machine| machine.volume.is_none()) {
+        let has_root = |machine: &Machine| machine.domain.as_ref().is_some_and(|it| it.root().is_some());
+        let has_disk = |machine: &Machine| machine.volume.is_some() || has_root(machine);
+        if !self.machines.get(&instance).is_some_and(has_disk) {
             return Err("it has no disk of its own".to_owned());
         }
         let machine = self.machine(node, instance)?;
@@ -383,8 +400,13 @@ impl Host {
     }
 
     pub(super) fn define(&mut self, node: NodeId, spec: &DomainSpec) -> Result<bool, String> {
+        let is_defined = self.ours(node, spec.instance).is_some_and(|machine| machine.domain.is_some());
+        if let Some(root) = spec.root().filter(|_| !is_defined) {
+            self.refuse_unusable(node, spec.instance, root)?;
+        }
         let machine = self.machine(node, spec.instance)?;
         if let Some(domain) = &mut machine.domain {
+            refuse_other(domain, spec)?;
             return Ok(std::mem::take(&mut domain.transient));
         }
         machine.domain = Some(Domain {
@@ -434,6 +456,7 @@ impl Host {
         if !matches!(domain.state, RunState::NotStarted | RunState::Ended(_)) {
             return Err("the domain is up, or its memory is saved".into());
         }
+        refuse_other(domain, spec)?;
         let before = std::mem::replace(&mut domain.vcpus, spec.vcpus);
         let memory_before = std::mem::replace(&mut domain.memory_mb, spec.memory_mb);
         let volumes_before = std::mem::replace(&mut domain.volumes, spec.volumes.clone());
@@ -442,6 +465,7 @@ impl Host {
 
     pub(super) fn grow(&mut self, node: NodeId, spec: &DomainSpec) -> Result<bool, String> {
         let domain = self.running(node, spec.instance)?.ok_or("the guest does not run")?;
+        refuse_other(domain, spec)?;
         let room = domain.room.ok_or("it was never started")?;
         let more = spec.memory_mb.checked_sub(domain.memory_mb).ok_or("it has more memory")?;
         let most = room.memory_mb.unwrap_or(domain.memory_mb);
@@ -623,19 +647,23 @@ impl Host {
         if domain.state == RunState::Running {
             return Ok(false);
         }
+        let root = domain.root();
         // Saved memory is of the disks that its guest had.
         let rescued = if domain.state == RunState::Saved { domain.rescued } else { rescued };
-        if machine.volume.is_none() || (rescued && machine.rescue.is_none()) {
+        let has_disk = root.map_or(machine.volume.is_some(), |root| there.contains(&root));
+        if !has_disk || (rescued && machine.rescue.is_none()) {
             return Err("cannot access the volume: no such file or directory".into());
         }
         if !rescued && domain.volumes.iter().any(|has| !there.contains(&has.volume)) {
             return Err("cannot access a volume: no such file or directory".into());
         }
-        if !rescued && domain.volumes.iter().any(|has| locked.contains(&has.volume)) {
+        // A rescued one has the disk that it boots from otherwise as its second.
+        if domain.volumes.iter().any(|has| (!rescued || has.is_root()) && locked.contains(&has.volume)) {
             return Err("another process has the write lock of a volume".into());
         }
         if domain.state != RunState::Saved {
-            domain.volumes_up = if rescued { Vec::new() } else { domain.volumes.clone() };
+            domain.volumes_up = domain.volumes.clone();
+            domain.volumes_up.retain(|has| !rescued || has.is_root());
         }
         domain.rescued = rescued;
         // What was saved has the room that it had.
@@ -742,6 +770,14 @@ impl Host {
         let domains = self.machines.values().filter_map(|machine| machine.domain.as_ref());
         domains.filter(|domain| domain.state == state).count()
     }
+}
+
+/// An error where the domain boots from another disk than this says.
+fn refuse_other(domain: &Domain, spec: &DomainSpec) -> Result<(), String> {
+    if domain.root() == spec.root() {
+        return Ok(());
+    }
+    Err("the domain boots from another disk, and stays so".into())
 }
 
 fn foreign() -> String {

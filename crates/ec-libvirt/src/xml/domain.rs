@@ -15,6 +15,7 @@
 //!   to 1 GiB, which no claim accounts for.
 //! * Volumes come behind its own disk, and have their uuids as serial numbers: a guest finds them by these, whatever order its
 //!   kernel finds them in. One that is started from a rescue disk has none of them.
+//! * One that boots from a volume has that as its first disk, and none of its own.
 //! * A rescue disk, where it is started from one, is the first, so that it boots from that, and the disk that is its own the
 //!   second. The mark tells of it, since the definition does not: such a guest is started once, as it is here.
 //! * It has room to grow while it runs ([`Room`]): processors that are not there yet, and slots for memory, which libvirt
@@ -44,8 +45,9 @@ pub(crate) struct Machine {
     pub(crate) network: String,
     pub(crate) bridge: Option<String>,
     pub(crate) graphics: bool,
-    /// Absolute paths.
+    /// Absolute paths. What it boots from: its own disk, or a volume, which is told by its serial number.
     pub(crate) disk: String,
+    pub(crate) serial: Option<String>,
     /// To boot from in its place.
     pub(crate) rescue: Option<String>,
     pub(crate) volumes: Vec<VolumeFile>,
@@ -522,8 +524,10 @@ impl Devices {
             model: Type { kind: "virtio" },
             rom: Rom { enabled: "no" },
         };
-        let own = machine.rescue.iter().chain([&machine.disk]).zip([crate::disk::DISK, "vdb"]);
-        let own = own.map(|(file, device)| DiskXml::new(file, device, None));
+        let own = (&machine.disk, machine.serial.clone());
+        let own = machine.rescue.iter().map(|file| (file, None)).chain([own]);
+        let own = own.zip([crate::disk::DISK, "vdb"]);
+        let own = own.map(|((file, serial), device)| DiskXml::new(file, device, serial));
         let volumes = machine.volumes.iter().filter(|_| machine.rescue.is_none()).map(DiskXml::of);
         let network = Source { network: Some(machine.network.clone()), ..Source::default() };
         let mut interfaces = vec![interface(0, "network", network)];
@@ -584,6 +588,7 @@ mod tests {
             bridge: None,
             graphics: false,
             disk: "/pool/x.qcow2".into(),
+            serial: None,
             rescue: None,
             volumes: Vec::new(),
             console: "/log/x.log".into(),
@@ -691,6 +696,22 @@ mod tests {
         let machine = Machine { rescue: Some("/pool/x.rescue.qcow2".into()), ..machine };
         let xml = write(&DomainXml::new(&spec(), &machine)).unwrap();
         assert!(!xml.contains("/pool/v.qcow2") && !xml.contains("/pool/w.qcow2"), "{xml}");
+    }
+
+    #[test]
+    fn a_volume_that_it_boots_from_is_the_first_disk_and_the_second_beside_a_rescue_disk() {
+        let machine = Machine { disk: "/pool/v.qcow2".into(), serial: Some("s".into()), ..machine() };
+        let xml = write(&DomainXml::new(&spec(), &machine)).unwrap();
+        let disk = |device: &str| {
+            format!(
+                r#"<source file="/pool/v.qcow2"/><target dev="{device}" bus="virtio"/><serial>s</serial></disk>"#
+            )
+        };
+        contains(&xml, &[&disk("vda")]);
+        assert_eq!(xml.matches("<disk ").count(), 1, "{xml}");
+        let machine = Machine { rescue: Some("/pool/x.rescue.qcow2".into()), ..machine };
+        let xml = write(&DomainXml::new(&spec(), &machine)).unwrap();
+        contains(&xml, &[r#"<target dev="vda" bus="virtio"/></disk><disk "#, &disk("vdb")]);
     }
 
     #[test]

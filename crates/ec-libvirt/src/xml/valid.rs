@@ -51,6 +51,7 @@ fn every_domain_is_valid_by_libvirts_schema() {
                             bridge: bridge.clone(),
                             graphics,
                             disk: "/pool/a&b 'c'/x.qcow2".into(),
+                            serial: graphics.then(|| "v".to_owned()),
                             rescue,
                             volumes: if graphics { volumes() } else { Vec::new() },
                             console: "/log/a&b 'c'/x.log".into(),

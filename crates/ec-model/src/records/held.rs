@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Doc, Instance, Rebuilt, Record, RecordError, Request, Rescued, Resized, Resources};
+use super::{Attachment, Doc, Instance, Rebuilt, Record, RecordError, Request, Rescued, Resized, Resources};
 use crate::{InstanceId, NodeId};
 
 /// Which of the requests for an instance one is: of which placement, and after how many changes.
@@ -47,6 +47,13 @@ impl Intent {
     pub fn edition(&self) -> Option<Edition> {
         let number = |field: &str| self.request.get(field)?.as_u64();
         Some(Edition { epoch: number("epoch")?, generation: number("generation")? })
+    }
+
+    /// The volume that the machine boots from that this is of; none where that has a disk of its own.
+    pub fn root(&self) -> Option<InstanceId> {
+        let volumes = self.request.get("volumes")?.as_array()?.iter();
+        let mut volumes = volumes.filter_map(|has| Attachment::deserialize(has).ok());
+        volumes.find(Attachment::is_root).map(|has| has.volume)
     }
 
     /// The request, to be changed.
@@ -111,7 +118,19 @@ mod tests {
         assert_eq!(intent.edition(), Some(Edition { epoch: 2, generation: 7 }));
         let read: Intent = serde_json::from_slice(&serde_json::to_vec(&intent).unwrap()).unwrap();
         assert_eq!(read, intent);
+        assert_eq!(read.root(), None);
         let mut doc = read.request().unwrap();
+        doc.record.volumes = [("vdb", 8), ("vda", 9)]
+            .map(|(device, n)| Attachment {
+                volume: InstanceId::new(uuid::Uuid::from_u128(n)),
+                device: device.to_owned(),
+            })
+            .to_vec();
+        let booting = Intent { request: doc.clone().into_value(), ..read.clone() };
+        assert_eq!(booting.root(), None, "as it was read");
+        let booting = Intent::of(&doc.encode(), None).unwrap();
+        assert_eq!(booting.root(), Attachment::root_of(&doc.record.volumes));
+        doc.record.volumes.clear();
         doc.record.generation = 8;
         let written: Value = serde_json::from_slice(&doc.encode()).unwrap();
         assert_eq!(

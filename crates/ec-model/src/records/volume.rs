@@ -49,8 +49,27 @@ impl Attachment {
     /// So many volumes a machine may have: each takes a slot of its PCI bus, which has 32.
     pub const MOST: usize = 16;
 
-    /// What the first volume is called: a machine's own disk is `vda`.
+    /// What the disk is called that a machine boots from. A volume that is called so is that: then the machine has no disk of
+    /// its own, from its beginning to its end.
+    pub const ROOT: &'static str = "vda";
+
+    /// What the first volume is called beside that.
     const FIRST: u8 = b'b';
+
+    /// A volume that a machine boots from.
+    pub fn root(volume: InstanceId) -> Self {
+        Self { volume, device: Self::ROOT.to_owned() }
+    }
+
+    /// The one of these volumes that their machine boots from; none where that has a disk of its own.
+    pub fn root_of(volumes: &[Self]) -> Option<InstanceId> {
+        volumes.iter().find(|has| has.is_root()).map(|has| has.volume)
+    }
+
+    /// Whether its machine boots from it.
+    pub fn is_root(&self) -> bool {
+        self.device == Self::ROOT
+    }
 
     /// The first name for another device, beside these.
     pub fn free_device(volumes: &[Self]) -> Option<String> {
@@ -59,7 +78,7 @@ impl Attachment {
             .find(|device| volumes.iter().all(|has| has.device != *device))
     }
 
-    /// Whether a volume can be called so.
+    /// Whether a volume can be called so that a machine has beside the disk that it boots from.
     pub fn is_device(name: &str) -> bool {
         matches!(name.as_bytes(), [b'v', b'd', Self::FIRST..=b'z'])
     }
@@ -96,6 +115,20 @@ mod tests {
         for name in ["", "vd", "vda", "vdC", "vdcc", "sdc", "vd{"] {
             assert!(!Attachment::is_device(name), "{name}");
         }
+    }
+
+    #[test]
+    fn the_volume_that_a_machine_boots_from_is_told_by_its_device() {
+        let (a, root) = (attachment(1, "vdb"), attachment(2, "vda"));
+        assert_eq!(Attachment::root(root.volume), root);
+        assert!(root.is_root() && !a.is_root());
+        assert_eq!(Attachment::root_of(&[a.clone(), root.clone()]), Some(root.volume));
+        assert_eq!(Attachment::root_of(&[a]), None);
+        assert_eq!(
+            Attachment::free_device(&[root]).as_deref(),
+            Some("vdb"),
+            "beside it there is what there is"
+        );
     }
 
     #[test]

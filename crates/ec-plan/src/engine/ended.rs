@@ -10,6 +10,13 @@ use crate::machine::{Effect, ran};
 
 impl Engine {
     pub(super) fn ended(&mut self, report: Report) {
+        let instance = report.instance;
+        let was_made = self.is_made(instance);
+        self.end(report);
+        self.consider_who_boots_from(instance, was_made);
+    }
+
+    fn end(&mut self, report: Report) {
         let (instance, now) = (report.instance, self.now);
         let known = self.touch(instance);
         let busy = known.busy.take();
@@ -66,7 +73,7 @@ impl Engine {
             }
             Outcome::RetryBounded(why) if !out_of_patience => self.try_again(instance, why),
             Outcome::RetryBounded(reason) | Outcome::Failed(reason) => {
-                let facts = self.touch(instance).facts(now);
+                let facts = self.facts(instance);
                 if ran(&facts) && facts.is_to_be_rebuilt() {
                     // The disk that it has stays, and nothing is wrong with that.
                     let effects = vec![Effect::GiveUpRebuild(reason.clone())];

@@ -3,8 +3,8 @@
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use ec_model::{
-    AccessWish, Attachment, Desired, Edition, Observed, Power, Request, Resources, RunState, Size, State,
-    Status, Workload,
+    AccessWish, Attachment, Desired, Edition, InstanceId, Observed, Power, Request, Resources, RunState,
+    Size, State, Status, Workload,
 };
 
 use super::{Change, Now};
@@ -183,6 +183,7 @@ impl Known {
                 }),
             },
             observed: self.observed,
+            on_volume: false,
             unseen: self.unseen,
             record: self.record,
             buried: self.buried,
@@ -209,6 +210,17 @@ impl Known {
 
     pub(super) fn readable(&self) -> Option<&Request> {
         self.request.as_ref()?.record.as_deref().ok()
+    }
+
+    /// The volume that it boots from; none where it has a disk of its own.
+    pub(super) fn root(&self) -> Option<InstanceId> {
+        let wanted = self.readable().and_then(|request| Attachment::root_of(&request.volumes));
+        wanted.or(self.record.root())
+    }
+
+    /// Of a volume, whether a machine can boot from it: its disk is there, and is not being made.
+    pub(super) fn is_made(&self) -> bool {
+        self.observed.volume && !matches!(self.record, RecordFacts::Kept { started: false, .. })
     }
 
     /// What the request says of power, and whether the status tells that it is so.
@@ -504,6 +516,7 @@ mod tests {
                 started: true,
                 rebuilt: None,
                 metadata: 0,
+                root: None,
                 intent: None,
                 rescued: Some(rescue),
                 size: crate::SizeFacts::default(),

@@ -104,10 +104,12 @@ impl Engine {
             Ok(observed) => observed,
             Err(why) => return self.tell(false, Some(instance), "failed to observe an instance", Some(why)),
         };
+        let was_made = self.is_made(instance);
         match self.known.get_mut(&instance) {
             Some(known) if tells_of(known, begun) => {
                 known.observe(observed, self.now);
                 self.consider(instance);
+                self.consider_who_boots_from(instance, was_made);
             }
             // Our own work overtook the look.
             Some(known) if known.busy.is_some() => known.hinted = true,

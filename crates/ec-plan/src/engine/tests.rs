@@ -1,5 +1,6 @@
 //! The engine, one event at a time.
 
+mod boots;
 mod looks;
 mod sights;
 mod sizes;
@@ -218,6 +219,7 @@ fn a_look_that_began_before_our_own_work_says_nothing_about_it() {
             started: true,
             rebuilt: None,
             metadata: 0,
+            root: None,
             intent: KEPT,
             rescued: None,
             size: crate::SizeFacts::default(),
@@ -307,6 +309,7 @@ fn waiting() -> Told {
                 started: true,
                 rebuilt: None,
                 metadata: 0,
+                root: None,
                 intent: KEPT,
                 rescued: None,
                 size: crate::SizeFacts::default(),
@@ -358,6 +361,7 @@ fn a_disk_that_cannot_be_made_anew_is_given_up_and_its_guest_left_as_it_is() {
         started: true,
         rebuilt: Some(Timestamp::UNIX_EPOCH),
         metadata: 0,
+        root: None,
         intent: KEPT,
         rescued: None,
         size: crate::SizeFacts::default(),
@@ -383,6 +387,7 @@ fn a_rescue_that_cannot_be_is_given_up_and_its_guest_left_as_it_is() {
         started: true,
         rebuilt: None,
         metadata: 0,
+        root: None,
         intent: KEPT,
         rescued: Some(failed),
         size: crate::SizeFacts::default(),
@@ -507,6 +512,7 @@ fn nothing_is_begun_before_the_requests_are_listed() {
                 started: false,
                 rebuilt: None,
                 metadata: 0,
+                root: None,
                 intent: KEPT,
                 rescued: None,
                 size: crate::SizeFacts::default(),

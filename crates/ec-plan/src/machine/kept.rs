@@ -134,7 +134,11 @@ fn disk(facts: &Facts, _: &Limits) -> Option<Plan> {
             "its disk file was deleted under the running guest; what the guest writes is lost when it ends"
         }
         None | Some(RunState::NotStarted | RunState::Ended(_) | RunState::Saved) => {
-            "its disk is gone; the rest is kept until it is destroyed"
+            if facts.on_volume {
+                "the disk of the volume that it boots from is gone; the rest is kept until it is destroyed"
+            } else {
+                "its disk is gone; the rest is kept until it is destroyed"
+            }
         }
     };
     Some(Plan::tell(facts, State::Error, reason))

@@ -47,6 +47,9 @@ pub(super) fn claim(facts: &Facts, _: &Limits) -> Option<Plan> {
 /// Disk, record, definition and first start, in one go.
 fn machine(facts: &Facts, _: &Limits) -> Option<Plan> {
     Some(match (facts.observed.domain, facts.observed.volume) {
+        (_, false) if facts.on_volume => {
+            Plan::tell(facts, State::Preparing, "the volume that it is to boot from is not there yet")
+        }
         (Some(_), true) => finish_start(facts),
         (Some(_), false) => {
             Plan::run(vec![RemoveDomain], "its disk is gone before it ever ran; both are made anew")

@@ -29,6 +29,9 @@ fn guest(facts: &Facts, _: &Limits) -> Option<Plan> {
     let what = match facts.observed.domain {
         Some(RunState::Running) => "a guest of this node that runs without a request",
         Some(_) => "a guest of this node that does not run and has no request",
+        None if facts.on_volume => {
+            "a guest of this node without a domain and without a request, whose disk is a volume"
+        }
         None => "a disk of this node without a domain and without a request",
     };
     let reason = format!("{what}; it is kept until it is destroyed, or brought back (`eschedule heal`)");

@@ -33,6 +33,8 @@ pub struct WishedVolume {
     pub labels: BTreeMap<String, String>,
     /// Which of the file's instances is to have it.
     pub holder: Option<usize>,
+    /// Whether that boots from it.
+    pub boots: bool,
 }
 
 /// One difference of volumes, and what it takes to make it good.
@@ -130,9 +132,16 @@ impl<'a> Volumes<'a> {
         there.or_else(|| self.of(instance).find_map(|number| self.lies(number)))
     }
 
-    /// How many GiB one of the file's instances needs beside itself, for volumes that there are not yet.
-    pub fn room_for(&self, instance: usize) -> u64 {
+    /// The volume of the file that one of its instances boots from.
+    pub fn root_of(&self, instance: usize) -> Option<usize> {
+        self.of(instance).find(|number| self.volumes[*number].boots)
+    }
+
+    /// How many GiB one of the file's instances needs beside itself, for volumes that there are not yet; but for the one that
+    /// it boots from, where that is made by then.
+    pub fn room_for(&self, instance: usize, has_root: bool) -> u64 {
         let new = self.of(instance).filter(|number| self.there(*number).is_none());
+        let new = new.filter(|number| !(has_root && self.volumes[*number].boots));
         new.filter_map(|number| self.volumes[number].size_gb).fold(0, u64::saturating_add)
     }
 
@@ -211,7 +220,9 @@ impl<'a> Volumes<'a> {
         for (number, wish) in self.volumes.iter().enumerate() {
             let Some(record) = self.there(number) else {
                 changed.push(VolumeStep::Create(number));
-                attached.extend(wish.holder.map(|holder| VolumeStep::Attach(number, holder)));
+                // What boots from it has it from its beginning.
+                let given = wish.holder.filter(|_| !wish.boots);
+                attached.extend(given.map(|holder| VolumeStep::Attach(number, holder)));
                 continue;
             };
             changed.extend(self.changes(wish, record));
@@ -219,7 +230,7 @@ impl<'a> Volumes<'a> {
             let Some(wanted) = wish.holder else {
                 // Whoever the file does not name has what it has.
                 if let Some(from) = holder.filter(|holder| self.number_of(holder).is_some()) {
-                    detached.push(detach(record, &wish.name, from));
+                    detached.push(let_go(record, &wish.name, from));
                 }
                 continue;
             };
@@ -238,6 +249,18 @@ impl<'a> Volumes<'a> {
                 changed.push(VolumeStep::Stands(record.instance, wish.name.clone(), why));
                 continue;
             }
+            if wish.boots
+                && let Some(instance) = self.instance_there(wanted)
+            {
+                if Attachment::root_of(&instance.volumes) != Some(record.instance) {
+                    let name = &self.instances[wanted].name;
+                    let why = format!(
+                        "`{name}` is to boot from it and does not, and an instance keeps what it boots from: destroy that and apply again"
+                    );
+                    changed.push(VolumeStep::Stands(record.instance, wish.name.clone(), why));
+                }
+                continue;
+            }
             match holder {
                 Some(holder) if self.number_of(holder) == Some(wanted) => continue,
                 Some(holder) if !Standing::is_of(holder, self.stack) => {
@@ -246,10 +269,19 @@ impl<'a> Volumes<'a> {
                 }
                 // It ends, and has none then.
                 Some(holder) if prune.instances && self.number_of(holder).is_none() => {}
-                Some(holder) => detached.push(detach(record, &wish.name, holder)),
+                Some(holder) => {
+                    let step = let_go(record, &wish.name, holder);
+                    if matches!(step, VolumeStep::Stands(..)) {
+                        changed.push(step);
+                        continue;
+                    }
+                    detached.push(step);
+                }
                 None => {}
             }
-            attached.push(VolumeStep::Attach(number, wanted));
+            if !wish.boots {
+                attached.push(VolumeStep::Attach(number, wanted));
+            }
         }
         let mut last = Vec::new();
         for record in self.surplus().filter(|_| prune.volumes || prune.instances) {
@@ -264,7 +296,14 @@ impl<'a> Volumes<'a> {
                     continue;
                 }
                 Some(holder) if prune.instances && self.number_of(holder).is_none() => {}
-                Some(holder) => detached.push(detach(record, &name, holder)),
+                Some(holder) => {
+                    let step = let_go(record, &name, holder);
+                    if matches!(step, VolumeStep::Stands(..)) {
+                        changed.push(step);
+                        continue;
+                    }
+                    detached.push(step);
+                }
                 None => {}
             }
             last.push(VolumeStep::Delete(record.instance, name));
@@ -307,7 +346,12 @@ impl<'a> Volumes<'a> {
     }
 }
 
-fn detach(record: &Instance, name: &str, holder: &Instance) -> VolumeStep {
+/// What an instance boots from it has until its end.
+fn let_go(record: &Instance, name: &str, holder: &Instance) -> VolumeStep {
+    if Attachment::root_of(&holder.volumes) == Some(record.instance) {
+        let why = format!("`{}` boots from it, and has it until it is destroyed", called(holder));
+        return VolumeStep::Stands(record.instance, name.to_owned(), why);
+    }
     VolumeStep::Detach { volume: record.instance, name: name.to_owned(), from: called(holder) }
 }
 

@@ -506,3 +506,24 @@ fn of_a_volume_only_its_name_its_labels_its_lock_and_more_room_are_asked() {
     let locked = judge(&Verb::Resize(extent(9)), &volume, &order, Some(&told));
     assert!(matches!(locked, Verdict::Refuse(why) if why.contains("mine")));
 }
+
+#[test]
+fn what_boots_from_a_volume_has_no_disk_that_is_made_anew_or_larger() {
+    let mut booting = instance(None);
+    booting.volumes = vec![ec_model::Attachment::root(booting.instance)];
+    let (order, told) = (request(PowerWish::default()), status(State::Active, 1, true));
+    let asked = |verb: &Verb| judge(verb, &booting, &order, Some(&told));
+    let extent = |query: &str| {
+        let query = ec_model::ResourceQuery::parse(query).unwrap();
+        Extent { query: query.text().to_owned(), resources: query.total() }
+    };
+    let refused = |verb: Verb, hint: &str| match asked(&verb) {
+        Verdict::Refuse(why) => assert!(why.contains(hint), "{why}"),
+        other => panic!("{other:?}"),
+    };
+    refused(Verb::Rebuild(None), "`eschedule volume restore` makes that anew");
+    refused(Verb::Resize(extent("resources=VCPU:2,MEMORY_MB:2,DISK_GB:1")), "has no disk of its own");
+    let larger = extent("resources=VCPU:2,MEMORY_MB:2");
+    assert_eq!(asked(&Verb::Resize(larger.clone())), Verdict::Do(Wish::Resize(larger)));
+    assert!(matches!(asked(&Verb::Stop(0)), Verdict::Do(_)));
+}

@@ -150,10 +150,23 @@ fn what_is_on_its_way_locked_or_elsewhere_is_refused_with_its_reason() {
     {
         let machine = One::machine(state).with(change);
         refused(attached(&volume(), &machine, None), hint);
-        refused(detach(machine.sides()), hint);
+        refused(detach(machine.sides(), &has_as(DISK, "vdb")), hint);
     }
-    assert_eq!(detach(machine().sides()), Ok(()));
-    refused(detach(machine().with(locks).sides()), "locked");
+    assert_eq!(detach(machine().sides(), &has_as(DISK, "vdb")), Ok(()));
+    refused(detach(machine().with(locks).sides(), &has_as(DISK, "vdb")), "locked");
+    refused(detach(machine().sides(), &has_as(DISK, "vda")), "it boots from that");
+}
+
+#[test]
+fn a_new_machine_boots_from_a_volume_of_its_project_that_is_there() {
+    let boots = |one: One| boot(one.sides(), "p");
+    let of_project =
+        |change: fn(&mut One)| One::volume().with(|one| one.record.project = "p".to_owned()).with(change);
+    assert_eq!(boots(of_project(|_| ())), Ok(()));
+    refused(boots(of_project(|one| one.record.project = "q".to_owned())), "of project `q`");
+    refused(boots(of_project(|one| one.record.locked = Some(String::new()))), "locked");
+    refused(boots(of_project(|one| one.status = None)), "being made");
+    refused(boots(of_project(|one| one.request.desired = Desired::Destroyed)), "being destroyed");
 }
 
 #[test]

@@ -208,14 +208,20 @@ impl Worker {
         let rebuilt = wished.map(|wish| wish.wished_at);
         if let RecordFacts::Kept { started, metadata, rescued, size, intent, .. } = self.thing(outside).record
         {
-            self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata, intent, size });
+            self.record(
+                outside,
+                RecordFacts::Kept { started, rebuilt, rescued, metadata, intent, root: None, size },
+            );
         }
     }
 
     fn note_rescued(&mut self, outside: &mut Outside, rescued: Option<RescuedFacts>) {
         if let RecordFacts::Kept { started, rebuilt, metadata, size, intent, .. } = self.thing(outside).record
         {
-            self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata, intent, size });
+            self.record(
+                outside,
+                RecordFacts::Kept { started, rebuilt, rescued, metadata, intent, root: None, size },
+            );
         }
     }
 
@@ -229,7 +235,10 @@ impl Worker {
     fn mark(&mut self, outside: &mut Outside, started: bool) {
         if let RecordFacts::Kept { rebuilt, rescued, metadata, size, intent, .. } = self.thing(outside).record
         {
-            self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata, intent, size });
+            self.record(
+                outside,
+                RecordFacts::Kept { started, rebuilt, rescued, metadata, intent, root: None, size },
+            );
         }
     }
 
@@ -238,7 +247,10 @@ impl Worker {
         if let RecordFacts::Kept { started, rebuilt, metadata, rescued, intent, .. } =
             self.thing(outside).record
         {
-            self.record(outside, RecordFacts::Kept { started, rebuilt, rescued, metadata, intent, size });
+            self.record(
+                outside,
+                RecordFacts::Kept { started, rebuilt, rescued, metadata, intent, root: None, size },
+            );
         }
     }
 
@@ -305,7 +317,15 @@ impl Worker {
                 let size = SizeFacts { is, ..SizeFacts::default() };
                 self.record(
                     outside,
-                    RecordFacts::Kept { started: false, rebuilt, rescued: None, metadata, intent, size },
+                    RecordFacts::Kept {
+                        started: false,
+                        rebuilt,
+                        rescued: None,
+                        metadata,
+                        intent,
+                        root: None,
+                        size,
+                    },
                 );
             }
             Effect::KeepRecord => {
@@ -322,7 +342,7 @@ impl Worker {
                 };
                 self.record(
                     outside,
-                    RecordFacts::Kept { started: true, rebuilt, rescued, metadata, intent, size },
+                    RecordFacts::Kept { started: true, rebuilt, rescued, metadata, intent, root: None, size },
                 );
             }
             Effect::KeepIntent
@@ -346,7 +366,7 @@ impl Worker {
                 if let RecordFacts::Kept { started, rebuilt, rescued, size, .. } = thing.record {
                     self.record(
                         outside,
-                        RecordFacts::Kept { started, rebuilt, rescued, metadata, intent, size },
+                        RecordFacts::Kept { started, rebuilt, rescued, metadata, intent, root: None, size },
                     );
                 }
             }

@@ -39,6 +39,7 @@ fn facts(domain: RunState, state: State, start_noted: bool) -> Facts {
             started: true,
             rebuilt: None,
             metadata: 0,
+            root: None,
             intent: None,
             rescued: None,
             size: SizeFacts::default(),
@@ -61,6 +62,7 @@ fn unrequested(allocation: Allocation, asked_for: Option<bool>) -> Facts {
         // None, and that is told.
         volumes: VolumesFacts { told: Some(0), ..VolumesFacts::default() },
         metadata: 0,
+        on_volume: false,
         access: None,
         status: StatusFacts::Absent,
         observed: Observed::default(),
@@ -254,6 +256,7 @@ fn whatever_says_that_a_guest_ran_is_believed_and_nothing_else() {
             started: true,
             rebuilt: None,
             metadata: 0,
+            root: None,
             intent: None,
             rescued: None,
             size: SizeFacts::default()
@@ -264,6 +267,7 @@ fn whatever_says_that_a_guest_ran_is_believed_and_nothing_else() {
             started: false,
             rebuilt: None,
             metadata: 0,
+            root: None,
             intent: None,
             rescued: None,
             size: SizeFacts::default()
@@ -276,6 +280,7 @@ fn whatever_says_that_a_guest_ran_is_believed_and_nothing_else() {
             started: false,
             rebuilt: None,
             metadata: 0,
+            root: None,
             intent: None,
             rescued: None,
             size: SizeFacts::default(),

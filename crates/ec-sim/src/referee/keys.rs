@@ -198,6 +198,8 @@ impl Referee {
         let origin = self.known(instance).copy_of.map(|of| self.known(of));
         let is_another = |origin: Known| origin.wished_away || origin.disturbed || origin.extended;
         let mut lost_disk = origin.as_ref().is_some_and(|origin| is_another(origin.clone()));
+        let root = origin.as_ref().and_then(|origin| origin.root);
+        lost_disk |= root.is_some_and(|root| is_another(self.known(root)));
         // Of a snapshot, the volumes may be with others by then.
         let is_apart = |volume: &InstanceId| {
             let had = origin.as_ref().is_some_and(|origin| origin.volumes.contains(volume));

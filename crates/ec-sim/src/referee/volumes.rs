@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ec_hypervisor::Operation;
-use ec_model::{Desired, Instance, InstanceId, NodeId, Request, Status, Workload, decode};
+use ec_model::{Attachment, Desired, Instance, InstanceId, NodeId, Request, Status, Workload, decode};
 use ec_store::{KeyValue, Op, Txn};
 
 use super::Referee;
@@ -53,6 +53,12 @@ impl Referee {
             known.copy_of = copied.as_ref().map(|copied| copied.disk);
             known.beside = copied.map(|copied| copied.beside).unwrap_or_default();
             known.volumes = record.volumes.iter().map(|has| has.volume).collect();
+            let root = Attachment::root_of(&record.volumes);
+            let before = known.root;
+            known.root = root.or(before);
+            if record.assigned.is_some() && !self.restored && before.is_some() && root != before {
+                self.found(format!("{actor} wrote that {} boots from another disk", record.instance));
+            }
             let wanted = wanted(world);
             for volume in record.volumes.iter().map(|has| has.volume) {
                 if wanted.get(&volume).is_some_and(|machines| machines.len() > 1) {

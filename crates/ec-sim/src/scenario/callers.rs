@@ -107,7 +107,14 @@ fn claims(stage: &Stage) -> usize {
 async fn one_life(stage: Stage) {
     let user = stage.user(1);
     match user
-        .order(Order { name: Some("web"), data: true, query: SMALL, restart: Restart::No, group: None })
+        .order(Order {
+            name: Some("web"),
+            data: true,
+            query: SMALL,
+            restart: Restart::No,
+            group: None,
+            boot: None,
+        })
         .await
     {
         Ok(placed) => {
@@ -214,7 +221,14 @@ async fn user_data(stage: Stage) {
     stage.kill(1);
     let Ok(placed) = stage
         .user(1)
-        .order(Order { name: Some("web"), data: true, query: SMALL, restart: Restart::No, group: None })
+        .order(Order {
+            name: Some("web"),
+            data: true,
+            query: SMALL,
+            restart: Restart::No,
+            group: None,
+            boot: None,
+        })
         .await
     else {
         return stage.fail("it is not placed").await;

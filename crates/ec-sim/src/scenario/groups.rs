@@ -83,7 +83,8 @@ const MEMBERS: &str = "/ecompute/members/";
 
 async fn place(stage: &Stage, number: u32, name: &'static str) -> Result<Scheduled, String> {
     let group = Some("g");
-    let order = Order { name: Some(name), data: false, query: SMALL, restart: Restart::No, group };
+    let order =
+        Order { name: Some(name), data: false, query: SMALL, restart: Restart::No, group, boot: None };
     stage.user(number).order(order).await
 }
 

@@ -79,7 +79,14 @@ async fn healed(stage: &Stage, count: usize) {
 }
 
 async fn emptied(stage: Stage) {
-    let order = Order { name: Some("web"), data: true, query: SMALL, restart: Restart::Always, group: None };
+    let order = Order {
+        name: Some("web"),
+        data: true,
+        query: SMALL,
+        restart: Restart::Always,
+        group: None,
+        boot: None,
+    };
     let Ok(placed) = stage.user(1).order(order).await else { return stage.fail("web was not placed").await };
     let (web, db) = (placed.instance, stage.ready("db").await);
     stage.until_well(web).await;
@@ -121,8 +128,14 @@ async fn emptied(stage: Stage) {
 async fn behind_a_backup(stage: Stage) {
     let backup = stage.back_up();
     stage.user(1).makes_group("apart", Policy::AntiAffinity).await.ok();
-    let order =
-        Order { name: Some("web"), data: false, query: SMALL, restart: Restart::No, group: Some("apart") };
+    let order = Order {
+        name: Some("web"),
+        data: false,
+        query: SMALL,
+        restart: Restart::No,
+        group: Some("apart"),
+        boot: None,
+    };
     let Ok(placed) = stage.user(1).order(order).await else { return stage.fail("web was not placed").await };
     let (web, doomed) = (placed.instance, stage.ready("doomed").await);
     stage.until_well(web).await;

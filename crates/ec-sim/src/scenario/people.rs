@@ -53,8 +53,28 @@ impl User {
     }
 
     pub(super) async fn schedule(&self, name: &'static str) -> Result<Scheduled, String> {
-        self.order(Order { name: Some(name), data: false, query: SMALL, restart: Restart::No, group: None })
-            .await
+        self.order(Order {
+            name: Some(name),
+            data: false,
+            query: SMALL,
+            restart: Restart::No,
+            group: None,
+            boot: None,
+        })
+        .await
+    }
+
+    /// Asks for a guest that boots from this volume.
+    pub(super) async fn boots(&self, name: &'static str, volume: InstanceId) -> Result<Scheduled, String> {
+        self.order(Order {
+            name: Some(name),
+            data: false,
+            query: "resources=VCPU:1,MEMORY_MB:128",
+            restart: Restart::No,
+            group: None,
+            boot: Some(volume),
+        })
+        .await
     }
 
     pub(super) async fn order(&self, order: Order) -> Result<Scheduled, String> {

@@ -255,7 +255,7 @@ async fn locked(stage: Stage) {
 }
 
 async fn with_policy(stage: &Stage, restart: Restart) -> InstanceId {
-    let order = Order { name: Some("web"), data: false, query: SMALL, restart, group: None };
+    let order = Order { name: Some("web"), data: false, query: SMALL, restart, group: None, boot: None };
     let user = stage.user(1);
     match user.order(order).await {
         Ok(placed) if user.waits_for(placed).await => placed.instance,

@@ -126,7 +126,8 @@ async fn reverted(stage: Stage) {
 async fn no_room(stage: Stage) {
     let guest = stage.ready("web").await;
     for (name, query) in [("db", "resources=VCPU:2,MEMORY_MB:128,DISK_GB:1"), ("mail", SMALL)] {
-        let order = Order { name: Some(name), data: false, query, restart: Restart::No, group: None };
+        let order =
+            Order { name: Some(name), data: false, query, restart: Restart::No, group: None, boot: None };
         stage.demand(stage.user(1).order(order).await.is_ok(), "another takes room").await;
     }
     for (verb, why) in [

@@ -2,9 +2,10 @@
 
 use ec_hypervisor::Operation;
 use ec_model::{InstanceId, State};
+use ec_plan::verbs::Verb;
 
 use super::{Scenario, Stage, stage::Sight};
-use crate::{referee::observed, snag::Fate, volumes::Order};
+use crate::{fashion::resize, referee::observed, snag::Fate, volumes::Order};
 
 pub(super) const ALL: &[Scenario] = &[
     Scenario::new(
@@ -71,7 +72,141 @@ pub(super) const ALL: &[Scenario] = &[
         "somebody deletes a volume's disk and its node's record of it: that is an ERROR which is kept till its user deletes it",
         |stage| Box::pin(all_gone(stage)),
     ),
+    Scenario::new(
+        "volume-booted-from",
+        "a guest boots from a volume, which is neither taken from it nor deleted, outlives it, and the next one boots from it",
+        |stage| Box::pin(booted_from(stage)),
+    ),
+    Scenario::new(
+        "volume-booted-from-with-kills",
+        "the agent is killed before and after each step in which a guest is built on a volume: it comes up, and has that",
+        |stage| Box::pin(booted_with_kills(stage)),
+    ),
+    Scenario::new(
+        "volume-booted-from-by-one",
+        "two people boot from one volume at the same moment: one of them does, and the other is told so, with nothing left",
+        |stage| Box::pin(booted_by_one(stage)),
+    ),
+    Scenario::new(
+        "volume-booted-from-and-healed",
+        "etcd loses everything, and the domain of one goes, too: both guests are UNCLAIMED, and are brought back with the volumes that they boot from",
+        |stage| Box::pin(booted_and_healed(stage)),
+    ),
+    Scenario::new(
+        "volume-booted-from-and-gone",
+        "the disk of a volume is deleted from which a guest boots: both are an ERROR that is kept, till they are destroyed",
+        |stage| Box::pin(booted_and_gone(stage)),
+    ),
 ];
+
+/// A guest that boots from it, and runs.
+async fn boots(stage: &Stage, name: &'static str, volume: InstanceId) -> InstanceId {
+    match stage.user(1).boots(name, volume).await {
+        Ok(placed) if stage.user(1).waits_for(placed).await => placed.instance,
+        Ok(_) => stage.fail(format!("{name} does not come up")).await,
+        Err(why) => stage.fail(format!("{name} was not placed: {why}")).await,
+    }
+}
+
+async fn booted_from(stage: Stage) {
+    let volume = made(&stage, Order { of_image: true, ..Order::SMALL }).await;
+    let guest = boots(&stage, "web", volume).await;
+    stage.until_well(guest).await;
+    stage.demand(has(&stage, guest, volume), "it runs from the volume").await;
+    let bytes = stage.sight(guest).size.map(|size| size.disk_bytes);
+    stage.demand(bytes == Some(0), "it has no disk of its own").await;
+    stage.demand(stage.user(1).detaches(volume).await.is_err(), "it is not taken from it").await;
+    stage.demand(stage.user(1).deletes(volume).await.is_err(), "it is not deleted").await;
+    for verb in [Verb::Rebuild(None), resize(1, 2)] {
+        let refused = stage.user(1).wish(guest, &verb).await.err();
+        stage.demand(refused.is_some_and(|why| why.contains("boots from a volume")), "it is refused").await;
+    }
+    for verb in [Verb::Stop(20), Verb::Start, resize(2, 0), Verb::Confirm] {
+        stage.demand(stage.user(1).wish(guest, &verb).await.is_ok(), "it is done as to others").await;
+    }
+    stage.demand(stage.user(1).extends(volume, 3).await.is_ok(), "it grows").await;
+    stage.until(volume, "as large as is wished", |is| there(is) && is.disk_bytes == 3 << 30).await;
+    let other = near(&stage, guest).await;
+    given(&stage, other, guest).await;
+    taken(&stage, other, guest).await;
+    stage.destroyed(guest).await;
+    stage.until_gone(guest).await;
+    stage.until(volume, "there still", |is| there(is) && is.disk_bytes == 3 << 30).await;
+    let next = boots(&stage, "db", volume).await;
+    stage.until_well(next).await;
+}
+
+async fn booted_with_kills(stage: Stage) {
+    let volume = made(&stage, Order::SMALL).await;
+    for call in ["hypervisor Define", "hypervisor Start", "put status/n1/"] {
+        for fate in [Fate::Kills, Fate::KillsAfterwards] {
+            stage.snag("n1", call, fate);
+            let user = stage.user(1);
+            let (placed, ()) = tokio::join!(user.boots("web", volume), async {
+                stage.until_down(1).await;
+                stage.pass(20).await;
+                stage.start(1);
+            });
+            let Ok(placed) = placed else { return stage.fail("it was not placed").await };
+            stage.until_well(placed.instance).await;
+            stage.demand(has(&stage, placed.instance, volume), "it runs from the volume").await;
+            stage.destroyed(placed.instance).await;
+            stage.until_gone(placed.instance).await;
+            stage.until(volume, "there", there).await;
+        }
+    }
+}
+
+async fn booted_by_one(stage: Stage) {
+    let volume = made(&stage, Order::SMALL).await;
+    let users = [stage.user(1), stage.user(2)];
+    let done = tokio::join!(users[0].boots("web", volume), users[1].boots("db", volume));
+    stage.demand(done.0.is_ok() != done.1.is_ok(), "one boots from it").await;
+    let (placed, told) = match done {
+        (Ok(placed), Err(told)) | (Err(told), Ok(placed)) => (placed, told),
+        _ => return,
+    };
+    stage.demand(told.contains("has it"), "the other is told who").await;
+    stage.until_well(placed.instance).await;
+    let left = stage.user(1).list().await.map(|all| all.len());
+    stage.demand(left == Ok(1), "of the other nothing is left").await;
+}
+
+async fn booted_and_healed(stage: Stage) {
+    let volumes = [made(&stage, Order::SMALL).await, made(&stage, Order::SMALL).await];
+    let web = boots(&stage, "web", volumes[0]).await;
+    let db = boots(&stage, "db", volumes[1]).await;
+    stage.demand(stage.user(1).wish(db, &Verb::Stop(20)).await.is_ok(), "one is stopped").await;
+    stage.empty_etcd();
+    stage.undefine(1, db);
+    for lost in [web, db, volumes[0], volumes[1]] {
+        stage.until(lost, "UNCLAIMED and counted", |is| is.is(State::Unclaimed) && is.claim).await;
+    }
+    stage.demand(stage.user(1).heals().await == Ok(4), "all are brought back").await;
+    stage.until_well(web).await;
+    stage.demand(has(&stage, web, volumes[0]), "the guest ran on").await;
+    stage.until(db, "defined again", |is| is.domain.is_some() && is.is(State::Stopped)).await;
+    stage.demand(stage.user(1).wish(db, &Verb::Start).await.is_ok(), "the other is started").await;
+    stage.demand(has(&stage, db, volumes[1]), "from its volume").await;
+    stage.demand(stage.user(1).deletes(volumes[1]).await.is_err(), "which everybody knows").await;
+}
+
+async fn booted_and_gone(stage: Stage) {
+    let volume = made(&stage, Order::SMALL).await;
+    let guest = boots(&stage, "web", volume).await;
+    stage.demand(stage.user(1).wish(guest, &Verb::Stop(20)).await.is_ok(), "it is stopped").await;
+    stage.delete_disk(1, volume);
+    let kept = |is: &Sight| is.is(State::Error) && is.claim && is.asked_for.is_some();
+    for one in [guest, volume] {
+        stage.until(one, "an ERROR", kept).await;
+    }
+    stage.stays(guest, 60, "an ERROR that is kept", kept).await;
+    stage.destroyed(guest).await;
+    stage.until_gone(guest).await;
+    stage.stays(volume, 60, "an ERROR that is kept", kept).await;
+    stage.demand(stage.user(1).deletes(volume).await.is_ok(), "it is deleted").await;
+    stage.until_gone(volume).await;
+}
 
 fn there(is: &Sight) -> bool {
     is.is(State::Active) && is.volume && is.claim && is.record

@@ -165,6 +165,7 @@ async fn who_joins_a_group_that_is_deleted_meanwhile_is_refused_and_claims_nothi
         user_data: None,
         keys: Vec::new(),
         image: ImageRef::at("file:///x"),
+        boot: None,
         token_required: false,
         labels: BTreeMap::new(),
         metadata: BTreeMap::new(),

@@ -54,6 +54,7 @@ fn a_guest_that_is_here_and_in_no_audit_is_asked_for_and_one_that_is_in_it_is_no
                         started: true,
                         rebuilt: None,
                         metadata: 0,
+                        root: None,
                         intent: super::KEPT,
                         rescued: None,
                         size: crate::SizeFacts::default(),

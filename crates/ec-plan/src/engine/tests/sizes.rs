@@ -46,6 +46,7 @@ fn noted(size: SizeFacts) -> Change {
         rebuilt: None,
         rescued: None,
         metadata: 0,
+        root: None,
         intent: super::KEPT,
         size,
     })

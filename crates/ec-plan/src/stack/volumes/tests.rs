@@ -49,6 +49,7 @@ fn instance(name: &str) -> Wished {
         name: name.to_owned(),
         query: "resources=VCPU:1".to_owned(),
         image: ImageRef::at("file:///x"),
+        boots: false,
         group: None,
         labels: BTreeMap::new(),
         metadata: BTreeMap::new(),
@@ -112,7 +113,7 @@ fn what_is_not_there_is_made_and_given_and_what_is_so_is_left_alone() {
     };
     assert_eq!(case.steps(true, true), ["create data", "create spare", "attach data db"]);
     assert_eq!((case.of().node_for(0), case.of().node_for(1)), (Some(node(0)), None));
-    assert_eq!((case.of().room_for(0), case.of().room_for(1)), (5, 0));
+    assert_eq!((case.of().room_for(0, false), case.of().room_for(1, false)), (5, 0));
     // One that is being placed is asked for again, as an instance is.
     let mut begun = stored(7, "data", Some("shop"), 0);
     begun.assigned = None;
@@ -122,7 +123,43 @@ fn what_is_not_there_is_made_and_given_and_what_is_so_is_left_alone() {
     assert_eq!(case.steps(false, false), ["attach data db"]);
     case.there = vec![standing(1, "db", Some("shop"), 0, &[7])];
     assert_eq!(case.steps(true, true), Vec::<String>::new());
-    assert_eq!(case.of().room_for(0), 0);
+    assert_eq!(case.of().room_for(0, false), 0);
+}
+
+#[test]
+fn what_an_instance_boots_from_is_made_before_it_and_is_neither_given_nor_taken() {
+    let mut case = Case {
+        instances: vec![Wished { boots: true, ..instance("db") }],
+        volumes: vec![WishedVolume { boots: true, ..volume("root", Some(0)) }, volume("data", Some(0))],
+        there: Vec::new(),
+        stored: Vec::new(),
+    };
+    assert_eq!(case.steps(true, true), ["create root", "create data", "attach data db"]);
+    assert_eq!(case.of().root_of(0), Some(0));
+    assert_eq!((case.of().room_for(0, false), case.of().room_for(0, true)), (10, 5));
+    case.stored = vec![stored(7, "root", Some("shop"), 1), stored(8, "data", Some("shop"), 1)];
+    assert_eq!(case.of().node_for(0), Some(node(1)), "it is placed where they lie");
+    assert_eq!(case.steps(true, true), ["attach data db"]);
+    // Another has it, and lets go of it; but not of what it boots from, till it is destroyed.
+    case.there = vec![standing(1, "old", Some("shop"), 1, &[7])];
+    assert_eq!(case.steps(false, false), ["detach root old", "attach data db"]);
+    assert_eq!(case.steps(true, false), ["attach data db"]);
+    let booting = |name| {
+        let mut booting = standing(1, name, Some("shop"), 1, &[7]);
+        booting.record.volumes[0].device = Attachment::ROOT.to_owned();
+        booting
+    };
+    case.there = vec![booting("old")];
+    assert_eq!(case.steps(false, false), ["stands root", "attach data db"]);
+    assert_eq!(case.steps(true, false), ["attach data db"]);
+    case.there = vec![booting("db")];
+    assert_eq!(case.steps(true, true), ["attach data db"]);
+    // One that is there keeps what it boots from.
+    case.there = vec![standing(1, "db", Some("shop"), 1, &[])];
+    assert_eq!(case.steps(true, true), ["stands root", "attach data db"]);
+    case.volumes.remove(0);
+    case.there = vec![booting("db")];
+    assert_eq!(case.steps(false, true), ["stands root", "attach data db"]);
 }
 
 #[test]

@@ -39,6 +39,7 @@ fn rescues(wished: Option<u64>, noted: Was, told: Was, state: State, domain: Opt
             started: true,
             rebuilt: None,
             metadata: 0,
+            root: None,
             intent: None,
             rescued: was(noted),
             size: UNMEASURED,

@@ -26,7 +26,15 @@ fn wished(wanted: Size, is: Size, state: State, domain: Option<RunState>) -> Fac
 }
 
 fn noted(size: SizeFacts) -> RecordFacts {
-    RecordFacts::Kept { started: true, rebuilt: None, rescued: None, metadata: 0, intent: None, size }
+    RecordFacts::Kept {
+        started: true,
+        rebuilt: None,
+        rescued: None,
+        metadata: 0,
+        root: None,
+        intent: None,
+        size,
+    }
 }
 
 fn told(second: u64, facts: Facts) -> Facts {
@@ -205,6 +213,7 @@ fn a_size_goes_before_a_rescue_and_waits_while_it_is_rescued() {
                 rebuilt: None,
                 rescued: Some(was),
                 metadata: 0,
+                root: None,
                 intent: None,
                 size: SizeFacts { is: size, ..SizeFacts::default() },
             },

@@ -1,6 +1,9 @@
 //! Volumes, and the machines that have them.
 
-use Effect::{Cover, Extend, HandOver, NoteResize, NoteVolumes, PrepareVolume, Receive, SetVolumes};
+use Effect::{
+    Cover, DropRecord, Extend, HandOver, NoteResize, NoteVolumes, PrepareVolume, Receive, RemoveDomain,
+    SetVolumes,
+};
 use ec_model::Handover;
 use jiff::Timestamp;
 
@@ -56,8 +59,15 @@ fn at(second: u64) -> Option<Timestamp> {
 
 /// A volume that was told to be there.
 fn volume(size: SizeFacts, resize: ResizeFacts) -> Facts {
-    let record =
-        RecordFacts::Kept { started: true, rebuilt: None, metadata: 0, intent: None, rescued: None, size };
+    let record = RecordFacts::Kept {
+        started: true,
+        rebuilt: None,
+        metadata: 0,
+        root: None,
+        intent: None,
+        rescued: None,
+        size,
+    };
     Facts {
         kind: Workload::Volume,
         record,
@@ -90,6 +100,7 @@ fn a_volume_is_made_marked_and_told_in_this_order() {
         started: false,
         rebuilt: None,
         metadata: 0,
+        root: None,
         intent: None,
         rescued: None,
         size: SizeFacts::default(),
@@ -194,4 +205,73 @@ fn a_volume_that_moves_is_handed_over_and_received_and_nothing_is_made_in_its_pl
     let destroyed = Facts { wanted: Wanted::Destroyed, ..from(unknown) };
     let Next::Run(effects) = plan(&destroyed, &LIMITS).next else { panic!("it is swept") };
     assert!(effects.contains(&Effect::Bury), "what comes later goes, too: {effects:?}");
+}
+
+/// A machine that boots from a volume, which is there, or is not.
+fn on_volume(facts: Facts, is_there: bool) -> Facts {
+    Facts { on_volume: true, observed: Observed { volume: is_there, ..facts.observed }, ..facts }
+}
+
+#[test]
+fn a_machine_is_built_on_the_volume_that_it_boots_from_once_that_is_there() {
+    let new = |is_there: bool, domain: Option<RunState>, record: RecordFacts| {
+        let facts = Facts {
+            status: status(State::Preparing, None, false, false),
+            observed: Observed { domain, ..Observed::default() },
+            record,
+            ..well()
+        };
+        on_volume(facts, is_there)
+    };
+    let unmarked = RecordFacts::Kept {
+        started: false,
+        rebuilt: None,
+        metadata: 0,
+        root: None,
+        intent: None,
+        rescued: None,
+        size: UNMEASURED,
+    };
+    let waits = || Tells(State::Preparing, "is to boot from is not there yet", &[]);
+    let build =
+        || Runs(&[PrepareDisk, Announce(State::Starting, None), Define, MarkStarted, Start, NoteStart]);
+    let finish = || Runs(&[Announce(State::Starting, None), MarkStarted, Start, NoteStart]);
+    let reason = "the volume that it is to boot from is not there yet";
+    for record in [RecordFacts::Absent, unmarked] {
+        let is_told = status(State::Preparing, Some(reason), false, false);
+        all([
+            (new(false, None, record), waits()),
+            (Facts { status: is_told, ..new(false, None, record) }, Told),
+            // Whose volume it may be: that it is there says nothing of this machine.
+            (new(true, None, record), build()),
+            (new(false, Some(RunState::NotStarted), record), waits()),
+            (new(true, Some(RunState::NotStarted), record), finish()),
+        ]);
+    }
+}
+
+#[test]
+fn what_boots_from_a_volume_is_kept_as_others_are_and_nothing_but_itself_is_swept() {
+    let gone = "the disk of the volume that it boots from is gone";
+    let down = || on_volume(seen(Some(RunState::Ended(End::ByHand)), true, false), false);
+    all([
+        (on_volume(well(), true), Settled),
+        (on_volume(well(), false), Tells(State::Error, "was deleted under the running guest", &[])),
+        (down(), Tells(State::Error, gone, &[])),
+        (on_volume(seen(None, true, false), false), Tells(State::Error, gone, &[])),
+        (
+            on_volume(seen(None, true, false), true),
+            Tells(State::Stopped, "its domain was gone from libvirt", &[Define]),
+        ),
+    ]);
+    let unwanted = |domain, record| {
+        let facts = Facts { wanted: Wanted::Nothing, status: StatusFacts::Absent, record, ..well() };
+        on_volume(Facts { observed: Observed { domain, ..facts.observed }, ..facts }, true)
+    };
+    all([
+        (unwanted(RUNS, KEPT), Tells(State::Unclaimed, "runs without a request", &[])),
+        (unwanted(None, KEPT), Tells(State::Unclaimed, "whose disk is a volume", &[])),
+        // It never ran: its volume is a workload of its own.
+        (unwanted(None, RecordFacts::Absent), Runs(&[RemoveDomain, DropRecord])),
+    ]);
 }
