@@ -145,13 +145,41 @@ pub(crate) async fn ask_whose(parts: &Parts, instance: InstanceId) -> Result<Who
     Ok(if request.is_some() { Whose::Requested } else { Whose::AskedFor })
 }
 
-/// Every allocation on this node, where placement knows the node.
+/// Every allocation on this node, where placement knows the node; with what of the storage that it shares is of this node's.
 pub(crate) async fn audit(parts: &Parts) -> Result<Option<BTreeMap<InstanceId, Resources>>, String> {
-    match parts.placement.provider_allocations(parts.node).await {
-        Ok(held) => Ok(Some(held.into_iter().collect())),
-        Err(PlacementError::NotFound(_)) => Ok(None),
-        Err(error) => Err(error.to_string()),
+    let mut held: BTreeMap<InstanceId, Resources> =
+        match parts.placement.provider_allocations(parts.node).await {
+            Ok(held) => held.into_iter().collect(),
+            Err(PlacementError::NotFound(_)) => return Ok(None),
+            Err(error) => return Err(error.to_string()),
+        };
+    if let Some(shared) = &parts.settings.shared {
+        let of_storage = parts.placement.provider_allocations(shared.storage.provider).await;
+        let of_storage = of_storage.map_err(|error| error.to_string())?;
+        // Looked for afterwards: what was claimed by then, and is this node's, is among them.
+        let known = known_here(parts).await?;
+        for (instance, amounts) in of_storage {
+            if held.contains_key(&instance) || known.contains(&instance) {
+                held.entry(instance).or_default().extend(amounts);
+            }
+        }
     }
+    Ok(Some(held))
+}
+
+/// What this node is asked for, has told of, or has a record of: an allocation of shared storage names no node.
+async fn known_here(parts: &Parts) -> Result<BTreeSet<InstanceId>, String> {
+    let keys = &parts.settings.keys;
+    let prefixes = (keys.requests(parts.node), keys.statuses(parts.node));
+    let (requests, statuses) = tokio::try_join!(parts.store.keys(&prefixes.0), parts.store.keys(&prefixes.1))
+        .map_err(|error| error.to_string())?;
+    let requests = requests.iter().filter_map(|key| Some(keys.parse_request(key).ok()?.1));
+    let statuses = statuses.iter().filter_map(|key| Some(keys.parse_status(key).ok()?.1));
+    let mut known: BTreeSet<InstanceId> = requests.chain(statuses).collect();
+    let records = Arc::clone(&parts.records);
+    let listed = parts.host.blocking(move || records.list()).await.map_err(|error| error.to_string())?;
+    known.extend(listed.map_err(|error| error.to_string())?.into_iter().map(|(instance, _)| instance));
+    Ok(known)
 }
 
 /// What a guest may take here: processors and memory that this node's own providers gave it, and all else (a disk

@@ -102,7 +102,10 @@ fn read(path: &Path) -> Result<Option<String>, StorageError> {
 pub(crate) async fn join(parts: &Parts) -> PlacementResult<()> {
     let (placement, node) = (&parts.placement, parts.node);
     let shared = parts.settings.shared.as_ref().map(|shared| &shared.storage);
-    leave_others(placement, parts, shared).await?;
+    // A node that never had its disks anywhere else need not ask.
+    if parts.settings.state_dir.join(USED).exists() {
+        leave_others(placement, parts, shared).await?;
+    }
     let Some(storage) = shared else { return Ok(()) };
     placement.join_shared(storage, node).await.map_err(|error| match error {
         PlacementError::Denied { status: 403, .. } => PlacementError::Invalid(format!(

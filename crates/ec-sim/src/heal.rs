@@ -293,9 +293,11 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             // Kept by its node, and counted. A disk alone that a call brought back late, after etcd had forgotten its
             // instance, may be anybody's, and nobody can tell how large it is: that stays until it is destroyed. So does
             // one whose domain and record somebody took.
+            // And one that another node handed over before an older etcd came, and this one had not received by then.
             (None, Some(State::Unclaimed)) => {
+                let is_unknown = restored && world.shares_storage() && !traces.record;
                 (restored || request_lost || was_revived && !wrote)
-                    && (counted || !(wrote && !disturbed || traces.domain || traces.record))
+                    && (counted || is_unknown || !(wrote && !disturbed || traces.domain || traces.record))
             }
             // It never ran, or its disk was taken and then all by which one could tell that it ran: its name stays until
             // somebody destroys it, and that is all.
@@ -488,7 +490,8 @@ async fn left(world: &Arc<World>) -> Vec<Complaint> {
     // A history goes by itself. Where somebody took all else of an instance from its node and from etcd, its agent, whose word
     // that is, has nothing by which it would think of it.
     let forgotten: BTreeSet<InstanceId> = world.judge(|referee, _| {
-        let gone = referee.instances().filter(|(_, known)| known.vanished && known.request_lost);
+        let is_gone = |known: &Known| known.vanished || known.is_volume && known.disturbed;
+        let gone = referee.instances().filter(|(_, known)| is_gone(known) && known.request_lost);
         gone.map(|(instance, _)| instance).collect()
     });
     for prefix in ["/ecompute/actions/", "/ecompute/outcomes/"] {

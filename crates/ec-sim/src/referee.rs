@@ -69,6 +69,8 @@ pub(crate) struct Known {
     told: Option<Told>,
     /// The same, of the times before, the newest first: all that an agent knows that lost the answers to its last words.
     told_before: VecDeque<Told>,
+    /// What was told last came late, in the place of newer words.
+    pub(crate) told_late: bool,
     /// A call that its agent had given up made something of it after its removal: the next look sweeps that.
     revived: bool,
     /// That has happened at least once.

@@ -179,7 +179,7 @@ impl Traces {
         };
         request.desired != Desired::Active
             || status.state == State::Error
-            || is_told && (status.is_rescued() == self.rescue_disk || self.rescue_disk && late)
+            || is_told && (status.is_rescued() == self.rescue_disk || late)
     }
 
     /// Whether whoever wished to look at it last was answered: whatever is wrong with it, its agent tells.

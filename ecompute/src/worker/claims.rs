@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use ec_model::{Instance, Workload, decode};
 use ec_placement_client::PlacementError;
 use ec_plan::engine::{Change, Held};
 
@@ -63,6 +64,12 @@ impl Worker {
     /// Gives back what the instance holds here. What it holds on other nodes is not this node's to give back.
     pub(super) async fn release(&mut self) -> Result<(), Stop> {
         let instance = self.job.instance;
+        if self.is_elsewhere().await? {
+            tracing::info!("it lies with another node of the same storage by now, and so does its claim");
+            self.no_longer_uncounted();
+            self.done.push(Change::Allocation(Held::Nothing));
+            return Ok(());
+        }
         match ask_placement(&self.parts, instance, self.request_id()).await? {
             Held::Here { .. } => self.placement().release(instance).await?,
             Held::Elsewhere => {
@@ -73,6 +80,19 @@ impl Worker {
         self.no_longer_uncounted();
         self.done.push(Change::Allocation(Held::Nothing));
         Ok(())
+    }
+
+    /// Whether a volume is with another node, which has the same storage: what is claimed of that does not tell which.
+    async fn is_elsewhere(&self) -> Result<bool, Stop> {
+        if self.parts.settings.shared.is_none() {
+            return Ok(false);
+        }
+        let key = self.parts.settings.keys.instance(self.job.instance);
+        let record =
+            self.parts.store.get(&key).await?.0.and_then(|pair| decode::<Instance>(&pair.value).ok());
+        Ok(record.is_some_and(|record| {
+            record.kind == Workload::Volume && record.node().is_some_and(|node| node != self.parts.node)
+        }))
     }
 
     /// Nothing need be reserved for it any more; whether something was.

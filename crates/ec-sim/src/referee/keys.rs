@@ -177,7 +177,15 @@ impl Referee {
             matches!(op, Op::Put { key, value, .. }
                 if *key == status && decode::<Status>(value).is_ok_and(|status| status.state == State::Error))
         });
-        if wrote {
+        // Of a volume of which an older etcd told nothing, and whose disk and record were taken, nobody knows that it was written.
+        let is_forgotten = self.restored && known.is_volume && known.disturbed;
+        let is_elsewhere = txn.then.iter().any(|op| {
+            matches!(op, Op::Put { key, value, .. } if *key == status
+            && decode::<Status>(value).is_ok_and(|status| {
+                status.reason.is_some_and(|reason| reason.contains("which is not made once more"))
+            }))
+        });
+        if wrote && !is_forgotten && !is_elsewhere {
             self.found(format!(
                 "the request of {instance}, whose guest ran, was deleted and no user wished it"
             ));
@@ -213,6 +221,14 @@ impl Referee {
             // It takes the place of newer words, till its agent looks.
             known.was_active &= !is_before_active(status.state);
             known.ended = None;
+            known.told_late = true;
+            // And may say the same once more.
+            known.told_before.push_front((
+                status.epoch,
+                status.observed_generation,
+                status.state,
+                status.reason.clone().unwrap_or_default(),
+            ));
             // Its agent does once more what it says is under way.
             known.ends_wished += u32::from(matches!(status.state, State::Rebooting | State::Stopping));
             return self.forget(instance);
@@ -237,10 +253,13 @@ impl Referee {
         if request.as_ref().is_some_and(|request| request.generation == status.observed_generation) {
             known.taken_up = known.taken_up.max(Some((status.epoch, status.observed_generation)));
         }
+        known.told_late = false;
         let harmed = restored || known.disturbed || lost_disk;
         let reason = status.reason.unwrap_or_default();
         let state = status.state;
         let wrong = match state {
+            // Its old node is slow, or not there.
+            State::Error if reason.contains("has not handed it over") => None,
             State::Error if !harmed && known.unclaimed.is_none_or(|age| age < GRACE) => {
                 Some("nothing was done to it")
             }

@@ -80,6 +80,7 @@ impl Wish {
         };
         let is_rescued =
             status.is_rescued() || was.rescue.as_ref().is_some_and(|wish| !given_up(wish.wished_at));
+        let never_ran = status.state == State::Error && status.started_at.is_none();
         let failed = status.resized.as_ref().is_some_and(|was| was.failed.is_some());
         let is_unsettled = self.record[0].before.is_some() && !failed;
         let goes_on = size && self.record[1].before.is_some();
@@ -92,7 +93,8 @@ impl Wish {
         [
             (gets_disk && !disk, "which gets a new disk"),
             (gets_size && !is_wrong, "which gets another size"),
-            (is_rescued && !rescue, "which boots from a rescue disk"),
+            // What never ran and failed boots from nothing, and goes.
+            (is_rescued && !rescue && !never_ran, "which boots from a rescue disk"),
             (
                 is_unsettled && !is_wrong && !volumes && (!size || goes_on),
                 "whose size is neither confirmed nor reverted",
@@ -201,6 +203,10 @@ impl Referee {
             }
             let Some(after) = read(after) else { continue };
             let known = self.known(instance);
+            // Who asks went by newer words than there are now.
+            if known.told_late {
+                continue;
+            }
             // Of which nobody can tell any more how it stands, or which came back.
             let told = !(known.status_lost || self.restored);
             let status = content(world, &world.keys.status(node, instance));
