@@ -299,6 +299,10 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
                 (restored || request_lost || was_revived && !wrote)
                     && (counted || is_unknown || !(wrote && !disturbed || traces.domain || traces.record))
             }
+            // A volume that is to go to where an older etcd has it goes when the guest lets go of it that has it here.
+            (Some(Desired::Active), Some(State::Unclaimed)) => {
+                restored && world.shares_storage() && is_had(world, instance)
+            }
             // It never ran, or its disk was taken and then all by which one could tell that it ran: its name stays until
             // somebody destroys it, and that is all.
             (None, Some(State::Error)) => {
