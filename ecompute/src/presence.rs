@@ -219,7 +219,7 @@ enum Renewed {
     /// This agent is the node.
     Ours(Hold),
     /// Another is; nothing is known of it where its record cannot be read.
-    Others(Option<Alive>),
+    Others(Option<Box<Alive>>),
 }
 
 async fn renew(
@@ -251,7 +251,7 @@ async fn renew(
             let predecessor = other.as_ref().is_some_and(|other| other.machine == record.machine);
             // A key on no lease was put by hand, and is nobody's sign of life.
             if pair.lease.is_some() && !ours && !predecessor {
-                return Ok(Renewed::Others(other));
+                return Ok(Renewed::Others(other.map(Box::new)));
             }
             Compare::Unchanged(agent_key.clone(), pair.mod_revision)
         }
