@@ -209,6 +209,8 @@ mod tests {
         let without = query.unwrap().without("DISK_GB").unwrap();
         assert_eq!(without.text(), "resources=VCPU:1&required=HW_CPU_X86_AVX2&limit=3");
         assert_eq!(without.without("DISK_GB").unwrap(), without);
+        let told = ResourceQuery::parse("resources=VCPU%3A1&resources1=DISK_GB:2").unwrap();
+        assert_eq!(told.without("DISK_GB").unwrap().text(), "resources=VCPU%3A1", "as it was written");
         assert_eq!(without.without("VCPU"), Err(QueryError::NoResources));
     }
 

@@ -309,6 +309,37 @@ mod tests {
     }
 
     #[test]
+    fn a_volume_is_moved_when_its_new_node_tells_so() {
+        let there = NodeId::new(uuid::Uuid::from_u128(8));
+        let moved =
+            |second, generation, node| Action { node, ..asked(second, ActionVerb::Migrate, generation) };
+        let instance = InstanceId::new(uuid::Uuid::from_u128(1));
+        let fates = |actions: &[Action], of: NodeId, outcome: Outcome| -> Vec<Fate> {
+            let outcomes = [Outcomes { instance, node: of, outcomes: vec![outcome] }];
+            let told = told(&Actions { instance, actions: actions.to_vec() }, &outcomes, &[]);
+            told.iter().filter(|it| it.verb.is_some()).filter_map(|it| it.outcome).collect()
+        };
+        let active = |generation| came(9, Some(State::Active), generation, 0);
+        let once = [moved(3, 2, there)];
+        for (of, outcome, fate) in [
+            (there, active(2), Fate::Done),
+            (there, active(5), Fate::Done),
+            (there, active(1), Fate::Pending),
+            (node(), active(2), Fate::Pending),
+            (there, came(9, Some(State::Stopped), 2, 0), Fate::Pending),
+            (there, came(9, Some(State::Error), 2, 0), Fate::Failed),
+        ] {
+            assert_eq!(fates(&once, of, outcome.clone()), [fate], "{of} {outcome:?}");
+        }
+        let back = [moved(3, 2, there), moved(4, 3, node())];
+        assert_eq!(fates(&back, node(), active(1)), [Fate::Overtaken, Fate::Pending]);
+        let gone = [moved(3, 2, there), asked(4, ActionVerb::Delete, 3)];
+        assert_eq!(fates(&gone, node(), active(1)), [Fate::Overtaken, Fate::Pending]);
+        let stays = [moved(3, 2, there), asked(4, ActionVerb::Rename, 3)];
+        assert_eq!(fates(&stays, node(), active(1))[0], Fate::Pending);
+    }
+
+    #[test]
     fn a_wish_is_told_with_the_id_of_its_command_and_what_came_by_itself_with_none() {
         let told = history(
             vec![asked(1, ActionVerb::Create, 1)],

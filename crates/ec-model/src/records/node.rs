@@ -138,3 +138,21 @@ impl Alive {
         self.formats.get(R::WHAT).is_some_and(|last| *last >= format)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_storage_is_the_same_by_its_name_and_its_provider_is_no_nodes() {
+        let [nfs, other] = ["nfs", "other"].map(SharedStorage::named);
+        assert_eq!(nfs, SharedStorage::named("nfs"));
+        assert_eq!(nfs.provider_name(), "storage:nfs");
+        let uuids = [&nfs, &other].map(|storage| [storage.provider.uuid(), storage.aggregate()]).concat();
+        assert!(
+            uuids.iter().all(|uuid| uuids.iter().filter(|other| *other == uuid).count() == 1),
+            "{uuids:?}"
+        );
+        assert!(!uuids.contains(&Uuid::default()));
+    }
+}

@@ -76,3 +76,28 @@ fn a_disk_that_is_there_and_is_being_made_is_not_booted_from() {
     let half = Event::Ended(Report { instance: VOLUME, done, outcome: failed });
     assert_ne!(first(&mut told, half), Some(Effect::PrepareDisk));
 }
+
+#[test]
+fn nothing_is_booted_from_a_disk_that_could_not_be_looked_at_since_it_was_made() {
+    let mut told = waiting();
+    let reason = Some("the volume that it is to boot from is not there yet");
+    told.ended(vec![Change::Status(says(State::Preparing, reason))], Outcome::Done);
+    let volume = Observed { volume: true, ..Observed::default() };
+    let done = vec![
+        Change::Observed(Ok(volume)),
+        Change::Record(kept(true)),
+        Change::Status(says(State::Active, None)),
+        Change::Observed(Err("gone away".to_owned())),
+    ];
+    let made = Event::Ended(Report { instance: VOLUME, done, outcome: Outcome::Done });
+    assert_ne!(first(&mut told, made), Some(Effect::PrepareDisk));
+}
+
+#[test]
+fn a_record_tells_what_its_machine_boots_from() {
+    let RecordFacts::Kept { started, rebuilt, metadata, intent, rescued, size, .. } = kept(true) else {
+        panic!()
+    };
+    let record = RecordFacts::Kept { started, rebuilt, metadata, intent, root: Some(VOLUME), rescued, size };
+    assert_eq!((record.root(), kept(true).root(), RecordFacts::Absent.root()), (Some(VOLUME), None, None));
+}
