@@ -135,7 +135,7 @@ fn what_an_instance_boots_from_is_made_before_it_and_is_neither_given_nor_taken(
         stored: Vec::new(),
     };
     assert_eq!(case.steps(true, true), ["create root", "create data", "attach data db"]);
-    assert_eq!(case.of().root_of(0), Some(0));
+    assert_eq!((case.of().root_of(0), case.of().root_of(1)), (Some(0), None));
     assert_eq!((case.of().room_for(0, false), case.of().room_for(0, true)), (10, 5));
     case.stored = vec![stored(7, "root", Some("shop"), 1), stored(8, "data", Some("shop"), 1)];
     assert_eq!(case.of().node_for(0), Some(node(1)), "it is placed where they lie");
