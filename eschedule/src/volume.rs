@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use ec_cloud::{
     Acted, Ask, Doomed, NewVolume, Scheduled, VolumeView, find_placed, move_volume, node_named,
-    node_to_come_to, resolve, resolve_volume, until_active, until_done, until_gone, until_moved,
+    node_to_come_to, resolve, resolve_volume, until_active, until_done, until_gone,
 };
 use ec_model::{InstanceId, NodeId, OF_VOLUME};
 use ec_runtime::{
@@ -253,10 +253,10 @@ async fn bring(
     let cloud = &session.cloud;
     let moved = move_volume(cloud, volume, node).await.map_err(|error| session.failed(error))?;
     let shown = Shown::new("moving");
-    let there = until_moved(cloud, moved, timeout, |step| shown.step_of_volume(step));
+    let there = until_active(cloud, moved.node, volume, timeout, |step| shown.step_of_volume(step));
     let there = patience.wait(session, volume, there).await;
     shown.finish();
-    there
+    there.map(drop)
 }
 
 pub(crate) async fn show(session: &Session, volume: InstanceId, output: Output) -> Result<(), Failure> {

@@ -84,7 +84,7 @@ pub use image::{
 pub use intent::{Naming, name_is_free};
 pub use lookup::{Found, Known, Read, View, called_beginning, find, find_placed, list, resolve, standing};
 pub use members::{Membership, ROOT};
-pub use moving::{move_volume, node_to_come_to, until_moved};
+pub use moving::{move_volume, node_to_come_to};
 pub use nodes::{NodeView, nodes};
 pub use preview::{Preview, Share, preview};
 pub use reach::{Door, look_at};

@@ -7,8 +7,6 @@
 //!  new node:        disk received ──▶ told as there
 //! ```
 
-use std::time::Duration;
-
 use ec_model::{
     ActionVerb, Alive, Assigned, Handover, InstanceId, NodeId, Record, Request, SharedStorage, Workload,
     decode,
@@ -17,14 +15,13 @@ use ec_plan::volumes::{self, Sides};
 use ec_store::{Compare, KeyValue, StoreError, Txn};
 
 use crate::{
-    Cloud, CloudError, CloudResult, Scheduled, Step,
+    Cloud, CloudError, CloudResult, Scheduled,
     act::{docs, let_in},
     history::{Asked, note},
     lookup::find_placed,
     schedule::not_understood,
     source::kind_of,
     volume::{known_volume, refuse_attached},
-    wait::until_active,
 };
 
 /// Another writer changed it in between so often: something is wrong with the cluster.
@@ -67,7 +64,7 @@ pub async fn move_volume(cloud: &Cloud, volume: InstanceId, node: NodeId) -> Clo
         let no_storage = |which: NodeId| {
             refused(format!("node {which} is not alive, or has its disks on no storage that is shared"))
         };
-        let (_, from) = storage_of(cloud, disk.node).await?.ok_or_else(|| no_storage(disk.node))?;
+        let (old_sign, from) = storage_of(cloud, disk.node).await?.ok_or_else(|| no_storage(disk.node))?;
         let (sign, to) = storage_of(cloud, node).await?.ok_or_else(|| no_storage(node))?;
         if from != to {
             return Err(refused(format!(
@@ -77,13 +74,16 @@ pub async fn move_volume(cloud: &Cloud, volume: InstanceId, node: NodeId) -> Clo
         }
         let generation = record.record.generation.max(order.record.generation).saturating_add(1);
         let epoch = record.record.assigned.map_or(order.record.epoch, |assigned| assigned.epoch) + 1;
-        // What was wished of it before has come to its end, which the new node cannot know.
+        // What was wished of it before has come to its end, which the new node cannot know. A size that it could not be given is
+        // claimed for it all the same, and tried there once more.
+        let resized = disk.status.record().and_then(|status| status.resized.as_ref());
+        let was_refused = resized.is_some_and(|was| was.failed.is_some());
         let come = Request {
             epoch,
             generation,
             handover: Some(Handover::From(disk.node)),
             rebuild: None,
-            resize: None,
+            resize: order.record.resize.filter(|_| was_refused),
             access: None,
             request_id: cloud.request_id,
             ..order.record.clone()
@@ -93,9 +93,10 @@ pub async fn move_volume(cloud: &Cloud, volume: InstanceId, node: NodeId) -> Clo
         record.record.assigned = Some(Assigned { node, epoch });
         (record.record.generation, record.record.request_id) = (generation, cloud.request_id);
         record.record.attached = None;
-        for (which, value) in [(disk.node, alive_value(cloud, disk.node).await?), (node, Some(sign.value))] {
-            let why = value.and_then(|value| not_understood(which, &value, come.format()));
-            why.map_or(Ok(()), |why| Err(refused(why)))?;
+        for (which, sign) in [(disk.node, &old_sign), (node, &sign)] {
+            if let Some(why) = not_understood(which, &sign.value, come.format()) {
+                return Err(refused(why));
+            }
         }
         let keys = &cloud.keys;
         let (record_key, from_key, to_key) =
@@ -123,19 +124,6 @@ pub async fn move_volume(cloud: &Cloud, volume: InstanceId, node: NodeId) -> Clo
     Err(CloudError::Busy(format!("{volume} keeps changing; try again")))
 }
 
-/// Waits until a volume that moves is there.
-///
-/// # Errors
-/// It came to another end; the time ran out.
-pub async fn until_moved(
-    cloud: &Cloud,
-    moved: Scheduled,
-    timeout: Duration,
-    seen: impl Fn(Step<'_>),
-) -> CloudResult<()> {
-    until_active(cloud, moved.node, moved.instance, timeout, seen).await.map(drop)
-}
-
 /// The storage that a living node shares with others, with its sign of life.
 pub(crate) async fn storage_of(
     cloud: &Cloud,
@@ -146,8 +134,4 @@ pub(crate) async fn storage_of(
         let storage = decode::<Alive>(&sign.value).ok()?.storage?;
         Some((sign, storage))
     }))
-}
-
-async fn alive_value(cloud: &Cloud, node: NodeId) -> CloudResult<Option<Vec<u8>>> {
-    Ok(cloud.store.get(&cloud.keys.alive(node)).await?.0.map(|sign| sign.value))
 }

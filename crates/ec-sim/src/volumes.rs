@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use ec_cloud::{
     Attached, Awaited, Cloud, CloudError, NewVolume, NoRoom, Scheduled, attach, create_volume, delete_volume,
     detach, extend_volume, find_placed, let_go, move_volume, node_to_come_to, restore_volume, snapshot_of,
-    until_done, until_moved, volumes,
+    until_active, until_done, volumes,
 };
 use ec_model::{CopyOf, ImageRef, InstanceId, NodeId};
 use ec_plan::verbs::Verb;
@@ -276,7 +276,7 @@ pub(crate) async fn go(
     let moved = told(world, actor, move_volume(cloud, volume, node).await)?;
     world.log(actor, "is told: it goes there");
     if wait {
-        told(world, actor, until_moved(cloud, moved, PATIENCE, |_| {}).await)?;
+        told(world, actor, until_active(cloud, moved.node, volume, PATIENCE, |_| {}).await)?;
         world.log(actor, format!("waited for {volume}: it is there"));
     }
     Ok(())

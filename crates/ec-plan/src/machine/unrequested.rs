@@ -57,9 +57,10 @@ fn holds_another(facts: &Facts) -> bool {
 
 /// Destroyed by a user, or never ran: what a call that came late left behind, or a build without its request.
 fn leftovers(facts: &Facts, _: &Limits) -> Option<Plan> {
-    // Who handed it over after its user destroyed it here may have claimed for it since.
+    // Who handed it over after its user destroyed it here may have claimed for it since. Given back first: once nothing is here any
+    // more, nobody would think of that again.
     if is_here(facts) && facts.buried {
-        return Some(Plan::run(vec![RemoveDomain, DropRecord, Release], "sweeping what came after its end"));
+        return Some(Plan::run(vec![Release, RemoveDomain, DropRecord], "sweeping what came after its end"));
     }
     if is_here(facts) || facts.record != RecordFacts::Absent {
         return Some(Plan::run(vec![RemoveDomain, DropRecord], "sweeping what is left of it"));

@@ -397,7 +397,7 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
         (told(left(RUNS, true, keeps(1, 2))), tells("that runs without a request")),
         (told(left(RUNS, true, keeps(2, 1))), tells("that runs without a request")),
         (with(Allocation::Elsewhere, told(runs())), Told),
-        (buried(runs()), Runs(&[RemoveDomain, DropRecord, Release])),
+        (buried(runs()), Runs(&[Release, RemoveDomain, DropRecord])),
         (left(NOT_STARTED, true, never), swept()),
         (left(NOT_STARTED, false, absent), swept()),
         (left(None, true, never), swept()),
