@@ -112,8 +112,8 @@ async fn wish(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<A
         }
         let its_own = &record.record.spec.image;
         if let Wish::Rescue(image) = &wish
-            && (image.as_ref().unwrap_or(its_own).is_none()
-                || image.as_ref().unwrap_or(its_own).copied().is_some())
+            && let image = image.as_ref().unwrap_or(its_own)
+            && (image.is_none() || image.copied().is_some())
         {
             let why =
                 "a rescue disk is made of an image, and not as a copy of a disk: name one with `--image`";

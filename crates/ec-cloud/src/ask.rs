@@ -148,7 +148,7 @@ impl<'a> Ask<'a> {
     /// Nobody can boot from it, or another node is asked for.
     pub async fn on_volume(self, cloud: &Cloud, volume: Option<InstanceId>) -> CloudResult<Self> {
         let Some(volume) = volume else { return Ok(self) };
-        if self.query.total().contains_key("DISK_GB") {
+        if self.query.total().contains_key(DISK) {
             let why =
                 "an instance that boots from a volume has no disk of its own: leave DISK_GB out of its query";
             return Err(CloudError::Invalid(why.to_owned()));

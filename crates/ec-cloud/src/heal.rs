@@ -274,7 +274,7 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId) -> CloudResult<
     };
     let elsewhere = before.as_ref().and_then(|before| before.record.node()).filter(|at| *at != node);
     if let (Some(to), Some(recorded), Workload::Volume) = (elsewhere, &recorded.0, asked.kind)
-        && store.get(&keys.request(to, instance)).await?.0.is_some()
+        && let Some(there) = store.get(&keys.request(to, instance)).await?.0
     {
         let mut order = held.intent.request().map_err(|error| CloudError::Unreadable(error.to_string()))?;
         let told = status.filter(|status| status.state == State::Unclaimed);
@@ -286,7 +286,7 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId) -> CloudResult<
         // What is wished of its power means nothing, and is carried out.
         (order.record.power.generation, order.record.power.anew) = (told.power_generation, false);
         let as_told = Compare::Unchanged(status_key, status_revision);
-        return to_go(cloud, (&held_pair, as_told), order, recorded, [node, to]).await;
+        return to_go(cloud, (&held_pair, as_told), order, [recorded, &there], [node, to]).await;
     }
     let mut brought = match brought(&held, status.as_ref(), before.as_ref()) {
         Ok(brought) => brought,
@@ -336,7 +336,7 @@ async fn to_go(
     cloud: &Cloud,
     (held, status): (&KeyValue, Compare),
     mut order: Doc<Request>,
-    recorded: &KeyValue,
+    [recorded, asked]: [&KeyValue; 2],
     [node, to]: [NodeId; 2],
 ) -> CloudResult<Planned> {
     let (keys, instance) = (&cloud.keys, order.record.instance);
@@ -344,8 +344,7 @@ async fn to_go(
         Ok(Planned::Left(Healed::left(node, instance, Some(&order.record), why)))
     };
     let unreadable = |error: ec_model::RecordError| CloudError::Unreadable(error.to_string());
-    let [from_key, to_key] = [keys.request(node, instance), keys.request(to, instance)];
-    let Some(asked) = cloud.store.get(&to_key).await?.0 else { return Ok(Planned::Nothing) };
+    let from_key = keys.request(node, instance);
     let (from, there) = tokio::try_join!(storage_of(cloud, node), storage_of(cloud, to))?;
     let (Some((sign, own)), Some((other_sign, other))) = (from, there) else {
         return left(&order, format!("it is asked for on node {to}"));
@@ -378,17 +377,17 @@ async fn to_go(
     let healed = Healed::brought(node, &record.record, notes);
     let unchanged = |pair: &KeyValue| Compare::Unchanged(pair.key.clone(), pair.mod_revision);
     let txn =
-        [held, recorded, &asked, &sign, &other_sign].map(unchanged).into_iter().fold(Txn::new(), Txn::when);
+        [held, recorded, asked, &sign, &other_sign].map(unchanged).into_iter().fold(Txn::new(), Txn::when);
     let txn = txn
         .when(status)
         .when(Compare::Absent(from_key.clone()))
         .put(from_key, order.encode())
-        .put(to_key, come.encode())
+        .put(asked.key.clone(), come.encode())
         .put(recorded.key.clone(), record.encode());
     let detail = Some(format!("from node {node} to node {to}"));
-    let asked =
+    let heals =
         Asked { instance, node: to, verb: ActionVerb::Heal, detail, at: cloud.host.now(), generation };
-    Ok(Planned::Bring(healed, note(cloud, asked, txn, None).await?))
+    Ok(Planned::Bring(healed, note(cloud, heals, txn, None).await?))
 }
 
 async fn with_user_data(cloud: &Cloud, held: &Held, brought: &mut Brought, txn: Txn) -> CloudResult<Txn> {

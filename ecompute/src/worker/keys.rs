@@ -8,7 +8,7 @@ use ec_plan::{
     history, status,
 };
 use ec_runtime::planted;
-use ec_store::{Compare, LeaseId, Txn};
+use ec_store::{Compare, LeaseId, StoreResult, Txn};
 
 use super::{Stop, Worker};
 
@@ -147,8 +147,7 @@ impl Worker {
 
     /// Takes what lies in etcd of its status for what was told last.
     pub(super) async fn read_again(&mut self) -> Result<(), Stop> {
-        let there = self.parts.store.get(&self.parts.status_key(self.job.instance)).await?.0;
-        if let Some(status) = there.and_then(|pair| decode::<Status>(&pair.value).ok())
+        if let Some(status) = self.lies_there().await?
             && Some(&status) != self.status.known()
         {
             self.now_is(StatusEntry::Known(Box::new(status)));
@@ -158,9 +157,13 @@ impl Worker {
 
     /// Whether what lies in etcd of its status is what is known of it.
     pub(super) async fn is_told_last(&self) -> bool {
-        let there = self.parts.store.get(&self.parts.status_key(self.job.instance)).await;
-        let there = there.ok().and_then(|(pair, _)| decode::<Status>(&pair?.value).ok());
-        there.as_ref() == self.status.known()
+        self.lies_there().await.ok().flatten().as_ref() == self.status.known()
+    }
+
+    /// What lies in etcd of its status; none where that cannot be read.
+    async fn lies_there(&self) -> StoreResult<Option<Status>> {
+        let there = self.parts.store.get(&self.parts.status_key(self.job.instance)).await?.0;
+        Ok(there.and_then(|pair| decode(&pair.value).ok()))
     }
 
     /// Writes its status.
