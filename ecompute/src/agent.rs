@@ -45,7 +45,7 @@ pub async fn run(settings: Settings, port: Option<Port>, shutdown: CancellationT
     let state = StateDir::take(&settings.state_dir)?;
     let node = state.node(settings.uuid)?;
     if let Some(shared) = &settings.shared {
-        storage::take(shared, &settings.state_dir)?;
+        storage::take(shared, &settings.state_dir, node)?;
     }
     tracing::info!(%node, name = settings.name, version = env!("CARGO_PKG_VERSION"), "starting");
     let store: Arc<dyn Store> =

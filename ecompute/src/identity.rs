@@ -85,7 +85,11 @@ impl StateDir {
             Ok(text) => text.trim().parse().map_err(|source| IdentityError::Damaged { path, source }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let node = NodeId::new(uuid::Uuid::new_v4());
-                keep(&path, node).map_err(|source| IdentityError::Io { what: "write", path, source })?;
+                keep(&path, &path.with_extension("new"), node).map_err(|source| IdentityError::Io {
+                    what: "write",
+                    path,
+                    source,
+                })?;
                 Ok(node)
             }
             Err(source) => Err(IdentityError::Io { what: "read", path, source }),
@@ -105,13 +109,13 @@ pub(crate) fn kept(state_dir: &Path) -> Option<NodeId> {
     fs::read_to_string(state_dir.join("uuid")).ok()?.trim().parse().ok()
 }
 
-/// Writes a line, whole or not at all: a crash must not leave half a uuid, which would orphan the provider.
-pub(crate) fn keep(path: &Path, line: impl Display) -> io::Result<()> {
-    let temporary = path.with_extension("new");
-    let mut file = File::create(&temporary)?;
+/// Writes a line, by way of a file that nobody else writes, whole or not at all: a crash must not leave half a uuid, which would
+/// orphan the provider.
+pub(crate) fn keep(path: &Path, temporary: &Path, line: impl Display) -> io::Result<()> {
+    let mut file = File::create(temporary)?;
     writeln!(file, "{line}")?;
     file.sync_all()?;
-    fs::rename(&temporary, path)?;
+    fs::rename(temporary, path)?;
     // The name too must outlive a power cut: placement and etcd will know this uuid in a moment.
     File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
 }

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ec_model::SharedStorage;
+use ec_model::{NodeId, SharedStorage};
 use ec_placement_client::{PlacementClient, PlacementError, PlacementResult};
 
 use crate::{config::Shared, identity::keep, parts::Parts};
@@ -63,12 +63,13 @@ pub(crate) enum StorageError {
     },
 }
 
-/// Makes sure that what is mounted is what it shall be. Storage that nobody has used yet is marked with its name.
-pub(crate) fn take(shared: &Shared, state_dir: &Path) -> Result<(), StorageError> {
+/// Makes sure that what is mounted is what it shall be. Storage that nobody has used yet is marked with its name, by several nodes at
+/// once where they come at once.
+pub(crate) fn take(shared: &Shared, state_dir: &Path, node: NodeId) -> Result<(), StorageError> {
     check(shared, state_dir)?;
     for file in [shared.path.join(MARK), state_dir.join(USED)] {
         if read(&file)?.as_deref() != Some(&*shared.storage.name) {
-            let written = keep(&file, &shared.storage.name);
+            let written = keep(&file, &file.with_extension(node.to_string()), &shared.storage.name);
             written.map_err(|source| StorageError::Io { what: "write", path: file, source })?;
         }
     }
@@ -133,23 +134,47 @@ async fn leave_others(
 mod tests {
     use super::*;
 
+    fn node(number: u128) -> NodeId {
+        NodeId::new(uuid::Uuid::from_u128(number))
+    }
+
+    #[test]
+    fn of_many_who_come_at_once_each_finds_it_marked() {
+        for _ in 0..20 {
+            let place = tempfile::tempdir().unwrap();
+            std::thread::scope(|scope| {
+                for number in 0..8 {
+                    let path = place.path().to_owned();
+                    scope.spawn(move || {
+                        let nfs = Shared { storage: SharedStorage::named("nfs"), path };
+                        take(&nfs, tempfile::tempdir().unwrap().path(), node(number)).unwrap();
+                    });
+                }
+            });
+            let left: Vec<_> =
+                fs::read_dir(place.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            assert_eq!(left, [MARK]);
+        }
+    }
+
     #[test]
     fn storage_is_marked_once_and_what_is_not_it_is_never_used() {
         let (state, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let shared =
             |name: &str, path: &Path| Shared { storage: SharedStorage::named(name), path: path.to_owned() };
         let nfs = shared("nfs", place.path());
-        take(&nfs, state.path()).unwrap();
-        take(&nfs, state.path()).unwrap();
-        take(&nfs, tempfile::tempdir().unwrap().path()).unwrap();
-        let error = take(&shared("other", place.path()), state.path()).unwrap_err().to_string();
+        take(&nfs, state.path(), node(1)).unwrap();
+        take(&nfs, state.path(), node(1)).unwrap();
+        take(&nfs, tempfile::tempdir().unwrap().path(), node(2)).unwrap();
+        let error = take(&shared("other", place.path()), state.path(), node(1)).unwrap_err().to_string();
         assert!(error.contains("is `nfs`, not `other`"), "{error}");
         // The mount is gone, and what it was mounted on is there.
         fs::remove_file(place.path().join(MARK)).unwrap();
-        let error = take(&nfs, state.path()).unwrap_err().to_string();
+        let error = take(&nfs, state.path(), node(1)).unwrap_err().to_string();
         assert!(error.contains("which this node has used"), "{error}");
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
-        let error = take(&shared("nfs", Path::new("/nonexistent")), state.path()).unwrap_err().to_string();
+        let error =
+            take(&shared("nfs", Path::new("/nonexistent")), state.path(), node(1)).unwrap_err().to_string();
         assert!(error.contains("mount `nfs` there first"), "{error}");
     }
 }
