@@ -16,13 +16,14 @@ BUILD := $(AS_OWNER) cargo build --release --locked
 
 .PHONY: help demo demo-down test long newcomer bench check deny fuzz fuzz-placement sim mutants \
   mutants-changed install deb deb-test page-test piuparts eschedule-static \
-  upgrade-test
+  upgrade-test shared-test
 
 help:
 	@echo "make demo       install what is missing, build, start the stack, boot a guest, log in"
 	@echo "make demo-down  end the demo; nothing stays but caches in $(CACHE)"
 	@echo "make test       all tests, on real etcd, placement, libvirt guests and Docker"
 	@echo "make long       hours: these, a stock Debian through every verb, and KILLS (20) kills at each step of each"
+	@echo "make shared-test  the tests of storage that nodes share, on a GlusterFS that is mounted twice"
 	@echo "make upgrade-test  this release's programs and those of PREVIOUS (the one before) together, in every mixture"
 	@echo "make newcomer   install and demo on new Debian 12, Debian 13 and Ubuntu 24.04, in namespaces"
 	@echo "make bench      what we promise, beside the bare calls, as medians and ratios"
@@ -93,6 +94,10 @@ upgrade-test:
 	scripts/check-rust.sh
 	scripts/install-deps.sh test
 	scripts/upgrade-test.sh $(PREVIOUS)
+
+shared-test:
+	scripts/check-rust.sh
+	scripts/shared-test.sh
 
 newcomer:
 	$(AS_OWNER) scripts/check-rust.sh

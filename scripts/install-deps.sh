@@ -1,9 +1,9 @@
 #!/bin/bash
 # Installs what building, the demo, the tests and packages need from the distribution, where it is missing.
-# usage: install-deps.sh build|demo|test          (each includes the ones before it)
+# usage: install-deps.sh build|demo|test|shared-test    (each includes the ones before it)
 #        install-deps.sh package|package-test     (these two include build)
 set -euo pipefail
-level=${1:?usage: $0 build|demo|test|package|package-test}
+level=${1:?usage: $0 build|demo|test|shared-test|package|package-test}
 # Also with a user's own PATH the system's programs are seen; apt's texts are read below.
 export PATH=$PATH:/usr/sbin:/sbin LC_ALL=C DEBIAN_FRONTEND=noninteractive
 
@@ -22,12 +22,13 @@ package | package-test)
   [ "$level" = package ] || packages+=(lintian mmdebstrap debian-archive-keyring util-linux piuparts
     curl etcd-client iproute2 openssh-client openssl procps)
   ;;
-demo | test)
+demo | test | shared-test)
   packages+=(etcd-server etcd-client qemu-system-x86 qemu-utils libvirt-daemon-system libvirt-clients
     dnsmasq-base iproute2 iptables nftables python3 openssh-client cpio e2fsprogs curl util-linux
     dpkg-dev procps kmod binutils xz-utils zstd)
   ;;&
-test)
+shared-test) packages+=(glusterfs-server glusterfs-client) ;;&
+test | shared-test)
   # virt-xml-validate is of libvirt-clients, and calls xmllint.
   packages+=(python3-venv mmdebstrap postgresql prometheus debian-archive-keyring libxml2-utils virtinst)
   # Another Docker than the distribution's serves as well, and would have to go for it.
@@ -35,7 +36,7 @@ test)
   ;;
 demo) ;;
 *)
-  echo "install-deps: \`$level\` is not known: wanted build, demo, test, package or package-test" >&2
+  echo "install-deps: \`$level\` is not known: wanted build, demo, test, shared-test, package or package-test" >&2
   exit 2
   ;;
 esac
@@ -49,7 +50,7 @@ find_missing() {
 find_missing
 # Releases differ in the packages that these two come from, which only apt's lists tell.
 docker_missing='' compose_missing=''
-if [ "$level" = test ]; then
+if [[ $level = *test && $level != package-test ]]; then
   command -v docker >/dev/null || docker_missing=yes
   docker compose version >/dev/null 2>&1 || command -v docker-compose >/dev/null || compose_missing=yes
 fi

@@ -2,6 +2,7 @@
 # All tests, on real parts. Needs root: bridges, network namespaces and libvirt.
 # usage: test.sh                        all but these two:
 #        test.sh long                   also what takes hours
+#        test.sh shared               those of storage that nodes share, alone (shared-test.sh calls it, and has it built before)
 #        test.sh upgrade DIRECTORY      this release's programs beside those there, of another (upgrade-test.sh calls it)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -35,9 +36,13 @@ parts=$!
 # With the failpoints, at which the crash tests stop the agent. In one go with the tests: apart, the
 # dependencies would be built twice, with different features.
 tests=(--tests)
-if [ "${1-}" = upgrade ]; then tests=(--test upgrade); fi
+case ${1-} in
+upgrade) tests=(--test upgrade) ;;
+build | shared) tests=(--test faults) ;;
+esac
 cargo build --locked --workspace --all-features --bins "${tests[@]}"
 wait "$parts"
+[ "${1-}" != build ] || exit 0
 ETCD_BIN_NEW=$(scripts/fetch-newer-etcd.sh)
 export ETCD_BIN_NEW
 # Random histories are the same ones in every run, so that a failure is of the change; `make fuzz` has others.
@@ -53,6 +58,9 @@ fi
 if [ "${1-}" = upgrade ]; then
   export EC_TEST_PREVIOUS=$2
   exec cargo nextest run --profile upgrade --workspace --locked --all-features "${tests[@]}" --no-capture
+fi
+if [ "${1-}" = shared ]; then
+  exec cargo nextest run --workspace --locked --all-features "${tests[@]}" -E 'test(storage_shared)'
 fi
 cargo nextest run --workspace --locked --all-features -E 'not (package(ec-sim) and kind(test))'
 # Whole clusters are computed, not waited for: optimised it takes a tenth of the time.

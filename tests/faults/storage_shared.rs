@@ -1,6 +1,6 @@
 //! Storage that two agents share: one provider of its own counts it, and each node has its own directory there.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use ec_model::{InstanceId, NodeId, Resources, SharedStorage, State};
@@ -15,13 +15,47 @@ const GUEST: &str = "resources=VCPU:1,MEMORY_MB:128,DISK_GB:1";
 /// With one processor the tiny guest has no interrupt for a disk that comes later.
 const TWO: &str = "resources=VCPU:2,MEMORY_MB:128,DISK_GB:1";
 
+/// A directory that two nodes have, at a place of its own each.
+struct Shared {
+    directory: tempfile::TempDir,
+    /// Where the second node has it.
+    other: PathBuf,
+}
+
+impl Shared {
+    /// Both have the same directory, or, where `EC_TEST_SHARED` names two mounts of one file system, each its own mount.
+    fn new() -> Result<Self> {
+        let builder = || tempfile::Builder::new();
+        let Some(mounts) = std::env::var_os("EC_TEST_SHARED").map(PathBuf::from) else {
+            let directory = builder().prefix("ec-shared-").tempdir()?;
+            let other = directory.path().to_owned();
+            return Ok(Self { directory, other });
+        };
+        let directory = builder().tempdir_in(mounts.join("first"))?;
+        let other = mounts.join("other").join(directory.path().file_name().context("no name")?);
+        Ok(Self { directory, other })
+    }
+
+    fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// A node's own directory, as it sees it.
+    fn of(&self, node: NodeId, second: NodeId) -> PathBuf {
+        let place = if node == second { &*self.other } else { self.path() };
+        place.join(node.to_string())
+    }
+}
+
 /// A stack whose agent, and a second one, have their guests' disks in the same directory.
-async fn two(directory: &Path) -> Result<(Stack, SecondAgent)> {
-    let mut stack =
-        Stack::start_with(&format!("shared_storage: {{name: {POOL}, path: {}}}", directory.display()))
-            .await?;
+async fn two(shared: &Shared) -> Result<(Stack, SecondAgent)> {
+    let at = |place: &Path| format!("shared_storage: {{name: {POOL}, path: {}}}", place.display());
+    let first = at(shared.path());
+    let mut stack = Stack::start_with(&first).await?;
     stack.start_agent("").await?;
-    let second = SecondAgent::start(&stack, Release::This, |config| format!("{config}traits: [{SECOND}]\n"))?;
+    let second = SecondAgent::start(&stack, Release::This, |config| {
+        format!("{}traits: [{SECOND}]\n", config.replace(&first, &at(&shared.other)))
+    })?;
     stack
         .until("both nodes are registered", async || {
             let shown = stack.eschedule(&["nodes", "-o", "json"])?;
@@ -50,8 +84,8 @@ fn uuid(stack: &Stack, what: &[&str], key: &str) -> Result<InstanceId> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_disks_of_two_nodes_are_claimed_of_the_storage_that_they_share() -> Result<()> {
-    let place = tempfile::Builder::new().prefix("ec-shared-").tempdir()?;
-    let (mut stack, second) = two(place.path()).await?;
+    let place = Shared::new()?;
+    let (mut stack, second) = two(&place).await?;
     let storage = SharedStorage::named(POOL);
     let placement = &stack.placement;
     ensure!(placement.traits(storage.provider).await?.contains(SHARES));
@@ -82,7 +116,7 @@ async fn the_disks_of_two_nodes_are_claimed_of_the_storage_that_they_share() -> 
     };
     is_claimed(first, Some(stack.node)).await?;
     is_claimed(other, Some(second.node)).await?;
-    let disk = |node: NodeId, of: InstanceId| place.path().join(node.to_string()).join(format!("{of}.qcow2"));
+    let disk = |node: NodeId, of: InstanceId| place.of(node, second.node).join(format!("{of}.qcow2"));
     ensure!(disk(stack.node, first).is_file() && disk(second.node, other).is_file());
 
     // Volumes are of the storage alone, and lie with one of its nodes.
@@ -122,7 +156,7 @@ async fn the_disks_of_two_nodes_are_claimed_of_the_storage_that_they_share() -> 
     }
     assert_eq!(stack.placement.usages(storage.provider).await?["DISK_GB"], 0);
     for node in [stack.node, second.node] {
-        let left: Vec<_> = std::fs::read_dir(place.path().join(node.to_string()))?.collect();
+        let left: Vec<_> = std::fs::read_dir(place.of(node, second.node))?.collect();
         ensure!(left.is_empty(), "{left:?}");
     }
     Ok(())
@@ -130,8 +164,8 @@ async fn the_disks_of_two_nodes_are_claimed_of_the_storage_that_they_share() -> 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_volume_goes_to_the_node_of_who_is_to_have_it_whoever_is_killed() -> Result<()> {
-    let place = tempfile::Builder::new().prefix("ec-shared-").tempdir()?;
-    let (mut stack, second) = two(place.path()).await?;
+    let place = Shared::new()?;
+    let (mut stack, second) = two(&place).await?;
     let storage = SharedStorage::named(POOL);
     let (here, there) = (stack.node, second.node);
     let key = stack.key_pair()?;
@@ -142,7 +176,7 @@ async fn a_volume_goes_to_the_node_of_who_is_to_have_it_whoever_is_killed() -> R
     }
     done(&stack, &["volume", "create", "data", "--size", "1", "--node", &here.to_string(), "--wait"])?;
     let data = uuid(&stack, &["volume", "show", "data"], "volume")?;
-    let file = |node: NodeId| place.path().join(node.to_string()).join(format!("{data}.qcow2"));
+    let file = |node: NodeId| place.of(node, second.node).join(format!("{data}.qcow2"));
     let of_guest = async |stack: &Stack, name: &str, command: &str| -> Result<String> {
         let shown = shown(stack, &["show", name])?;
         let ip = shown["ip"].as_str().context("no address")?.parse()?;

@@ -11,6 +11,7 @@ use nix::{
     fcntl::{FcntlArg, fcntl},
     libc,
 };
+use uuid::Uuid;
 use virt::{
     connect::Connect, domain::Domain, error::ErrorNumber, storage_pool::StoragePool, storage_vol::StorageVol,
     sys,
@@ -47,6 +48,9 @@ const PART_SUFFIX: &str = ".part.qcow2";
 
 /// Of the copies that a snapshot of several disks has beside its first.
 const COPY_SUFFIX: &str = ".copy.qcow2";
+
+/// Of a volume's disk that another node has handed over, until it is put in its place.
+const MOVED_SUFFIX: &str = ".moved.qcow2";
 
 /// By a lock on this byte of an image, QEMU is told to start no guest that writes it (its `RAW_LOCK_SHARED_BASE` and
 /// `BLK_PERM_WRITE`).
@@ -99,25 +103,27 @@ impl Pool {
         Ok(begun || (!self.has_volume(instance)? && !self.copies_of(instance)?.is_empty()))
     }
 
-    /// Every instance with a volume, and every one with a disk that is to replace it, or a part of a copy for it.
-    pub(crate) fn instances(&self) -> Result<[Vec<InstanceId>; 2], CallError> {
+    /// Every instance with a volume, every one with a disk that is to replace it, or a part of a copy for it, and every one whose disk
+    /// another node has handed over.
+    pub(crate) fn instances(&self) -> Result<[Vec<InstanceId>; 3], CallError> {
         let failed = |error| CallError::io("list the pool's directory", &self.path, &error);
         let entries = match std::fs::read_dir(&self.path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok([Vec::new(), Vec::new()]),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok([const { Vec::new() }; 3]),
             other => other.map_err(failed)?,
         };
-        let (mut volumes, mut successors, mut copies) = (Vec::new(), Vec::new(), Vec::new());
+        let [mut volumes, mut successors, mut copies, mut handed_over] = [const { Vec::new() }; 4];
         for entry in entries {
             let name = entry.map_err(failed)?.file_name();
             let Some(name) = name.to_str() else { continue };
             volumes.extend(named(name, SUFFIX, volume_name));
+            handed_over.extend(moved(name));
             successors.extend(named(name, SUCCESSOR_SUFFIX, successor_name).or_else(|| Some(part(name)?.0)));
             copies.extend(copy(name));
         }
         // Of what was put in its place but for the first, and so is not whole.
         copies.retain(|snapshot| !volumes.contains(snapshot));
         successors.append(&mut copies);
-        Ok([volumes, successors])
+        Ok([volumes, successors, handed_over])
     }
 
     /// An error where a domain on the volume would write below a snapshot, which would ruin what that holds.
@@ -130,6 +136,7 @@ impl Pool {
         };
         match self.files_of(instance)?.iter().find(|file| !own.contains(file) && !is_copy(file)) {
             None => Ok(()),
+            Some(other) if moved(name_of(other)).is_some() => Err(second_disk(other)),
             Some(layer) => Err(CallError::Refused(format!(
                 "{} holds what the guest wrote last, and {} is only its backing file: commit it (qemu-img commit) \
                  and remove it, or define the domain by hand",
@@ -183,7 +190,8 @@ impl Pool {
             let directory = entry.map_err(failed)?.path();
             let node = directory.file_name().and_then(|name| name.to_str()?.parse::<NodeId>().ok());
             let Some(node) = node.filter(|_| directory != self.path) else { continue };
-            if is_there(&directory.join(volume_name(volume)))? {
+            let there = Self { name: String::new(), path: directory };
+            if there.has_volume(volume)? || !there.handed_over(volume)?.is_empty() {
                 return Err(CallError::Refused(format!(
                     "node {node} has its disk, which is not made once more: `eschedule heal` brings it back"
                 )));
@@ -244,6 +252,13 @@ impl Pool {
         let from = |path: &Path| Some(part(name_of(path))?.1);
         let files = self.files_of(volume)?.into_iter();
         Ok(files.filter_map(|path| from(&path).map(|from| (path, from))).collect())
+    }
+
+    /// Where the volume's disk lies that another node has handed over.
+    pub(crate) fn handed_over(&self, volume: InstanceId) -> Result<Vec<PathBuf>, CallError> {
+        let mut files = self.files_of(volume)?;
+        files.retain(|file| moved(name_of(file)).is_some());
+        Ok(files)
     }
 
     fn copies_of(&self, snapshot: InstanceId) -> Result<Vec<PathBuf>, CallError> {
@@ -519,6 +534,18 @@ fn copy(name: &str) -> Option<InstanceId> {
     disk.parse::<InstanceId>().ok().and(snapshot.parse().ok())
 }
 
+/// What to say of a disk that another node handed over to where one lies.
+pub(crate) fn second_disk(come: &Path) -> CallError {
+    let come = come.display();
+    CallError::Refused(format!("{come} was handed over by another node, and another disk lies in its place"))
+}
+
+/// The volume that was handed over by this name.
+fn moved(name: &str) -> Option<InstanceId> {
+    let (volume, once) = name.strip_suffix(MOVED_SUFFIX)?.split_once('.')?;
+    once.parse::<Uuid>().ok().and(volume.parse().ok())
+}
+
 /// The instance whose file of this kind has that name.
 fn named(name: &str, suffix: &str, of: fn(InstanceId) -> String) -> Option<InstanceId> {
     name.strip_suffix(suffix)?.parse().ok().filter(|id| name == of(*id))
@@ -540,8 +567,13 @@ fn rescue_name(instance: InstanceId) -> String {
     format!("{instance}{RESCUE_SUFFIX}")
 }
 
-fn volume_name(instance: InstanceId) -> String {
+pub(crate) fn volume_name(instance: InstanceId) -> String {
     format!("{instance}{SUFFIX}")
+}
+
+/// A name for the disk in another node's directory that nobody has ever used.
+pub(crate) fn moved_name(volume: InstanceId, once: Uuid) -> String {
+    format!("{volume}.{once}{MOVED_SUFFIX}")
 }
 
 /// The first directory above `path` that others than its owner's group may not pass.
@@ -565,6 +597,7 @@ mod tests {
         let instance: InstanceId = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
         let other: InstanceId = "8d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
         let fourth: InstanceId = "ad3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
+        let fifth: InstanceId = "bd3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
         let third: InstanceId = "9d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
         for name in [
             volume_name(instance),
@@ -577,16 +610,20 @@ mod tests {
             // Of a snapshot whose first disk is there, and of one that is not whole.
             format!("{instance}.{other}{COPY_SUFFIX}"),
             format!("{fourth}.{other}{COPY_SUFFIX}"),
+            // Of one that was handed over, and is not in its place yet.
+            moved_name(fifth, Uuid::from_u128(1)),
+            format!("{third}.x{MOVED_SUFFIX}"),
             "x.qcow2".into(),
             "x.new.qcow2".into(),
             "7D3C1F0A-2B4E-4C55-9A7E-0123456789AC.qcow2".into(),
         ] {
             std::fs::write(directory.path().join(name), "").unwrap();
         }
-        let [volumes, mut successors] = pool.instances().unwrap();
+        let [volumes, mut successors, handed_over] = pool.instances().unwrap();
         successors.sort_unstable();
         successors.dedup();
-        assert_eq!((volumes, successors), (vec![instance], vec![other, third, fourth]));
+        assert_eq!((volumes, handed_over), (vec![instance], vec![fifth]));
+        assert_eq!(successors, [other, third, fourth]);
         assert!(pool.has_successor(fourth).unwrap());
         assert!(pool.has_successor(other).unwrap() && !pool.has_successor(instance).unwrap());
         assert!(pool.has_successor(third).unwrap());
@@ -603,7 +640,7 @@ mod tests {
         }
         assert!(pool.has_volume(instance).unwrap());
         let missing = Pool { path: directory.path().join("no"), ..pool };
-        assert_eq!(missing.instances().unwrap(), [vec![], vec![]]);
+        assert_eq!(missing.instances().unwrap(), [vec![], vec![], vec![]]);
     }
 
     #[test]

@@ -269,7 +269,14 @@ impl Hypervisor for LibvirtHypervisor {
                     }
                 }
             }
-            let [volumes, successors] = pool.instances()?;
+            let [mut volumes, successors, handed_over] = pool.instances()?;
+            for volume in handed_over {
+                match moving::take_in(&pool, volume) {
+                    // It has a disk, and is told of both where they are looked into.
+                    Err(CallError::Refused(_)) => {}
+                    taken => volumes.extend(taken?.then_some(volume)),
+                }
+            }
             let not_foreign = |instance: &InstanceId| !foreign.contains(instance);
             for instance in volumes.into_iter().filter(not_foreign) {
                 found.entry(instance).or_default().volume = true;
@@ -285,7 +292,8 @@ impl Hypervisor for LibvirtHypervisor {
     async fn observe(&self, instance: InstanceId) -> HypervisorResult<Observed> {
         let (node, pool) = (self.config.node, Arc::clone(&self.pool));
         let work = move |connect: &virt::connect::Connect| {
-            let (volume, successor) = (pool.has_volume(instance)?, pool.has_successor(instance)?);
+            let volume = pool.has_volume(instance)? || moving::take_in(&pool, instance)?;
+            let successor = pool.has_successor(instance)?;
             let mut observed = Observed { volume, successor, ..Observed::default() };
             match domain::find(connect, node, instance)? {
                 Found::Ours(domain) => {

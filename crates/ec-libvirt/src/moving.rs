@@ -1,24 +1,33 @@
 //! A volume's disk that becomes another node's, on storage that both have.
+//!
+//! ```text
+//!  old node:  VOLUME.qcow2 ──rename──▶ NODE/VOLUME.<random>.moved.qcow2, in the new node's directory
+//!  new node:  VOLUME.<random>.moved.qcow2 ──rename──▶ VOLUME.qcow2
+//! ```
+//!
+//! A network's file system tells each host for a while what names it has seen, and not those that there are (the attributes that NFS
+//! caches, for a minute by default). So each node makes and takes away names of its own directory alone, which its host knows, and gives others
+//! what nobody has ever looked for. A disk has one name at each moment; no look at another node's directory decides over it.
 
 use std::{
-    fs::{File, Metadata, hard_link, metadata, remove_file},
+    fs::{File, Metadata, metadata, rename},
     io::{self, ErrorKind},
     os::unix::fs::MetadataExt,
     path::Path,
 };
 
 use ec_model::{InstanceId, NodeId};
+use uuid::Uuid;
 use virt::connect::Connect;
 
 use crate::{
-    disk::Pool,
+    disk::{Pool, moved_name, second_disk, volume_name},
     error::CallError,
     volumes,
     xml::{self, VolumeXml},
 };
 
-/// Moves the disk into the directory of the other node, which lies beside this one's. By a second name for it, and then without the
-/// first: unlike a rename, that never takes the place of another file, and can be done again from where it ended.
+/// Moves the disk into the directory of the other node, which lies beside this one's.
 pub(crate) fn hand_over(
     connect: &Connect,
     pool: &Pool,
@@ -26,36 +35,59 @@ pub(crate) fn hand_over(
     node: NodeId,
 ) -> Result<(), CallError> {
     volumes::refuse_used(connect, pool, volume)?;
-    let from = pool.volume_path(volume);
-    let (Some(beside), Some(name)) = (pool.path.parent(), from.file_name()) else {
+    let Some(beside) = pool.path.parent() else {
         return Err(CallError::Refused(format!("{} lies beside nothing", pool.path.display())));
     };
     let there = beside.join(node.to_string());
-    let to = there.join(name);
-    let Some(own) = look(&from)? else { return Ok(()) };
-    match look(&to)? {
-        Some(other) if (other.dev(), other.ino()) == (own.dev(), own.ino()) => {}
-        Some(_) => return Err(CallError::Refused(format!("another disk lies at {}", to.display()))),
-        None => {
-            pool.refuse_snapshots(volume)?;
-            if let Some(known) = pool.known(connect, volume)? {
-                let described: VolumeXml = xml::read(&known.xml_desc(0)?).map_err(CallError::Refused)?;
-                if described.stands_on_another() {
-                    return Err(CallError::Refused(
-                        "it stands on an image, which lies with this node".to_owned(),
-                    ));
-                }
+    take_in(pool, volume)?;
+    let from = pool.volume_path(volume);
+    if let Some(own) = look(&from)? {
+        pool.refuse_snapshots(volume)?;
+        if let Some(known) = pool.known(connect, volume)? {
+            let described: VolumeXml = xml::read(&known.xml_desc(0)?).map_err(CallError::Refused)?;
+            if described.stands_on_another() {
+                return Err(CallError::Refused(
+                    "it stands on an image, which lies with this node".to_owned(),
+                ));
             }
-            let linked =
-                File::open(&from).and_then(|file| file.sync_all()).and_then(|()| hard_link(&from, &to));
-            linked.map_err(|error| CallError::io("hand over to", &to, &error))?;
         }
+        // The same file may be what was there when it came from there.
+        let other = there.join(volume_name(volume));
+        if look(&other)?.is_some_and(|other| !is_same(&own, &other)) {
+            return Err(CallError::Refused(format!("another disk lies at {}", other.display())));
+        }
+        let to = there.join(moved_name(volume, Uuid::new_v4()));
+        let moved = File::open(&from).and_then(|file| file.sync_all()).and_then(|()| rename(&from, &to));
+        moved.map_err(|error| CallError::io("hand over to", &to, &error))?;
     }
-    // The new name lasts before the old one goes.
+    // The new name lasts before anybody is told that the old one is gone.
     written(&there)?;
-    remove_file(&from).map_err(|error| CallError::io("delete", &from, &error))?;
     written(&pool.path)?;
     pool.forget_gone(connect)
+}
+
+/// Puts a disk in its place that another node has handed over; whether one was.
+pub(crate) fn take_in(pool: &Pool, volume: InstanceId) -> Result<bool, CallError> {
+    let own = pool.volume_path(volume);
+    for come in pool.handed_over(volume)? {
+        if look(&own)?.is_some() {
+            return Err(second_disk(&come));
+        }
+        match rename(&come, &own) {
+            // By another look at the same time.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            moved => {
+                moved.map_err(|error| CallError::io("put in place", &come, &error))?;
+                written(&pool.path)?;
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
+}
+
+fn is_same(one: &Metadata, other: &Metadata) -> bool {
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
 }
 
 fn look(path: &Path) -> Result<Option<Metadata>, CallError> {

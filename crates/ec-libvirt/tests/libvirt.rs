@@ -127,11 +127,36 @@ async fn a_volume_on_shared_storage_is_handed_over_and_never_over_another() {
         ours.create_volume(volume, source, 1 << 30).await.unwrap();
         volume
     };
-    // Killed between the two names.
+    let handed = |volume: InstanceId| {
+        let names = std::fs::read_dir(place.path().join(node.to_string())).unwrap();
+        let mut names = names.map(|entry| entry.unwrap().path());
+        names.find(|path| path.to_str().is_some_and(|path| path.contains(&format!("{volume}."))))
+    };
+    // Killed when it was handed over, and before that was told.
+    let volume = create(&VolumeSource::Empty).await;
+    for _ in 0..2 {
+        ours.hand_over(volume, node).await.unwrap();
+        assert!(!file(own, volume).exists() && !file(node, volume).exists() && handed(volume).is_some());
+    }
+    assert!(
+        failure(ours.create_volume(volume, &VolumeSource::Empty, 1 << 30).await).contains("has its disk")
+    );
+    // A look at everything puts it in its place, as one at it alone does.
+    for _ in 0..2 {
+        assert!(other.list().await.unwrap()[&volume].volume && file(node, volume).exists());
+        assert!(other.observe(volume).await.unwrap().volume);
+    }
+    other.destroy(volume).await.unwrap();
+    // A network's file system still tells of the name by which it went away from there: the file itself must not go.
     let volume = create(&VolumeSource::Empty).await;
     std::fs::hard_link(file(own, volume), file(node, volume)).unwrap();
     ours.hand_over(volume, node).await.unwrap();
-    assert!(!file(own, volume).exists() && file(node, volume).exists());
+    std::fs::remove_file(file(node, volume)).unwrap();
+    assert!(other.observe(volume).await.unwrap().volume && file(node, volume).exists());
+    // What is not taken in yet goes with its volume.
+    other.hand_over(volume, own).await.unwrap();
+    ours.destroy(volume).await.unwrap();
+    assert!(!ours.observe(volume).await.unwrap().volume);
     // Nothing is put over what is there, and nothing goes where nobody has a directory.
     let volume = create(&VolumeSource::Empty).await;
     std::fs::write(file(node, volume), "other").unwrap();
