@@ -279,7 +279,7 @@ impl Settings {
             paths.push(("shared_storage.path", path));
             if !is_hostname(&storage.name) {
                 note(format!(
-                    "shared_storage.name: `{}` is not usable: wanted letters, digits and hyphens",
+                    "shared_storage.name: `{}` is not usable: wanted letters, digits and hyphens, at most 63",
                     storage.name
                 ));
             }

@@ -147,24 +147,30 @@ pub(crate) async fn ask_whose(parts: &Parts, instance: InstanceId) -> Result<Who
 
 /// Every allocation on this node, where placement knows the node; with what of the storage that it shares is of this node's.
 pub(crate) async fn audit(parts: &Parts) -> Result<Option<BTreeMap<InstanceId, Resources>>, String> {
-    let mut held: BTreeMap<InstanceId, Resources> =
-        match parts.placement.provider_allocations(parts.node).await {
-            Ok(held) => held.into_iter().collect(),
-            Err(PlacementError::NotFound(_)) => return Ok(None),
-            Err(error) => return Err(error.to_string()),
-        };
-    if let Some(shared) = &parts.settings.shared {
-        let of_storage = parts.placement.provider_allocations(shared.storage.provider).await;
-        let of_storage = of_storage.map_err(|error| error.to_string())?;
-        // Looked for afterwards: what was claimed by then, and is this node's, is among them.
-        let known = known_here(parts).await?;
-        for (instance, amounts) in of_storage {
-            if held.contains_key(&instance) || known.contains(&instance) {
-                held.entry(instance).or_default().extend(amounts);
-            }
+    let before = held_of(parts, parts.node).await?;
+    let (Some(before), Some(shared)) = (&before, &parts.settings.shared) else { return Ok(before) };
+    let Some(of_storage) = held_of(parts, shared.storage.provider).await? else { return Ok(None) };
+    // A machine claims of both at once: what came between the first two answers is whole by the third, and what came after
+    // them is left to the next audit.
+    let Some(mut held) = held_of(parts, parts.node).await? else { return Ok(None) };
+    held.retain(|instance, _| before.contains_key(instance) || of_storage.contains_key(instance));
+    // Looked for afterwards: what was claimed by then, and is this node's, is among them.
+    let known = known_here(parts).await?;
+    for (instance, amounts) in of_storage {
+        if held.contains_key(&instance) || known.contains(&instance) {
+            held.entry(instance).or_default().extend(amounts);
         }
     }
     Ok(Some(held))
+}
+
+/// Every allocation on a provider, where placement knows that.
+async fn held_of(parts: &Parts, provider: NodeId) -> Result<Option<BTreeMap<InstanceId, Resources>>, String> {
+    match parts.placement.provider_allocations(provider).await {
+        Ok(held) => Ok(Some(held.into_iter().collect())),
+        Err(PlacementError::NotFound(_)) => Ok(None),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// What this node is asked for, has told of, or has a record of: an allocation of shared storage names no node.

@@ -313,6 +313,7 @@ impl Worker {
                 self.done.push(Change::Allocation(Held::Nothing));
                 Ok(())
             }
+            Effect::Ascertain => self.ascertain().await,
             Effect::Release => self.release().await,
             Effect::DropKeys => self.drop_keys().await,
             Effect::EndInError => self.end_in_error().await,
@@ -495,6 +496,7 @@ fn pause_for_test(effect: &Effect) {
         Effect::RemoveDomain => "before-remove-domain",
         Effect::DropRecord => "before-drop-record",
         Effect::Claim => "before-claim",
+        Effect::Ascertain => "before-ascertain",
         Effect::Release => "before-release",
         Effect::DropKeys => "before-drop-keys",
         Effect::EndInError => "before-end-in-error",

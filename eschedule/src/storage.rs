@@ -36,7 +36,7 @@ pub(crate) enum StorageCommand {
 }
 
 fn storage(name: &str) -> Result<SharedStorage, String> {
-    let wanted = "wanted letters, digits and hyphens";
+    let wanted = "wanted letters, digits and hyphens, at most 63";
     if is_hostname(name) { Ok(SharedStorage::named(name)) } else { Err(wanted.to_owned()) }
 }
 

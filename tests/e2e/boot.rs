@@ -48,7 +48,7 @@ async fn what_a_guest_wrote_on_the_volume_that_it_boots_from_the_next_one_boots_
     let view = shown(&guest, "root")?;
     assert_eq!((&view["status"], &view["device"]), (&"in-use".into(), &"vda".into()), "{view}");
     refused(&guest, &["volume", "detach", "root"], "boots from that")?;
-    refused(&guest, &["volume", "delete", "root"], "has volume")?;
+    refused(&guest, &["volume", "delete", "root"], "boots from it")?;
     refused(&guest, &["rebuild", "web"], "`eschedule volume restore` makes that anew")?;
     let larger = "resources=VCPU:2,MEMORY_MB:128,DISK_GB:2";
     refused(&guest, &["resize", "web", larger], "has no disk of its own")?;

@@ -100,6 +100,11 @@ async fn the_disks_of_two_nodes_are_claimed_of_the_storage_that_they_share() -> 
         ensure!(node["storage"] == POOL && node["capacity"]["DISK_GB"].as_u64() > Some(0), "{node}");
     }
 
+    let refused = stack.eschedule(&["storage", "join", "other", &stack.node.to_string()])?;
+    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(!refused.status.success() && told.contains("has its disks on storage `pool`"), "{told}");
+    ensure!(shown(&stack, &["storage", "list"])?.as_array().map(Vec::len) == Some(1));
+
     // Guests anywhere, on a node by its trait, and on one that is named.
     done(&stack, &["run", "first", "--query", GUEST, "--node", &stack.node.to_string(), "--wait"])?;
     done(&stack, &["run", "other", "--query", &format!("{GUEST}&required={SECOND}"), "--wait"])?;
@@ -232,6 +237,34 @@ async fn a_volume_goes_to_the_node_of_who_is_to_have_it_whoever_is_killed() -> R
         );
         done(&stack, &["volume", "move", "data", &here.to_string(), "--wait"])?;
     }
+    // It lies with the other node, which knows nothing of it: as when it was handed over just before an older etcd was put back.
+    stack.kill_agent()?;
+    let at = |node: NodeId| place.path().join(node.to_string()).join(format!("{data}.qcow2"));
+    std::fs::rename(at(here), at(there))?;
+    stack.start_agent("").await?;
+    stack
+        .until("both nodes tell of it", async || {
+            let listed = shown(&stack, &["volume", "list"])?;
+            let all = listed.as_array().into_iter().flatten();
+            let mut told: Vec<_> = all.filter_map(|volume| volume["status"].as_str()).collect();
+            told.sort_unstable();
+            Ok(told == ["error", "unclaimed"])
+        })
+        .await?;
+    let healed = shown(&stack, &["heal", "--yes"])?;
+    ensure!(healed[0]["outcome"] == "healed", "{healed}");
+    stack
+        .until("it is where it is asked for", async || {
+            Ok(shown(&stack, &["volume", "show", "data"])?["status"] == "available")
+        })
+        .await?;
+    ensure!(file(here).is_file() && !file(there).exists());
+    assert_eq!(
+        shown(&stack, &["volume", "list"])?.as_array().map(Vec::len),
+        Some(1),
+        "nothing of it is left there"
+    );
+
     // Destroyed on its way: what comes goes.
     stack.kill_agent()?;
     stack.start_agent("before-hand-over=pause").await?;

@@ -156,7 +156,8 @@ impl<'a> Ask<'a> {
         let lies = bootable(cloud, volume).await?;
         match self.node {
             Some(node) if node != lies => Err(CloudError::Refused(format!(
-                "volume {volume} lies on the storage of node {lies}, and instances boot from it there only"
+                "volume {volume} lies with node {lies}, and instances boot from it there only: on storage that both \
+                 nodes share, `eschedule volume move` brings it to the other"
             ))),
             Some(_) => Ok(self),
             None => self.on(lies),

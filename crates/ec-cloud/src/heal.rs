@@ -145,10 +145,20 @@ async fn lost(cloud: &Cloud) -> CloudResult<Vec<Healed>> {
     let mut editions: BTreeMap<InstanceId, Vec<(Edition, NodeId)>> = BTreeMap::new();
     for pair in &statuses.pairs {
         let Ok((node, instance)) = keys.parse_status(&pair.key) else { continue };
-        let is_held = decode::<Status>(&pair.value).is_ok_and(|status| status.state == State::Unclaimed);
-        if is_held && !asked.contains_key(&instance) {
-            let why = "its node kept no copy of what was asked for: its agent was of an older release then, or its record is gone";
-            all.insert((node, instance), Healed::left(node, instance, None, why));
+        let Some(status) = decode::<Status>(&pair.value).ok().filter(|it| it.state == State::Unclaimed)
+        else {
+            continue;
+        };
+        let why = "its node kept no copy of what was asked for: its agent was of an older release then, or its record is gone";
+        let left = Healed::left(node, instance, None, why);
+        match asked.get(&instance) {
+            None => _ = all.insert((node, instance), left),
+            // Where it is asked for all is known of it, also whether it is a volume.
+            Some(at) if *at != node => {
+                let name = status.name.clone();
+                all.insert((node, instance), Healed { outcome: Outcome::Lost, name, notes: vec![], ..left });
+            }
+            Some(_) => {}
         }
     }
     for pair in &held.pairs {
@@ -252,7 +262,13 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId) -> CloudResult<
         store.get(&status_key),
         store.get(&alive_key)
     )?;
-    let (Some(held_pair), None) = (held.0, request.0) else { return Ok(Planned::Nothing) };
+    if request.0.is_some() {
+        return Ok(Planned::Nothing);
+    }
+    let Some(held_pair) = held.0 else {
+        let (Some(recorded), Some(status)) = (&recorded.0, &status.0) else { return Ok(Planned::Nothing) };
+        return plan_unheld(cloud, node, [recorded, status]).await;
+    };
     let (held, asked) = match read(&held_pair, node, instance) {
         Ok(read) => read,
         Err(why) => return Ok(Planned::Left(Healed::left(node, instance, None, why))),
@@ -285,8 +301,11 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId) -> CloudResult<
         };
         // What is wished of its power means nothing, and is carried out.
         (order.record.power.generation, order.record.power.anew) = (told.power_generation, false);
-        let as_told = Compare::Unchanged(status_key, status_revision);
-        return to_go(cloud, (&held_pair, as_told), order, [recorded, &there], [node, to]).await;
+        let demands = [
+            Compare::Unchanged(held_key, held_pair.mod_revision),
+            Compare::Unchanged(status_key, status_revision),
+        ];
+        return to_go(cloud, demands, order, [recorded, &there], [node, to]).await;
     }
     let mut brought = match brought(&held, status.as_ref(), before.as_ref()) {
         Ok(brought) => brought,
@@ -330,11 +349,32 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId) -> CloudResult<
     Ok(Planned::Bring(healed, txn))
 }
 
+/// What is to be done about a volume that `node` tells of and knows nothing else of: it came there when the etcd that said so was
+/// about to be put back. Nothing, where that is not so.
+async fn plan_unheld(cloud: &Cloud, node: NodeId, [recorded, told]: [&KeyValue; 2]) -> CloudResult<Planned> {
+    let (keys, unreadable) =
+        (&cloud.keys, |error: ec_model::RecordError| CloudError::Unreadable(error.to_string()));
+    let record = Doc::<Instance>::decode(&recorded.value).map_err(unreadable)?.record;
+    let status: Status = decode(&told.value).map_err(unreadable)?;
+    let is_such = record.kind == Workload::Volume && status.state == State::Unclaimed;
+    let Some(to) = record.node().filter(|to| is_such && *to != node) else { return Ok(Planned::Nothing) };
+    let Some(there) = cloud.store.get(&keys.request(to, record.instance)).await?.0 else {
+        return Ok(Planned::Nothing);
+    };
+    let mut order = Doc::<Request>::decode(&there.value).map_err(unreadable)?;
+    order.record.power.generation = status.power_generation;
+    let demands = [
+        Compare::Absent(keys.held(node, record.instance)),
+        Compare::Unchanged(told.key.clone(), told.mod_revision),
+    ];
+    to_go(cloud, demands, order, [recorded, &there], [node, to]).await
+}
+
 /// What is to be done about a volume that `node` has and another is asked for, by its record: where both have their disks on the
 /// same storage, it goes there.
 async fn to_go(
     cloud: &Cloud,
-    (held, status): (&KeyValue, Compare),
+    demands: [Compare; 2],
     mut order: Doc<Request>,
     [recorded, asked]: [&KeyValue; 2],
     [node, to]: [NodeId; 2],
@@ -376,10 +416,12 @@ async fn to_go(
     let notes = vec![format!("it goes to node {to}, where it is asked for")];
     let healed = Healed::brought(node, &record.record, notes);
     let unchanged = |pair: &KeyValue| Compare::Unchanged(pair.key.clone(), pair.mod_revision);
-    let txn =
-        [held, recorded, asked, &sign, &other_sign].map(unchanged).into_iter().fold(Txn::new(), Txn::when);
+    let txn = [recorded, asked, &sign, &other_sign]
+        .map(unchanged)
+        .into_iter()
+        .chain(demands)
+        .fold(Txn::new(), Txn::when);
     let txn = txn
-        .when(status)
         .when(Compare::Absent(from_key.clone()))
         .put(from_key, order.encode())
         .put(asked.key.clone(), come.encode())

@@ -6,7 +6,7 @@ use ec_model::{Alive, NodeId, SharedStorage, decode};
 use ec_placement_client::PlacementError;
 use serde::Serialize;
 
-use crate::{Cloud, CloudError, CloudResult, nodes::capacity};
+use crate::{Cloud, CloudError, CloudResult, moving::storage_of, nodes::capacity};
 
 const DISK: &str = "DISK_GB";
 
@@ -55,8 +55,14 @@ pub async fn storages(cloud: &Cloud) -> CloudResult<Vec<StorageView>> {
 /// Lets a node use shared storage, which is made known to placement where it is not. Doing it again changes nothing.
 ///
 /// # Errors
-/// [`CloudError::NotFound`] where placement does not know the node.
+/// [`CloudError::NotFound`] where placement does not know the node; [`CloudError::Refused`] where that lives on other storage.
 pub async fn join_storage(cloud: &Cloud, storage: &SharedStorage, node: NodeId) -> CloudResult<()> {
+    if let Some((_, own)) = storage_of(cloud, node).await?.filter(|(_, own)| own != storage) {
+        return Err(CloudError::Refused(format!(
+            "node {node} has its disks on storage `{}`, as the `shared_storage` of its compute.yaml says",
+            own.name
+        )));
+    }
     match cloud.placement.join_shared(storage, node).await {
         Err(PlacementError::NotFound(_)) => Err(CloudError::NotFound(format!(
             "placement knows no node {node}: start its agent, which makes it known, and say this again"

@@ -551,13 +551,16 @@ pub(crate) async fn refuse_attached(cloud: &Cloud, disk: &Known) -> CloudResult<
         // Of one that etcd lost only machines tell.
         None => holder_of(cloud, disk.instance).await?.map(|(holder, _)| holder),
     };
-    match holder {
-        None => Ok(()),
-        Some(holder) => Err(CloudError::Refused(format!(
-            "instance {holder} has volume {}: `eschedule volume detach` takes it away first",
-            disk.instance
-        ))),
-    }
+    let (volume, Some(holder)) = (disk.instance, holder) else { return Ok(()) };
+    let device = match find(cloud, holder).await {
+        Ok(Found::Placed(machine)) => holds(&machine, volume),
+        _ => None,
+    };
+    let way = match device {
+        Some(device) if device == Attachment::ROOT => "boots from it, and has it until it is destroyed",
+        _ => "`eschedule volume detach` takes it away first",
+    };
+    Err(CloudError::Refused(format!("instance {holder} has volume {volume}: {way}")))
 }
 
 /// A volume, and all that is known of it.

@@ -192,7 +192,7 @@ impl Pool {
             let Some(node) = node.filter(|_| directory != self.path) else { continue };
             let there = Self { name: String::new(), path: directory };
             if there.has_volume(volume)? || !there.handed_over(volume)?.is_empty() {
-                return Err(CallError::Refused(format!(
+                return Err(CallError::NotNow(format!(
                     "node {node} has its disk, which is not made once more: `eschedule heal` brings it back"
                 )));
             }

@@ -15,7 +15,7 @@ pub enum QueryError {
     #[error("the query asks for nothing; wanted for example `resources=VCPU:1,MEMORY_MB:256`")]
     NoResources,
     /// A part without `=`.
-    #[error("`{0}` is not of the form `key=value`")]
+    #[error("`{0}` is not of the form `key=value`, for example `resources=VCPU:1,MEMORY_MB:256`")]
     NotAPair(String),
     /// A group's value is not a list of class and amount.
     #[error("`{part}` in `{key}` is not of the form `CLASS:AMOUNT`, for example `VCPU:1`")]
@@ -236,7 +236,7 @@ mod tests {
         for (text, wanted) in [
             ("", "asks for nothing"),
             ("required=X", "asks for nothing"),
-            ("resources", "`resources` is not of the form `key=value`"),
+            ("resources", "`resources` is not of the form `key=value`, for"),
             ("resources=VCPU", "`VCPU` in `resources`"),
             ("resources=VCPU:x", "`VCPU:x`"),
             ("resources=VCPU:-1", "`VCPU:-1`"),

@@ -223,11 +223,14 @@ impl Engine {
 
     fn listed(&mut self, requests: Vec<(InstanceId, Requested)>) {
         let listed: BTreeSet<_> = requests.iter().map(|(instance, _)| *instance).collect();
+        let looks = self.looks;
         for (instance, known) in &mut self.known {
             // What an emptied etcd knew nothing of may be ours again in one that was put back.
             known.asked_for = None;
             if !listed.contains(instance) {
-                known.request = None;
+                if known.lose_request() {
+                    known.touched = looks;
+                }
                 // Where etcd was put back, placement may have forgotten it too. Of what is not here the allocation is
                 // all that is known, and since when.
                 if known.is_here() {
@@ -236,7 +239,11 @@ impl Engine {
             }
         }
         for (instance, request) in requests {
+            let is_known = self.known.get(&instance).is_some_and(|known| known.request.is_some());
             self.request(instance, Some(request));
+            if self.listed && !is_known {
+                self.touch(instance).came_back();
+            }
         }
         self.listed = true;
         self.look();
@@ -256,8 +263,9 @@ impl Engine {
                 }
             }
             None => {
-                if let Some(known) = self.known.get_mut(&instance) {
-                    known.request = None;
+                if self.known.get_mut(&instance).is_some_and(Known::lose_request) {
+                    self.touch(instance);
+                    self.look();
                 }
             }
         }

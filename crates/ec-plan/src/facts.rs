@@ -256,7 +256,8 @@ pub struct Facts {
     pub observed: Observed,
     /// It boots from a volume, and has no disk of its own.
     pub on_volume: bool,
-    /// Work of ours changed what the hypervisor has, and it could not be asked since.
+    /// Work of ours changed what the hypervisor has, and it could not be asked since; or what is told of it was not read since its request
+    /// came back.
     pub unseen: bool,
     /// The node's own record.
     pub record: RecordFacts,

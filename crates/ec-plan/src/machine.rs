@@ -116,6 +116,8 @@ pub enum Effect {
     DropRecord,
     /// Claim in placement what the guest takes.
     Claim,
+    /// Look once more that nothing of it is here, and stop where something is: another node may have handed a volume over since.
+    Ascertain,
     /// Give the allocation back, where it is one of this node.
     Release,
     /// Delete request, user-data and status: the instance is gone.
@@ -125,7 +127,7 @@ pub enum Effect {
 }
 
 use Effect::{
-    Admit, Announce, Bury, Claim, Cover, Define, DropKeys, DropRecord, DropSuccessor, EndInError,
+    Admit, Announce, Ascertain, Bury, Claim, Cover, Define, DropKeys, DropRecord, DropSuccessor, EndInError,
     EnterRescue, Extend, GiveUpRescue, Grow, HandOver, KeepIntent, KeepRecord, LeaveRescue, MarkStarted,
     NotePower, NoteRebuild, NoteRescue, NoteResize, NoteStart, NoteVolumes, Pause, Persist, PowerOff,
     PrepareDisk, PrepareRebuild, PrepareRescue, PrepareVolume, Receive, Release, RemoveDomain, Reopen,
@@ -201,7 +203,7 @@ pub fn plan(facts: &Facts, limits: &Limits) -> Plan {
     match facts.wanted {
         Wanted::Destroyed => destroy("its user destroyed it"),
         // What cannot be seen is not judged. A destroy takes everything, whatever it is.
-        _ if facts.unseen => Plan::wait(Until::Sight, "waiting to see what its last work left"),
+        _ if facts.unseen => Plan::wait(Until::Sight, "waiting to see what there is of it"),
         Wanted::Unreadable => Plan::report("its request cannot be read; everything of it is left as it is"),
         _ if facts.status == StatusFacts::Unreadable => {
             Plan::report("its status cannot be read; everything of it is left as it is")

@@ -285,7 +285,8 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             }
             // Of what never ran nothing is kept but the word.
             (Some(Desired::Active), Some(State::Error)) => {
-                let nothing_to_count = claims_lost && !traces.domain && !traces.volume;
+                // Brought back at the moment at which its node, from which somebody had taken both, gave its claim back.
+                let nothing_to_count = (claims_lost || healed) && !traces.domain && !traces.volume;
                 (disturbed || restored)
                     && (counted || !wrote || nothing_to_count)
                     && (wrote || traces.marked || vanished || restored)

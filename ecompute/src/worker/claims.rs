@@ -82,6 +82,16 @@ impl Worker {
         Ok(())
     }
 
+    /// Stops where something of it is here after all.
+    pub(super) async fn ascertain(&mut self) -> Result<(), Stop> {
+        let observed = self.parts.hypervisor.observe(self.job.instance).await?;
+        if observed.domain.is_some() || observed.volume {
+            self.touched_hypervisor = true;
+            return Err(Stop::Retry("something of it has come to this node, and counts".to_owned()));
+        }
+        Ok(())
+    }
+
     /// Whether a volume is with another node, which has the same storage: what is claimed of that does not tell which.
     async fn is_elsewhere(&self) -> Result<bool, Stop> {
         if self.parts.settings.shared.is_none() {

@@ -326,7 +326,7 @@ impl Hypervisor for SimulatedHypervisor {
             inner.host.observe(*node, volume).volume
         };
         if let Some((node, _)) = others.iter().find(|other| has(other)) {
-            return Err(HypervisorError::Failed {
+            return Err(HypervisorError::NotNow {
                 what: format!("{} {volume}", Operation::CreateVolume.name()),
                 detail: format!("node {node} has its disk, which is not made once more"),
             });

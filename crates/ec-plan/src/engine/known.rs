@@ -3,8 +3,8 @@
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use ec_model::{
-    AccessWish, Attachment, Desired, Edition, InstanceId, Observed, Power, Request, Resources, RunState,
-    Size, State, Status, Workload,
+    AccessWish, Attachment, Desired, Edition, Handover, InstanceId, Observed, Power, Request, Resources,
+    RunState, Size, State, Status, Workload,
 };
 
 use super::{Change, Now};
@@ -83,6 +83,10 @@ pub(super) struct Known {
     observed: Observed,
     /// Work of ours changed what the hypervisor has, and it could not be asked since.
     unseen: bool,
+    /// What was seen of it may be old. Its request came with a listing after the watch was lost, perhaps of an etcd that was put back: a status
+    /// of it may be there as well, which this agent wrote and has forgotten. Or the request is gone by which it waited for a disk
+    /// of another node: that may have come.
+    unread: bool,
     pub(super) record: RecordFacts,
     /// Its user destroyed it here.
     pub(super) buried: bool,
@@ -184,7 +188,7 @@ impl Known {
             },
             observed: self.observed,
             on_volume: false,
-            unseen: self.unseen,
+            unseen: self.is_unseen(),
             record: self.record,
             buried: self.buried,
             is_held: self.held,
@@ -318,9 +322,27 @@ impl Known {
         self.observed.domain == Some(RunState::Running)
     }
 
-    /// Whether it is not known what the hypervisor has.
+    /// Whether it is not known what the hypervisor has, or what was told of it.
     pub(super) fn is_unseen(&self) -> bool {
-        self.unseen
+        self.unseen || self.unread
+    }
+
+    /// Takes that it is requested, and may have been before.
+    pub(super) fn came_back(&mut self) {
+        self.unread = true;
+    }
+
+    /// Takes that nobody requests it any more; whether it is to be looked at for that.
+    pub(super) fn lose_request(&mut self) -> bool {
+        let request = self.request.take().and_then(|request| request.record.ok());
+        let waited = request.is_some_and(|request| matches!(request.handover, Some(Handover::From(_))));
+        self.unread |= waited;
+        waited
+    }
+
+    /// Takes the status that lies in etcd.
+    pub(super) fn read(&mut self, status: StatusEntry) {
+        (self.status, self.unread) = (status, false);
     }
 
     /// Takes what the hypervisor has now.
@@ -389,7 +411,7 @@ impl Known {
         self.request.is_none()
             && self.status == StatusEntry::Absent
             && !self.is_here()
-            && !self.unseen
+            && !self.is_unseen()
             && self.record == RecordFacts::Absent
             && !self.held
             && self.busy.is_none()

@@ -90,7 +90,7 @@ impl Engine {
         for (instance, known) in &mut self.known {
             if tells_of(known, begun) {
                 known.observe(seen.observed.remove(instance).unwrap_or_default(), self.now);
-                known.status = seen.statuses.remove(instance).unwrap_or_default();
+                known.read(seen.statuses.remove(instance).unwrap_or_default());
                 known.record = seen.records.remove(instance).unwrap_or_default();
                 known.buried = seen.buried.contains(instance);
                 known.held = seen.held.contains(instance);

@@ -3,8 +3,8 @@
 use ec_model::{Edition, RunState, State};
 
 use super::{
-    Announce, Aspect, Claim, DropKeys, DropRecord, DropSuccessor, Next, Persist, Plan, Problem, Question,
-    Release, RemoveDomain, Until, known, ran, state,
+    Announce, Ascertain, Aspect, Claim, DropKeys, DropRecord, DropSuccessor, Next, Persist, Plan, Problem,
+    Question, Release, RemoveDomain, Until, known, ran, state,
 };
 use crate::{Allocation, Facts, Limits, RecordFacts};
 
@@ -76,12 +76,12 @@ fn status(facts: &Facts, _: &Limits) -> Option<Plan> {
     match state(facts) {
         // What this node counted by itself it gives back by itself.
         Some(State::Unclaimed) => Some(Plan::run(
-            vec![Release, DropKeys],
+            vec![Ascertain, Release, DropKeys],
             "the guest without a request is gone; giving back what this node claimed for it",
         )),
         // Somebody took the status away that told of it, and all of the guest.
         None if facts.is_held => Some(Plan::run(
-            vec![Release, DropKeys],
+            vec![Ascertain, Release, DropKeys],
             "nothing is left of the guest that this node holds for its user; giving back what was claimed for it",
         )),
         None | Some(State::Error) => None,
@@ -100,11 +100,13 @@ fn claim(facts: &Facts, limits: &Limits) -> Option<Plan> {
         // With an older etcd, in which nobody asks for it any more, its allocation may have come back, and what
         // came of it here without the lease that ends that.
         _ if facts.buried => Plan::run(
-            vec![Release, DropKeys],
+            vec![Ascertain, Release, DropKeys],
             "its user destroyed it here; giving back what an older placement holds for it",
         ),
         None => Plan::ask(Question::Whose),
-        Some(true) => Plan::run(vec![Release], "its request never came; giving its allocation back"),
+        Some(true) => {
+            Plan::run(vec![Ascertain, Release], "its request never came; giving its allocation back")
+        }
         Some(false) => {
             Plan::report("an allocation on this node that none of our requests made; it is left alone")
         }

@@ -660,6 +660,12 @@ impl Worker {
                 let held = outside.held(instance);
                 self.done.push(Change::Allocation(held));
             }
+            Effect::Ascertain => {
+                self.touched = true;
+                if thing.observed.domain.is_some() || thing.observed.volume {
+                    return Err(Stop::Retry);
+                }
+            }
             Effect::Release => {
                 if !placement_up {
                     return Err(Stop::Retry);

@@ -9,8 +9,8 @@ mod volumes;
 use std::time::Duration;
 
 use Effect::{
-    Announce, Claim, Define, DropKeys, DropRecord, DropSuccessor, EndInError, KeepRecord, MarkStarted,
-    NoteStart, Persist, PrepareDisk, Release, RemoveDomain, Reopen, Resume, Start,
+    Announce, Ascertain, Claim, Define, DropKeys, DropRecord, DropSuccessor, EndInError, KeepRecord,
+    MarkStarted, NoteStart, Persist, PrepareDisk, Release, RemoveDomain, Reopen, Resume, Start,
 };
 use ec_model::{Edition, End, Observed, Pause, Power, RunState, Size, State, Workload};
 use ec_plan::{
@@ -426,7 +426,7 @@ fn of_what_is_gone_the_keys_go_too_and_errors_are_left_to_read() {
         (gone(None, HELD), may_come()),
         (gone(Some(State::Error), Allocation::Absent), Settled),
         (gone(Some(State::Error), HELD), may_come()),
-        (gone(Some(State::Unclaimed), HELD), Runs(&[Release, DropKeys])),
+        (gone(Some(State::Unclaimed), HELD), Runs(&[Ascertain, Release, DropKeys])),
         (gone(Some(State::Active), HELD), Runs(&[DropKeys])),
         (gone(Some(State::Destroying), Allocation::Elsewhere), Runs(&[DropKeys])),
     ]);

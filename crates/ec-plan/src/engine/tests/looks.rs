@@ -1,6 +1,6 @@
 //! What is believed of looks and audits, what is forgotten, and what is tried when.
 
-use ec_model::End;
+use ec_model::{End, Handover, Workload};
 
 use super::*;
 
@@ -124,7 +124,7 @@ fn what_is_held_of_nothing_is_given_up_once() {
     let drops = |commands: &[Command]| {
         commands.iter().any(|command| {
             matches!(command, Command::Begin(job) if job.instance == OTHER
-                && job.work == Work::Effects(vec![Effect::Release, Effect::DropKeys]))
+                && job.work == Work::Effects(vec![Effect::Ascertain, Effect::Release, Effect::DropKeys]))
         })
     };
     assert!(drops(&commands), "{commands:?}");
@@ -159,6 +159,58 @@ fn whose_an_allocation_is_is_asked_again_after_each_listing() {
     assert!(!asks(&commands), "{commands:?}");
     let commands = told.on(Event::Listed(vec![(one(), requested(Desired::Active))]));
     assert!(asks(&commands), "with an etcd that was put back it may be ours: {commands:?}");
+}
+
+#[test]
+fn what_a_later_listing_brings_waits_for_a_look_that_began_after_it_at_what_was_told_of_it() {
+    let (mut told, _) = Told::looked(Seen::default(), Desired::Active);
+    told.on(Event::Changed(vec![(one(), None)]));
+    told.on(Event::Allocation(one(), Ok(Held::Nothing)));
+    let [Command::LookAtAll(before)] = told.on(Event::HintAll)[..] else { panic!() };
+    let commands = told.on(Event::Listed(vec![(one(), requested(Desired::Active))]));
+    assert_eq!(told.engine.why(one()), Some("waiting to see what there is of it"), "{commands:?}");
+    // Not by one that began before etcd was put back.
+    let commands = told.on(Event::Looked(before, Ok(Seen::default())));
+    assert_eq!((begun(&commands), commands.contains(&Command::AskPlacement(one()))), (None, false));
+    let (pause, commands) = told.wait();
+    let [Command::LookAtAll(look)] = commands[..] else { panic!("{commands:?}") };
+    assert_eq!(pause, LOOK_SOON);
+    let was_there = Seen { statuses: [(one(), says(State::Active, None))].into(), ..Seen::default() };
+    told.on(Event::Looked(look, Ok(was_there)));
+    assert_eq!(told.engine.why(one()), Some("its disk is gone; the rest is kept until it is destroyed"));
+    // Listed again, it is known.
+    let commands = told.on(Event::Listed(vec![(one(), requested(Desired::Active))]));
+    assert_ne!(told.engine.why(one()), Some("waiting to see what there is of it"), "{commands:?}");
+}
+
+#[test]
+fn a_volume_that_was_waited_for_is_looked_for_once_more_when_nobody_asks_for_it_any_longer() {
+    let Requested { record, revision } = requested(Desired::Active);
+    let from = Some(Handover::From(NodeId::new(uuid::Uuid::from_u128(9))));
+    let volume = Request { kind: Workload::Volume, handover: from, ..(*record.unwrap()).clone() };
+    let volume = Requested { record: Ok(Arc::new(volume)), revision };
+    for gone in [Event::Changed(vec![(one(), None)]), Event::Listed(vec![])] {
+        let (mut told, _) = Told::looked(Seen::default(), Desired::Destroyed);
+        told.ended(vec![Change::RequestDropped, Change::Status(StatusEntry::Absent)], Outcome::Done);
+        told.on(Event::Allocation(one(), Ok(Held::Here(Resources::new()))));
+        let commands = told.on(Event::Changed(vec![(one(), Some(volume.clone()))]));
+        assert_eq!(begun(&commands), Some(&vec![Effect::Announce(State::Preparing, None)]));
+        told.ended(vec![Change::Status(says(State::Preparing, None))], Outcome::Retry("not yet".to_owned()));
+        let commands = told.on(gone);
+        let look = commands.iter().find_map(|command| match command {
+            Command::LookAtAll(look) => Some(*look),
+            _ => None,
+        });
+        let (pause, commands) = told.wait();
+        assert_eq!((pause, begun(&commands)), (RETRY_FIRST, None), "its claim may be that of what came");
+        assert_eq!(told.engine.why(one()), Some("waiting to see what there is of it"));
+        let came = Observed { volume: true, ..Observed::default() };
+        let statuses = [(one(), says(State::Preparing, None))].into();
+        let seen = Seen { observed: [(one(), came)].into(), statuses, ..Seen::default() };
+        let commands = told.on(Event::Looked(look.expect("it is looked for"), Ok(seen)));
+        let said = begun(&commands).map(|effects| &effects[0]);
+        assert!(matches!(said, Some(Effect::Announce(State::Unclaimed, _))), "{commands:?}");
+    }
 }
 
 fn requested_of(instance: InstanceId) -> Requested {
