@@ -97,7 +97,8 @@ upgrade-test:
 
 shared-test:
 	scripts/check-rust.sh
-	scripts/shared-test.sh
+	scripts/install-deps.sh shared-test
+	scripts/test.sh shared
 
 newcomer:
 	$(AS_OWNER) scripts/check-rust.sh

@@ -1,8 +1,8 @@
 #!/bin/bash
 # All tests, on real parts. Needs root: bridges, network namespaces and libvirt.
-# usage: test.sh                        all but these two:
+# usage: test.sh                        all but these three:
 #        test.sh long                   also what takes hours
-#        test.sh shared               those of storage that nodes share, alone (shared-test.sh calls it, and has it built before)
+#        test.sh shared                 those of storage that nodes share alone, on a network's file system (on-glusterfs.sh)
 #        test.sh upgrade DIRECTORY      this release's programs beside those there, of another (upgrade-test.sh calls it)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -38,11 +38,10 @@ parts=$!
 tests=(--tests)
 case ${1-} in
 upgrade) tests=(--test upgrade) ;;
-build | shared) tests=(--test faults) ;;
+shared) tests=(--test faults) ;;
 esac
 cargo build --locked --workspace --all-features --bins "${tests[@]}"
 wait "$parts"
-[ "${1-}" != build ] || exit 0
 ETCD_BIN_NEW=$(scripts/fetch-newer-etcd.sh)
 export ETCD_BIN_NEW
 # Random histories are the same ones in every run, so that a failure is of the change; `make fuzz` has others.
@@ -60,7 +59,8 @@ if [ "${1-}" = upgrade ]; then
   exec cargo nextest run --profile upgrade --workspace --locked --all-features "${tests[@]}" --no-capture
 fi
 if [ "${1-}" = shared ]; then
-  exec cargo nextest run --workspace --locked --all-features "${tests[@]}" -E 'test(storage_shared)'
+  exec scripts/on-glusterfs.sh \
+    cargo nextest run --workspace --locked --all-features "${tests[@]}" -E 'test(storage_shared)'
 fi
 cargo nextest run --workspace --locked --all-features -E 'not (package(ec-sim) and kind(test))'
 # Whole clusters are computed, not waited for: optimised it takes a tenth of the time.

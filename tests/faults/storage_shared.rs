@@ -7,6 +7,7 @@ use ec_model::{InstanceId, NodeId, Resources, SharedStorage, State};
 use ec_placement_client::SHARES;
 use ec_tests::{Release, SecondAgent, Stack};
 use serde_json::Value;
+use uuid::Uuid;
 
 const POOL: &str = "pool";
 /// The second agent alone has this trait.
@@ -237,10 +238,11 @@ async fn a_volume_goes_to_the_node_of_who_is_to_have_it_whoever_is_killed() -> R
         );
         done(&stack, &["volume", "move", "data", &here.to_string(), "--wait"])?;
     }
-    // It lies with the other node, which knows nothing of it: as when it was handed over just before an older etcd was put back.
+    // It lies with the other node, which knows nothing of it: as when it was handed over just before an older etcd was put back. To
+    // a name that this mount knows already for the same file, a rename does nothing.
     stack.kill_agent()?;
-    let at = |node: NodeId| place.path().join(node.to_string()).join(format!("{data}.qcow2"));
-    std::fs::rename(at(here), at(there))?;
+    let moved = format!("{data}.{}.moved.qcow2", Uuid::new_v4());
+    std::fs::rename(file(here), place.path().join(there.to_string()).join(moved))?;
     stack.start_agent("").await?;
     stack
         .until("both nodes tell of it", async || {

@@ -13,8 +13,8 @@
 use std::collections::{BTreeMap, HashSet};
 
 use ec_model::{
-    ActionVerb, Desired, Doc, Edition, Handover, Held, Instance, InstanceId, NodeId, Record, Request,
-    RequestId, State, Status, Workload, decode,
+    ActionVerb, Desired, Doc, Edition, Handover, Held, Instance, InstanceId, NodeId, Record, RecordError,
+    Request, RequestId, State, Status, Workload, decode,
 };
 use ec_plan::heal::{Brought, brought};
 use ec_runtime::planted;
@@ -25,8 +25,8 @@ use crate::{
     Cloud, CloudError, CloudResult, Joining,
     history::{Asked, note},
     intent::free,
-    moving::storage_of,
     schedule::not_understood,
+    storage::storage_of,
     volume::{kept_by, kept_for},
 };
 
@@ -217,7 +217,14 @@ async fn bring(
 ) -> CloudResult<Option<Healed>> {
     let mut unheard = None;
     for _ in 0..TRIES {
-        let planned = plan(cloud, node, instance).await?;
+        let planned = match plan(cloud, node, instance).await {
+            // Others are brought back all the same.
+            Err(CloudError::Unreadable(why)) => {
+                let why = format!("what etcd has of it cannot be read: {why}");
+                return Ok(Some(Healed::left(node, instance, None, why)));
+            }
+            planned => planned?,
+        };
         let (healed, txn) = match planned {
             Planned::Nothing => return Ok(unheard),
             Planned::Left(left) => return Ok(Some(left)),
@@ -292,7 +299,7 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId) -> CloudResult<
     if let (Some(to), Some(recorded), Workload::Volume) = (elsewhere, &recorded.0, asked.kind)
         && let Some(there) = store.get(&keys.request(to, instance)).await?.0
     {
-        let mut order = held.intent.request().map_err(|error| CloudError::Unreadable(error.to_string()))?;
+        let mut order = held.intent.request().map_err(unreadable)?;
         let told = status.filter(|status| status.state == State::Unclaimed);
         let edition =
             |status: &Status| Edition { epoch: status.epoch, generation: status.observed_generation };
@@ -352,8 +359,7 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId) -> CloudResult<
 /// What is to be done about a volume that `node` tells of and knows nothing else of: it came there when the etcd that said so was
 /// about to be put back. Nothing, where that is not so.
 async fn plan_unheld(cloud: &Cloud, node: NodeId, [recorded, told]: [&KeyValue; 2]) -> CloudResult<Planned> {
-    let (keys, unreadable) =
-        (&cloud.keys, |error: ec_model::RecordError| CloudError::Unreadable(error.to_string()));
+    let keys = &cloud.keys;
     let record = Doc::<Instance>::decode(&recorded.value).map_err(unreadable)?.record;
     let status: Status = decode(&told.value).map_err(unreadable)?;
     let is_such = record.kind == Workload::Volume && status.state == State::Unclaimed;
@@ -362,7 +368,7 @@ async fn plan_unheld(cloud: &Cloud, node: NodeId, [recorded, told]: [&KeyValue; 
         return Ok(Planned::Nothing);
     };
     let mut order = Doc::<Request>::decode(&there.value).map_err(unreadable)?;
-    order.record.power.generation = status.power_generation;
+    (order.record.power.generation, order.record.power.anew) = (status.power_generation, false);
     let demands = [
         Compare::Absent(keys.held(node, record.instance)),
         Compare::Unchanged(told.key.clone(), told.mod_revision),
@@ -383,7 +389,6 @@ async fn to_go(
     let left = |order: &Doc<Request>, why: String| {
         Ok(Planned::Left(Healed::left(node, instance, Some(&order.record), why)))
     };
-    let unreadable = |error: ec_model::RecordError| CloudError::Unreadable(error.to_string());
     let from_key = keys.request(node, instance);
     let (from, there) = tokio::try_join!(storage_of(cloud, node), storage_of(cloud, to))?;
     let (Some((sign, own)), Some((other_sign, other))) = (from, there) else {
@@ -430,6 +435,10 @@ async fn to_go(
     let heals =
         Asked { instance, node: to, verb: ActionVerb::Heal, detail, at: cloud.host.now(), generation };
     Ok(Planned::Bring(healed, note(cloud, heals, txn, None).await?))
+}
+
+fn unreadable(error: RecordError) -> CloudError {
+    CloudError::Unreadable(error.to_string())
 }
 
 async fn with_user_data(cloud: &Cloud, held: &Held, brought: &mut Brought, txn: Txn) -> CloudResult<Txn> {

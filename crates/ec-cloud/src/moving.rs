@@ -7,12 +7,9 @@
 //!  new node:        disk received ──▶ told as there
 //! ```
 
-use ec_model::{
-    ActionVerb, Alive, Assigned, Handover, InstanceId, NodeId, Record, Request, SharedStorage, Workload,
-    decode,
-};
+use ec_model::{ActionVerb, Assigned, Handover, InstanceId, NodeId, Record, Request, Workload};
 use ec_plan::volumes::{self, Sides};
-use ec_store::{Compare, KeyValue, StoreError, Txn};
+use ec_store::{Compare, StoreError, Txn};
 
 use crate::{
     Cloud, CloudError, CloudResult, Scheduled,
@@ -21,6 +18,7 @@ use crate::{
     lookup::find_placed,
     schedule::not_understood,
     source::kind_of,
+    storage::storage_of,
     volume::{known_volume, refuse_attached},
 };
 
@@ -122,16 +120,4 @@ pub async fn move_volume(cloud: &Cloud, volume: InstanceId, node: NodeId) -> Clo
         }
     }
     Err(CloudError::Busy(format!("{volume} keeps changing; try again")))
-}
-
-/// The storage that a living node shares with others, with its sign of life.
-pub(crate) async fn storage_of(
-    cloud: &Cloud,
-    node: NodeId,
-) -> CloudResult<Option<(KeyValue, SharedStorage)>> {
-    let sign = cloud.store.get(&cloud.keys.alive(node)).await?.0;
-    Ok(sign.and_then(|sign| {
-        let storage = decode::<Alive>(&sign.value).ok()?.storage?;
-        Some((sign, storage))
-    }))
 }

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use ec_model::{Alive, NodeId, SharedStorage, decode};
 use ec_placement_client::PlacementError;
+use ec_store::KeyValue;
 use serde::Serialize;
 
-use crate::{Cloud, CloudError, CloudResult, moving::storage_of, nodes::capacity};
+use crate::{Cloud, CloudError, CloudResult, nodes::capacity};
 
 const DISK: &str = "DISK_GB";
 
@@ -69,4 +70,16 @@ pub async fn join_storage(cloud: &Cloud, storage: &SharedStorage, node: NodeId) 
         ))),
         joined => Ok(joined?),
     }
+}
+
+/// The storage that a living node shares with others, with its sign of life.
+pub(crate) async fn storage_of(
+    cloud: &Cloud,
+    node: NodeId,
+) -> CloudResult<Option<(KeyValue, SharedStorage)>> {
+    let sign = cloud.store.get(&cloud.keys.alive(node)).await?.0;
+    Ok(sign.and_then(|sign| {
+        let storage = decode::<Alive>(&sign.value).ok()?.storage?;
+        Some((sign, storage))
+    }))
 }

@@ -103,8 +103,8 @@ impl Pool {
         Ok(begun || (!self.has_volume(instance)? && !self.copies_of(instance)?.is_empty()))
     }
 
-    /// Every instance with a volume, every one with a disk that is to replace it, or a part of a copy for it, and every one whose disk
-    /// another node has handed over.
+    /// Every instance with a volume, every one with a disk that is to replace it, or a part of a copy for it, and every one without a
+    /// volume whose disk another node has handed over.
     pub(crate) fn instances(&self) -> Result<[Vec<InstanceId>; 3], CallError> {
         let failed = |error| CallError::io("list the pool's directory", &self.path, &error);
         let entries = match std::fs::read_dir(&self.path) {
@@ -123,6 +123,7 @@ impl Pool {
         // Of what was put in its place but for the first, and so is not whole.
         copies.retain(|snapshot| !volumes.contains(snapshot));
         successors.append(&mut copies);
+        handed_over.retain(|volume| !volumes.contains(volume));
         Ok([volumes, successors, handed_over])
     }
 
@@ -309,9 +310,7 @@ impl Pool {
             }
             Err(error) => return Err(CallError::io("put in place", from, &error)),
         }
-        // The name lasts when the directory is written.
-        let synced = std::fs::File::open(&self.path).and_then(|directory| directory.sync_all());
-        synced.map_err(|error| CallError::io("write", &self.path, &error))?;
+        keep_names(&self.path)?;
         // libvirt knows both by their names.
         self.open(connect)?.refresh(0)?;
         Ok(())
@@ -549,6 +548,12 @@ fn moved(name: &str) -> Option<InstanceId> {
 /// The instance whose file of this kind has that name.
 fn named(name: &str, suffix: &str, of: fn(InstanceId) -> String) -> Option<InstanceId> {
     name.strip_suffix(suffix)?.parse().ok().filter(|id| name == of(*id))
+}
+
+/// Has the names in a directory outlive a power cut.
+pub(crate) fn keep_names(directory: &Path) -> Result<(), CallError> {
+    let synced = File::open(directory).and_then(|directory| directory.sync_all());
+    synced.map_err(|error| CallError::io("write", directory, &error))
 }
 
 /// What is not there is not an error.

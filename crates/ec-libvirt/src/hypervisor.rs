@@ -271,11 +271,7 @@ impl Hypervisor for LibvirtHypervisor {
             }
             let [mut volumes, successors, handed_over] = pool.instances()?;
             for volume in handed_over {
-                match moving::take_in(&pool, volume) {
-                    // It has a disk, and is told of both where they are looked into.
-                    Err(CallError::Refused(_)) => {}
-                    taken => volumes.extend(taken?.then_some(volume)),
-                }
+                volumes.extend(moving::take_in(&pool, volume)?.then_some(volume));
             }
             let not_foreign = |instance: &InstanceId| !foreign.contains(instance);
             for instance in volumes.into_iter().filter(not_foreign) {

@@ -11,7 +11,7 @@
 
 use std::{
     fs::{File, Metadata, metadata, rename},
-    io::{self, ErrorKind},
+    io::ErrorKind,
     os::unix::fs::MetadataExt,
     path::Path,
 };
@@ -21,7 +21,7 @@ use uuid::Uuid;
 use virt::connect::Connect;
 
 use crate::{
-    disk::{Pool, moved_name, second_disk, volume_name},
+    disk::{Pool, keep_names, moved_name, second_disk, volume_name},
     error::CallError,
     volumes,
     xml::{self, VolumeXml},
@@ -61,12 +61,12 @@ pub(crate) fn hand_over(
         moved.map_err(|error| CallError::io("hand over to", &to, &error))?;
     }
     // The new name lasts before anybody is told that the old one is gone.
-    written(&there)?;
-    written(&pool.path)?;
+    keep_names(&there)?;
+    keep_names(&pool.path)?;
     pool.forget_gone(connect)
 }
 
-/// Puts a disk in its place that another node has handed over; whether one was.
+/// Puts a disk in its place that another node has handed over, where one has; whether the volume is there then.
 pub(crate) fn take_in(pool: &Pool, volume: InstanceId) -> Result<bool, CallError> {
     let own = pool.volume_path(volume);
     for come in pool.handed_over(volume)? {
@@ -76,14 +76,11 @@ pub(crate) fn take_in(pool: &Pool, volume: InstanceId) -> Result<bool, CallError
         match rename(&come, &own) {
             // By another look at the same time.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
-            moved => {
-                moved.map_err(|error| CallError::io("put in place", &come, &error))?;
-                written(&pool.path)?;
-                return Ok(true);
-            }
+            moved => moved.map_err(|error| CallError::io("put in place", &come, &error))?,
         }
+        keep_names(&pool.path)?;
     }
-    Ok(false)
+    pool.has_volume(volume)
 }
 
 fn is_same(one: &Metadata, other: &Metadata) -> bool {
@@ -96,10 +93,4 @@ fn look(path: &Path) -> Result<Option<Metadata>, CallError> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(CallError::io("look at", path, &error)),
     }
-}
-
-/// Has the names in a directory outlive a power cut.
-fn written(directory: &Path) -> Result<(), CallError> {
-    let synced: io::Result<()> = File::open(directory).and_then(|directory| directory.sync_all());
-    synced.map_err(|error| CallError::io("write", directory, &error))
 }
