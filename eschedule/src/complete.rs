@@ -99,7 +99,7 @@ fn states(typed: &OsStr) -> Vec<CompletionCandidate> {
     let Some(typed) = typed.to_str() else { return Vec::new() };
     let (before, beginning) = typed.rsplit_once(',').map_or(("", typed), |(before, last)| (before, last));
     let before = if before.is_empty() { String::new() } else { format!("{before},") };
-    let states = State::ALL.iter().map(ToString::to_string);
+    let states = State::ALL.into_iter().map(State::name);
     let fitting = states.filter(|state| state.starts_with(&beginning.to_ascii_uppercase()));
     fitting.map(|state| CompletionCandidate::new(format!("{before}{state}"))).collect()
 }

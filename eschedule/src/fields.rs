@@ -124,9 +124,9 @@ pub(crate) fn view(all: bool) -> View {
         resources: BTreeMap::new(),
         doing: Some("d".to_owned()),
         request_id: record.request_id.filter(|_| all),
-        record: all.then_some(record),
-        request: all.then(request),
-        status: all.then(status),
+        record: all.then(|| Box::new(record)),
+        request: all.then(|| Box::new(request())),
+        status: all.then(|| Box::new(status())),
     }
 }
 

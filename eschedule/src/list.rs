@@ -93,8 +93,8 @@ impl From<Sort> for SortBy {
 
 /// The state that a word is, in any case of letters.
 pub(crate) fn state(word: &str) -> Result<State, String> {
-    State::ALL.into_iter().find(|state| state.to_string().eq_ignore_ascii_case(word)).ok_or_else(|| {
-        let all: Vec<String> = State::ALL.iter().map(ToString::to_string).collect();
+    State::named(&word.to_ascii_uppercase()).ok_or_else(|| {
+        let all = State::ALL.map(State::name);
         format!("wanted one of {}", all.join(", "))
     })
 }

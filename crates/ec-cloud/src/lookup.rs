@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, HashSet};
 
 use ec_model::{
-    Alive, Blob, Desired, Doc, Instance, InstanceId, Keyspace, NodeId, Record, Request, RequestId, Resources,
-    State, Status, Workload, decode,
+    Alive, Attachment, Blob, Desired, Doc, Instance, InstanceId, Keyspace, NodeId, Record, Request,
+    RequestId, Resources, State, Status, Workload, decode, decode_part,
 };
 use ec_plan::{stack::Standing, verbs::shown};
 use ec_store::{KeyValue, Revision, StoreResult};
 use futures::{StreamExt, TryStreamExt};
 use jiff::Timestamp;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     Cloud, CloudError, CloudResult,
@@ -370,13 +370,13 @@ pub struct View {
     pub request_id: Option<RequestId>,
     /// What is wanted of it, where that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub record: Option<Instance>,
+    pub record: Option<Box<Instance>>,
     /// The whole request, where that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub request: Option<Request>,
+    pub request: Option<Box<Request>>,
     /// The whole status, where that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub status: Option<Status>,
+    pub status: Option<Box<Status>>,
 }
 
 /// What no [`State`] is for: a record that cannot be read, or none at all.
@@ -403,9 +403,9 @@ impl View {
             (Some(request), _) => request.request_id,
             (None, record) => record.as_ref().and_then(|record| record.request_id),
         };
-        view.record.clone_from(&known.record);
-        view.request = known.request.record().cloned();
-        view.status = known.status.record().cloned();
+        view.record = known.record.clone().map(Box::new);
+        view.request = known.request.record().cloned().map(Box::new);
+        view.status = known.status.record().cloned().map(Box::new);
         view
     }
 
@@ -563,14 +563,25 @@ fn doing(request: Option<&Request>, status: &Read<Status>) -> Option<String> {
 
 /// Every instance of every node, by node and name; volumes are none of them.
 pub async fn list(cloud: &Cloud) -> CloudResult<Vec<View>> {
-    Ok(list_of(cloud, Workload::Machine).await?.0)
+    let (views, _) = list_of(cloud, Workload::Machine).await?;
+    Ok(views.into_iter().map(|view| View { record: None, ..view }).collect())
 }
 
-/// What there is of records, where it can be read; else why not.
-type Records = BTreeMap<InstanceId, Result<Instance, String>>;
+/// What is read of the record of one that is of another kind.
+#[derive(Deserialize)]
+pub(crate) struct Other {
+    #[serde(default)]
+    kind: Workload,
+    /// The volumes that it is to have.
+    #[serde(default)]
+    pub(crate) volumes: Vec<Attachment>,
+}
 
-/// Of this kind, with the records that were seen of every kind.
-pub(crate) async fn list_of(cloud: &Cloud, kind: Workload) -> CloudResult<(Vec<View>, Records)> {
+/// Of this kind, with their records; and what there is of other kinds.
+pub(crate) async fn list_of(
+    cloud: &Cloud,
+    kind: Workload,
+) -> CloudResult<(Vec<View>, BTreeMap<InstanceId, Other>)> {
     let keys = &cloud.keys;
     let prefixes = (keys.all_requests(), keys.all_statuses(), keys.all_alive(), keys.instances());
     let (requests, statuses, nodes, records) = tokio::try_join!(
@@ -580,59 +591,51 @@ pub(crate) async fn list_of(cloud: &Cloud, kind: Workload) -> CloudResult<(Vec<V
         cloud.store.list(&prefixes.3)
     )?;
     let alive: HashSet<NodeId> = nodes.iter().filter_map(|key| keys.parse_alive(key).ok()).collect();
-    let recorded: Records = records
-        .pairs
-        .iter()
-        .filter_map(|pair| {
-            let instance = keys.parse_instance(&pair.key).ok()?;
-            Some((instance, wanted(instance, &pair.value)))
-        })
-        .collect();
-    // What is known to be of another kind is not read any further.
-    let is_other = |instance: &InstanceId| {
-        recorded.get(instance).is_some_and(|record| record.as_ref().is_ok_and(|record| record.kind != kind))
-    };
-    let mut both: BTreeMap<(NodeId, InstanceId), (Read<Request>, Read<Status>)> = BTreeMap::new();
-    let mut listed: HashSet<InstanceId> = HashSet::new();
-    for pair in &requests.pairs {
-        let Ok(id) = keys.parse_request(&pair.key) else { continue };
-        listed.insert(id.1);
-        if !is_other(&id.1) {
-            both.insert(id, (read(Some(pair), id.0, id.1), Read::Absent));
+    let (mut recorded, mut others) = (BTreeMap::new(), BTreeMap::new());
+    for pair in &records.pairs {
+        let Ok(instance) = keys.parse_instance(&pair.key) else { continue };
+        match decode_part::<Instance, Other>(&pair.value) {
+            Ok(other) if other.kind != kind => drop(others.insert(instance, other)),
+            _ => drop(recorded.insert(instance, pair)),
         }
     }
-    for pair in &statuses.pairs {
-        let Ok(id) = keys.parse_status(&pair.key) else { continue };
-        listed.insert(id.1);
-        if !is_other(&id.1) {
-            let (request, status) = both.entry(id).or_insert((Read::Absent, Read::Absent));
-            let epoch = request.record().map(|request| request.epoch);
-            *status = of_epoch(read(Some(pair), id.0, id.1), epoch);
+    // By where they lie. What is known to be of another kind is not read any further.
+    let mut both: BTreeMap<(NodeId, InstanceId), [Option<&KeyValue>; 2]> = BTreeMap::new();
+    let mut listed: HashSet<InstanceId> = HashSet::new();
+    let asked = requests.pairs.iter().map(|pair| (0, pair, keys.parse_request(&pair.key)));
+    let told = statuses.pairs.iter().map(|pair| (1, pair, keys.parse_status(&pair.key)));
+    for (which, pair, lies) in asked.chain(told) {
+        let Ok(lies) = lies else { continue };
+        listed.insert(lies.1);
+        if !others.contains_key(&lies.1) {
+            both.entry(lies).or_default()[which] = Some(pair);
         }
     }
     // Of every kind: what a killed command left is taken away whoever looks.
-    let alone = recorded.keys().copied().filter(|instance| !listed.contains(instance));
+    let alone = recorded.keys().chain(others.keys()).copied().filter(|instance| !listed.contains(instance));
     let alone: Vec<Option<View>> = futures::stream::iter(alone)
         .map(|instance| record_only(cloud, instance))
         .buffer_unordered(CONCURRENCY)
         .try_collect()
         .await?;
-    let mut views: Vec<View> = both
-        .iter()
-        .map(|((node, instance), (request, status))| {
-            let view = View::brief(*instance, *node, alive.contains(node), request, status);
-            match recorded.get(instance) {
-                Some(Ok(record)) => view.with(record).wished(record, request, status),
-                // It may well run, and nothing can be asked of it.
-                Some(Err(why)) => View { state: UNKNOWN.to_owned(), reason: Some(not_wanted(why)), ..view },
-                None => view,
+    let placed = both.into_iter().map(|((node, instance), [request, status])| {
+        let request: Read<Request> = read(request, node, instance);
+        let status = of_epoch(read(status, node, instance), request.record().map(|request| request.epoch));
+        let view = View::brief(instance, node, alive.contains(&node), &request, &status);
+        match recorded.get(&instance).map(|pair| wanted(instance, &pair.value)) {
+            Some(Ok(record)) => {
+                let view = view.with(&record).wished(&record, &request, &status);
+                View { record: Some(Box::new(record)), ..view }
             }
-        })
-        .chain(alone.into_iter().flatten())
-        .collect();
-    views.retain(|view| view.kind == kind);
+            // It may well run, and nothing can be asked of it.
+            Some(Err(why)) => View { state: UNKNOWN.to_owned(), reason: Some(not_wanted(&why)), ..view },
+            None => view,
+        }
+    });
+    let of_kind = |view: &View| view.kind == kind;
+    let mut views: Vec<View> = placed.chain(alone.into_iter().flatten()).filter(of_kind).collect();
     sort(&mut views, SortBy::Node);
-    Ok((views, recorded))
+    Ok((views, others))
 }
 
 /// The project's records, in the order of their keys. One that cannot be read is told, and hides no other.
@@ -674,15 +677,15 @@ async fn record_only(cloud: &Cloud, instance: InstanceId) -> CloudResult<Option<
     };
     let view = match record.node() {
         Some(node) => {
-            let known = look(cloud, instance, node, None).await?;
-            let view = View { record: None, request: None, status: None, ..View::of(&known) }.with(&record);
+            let known = look(cloud, instance, node, Some(record.clone())).await?;
+            let view = View { request: None, status: None, ..View::of(&known) };
             // Placed since the others were listed.
             if !(known.request.is_absent() && known.status.is_absent()) {
                 return Ok(Some(view));
             }
             view
         }
-        None => View::unplaced(&record),
+        None => View { record: Some(Box::new(record.clone())), ..View::unplaced(&record) },
     };
     // Whoever may only read, or has no placement at hand, is shown what there is.
     match sweep(cloud, record, pair.mod_revision).await {

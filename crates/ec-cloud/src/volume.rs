@@ -593,29 +593,25 @@ pub async fn volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<VolumeView
 /// # Errors
 /// etcd does not answer.
 pub async fn volumes(cloud: &Cloud) -> CloudResult<Vec<VolumeView>> {
-    let (views, records) = list_of(cloud, Workload::Volume).await?;
+    let (views, machines) = list_of(cloud, Workload::Volume).await?;
     // Which machine has which, by what is wanted: what an agent has yet to take away is seen of one volume alone.
     let mut holders: HashMap<InstanceId, (InstanceId, String)> = HashMap::new();
-    for record in records.values().flatten() {
-        for Attachment { volume, device } in &record.volumes {
-            holders.insert(*volume, (record.instance, device.clone()));
+    for (machine, it) in machines {
+        for Attachment { volume, device } in it.volumes {
+            holders.insert(volume, (machine, device));
         }
     }
-    Ok(views
-        .into_iter()
-        .map(|view| {
-            let record = records.get(&view.instance).and_then(|record| record.as_ref().ok());
-            let holder = holders.remove(&view.instance);
-            told(view, record, holder)
-        })
-        .collect())
+    let told_of_one = |mut view: View| {
+        let (record, holder) = (view.record.take(), holders.remove(&view.instance));
+        told(view, record.as_deref(), holder)
+    };
+    Ok(views.into_iter().map(told_of_one).collect())
 }
 
 fn told(view: View, record: Option<&Instance>, holder: Option<(InstanceId, String)>) -> VolumeView {
     // Of one that is there its agent does nothing else that it would tell.
     let is_changing = view.doing.is_some();
-    let state = State::ALL.into_iter().find(|state| state.to_string() == view.state);
-    let status = match state {
+    let status = match State::named(&view.state) {
         Some(State::Active) if holder.is_some() => "in-use",
         Some(State::Active) if is_changing => "changing",
         Some(State::Active) => "available",

@@ -26,6 +26,7 @@ pub use records::{
     Handover, Held, Image, ImageRef, ImageStatus, Instance, Intent, Keypair, Node, OF_INSTANCE, OF_VOLUME,
     Outcome, Outcomes, Policy, Power, PowerWish, Progress, Rebuild, Rebuilt, Record, RecordError, Request,
     Rescue, Rescued, Resize, Resized, Resources, Restart, SharedStorage, Size, Spec, State, Status, Ticket,
-    Token, Trouble, TroubleKind, USER_DATA_MAX, Visibility, Workload, decode, encode, greater, token_digest,
+    Token, Trouble, TroubleKind, USER_DATA_MAX, Visibility, Workload, decode, decode_part, encode, greater,
+    token_digest,
 };
 pub use request_id::{InvalidRequestId, RequestId};

@@ -25,7 +25,10 @@ mod volume;
 use std::fmt;
 
 use base64::{Engine, prelude::BASE64_STANDARD};
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{DeserializeOwned, MapAccess, Visitor},
+};
 use serde_json::{Map, Value};
 
 pub use access::{Access, AccessKind, AccessWish, Ticket};
@@ -180,12 +183,47 @@ struct Written<'a, R> {
     record: &'a R,
 }
 
+/// Takes the version of a record that begins with it, as what is written here does, without a look at the rest.
+struct FirstField<'a>(&'a mut Option<u32>);
+
+impl FirstField<'_> {
+    fn version(value: &[u8]) -> Option<u32> {
+        let mut version = None;
+        // That the rest is not read is an error to the reader.
+        let _ = serde_json::Deserializer::from_slice(value).deserialize_map(FirstField(&mut version));
+        version
+    }
+}
+
+impl<'de> Visitor<'de> for FirstField<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
+        if fields.next_key::<&str>()? == Some("version") {
+            *self.0 = Some(fields.next_value()?);
+        }
+        Ok(())
+    }
+}
+
 /// Reads a record from the value of its key.
 pub fn decode<R: Record>(value: &[u8]) -> Result<R, RecordError> {
+    decode_part::<R, R>(value)
+}
+
+/// Reads what `P` has of a record: most of what a look at thousands costs is what it has no use for.
+pub fn decode_part<R: Record, P: DeserializeOwned>(value: &[u8]) -> Result<P, RecordError> {
     let malformed =
         |error: serde_json::Error| RecordError::Malformed { what: R::WHAT, detail: error.to_string() };
-    // First: a later release may have other fields, and then its format explains more than the first of them.
-    let Version { version } = serde_json::from_slice(value).map_err(malformed)?;
+    // Before the rest: a later release may have other fields, and then its format explains more than the first of them.
+    let version = match FirstField::version(value) {
+        Some(version) => version,
+        None => serde_json::from_slice::<Version>(value).map_err(malformed)?.version,
+    };
     if version > R::FORMAT {
         return Err(RecordError::TooNew { what: R::WHAT, found: version, reads: R::FORMAT });
     }
@@ -235,10 +273,11 @@ impl<R: Record> Doc<R> {
     pub fn encode(&self) -> Vec<u8> {
         let mut value = self.raw.clone();
         take_over(&mut value, &self.read, &plain(&self.record));
+        // It comes first.
         if let Value::Object(fields) = &mut value {
-            fields.insert("version".to_owned(), self.record.format().into());
+            fields.remove("version");
         }
-        serde_json::to_vec(&value).unwrap_or_default()
+        serde_json::to_vec(&Written { version: self.record.format(), record: &value }).unwrap_or_default()
     }
 }
 

@@ -127,7 +127,7 @@ pub(crate) enum Mood {
 
 /// What runs, what is in trouble, and what is on its way.
 pub(crate) fn mood(state: &str) -> Option<Mood> {
-    mood_of(State::ALL.into_iter().find(|known| known.to_string() == state)?)
+    mood_of(State::named(state)?)
 }
 
 /// The same of a state.

@@ -81,11 +81,10 @@ impl State {
         Self::Unclaimed,
         Self::Unknown,
     ];
-}
 
-impl fmt::Display for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
+    /// The word for it, in records and for people.
+    pub const fn name(self) -> &'static str {
+        match self {
             Self::Scheduled => "SCHEDULED",
             Self::Preparing => "PREPARING",
             Self::Starting => "STARTING",
@@ -106,7 +105,18 @@ impl fmt::Display for State {
             Self::Error => "ERROR",
             Self::Unclaimed => "UNCLAIMED",
             Self::Unknown => "UNKNOWN",
-        })
+        }
+    }
+
+    /// The state that a word is.
+    pub fn named(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.name() == word)
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
     }
 }
 

@@ -77,8 +77,10 @@ fn unknown_fields_are_passed_over_and_a_later_format_is_refused() {
 
 #[test]
 fn a_later_record_without_the_fields_of_today_is_told_as_later() {
-    let error = decode::<Request>(br#"{"version":99,"of":"tomorrow"}"#).unwrap_err().to_string();
-    assert!(error.contains("version 99"), "{error}");
+    for text in [r#"{"version":99,"of":"tomorrow"}"#, r#"{"of":"tomorrow","version":99}"#] {
+        let error = decode::<Request>(text.as_bytes()).unwrap_err().to_string();
+        assert!(error.contains("version 99"), "{error}");
+    }
     let error = decode::<Request>(br#"{"version":1,"of":"today"}"#).unwrap_err().to_string();
     assert!(error.contains("not a valid request record"), "{error}");
     let error = decode::<Request>(br#"{"of":"nobody"}"#).unwrap_err().to_string();
@@ -143,7 +145,7 @@ fn a_request_is_of_the_first_format_unless_an_image_in_it_needs_the_second() {
     let mut doc = Doc::<Request>::decode(&encode(&request())).unwrap();
     doc.record.rescue = Some(crate::Rescue { wished_at: jiff::Timestamp::UNIX_EPOCH, image: sha512() });
     let changed = doc.encode();
-    assert_eq!(serde_json::from_slice::<serde_json::Value>(&changed).unwrap()["version"], 2);
+    assert!(changed.starts_with(br#"{"version":2,"#));
     let mut doc = Doc::<Request>::decode(&changed).unwrap();
     doc.record.rescue = None;
     assert_eq!(serde_json::from_slice::<serde_json::Value>(&doc.encode()).unwrap()["version"], 1);
