@@ -480,11 +480,11 @@ async fn volumes_outlive_the_guests_that_have_them(
     hypervisor.destroy(other).await.expect("destroy");
     hypervisor.destroy(instance).await.expect("destroy");
     expect(hypervisor, data, None, true).await;
+    expect_failed(hypervisor.create_volume(other, &copy, 1 << 20).await, "a copy that is smaller");
     for _ in 0..2 {
         hypervisor.create_volume(other, &copy, 128 << 20).await.expect("copy a volume");
         assert_eq!(bytes(other).await, Some(128 << 20));
     }
-    expect_failed(hypervisor.create_volume(other, &copy, 1 << 20).await, "a copy that is smaller");
     expect_read(hypervisor, other).await;
     let of_other = VolumeSource::Copy(CopyOf::disk(Workload::Volume, other));
     hypervisor.create_successor(data, &of_other, Some(128 << 20)).await.expect("make it anew beside it");

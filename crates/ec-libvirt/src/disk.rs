@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ec_model::{BaseImage, InstanceId, NodeId};
+use ec_model::{BaseImage, InstanceId};
 use nix::{
     fcntl::{FcntlArg, fcntl},
     libc,
@@ -183,25 +183,8 @@ impl Pool {
         Ok(())
     }
 
-    /// An error where another node has a disk of this name on storage that this one shares with it: whatever etcd says, there is one of a volume.
-    pub(crate) fn refuse_second(&self, volume: InstanceId) -> Result<(), CallError> {
-        let Some(beside) = self.path.parent() else { return Ok(()) };
-        let failed = |error| CallError::io("list", beside, &error);
-        for entry in std::fs::read_dir(beside).map_err(failed)? {
-            let directory = entry.map_err(failed)?.path();
-            let node = directory.file_name().and_then(|name| name.to_str()?.parse::<NodeId>().ok());
-            let Some(node) = node.filter(|_| directory != self.path) else { continue };
-            let there = Self { name: String::new(), path: directory };
-            if there.has_volume(volume)? || !there.handed_over(volume)?.is_empty() {
-                return Err(CallError::NotNow(format!(
-                    "node {node} has its disk, which is not made once more: `eschedule heal` brings it back"
-                )));
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes a volume where it is not there as wanted.
+    /// Makes a volume where it is not there as wanted. One that is there stays, and is grown where it is smaller: another node may have
+    /// handed it over, with what a guest wrote. Only what stands on another image is made anew, which no node hands over.
     pub(crate) fn create_volume(
         &self,
         connect: &Connect,
@@ -217,10 +200,14 @@ impl Pool {
         let pool = self.open(connect)?;
         let existing = self.find(&pool, &name)?;
         let told = existing.as_ref().and_then(|volume| volume.xml_desc(0).ok());
-        if told.and_then(|text| xml::read::<VolumeXml>(&text).ok()).as_ref() == Some(&wanted) {
-            return Ok(());
+        if told.and_then(|text| xml::read::<VolumeXml>(&text).ok()).is_some_and(|has| has.stands_as(&wanted))
+        {
+            return self.grow(connect, volume, capacity, None);
         }
-        self.remove(existing, volume)?;
+        if let Some(existing) = existing {
+            absent(existing.delete(0), ErrorNumber::NoStorageVolume)?;
+        }
+        remove_file(&self.volume_path(volume))?;
         StorageVol::create_xml(&pool, &xml::write(&wanted).map_err(CallError::Refused)?, 0)?;
         Ok(())
     }
@@ -533,10 +520,10 @@ fn copy(name: &str) -> Option<InstanceId> {
     disk.parse::<InstanceId>().ok().and(snapshot.parse().ok())
 }
 
-/// What to say of a disk that another node handed over to where one lies.
+/// What to say of a disk that another node handed over to where one lies. Neither is given up for that: people can tell which it is.
 pub(crate) fn second_disk(come: &Path) -> CallError {
     let come = come.display();
-    CallError::Refused(format!("{come} was handed over by another node, and another disk lies in its place"))
+    CallError::NotNow(format!("{come} was handed over by another node, and another disk lies in its place"))
 }
 
 /// The volume that was handed over by this name.

@@ -463,10 +463,13 @@ impl Hypervisor for LibvirtHypervisor {
                             "a guest is up from the disk that is to be made".into(),
                         ));
                     }
-                    pool.refuse_second(volume)?;
+                    moving::refuse_second(&pool, volume)?;
                     // It has its name from when it is whole.
-                    let capacity = pool.capacity(connect, volume)?;
-                    Ok(capacity == Some(capacity_bytes) || (is_snapshot && capacity.is_some()))
+                    let is_there = pool.has_volume(volume)?;
+                    if is_there && !is_snapshot {
+                        pool.grow(connect, volume, capacity_bytes, None)?;
+                    }
+                    Ok(is_there)
                 };
                 let is_there = self.look.call(what.clone(), Scope::Instance(volume), is_there).await?;
                 return if is_there { Ok(()) } else { self.copy(what, copy).await };
@@ -476,7 +479,7 @@ impl Hypervisor for LibvirtHypervisor {
         };
         let work = move |connect: &virt::connect::Connect| {
             volumes::refuse_used(connect, &pool, volume)?;
-            pool.refuse_second(volume)?;
+            moving::refuse_second(&pool, volume)?;
             pool.create_volume(connect, volume, base.as_ref(), capacity_bytes)
         };
         self.act.call(what, Scope::Instance(volume), work).await

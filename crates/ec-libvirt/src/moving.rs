@@ -83,6 +83,25 @@ pub(crate) fn take_in(pool: &Pool, volume: InstanceId) -> Result<bool, CallError
     pool.has_volume(volume)
 }
 
+/// Before a volume is made: an error where another node has a disk of this name on storage that this one shares with it, since whatever etcd
+/// says, there is one of a volume. What was handed over is taken in after that look, and so is not missed between both.
+pub(crate) fn refuse_second(pool: &Pool, volume: InstanceId) -> Result<(), CallError> {
+    let Some(beside) = pool.path.parent() else { return Ok(()) };
+    let failed = |error| CallError::io("list", beside, &error);
+    for entry in std::fs::read_dir(beside).map_err(failed)? {
+        let directory = entry.map_err(failed)?.path();
+        let node = directory.file_name().and_then(|name| name.to_str()?.parse::<NodeId>().ok());
+        let Some(node) = node.filter(|_| directory != pool.path) else { continue };
+        let there = Pool { name: String::new(), path: directory };
+        if there.has_volume(volume)? || !there.handed_over(volume)?.is_empty() {
+            return Err(CallError::NotNow(format!(
+                "node {node} has its disk, which is not made once more: `eschedule heal` brings it back"
+            )));
+        }
+    }
+    take_in(pool, volume).map(drop)
+}
+
 fn is_same(one: &Metadata, other: &Metadata) -> bool {
     (one.dev(), one.ino()) == (other.dev(), other.ino())
 }

@@ -157,6 +157,17 @@ async fn a_volume_on_shared_storage_is_handed_over_and_never_over_another() {
     ours.hand_over(volume, node).await.unwrap();
     std::fs::remove_file(file(node, volume)).unwrap();
     assert!(other.observe(volume).await.unwrap().volume && file(node, volume).exists());
+    // It came where it is to be made, by an older order, which knows of another size: it stays, and nothing is made in its place.
+    use std::os::unix::fs::MetadataExt;
+    let inode = std::fs::metadata(file(node, volume)).unwrap().ino();
+    other.hand_over(volume, own).await.unwrap();
+    for capacity in [1_u64 << 30, 2 << 30, 1 << 30] {
+        ours.create_volume(volume, &VolumeSource::Empty, capacity).await.unwrap();
+        assert_eq!(std::fs::metadata(file(own, volume)).unwrap().ino(), inode);
+    }
+    assert_eq!(ours.disk_bytes(volume).await.unwrap(), Some(2 << 30));
+    ours.hand_over(volume, node).await.unwrap();
+    assert!(other.observe(volume).await.unwrap().volume);
     // What is not taken in yet goes with its volume.
     other.hand_over(volume, own).await.unwrap();
     ours.destroy(volume).await.unwrap();

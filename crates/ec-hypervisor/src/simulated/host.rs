@@ -193,9 +193,11 @@ impl Host {
         }
         let disk = self.disk(node, source, Some(capacity))?;
         let machine = self.machine(node, volume)?;
-        // Whose disk it is may have grown it since.
-        if machine.volume.as_ref().is_some_and(|has| has.base == disk.base && has.capacity >= disk.capacity) {
-            return Ok(false);
+        // What is there stays: whose disk it is may have grown it since, or another node handed it over.
+        if let Some(has) = machine.volume.as_mut().filter(|has| has.base == disk.base) {
+            let is_smaller = has.capacity < disk.capacity;
+            has.capacity = has.capacity.max(disk.capacity);
+            return Ok(is_smaller);
         }
         machine.volume = Some(disk);
         Ok(true)
