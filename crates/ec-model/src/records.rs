@@ -25,10 +25,7 @@ mod volume;
 use std::fmt;
 
 use base64::{Engine, prelude::BASE64_STANDARD};
-use serde::{
-    Deserialize, Deserializer, Serialize,
-    de::{DeserializeOwned, MapAccess, Visitor},
-};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
 pub use access::{Access, AccessKind, AccessWish, Ticket};
@@ -183,31 +180,10 @@ struct Written<'a, R> {
     record: &'a R,
 }
 
-/// Takes the version of a record that begins with it, as what is written here does, without a look at the rest.
-struct FirstField<'a>(&'a mut Option<u32>);
-
-impl FirstField<'_> {
-    fn version(value: &[u8]) -> Option<u32> {
-        let mut version = None;
-        // That the rest is not read is an error to the reader.
-        let _ = serde_json::Deserializer::from_slice(value).deserialize_map(FirstField(&mut version));
-        version
-    }
-}
-
-impl<'de> Visitor<'de> for FirstField<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
-        if fields.next_key::<&str>()? == Some("version") {
-            *self.0 = Some(fields.next_value()?);
-        }
-        Ok(())
-    }
+/// The version of a record that begins with it, as what is written here does, without a look at the rest.
+fn first_version(value: &[u8]) -> Option<u32> {
+    let after = value.strip_prefix(br#"{"version":"#)?;
+    serde_json::Deserializer::from_slice(after).into_iter().next()?.ok()
 }
 
 /// Reads a record from the value of its key.
@@ -220,7 +196,7 @@ pub fn decode_part<R: Record, P: DeserializeOwned>(value: &[u8]) -> Result<P, Re
     let malformed =
         |error: serde_json::Error| RecordError::Malformed { what: R::WHAT, detail: error.to_string() };
     // Before the rest: a later release may have other fields, and then its format explains more than the first of them.
-    let version = match FirstField::version(value) {
+    let version = match first_version(value) {
         Some(version) => version,
         None => serde_json::from_slice::<Version>(value).map_err(malformed)?.version,
     };

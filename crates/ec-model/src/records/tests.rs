@@ -77,7 +77,10 @@ fn unknown_fields_are_passed_over_and_a_later_format_is_refused() {
 
 #[test]
 fn a_later_record_without_the_fields_of_today_is_told_as_later() {
-    for text in [r#"{"version":99,"of":"tomorrow"}"#, r#"{"of":"tomorrow","version":99}"#] {
+    // Where the version comes first, whatever follows.
+    for text in
+        [r#"{"version":99,"of":"tomorrow"}"#, r#"{"of":"tomorrow","version":99}"#, r#"{"version":99,?"#]
+    {
         let error = decode::<Request>(text.as_bytes()).unwrap_err().to_string();
         assert!(error.contains("version 99"), "{error}");
     }
@@ -173,6 +176,8 @@ fn states_are_written_as_they_are_told_and_padded() {
         assert_eq!(serde_json::to_value(state).unwrap(), state.to_string());
     }
     assert_eq!(format!("{:8}|", State::Error), "ERROR   |");
+    assert!(State::ALL.into_iter().all(|state| State::named(state.name()) == Some(state)));
+    assert_eq!(State::named("active"), None);
 }
 
 #[test]
