@@ -1,5 +1,6 @@
 //! Why a use-case failed, by what can be done about it.
 
+use ec_model::RecordError;
 use ec_placement_client::PlacementError;
 use ec_runtime::exit::{FAILED, Failure, INTERRUPTED, UNREACHABLE, USAGE, chain};
 use ec_store::StoreError;
@@ -104,6 +105,12 @@ impl CloudError {
     /// The same, with what came of it.
     pub(crate) fn and(self, more: impl Into<String>) -> Self {
         Self::And { error: Box::new(self), more: more.into() }
+    }
+}
+
+impl From<RecordError> for CloudError {
+    fn from(error: RecordError) -> Self {
+        Self::Unreadable(error.to_string())
     }
 }
 

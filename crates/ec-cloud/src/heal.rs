@@ -13,8 +13,8 @@
 use std::collections::{BTreeMap, HashSet};
 
 use ec_model::{
-    ActionVerb, Desired, Doc, Edition, Handover, Held, Instance, InstanceId, NodeId, Record, RecordError,
-    Request, RequestId, State, Status, Workload, decode,
+    ActionVerb, Desired, Doc, Edition, Handover, Held, Instance, InstanceId, NodeId, Record, Request,
+    RequestId, State, Status, Workload, decode,
 };
 use ec_plan::heal::{Brought, brought};
 use ec_runtime::planted;
@@ -299,7 +299,7 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId) -> CloudResult<
     if let (Some(to), Some(recorded), Workload::Volume) = (elsewhere, &recorded.0, asked.kind)
         && let Some(there) = store.get(&keys.request(to, instance)).await?.0
     {
-        let mut order = held.intent.request().map_err(unreadable)?;
+        let mut order = held.intent.request()?;
         let told = status.filter(|status| status.state == State::Unclaimed);
         let edition =
             |status: &Status| Edition { epoch: status.epoch, generation: status.observed_generation };
@@ -360,14 +360,14 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId) -> CloudResult<
 /// about to be put back. Nothing, where that is not so.
 async fn plan_unheld(cloud: &Cloud, node: NodeId, [recorded, told]: [&KeyValue; 2]) -> CloudResult<Planned> {
     let keys = &cloud.keys;
-    let record = Doc::<Instance>::decode(&recorded.value).map_err(unreadable)?.record;
-    let status: Status = decode(&told.value).map_err(unreadable)?;
+    let record = Doc::<Instance>::decode(&recorded.value)?.record;
+    let status: Status = decode(&told.value)?;
     let is_such = record.kind == Workload::Volume && status.state == State::Unclaimed;
     let Some(to) = record.node().filter(|to| is_such && *to != node) else { return Ok(Planned::Nothing) };
     let Some(there) = cloud.store.get(&keys.request(to, record.instance)).await?.0 else {
         return Ok(Planned::Nothing);
     };
-    let mut order = Doc::<Request>::decode(&there.value).map_err(unreadable)?;
+    let mut order = Doc::<Request>::decode(&there.value)?;
     (order.record.power.generation, order.record.power.anew) = (status.power_generation, false);
     let demands = [
         Compare::Absent(keys.held(node, record.instance)),
@@ -397,8 +397,8 @@ async fn to_go(
     if own != other {
         return left(&order, format!("it is asked for on node {to}, which has other storage"));
     }
-    let mut record = Doc::<Instance>::decode(&recorded.value).map_err(unreadable)?;
-    let mut come = Doc::<Request>::decode(&asked.value).map_err(unreadable)?;
+    let mut record = Doc::<Instance>::decode(&recorded.value)?;
+    let mut come = Doc::<Request>::decode(&asked.value)?;
     if come.record.desired != Desired::Active {
         return left(&order, "its user destroyed it".to_owned());
     }
@@ -435,10 +435,6 @@ async fn to_go(
     let heals =
         Asked { instance, node: to, verb: ActionVerb::Heal, detail, at: cloud.host.now(), generation };
     Ok(Planned::Bring(healed, note(cloud, heals, txn, None).await?))
-}
-
-fn unreadable(error: RecordError) -> CloudError {
-    CloudError::Unreadable(error.to_string())
 }
 
 async fn with_user_data(cloud: &Cloud, held: &Held, brought: &mut Brought, txn: Txn) -> CloudResult<Txn> {

@@ -114,8 +114,7 @@ pub struct Known {
 impl Known {
     /// The record, to be changed; none where there is none.
     pub(crate) fn record_doc(&self) -> CloudResult<Option<Doc<Instance>>> {
-        let doc = self.record_pair.as_ref().map(|pair| Doc::decode(&pair.value)).transpose();
-        doc.map_err(|error| CloudError::Unreadable(error.to_string()))
+        Ok(self.record_pair.as_ref().map(|pair| Doc::decode(&pair.value)).transpose()?)
     }
 
     /// The revision that wrote the record; 0 where there is none.
@@ -138,7 +137,7 @@ impl Known {
 
     /// The request, to be changed.
     pub(crate) fn request_doc(&self) -> CloudResult<Doc<Request>> {
-        Doc::decode(&self.request_value).map_err(|error| CloudError::Unreadable(error.to_string()))
+        Ok(Doc::decode(&self.request_value)?)
     }
 }
 

@@ -44,7 +44,7 @@ pub(crate) async fn until_status(
     let mut reason = None;
     let status = watch_key(cloud, key, timeout, &seen, |value| match value {
         Some(value) => {
-            let status: Status = decode(value).map_err(|error| CloudError::Unreadable(error.to_string()))?;
+            let status: Status = decode(value)?;
             seen(Step::Status(&status));
             reason.clone_from(&status.reason);
             judge(status)

@@ -463,9 +463,8 @@ impl Hypervisor for LibvirtHypervisor {
                             "a guest is up from the disk that is to be made".into(),
                         ));
                     }
-                    moving::refuse_second(&pool, volume)?;
                     // It has its name from when it is whole.
-                    let is_there = pool.has_volume(volume)?;
+                    let is_there = moving::refuse_second(&pool, volume)?;
                     if is_there && !is_snapshot {
                         pool.grow(connect, volume, capacity_bytes, None)?;
                     }

@@ -84,9 +84,10 @@ pub(crate) fn take_in(pool: &Pool, volume: InstanceId) -> Result<bool, CallError
 }
 
 /// Before a volume is made: an error where another node has a disk of this name on storage that this one shares with it, since whatever etcd
-/// says, there is one of a volume. What was handed over is taken in after that look, and so is not missed between both.
-pub(crate) fn refuse_second(pool: &Pool, volume: InstanceId) -> Result<(), CallError> {
-    let Some(beside) = pool.path.parent() else { return Ok(()) };
+/// says, there is one of a volume. What was handed over is taken in after that look, and so is not missed between both; whether the volume is
+/// here then.
+pub(crate) fn refuse_second(pool: &Pool, volume: InstanceId) -> Result<bool, CallError> {
+    let Some(beside) = pool.path.parent() else { return pool.has_volume(volume) };
     let failed = |error| CallError::io("list", beside, &error);
     for entry in std::fs::read_dir(beside).map_err(failed)? {
         let directory = entry.map_err(failed)?.path();
@@ -99,7 +100,7 @@ pub(crate) fn refuse_second(pool: &Pool, volume: InstanceId) -> Result<(), CallE
             )));
         }
     }
-    take_in(pool, volume).map(drop)
+    take_in(pool, volume)
 }
 
 fn is_same(one: &Metadata, other: &Metadata) -> bool {
