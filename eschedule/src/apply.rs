@@ -163,10 +163,18 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
         let failure = Failure::failed(format!(
             "`{name}` is {instance}, which is not of the stack `{of}`: nothing was changed; `eschedule set {name} --label {STACK}={of}` makes it so"
         ));
-        let entry = stack.named().find(|(called, ..)| called == name).map_or("", |(_, entry, _)| entry);
-        return Err(source.wrong(&Place::of(&["instances", entry]), failure));
+        return Err(source.wrong(&Place::of(&["instances", stack.entry_of(name)]), failure));
     }
     of_volumes.check().map_err(|refused| volumes::refused(&stack, &source, &of_volumes, refused))?;
+    for step in &steps {
+        let Difference::Run(number) = step else { continue };
+        let Entry { query, guest, .. } = &entries[*number];
+        // Before anything is made, and once more when it is its turn.
+        if let Err(error) = Ask::new(query)?.beside(cloud, &guest.image).await {
+            let place = ["instances", stack.entry_of(&wished[*number].name), "image"];
+            return Err(source.wrong(&Place::of(&place), session.failed(error)));
+        }
+    }
     if apply.diff {
         print(output, &applied)?;
         return if applied.iter().all(|one| one.what == "keep") {

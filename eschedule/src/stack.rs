@@ -270,6 +270,11 @@ impl Stack {
             numbered(entry, says.count).map(move |(_, name)| (name, entry.as_str(), says))
         })
     }
+
+    /// The entry that an instance of this name is of.
+    pub(crate) fn entry_of(&self, name: &str) -> &str {
+        self.named().find(|(called, ..)| called == name).map_or("", |(_, entry, _)| entry)
+    }
 }
 
 /// The names that an entry makes, with their numbers where it has any.

@@ -226,6 +226,7 @@ async fn mistakes_with_volumes_are_told_in_a_line_and_change_nothing() -> Result
     control
         .done(&["volume", "create", "far", "--size", "5", "--label", "stack=s", "--node", "b", "--wait"])?;
     control.done(&["volume", "create", "own", "--size", "5", "--wait"])?;
+    control.done(&["image", "add", "roomy", "https://images.example/x.qcow2", "--min-disk", "2"])?;
     for (text, code, wanted) in [
         (
             "stack: s\nvolumes:\n  data: {size: 4}\n".to_owned(),
@@ -253,6 +254,25 @@ async fn mistakes_with_volumes_are_told_in_a_line_and_change_nothing() -> Result
             ),
             1,
             "instances.db.volumes: `far` lies on node ",
+        ),
+        (
+            format!(
+                "stack: s\nvolumes: {{new: {{size: 1}}, small: {{size: 4, image: \"volume:own\"}}}}\ninstances:\n  db: {{query: \"{SMALL}\", volumes: [new]}}\n"
+            ),
+            2,
+            "volumes.small.image: 4 GB are too few for a copy of volume ",
+        ),
+        (
+            "stack: s\nvolumes:\n  new: {size: 5}\n  tiny: {size: 1, image: roomy}\n".to_owned(),
+            2,
+            "shop.yaml:4:26: volumes.tiny.image: image `roomy` needs DISK_GB:2, and DISK_GB:1 is asked for",
+        ),
+        (
+            format!(
+                "stack: s\nvolumes: {{new: {{size: 5}}}}\ninstances:\n  db: {{query: \"{SMALL}\", image: \"volume:own\"}}\n"
+            ),
+            2,
+            "instances.db.image: 1 GB are too few for a copy of volume ",
         ),
         (
             format!("stack: s\ninstances:\n  db: {{query: \"{SMALL}\", volumes: [data]}}\n"),

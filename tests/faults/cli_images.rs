@@ -95,6 +95,11 @@ async fn an_image_is_added_of_a_url_used_by_its_name_changed_and_deleted() -> Re
     control.done(&["image", "set", "web", "--name", "site", "--min-disk", "2", "--protected", "--public"])?;
     refused(&control, &["image", "show", "web"], 1, "there is no image `web`")?;
     refused(&control, &["run", "x", "--query", TINY, "--image", "site"], 2, "needs DISK_GB:2")?;
+    let small = ["volume", "create", "data", "--size", "1", "--image", "site"];
+    refused(&control, &small, 2, "image `site` needs DISK_GB:2, and DISK_GB:1 is asked for")?;
+    let (node, plain) = control.schedule(&[TINY])?;
+    control.status(node, plain, ec_model::State::Active, None).await?;
+    refused(&control, &["rebuild", &plain.to_string(), "site"], 2, "image `site` needs DISK_GB:2")?;
     refused(&control, &["image", "delete", "site"], 1, "is protected")?;
     control.configure("project: other")?;
     ensure!(control.done(&["image", "list"])?.contains("public"), "others see it");

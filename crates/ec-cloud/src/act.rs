@@ -15,6 +15,7 @@ use jiff::{SignedDuration, Timestamp};
 use crate::{
     Cloud, CloudError, CloudResult, Kind,
     history::{Asked, last_of, note},
+    image,
     intent::free,
     lookup::{Known, Read, find_placed},
     schedule::not_understood,
@@ -118,6 +119,9 @@ async fn wish(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<A
             let why =
                 "a rescue disk is made of an image, and not as a copy of a disk: name one with `--image`";
             return Err(CloudError::Refused(format!("cannot {} {instance}: {why}", verb.name())));
+        }
+        if let Wish::Rebuild(Some(image)) = &wish {
+            image::fits(cloud, image, &record.record.spec.resources).await?;
         }
         if let Wish::Rebuild(image) = &wish
             && let Some(source) = Source::of(cloud, image.as_ref().unwrap_or(its_own)).await?

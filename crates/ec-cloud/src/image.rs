@@ -17,6 +17,7 @@ mod stored;
 use std::collections::BTreeMap;
 
 pub use copied::{copy_for_image, drop_copy, tend_copies};
+pub(crate) use copied::{image_of_copy, left_over};
 use ec_model::{Doc, Image, ImageId, ImageRef, ImageStatus, Resources, Visibility, encode};
 use ec_store::{Compare, StoreError, Txn};
 use stored::{Stored, bearers, found, free, owned, read, take_away, taken, write};
@@ -123,6 +124,14 @@ pub async fn image_for(cloud: &Cloud, text: &str, size: &Resources) -> CloudResu
     };
     let usable = image.usable(size);
     usable.map(Some).map_err(|why| CloudError::Invalid(format!("image `{text}` {why}")))
+}
+
+/// An error where an image of the catalogue is for more than this. One that is not there any more says nothing.
+pub(crate) async fn fits(cloud: &Cloud, image: &ImageRef, size: &Resources) -> CloudResult<()> {
+    let Some(id) = image.id else { return Ok(()) };
+    let Some(stored) = stored::read(cloud, id).await? else { return Ok(()) };
+    let image = stored.doc.record;
+    image.fits(size).map_err(|why| CloudError::Invalid(format!("image `{}` {why}", image.name)))
 }
 
 /// Makes an image; one whose bytes are to be sent is not to be used before they are there.

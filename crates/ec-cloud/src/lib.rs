@@ -96,7 +96,7 @@ pub use storage::{StorageView, join_storage, storages};
 pub use tend::{Cleared, Tended, tend_instances, tend_nodes};
 pub use volume::{
     Attached, NewVolume, VolumeView, attach, create_volume, delete_volume, detach, extend_volume, let_go,
-    resolve_volume, restore_volume, room_of, snapshot_of, until_free, volume, volumes,
+    node_of_copy, resolve_volume, restore_volume, room_of, snapshot_of, until_free, volume, volumes,
 };
 pub use wait::{Awaited, Step, until_active, until_done, until_gone};
 pub use watch::{Seen, Watched, What, watch};

@@ -11,7 +11,8 @@ use ec_plan::fleet::{Fleet, Move, Seen};
 use futures::{StreamExt, TryStreamExt};
 
 use crate::{
-    Cloud, CloudResult,
+    Cloud, CloudError, CloudResult, delete_volume,
+    image::left_over,
     intent::{drop_alone, sweep, wanted},
     lookup::CONCURRENCY,
 };
@@ -61,7 +62,7 @@ pub async fn tend_nodes(cloud: &Cloud, fleet: &mut Fleet, now: Duration) -> Clou
 
 /// Takes away what killed commands and instances that failed long ago left: records that nobody asks for and no
 /// agent tells of, their names and memberships, and claims that were never requested; and names and memberships whose records
-/// are gone. Answers whose.
+/// are gone. Answers whose. And it deletes copies of disks for images that nobody sends any more.
 ///
 /// # Errors
 /// etcd or placement does not answer; what was done stays done.
@@ -83,9 +84,16 @@ pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Vec<Cleared>> {
     let recorded: BTreeSet<InstanceId> =
         records.iter().filter_map(|key| keys.parse_instance(key).ok()).collect();
     let mut swept = Vec::new();
+    for (_, copy) in left_over(cloud, &volumes).await? {
+        match delete_volume(cloud, copy).await {
+            Ok(_) => swept.push(Cleared { instance: copy, request_id: None }),
+            // It is being made at this moment, or somebody gave it to an instance, or locked it.
+            Err(CloudError::Refused(_) | CloudError::NotFound(_) | CloudError::Busy(_)) => {}
+            Err(error) => return Err(error),
+        }
+    }
     for key in names.into_iter().chain(volumes).chain(members) {
-        let instance = key.rsplit('/').next().and_then(|last| last.parse::<InstanceId>().ok());
-        if let Some(instance) = instance.filter(|instance| !recorded.contains(instance))
+        if let Some(instance) = keys.parse_bearer(&key).filter(|instance| !recorded.contains(instance))
             && drop_alone(cloud, key, instance).await?
         {
             swept.push(Cleared { instance, request_id: None });

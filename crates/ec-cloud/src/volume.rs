@@ -33,6 +33,7 @@ use crate::{
     act::{docs, let_in, understood},
     destroy,
     history::{Asked, note},
+    image::{self, image_of_copy},
     lookup::{Found, Known, Read, View, find, find_placed, list_of, resolve_as},
     schedule,
     source::{Source, kind_of},
@@ -125,16 +126,32 @@ pub async fn create_volume(
     new: &NewVolume,
     stop: &CancellationToken,
 ) -> CloudResult<Result<Scheduled, NoRoom>> {
-    let image = new.image.clone().unwrap_or_default();
-    if let Some(name) = new.name.as_ref().filter(|name| !is_hostname(name)) {
+    let name = new.name.as_deref();
+    if let Some(name) = name.filter(|name| !is_hostname(name)) {
         return Err(CloudError::Invalid(format!(
             "`{name}` cannot be a volume's name: wanted letters, digits and hyphens, at most 63 in each part, and not a uuid"
         )));
     }
+    if let Some(name) = name.filter(|name| image_of_copy(name).is_some()) {
+        return Err(CloudError::Invalid(format!(
+            "`{name}` cannot be a volume's name: a copy that an image is made from is called so, and goes with that"
+        )));
+    }
+    make_volume(cloud, new, stop).await
+}
+
+/// Makes one, whatever it is called.
+pub(crate) async fn make_volume(
+    cloud: &Cloud,
+    new: &NewVolume,
+    stop: &CancellationToken,
+) -> CloudResult<Result<Scheduled, NoRoom>> {
+    let image = new.image.clone().unwrap_or_default();
     if new.labels.len() > LABELS_MAX {
         return Err(CloudError::Invalid(format!("{} labels are more than {LABELS_MAX}", new.labels.len())));
     }
     let query = room_of(cloud, new).await?;
+    image::fits(cloud, &image, &query.total()).await?;
     let ask = Ask::of_volume(&query, new.node)?;
     let guest = Guest {
         kind: Workload::Volume,
@@ -166,6 +183,22 @@ pub async fn room_of(cloud: &Cloud, new: &NewVolume) -> CloudResult<ResourceQuer
         return Err(CloudError::Invalid(none.to_owned()));
     }
     gigabytes(size_gb)
+}
+
+/// The one node on which such a volume can be made, where it is a copy of what lies there.
+///
+/// # Errors
+/// What it is to be made of is not there, or is for what is larger.
+pub async fn node_of_copy(cloud: &Cloud, new: &NewVolume) -> CloudResult<Option<NodeId>> {
+    let Some(image) = &new.image else { return Ok(None) };
+    if image.copied().is_some() {
+        let query = room_of(cloud, new).await?;
+        return Ok(Ask::of_volume(&query, new.node)?.beside(cloud, image).await?.node);
+    }
+    if let Some(size_gb) = new.size_gb {
+        image::fits(cloud, image, &gigabytes(size_gb)?.total()).await?;
+    }
+    Ok(None)
 }
 
 fn gigabytes(size_gb: u64) -> CloudResult<ResourceQuery> {

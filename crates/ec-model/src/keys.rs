@@ -123,6 +123,13 @@ impl Keyspace {
         percent_decode_str(name).decode_utf8().ok().map(Into::into)
     }
 
+    /// The instance of a key that says what it is called, or which group it is a member of.
+    pub fn parse_bearer(&self, key: &str) -> Option<InstanceId> {
+        let below = [self.all_names(Workload::Machine), self.all_names(Workload::Volume), self.all_members()];
+        let is_ours = below.iter().any(|prefix| key.starts_with(prefix));
+        key.rsplit('/').next().filter(|_| is_ours).and_then(canonical)
+    }
+
     /// That an instance bears its name. The value is empty.
     pub fn name(&self, kind: Workload, project: &str, name: &str, instance: InstanceId) -> String {
         format!("{}{instance}", self.names(kind, project, name))

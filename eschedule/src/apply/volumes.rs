@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 
 use ec_cloud::{
     Ask, CloudError, NewVolume, Refused, STACK, Scheduled, Step, Verb, VolumeStep, Volumes, Wished,
-    WishedVolume, act, attach, create_volume, delete_volume, detach, extend_volume, find_placed, room_of,
+    WishedVolume, act, attach, create_volume, delete_volume, detach, extend_volume, node_of_copy, room_of,
     until_active, until_free,
 };
 use ec_model::{ImageRef, Instance, InstanceId, NodeId, State, Workload};
@@ -41,7 +41,7 @@ pub(super) async fn wished(
         let is_there = placed.any(|record| record.name.as_ref().is_some_and(is_called));
         let (mut image, mut copied_on) = (None, None);
         if let Some(text) = &says.image {
-            match seed(session, text, is_there).await {
+            match seed(session, text, says.size.map(|size| size.0), is_there).await {
                 Ok((found, node)) => (image, copied_on) = (Some(found), node),
                 // Of what it was made a copy may be gone since.
                 Err(failure) if is_there && is_copy(text) && failure.code == FAILED => {}
@@ -62,13 +62,18 @@ pub(super) async fn wished(
 }
 
 /// What a volume is made of, and where that lies which one that there is not yet is to be a copy of.
-async fn seed(session: &Session, text: &str, is_there: bool) -> Result<(ImageRef, Option<NodeId>), Failure> {
+async fn seed(
+    session: &Session,
+    text: &str,
+    size_gb: Option<u64>,
+    is_there: bool,
+) -> Result<(ImageRef, Option<NodeId>), Failure> {
     let image = image_ref(session, text, None).await?;
-    let node = match image.copied().filter(|_| !is_there) {
-        Some(copied) => Some(find_placed(&session.cloud, copied.disk).await?.node),
-        None => None,
-    };
-    Ok((image, node))
+    if is_there {
+        return Ok((image, None));
+    }
+    let new = NewVolume { size_gb, image: Some(image.clone()), ..NewVolume::default() };
+    Ok((image, node_of_copy(&session.cloud, &new).await?))
 }
 
 /// A mistake of the file's, with its place.
@@ -82,8 +87,7 @@ pub(super) fn refused(stack: &Stack, source: &Source, of: &Volumes<'_>, refused:
             source.wrong(&Place::of(&["volumes", named[number].entry, "size"]), Failure::failed(why))
         }
         Refused::Instance(number, why) => {
-            let name = &of.instances[number].name;
-            let entry = stack.named().find(|(called, ..)| called == name).map_or("", |(_, entry, _)| entry);
+            let entry = stack.entry_of(&of.instances[number].name);
             source.wrong(&Place::of(&["instances", entry, "volumes"]), Failure::failed(why))
         }
     }

@@ -3,13 +3,13 @@
 //! The volume bears the image's uuid in its name, and goes before the image can be used. So one whose image nobody sends any
 //! more is what a killed command left.
 
-use ec_model::{ImageId, ImageRef, ImageStatus, Workload};
+use ec_model::{ImageId, ImageRef, ImageStatus, InstanceId, Workload};
 use tokio_util::sync::CancellationToken;
 
 use super::stored::read;
 use crate::{
-    Cloud, CloudError, CloudResult, NewVolume, NoRoom, Scheduled, create_volume, delete_volume,
-    resolve_volume,
+    Cloud, CloudError, CloudResult, NewVolume, NoRoom, Scheduled, delete_volume, resolve_volume,
+    volume::make_volume,
 };
 
 /// What such a volume's name begins with.
@@ -30,7 +30,13 @@ pub async fn copy_for_image(
     stop: &CancellationToken,
 ) -> CloudResult<Result<Scheduled, NoRoom>> {
     let new = NewVolume { name: Some(name(image)), image: Some(of.clone()), ..NewVolume::default() };
-    create_volume(cloud, &new, stop).await
+    make_volume(cloud, &new, stop).await
+}
+
+/// The image for which a volume of this name is a copy; nothing of any other name.
+pub(crate) fn image_of_copy(name: &str) -> Option<ImageId> {
+    let (beginning, image) = name.split_at_checked(BEGINNING.len())?;
+    image.parse().ok().filter(|_| beginning.eq_ignore_ascii_case(BEGINNING))
 }
 
 /// Deletes the copy that was made for this image, where there is one.
@@ -46,20 +52,32 @@ pub async fn drop_copy(cloud: &Cloud, image: ImageId) -> CloudResult<()> {
 }
 
 /// Deletes the project's copies for images that nobody sends any more. Answers for which. Those of images that are being sent stay.
+///
+/// # Errors
+/// etcd does not answer, or one cannot be deleted; what was done stays done.
 pub async fn tend_copies(cloud: &Cloud) -> CloudResult<Vec<ImageId>> {
-    let mut gone = Vec::new();
-    for key in
-        cloud.store.keys(&cloud.keys.names_beginning(Workload::Volume, &cloud.project, BEGINNING)).await?
-    {
-        let named = cloud.keys.parse_name(&key);
-        let image = named.as_deref().and_then(|named| named.strip_prefix(BEGINNING)?.parse::<ImageId>().ok());
-        let Some(image) = image else { continue };
-        let is_sent = |stored: super::Stored| stored.doc.record.status == ImageStatus::Saving;
-        if read(cloud, image).await?.is_some_and(is_sent) {
-            continue;
-        }
-        drop_copy(cloud, image).await?;
-        gone.push(image);
+    let names =
+        cloud.store.keys(&cloud.keys.names_beginning(Workload::Volume, &cloud.project, BEGINNING)).await?;
+    let left = left_over(cloud, &names).await?;
+    for (_, copy) in &left {
+        delete_volume(cloud, *copy).await?;
     }
-    Ok(gone)
+    Ok(left.into_iter().map(|(image, _)| image).collect())
+}
+
+/// The copies among the volumes that bear these names whose images nobody sends any more.
+pub(crate) async fn left_over(cloud: &Cloud, names: &[String]) -> CloudResult<Vec<(ImageId, InstanceId)>> {
+    let mut left = Vec::new();
+    for key in names {
+        let image = cloud.keys.parse_name(key).and_then(|name| image_of_copy(&name));
+        let (Some(image), Some(copy)) = (image, cloud.keys.parse_bearer(key)) else { continue };
+        let is_sent = |stored: super::Stored| {
+            let image = stored.doc.record;
+            image.status == ImageStatus::Saving && !image.is_left_over(cloud.host.now())
+        };
+        if !read(cloud, image).await?.is_some_and(is_sent) {
+            left.push((image, copy));
+        }
+    }
+    Ok(left)
 }

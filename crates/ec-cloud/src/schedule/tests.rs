@@ -438,6 +438,7 @@ async fn for_a_node_that_was_revoked_nothing_is_written_that_was_not_there() {
     assert!(matches!(world.schedule(QUERY, None).await, Ok(Err(_))), "nothing is placed there");
 }
 
+mod copies;
 mod groups;
 
 const REQUEST: ec_model::RequestId = ec_model::RequestId::new(uuid::Uuid::from_u128(7));

@@ -149,12 +149,7 @@ impl Image {
             };
             return Err(format!("is {}{later}", self.status.name()));
         }
-        for (class, least) in [("DISK_GB", self.min_disk), ("MEMORY_MB", self.min_ram)] {
-            // What is not asked for at all is not bounded by the claim.
-            if let Some(asked) = resources.get(class).filter(|asked| **asked < least) {
-                return Err(format!("needs {class}:{least}, and {class}:{asked} is asked for"));
-            }
-        }
+        self.fits(resources)?;
         Ok(ImageRef {
             url: self.url.clone(),
             sha256: self.sha256.clone(),
@@ -162,6 +157,20 @@ impl Image {
             id: Some(self.id),
             name: Some(self.name.clone()),
         })
+    }
+
+    /// Whether what is made from it may be of this size.
+    ///
+    /// # Errors
+    /// What it needs.
+    pub fn fits(&self, resources: &Resources) -> Result<(), String> {
+        for (class, least) in [("DISK_GB", self.min_disk), ("MEMORY_MB", self.min_ram)] {
+            // What is not asked for at all is not bounded by the claim.
+            if let Some(asked) = resources.get(class).filter(|asked| **asked < least) {
+                return Err(format!("needs {class}:{least}, and {class}:{asked} is asked for"));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -5,7 +5,7 @@ use crate::{create_group, delete_group, destroy, group, groups, tend_instances};
 
 impl World {
     /// The same with room for more on each node.
-    fn roomy(mut self, room: usize) -> Self {
+    pub(super) fn roomy(mut self, room: usize) -> Self {
         self.placement.rooms.iter_mut().for_each(|(_, has)| *has = room);
         self
     }

@@ -1,0 +1,85 @@
+//! Copies of disks that images are made from: what they are called, and which of them nobody needs any more.
+
+use ec_model::{CopyOf, Image, ImageId, ImageStatus, Workload};
+
+use super::*;
+use crate::{
+    Bytes, NewImage, NewVolume, add_image, copy_for_image, create_volume, tend_copies, tend_instances,
+};
+
+impl World {
+    /// A volume that is there, by its node's word.
+    async fn volume(&self, name: &str) -> InstanceId {
+        let new = NewVolume { name: Some(name.to_owned()), size_gb: Some(2), ..NewVolume::default() };
+        let made = create_volume(&self.cloud(), &new, &self.stop).await.unwrap().unwrap();
+        let status = serde_json::json!({
+            "version": 1, "instance": made.instance, "node": made.node, "epoch": 1, "state": "ACTIVE",
+            "kind": "volume", "since": Timestamp::now(), "updated_at": Timestamp::now(),
+        });
+        let key = self.keys.status(made.node, made.instance);
+        self.etcd.memory.txn(Txn::new().put(key, status.to_string())).await.unwrap();
+        made.instance
+    }
+
+    /// An image that stands so, whose command said something of it last so many minutes ago.
+    async fn image(&self, status: ImageStatus, minutes: i64) -> ImageId {
+        let new = NewImage { name: format!("of{minutes}"), ..NewImage::default() };
+        let sent = Bytes::Sent { store: "file:///store/".to_owned() };
+        let upload = add_image(&self.cloud(), &new, sent, async |_: &Image| Ok(())).await.unwrap();
+        let image = Image {
+            status,
+            updated_at: Timestamp::now() - SignedDuration::from_mins(minutes),
+            ..upload.image().clone()
+        };
+        let txn = match status {
+            ImageStatus::Unknown => Txn::new().delete(self.keys.image(image.id)),
+            _ => Txn::new().put(self.keys.image(image.id), encode(&image)),
+        };
+        self.etcd.memory.txn(txn).await.unwrap();
+        image.id
+    }
+}
+
+#[tokio::test]
+async fn a_copy_for_an_image_goes_when_nobody_sends_that_any_more_and_nothing_else_is_called_so() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let cloud = world.cloud();
+    let data = world.volume("data").await;
+    let of = ImageRef::copy_of(&CopyOf::disk(Workload::Volume, data));
+    let mut copies = Vec::new();
+    for (status, minutes) in [
+        (ImageStatus::Saving, 1),
+        (ImageStatus::Saving, 11),
+        (ImageStatus::Active, 2),
+        (ImageStatus::PendingDelete, 3),
+        // Its record is gone.
+        (ImageStatus::Unknown, 4),
+    ] {
+        let image = world.image(status, minutes).await;
+        let copy = copy_for_image(&cloud, image, &of, &world.stop).await.unwrap().unwrap().instance;
+        for name in [format!("image-{image}"), format!("IMAGE-{image}")] {
+            let new = NewVolume { name: Some(name), size_gb: Some(2), ..NewVolume::default() };
+            let error = create_volume(&cloud, &new, &world.stop).await.unwrap_err();
+            assert!(
+                matches!(&error, CloudError::Invalid(_)) && error.to_string().contains("is called so"),
+                "{error}"
+            );
+        }
+        copies.push(copy);
+    }
+    world.volume("image-of-something").await;
+    let mut others = world.cloud();
+    others.project = "others".into();
+    assert_eq!(tend_copies(&others).await.unwrap(), []);
+    let gone: Vec<_> = tend_instances(&others).await.unwrap().into_iter().map(|gone| gone.instance).collect();
+    assert_eq!(gone.iter().collect::<BTreeSet<_>>(), copies[1..].iter().collect());
+    assert_eq!(tend_instances(&others).await.unwrap(), [], "each is told once");
+    assert_eq!(tend_copies(&cloud).await.unwrap(), []);
+    let wished = |pair: KeyValue| decode::<Request>(&pair.value).unwrap();
+    let requests = world.under(&world.keys.all_requests()).into_iter().map(wished);
+    let doomed: BTreeSet<_> = requests
+        .filter(|request| request.desired == ec_model::Desired::Destroyed)
+        .map(|request| request.instance)
+        .collect();
+    assert_eq!(doomed, gone.into_iter().collect());
+}
