@@ -19,10 +19,11 @@ use crate::{
 /// A node copies some hundreds of MiB in a second.
 const LONGEST: Duration = Duration::from_hours(24);
 
-/// Has the copy made, and opens it. Whether that works or not, [`end`] is to be called.
+/// Has the copy made, and opens it; meanwhile the image's record goes on saying which upload is its own. Whether that works or not, [`end`] is to be called.
 pub(super) async fn sender(
     session: &Session,
     upload: &mut Upload,
+    part: Option<String>,
     of: &ImageRef,
     stop: &CancellationToken,
     shown: &Shown,
@@ -50,7 +51,7 @@ pub(super) async fn sender(
                 return Err(Failure { code: INTERRUPTED, message: "interrupted; nothing was added".to_owned() });
             }
             _ = alive.tick() => {
-                upload.go_on(cloud, None).await?;
+                upload.go_on(cloud, part.clone()).await?;
                 if !find_placed(cloud, volume).await?.node_alive {
                     return Err(Failure::failed(format!("node {node} is not alive; nothing was added")));
                 }

@@ -3,7 +3,9 @@
 use std::{fs::File, os::unix::fs::FileTypeExt, path::Path, time::Duration};
 
 use ec_cloud::{Bytes, CloudError, Facts, NewImage, Upload};
-use ec_image::{ImageStore, InspectError, Packing, Probe, Probed, Refusal, StoreFailure, inspect_file};
+use ec_image::{
+    ImageStore, InspectError, Packing, Probe, Probed, Refusal, Sending, StoreFailure, inspect_file,
+};
 use ec_model::{Image, ImageRef};
 use ec_runtime::{
     exit::{FAILED, Failure, INTERRUPTED, UNREACHABLE, chain},
@@ -99,14 +101,17 @@ pub(super) async fn send(
     let place = Bytes::Sent { store: store.url().to_owned() };
     let mut upload = ec_cloud::add_image(cloud, new, place, remove).await?;
     let shown = Shown::new("sending");
-    let outcome = match from {
-        From::Here(mut sender) => {
-            bytes(session, &store, &mut upload, &mut sender, demanded, &stop, &shown).await
+    // First of all: a store that takes nothing is told before a disk is copied for it.
+    let outcome = match (begun(session, &store, &mut upload).await, from) {
+        (Err(failure), _) => Err(failure),
+        (Ok(sending), From::Here(mut sender)) => {
+            bytes(session, sending, &mut upload, &mut sender, demanded, &stop, &shown).await
         }
-        From::Disk(of) => {
+        (Ok(sending), From::Disk(of)) => {
             let outcome = async {
-                let mut sender = disk::sender(session, &mut upload, &of, &stop, &shown).await?;
-                bytes(session, &store, &mut upload, &mut sender, demanded, &stop, &shown).await
+                let part = sending.upload();
+                let mut sender = disk::sender(session, &mut upload, part, &of, &stop, &shown).await?;
+                bytes(session, sending, &mut upload, &mut sender, demanded, &stop, &shown).await
             };
             let outcome = outcome.await;
             disk::end(session, &upload).await;
@@ -137,9 +142,18 @@ pub(super) async fn send(
     }
 }
 
+/// Begins to send, and has the record say so.
+async fn begun(session: &Session, store: &ImageStore, upload: &mut Upload) -> Result<Sending, Failure> {
+    let sending = store.begin(upload.image()).await.map_err(stored)?;
+    if sending.upload().is_some() {
+        upload.go_on(&session.cloud, sending.upload()).await?;
+    }
+    Ok(sending)
+}
+
 async fn bytes(
     session: &Session,
-    store: &ImageStore,
+    mut sending: Sending,
     upload: &mut Upload,
     sender: &mut Sender,
     demanded: &ImageRef,
@@ -149,10 +163,6 @@ async fn bytes(
     let cloud = &session.cloud;
     let wrong =
         |why: String| Failure::failed(format!("{} cannot be used: {why}; nothing was added", sender.name));
-    let mut sending = store.begin(upload.image()).await.map_err(stored)?;
-    if sending.upload().is_some() {
-        upload.go_on(cloud, sending.upload()).await?;
-    }
     let mut probe = Probe::new(demanded.sha512.is_some());
     let mut chunk = vec![0; CHUNK];
     let mut alive = signs_of_life();
