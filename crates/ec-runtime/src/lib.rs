@@ -18,7 +18,7 @@ pub use endpoint::{beyond_loopback, is_loopback};
 pub use files::raise_file_limit;
 pub use host::{BrokenOff, Host, Machine, Work};
 pub use logging::{LogFormat, init_logging};
-pub use planted::planted;
+pub use planted::{left_out_here, planted};
 pub use renewed::{Files, Look, Renewed};
 pub use shutdown::shutdown_on_signals;
 pub use tasks::{Tasks, abort_on_panic};

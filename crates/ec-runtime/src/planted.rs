@@ -13,3 +13,17 @@ pub fn planted(mistake: &str) -> bool {
 pub const fn planted(_: &str) -> bool {
     false
 }
+
+/// Whether what the caller is called for is to be left out: where `PLANTED` names that place, as `path:line`.
+#[cfg(feature = "planted")]
+#[track_caller]
+pub fn left_out_here() -> bool {
+    let caller = std::panic::Location::caller();
+    planted(&format!("{}:{}", caller.file(), caller.line()))
+}
+
+/// Whether what the caller is called for is to be left out: never.
+#[cfg(not(feature = "planted"))]
+pub const fn left_out_here() -> bool {
+    false
+}

@@ -1,0 +1,27 @@
+#!/bin/bash
+# Leaves out each comparison of a transaction, one at a time, and says which seed of the simulation finds that.
+# usage: guards.sh                 all of crates/ec-cloud and ecompute, in seeds 0..3000 (SEEDS): an hour or two
+#        guards.sh FILE:LINE…      only these
+set -euo pipefail
+cd "$(dirname "$0")/.."
+seeds=${SEEDS:-0..3000}
+CARGO_INCREMENTAL=0 cargo build --quiet --release --locked -p ec-sim --all-features --bin ec-sim
+if [ $# -eq 0 ]; then
+  # Each call in a chain of its own line; tests compare what they want.
+  mapfile -t places < <(grep -rn --include=*.rs '\.when(' crates/ec-cloud/src ecompute/src |
+    grep -v '/tests' | cut -d: -f1,2)
+  set -- "${places[@]}"
+fi
+missed=0
+for place; do
+  log=$(PLANTED=$place "${CARGO_TARGET_DIR:-target}/release/ec-sim" "$seeds" --first) && found=no || found=yes
+  if [ $found = yes ]; then
+    again=$(sed -n 's/^the first again:.* //p' <<<"$log")
+    echo "$place  found by seed $again: $(grep -m1 '^VIOLATION' <<<"$log" || true)"
+  else
+    echo "$place  NOT FOUND in $seeds"
+    missed=$((missed + 1))
+  fi
+done
+echo "$# left out, $missed not found"
+[ $missed -eq 0 ]
