@@ -60,7 +60,7 @@ if [ "${1-}" = upgrade ]; then
 fi
 if [ "${1-}" = shared ]; then
   exec scripts/on-glusterfs.sh \
-    cargo nextest run --workspace --locked --all-features "${tests[@]}" -E 'test(storage_shared)'
+    cargo nextest run --workspace --locked --all-features "${tests[@]}" --ignore-default-filter -E 'test(storage_shared)'
 fi
 cargo nextest run --workspace --locked --all-features -E 'not (package(ec-sim) and kind(test))'
 # Whole clusters are computed, not waited for: optimised it takes a tenth of the time.

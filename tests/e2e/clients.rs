@@ -60,7 +60,7 @@ async fn the_openstack_command_line_prints_the_same_of_both() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn random_worlds_writes_and_queries_are_answered_alike_by_both() -> Result<()> {
-    Both::start().await?.compare("placement-diff.py", &["--rounds", "16"])
+    Both::start().await?.compare("placement-diff.py", &["--rounds", "8"])
 }
 
 #[tokio::test(flavor = "multi_thread")]
