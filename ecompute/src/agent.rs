@@ -1,8 +1,6 @@
 //! Putting the agent together, and taking it apart in the right order.
 
 use std::{
-    collections::HashSet,
-    path::Path,
     sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
@@ -21,6 +19,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    bases::bases_in_use,
     calls::{Calls, CountedHypervisor},
     config::Settings,
     driver, health,
@@ -152,51 +151,6 @@ pub async fn assemble(
         url: OnceLock::new(),
         inquiries: OnceLock::new(),
     }))
-}
-
-/// The digests of the bases that some overlay lies on. Where a record cannot be read, or a disk is here without
-/// one, that is all of them: rather a full disk than a guest without its base.
-fn bases_in_use(records: &RecordDir, bases: &Path, disks: &Path) -> HashSet<String> {
-    let known = records.list().map_err(|error| ec_runtime::exit::chain(&error)).and_then(|records| {
-        let mut digests = HashSet::new();
-        let mut recorded = HashSet::new();
-        for (instance, record) in records {
-            let (digest, others) = record.map_or((None, [None, None]), |record| {
-                (record.base_digest, [record.next_base_digest, record.rescue_base_digest])
-            });
-            digests.insert(digest.ok_or_else(|| format!("the record of {instance} does not tell its base"))?);
-            digests.extend(others.into_iter().flatten());
-            recorded.insert(instance.to_string());
-        }
-        // What is beside a disk, to replace it or to boot from, is of the same instance.
-        let of = |name: &str| {
-            let beside = name.strip_suffix(".new").or(name.strip_suffix(".rescue"));
-            recorded.contains(beside.unwrap_or(name))
-        };
-        match disk_names(disks)?.into_iter().find(|name| !of(name)) {
-            Some(name) => Err(format!("the disk {name} has no record that tells its base")),
-            None => Ok(digests),
-        }
-    });
-    known.unwrap_or_else(|why| {
-        tracing::warn!(error = why, "no image is evicted");
-        disk_names(bases).unwrap_or_default().into_iter().collect()
-    })
-}
-
-/// The names of the files in a directory, without their last extension; none where there is no directory.
-fn disk_names(directory: &Path) -> Result<Vec<String>, String> {
-    let failed = |error: std::io::Error| format!("failed to list {}: {error}", directory.display());
-    let entries = match std::fs::read_dir(directory) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other.map_err(failed)?,
-    };
-    entries
-        .map(|entry| {
-            let path = entry.map_err(failed)?.path();
-            Ok(path.file_stem().unwrap_or_default().to_string_lossy().into_owned())
-        })
-        .collect()
 }
 
 /// Runs an agent on these parts until `shutdown`: the way for benchmarks and tests, too.

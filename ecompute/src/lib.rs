@@ -6,6 +6,7 @@
 mod about;
 mod addresses;
 pub mod agent;
+mod bases;
 mod calls;
 pub mod check;
 pub mod config;

@@ -163,6 +163,20 @@ pub fn inspect_file(image: &mut (impl Read + Seek)) -> Result<Inspected, Inspect
     Ok(inspected)
 }
 
+/// The name of the file that a disk stands on; nothing where it stands on none, as all do that are no qcow2.
+///
+/// # Errors
+/// It cannot be read, or its header tells of a name that is not there.
+pub fn stands_on(disk: &mut impl Read) -> io::Result<Option<String>> {
+    let mut header = Vec::new();
+    disk.take(HEADER_LEN as u64).read_to_end(&mut header)?;
+    if !header.starts_with(qcow2::MAGIC) {
+        return Ok(None);
+    }
+    let wrong = || io::Error::new(io::ErrorKind::InvalidData, "its qcow2 header is damaged");
+    qcow2::backing_file(&header).ok_or_else(wrong)
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Cursor;

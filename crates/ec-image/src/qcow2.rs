@@ -197,6 +197,18 @@ fn v3_features(bytes: &[u8]) -> Result<u64, Refusal> {
     Ok(incompatible)
 }
 
+/// What a header says of a backing file; nothing where it says what cannot be.
+pub(crate) fn backing_file(header: &[u8]) -> Option<Option<String>> {
+    let (offset, length) = (be64(header.get(..V2_LEN)?, 8), be32(header, 16));
+    if offset == 0 {
+        return Some(None);
+    }
+    let start = usize::try_from(offset).ok()?;
+    let name = header.get(start..start.checked_add(length as usize)?)?;
+    let name = String::from_utf8(name.to_vec()).ok()?;
+    (!name.is_empty()).then_some(Some(name))
+}
+
 /// The name of the backing file, fit for one line of an error.
 fn backing_name(bytes: &[u8], offset: u64, length: u32) -> String {
     let name = usize::try_from(offset)

@@ -1,0 +1,133 @@
+//! Which images of the cache disks stand on: those are not evicted.
+
+use std::{collections::HashSet, ffi::OsStr, fs::File, io, path::Path};
+
+use ec_metadata::RecordDir;
+
+/// The digests of the bases that some disk stands on, as the disks themselves say, or is about to, as the records do.
+/// Where one of them cannot be read, that is all bases: rather a full disk than a guest without its base.
+pub(crate) fn bases_in_use(records: &RecordDir, bases: &Path, disks: &Path) -> HashSet<String> {
+    let known = recorded(records).and_then(|mut digests| {
+        digests.extend(under(disks)?);
+        Ok(digests)
+    });
+    known.unwrap_or_else(|why| {
+        tracing::warn!(error = why, "no image is evicted");
+        let all = files_of(bases).unwrap_or_default();
+        all.iter().filter_map(|base| digest(base)).collect()
+    })
+}
+
+/// What records name: written before a disk is made.
+fn recorded(records: &RecordDir) -> Result<HashSet<String>, String> {
+    let mut digests = HashSet::new();
+    for (instance, record) in records.list().map_err(|error| ec_runtime::exit::chain(&error))? {
+        let record = record.ok_or_else(|| format!("the record of {instance} does not tell its base"))?;
+        let named = [record.base_digest, record.next_base_digest, record.rescue_base_digest];
+        digests.extend(named.into_iter().flatten());
+    }
+    Ok(digests)
+}
+
+/// What the disks in this directory stand on, and whatever else lies beside them.
+fn under(disks: &Path) -> Result<HashSet<String>, String> {
+    let mut digests = HashSet::new();
+    for path in files_of(disks)? {
+        let base = match File::open(&path).and_then(|mut disk| ec_image::stands_on(&mut disk)) {
+            // It went, or was renamed, since the directory was read: of its other name the record tells.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            base => base.map_err(|error| format!("failed to read {}: {error}", path.display()))?,
+        };
+        digests.extend(base.and_then(|base| digest(Path::new(&base))));
+    }
+    Ok(digests)
+}
+
+/// A base is called by its digest.
+fn digest(base: &Path) -> Option<String> {
+    base.file_stem().and_then(OsStr::to_str).map(str::to_owned)
+}
+
+/// The files in a directory; none where there is no directory.
+fn files_of(directory: &Path) -> Result<Vec<std::path::PathBuf>, String> {
+    let failed = |error: io::Error| format!("failed to list {}: {error}", directory.display());
+    let entries = match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(failed)?,
+    };
+    let mut files = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        if entry.file_type().map_err(failed)?.is_file() {
+            files.push(entry.path());
+        }
+    }
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, process::Command};
+
+    use ec_metadata::InstanceRecord;
+    use ec_model::InstanceId;
+    use jiff::Timestamp;
+
+    use super::*;
+
+    fn qemu_img(arguments: &[&str], directory: &Path) {
+        let output = Command::new("qemu-img").args(arguments).current_dir(directory).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    fn record(base: Option<&str>) -> InstanceRecord {
+        let instance = InstanceId::new(uuid::Uuid::new_v4());
+        let text = serde_json::json!({
+            "version": 1, "instance": instance, "name": "x", "macs": [], "base_digest": base,
+            "created_at": Timestamp::now(),
+        });
+        serde_json::from_value(text).unwrap()
+    }
+
+    #[test]
+    fn what_disks_and_records_name_is_in_use_and_all_where_one_of_them_cannot_be_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let [bases, disks] = ["base", "disks"].map(|name| directory.path().join(name));
+        let records = RecordDir::open(directory.path().join("instances")).unwrap();
+        let in_use = || {
+            let mut in_use: Vec<_> = bases_in_use(&records, &bases, &disks).into_iter().collect();
+            in_use.sort_unstable();
+            in_use.join(" ")
+        };
+        assert_eq!(in_use(), "");
+        for made in [&bases, &disks] {
+            fs::create_dir(made).unwrap();
+        }
+        for base in ["aa", "bb", "cc", "dd"] {
+            qemu_img(&["create", "-q", "-f", "qcow2", &format!("{base}.qcow2"), "1M"], &bases);
+        }
+        records.put(&record(Some("aa"))).unwrap();
+        // It stands on none, as an empty volume and a copy do.
+        records.put(&record(None)).unwrap();
+        qemu_img(&["create", "-q", "-f", "qcow2", "empty.qcow2", "1M"], &disks);
+        fs::write(disks.join("half.part"), "").unwrap();
+        fs::create_dir(disks.join("lost+found")).unwrap();
+        assert_eq!(in_use(), "aa");
+        // One without a record, a snapshot's copy, whatever it is called.
+        for (name, base) in [("one.qcow2", "bb"), ("snap.volume.copy.qcow2", "cc")] {
+            let base = bases.join(format!("{base}.qcow2")).display().to_string();
+            qemu_img(&["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", &base, name], &disks);
+        }
+        assert_eq!(in_use(), "aa bb cc");
+        let mut torn = fs::read(disks.join("one.qcow2")).unwrap();
+        torn.truncate(80);
+        fs::write(disks.join("torn.qcow2"), &torn).unwrap();
+        assert_eq!(in_use(), "aa bb cc dd");
+        fs::remove_file(disks.join("torn.qcow2")).unwrap();
+        assert_eq!(in_use(), "aa bb cc");
+        let unreadable = InstanceId::new(uuid::Uuid::new_v4());
+        fs::write(directory.path().join(format!("instances/{unreadable}.json")), "{\"version\": 99}")
+            .unwrap();
+        assert_eq!(in_use(), "aa bb cc dd");
+    }
+}
