@@ -12,7 +12,7 @@ mod volume;
 use std::sync::Arc;
 
 use ec_hypervisor::{DomainSpec, HypervisorError, RunState};
-use ec_image::ImageError;
+use ec_image::{CachedImage, ImageError};
 use ec_metadata::InstanceRecord;
 use ec_model::{Request, RequestId, State, Workload};
 use ec_placement_client::{PlacementClient, PlacementError};
@@ -92,6 +92,7 @@ pub(crate) async fn perform(
         subject,
         job,
         touched_hypervisor: false,
+        standing_on: None,
         first_start: false,
         unsure: false,
     };
@@ -128,6 +129,8 @@ struct Worker {
     /// What is otherwise than when the job began.
     done: Vec<Change>,
     touched_hypervisor: bool,
+    /// What the disk stands on that is made: it is not evicted before the record names it and the disk is there.
+    standing_on: Option<CachedImage>,
     /// This job marked the guest as started, which before it was not.
     first_start: bool,
     /// Nobody knows whether the last write of the status was done.
@@ -288,8 +291,11 @@ impl Worker {
             }
             Effect::Bury if planted("not-buried") => Ok(()),
             Effect::Bury => {
-                self.records(move |records| records.bury(instance)).await?;
-                self.done.push(Change::Buried);
+                let request = self.job.request.as_ref();
+                // One that nobody could tell the placement of is whatever comes.
+                let epoch = request.map(|request| request.epoch).filter(|epoch| *epoch > 0);
+                self.records(move |records| records.bury(instance, epoch)).await?;
+                self.done.push(Change::Buried(epoch));
                 Ok(())
             }
             Effect::RemoveDomain if planted("domain-kept") => Ok(()),

@@ -3,7 +3,8 @@
 
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use ec_cloud::{
-    Known, NewVolume, VolumeView, act, find_placed, resolve, resolve_volume, restore_volume, snapshot_of,
+    CloudError, Known, NewVolume, VolumeView, act, find_placed, resolve, resolve_volume, restore_volume,
+    snapshot_of,
 };
 use ec_model::{Attachment, CopyOf, ImageRef, InstanceId, State, Workload};
 use ec_plan::verbs::{Verb, locked};
@@ -149,11 +150,26 @@ async fn restore(session: &Session, restoring: &Restoring, output: Output) -> Re
         return Err(Failure::failed(format!("snapshot {name} is {}, and cannot be restored", view.status)));
     }
     let instance = view.copy_of.ok_or_else(|| Failure::failed(format!("nobody knows whose {name} is")))?;
-    let machine = find_placed(cloud, instance).await.map_err(|error| {
-        let failure = session.failed(error);
-        let hint = format!("`eschedule run NAME --image volume:{name}` boots another from it");
-        Failure { message: format!("{}; {hint}", failure.message), ..failure }
-    })?;
+    let asked = async |of: InstanceId, verb: Verb, doing: &str| -> Result<(), Failure> {
+        let acted = act(cloud, of, &verb).await.map_err(|error| session.failed(error))?;
+        done(session, &patience, of, &acted, doing).await
+    };
+    let kept = find_placed(cloud, view.volume).await?.record.and_then(|record| record.locked);
+    let reason = |starts: bool| {
+        format!("instance {instance} is being restored from it{}", if starts { STARTS } else { "" })
+    };
+    let is_ours = kept.as_ref().is_none_or(|kept| [true, false].map(reason).contains(kept));
+    let machine = match find_placed(cloud, instance).await {
+        Ok(machine) => machine,
+        Err(error) => {
+            if matches!(error, CloudError::NotFound(_)) && kept.is_some() && is_ours {
+                asked(view.volume, Verb::Unlock, "unlocking").await?;
+            }
+            let failure = session.failed(error);
+            let hint = format!("`eschedule run NAME --image volume:{name}` boots another from it");
+            return Err(Failure { message: format!("{}; {hint}", failure.message), ..failure });
+        }
+    };
     let has = machine.record.as_ref().map(|record| record.volumes.clone()).unwrap_or_default();
     let (volumes, gone): (Vec<InstanceId>, Vec<InstanceId>) =
         view.beside.iter().partition(|volume| has.iter().any(|has| has.volume == **volume));
@@ -163,22 +179,23 @@ async fn restore(session: &Session, restoring: &Restoring, output: Output) -> Re
             "eschedule: {instance} has not volume {volume} any more, which stays as it is: `eschedule volume restore {volume} volume:{name}/{volume}`"
         ));
     }
-    let held = Held::of(&name, instance, &machine)?;
-    let asked = async |of: InstanceId, verb: Verb, doing: &str| -> Result<(), Failure> {
-        let acted = act(cloud, of, &verb).await.map_err(|error| session.failed(error))?;
-        done(session, &patience, of, &acted, doing).await
-    };
-    let kept = find_placed(cloud, view.volume).await?.record.and_then(|record| record.locked);
-    let reason = format!("instance {instance} is being restored from it");
+    let mut held = Held::of(&name, instance, &machine)?;
+    // One that broke off after it had stopped it, or unlocked it, left word of that here.
+    held.starts |= kept.as_ref() == Some(&reason(true));
     if kept.is_none() {
-        asked(view.volume, Verb::Lock(reason.clone()), "locking").await?;
+        asked(view.volume, Verb::Lock(reason(held.starts)), "locking").await?;
     }
+    let mut is_begun = held.is_locked || kept.is_some();
     let steps = async {
         if !held.is_locked {
             if held.starts {
-                asked(instance, Verb::Stop(restoring.grace), "stopping").await?;
+                let acted = act(cloud, instance, &Verb::Stop(restoring.grace)).await;
+                let acted = acted.map_err(|error| session.failed(error))?;
+                is_begun = true;
+                done(session, &patience, instance, &acted, "stopping").await?;
             }
             asked(instance, Verb::Lock(held.reason(&name)), "locking").await?;
+            is_begun = true;
         }
         for volume in volumes {
             let of = CopyOf { held: Some(volume), ..CopyOf::disk(Workload::Volume, view.volume) };
@@ -201,14 +218,22 @@ async fn restore(session: &Session, restoring: &Restoring, output: Output) -> Re
         }
         Ok(())
     };
-    steps.await.map_err(|failure: Failure| Failure {
-        message: format!(
-            "{}; not all of {instance} is restored: run `eschedule snapshot restore {name}` again",
-            failure.message
-        ),
-        ..failure
-    })?;
-    if kept.is_none_or(|kept| kept == reason) {
+    let outcome: Result<(), Failure> = steps.await;
+    if let Err(failure) = outcome {
+        if !is_begun {
+            // It is as it was, and so is the snapshot.
+            asked(view.volume, Verb::Unlock, "unlocking").await?;
+            return Err(failure);
+        }
+        return Err(Failure {
+            message: format!(
+                "{}; not all of {instance} is restored: run `eschedule snapshot restore {name}` again",
+                failure.message
+            ),
+            ..failure
+        });
+    }
+    if is_ours {
         asked(view.volume, Verb::Unlock, "unlocking").await?;
     }
     output::volume(output, &view)
@@ -223,7 +248,7 @@ struct Held {
     starts: bool,
 }
 
-/// In the reason of the lock of one that ran.
+/// In the reason of the locks of one that ran, and of its snapshot.
 const STARTS: &str = ", and then it is started";
 
 impl Held {

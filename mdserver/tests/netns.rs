@@ -71,6 +71,7 @@ impl Lab {
                 macs: vec![instance.mac(0)],
                 base_digest: None,
                 next_base_digest: None,
+                next_wished_at: None,
                 rescue_base_digest: None,
                 rebuilt: None,
                 rescued: None,

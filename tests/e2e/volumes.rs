@@ -3,7 +3,8 @@
 use std::{fs, process::Command, slice::from_ref};
 
 use anyhow::{Context, Result, ensure};
-use ec_model::{InstanceId, Size};
+use ec_model::{Instance, InstanceId, Keyspace, Size, decode};
+use ec_store::Store;
 use serde_json::Value;
 
 use crate::power::Guest;
@@ -406,6 +407,21 @@ async fn all_disks_of_a_guest_are_kept_as_they_are_at_one_moment_and_come_back()
     assert_eq!((count_of(&guest, "vda").await?, count_of(&guest, "vdb").await?), (one, other));
     guest.stack.until_exactly_with(&[guest.instance], &[data, snap]).await?;
     assert_eq!(beside(&guest)?, from_ref(&kept));
+
+    // One that cannot be stopped stays as it is, and nothing stays locked for it. Nor is a volume made anew under a guest whose
+    // memory is saved, whichever way that is asked for.
+    guest.asks(&["suspend", "--wait", "web"])?;
+    guest.refused(&restore, "suspended")?;
+    let volume = data.to_string();
+    for anew in [
+        ["volume", "restore", &volume, "volume:snap/data"],
+        ["rebuild", &volume, "volume:snap/data", "--wait"],
+    ] {
+        guest.refused(&anew, "has it, and is not stopped")?;
+    }
+    guest.asks(&["resume", "--wait", "web"])?;
+    let record = guest.stack.store.get(&Keyspace::default().instance(snap)).await?.0.context("no record")?;
+    assert_eq!(decode::<Instance>(&record.value)?.locked, None);
 
     // Of one that is down, too, and once the instance has the volume no more.
     guest.asks(&["stop", "--grace", "0", "--wait", "web"])?;

@@ -21,6 +21,7 @@ use crate::{
     schedule::not_understood,
     sizes::{claim, settle},
     source::Source,
+    volume::{nameable, refuse_running},
     wait::Awaited,
 };
 
@@ -109,6 +110,9 @@ async fn wish(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<A
         if let Wish::Name(name) = &wish
             && !same_name(record.record.name.as_deref(), name)
         {
+            if record.record.kind == Workload::Volume {
+                nameable(name)?;
+            }
             free(cloud, record.record.kind, name).await?;
         }
         let its_own = &record.record.spec.image;
@@ -119,6 +123,9 @@ async fn wish(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<A
             let why =
                 "a rescue disk is made of an image, and not as a copy of a disk: name one with `--image`";
             return Err(CloudError::Refused(format!("cannot {} {instance}: {why}", verb.name())));
+        }
+        if matches!(wish, Wish::Rebuild(_)) && record.record.kind == Workload::Volume {
+            refuse_running(cloud, &known).await?;
         }
         if let Wish::Rebuild(Some(image)) = &wish {
             image::fits(cloud, image, &record.record.spec.resources).await?;

@@ -1,6 +1,8 @@
 //! Destroying: change what is wanted; the node's agent does it, now or when it is back.
 
-use ec_model::{ActionVerb, Desired, Doc, Instance, InstanceId, NodeId, Request, Restart, Workload};
+use ec_model::{
+    ActionVerb, Desired, Doc, Instance, InstanceId, NodeId, Request, Restart, State, Status, Workload, decode,
+};
 use ec_plan::verbs::locked;
 use ec_runtime::planted;
 use ec_store::{Compare, Revision, Txn};
@@ -57,6 +59,7 @@ pub async fn destroy(cloud: &Cloud, instance: InstanceId) -> CloudResult<Doomed>
         // Of what nobody can tell any more what it was, too.
         if kind_of(&known) != Some(Workload::Machine) && !planted("volume-deleted-in-use") {
             refuse_attached(cloud, &known).await?;
+            refuse_elsewhere(cloud, &known).await?;
         }
         let doomed = Doomed::By { node: known.node, alive: known.node_alive };
         let Some((txn, generation)) = wish(cloud, &known)? else { return Ok(doomed) };
@@ -78,6 +81,28 @@ pub async fn destroy(cloud: &Cloud, instance: InstanceId) -> CloudResult<Doomed>
         }
     }
     Err(CloudError::Busy(format!("the request of {instance} keeps changing; try again")))
+}
+
+/// An error where the disk of a volume is missed on its node, and another of the same storage has it: what is deleted where it is
+/// not would come back from there.
+async fn refuse_elsewhere(cloud: &Cloud, known: &Known) -> CloudResult<()> {
+    if known.status.record().is_none_or(|status| status.state != State::Error) {
+        return Ok(());
+    }
+    let (keys, instance) = (&cloud.keys, known.instance);
+    for key in cloud.store.keys(&keys.all_statuses()).await? {
+        let parsed = keys.parse_status(&key).ok();
+        let Some((node, _)) = parsed.filter(|(node, of)| *of == instance && *node != known.node) else {
+            continue;
+        };
+        let told = cloud.store.get(&key).await?.0.and_then(|pair| decode::<Status>(&pair.value).ok());
+        if told.is_some_and(|told| told.state == State::Unclaimed) {
+            return Err(CloudError::Refused(format!(
+                "cannot destroy {instance}: node {node} has its disk, and another is asked for it: first `eschedule heal {instance}`"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Writes the wish, and takes record and name away, with the generation that it is; nothing where it is written already.

@@ -310,14 +310,19 @@ async fn without_record(cloud: &Cloud, instance: InstanceId) -> CloudResult<Know
 }
 
 /// The host that the instance's claim is on: the root of the tree, where it holds a part of it. None where it holds
-/// nothing, or is not of our making.
+/// nothing, or nothing but a part of storage that hosts share, or is not of our making.
 async fn held_on(cloud: &Cloud, instance: InstanceId) -> CloudResult<Option<NodeId>> {
     let Some(held) = cloud.placement.allocations(instance).await? else { return Ok(None) };
     if held.consumer_type.is_some_and(|kind| kind != ec_placement_client::CONSUMER_TYPE) {
         return Ok(None);
     }
-    let Some(provider) = held.allocations.into_keys().next() else { return Ok(None) };
-    Ok(cloud.placement.provider(provider).await?.map(|provider| provider.root()))
+    for provider in held.allocations.into_keys() {
+        let provider = cloud.placement.provider(provider).await?;
+        if let Some(host) = provider.filter(|provider| provider.storage().is_none()) {
+            return Ok(Some(host.root()));
+        }
+    }
+    Ok(None)
 }
 
 /// The node under which any key speaks of the instance.

@@ -1,6 +1,6 @@
 //! Room for another size: claimed before it is wished, and given back when nobody can want it any more.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ec_model::{Extent, Instance, InstanceId, NodeId, ResourceQuery, Resources, greater};
 use ec_placement_client::{ConsumerAllocations, PlacementError};
@@ -167,35 +167,36 @@ pub async fn tend_claims(
     now: std::time::Duration,
 ) -> CloudResult<Vec<Cleared>> {
     let pairs = cloud.store.list(&cloud.keys.instances()).await?.pairs;
-    let mut by_node: HashMap<NodeId, Vec<Instance>> = HashMap::new();
+    let mut records: Vec<(NodeId, Instance)> = Vec::new();
     for pair in &pairs {
-        let Some(record) =
-            cloud.keys.parse_instance(&pair.key).ok().and_then(|own| wanted(own, &pair.value).ok())
-        else {
-            continue;
-        };
-        if let Some(node) = record.node() {
-            by_node.entry(node).or_default().push(record);
-        }
+        let read = cloud.keys.parse_instance(&pair.key).ok().and_then(|own| wanted(own, &pair.value).ok());
+        records.extend(read.and_then(|record| Some((record.node()?, record))));
     }
-    let greater: Vec<Vec<(InstanceId, Resources)>> = futures::stream::iter(by_node)
-        .map(async |(node, records)| {
-            let held = match cloud.placement.provider_allocations(node).await {
-                Err(PlacementError::NotFound(_)) => HashMap::new(),
-                held => held?,
-            };
-            let too_much = records.into_iter().filter_map(|record| {
-                let held = held.get(&record.instance)?;
-                let asked = &record.spec.resources;
-                (!more(asked, held).is_empty()).then(|| (record.instance, held.clone()))
-            });
-            Ok::<_, CloudError>(too_much.collect())
+    // Disks on storage that nodes share are claimed of that.
+    let storages = cloud.placement.shared_storages().await?.into_iter().map(|storage| storage.provider);
+    let providers: BTreeSet<NodeId> = records.iter().map(|(node, _)| *node).chain(storages).collect();
+    let of_each: Vec<HashMap<InstanceId, Resources>> = futures::stream::iter(providers)
+        .map(async |provider| match cloud.placement.provider_allocations(provider).await {
+            Err(PlacementError::NotFound(_)) => Ok(HashMap::new()),
+            held => held,
         })
         .buffer_unordered(CONCURRENCY)
         .try_collect()
         .await?;
+    let mut held: HashMap<InstanceId, Resources> = HashMap::new();
+    for (instance, amounts) in of_each.into_iter().flatten() {
+        let held = held.entry(instance).or_default();
+        for (class, amount) in amounts {
+            let sum = held.entry(class).or_default();
+            *sum = sum.saturating_add(amount);
+        }
+    }
+    let greater = records.into_iter().filter_map(|(_, Instance { instance, spec, .. })| {
+        let held = held.remove(&instance)?;
+        (!more(&spec.resources, &held).is_empty()).then_some((instance, held))
+    });
     let mut done = Vec::new();
-    for instance in surplus.look(greater.into_iter().flatten().collect(), now) {
+    for instance in surplus.look(greater.collect(), now) {
         done.extend(settle(cloud, instance).await?);
     }
     Ok(done)

@@ -126,18 +126,22 @@ pub async fn create_volume(
     new: &NewVolume,
     stop: &CancellationToken,
 ) -> CloudResult<Result<Scheduled, NoRoom>> {
-    let name = new.name.as_deref();
-    if let Some(name) = name.filter(|name| !is_hostname(name)) {
-        return Err(CloudError::Invalid(format!(
-            "`{name}` cannot be a volume's name: wanted letters, digits and hyphens, at most 63 in each part, and not a uuid"
-        )));
-    }
-    if let Some(name) = name.filter(|name| image_of_copy(name).is_some()) {
-        return Err(CloudError::Invalid(format!(
-            "`{name}` cannot be a volume's name: a copy that an image is made from is called so, and goes with that"
-        )));
+    if let Some(name) = &new.name {
+        nameable(name)?;
     }
     make_volume(cloud, new, stop).await
+}
+
+/// An error where no volume of a user's can be called so.
+pub(crate) fn nameable(name: &str) -> CloudResult<()> {
+    let why = if !is_hostname(name) {
+        "wanted letters, digits and hyphens, at most 63 in each part, and not a uuid"
+    } else if image_of_copy(name).is_some() {
+        "a copy that an image is made from is called so, and goes with that"
+    } else {
+        return Ok(());
+    };
+    Err(CloudError::Invalid(format!("`{name}` cannot be a volume's name: {why}")))
 }
 
 /// Makes one, whatever it is called.
@@ -222,20 +226,26 @@ pub async fn extend_volume(cloud: &Cloud, volume: InstanceId, size_gb: u64) -> C
 /// # Errors
 /// A machine that has it is not down, or what it is to be made of is not there: [`CloudError::Refused`], with nothing changed.
 pub async fn restore_volume(cloud: &Cloud, volume: InstanceId, of: &ImageRef) -> CloudResult<Acted> {
-    let known = known_volume(cloud, volume).await?;
-    let holder = known.record.as_ref().and_then(|record| record.attached);
+    known_volume(cloud, volume).await?;
+    act(cloud, volume, &Verb::Rebuild(Some(of.clone()))).await
+}
+
+/// An error where a machine has this volume, and is not stopped: what it holds in its memory is of the disk that there is. Its
+/// node looks once more when it comes to it.
+pub(crate) async fn refuse_running(cloud: &Cloud, disk: &Known) -> CloudResult<()> {
+    let volume = disk.instance;
+    let holder = disk.record.as_ref().and_then(|record| record.attached);
     if let Some(holder) = holder
         && lost_by(cloud, holder, volume).await?.is_none()
     {
-        // Its node looks once more when it comes to it.
         let status = find_placed(cloud, holder).await?.status;
         if status.record().is_none_or(|status| status.state != State::Stopped) {
             return Err(CloudError::Refused(format!(
-                "cannot restore volume {volume}: instance {holder} has it, and is not stopped: `eschedule stop {holder}`"
+                "cannot make volume {volume} anew: instance {holder} has it, and is not stopped: `eschedule stop {holder}`"
             )));
         }
     }
-    act(cloud, volume, &Verb::Rebuild(Some(of.clone()))).await
+    Ok(())
 }
 
 /// What a snapshot of an instance is made of.

@@ -472,6 +472,13 @@ async fn volumes_outlive_the_guests_that_have_them(
     has(instance, from_ref(&vdc)).await;
     hypervisor.set_volumes(other, from_ref(&vdb)).await.expect("give the volume to another guest");
     has(other, &[vdb]).await;
+    // Nor is one made anew with which a guest goes on from its memory.
+    hypervisor.save(instance).await.expect("save");
+    hypervisor.create_successor(second, &of_image, Some(capacity)).await.expect("make it anew beside it");
+    expect_failed(hypervisor.replace_overlay(second).await, "put it under a guest whose memory is saved");
+    hypervisor.drop_successor(second).await.expect("drop it");
+    hypervisor.start(instance).await.expect("go on");
+    has(instance, from_ref(&vdc)).await;
     hypervisor.power_off(instance).await.expect("power off");
     hypervisor.set_volumes(instance, &[]).await.expect("take the volume of one that does not run");
     has(instance, &[]).await;

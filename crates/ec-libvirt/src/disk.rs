@@ -350,6 +350,19 @@ impl Pool {
         self.put_in_place(connect, &self.successor_path(instance), &self.volume_path(instance))
     }
 
+    /// As long as the file is open, no guest is started that writes this disk; nothing where there is none.
+    pub(crate) fn keep_from_writing(&self, instance: InstanceId) -> Result<Option<File>, CallError> {
+        let path = self.volume_path(instance);
+        match keep_from_writing(&path) {
+            Ok(kept) => Ok(Some(kept)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                Err(CallError::NotNow("somebody writes the disk".into()))
+            }
+            Err(error) => Err(CallError::io("keep guests from writing", &path, &error)),
+        }
+    }
+
     /// Makes the instance's volume as large as this, by the guest that is up and has it as that device where there is one. What is so large
     /// already is left.
     pub(crate) fn grow(

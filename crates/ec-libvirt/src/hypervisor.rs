@@ -366,12 +366,21 @@ impl Hypervisor for LibvirtHypervisor {
         let (node, pool) = (self.config.node, Arc::clone(&self.pool));
         let work = move |connect: &virt::connect::Connect| {
             domain::forget_memory(connect, node, instance)?;
+            // From the looks to the end no guest is started on the one that goes.
+            let _kept = pool.keep_from_writing(instance)?;
             // A domain has a disk of its own; what has none may be a volume of one.
             if let Found::Nothing = domain::find(connect, node, instance)?
                 && let Some(user) = volumes::user_of(connect, &pool, instance)?
-                && user.device.is_some()
             {
-                return Err(CallError::Refused(format!("the guest {} is up with it", user.instance)));
+                let guest = user.instance;
+                if user.device.is_some() {
+                    return Err(CallError::Refused(format!("the guest {guest} is up with it")));
+                }
+                if user.domain.has_managed_save(0)? {
+                    let why =
+                        format!("the memory of the guest {guest} is saved, and goes on with it as it is");
+                    return Err(CallError::Refused(why));
+                }
             }
             pool.replace_overlay(connect, instance)
         };

@@ -21,6 +21,7 @@ async fn server() -> (SocketAddr, CancellationToken, tokio::task::JoinHandle<Tcp
         macs: vec![],
         base_digest: None,
         next_base_digest: None,
+        next_wished_at: None,
         rescue_base_digest: None,
         rebuilt: None,
         rescued: None,

@@ -6,7 +6,7 @@
 //! of all other guests away. All calls block for about as long as a small file takes.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap},
     fs::{self, DirBuilder, File, Metadata},
     io::{self, Read, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
@@ -35,6 +35,9 @@ pub const RECORD_VERSION: u32 = 1;
 /// The file that tells which instances were destroyed here: a line for each, with the time in seconds since 1970.
 const DESTROYED: &str = "destroyed";
 
+/// What such a line ends with where the instance was placed here anew since.
+const BACK: &str = "back";
+
 /// How long it is remembered that an instance was destroyed: far longer than any call of ours can be under
 /// way in the hypervisor, or a backup of etcd be brought back.
 const REMEMBERED: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -57,6 +60,9 @@ pub struct InstanceRecord {
     /// The same of an image that its disk may be made from anew at this moment: both are in use then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_base_digest: Option<String>,
+    /// The wish for which its disk is being made anew at this moment: what is made for an older one is not put in its place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_wished_at: Option<Timestamp>,
     /// The same of its rescue disk, from before that is made until after it is gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rescue_base_digest: Option<String>,
@@ -102,6 +108,46 @@ pub struct InstanceRecord {
     pub started: bool,
     /// When it was asked for.
     pub created_at: Timestamp,
+}
+
+/// That an instance was destroyed here.
+struct Destroyed {
+    instance: InstanceId,
+    /// In seconds since 1970.
+    when: u64,
+    /// As of which placement, where that is known.
+    epoch: Option<u64>,
+}
+
+impl Destroyed {
+    /// What a file says, line by line; what is no such line says nothing.
+    fn all_of(text: &str) -> Vec<Self> {
+        let mut all = BTreeMap::<InstanceId, Self>::new();
+        for line in text.lines() {
+            let mut words = line.split(' ');
+            let (Some(instance), Some(when)) = (words.next(), words.next()) else { continue };
+            let (Ok(instance), Ok(when)) = (instance.parse(), when.parse()) else { continue };
+            match words.next() {
+                None => _ = all.insert(instance, Self { instance, when, epoch: None }),
+                Some(BACK) => _ = all.remove(&instance),
+                Some(epoch) => {
+                    if let Some(destroyed) = all.get_mut(&instance) {
+                        destroyed.epoch = epoch.parse().ok();
+                    }
+                }
+            }
+        }
+        all.into_values().collect()
+    }
+}
+
+/// The placement has a line of its own, which releases that know nothing of it pass over.
+impl std::fmt::Display for Destroyed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { instance, when, epoch } = self;
+        writeln!(f, "{instance} {when}")?;
+        epoch.map_or(Ok(()), |epoch| writeln!(f, "{instance} {when} {epoch}"))
+    }
 }
 
 /// The record files cannot be worked on.
@@ -227,55 +273,63 @@ impl RecordDir {
         self.files()?.into_iter().map(|(instance, path)| Ok((instance, read(&path, instance)?))).collect()
     }
 
-    /// Notes that the instance was destroyed here. When this returns it outlives a crash.
-    pub fn bury(&self, instance: InstanceId) -> Result<(), RecordFileError> {
+    /// Notes that the instance was destroyed here as of that placement, where that is known. When this returns it outlives a
+    /// crash.
+    pub fn bury(&self, instance: InstanceId, epoch: Option<u64>) -> Result<(), RecordFileError> {
+        self.note(&Destroyed { instance, when: seconds(SystemTime::now()), epoch }.to_string())
+    }
+
+    /// Takes that back: it is placed here anew.
+    pub fn unbury(&self, instance: InstanceId) -> Result<(), RecordFileError> {
+        if !self.buried()?.contains_key(&instance) {
+            return Ok(());
+        }
+        self.note(&format!("{instance} {} {BACK}\n", seconds(SystemTime::now())))
+    }
+
+    fn note(&self, lines: &str) -> Result<(), RecordFileError> {
         let path = self.directory.join(DESTROYED);
         let is_new = !path.exists();
-        let line = format!("{instance} {}\n", seconds(SystemTime::now()));
         File::options()
             .append(true)
             .create(true)
             .mode(0o600)
             .open(&path)
             .and_then(|mut file| {
-                file.write_all(line.as_bytes())?;
+                file.write_all(lines.as_bytes())?;
                 file.sync_all()
             })
             .map_err(failed("write", &path))?;
         if is_new { self.sync() } else { Ok(()) }
     }
 
-    /// The instances that were destroyed here. A line that a crash cut short is of a destroy that was not begun.
-    pub fn buried(&self) -> Result<HashSet<InstanceId>, RecordFileError> {
-        Ok(self.destroyed()?.into_iter().map(|(instance, _)| instance).collect())
+    /// The instances that were destroyed here, each with the placement as of which. A line that a crash cut short is of a
+    /// destroy that was not begun.
+    pub fn buried(&self) -> Result<HashMap<InstanceId, Option<u64>>, RecordFileError> {
+        let all = Destroyed::all_of(&self.destroyed()?);
+        Ok(all.into_iter().map(|destroyed| (destroyed.instance, destroyed.epoch)).collect())
     }
 
-    fn destroyed(&self) -> Result<Vec<(InstanceId, u64)>, RecordFileError> {
+    fn destroyed(&self) -> Result<String, RecordFileError> {
         let path = self.directory.join(DESTROYED);
-        let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(failed("read", &path)(error)),
-        };
-        Ok(text
-            .lines()
-            .filter_map(|line| {
-                let (instance, when) = line.split_once(' ')?;
-                Some((instance.parse().ok()?, when.parse().ok()?))
-            })
-            .collect())
+        match fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+            text => text.map_err(failed("read", &path)),
+        }
     }
 
-    /// Forgets what was destroyed long ago, so that the file does not grow for ever.
+    /// Forgets what was destroyed long ago, so that the file does not grow for ever, and a line that was cut short, so that none is
+    /// written behind it.
     fn forget_destroyed(&self) -> Result<(), RecordFileError> {
-        let all = self.destroyed()?;
+        let text = self.destroyed()?;
+        let all = Destroyed::all_of(&text);
         let oldest = seconds(SystemTime::now()).saturating_sub(REMEMBERED.as_secs());
-        let kept: Vec<_> = all.iter().filter(|(_, when)| *when >= oldest).collect();
-        if kept.len() == all.len() {
+        let kept: Vec<_> = all.iter().filter(|destroyed| destroyed.when >= oldest).collect();
+        if kept.len() == all.len() && (text.is_empty() || text.ends_with('\n')) {
             return Ok(());
         }
         let new = self.directory.join(format!("{TEMPORARY}{DESTROYED}"));
-        let lines: String = kept.iter().map(|(instance, when)| format!("{instance} {when}\n")).collect();
+        let lines: String = kept.iter().map(ToString::to_string).collect();
         fs::write(&new, lines).map_err(failed("write", &new))?;
         fs::rename(&new, self.directory.join(DESTROYED)).map_err(failed("rename", &new))?;
         self.sync()

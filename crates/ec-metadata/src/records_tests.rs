@@ -14,6 +14,7 @@ fn record(number: u32) -> InstanceRecord {
         macs: vec![id(number).mac(0), id(number).mac(1)],
         base_digest: None,
         next_base_digest: None,
+        next_wished_at: None,
         rescue_base_digest: None,
         rebuilt: None,
         rescued: None,
@@ -157,15 +158,28 @@ fn a_thousand_instances_are_looked_up_within_milliseconds() {
 fn what_was_destroyed_is_remembered_for_a_while_and_no_line_is_believed_by_half() {
     let dir = tempfile::tempdir().unwrap();
     let records = RecordDir::open(dir.path()).unwrap();
-    assert!(records.buried().unwrap().is_empty());
-    records.bury(id(1)).unwrap();
-    records.bury(id(2)).unwrap();
+    let buried = |records: &RecordDir| records.buried().unwrap().into_iter().collect::<BTreeMap<_, _>>();
+    assert_eq!(buried(&records), BTreeMap::new());
+    records.bury(id(1), None).unwrap();
+    records.bury(id(2), Some(7)).unwrap();
     let path = dir.path().join(DESTROYED);
     let text = fs::read_to_string(&path).unwrap();
     // A crash cut the last line short, and one is of long ago.
     fs::write(&path, format!("{} 5\n{text}{}", id(3), &id(4).to_string()[..20])).unwrap();
-    assert_eq!(records.buried().unwrap(), [id(1), id(2), id(3)].into());
+    assert_eq!(buried(&records), [(id(1), None), (id(2), Some(7)), (id(3), None)].into());
     let records = RecordDir::open(dir.path()).unwrap();
-    assert_eq!(records.buried().unwrap(), [id(1), id(2)].into());
+    assert_eq!(buried(&records), [(id(1), None), (id(2), Some(7))].into());
+    // Half a line is not continued by the next one.
+    fs::write(&path, fs::read_to_string(&path).unwrap() + &id(4).to_string()[..20]).unwrap();
+    let records = RecordDir::open(dir.path()).unwrap();
+    records.bury(id(5), Some(2)).unwrap();
+    // What was placed here anew is none of them, unless it is destroyed once more.
+    for _ in 0..2 {
+        records.unbury(id(2)).unwrap();
+    }
+    assert_eq!(buried(&records), [(id(1), None), (id(5), Some(2))].into());
+    assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 6);
+    records.bury(id(2), Some(9)).unwrap();
+    assert_eq!(buried(&records), [(id(1), None), (id(2), Some(9)), (id(5), Some(2))].into());
     assert!(records.list().unwrap().is_empty());
 }

@@ -140,6 +140,7 @@ mod tests {
             macs: vec![instance.mac(0)],
             base_digest: None,
             next_base_digest: None,
+            next_wished_at: None,
             rescue_base_digest: None,
             rebuilt: None,
             rescued: None,

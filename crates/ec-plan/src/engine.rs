@@ -91,7 +91,7 @@ pub struct Engine {
     looking: bool,
     auditing: bool,
     /// What users destroyed here, as the last look saw it: known before an older etcd brings its request back.
-    buried: BTreeSet<InstanceId>,
+    buried: BTreeMap<InstanceId, Option<u64>>,
     /// Whose addresses are looked for, and whether that may have changed.
     search: Search,
     search_again: bool,
@@ -113,7 +113,7 @@ impl Engine {
             looked: false,
             looking: false,
             auditing: false,
-            buried: BTreeSet::new(),
+            buried: BTreeMap::new(),
             search: Search::default(),
             search_again: false,
             now,
@@ -431,7 +431,7 @@ impl Engine {
 
     /// What is known of an instance; of one that is new, whether it was destroyed here.
     fn entry(&mut self, instance: InstanceId) -> &mut Known {
-        let buried = self.buried.contains(&instance);
+        let buried = self.buried.get(&instance).copied();
         self.known.entry(instance).or_insert_with(|| Known::new(buried))
     }
 

@@ -261,7 +261,8 @@ pub struct Facts {
     pub unseen: bool,
     /// The node's own record.
     pub record: RecordFacts,
-    /// A user's destroy was begun here. A uuid is used once, so whatever turns up later goes too.
+    /// A user's destroy was begun here. A uuid is used once, so whatever turns up later goes too; but for a volume that comes from
+    /// another node, and was placed here later than what was destroyed.
     pub buried: bool,
     /// This node holds it in etcd, so that it can be brought back.
     pub is_held: bool,

@@ -85,7 +85,12 @@ impl Worker {
         Ok(match image.copied() {
             Some(of) => VolumeSource::Copy(self.disks_of(of).await?),
             None if image.is_none() => VolumeSource::Empty,
-            None => VolumeSource::Image(self.fetch(image, disk_bytes).await?.base),
+            None => {
+                let image = self.fetch(image, disk_bytes).await?;
+                let base = image.base.clone();
+                self.standing_on = Some(image);
+                VolumeSource::Image(base)
+            }
         })
     }
 
@@ -208,6 +213,7 @@ impl Worker {
             macs: if request.kind == Workload::Machine { self.macs() } else { Vec::new() },
             base_digest: None,
             next_base_digest: None,
+            next_wished_at: None,
             rescue_base_digest: None,
             rebuilt: None,
             rescued: None,

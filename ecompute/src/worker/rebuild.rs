@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ec_hypervisor::VolumeSource;
 use ec_metadata::InstanceRecord;
 use ec_model::{Attachment, Rebuilt};
 use ec_plan::status;
@@ -29,8 +30,19 @@ impl Worker {
         };
         let source = self.source(&spec_of(&request)?.image, disk_bytes).await?;
         self.take_permit().await?;
+        let next_wished_at = Some(self.wished_at()?);
+        if record.next_wished_at != next_wished_at {
+            // Whatever is there by the next try is of this wish.
+            let dropped = parts.hypervisor.drop_successor(instance).await;
+            dropped.map_err(|error| Stop::Retry(error.to_string()))?;
+        } else if matches!(source, VolumeSource::Copy(_))
+            && parts.hypervisor.observe(instance).await?.successor
+        {
+            // It came after the call for it was not waited for any more: a copy may take longer than that.
+            return Ok(());
+        }
         let next_base_digest = digest_of(&source);
-        self.put_record(InstanceRecord { next_base_digest, ..record }).await?;
+        self.put_record(InstanceRecord { next_base_digest, next_wished_at, ..record }).await?;
         self.until_made(parts.hypervisor.create_successor(instance, &source, disk_bytes)).await
     }
 
@@ -45,7 +57,14 @@ impl Worker {
         self.permit = None;
         let base_digest = record.next_base_digest.clone();
         let rebuilt = Some(Rebuilt { wished_at, failed: None });
-        self.put_record(InstanceRecord { base_digest, next_base_digest: None, rebuilt, ..record }).await?;
+        self.put_record(InstanceRecord {
+            base_digest,
+            next_base_digest: None,
+            next_wished_at: None,
+            rebuilt,
+            ..record
+        })
+        .await?;
         tracing::info!("REBUILT INSTANCE {instance}");
         Ok(())
     }
@@ -60,7 +79,8 @@ impl Worker {
         dropped.map_err(|error| Stop::Retry(error.to_string()))?;
         let record = self.own_record().await?;
         let rebuilt = Some(Rebuilt { wished_at, failed: Some(reason) });
-        self.put_record(InstanceRecord { next_base_digest: None, rebuilt, ..record }).await
+        self.put_record(InstanceRecord { next_base_digest: None, next_wished_at: None, rebuilt, ..record })
+            .await
     }
 
     /// Tells what the node's record has; where that cannot be read, that it was not done.

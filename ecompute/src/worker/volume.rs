@@ -82,6 +82,9 @@ impl Worker {
     /// Waits a while until a volume is handed over, and keeps the node's record of it then.
     pub(super) async fn receive(&mut self) -> Result<(), Stop> {
         let instance = self.job.instance;
+        // First: what comes is not what was destroyed here, whenever it comes and whatever is asked for then.
+        self.records(move |records| records.unbury(instance)).await?;
+        self.done.push(Change::Unburied);
         for _ in 0..ARRIVES_LOOKS {
             if self.cancel.is_cancelled() {
                 return Err(Stop::Abandoned);

@@ -348,6 +348,10 @@ impl Host {
         if self.is_up_with(instance) {
             return Err("a guest is up with it".into());
         }
+        let mut domains = self.machines.values().filter_map(|machine| machine.domain.as_ref());
+        if domains.any(|domain| domain.state == RunState::Saved && domain.has(instance)) {
+            return Err("the memory of a guest goes on with it as it is".into());
+        }
         let machine = self.machine(node, instance)?;
         let successor = machine.successor.take().ok_or("it has no successor")?;
         machine.volume = Some(successor);

@@ -61,8 +61,10 @@ pub enum Change {
     Observed(Result<Observed, String>),
     /// The node's own record now.
     Record(RecordFacts),
-    /// It was noted that a user destroyed the instance here.
-    Buried,
+    /// It was noted that a user destroyed the instance here, as of that placement where it is known.
+    Buried(Option<u64>),
+    /// That was taken back.
+    Unburied,
     /// What it holds in placement now.
     Allocation(Held),
     /// The guest was asked to end by itself.

@@ -88,8 +88,8 @@ pub(super) struct Known {
     /// of another node: that may have come.
     unread: bool,
     pub(super) record: RecordFacts,
-    /// Its user destroyed it here.
-    pub(super) buried: bool,
+    /// Its user destroyed it here, as of that placement where it is known.
+    pub(super) buried: Option<Option<u64>>,
     /// This node holds it in etcd, so that it can be brought back.
     pub(super) held: bool,
     /// What placement has; `None` is not known.
@@ -126,7 +126,7 @@ pub(super) struct Known {
 
 impl Known {
     /// Of an instance of which nothing is known but whether its user destroyed it here.
-    pub(super) fn new(buried: bool) -> Self {
+    pub(super) fn new(buried: Option<Option<u64>>) -> Self {
         Self { buried, ..Self::default() }
     }
 
@@ -140,6 +140,17 @@ impl Known {
                 Desired::Destroyed => Wanted::Destroyed,
             },
         }
+    }
+
+    /// Whether what is asked for is what its user destroyed here. A volume that comes from another node is not, where it was placed
+    /// later than what was destroyed: an older etcd had it here, and it was somewhere else.
+    fn is_buried(&self) -> bool {
+        let comes_since = |destroyed: u64| {
+            self.readable().is_some_and(|request| {
+                matches!(request.handover, Some(Handover::From(_))) && request.epoch > destroyed
+            })
+        };
+        self.buried.is_some_and(|epoch| !epoch.is_some_and(comes_since))
     }
 
     /// The facts, as plans are made from them.
@@ -190,7 +201,7 @@ impl Known {
             on_volume: false,
             unseen: self.is_unseen(),
             record: self.record,
-            buried: self.buried,
+            buried: self.is_buried(),
             is_held: self.held,
             allocation: match &self.allocation {
                 None => Allocation::Unknown,
@@ -294,7 +305,8 @@ impl Known {
             // Anything may have become of it.
             Change::Observed(Err(_)) => self.unseen = true,
             Change::Record(record) => self.record = record,
-            Change::Buried => self.buried = true,
+            Change::Buried(epoch) => self.buried = Some(epoch),
+            Change::Unburied => self.buried = None,
             Change::Allocation(held) => self.hold(held, now),
             Change::AskedToEnd => {
                 let first = self.asked_to_end.map_or(now.since_start, |(first, _)| first);
@@ -403,7 +415,7 @@ impl Known {
 
     /// Nothing is known any more.
     pub(super) fn is_empty(&self) -> bool {
-        self.is_gone() && !self.buried
+        self.is_gone() && self.buried.is_none()
     }
 
     /// Nothing is left of it, but perhaps that its user destroyed it here.
@@ -656,7 +668,7 @@ mod tests {
             &|known| known.observe(here, at(0.0)),
             &|known| known.learn(Change::Observed(Err("blind".to_owned())), at(0.0)),
             &|known| known.record = RecordFacts::Unreadable,
-            &|known| known.buried = true,
+            &|known| known.buried = Some(None),
             &|known| known.held = true,
             &|known| known.busy = Some(Busy::Asking),
             &|known| known.hold(Held::Here(Resources::new()), at(0.0)),

@@ -19,8 +19,8 @@ pub struct Seen {
     pub observed: BTreeMap<InstanceId, Observed>,
     /// The node's own records.
     pub records: BTreeMap<InstanceId, RecordFacts>,
-    /// Which instances users destroyed here.
-    pub buried: BTreeSet<InstanceId>,
+    /// Which instances users destroyed here, and as of which placement where that is known.
+    pub buried: BTreeMap<InstanceId, Option<u64>>,
     /// What this node holds in etcd, so that it can be brought back.
     pub held: BTreeSet<InstanceId>,
 }
@@ -92,7 +92,7 @@ impl Engine {
                 known.observe(seen.observed.remove(instance).unwrap_or_default(), self.now);
                 known.read(seen.statuses.remove(instance).unwrap_or_default());
                 known.record = seen.records.remove(instance).unwrap_or_default();
-                known.buried = seen.buried.contains(instance);
+                known.buried = seen.buried.get(instance).copied();
                 known.held = seen.held.contains(instance);
             }
         }

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! What is noted stands in the node's own record: an etcd that was put back has no disk made anew a second time. A crash
-//! before that has the overlay made once more, on which no guest ran yet.
+//! before that has the overlay made once more, on which no guest ran yet; a copy that is whole and of this wish is taken.
 
 use ec_model::{Power, RunState, State};
 

@@ -560,7 +560,7 @@ impl Outside {
             statuses,
             observed,
             records: records.map(|(instance, thing)| (*instance, thing.record)).collect(),
-            buried: self.things.iter().filter(|(_, thing)| thing.buried).map(|(id, _)| *id).collect(),
+            buried: self.things.iter().filter(|(_, thing)| thing.buried).map(|(id, _)| (*id, None)).collect(),
             // Goes with the status.
             ..Seen::default()
         }

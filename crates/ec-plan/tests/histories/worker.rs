@@ -640,7 +640,7 @@ impl Worker {
             Effect::Bury => {
                 assert!(thing.user_destroyed, "only a user destroys: {thing:?}");
                 thing.buried = true;
-                self.done.push(Change::Buried);
+                self.done.push(Change::Buried(None));
             }
             Effect::RemoveDomain => {
                 assert!(!thing.is_dear(), "only a user's destroy deletes what a guest wrote: {thing:?}");

@@ -102,7 +102,7 @@ fn what_is_gone_with_all_that_was_of_it_is_forgotten() {
 
 #[test]
 fn what_a_user_destroyed_here_is_known_until_a_look_says_otherwise() {
-    let buried = Seen { buried: [OTHER].into(), ..Seen::default() };
+    let buried = Seen { buried: [(OTHER, Some(9))].into(), ..Seen::default() };
     let (mut told, _) = Told::looked(buried, Desired::Active);
     let request = || Event::Changed(vec![(OTHER, Some(requested_of(OTHER)))]);
     let commands = told.on(request());
@@ -115,6 +115,36 @@ fn what_a_user_destroyed_here_is_known_until_a_look_says_otherwise() {
     assert_eq!(told.engine.why(OTHER), None, "the node forgot it, and so is it here");
     let commands = told.on(request());
     assert_eq!(begun(&commands), Some(&vec![Effect::Announce(State::Preparing, None)]));
+}
+
+#[test]
+fn a_volume_that_was_destroyed_here_and_is_placed_here_since_comes_from_its_node() {
+    let from = Some(Handover::From(NodeId::new(uuid::Uuid::from_u128(9))));
+    for (destroyed, handover, comes) in
+        [(Some(2), from, true), (Some(3), from, false), (None, from, false), (Some(2), None, false)]
+    {
+        let buried = Seen { buried: [(OTHER, destroyed)].into(), ..Seen::default() };
+        let (mut told, _) = Told::looked(buried, Desired::Active);
+        let Requested { record, revision } = requested_of(OTHER);
+        let of = |record: Arc<Request>| Request {
+            kind: Workload::Volume,
+            epoch: 3,
+            handover,
+            ..(*record).clone()
+        };
+        let request = Requested { record: record.map(|record| Arc::new(of(record))), revision };
+        let commands = told.on(Event::Changed(vec![(OTHER, Some(request))]));
+        let first = begun(&commands).and_then(|effects| effects.first());
+        let state = if comes { State::Preparing } else { State::Destroying };
+        assert_eq!(first, Some(&Effect::Announce(state, None)), "{destroyed:?} {handover:?}");
+        // Once that is taken back, it stays whatever is asked for.
+        let preparing = says(State::Preparing, None);
+        let done = vec![Change::Unburied, Change::Status(preparing)];
+        told.on(Event::Ended(Report { instance: OTHER, done, outcome: Outcome::Done }));
+        told.on(Event::Changed(vec![(OTHER, Some(requested_of(OTHER)))]));
+        let why = told.engine.why(OTHER).unwrap_or_default().to_owned();
+        assert!(!why.contains("destroyed"), "{why}");
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ fn what_is_known_of_each_instance_is_seen_and_one_that_is_only_remembered_as_des
     let destroyed = InstanceId::new(uuid::Uuid::from_u128(2));
     let seen = Seen {
         statuses: [(one(), says(State::Preparing, None))].into(),
-        buried: [destroyed].into(),
+        buried: [(destroyed, None)].into(),
         ..Seen::default()
     };
     let (mut told, _) = Told::looked(seen, Desired::Active);
