@@ -418,7 +418,7 @@ async fn request(
         txn = group.demand(cloud, peers, node, txn).put(membership, "");
     }
     if let Some(volume) = wanted.guest.boot {
-        txn = match booted(cloud, volume, instance, txn).await {
+        txn = match booted(cloud, volume, instance, node, txn).await {
             Ok(txn) => txn,
             Err(error) => return Requested::No(Some(error)),
         };

@@ -348,14 +348,24 @@ pub(crate) async fn bootable(cloud: &Cloud, volume: InstanceId) -> CloudResult<N
     Ok(disk.node)
 }
 
-/// Adds to the transaction that requests a machine that this volume is what it boots from, as nobody else has it.
+/// Adds to the transaction that requests a machine on this node that this volume is what it boots from, as nobody else has it.
+///
+/// # Errors
+/// It cannot, or lies elsewhere by now: [`CloudError::Refused`].
 pub(crate) async fn booted(
     cloud: &Cloud,
     volume: InstanceId,
     instance: InstanceId,
+    node: NodeId,
     txn: Txn,
 ) -> CloudResult<Txn> {
     let disk = known_volume(cloud, volume).await?;
+    if disk.node != node {
+        return Err(CloudError::Refused(format!(
+            "volume {volume} went to node {} at this moment; ask again",
+            disk.node
+        )));
+    }
     let compares = free_to_boot(cloud, &disk, Some(instance)).await?;
     let (mut record, mut order) = docs(&disk)?;
     let txn = compares.into_iter().fold(txn, Txn::when);

@@ -7,7 +7,7 @@ use std::{
 };
 
 use ec_cloud::{CloudError, Verb, act, destroy, list};
-use ec_model::{Actions, Desired, Held, Instance, InstanceId, Outcomes, Size, State, decode};
+use ec_model::{Actions, Desired, Held, Instance, InstanceId, Outcomes, Resources, State, decode, greater};
 use ec_plan::history::{Fate, told};
 use ec_store::LeaseId;
 use tokio::time::{Instant, sleep};
@@ -160,12 +160,14 @@ async fn astray(world: &World) -> Vec<Complaint> {
     found
 }
 
-/// How many processors are asked for, or were before a resize that is neither confirmed nor reverted.
-fn needed(world: &World, instance: InstanceId) -> u64 {
+/// How much is asked for, or was before a resize that is neither confirmed nor reverted.
+fn needed(world: &World, instance: InstanceId) -> Resources {
     let record = content(world, &world.keys.instance(instance));
-    let Some(record) = record.and_then(|pair| decode::<Instance>(&pair.value).ok()) else { return 0 };
-    let before = record.before.map_or(0, |before| Size::of(&before.resources).vcpus);
-    Size::of(&record.spec.resources).vcpus.max(before)
+    let Some(record) = record.and_then(|pair| decode::<Instance>(&pair.value).ok()) else {
+        return Resources::new();
+    };
+    let before = record.before.map(|before| before.resources).unwrap_or_default();
+    greater(&record.spec.resources, &before)
 }
 
 fn is_held(world: &World, instance: InstanceId) -> bool {
@@ -400,12 +402,13 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         // Nobody gives back what is not needed but the next command and a controller, which takes its time; and nobody
         // can tell what is needed where somebody took the request, nor of one in ERROR what its node will make of a wish.
         let can_tell = traces.request.is_some() && state != Some(State::Error);
-        let needs = if can_tell { needed(world, instance) } else { 0 };
-        if world.controllers.count() > 0 && needs > 0 && has_claimed > needs.max(has) {
-            found.push((
-                BOUND / 2,
-                format!("{instance}: it has claimed {has_claimed} processors, and needs {needs}"),
-            ));
+        let needs = if can_tell { needed(world, instance) } else { Resources::new() };
+        for (class, has) in [("VCPU", has), ("DISK_GB", has_gb)] {
+            let (claimed, needs) = (claimed(world, instance, class), needs.get(class).copied().unwrap_or(0));
+            if world.controllers.count() > 0 && needs > 0 && claimed > needs.max(has) {
+                let why = format!("{instance}: it has claimed {claimed} of {class}, and needs {needs}");
+                found.push((BOUND / 2, why));
+            }
         }
         // Somebody took its claim, or an older placement has none, and others its room since: nothing is started that is not
         // counted.

@@ -55,7 +55,12 @@ impl Worker {
         });
         Err(match error {
             PlacementError::Conflict(why) => {
-                Stop::Retry(format!("placement has no room to count it, so as much is reserved: {why}"))
+                // What is reserved of storage that nodes share each of them would say otherwise.
+                let but = match self.parts.settings.shared {
+                    Some(_) => ", but for its disk on storage that others share",
+                    None => "",
+                };
+                Stop::Retry(format!("placement has no room to count it, so as much is reserved{but}: {why}"))
             }
             error => error.into(),
         })
