@@ -42,13 +42,13 @@ pub(super) fn keep(aspects: &[Aspect], facts: &Facts, limits: &Limits) -> Plan {
     let at_rest =
         matches!(plan.next, Next::Settled | Next::Stuck(Problem::Told) | Next::Wait(Until::Address));
     match known(facts) {
-        // Last, since it is not in the guest's way: it is here all the same, and takes room.
-        _ if at_rest && facts.allocation == Allocation::Absent => count(),
-        _ if at_rest && let Some(short) = short(facts) => short,
-        // Of a wish that was left out, or by a call that came late.
+        // Of a wish that was left out, or by a call that came late. Before what placement may have no room for.
         _ if at_rest && facts.observed.successor => {
             Plan::run(vec![DropSuccessor], "sweeping a disk that was to take the place of its own")
         }
+        // Last, since it is not in the guest's way: it is here all the same, and takes room.
+        _ if at_rest && facts.allocation == Allocation::Absent => count(),
+        _ if at_rest && let Some(short) = short(facts) => short,
         // What is asked for now changes nothing of how it is. An ERROR is told once.
         Some(status) if at_rest && status.generation < facts.generation && status.state != State::Error => {
             let same = Announce(status.state, status.reason.clone());

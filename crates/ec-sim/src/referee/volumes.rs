@@ -7,7 +7,7 @@ use ec_hypervisor::Operation;
 use ec_model::{Attachment, Desired, Instance, InstanceId, NodeId, Request, Status, Workload, decode};
 use ec_store::{KeyValue, Op, Txn};
 
-use super::Referee;
+use super::{Referee, observed};
 use crate::{
     door::content,
     node::Computer,
@@ -91,8 +91,11 @@ impl Referee {
         let mut holders: BTreeMap<InstanceId, InstanceId> = BTreeMap::new();
         for (machine, [_, up]) in computer.hypervisor.volumes() {
             for volume in up.iter().map(|has| has.volume) {
-                let known = self.known.entry(volume).or_default();
-                (known.wrote, known.wrote_disk) = (true, true);
+                // What somebody deletes under its guest nobody has any more.
+                if observed(computer, volume).is_some_and(|seen| seen.volume) {
+                    let known = self.known.entry(volume).or_default();
+                    (known.wrote, known.wrote_disk) = (true, true);
+                }
                 if let Some(other) = holders.insert(volume, machine) {
                     self.found(format!("the guests of {other} and {machine} have {volume}, both"));
                 }
