@@ -14,7 +14,7 @@ endif
 endif
 BUILD := $(AS_OWNER) cargo build --release --locked
 
-.PHONY: help demo demo-down test long newcomer bench check deny fuzz fuzz-placement sim mutants \
+.PHONY: help demo demo-down test long newcomer bench check deny fuzz fuzz-placement sim guards mutants \
   mutants-changed install deb deb-test page-test piuparts eschedule-static \
   upgrade-test shared-test
 
@@ -37,6 +37,7 @@ help:
 	@echo "make deny       the last of these alone"
 	@echo "make fuzz       random histories of an instance, and each parser of outside data for a minute"
 	@echo "make sim        histories of a whole cluster under simulated time, of SEEDS (0..3000)"
+	@echo "make guards     which comparisons of transactions that simulation misses when they are left out, all or PLACES (file:line)"
 	@echo "make mutants    what the tests of the pure crates notice of each thing made wrong in them"
 	@echo "make mutants-changed  the same of what changed in the last twenty commits, or since SINCE"
 	@echo "make fuzz-placement  OpenStack's placement and ours, compared at random for MINUTES (10)"
@@ -136,6 +137,10 @@ SEEDS ?= 0..3000
 sim:
 	scripts/check-rust.sh
 	cargo run --release --locked -p ec-sim --all-features -- $(SEEDS) --jobs $$(nproc)
+
+guards:
+	scripts/check-rust.sh
+	scripts/guards.sh $(PLACES)
 
 mutants:
 	scripts/check-rust.sh

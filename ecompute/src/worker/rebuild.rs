@@ -31,15 +31,14 @@ impl Worker {
         let source = self.source(&spec_of(&request)?.image, disk_bytes).await?;
         self.take_permit().await?;
         let next_wished_at = Some(self.wished_at()?);
-        if record.next_wished_at != next_wished_at {
-            // Whatever is there by the next try is of this wish.
-            let dropped = parts.hypervisor.drop_successor(instance).await;
-            dropped.map_err(|error| Stop::Retry(error.to_string()))?;
-        } else if matches!(source, VolumeSource::Copy(_))
-            && parts.hypervisor.observe(instance).await?.successor
-        {
-            // It came after the call for it was not waited for any more: a copy may take longer than that.
-            return Ok(());
+        // A copy may take longer than the call for it is waited for: one that came since, and is of this wish, is the one.
+        if let VolumeSource::Copy(_) = source {
+            if record.next_wished_at != next_wished_at {
+                let dropped = parts.hypervisor.drop_successor(instance).await;
+                dropped.map_err(|error| Stop::Retry(error.to_string()))?;
+            } else if parts.hypervisor.observe(instance).await?.successor {
+                return Ok(());
+            }
         }
         let next_base_digest = digest_of(&source);
         self.put_record(InstanceRecord { next_base_digest, next_wished_at, ..record }).await?;

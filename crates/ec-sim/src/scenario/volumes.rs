@@ -47,6 +47,13 @@ pub(super) const ALL: &[Scenario] = &[
     .on_nodes(2)
     .on_shared_storage(),
     Scenario::new(
+        "volume-deleted-where-it-is-not",
+        "on shared storage an older etcd has a volume where it was before, and there it is deleted; healed from where it is, it comes back to that node whole",
+        |stage| Box::pin(deleted_where_it_is_not(stage)),
+    )
+    .on_nodes(2)
+    .on_shared_storage(),
+    Scenario::new(
         "volume-in-an-older-etcd",
         "etcd is put back to before an attachment: the guest lets go of the volume, as it is wanted then, and can be given it again",
         |stage| Box::pin(older_etcd(stage)),
@@ -394,6 +401,39 @@ async fn moved_with_kills(stage: Stage) {
     let other = if is_first(&stage) { second } else { first };
     stage.demand(user.moves(volume, other).await.is_err(), "what a guest has stays").await;
     stage.until_well(guest).await;
+}
+
+async fn deleted_where_it_is_not(stage: Stage) {
+    let volume = made(&stage, Order::SMALL).await;
+    let (first, second) = (stage.node(1).node, stage.node(2).node);
+    let is_at = |number| observed(stage.node(number), volume).is_some_and(|seen| seen.volume);
+    let user = stage.user(1);
+    if !is_at(1) {
+        stage.demand(user.moves(volume, first).await.is_ok(), "it is on n1").await;
+    }
+    let before = stage.back_up();
+    stage.demand(user.moves(volume, second).await.is_ok() && is_at(2), "it is on n2").await;
+    // Who has it cannot tell.
+    stage.kill(2);
+    stage.restore(&before);
+    stage.until(volume, "missed", |is| is.is(State::Error)).await;
+    stage.demand(user.deletes(volume).await.is_ok() && is_at(2), "it is deleted where it is not").await;
+    stage.start(2);
+    stage.until(volume, "UNCLAIMED", |is| is.is(State::Unclaimed)).await;
+    stage.demand(user.heals().await == Ok(1), "it is brought back").await;
+    stage.until(volume, "there", there).await;
+    let before = stage.back_up();
+    stage.demand(user.moves(volume, first).await.is_ok() && is_at(1), "it goes back to n1").await;
+    stage.stays(volume, 300, "there", there).await;
+    // Who has it can tell.
+    stage.restore(&before);
+    stage.until(volume, "UNCLAIMED", |is| is.is(State::Unclaimed)).await;
+    stage.pass(60).await;
+    let refused = user.deletes(volume).await.err();
+    stage.demand(refused.is_some_and(|why| why.contains("has its disk")), "it is not deleted").await;
+    stage.demand(user.heals().await == Ok(1), "it goes to where it is asked for").await;
+    stage.until(volume, "there", there).await;
+    stage.demand(is_at(2), "it is on n2").await;
 }
 
 async fn older_etcd(stage: Stage) {
