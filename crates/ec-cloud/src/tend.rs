@@ -11,7 +11,7 @@ use ec_plan::fleet::{Fleet, Move, Seen};
 use futures::{StreamExt, TryStreamExt};
 
 use crate::{
-    Cloud, CloudError, CloudResult, delete_volume,
+    Cloud, CloudResult, Kind, delete_volume,
     image::left_over,
     intent::{drop_alone, sweep, wanted},
     lookup::CONCURRENCY,
@@ -87,9 +87,9 @@ pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Vec<Cleared>> {
     for (_, copy) in left_over(cloud, &volumes).await? {
         match delete_volume(cloud, copy).await {
             Ok(_) => swept.push(Cleared { instance: copy, request_id: None }),
+            Err(error) if error.kind() == Kind::Unreachable => return Err(error),
             // It is being made at this moment, or somebody gave it to an instance, or locked it.
-            Err(CloudError::Refused(_) | CloudError::NotFound(_) | CloudError::Busy(_)) => {}
-            Err(error) => return Err(error),
+            Err(_) => {}
         }
     }
     for key in names.into_iter().chain(volumes).chain(members) {

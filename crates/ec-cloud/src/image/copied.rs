@@ -71,11 +71,16 @@ pub(crate) async fn left_over(cloud: &Cloud, names: &[String]) -> CloudResult<Ve
     for key in names {
         let image = cloud.keys.parse_name(key).and_then(|name| image_of_copy(&name));
         let (Some(image), Some(copy)) = (image, cloud.keys.parse_bearer(key)) else { continue };
-        let is_sent = |stored: super::Stored| {
-            let image = stored.doc.record;
-            image.status == ImageStatus::Saving && !image.is_left_over(cloud.host.now())
+        let is_sent = match read(cloud, image).await {
+            Ok(stored) => stored.is_some_and(|stored| {
+                let image = stored.doc.record;
+                image.status == ImageStatus::Saving && !image.is_left_over(cloud.host.now())
+            }),
+            // Of what cannot be read nobody can tell.
+            Err(CloudError::Unreadable(_)) => true,
+            Err(error) => return Err(error),
         };
-        if !read(cloud, image).await?.is_some_and(is_sent) {
+        if !is_sent {
             left.push((image, copy));
         }
     }

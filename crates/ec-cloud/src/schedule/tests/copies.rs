@@ -68,6 +68,10 @@ async fn a_copy_for_an_image_goes_when_nobody_sends_that_any_more_and_nothing_el
         copies.push(copy);
     }
     world.volume("image-of-something").await;
+    // What cannot be read is left, with all that hangs on it, and ends nobody's look.
+    let unreadable = world.image(ImageStatus::Saving, 20).await;
+    copy_for_image(&cloud, unreadable, &of, &world.stop).await.unwrap().unwrap();
+    world.etcd.memory.txn(Txn::new().put(world.keys.image(unreadable), "{}")).await.unwrap();
     let mut others = world.cloud();
     others.project = "others".into();
     assert_eq!(tend_copies(&others).await.unwrap(), []);
