@@ -544,6 +544,24 @@ mod tests {
     }
 
     #[test]
+    fn who_bears_a_name_or_is_a_member_is_read_from_the_key_that_says_so() {
+        let keys = Keyspace::new("/r");
+        let instance = InstanceId::new(uuid::Uuid::from_u128(7));
+        let node = NodeId::new(uuid::Uuid::from_u128(8));
+        for key in [
+            keys.name(Workload::Machine, "p", "web", instance),
+            keys.name(Workload::Volume, "p/q", "data", instance),
+            keys.member("p", "g", node, instance),
+        ] {
+            assert_eq!(keys.parse_bearer(&key), Some(instance), "{key}");
+            assert_eq!(keys.parse_bearer(&key.to_uppercase()), None);
+        }
+        for other in [keys.instance(instance), keys.all_names(Workload::Machine), format!("/q{instance}")] {
+            assert_eq!(keys.parse_bearer(&other), None, "{other}");
+        }
+    }
+
+    #[test]
     fn an_image_is_found_by_its_name_and_by_everybody_where_it_is_public() {
         let keys = Keyspace::new("/root");
         let id: ImageId = "33333333-3333-3333-3333-333333333333".parse().unwrap();
