@@ -1,7 +1,7 @@
 //! What can be done to a cluster: by the nemesis, who rolls dice for it, and by a scenario, which knows when.
 
 use ec_hypervisor::{End, Hypervisor, Pause};
-use ec_model::{Desired, InstanceId, Request, RunState, Trouble, TroubleKind, decode};
+use ec_model::{Desired, Instance, InstanceId, Request, RunState, Trouble, TroubleKind, decode};
 use ec_store::{Backup, Store};
 
 use crate::{
@@ -111,12 +111,14 @@ pub(crate) fn delete_disk(world: &World, computer: &Computer, guest: InstanceId)
     computer.hypervisor.delete_volume(guest);
 }
 
-/// What becomes of a volume becomes of those that have it, too.
+/// What becomes of a volume becomes of those that have it, or are to have it, too.
 pub(crate) fn disturb_holders(world: &World, computer: &Computer, volume: InstanceId) {
-    for (instance, volumes) in computer.hypervisor.volumes() {
-        if volumes.iter().flatten().any(|has| has.volume == volume) {
-            world.judge(|referee, _| referee.disturbed(instance));
-        }
+    let record = content(world, &world.keys.instance(volume));
+    let is_to = record.and_then(|pair| decode::<Instance>(&pair.value).ok()?.attached);
+    let volumes = computer.hypervisor.volumes().into_iter();
+    let have = volumes.filter(|(_, volumes)| volumes.iter().flatten().any(|has| has.volume == volume));
+    for instance in have.map(|(instance, _)| instance).chain(is_to) {
+        world.judge(|referee, _| referee.disturbed(instance));
     }
 }
 
