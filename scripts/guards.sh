@@ -14,14 +14,18 @@ if [ $# -eq 0 ]; then
 fi
 missed=0
 for place; do
-  log=$(PLANTED=$place "${CARGO_TARGET_DIR:-target}/release/ec-sim" "$seeds" --first) && found=no || found=yes
-  if [ $found = yes ]; then
-    again=$(sed -n 's/^the first again:.* //p' <<<"$log")
-    echo "$place  found by seed $again: $(grep -m1 '^VIOLATION' <<<"$log" || true)"
-  else
+  if log=$(PLANTED=$place "${CARGO_TARGET_DIR:-target}/release/ec-sim" "$seeds" --first); then
     echo "$place  NOT FOUND in $seeds"
     missed=$((missed + 1))
+    continue
   fi
+  # A history that fails says why; where none does, it is ec-sim itself that failed.
+  again=$(sed -n 's/^the first again:.* //p' <<<"$log")
+  if ! why=$(grep -m1 -E '^(VIOLATION|PANIC)' <<<"$log") || [ -z "$again" ]; then
+    echo "guards: ec-sim failed, and no history of it: $(tail -1 <<<"$log")" >&2
+    exit 2
+  fi
+  echo "$place  found by seed $again: $why"
 done
 echo "$# left out, $missed not found"
 [ $missed -eq 0 ]

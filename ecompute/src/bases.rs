@@ -1,6 +1,12 @@
 //! Which images of the cache disks stand on: those are not evicted.
 
-use std::{collections::HashSet, ffi::OsStr, fs::File, io, path::Path};
+use std::{
+    collections::HashSet,
+    ffi::OsStr,
+    fs::File,
+    io,
+    path::{Path, PathBuf},
+};
 
 use ec_metadata::RecordDir;
 
@@ -49,7 +55,7 @@ fn digest(base: &Path) -> Option<String> {
 }
 
 /// The files in a directory; none where there is no directory.
-fn files_of(directory: &Path) -> Result<Vec<std::path::PathBuf>, String> {
+fn files_of(directory: &Path) -> Result<Vec<PathBuf>, String> {
     let failed = |error: io::Error| format!("failed to list {}: {error}", directory.display());
     let entries = match std::fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -124,19 +124,20 @@ async fn wish(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<A
                 "a rescue disk is made of an image, and not as a copy of a disk: name one with `--image`";
             return Err(CloudError::Refused(format!("cannot {} {instance}: {why}", verb.name())));
         }
-        if matches!(wish, Wish::Rebuild(_)) && record.record.kind == Workload::Volume {
-            refuse_running(cloud, &known).await?;
-        }
-        if let Wish::Rebuild(Some(image)) = &wish {
-            image::fits(cloud, image, &record.record.spec.resources).await?;
-        }
-        if let Wish::Rebuild(image) = &wish
-            && let Some(source) = Source::of(cloud, image.as_ref().unwrap_or(its_own)).await?
-        {
-            source.is_on(known.node)?;
-            // The agent would find that, too, with its guest's disk untouched.
-            if let Some(gigabytes) = record.record.spec.resources.get("DISK_GB") {
-                source.fits(*gigabytes)?;
+        if let Wish::Rebuild(image) = &wish {
+            let size = &record.record.spec.resources;
+            if record.record.kind == Workload::Volume {
+                refuse_running(cloud, &known).await?;
+            }
+            if let Some(image) = image {
+                image::fits(cloud, image, size).await?;
+            }
+            if let Some(source) = Source::of(cloud, image.as_ref().unwrap_or(its_own)).await? {
+                source.is_on(known.node)?;
+                // The agent would find that, too, with its guest's disk untouched.
+                if let Some(gigabytes) = size.get("DISK_GB") {
+                    source.fits(*gigabytes)?;
+                }
             }
         }
         if let Wish::Resize(extent) = &wish

@@ -88,9 +88,8 @@ impl Header {
             return Err(Refusal::Qcow2Version { version });
         }
         let features = if version == 3 { v3_features(bytes)? } else { 0 };
-        let backing_offset = be64(bytes, 8);
-        if backing_offset != 0 {
-            return Err(Refusal::BackingFile { name: backing_name(bytes, backing_offset, be32(bytes, 16)) });
+        if be64(bytes, 8) != 0 {
+            return Err(Refusal::BackingFile { name: backing_name(bytes) });
         }
         if be32(bytes, 32) != 0 {
             return Err(Refusal::Encrypted);
@@ -199,26 +198,25 @@ fn v3_features(bytes: &[u8]) -> Result<u64, Refusal> {
 
 /// What a header says of a backing file; nothing where it says what cannot be.
 pub(crate) fn backing_file(header: &[u8]) -> Option<Option<String>> {
-    let (offset, length) = (be64(header.get(..V2_LEN)?, 8), be32(header, 16));
-    if offset == 0 {
+    if be64(header.get(..V2_LEN)?, 8) == 0 {
         return Some(None);
     }
-    let start = usize::try_from(offset).ok()?;
-    let name = header.get(start..start.checked_add(length as usize)?)?;
-    let name = String::from_utf8(name.to_vec()).ok()?;
-    (!name.is_empty()).then_some(Some(name))
+    String::from_utf8(backing_bytes(header)?.to_vec()).ok().map(Some)
 }
 
 /// The name of the backing file, fit for one line of an error.
-fn backing_name(bytes: &[u8], offset: u64, length: u32) -> String {
-    let name = usize::try_from(offset)
-        .ok()
-        .and_then(|start| bytes.get(start..start.saturating_add(length as usize)))
-        .unwrap_or_default();
-    if name.is_empty() {
-        return "name unreadable".to_owned();
-    }
-    String::from_utf8_lossy(name).chars().take(120).flat_map(char::escape_debug).collect()
+fn backing_name(header: &[u8]) -> String {
+    backing_bytes(header).map_or_else(
+        || "name unreadable".to_owned(),
+        |name| String::from_utf8_lossy(name).chars().take(120).flat_map(char::escape_debug).collect(),
+    )
+}
+
+/// The name of the backing file as it stands in the header, where that has one.
+fn backing_bytes(header: &[u8]) -> Option<&[u8]> {
+    let start = usize::try_from(be64(header, 8)).ok()?;
+    let name = header.get(start..start.checked_add(be32(header, 16) as usize)?)?;
+    (!name.is_empty()).then_some(name)
 }
 
 /// Whether all that the image refers to lies within its `size` bytes, and belongs to one purpose.
