@@ -49,7 +49,7 @@ pub trait Hypervisor: Send + Sync + 'static {
         capacity_bytes: Option<u64>,
     ) -> HypervisorResult<()>;
 
-    /// Makes another disk beside the instance's own, in the place of one that is there from before. A guest that
+    /// Makes another disk beside the instance's own, in the place of one that is there from before; but of copies one that is whole stays. A guest that
     /// runs on its own goes on. Where there is no own one it is made all the same: that may be what it is to replace.
     /// Capacity is `capacity_bytes`, or where `None` that of what it is made of.
     async fn create_successor(

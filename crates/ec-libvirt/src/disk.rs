@@ -103,6 +103,11 @@ impl Pool {
         Ok(begun || (!self.has_volume(instance)? && !self.copies_of(instance)?.is_empty()))
     }
 
+    /// Whether there is one that can be put in its disk's place.
+    pub(crate) fn has_whole_successor(&self, instance: InstanceId) -> Result<bool, CallError> {
+        is_there(&self.successor_path(instance))
+    }
+
     /// Every instance with a volume, every one with a disk that is to replace it, or a part of a copy for it, and every one without a
     /// volume whose disk another node has handed over.
     pub(crate) fn instances(&self) -> Result<[Vec<InstanceId>; 3], CallError> {

@@ -341,6 +341,11 @@ impl Hypervisor for LibvirtHypervisor {
         let base = match source {
             VolumeSource::Copy(of) => {
                 let place = pool.successor_path(instance);
+                // It has its name from when it is whole, which may be after the call for it was not waited for any more.
+                let is_whole = move |_: &virt::connect::Connect| pool.has_whole_successor(instance);
+                if self.act.call(what.clone(), Scope::Instance(instance), is_whole).await? {
+                    return Ok(());
+                }
                 let copy = Copy { owner: instance, of: of.clone(), capacity: capacity_bytes, place };
                 return self.copy(what, copy).await;
             }

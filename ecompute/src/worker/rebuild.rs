@@ -31,14 +31,10 @@ impl Worker {
         let source = self.source(&spec_of(&request)?.image, disk_bytes).await?;
         self.take_permit().await?;
         let next_wished_at = Some(self.wished_at()?);
-        // A copy may take longer than the call for it is waited for: one that came since, and is of this wish, is the one.
-        if let VolumeSource::Copy(_) = source {
-            if record.next_wished_at != next_wished_at {
-                let dropped = parts.hypervisor.drop_successor(instance).await;
-                dropped.map_err(|error| Stop::Retry(error.to_string()))?;
-            } else if parts.hypervisor.observe(instance).await?.successor {
-                return Ok(());
-            }
+        // A copy that is whole stays, since it may take longer than the call for it is waited for; not one of an older wish.
+        if matches!(source, VolumeSource::Copy(_)) && record.next_wished_at != next_wished_at {
+            let dropped = parts.hypervisor.drop_successor(instance).await;
+            dropped.map_err(|error| Stop::Retry(error.to_string()))?;
         }
         let next_base_digest = digest_of(&source);
         self.put_record(InstanceRecord { next_base_digest, next_wished_at, ..record }).await?;
