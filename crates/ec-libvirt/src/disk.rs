@@ -4,6 +4,10 @@ use std::{
     fs::File,
     io::{self, ErrorKind},
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use ec_model::{BaseImage, InstanceId};
@@ -18,15 +22,17 @@ use virt::{
 };
 
 use crate::{
-    error::{CallError, absent},
+    error::{CallError, absent, has_code},
     xml::{self, VolumeXml},
 };
 
 /// The pool by its name in libvirt and its directory on this host.
 #[derive(Debug, Clone)]
 pub(crate) struct Pool {
-    pub(crate) name: String,
+    name: String,
     pub(crate) path: PathBuf,
+    /// Files came or went, and libvirt was too busy to hear of them.
+    is_stale: Arc<AtomicBool>,
 }
 
 /// With less than this many bytes left a guest that goes on would soon be paused again.
@@ -57,6 +63,10 @@ const MOVED_SUFFIX: &str = ".moved.qcow2";
 const NO_WRITER: i64 = 201;
 
 impl Pool {
+    pub(crate) fn new(name: &str, path: &Path) -> Self {
+        Self { name: name.to_owned(), path: path.to_owned(), is_stale: Arc::default() }
+    }
+
     /// Where the instance's overlay lies.
     pub(crate) fn volume_path(&self, instance: InstanceId) -> PathBuf {
         self.path.join(volume_name(instance))
@@ -158,7 +168,20 @@ impl Pool {
         if !pool.is_active()? {
             pool.create(0)?;
         }
+        if self.is_stale.swap(false, Ordering::Relaxed) {
+            self.tell(&pool)?;
+        }
         Ok(pool)
+    }
+
+    /// Has libvirt hear of files that came or went by other hands; later, where it cannot now: what is done is done, and who
+    /// looks for a disk looks at the directory.
+    fn tell(&self, pool: &StoragePool) -> Result<(), CallError> {
+        match refresh(pool) {
+            Err(CallError::NotNow(_)) => self.is_stale.store(true, Ordering::Relaxed),
+            told => told?,
+        }
+        Ok(())
     }
 
     /// Makes the overlay where it is not there as wanted. `in_use` tells whether a guest runs on it.
@@ -210,7 +233,7 @@ impl Pool {
             return self.grow(connect, volume, capacity, None);
         }
         if let Some(existing) = existing {
-            absent(existing.delete(0), ErrorNumber::NoStorageVolume)?;
+            delete(&existing)?;
         }
         remove_file(&self.volume_path(volume))?;
         StorageVol::create_xml(&pool, &xml::write(&wanted).map_err(CallError::Refused)?, 0)?;
@@ -302,15 +325,17 @@ impl Pool {
             }
             Err(error) => return Err(CallError::io("put in place", from, &error)),
         }
-        keep_names(&self.path)?;
-        // libvirt knows both by their names.
-        self.open(connect)?.refresh(0)?;
-        Ok(())
+        // It is there from here on, whatever else fails: nobody is to hear that the other one was kept.
+        let told = keep_names(&self.path).and_then(|()| self.tell(&self.open(connect)?));
+        told.map_err(|error| match error {
+            CallError::Libvirt(error) => CallError::NotNow(error.message().to_owned()),
+            CallError::Refused(why) | CallError::NotNow(why) => CallError::NotNow(why),
+        })
     }
 
     /// Has libvirt know no more of what was taken out of the directory.
     pub(crate) fn forget_gone(&self, connect: &Connect) -> Result<(), CallError> {
-        Ok(self.open(connect)?.refresh(0)?)
+        self.tell(&self.open(connect)?)
     }
 
     /// Makes an overlay beside the instance's own, anew where there is one.
@@ -410,7 +435,7 @@ impl Pool {
     fn drop_beside(&self, connect: &Connect, name: &str) -> Result<(), CallError> {
         let pool = self.open(connect)?;
         if let Some(volume) = absent(pool.lookup_storage_vol_by_name(name), ErrorNumber::NoStorageVolume)? {
-            absent(volume.delete(0), ErrorNumber::NoStorageVolume)?;
+            delete(&volume)?;
         }
         remove_file(&self.path.join(name))
     }
@@ -423,7 +448,7 @@ impl Pool {
         if found.is_some() || !is_there(&self.path.join(name))? {
             return Ok(found);
         }
-        pool.refresh(0)?;
+        refresh(pool)?;
         Ok(look()?)
     }
 
@@ -444,7 +469,7 @@ impl Pool {
     /// By libvirt where it knows the volume, then by hand whatever is left of it.
     fn remove(&self, volume: Option<StorageVol>, instance: InstanceId) -> Result<(), CallError> {
         if let Some(volume) = volume {
-            absent(volume.delete(0), ErrorNumber::NoStorageVolume)?;
+            delete(&volume)?;
         }
         self.files_of(instance)?.iter().try_for_each(|path| remove_file(path))
     }
@@ -466,6 +491,24 @@ impl Pool {
         }
         Ok(found)
     }
+}
+
+/// Has libvirt look into its pool's directory, which it does not while it makes any disk there: by `qemu-img`, or a copy.
+fn refresh(pool: &StoragePool) -> Result<(), CallError> {
+    busy_by(pool.refresh(0), ErrorNumber::InternalError)
+}
+
+/// Deletes a disk, which libvirt does not while it still makes it; what is not there is not an error.
+fn delete(volume: &StorageVol) -> Result<(), CallError> {
+    busy_by(absent(volume.delete(0), ErrorNumber::NoStorageVolume), ErrorNumber::OperationInvalid).map(drop)
+}
+
+/// That libvirt is at something else, which it says by a code that says no more, and by a text in its daemon's own language.
+fn busy_by<T>(answer: Result<T, virt::error::Error>, code: ErrorNumber) -> Result<T, CallError> {
+    answer.map_err(|error| match has_code(&error, code) {
+        true => CallError::NotNow(error.message().to_owned()),
+        false => error.into(),
+    })
 }
 
 /// An overlay of that name, as libvirt is told of it.
@@ -603,7 +646,7 @@ mod tests {
     #[test]
     fn only_files_named_by_an_instance_are_volumes() {
         let directory = tempfile::tempdir().unwrap();
-        let pool = Pool { name: "p".into(), path: directory.path().into() };
+        let pool = Pool::new("p", directory.path());
         let instance: InstanceId = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
         let other: InstanceId = "8d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
         let fourth: InstanceId = "ad3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
@@ -649,14 +692,14 @@ mod tests {
             assert_eq!(pool.owner(&file), None, "{file}");
         }
         assert!(pool.has_volume(instance).unwrap());
-        let missing = Pool { path: directory.path().join("no"), ..pool };
+        let missing = Pool::new("p", &directory.path().join("no"));
         assert_eq!(missing.instances().unwrap(), [vec![], vec![], vec![]]);
     }
 
     #[test]
     fn what_a_snapshot_put_beside_a_disk_goes_with_it_and_nothing_of_others() {
         let directory = tempfile::tempdir().unwrap();
-        let pool = Pool { name: "p".into(), path: directory.path().into() };
+        let pool = Pool::new("p", directory.path());
         let instance: InstanceId = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
         let snapshot = format!("{instance}.s2");
         let other = "8d3c1f0a-2b4e-4c55-9a7e-0123456789ab.qcow2";
@@ -688,7 +731,7 @@ mod tests {
     #[test]
     fn nothing_is_defined_below_a_snapshot() {
         let directory = tempfile::tempdir().unwrap();
-        let pool = Pool { name: "p".into(), path: directory.path().into() };
+        let pool = Pool::new("p", directory.path());
         let instance: InstanceId = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
         let other = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ac.snapshot";
         let layer = format!("{instance}.snapshot");

@@ -97,7 +97,7 @@ impl LibvirtHypervisor {
             protection: Arc::default(),
             copies: Mutex::default(),
             turns: Turns::default(),
-            pool: Arc::new(Pool { name: config.pool.clone(), path: config.pool_path.clone() }),
+            pool: Arc::new(Pool::new(&config.pool, &config.pool_path)),
             config: Arc::new(config),
             facts: OnceLock::new(),
             events,

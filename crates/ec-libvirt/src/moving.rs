@@ -93,7 +93,7 @@ pub(crate) fn refuse_second(pool: &Pool, volume: InstanceId) -> Result<bool, Cal
         let directory = entry.map_err(failed)?.path();
         let node = directory.file_name().and_then(|name| name.to_str()?.parse::<NodeId>().ok());
         let Some(node) = node.filter(|_| directory != pool.path) else { continue };
-        let there = Pool { name: String::new(), path: directory };
+        let there = Pool::new("", &directory);
         if there.has_volume(volume)? || !there.handed_over(volume)?.is_empty() {
             return Err(CallError::NotNow(format!(
                 "node {node} has its disk, which is not made once more: `eschedule heal` brings it back"

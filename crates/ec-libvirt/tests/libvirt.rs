@@ -15,7 +15,7 @@ use ec_libvirt::{
     LibvirtConfig, LibvirtHypervisor,
     testing::{LibvirtServer, assert_valid, base_image, tiny_image},
 };
-use ec_model::{AddressSource, BaseImage, DiskFormat, InstanceId, NodeId};
+use ec_model::{AddressSource, BaseImage, CopyOf, DiskFormat, InstanceId, NodeId, Workload};
 use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
 
@@ -380,6 +380,57 @@ async fn an_overlay_of_an_image_with_an_odd_number_of_sectors_is_found_as_wanted
     let found = std::fs::metadata(&volume).unwrap();
     assert_eq!((found.ino(), found.ctime_nsec()), (made.ino(), made.ctime_nsec()), "made again");
     hypervisor.destroy(instance).await.unwrap();
+    test.end().await;
+}
+
+/// libvirt looks into no pool's directory while it makes a disk there, and a copy takes minutes.
+#[tokio::test(flavor = "multi_thread")]
+async fn while_libvirt_copies_one_disk_others_are_replaced_and_a_next_agent_waits_for_it() {
+    let test = Test::new(|_| ()).await;
+    let (hypervisor, big, copy, other) = (Arc::clone(&test.hypervisor), fresh(), fresh(), fresh());
+    hypervisor.prepare().await.unwrap();
+    let file = |name: String| test.config.pool_path.join(name);
+    hypervisor.create_volume(big, &VolumeSource::Empty, 1 << 30).await.unwrap();
+    let written = test.config.pool_path.with_extension("raw");
+    let mut random = std::io::Read::take(std::fs::File::open("/dev/urandom").unwrap(), 700 << 20);
+    std::io::copy(&mut random, &mut std::fs::File::create(&written).unwrap()).unwrap();
+    let wrote = std::process::Command::new("qemu-img")
+        .args(["convert", "-f", "raw", "-O", "qcow2"])
+        .args([&written, &file(format!("{big}.qcow2"))])
+        .status();
+    assert!(wrote.unwrap().success());
+    hypervisor.create_overlay(other, &base(), None).await.unwrap();
+    hypervisor.create_successor(other, &VolumeSource::Image(base()), None).await.unwrap();
+
+    let of = VolumeSource::Copy(CopyOf::disk(Workload::Volume, big));
+    let copying = {
+        let (hypervisor, of) = (Arc::clone(&hypervisor), of.clone());
+        tokio::spawn(async move { hypervisor.create_volume(copy, &of, 1 << 30).await })
+    };
+    let part = file(format!("{copy}.{big}.part.qcow2"));
+    wait_for("beginning of a copy", async || {
+        std::fs::metadata(&part).ok().filter(|part| part.len() > 1 << 20)
+    })
+    .await;
+    hypervisor.replace_overlay(other).await.unwrap();
+    // The next agent's, whose predecessor was killed: libvirt goes on with what that began.
+    let next = test.second(|_| ()).create_volume(copy, &of, 1 << 30).await.unwrap_err();
+    assert!(next.is_transient(), "{next}");
+    assert!(!copying.is_finished(), "it was to be copied meanwhile");
+    copying.await.unwrap().unwrap();
+
+    assert_eq!(hypervisor.disk_bytes(copy).await.unwrap(), Some(1 << 30));
+    let connect = virt::connect::Connect::open(Some(&test.config.uri)).unwrap();
+    let pool = connect.lookup_storage_pool_by_name(&test.config.pool).unwrap();
+    let mut known: Vec<_> =
+        pool.list_all_volumes(0).unwrap().iter().map(|volume| volume.name().unwrap()).collect();
+    known.sort_unstable();
+    let mut there: Vec<_> = [big, copy, other].iter().map(|disk| format!("{disk}.qcow2")).collect();
+    there.sort_unstable();
+    assert_eq!(known, there, "and libvirt has heard of all");
+    for disk in [big, copy, other] {
+        hypervisor.destroy(disk).await.unwrap();
+    }
     test.end().await;
 }
 
