@@ -320,6 +320,7 @@ impl Worker {
                 Ok(())
             }
             Effect::Ascertain => self.ascertain().await,
+            Effect::Inquire => self.inquire().await,
             Effect::Release => self.release().await,
             Effect::DropKeys => self.drop_keys().await,
             Effect::EndInError => self.end_in_error().await,
@@ -503,6 +504,7 @@ fn pause_for_test(effect: &Effect) {
         Effect::DropRecord => "before-drop-record",
         Effect::Claim => "before-claim",
         Effect::Ascertain => "before-ascertain",
+        Effect::Inquire => "before-inquire",
         Effect::Release => "before-release",
         Effect::DropKeys => "before-drop-keys",
         Effect::EndInError => "before-end-in-error",

@@ -118,6 +118,8 @@ pub enum Effect {
     Claim,
     /// Look once more that nothing of it is here, and stop where something is: another node may have handed a volume over since.
     Ascertain,
+    /// Ask etcd itself whether a request speaks of it, and stop where one does: the watch that would have told may be late.
+    Inquire,
     /// Give the allocation back, where it is one of this node.
     Release,
     /// Delete request, user-data and status: the instance is gone.
@@ -128,10 +130,10 @@ pub enum Effect {
 
 use Effect::{
     Admit, Announce, Ascertain, Bury, Claim, Cover, Define, DropKeys, DropRecord, DropSuccessor, EndInError,
-    EnterRescue, Extend, GiveUpRescue, Grow, HandOver, KeepIntent, KeepRecord, LeaveRescue, MarkStarted,
-    NotePower, NoteRebuild, NoteRescue, NoteResize, NoteStart, NoteVolumes, Pause, Persist, PowerOff,
-    PrepareDisk, PrepareRebuild, PrepareRescue, PrepareVolume, Receive, Release, RemoveDomain, Reopen,
-    ReplaceDisk, Resize, Resume, Save, SetVolumes, ShutDown, Start, StartRescue,
+    EnterRescue, Extend, GiveUpRescue, Grow, HandOver, Inquire, KeepIntent, KeepRecord, LeaveRescue,
+    MarkStarted, NotePower, NoteRebuild, NoteRescue, NoteResize, NoteStart, NoteVolumes, Pause, Persist,
+    PowerOff, PrepareDisk, PrepareRebuild, PrepareRescue, PrepareVolume, Receive, Release, RemoveDomain,
+    Reopen, ReplaceDisk, Resize, Resume, Save, SetVolumes, ShutDown, Start, StartRescue,
 };
 
 /// What to do about one instance, and what for.

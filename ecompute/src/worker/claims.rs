@@ -97,6 +97,15 @@ impl Worker {
         Ok(())
     }
 
+    /// Stops where a request speaks of it after all.
+    pub(super) async fn inquire(&self) -> Result<(), Stop> {
+        let key = self.parts.request_key(self.job.instance);
+        match self.parts.store.get(&key).await?.0 {
+            Some(_) => Err(Stop::Retry("it is asked for, as this node will hear".to_owned())),
+            None => Ok(()),
+        }
+    }
+
     /// Whether a volume is with another node, which has the same storage: what is claimed of that does not tell which.
     async fn is_elsewhere(&self) -> Result<bool, Stop> {
         if self.parts.settings.shared.is_none() {

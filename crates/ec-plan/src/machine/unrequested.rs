@@ -3,8 +3,8 @@
 use ec_model::{Edition, RunState, State};
 
 use super::{
-    Announce, Ascertain, Aspect, Claim, DropKeys, DropRecord, DropSuccessor, Next, Persist, Plan, Problem,
-    Question, Release, RemoveDomain, Until, known, ran, state,
+    Announce, Ascertain, Aspect, Claim, DropKeys, DropRecord, DropSuccessor, Inquire, Next, Persist, Plan,
+    Problem, Question, Release, RemoveDomain, Until, known, ran, state,
 };
 use crate::{Allocation, Facts, Limits, RecordFacts};
 
@@ -60,15 +60,21 @@ fn leftovers(facts: &Facts, _: &Limits) -> Option<Plan> {
     // Who handed it over after its user destroyed it here may have claimed for it since. Given back first: once nothing is here any
     // more, nobody would think of that again.
     if is_here(facts) && facts.buried {
-        return Some(Plan::run(vec![Release, RemoveDomain, DropRecord], "sweeping what came after its end"));
+        return Some(Plan::run(
+            vec![Inquire, Release, RemoveDomain, DropRecord],
+            "sweeping what came after its end",
+        ));
     }
     if is_here(facts) || facts.record != RecordFacts::Absent {
-        return Some(Plan::run(vec![RemoveDomain, DropRecord], "sweeping what is left of it"));
+        return Some(Plan::run(vec![Inquire, RemoveDomain, DropRecord], "sweeping what is left of it"));
     }
     // The call for it cannot look whether its instance is gone: one whose disk is gone is given another. No guest wrote it,
     // as somebody's snapshot of the disk that was there may hold what one wrote, which stays.
     facts.observed.successor.then(|| {
-        Plan::run(vec![DropSuccessor], "sweeping a disk that was to take the place of one that is gone")
+        Plan::run(
+            vec![Inquire, DropSuccessor],
+            "sweeping a disk that was to take the place of one that is gone",
+        )
     })
 }
 

@@ -286,7 +286,7 @@ impl Worker {
         let instance: InstanceId = self.job.instance;
         let (images, start_broken, now) = (outside.images, outside.start_broken, outside.stamp());
         let deaf = outside.deaf;
-        let placement_up = outside.placement_up;
+        let (placement_up, etcd_up) = (outside.placement_up, outside.etcd_up);
         let thing = outside.thing(instance);
         match effect {
             Effect::Announce(state, reason) => {
@@ -663,6 +663,11 @@ impl Worker {
             Effect::Ascertain => {
                 self.touched = true;
                 if thing.observed.domain.is_some() || thing.observed.volume {
+                    return Err(Stop::Retry);
+                }
+            }
+            Effect::Inquire => {
+                if !etcd_up || thing.keys.request.is_some() {
                     return Err(Stop::Retry);
                 }
             }

@@ -9,7 +9,7 @@ mod volumes;
 use std::time::Duration;
 
 use Effect::{
-    Announce, Ascertain, Claim, Define, DropKeys, DropRecord, DropSuccessor, EndInError, KeepRecord,
+    Announce, Ascertain, Claim, Define, DropKeys, DropRecord, DropSuccessor, EndInError, Inquire, KeepRecord,
     MarkStarted, NoteStart, Persist, PrepareDisk, Release, RemoveDomain, Reopen, Resume, Start,
 };
 use ec_model::{Edition, End, Observed, Pause, Power, RunState, Size, State, Workload};
@@ -378,7 +378,7 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
         size: UNMEASURED,
     };
     let beside = |facts: Facts| Facts { observed: Observed { successor: true, ..facts.observed }, ..facts };
-    let swept = || Runs(&[RemoveDomain, DropRecord]);
+    let swept = || Runs(&[Inquire, RemoveDomain, DropRecord]);
     let tells = |what| Tells(State::Unclaimed, what, &[]);
     let buried = |facts: Facts| Facts { buried: true, ..facts };
     all([
@@ -397,7 +397,7 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
         (told(left(RUNS, true, keeps(1, 2))), tells("that runs without a request")),
         (told(left(RUNS, true, keeps(2, 1))), tells("that runs without a request")),
         (with(Allocation::Elsewhere, told(runs())), Told),
-        (buried(runs()), Runs(&[Release, RemoveDomain, DropRecord])),
+        (buried(runs()), Runs(&[Inquire, Release, RemoveDomain, DropRecord])),
         (left(NOT_STARTED, true, never), swept()),
         (left(NOT_STARTED, false, absent), swept()),
         (left(None, true, never), swept()),
@@ -405,8 +405,8 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
         (left(None, false, never), swept()),
         (beside(left(None, false, never)), swept()),
         (beside(told(runs())), Told),
-        (beside(left(None, false, absent)), Runs(&[DropSuccessor])),
-        (buried(beside(left(None, false, absent))), Runs(&[DropSuccessor])),
+        (beside(left(None, false, absent)), Runs(&[Inquire, DropSuccessor])),
+        (buried(beside(left(None, false, absent))), Runs(&[Inquire, DropSuccessor])),
     ]);
 }
 

@@ -272,6 +272,6 @@ fn what_boots_from_a_volume_is_kept_as_others_are_and_nothing_but_itself_is_swep
         (unwanted(RUNS, KEPT), Tells(State::Unclaimed, "runs without a request", &[])),
         (unwanted(None, KEPT), Tells(State::Unclaimed, "whose disk is a volume", &[])),
         // It never ran: its volume is a workload of its own.
-        (unwanted(None, RecordFacts::Absent), Runs(&[RemoveDomain, DropRecord])),
+        (unwanted(None, RecordFacts::Absent), Runs(&[Inquire, RemoveDomain, DropRecord])),
     ]);
 }
