@@ -194,6 +194,9 @@ pub enum Wish {
     Set(Change),
 }
 
+/// Why what is asked of machines is not asked of a volume.
+pub const IS_VOLUME: &str = "it is a volume: `eschedule volume --help` tells what can be asked of one";
+
 /// What becomes of a verb, asked of an instance of which control has this record and this request, and whose agent
 /// tells this.
 pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option<&Status>) -> Verdict {
@@ -257,8 +260,7 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
             return Verdict::Refuse(why.to_owned());
         }
         (_, None) if instance.kind == Workload::Volume => {
-            let why = "it is a volume: `eschedule volume --help` tells what can be asked of one";
-            return Verdict::Refuse(why.to_owned());
+            return Verdict::Refuse(IS_VOLUME.to_owned());
         }
         (_, None) => {}
     }
@@ -271,6 +273,11 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
                 .to_owned(),
         );
     }
+    // It is to be stopped once it was built, and that is taken back.
+    let situation = match (verb, situation) {
+        (Verb::Start, Situation::Building) if request.power.power != Power::Running => Situation::Stopping,
+        _ => situation,
+    };
     sizes::judge(verb, instance, status, situation).unwrap_or_else(|| in_situation(verb, situation))
 }
 
@@ -329,7 +336,8 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
         (Verb::Suspend, S::Running) => to(Power::Suspended),
         (Verb::Suspend, S::Suspending | S::Suspended) => already(),
         (Verb::Suspend, S::Paused) => refuse(UNPAUSE),
-        (Verb::Resume, S::Suspended) => to(Power::Running),
+        // Also of one that cannot be saved, say for want of room: tried for ever, it would be nobody's to take back.
+        (Verb::Resume, S::Suspended | S::Suspending) => to(Power::Running),
         (Verb::Resume, S::Running) => already(),
         (Verb::Resume, S::Paused) => refuse(UNPAUSE),
 
@@ -357,11 +365,11 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
 
         (Verb::Unpause | Verb::Resume | Verb::Pause | Verb::Suspend, S::Stopped) => refuse(START),
         (_, S::Suspended) => refuse(RESUME),
+        (_, S::Suspending) => refuse("; ask again when that is done, or `eschedule resume` takes it back"),
         (_, S::Rescued) => refuse(UNRESCUE),
         (
             _,
             S::Building
-            | S::Suspending
             | S::Stopping
             | S::Rebooting
             | S::Rebuilding

@@ -169,6 +169,11 @@ fn not_started(facts: &Facts) -> Plan {
         Some((State::Scheduled | State::Preparing | State::Starting, _)) => start_again(facts),
         // Its start failed, and nobody ever saw one work: tried again, with the reason told meanwhile.
         Some((State::Error, false)) => start_again(facts),
+        // Its hypervisor, started anew in the pause before that, does not tell any more how it ended.
+        Some((State::Stopped, _)) if is_to_restart(facts) => reopen(
+            known(facts).map_or(0, |status| status.restarts.saturating_add(1)),
+            "it ended before its host or its hypervisor was started anew; its restart policy starts it again",
+        ),
         Some((State::Stopped, _)) => stopped(facts),
         Some((State::Active | State::Paused | State::Rescued, _)) if facts.power.wanted == Power::Running => {
             reopen(
@@ -272,6 +277,17 @@ fn restarts(facts: &Facts, why: End) -> bool {
         }
 }
 
+/// What is told in the pause before a policy starts it again.
+const AGAIN: &str = "; it is started again in ";
+
+/// Whether it was told that its policy starts it again, and nobody wished otherwise since.
+fn is_to_restart(facts: &Facts) -> bool {
+    let told = known(facts).and_then(|status| status.reason.as_deref());
+    facts.power.wanted == Power::Running
+        && facts.power.restart != Restart::No
+        && told.is_some_and(|reason| reason.contains(AGAIN))
+}
+
 /// Told, waited for, and started again; each time in a row later.
 fn restart(facts: &Facts, why: End) -> Plan {
     let how = how(facts, why);
@@ -286,7 +302,7 @@ fn restart(facts: &Facts, why: End) -> Plan {
         return Plan::tell(facts, State::Stopped, &reason);
     }
     let pause = RESTART_FIRST.saturating_mul(1 << in_a_row.min(16)).min(RESTART_LONGEST);
-    let reason = format!("{how}; it is started again in {} s", pause.as_secs());
+    let reason = format!("{how}{AGAIN}{} s", pause.as_secs());
     let told = Plan::tell(facts, State::Stopped, &reason);
     if told.next != Next::Stuck(Problem::Told) {
         return told;

@@ -127,7 +127,9 @@ impl Situation {
         // What was wished and is not carried out yet: the next wish is judged by where that leads. So is one for a disk or a
         // size that came to its end just now, which the state does not show yet.
         let has_just_ended = matches!(status.state, State::Rebuilding | State::Rescuing | State::Resizing);
-        let is_wished = status.power_generation != 0 && status.power_generation < wish.generation;
+        // Of one that is started again by itself it is not told which wish is carried out, but that it is to run.
+        let is_wished = status.power_generation < wish.generation
+            && (status.power_generation != 0 || is_built && wish.power != Power::Running);
         if is_wished || has_just_ended {
             return match wish.power {
                 Power::Running if wish.anew && is_wished => Self::Rebooting,

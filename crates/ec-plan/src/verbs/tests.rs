@@ -134,6 +134,10 @@ fn an_instance_stands_where_its_agent_tells_until_a_wish_leads_elsewhere() {
         assert_eq!(of(wish(power, 2, anew), Some(ended)), goes_on, "{power:?} after a rescue that failed");
         let done = status(State::Active, 2, true);
         assert_eq!(of(wish(power, 2, anew), Some(done)), Situation::Running, "{power:?} was carried out");
+        // One that is started again by itself tells of no wish until it is up.
+        let again = status(State::Starting, 0, true);
+        let whither = if power == Power::Running { Situation::Running } else { situation };
+        assert_eq!(of(wish(power, 2, anew), Some(again)), whither, "{power:?} while it is started again");
         // One that was never up is built first, whatever is wished.
         assert_eq!(of(wish(power, 2, anew), Some(status(State::Preparing, 0, false))), Situation::Building);
     }
@@ -336,6 +340,23 @@ fn what_is_done_is_what_was_asked_for() {
     assert_eq!(done(Verb::Unpause, Situation::Paused), (Power::Running, 60, false));
     assert_eq!(done(Verb::Suspend, Situation::Running), (Power::Suspended, 60, false));
     assert_eq!(done(Verb::Resume, Situation::Suspended), (Power::Running, 60, false));
+    assert_eq!(done(Verb::Resume, Situation::Suspending), (Power::Running, 60, false));
+}
+
+#[test]
+fn a_start_takes_a_stop_back_that_is_not_carried_out_yet() {
+    let start = |power, status: Option<&Status>| {
+        judge(&Verb::Start, &instance(None), &request(wish(power, 2, false)), status)
+    };
+    let is_done = |verdict: &Verdict| {
+        matches!(verdict, Verdict::Do(Wish::Power(PowerWish { power: Power::Running, .. })))
+    };
+    for built in [None, Some(status(State::Preparing, 0, false)), Some(status(State::Starting, 0, true))] {
+        let verdict = start(Power::Stopped, built.as_ref());
+        assert!(is_done(&verdict), "{built:?}: {verdict:?}");
+        let verdict = start(Power::Running, built.as_ref());
+        assert!(matches!(verdict, Verdict::Already(_)), "{built:?}: {verdict:?}");
+    }
 }
 
 #[test]
@@ -356,7 +377,11 @@ fn whoever_is_refused_is_told_what_helps() {
         (Verb::Reboot(1), Situation::Building, "it is being built; ask again when that is done"),
         (Verb::Pause, Situation::Stopped, "it is stopped; `eschedule start` starts it"),
         (Verb::Pause, Situation::Error, "it is in ERROR: `eschedule show` tells why"),
-        (Verb::Resume, Situation::Suspending, "it is being suspended; ask again when that is done"),
+        (
+            Verb::Stop(0),
+            Situation::Suspending,
+            "it is being suspended; ask again when that is done, or `eschedule resume` takes it back",
+        ),
         (Verb::Rescue(None), Situation::Paused, "it is paused; `eschedule unpause` lets it go on"),
         (Verb::Rescue(None), Situation::Unrescuing, "it is being unrescued; ask again when that is done"),
         (Verb::Unrescue, Situation::Stopped, "it is stopped and boots from its own disk"),

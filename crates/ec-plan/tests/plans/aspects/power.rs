@@ -287,6 +287,29 @@ fn each_restart_in_a_row_waits_longer_and_those_after_failures_come_to_an_end() 
 }
 
 #[test]
+fn a_restart_that_was_told_is_made_also_where_its_hypervisor_was_started_anew_meanwhile() {
+    let after = |facts: Facts| {
+        let observed = Observed { domain: Some(RunState::NotStarted), ..facts.observed.clone() };
+        plan(&Facts { observed, ..facts }, &LIMITS).next
+    };
+    let again = |restarts| Next::Run(vec![Reopen(restarts)]);
+    assert_eq!(after(told(down(Restart::OnFailure, End::Crashed, 2))), again(3));
+    assert_eq!(after(told(down(Restart::Always, End::ByGuest, 0))), again(1));
+    // What was left, or is not wanted any more, stays as it is.
+    for left in [
+        told(down(Restart::OnFailure, End::Crashed, 5)),
+        told(down(Restart::Always, End::ByHand, 0)),
+        wanted(Power::Stopped, told(down(Restart::Always, End::Crashed, 0))),
+        {
+            let facts = told(down(Restart::Always, End::Crashed, 0));
+            Facts { power: PowerFacts { restart: Restart::No, ..facts.power }, ..facts }
+        },
+    ] {
+        assert!(!matches!(after(left), Next::Run(_)));
+    }
+}
+
+#[test]
 fn a_guest_is_not_ended_for_a_start_that_placement_has_no_room_for() {
     let up = |state| anew(wished(Power::Running, state, RUNS));
     let uncounted = |facts| with(Allocation::Absent, facts);
