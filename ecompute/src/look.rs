@@ -59,6 +59,19 @@ fn requested(parts: &Parts, pair: &KeyValue) -> Option<(InstanceId, Requested)> 
     Some((instance, Requested { record, revision: pair.mod_revision }))
 }
 
+/// A status as it lies in etcd.
+pub(crate) fn status_entry(pair: &KeyValue) -> StatusEntry {
+    match decode::<Status>(&pair.value) {
+        // Whatever a later release means by it, it is not for this one to change.
+        Ok(status) if status.state == State::Unknown => StatusEntry::Unreadable,
+        Ok(status) => StatusEntry::Known(Box::new(status), pair.mod_revision),
+        Err(error) => {
+            tracing::debug!(key = pair.key, %error, "its status cannot be read");
+            StatusEntry::Unreadable
+        }
+    }
+}
+
 /// Asks all three. Nothing is taken from a look of which a part failed.
 pub(crate) async fn look_at_all(parts: &Parts) -> Result<Seen, String> {
     let keys = &parts.settings.keys;
@@ -67,16 +80,7 @@ pub(crate) async fn look_at_all(parts: &Parts) -> Result<Seen, String> {
         .map_err(|error| error.to_string())?;
     let statuses = listed.pairs.iter().filter_map(|pair| {
         let (_, instance) = keys.parse_status(&pair.key).ok()?;
-        let status = match decode::<Status>(&pair.value) {
-            // Whatever a later release means by it, it is not for this one to change.
-            Ok(status) if status.state == State::Unknown => StatusEntry::Unreadable,
-            Ok(status) => StatusEntry::Known(Box::new(status)),
-            Err(error) => {
-                tracing::debug!(%instance, %error, "its status cannot be read");
-                StatusEntry::Unreadable
-            }
-        };
-        Some((instance, status))
+        Some((instance, status_entry(pair)))
     });
     let observed = parts.hypervisor.list().await.map_err(|error| error.to_string())?;
     let records = Arc::clone(&parts.records);
@@ -112,7 +116,16 @@ pub(crate) fn record_facts(record: &ec_metadata::InstanceRecord) -> RecordFacts 
     let metadata = fingerprint(&record.metadata);
     let intent = record.intent.as_ref().and_then(Intent::edition);
     let root = record.intent.as_ref().and_then(Intent::root);
-    RecordFacts::Kept { started: record.started, rebuilt, rescued, metadata, intent, root, size }
+    RecordFacts::Kept {
+        started: record.started,
+        rebuilt,
+        rescued,
+        metadata,
+        intent,
+        root,
+        size,
+        rescue_begun: record.rescue_base_digest.is_some(),
+    }
 }
 
 /// What an instance holds in placement, from this node's point of view. Asks for the node's tree only where the

@@ -32,16 +32,17 @@ pub async fn tend(cloud: &Cloud, tally: &Tally, shutdown: &CancellationToken) {
     let mut fleet = Fleet::new(PATIENCE, NODES_PERIOD * 2);
     let mut surplus = Surplus::new(CLAIM_PATIENCE, INSTANCES_PERIOD * 2);
     let mut instances_due = begun;
-    let mut trouble = Trouble::default();
+    // Of nodes, of instances, and of claims: one may work where another does not.
+    let mut troubles: [Trouble; 3] = Default::default();
     loop {
         service::turned();
         tally.turned();
         // A look that is broken off in its midst leaves nothing half done: each of its writes is whole.
         let look = async {
-            let looked = tend_nodes(cloud, &mut fleet, begun.elapsed());
-            trouble.tell(tally.nodes.of(looked).await.map(|tended| {
-                tally.saw(&tended.seen, &tended.moves);
-                for done in tended.moves {
+            let looked = async {
+                let (seen, tended) = tend_nodes(cloud, &mut fleet, begun.elapsed()).await?;
+                tally.saw(&seen, &tended.done);
+                for done in tended.done {
                     match done {
                         Move::MarkDown(node) => {
                             tracing::warn!(%node, "its agent is gone: nothing is placed there any more")
@@ -51,24 +52,31 @@ pub async fn tend(cloud: &Cloud, tally: &Tally, shutdown: &CancellationToken) {
                         }
                     }
                 }
-            }));
+                tended.failed.map_or(Ok(()), Err)
+            };
+            troubles[0].tell(tally.nodes.of(looked).await);
             if Instant::now() >= instances_due {
                 instances_due = Instant::now() + INSTANCES_PERIOD;
-                trouble.tell(tally.instances.of(tend_instances(cloud)).await.map(|swept| {
-                    tally.swept(swept.len());
-                    for Cleared { instance, request_id } in swept {
+                let looked = async {
+                    let swept = tend_instances(cloud).await?;
+                    tally.swept(swept.done.len());
+                    for Cleared { instance, request_id } in swept.done {
                         let request_id = request_id.map(tracing::field::display);
                         tracing::info!(%instance, request_id, "took away what was left of it");
                     }
-                }));
-                let looked = tend_claims(cloud, &mut surplus, begun.elapsed());
-                trouble.tell(tally.claims.of(looked).await.map(|settled| {
-                    tally.settled(settled.len());
-                    for Cleared { instance, request_id } in settled {
+                    swept.failed.map_or(Ok(()), Err)
+                };
+                troubles[1].tell(tally.instances.of(looked).await);
+                let looked = async {
+                    let settled = tend_claims(cloud, &mut surplus, begun.elapsed()).await?;
+                    tally.settled(settled.done.len());
+                    for Cleared { instance, request_id } in settled.done {
                         let request_id = request_id.map(tracing::field::display);
                         tracing::info!(%instance, request_id, "gave back what it had claimed and does not need");
                     }
-                }));
+                    settled.failed.map_or(Ok(()), Err)
+                };
+                troubles[2].tell(tally.claims.of(looked).await);
             }
             tokio::time::sleep(NODES_PERIOD).await;
         };

@@ -321,8 +321,11 @@ async fn tidy(session: &Session) {
     let remove = async |image: &Image| remove(session, image).await;
     match ec_cloud::tend_images(&session.cloud, remove).await {
         Ok(gone) => {
-            for image in gone {
+            for image in gone.done {
                 tell(&format!("eschedule: took away what was left of the image `{}`", image.name));
+            }
+            if let Some(error) = gone.failed {
+                tell(&format!("eschedule: what is left of an image stays: {}", chain(&error)));
             }
         }
         Err(error) => tell(&format!("eschedule: what is left of an image stays: {}", chain(&error))),

@@ -6,7 +6,7 @@ use ec_model::{
 };
 use ec_plan::{
     sizes::reverted,
-    verbs::{Verb, Verdict, Wish, judge},
+    verbs::{IS_VOLUME, Verb, Verdict, Wish, judge},
 };
 use ec_runtime::planted;
 use ec_store::{Compare, StoreError, Txn};
@@ -49,7 +49,17 @@ pub struct Acted {
 /// # Errors
 /// It cannot be as the instance stands: [`CloudError::Refused`], with nothing changed.
 pub async fn act(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<Acted> {
-    let acted = wish(cloud, instance, verb).await;
+    act_as(cloud, Workload::Machine, instance, verb).await
+}
+
+/// The same of any kind of workload: what a volume has on it, and its size, are changed by who says that it is one.
+pub(crate) async fn act_as(
+    cloud: &Cloud,
+    kind: Workload,
+    instance: InstanceId,
+    verb: &Verb,
+) -> CloudResult<Acted> {
+    let acted = wish(cloud, kind, instance, verb).await;
     let is_over = match (&acted, verb) {
         // What was claimed for it is needed; or this is the second time, and nothing is known of what became of the first.
         (Ok(acted), Verb::Resize(_)) => acted.already.is_some(),
@@ -64,7 +74,7 @@ pub async fn act(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResul
     acted
 }
 
-async fn wish(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<Acted> {
+async fn wish(cloud: &Cloud, kind: Workload, instance: InstanceId, verb: &Verb) -> CloudResult<Acted> {
     let mut unheard: Option<Unheard> = None;
     for _ in 0..TRIES {
         let known = find_placed(cloud, instance).await?;
@@ -90,6 +100,12 @@ async fn wish(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<A
                 }
             }
         }
+        if kind.is_machine()
+            && record.record.kind == Workload::Volume
+            && matches!(verb, Verb::Rebuild(_) | Verb::Resize(_))
+        {
+            return Err(CloudError::Refused(format!("cannot {} {instance}: {}", verb.name(), IS_VOLUME)));
+        }
         let wish = match judge(verb, &record.record, &order.record, known.status.record()) {
             Verdict::Do(wish) => wish,
             // Said again it is so already; but what was confirmed is not reverted.
@@ -113,7 +129,9 @@ async fn wish(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<A
             if record.record.kind == Workload::Volume {
                 nameable(name)?;
             }
-            free(cloud, record.record.kind, name).await?;
+            // Names are those of its project.
+            let of_project = Cloud { project: record.record.project.clone(), ..cloud.clone() };
+            free(&of_project, record.record.kind, name).await?;
         }
         let its_own = &record.record.spec.image;
         if let Wish::Rescue(image) = &wish

@@ -34,7 +34,15 @@ pub enum Doomed {
 }
 
 /// Asks for the instance's end. Asking again is not an error.
+///
+/// # Errors
+/// It is a volume, which holds what others wrote: [`crate::delete_volume`] is meant to end one.
 pub async fn destroy(cloud: &Cloud, instance: InstanceId) -> CloudResult<Doomed> {
+    destroy_as(cloud, Workload::Machine, instance).await
+}
+
+/// The same of any kind of workload. What nobody can tell the kind of any more is whatever is meant.
+pub(crate) async fn destroy_as(cloud: &Cloud, kind: Workload, instance: InstanceId) -> CloudResult<Doomed> {
     let mut unheard = None;
     for _ in 0..TRIES {
         let found = match (find(cloud, instance).await, unheard) {
@@ -54,6 +62,11 @@ pub async fn destroy(cloud: &Cloud, instance: InstanceId) -> CloudResult<Doomed>
             && !planted("lock-ignored")
         {
             let why = locked(reason);
+            return Err(CloudError::Refused(format!("cannot destroy {instance}: {why}")));
+        }
+        if kind.is_machine() && kind_of(&known) == Some(Workload::Volume) {
+            let why =
+                "it is a volume: `eschedule volume delete` deletes one, with all that was written on it";
             return Err(CloudError::Refused(format!("cannot destroy {instance}: {why}")));
         }
         // Of what nobody can tell any more what it was, too.

@@ -24,7 +24,7 @@ use serde::Serialize;
 use crate::{
     Cloud, CloudError, CloudResult, Joining,
     history::{Asked, note},
-    intent::free,
+    intent::{free, name_is_free},
     schedule::not_understood,
     storage::storage_of,
     volume::{kept_by, kept_for},
@@ -217,7 +217,7 @@ async fn bring(
 ) -> CloudResult<Option<Healed>> {
     let mut unheard = None;
     for _ in 0..TRIES {
-        let planned = match plan(cloud, node, instance).await {
+        let planned = match plan(cloud, node, instance, looks).await {
             // Others are brought back all the same.
             Err(CloudError::Unreadable(why)) => {
                 let why = format!("what etcd has of it cannot be read: {why}");
@@ -253,7 +253,7 @@ enum Planned {
     Bring(Healed, Txn),
 }
 
-async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId) -> CloudResult<Planned> {
+async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId, looks: bool) -> CloudResult<Planned> {
     let (keys, store) = (&cloud.keys, &cloud.store);
     let [held_key, request_key, record_key, status_key, alive_key] = [
         keys.held(node, instance),
@@ -336,7 +336,7 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId) -> CloudResult<
     // Names and groups are those of its project.
     let of_project = Cloud { project: brought.record.record.project.clone(), ..cloud.clone() };
     let before = before.map(|doc| doc.record);
-    let txn = with_name(&of_project, before.as_ref(), &mut brought, txn).await?;
+    let txn = with_name(&of_project, before.as_ref(), &mut brought, looks, txn).await?;
     let txn = with_group(&of_project, before.as_ref(), &mut brought, txn).await?;
     let txn = match brought.record.record.kind {
         Workload::Volume => kept_for(&of_project, &mut brought.record.record, txn).await?,
@@ -453,6 +453,7 @@ async fn with_name(
     cloud: &Cloud,
     before: Option<&Instance>,
     brought: &mut Brought,
+    looks: bool,
     mut txn: Txn,
 ) -> CloudResult<Txn> {
     let (keys, instance) = (&cloud.keys, brought.record.record.instance);
@@ -465,7 +466,11 @@ async fn with_name(
         let key = keys.name(kind, &cloud.project, &name, instance);
         // Its own, which is there still.
         if cloud.store.get(&key).await?.0.is_none() {
-            match free(cloud, kind, &name).await {
+            let is_free = match looks {
+                true => name_is_free(cloud, kind, &name).await,
+                false => free(cloud, kind, &name).await,
+            };
+            match is_free {
                 Ok(()) => {
                     txn = txn.when(Compare::NoneUnder(keys.names(kind, &cloud.project, &name))).put(key, "");
                 }

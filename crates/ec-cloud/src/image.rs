@@ -22,7 +22,7 @@ use ec_model::{Doc, Image, ImageId, ImageRef, ImageStatus, Resources, Visibility
 use ec_store::{Compare, StoreError, Txn};
 use stored::{Stored, bearers, found, free, owned, read, take_away, taken, write};
 
-use crate::{Cloud, CloudError, CloudResult};
+use crate::{Cloud, CloudError, CloudResult, Tended};
 
 /// Another writer changed the image in between so often: something is wrong with the cluster.
 const TRIES: usize = 10;
@@ -262,20 +262,19 @@ pub async fn delete_image(
 pub async fn tend_images(
     cloud: &Cloud,
     remove: impl AsyncFn(&Image) -> CloudResult<()>,
-) -> CloudResult<Vec<Image>> {
+) -> CloudResult<Tended<Image>> {
     let now = cloud.host.now();
-    let mut gone = Vec::new();
+    let mut tended = Tended::new();
     for pair in cloud.store.list(&cloud.keys.images()).await?.pairs {
         // One that cannot be read is told by who lists them, and is nobody's to take away.
         let Ok(doc) = Doc::<Image>::decode(&pair.value) else { continue };
         let image = doc.record.clone();
-        if image.is_left_over(now)
-            && take_away(cloud, Stored { doc, revision: pair.mod_revision }, &remove).await?
-        {
-            gone.push(image);
+        if image.is_left_over(now) {
+            let taken = take_away(cloud, Stored { doc, revision: pair.mod_revision }, &remove).await;
+            tended.note(taken.map(|is| is.then_some(image)));
         }
     }
-    Ok(gone)
+    Ok(tended)
 }
 
 impl Upload {

@@ -142,12 +142,16 @@ impl Membership {
         Ok(self.store.ensure_user(user, &role).await?)
     }
 
-    /// Writes a token in place of those that its owner had.
+    /// Writes a token in place of those that its owner had: a node by its uuid, however it was called then.
     async fn replace_token(&self, owner: &Token, token: &str) -> CloudResult<()> {
         let key = format!("{}{}", placement_tokens(&self.keys.placement()), token_digest(token));
         let mut txn = Txn::new();
         for known in self.tokens().await? {
-            if known.token == *owner && known.key != key {
+            let is_its = match owner.provider {
+                Some(_) => known.token.provider == owner.provider,
+                None => known.token == *owner,
+            };
+            if is_its && known.key != key {
                 txn = txn.when(Compare::Unchanged(known.key.clone(), known.revision)).delete(known.key);
             }
         }

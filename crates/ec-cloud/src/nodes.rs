@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use ec_model::{Alive, Node, NodeId, ResourceQuery, Resources, Trouble, decode};
 use ec_placement_client::{DISABLED, Inventory, Placement, PlacementError, Summary};
 use ec_plan::lack::is_locked;
-use futures::{StreamExt, TryStreamExt};
+use futures::StreamExt;
 use serde::Serialize;
 
 use crate::{
@@ -55,8 +55,14 @@ pub struct NodeView {
 
 /// What placement knows of one node.
 enum Room {
-    Known { used: Resources, capacity: Resources, disabled: bool },
+    Known {
+        used: Resources,
+        capacity: Resources,
+        disabled: bool,
+    },
     Unknown,
+    /// It does not tell of this one, for that reason.
+    Untold(String),
 }
 
 impl Room {
@@ -106,7 +112,7 @@ pub async fn nodes(cloud: &Cloud) -> CloudResult<Vec<NodeView>> {
         records.values().flatten().filter_map(|record| Some(record.storage.as_ref()?.provider)).collect();
     let mut storages: HashMap<NodeId, Room> = HashMap::new();
     for storage in shared {
-        storages.insert(storage, singly(&*cloud.placement, storage).await?);
+        storages.insert(storage, singly(&*cloud.placement, storage).await);
     }
     let held = holders(keys, &requests, &statuses);
     let all: BTreeSet<NodeId> = records.keys().chain(held.keys()).copied().collect();
@@ -115,17 +121,18 @@ pub async fn nodes(cloud: &Cloud) -> CloudResult<Vec<NodeView>> {
             // Of a dead one etcd does not have the name.
             let name = match records.contains_key(&node) {
                 true => None,
-                false => cloud.placement.provider(node).await?.map(|provider| provider.name),
+                // What keeps it from being told is told with its room.
+                false => cloud.placement.provider(node).await.ok().flatten().map(|provider| provider.name),
             };
             let room = match found.summaries.get(&node) {
                 Some(summary) => of_summary(summary),
-                None => singly(&*cloud.placement, node).await?,
+                None => singly(&*cloud.placement, node).await,
             };
-            Ok::<_, CloudError>((node, (room, name)))
+            (node, (room, name))
         })
         .buffer_unordered(CONCURRENCY)
-        .try_collect()
-        .await?;
+        .collect()
+        .await;
     let mut nodes: Vec<NodeView> = rooms
         .into_iter()
         .map(|(node, (room, name))| {
@@ -169,6 +176,10 @@ fn view(
         }
         Room::Unknown => {
             notes.push("unknown to placement".to_owned());
+            (Resources::new(), Resources::new(), false, false)
+        }
+        Room::Untold(why) => {
+            notes.push(format!("placement does not tell of it: {why}"));
             (Resources::new(), Resources::new(), false, false)
         }
     };
@@ -217,15 +228,15 @@ fn of_summary(summary: &Summary) -> Room {
     }
 }
 
-/// Asks for one node that no summary showed: it is full, or locked, or not there.
-async fn singly(placement: &dyn Placement, node: NodeId) -> CloudResult<Room> {
+/// Asks for one node that no summary showed: it is full, or locked, or not there, or its record cannot be read.
+async fn singly(placement: &dyn Placement, node: NodeId) -> Room {
     match tokio::try_join!(placement.inventory(node), placement.usages(node), placement.traits(node)) {
         Ok((inventory, used, traits)) => {
             let capacity = inventory.iter().map(|(class, of)| (class.clone(), capacity(of))).collect();
-            Ok(Room::Known { used, capacity, disabled: traits.contains(DISABLED) })
+            Room::Known { used, capacity, disabled: traits.contains(DISABLED) }
         }
-        Err(PlacementError::NotFound(_)) => Ok(Room::Unknown),
-        Err(error) => Err(error.into()),
+        Err(PlacementError::NotFound(_)) => Room::Unknown,
+        Err(error) => Room::Untold(error.to_string()),
     }
 }
 

@@ -3,21 +3,21 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ec_model::{Extent, Instance, InstanceId, NodeId, ResourceQuery, Resources, greater};
-use ec_placement_client::{ConsumerAllocations, PlacementError};
+use ec_placement_client::{ConsumerAllocations, PlacementError, PlacementResult};
 use ec_plan::{
     fleet::Surplus,
     lack::{Amount, Demands, Host, Lack, Reasons, lack_of},
     sizes::{Allocations, more, needed, placed, total},
 };
 use ec_store::{Compare, Txn};
-use futures::{StreamExt, TryStreamExt, future::try_join_all};
+use futures::{StreamExt, future::try_join_all};
 
 use crate::{
     Cloud, CloudError, CloudResult,
     intent::wanted,
     lookup::{CONCURRENCY, Found, Known, Read, find},
     nodes::capacity,
-    tend::Cleared,
+    tend::{Cleared, Tended},
 };
 
 /// Another writer changed the claim in between so often: something is wrong with the cluster.
@@ -160,12 +160,12 @@ fn settled(known: &Known, held: &ConsumerAllocations) -> Option<Allocations> {
 /// that are so for long. Answers whose.
 ///
 /// # Errors
-/// etcd or placement does not answer; what was done stays done.
+/// etcd or placement does not answer, and nothing was done.
 pub async fn tend_claims(
     cloud: &Cloud,
     surplus: &mut Surplus,
     now: std::time::Duration,
-) -> CloudResult<Vec<Cleared>> {
+) -> CloudResult<Tended<Cleared>> {
     let pairs = cloud.store.list(&cloud.keys.instances()).await?.pairs;
     let mut records: Vec<(NodeId, Instance)> = Vec::new();
     for pair in &pairs {
@@ -175,29 +175,36 @@ pub async fn tend_claims(
     // Disks on storage that nodes share are claimed of that.
     let storages = cloud.placement.shared_storages().await?.into_iter().map(|storage| storage.provider);
     let providers: BTreeSet<NodeId> = records.iter().map(|(node, _)| *node).chain(storages).collect();
-    let of_each: Vec<HashMap<InstanceId, Resources>> = futures::stream::iter(providers)
+    let of_each: Vec<PlacementResult<HashMap<InstanceId, Resources>>> = futures::stream::iter(providers)
         .map(async |provider| match cloud.placement.provider_allocations(provider).await {
             Err(PlacementError::NotFound(_)) => Ok(HashMap::new()),
             held => held,
         })
         .buffer_unordered(CONCURRENCY)
-        .try_collect()
-        .await?;
+        .collect()
+        .await;
+    let mut tended = Tended::new();
     let mut held: HashMap<InstanceId, Resources> = HashMap::new();
-    for (instance, amounts) in of_each.into_iter().flatten() {
-        let held = held.entry(instance).or_default();
-        for (class, amount) in amounts {
-            let sum = held.entry(class).or_default();
-            *sum = sum.saturating_add(amount);
+    for of_one in of_each {
+        // What is not seen of one that is held of several looks smaller than it is, which gives nothing back.
+        let of_one = of_one.unwrap_or_else(|error| {
+            tended.note(Err(error.into()));
+            HashMap::new()
+        });
+        for (instance, amounts) in of_one {
+            let held = held.entry(instance).or_default();
+            for (class, amount) in amounts {
+                let sum = held.entry(class).or_default();
+                *sum = sum.saturating_add(amount);
+            }
         }
     }
     let greater = records.into_iter().filter_map(|(_, Instance { instance, spec, .. })| {
         let held = held.remove(&instance)?;
         (!more(&spec.resources, &held).is_empty()).then_some((instance, held))
     });
-    let mut done = Vec::new();
     for instance in surplus.look(greater.collect(), now) {
-        done.extend(settle(cloud, instance).await?);
+        tended.note(settle(cloud, instance).await);
     }
-    Ok(done)
+    Ok(tended)
 }

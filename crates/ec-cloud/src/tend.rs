@@ -8,22 +8,37 @@ use std::{
 
 use ec_model::{InstanceId, RequestId, Workload};
 use ec_plan::fleet::{Fleet, Move, Seen};
-use futures::{StreamExt, TryStreamExt};
+use futures::StreamExt;
 
 use crate::{
-    Cloud, CloudResult, Kind, delete_volume,
+    Cloud, CloudError, CloudResult, Kind, delete_volume,
     image::left_over,
     intent::{drop_alone, sweep, wanted},
     lookup::CONCURRENCY,
 };
 
-/// What came of a look at all nodes.
+/// What was done about many, each for itself: one that cannot be done, say for want of a record that can be read, keeps nobody
+/// from the others.
 #[derive(Debug)]
-pub struct Tended {
-    /// What was there.
-    pub seen: Seen,
-    /// What was done about it.
-    pub moves: Vec<Move>,
+pub struct Tended<T> {
+    /// What was done.
+    pub done: Vec<T>,
+    /// What failed first.
+    pub failed: Option<CloudError>,
+}
+
+impl<T> Tended<T> {
+    pub(crate) fn new() -> Self {
+        Self { done: Vec::new(), failed: None }
+    }
+
+    /// Notes what came of one; nothing where there was nothing to do.
+    pub(crate) fn note(&mut self, outcome: CloudResult<Option<T>>) {
+        match outcome {
+            Ok(done) => self.done.extend(done),
+            Err(error) => self.failed = self.failed.take().or(Some(error)),
+        }
+    }
 }
 
 /// An instance that something was taken away of, which nobody needs.
@@ -38,8 +53,12 @@ pub struct Cleared {
 /// Looks at all nodes, and marks in placement those that are down, or are back. Answers what was seen and done.
 ///
 /// # Errors
-/// etcd or placement does not answer; what was done stays done.
-pub async fn tend_nodes(cloud: &Cloud, fleet: &mut Fleet, now: Duration) -> CloudResult<Tended> {
+/// etcd or placement does not answer, and nothing was done.
+pub async fn tend_nodes(
+    cloud: &Cloud,
+    fleet: &mut Fleet,
+    now: Duration,
+) -> CloudResult<(Seen, Tended<Move>)> {
     let prefixes = (cloud.keys.nodes(), cloud.keys.all_alive());
     let (known, alive) = tokio::try_join!(cloud.store.keys(&prefixes.0), cloud.store.keys(&prefixes.1))?;
     let seen = Seen {
@@ -47,17 +66,15 @@ pub async fn tend_nodes(cloud: &Cloud, fleet: &mut Fleet, now: Duration) -> Clou
         alive: alive.iter().filter_map(|key| cloud.keys.parse_alive(key).ok()).collect(),
         marked: cloud.placement.marked_down().await?,
     };
-    let mut moves = Vec::new();
+    let mut tended = Tended::new();
     for next in fleet.look(&seen, now) {
         let changed = match next {
-            Move::MarkDown(node) => cloud.placement.mark_down(node, true).await?,
-            Move::MarkUp(node) => cloud.placement.mark_down(node, false).await?,
+            Move::MarkDown(node) => cloud.placement.mark_down(node, true).await,
+            Move::MarkUp(node) => cloud.placement.mark_down(node, false).await,
         };
-        if changed {
-            moves.push(next);
-        }
+        tended.note(changed.map(|changed| changed.then_some(next)).map_err(CloudError::from));
     }
-    Ok(Tended { seen, moves })
+    Ok((seen, tended))
 }
 
 /// Takes away what killed commands and instances that failed long ago left: records that nobody asks for and no
@@ -65,8 +82,8 @@ pub async fn tend_nodes(cloud: &Cloud, fleet: &mut Fleet, now: Duration) -> Clou
 /// are gone. Answers whose. And it deletes copies of disks for images that nobody sends any more.
 ///
 /// # Errors
-/// etcd or placement does not answer; what was done stays done.
-pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Vec<Cleared>> {
+/// etcd does not answer, and nothing was done.
+pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Tended<Cleared>> {
     let keys = &cloud.keys;
     let prefixes = (keys.all_requests(), keys.all_statuses(), keys.instances(), keys.all_members());
     let names = [Workload::Machine, Workload::Volume].map(|kind| keys.all_names(kind));
@@ -83,24 +100,22 @@ pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Vec<Cleared>> {
     let spoken_of: HashSet<InstanceId> = requests.chain(statuses).map(|(_, instance)| instance).collect();
     let recorded: BTreeSet<InstanceId> =
         records.iter().filter_map(|key| keys.parse_instance(key).ok()).collect();
-    let mut swept = Vec::new();
+    let mut tended = Tended::new();
     for (_, copy) in left_over(cloud, &volumes).await? {
         match delete_volume(cloud, copy).await {
-            Ok(_) => swept.push(Cleared { instance: copy, request_id: None }),
-            Err(error) if error.kind() == Kind::Unreachable => return Err(error),
             // It is being made at this moment, or somebody gave it to an instance, or locked it.
-            Err(_) => {}
+            Err(error) if error.kind() != Kind::Unreachable => {}
+            deleted => tended.note(deleted.map(|_| Some(Cleared { instance: copy, request_id: None }))),
         }
     }
     for key in names.into_iter().chain(volumes).chain(members) {
-        if let Some(instance) = keys.parse_bearer(&key).filter(|instance| !recorded.contains(instance))
-            && drop_alone(cloud, key, instance).await?
-        {
-            swept.push(Cleared { instance, request_id: None });
+        if let Some(instance) = keys.parse_bearer(&key).filter(|instance| !recorded.contains(instance)) {
+            let dropped = drop_alone(cloud, key, instance).await;
+            tended.note(dropped.map(|is| is.then_some(Cleared { instance, request_id: None })));
         }
     }
     let alone = recorded.into_iter().filter(|instance| !spoken_of.contains(instance));
-    let left: Vec<Option<Cleared>> = futures::stream::iter(alone)
+    let left: Vec<CloudResult<Option<Cleared>>> = futures::stream::iter(alone)
         .map(async |instance| {
             let Some(pair) = cloud.store.get(&keys.instance(instance)).await?.0 else { return Ok(None) };
             // What cannot be read is touched by nobody; `list` shows it.
@@ -109,8 +124,8 @@ pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Vec<Cleared>> {
             sweep(cloud, record, pair.mod_revision).await.map(|swept| swept.then_some(cleared))
         })
         .buffer_unordered(CONCURRENCY)
-        .try_collect()
-        .await?;
-    swept.extend(left.into_iter().flatten());
-    Ok(swept)
+        .collect()
+        .await;
+    left.into_iter().for_each(|swept| tended.note(swept));
+    Ok(tended)
 }

@@ -29,9 +29,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Acted, Ask, Cloud, CloudError, CloudResult, Doomed, Guest, Naming, NoRoom, Scheduled, Wanted, act,
-    act::{docs, let_in, understood},
-    destroy,
+    Acted, Ask, Cloud, CloudError, CloudResult, Guest, Naming, NoRoom, Scheduled, Wanted,
+    act::{act_as, docs, let_in, understood},
+    destroy::{Doomed, destroy_as},
     history::{Asked, note},
     image::{self, image_of_copy},
     lookup::{Found, Known, Read, View, find, find_placed, list_of, resolve_as},
@@ -218,7 +218,7 @@ pub async fn extend_volume(cloud: &Cloud, volume: InstanceId, size_gb: u64) -> C
     known_volume(cloud, volume).await?;
     let query = gigabytes(size_gb)?;
     let extent = Extent { query: query.text().to_owned(), resources: query.total() };
-    act(cloud, volume, &Verb::Resize(extent)).await
+    act_as(cloud, Workload::Volume, volume, &Verb::Resize(extent)).await
 }
 
 /// Has a volume be made anew as this copy, or of this image: what was written on it goes.
@@ -227,7 +227,7 @@ pub async fn extend_volume(cloud: &Cloud, volume: InstanceId, size_gb: u64) -> C
 /// A machine that has it is not down, or what it is to be made of is not there: [`CloudError::Refused`], with nothing changed.
 pub async fn restore_volume(cloud: &Cloud, volume: InstanceId, of: &ImageRef) -> CloudResult<Acted> {
     known_volume(cloud, volume).await?;
-    act(cloud, volume, &Verb::Rebuild(Some(of.clone()))).await
+    act_as(cloud, Workload::Volume, volume, &Verb::Rebuild(Some(of.clone()))).await
 }
 
 /// An error where a machine has this volume, and is not stopped: what it holds in its memory is of the disk that there is. Its
@@ -591,7 +591,7 @@ pub async fn until_free(
 /// A machine has it: [`CloudError::Refused`], with nothing changed.
 pub async fn delete_volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<Doomed> {
     known_volume(cloud, volume).await?;
-    destroy(cloud, volume).await
+    destroy_as(cloud, Workload::Volume, volume).await
 }
 
 /// An error where a machine has this volume.

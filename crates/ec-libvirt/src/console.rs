@@ -67,7 +67,7 @@ const PIECES: usize = 4;
 /// The log from at most `max_bytes` before its end on, an empty piece, and what is added to it, until it is removed.
 pub(crate) fn follow(log: PathBuf, max_bytes: usize) -> mpsc::Receiver<Bytes> {
     let (pieces, output) = mpsc::channel(PIECES);
-    let mut follower = Follower { log, max_bytes, open: None, was_there: false, missing: false };
+    let mut follower = Follower { log, max_bytes, open: None, was_there: false, before: 0, missing: false };
     tokio::spawn(async move {
         let mut caught_up = false;
         loop {
@@ -80,7 +80,13 @@ pub(crate) fn follow(log: PathBuf, max_bytes: usize) -> mpsc::Receiver<Bytes> {
             follower = back;
             match step {
                 Ok(Step::Piece(piece)) => {
+                    follower.before = follower.before.saturating_sub(piece.len() as u64);
                     if pieces.send(piece).await.is_err() {
+                        return;
+                    }
+                    // A guest that writes faster than its reader takes it would never let this catch up with it.
+                    let is_all = follower.before == 0 && !std::mem::replace(&mut caught_up, true);
+                    if is_all && pieces.send(Bytes::new()).await.is_err() {
                         return;
                     }
                 }
@@ -118,6 +124,8 @@ struct Follower {
     max_bytes: usize,
     open: Option<File>,
     was_there: bool,
+    /// Bytes of what was there when it was opened that are not read yet.
+    before: u64,
     /// The last look found no log; when it is full, there is none for a moment.
     missing: bool,
 }
@@ -151,7 +159,9 @@ impl Follower {
         };
         if !self.was_there {
             let max = u64::try_from(self.max_bytes).unwrap_or(u64::MAX);
-            file.seek(SeekFrom::Start(file.metadata()?.len().saturating_sub(max)))?;
+            let length = file.metadata()?.len();
+            self.before = length.min(max);
+            file.seek(SeekFrom::Start(length - self.before))?;
         }
         (self.open, self.was_there, self.missing) = (Some(file), true, false);
         self.step()
@@ -240,8 +250,14 @@ mod tests {
     #[test]
     fn a_log_is_followed_across_a_rotation_until_it_is_removed() {
         let (_directory, log) = log();
-        let mut follower =
-            Follower { log: log.clone(), max_bytes: 4, open: None, was_there: false, missing: false };
+        let mut follower = Follower {
+            log: log.clone(),
+            max_bytes: 4,
+            open: None,
+            was_there: false,
+            before: 0,
+            missing: false,
+        };
         let mut step = || follower.step().unwrap();
         let piece = |text: &'static str| Step::Piece(Bytes::from_static(text.as_bytes()));
         assert_eq!((step(), step(), step()), (Step::Nothing, Step::Nothing, Step::Nothing), "not yet");

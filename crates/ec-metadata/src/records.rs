@@ -330,7 +330,12 @@ impl RecordDir {
         }
         let new = self.directory.join(format!("{TEMPORARY}{DESTROYED}"));
         let lines: String = kept.iter().map(ToString::to_string).collect();
-        fs::write(&new, lines).map_err(failed("write", &new))?;
+        // Empty after a power cut, it would have what was destroyed come back with an older etcd.
+        let written = File::create(&new).and_then(|mut file| {
+            file.write_all(lines.as_bytes())?;
+            file.sync_all()
+        });
+        written.map_err(failed("write", &new))?;
         fs::rename(&new, self.directory.join(DESTROYED)).map_err(failed("rename", &new))?;
         self.sync()
     }

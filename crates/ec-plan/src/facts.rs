@@ -130,6 +130,8 @@ pub struct ResizeFacts {
     pub wished: Option<Timestamp>,
     /// The last one of which the status tells what came of it.
     pub told: Option<Timestamp>,
+    /// It tells that it failed.
+    pub told_failed: bool,
 }
 
 /// What the request says of volumes, and the status of those that it has.
@@ -183,6 +185,8 @@ pub enum RecordFacts {
         rebuilt: Option<Timestamp>,
         /// What came of the last wish to boot from another disk, for as long as that is in force.
         rescued: Option<RescuedFacts>,
+        /// A disk to be rescued from was begun, and may be there.
+        rescue_begun: bool,
         /// What the guest is told of itself in its user's words, as [`fingerprint`] has it.
         metadata: u64,
         /// Of which request it keeps a copy, so that an etcd that lost it can be told again.

@@ -204,7 +204,7 @@ impl Store for Door {
 
     async fn watch(&self, prefix: &str, from: Revision) -> StoreResult<Box<dyn Watch>> {
         let inner = self.read(self.world.store.watch(prefix, from)).await?;
-        Ok(Box::new(LateWatch { inner, door: self.clone() }))
+        Ok(Box::new(LateWatch { inner, door: self.clone(), deafened: self.world.deafened(self.actor) }))
     }
 
     async fn grant(&self, ttl: Duration) -> StoreResult<LeaseId> {
@@ -250,6 +250,8 @@ fn summary(txn: &Txn) -> String {
 struct LateWatch {
     inner: Box<dyn Watch>,
     door: Door,
+    /// How often its owner had been deafened when it began.
+    deafened: u64,
 }
 
 #[async_trait]
@@ -258,6 +260,9 @@ impl Watch for LateWatch {
         self.door.life.gate().await;
         let batch = self.inner.next().await;
         self.door.life.gate().await;
+        if self.door.world.deafened(self.door.actor) > self.deafened {
+            return std::future::pending().await;
+        }
         if self.door.world.is_cut(self.door.actor) {
             return unknown("the network is down");
         }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ec_cloud::{CloudError, Verb, act, destroy, list};
+use ec_cloud::{CloudError, Verb, act, delete_volume, destroy, list};
 use ec_model::{Actions, Desired, Held, Instance, InstanceId, Outcomes, Resources, State, decode, greater};
 use ec_plan::history::{Fate, told};
 use ec_store::LeaseId;
@@ -460,7 +460,12 @@ async fn destroy_all(world: &Arc<World>) {
             continue;
         }
         world.judge(|referee, _| referee.wished_away(instance));
-        match destroy(&cloud, instance).await {
+        // Of what nobody can tell any more what it was the first word serves as well.
+        let gone = match destroy(&cloud, instance).await {
+            Err(CloudError::Refused(_)) => delete_volume(&cloud, instance).await,
+            gone => gone,
+        };
+        match gone {
             Ok(_) => world.log(Actor::User(0), format!("destroy {instance}: it goes")),
             // It is as good as gone.
             Err(CloudError::NotFound(_)) => {}

@@ -44,9 +44,13 @@ pub fn run(seed: u64) -> Result<Ended> {
         "seed {seed}: {nodes} nodes, {replicas} replicas of eplacement, {controllers} controllers, {users} users"
     );
     // Of nodes that are several: by other digits of the seed than those, so that histories stay what they were.
-    let shared = nodes > 1 && seed % 7 == 3;
-    let title = if shared { format!("{title}, on shared storage") } else { title };
-    history(Cluster { seed, calm: false, nodes, replicas, controllers, shared, title }, async |world| {
+    let (storages, told) = match seed % 7 {
+        3 if nodes > 1 => (1, ", on shared storage"),
+        5 if nodes > 2 => (2, ", on two shared storages"),
+        _ => (0, ""),
+    };
+    let title = format!("{title}{told}");
+    history(Cluster { seed, calm: false, nodes, replicas, controllers, storages, title }, async |world| {
         live(&world, u32::try_from(users).unwrap_or(1)).await;
     })
 }
@@ -57,8 +61,8 @@ pub fn run(seed: u64) -> Result<Ended> {
 /// As [`run`].
 pub fn play(scenario: &Scenario) -> Result<Ended> {
     let title = format!("{}: {}", scenario.name, scenario.story);
-    let Scenario { nodes, replicas, controllers, shared, .. } = *scenario;
-    history(Cluster { seed: 1, calm: true, nodes, replicas, controllers, shared, title }, async |world| {
+    let Scenario { nodes, replicas, controllers, storages, .. } = *scenario;
+    history(Cluster { seed: 1, calm: true, nodes, replicas, controllers, storages, title }, async |world| {
         begin(&world).await;
         (scenario.play)(Stage::new(&world)).await;
         if !world.failed.is_cancelled() {
@@ -76,8 +80,8 @@ pub(crate) struct Cluster {
     pub(crate) nodes: usize,
     pub(crate) replicas: usize,
     pub(crate) controllers: usize,
-    /// All nodes have their disks on the same storage.
-    pub(crate) shared: bool,
+    /// On how many storages the nodes have their disks, by turns; each on one of its own where there is none.
+    pub(crate) storages: usize,
     pub(crate) title: String,
 }
 
@@ -98,14 +102,14 @@ async fn in_world(cluster: Cluster, happens: impl AsyncFnOnce(Arc<World>)) -> Re
     let images = directory.path().join("images");
     fs::create_dir_all(&images)?;
     fs::write(images.join("tiny.img"), disk())?;
-    let make = |make: fn(u128, &Path, bool) -> Result<Computer>| {
-        let numbers = 1..=cluster.nodes as u128;
-        let made = numbers.map(|number| Ok(Arc::new(make(number, directory.path(), cluster.shared)?)));
+    let storage = |number: usize| (number - 1).checked_rem(cluster.storages);
+    let make = |make: fn(usize, &Path, Option<usize>) -> Result<Computer>| {
+        let made = (1..=cluster.nodes).map(|it| Ok(Arc::new(make(it, directory.path(), storage(it))?)));
         made.collect::<Result<Vec<_>>>()
     };
     let computers = [make(Computer::new)?, make(Computer::clone_of)?];
-    for (number, computer) in computers[0].iter().enumerate().filter(|_| cluster.shared) {
-        for other in &computers[0][..number] {
+    for (number, computer) in computers[0].iter().enumerate() {
+        for other in computers[0][..number].iter().filter(|other| computer.shares_storage_with(other)) {
             computer.hypervisor.share_storage(&other.hypervisor);
         }
     }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::sleep;
 
 use crate::{
-    acts::say,
+    acts::{self, say},
     nemesis::any_computer,
     world::{Actor, Storm, World},
 };
@@ -14,7 +14,7 @@ use crate::{
 /// find missing.
 pub(crate) async fn heal(world: &Arc<World>) {
     let dead = (world.controllers.count() > 0 && world.chance(30)).then(|| any_computer(world));
-    mend(world);
+    mend(world).await;
     if let Some(computer) = dead {
         say(world, format!("keeps the agent of {} down", Actor::Agent(computer.node, 0)));
         computer.keep_down(true);
@@ -29,7 +29,7 @@ pub(crate) async fn heal(world: &Arc<World>) {
 }
 
 /// Everything is as it should be again, and everybody is up.
-fn mend(world: &Arc<World>) {
+async fn mend(world: &Arc<World>) {
     say(world, "heals everything");
     world.change_storm(|storm| *storm = Storm::default());
     world.mend_cuts();
@@ -52,6 +52,7 @@ fn mend(world: &Arc<World>) {
         clone.keep_down(true);
     }
     for computer in &world.computers {
+        acts::let_in(world, computer).await;
         computer.hypervisor.set_unreachable(false);
         computer.troubles.send_if_modified(|troubles| !std::mem::take(troubles).is_empty());
         match computer.life() {

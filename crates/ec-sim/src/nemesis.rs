@@ -29,6 +29,7 @@ pub(crate) enum Ill {
     Slowness,
     BreakWatches,
     SilenceWatches,
+    Deafen,
     Compact,
     StoreAway,
     StoreRestart,
@@ -49,9 +50,10 @@ pub(crate) enum Ill {
     FillHost,
     StepClock,
     Hand,
+    Revoke,
 }
 
-const ALL: [Ill; 31] = [
+const ALL: [Ill; 33] = [
     Ill::KillAgent,
     Ill::StopAgent,
     Ill::KillReplica,
@@ -63,6 +65,7 @@ const ALL: [Ill; 31] = [
     Ill::Slowness,
     Ill::BreakWatches,
     Ill::SilenceWatches,
+    Ill::Deafen,
     Ill::Compact,
     Ill::StoreAway,
     Ill::StoreRestart,
@@ -83,6 +86,7 @@ const ALL: [Ill; 31] = [
     Ill::FillHost,
     Ill::StepClock,
     Ill::Hand,
+    Ill::Revoke,
 ];
 
 /// The ills of a history: about a third of all, of those that have few consequences more often.
@@ -101,7 +105,8 @@ pub(crate) fn selection(world: &World) -> Vec<Ill> {
         | Ill::Refusals
         | Ill::EndGuest
         | Ill::PauseGuest
-        | Ill::Hand => 15,
+        | Ill::Hand
+        | Ill::Revoke => 15,
         Ill::KillAgent | Ill::StoreStorm => 60,
         _ => 35,
     };
@@ -187,6 +192,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
         Ill::Slowness => storm(world, |storm| &mut storm.slow, much, "everything is slow"),
         Ill::BreakWatches => acts::break_watches(world),
         Ill::SilenceWatches => acts::silence_watches(world),
+        Ill::Deafen => acts::deafen(world, &computer),
         Ill::Compact => acts::compact(world).await,
         Ill::StoreAway => {
             let time = world.millis(1000..40_000);
@@ -303,6 +309,14 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
             if let Some(guest) = any_guest(world, &computer).await {
                 acts::handle(world, &computer, guest).await;
             }
+        }
+        Ill::Revoke => {
+            acts::revoke(world, &computer).await;
+            let (world, after) = (Arc::clone(world), world.millis(5_000..120_000));
+            tokio::spawn(async move {
+                sleep(after).await;
+                acts::let_in(&world, &computer).await;
+            });
         }
         Ill::PauseGuest => {
             if let Some(guest) = any_guest(world, &computer).await {

@@ -42,6 +42,8 @@ pub(crate) struct Computer {
     pub(crate) node: NodeId,
     pub(crate) hypervisor: SimulatedHypervisor,
     pub(crate) directory: PathBuf,
+    /// Which of the storages that nodes share its disks lie on, if any.
+    storage: Option<usize>,
     /// Counted up when it is started anew: what its hypervisor was at then is not done.
     era: AtomicU64,
     starts: AtomicU32,
@@ -49,6 +51,8 @@ pub(crate) struct Computer {
     first: u32,
     /// Nobody starts an agent here for now.
     kept_down: AtomicBool,
+    /// Its agent has no rights.
+    revoked: AtomicBool,
     /// What its agents find that it is in.
     pub(crate) troubles: watch::Sender<Vec<Trouble>>,
     /// The agent of now.
@@ -64,26 +68,33 @@ struct Running {
 
 impl Computer {
     /// The computer of a number from 1 on, with its files and an image below `directory`.
-    pub(crate) fn new(number: u128, directory: &Path, shared: bool) -> Result<Self> {
-        Self::called(number, directory, &format!("n{number}"), 0, shared)
+    pub(crate) fn new(number: usize, directory: &Path, storage: Option<usize>) -> Result<Self> {
+        Self::called(number, directory, &format!("n{number}"), 0, storage)
     }
 
     /// Another computer that was made from the same image, and takes itself for the same node.
-    pub(crate) fn clone_of(number: u128, directory: &Path, shared: bool) -> Result<Self> {
-        Self::called(number, directory, &format!("n{number}-clone"), CLONES, shared)
+    pub(crate) fn clone_of(number: usize, directory: &Path, storage: Option<usize>) -> Result<Self> {
+        Self::called(number, directory, &format!("n{number}-clone"), CLONES, storage)
     }
 
-    fn called(number: u128, directory: &Path, name: &str, starts: u32, shared: bool) -> Result<Self> {
-        let node = NodeId::new(Uuid::from_u128(number));
+    fn called(
+        number: usize,
+        directory: &Path,
+        name: &str,
+        starts: u32,
+        storage: Option<usize>,
+    ) -> Result<Self> {
+        let node = NodeId::new(Uuid::from_u128(number as u128));
         let directory = directory.join(name);
         fs::create_dir_all(&directory)?;
         let processors = std::thread::available_parallelism()?.get() as u64;
         // Two of however many there are, each given out twice; or the one there is, four times.
         let (kept, ratio) = if processors > 1 { (processors - 2, 2.0) } else { (0, 4.0) };
         let images = directory.parent().unwrap_or(Path::new("/")).join("images");
-        let shared = match (shared, directory.parent()) {
-            (true, Some(parent)) => {
-                format!("shared_storage: {{name: pool, path: {}}}\n", parent.join("pool").display())
+        let shared = match (storage, directory.parent()) {
+            (Some(storage), Some(parent)) => {
+                let name = ["pool", "annex"][storage];
+                format!("shared_storage: {{name: {name}, path: {}}}\n", parent.join(name).display())
             }
             _ => String::new(),
         };
@@ -104,13 +115,19 @@ impl Computer {
             node,
             hypervisor,
             directory,
+            storage,
             era: AtomicU64::new(0),
             starts: AtomicU32::new(starts),
             first: starts,
             kept_down: AtomicBool::new(false),
+            revoked: AtomicBool::new(false),
             troubles: watch::Sender::default(),
             agent: Mutex::default(),
         })
+    }
+
+    pub(crate) fn shares_storage_with(&self, other: &Self) -> bool {
+        self.storage.is_some() && self.storage == other.storage
     }
 
     pub(crate) fn first_start(&self) -> u32 {
@@ -131,7 +148,7 @@ impl Computer {
 
     /// The agent's next start, on what is here.
     pub(crate) fn start(self: &Arc<Self>, world: &Arc<World>) {
-        if self.kept_down.load(Ordering::Relaxed) {
+        if self.kept_down.load(Ordering::Relaxed) || self.revoked.load(Ordering::Relaxed) {
             return;
         }
         let number = self.starts.fetch_add(1, Ordering::Relaxed) + 1;
@@ -222,6 +239,16 @@ impl Computer {
         if down {
             self.kill();
         }
+    }
+
+    /// Its agent, which has no rights any more, ends, and none starts until the same is said with `false`. Whether it was
+    /// otherwise.
+    pub(crate) fn revoke(&self, revoked: bool) -> bool {
+        let was = self.revoked.swap(revoked, Ordering::Relaxed);
+        if revoked {
+            self.kill();
+        }
+        was != revoked
     }
 
     /// As an operator ends it, who starts it again.

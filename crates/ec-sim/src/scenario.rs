@@ -39,14 +39,14 @@ pub struct Scenario {
     pub(crate) nodes: usize,
     pub(crate) replicas: usize,
     pub(crate) controllers: usize,
-    pub(crate) shared: bool,
+    pub(crate) storages: usize,
     pub(crate) play: Play,
 }
 
 impl Scenario {
     /// On one node, with one replica of eplacement.
     const fn new(name: &'static str, story: &'static str, play: Play) -> Self {
-        Self { name, story, nodes: 1, replicas: 1, controllers: 0, shared: false, play }
+        Self { name, story, nodes: 1, replicas: 1, controllers: 0, storages: 0, play }
     }
 
     const fn on_nodes(self, nodes: usize) -> Self {
@@ -55,7 +55,7 @@ impl Scenario {
 
     /// All of whose disks lie on the same storage.
     const fn on_shared_storage(self) -> Self {
-        Self { shared: true, ..self }
+        Self { storages: 1, ..self }
     }
 
     const fn with_controllers(self, controllers: usize) -> Self {

@@ -36,7 +36,7 @@ pub(crate) enum Deed {
         volume: InstanceId,
         wait: bool,
     },
-    /// To another node, which has the same storage.
+    /// To another node, which can have it where it has the same storage.
     Move {
         volume: InstanceId,
         node: NodeId,

@@ -107,8 +107,10 @@ pub(crate) struct World {
     era: AtomicU64,
     /// Watches were silenced, which nobody notices.
     silenced: AtomicBool,
-    /// All nodes have their disks on the same storage.
-    shared: bool,
+    /// How often the watches were silenced of whom alone.
+    deafened: Mutex<BTreeMap<String, u64>>,
+    /// On how many storages the nodes have their disks.
+    storages: usize,
     /// Nothing is left to chance: every call takes as long, and what goes wrong was said before.
     calm: bool,
     /// Single calls that are to go wrong.
@@ -128,7 +130,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl World {
     pub(crate) fn new(cluster: &Cluster, [computers, clones]: [Vec<Arc<Computer>>; 2]) -> Self {
-        let Cluster { seed, calm, replicas, controllers, shared, .. } = *cluster;
+        let Cluster { seed, calm, replicas, controllers, storages, .. } = *cluster;
         let names: BTreeMap<Uuid, String> = computers
             .iter()
             .map(|computer| (computer.node.uuid(), Actor::Agent(computer.node, 0).to_string()))
@@ -151,7 +153,8 @@ impl World {
             cut: Mutex::default(),
             era: AtomicU64::new(0),
             silenced: AtomicBool::new(false),
-            shared,
+            deafened: Mutex::default(),
+            storages,
             calm,
             snags: Mutex::default(),
             far: Mutex::default(),
@@ -161,9 +164,9 @@ impl World {
         }
     }
 
-    /// Whether all nodes have their disks on the same storage.
+    /// Whether nodes have their disks on the same storage.
     pub(crate) fn shares_storage(&self) -> bool {
-        self.shared
+        self.storages > 0
     }
 
     /// Whether nothing is left to chance.
@@ -252,6 +255,17 @@ impl World {
     pub(crate) fn silence_watches(&self) {
         self.silenced.store(true, Ordering::Relaxed);
         self.store.faults().freeze_watches();
+    }
+
+    /// The watches that somebody has tell nothing more.
+    pub(crate) fn deafen(&self, who: Actor) {
+        self.silenced.store(true, Ordering::Relaxed);
+        *lock(&self.deafened).entry(who.to_string()).or_default() += 1;
+    }
+
+    /// How often the watches were silenced that somebody had.
+    pub(crate) fn deafened(&self, who: Actor) -> u64 {
+        lock(&self.deafened).get(&who.to_string()).copied().unwrap_or_default()
     }
 
     pub(crate) fn has_silent_watches(&self) -> bool {

@@ -11,6 +11,7 @@ use ec_runtime::planted;
 use ec_store::{Compare, LeaseId, StoreResult, Txn};
 
 use super::{Stop, Worker};
+use crate::look::status_entry;
 
 /// How long the status of a failed instance, and the history of a destroyed one, can be read before they go by themselves.
 const RETENTION: Duration = Duration::from_secs(24 * 3600);
@@ -67,20 +68,20 @@ impl Worker {
         if let Some(notes) = outcomes {
             txn = txn.put_leased(notes.key, encode(&notes.outcomes), lease);
         }
-        self.end(txn).await?;
-        self.now_is(StatusEntry::Known(Box::new(status)));
+        let revision = self.end(txn).await?;
+        self.now_is(StatusEntry::Known(Box::new(status), revision));
         tracing::info!("ENDED INSTANCE {instance} IN ERROR");
         Ok(())
     }
 
-    /// Commits the end of a request, unless somebody changed it meanwhile: then all is decided anew.
-    async fn end(&mut self, txn: Txn) -> Result<(), Stop> {
-        if !self.fenced(txn).await? {
+    /// Commits the end of a request, unless somebody changed it meanwhile: then all is decided anew. The revision of that.
+    async fn end(&mut self, txn: Txn) -> Result<i64, Stop> {
+        let Some(revision) = self.fenced(txn).await? else {
             self.give_back_unused().await.ok();
             return Err(Stop::Abandoned);
-        }
+        };
         self.done.push(Change::RequestDropped);
-        Ok(())
+        Ok(revision)
     }
 
     /// Ends the lease that was taken for an end that did not come. An earlier write of that end, whose answer was lost,
@@ -147,23 +148,32 @@ impl Worker {
 
     /// Takes what lies in etcd of its status for what was told last.
     pub(super) async fn read_again(&mut self) -> Result<(), Stop> {
-        if let Some(status) = self.lies_there().await?
-            && Some(&status) != self.status.known()
-        {
-            self.now_is(StatusEntry::Known(Box::new(status)));
+        let there = self.lies_there().await?;
+        if there != self.status {
+            self.now_is(there);
         }
         Ok(())
     }
 
     /// Whether what lies in etcd of its status is what is known of it.
     pub(super) async fn is_told_last(&self) -> bool {
-        self.lies_there().await.ok().flatten().as_ref() == self.status.known()
+        self.lies_there().await.is_ok_and(|there| there.known() == self.status.known())
     }
 
-    /// What lies in etcd of its status; none where that cannot be read.
-    async fn lies_there(&self) -> StoreResult<Option<Status>> {
+    /// What lies in etcd of its status.
+    async fn lies_there(&self) -> StoreResult<StatusEntry> {
         let there = self.parts.store.get(&self.parts.status_key(self.job.instance)).await?.0;
-        Ok(there.and_then(|pair| decode(&pair.value).ok()))
+        Ok(there.map(|pair| status_entry(&pair)).unwrap_or_default())
+    }
+
+    /// What lies in etcd of its status is what was told or read last: nothing came in between, say of our own whose answer was lost.
+    fn status_as_known(&self, txn: Txn) -> Txn {
+        let key = self.parts.status_key(self.job.instance);
+        match &self.status {
+            StatusEntry::Known(_, revision) => txn.when(Compare::Unchanged(key, *revision)),
+            StatusEntry::Absent => txn.when(Compare::Absent(key)),
+            StatusEntry::Unreadable => txn,
+        }
     }
 
     /// Writes its status.
@@ -181,34 +191,40 @@ impl Worker {
         if !planted("older-wish-told") {
             txn = txn.when(self.request_as_seen());
         }
-        let written = self.fenced(txn).await;
+        let written = self.fenced(self.status_as_known(txn)).await;
         self.unsure = written.is_err();
-        if !written? {
+        let Some(revision) = written? else {
             // A newer wish is not held up by the pause before another try.
-            let newer = self.cancel.is_cancelled();
-            return Err(if newer { Stop::Abandoned } else { Stop::Retry(NOT_OURS.to_owned()) });
-        }
+            if self.cancel.is_cancelled() {
+                return Err(Stop::Abandoned);
+            }
+            let known = self.status.clone();
+            self.read_again().await?;
+            let is_other = self.status != known;
+            return Err(if is_other { Stop::Abandoned } else { Stop::Retry(NOT_OURS.to_owned()) });
+        };
         self.give_back(before).await;
-        self.now_is(StatusEntry::Known(Box::new(status)));
+        self.now_is(StatusEntry::Known(Box::new(status), revision));
         Ok(())
     }
 
-    /// Commits a transaction if the node's key is still ours; whether all its conditions held.
-    async fn fenced(&self, txn: Txn) -> Result<bool, Stop> {
+    /// Commits a transaction if the node's key is still ours; at which revision, where all its conditions held.
+    async fn fenced(&self, txn: Txn) -> Result<Option<i64>, Stop> {
         let fence = || self.parts.presence.fence().ok_or_else(|| Stop::Retry(NOT_OURS.to_owned()));
         let first = fence()?;
         if planted("unfenced") {
-            return Ok(self.parts.store.txn(txn).await?.succeeded);
+            let outcome = self.parts.store.txn(txn).await?;
+            return Ok(outcome.succeeded.then_some(outcome.revision));
         }
-        let mut succeeded = self.parts.store.txn(txn.clone().when(first.clone())).await?.succeeded;
+        let mut outcome = self.parts.store.txn(txn.clone().when(first.clone())).await?;
         // Our own keys may have been put anew meanwhile.
         let now = fence()?;
-        if !succeeded && now != first {
-            succeeded = self.parts.store.txn(txn.when(now)).await?.succeeded;
+        if !outcome.succeeded && now != first {
+            outcome = self.parts.store.txn(txn.when(now)).await?;
         }
-        if !succeeded {
+        if !outcome.succeeded {
             self.parts.presence.doubt();
         }
-        Ok(succeeded)
+        Ok(outcome.succeeded.then_some(outcome.revision))
     }
 }

@@ -115,7 +115,7 @@ impl World {
     }
 
     async fn tend(&self, cloud: &Cloud) -> Vec<Image> {
-        tend_images(cloud, async |image: &Image| self.remove(image).await).await.unwrap()
+        tend_images(cloud, async |image: &Image| self.remove(image).await).await.unwrap().done
     }
 }
 

@@ -33,15 +33,15 @@ pub enum StatusEntry {
     Absent,
     /// It cannot be read.
     Unreadable,
-    /// It was read, or written by us.
-    Known(Box<Status>),
+    /// It was read, or written by us, at this revision.
+    Known(Box<Status>, i64),
 }
 
 impl StatusEntry {
     /// The status, where it can be read.
     pub fn known(&self) -> Option<&Status> {
         match self {
-            Self::Known(status) => Some(status),
+            Self::Known(status, _) => Some(status),
             Self::Absent | Self::Unreadable => None,
         }
     }
@@ -187,7 +187,7 @@ impl Known {
             status: match &self.status {
                 StatusEntry::Absent => StatusFacts::Absent,
                 StatusEntry::Unreadable => StatusFacts::Unreadable,
-                StatusEntry::Known(status) => StatusFacts::Known(KnownStatus {
+                StatusEntry::Known(status, _) => StatusFacts::Known(KnownStatus {
                     state: status.state,
                     reason: status.reason.clone(),
                     epoch: status.epoch,
@@ -273,10 +273,12 @@ impl Known {
     /// How large it shall be, and of which wish for that the status tells.
     fn resize(&self) -> ResizeFacts {
         let spec = self.readable().and_then(|request| request.spec.as_ref());
+        let told = self.status.known().and_then(|status| status.resized.as_ref());
         ResizeFacts {
             wanted: spec.map(|spec| Size::of(&spec.resources)).unwrap_or_default(),
             wished: self.readable().and_then(|request| request.resize).map(|wish| wish.wished_at),
-            told: self.status.known().and_then(|status| status.resized.as_ref()).map(|was| was.wished_at),
+            told: told.map(|was| was.wished_at),
+            told_failed: told.is_some_and(|was| was.failed.is_some()),
         }
     }
 
@@ -477,7 +479,7 @@ mod tests {
         let facts = known.facts(at(1.0)).volumes;
         assert_eq!(facts, VolumesFacts { wanted: fingerprint, told: Some(0), failed: None });
         let mut told = |changing: bool, failed: Option<&str>| {
-            let StatusEntry::Known(status) = &mut known.status else { panic!("it is told") };
+            let StatusEntry::Known(status, _) = &mut known.status else { panic!("it is told") };
             (status.volumes, status.volumes_changing) = (volumes.clone(), changing);
             status.volumes_failed = failed.map(str::to_owned);
             known.facts(at(1.0)).volumes.told
@@ -497,9 +499,9 @@ mod tests {
     fn what_is_told_to_be_unclaimed_is_held() {
         let mut known = wished(PowerWish::default(), 1, None);
         for (state, held) in [(State::Unclaimed, true), (State::Active, false)] {
-            let StatusEntry::Known(mut status) = known.status.clone() else { panic!("it is told") };
+            let StatusEntry::Known(mut status, _) = known.status.clone() else { panic!("it is told") };
             status.state = state;
-            known.learn(Change::Status(StatusEntry::Known(status)), at(1.0));
+            known.learn(Change::Status(StatusEntry::Known(status, 1)), at(1.0));
             assert_eq!(known.held, held, "{state}");
         }
     }
@@ -523,7 +525,7 @@ mod tests {
         let status = Status { power_generation: carried_out, started_at, restarts: 3, ..status };
         Known {
             request: Some(Requested { record: Ok(Arc::new(request)), revision }),
-            status: StatusEntry::Known(Box::new(status)),
+            status: StatusEntry::Known(Box::new(status), 1),
             ..Known::default()
         }
     }
@@ -554,6 +556,7 @@ mod tests {
                 intent: None,
                 rescued: Some(rescue),
                 size: crate::SizeFacts::default(),
+                rescue_begun: false,
             };
             assert_eq!(rescued.facts(at(0.0)).power.wanted, wanted, "from its rescue disk it runs");
         }
@@ -570,7 +573,7 @@ mod tests {
         let wish = |generation| AccessWish { kind: AccessKind::Log, generation, request_id: None };
         let known = |wished: Option<u64>, answered: Option<u64>| {
             let mut known = wished_access(wished.map(wish));
-            if let StatusEntry::Known(status) = &mut known.status {
+            if let StatusEntry::Known(status, _) = &mut known.status {
                 status.access = answered.map(|generation| Access {
                     kind: AccessKind::Log,
                     generation,

@@ -149,7 +149,7 @@ mod tests {
         let status = Status { ip, addresses: addresses.to_vec(), ..status };
         let mut known = Known::default();
         known.request = desired.map(requested);
-        known.status = StatusEntry::Known(Box::new(status));
+        known.status = StatusEntry::Known(Box::new(status), 1);
         known.observe(
             Observed { domain: Some(RunState::Running), volume: true, ..Observed::default() },
             at(0),
@@ -228,7 +228,7 @@ mod tests {
         let mut busy = starting();
         busy.busy = Some(Busy::Asking);
         let mut unstarted = starting();
-        if let StatusEntry::Known(status) = &mut unstarted.status {
+        if let StatusEntry::Known(status, _) = &mut unstarted.status {
             status.started_at = None;
         }
         // It was started for a wish of which that is not told yet.
@@ -242,7 +242,7 @@ mod tests {
         }
         // One that was told before the address was, say by a release before this one.
         let mut told = guest(State::Active, active, &has);
-        if let StatusEntry::Known(status) = &mut told.status {
+        if let StatusEntry::Known(status, _) = &mut told.status {
             status.ip = None;
         }
         assert_eq!(to_write(&told, has.to_vec()), Some(has.to_vec()));

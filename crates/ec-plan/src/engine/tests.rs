@@ -74,7 +74,7 @@ fn says(state: State, reason: Option<&str>) -> StatusEntry {
         why: String::new(),
     };
     let reason = reason.map(str::to_owned);
-    StatusEntry::Known(Box::new(status::announced(&subject, None, state, reason, Timestamp::UNIX_EPOCH)))
+    StatusEntry::Known(Box::new(status::announced(&subject, None, state, reason, Timestamp::UNIX_EPOCH)), 1)
 }
 
 /// An engine with its clock.
@@ -167,7 +167,7 @@ fn who_waits_for_an_answer_is_told_what_for_once_for_each_reason() {
     let away = || Event::Allocation(one(), Err("placement is away".to_owned()));
     assert_eq!(delayed(&told.on(away())).as_deref(), Some("placement is away"));
     let mut status = says(State::Preparing, None);
-    if let StatusEntry::Known(status) = &mut status {
+    if let StatusEntry::Known(status, _) = &mut status {
         status.reason = Some("placement is away; trying again".to_owned());
     }
     let commands = told.ended(vec![Change::Status(status)], Outcome::Done);
@@ -223,6 +223,7 @@ fn a_look_that_began_before_our_own_work_says_nothing_about_it() {
             intent: KEPT,
             rescued: None,
             size: crate::SizeFacts::default(),
+            rescue_begun: false,
         }),
         Change::Status(says(State::Starting, None)),
         Change::Observed(Ok(HERE)),
@@ -301,7 +302,7 @@ fn waiting() -> Told {
     };
     let started = status::started(&subject, None, Timestamp::UNIX_EPOCH);
     let seen = Seen {
-        statuses: [(one(), StatusEntry::Known(Box::new(started)))].into(),
+        statuses: [(one(), StatusEntry::Known(Box::new(started), 1))].into(),
         observed: [(one(), HERE)].into(),
         records: [(
             one(),
@@ -313,6 +314,7 @@ fn waiting() -> Told {
                 intent: KEPT,
                 rescued: None,
                 size: crate::SizeFacts::default(),
+                rescue_begun: false,
             },
         )]
         .into(),
@@ -365,6 +367,7 @@ fn a_disk_that_cannot_be_made_anew_is_given_up_and_its_guest_left_as_it_is() {
         intent: KEPT,
         rescued: None,
         size: crate::SizeFacts::default(),
+        rescue_begun: false,
     };
     let commands = away.ended(vec![Change::Record(noted)], Outcome::Done);
     assert_eq!(begun(&commands), Some(&vec![Effect::NoteRebuild]));
@@ -391,6 +394,7 @@ fn a_rescue_that_cannot_be_is_given_up_and_its_guest_left_as_it_is() {
         intent: KEPT,
         rescued: Some(failed),
         size: crate::SizeFacts::default(),
+        rescue_begun: false,
     };
     let commands = told.ended(vec![Change::Record(noted)], Outcome::Done);
     assert_eq!(begun(&commands), Some(&vec![Effect::NoteRescue]));
@@ -516,6 +520,7 @@ fn nothing_is_begun_before_the_requests_are_listed() {
                 intent: KEPT,
                 rescued: None,
                 size: crate::SizeFacts::default(),
+                rescue_begun: false,
             },
         )]
         .into(),

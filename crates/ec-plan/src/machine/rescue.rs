@@ -40,7 +40,7 @@ pub(super) fn rescue(facts: &Facts, _: &Limits) -> Option<Plan> {
                 effects.push(NoteRescue);
             }
         }
-        RecordFacts::Kept { rescued, .. } => {
+        RecordFacts::Kept { rescued, rescue_begun, .. } => {
             // Whether it starts with its new size is seen first, from its own disk.
             let proves = facts.record.is_unproven() && facts.power.wanted == Power::Running;
             if facts.is_to_be_rescued() && !proves {
@@ -54,6 +54,13 @@ pub(super) fn rescue(facts: &Facts, _: &Limits) -> Option<Plan> {
             let is_forgotten = is_up(facts) && facts.observed.rescued && in_force.is_none();
             if is_unwanted || is_taken_back || is_forgotten {
                 return Some(leave(facts));
+            }
+            // An etcd that was put back in its midst knows nothing of the wish.
+            if rescue_begun && rescued.is_none() && facts.rescue.wished.is_none() {
+                return Some(Plan::run(
+                    vec![LeaveRescue],
+                    "sweeping a rescue disk that nobody wishes any more",
+                ));
             }
             if is_up(facts) && !facts.observed.rescued && in_force.is_some() {
                 return Some(Plan::run(

@@ -26,7 +26,7 @@ use super::{
     Announce, Cover, Grow, NoteResize, Plan, Question, Reopen, Resize, kept::count, known, power::end_within,
     state,
 };
-use crate::{Allocation, Facts, KnownStatus, Limits, RecordFacts};
+use crate::{Allocation, Facts, KnownStatus, Limits, RecordFacts, SizeFacts};
 
 /// How long a guest may take to end by itself.
 const GRACE: Duration = Duration::from_secs(GRACE_SECONDS as u64);
@@ -48,13 +48,23 @@ pub(super) fn resize(facts: &Facts, _: &Limits) -> Option<Plan> {
 fn tell_again(facts: &Facts) -> Option<Plan> {
     let is_untold = match facts.record {
         RecordFacts::Kept { size, .. } => {
-            size.wished_at >= facts.resize.wished && !size.unproven && facts.resize.told < size.wished_at
+            size.wished_at >= facts.resize.wished
+                && !size.unproven
+                && (facts.resize.told < size.wished_at || is_told_otherwise(facts, size))
         }
         // It is not done, and that is told.
         RecordFacts::Unreadable => facts.resize.told < facts.resize.wished,
         RecordFacts::Absent => false,
     };
     is_untold.then(|| Plan::run(vec![NoteResize], "telling what came of the wish for another size"))
+}
+
+/// Whether the status has another end of the wish than the node noted: one that was carried out may be wished again by an etcd that was
+/// put back, and fail.
+fn is_told_otherwise(facts: &Facts, noted: SizeFacts) -> bool {
+    noted.wished_at.is_some()
+        && facts.resize.told == noted.wished_at
+        && facts.resize.told_failed != noted.failed
 }
 
 fn is_up(facts: &Facts) -> bool {
@@ -94,12 +104,13 @@ fn make(facts: &Facts, wanted: Size) -> Option<Plan> {
 fn finish(facts: &Facts, status: &KnownStatus) -> Option<Plan> {
     let domain = facts.observed.domain?;
     let (is_up, wished) = (is_up(facts), facts.resize.wished);
-    let (noted, unproven) = match facts.record {
-        RecordFacts::Kept { size, .. } => (size.wished_at, size.unproven),
+    let size = match facts.record {
+        RecordFacts::Kept { size, .. } => size,
         // It is not done, and that is told.
-        RecordFacts::Unreadable => (None, false),
+        RecordFacts::Unreadable => SizeFacts::default(),
         RecordFacts::Absent => return None,
     };
+    let SizeFacts { wished_at: noted, unproven, .. } = size;
     let is_resizing = status.state == State::Resizing;
     // It was asked to end for a size that is not wanted any more, and may end at any moment.
     if is_resizing && is_up && !unproven {
@@ -110,7 +121,7 @@ fn finish(facts: &Facts, status: &KnownStatus) -> Option<Plan> {
     let runs_soon = (goes_on || facts.power.pending) && facts.power.wanted == Power::Running && !is_up;
     let mut effects = Vec::new();
     // That it starts with its new size shows that it can have it.
-    let is_news = unproven || facts.resize.told < noted.max(wished);
+    let is_news = unproven || facts.resize.told < noted.max(wished) || is_told_otherwise(facts, size);
     if is_news && !(unproven && runs_soon) {
         effects.push(NoteResize);
     }

@@ -152,7 +152,7 @@ impl Worker {
             return Err(Stop::Retry);
         }
         let status = make(&self.subject, self.status.known());
-        self.now_is(outside, StatusEntry::Known(Box::new(status)));
+        self.now_is(outside, StatusEntry::Known(Box::new(status), 1));
         Ok(())
     }
 
@@ -210,7 +210,16 @@ impl Worker {
         {
             self.record(
                 outside,
-                RecordFacts::Kept { started, rebuilt, rescued, metadata, intent, root: None, size },
+                RecordFacts::Kept {
+                    started,
+                    rebuilt,
+                    rescued,
+                    metadata,
+                    intent,
+                    root: None,
+                    size,
+                    rescue_begun: false,
+                },
             );
         }
     }
@@ -220,7 +229,16 @@ impl Worker {
         {
             self.record(
                 outside,
-                RecordFacts::Kept { started, rebuilt, rescued, metadata, intent, root: None, size },
+                RecordFacts::Kept {
+                    started,
+                    rebuilt,
+                    rescued,
+                    metadata,
+                    intent,
+                    root: None,
+                    size,
+                    rescue_begun: false,
+                },
             );
         }
     }
@@ -237,7 +255,16 @@ impl Worker {
         {
             self.record(
                 outside,
-                RecordFacts::Kept { started, rebuilt, rescued, metadata, intent, root: None, size },
+                RecordFacts::Kept {
+                    started,
+                    rebuilt,
+                    rescued,
+                    metadata,
+                    intent,
+                    root: None,
+                    size,
+                    rescue_begun: false,
+                },
             );
         }
     }
@@ -249,7 +276,16 @@ impl Worker {
         {
             self.record(
                 outside,
-                RecordFacts::Kept { started, rebuilt, rescued, metadata, intent, root: None, size },
+                RecordFacts::Kept {
+                    started,
+                    rebuilt,
+                    rescued,
+                    metadata,
+                    intent,
+                    root: None,
+                    size,
+                    rescue_begun: false,
+                },
             );
         }
     }
@@ -325,6 +361,7 @@ impl Worker {
                         intent,
                         root: None,
                         size,
+                        rescue_begun: false,
                     },
                 );
             }
@@ -342,7 +379,16 @@ impl Worker {
                 };
                 self.record(
                     outside,
-                    RecordFacts::Kept { started: true, rebuilt, rescued, metadata, intent, root: None, size },
+                    RecordFacts::Kept {
+                        started: true,
+                        rebuilt,
+                        rescued,
+                        metadata,
+                        intent,
+                        root: None,
+                        size,
+                        rescue_begun: false,
+                    },
                 );
             }
             Effect::KeepIntent
@@ -366,7 +412,16 @@ impl Worker {
                 if let RecordFacts::Kept { started, rebuilt, rescued, size, .. } = thing.record {
                     self.record(
                         outside,
-                        RecordFacts::Kept { started, rebuilt, rescued, metadata, intent, root: None, size },
+                        RecordFacts::Kept {
+                            started,
+                            rebuilt,
+                            rescued,
+                            metadata,
+                            intent,
+                            root: None,
+                            size,
+                            rescue_begun: false,
+                        },
                     );
                 }
             }
@@ -688,7 +743,7 @@ impl Worker {
             Effect::DropKeys => self.end(outside, |_, _| StatusEntry::Absent)?,
             Effect::EndInError => self.end(outside, |worker, now| {
                 let status = status::ended_in_error(&worker.subject, worker.status.known(), now);
-                StatusEntry::Known(Box::new(status))
+                StatusEntry::Known(Box::new(status), 1)
             })?,
         }
         Ok(())

@@ -34,6 +34,7 @@ const KEPT: RecordFacts = RecordFacts::Kept {
     intent: None,
     rescued: None,
     size: UNMEASURED,
+    rescue_begun: false,
 };
 
 /// What comes next; where something is told, a part of it.
@@ -306,6 +307,7 @@ fn what_never_ran_is_told_claimed_for_and_built_and_swept_where_it_failed() {
             intent: None,
             rescued: None,
             size: UNMEASURED,
+            rescue_begun: false,
         },
         allocation,
         ..well()
@@ -364,6 +366,7 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
             intent: None,
             rescued: None,
             size: UNMEASURED,
+            rescue_begun: false,
         },
         RecordFacts::Absent,
     );
@@ -376,6 +379,7 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
         intent: Some(Edition { epoch, generation }),
         rescued: None,
         size: UNMEASURED,
+        rescue_begun: false,
     };
     let beside = |facts: Facts| Facts { observed: Observed { successor: true, ..facts.observed }, ..facts };
     let swept = || Runs(&[Inquire, RemoveDomain, DropRecord]);

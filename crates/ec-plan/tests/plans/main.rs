@@ -43,6 +43,7 @@ fn facts(domain: RunState, state: State, start_noted: bool) -> Facts {
             intent: None,
             rescued: None,
             size: SizeFacts::default(),
+            rescue_begun: false,
         },
         ..unrequested(Allocation::Held { seen_for: Duration::ZERO }, None)
     }
@@ -265,7 +266,8 @@ fn whatever_says_that_a_guest_ran_is_believed_and_nothing_else() {
             root: None,
             intent: None,
             rescued: None,
-            size: SizeFacts::default()
+            size: SizeFacts::default(),
+            rescue_begun: false
         })) && ran(&kept(RecordFacts::Unreadable))
     );
     assert!(
@@ -276,7 +278,8 @@ fn whatever_says_that_a_guest_ran_is_believed_and_nothing_else() {
             root: None,
             intent: None,
             rescued: None,
-            size: SizeFacts::default()
+            size: SizeFacts::default(),
+            rescue_begun: false
         })),
         "the record says so"
     );
@@ -290,6 +293,7 @@ fn whatever_says_that_a_guest_ran_is_believed_and_nothing_else() {
             intent: None,
             rescued: None,
             size: SizeFacts::default(),
+            rescue_begun: false,
         },
         ..seen(Some(domain), true)
     };

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use ec_model::{Desired, Group, Instance, InstanceId, NodeId, Policy, Request, decode};
+use ec_model::{Desired, Group, Instance, InstanceId, Node, NodeId, Policy, Request, decode};
 use ec_store::{Compare, KeyValue, Op, Txn};
 use serde_json::Value;
 
@@ -49,6 +49,7 @@ impl Referee {
                 Actor::Agent(node, _) => of_agent(world, node, op.key()),
                 Actor::User(_) | Actor::Controller(_) => {
                     let mut stands_on = of_tool(world, txn, op, old.as_ref());
+                    lacking.extend(of_revoked(world, op, old.as_ref()));
                     if world.keys.parse_instance(op.key()).is_ok() {
                         stands_on.extend(of_attach(world, txn, old.as_ref(), written(op), &mut lacking));
                     }
@@ -103,7 +104,10 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
             Op::Put { value, .. } => decode::<Request>(value).ok(),
             Op::Delete(_) => None,
         };
-        let is_wanted = request.is_some_and(|request| request.desired == Desired::Active);
+        let is_wanted = request.as_ref().is_some_and(|request| request.desired == Desired::Active);
+        let of_before = old.and_then(|old| decode::<Request>(&old.value).ok());
+        let is_new = request.as_ref().map(|request| request.generation)
+            != of_before.as_ref().map(|request| request.generation);
         // A wish to destroy takes the record away, with what that names.
         if is_wanted || writes(txn, &keys.instance(instance)) {
             stands_on.push(keys.instance(instance));
@@ -113,6 +117,9 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
             if old.is_none() {
                 stands_on.push(keys.alive(node));
                 stands_on.extend(brought_back(world, txn, node, instance));
+            } else if is_new && !compares(txn, &keys.node(node)) {
+                // It waits for one that was let in: the sign of life goes with the rights, or the node's record tells.
+                stands_on.push(keys.alive(node));
             }
         }
         return stands_on;
@@ -178,6 +185,23 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
         Op::Delete(_) if writes(txn, &record) => Vec::new(),
         Op::Delete(_) => vec![record],
     }
+}
+
+/// Nothing new is wanted of a node that is let in no more: whoever has its credentials may still read what is.
+fn of_revoked(world: &World, op: &Op, old: Option<&KeyValue>) -> Option<String> {
+    let (node, _) = world.keys.parse_request(op.key()).ok()?;
+    let record = decode::<Node>(&content(world, &world.keys.node(node))?.value).ok()?;
+    if !record.revoked || content(world, &world.keys.alive(node)).is_some() {
+        return None;
+    }
+    let wanted = decode::<Request>(written(op)?).ok().filter(|wanted| wanted.desired == Desired::Active)?;
+    let before = old.and_then(|old| decode::<Request>(&old.value).ok());
+    // What was locked may be unlocked.
+    let is_same = before.is_some_and(|before| {
+        let unlocked = Request { generation: wanted.generation, request_id: wanted.request_id, ..before };
+        unlocked == wanted
+    });
+    (!is_same).then(|| format!("{} though the node was revoked", op.key()))
 }
 
 /// What its node keeps of an instance that is brought back by it.

@@ -125,7 +125,7 @@ async fn a_place_that_nobody_has_any_more_is_free() {
     destroy(&world.cloud(), taken.instance).await.unwrap();
     assert_eq!(world.members("apart").await, []);
     world.left_over("apart", node(1)).await;
-    assert_eq!(tend_instances(&world.cloud()).await.unwrap().len(), 1);
+    assert_eq!(tend_instances(&world.cloud()).await.unwrap().done.len(), 1);
     assert_eq!(world.members("apart").await, []);
 }
 

@@ -16,6 +16,7 @@ fn kept(started: bool) -> RecordFacts {
         root: None,
         rescued: None,
         size: crate::SizeFacts::default(),
+        rescue_begun: false,
     }
 }
 
@@ -98,6 +99,15 @@ fn a_record_tells_what_its_machine_boots_from() {
     let RecordFacts::Kept { started, rebuilt, metadata, intent, rescued, size, .. } = kept(true) else {
         panic!()
     };
-    let record = RecordFacts::Kept { started, rebuilt, metadata, intent, root: Some(VOLUME), rescued, size };
+    let record = RecordFacts::Kept {
+        started,
+        rebuilt,
+        metadata,
+        intent,
+        root: Some(VOLUME),
+        rescued,
+        size,
+        rescue_begun: false,
+    };
     assert_eq!((record.root(), kept(true).root(), RecordFacts::Absent.root()), (Some(VOLUME), None, None));
 }

@@ -58,6 +58,7 @@ fn a_guest_that_is_here_and_in_no_audit_is_asked_for_and_one_that_is_in_it_is_no
                         intent: super::KEPT,
                         rescued: None,
                         size: crate::SizeFacts::default(),
+                        rescue_begun: false,
                     },
                 )
             })
@@ -329,9 +330,9 @@ fn only_a_guest_without_an_address_of_which_none_was_found_was_looked_for_in_vai
     // It was found, and is being written.
     told.on(found(Some("192.0.2.1")));
     assert_eq!(searched(&told), Duration::from_secs(2));
-    let StatusEntry::Known(mut status) = told.engine.known[&one()].status.clone() else { panic!() };
+    let StatusEntry::Known(mut status, _) = told.engine.known[&one()].status.clone() else { panic!() };
     status.ip = Some([192, 0, 2, 1].into());
-    told.ended(vec![Change::Status(StatusEntry::Known(status))], Outcome::Done);
+    told.ended(vec![Change::Status(StatusEntry::Known(status, 1))], Outcome::Done);
     told.on(found(None));
     assert_eq!(searched(&told), Duration::from_secs(2), "another interface's may be missing yet");
 }

@@ -34,7 +34,7 @@ fn wished(claimed: u64) -> (Told, Vec<Command>) {
 /// It is being ended, and was started as it was wished before.
 fn resizing() -> Change {
     let mut status = says(State::Resizing, None);
-    if let StatusEntry::Known(status) = &mut status {
+    if let StatusEntry::Known(status, _) = &mut status {
         status.power_generation = 1;
     }
     Change::Status(status)
@@ -49,6 +49,7 @@ fn noted(size: SizeFacts) -> Change {
         root: None,
         intent: super::KEPT,
         size,
+        rescue_begun: false,
     })
 }
 

@@ -30,6 +30,7 @@ fn rebuilds(
             intent: None,
             rescued: None,
             size: SizeFacts::default(),
+            rescue_begun: false,
         },
         status: status(state, None, true, true),
         ..seen(domain, true, false)
@@ -142,6 +143,7 @@ fn a_guest_is_told_other_metadata_when_it_is_wished_and_not_again() {
             intent: None,
             rescued: None,
             size: SizeFacts::default(),
+            rescue_begun: false,
         },
         ..well()
     };

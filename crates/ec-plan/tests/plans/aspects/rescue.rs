@@ -43,6 +43,7 @@ fn rescues(wished: Option<u64>, noted: Was, told: Was, state: State, domain: Opt
             intent: None,
             rescued: was(noted),
             size: UNMEASURED,
+            rescue_begun: false,
         },
         status: status(state, None, true, true),
         observed,

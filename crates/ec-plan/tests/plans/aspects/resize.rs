@@ -17,7 +17,7 @@ fn at(second: u64) -> Option<Timestamp> {
 /// That size was wished at second 1 of what is so large; its claim has room for it, and nothing was told.
 fn wished(wanted: Size, is: Size, state: State, domain: Option<RunState>) -> Facts {
     Facts {
-        resize: ResizeFacts { wanted, wished: at(1), told: None },
+        resize: ResizeFacts { wanted, wished: at(1), ..ResizeFacts::default() },
         record: noted(SizeFacts { is, ..SizeFacts::default() }),
         held: LARGE,
         status: status(state, None, true, true),
@@ -34,6 +34,7 @@ fn noted(size: SizeFacts) -> RecordFacts {
         root: None,
         intent: None,
         size,
+        rescue_begun: false,
     }
 }
 
@@ -216,6 +217,7 @@ fn a_size_goes_before_a_rescue_and_waits_while_it_is_rescued() {
                 root: None,
                 intent: None,
                 size: SizeFacts { is: size, ..SizeFacts::default() },
+                rescue_begun: false,
             },
             observed: Observed { rescued, ..facts.observed },
             ..facts

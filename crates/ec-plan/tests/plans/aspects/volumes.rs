@@ -67,6 +67,7 @@ fn volume(size: SizeFacts, resize: ResizeFacts) -> Facts {
         intent: None,
         rescued: None,
         size,
+        rescue_begun: false,
     };
     Facts {
         kind: Workload::Volume,
@@ -104,6 +105,7 @@ fn a_volume_is_made_marked_and_told_in_this_order() {
         intent: None,
         rescued: None,
         size: SizeFacts::default(),
+        rescue_begun: false,
     };
     all([
         (none.clone(), Runs(&[Announce(State::Preparing, None)])),
@@ -149,7 +151,7 @@ fn what_a_guest_may_have_written_is_kept_and_told() {
 #[test]
 fn a_volume_grows_when_that_is_claimed_and_never_shrinks() {
     let is = |gb, wished_at, failed| SizeFacts { is: disk(gb), wished_at, failed, ..SizeFacts::default() };
-    let wants = |gb, wished, told| ResizeFacts { wanted: disk(gb), wished, told };
+    let wants = |gb, wished, told| ResizeFacts { wanted: disk(gb), wished, told, told_failed: false };
     let claimed = |gb, facts: Facts| Facts { held: disk(gb), ..facts };
     let grows = volume(is(4, None, false), wants(9, at(1), None));
     all([
@@ -231,6 +233,7 @@ fn a_machine_is_built_on_the_volume_that_it_boots_from_once_that_is_there() {
         intent: None,
         rescued: None,
         size: UNMEASURED,
+        rescue_begun: false,
     };
     let waits = || Tells(State::Preparing, "is to boot from is not there yet", &[]);
     let build =
