@@ -11,7 +11,7 @@ use crate::{
     Cloud, CloudError, CloudResult,
     history::{Asked, note_end},
     intent::{STALE, sweep},
-    lookup::{Found, Known, Read, find},
+    lookup::{Found, Known, Read, find, is_held_of_storage_alone},
     source::kind_of,
     volume::refuse_attached,
 };
@@ -29,7 +29,7 @@ pub enum Doomed {
         /// Whether its agent is.
         alive: bool,
     },
-    /// There was nothing but a record, and that is gone.
+    /// There was nothing but a record or a claim, and that is gone.
     Already,
 }
 
@@ -48,6 +48,10 @@ pub(crate) async fn destroy_as(cloud: &Cloud, kind: Workload, instance: Instance
         let found = match (find(cloud, instance).await, unheard) {
             // The wish whose answer was lost arrived, and its node was quick.
             (Err(CloudError::NotFound(_)), Some(doomed)) => return Ok(doomed),
+            (Err(CloudError::NotFound(_)), None) if is_held_of_storage_alone(cloud, instance).await? => {
+                cloud.placement.release(instance).await?;
+                return Ok(Doomed::Already);
+            }
             (found, _) => found?,
         };
         let known = match found {

@@ -325,6 +325,22 @@ async fn held_on(cloud: &Cloud, instance: InstanceId) -> CloudResult<Option<Node
     Ok(None)
 }
 
+/// Whether there is a claim of our making for it, and that only of storage that hosts share: it tells no node that could give
+/// it back.
+pub(crate) async fn is_held_of_storage_alone(cloud: &Cloud, instance: InstanceId) -> CloudResult<bool> {
+    let Some(held) = cloud.placement.allocations(instance).await? else { return Ok(false) };
+    if held.consumer_type.is_some_and(|kind| kind != ec_placement_client::CONSUMER_TYPE) {
+        return Ok(false);
+    }
+    for provider in held.allocations.into_keys() {
+        let provider = cloud.placement.provider(provider).await?;
+        if provider.is_none_or(|provider| provider.storage().is_none()) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// The node under which any key speaks of the instance.
 async fn somewhere(cloud: &Cloud, instance: InstanceId) -> CloudResult<Option<NodeId>> {
     let keys = &cloud.keys;

@@ -267,11 +267,15 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         let state = traces.status.as_ref().map(|status| status.state);
         let asked_for = traces.request.as_ref().map(|request| request.desired);
         let counted = traces.claim || ((restored || claims_lost) && is_kept_free(world, &traces));
+        // What would end a guest, or tells more of it, waits until there is room to start it again.
+        let uncounted = !traces.claim && counted;
         let waits_to_be_copied = waits_for_origin(world, &traces, copy_of);
         // The volume that it is to boot from is gone, and nobody makes it anew.
         let waits_for_root = root.is_some() && (disturbed || restored) && !traces.volume && !wrote;
         let whole = counted && traces.index && traces.domain && traces.volume && traces.record;
         let well = match (asked_for, state) {
+            // A claim of storage that nodes share is of no node, where somebody took all else of it.
+            _ if traces.is_only_claim() && (disturbed || vanished) && world.shares_storage() => true,
             _ if doomed && !restored => !traces.is_anything(),
             (Some(Desired::Active), Some(State::Active)) if traces.is_volume => {
                 traces.claim && traces.index && traces.volume && traces.record
@@ -304,7 +308,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             }
             // A volume that is to go to where an older etcd has it goes when the guest lets go of it that has it here.
             (Some(Desired::Active), Some(State::Unclaimed)) => {
-                restored && world.shares_storage() && is_had(world, instance)
+                restored && world.shares_storage() && is_had(world, instance) || uncounted
             }
             // It never ran, or its disk was taken and then all by which one could tell that it ran: its name stays until
             // somebody destroys it, and that is all.
@@ -327,8 +331,6 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             }
             _ => false,
         };
-        // What would end a guest waits until there is room to start it again.
-        let uncounted = !traces.claim && counted;
         let as_wished = restored
             || uncounted
             || traces.is_as_wished(power_acknowledged, disturbed)
@@ -336,8 +338,10 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
                 && traces.is_resized(resize_acknowledged);
         let is_older = |request: &ec_model::Request| request.generation < volumes_acknowledged;
         let lost_wish = traces.request.as_ref().is_some_and(is_older) && !restored && !healed;
-        let as_wished =
-            as_wished && !lost_wish && traces.is_rescued_as_wished(was_revived) && traces.is_answered();
+        let as_wished = as_wished
+            && !lost_wish
+            && (uncounted || traces.is_rescued_as_wished(was_revived))
+            && traces.is_answered();
         // What is wished of its size is done when it is there.
         let is_waiting = waits_to_be_copied || waits_for_root;
         let as_wished = as_wished || state == Some(State::Preparing) && is_waiting;
@@ -348,7 +352,11 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         );
         // Nothing is done to its size while its memory is saved.
         let is_settled = is_settled && state != Some(State::Suspended);
-        let history = if restored || healed || !is_settled { Vec::new() } else { pending(world, instance) };
+        let history = if restored || healed || uncounted || !is_settled {
+            Vec::new()
+        } else {
+            pending(world, instance)
+        };
         if well && !history.is_empty() {
             found.push((soon, format!("{instance}: nothing is told of what came of {}", history.join(", "))));
         }
@@ -360,7 +368,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         if traces.is_volume && traces.claim && claimed_gb < has_gb && !(restored || claims_lost) {
             found.push((soon, format!("{instance}: it has {has_gb} GB, and has claimed {claimed_gb}")));
         }
-        if let Some(why) = traces.is_of_another_size() {
+        if let Some(why) = traces.is_of_another_size().filter(|_| !uncounted) {
             found.push((soon, format!("{instance}: {why}")));
         }
         // What nobody asks for and its node keeps a record of can be brought back.

@@ -48,6 +48,8 @@ pub(crate) struct Known {
     pub(crate) beside: Vec<InstanceId>,
     /// A user wished that it grows, which may arrive.
     pub(crate) extended: bool,
+    /// A user wished that it be with another node.
+    moved: bool,
     /// The volumes that it was to have, by its record, and the one of them that it boots from.
     volumes: Vec<InstanceId>,
     pub(crate) root: Option<InstanceId>,
@@ -244,6 +246,11 @@ impl Referee {
     /// A user wishes that it grows.
     pub(crate) fn extended(&mut self, volume: InstanceId) {
         self.known.entry(volume).or_default().extended = true;
+    }
+
+    /// A user wishes that it be with another node.
+    pub(crate) fn moves(&mut self, volume: InstanceId) {
+        self.known.entry(volume).or_default().moved = true;
     }
 
     /// A user was told that this wish for its volumes is written.

@@ -273,6 +273,7 @@ pub(crate) async fn go(
     wait: bool,
 ) -> Result<(), String> {
     world.log(actor, format!("move {volume} to {node}"));
+    world.judge(|referee, _| referee.moves(volume));
     let moved = told(world, actor, move_volume(cloud, volume, node).await)?;
     world.log(actor, "is told: it goes there");
     if wait {

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use ec_model::{Desired, Group, Instance, InstanceId, Node, NodeId, Policy, Request, decode};
+use ec_model::{Desired, Group, Instance, InstanceId, Node, NodeId, Policy, Record, Request, decode};
 use ec_store::{Compare, KeyValue, Op, Txn};
 use serde_json::Value;
 
@@ -117,8 +117,14 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
             if old.is_none() {
                 stands_on.push(keys.alive(node));
                 stands_on.extend(brought_back(world, txn, node, instance));
-            } else if is_new && !compares(txn, &keys.node(node)) {
+            } else if is_new && !waits_for_a_node(world, txn) {
                 // It waits for one that was let in: the sign of life goes with the rights, or the node's record tells.
+                stands_on.push(keys.alive(node));
+            }
+            let format = |request: Option<&Request>| request.map_or(1, Record::format);
+            let is_later = format(request.as_ref()) > format(of_before.as_ref());
+            if is_later && is_new {
+                // Its agent has to be one that reads that.
                 stands_on.push(keys.alive(node));
             }
         }
@@ -185,6 +191,17 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
         Op::Delete(_) if writes(txn, &record) => Vec::new(),
         Op::Delete(_) => vec![record],
     }
+}
+
+/// Whether it holds only while a node is as it was: that of the machine, where it is of a machine and of its volume.
+fn waits_for_a_node(world: &World, txn: &Txn) -> bool {
+    let [alive, known] = [world.keys.all_alive(), world.keys.nodes()];
+    txn.when.iter().any(|compare| match compare {
+        Compare::Absent(key) | Compare::Unchanged(key, _) => {
+            key.starts_with(&alive) || key.starts_with(&known)
+        }
+        Compare::Present(_) | Compare::NoneUnder(_) | Compare::NotBefore(..) => false,
+    })
 }
 
 /// Nothing new is wanted of a node that is let in no more: whoever has its credentials may still read what is.

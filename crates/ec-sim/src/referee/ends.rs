@@ -26,7 +26,11 @@ impl Referee {
             && request.power.power == Power::Running
             && status.state == State::Active
             && status.observed_generation >= request.generation
-            && status.power_generation >= request.power.generation;
+            && status.power_generation >= request.power.generation
+            // What starts it once more is still to come.
+            && status.rebuilt.as_ref().map(|was| was.wished_at) >= request.rebuild.as_ref().map(|wish| wish.wished_at)
+            && status.rescued.as_ref().map(|was| was.wished_at) == request.rescue.as_ref().map(|wish| wish.wished_at)
+            && status.resized.as_ref().map(|was| was.wished_at) >= request.resize.map(|wish| wish.wished_at);
         self.known.entry(instance).or_default().ended = is_done.then_some(why);
     }
 

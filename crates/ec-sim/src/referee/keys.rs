@@ -204,7 +204,8 @@ impl Referee {
         self.look_at_access(instance, &status, request.as_ref());
         // What it is to be a copy of may be gone by then, or larger.
         let origin = self.known(instance).copy_of.map(|of| self.known(of));
-        let is_another = |origin: Known| origin.wished_away || origin.disturbed || origin.extended;
+        let is_another =
+            |origin: Known| origin.wished_away || origin.disturbed || origin.extended || origin.moved;
         let mut lost_disk = origin.as_ref().is_some_and(|origin| is_another(origin.clone()));
         let root = origin.as_ref().and_then(|origin| origin.root);
         lost_disk |= root.is_some_and(|root| is_another(self.known(root)));

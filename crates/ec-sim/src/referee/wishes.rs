@@ -93,7 +93,7 @@ impl Wish {
         let again = disk && gets_disk || rescue && was.rescue.is_some();
         let is_wrong = status.state == State::Error || again;
         [
-            (gets_disk && !disk, "which gets a new disk"),
+            (gets_disk && !disk && !never_ran, "which gets a new disk"),
             (gets_size && !is_wrong, "which gets another size"),
             // What never ran and failed boots from nothing, and goes.
             (is_rescued && !rescue && !never_ran, "which boots from a rescue disk"),
