@@ -125,7 +125,14 @@ async fn leave_others(
     let storages = placement.shared_by(parts.node).await?;
     for storage in storages.iter().filter(|storage| Some(*storage) != stays) {
         tracing::info!(storage = storage.name, "this node's guests have their disks there no more");
-        placement.leave_shared(storage, parts.node).await?;
+        let node = parts.node;
+        placement.leave_shared(storage, node).await.map_err(|error| match error {
+            PlacementError::Denied { status: 403, .. } => PlacementError::Invalid(format!(
+                "placement does not let this node leave shared storage `{0}` by itself: have an operator run `eschedule storage leave {0} {node}`",
+                storage.name
+            )),
+            error => error,
+        })?;
     }
     Ok(())
 }

@@ -16,7 +16,10 @@ use ec_model::{
     ActionVerb, Desired, Doc, Edition, Handover, Held, Instance, InstanceId, NodeId, Record, Request,
     RequestId, State, Status, Workload, decode,
 };
-use ec_plan::heal::{Brought, brought};
+use ec_plan::{
+    heal::{Brought, brought},
+    volumes::lies_alone,
+};
 use ec_runtime::planted;
 use ec_store::{Compare, KeyValue, StoreError, Txn};
 use serde::Serialize;
@@ -396,6 +399,9 @@ async fn to_go(
     };
     if own != other {
         return left(&order, format!("it is asked for on node {to}, which has other storage"));
+    }
+    if let Some(Err(why)) = order.record.spec.as_ref().map(|spec| lies_alone(&spec.image)) {
+        return left(&order, format!("it is asked for on node {to}, and cannot go there: {why}"));
     }
     let mut record = Doc::<Instance>::decode(&recorded.value)?;
     let mut come = Doc::<Request>::decode(&asked.value)?;

@@ -72,6 +72,24 @@ pub async fn join_storage(cloud: &Cloud, storage: &SharedStorage, node: NodeId) 
     }
 }
 
+/// Has a node use shared storage no more. Doing it again changes nothing.
+///
+/// # Errors
+/// [`CloudError::NotFound`] where placement does not know the node; [`CloudError::Refused`] where that lives on it.
+pub async fn leave_storage(cloud: &Cloud, storage: &SharedStorage, node: NodeId) -> CloudResult<()> {
+    if storage_of(cloud, node).await?.is_some_and(|(_, own)| own == *storage) {
+        return Err(CloudError::Refused(format!(
+            "node {node} has its disks there, as the `shared_storage` of its compute.yaml says: empty the node, change that, and start its agent anew before"
+        )));
+    }
+    match cloud.placement.leave_shared(storage, node).await {
+        Err(PlacementError::NotFound(_)) => {
+            Err(CloudError::NotFound(format!("placement knows no node {node}")))
+        }
+        left => Ok(left?),
+    }
+}
+
 /// The storage that a living node shares with others, with its sign of life.
 pub(crate) async fn storage_of(
     cloud: &Cloud,

@@ -68,6 +68,8 @@ pub trait Placement: Send + Sync {
 
     /// Makes shared storage known where it is not, and has a node be one of those that share it.
     async fn join_shared(&self, storage: &SharedStorage, node: NodeId) -> PlacementResult<()>;
+    /// Has a node share storage with others no more.
+    async fn leave_shared(&self, storage: &SharedStorage, node: NodeId) -> PlacementResult<()>;
 }
 
 #[async_trait]
@@ -139,5 +141,9 @@ impl Placement for PlacementClient {
 
     async fn join_shared(&self, storage: &SharedStorage, node: NodeId) -> PlacementResult<()> {
         Self::join_shared(self, storage, node).await
+    }
+
+    async fn leave_shared(&self, storage: &SharedStorage, node: NodeId) -> PlacementResult<()> {
+        Self::leave_shared(self, storage, node).await
     }
 }

@@ -3,7 +3,7 @@
 //! A volume lies on the storage of one node, and one machine has it at a time. Its record names the machine that has it, or
 //! had it last; what that machine's records and its agent say tells which of the two.
 
-use ec_model::{Attachment, Desired, Instance, InstanceId, Request, State, Status, Workload};
+use ec_model::{Attachment, Desired, ImageRef, Instance, InstanceId, Request, State, Status, Workload};
 
 use crate::verbs::{Situation, is_built, is_to_be_made_anew, locked};
 
@@ -149,16 +149,7 @@ pub fn detach(machine: Sides<'_>, has: &Attachment) -> Result<(), String> {
 pub fn movable(volume: Sides<'_>) -> Result<(), String> {
     changeable(volume, "the volume")?;
     there(volume.status)?;
-    let image = &volume.record.spec.image;
-    if image.is_of_several() {
-        return Err("it is a snapshot of several disks: make volumes of what is in it".to_owned());
-    }
-    if !image.is_none() && image.copied().is_none() {
-        return Err(
-            "it stands on an image, which lies with its node: `eschedule volume clone` makes one that stands on none"
-                .to_owned(),
-        );
-    }
+    lies_alone(&volume.record.spec.image)?;
     if is_to_be_made_anew(volume.request, volume.status) {
         return Err("the volume is being made anew; ask again when that is done".to_owned());
     }
@@ -171,6 +162,23 @@ pub fn movable(volume: Sides<'_>) -> Result<(), String> {
     match is_settled {
         true => Ok(()),
         false => Err("the volume is being changed; ask again when that is done".to_owned()),
+    }
+}
+
+/// Why the disk of a volume that is made of this cannot lie with another node, which has the same storage.
+///
+/// # Errors
+/// That.
+pub fn lies_alone(image: &ImageRef) -> Result<(), String> {
+    if image.is_of_several() {
+        return Err("it is a snapshot of several disks: make volumes of what is in it".to_owned());
+    }
+    match image.is_none() || image.copied().is_some() {
+        true => Ok(()),
+        false => Err(
+            "it stands on an image, which lies with its node: `eschedule volume clone` makes one that stands on none"
+                .to_owned(),
+        ),
     }
 }
 

@@ -226,6 +226,10 @@ impl Placement for Rooms {
         Ok(())
     }
 
+    async fn leave_shared(&self, _: &ec_model::SharedStorage, _: NodeId) -> PlacementResult<()> {
+        Ok(())
+    }
+
     async fn release(&self, instance: InstanceId) -> PlacementResult<()> {
         self.step(|| {
             self.claims.lock().unwrap().remove(&instance);

@@ -5,7 +5,7 @@ use ec_model::{InstanceId, State};
 use ec_plan::verbs::Verb;
 
 use super::{Scenario, Stage, stage::Sight};
-use crate::{fashion::resize, referee::observed, snag::Fate, volumes::Order};
+use crate::{acts, fashion::resize, referee::observed, snag::Fate, volumes::Order};
 
 pub(super) const ALL: &[Scenario] = &[
     Scenario::new(
@@ -50,6 +50,13 @@ pub(super) const ALL: &[Scenario] = &[
         "volume-deleted-where-it-is-not",
         "on shared storage an older etcd has a volume where it was before, and there it is deleted; healed from where it is, it comes back to that node whole",
         |stage| Box::pin(deleted_where_it_is_not(stage)),
+    )
+    .on_nodes(2)
+    .on_shared_storage(),
+    Scenario::new(
+        "volume-handed-to-who-does-not-hear",
+        "a volume goes back to a node where it was deleted once, and whose watches tell nothing: its disk waits there until the node reads that it is asked for",
+        |stage| Box::pin(handed_to_who_does_not_hear(stage)),
     )
     .on_nodes(2)
     .on_shared_storage(),
@@ -403,8 +410,9 @@ async fn moved_with_kills(stage: Stage) {
     stage.until_well(guest).await;
 }
 
-async fn deleted_where_it_is_not(stage: Stage) {
-    let volume = made(&stage, Order::SMALL).await;
+/// A volume that was deleted on n1, of which an older etcd knew that it was there, and is brought back on n2, where it was.
+async fn deleted_on_the_other(stage: &Stage) -> InstanceId {
+    let volume = made(stage, Order::SMALL).await;
     let (first, second) = (stage.node(1).node, stage.node(2).node);
     let is_at = |number| observed(stage.node(number), volume).is_some_and(|seen| seen.volume);
     let user = stage.user(1);
@@ -422,6 +430,25 @@ async fn deleted_where_it_is_not(stage: Stage) {
     stage.until(volume, "UNCLAIMED", |is| is.is(State::Unclaimed)).await;
     stage.demand(user.heals().await == Ok(1), "it is brought back").await;
     stage.until(volume, "there", there).await;
+    volume
+}
+
+async fn handed_to_who_does_not_hear(stage: Stage) {
+    let volume = deleted_on_the_other(&stage).await;
+    let first = stage.node(1);
+    acts::deafen(&stage.world, first);
+    let is_there = || observed(first, volume).is_some_and(|seen| seen.volume);
+    // Nobody waits so long.
+    stage.demand(stage.user(1).moves(volume, first.node).await.is_err() && is_there(), "it lies on n1").await;
+    stage.pass(200).await;
+    stage.until(volume, "there", there).await;
+    stage.demand(is_there(), "and does so still").await;
+}
+
+async fn deleted_where_it_is_not(stage: Stage) {
+    let volume = deleted_on_the_other(&stage).await;
+    let is_at = |number| observed(stage.node(number), volume).is_some_and(|seen| seen.volume);
+    let (first, user) = (stage.node(1).node, stage.user(1));
     let before = stage.back_up();
     stage.demand(user.moves(volume, first).await.is_ok() && is_at(1), "it goes back to n1").await;
     stage.stays(volume, 300, "there", there).await;
