@@ -90,7 +90,9 @@ async fn what_is_written_on_a_volume_outlives_the_guest_and_the_agent() -> Resul
     guest.run("dd if=/dev/urandom of=/dev/vdb bs=1M count=4 conv=fsync 2>/dev/null").await?;
     let written = guest.digest("vdb").await?;
     guest.refused(&["volume", "delete", "data"], "has volume")?;
-    guest.refused(&["destroy", &data.to_string()], "has volume")?;
+    guest.refused(&["destroy", &data.to_string()], "it is a volume")?;
+    guest.refused(&["rebuild", &data.to_string(), "file:///no.qcow2"], "it is a volume")?;
+    guest.refused(&["volume", "delete", "data"], "has volume")?;
 
     // It grows under the guest, and never shrinks.
     guest.volume(&["extend", "data", "2", "--wait"])?;
@@ -606,5 +608,57 @@ async fn what_a_file_says_of_volumes_guests_have_and_the_next_guest_reads_what_t
     assert_eq!(guest.volume(&["show", "data"])?["status"], "available");
     guest.asks(&["apply", "-f", &file, "--prune-volumes"])?;
     guest.asks(&["destroy", "--wait", &first.to_string()])?;
+    guest.stack.until_exactly(&[]).await
+}
+
+/// A copy of what nobody is up with is libvirt's work, which goes on when the agent is killed that asked for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_is_restored_whenever_its_agent_is_killed_while_it_is_copied() -> Result<()> {
+    let mut guest = Guest::up_as(TWO, &[]).await?;
+    let data = id(&guest.volume(&["create", "data", "--size", "1", "--for", "web", "--wait"])?)?;
+    let disks = guest.stack.directory().join("state/disks");
+    let (disk, random) = (disks.join(format!("{data}.qcow2")), guest.stack.directory().join("random.raw"));
+    let write = || -> Result<()> {
+        let mut from = std::io::Read::take(fs::File::open("/dev/urandom")?, 500 << 20);
+        std::io::copy(&mut from, &mut fs::File::create(&random)?)?;
+        // Into the file that is there, which libvirt and the node know.
+        let written = Command::new("qemu-img")
+            .args(["convert", "-n", "-f", "raw", "-O", "qcow2"])
+            .args([&random, &disk])
+            .output()?;
+        ensure!(written.status.success(), "{written:?}");
+        Ok(())
+    };
+    write()?;
+    guest.volume(&["snapshot", "data", "snap", "--wait"])?;
+    let snapshot = id(&guest.volume(&["show", "snap"])?)?;
+    let kept = disks.join(format!("{snapshot}.qcow2"));
+    for mebibytes in [1, 150, 400] {
+        write()?;
+        let mut restoring = guest
+            .stack
+            .command("eschedule")
+            .args(["volume", "restore", "data", "volume:snap", "--wait"])
+            .spawn()?;
+        let is_begun = |name: &str| name.starts_with(&data.to_string()) && name.ends_with(".part.qcow2");
+        guest
+            .stack
+            .until("a part of the copy is made", async || {
+                let parts = fs::read_dir(&disks)?.filter_map(|entry| {
+                    let entry = entry.ok()?;
+                    is_begun(entry.file_name().to_str()?).then(|| entry.metadata().map(|of| of.len()).ok())?
+                });
+                Ok(parts.max().is_some_and(|length| length >= mebibytes << 20))
+            })
+            .await?;
+        guest.stack.kill_agent()?;
+        guest.stack.start_agent("").await?;
+        ensure!(restoring.wait()?.success(), "it is restored");
+        let compared = Command::new("qemu-img").arg("compare").args([&kept, &disk]).output()?;
+        ensure!(compared.status.success(), "after {mebibytes} MiB: {compared:?}");
+        guest.stack.until("nothing lies beside", async || Ok(beside(&guest)?.is_empty())).await?;
+    }
+    guest.asks(&["volume", "delete", "data", "snap", "--wait"])?;
+    guest.asks(&["destroy", "--wait", "web"])?;
     guest.stack.until_exactly(&[]).await
 }

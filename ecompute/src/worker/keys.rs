@@ -68,7 +68,7 @@ impl Worker {
         if let Some(notes) = outcomes {
             txn = txn.put_leased(notes.key, encode(&notes.outcomes), lease);
         }
-        let revision = self.end(txn).await?;
+        let revision = self.end(self.status_as_known(txn)).await?;
         self.now_is(StatusEntry::Known(Box::new(status), revision));
         tracing::info!("ENDED INSTANCE {instance} IN ERROR");
         Ok(())

@@ -265,6 +265,21 @@ fn node(n: u128) -> NodeId {
     NodeId::new(uuid::Uuid::from_u128(n))
 }
 
+fn guest(name: Option<&str>) -> Guest {
+    Guest {
+        kind: ec_model::Workload::Machine,
+        naming: name.map_or(Naming::None, |name| Naming::Name(name.to_owned())),
+        user_data: Some(ec_model::Blob(b"secret".to_vec())),
+        keys: Vec::new(),
+        image: ImageRef::at("file:///x"),
+        boot: None,
+        token_required: true,
+        labels: std::collections::BTreeMap::new(),
+        metadata: std::collections::BTreeMap::new(),
+        restart: ec_model::Restart::No,
+    }
+}
+
 impl World {
     /// Nodes with room for one each, the first `dead` of them without an agent.
     async fn new(nodes: u128, dead: u128, faults: &[(usize, Fault)]) -> Self {
@@ -312,18 +327,7 @@ impl World {
         query: &str,
         name: Option<&str>,
     ) -> CloudResult<Result<Scheduled, NoRoom>> {
-        let guest = Guest {
-            kind: ec_model::Workload::Machine,
-            naming: name.map_or(Naming::None, |name| Naming::Name(name.to_owned())),
-            user_data: Some(ec_model::Blob(b"secret".to_vec())),
-            keys: Vec::new(),
-            image: ImageRef::at("file:///x"),
-            boot: None,
-            token_required: true,
-            labels: std::collections::BTreeMap::new(),
-            metadata: std::collections::BTreeMap::new(),
-            restart: ec_model::Restart::No,
-        };
+        let guest = guest(name);
         let query = ResourceQuery::parse(query).map_err(|error| CloudError::Invalid(error.to_string()))?;
         let mut ask = Ask::new(&query)?;
         if let Some(group) = group {
@@ -719,4 +723,26 @@ async fn what_a_command_writes_has_its_id_and_a_look_leaves_that_of_the_wish() {
     assert_eq!(ids().await, (another.request_id, None, another.request_id));
     let found = crate::find(&world.cloud(), instance).await.unwrap();
     assert_eq!(crate::View::found(&found).request_id, another.request_id);
+}
+
+#[tokio::test]
+async fn names_are_looked_for_in_the_project_of_the_instance_that_is_renamed() {
+    use crate::{Verb, act};
+
+    let world = World::new(3, 0, &[]).await;
+    let others = Cloud { project: "others".to_owned(), ..world.cloud() };
+    let run = async |cloud: &Cloud, name: &str| {
+        let query = ResourceQuery::parse(QUERY).unwrap();
+        let guest = guest(Some(name));
+        let wanted = Wanted::new(Ask::new(&query).unwrap(), &guest).unwrap();
+        schedule(cloud, &wanted, &world.stop).await.unwrap().unwrap().instance
+    };
+    let theirs = run(&others, "db").await;
+    run(&others, "mail").await;
+    run(&world.cloud(), "web").await;
+    // By its uuid anybody asks something of it.
+    let rename = async |name: &str| act(&world.cloud(), theirs, &Verb::Rename(name.to_owned())).await;
+    rename("web").await.unwrap();
+    let taken = rename("mail").await.unwrap_err();
+    assert!(matches!(&taken, CloudError::Taken { project, .. } if project == "others"), "{taken}");
 }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use ec_model::{Desired, Group, Instance, InstanceId, Node, NodeId, Policy, Record, Request, decode};
+use ec_model::{Desired, Group, Instance, InstanceId, Node, NodeId, Policy, Record, Request, Status, decode};
 use ec_store::{Compare, KeyValue, Op, Txn};
 use serde_json::Value;
 
@@ -46,7 +46,7 @@ impl Referee {
         for (op, old) in txn.then.iter().zip(before) {
             let stands_on = match actor {
                 Actor::Nemesis => continue,
-                Actor::Agent(node, _) => of_agent(world, node, op.key()),
+                Actor::Agent(node, _) => of_agent(world, node, op, old.as_ref()),
                 Actor::User(_) | Actor::Controller(_) => {
                     let mut stands_on = of_tool(world, txn, op, old.as_ref());
                     lacking.extend(of_revoked(world, op, old.as_ref()));
@@ -67,14 +67,19 @@ impl Referee {
 }
 
 /// An agent writes while it is the node, and what it says of an instance is said of the request that it read.
-fn of_agent(world: &World, node: NodeId, key: &str) -> Vec<String> {
-    let keys = &world.keys;
+fn of_agent(world: &World, node: NodeId, op: &Op, old: Option<&KeyValue>) -> Vec<String> {
+    let (keys, key) = (&world.keys, op.key());
     let mut stands_on = vec![keys.agent(node)];
     if key == keys.node(node) {
         stands_on.push(key.to_owned());
     }
     if let Some(instance) = instance_of(world, node, key) {
         stands_on.push(keys.request(node, instance));
+        // Nor does an older word take the place of one that its agent did not hear of.
+        let is_read = old.is_none_or(|old| decode::<Status>(&old.value).is_ok());
+        if matches!(op, Op::Put { .. }) && key == keys.status(node, instance) && is_read {
+            stands_on.push(key.to_owned());
+        }
     }
     stands_on
 }

@@ -88,3 +88,24 @@ async fn a_copy_for_an_image_goes_when_nobody_sends_that_any_more_and_nothing_el
         .collect();
     assert_eq!(doomed, gone.into_iter().collect());
 }
+
+#[tokio::test]
+async fn what_is_on_a_volume_is_lost_by_words_for_volumes_alone() {
+    use crate::{CloudError, Verb, act, delete_volume, destroy};
+
+    let world = World::new(1, 0, &[]).await;
+    let data = world.volume("data").await;
+    let cloud = world.cloud();
+    let image = ImageRef::at("file:///tiny");
+    let size = ec_model::Resources::from([("DISK_GB".to_owned(), 9)]);
+    let extent = ec_model::Extent { query: "resources=DISK_GB:9".to_owned(), resources: size };
+    let errors = [
+        destroy(&cloud, data).await.unwrap_err(),
+        act(&cloud, data, &Verb::Rebuild(Some(image))).await.unwrap_err(),
+        act(&cloud, data, &Verb::Resize(extent)).await.unwrap_err(),
+    ];
+    for error in errors {
+        assert!(matches!(&error, CloudError::Refused(why) if why.contains("it is a volume")), "{error}");
+    }
+    delete_volume(&cloud, data).await.unwrap();
+}
