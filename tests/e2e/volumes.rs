@@ -415,12 +415,8 @@ async fn all_disks_of_a_guest_are_kept_as_they_are_at_one_moment_and_come_back()
     guest.asks(&["suspend", "--wait", "web"])?;
     guest.refused(&restore, "suspended")?;
     let volume = data.to_string();
-    for anew in [
-        ["volume", "restore", &volume, "volume:snap/data"],
-        ["rebuild", &volume, "volume:snap/data", "--wait"],
-    ] {
-        guest.refused(&anew, "has it, and is not stopped")?;
-    }
+    guest.refused(&["volume", "restore", &volume, "volume:snap/data"], "has it, and is not stopped")?;
+    guest.refused(&["rebuild", &volume, "volume:snap/data", "--wait"], "it is a volume")?;
     guest.asks(&["resume", "--wait", "web"])?;
     let record = guest.stack.store.get(&Keyspace::default().instance(snap)).await?.0.context("no record")?;
     assert_eq!(decode::<Instance>(&record.value)?.locked, None);

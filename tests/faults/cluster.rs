@@ -472,7 +472,9 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
     host.administered(&["cluster", "renew"])?;
     ensure!(!host.administered(&["cluster", "init"])?.contains("made "), "a renewed cluster is whole");
     let bundle = host.file("host1-again.bundle").display().to_string();
-    host.administered(&["node", "add", "host1", "--again", "--host", "127.0.0.1", "--out", &bundle])?;
+    // Whatever it is called by: the old token is good no more.
+    host.administered(&["node", "add", "HOST1", "--again", "--host", "127.0.0.1", "--out", &bundle])?;
+    assert_eq!(host.administered(&["-o", "name", "node", "list"])?, "HOST1\n");
     let joined = Command::new(program("ecompute"))
         .args(["join", &bundle, "--directory"])
         .arg(&honest.place)
