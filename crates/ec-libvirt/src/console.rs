@@ -280,6 +280,29 @@ mod tests {
         assert_eq!((step(), step(), step()), (piece("end"), Step::Nothing, Step::Gone));
     }
 
+    #[tokio::test]
+    async fn what_was_there_comes_to_its_end_also_where_the_guest_writes_faster_than_it_is_read() {
+        let (_directory, log) = log();
+        let lines = |count: usize| "0123456789abcdef".repeat(count);
+        std::fs::write(&log, lines(16 << 10)).unwrap();
+        let mut pieces = follow(log.clone(), 200 << 10);
+        let mut read = 0;
+        loop {
+            let piece = pieces.recv().await.unwrap();
+            if piece.is_empty() {
+                break;
+            }
+            read += piece.len();
+            assert!(read < 1 << 20, "it never ends");
+            // As much more as was read, before that is taken.
+            use std::io::Write;
+            let mut file = File::options().append(true).open(&log).unwrap();
+            file.write_all(lines(8 << 10).as_bytes()).unwrap();
+        }
+        assert!((200 << 10..(200 << 10) + (64 << 10)).contains(&read), "{read}");
+        assert!(!pieces.recv().await.unwrap().is_empty(), "and what was added follows");
+    }
+
     #[test]
     fn removing_takes_rotated_files_along_and_can_be_done_again() {
         let (directory, log) = log();

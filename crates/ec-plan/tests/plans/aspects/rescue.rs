@@ -104,6 +104,40 @@ fn a_guest_runs_until_its_rescue_disk_is_there_and_is_ended_then() {
 }
 
 #[test]
+fn a_rescue_disk_that_was_begun_goes_where_nobody_wishes_one() {
+    let begun = |facts: Facts| {
+        let record = match facts.record {
+            RecordFacts::Kept { started, rebuilt, metadata, root, intent, rescued, size, .. } => {
+                RecordFacts::Kept {
+                    started,
+                    rebuilt,
+                    metadata,
+                    root,
+                    intent,
+                    rescued,
+                    size,
+                    rescue_begun: true,
+                }
+            }
+            other => other,
+        };
+        Facts { record, ..facts }
+    };
+    let facts = |wished, noted, told, state, domain| begun(rescues(wished, noted, told, state, domain));
+    all([
+        (facts(None, None, None, State::Active, RUNS), Runs(&[LeaveRescue])),
+        (facts(None, None, None, State::Stopped, ENDED), Runs(&[LeaveRescue])),
+        // It is wished, or was, and in force.
+        (
+            facts(Some(1), None, None, State::Active, RUNS),
+            Runs(&[Announce(State::Rescuing, None), PrepareRescue, PowerOff, EnterRescue]),
+        ),
+        (facts(Some(1), DONE, DONE, State::Rescued, RUNS), Settled),
+        (rescues(None, None, None, State::Active, RUNS), Settled),
+    ]);
+}
+
+#[test]
 fn once_that_is_noted_it_is_told_and_started_from_there_and_stays_so() {
     let noted = |told, state, domain| rescues(Some(1), DONE, told, state, domain);
     let pending = |facts: Facts| Facts { power: PowerFacts { pending: true, ..facts.power }, ..facts };

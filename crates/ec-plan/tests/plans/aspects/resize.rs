@@ -182,6 +182,56 @@ fn what_came_of_it_is_told_when_it_runs_with_its_new_size_or_is_not_to_run() {
 }
 
 #[test]
+fn what_failed_is_told_also_where_an_older_etcd_says_that_it_was_done() {
+    let noted_as = |failed| SizeFacts { is: LARGE, wished_at: at(1), failed, ..SizeFacts::default() };
+    let says = |told_failed, second, facts: Facts| Facts {
+        resize: ResizeFacts { told: at(second), told_failed, ..facts.resize },
+        ..facts
+    };
+    let failed = Facts { record: noted(noted_as(true)), ..wished(SMALL, LARGE, State::Active, RUNS) };
+    let done = Facts { record: noted(noted_as(false)), ..wished(LARGE, LARGE, State::Active, RUNS) };
+    all([
+        (says(false, 1, failed.clone()), Runs(&[NoteResize])),
+        (says(true, 1, failed.clone()), Settled),
+        (says(true, 1, done.clone()), Runs(&[NoteResize])),
+        (says(false, 1, done.clone()), Settled),
+        // Of another wish it says nothing.
+        (says(true, 2, done), Settled),
+    ]);
+    // Also while it is rescued, when nothing else is done about its size.
+    let rescued = |facts: Facts| {
+        let RecordFacts::Kept { size, .. } = facts.record else { panic!() };
+        let was = Some(ec_plan::RescuedFacts { wished_at: at(2).unwrap_or_default(), failed: false });
+        let record = match noted(size) {
+            RecordFacts::Kept { started, rebuilt, metadata, root, intent, size, rescue_begun, .. } => {
+                RecordFacts::Kept {
+                    started,
+                    rebuilt,
+                    metadata,
+                    root,
+                    intent,
+                    size,
+                    rescue_begun,
+                    rescued: was,
+                }
+            }
+            other => other,
+        };
+        Facts {
+            record,
+            rescue: ec_plan::RescueFacts { wished: at(2), told: was },
+            observed: Observed { rescued: true, ..facts.observed },
+            status: status(State::Rescued, None, true, true),
+            ..facts
+        }
+    };
+    all([
+        (rescued(says(false, 1, failed.clone())), Runs(&[NoteResize])),
+        (rescued(says(true, 1, failed)), Settled),
+    ]);
+}
+
+#[test]
 fn a_size_goes_before_a_rescue_and_waits_while_it_is_rescued() {
     let next = |facts: &Facts| plan(facts, &LIMITS).next;
     let unproven = |state, domain| Facts {
