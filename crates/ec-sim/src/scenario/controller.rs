@@ -25,6 +25,13 @@ pub(super) const ALL: &[Scenario] = &[
     .on_nodes(2)
     .with_controllers(2),
     Scenario::new(
+        "node-dead-whose-provider-is-garbage",
+        "nothing can be written of a dead node's provider, since somebody damaged its record: other nodes are marked, and lose their marks, all the same",
+        |stage| Box::pin(dead_beside_garbage(stage)),
+    )
+    .on_nodes(3)
+    .with_controllers(1),
+    Scenario::new(
         "agent-restarted-under-a-controller",
         "an agent is away for twenty seconds: no controller marks its node",
         |stage| Box::pin(restarted(stage)),
@@ -41,6 +48,28 @@ pub(super) const ALL: &[Scenario] = &[
 
 fn is_marked(stage: &Stage, node: usize) -> bool {
     marked(&stage.world, stage.node(node).node) == Some(true)
+}
+
+async fn dead_beside_garbage(stage: Stage) {
+    let key = format!("{PLACEMENT}/providers/{}", stage.node(1).node);
+    let whole = stage.get(&key).unwrap_or_default();
+    stage.kill(2);
+    stage.pass(60).await;
+    stage.demand(is_marked(&stage, 2), "the second is marked").await;
+    stage.put(&key, "garbage").await;
+    stage.kill(1);
+    stage.kill(3);
+    stage.pass(60).await;
+    stage.demand(is_marked(&stage, 3), "the third is marked").await;
+    stage.start(2);
+    stage.start(3);
+    stage.pass(30).await;
+    stage.demand(!is_marked(&stage, 2) && !is_marked(&stage, 3), "both marks are gone").await;
+    stage.put(&key, whole).await;
+    stage.pass(60).await;
+    stage.demand(is_marked(&stage, 1), "the first is marked once that can be").await;
+    stage.start(1);
+    stage.pass(30).await;
 }
 
 async fn dead(stage: Stage) {
