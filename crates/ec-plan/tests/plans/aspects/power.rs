@@ -289,7 +289,7 @@ fn each_restart_in_a_row_waits_longer_and_those_after_failures_come_to_an_end() 
 #[test]
 fn a_restart_that_was_told_is_made_also_where_its_hypervisor_was_started_anew_meanwhile() {
     let after = |facts: Facts| {
-        let observed = Observed { domain: Some(RunState::NotStarted), ..facts.observed.clone() };
+        let observed = Observed { domain: Some(RunState::NotStarted), ..facts.observed };
         plan(&Facts { observed, ..facts }, &LIMITS).next
     };
     let again = |restarts| Next::Run(vec![Reopen(restarts)]);
