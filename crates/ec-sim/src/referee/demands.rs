@@ -122,6 +122,7 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
             if old.is_none() {
                 stands_on.push(keys.alive(node));
                 stands_on.extend(brought_back(world, txn, node, instance));
+                stands_on.extend(with_others(world, txn, instance, request.as_ref()));
             } else if is_new && !waits_for_a_node(world, txn) {
                 // It waits for one that was let in: the sign of life goes with the rights, or the node's record tells.
                 stands_on.push(keys.alive(node));
@@ -196,6 +197,30 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
         Op::Delete(_) if writes(txn, &record) => Vec::new(),
         Op::Delete(_) => vec![record],
     }
+}
+
+/// What it stands on of others that a machine is asked for with its volumes, or a volume that a machine is to have: who has which.
+fn with_others(world: &World, txn: &Txn, instance: InstanceId, request: Option<&Request>) -> Vec<String> {
+    let keys = &world.keys;
+    let record = |of: InstanceId| {
+        let pair = content(world, &keys.instance(of))?;
+        Some(decode::<Instance>(&pair.value).ok())
+    };
+    let mut stands_on = Vec::new();
+    for volume in request.iter().flat_map(|request| &request.volumes).map(|has| has.volume) {
+        stands_on.push(keys.instance(volume));
+        let node = record(volume).flatten().and_then(|record| record.node());
+        stands_on.extend(node.map(|node| keys.request(node, volume)));
+    }
+    let own = txn.then.iter().find(|op| op.key() == keys.instance(instance)).and_then(written);
+    let holder = own.and_then(|value| decode::<Instance>(value).ok()?.attached);
+    // One that is not to have it any more, or is lost, has no say.
+    let has_it = |holder: &InstanceId| {
+        let machine = record(*holder).flatten();
+        machine.is_some_and(|machine| machine.volumes.iter().any(|has| has.volume == instance))
+    };
+    stands_on.extend(holder.filter(has_it).map(|holder| keys.instance(holder)));
+    stands_on
 }
 
 /// Whether it holds only while a node is as it was: that of the machine, where it is of a machine and of its volume.
