@@ -1,6 +1,6 @@
 //! What is done to instances that are there: one after the other, each answered for by itself.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use ec_cloud::{
     Acted, Ask, Cloud, CloudError, Doomed, Verb, View, find, find_placed, resolve, select, until_active,
@@ -165,6 +165,9 @@ async fn each(
     if !instances.label.is_empty() {
         texts.extend(select(cloud, &instances.label).await?.iter().map(ToString::to_string));
     }
+    // Named twice it is asked once, whichever way: once it is gone its name would mean nobody.
+    let (mut words, mut asked) = (HashSet::new(), HashSet::new());
+    texts.retain(|text| words.insert(text.clone()));
     let request_id = cloud.request_id;
     let mut failed = None::<Failure>;
     let mut done = Vec::new();
@@ -176,6 +179,9 @@ async fn each(
         }
         let meant = meant(cloud, text, certain).await;
         let instance = meant.as_ref().ok().copied();
+        if instance.is_some_and(|instance| !asked.insert(instance)) {
+            continue;
+        }
         let outcome = match meant {
             Ok(instance) => one(cloud, instance, output, &work).await,
             Err(error) => Err(error.into()),

@@ -326,7 +326,11 @@ pub(crate) async fn delete(
 ) -> Result<(), Failure> {
     let patience = Patience::new(waiting)?;
     let mut failed = None::<Failure>;
-    for text in volumes {
+    for (place, text) in volumes.iter().enumerate() {
+        // Once it is gone its name would mean nobody.
+        if volumes[..place].contains(text) {
+            continue;
+        }
         if patience.stop.is_cancelled() {
             tell(&format!("eschedule: nothing was asked of {text}"));
             continue;

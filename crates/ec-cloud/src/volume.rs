@@ -227,6 +227,10 @@ pub async fn extend_volume(cloud: &Cloud, volume: InstanceId, size_gb: u64) -> C
 /// A machine that has it is not down, or what it is to be made of is not there: [`CloudError::Refused`], with nothing changed.
 pub async fn restore_volume(cloud: &Cloud, volume: InstanceId, of: &ImageRef) -> CloudResult<Acted> {
     known_volume(cloud, volume).await?;
+    if of.copied().is_some_and(|of| of.disk == volume && of.held.is_none()) {
+        let why = "it is what it would be made of";
+        return Err(CloudError::Refused(format!("cannot restore volume {volume}: {why}")));
+    }
     act_as(cloud, Workload::Volume, volume, &Verb::Rebuild(Some(of.clone()))).await
 }
 
@@ -665,7 +669,8 @@ fn told(view: View, record: Option<&Instance>, holder: Option<(InstanceId, Strin
     // Of one that is there its agent does nothing else that it would tell.
     let is_changing = view.doing.is_some();
     let status = match State::named(&view.state) {
-        Some(State::Active) if holder.is_some() => "in-use",
+        Some(State::Active | State::Rebuilding | State::Resizing) if holder.is_some() => "in-use",
+        Some(State::Rebuilding | State::Resizing) => "changing",
         Some(State::Active) if is_changing => "changing",
         Some(State::Active) => "available",
         Some(State::Scheduled | State::Preparing) => "creating",

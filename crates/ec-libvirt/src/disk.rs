@@ -206,7 +206,7 @@ impl Pool {
         if in_use {
             return Err(CallError::Refused("the guest runs on another overlay than the one wanted".into()));
         }
-        self.remove(existing, instance)?;
+        self.remove(Some(&pool), instance)?;
         StorageVol::create_xml(&pool, &xml::write(&wanted).map_err(CallError::Refused)?, 0)?;
         Ok(())
     }
@@ -458,18 +458,20 @@ impl Pool {
         else {
             return self.remove(None, instance);
         };
-        let volume = if pool.is_active()? {
-            absent(pool.lookup_storage_vol_by_name(&volume_name(instance)), ErrorNumber::NoStorageVolume)?
-        } else {
-            None
-        };
-        self.remove(volume, instance)
+        let known = if pool.is_active()? { Some(&pool) } else { None };
+        self.remove(known, instance)
     }
 
-    /// By libvirt where it knows the volume, then by hand whatever is left of it.
-    fn remove(&self, volume: Option<StorageVol>, instance: InstanceId) -> Result<(), CallError> {
-        if let Some(volume) = volume {
-            delete(&volume)?;
+    /// By libvirt what that knows of it, its disk first; then by hand whatever is left.
+    fn remove(&self, pool: Option<&StoragePool>, instance: InstanceId) -> Result<(), CallError> {
+        let others = self.files_of(instance)?;
+        let own = self.volume_path(instance);
+        for name in std::iter::once(&own).chain(&others).map(|path| name_of(path)) {
+            let Some(pool) = pool else { break };
+            if let Some(known) = absent(pool.lookup_storage_vol_by_name(name), ErrorNumber::NoStorageVolume)?
+            {
+                delete(&known)?;
+            }
         }
         self.files_of(instance)?.iter().try_for_each(|path| remove_file(path))
     }
