@@ -437,6 +437,18 @@ async fn all_disks_of_a_guest_are_kept_as_they_are_at_one_moment_and_come_back()
     guest.stack.until_exactly_with(&[], &[data, snap]).await?;
     assert_eq!(beside(&guest)?, from_ref(&kept));
     guest.asks(&["snapshot", "delete", "snap", "--wait"])?;
+    // Others' tools see what there is.
+    let virsh = |arguments: &[&str]| -> Result<String> {
+        let uri = guest.stack.libvirt.uri();
+        let output = Command::new("virsh").args(["-q", "-c", uri]).args(arguments).output()?;
+        ensure!(output.status.success(), "{output:?}");
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    let mut listed = String::new();
+    for pool in virsh(&["pool-list", "--name"])?.split_whitespace() {
+        listed += &virsh(&["vol-list", pool])?;
+    }
+    ensure!(listed.contains(&data.to_string()) && !listed.contains(&snap.to_string()), "{listed}");
     guest.asks(&["volume", "delete", "data", "--wait"])?;
     guest.stack.until_exactly(&[]).await
 }
