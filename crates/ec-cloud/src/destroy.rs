@@ -11,7 +11,7 @@ use crate::{
     Cloud, CloudError, CloudResult,
     history::{Asked, note_end},
     intent::{STALE, sweep},
-    lookup::{Found, Known, Read, find, is_held_of_storage_alone},
+    lookup::{Claimed, Found, Known, Read, claimed, find},
     source::kind_of,
     volume::refuse_attached,
 };
@@ -48,7 +48,7 @@ pub(crate) async fn destroy_as(cloud: &Cloud, kind: Workload, instance: Instance
         let found = match (find(cloud, instance).await, unheard) {
             // The wish whose answer was lost arrived, and its node was quick.
             (Err(CloudError::NotFound(_)), Some(doomed)) => return Ok(doomed),
-            (Err(CloudError::NotFound(_)), None) if is_held_of_storage_alone(cloud, instance).await? => {
+            (Err(CloudError::NotFound(_)), None) if claimed(cloud, instance).await? == Claimed::OfStorage => {
                 cloud.placement.release(instance).await?;
                 return Ok(Doomed::Already);
             }

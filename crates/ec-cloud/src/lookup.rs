@@ -289,8 +289,8 @@ async fn look(
 }
 
 async fn without_record(cloud: &Cloud, instance: InstanceId) -> CloudResult<Known> {
-    let held = held_on(cloud, instance).await;
-    if let Ok(Some(node)) = held {
+    let claim = claimed(cloud, instance).await;
+    if let Ok(Claimed::Of(node)) = claim {
         let known = look(cloud, instance, node, None).await?;
         if !(known.request.is_absent() && known.status.is_absent()) {
             return Ok(known);
@@ -300,45 +300,38 @@ async fn without_record(cloud: &Cloud, instance: InstanceId) -> CloudResult<Know
     if let Some(node) = somewhere(cloud, instance).await? {
         return Ok(look(cloud, instance, node, None).await?);
     }
-    match held? {
+    match claim? {
         // A guest that nobody has written of yet.
-        Some(node) => Ok(look(cloud, instance, node, None).await?),
-        None => {
+        Claimed::Of(node) => Ok(look(cloud, instance, node, None).await?),
+        Claimed::Nothing | Claimed::OfStorage => {
             Err(CloudError::NotFound(format!("there is no instance {instance}; `eschedule list` shows all")))
         }
     }
 }
 
-/// The host that the instance's claim is on: the root of the tree, where it holds a part of it. None where it holds
-/// nothing, or nothing but a part of storage that hosts share, or is not of our making.
-async fn held_on(cloud: &Cloud, instance: InstanceId) -> CloudResult<Option<NodeId>> {
-    let Some(held) = cloud.placement.allocations(instance).await? else { return Ok(None) };
-    if held.consumer_type.is_some_and(|kind| kind != ec_placement_client::CONSUMER_TYPE) {
-        return Ok(None);
-    }
-    for provider in held.allocations.into_keys() {
-        let provider = cloud.placement.provider(provider).await?;
-        if let Some(host) = provider.filter(|provider| provider.storage().is_none()) {
-            return Ok(Some(host.root()));
-        }
-    }
-    Ok(None)
+/// What an instance holds in placement by a claim of our making.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Claimed {
+    Nothing,
+    /// Some of this host, which is the root of the tree.
+    Of(NodeId),
+    /// Some of storage that hosts share, and nothing of a host, which could give it back.
+    OfStorage,
 }
 
-/// Whether there is a claim of our making for it, and that only of storage that hosts share: it tells no node that could give
-/// it back.
-pub(crate) async fn is_held_of_storage_alone(cloud: &Cloud, instance: InstanceId) -> CloudResult<bool> {
-    let Some(held) = cloud.placement.allocations(instance).await? else { return Ok(false) };
+pub(crate) async fn claimed(cloud: &Cloud, instance: InstanceId) -> CloudResult<Claimed> {
+    let Some(held) = cloud.placement.allocations(instance).await? else { return Ok(Claimed::Nothing) };
     if held.consumer_type.is_some_and(|kind| kind != ec_placement_client::CONSUMER_TYPE) {
-        return Ok(false);
+        return Ok(Claimed::Nothing);
     }
+    let mut is_of_storage = true;
     for provider in held.allocations.into_keys() {
-        let provider = cloud.placement.provider(provider).await?;
-        if provider.is_none_or(|provider| provider.storage().is_none()) {
-            return Ok(false);
+        match cloud.placement.provider(provider).await? {
+            Some(host) if host.storage().is_none() => return Ok(Claimed::Of(host.root())),
+            provider => is_of_storage &= provider.is_some(),
         }
     }
-    Ok(true)
+    Ok(if is_of_storage { Claimed::OfStorage } else { Claimed::Nothing })
 }
 
 /// The node under which any key speaks of the instance.

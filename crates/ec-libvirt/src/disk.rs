@@ -232,9 +232,7 @@ impl Pool {
         {
             return self.grow(connect, volume, capacity, None);
         }
-        if let Some(existing) = existing {
-            delete(&existing)?;
-        }
+        delete(&pool, &name)?;
         remove_file(&self.volume_path(volume))?;
         StorageVol::create_xml(&pool, &xml::write(&wanted).map_err(CallError::Refused)?, 0)?;
         Ok(())
@@ -433,10 +431,7 @@ impl Pool {
     }
 
     fn drop_beside(&self, connect: &Connect, name: &str) -> Result<(), CallError> {
-        let pool = self.open(connect)?;
-        if let Some(volume) = absent(pool.lookup_storage_vol_by_name(name), ErrorNumber::NoStorageVolume)? {
-            delete(&volume)?;
-        }
+        delete(&self.open(connect)?, name)?;
         remove_file(&self.path.join(name))
     }
 
@@ -464,14 +459,10 @@ impl Pool {
 
     /// By libvirt what that knows of it, its disk first; then by hand whatever is left.
     fn remove(&self, pool: Option<&StoragePool>, instance: InstanceId) -> Result<(), CallError> {
-        let others = self.files_of(instance)?;
-        let own = self.volume_path(instance);
-        for name in std::iter::once(&own).chain(&others).map(|path| name_of(path)) {
-            let Some(pool) = pool else { break };
-            if let Some(known) = absent(pool.lookup_storage_vol_by_name(name), ErrorNumber::NoStorageVolume)?
-            {
-                delete(&known)?;
-            }
+        if let Some(pool) = pool {
+            // Of its disk libvirt may know also where the file is gone.
+            delete(pool, &volume_name(instance))?;
+            self.files_of(instance)?.iter().try_for_each(|file| delete(pool, name_of(file)))?;
         }
         self.files_of(instance)?.iter().try_for_each(|path| remove_file(path))
     }
@@ -500,8 +491,10 @@ fn refresh(pool: &StoragePool) -> Result<(), CallError> {
     busy_by(pool.refresh(0), ErrorNumber::InternalError)
 }
 
-/// Deletes a disk, which libvirt does not while it still makes it; what is not there is not an error.
-fn delete(volume: &StorageVol) -> Result<(), CallError> {
+/// Deletes a disk of that name, which libvirt does not while it still makes it; what it does not know is not an error.
+fn delete(pool: &StoragePool, name: &str) -> Result<(), CallError> {
+    let known = absent(pool.lookup_storage_vol_by_name(name), ErrorNumber::NoStorageVolume)?;
+    let Some(volume) = known else { return Ok(()) };
     busy_by(absent(volume.delete(0), ErrorNumber::NoStorageVolume), ErrorNumber::OperationInvalid).map(drop)
 }
 

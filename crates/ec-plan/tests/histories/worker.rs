@@ -205,41 +205,18 @@ impl Worker {
 
     fn note_rebuilt(&mut self, outside: &mut Outside) {
         let wished = self.job.request.as_ref().and_then(|request| request.rebuild.clone());
-        let rebuilt = wished.map(|wish| wish.wished_at);
-        if let RecordFacts::Kept { started, metadata, rescued, size, intent, .. } = self.thing(outside).record
-        {
-            self.record(
-                outside,
-                RecordFacts::Kept {
-                    started,
-                    rebuilt,
-                    rescued,
-                    metadata,
-                    intent,
-                    root: None,
-                    size,
-                    rescue_begun: false,
-                },
-            );
+        let mut record = self.thing(outside).record;
+        if let RecordFacts::Kept { rebuilt, .. } = &mut record {
+            *rebuilt = wished.map(|wish| wish.wished_at);
+            self.record(outside, record);
         }
     }
 
     fn note_rescued(&mut self, outside: &mut Outside, rescued: Option<RescuedFacts>) {
-        if let RecordFacts::Kept { started, rebuilt, metadata, size, intent, .. } = self.thing(outside).record
-        {
-            self.record(
-                outside,
-                RecordFacts::Kept {
-                    started,
-                    rebuilt,
-                    rescued,
-                    metadata,
-                    intent,
-                    root: None,
-                    size,
-                    rescue_begun: false,
-                },
-            );
+        let mut record = self.thing(outside).record;
+        if let RecordFacts::Kept { rescued: noted, .. } = &mut record {
+            *noted = rescued;
+            self.record(outside, record);
         }
     }
 
@@ -251,42 +228,19 @@ impl Worker {
 
     /// The record as it is, but for whether a guest may have written the disk.
     fn mark(&mut self, outside: &mut Outside, started: bool) {
-        if let RecordFacts::Kept { rebuilt, rescued, metadata, size, intent, .. } = self.thing(outside).record
-        {
-            self.record(
-                outside,
-                RecordFacts::Kept {
-                    started,
-                    rebuilt,
-                    rescued,
-                    metadata,
-                    intent,
-                    root: None,
-                    size,
-                    rescue_begun: false,
-                },
-            );
+        let mut record = self.thing(outside).record;
+        if let RecordFacts::Kept { started: noted, .. } = &mut record {
+            *noted = started;
+            self.record(outside, record);
         }
     }
 
     /// The record as it is, but for how large it is.
     fn note_size(&mut self, outside: &mut Outside, size: SizeFacts) {
-        if let RecordFacts::Kept { started, rebuilt, metadata, rescued, intent, .. } =
-            self.thing(outside).record
-        {
-            self.record(
-                outside,
-                RecordFacts::Kept {
-                    started,
-                    rebuilt,
-                    rescued,
-                    metadata,
-                    intent,
-                    root: None,
-                    size,
-                    rescue_begun: false,
-                },
-            );
+        let mut record = self.thing(outside).record;
+        if let RecordFacts::Kept { size: noted, .. } = &mut record {
+            *noted = size;
+            self.record(outside, record);
         }
     }
 

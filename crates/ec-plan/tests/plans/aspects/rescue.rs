@@ -105,25 +105,12 @@ fn a_guest_runs_until_its_rescue_disk_is_there_and_is_ended_then() {
 
 #[test]
 fn a_rescue_disk_that_was_begun_goes_where_nobody_wishes_one() {
-    let begun = |facts: Facts| {
-        let record = match facts.record {
-            RecordFacts::Kept { started, rebuilt, metadata, root, intent, rescued, size, .. } => {
-                RecordFacts::Kept {
-                    started,
-                    rebuilt,
-                    metadata,
-                    root,
-                    intent,
-                    rescued,
-                    size,
-                    rescue_begun: true,
-                }
-            }
-            other => other,
-        };
-        Facts { record, ..facts }
+    let facts = |wished, noted, told, state, domain| {
+        let mut facts = rescues(wished, noted, told, state, domain);
+        let RecordFacts::Kept { rescue_begun, .. } = &mut facts.record else { panic!() };
+        *rescue_begun = true;
+        facts
     };
-    let facts = |wished, noted, told, state, domain| begun(rescues(wished, noted, told, state, domain));
     all([
         (facts(None, None, None, State::Active, RUNS), Runs(&[LeaveRescue])),
         (facts(None, None, None, State::Stopped, ENDED), Runs(&[LeaveRescue])),

@@ -199,26 +199,11 @@ fn what_failed_is_told_also_where_an_older_etcd_says_that_it_was_done() {
         (says(true, 2, done), Settled),
     ]);
     // Also while it is rescued, when nothing else is done about its size.
-    let rescued = |facts: Facts| {
-        let RecordFacts::Kept { size, .. } = facts.record else { panic!() };
+    let rescued = |mut facts: Facts| {
+        let RecordFacts::Kept { rescued, .. } = &mut facts.record else { panic!() };
         let was = Some(ec_plan::RescuedFacts { wished_at: at(2).unwrap_or_default(), failed: false });
-        let record = match noted(size) {
-            RecordFacts::Kept { started, rebuilt, metadata, root, intent, size, rescue_begun, .. } => {
-                RecordFacts::Kept {
-                    started,
-                    rebuilt,
-                    metadata,
-                    root,
-                    intent,
-                    size,
-                    rescue_begun,
-                    rescued: was,
-                }
-            }
-            other => other,
-        };
+        *rescued = was;
         Facts {
-            record,
             rescue: ec_plan::RescueFacts { wished: at(2), told: was },
             observed: Observed { rescued: true, ..facts.observed },
             status: status(State::Rescued, None, true, true),
