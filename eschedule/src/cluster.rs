@@ -309,7 +309,7 @@ impl Cluster {
             ..settings.etcd.clone()
         };
         let store = Arc::new(EtcdStore::connect(etcd).await?);
-        let membership = Membership::new(Arc::clone(&store), settings.keys.clone());
+        let membership = Membership::new(store.clone(), settings.keys.clone());
         Ok(Self { files, settings, store, membership })
     }
 

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use ec_model::{Doc, Keyspace, Node, NodeId, Token, decode, encode, placement_tokens, token_digest};
-use ec_store::{Compare, EtcdStore, Store, Txn};
+use ec_store::{Compare, Txn, Users};
 
 use crate::{CloudError, CloudResult, rights::Part};
 
@@ -19,7 +19,7 @@ const TRIES: usize = 10;
 
 /// The etcd of a cloud as its administrator sees it.
 pub struct Membership {
-    store: Arc<EtcdStore>,
+    store: Arc<dyn Users>,
     keys: Keyspace,
 }
 
@@ -32,7 +32,7 @@ struct Known {
 
 impl Membership {
     /// Through a connection of the user `root`.
-    pub fn new(store: Arc<EtcdStore>, keys: Keyspace) -> Self {
+    pub fn new(store: Arc<dyn Users>, keys: Keyspace) -> Self {
         Self { store, keys }
     }
 

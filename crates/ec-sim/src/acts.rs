@@ -1,10 +1,8 @@
 //! What can be done to a cluster: by the nemesis, who rolls dice for it, and by a scenario, which knows when.
 
-use std::sync::Arc;
-
 use ec_hypervisor::{End, Hypervisor, Pause};
 use ec_model::{
-    Desired, Instance, InstanceId, Node, NodeId, Request, RunState, Trouble, TroubleKind, decode, encode,
+    Desired, Instance, InstanceId, Request, RunState, Trouble, TroubleKind, decode,
 };
 use ec_store::{Backup, Store, Txn};
 
@@ -81,42 +79,6 @@ pub(crate) fn silence_watches(world: &World) {
 pub(crate) fn deafen(world: &World, computer: &Computer) {
     say(world, format!("silences the watches of {}", name(computer)));
     world.deafen(name(computer));
-}
-
-/// Somebody does not let a node in any more: its agent has no rights, and what is written for it may be read by others.
-pub(crate) async fn revoke(world: &World, computer: &Computer) {
-    say(world, format!("revokes {}", name(computer)));
-    let node = computer.node;
-    for same in world.computers.iter().chain(&world.clones).filter(|same| same.node == node) {
-        same.revoke(true);
-    }
-    mark_revoked(world, node, true).await;
-    world.store.txn(Txn::new().delete(world.keys.alive(node)).delete(world.keys.agent(node))).await.ok();
-}
-
-/// It is let in again, and starts; where it was not revoked, nothing.
-pub(crate) async fn let_in(world: &Arc<World>, computer: &Arc<Computer>) {
-    let node = computer.node;
-    let mut was_revoked = false;
-    for same in world.computers.iter().chain(&world.clones).filter(|same| same.node == node) {
-        was_revoked |= same.revoke(false);
-    }
-    if was_revoked {
-        say(world, format!("lets {} in again", name(computer)));
-        mark_revoked(world, node, false).await;
-        if !computer.is_up() {
-            computer.start(world);
-        }
-    }
-}
-
-/// In its record, where it has one.
-async fn mark_revoked(world: &World, node: NodeId, revoked: bool) {
-    let key = world.keys.node(node);
-    let record = content(world, &key).and_then(|pair| decode::<Node>(&pair.value).ok());
-    if let Some(record) = record {
-        world.store.txn(Txn::new().put(key, encode(&Node { revoked, ..record }))).await.ok();
-    }
 }
 
 /// History is gone up to now, and every watch has to begin anew.

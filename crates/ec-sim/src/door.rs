@@ -90,7 +90,7 @@ impl Door {
         answer
     }
 
-    async fn write<T: Send>(&self, answer: impl Future<Output = StoreResult<T>>) -> StoreResult<T> {
+    pub(crate) async fn write<T: Send>(&self, answer: impl Future<Output = StoreResult<T>>) -> StoreResult<T> {
         self.enter().await?;
         match self.fate() {
             Fate::IsLost => {

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
+    catalog,
     heal::converge,
     life::Life,
     mend::heal,
@@ -49,9 +50,10 @@ pub fn run(seed: u64) -> Result<Ended> {
         5 if nodes > 2 => (2, ", on two shared storages"),
         _ => (0, ""),
     };
-    let title = format!("{title}{told}");
+    let (keepers, seen_to) = if seed % 9 == 4 { (21..24, ", and a catalogue") } else { (0..0, "") };
+    let title = format!("{title}{told}{seen_to}");
     history(Cluster { seed, calm: false, nodes, replicas, controllers, storages, title }, async |world| {
-        live(&world, u32::try_from(users).unwrap_or(1)).await;
+        live(&world, u32::try_from(users).unwrap_or(1), keepers).await;
     })
 }
 
@@ -153,12 +155,15 @@ async fn begin(world: &Arc<World>) {
     }
 }
 
-async fn live(world: &Arc<World>, users: u32) {
+async fn live(world: &Arc<World>, users: u32, keepers: std::ops::Range<u32>) {
     begin(world).await;
     let done = CancellationToken::new();
     let mut people = JoinSet::new();
     for number in 1..=users {
         people.spawn_local(user::live(Arc::clone(world), number, done.clone()));
+    }
+    for number in keepers.clone() {
+        people.spawn_local(user::keep_catalog(Arc::clone(world), number, done.clone()));
     }
     let ills = selection(world);
     world.log(Actor::Nemesis, format!("{ills:?}"));
@@ -173,6 +178,9 @@ async fn live(world: &Arc<World>, users: u32) {
     heal(world).await;
     while people.join_next().await.is_some() {}
     converge(world).await;
+    if !keepers.is_empty() && !world.failed.is_cancelled() {
+        catalog::clear(world, Actor::User(0)).await;
+    }
 }
 
 /// On each node there is a request that nobody can read, and a status, and the guests of both.

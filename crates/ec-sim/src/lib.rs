@@ -18,6 +18,7 @@
 //! history runs in a process of its own.
 
 mod acts;
+mod catalog;
 pub mod chance;
 mod controller;
 mod door;
@@ -31,6 +32,7 @@ mod log;
 mod mend;
 mod nemesis;
 mod node;
+mod operator;
 mod referee;
 mod replica;
 mod scenario;

@@ -5,8 +5,9 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::sleep;
 
 use crate::{
-    acts::{self, say},
+    acts::say,
     nemesis::any_computer,
+    operator,
     world::{Actor, Storm, World},
 };
 
@@ -52,7 +53,7 @@ async fn mend(world: &Arc<World>) {
         clone.keep_down(true);
     }
     for computer in &world.computers {
-        acts::let_in(world, computer).await;
+        while !operator::let_in(world, computer).await {}
         computer.hypervisor.set_unreachable(false);
         computer.troubles.send_if_modified(|troubles| !std::mem::take(troubles).is_empty());
         match computer.life() {

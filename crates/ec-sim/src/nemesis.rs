@@ -12,6 +12,7 @@ use crate::{
     acts::{self, say},
     life::Life,
     node::Computer,
+    operator,
     way::Way,
     world::{Actor, Storm, World},
 };
@@ -311,11 +312,11 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
             }
         }
         Ill::Revoke => {
-            acts::revoke(world, &computer).await;
+            operator::revoke(world, &computer).await;
             let (world, after) = (Arc::clone(world), world.millis(5_000..120_000));
             tokio::spawn(async move {
                 sleep(after).await;
-                acts::let_in(&world, &computer).await;
+                operator::let_in(&world, &computer).await;
             });
         }
         Ill::PauseGuest => {

@@ -251,6 +251,10 @@ impl Computer {
         was != revoked
     }
 
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::Relaxed)
+    }
+
     /// As an operator ends it, who starts it again.
     pub(crate) fn stop(&self) -> bool {
         let Some(running) = self.running() else { return false };

@@ -1,6 +1,7 @@
 //! What must never be, whatever breaks. The referee sees every transaction that is applied and everything that the
 //! hypervisors do, and remembers it by itself: it believes no program's word about anything.
 
+mod catalog;
 mod demands;
 mod ends;
 mod groups;
@@ -13,9 +14,9 @@ mod wishes;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use ec_cloud::Verb;
+use ec_cloud::{ImageChange, Verb};
 use ec_hypervisor::{DomainSize, End, Observed, Operation, RunState};
-use ec_model::{InstanceId, NodeId, State, Status, decode};
+use ec_model::{ImageId, InstanceId, NodeId, State, Status, decode};
 use ec_store::{KeyValue, Op, Txn};
 use jiff::Timestamp;
 use serde_json::Value;
@@ -139,6 +140,11 @@ pub(crate) struct Referee {
     missed: BTreeMap<NodeId, Vec<u64>>,
     /// What lets somebody in to look at a guest, and by which wish.
     words: BTreeMap<String, (InstanceId, u64)>,
+    /// Images that users were told of, and those that somebody is about to delete.
+    images: BTreeSet<ImageId>,
+    images_asked_away: BTreeSet<ImageId>,
+    /// What somebody changed of images, one after the other.
+    image_changes: BTreeMap<Actor, Vec<ImageChange>>,
     /// etcd was put back to an older state at least once.
     pub(crate) restored: bool,
     /// Somebody took claims of guests that are there, so that their room may be sold to others, too.
@@ -367,6 +373,7 @@ impl Referee {
             self.look_at_status(world, key, new, late);
             self.look_at_index(world, actor, key, old.as_ref(), new);
             self.look_at_group(world, actor, key, new);
+            self.look_at_image(world, (actor, late), key, old.as_ref(), new);
             self.look_at_volumes(world, actor, key, new);
             self.look_at_healing(world, actor, key, old.as_ref(), new);
         }

@@ -14,7 +14,7 @@ use crate::{
     door::Door,
     fashion::{Fashion, an_image},
     life::Life,
-    volumes,
+    catalog, volumes,
     way::Way,
     world::{Actor, World},
 };
@@ -69,6 +69,7 @@ enum Deed {
     DestroySealed(InstanceId),
     LookAt(InstanceId, AccessKind),
     Volume(volumes::Deed),
+    Catalog(catalog::Deed, &'static str),
     /// Brings back what nodes hold.
     Heal,
     List,
@@ -101,6 +102,15 @@ pub(crate) async fn live(world: Arc<World>, number: u32, done: CancellationToken
             Some(beside) => _ = tokio::join!(command(&world, one, deed), command(&world, other, beside)),
             None => command(&world, one, deed).await,
         }
+    }
+}
+
+/// Sees to the catalogue until `done`.
+pub(crate) async fn keep_catalog(world: Arc<World>, number: u32, done: CancellationToken) {
+    while !done.is_cancelled() {
+        sleep(world.millis(50..4000)).await;
+        let (deed, project) = catalog::any(&world);
+        command(&world, Actor::User(number), Deed::Catalog(deed, project)).await;
     }
 }
 
@@ -253,6 +263,10 @@ async fn perform(world: Arc<World>, actor: Actor, deed: Deed, life: Life, stop: 
             );
         }
         Deed::LookAt(instance, kind) => _ = look_at(&world, actor, &cloud, instance, kind).await,
+        Deed::Catalog(deed, project) => {
+            let cloud = Cloud { project: project.to_owned(), ..cloud };
+            catalog::perform(&world, actor, &cloud, deed).await;
+        }
         Deed::Volume(deed) => volumes::perform(&world, actor, &cloud, deed, &stop).await,
         Deed::Heal => _ = mend(&world, actor, &cloud).await,
         Deed::List => _ = look(&world, actor, &cloud).await,

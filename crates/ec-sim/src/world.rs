@@ -1,7 +1,7 @@
 //! What all parts of a history share: the store, the dice, the log, the referee, what goes wrong now.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     path::Path,
     sync::{
@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use ec_model::{InstanceId, Keyspace, NodeId};
+use ec_model::{ImageId, InstanceId, Keyspace, NodeId};
 use ec_runtime::{Host, Machine, Work};
 use ec_store::MemoryStore;
 use futures::future::BoxFuture;
@@ -115,6 +115,8 @@ pub(crate) struct World {
     calm: bool,
     /// Single calls that are to go wrong.
     pub(crate) snags: Mutex<Vec<Snag>>,
+    /// The images whose bytes lie in the store.
+    objects: Mutex<BTreeSet<ImageId>>,
     /// How much farther from etcd some are.
     far: Mutex<BTreeMap<String, Duration>>,
     /// By how many seconds everybody's clock is wrong.
@@ -157,6 +159,7 @@ impl World {
             storages,
             calm,
             snags: Mutex::default(),
+            objects: Mutex::default(),
             far: Mutex::default(),
             clock: AtomicI64::new(0),
             sleepers: Mutex::default(),
@@ -306,6 +309,18 @@ impl World {
         let Some((life, _)) = sleeper.filter(|_| self.chance(50)) else { return false };
         life.wake();
         true
+    }
+
+    pub(crate) fn objects(&self) -> BTreeSet<ImageId> {
+        lock(&self.objects).clone()
+    }
+
+    pub(crate) fn store_object(&self, image: ImageId) {
+        lock(&self.objects).insert(image);
+    }
+
+    pub(crate) fn drop_object(&self, image: ImageId) {
+        lock(&self.objects).remove(&image);
     }
 
     /// From now on etcd is so much farther from somebody, each way.

@@ -81,6 +81,24 @@ pub trait Store: Send + Sync + 'static {
     async fn compact(&self, revision: Revision) -> StoreResult<()>;
 }
 
+/// Users and roles of an etcd that asks who somebody is. Everything here may be done again: what is there already is made as
+/// it should be.
+#[async_trait]
+pub trait Users: Store {
+    /// A role with these rights and no others.
+    async fn ensure_role(&self, role: &str, grants: &[Grant]) -> StoreResult<()>;
+
+    /// A user who has this role, and no password: a client certificate with this common name is who it is. A role that is
+    /// not there is made, without any rights; `root` has all of itself.
+    async fn ensure_user(&self, user: &str, role: &str) -> StoreResult<()>;
+
+    /// Whoever comes as this user may do nothing from now on; nor has anybody the role of the same name.
+    async fn drop_user(&self, user: &str) -> StoreResult<()>;
+
+    /// From now on nobody may do anything but by their roles. The user `root` with the role `root` must be there.
+    async fn enable_auth(&self) -> StoreResult<()>;
+}
+
 /// A running watch; dropping it ends it.
 #[async_trait]
 pub trait Watch: Send {

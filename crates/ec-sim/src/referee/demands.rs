@@ -5,12 +5,13 @@
 
 use std::collections::BTreeSet;
 
-use ec_model::{Desired, Group, Instance, InstanceId, Node, NodeId, Policy, Record, Request, Status, decode};
+use ec_model::{Desired, Group, Instance, InstanceId, Node, NodeId, Policy, Record, Request, Status, decode, placement_tokens};
 use ec_store::{Compare, KeyValue, Op, Txn};
 use serde_json::Value;
 
 use super::{
     Referee,
+    catalog::of_catalog,
     groups::{GROUPS, MEMBERS},
     volumes::of_attach,
 };
@@ -182,6 +183,13 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
             Op::Delete(_) => vec![members],
         };
     }
+    if key.starts_with(&placement_tokens(PLACEMENT)) || key.starts_with(&keys.nodes()) {
+        return of_operator(txn, op, old);
+    }
+    let of_catalog = of_catalog(world, txn, op);
+    if !of_catalog.is_empty() {
+        return of_catalog;
+    }
     let is_name = NAMES.iter().any(|names| key.starts_with(names));
     let Some((name, bearer)) = key.rsplit_once('/').filter(|_| is_name) else { return Vec::new() };
     let name = format!("{name}/");
@@ -249,6 +257,16 @@ fn of_revoked(world: &World, op: &Op, old: Option<&KeyValue>) -> Option<String> 
         unlocked == wanted
     });
     (!is_same).then(|| format!("{} though the node was revoked", op.key()))
+}
+
+/// A node's record is written by its agent, too; and a token goes in the place of which another comes as it was read.
+fn of_operator(txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<String> {
+    let is_replaced = txn.then.iter().any(|op| matches!(op, Op::Put { .. }));
+    match op {
+        Op::Put { .. } if old.is_some() => vec![op.key().to_owned()],
+        Op::Delete(key) if is_replaced => vec![key.clone()],
+        _ => Vec::new(),
+    }
 }
 
 /// What its node keeps of an instance that is brought back by it.

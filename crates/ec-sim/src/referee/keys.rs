@@ -2,7 +2,7 @@
 
 use ec_model::{
     Desired, Handover, Held, Instance, InstanceId, NodeId, PowerWish, Request, State, Status, Workload,
-    decode,
+    decode, placement_tokens,
 };
 use ec_store::{KeyValue, Op, Txn};
 
@@ -53,9 +53,17 @@ impl Referee {
                     ["/ecompute/names/", "/ecompute/volume-names/", "/ecompute/actions/", MEMBERS, GROUPS]
                         .iter()
                         .any(|under| key.starts_with(under));
-                let image =
-                    [keys.images(), keys.all_image_names(), keys.all_public_images()].into_iter().any(owner);
-                request || user_data || image || owner(keys.instances()) || beside
+                let catalog = [
+                    keys.images(),
+                    keys.all_image_names(),
+                    keys.all_public_images(),
+                    keys.flavors(),
+                    keys.all_keypairs(),
+                ];
+                let operator = [placement_tokens(PLACEMENT), keys.nodes()].into_iter().any(owner)
+                    || owner(keys.all_alive()) && new.is_none()
+                    || owner("/ecompute/agents/".to_owned()) && new.is_none();
+                request || user_data || operator || catalog.into_iter().any(owner) || owner(keys.instances()) || beside
             }
             Actor::Agent(node, _) => {
                 let presence =

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use async_trait::async_trait;
 use etcd_client::{Permission, PermissionType, UserAddOptions};
 
 use super::{
@@ -12,7 +13,7 @@ use super::{
     failure::{Failure, classify},
     prefix_end,
 };
-use crate::StoreResult;
+use crate::{StoreResult, Users};
 
 /// A right that a role has.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,12 +56,11 @@ impl EtcdStore {
         }
         Ok(())
     }
+}
 
-    /// A role with these rights and no others.
-    ///
-    /// # Errors
-    /// etcd is away, or does not let us.
-    pub async fn ensure_role(&self, role: &str, grants: &[Grant]) -> StoreResult<()> {
+#[async_trait]
+impl Users for EtcdStore {
+    async fn ensure_role(&self, role: &str, grants: &[Grant]) -> StoreResult<()> {
         self.have_role(role).await?;
         for grant in grants {
             let permission = grant.permission();
@@ -89,12 +89,7 @@ impl EtcdStore {
         Ok(())
     }
 
-    /// A user who has this role, and no password: a client certificate with this common name is who it is. A role that is
-    /// not there is made, without any rights; `root` has all of itself.
-    ///
-    /// # Errors
-    /// etcd is away, or does not let us.
-    pub async fn ensure_user(&self, user: &str, role: &str) -> StoreResult<()> {
+    async fn ensure_user(&self, user: &str, role: &str) -> StoreResult<()> {
         self.have_role(role).await?;
         let users = self.administer(|mut auth| async move { auth.user_list().await }).await?;
         if !users.users().iter().any(|there| there == user) {
@@ -110,11 +105,7 @@ impl EtcdStore {
         Ok(())
     }
 
-    /// Whoever comes as this user may do nothing from now on; nor has anybody the role of the same name.
-    ///
-    /// # Errors
-    /// etcd is away, or does not let us.
-    pub async fn drop_user(&self, user: &str) -> StoreResult<()> {
+    async fn drop_user(&self, user: &str) -> StoreResult<()> {
         let users = self.administer(|mut auth| async move { auth.user_list().await }).await?;
         if users.users().iter().any(|there| there == user) {
             self.administer(|mut auth| async move { auth.user_delete(user).await }).await?;
@@ -126,11 +117,7 @@ impl EtcdStore {
         Ok(())
     }
 
-    /// From now on nobody may do anything but by their roles. The user `root` with the role `root` must be there.
-    ///
-    /// # Errors
-    /// etcd is away, or does not let us.
-    pub async fn enable_auth(&self) -> StoreResult<()> {
+    async fn enable_auth(&self) -> StoreResult<()> {
         self.administer(|mut auth| async move { auth.auth_enable().await }).await.map(drop)
     }
 }
