@@ -3,10 +3,12 @@
 use std::{collections::HashSet, time::Duration};
 
 use ec_cloud::{
-    Acted, Ask, Cloud, CloudError, Doomed, Verb, View, find, find_placed, resolve, select, until_active,
-    until_done, until_gone,
+    Acted, Ask, Cloud, CloudError, Doomed, Verb, View, destroy_selected, find, find_placed, resolve, select,
+    until_active, until_done, until_gone,
 };
-use ec_model::{Attachment, Extent, InstanceId, NodeId, RequestId, ResourceQuery, State};
+use ec_model::{
+    Attachment, Extent, InstanceId, NodeId, RequestId, ResourceQuery, State, input::LabelSelector,
+};
 use ec_runtime::{
     exit::{Failure, INTERRUPTED, print, tell},
     shutdown_on_signals,
@@ -66,7 +68,7 @@ pub(crate) async fn act(
 ) -> Result<(), Failure> {
     let certain = matches!(verb, Verb::Rebuild(_));
     let patience = Patience::new(waiting)?;
-    let work = async |instance| act_on(session, verb, instance, &patience).await;
+    let work = async |instance, _: &[LabelSelector]| act_on(session, verb, instance, &patience).await;
     each(session, instances, output, certain, work, &patience).await
 }
 
@@ -110,7 +112,9 @@ pub(crate) async fn destroy(
     output: Output,
 ) -> Result<(), Failure> {
     let patience = Patience::new(waiting)?;
-    let work = async |instance| destroy_one(session, instance, &patience).await;
+    let work = async |instance, selectors: &[LabelSelector]| {
+        destroy_one(session, instance, selectors, &patience).await
+    };
     each(session, instances, output, true, work, &patience).await
 }
 
@@ -157,7 +161,7 @@ async fn each(
     instances: &Instances,
     output: Output,
     certain: bool,
-    work: impl AsyncFn(InstanceId) -> Result<Done, Failure>,
+    work: impl AsyncFn(InstanceId, &[LabelSelector]) -> Result<Done, Failure>,
     patience: &Patience,
 ) -> Result<(), Failure> {
     let cloud = &session.cloud;
@@ -165,6 +169,7 @@ async fn each(
     if !instances.label.is_empty() {
         texts.extend(select(cloud, &instances.label).await?.iter().map(ToString::to_string));
     }
+    let named: HashSet<&String> = instances.instances.iter().collect();
     // Named twice it is asked once, whichever way: once it is gone its name would mean nobody.
     let (mut words, mut asked) = (HashSet::new(), HashSet::new());
     texts.retain(|text| words.insert(text.clone()));
@@ -183,7 +188,10 @@ async fn each(
             continue;
         }
         let outcome = match meant {
-            Ok(instance) => one(cloud, instance, output, &work).await,
+            Ok(instance) => {
+                let selectors = if named.contains(text) { &[][..] } else { &instances.label };
+                one(cloud, (instance, selectors), output, &work).await
+            }
             Err(error) => Err(error.into()),
         };
         match outcome {
@@ -211,16 +219,16 @@ async fn each(
 /// What comes of one, and what that is called where names are wanted.
 async fn one(
     cloud: &Cloud,
-    instance: InstanceId,
+    (instance, selectors): (InstanceId, &[LabelSelector]),
     output: Output,
-    work: &impl AsyncFn(InstanceId) -> Result<Done, Failure>,
+    work: &impl AsyncFn(InstanceId, &[LabelSelector]) -> Result<Done, Failure>,
 ) -> Result<(Done, String), Failure> {
     if output != Output::Name {
-        return Ok((work(instance).await?, String::new()));
+        return Ok((work(instance, selectors).await?, String::new()));
     }
     // Asked before, since what is destroyed has none afterwards, and again, since it may be renamed.
     let before = name_of(cloud, instance).await;
-    let one = work(instance).await?;
+    let one = work(instance, selectors).await?;
     let name = name_of(cloud, instance).await.or(before);
     Ok((one, output::called(name.as_ref(), instance)))
 }
@@ -324,8 +332,14 @@ pub(crate) fn under_way(verb: &Verb) -> &'static str {
     }
 }
 
-async fn destroy_one(session: &Session, instance: InstanceId, patience: &Patience) -> Result<Done, Failure> {
-    let doomed = ec_cloud::destroy(&session.cloud, instance).await;
+/// Destroys one; where it was selected, only while it is what was.
+async fn destroy_one(
+    session: &Session,
+    instance: InstanceId,
+    selectors: &[LabelSelector],
+    patience: &Patience,
+) -> Result<Done, Failure> {
+    let doomed = destroy_selected(&session.cloud, instance, selectors).await;
     let (node, alive) = match doomed.map_err(|error| session.failed(error))? {
         Doomed::By { node, alive } => (Some(node), alive),
         Doomed::Already => (None, false),

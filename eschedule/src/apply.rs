@@ -8,6 +8,7 @@
 mod volumes;
 
 use std::{
+    cell::OnceCell,
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     time::Duration,
@@ -16,10 +17,12 @@ use std::{
 use clap::Args;
 use ec_cloud::{
     Ask, Change, Cloud, CloudError, Difference, Doomed, GroupView, Guest, NoRoom, Prune, STACK, Scheduled,
-    Verb, View, VolumeStep, Volumes, Wanted, Wished, act, destroy, differences, find, find_placed, resolve,
-    resolve_volume,
+    Verb, View, VolumeStep, Volumes, Wanted, Wished, act, destroy_selected, differences, find, find_placed,
+    resolve, resolve_volume,
 };
-use ec_model::{Instance, InstanceId, NodeId, Policy, RequestId, ResourceQuery, Workload};
+use ec_model::{
+    Instance, InstanceId, NodeId, Policy, RequestId, ResourceQuery, Workload, input::LabelSelector,
+};
 use ec_runtime::{
     exit::{FAILED, Failure, INTERRUPTED, tell},
     shutdown_on_signals,
@@ -31,6 +34,7 @@ use crate::{
     cli::{Given, Output, Traits, YEAR},
     config::Session,
     run::{self, asked, reason},
+    shown::Shown,
     spec::{self, Mistake, Part},
     stack::{InstanceEntry, Place, Source, Stack},
 };
@@ -456,17 +460,17 @@ impl<'a> Making<'a> {
         }
         match step {
             Difference::Run(number) => {
-                if let Some(made) = self.run(*number).await? {
-                    (one.instance, one.node) = (Some(made.instance), Some(made.node));
-                    self.instances.insert(*number, made);
-                }
+                let made = self.run(*number).await?;
+                (one.instance, one.node) = (Some(made.instance), Some(made.node));
+                self.instances.insert(*number, made);
             }
             Difference::Set(instance, _, change) => {
                 let acted = act(cloud, *instance, &Verb::Set(change.clone())).await;
                 one.node = Some(acted.map_err(|error| session.failed(error))?.node);
             }
             Difference::Destroy(instance, _) => {
-                let doomed = destroy(cloud, *instance).await;
+                // Whoever took it out of the stack since has spared it.
+                let doomed = destroy_selected(cloud, *instance, &[of_stack(self.of.stack)]).await;
                 if let Doomed::By { node, .. } = doomed.map_err(|error| session.failed(error))? {
                     one.node = Some(node);
                 }
@@ -482,9 +486,8 @@ impl<'a> Making<'a> {
         Ok(())
     }
 
-    /// Asks for an instance, where its volumes lie, or where there is room for those that are to be made, too. Nothing where
-    /// another made it at this moment.
-    async fn run(&mut self, number: usize) -> Result<Option<Scheduled>, Failure> {
+    /// Asks for an instance, where its volumes lie, or where there is room for those that are to be made, too.
+    async fn run(&mut self, number: usize) -> Result<Scheduled, Failure> {
         let (session, cloud) = (self.session, &self.session.cloud);
         let Entry { query, guest, place } = &self.entries[number];
         let mut place = place.on(self.of.node_for(number));
@@ -500,21 +503,22 @@ impl<'a> Making<'a> {
             let ask = asked(session, query, &guest, place).await?;
             let wanted = Wanted::new(ask.clone(), &guest)?;
             match ec_cloud::schedule(cloud, &wanted, self.stop).await {
-                // The same file was applied twice at once, and the other made it.
                 Err(CloudError::Taken { name, .. })
                     if is_of_stack(cloud, Workload::Machine, &name, self.of.stack).await =>
                 {
-                    return Ok(None);
+                    if let Some(made) = self.made_by_another(Workload::Machine, &name).await? {
+                        return Ok(made);
+                    }
                 }
                 outcome => match outcome.map_err(|error| session.failed(error))? {
-                    Ok(placed) => return Ok(Some(placed)),
+                    Ok(placed) => return Ok(placed),
                     // That node had room a moment ago, and others may have it still.
                     Err(_) if roomy.is_some() && !last => {}
                     Err(none) => return Err(no_room(session, &ask, &none).await),
                 },
             }
         }
-        Ok(None)
+        Err(given_back(&self.of.instances[number].name))
     }
 
     /// The node that has room for an instance and for those of its volumes that are to be made; none where there are none.
@@ -551,17 +555,41 @@ impl<'a> Making<'a> {
 
     /// What another made, or is about to.
     async fn made(&self, kind: Workload, name: &str) -> Result<Scheduled, Failure> {
+        let made = self.made_by_another(kind, name).await?;
+        made.ok_or_else(|| {
+            Failure::failed(format!("there is no {} `{name}` any more; try again", kind.word()))
+        })
+    }
+
+    /// The same; nothing where it has given that up. An error where that is not placed in some seconds: its command is at it
+    /// still, or was killed.
+    async fn made_by_another(&self, kind: Workload, name: &str) -> Result<Option<Scheduled>, Failure> {
         let cloud = &self.session.cloud;
-        for last in (0..PLACED).rev().map(|left| left == 0) {
+        // Of one that is there nothing is told.
+        let shown: OnceCell<Shown> = OnceCell::new();
+        let mut left = PLACED;
+        let made = loop {
             let found = async { find_placed(cloud, named(cloud, kind, name).await?).await };
             match found.await {
-                Ok(known) => return Ok(Scheduled { instance: known.instance, node: known.node }),
-                Err(CloudError::Busy(_)) if !last => tokio::time::sleep(PAUSE).await,
-                Err(error) => return Err(error.into()),
+                Ok(known) => break Ok(Some(Scheduled { instance: known.instance, node: known.node })),
+                Err(CloudError::NotFound(_)) => break Ok(None),
+                Err(CloudError::Busy(_)) if left > 0 => {
+                    left -= 1;
+                    shown.get_or_init(|| Shown::new(&format!("waiting for who places {name}")));
+                    tokio::time::sleep(PAUSE).await;
+                }
+                Err(error) => break Err(error.into()),
             }
+        };
+        if let Some(shown) = shown.get() {
+            shown.finish();
         }
-        Err(Failure::failed(format!("`{name}` is not placed")))
+        made
     }
+}
+
+fn given_back(name: &str) -> Failure {
+    Failure::failed(format!("the name `{name}` is taken and given back again and again; try again"))
 }
 
 async fn no_room(session: &Session, ask: &Ask<'_>, none: &NoRoom) -> Failure {
@@ -576,6 +604,11 @@ const DISK: &str = "DISK_GB";
 
 /// So often a name's bearer may be another between two questions: who loses a race for room hands the name on to its next uuid.
 const LOOKS: usize = 5;
+
+/// What takes all that is of the stack.
+fn of_stack(stack: &str) -> LabelSelector {
+    LabelSelector { key: STACK.to_owned(), value: Some(stack.to_owned()) }
+}
 
 /// Whether what bears that name is of the stack.
 async fn is_of_stack(cloud: &Cloud, kind: Workload, name: &str, stack: &str) -> bool {

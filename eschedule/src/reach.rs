@@ -1,5 +1,6 @@
 //! Reaching an instance: its console, its log, its screen, its shell.
 
+mod printed;
 mod stream;
 mod terminal;
 
@@ -11,12 +12,12 @@ use std::{
     time::Duration,
 };
 
-use anstream::adapter::StripBytes;
 use bytes::BytesMut;
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
 use ec_cloud::{find_placed, resolve};
 use ec_model::{AccessKind, InstanceId};
 use ec_runtime::exit::{Failure, INTERRUPTED, NOBODY_READS, print, tell};
+use printed::Printed;
 pub(crate) use stream::{Piece, Stream, trust};
 use terminal::{DETACH, Raw, typed};
 use tokio::{
@@ -171,7 +172,7 @@ async fn logs(
 ) -> Result<(), Failure> {
     let mut stream = Stream::open(session, instance, AccessKind::Log).await?;
     let mut ending = Ending::new()?;
-    let mut strip = StripBytes::new();
+    let mut printed = Printed::default();
     // What was there before, until it is known where it ends.
     let mut before = Some(Vec::new());
     loop {
@@ -187,7 +188,7 @@ async fn logs(
                 return Ok(());
             }
         };
-        let text = strip.strip_next(&bytes).flatten().copied();
+        let text = printed.next(&bytes);
         match &mut before {
             Some(kept) if bytes.is_empty() => {
                 out(last_lines(kept, lines))?;
@@ -197,8 +198,8 @@ async fn logs(
                     return Ok(());
                 }
             }
-            Some(kept) => kept.extend(text),
-            None => out(&text.collect::<Vec<_>>())?,
+            Some(kept) => kept.extend(text.bytes()),
+            None => out(text.as_bytes())?,
         }
     }
 }

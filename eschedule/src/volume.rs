@@ -203,7 +203,7 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
         VolumeCommand::Detach { volume, waiting } => {
             let volume = resolve_volume(cloud, &volume).await?;
             let patience = Patience::new(waiting)?;
-            match ec_cloud::detach(cloud, volume).await.map_err(|error| session.failed(error))? {
+            match ec_cloud::detach(cloud, volume, None).await.map_err(|error| session.failed(error))? {
                 None => tell(&format!("eschedule: no instance has volume {volume}")),
                 Some(detached) => {
                     done(session, &patience, detached.instance, &detached.acted, "detaching").await?;

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use ec_libvirt::testing::{LibvirtServer, tiny_image};
 use ec_model::{InstanceId, Keyspace, NodeId};
-use ec_store::{EtcdConfig, EtcdStore, EtcdTls, Store, Txn, testing::EtcdServer};
+use ec_store::{EtcdConfig, EtcdStore, EtcdTls, Store, Txn, Users, testing::EtcdServer};
 use ec_tests::{Running, TINY, program};
 use reqwest::{Certificate, Client, ClientBuilder, Identity, Method, tls::TlsInfo};
 use rustls::pki_types::{CertificateDer, pem::PemObject};

@@ -1,7 +1,8 @@
 //! Destroying: change what is wanted; the node's agent does it, now or when it is back.
 
 use ec_model::{
-    ActionVerb, Desired, Doc, Instance, InstanceId, NodeId, Request, Restart, State, Status, Workload, decode,
+    ActionVerb, Desired, Doc, Instance, InstanceId, NodeId, Request, Restart, State, Status, Workload,
+    decode, input::LabelSelector,
 };
 use ec_plan::verbs::locked;
 use ec_runtime::planted;
@@ -38,11 +39,28 @@ pub enum Doomed {
 /// # Errors
 /// It is a volume, which holds what others wrote: [`crate::delete_volume`] is meant to end one.
 pub async fn destroy(cloud: &Cloud, instance: InstanceId) -> CloudResult<Doomed> {
-    destroy_as(cloud, Workload::Machine, instance).await
+    destroy_as(cloud, Workload::Machine, instance, &[]).await
+}
+
+/// The same of one that was selected by its labels: it is spared where somebody has changed them since.
+///
+/// # Errors
+/// As [`destroy`]; [`CloudError::Refused`] where a selector does not take it any more.
+pub async fn destroy_selected(
+    cloud: &Cloud,
+    instance: InstanceId,
+    selectors: &[LabelSelector],
+) -> CloudResult<Doomed> {
+    destroy_as(cloud, Workload::Machine, instance, selectors).await
 }
 
 /// The same of any kind of workload. What nobody can tell the kind of any more is whatever is meant.
-pub(crate) async fn destroy_as(cloud: &Cloud, kind: Workload, instance: InstanceId) -> CloudResult<Doomed> {
+pub(crate) async fn destroy_as(
+    cloud: &Cloud,
+    kind: Workload,
+    instance: InstanceId,
+    selectors: &[LabelSelector],
+) -> CloudResult<Doomed> {
     let mut unheard = None;
     for _ in 0..TRIES {
         let found = match (find(cloud, instance).await, unheard) {
@@ -56,6 +74,9 @@ pub(crate) async fn destroy_as(cloud: &Cloud, kind: Workload, instance: Instance
         };
         let known = match found {
             Found::Placed(known) => known,
+            Found::Unplaced(record, _) if !selected(&record, selectors) => {
+                return Err(not_selected(instance, selectors));
+            }
             Found::Unplaced(record, revision) => match take_away(cloud, *record, revision).await? {
                 true => return Ok(Doomed::Already),
                 // It was placed at this moment.
@@ -67,6 +88,10 @@ pub(crate) async fn destroy_as(cloud: &Cloud, kind: Workload, instance: Instance
         {
             let why = locked(reason);
             return Err(CloudError::Refused(format!("cannot destroy {instance}: {why}")));
+        }
+        // Its wish is written only while the record is this.
+        if known.record.as_ref().is_some_and(|record| !selected(record, selectors)) {
+            return Err(not_selected(instance, selectors));
         }
         if kind.is_machine() && kind_of(&known) == Some(Workload::Volume) {
             let why =
@@ -98,6 +123,18 @@ pub(crate) async fn destroy_as(cloud: &Cloud, kind: Workload, instance: Instance
         }
     }
     Err(CloudError::Busy(format!("the request of {instance} keeps changing; try again")))
+}
+
+fn selected(record: &Instance, selectors: &[LabelSelector]) -> bool {
+    selectors.iter().all(|selector| selector.takes(&record.labels))
+}
+
+fn not_selected(instance: InstanceId, selectors: &[LabelSelector]) -> CloudError {
+    let labels: Vec<String> = selectors.iter().map(ToString::to_string).collect();
+    CloudError::Refused(format!(
+        "{instance} has not the label {} any more, and was not destroyed",
+        labels.join(" and ")
+    ))
 }
 
 /// An error where the disk of a volume is missed on its node, and another of the same storage has it: what is deleted where it is

@@ -15,7 +15,7 @@ use std::{
 use ec_model::{
     ActionVerb, Attachment, CopyOf, Desired, Doc, Extent, ImageRef, Instance, InstanceId, NodeId, Request,
     ResourceQuery, State, Status, Workload, decode,
-    input::{LABELS_MAX, is_hostname},
+    input::{LABELS_MAX, LabelSelector, is_hostname},
 };
 use ec_plan::{
     verbs::Verb,
@@ -476,11 +476,20 @@ async fn holder_of(cloud: &Cloud, volume: InstanceId) -> CloudResult<Option<(Ins
 /// Has the machine that has a volume have it no more; none where nobody has it.
 ///
 /// # Errors
-/// It cannot be as the machine stands: [`CloudError::Refused`], with nothing changed.
-pub async fn detach(cloud: &Cloud, volume: InstanceId) -> CloudResult<Option<Attached>> {
+/// It cannot be as the machine stands, or another has it than `from`: [`CloudError::Refused`], with nothing changed.
+pub async fn detach(
+    cloud: &Cloud,
+    volume: InstanceId,
+    from: Option<InstanceId>,
+) -> CloudResult<Option<Attached>> {
     for _ in 0..TRIES {
         let disk = known_volume(cloud, volume).await?;
         let Some(instance) = disk.record.as_ref().and_then(|record| record.attached) else { return Ok(None) };
+        if from.is_some_and(|from| from != instance) {
+            return Err(CloudError::Refused(format!(
+                "instance {instance} has volume {volume} by now, and nobody asked for it to be taken from there"
+            )));
+        }
         let machine = match find(cloud, instance).await {
             Ok(Found::Placed(machine)) if machine.record.is_some() => machine,
             Err(CloudError::NotFound(_)) | Ok(_) => {
@@ -594,8 +603,20 @@ pub async fn until_free(
 /// # Errors
 /// A machine has it: [`CloudError::Refused`], with nothing changed.
 pub async fn delete_volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<Doomed> {
+    delete_selected_volume(cloud, volume, &[]).await
+}
+
+/// The same of one that was selected by its labels: it is spared where somebody has changed them since.
+///
+/// # Errors
+/// As [`delete_volume`]; [`CloudError::Refused`] where a selector does not take it any more.
+pub async fn delete_selected_volume(
+    cloud: &Cloud,
+    volume: InstanceId,
+    selectors: &[LabelSelector],
+) -> CloudResult<Doomed> {
     known_volume(cloud, volume).await?;
-    destroy_as(cloud, Workload::Volume, volume).await
+    destroy_as(cloud, Workload::Volume, volume, selectors).await
 }
 
 /// An error where a machine has this volume.

@@ -1,9 +1,7 @@
 //! What can be done to a cluster: by the nemesis, who rolls dice for it, and by a scenario, which knows when.
 
 use ec_hypervisor::{End, Hypervisor, Pause};
-use ec_model::{
-    Desired, Instance, InstanceId, Request, RunState, Trouble, TroubleKind, decode,
-};
+use ec_model::{Desired, Instance, InstanceId, Request, RunState, Trouble, TroubleKind, decode};
 use ec_store::{Backup, Store, Txn};
 
 use crate::{

@@ -28,8 +28,16 @@ const STALE: Duration = Duration::from_mins(10);
 #[derive(Debug, Clone)]
 pub(crate) enum Deed {
     /// Bytes come in so many parts, or are elsewhere.
-    Add { name: &'static str, parts: Option<u64>, public: bool, protected: bool },
-    Change { image: String, change: ImageChange },
+    Add {
+        name: &'static str,
+        parts: Option<u64>,
+        public: bool,
+        protected: bool,
+    },
+    Change {
+        image: String,
+        change: ImageChange,
+    },
     Delete(String),
     List,
     CreateFlavor(&'static str),
@@ -121,7 +129,10 @@ pub(crate) async fn perform(world: &Arc<World>, actor: Actor, cloud: &Cloud, dee
                 }
             }
             let seen = images(cloud).await;
-            world.log(actor, format!("sees {}", seen.map_or_else(|error| error.to_string(), |all| all.len().to_string())));
+            world.log(
+                actor,
+                format!("sees {}", seen.map_or_else(|error| error.to_string(), |all| all.len().to_string())),
+            );
             return;
         }
         Deed::CreateFlavor(name) => return make_flavor(world, actor, cloud, name).await,
@@ -133,7 +144,8 @@ pub(crate) async fn perform(world: &Arc<World>, actor: Actor, cloud: &Cloud, dee
             return gone(world, actor, "keypair", name, delete_keypair(cloud, name).await);
         }
     };
-    let told = told.map_or_else(|error| error.to_string(), |image| format!("image {}: {:?}", image.id, image.status));
+    let told = told
+        .map_or_else(|error| error.to_string(), |image| format!("image {}: {:?}", image.id, image.status));
     world.log(actor, format!("is told: {told}"));
 }
 
@@ -243,7 +255,9 @@ pub(crate) async fn clear(world: &Arc<World>, somebody: Actor) {
                 delete_image(&cloud, &text, remove).await
             };
             if let Err(error) = gone.await {
-                world.judge(|referee, _| referee.found(format!("the image {text} cannot be deleted: {error}")));
+                world.judge(|referee, _| {
+                    referee.found(format!("the image {text} cannot be deleted: {error}"))
+                });
             }
         }
     }

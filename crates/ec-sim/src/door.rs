@@ -90,7 +90,10 @@ impl Door {
         answer
     }
 
-    pub(crate) async fn write<T: Send>(&self, answer: impl Future<Output = StoreResult<T>>) -> StoreResult<T> {
+    pub(crate) async fn write<T: Send>(
+        &self,
+        answer: impl Future<Output = StoreResult<T>>,
+    ) -> StoreResult<T> {
         self.enter().await?;
         match self.fate() {
             Fate::IsLost => {

@@ -11,10 +11,11 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    catalog,
     door::Door,
     fashion::{Fashion, an_image},
     life::Life,
-    catalog, volumes,
+    volumes,
     way::Way,
     world::{Actor, World},
 };

@@ -292,7 +292,7 @@ pub(crate) async fn take(
     wait: bool,
 ) -> Result<(), String> {
     world.log(actor, format!("detach {volume}"));
-    match told(world, actor, detach(cloud, volume).await)? {
+    match told(world, actor, detach(cloud, volume, None).await)? {
         Some(detached) => follow(world, actor, cloud, &detached, wait).await?,
         None => world.log(actor, "is told: nobody has it"),
     }

@@ -4,13 +4,13 @@ use std::cell::OnceCell;
 
 use ec_cloud::{
     Ask, CloudError, NewVolume, Refused, STACK, Scheduled, Step, Verb, VolumeStep, Volumes, Wished,
-    WishedVolume, act, attach, create_volume, delete_volume, detach, extend_volume, node_of_copy, room_of,
-    until_active, until_free,
+    WishedVolume, act, attach, create_volume, delete_selected_volume, detach, extend_volume, node_of_copy,
+    room_of, until_active, until_free,
 };
 use ec_model::{ImageRef, Instance, InstanceId, NodeId, State, Workload};
 use ec_runtime::exit::{FAILED, Failure, INTERRUPTED};
 
-use super::{Applied, Making, is_of_stack, no_room, words};
+use super::{Applied, LOOKS, Making, given_back, is_of_stack, no_room, of_stack, words};
 use crate::{
     config::Session,
     run,
@@ -110,7 +110,7 @@ pub(super) fn told(step: &VolumeStep, of: &Volumes<'_>) -> Applied {
         VolumeStep::Extend { volume, name, from, to } => {
             new("extend", name, Some(*volume), Some(format!("extend it from {from} to {to} GiB")))
         }
-        VolumeStep::Detach { volume, name, from } => {
+        VolumeStep::Detach { volume, name, called: from, .. } => {
             new("detach", name, Some(*volume), Some(format!("detach it from {from}")))
         }
         VolumeStep::Attach(number, instance) => Applied {
@@ -151,13 +151,11 @@ impl Making<'_> {
             VolumeStep::Create(number) => {
                 let made = match self.volumes.get(number) {
                     // An instance boots from it by now.
-                    Some(made) => Some(*made),
+                    Some(made) => *made,
                     None => self.create(*number).await?,
                 };
-                if let Some(made) = made {
-                    (one.volume, one.node) = (Some(made.instance), Some(made.node));
-                    self.volumes.insert(*number, made);
-                }
+                (one.volume, one.node) = (Some(made.instance), Some(made.node));
+                self.volumes.insert(*number, made);
             }
             VolumeStep::Set(volume, _, change) => {
                 let acted = act(cloud, *volume, &Verb::Set(change.clone())).await;
@@ -167,8 +165,9 @@ impl Making<'_> {
                 let acted = extend_volume(cloud, *volume, *to).await;
                 one.node = Some(acted.map_err(|error| session.failed(error))?.node);
             }
-            VolumeStep::Detach { volume, .. } => {
-                let detached = detach(cloud, *volume).await.map_err(|error| session.failed(error))?;
+            VolumeStep::Detach { volume, from, .. } => {
+                let detached =
+                    detach(cloud, *volume, Some(*from)).await.map_err(|error| session.failed(error))?;
                 if let Some(detached) = detached {
                     (one.instance, one.node) = (Some(detached.instance), Some(detached.acted.node));
                 }
@@ -189,7 +188,7 @@ impl Making<'_> {
             VolumeStep::Delete(volume, _) => {
                 let deleted = async {
                     until_free(cloud, *volume, None, self.patience).await?;
-                    delete_volume(cloud, *volume).await.map(drop)
+                    delete_selected_volume(cloud, *volume, &[of_stack(self.of.stack)]).await.map(drop)
                 };
                 self.unless_stopped(async {
                     match deleted.await {
@@ -205,8 +204,8 @@ impl Making<'_> {
         Ok(())
     }
 
-    /// Makes a volume, beside the instance that is to have it. Nothing where another made it at this moment.
-    async fn create(&mut self, number: usize) -> Result<Option<Scheduled>, Failure> {
+    /// Makes a volume, beside the instance that is to have it.
+    async fn create(&mut self, number: usize) -> Result<Scheduled, Failure> {
         let wish = &self.of.volumes[number];
         let node = match wish.holder {
             Some(holder) => Some(self.instance(holder).await?.node),
@@ -226,10 +225,7 @@ impl Making<'_> {
             Some(known) => *known,
             None => {
                 let roomy = self.room(instance, place, false).await?;
-                match self.create_on(number, roomy.or(self.of.node_for(instance))).await? {
-                    Some(made) => made,
-                    None => self.made(Workload::Volume, &self.of.volumes[number].name).await?,
-                }
+                self.create_on(number, roomy.or(self.of.node_for(instance))).await?
             }
         };
         self.volumes.insert(number, made);
@@ -238,29 +234,33 @@ impl Making<'_> {
         Ok(made)
     }
 
-    async fn create_on(&self, number: usize, node: Option<NodeId>) -> Result<Option<Scheduled>, Failure> {
+    async fn create_on(&self, number: usize, node: Option<NodeId>) -> Result<Scheduled, Failure> {
         let wish = &self.of.volumes[number];
         let (session, cloud) = (self.session, &self.session.cloud);
         let mut labels = wish.labels.clone();
         labels.insert(STACK.to_owned(), self.of.stack.to_owned());
         let (name, size_gb, image) = (Some(wish.name.clone()), wish.size_gb, wish.image.clone());
         let new = NewVolume { name, size_gb, image, node, labels };
-        match create_volume(cloud, &new, self.stop).await {
-            // The same file was applied twice at once, and the other made it.
-            Err(CloudError::Taken { name, .. })
-                if is_of_stack(cloud, Workload::Volume, &name, self.of.stack).await =>
-            {
-                Ok(None)
-            }
-            outcome => match outcome.map_err(|error| session.failed(error))? {
-                Ok(made) => Ok(Some(made)),
-                Err(none) => {
-                    let query = room_of(cloud, &new).await?;
-                    let ask = Ask::of_volume(&query, node)?;
-                    Err(no_room(session, &ask, &none).await)
+        for _ in 0..LOOKS {
+            match create_volume(cloud, &new, self.stop).await {
+                Err(CloudError::Taken { name, .. })
+                    if is_of_stack(cloud, Workload::Volume, &name, self.of.stack).await =>
+                {
+                    if let Some(made) = self.made_by_another(Workload::Volume, &name).await? {
+                        return Ok(made);
+                    }
                 }
-            },
+                outcome => match outcome.map_err(|error| session.failed(error))? {
+                    Ok(made) => return Ok(made),
+                    Err(none) => {
+                        let query = room_of(cloud, &new).await?;
+                        let ask = Ask::of_volume(&query, node)?;
+                        return Err(no_room(session, &ask, &none).await);
+                    }
+                },
+            }
         }
+        Err(given_back(&wish.name))
     }
 
     /// Waits until a volume is made.

@@ -448,6 +448,7 @@ async fn for_a_node_that_was_revoked_nothing_is_written_that_was_not_there() {
 
 mod copies;
 mod groups;
+mod meant;
 
 const REQUEST: ec_model::RequestId = ec_model::RequestId::new(uuid::Uuid::from_u128(7));
 

@@ -61,8 +61,10 @@ pub enum VolumeStep {
         volume: InstanceId,
         /// What it is called.
         name: String,
-        /// What the instance is called.
-        from: String,
+        /// The instance.
+        from: InstanceId,
+        /// What that is called.
+        called: String,
     },
     /// An instance is to have it: which of the file's volumes, which of its instances.
     Attach(usize, usize),
@@ -352,7 +354,8 @@ fn let_go(record: &Instance, name: &str, holder: &Instance) -> VolumeStep {
         let why = format!("`{}` boots from it, and has it until it is destroyed", called(holder));
         return VolumeStep::Stands(record.instance, name.to_owned(), why);
     }
-    VolumeStep::Detach { volume: record.instance, name: name.to_owned(), from: called(holder) }
+    let (volume, name, from, called) = (record.instance, name.to_owned(), holder.instance, called(holder));
+    VolumeStep::Detach { volume, name, from, called }
 }
 
 fn foreign(record: &Instance, name: &str, holder: &Instance) -> VolumeStep {

@@ -5,7 +5,10 @@
 
 use std::collections::BTreeSet;
 
-use ec_model::{Desired, Group, Instance, InstanceId, Node, NodeId, Policy, Record, Request, Status, decode, placement_tokens};
+use ec_model::{
+    Desired, Group, Instance, InstanceId, Node, NodeId, Policy, Record, Request, Status, decode,
+    placement_tokens,
+};
 use ec_store::{Compare, KeyValue, Op, Txn};
 use serde_json::Value;
 

@@ -63,7 +63,12 @@ impl Referee {
                 let operator = [placement_tokens(PLACEMENT), keys.nodes()].into_iter().any(owner)
                     || owner(keys.all_alive()) && new.is_none()
                     || owner("/ecompute/agents/".to_owned()) && new.is_none();
-                request || user_data || operator || catalog.into_iter().any(owner) || owner(keys.instances()) || beside
+                request
+                    || user_data
+                    || operator
+                    || catalog.into_iter().any(owner)
+                    || owner(keys.instances())
+                    || beside
             }
             Actor::Agent(node, _) => {
                 let presence =

@@ -9,16 +9,21 @@ use crate::{
 
 impl World {
     /// A volume that is there, by its node's word.
-    async fn volume(&self, name: &str) -> InstanceId {
+    pub(super) async fn volume(&self, name: &str) -> InstanceId {
         let new = NewVolume { name: Some(name.to_owned()), size_gb: Some(2), ..NewVolume::default() };
         let made = create_volume(&self.cloud(), &new, &self.stop).await.unwrap().unwrap();
+        self.active(made, "volume").await;
+        made.instance
+    }
+
+    /// Has its node say that it is there.
+    pub(super) async fn active(&self, made: Scheduled, kind: &str) {
         let status = serde_json::json!({
             "version": 1, "instance": made.instance, "node": made.node, "epoch": 1, "state": "ACTIVE",
-            "kind": "volume", "since": Timestamp::now(), "updated_at": Timestamp::now(),
+            "kind": kind, "since": Timestamp::now(), "updated_at": Timestamp::now(),
         });
         let key = self.keys.status(made.node, made.instance);
         self.etcd.memory.txn(Txn::new().put(key, status.to_string())).await.unwrap();
-        made.instance
     }
 
     /// An image that stands so, whose command said something of it last so many minutes ago.

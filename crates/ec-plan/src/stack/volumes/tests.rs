@@ -90,7 +90,9 @@ impl Case {
                 Difference::Volume(VolumeStep::Extend { name, from, to, .. }) => {
                     format!("extend {name} {from} {to}")
                 }
-                Difference::Volume(VolumeStep::Detach { name, from, .. }) => format!("detach {name} {from}"),
+                Difference::Volume(VolumeStep::Detach { name, called, .. }) => {
+                    format!("detach {name} {called}")
+                }
                 Difference::Volume(VolumeStep::Attach(volume, instance)) => {
                     format!("attach {} {}", self.volumes[*volume].name, self.instances[*instance].name)
                 }

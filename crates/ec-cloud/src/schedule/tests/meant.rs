@@ -1,0 +1,62 @@
+//! What is taken from somebody is what was meant when it was asked for: who changed it since has spared it.
+
+use ec_model::input::LabelSelector;
+
+use super::*;
+use ec_plan::verbs::Change;
+
+use crate::{CloudError, Verb, act, attach, delete_selected_volume, destroy_selected, detach};
+
+fn label(key: &str, value: Option<&str>) -> Verb {
+    let labels = [(key.to_owned(), value.map(str::to_owned))].into();
+    Verb::Set(Change { labels, ..Change::default() })
+}
+
+fn refused(outcome: Result<impl std::fmt::Debug, CloudError>, wanted: &str) {
+    let error = outcome.unwrap_err();
+    assert!(matches!(&error, CloudError::Refused(why) if why.contains(wanted)), "{error}");
+}
+
+#[tokio::test]
+async fn what_was_selected_by_a_label_and_has_it_no_more_is_spared() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let cloud = world.cloud();
+    let selectors = [LabelSelector { key: "role".to_owned(), value: Some("tmp".to_owned()) }];
+    let machine = world
+        .schedule(QUERY, Some("web"))
+        .await
+        .unwrap()
+        .unwrap()
+        .instance;
+    let volume = world.volume("data").await;
+    for instance in [machine, volume] {
+        act(&cloud, instance, &label("role", Some("keep"))).await.unwrap();
+    }
+    refused(destroy_selected(&cloud, machine, &selectors).await, "has not the label role=tmp any more");
+    refused(delete_selected_volume(&cloud, volume, &selectors).await, "has not the label role=tmp any more");
+    for instance in [machine, volume] {
+        act(&cloud, instance, &label("role", Some("tmp"))).await.unwrap();
+    }
+    destroy_selected(&cloud, machine, &selectors).await.unwrap();
+    delete_selected_volume(&cloud, volume, &selectors).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_volume_that_another_has_by_now_stays_there() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let cloud = world.cloud();
+    let volume = world.volume("data").await;
+    let mut machines = Vec::new();
+    for name in ["web", "db"] {
+        let made =
+            world.schedule(QUERY, Some(name)).await.unwrap().unwrap();
+        world.active(made, "machine").await;
+        machines.push(made.instance);
+    }
+    attach(&cloud, volume, machines[1], None).await.unwrap();
+    let before = world.etcd.memory.content("/").pairs;
+    refused(detach(&cloud, volume, Some(machines[0])).await, &format!("{} has volume", machines[1]));
+    assert_eq!(world.etcd.memory.content("/").pairs, before);
+    let detached = detach(&cloud, volume, Some(machines[1])).await.unwrap();
+    assert_eq!(detached.map(|detached| detached.instance), Some(machines[1]));
+}
