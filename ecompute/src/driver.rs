@@ -29,7 +29,7 @@ use crate::{
     look::{ask_placement, ask_whose, audit, changed, look_at_all},
     parts::Parts,
     port::Inquiry,
-    worker::perform,
+    worker::{Reins, perform},
 };
 
 /// The prefix is listed anew so often, should a watch ever lose an event.
@@ -65,7 +65,7 @@ pub(crate) async fn run(parts: Arc<Parts>, shutdown: CancellationToken) -> Resul
         start,
         pool: Arc::new(Semaphore::new(parts.settings.workers)),
         tasks: JoinSet::new(),
-        cancels: HashMap::new(),
+        running: HashMap::new(),
         search,
         relist,
         parts,
@@ -90,8 +90,8 @@ struct Driver {
     pool: Arc<Semaphore>,
     /// Each ends with what it has to tell.
     tasks: JoinSet<Event>,
-    /// To stop jobs under way with.
-    cancels: HashMap<InstanceId, CancellationToken>,
+    /// Jobs under way.
+    running: HashMap<InstanceId, Reins>,
     search: watch::Sender<Search>,
     /// Has the requests listed anew, where the watch was found to be silent.
     relist: Relist,
@@ -153,7 +153,7 @@ impl Driver {
     /// Gives the engine what has happened, and performs what it wants.
     fn take(&mut self, event: Event) {
         if let Event::Ended(report) = &event {
-            self.cancels.remove(&report.instance);
+            self.running.remove(&report.instance);
         }
         let now = Now { since_start: self.start.elapsed(), stamp: self.parts.host.now() };
         for command in self.engine.on(event, now) {
@@ -193,20 +193,26 @@ impl Driver {
                 self.tasks.spawn(async move { Event::Audited(begun, audit(&parts).await) });
             }
             Command::Begin(job) => {
-                let (cancel, pool) = (CancellationToken::new(), Arc::clone(&self.pool));
-                self.cancels.insert(job.instance, cancel.clone());
+                let (reins, pool) = (Reins::default(), Arc::clone(&self.pool));
+                let heard = reins.heard();
+                self.running.insert(job.instance, reins);
                 let (kind, began) = (jobs::kind(&job.work), Instant::now());
                 let span = about(job.instance, parts.node, request_of(&job));
                 let work = async move {
-                    let report = perform(Arc::clone(&parts), pool, *job, cancel).await;
+                    let report = perform(Arc::clone(&parts), pool, *job, heard).await;
                     parts.jobs.ended(kind, &report.outcome, began.elapsed());
                     Event::Ended(report)
                 };
                 self.tasks.spawn(work.instrument(span));
             }
             Command::Cancel(instance) => {
-                if let Some(cancel) = self.cancels.get(&instance) {
-                    cancel.cancel();
+                if let Some(reins) = self.running.get(&instance) {
+                    reins.cancel.cancel();
+                }
+            }
+            Command::TakeUp(instance, newer) => {
+                if let Some(reins) = self.running.get(&instance) {
+                    reins.newer.send_replace(Some(newer));
                 }
             }
             Command::Search(search) => {

@@ -14,17 +14,17 @@ use std::sync::Arc;
 use ec_hypervisor::{DomainSpec, HypervisorError, RunState};
 use ec_image::{CachedImage, ImageError};
 use ec_metadata::InstanceRecord;
-use ec_model::{Request, RequestId, State, Workload};
+use ec_model::{AccessWish, Request, RequestId, State, Workload};
 use ec_placement_client::{PlacementClient, PlacementError};
 use ec_plan::{
     RecordFacts,
-    engine::{Change, Held, Job, Outcome, Report, StatusEntry, Work},
+    engine::{Change, Held, Job, Outcome, Report, Requested, StatusEntry, Work},
     machine::Effect,
     status::{self, Order, Subject},
 };
 use ec_runtime::planted;
 use ec_store::StoreError;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::{look::record_facts, parts::Parts};
@@ -66,12 +66,33 @@ impl From<ImageError> for Stop {
     }
 }
 
+/// What is told to a job while it is under way.
+#[derive(Default)]
+pub(crate) struct Reins {
+    /// To stop at its next safe point.
+    pub(crate) cancel: CancellationToken,
+    /// To go on for a request that differs by a wish to look alone.
+    pub(crate) newer: watch::Sender<Option<Requested>>,
+}
+
+/// The job's end of them.
+pub(crate) struct Heard {
+    cancel: CancellationToken,
+    newer: watch::Receiver<Option<Requested>>,
+}
+
+impl Reins {
+    pub(crate) fn heard(&self) -> Heard {
+        Heard { cancel: self.cancel.clone(), newer: self.newer.subscribe() }
+    }
+}
+
 /// Performs a job to its end.
 pub(crate) async fn perform(
     parts: Arc<Parts>,
     pool: Arc<Semaphore>,
     job: Job,
-    cancel: CancellationToken,
+    Heard { cancel, newer }: Heard,
 ) -> Report {
     let request = job.request.as_deref();
     let subject = Subject {
@@ -89,6 +110,7 @@ pub(crate) async fn perform(
         pool,
         permit: None,
         cancel,
+        newer,
         subject,
         job,
         touched_hypervisor: false,
@@ -122,6 +144,7 @@ struct Worker {
     /// Held while the host is loaded: from the first effect until the definition, and for the start.
     permit: Option<OwnedSemaphorePermit>,
     cancel: CancellationToken,
+    newer: watch::Receiver<Option<Requested>>,
     subject: Subject,
     job: Job,
     /// As it lies in etcd.
@@ -173,6 +196,7 @@ impl Worker {
     async fn effect(&mut self, effect: Effect) -> Result<(), Stop> {
         let instance = self.job.instance;
         tracing::debug!(?effect, "acting");
+        self.take_up();
         let parts = Arc::clone(&self.parts);
         match effect {
             Effect::Announce(state, reason) => self.announce(state, reason).await,
@@ -280,15 +304,7 @@ impl Worker {
             Effect::HandOver => self.hand_over().await,
             Effect::Receive => self.receive().await,
             Effect::Extend => self.extend().await,
-            Effect::Admit(wish) => {
-                // Nobody may have heard that what was told last was written: an older word must not take its place.
-                self.read_again().await?;
-                let old =
-                    self.status.known().ok_or_else(|| Stop::Retry("it has no status yet".to_owned()))?;
-                let access = parts.streams.admit(instance, wish, &parts.host);
-                let status = status::admitted(old, access, parts.host.now());
-                self.write(status).await
-            }
+            Effect::Admit(wish) => self.admit(wish).await,
             Effect::Bury if planted("not-buried") => Ok(()),
             Effect::Bury => {
                 let request = self.job.request.as_ref();
@@ -324,6 +340,33 @@ impl Worker {
             Effect::Release => self.release().await,
             Effect::DropKeys => self.drop_keys().await,
             Effect::EndInError => self.end_in_error().await,
+        }
+    }
+
+    async fn admit(&mut self, wish: AccessWish) -> Result<(), Stop> {
+        // Nobody may have heard that what was told last was written: an older word must not take its place.
+        self.read_again().await?;
+        let parts = Arc::clone(&self.parts);
+        let old = self.status.known().ok_or_else(|| Stop::Retry("it has no status yet".to_owned()))?;
+        let access = parts.streams.admit(self.job.instance, wish, &parts.host);
+        let status = status::admitted(old, access, parts.host.now());
+        self.write(status).await
+    }
+
+    /// Goes on for the newest request that differs by a wish to look at the instance alone.
+    fn take_up(&mut self) {
+        if let Some(Requested { record: Ok(request), revision }) = self.newer.borrow_and_update().clone() {
+            (self.job.request, self.job.request_revision) = (Some(request), Some(revision));
+        }
+    }
+
+    /// Lets look at it who wishes to, in the midst of what takes long.
+    async fn let_look(&mut self) {
+        self.take_up();
+        let request = self.job.request.as_ref();
+        if let Some(wish) = request.and_then(|request| status::looked_for(request, self.status.known())) {
+            // Where it cannot be now, it is when this is over.
+            self.admit(wish).await.ok();
         }
     }
 

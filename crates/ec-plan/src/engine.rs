@@ -312,6 +312,15 @@ impl Engine {
         }
         let Some(known) = self.known.get_mut(&instance) else { return };
         match &mut known.busy {
+            // Who looks at it costs it nothing of what was done.
+            Some(Busy::Working { request: Some(request), cancelled: false, .. })
+                if let Some(newer) =
+                    known.request.as_ref().filter(|newer| newer.only_looks_since(request)) =>
+            {
+                *request = newer.clone();
+                self.commands.push(Command::TakeUp(instance, newer.clone()));
+                return;
+            }
             // The newest wish wins over work begun for another.
             Some(Busy::Working { request, cancelled: cancelled @ false, .. })
                 if *request != known.request =>

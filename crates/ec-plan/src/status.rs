@@ -1,8 +1,8 @@
 //! How a status becomes the next one. Pure: who writes it brings the time.
 
 use ec_model::{
-    Access, Address, Attachment, Edition, InstanceId, NodeId, Power, Progress, Rebuilt, Request, Rescued,
-    Resized, State, Status, Workload,
+    Access, AccessWish, Address, Attachment, Edition, InstanceId, NodeId, Power, Progress, Rebuilt, Request,
+    Rescued, Resized, State, Status, Workload,
 };
 use jiff::Timestamp;
 
@@ -229,6 +229,12 @@ pub fn with_volumes(subject: &Subject, old: &Status, volumes: Volumes, now: Time
     };
     let status = announced(subject, Some(old), old.state, old.reason.clone(), now);
     Status { volumes, volumes_changing, volumes_failed, doing: old.doing.clone(), ..status }
+}
+
+/// The wish to look at it that its status does not answer; none where there is no status that could.
+pub fn looked_for(request: &Request, status: Option<&Status>) -> Option<AccessWish> {
+    let answered = status?.access.as_ref().map(|access| access.generation);
+    request.access.filter(|wish| answered != Some(wish.generation))
 }
 
 /// A wish to look at it was answered; all else is as it was.

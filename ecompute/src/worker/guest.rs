@@ -108,15 +108,19 @@ impl Worker {
     /// Waits for a disk that may be a copy, which takes hours: one that is not wanted any more is given up. The call is waited
     /// for all the same, lest what comes next meets it.
     pub(super) async fn until_made(
-        &self,
+        &mut self,
         made: impl Future<Output = HypervisorResult<()>>,
     ) -> Result<(), Stop> {
         tokio::pin!(made);
-        tokio::select! {
-            biased;
-            made = &mut made => return Ok(made?),
-            () = self.cancel.cancelled() => self.parts.hypervisor.give_up_copy(self.job.instance),
+        loop {
+            tokio::select! {
+                biased;
+                made = &mut made => return Ok(made?),
+                () = self.cancel.cancelled() => break,
+                Ok(()) = self.newer.changed() => self.let_look().await,
+            }
         }
+        self.parts.hypervisor.give_up_copy(self.job.instance);
         Ok(made.await?)
     }
 
@@ -150,6 +154,7 @@ impl Worker {
                 biased;
                 image = &mut fetch => break image?,
                 () = cancel.cancelled() => return Err(Stop::Abandoned),
+                Ok(()) = self.newer.changed() => self.let_look().await,
                 _ = period.tick() => {
                     let step = steps.borrow_and_update().clone();
                     let old = self.status.known();

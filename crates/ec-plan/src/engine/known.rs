@@ -10,7 +10,7 @@ use ec_model::{
 use super::{Change, Now};
 use crate::{
     Allocation, Asked, Facts, KnownStatus, PowerFacts, RebuildFacts, RecordFacts, RescueFacts, RescuedFacts,
-    ResizeFacts, StatusFacts, VolumesFacts, Wanted, fingerprint,
+    ResizeFacts, StatusFacts, VolumesFacts, Wanted, fingerprint, status,
 };
 
 /// Between two searches for an address more time may pass in which nobody looked; no more than this counts.
@@ -23,6 +23,14 @@ pub struct Requested {
     pub record: Result<Arc<Request>, String>,
     /// The revision that wrote it.
     pub revision: i64,
+}
+
+impl Requested {
+    /// Whether all that it wants beyond another is that somebody may look at the instance.
+    pub(super) fn only_looks_since(&self, before: &Self) -> bool {
+        let (Ok(newer), Ok(older)) = (&self.record, &before.record) else { return false };
+        newer.access != older.access && **newer == Request { access: newer.access, ..Request::clone(older) }
+    }
 }
 
 /// A status as it lies in etcd.
@@ -284,8 +292,7 @@ impl Known {
 
     /// The wish to look at it, where the status is not of this one: not of a later either, in an etcd that was put back.
     fn access(&self) -> Option<AccessWish> {
-        let answered = self.status.known()?.access.as_ref().map(|access| access.generation);
-        self.readable()?.access.filter(|wish| answered != Some(wish.generation))
+        status::looked_for(self.readable()?, self.status.known())
     }
 
     /// Clocks of the wall go back at times; then it ran for no time at all.

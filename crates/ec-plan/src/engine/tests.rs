@@ -8,7 +8,8 @@ mod sizes;
 use std::sync::Arc;
 
 use ec_model::{
-    AddressSource, Desired, NodeId, Observed, PowerWish, Request, Resources, Restart, RunState, State,
+    AccessKind, AccessWish, AddressSource, Desired, NodeId, Observed, PowerWish, Request, Resources, Restart,
+    RunState, State,
 };
 use jiff::Timestamp;
 
@@ -148,6 +149,27 @@ fn the_newest_wish_wins_over_a_running_job_which_is_asked_to_stop_once() {
     assert_eq!(told.on(destroy()), [], "it was asked to");
     let commands = told.ended(vec![], Outcome::Abandoned);
     assert_eq!(begun(&commands).and_then(|effects| effects.last()), Some(&Effect::DropKeys), "at once");
+}
+
+#[test]
+fn a_running_job_goes_on_for_who_looks_at_its_instance_and_not_for_who_wishes_more() {
+    let mut told = Told::building();
+    let asked = |revision, access: u64, generation| {
+        let record = Request {
+            access: Some(AccessWish { kind: AccessKind::Log, generation: access, request_id: None }),
+            generation,
+            ..Request::clone(&requested(Desired::Active).record.unwrap())
+        };
+        Requested { record: Ok(Arc::new(record)), revision }
+    };
+    let heard = |requested: &Requested| Event::Changed(vec![(one(), Some(requested.clone()))]);
+    for (revision, access) in [(2, 1), (3, 2)] {
+        let looked = asked(revision, access, 1);
+        assert_eq!(told.on(heard(&looked)), [Command::TakeUp(one(), looked.clone())]);
+        assert_eq!(told.on(heard(&looked)), [], "it was told to");
+    }
+    assert_eq!(told.on(heard(&asked(4, 3, 2))), [Command::Cancel(one())], "more is wished than to look");
+    assert_eq!(told.on(heard(&asked(5, 4, 2))), [], "it ends, and all is decided anew");
 }
 
 #[test]

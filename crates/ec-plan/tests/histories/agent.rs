@@ -141,6 +141,17 @@ impl Agent {
                 }
                 return;
             }
+            Command::TakeUp(instance, newer) => {
+                for task in &mut self.tasks {
+                    if let Task::Job(worker) = task
+                        && worker.job.instance == instance
+                    {
+                        worker.job.request = newer.record.clone().ok();
+                        worker.job.request_revision = Some(newer.revision);
+                    }
+                }
+                return;
+            }
             Command::Search(search) => {
                 self.search = search;
                 return;

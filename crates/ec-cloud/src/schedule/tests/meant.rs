@@ -22,12 +22,7 @@ async fn what_was_selected_by_a_label_and_has_it_no_more_is_spared() {
     let world = World::new(1, 0, &[]).await.roomy(9);
     let cloud = world.cloud();
     let selectors = [LabelSelector { key: "role".to_owned(), value: Some("tmp".to_owned()) }];
-    let machine = world
-        .schedule(QUERY, Some("web"))
-        .await
-        .unwrap()
-        .unwrap()
-        .instance;
+    let machine = world.schedule(QUERY, Some("web")).await.unwrap().unwrap().instance;
     let volume = world.volume("data").await;
     for instance in [machine, volume] {
         act(&cloud, instance, &label("role", Some("keep"))).await.unwrap();
@@ -48,8 +43,7 @@ async fn a_volume_that_another_has_by_now_stays_there() {
     let volume = world.volume("data").await;
     let mut machines = Vec::new();
     for name in ["web", "db"] {
-        let made =
-            world.schedule(QUERY, Some(name)).await.unwrap().unwrap();
+        let made = world.schedule(QUERY, Some(name)).await.unwrap().unwrap();
         world.active(made, "machine").await;
         machines.push(made.instance);
     }
