@@ -120,11 +120,6 @@ impl Driver {
                     Some(change) => changed(&parts, change),
                     None => return Err(Deaf("the watch on this node's requests")),
                 },
-                // Its sender lives in the parts.
-                Some(inquiry) = inquiries.recv() => {
-                    inquiry(&self.engine);
-                    continue;
-                }
                 Some(ended) = self.tasks.join_next() => match ended {
                     Ok(event) => event,
                     Err(error) => {
@@ -145,6 +140,11 @@ impl Driver {
                 _ = held.changed() => Event::PresenceChanged,
                 _ = registered.changed() => Event::Registered,
                 () = tokio::time::sleep_until(due) => Event::Due,
+                // Last: whoever asks without end keeps it from nothing that it has to do. Its sender lives in the parts.
+                Some(inquiry) = inquiries.recv() => {
+                    inquiry(&self.engine);
+                    continue;
+                }
             };
             self.take(event);
         }

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use ec_cloud::{CloudError, Kind, NodeView, View, list};
+use ec_cloud::{CloudError, Kind, NodeView, View, find, list};
 use ec_model::TroubleKind;
 use ec_placement_client::PlacementClient;
 use ec_plan::{host::CLOCKS, lack::some};
@@ -19,7 +19,7 @@ use crate::{
     agents::Agents,
     cli::Output,
     config::{Session, Settings},
-    output::called,
+    output::{Mood, called, mood, plain},
 };
 
 pub(crate) const EXAMPLES: &str = "\
@@ -91,7 +91,8 @@ impl Finding {
             Level::Failed => "FAILED",
         };
         let mend = self.mend.as_ref().map_or_else(String::new, |mend| format!(": {mend}"));
-        format!("{:<16} {level:<7} {}{mend}", self.part, self.found)
+        // Nodes and their agents have a say in it.
+        plain(&format!("{:<16} {level:<7} {}{mend}", self.part, self.found))
     }
 }
 
@@ -225,10 +226,18 @@ fn not_known(part: &str, error: &CloudError) -> Finding {
 }
 
 async fn instances(session: &Session) -> Vec<Finding> {
-    match list(&session.cloud).await {
-        Ok(instances) => of_instances(&instances, Timestamp::now()),
-        Err(error) => vec![not_known("instances", &error)],
+    let mut instances = match list(&session.cloud).await {
+        Ok(instances) => instances,
+        Err(error) => return vec![not_known("instances", &error)],
+    };
+    let now = Timestamp::now();
+    // Since when it has been on its way its status tells, which a list does not read whole.
+    for view in instances.iter_mut().filter(|view| ill(view, now) == Some(LATE)).take(LOOKS) {
+        if let Ok(found) = find(&session.cloud, view.instance).await {
+            *view = View::found(&found);
+        }
     }
+    of_instances(&instances, now)
 }
 
 /// What etcd and placement know of them together, and what their agents say.
@@ -377,15 +386,22 @@ const ILLS: [(&str, &str); 4] = [
     ("on their way for long", "`eschedule explain` tells what they wait for"),
 ];
 
+/// The last of them.
+const LATE: usize = ILLS.len() - 1;
+/// So many of those that may have it are looked at closer.
+const LOOKS: usize = 100;
+
 /// Which of [`ILLS`] an instance has.
 fn ill(view: &View, now: Timestamp) -> Option<usize> {
     match view.state.as_str() {
         "ERROR" => Some(0),
         "UNCLAIMED" => Some(1),
         "UNKNOWN" => Some(2),
-        "SCHEDULED" | "BUILDING" | "DESTROYING" if view.node_alive => {
-            let since = now.duration_since(view.created_at?);
-            (since > ON_ITS_WAY).then_some(3)
+        // It waits for its user.
+        "VERIFY_RESIZE" => None,
+        state if view.node_alive && mood(state) == Some(Mood::UnderWay) => {
+            let since = view.status.as_ref().map(|status| status.since).or(view.created_at)?;
+            (now.duration_since(since) > ON_ITS_WAY).then_some(LATE)
         }
         _ => None,
     }

@@ -5,7 +5,7 @@ use ec_model::{ResourceQuery, State};
 use ec_runtime::exit::{Failure, print};
 use serde::Serialize;
 
-use crate::{cli::Output, config::Session, list, run::no_allocations};
+use crate::{cli::Output, config::Session, list, output::plain, run::no_allocations};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -46,8 +46,11 @@ pub(crate) async fn instance(session: &Session, called: &str, output: Output) ->
     };
     if output == Output::Table {
         let meaning = list::state(&view.state).map(meaning).unwrap_or("its keys cannot be read, or are gone");
-        let why: String =
-            [&view.reason, &view.doing].into_iter().flatten().map(|why| format!(" ({why})")).collect();
+        let why: String = [&view.reason, &view.doing]
+            .into_iter()
+            .flatten()
+            .map(|why| format!(" ({})", plain(why)))
+            .collect();
         print(&format!(
             "{called} is {}{why}: {meaning}\nOne more with its query, {}:",
             view.state, record.spec.query
@@ -82,7 +85,7 @@ fn sentences(preview: &Preview) -> String {
             format!("{class} {} of {} free ({} in all)", share.wanted, share.free, share.capacity)
         })
         .collect();
-    let mut text = format!("WOULD GO TO {node} ({name})\nIt would take {}.", shares.join(", "));
+    let mut text = format!("WOULD GO TO {node} ({})\nIt would take {}.", plain(name), shares.join(", "));
     text.push_str("\nOf those that have room and whose agents are alive it comes first");
     text.push_str(&match others {
         0 => "; there is no other.".to_owned(),

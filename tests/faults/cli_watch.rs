@@ -92,6 +92,7 @@ async fn each_change_is_told_in_a_line_also_across_an_etcd_that_goes_and_comes()
     control.done(&["--name", "mail", TINY])?;
     let mut seen = all.json()?;
     while seen != told("changed", "mail", "SCHEDULED") && seen != told("new", "mail", "SCHEDULED") {
+        ensure!(seen.0 != "gone", "it is being placed: {seen:?}");
         seen = all.json()?;
     }
     // Away and back: what happens afterwards is told, and nothing twice.

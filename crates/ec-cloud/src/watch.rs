@@ -163,7 +163,13 @@ impl Board {
     fn tell(&mut self, of: BTreeSet<InstanceId>, first: bool) -> Vec<(What, View)> {
         let mut told = Vec::new();
         for instance in of {
-            let now = self.view(instance).filter(|view| self.watched.takes(view));
+            let view = self.view(instance);
+            // That it is placed was heard of, and what its node is asked for comes at once.
+            let is_about = view.is_none() && self.records.contains_key(&instance);
+            if is_about && self.told.get(&instance).is_some_and(|before| before.node.is_none()) {
+                continue;
+            }
+            let now = view.filter(|view| self.watched.takes(view));
             match (self.told.remove(&instance), now) {
                 (None, None) => {}
                 (Some(before), None) => told.push((What::Gone, before)),
@@ -344,6 +350,27 @@ mod tests {
         // Its label is heard to be gone with it.
         assert_eq!(set(Kind::Record, record_key, None), named(What::Changed));
         assert_eq!(set(Kind::Status, status_key, None), named(What::Gone));
+    }
+
+    #[test]
+    fn one_that_is_placed_is_not_gone_between_what_is_heard_of_it() {
+        let mut board = Board::new(Keyspace::default(), Watched::default());
+        let mut set = |kind, key: String, pair| {
+            let of = board.set(kind, &key, pair).into_iter().collect();
+            told(&mut board, of)
+        };
+        let placed = record(1, "web", "p");
+        let unplaced = Instance { assigned: None, ..ec_model::decode(&placed.value).unwrap() };
+        let key = placed.key.clone();
+        let scheduled = "SCHEDULED".to_owned();
+        let told = set(Kind::Record, key.clone(), Some(pair(key.clone(), encode(&unplaced))));
+        assert_eq!(told, [(What::New, scheduled)]);
+        assert_eq!(set(Kind::Record, key.clone(), Some(placed)), []);
+        let starting = status(1, State::Starting, None);
+        let told = set(Kind::Status, starting.key.clone(), Some(starting.clone()));
+        assert_eq!(told, [(What::Changed, "STARTING".to_owned())]);
+        assert_eq!(set(Kind::Status, starting.key, None), [(What::Gone, "STARTING".to_owned())]);
+        assert_eq!(set(Kind::Record, key, None), []);
     }
 
     #[test]

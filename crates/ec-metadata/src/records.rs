@@ -270,7 +270,10 @@ impl RecordDir {
 
     /// Every instance that has a record, in no order; without the record where it cannot be read.
     pub fn list(&self) -> Result<Vec<(InstanceId, Option<InstanceRecord>)>, RecordFileError> {
-        self.files()?.into_iter().map(|(instance, path)| Ok((instance, read(&path, instance)?))).collect()
+        let files = self.files()?.into_iter();
+        Ok(files
+            .map(|(instance, path)| (instance, read_if_it_can_be(&path, instance).unwrap_or_default()))
+            .collect())
     }
 
     /// Notes that the instance was destroyed here as of that placement, where that is known. When this returns it outlives a
@@ -375,11 +378,19 @@ impl RecordDir {
             return Ok(());
         }
         let mut known = std::mem::take(&mut index.files);
+        let mut is_whole = true;
         for (instance, path) in self.files()? {
             let Ok(stamp) = fs::metadata(&path).map(|meta| Stamp::of(&meta)) else { continue };
             let macs = match known.remove(&instance) {
                 Some((seen, macs)) if seen == stamp => macs,
-                _ => read(&path, instance)?.map(|record| record.macs).unwrap_or_default(),
+                _ => match read_if_it_can_be(&path, instance) {
+                    Some(record) => record.map(|record| record.macs).unwrap_or_default(),
+                    // It may be read the next time.
+                    None => {
+                        is_whole = false;
+                        continue;
+                    }
+                },
             };
             index.files.insert(instance, (stamp, macs));
         }
@@ -390,7 +401,7 @@ impl RecordDir {
             .ok()
             .and_then(|modified| SystemTime::now().duration_since(modified).ok())
             .is_some_and(|since| since > QUIET);
-        index.directory = quiet.then_some(stamp);
+        index.directory = (quiet && is_whole).then_some(stamp);
         Ok(())
     }
 
@@ -429,6 +440,16 @@ fn remove(path: &Path) -> Result<bool, RecordFileError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(failed("remove", path)(error)),
     }
+}
+
+/// The record, where there is one that is not damaged; nothing at all where the file cannot be read: it takes nothing away from the others.
+fn read_if_it_can_be(path: &Path, instance: InstanceId) -> Option<Option<InstanceRecord>> {
+    read(path, instance)
+        .inspect_err(|failed| {
+            let (path, error) = (failed.path.display(), &failed.source);
+            tracing::warn!(%path, %error, "passed over an instance record that cannot be read");
+        })
+        .ok()
 }
 
 fn read(path: &Path, instance: InstanceId) -> Result<Option<InstanceRecord>, RecordFileError> {

@@ -70,9 +70,13 @@ pub fn written(outcome: io::Result<()>) -> Result<(), Failure> {
 }
 
 /// Writes a line to standard error, in one piece, so that nothing of another program comes between it and its
-/// end. Where that is not possible there is nobody to tell.
+/// end. Where that is not possible there is nobody to tell. It is one line, and does nothing to a terminal, whoever worded it.
 pub fn tell(line: &str) {
-    io::stderr().lock().write_all(format!("{line}\n").as_bytes()).ok();
+    io::stderr().lock().write_all(format!("{}\n", without_controls(line)).as_bytes()).ok();
+}
+
+fn without_controls(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 impl From<crate::config::ConfigError> for Failure {
@@ -108,8 +112,7 @@ pub fn said(cause: &(dyn Error + 'static)) -> String {
 
 /// Line breaks and control characters become spaces: an error is one line, whoever worded it.
 fn one_line(text: &str) -> String {
-    let clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    clean.split_whitespace().collect::<Vec<_>>().join(" ")
+    without_controls(text).split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]

@@ -127,6 +127,18 @@ fn instances_that_need_somebody_are_told_by_name_some_of_them() {
     );
     bad(&of_instances(&[view(0, "UNKNOWN", 1)], now)[1..], Level::Warning, "cannot be told of: vm0");
     bad(&of_instances(&[view(0, "SCHEDULED", 16)], now)[1..], Level::Warning, "on their way for long: vm0");
+    bad(&of_instances(&[view(0, "PREPARING", 16)], now)[1..], Level::Warning, "on their way for long: vm0");
+    assert_eq!(
+        levels(&of_instances(&[view(0, "VERIFY_RESIZE", 16)], now)),
+        [Level::Ok],
+        "it waits for its user"
+    );
+    let status = serde_json::from_value(serde_json::json!({
+        "version": 1, "instance": view(0, "", 0).instance, "node": ec_model::NodeId::new(uuid::Uuid::nil()), "state": "REBUILDING",
+        "since": now, "updated_at": now,
+    }));
+    let since_now = View { status: Some(Box::new(status.unwrap())), ..view(0, "REBUILDING", 16) };
+    assert_eq!(levels(&of_instances(&[since_now], now)), [Level::Ok], "not for long");
     let dead = View { node_alive: false, ..view(0, "SCHEDULED", 16) };
     assert_eq!(levels(&of_instances(&[dead], now)), [Level::Ok]);
 }
