@@ -13,6 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use ec_cloud::nameable;
 use ec_model::input;
 use ec_runtime::{config::parse, exit::Failure};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -156,18 +157,33 @@ trait Entry: DeserializeOwned {
     const SUCH_AS: &str;
 
     /// What is wrong with it.
-    fn mistake(&self) -> Option<&'static str>;
+    fn mistake(&self) -> Option<Cow<'static, str>>;
 }
 
 impl Entry for InstanceEntry {
     const SUCH_AS: &str = "keys with values, as `flavor: small`";
 
-    fn mistake(&self) -> Option<&'static str> {
+    fn mistake(&self) -> Option<Cow<'static, str>> {
         if self.boot.is_some() && (self.image.is_some() || self.sha256.is_some()) {
-            return Some("wanted either `boot` or `image`: what boots from a volume is made of no image");
+            return Some(
+                "wanted either `boot` or `image`: what boots from a volume is made of no image".into(),
+            );
         }
-        (self.flavor.is_some() == self.query.is_some()).then_some("wanted either `flavor` or `query`")
+        let count = self.metadata.len();
+        if count > input::METADATA_MAX {
+            return Some(format!("{count} items of metadata are more than {}", input::METADATA_MAX).into());
+        }
+        too_many_labels(self.labels.len()).or_else(|| {
+            (self.flavor.is_some() == self.query.is_some())
+                .then_some("wanted either `flavor` or `query`".into())
+        })
     }
+}
+
+/// What is wrong with so many labels, beside that of the stack.
+fn too_many_labels(count: usize) -> Option<Cow<'static, str>> {
+    let most = input::LABELS_MAX - 1;
+    (count > most).then(|| format!("{count} labels beside the stack's are more than {most}").into())
 }
 
 /// One that is checked where its reader still knows its place.
@@ -207,10 +223,9 @@ pub(crate) struct Count(pub(crate) u16);
 
 impl<'de> Deserialize<'de> for Count {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        match u16::deserialize(deserializer)? {
-            count if count <= MOST => Ok(Self(count)),
-            count => Err(D::Error::custom(format!("{count} are more than {MOST}"))),
-        }
+        let count = u64::deserialize(deserializer)?;
+        let is_few = u16::try_from(count).ok().filter(|count| *count <= MOST);
+        is_few.map(Self).ok_or_else(|| D::Error::custom(format!("{count} are more than {MOST}")))
     }
 }
 
@@ -236,14 +251,22 @@ impl Stack {
     /// What is wrong, with line, column and key.
     pub(crate) fn read(path: &Path) -> Result<(Self, Source), Failure> {
         let wrong = |why: String| Failure::usage(format!("{}: {why}", path.display()));
-        let mut text = String::new();
+        let mut bytes = Vec::new();
         // Some files never end.
         fs::File::open(path)
-            .and_then(|file| file.take(FILE_MAX + 1).read_to_string(&mut text))
+            .and_then(|file| file.take(FILE_MAX + 1).read_to_end(&mut bytes))
             .map_err(|error| wrong(format!("cannot be read: {error}")))?;
-        if text.len() as u64 > FILE_MAX {
+        if bytes.len() as u64 > FILE_MAX {
             return Err(wrong(format!("has more than the {FILE_MAX} bytes that a stack's file may have")));
         }
+        let text = String::from_utf8(bytes).map_err(|error| {
+            let before = String::from_utf8_lossy(&error.as_bytes()[..error.utf8_error().valid_up_to()]);
+            let (line, column) = (
+                before.split('\n').count(),
+                before.rsplit('\n').next().map_or(0, |last| last.chars().count()) + 1,
+            );
+            Failure::usage(format!("{}:{line}:{column}: this is no text in UTF-8", path.display()))
+        })?;
         let said: Said = parse(&text, path)?;
         let stack = said
             .0
@@ -261,6 +284,10 @@ impl Stack {
         let volumes = self.named_volumes().map(|volume| (volume.name, volume.entry));
         alone(volumes, "a volume")
             .map_err(|(entry, why)| source.wrong(&Place::of(&["volumes", entry]), Failure::usage(why)))?;
+        for volume in self.named_volumes() {
+            nameable(&volume.name)
+                .map_err(|error| source.wrong(&Place::of(&["volumes", volume.entry]), error.into()))?;
+        }
         self.check_volumes(source)
     }
 
@@ -333,6 +360,15 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_text_is_told_with_its_place() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.yaml");
+        fs::write(&path, b"stack: s\ninstances:\n  w\xc3\xa4: \xff\n").unwrap();
+        let told = Stack::read(&path).map(|_| ()).unwrap_err().message;
+        assert!(told.ends_with("s.yaml:3:7: this is no text in UTF-8"), "{told}");
+    }
+
+    #[test]
     fn mistakes_are_told_with_their_places_in_one_line() {
         let mut wrong = Vec::new();
         for (text, wanted) in [
@@ -387,6 +423,11 @@ mod tests {
                 "stack: s\nvolumes:\n  d: {size: 1}\ninstances:\n  a: {flavor: x, boot: d, volumes: [d]}\n",
                 "`a` has `d` already, and one instance has it at a time",
             ),
+            ("stack: s\ninstances:\n  web: {count: 99999999}\n", "99999999 are more than 1000"),
+            (
+                "stack: s\nvolumes:\n  ok: {size: 1}\n  image-7d3c1f0a-2b4e-4c55-9a7e-0123456789ab: {size: 1}\n",
+                "a copy that an image is made from is called so",
+            ),
             ("stack: s\nvolumes:\n  d: {size: 0}\n", "s.yaml:3:13: volumes.d.size: 0 GB are too few"),
             ("stack: s\nvolumes:\n  d: {size: 5G}\n", "s.yaml:3:13: volumes.d.size: invalid type"),
             ("stack: s\nvolumes:\n  d: {image: debian}\n", "s.yaml:3:6: volumes.d: wanted `size`, in GiB"),
@@ -422,6 +463,17 @@ mod tests {
             if !(told.contains(wanted) && told.lines().count() == 1) {
                 wrong.push(format!("{text}{told}\n"));
             }
+        }
+        let many = |what: &str| {
+            let items: String = (0..129).map(|number| format!("      k{number}: v\n")).collect();
+            format!("stack: s\ninstances:\n  web:\n    flavor: x\n    {what}:\n{items}")
+        };
+        for (what, wanted) in [
+            ("labels", "s.yaml:4:5: instances.web: 129 labels beside the stack's are more than 127"),
+            ("metadata", "s.yaml:4:5: instances.web: 129 items of metadata are more than 128"),
+        ] {
+            let told = read(&many(what)).unwrap_err();
+            assert!(told.contains(wanted), "{told}");
         }
         assert!(wrong.is_empty(), "{}", wrong.concat());
     }

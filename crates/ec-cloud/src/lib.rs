@@ -96,8 +96,8 @@ pub use storage::{StorageView, join_storage, leave_storage, storages};
 pub use tend::{Cleared, Tended, tend_instances, tend_nodes};
 pub use volume::{
     Attached, NewVolume, VolumeView, attach, create_volume, delete_selected_volume, delete_volume, detach,
-    extend_volume, let_go, node_of_copy, resolve_volume, restore_volume, room_of, snapshot_of, until_free,
-    volume, volumes,
+    extend_volume, let_go, nameable, node_of_copy, resolve_volume, restore_volume, room_of, snapshot_of,
+    until_free, volume, volumes,
 };
 pub use wait::{Awaited, Step, until_active, until_done, until_gone};
 pub use watch::{Seen, Watched, What, watch};

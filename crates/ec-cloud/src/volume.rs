@@ -132,8 +132,11 @@ pub async fn create_volume(
     make_volume(cloud, new, stop).await
 }
 
-/// An error where no volume of a user's can be called so.
-pub(crate) fn nameable(name: &str) -> CloudResult<()> {
+/// That a volume of a user's can be called so.
+///
+/// # Errors
+/// [`CloudError::Invalid`] with what is wrong.
+pub fn nameable(name: &str) -> CloudResult<()> {
     let why = if !is_hostname(name) {
         "wanted letters, digits and hyphens, at most 63 in each part, and not a uuid"
     } else if image_of_copy(name).is_some() {

@@ -13,6 +13,7 @@ use serde::{
 use super::{
     Count, Entry, InstanceEntry, Place, Source, Stack, numbered, once_each,
     texts::{HostName, LABEL_KEY, LabelKey, Word, keys},
+    too_many_labels,
 };
 
 /// One volume, or several that are alike.
@@ -39,11 +40,14 @@ pub(crate) struct VolumeEntry {
 impl Entry for VolumeEntry {
     const SUCH_AS: &str = "keys with values, as `size: 10`";
 
-    fn mistake(&self) -> Option<&'static str> {
-        let is_copy = self.image.as_deref().is_some_and(is_copy);
-        (self.size.is_none() && !is_copy).then_some(
-            "wanted `size`, in GiB; only a copy, of `image: volume:NAME` or `instance:NAME`, is as large as what it is of",
-        )
+    fn mistake(&self) -> Option<Cow<'static, str>> {
+        if self.size.is_none() && !self.image.as_deref().is_some_and(is_copy) {
+            return Some(
+                "wanted `size`, in GiB; only a copy, of `image: volume:NAME` or `instance:NAME`, is as large as what it is of"
+                    .into(),
+            );
+        }
+        too_many_labels(self.labels.len())
     }
 }
 
