@@ -1,7 +1,7 @@
 //! `eschedule explain`: what a state means, and who would take a query.
 
 use ec_cloud::{Ask, CloudError, Preview, View, preview as look};
-use ec_model::{ResourceQuery, State};
+use ec_model::{ResourceQuery, State, Workload};
 use ec_runtime::exit::{Failure, print};
 use serde::Serialize;
 
@@ -41,6 +41,11 @@ pub(crate) async fn instance(session: &Session, called: &str, output: Output) ->
         Err(error) => return Err(error.into()),
     };
     let view = View::found(&found);
+    if view.kind == Workload::Volume {
+        return Err(Failure::failed(format!(
+            "{called} is a volume: `eschedule volume show {called}` tells how it stands"
+        )));
+    }
     let Some(record) = &view.record else {
         return Err(Failure::failed(format!("nothing is kept of what was asked for as {called}")));
     };

@@ -34,7 +34,7 @@ use clap::CommandFactory;
 use cli::{Cli, Command, Output};
 use config::{Session, Settings};
 use ec_cloud::{View, find, resolve};
-use ec_model::ResourceQuery;
+use ec_model::{ResourceQuery, Workload};
 use ec_runtime::{
     exit::{Failure, tell},
     init_logging, install_tls_provider,
@@ -127,7 +127,12 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         (Some(Command::Show { instance }), _) => {
             let session = Session::open(settings).await?;
             let instance = resolve(&session.cloud, &instance).await?;
-            output::instance(output, &View::found(&find(&session.cloud, instance).await?))
+            let view = View::found(&find(&session.cloud, instance).await?);
+            // Its uuid may be all that somebody has of it.
+            match view.kind {
+                Workload::Machine => output::instance(output, &view),
+                Workload::Volume => volume::show(&session, instance, output).await,
+            }
         }
         (Some(Command::Events { instance }), _) => {
             events::events(&Session::open(settings).await?, &instance, output).await

@@ -125,7 +125,7 @@ pub(crate) async fn snapshot(
             for snapshot in &snapshots {
                 known(session, snapshot).await?;
             }
-            delete(session, &snapshots, waiting, output).await
+            delete(session, "SNAPSHOT", &snapshots, waiting, output).await
         }
     }
 }

@@ -332,7 +332,7 @@ fn unusable(text: &str) -> Failure {
     let hint =
         known.map(|name| format!("; `eschedule image add {name}` makes it one of these")).unwrap_or_default();
     Failure::usage(format!(
-        "image `{text}` is not usable: wanted http://…, https://…, file:///absolute/path, or a name of `images` in schedule.yaml or of `eschedule image list`{hint}"
+        "image `{text}` is not usable: wanted http://…, https://…, file:///absolute/path, a name of `images` in schedule.yaml or of `eschedule image list`, or a disk to copy (volume:NAME, instance:NAME){hint}"
     ))
 }
 

@@ -238,7 +238,9 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
             done(session, &patience, volume, &acted, "restoring").await?;
             show(session, volume, output).await
         }
-        VolumeCommand::Delete { volumes, waiting } => delete(session, &volumes, waiting, output).await,
+        VolumeCommand::Delete { volumes, waiting } => {
+            delete(session, "VOLUME", &volumes, waiting, output).await
+        }
     }
 }
 
@@ -320,6 +322,7 @@ pub(crate) async fn make(
 /// One that fails does not keep the others from being deleted.
 pub(crate) async fn delete(
     session: &Session,
+    what: &str,
     volumes: &[String],
     waiting: Waiting,
     output: Output,
@@ -336,7 +339,7 @@ pub(crate) async fn delete(
             continue;
         }
         let outcome = match delete_one(session, text, &patience).await {
-            Ok(()) => output::deleted(output, "VOLUME", text),
+            Ok(()) => output::deleted(output, what, text),
             Err(failure) => Err(failure),
         };
         if let Err(failure) = outcome {

@@ -100,6 +100,8 @@ async fn wish(cloud: &Cloud, kind: Workload, instance: InstanceId, verb: &Verb) 
                 }
             }
         }
+        // In the words of who asks.
+        let word = verb.name_of(kind);
         if kind.is_machine()
             && record.record.kind == Workload::Volume
             && matches!(verb, Verb::Rebuild(_) | Verb::Resize(_))
@@ -113,14 +115,14 @@ async fn wish(cloud: &Cloud, kind: Workload, instance: InstanceId, verb: &Verb) 
                 if ENDS_OF_RESIZE.contains(&verb.recorded().0)
                     && last_of(cloud, instance, &ENDS_OF_RESIZE).await? != Some(verb.recorded().0) =>
             {
-                return Err(CloudError::Refused(format!("cannot {} {instance}: {why}", verb.name())));
+                return Err(CloudError::Refused(format!("cannot {word} {instance}: {why}")));
             }
             Verdict::Already(why) => {
                 let awaited = waited(&known).filter(|_| is_of_power(verb));
                 return Ok(acted(&known, awaited.map(Awaited::Power), Some(why)));
             }
             Verdict::Refuse(why) => {
-                return Err(CloudError::Refused(format!("cannot {} {instance}: {why}", verb.name())));
+                return Err(CloudError::Refused(format!("cannot {word} {instance}: {why}")));
             }
         };
         if let Wish::Name(name) = &wish
@@ -140,7 +142,7 @@ async fn wish(cloud: &Cloud, kind: Workload, instance: InstanceId, verb: &Verb) 
         {
             let why =
                 "a rescue disk is made of an image, and not as a copy of a disk: name one with `--image`";
-            return Err(CloudError::Refused(format!("cannot {} {instance}: {why}", verb.name())));
+            return Err(CloudError::Refused(format!("cannot {word} {instance}: {why}")));
         }
         if let Wish::Rebuild(image) = &wish {
             let size = &record.record.spec.resources;

@@ -87,7 +87,8 @@ pub(crate) async fn destroy_as(
             && !planted("lock-ignored")
         {
             let why = locked(reason);
-            return Err(CloudError::Refused(format!("cannot destroy {instance}: {why}")));
+            let word = if kind.is_machine() { "destroy" } else { "delete" };
+            return Err(CloudError::Refused(format!("cannot {word} {instance}: {why}")));
         }
         // Its wish is written only while the record is this.
         if known.record.as_ref().is_some_and(|record| !selected(record, selectors)) {

@@ -261,6 +261,11 @@ pub(crate) async fn refuse_running(cloud: &Cloud, disk: &Known) -> CloudResult<(
 /// There is no such instance, or its volumes are being changed: [`CloudError::Refused`].
 pub async fn snapshot_of(cloud: &Cloud, instance: InstanceId) -> CloudResult<ImageRef> {
     let machine = find_placed(cloud, instance).await?;
+    if kind_of(&machine) == Some(Workload::Volume) {
+        return Err(CloudError::Refused(format!(
+            "{instance} is a volume, and no instance: `eschedule volume clone` copies one"
+        )));
+    }
     let beside = machine.record.as_ref().map(|record| record.volumes.clone()).unwrap_or_default();
     // Those that it is to have, and those that its agent tells of.
     let set = |volumes: &[Attachment]| volumes.iter().map(|has| has.volume).collect::<HashSet<_>>();

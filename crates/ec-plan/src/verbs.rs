@@ -134,7 +134,14 @@ impl Verb {
 
     /// What the command line calls it.
     pub fn name(&self) -> &'static str {
+        self.name_of(Workload::Machine)
+    }
+
+    /// The word by which that is asked of a workload of this kind.
+    pub fn name_of(&self, kind: Workload) -> &'static str {
         match self {
+            Self::Resize(_) if kind == Workload::Volume => "extend",
+            Self::Rebuild(_) if kind == Workload::Volume => "restore",
             Self::Start => "start",
             Self::Stop(0) => "stop --grace 0",
             Self::Stop(_) => "stop",
@@ -217,6 +224,11 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
             return Verdict::Already(format!("it is called `{name}` already"));
         }
         (Verb::Rename(name), None) => return Verdict::Do(Wish::Name(name.clone())),
+        (Verb::Set(Change { metadata, restart, .. }), None)
+            if instance.kind == Workload::Volume && !(metadata.is_empty() && restart.is_none()) =>
+        {
+            return Verdict::Refuse(IS_VOLUME.to_owned());
+        }
         (Verb::Set(change), None) => {
             let mut changed = instance.clone();
             change.make(&mut changed);
