@@ -325,8 +325,8 @@ pub(crate) fn under_way(verb: &Verb) -> &'static str {
         Verb::Unrescue => "UNRESCUING",
         Verb::Resize(_) | Verb::Revert => "RESIZING",
         Verb::Confirm => "CONFIRMED",
-        Verb::Lock(_) => "LOCKED",
-        Verb::Unlock => "UNLOCKED",
+        Verb::Lock(_) | Verb::Hold(_) => "LOCKED",
+        Verb::Unlock | Verb::LetGo(_) => "UNLOCKED",
         Verb::Rename(_) => "RENAMED",
         Verb::Set(_) => "SET",
     }

@@ -170,20 +170,11 @@ async fn restore(session: &Session, restoring: &Restoring, output: Output) -> Re
             return Err(Failure { message: format!("{}; {hint}", failure.message), ..failure });
         }
     };
-    let has = machine.record.as_ref().map(|record| record.volumes.clone()).unwrap_or_default();
-    let (volumes, gone): (Vec<InstanceId>, Vec<InstanceId>) =
-        view.beside.iter().partition(|volume| has.iter().any(|has| has.volume == **volume));
-    let root = Attachment::root_of(&has);
-    for volume in gone {
-        tell(&format!(
-            "eschedule: {instance} has not volume {volume} any more, which stays as it is: `eschedule volume restore {volume} volume:{name}/{volume}`"
-        ));
-    }
     let mut held = Held::of(&name, instance, &machine)?;
     // One that broke off after it had stopped it, or unlocked it, left word of that here.
     held.starts |= kept.as_ref() == Some(&reason(true));
     if kept.is_none() {
-        asked(view.volume, Verb::Lock(reason(held.starts)), "locking").await?;
+        asked(view.volume, Verb::Hold(reason(held.starts)), "locking").await?;
     }
     let mut is_begun = held.is_locked || kept.is_some();
     let steps = async {
@@ -194,10 +185,20 @@ async fn restore(session: &Session, restoring: &Restoring, output: Output) -> Re
                 is_begun = true;
                 done(session, &patience, instance, &acted, "stopping").await?;
             }
-            asked(instance, Verb::Lock(held.reason(&name)), "locking").await?;
+            asked(instance, Verb::Hold(held.reason(&name)), "locking").await?;
             is_begun = true;
         }
+        // From now on it keeps the volumes that it has, unless somebody unlocks it.
+        let has = held.volumes(session, instance, &name).await?;
+        let (volumes, gone): (Vec<InstanceId>, Vec<InstanceId>) =
+            view.beside.iter().partition(|volume| has.iter().any(|has| has.volume == **volume));
+        for volume in gone {
+            tell(&format!(
+                "eschedule: {instance} has not volume {volume} any more, which stays as it is: `eschedule volume restore {volume} volume:{name}/{volume}`"
+            ));
+        }
         for volume in volumes {
+            held.volumes(session, instance, &name).await?;
             let of = CopyOf { held: Some(volume), ..CopyOf::disk(Workload::Volume, view.volume) };
             let acted = restore_volume(cloud, volume, &ImageRef::copy_of(&of)).await;
             let acted = acted.map_err(|error| session.failed(error))?;
@@ -205,11 +206,13 @@ async fn restore(session: &Session, restoring: &Restoring, output: Output) -> Re
         }
         let own = ImageRef::copy_of(&CopyOf::disk(Workload::Volume, view.volume));
         // One that boots from a volume has that for its own.
+        let root = Attachment::root_of(&has);
         if let Some(root) = root {
+            held.volumes(session, instance, &name).await?;
             let acted = restore_volume(cloud, root, &own).await.map_err(|error| session.failed(error))?;
             done(session, &patience, root, &acted, "restoring").await?;
         }
-        asked(instance, Verb::Unlock, "unlocking").await?;
+        asked(instance, Verb::LetGo(held.reason(&name)), "unlocking").await?;
         if root.is_none() {
             asked(instance, Verb::Rebuild(Some(own)), "restoring").await?;
         }
@@ -262,6 +265,23 @@ impl Held {
         let mut held = [true, false].into_iter().map(|starts| Self { is_locked: true, starts });
         held.find(|held| held.reason(snapshot) == reason)
             .ok_or_else(|| Failure::failed(format!("cannot restore instance {instance}: {}", locked(reason))))
+    }
+
+    /// The volumes of what is locked for this.
+    ///
+    /// # Errors
+    /// Somebody unlocked it meanwhile, or locked it for another reason.
+    async fn volumes(
+        &self,
+        session: &Session,
+        instance: InstanceId,
+        snapshot: &str,
+    ) -> Result<Vec<Attachment>, Failure> {
+        let machine = find_placed(&session.cloud, instance).await?;
+        let record = machine.record.filter(|record| record.locked == Some(self.reason(snapshot)));
+        let lost =
+            || Failure::failed(format!("somebody else unlocked or locked instance {instance} meanwhile"));
+        Ok(record.ok_or_else(lost)?.volumes)
     }
 
     fn reason(&self, snapshot: &str) -> String {

@@ -403,6 +403,10 @@ async fn all_disks_of_a_guest_are_kept_as_they_are_at_one_moment_and_come_back()
     guest.refused(&["snapshot", "delete", "snap"], "is being restored from it")?;
     guest.stack.kill_agent()?;
     guest.stack.start_agent("").await?;
+    // Somebody else's lock stays, and what is behind it.
+    guest.asks(&["lock", "web", "--reason", "forensics"])?;
+    guest.refused(&restore, "it is locked (forensics)")?;
+    guest.asks(&["unlock", "web"])?;
     guest.asks(&restore)?;
     assert_eq!(guest.kept().await?, "precious");
     assert_eq!(guest.digest("vdb").await?, written);

@@ -168,7 +168,8 @@ async fn wish(cloud: &Cloud, kind: Workload, instance: InstanceId, verb: &Verb) 
         let before = order.record.rebuild.clone();
         let Changed { awaited, order, generation, txn } = change(cloud, &known, record, order, wish);
         let txn = understood(cloud, &known, &order, "such an image", txn).await?;
-        let txn = let_in(cloud, &known, verb.name(), *verb == Verb::Unlock, txn).await?;
+        let txn =
+            let_in(cloud, &known, verb.name(), matches!(verb, Verb::Unlock | Verb::LetGo(_)), txn).await?;
         let (recorded, detail) = verb.recorded();
         let at = match awaited {
             Some(
@@ -371,7 +372,9 @@ fn is_of_power(verb: &Verb) -> bool {
         | Verb::Confirm
         | Verb::Revert
         | Verb::Lock(_)
+        | Verb::Hold(_)
         | Verb::Unlock
+        | Verb::LetGo(_)
         | Verb::Rename(_)
         | Verb::Set(_) => false,
     }

@@ -48,8 +48,12 @@ pub enum Verb {
     Revert,
     /// Let nothing be done to it, for this reason.
     Lock(String),
+    /// The same, unless it is locked for another.
+    Hold(String),
     /// Let things be done to it again.
     Unlock,
+    /// The same, where it is locked for this reason.
+    LetGo(String),
     /// Call it so. Its guest's hostname stays.
     Rename(String),
     /// Change what is told of it, or follows its end.
@@ -123,10 +127,10 @@ impl Verb {
             Self::Resize(extent) => (ActionVerb::Resize, Some(extent.query.clone())),
             Self::Confirm => (ActionVerb::ConfirmResize, None),
             Self::Revert => (ActionVerb::RevertResize, None),
-            Self::Lock(reason) => {
+            Self::Lock(reason) | Self::Hold(reason) => {
                 (ActionVerb::Lock, Some(reason.clone()).filter(|reason| !reason.is_empty()))
             }
-            Self::Unlock => (ActionVerb::Unlock, None),
+            Self::Unlock | Self::LetGo(_) => (ActionVerb::Unlock, None),
             Self::Rename(name) => (ActionVerb::Rename, Some(name.clone())),
             Self::Set(change) => (ActionVerb::Set, Some(change.to_string())),
         }
@@ -157,8 +161,8 @@ impl Verb {
             Self::Resize(_) => "resize",
             Self::Confirm => "resize --confirm",
             Self::Revert => "resize --revert",
-            Self::Lock(_) => "lock",
-            Self::Unlock => "unlock",
+            Self::Lock(_) | Self::Hold(_) => "lock",
+            Self::Unlock | Self::LetGo(_) => "unlock",
             Self::Rename(_) => "rename",
             Self::Set(_) => "set",
         }
@@ -217,6 +221,16 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
             return Verdict::Do(Wish::Locked(Some(reason.clone())));
         }
         (Verb::Lock(_), Some(_)) => return Verdict::Already("it is locked already".to_owned()),
+        (Verb::Hold(reason), None) => return Verdict::Do(Wish::Locked(Some(reason.clone()))),
+        (Verb::Hold(reason), Some(before)) if reason == before => {
+            return Verdict::Already("it is locked already".to_owned());
+        }
+        (Verb::LetGo(reason), Some(before)) if reason == before => {
+            return Verdict::Do(Wish::Locked(None));
+        }
+        (Verb::LetGo(_), None) => {
+            return Verdict::Refuse("somebody else unlocked it meanwhile".to_owned());
+        }
         (Verb::Unlock, Some(_)) => return Verdict::Do(Wish::Locked(None)),
         (Verb::Unlock, None) => return Verdict::Already("it is not locked".to_owned()),
         (_, Some(reason)) => return Verdict::Refuse(locked(reason)),
@@ -392,7 +406,10 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
         (_, S::Resized) => refuse(VERIFY),
         (_, S::Error) => refuse(": `eschedule show` tells why"),
         // Judged before.
-        (Verb::Lock(_) | Verb::Unlock | Verb::Rename(_) | Verb::Set(_), _) => already(),
+        (
+            Verb::Lock(_) | Verb::Hold(_) | Verb::Unlock | Verb::LetGo(_) | Verb::Rename(_) | Verb::Set(_),
+            _,
+        ) => already(),
     }
 }
 

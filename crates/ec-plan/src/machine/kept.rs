@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use ec_model::{End, Pause, Power, Restart, RunState, State};
+use ec_model::{End, Pause, Power, Restart, RunState, State, Workload};
 
 use super::{
     Admit, Announce, Aspect, Claim, Define, DropSuccessor, KeepIntent, KeepRecord, LOOKS_FOR_ADDRESS,
@@ -43,7 +43,8 @@ pub(super) fn keep(aspects: &[Aspect], facts: &Facts, limits: &Limits) -> Plan {
         matches!(plan.next, Next::Settled | Next::Stuck(Problem::Told) | Next::Wait(Until::Address));
     match known(facts) {
         // Of a wish that was left out, or by a call that came late. Before what placement may have no room for.
-        _ if at_rest && facts.observed.successor => {
+        // Beside a volume that is gone it may be what is left of a snapshot of several disks.
+        _ if at_rest && facts.observed.successor && !is_rest_of_volume(facts) => {
             Plan::run(vec![DropSuccessor], "sweeping a disk that was to take the place of its own")
         }
         // Last, since it is not in the guest's way: it is here all the same, and takes room.
@@ -56,6 +57,11 @@ pub(super) fn keep(aspects: &[Aspect], facts: &Facts, limits: &Limits) -> Plan {
         }
         _ => plan,
     }
+}
+
+/// Whether what is there in the place of a successor may be the rest of a volume that is missed.
+fn is_rest_of_volume(facts: &Facts) -> bool {
+    facts.kind == Workload::Volume && !facts.observed.volume
 }
 
 pub(super) fn count() -> Plan {

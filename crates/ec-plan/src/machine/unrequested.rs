@@ -10,8 +10,10 @@ use crate::{Allocation, Facts, Limits, RecordFacts};
 
 pub(super) const ASPECTS: [Aspect; 4] = [guest, leftovers, status, claim];
 
+/// Of what ran, or was kept for somebody, a disk beside a first one that is missed may be the rest of a snapshot.
 fn is_here(facts: &Facts) -> bool {
-    facts.observed.domain.is_some() || facts.observed.volume
+    let observed = &facts.observed;
+    observed.domain.is_some() || observed.volume || (observed.successor && ran(facts))
 }
 
 /// A guest of this node without a request: etcd was restored to a time before it, or somebody deleted the

@@ -203,6 +203,15 @@ fn a_locked_instance_is_left_alone_and_one_that_goes_too() {
     assert_eq!(why, "it is locked (backup); `eschedule unlock` lets things be done to it again");
     let Verdict::Refuse(why) = judged(&Verb::Stop(0), &request, Some("")) else { panic!() };
     assert_eq!(why, "it is locked; `eschedule unlock` lets things be done to it again");
+    // Who holds it for something takes nobody's lock for theirs.
+    let [hold, let_go] = [Verb::Hold("backup".into()), Verb::LetGo("backup".into())];
+    assert_eq!(judged(&hold, &request, None), Verdict::Do(Wish::Locked(Some("backup".into()))));
+    assert!(matches!(judged(&hold, &request, Some("backup")), Verdict::Already(_)));
+    assert_eq!(judged(&let_go, &request, Some("backup")), Verdict::Do(Wish::Locked(None)));
+    for (verb, before) in [(&hold, Some("")), (&hold, Some("mine")), (&let_go, Some("mine")), (&let_go, None)]
+    {
+        assert!(matches!(judged(verb, &request, before), Verdict::Refuse(_)), "{verb:?} {before:?}");
+    }
     request.desired = Desired::Destroyed;
     for verb in [lock, Verb::Unlock, Verb::Start] {
         assert_eq!(judged(&verb, &request, None), Verdict::Refuse("it is being destroyed".into()));

@@ -408,6 +408,8 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
         (left(None, false, KEPT), swept()),
         (left(None, false, never), swept()),
         (beside(left(None, false, never)), swept()),
+        // The rest of a snapshot whose first disk is missed.
+        (beside(left(None, false, KEPT)), tells("a disk of this node without a domain")),
         (beside(told(runs())), Told),
         (beside(left(None, false, absent)), Runs(&[Inquire, DropSuccessor])),
         (buried(beside(left(None, false, absent))), Runs(&[Inquire, DropSuccessor])),

@@ -126,9 +126,12 @@ fn a_volume_is_made_marked_and_told_in_this_order() {
 fn what_a_guest_may_have_written_is_kept_and_told() {
     const GONE: &str = "its disk is gone; the rest is kept until it is destroyed";
     let gone = Facts { observed: Observed::default(), ..there() };
+    let beside = |facts: Facts| Facts { observed: Observed { successor: true, ..facts.observed }, ..facts };
     all([
         (there(), Settled),
-        (gone, Tells(State::Error, GONE, &[])),
+        (gone.clone(), Tells(State::Error, GONE, &[])),
+        // What lies beside its place may be the rest of a snapshot of several disks.
+        (beside(Facts { status: status(State::Error, Some(GONE), false, false), ..gone }), Told),
         (
             Facts { status: status(State::Error, Some("its disk is gone"), false, false), ..there() },
             Runs(&[Announce(State::Active, None)]),
