@@ -7,6 +7,7 @@ use ec_model::{
 use ec_plan::{
     sizes::reverted,
     verbs::{IS_VOLUME, Verb, Verdict, Wish, judge},
+    volumes::{Sides, made_of},
 };
 use ec_runtime::planted;
 use ec_store::{Compare, StoreError, Txn};
@@ -135,7 +136,8 @@ async fn wish(cloud: &Cloud, kind: Workload, instance: InstanceId, verb: &Verb) 
             let of_project = Cloud { project: record.record.project.clone(), ..cloud.clone() };
             free(&of_project, record.record.kind, name).await?;
         }
-        let its_own = &record.record.spec.image;
+        let sides = Sides { record: &record.record, request: &order.record, status: known.status.record() };
+        let its_own = made_of(sides);
         if let Wish::Rescue(image) = &wish
             && let image = image.as_ref().unwrap_or(its_own)
             && (image.is_none() || image.copied().is_some())

@@ -13,8 +13,8 @@
 use std::collections::{BTreeMap, HashSet};
 
 use ec_model::{
-    ActionVerb, Desired, Doc, Edition, Handover, Held, Instance, InstanceId, NodeId, Record, Request,
-    RequestId, State, Status, Workload, decode,
+    ActionVerb, Desired, Doc, Edition, Handover, Held, Instance, InstanceId, NodeId, Rebuild, Rebuilt,
+    Record, Request, RequestId, State, Status, Workload, decode,
 };
 use ec_plan::{
     heal::{Brought, brought},
@@ -315,7 +315,8 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId, looks: bool) ->
             Compare::Unchanged(held_key, held_pair.mod_revision),
             Compare::Unchanged(status_key, status_revision),
         ];
-        return to_go(cloud, demands, order, [recorded, &there], [node, to]).await;
+        let nodes = [node, to];
+        return to_go(cloud, demands, order, [recorded, &there], nodes, told.rebuilt.as_ref()).await;
     }
     let mut brought = match brought(&held, status.as_ref(), before.as_ref()) {
         Ok(brought) => brought,
@@ -376,7 +377,7 @@ async fn plan_unheld(cloud: &Cloud, node: NodeId, [recorded, told]: [&KeyValue; 
         Compare::Absent(keys.held(node, record.instance)),
         Compare::Unchanged(told.key.clone(), told.mod_revision),
     ];
-    to_go(cloud, demands, order, [recorded, &there], [node, to]).await
+    to_go(cloud, demands, order, [recorded, &there], [node, to], status.rebuilt.as_ref()).await
 }
 
 /// What is to be done about a volume that `node` has and another is asked for, by its record: where both have their disks on the
@@ -387,6 +388,7 @@ async fn to_go(
     mut order: Doc<Request>,
     [recorded, asked]: [&KeyValue; 2],
     [node, to]: [NodeId; 2],
+    came: Option<&Rebuilt>,
 ) -> CloudResult<Planned> {
     let (keys, instance) = (&cloud.keys, order.record.instance);
     let left = |order: &Doc<Request>, why: String| {
@@ -400,7 +402,8 @@ async fn to_go(
     if own != other {
         return left(&order, format!("it is asked for on node {to}, which has other storage"));
     }
-    if let Some(Err(why)) = order.record.spec.as_ref().map(|spec| lies_alone(&spec.image)) {
+    let made_of = |spec| Rebuild::disk(order.record.rebuild.as_ref(), spec, came);
+    if let Some(Err(why)) = order.record.spec.as_ref().map(|spec| lies_alone(made_of(&spec.image))) {
         return left(&order, format!("it is asked for on node {to}, and cannot go there: {why}"));
     }
     let mut record = Doc::<Instance>::decode(&recorded.value)?;

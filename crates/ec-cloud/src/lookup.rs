@@ -6,7 +6,11 @@ use ec_model::{
     Alive, Attachment, Blob, Desired, Doc, Instance, InstanceId, Keyspace, NodeId, Record, Request,
     RequestId, Resources, State, Status, Workload, decode, decode_part,
 };
-use ec_plan::{stack::Standing, verbs::shown};
+use ec_plan::{
+    stack::Standing,
+    verbs::shown,
+    volumes::{Sides, made_of},
+};
 use ec_store::{KeyValue, Revision, StoreResult};
 use futures::{StreamExt, TryStreamExt};
 use jiff::Timestamp;
@@ -111,7 +115,23 @@ pub struct Known {
     pub node_url: Option<String>,
 }
 
+/// The record of a volume, with what its disk was made of in the place of what was wished last and failed.
+fn as_made(mut record: Instance, request: &Read<Request>, status: &Read<Status>) -> Instance {
+    if record.kind == Workload::Volume
+        && let Some(request) = request.record()
+    {
+        let sides = Sides { record: &record, request, status: status.record() };
+        record.spec.image = made_of(sides).clone();
+    }
+    record
+}
+
 impl Known {
+    /// The record of a volume, with what its disk was made of; none where there is no record.
+    pub(crate) fn record_as_made(&self) -> Option<Instance> {
+        self.record.clone().map(|record| as_made(record, &self.request, &self.status))
+    }
+
     /// The record, to be changed; none where there is none.
     pub(crate) fn record_doc(&self) -> CloudResult<Option<Doc<Instance>>> {
         Ok(self.record_pair.as_ref().map(|pair| Doc::decode(&pair.value)).transpose()?)
@@ -638,7 +658,7 @@ pub(crate) async fn list_of(
         match recorded.get(&instance).map(|pair| wanted(instance, &pair.value)) {
             Some(Ok(record)) => {
                 let view = view.with(&record).wished(&record, &request, &status);
-                View { record: Some(Box::new(record)), ..view }
+                View { record: Some(Box::new(as_made(record, &request, &status))), ..view }
             }
             // It may well run, and nothing can be asked of it.
             Some(Err(why)) => View { state: UNKNOWN.to_owned(), reason: Some(not_wanted(&why)), ..view },

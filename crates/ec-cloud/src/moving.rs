@@ -59,6 +59,7 @@ pub async fn move_volume(cloud: &Cloud, volume: InstanceId, node: NodeId) -> Clo
         let (mut record, mut order) = docs(&disk)?;
         let sides = Sides { record: &record.record, request: &order.record, status: disk.status.record() };
         volumes::movable(sides).map_err(refused)?;
+        let image = volumes::made_of(sides).clone();
         let no_storage = |which: NodeId| {
             refused(format!("node {which} is not alive, or has its disks on no storage that is shared"))
         };
@@ -76,7 +77,7 @@ pub async fn move_volume(cloud: &Cloud, volume: InstanceId, node: NodeId) -> Clo
         // claimed for it all the same, and tried there once more.
         let resized = disk.status.record().and_then(|status| status.resized.as_ref());
         let was_refused = resized.is_some_and(|was| was.failed.is_some());
-        let come = Request {
+        let mut come = Request {
             epoch,
             generation,
             handover: Some(Handover::From(disk.node)),
@@ -86,6 +87,11 @@ pub async fn move_volume(cloud: &Cloud, volume: InstanceId, node: NodeId) -> Clo
             request_id: cloud.request_id,
             ..order.record.clone()
         };
+        // Nobody knows any more of a wish that failed.
+        if let Some(spec) = &mut come.spec {
+            spec.image.clone_from(&image);
+        }
+        record.record.spec.image = image;
         order.record.handover = Some(Handover::To(node));
         (order.record.generation, order.record.request_id) = (generation, cloud.request_id);
         record.record.assigned = Some(Assigned { node, epoch });

@@ -659,19 +659,19 @@ pub async fn volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<VolumeView
     if view.kind != Workload::Volume {
         return Err(not_a_volume(volume));
     }
-    let record = match &found {
-        Found::Placed(known) => known.record.as_ref(),
-        Found::Unplaced(record, _) => Some(&**record),
+    let record = match found {
+        Found::Placed(known) => known.record_as_made(),
+        Found::Unplaced(record, _) => Some(*record),
     };
     let mut holder = None;
-    if let Some(attached) = record.and_then(|record| record.attached) {
+    if let Some(attached) = record.as_ref().and_then(|record| record.attached) {
         holder = match find(cloud, attached).await {
             Ok(Found::Placed(machine)) => holds(&machine, volume).map(|device| (attached, device)),
             Ok(Found::Unplaced(..)) | Err(CloudError::NotFound(_)) => None,
             Err(error) => return Err(error),
         };
     }
-    Ok(told(view, record, holder))
+    Ok(told(view, record.as_ref(), holder))
 }
 
 /// Every volume of every node, by node and name.

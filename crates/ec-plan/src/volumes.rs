@@ -3,7 +3,9 @@
 //! A volume lies on the storage of one node, and one machine has it at a time. Its record names the machine that has it, or
 //! had it last; what that machine's records and its agent say tells which of the two.
 
-use ec_model::{Attachment, Desired, ImageRef, Instance, InstanceId, Request, State, Status, Workload};
+use ec_model::{
+    Attachment, Desired, ImageRef, Instance, InstanceId, Rebuild, Request, State, Status, Workload,
+};
 
 use crate::verbs::{Situation, is_built, is_to_be_made_anew, locked};
 
@@ -149,7 +151,7 @@ pub fn detach(machine: Sides<'_>, has: &Attachment) -> Result<(), String> {
 pub fn movable(volume: Sides<'_>) -> Result<(), String> {
     changeable(volume, "the volume")?;
     there(volume.status)?;
-    lies_alone(&volume.record.spec.image)?;
+    lies_alone(made_of(volume))?;
     if is_to_be_made_anew(volume.request, volume.status) {
         return Err("the volume is being made anew; ask again when that is done".to_owned());
     }
@@ -163,6 +165,12 @@ pub fn movable(volume: Sides<'_>) -> Result<(), String> {
         true => Ok(()),
         false => Err("the volume is being changed; ask again when that is done".to_owned()),
     }
+}
+
+/// What a disk was made of: that which was wished last, unless it is not carried out, or failed.
+pub fn made_of(disk: Sides<'_>) -> &ImageRef {
+    let came = disk.status.and_then(|status| status.rebuilt.as_ref());
+    Rebuild::disk(disk.request.rebuild.as_ref(), &disk.record.spec.image, came)
 }
 
 /// Why the disk of a volume that is made of this cannot lie with another node, which has the same storage.

@@ -215,6 +215,17 @@ fn what_nobody_is_at_and_what_stands_on_no_image_moves() {
     for (one, why) in [
         (made_of("https://example.org/debian.qcow2"), "it stands on an image"),
         (made_of(&ImageRef::copy_of(&several).url), "a snapshot of several disks"),
+        // A copy was wished in the place of what stands on one, and failed.
+        (
+            made_of(&copy.url).with(|one| {
+                let before = Some(ImageRef::at("https://example.org/debian.qcow2"));
+                let wished_at = jiff::Timestamp::UNIX_EPOCH;
+                one.request.rebuild = Some(Rebuild { wished_at, before });
+                let failed = Some("there is no room".to_owned());
+                one.status.as_mut().unwrap().rebuilt = Some(Rebuilt { wished_at, failed });
+            }),
+            "it stands on an image",
+        ),
         (One::volume().with(|one| one.request.generation = 2), "is being changed"),
         (
             One::volume().with(|one| one.status.as_mut().unwrap().doing = Some("growing it".into())),
