@@ -14,13 +14,13 @@
 mod copied;
 mod stored;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 pub use copied::{copy_for_image, drop_copy, tend_copies};
 pub(crate) use copied::{image_of_copy, left_over};
 use ec_model::{Doc, Image, ImageId, ImageRef, ImageStatus, Resources, Visibility, encode};
 use ec_store::{Compare, StoreError, Txn};
-use stored::{Stored, bearers, found, free, owned, read, take_away, taken, write};
+use stored::{Stored, bearers, drop_alone, found, free, owned, read, take_away, taken, write};
 
 use crate::{Cloud, CloudError, CloudResult, Tended};
 
@@ -265,7 +265,16 @@ pub async fn tend_images(
 ) -> CloudResult<Tended<Image>> {
     let now = cloud.host.now();
     let mut tended = Tended::new();
-    for pair in cloud.store.list(&cloud.keys.images()).await?.pairs {
+    // Names before the records: what has none then never gets one.
+    let mut names = cloud.store.keys(&cloud.keys.all_image_names()).await?;
+    names.extend(cloud.store.keys(&cloud.keys.all_public_images()).await?);
+    let records = cloud.store.list(&cloud.keys.images()).await?.pairs;
+    let images: HashSet<&str> = records.iter().map(|pair| pair.key.as_str()).collect();
+    names.retain(|name| {
+        cloud.keys.parse_image(name).is_ok_and(|image| !images.contains(cloud.keys.image(image).as_str()))
+    });
+    drop_alone(cloud, names).await?;
+    for pair in records {
         // One that cannot be read is told by who lists them, and is nobody's to take away.
         let Ok(doc) = Doc::<Image>::decode(&pair.value) else { continue };
         let image = doc.record.clone();
@@ -288,10 +297,7 @@ impl Upload {
     /// # Errors
     /// [`CloudError::Busy`] where somebody else has taken it away.
     pub async fn go_on(&mut self, cloud: &Cloud, upload: Option<String>) -> CloudResult<()> {
-        let mut after = self.image().clone();
-        after.updated_at = cloud.host.now();
-        after.upload = upload;
-        self.write(cloud, after).await
+        self.write(cloud, |image| image.upload.clone_from(&upload)).await
     }
 
     /// All bytes are there: it can be used.
@@ -299,19 +305,21 @@ impl Upload {
     /// # Errors
     /// As [`Self::go_on`].
     pub async fn finish(&mut self, cloud: &Cloud, facts: Facts) -> CloudResult<Image> {
-        let after = Image {
-            status: ImageStatus::Active,
-            upload: None,
-            sha256: Some(facts.sha256),
-            sha512: facts.sha512,
-            size: Some(facts.size),
-            compression: facts.compression.map(str::to_owned),
-            disk_format: Some(facts.disk_format.to_owned()),
-            virtual_size: Some(facts.virtual_size),
-            updated_at: cloud.host.now(),
-            ..self.image().clone()
-        };
-        self.write(cloud, after).await?;
+        let facts = &facts;
+        self.write(cloud, |image| {
+            *image = Image {
+                status: ImageStatus::Active,
+                upload: None,
+                sha256: Some(facts.sha256.clone()),
+                sha512: facts.sha512.clone(),
+                size: Some(facts.size),
+                compression: facts.compression.map(str::to_owned),
+                disk_format: Some(facts.disk_format.to_owned()),
+                virtual_size: Some(facts.virtual_size),
+                ..image.clone()
+            };
+        })
+        .await?;
         Ok(self.image().clone())
     }
 
@@ -325,27 +333,41 @@ impl Upload {
         remove: impl AsyncFn(&Image) -> CloudResult<()>,
     ) -> CloudResult<()> {
         let image = self.image().clone();
-        if take_away(cloud, self.stored, &remove).await? {
-            return Ok(());
+        let mut stored = self.stored;
+        for _ in 0..TRIES {
+            if take_away(cloud, stored, &remove).await? {
+                return Ok(());
+            }
+            // Somebody else was quicker, and may have been so before the last bytes came.
+            stored = match read(cloud, image.id).await? {
+                Some(stored) if stored.doc.record.status == ImageStatus::Active => return Ok(()),
+                // Its users said something else of it meanwhile.
+                Some(stored) => stored,
+                None => return remove(&image).await,
+            };
         }
-        // Somebody else was quicker, and may have been so before the last bytes came.
-        match read(cloud, image.id).await? {
-            Some(stored) if stored.doc.record.status == ImageStatus::Active => Ok(()),
-            _ => remove(&image).await,
-        }
+        Err(CloudError::Busy(format!("the image {} keeps changing; it goes later", image.id)))
     }
 
-    async fn write(&mut self, cloud: &Cloud, after: Image) -> CloudResult<()> {
-        let id = after.id;
-        match write(cloud, &self.stored, after).await? {
-            Some(stored) => {
+    /// Writes what is said of its bytes; what users say of it meanwhile stays.
+    async fn write(&mut self, cloud: &Cloud, change: impl Fn(&mut Image)) -> CloudResult<()> {
+        let id = self.image().id;
+        for _ in 0..TRIES {
+            let mut after = self.image().clone();
+            after.updated_at = cloud.host.now();
+            change(&mut after);
+            if let Some(stored) = write(cloud, &self.stored, after).await? {
                 self.stored = stored;
-                Ok(())
+                return Ok(());
             }
-            None => Err(CloudError::Busy(format!(
-                "somebody else took the image {id} away while its bytes were being sent; add it again"
-            ))),
+            let newer = read(cloud, id).await?.filter(|it| it.doc.record.status == ImageStatus::Saving);
+            self.stored = newer.ok_or_else(|| {
+                CloudError::Busy(format!(
+                    "somebody else took the image {id} away while its bytes were being sent; add it again"
+                ))
+            })?;
         }
+        Err(CloudError::Busy(format!("the image {id} keeps changing; try again")))
     }
 }
 

@@ -312,7 +312,10 @@ pub async fn attach(
             device,
         );
         let attachment = match judged.map_err(refused)? {
-            Attach::Do(attachment) => attachment,
+            Attach::Do(attachment) => {
+                nobodys(&disk_record.record).map_err(refused)?;
+                attachment
+            }
             Attach::Already(has) => {
                 let is_told = |status: &Status| !status.volumes_changing && status.volumes.contains(&has);
                 if !machine.status.record().is_some_and(is_told) {
@@ -348,6 +351,14 @@ pub async fn attach(
         }
     }
     Err(CloudError::Busy(format!("{volume} or {instance} keeps changing; try again")))
+}
+
+/// Why a volume is given to no machine: it goes with what it was made for, whatever a guest has written on it.
+fn nobodys(disk: &Instance) -> Result<(), String> {
+    match disk.name.as_deref().and_then(image_of_copy) {
+        Some(image) => Err(format!("it is a copy that the image {image} is made from, and goes with that")),
+        None => Ok(()),
+    }
 }
 
 /// The node where a volume lies, from which a new instance can boot.
@@ -391,6 +402,7 @@ async fn free_to_boot(cloud: &Cloud, disk: &Known, wanted: Option<InstanceId>) -
     let (record, order) = docs(disk)?;
     let sides = Sides { record: &record.record, request: &order.record, status: disk.status.record() };
     volumes::boot(sides, &cloud.project).map_err(refused)?;
+    nobodys(&record.record).map_err(refused)?;
     let Some(holder) = record.record.attached.filter(|holder| Some(*holder) != wanted) else {
         return Ok(Vec::new());
     };

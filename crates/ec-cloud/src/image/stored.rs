@@ -33,7 +33,9 @@ pub(super) async fn free(
     name: &str,
     remove: &impl AsyncFn(&Image) -> CloudResult<()>,
 ) -> CloudResult<()> {
-    for stored in bearers(cloud, &cloud.keys.image_names(&cloud.project, name)).await? {
+    let names = cloud.keys.image_names(&cloud.project, name);
+    drop_alone(cloud, cloud.store.keys(&names).await?).await?;
+    for stored in bearers(cloud, &names).await? {
         if !stored.doc.record.is_left_over(cloud.host.now()) {
             return Err(match stored.doc.record.status {
                 ImageStatus::Saving => CloudError::Refused(format!(
@@ -43,6 +45,18 @@ pub(super) async fn free(
             });
         }
         take_away(cloud, stored, remove).await?;
+    }
+    Ok(())
+}
+
+/// Takes names away whose images are not there: both are written and deleted together, so somebody took the record away by hand.
+pub(super) async fn drop_alone(cloud: &Cloud, names: Vec<String>) -> CloudResult<()> {
+    for name in names {
+        let Ok(image) = cloud.keys.parse_image(&name) else { continue };
+        let key = cloud.keys.image(image);
+        if cloud.store.get(&key).await?.0.is_none() {
+            cloud.store.txn(Txn::new().when(Compare::Absent(key)).delete(name)).await?;
+        }
     }
     Ok(())
 }
@@ -147,7 +161,8 @@ pub(super) async fn take_away(
         remove(&stored.doc.record).await?;
     }
     let key = cloud.keys.image(stored.doc.record.id);
-    // Nobody writes a record that is going but to delete it.
-    cloud.store.txn(Txn::new().when(Compare::Present(key.clone())).delete(key)).await?;
-    Ok(true)
+    // In an etcd that was put back it may be none that is going, with names that would stay.
+    let unchanged = Compare::Unchanged(key.clone(), stored.revision);
+    let gone = cloud.store.txn(Txn::new().when(unchanged).delete(key.clone())).await?.succeeded;
+    Ok(gone || cloud.store.get(&key).await?.0.is_none())
 }

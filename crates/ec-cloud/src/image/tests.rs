@@ -399,3 +399,68 @@ async fn more_properties_than_an_image_may_have_are_refused() {
     };
     assert!(matches!(change_image(&cloud, "web", &more).await, Err(CloudError::Invalid(_))));
 }
+
+#[tokio::test]
+async fn what_users_say_of_an_image_that_is_being_sent_is_said_of_it_and_ends_nothing() {
+    let world = World::new();
+    let cloud = world.cloud("p");
+    let set = |min_disk| ImageChange { min_disk: Some(min_disk), ..ImageChange::default() };
+    for gives_up in [false, true] {
+        let mut upload = world.add(&cloud, &new("web", Visibility::Private), sent()).await.unwrap();
+        let id = upload.image().id;
+        world.send(upload.image()).await;
+        change_image(&cloud, "web", &set(3)).await.unwrap();
+        upload.go_on(&cloud, Some("part".to_owned())).await.unwrap();
+        change_image(&cloud, "web", &set(4)).await.unwrap();
+        if gives_up {
+            upload.give_up(&cloud, async |image: &Image| world.remove(image).await).await.unwrap();
+        } else {
+            let image = upload.finish(&cloud, facts()).await.unwrap();
+            assert_eq!((image.min_disk, image.status, image.upload), (4, ImageStatus::Active, None));
+            world.delete(&cloud, &id.to_string()).await.unwrap();
+        }
+        assert_eq!((world.keys().len(), world.objects.lock().unwrap().len()), (0, 0), "{gives_up}");
+    }
+}
+
+#[tokio::test]
+async fn a_name_whose_record_is_gone_holds_up_nobody() {
+    let world = World::new();
+    let cloud = world.cloud("p");
+    let lose = async |name: &str| {
+        let image = world.add(&cloud, &new(name, Visibility::Public), at("https://x")).await.unwrap();
+        let key = cloud.keys.image(image.image().id);
+        world.memory.txn(Txn::new().delete(key)).await.unwrap();
+    };
+    lose("web").await;
+    world.add(&cloud, &new("web", Visibility::Private), at("https://y")).await.unwrap();
+    world.delete(&cloud, "web").await.unwrap();
+    lose("db").await;
+    assert_eq!(world.tend(&world.cloud("other")).await, []);
+    assert_eq!(world.keys(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn an_image_that_an_older_etcd_has_again_goes_with_its_names() {
+    let world = World::new();
+    let cloud = world.cloud("p");
+    let image = world.add(&cloud, &new("web", Visibility::Public), at("https://x")).await.unwrap();
+    let mut upload = world.add(&cloud, &new("db", Visibility::Public), sent()).await.unwrap();
+    world.send(upload.image()).await;
+    upload.finish(&cloud, facts()).await.unwrap();
+    let before = world.memory.content("/r/").pairs;
+    let put_back = async |_: &Image| {
+        let keys = before.iter().fold(Txn::new(), |txn, pair| txn.put(pair.key.clone(), pair.value.clone()));
+        world.memory.txn(keys).await.unwrap();
+        Ok(())
+    };
+    let once = AtomicUsize::new(0);
+    let first_only = async |image: &Image| match once.fetch_add(1, Ordering::Relaxed) {
+        0 => put_back(image).await,
+        _ => world.remove(image).await,
+    };
+    delete_image(&cloud, "db", first_only).await.unwrap();
+    assert_eq!(world.keys().len(), 3, "{:?}", world.keys());
+    world.delete(&cloud, &image.image().id.to_string()).await.unwrap();
+    assert_eq!(world.keys(), Vec::<String>::new());
+}

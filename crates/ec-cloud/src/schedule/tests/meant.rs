@@ -5,7 +5,9 @@ use ec_model::input::LabelSelector;
 use super::*;
 use ec_plan::verbs::Change;
 
-use crate::{CloudError, Verb, act, attach, delete_selected_volume, destroy_selected, detach};
+use crate::{
+    CloudError, Verb, act, attach, copy_for_image, delete_selected_volume, destroy_selected, detach,
+};
 
 fn label(key: &str, value: Option<&str>) -> Verb {
     let labels = [(key.to_owned(), value.map(str::to_owned))].into();
@@ -34,6 +36,25 @@ async fn what_was_selected_by_a_label_and_has_it_no_more_is_spared() {
     }
     destroy_selected(&cloud, machine, &selectors).await.unwrap();
     delete_selected_volume(&cloud, volume, &selectors).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_copy_that_goes_with_its_image_is_given_to_no_guest() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let cloud = world.cloud();
+    let of =
+        ImageRef::copy_of(&ec_model::CopyOf::disk(ec_model::Workload::Volume, world.volume("data").await));
+    let image = ec_model::ImageId::new(uuid::Uuid::from_u128(5));
+    let copy = copy_for_image(&cloud, image, &of, &world.stop).await.unwrap().unwrap();
+    let machine = world.schedule(QUERY, Some("web")).await.unwrap().unwrap();
+    for (made, kind) in [(copy, "volume"), (machine, "machine")] {
+        world.active(made, kind).await;
+    }
+    refused(attach(&cloud, copy.instance, machine.instance, None).await, "and goes with that");
+    let boots = Guest { boot: Some(copy.instance), image: ImageRef::default(), ..guest(Some("db")) };
+    let query = ResourceQuery::parse(QUERY).unwrap();
+    let wanted = Wanted::new(Ask::new(&query).unwrap(), &boots).unwrap();
+    refused(schedule(&cloud, &wanted, &world.stop).await.map(|_| ()), "and goes with that");
 }
 
 #[tokio::test]
