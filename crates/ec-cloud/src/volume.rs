@@ -732,7 +732,7 @@ fn told(view: View, record: Option<&Instance>, holder: Option<(InstanceId, Strin
         node: view.node,
         instance,
         device,
-        image: image.map(|image| image.name.clone().unwrap_or_else(|| image.url.clone())),
+        image: image.map(|image| image.name.clone().unwrap_or_else(|| image.told().to_owned())),
         copy_of: copied.as_ref().map(|copied| copied.disk),
         snapshot: copied.as_ref().is_some_and(|copied| copied.kind == Workload::Machine),
         beside: copied.map(|copied| copied.beside).unwrap_or_default(),

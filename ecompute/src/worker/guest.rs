@@ -38,7 +38,7 @@ impl Worker {
         if self.status.known().is_none_or(|status| status.reason.is_none()) {
             let from = match boots_from {
                 Some(volume) => format!("ON VOLUME {volume}"),
-                None => format!("WITH IMAGE {}", without_secrets(&wanted.url)),
+                None => format!("WITH IMAGE {}", wanted.told()),
             };
             tracing::info!("INSTANTIATE INSTANCE {instance} {from}");
             if let Some(allocated) = &self.job.allocated {
@@ -373,13 +373,4 @@ fn volumes_of(record: &InstanceRecord) -> Vec<Attachment> {
 /// What the instance shall be.
 pub(super) fn spec_of(request: &Request) -> Result<&Spec, Stop> {
     request.spec.as_ref().ok_or_else(|| Stop::Failed("its request does not say what it shall be".to_owned()))
-}
-
-/// An image's URL as logs may have it: without user, password and query.
-fn without_secrets(url: &str) -> &str {
-    let url = &url[..url.find(['?', '#']).unwrap_or(url.len())];
-    match url.split_once("://").and_then(|(_, rest)| rest.split('/').next()) {
-        Some(authority) if authority.contains('@') => "(a URL with a password)",
-        _ => url,
-    }
 }

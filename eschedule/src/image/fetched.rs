@@ -3,6 +3,7 @@
 
 use std::{io, path::Path, time::Duration};
 
+use ec_model::ImageRef;
 use ec_runtime::exit::{Failure, chain};
 use futures::TryStreamExt;
 use reqwest::{Client, ClientBuilder, Response};
@@ -18,15 +19,17 @@ pub(super) async fn sender(url: &str) -> Result<Sender, Failure> {
     if let Some(path) = url.strip_prefix("file://") {
         return Sender::file(Path::new(path)).await;
     }
+    let at = ImageRef::at(url);
     let unreachable = |error: reqwest::Error| {
-        Failure::failed(format!("cannot fetch {url}: {}; nothing was added", chain(&error.without_url())))
+        let why = chain(&error.without_url());
+        Failure::failed(format!("cannot fetch {}: {why}; nothing was added", at.told()))
     };
     // Packed or not, the digests are of what is published: nothing is unpacked on the way.
     let client = Client::builder().connect_timeout(STALLED).read_timeout(STALLED);
     let answer = answer(client, url, unreachable).await?;
     let size = answer.content_length();
     let pieces = answer.bytes_stream().map_err(|error| io::Error::other(chain(&error.without_url())));
-    Ok(Sender::of(StreamReader::new(Box::pin(pieces)), url.to_owned(), size))
+    Ok(Sender::of(StreamReader::new(Box::pin(pieces)), at.told().to_owned(), size))
 }
 
 /// What is answered at a URL, where that is what was asked for.
@@ -36,11 +39,14 @@ pub(super) async fn answer(
     unreachable: impl Fn(reqwest::Error) -> Failure,
 ) -> Result<Response, Failure> {
     let client = client.user_agent(concat!("etcd-compute/", env!("CARGO_PKG_VERSION")));
+    // What was asked for in private is not fetched in public, and who it is fetched from next is told nothing of where it was before.
+    let client = client.https_only(url.starts_with("https://")).referer(false);
     let client = client.build().map_err(&unreachable)?;
     let answer = client.get(url).send().await.map_err(&unreachable)?;
     if answer.status().is_success() {
         return Ok(answer);
     }
     let status = answer.status().as_u16();
-    Err(Failure::failed(format!("{url} was answered with HTTP status {status}: nothing was added")))
+    let url = ImageRef::at(url);
+    Err(Failure::failed(format!("{} was answered with HTTP status {status}: nothing was added", url.told())))
 }

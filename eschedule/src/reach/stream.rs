@@ -27,6 +27,8 @@ use crate::config::Session;
 
 /// An agent that was started anew knows nothing of a ticket: so often another is asked for.
 const TRIES: usize = 3;
+/// An agent says each half minute that it is there: after so long of nothing it is not.
+const SILENT: Duration = Duration::from_secs(90);
 /// So long it may take to reach the agent, and to have its answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// An agent that is told of the end gets so long to hear it.
@@ -83,7 +85,8 @@ impl Stream {
     /// What comes next.
     pub(crate) async fn next(&mut self) -> Result<Piece, Failure> {
         loop {
-            match self.socket.next().await.transpose().map_err(broke)? {
+            let next = timeout(SILENT, self.socket.next()).await.map_err(|_| silent())?;
+            match next.transpose().map_err(broke)? {
                 Some(Message::Binary(bytes)) => return Ok(Piece::Bytes(bytes)),
                 Some(Message::Close(Some(frame))) => return Ok(Piece::End(frame.reason.to_string())),
                 Some(Message::Close(None)) | None => {
@@ -109,6 +112,14 @@ impl Stream {
 /// A stream that was open has broken.
 fn broke(error: tungstenite::Error) -> Failure {
     Failure { code: UNREACHABLE, message: format!("the stream from the node's agent broke: {error}") }
+}
+
+fn silent() -> Failure {
+    let message = format!(
+        "the node's agent has said nothing for {} s: its host is gone, or the way there",
+        SILENT.as_secs()
+    );
+    Failure { code: UNREACHABLE, message }
 }
 
 fn unreachable(door: &Door, why: &str) -> Failure {

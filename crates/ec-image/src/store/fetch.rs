@@ -38,8 +38,10 @@ pub(crate) async fn bring(
     let url = wanted.label.clone();
     let failed = |source| ImageError::Store { url: url.clone(), source: Arc::new(source) };
     let stalled = || ImageError::Stalled { url: url.clone(), after: stall_timeout };
-    // The client tries for as long as its patience is before it says that a store does not answer.
-    let (size, mut bytes) = store.read(wanted.source.url().as_str()).await.map_err(failed)?;
+    // The client tries for as long as its patience is before it says that a store does not answer; of one that takes the
+    // connection, and says nothing, it knows no end.
+    let opened = timeout(stall_timeout, store.read(wanted.source.url().as_str())).await;
+    let (size, mut bytes) = opened.map_err(|_| stalled())?.map_err(failed)?;
     let (pieces, inbox) = mpsc::channel(CHUNKS);
     let writer = tokio::task::spawn_blocking(move || {
         let landing = Landing::begin(ground, wanted, state, Some(size))?;

@@ -123,7 +123,8 @@ impl ImageStore {
         let name = self.object(image)?;
         match &self.place {
             Place::Directory(directory) => {
-                for path in [directory.join(&name), part(directory, &name)] {
+                // Who still sends it cannot put it in its place between the two.
+                for path in [part(directory, &name), directory.join(&name)] {
                     match fs::remove_file(&path) {
                         Err(error) if error.kind() != io::ErrorKind::NotFound => {
                             return Err(StoreFailure::File { doing: "remove", path, source: error });

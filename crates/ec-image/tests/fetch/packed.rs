@@ -156,3 +156,25 @@ async fn an_object_of_a_store_that_is_not_configured_is_told() {
         assert!(error.contains("reads only s3://bucket/ours"), "{url}: {error}");
     }
 }
+
+#[tokio::test]
+async fn a_store_that_takes_the_connection_and_says_nothing_is_not_waited_for_without_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let secret = dir.path().join("secret");
+    std::fs::write(&secret, "SK").unwrap();
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let store = ec_image::StoreSection {
+        url: Some("s3://bucket/ours".to_owned()),
+        endpoint: Some(format!("http://{}", silent.local_addr().unwrap())),
+        access_key: Some("AK".to_owned()),
+        secret_key_file: Some(secret),
+        ..ec_image::StoreSection::default()
+    };
+    let config = ec_image::CacheConfig {
+        store: Some(store),
+        ..config(&dir.path().join("cache"), 64 << 20, std::time::Duration::from_millis(300))
+    };
+    let image = ec_model::ImageRef::at("s3://bucket/ours/7d3c1f0a-2b4e-4c55-9a7e-0123456789ab");
+    let error = fetch(&open_cache(config).await, &image).await.unwrap_err();
+    assert!(matches!(error, ImageError::Stalled { .. }), "{error}");
+}

@@ -193,6 +193,15 @@ impl ImageRef {
         Self { url: url.into(), ..Self::default() }
     }
 
+    /// Its URL as people and logs may have it: without user, password and query.
+    pub fn told(&self) -> &str {
+        let url = &self.url[..self.url.find(['?', '#']).unwrap_or(self.url.len())];
+        match url.split_once("://").and_then(|(_, rest)| rest.split('/').next()) {
+            Some(authority) if authority.contains('@') => "(a URL with a password)",
+            _ => url,
+        }
+    }
+
     /// A copy of other disks of its node.
     pub fn copy_of(copied: &CopyOf) -> Self {
         Self::at(copied.to_string())
