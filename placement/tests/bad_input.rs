@@ -3,10 +3,11 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use ec_store::MemoryStore;
 use proptest::{prelude::*, test_runner::Config};
 use reqwest::Method;
 use serde_json::{Value, json};
-use support::{Server, claim, uuid};
+use support::{Server, claim, open, uuid};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Every route with a body: method, path, and a body that is right.
@@ -129,6 +130,43 @@ async fn bodies_that_are_no_json_of_ours_are_refused_by_name() {
     let began = Instant::now();
     assert_eq!(send(vec![b' '; 100 << 20]).await, 413, "100 MiB");
     assert!(began.elapsed() < Duration::from_secs(30));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_inventory_is_taken_is_read_by_others_and_can_be_mended() {
+    let store = MemoryStore::new();
+    let server = Server::start_on(&store, open()).await;
+    let most = i64::from(i32::MAX);
+    let ratios = [-1e308, -3.4e38, -0.5, -0.0, 0.0, 5e-324, 1.0, 3.4e38, 1e39];
+    let totals = [(1, 0), (1, 1), (1, most), (most, 0), (most, 1), (most, most)];
+    let cases = ratios.iter().flat_map(|ratio| totals.map(|(total, reserved)| (ratio, total, reserved)));
+    let cases =
+        cases.flat_map(|(ratio, total, reserved)| [false, true].map(|re| (ratio, total, reserved, re)));
+    let (mut taken, mut number) = (0, 0);
+    for (ratio, total, reserved, reshaped) in cases {
+        number += 1;
+        let host = server.provider(number, None, &[], &[], &[]).await;
+        let inventory = json!({"total": total, "reserved": reserved, "allocation_ratio": ratio});
+        let offers = json!({"resource_provider_generation": 2, "inventories": {"VCPU": inventory}});
+        let (status, answer) = if reshaped {
+            server.post("/reshaper", json!({"inventories": {host: offers}, "allocations": {}})).await
+        } else {
+            server.put(&format!("/resource_providers/{host}/inventories"), offers).await
+        };
+        assert!([200, 204, 400].contains(&status), "{inventory}: {answer}");
+        taken += u32::from(status != 400);
+    }
+    assert!(taken > 60, "{taken}");
+    let other = Server::start_on(&store, open()).await;
+    for number in 1..=number {
+        let path = format!("/resource_providers/{}/inventories", uuid(number));
+        let (status, there) = other.get(&path).await;
+        assert_eq!((status, &there), (200, &server.get(&path).await.1));
+        let generation = &there["resource_provider_generation"];
+        let mended =
+            json!({"resource_provider_generation": generation, "inventories": {"VCPU": {"total": 8}}});
+        assert_eq!(other.put(&path, mended).await.0, 200, "{there}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -127,8 +127,8 @@ impl Inventory {
                 return Some(format!("{what} is {value}, and must be between {least} and {MAX_INT}"));
             }
         }
-        let usable = allocation_ratio.is_finite() && allocation_ratio >= 0.0;
-        (!usable).then(|| format!("allocation_ratio is {allocation_ratio}"))
+        // One below nothing is taken, as upstream takes it: then there is nothing to allocate.
+        (!allocation_ratio.is_finite()).then(|| format!("allocation_ratio is {allocation_ratio}"))
     }
 
     /// What may be allocated altogether.

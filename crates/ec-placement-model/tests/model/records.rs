@@ -43,7 +43,8 @@ fn an_inventory_that_the_api_would_have_refused_is_named() {
     };
     let most = Inventory { total: MAX_INT, reserved: MAX_INT, max_unit: MAX_INT, ..Inventory::default() };
     let least = Inventory { max_unit: 1, allocation_ratio: 0.0, ..Inventory::default() };
-    assert_eq!((problem(most), problem(least)), (None, None));
+    let below = Inventory { allocation_ratio: -0.5, ..some(8) };
+    assert_eq!((problem(most), problem(least), problem(below)), (None, None, None));
     for beyond in [
         Inventory { total: -1, ..some(8) },
         Inventory { total: MAX_INT + 1, ..some(8) },
@@ -56,7 +57,7 @@ fn an_inventory_that_the_api_would_have_refused_is_named() {
         let told = problem(beyond.clone()).unwrap_or_default();
         assert!(told.starts_with("of VCPU, ") && told.contains("must be between"), "{beyond:?}: {told}");
     }
-    for ratio in [-0.1, f64::NAN, f64::INFINITY] {
+    for ratio in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
         let told = problem(Inventory { allocation_ratio: ratio, ..some(8) });
         assert_eq!(told, Some(format!("of VCPU, allocation_ratio is {ratio}")));
     }
