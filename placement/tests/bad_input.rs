@@ -198,7 +198,10 @@ async fn queries_of_any_kind_are_answered_soon() {
             .provider(100 + number, None, &[("VCPU", 8), ("MEMORY_MB", 4096)], &["HW_CPU_X86_AVX"], &[])
             .await;
     }
+    server.provider(99, None, &[("VCPU", 8000)], &[], &[]).await;
     let many: String = (1..=2000).map(|group| format!("&resources{group}=VCPU:1")).collect();
+    // As many as there is room for in an address.
+    let deep: String = (0..3200).map(|group| format!("&resources{group:03x}=VCPU:1")).collect();
     let product: String = (1..=12).map(|group| format!("&resources_{group}=VCPU:1")).collect();
     let never: String = (1..=2000).map(|group| format!("_{group},")).collect();
     let queries = [
@@ -212,6 +215,7 @@ async fn queries_of_any_kind_are_answered_soon() {
         ("/allocation_candidates?unknown=1".into(), 400),
         (format!("/allocation_candidates?group_policy=isolate{many}"), 200),
         (format!("/allocation_candidates?group_policy=none{product}&limit=3"), 200),
+        (format!("/allocation_candidates?group_policy=none{deep}&limit=1"), 200),
         (format!("/allocation_candidates?resources_1=VCPU:1&same_subtree={never}"), 400),
         ("/resource_providers?resources=VCPU".into(), 400),
         ("/resource_providers?uuid=x".into(), 400),

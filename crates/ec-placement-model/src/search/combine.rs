@@ -11,21 +11,20 @@ use super::{
 };
 use crate::{Name, Slot, State};
 
-/// Calls `each` with every way to pick one out of each list, until it says `false`.
+/// Calls `each` with every way to pick one out of each list, the last list's first, until it says `false`.
 pub(super) fn product(lists: &[Vec<Slot>], each: &mut dyn FnMut(&[Slot]) -> bool) {
-    fn go(lists: &[Vec<Slot>], picked: &mut Vec<Slot>, each: &mut dyn FnMut(&[Slot]) -> bool) -> bool {
-        let Some(list) = lists.get(picked.len()) else { return each(picked) };
-        for slot in list {
-            picked.push(*slot);
-            let go_on = go(lists, picked, each);
-            picked.pop();
-            if !go_on {
-                return false;
-            }
+    // Where one has nothing there is no way, and nobody goes through the others for that.
+    let first: Option<Vec<Slot>> = lists.iter().map(|list| list.first().copied()).collect();
+    let Some(mut picked) = first else { return };
+    let mut places = vec![0; lists.len()];
+    while each(&picked) {
+        let Some(on) = (0..lists.len()).rev().find(|at| places[*at] + 1 < lists[*at].len()) else { return };
+        places[on] += 1;
+        places[on + 1..].fill(0);
+        for at in on..lists.len() {
+            picked[at] = lists[at][places[at]];
         }
-        true
     }
-    go(lists, &mut Vec::with_capacity(lists.len()), each);
 }
 
 /// Steps that stand for the memory of what is kept, so that the budget bounds that, too.
@@ -136,9 +135,7 @@ impl<'a> Combiner<'a> {
             self.spend(group_ways.len())?;
             ways.push(group_ways);
         }
-        let mut partial = Partial { chosen: Vec::with_capacity(ways.len()), taken: Vec::new() };
-        self.combine(&ways, &mut partial, most)?;
-        Ok(())
+        self.combine(&ways, most)
     }
 
     fn alone(&self, fit: &Fit<'_>, pool: &Pool) -> Vec<Picks> {
@@ -163,40 +160,41 @@ impl<'a> Combiner<'a> {
         Ok(ways)
     }
 
-    /// Chooses a way for the next group, and the next; a choice that cannot be is not followed further.
-    /// Answers whether to go on.
-    fn combine(
-        &mut self,
-        ways: &[Vec<Picks>],
-        partial: &mut Partial,
-        most: usize,
-    ) -> Result<bool, SearchError> {
-        let index = partial.chosen.len();
-        let Some(group_ways) = ways.get(index) else {
-            if self.same_subtrees_hold(&partial.chosen) && self.shape_is_known(&partial.taken) {
-                self.emit(partial)?;
-            }
-            return Ok(self.found.len() < most);
-        };
-        let group = &self.query.groups[index];
-        for picks in group_ways {
+    /// Chooses a way for the first group, for the next, and so on; a choice that cannot be is not followed further. What
+    /// was chosen is a list, and no calls in calls: a query may have more groups than a thread has room for these.
+    fn combine(&mut self, ways: &[Vec<Picks>], most: usize) -> Result<(), SearchError> {
+        let mut partial = Partial { chosen: Vec::with_capacity(ways.len()), taken: Vec::new() };
+        // Of each group that was chosen for, and the one after it: which way is next, and how much was taken before.
+        let mut levels = vec![(0, 0)];
+        while let Some((next, before)) = levels.last_mut() {
+            partial.taken.truncate(*before);
+            let index = partial.chosen.len();
+            let Some(picks) = ways.get(index).and_then(|group_ways| group_ways.get(*next)) else {
+                if index == ways.len() {
+                    if self.same_subtrees_hold(&partial.chosen) && self.shape_is_known(&partial.taken) {
+                        self.emit(&partial)?;
+                    }
+                    if self.found.len() >= most {
+                        return Ok(());
+                    }
+                }
+                levels.pop();
+                partial.chosen.pop();
+                continue;
+            };
+            *next += 1;
             // What was taken before is looked through.
             self.spend(1 + partial.taken.len())?;
-            if self.query.isolate && !group.suffix.is_empty() && self.is_taken(&partial.chosen, picks[0]) {
+            let is_named = !self.query.groups[index].suffix.is_empty();
+            if self.query.isolate && is_named && self.is_taken(&partial.chosen, picks[0]) {
                 continue;
             }
-            let before = partial.taken.len();
             if self.take(index, picks, &mut partial.taken) {
+                levels.push((0, partial.taken.len()));
                 partial.chosen.push(picks.clone());
-                let go_on = self.combine(ways, partial, most);
-                partial.chosen.pop();
-                if !go_on? {
-                    return Ok(false);
-                }
             }
-            partial.taken.truncate(before);
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Adds what a group takes, as long as there is enough for it and for what was taken before.
