@@ -42,7 +42,7 @@ fn of_project(draft: &mut Draft<'_>, own: &Name, command: &Command) -> bool {
 /// Of the provider and what is used of it.
 ///
 /// Its inventories, traits and name may be changed, but not its place: neither its parent, which it cannot leave either, nor its
-/// aggregates, by which it would offer, or be offered, what is another's. A consumer may be changed that uses `own` or that nobody has; what it
+/// aggregates, by which it would offer, or be offered, what is another's; and it cannot begin to share with those it has. A consumer may be changed that uses `own` or that nobody has; what it
 /// uses of others beside may become less, and no more.
 ///
 /// What shares with it, by an aggregate that only others may change (storage that its host has mounted), is its own as far as
@@ -59,7 +59,9 @@ fn of_provider(draft: &mut Draft<'_>, own: Uuid, command: &Command) -> bool {
         | Command::UpdateInventory { provider, .. }
         | Command::SetInventories { provider, .. }
         | Command::DeleteInventory { provider, .. } => is_own(draft, own, *provider),
-        Command::SetTraits { provider, .. } => *provider == own,
+        Command::SetTraits { provider, traits, .. } => {
+            *provider == own && (!traits.iter().any(|name| **name == *SHARING) || shares(draft, own))
+        }
         // A name that everybody may use, and that changes nothing of anybody.
         Command::EnsureTrait(_) => true,
         Command::SetAllocations(consumers) => consumers.iter().all(|write| may_set(draft, own, write)),
@@ -75,6 +77,11 @@ fn of_provider(draft: &mut Draft<'_>, own: Uuid, command: &Command) -> bool {
         | Command::Reshape { .. }
         | Command::Within { .. } => false,
     }
+}
+
+/// Whether the provider shares what it has with those of its aggregates.
+fn shares(draft: &mut Draft<'_>, provider: Uuid) -> bool {
+    draft.provider(provider).is_some_and(|(there, _)| there.has_trait(SHARING))
 }
 
 /// Whether the provider is `own`, or shares with it.

@@ -82,6 +82,21 @@ fn a_provider_that_was_put_below_another_stays_there() {
 }
 
 #[test]
+fn it_does_not_begin_to_share_and_may_go_on_or_end() {
+    let traits =
+        |traits: &[&str]| Command::SetTraits { provider: id(1), generation: None, traits: names(traits) };
+    let begins = traits(&["HW_CPU_X86_AVX", "MISC_SHARES_VIA_AGGREGATE"]);
+    let (outcome, state) = tried(&world(), &within(begins.clone()), 0);
+    assert_eq!(outcome, Err(ModelError::NotYours(Scope::Provider(id(1)))));
+    assert_eq!(portrait(&state), portrait(&world()));
+    let sharing = after(&world(), &[traits(&["MISC_SHARES_VIA_AGGREGATE"])]);
+    for command in [begins, traits(&["HW_CPU_X86_AVX"])] {
+        let (outcome, _) = tried(&sharing, &within(command.clone()), 0);
+        assert!(outcome.is_ok(), "{command:?}: {outcome:?}");
+    }
+}
+
+#[test]
 fn nothing_else_may_and_nothing_of_a_refused_command_is_done() {
     let inventories = || vec![(intern("VCPU"), some(8))];
     let refused = [
