@@ -170,6 +170,19 @@ async fn whatever_inventory_is_taken_is_read_by_others_and_can_be_mended() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_class_whose_name_ends_with_a_newline_is_shown_as_json() {
+    let server = Server::start().await;
+    let class = "CUSTOM_A\n";
+    assert_eq!(server.post("/resource_classes", json!({"name": class})).await.0, 201);
+    let host = server.provider(1, None, &[(class, 8)], &[], &[]).await;
+    let (status, answer) = server.get("/allocation_candidates?resources=CUSTOM_A%0A:1").await;
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!(answer["allocation_requests"][0]["allocations"][&host]["resources"], json!({class: 1}));
+    let shown = &answer["provider_summaries"][&host]["resources"];
+    assert_eq!(shown, &json!({class: {"capacity": 8, "used": 0}}));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_does_not_fit_into_one_transaction_is_refused_and_nobody_else_is() {
     let server = Server::start().await;
     let host = server.provider(1, None, &[("VCPU", 1000)], &[], &[]).await;

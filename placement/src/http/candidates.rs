@@ -65,8 +65,7 @@ fn refused(error: SearchError) -> ApiError {
     })
 }
 
-/// Writes the answer as it was asked for. By hand, since it may be large: names need no escaping, for they
-/// are made of capitals, digits and underscores.
+/// Writes the answer as it was asked for. By hand, since it may be large.
 fn write(found: &Candidates, query: &Query, minor: u32) -> Vec<u8> {
     let mut writer = Writer { text: Vec::with_capacity(found.candidates.len() * 200 + 64), minor };
     writer.raw("{\"allocation_requests\":[");
@@ -113,9 +112,8 @@ impl Writer {
     }
 
     fn name(&mut self, name: &str) {
-        self.text.push(b'"');
-        self.raw(name);
-        self.text.push(b'"');
+        // A class's may end with a newline, as upstream takes it. Writing to memory does not fail.
+        serde_json::to_writer(&mut self.text, name).ok();
     }
 
     fn candidate(&mut self, found: &Candidates, candidate: &Candidate, query: &Query) {
