@@ -226,11 +226,12 @@ fn run(options: &ServerOptions, store: &StoreOptions) -> Result<(), Failure> {
         tokio::spawn(advise(Arc::clone(&store)));
         // Ended after what is being answered: that may still want to read and write.
         let end = CancellationToken::new();
-        if let Auth::Tokens(tokens) = &settings.api.auth {
-            tokens.keep(Arc::clone(&store), placement_tokens(settings.keys.prefix().as_str()));
-        }
+        let of_tokens = placement_tokens(settings.keys.prefix().as_str());
         let (keys, limits, host) = (settings.keys, settings.limits, Host::default());
-        let replica = Replica::start(store, keys, limits, host, end.clone());
+        let replica = Replica::start(Arc::clone(&store), keys, limits, host, end.clone());
+        if let Auth::Tokens(tokens) = &settings.api.auth {
+            replica.tasks().spawn("following tokens", tokens.keep(store, of_tokens));
+        }
         let (watched, asked) = (replica.clone(), replica.clone());
         let with_tls = tls.is_some();
         tracing::info!(listen = %settings.listen, tls = with_tls, "serving the Placement API");

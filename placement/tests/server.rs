@@ -117,7 +117,7 @@ async fn tokens_in_the_store_let_in_as_long_as_they_are_there_and_change_one_pro
     };
     let look = async |token: &str| ask(Method::GET, "/traits", token, json!(null)).await;
     assert_eq!(look("the-token-of-a-node").await, 401);
-    tokens.keep(Arc::new(store.clone()), "/p-tokens/".into());
+    tokio::spawn(tokens.keep(Arc::new(store.clone()), "/p-tokens/".into()));
     let key = |token: &str| format!("/p-tokens/{}", token_digest(token));
     let write = async |token: &str, owner: &str| {
         store.txn(Txn::new().put(key(token), owner.as_bytes().to_vec())).await.unwrap();

@@ -100,7 +100,8 @@ impl<M: Model> Reader<M> {
         &self.barrier
     }
 
-    pub(crate) fn tasks(&self) -> &Tasks {
+    /// Its tasks, for those beside them that must not end either.
+    pub fn tasks(&self) -> &Tasks {
         &self.tasks
     }
 }

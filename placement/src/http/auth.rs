@@ -127,9 +127,9 @@ impl Tokens {
         Self::new(file.tokens).map_err(|error| format!("{}: {error}", path.display()))
     }
 
-    /// From now on lets in whom the store says, too, as it says it.
-    pub fn keep(&self, store: Arc<dyn Store>, prefix: String) {
-        tokio::spawn(Arc::clone(&self.stored).keep(store, prefix));
+    /// Lets in whom the store says, too, as it says it, for as long as this is polled: it never ends.
+    pub fn keep(&self, store: Arc<dyn Store>, prefix: String) -> impl Future<Output = ()> + use<> {
+        Arc::clone(&self.stored).keep(store, prefix)
     }
 
     /// Whom a token lets in.
