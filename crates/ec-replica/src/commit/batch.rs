@@ -291,7 +291,9 @@ impl<O: Debug, R: Debug> Batch<O, R> {
     }
 
     fn planned(&mut self, plan: Plan<O, R>, now: Instant) -> Action<O, R> {
-        if !self.doubtful.is_empty() && plan.answers.len() != self.size {
+        let certain = self.doubtful.is_empty();
+        let too_big = matches!(&*plan.answers, [Err(WriteError::TooBig { .. })]);
+        if !certain && (too_big || plan.answers.len() != self.size) {
             return self.fail(in_doubt("the commands do not fit together any more"));
         }
         self.size = plan.answers.len();
@@ -303,6 +305,9 @@ impl<O: Debug, R: Debug> Batch<O, R> {
         let Some(txn) = txn else { return Action::Answer { answers, written: false } };
         let bytes = txn.bytes() + BYTES_EACH * (txn.when.len() + txn.then.len());
         if bytes > BYTES_MAX {
+            if !certain {
+                return self.fail(in_doubt("the commands do not fit together any more"));
+            }
             if self.size == 1 {
                 return Action::Answer { answers: vec![Err(WriteError::TooLarge { bytes })], written: false };
             }

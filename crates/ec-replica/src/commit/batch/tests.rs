@@ -109,33 +109,42 @@ fn a_lost_answer_is_looked_for_before_anything_is_tried_again() {
 
 #[test]
 fn what_cannot_be_found_out_is_told_as_not_known() {
-    let doubt = || {
-        let mut bench = Bench::new(2);
+    let doubt = |size| {
+        let mut bench = Bench::new(size);
         bench.begin(5);
         bench.step(lost());
         bench.step(Event::Performed);
         bench
     };
+    let planned = |size, answers, txn| {
+        let mut bench = doubt(size);
+        bench.step(Event::Free(None));
+        bench.step(Event::CaughtUp(Ok(Known { happened: None, listings: 1 })));
+        bench.step(Event::Planned(Plan { id: "t-2".into(), answers, txn, needs_fresh: false }))
+    };
     // The watch that would have told was interrupted.
-    let mut bench = doubt();
+    let mut bench = doubt(2);
     bench.step(Event::Free(None));
     let action = bench.step(Event::CaughtUp(Ok(Known { happened: None, listings: 2 })));
     assert!(why(&action).contains("not known whether"), "{action:?}");
     // A part of it cannot be carried out in its place.
-    let mut bench = doubt();
-    bench.step(Event::Free(None));
-    bench.step(Event::CaughtUp(Ok(Known { happened: None, listings: 1 })));
-    let plan = bench.plan(1, 5);
-    let action = bench.step(plan);
+    let action = planned(2, done(1), Some(Txn::new().put("/p/clock", "")));
     assert!(why(&action).contains("not known whether"), "{action:?}");
+    // Nor is it refused for what it has become since it was sent: too much, or too large.
+    let action = planned(1, vec![Err(WriteError::TooBig { operations: 129, limit: 128 })], None);
+    assert!(why(&action).contains("not known whether"), "{action:?}");
+    for size in [1, 2] {
+        let action = planned(size, done(size), Some(Txn::new().put("/p/clock", vec![0; BYTES_MAX + 1])));
+        assert!(why(&action).contains("not known whether"), "{action:?}");
+    }
     // Nor halves of it.
-    let mut bench = doubt();
+    let mut bench = doubt(2);
     let action = bench.batch.begin(bench.now);
     bench.send(action, 5);
     let action = bench.step(refused("etcdserver: too many operations in txn request"));
     assert!(why(&action).contains("not known whether"), "{action:?}");
     // The time is over. An import that began meanwhile does not end the looking.
-    let mut bench = doubt();
+    let mut bench = doubt(2);
     let importing = Unavailable("an import".into());
     assert!(matches!(bench.step(Event::Free(Some(importing))), Action::CatchUp(_)));
     bench.step(Event::CaughtUp(Err(Unavailable("etcd is away".into()))));
