@@ -281,8 +281,9 @@ pub(super) fn set_traits(
     let mut traits = traits.to_vec();
     traits.sort_unstable();
     traits.dedup();
-    let unknown: Vec<&str> =
-        traits.iter().filter(|name| !draft.has_trait(name)).map(|name| &**name).collect();
+    // What it has is there, and stays while it has it: a transaction has no room for a look at each.
+    let new = traits.iter().filter(|name| !before.has_trait(name));
+    let unknown: Vec<&str> = new.filter(|name| !draft.has_trait(name)).map(|name| &**name).collect();
     if !unknown.is_empty() {
         return Err(ModelError::TraitsNotFound(unknown.join(", ")));
     }

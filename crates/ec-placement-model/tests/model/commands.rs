@@ -255,6 +255,16 @@ fn a_class_or_trait_of_ours_that_is_taken_up_is_held_and_one_that_is_there_alrea
 }
 
 #[test]
+fn traits_that_a_provider_has_are_not_looked_at_so_that_it_may_have_any_number() {
+    let state = world();
+    let mut draft = Draft::new(&state);
+    decide(&mut draft, &traits(3, None, &["CUSTOM_T", "HW_CPU_X86_AVX"]), 50).expect("both are known");
+    let looked_at: Vec<&Key> = draft.seen().keys().collect();
+    let [root, above, own] = [1, 2, 3].map(|number| Key::Provider(id(number)));
+    assert_eq!(looked_at, [&root, &above, &own]);
+}
+
+#[test]
 fn aggregates_and_traits_are_sorted_each_once_and_counted_where_they_change() {
     let state = world();
     let (host, generation, _) = shows(&state, aggregates(2, Some(2), &[2, 1, 2]), 1);
