@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ec_model::{InstanceId, NodeId, Resources, SharedStorage};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use uuid::Uuid;
 
 use crate::SHARES;
@@ -87,10 +87,16 @@ pub struct Summary {
 /// How much of a class there is, and how much is taken.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 pub struct Amount {
-    /// `(total - reserved) * allocation_ratio`.
+    /// `(total - reserved) * allocation_ratio`; nothing where that is less.
+    #[serde(deserialize_with = "at_least_nothing")]
     pub capacity: u64,
     /// What is allocated.
     pub used: u64,
+}
+
+/// Placement takes ratios below nothing, and what is reserved may be more than there is.
+fn at_least_nothing<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    i64::deserialize(from).map(|amount| amount.max(0).unsigned_abs())
 }
 
 impl Candidates {
@@ -232,4 +238,18 @@ pub(crate) struct TraitNamesBody {
 #[derive(Deserialize)]
 pub(crate) struct ProvidersBody {
     pub(crate) resource_providers: Vec<Provider>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_capacity_below_nothing_is_nothing() {
+        for (told, capacity) in [("-4", 0), ("0", 0), ("9223372036854775807", 9_223_372_036_854_775_807)] {
+            let text = format!(r#"{{"capacity": {told}, "used": 1}}"#);
+            let amount: Amount = serde_json::from_str(&text).unwrap();
+            assert_eq!(amount, Amount { capacity, used: 1 });
+        }
+    }
 }
