@@ -438,23 +438,41 @@ impl PlacementClient {
         ours: &BTreeSet<String>,
         is_ours: impl Fn(&str) -> bool,
     ) -> PlacementResult<()> {
-        for custom in ours.iter().filter(|name| name.starts_with("CUSTOM_")) {
+        let known = self.known_traits(ours).await?;
+        self.change_traits(node, |current| {
+            current.iter().filter(|name| !is_ours(name)).chain(&known).cloned().collect()
+        })
+        .await
+        .map(drop)
+    }
+
+    /// Those of the traits that placement knows; custom ones are created.
+    async fn known_traits(&self, names: &BTreeSet<String>) -> PlacementResult<BTreeSet<String>> {
+        for custom in names.iter().filter(|name| name.starts_with("CUSTOM_")) {
             self.wire.send(Method::PUT, &format!("traits/{custom}"), None).await?;
         }
         let mut known = BTreeSet::new();
-        for query in trait_queries(ours) {
+        for query in trait_queries(names) {
             let body: TraitNamesBody = self.wire.get("traits", &[("name", query)]).await?;
             known.extend(body.traits);
         }
-        let path = format!("resource_providers/{node}/traits");
+        Ok(known)
+    }
+
+    /// Changes which traits a provider has. Whether anything was to be changed.
+    async fn change_traits(
+        &self,
+        provider: NodeId,
+        change: impl Fn(&BTreeSet<String>) -> BTreeSet<String>,
+    ) -> PlacementResult<bool> {
+        let path = format!("resource_providers/{provider}/traits");
         let mut tries = 0;
         loop {
             let current: TraitsBody = self.wire.get(&path, NO_QUERY).await?;
             let current_set: BTreeSet<String> = current.traits.into_iter().collect();
-            let wanted: BTreeSet<String> =
-                current_set.iter().filter(|name| !is_ours(name)).chain(&known).cloned().collect();
+            let wanted = change(&current_set);
             if wanted == current_set {
-                return Ok(());
+                return Ok(false);
             }
             let body = json!({
                 "resource_provider_generation": current.resource_provider_generation,
@@ -462,7 +480,7 @@ impl PlacementClient {
             });
             let written = self.wire.send(Method::PUT, &path, Some(&body)).await;
             if !is_worth_another_try(&written, &mut tries) {
-                return written.map(drop);
+                return written.map(|_| true);
             }
         }
     }
@@ -481,20 +499,27 @@ impl PlacementClient {
     /// traits come and go in one write, so that a mark is always known as ours. Whether anything was changed: one that
     /// is not there, and one that an operator disabled, stays as it is.
     pub async fn mark_down(&self, node: NodeId, down: bool) -> PlacementResult<bool> {
-        let path = format!("resource_providers/{node}/traits");
-        let current: TraitsBody = match self.wire.get(&path, NO_QUERY).await {
+        let is_right = |current: &BTreeSet<String>| {
+            current.contains(DOWN) == down || (down && current.contains(DISABLED))
+        };
+        let current = match self.traits(node).await {
             Err(PlacementError::NotFound(_)) => return Ok(false),
             current => current?,
         };
-        let has = |name: &str| current.traits.iter().any(|known| known == name);
-        if has(DOWN) == down || (down && has(DISABLED)) {
+        // No name is made where there is nothing to be done.
+        if is_right(&current) {
             return Ok(false);
         }
-        let marks: BTreeSet<String> = match down {
-            true => [DISABLED, DOWN].map(str::to_owned).into(),
-            false => BTreeSet::new(),
-        };
-        self.set_traits(node, &marks, |name| [DISABLED, DOWN].contains(&name)).await.map(|()| true)
+        let marks = [DISABLED, DOWN].map(str::to_owned).into();
+        let known = if down { self.known_traits(&marks).await? } else { BTreeSet::new() };
+        // Decided on what is written over: an operator may have disabled it since.
+        self.change_traits(node, |current| {
+            if is_right(current) {
+                return current.clone();
+            }
+            current.iter().filter(|name| !marks.contains(*name)).chain(&known).cloned().collect()
+        })
+        .await
     }
 
     /// Usage of a provider by resource class.
