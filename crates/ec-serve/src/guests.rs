@@ -1,7 +1,7 @@
 //! Who is connected: so many at a time as there are files for, and nobody with more than a share of them.
 //!
 //! Where there is no place left, a connection on which nothing is being answered makes room for a new one: those
-//! that say nothing cannot keep out those that ask.
+//! that say nothing cannot keep out those that ask, and neither can those that never come to the end of a question.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,17 +22,19 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// A connection that was used within this time is about to be used again.
+/// A connection that began to speak, was asked or was answered within this time is about to be used.
 const RECENT: Duration = Duration::from_millis(500);
 
 /// What a connection is doing. Every request carries its connection's among its extensions.
 #[derive(Debug)]
 pub struct Activity {
     answering: AtomicBool,
+    /// Whether there is a request of which the head is whole and the answer is not there yet.
+    asked: AtomicBool,
     /// Whether it ever sent anything.
     spoke: AtomicBool,
     born: Instant,
-    /// Milliseconds from then to the last byte in or out.
+    /// Milliseconds from then to its first byte, or to the last of a body or an answer.
     last: AtomicU64,
 }
 
@@ -40,10 +42,17 @@ impl Activity {
     fn new() -> Self {
         Self {
             answering: AtomicBool::new(false),
+            asked: AtomicBool::new(false),
             spoke: AtomicBool::new(false),
             born: Instant::now(),
             last: AtomicU64::new(0),
         }
+    }
+
+    /// From here on there is a request, whole up to its body, or it has its answer.
+    pub(crate) fn set_asked(&self, asked: bool) {
+        self.asked.store(asked, Ordering::Relaxed);
+        self.set_answering(asked);
     }
 
     /// From here on a request is being answered, or not any more: one whose body is still awaited is not, so that
@@ -61,6 +70,15 @@ impl Activity {
     fn touch(&self) {
         let millis = u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last.store(millis, Ordering::Relaxed);
+    }
+
+    /// Some of it was read. Its first byte counts, and what belongs to a request: a head that comes byte by byte would
+    /// keep others out for as long as it likes.
+    fn note_read(&self) {
+        let is_first = !self.spoke.swap(true, Ordering::Relaxed);
+        if is_first || self.asked.load(Ordering::Relaxed) {
+            self.touch();
+        }
     }
 
     fn may_go(&self) -> bool {
@@ -213,8 +231,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
         let before = buffer.filled().len();
         let outcome = Pin::new(&mut self.inner).poll_read(context, buffer);
         if buffer.filled().len() > before {
-            self.activity.spoke.store(true, Ordering::Relaxed);
-            self.activity.touch();
+            self.activity.note_read();
         }
         outcome
     }
@@ -256,7 +273,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncWriteExt, duplex};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
     use super::*;
 
@@ -295,6 +312,36 @@ mod tests {
         sleep(RECENT * 2).await;
         assert!(guests.admit(3).is_some());
         assert!(one.close.is_cancelled());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_sends_a_head_byte_by_byte_makes_room_and_who_sends_a_body_does_not() {
+        let guests = Guests::new(1, 1);
+        let (near, mut far) = duplex(64);
+        let place = guests.admit(1).unwrap();
+        let activity = Arc::clone(&place.activity);
+        let mut stream = Watched::new(near, Arc::clone(&activity), Duration::from_secs(20));
+        let mut trickle = async |bytes| {
+            for _ in 0..bytes {
+                sleep(RECENT / 2).await;
+                far.write_all(b"G").await.unwrap();
+                stream.read_exact(&mut [0]).await.unwrap();
+            }
+        };
+        trickle(1).await;
+        assert!(!activity.may_go(), "it has just begun to speak");
+        trickle(5).await;
+        assert!(activity.may_go(), "its first head");
+        activity.set_asked(true);
+        activity.set_answering(false);
+        trickle(5).await;
+        assert!(!activity.may_go(), "a body");
+        activity.set_asked(false);
+        assert!(!activity.may_go(), "it was answered a moment ago");
+        trickle(5).await;
+        assert!(activity.may_go(), "its next head");
+        assert!(guests.admit(2).is_some());
+        assert!(place.close.is_cancelled());
     }
 
     #[tokio::test(start_paused = true)]

@@ -210,14 +210,14 @@ impl<S: Serves> Connection<S> {
         let in_requests = handover.clone();
         let answers = service_fn(move |mut request: Request<Incoming>| {
             first.cancel();
-            activity.set_answering(true);
+            activity.set_asked(true);
             request.extensions_mut().insert(Arc::clone(&activity));
             request.extensions_mut().insert(in_requests.clone());
             request.extensions_mut().extend(known.clone());
             let (service, caller, activity) = (Arc::clone(&service), caller.clone(), Arc::clone(&activity));
             async move {
                 let answer = service.answer(caller, request).await;
-                activity.set_answering(false);
+                activity.set_asked(false);
                 Ok::<_, Infallible>(answer)
             }
         });
