@@ -30,7 +30,7 @@ use std::{
 };
 
 use ec_runtime::Host;
-use ec_store::{Compare, Store, StoreResult, Txn, TxnOutcome};
+use ec_store::{Compare, Revision, Store, StoreResult, Txn, TxnOutcome};
 use futures::{StreamExt, stream::FuturesUnordered};
 use tokio::{
     sync::{Notify, mpsc, oneshot},
@@ -163,8 +163,8 @@ struct Lane<M: Commands> {
     number: Number,
     commands: VecDeque<(Arrival, Pending<M>)>,
     outbound: Option<Outbound<M>>,
-    /// Whether the others were asked to wait for it.
-    has_turn: bool,
+    /// Where the others were asked to wait for it: when.
+    turn: Option<Revision>,
 }
 
 /// What may have become another store since: the listing that the state began with, and the watch after it. Before its
@@ -265,14 +265,14 @@ impl<M: Commands> Committer<M> {
             }
         };
         let (number, commands) = lanes.set_out(growth, &choice)?;
-        Some(Lane { number, commands: commands.into(), outbound: None, has_turn: false })
+        Some(Lane { number, commands: commands.into(), outbound: None, turn: None })
     }
 
     /// Carries out as many commands from the front of a lane as fit into one transaction.
     async fn carry_out(&self, mut lane: Lane<M>) {
         let ended = self.work(&mut lane).await;
-        if lane.has_turn {
-            self.give_turn_back().await;
+        if let Some(turn) = lane.turn {
+            self.give_turn_back(turn).await;
         }
         self.answer(&mut lane.commands, ended);
         self.lanes().ended(lane.number, lane.commands);
@@ -373,7 +373,7 @@ impl<M: Commands> Committer<M> {
             if arrives.is_some() {
                 txn = txn.put(self.prefix().epoch(), id.clone());
             }
-            if lane.has_turn {
+            if lane.turn.is_some_and(|own| !self.is_others_turn(own)) {
                 txn = txn.delete(self.prefix().turn());
             }
             debug_assert!(txn.operations() <= self.limits.operations, "a transaction is too big");
@@ -413,15 +413,15 @@ impl<M: Commands> Committer<M> {
         let mut arrived = self.arrived();
         *arrived = out.arrives.max(*arrived);
         drop(arrived);
-        lane.has_turn = false;
+        lane.turn = None;
     }
 
     async fn resist(&self, lane: &mut Lane<M>, resistance: Resistance) {
         if resistance.distrust {
             self.history.doubt("what is in etcd is not what its watch told");
         }
-        if resistance.ask_for_turn && !lane.has_turn {
-            lane.has_turn = self.ask_for_turn().await;
+        if resistance.ask_for_turn && lane.turn.is_none() {
+            lane.turn = self.ask_for_turn().await;
         }
     }
 
@@ -439,8 +439,8 @@ impl<M: Commands> Committer<M> {
         }
     }
 
-    /// Asks the others to wait, unless one of them has asked for that. Answers whether they do.
-    async fn ask_for_turn(&self) -> bool {
+    /// Asks the others to wait, unless one of them has asked for that. Answers when they were asked, where they do.
+    async fn ask_for_turn(&self) -> Option<Revision> {
         let key = self.prefix().turn();
         let free = match self.view.turn() {
             None => Compare::Absent(key.clone()),
@@ -448,17 +448,26 @@ impl<M: Commands> Committer<M> {
             Some(turn) if turn.since.elapsed() >= TURN_LASTS || *turn.holder == *self.name => {
                 Compare::Unchanged(key.clone(), turn.revision)
             }
-            Some(_) => return false,
+            Some(_) => return None,
         };
         let asked = self.store.txn(Txn::new().when(free).put(key, self.name.clone())).await;
-        let taken = asked.is_ok_and(|outcome| outcome.succeeded);
-        self.metrics.turns.add(u64::from(taken));
+        let taken = asked.ok().filter(|outcome| outcome.succeeded).map(|outcome| outcome.revision);
+        self.metrics.turns.add(u64::from(taken.is_some()));
         taken
     }
 
-    /// Lets the others go on where the turn was not used.
-    async fn give_turn_back(&self) {
+    /// Whether somebody else has taken the turn since it was ours: it had lasted long enough.
+    fn is_others_turn(&self, own: Revision) -> bool {
+        self.view.turn().is_some_and(|turn| turn.revision > own)
+    }
+
+    /// Lets the others go on where the turn was not used, if it is still ours.
+    async fn give_turn_back(&self, own: Revision) {
+        let key = self.prefix().turn();
         // Where that fails, the turn ends by itself.
-        self.store.txn(Txn::new().delete(self.prefix().turn())).await.ok();
+        self.store.txn(Txn::new().when(Compare::Unchanged(key.clone(), own)).delete(key)).await.ok();
     }
 }
+
+#[cfg(test)]
+mod tests;
