@@ -252,7 +252,7 @@ impl Call<'_> {
         self.api.replica.peek(look)
     }
 
-    /// Makes a command of the request, from what is known here; what is refused is looked at again with
+    /// Looks at what a request is about, as far as it is known here; what is refused is looked at again with
     /// what is known of etcd.
     async fn prepare<T>(&self, make: impl Fn(&State) -> ApiResult<T>) -> ApiResult<T> {
         match self.api.replica.peek(&make) {

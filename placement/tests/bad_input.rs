@@ -107,6 +107,20 @@ async fn no_body_makes_more_than_a_4xx() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_bad_body_about_what_is_not_there_is_told_that() {
+    let server = Server::start().await;
+    let host = server.provider(1, None, &[("VCPU", 8)], &[], &[]).await;
+    for what in ["", "/inventories", "/inventories/VCPU", "/aggregates"] {
+        for (of, wanted) in [(uuid(2), 404), (host.clone(), 400)] {
+            let path = format!("/resource_providers/{of}{what}");
+            let (status, answer) = server.put(&path, json!({"unknown": 1})).await;
+            assert_eq!(status, wanted, "{path}: {answer}");
+            is_error_document(&answer, status);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn bodies_that_are_no_json_of_ours_are_refused_by_name() {
     let server = Server::start().await;
     let send = async |body: Vec<u8>| {

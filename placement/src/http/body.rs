@@ -98,6 +98,12 @@ impl Call<'_> {
     }
 }
 
+/// What a body asks for, read before the state is looked at, which everybody waits for meanwhile; refused only after it
+/// is known that there is what is asked about, as upstream has it.
+pub(super) fn as_asked<T>(asked: &ApiResult<T>) -> ApiResult<&T> {
+    asked.as_ref().map_err(Clone::clone)
+}
+
 /// A number that the schema calls an integer: JSON's 2.0 is one, and there are some too large for us.
 pub(super) fn integer(value: &Value) -> ApiResult<i64> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "looked at before")]

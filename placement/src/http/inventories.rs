@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::{
     Call,
-    body::integer,
+    body::{as_asked, integer},
     error::{ApiError, ApiResult, code},
     params::exact_uuid,
     policy::Rule,
@@ -122,17 +122,20 @@ fn update_conflict(error: &ModelError) -> ApiError {
 pub(super) async fn create(call: &Call<'_>) -> ApiResult<Reply> {
     call.allow(CREATE)?;
     let text = call.name(0);
-    let (found, class, inventory) = call
+    let asked = call.json(Body::InventoryPost).and_then(|document| {
+        let class = document.get("resource_class").and_then(Value::as_str).unwrap_or_default();
+        Ok((intern(class), inventory_in(&document)?))
+    });
+    let found = call
         .prepare(|state| {
             let found = find(state, text)?;
-            let document = call.json(Body::InventoryPost)?;
-            let class = document.get("resource_class").and_then(Value::as_str).unwrap_or_default();
-            let inventory = inventory_in(&document)?;
-            call.check_capacity(&found.uuid, class, &inventory)
+            let (class, inventory) = as_asked(&asked)?;
+            call.check_capacity(&found.uuid, class, inventory)
                 .map_err(|error| unable("create", text, error))?;
-            Ok((found, intern(class), inventory))
+            Ok(found)
         })
         .await?;
+    let (class, inventory) = asked?;
     let command =
         Command::AddInventory { provider: found.uuid, class: class.clone(), inventory: inventory.clone() };
     let outcome = call
@@ -153,20 +156,24 @@ pub(super) async fn create(call: &Call<'_>) -> ApiResult<Reply> {
 pub(super) async fn set(call: &Call<'_>) -> ApiResult<Reply> {
     call.allow(UPDATE)?;
     let text = call.name(0);
-    let command = call
+    let asked = call.json(Body::InventoriesPut).and_then(|document| {
+        let inventories = inventories_in(&document["inventories"])?;
+        Ok((integer(&document["resource_provider_generation"])?, inventories))
+    });
+    let provider = call
         .prepare(|state| {
             let found = find(state, text)?;
-            let document = call.json(Body::InventoriesPut)?;
-            let inventories = inventories_in(&document["inventories"])?;
-            let generation = integer(&document["resource_provider_generation"])?;
-            expect_generation(&found, generation)?;
-            for (class, inventory) in &inventories {
+            let (generation, inventories) = as_asked(&asked)?;
+            expect_generation(&found, *generation)?;
+            for (class, inventory) in inventories {
                 call.check_capacity(&found.uuid, class, inventory)
                     .map_err(|error| unable("update", text, error))?;
             }
-            Ok(Command::SetInventories { provider: found.uuid, generation: Some(generation), inventories })
+            Ok(found.uuid)
         })
         .await?;
+    let (generation, inventories) = asked?;
+    let command = Command::SetInventories { provider, generation: Some(generation), inventories };
     let outcome = call
         .write(command, |error| {
             gone(&error).unwrap_or_else(|| match &error {
@@ -195,24 +202,22 @@ fn expect_generation(found: &Found, given: i64) -> ApiResult<()> {
 pub(super) async fn update(call: &Call<'_>) -> ApiResult<Reply> {
     call.allow(UPDATE)?;
     let (text, class) = (call.name(0), call.name(1));
-    let (command, inventory) = call
+    let asked = call.json(Body::InventoryPut).and_then(|document| {
+        Ok((integer(&document["resource_provider_generation"])?, inventory_in(&document)?))
+    });
+    let provider = call
         .prepare(|state| {
             let found = find(state, text)?;
-            let document = call.json(Body::InventoryPut)?;
-            let generation = integer(&document["resource_provider_generation"])?;
-            expect_generation(&found, generation)?;
-            let inventory = inventory_in(&document)?;
-            call.check_capacity(&found.uuid, class, &inventory)
+            let (generation, inventory) = as_asked(&asked)?;
+            expect_generation(&found, *generation)?;
+            call.check_capacity(&found.uuid, class, inventory)
                 .map_err(|error| unable("update", text, error))?;
-            let command = Command::UpdateInventory {
-                provider: found.uuid,
-                generation,
-                class: intern(class),
-                inventory: inventory.clone(),
-            };
-            Ok((command, inventory))
+            Ok(found.uuid)
         })
         .await?;
+    let (generation, inventory) = asked?;
+    let command =
+        Command::UpdateInventory { provider, generation, class: intern(class), inventory: inventory.clone() };
     let outcome = call
         .write(command, |error| {
             gone(&error).unwrap_or_else(|| match &error {

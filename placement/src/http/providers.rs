@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::{
     Call,
-    body::integer,
+    body::{as_asked, integer},
     error::{ApiError, ApiResult, code},
     params::{exact_uuid, uuid_like},
     policy::Rule,
@@ -183,18 +183,20 @@ pub(super) async fn show(call: &Call<'_>) -> ApiResult<Reply> {
 
 pub(super) async fn update(call: &Call<'_>) -> ApiResult<Reply> {
     call.allow(UPDATE)?;
-    let command = call
+    let document = call.json(Body::ResourceProviderUpdate);
+    let uuid = call
         .prepare(|state| {
             let found = find(state, call.name(0))?;
-            let document = call.json(Body::ResourceProviderUpdate)?;
-            Ok(Command::UpdateProvider {
-                uuid: found.uuid,
-                name: name_in(&document),
-                parent: parent_in(&document),
-                may_move: call.at_least(37),
-            })
+            as_asked(&document).map(|_| found.uuid)
         })
         .await?;
+    let document = document?;
+    let command = Command::UpdateProvider {
+        uuid,
+        name: name_in(&document),
+        parent: parent_in(&document),
+        may_move: call.at_least(37),
+    };
     let outcome = call
         .write(command, |error| {
             if let Some(error) = gone(&error) {
@@ -258,23 +260,25 @@ pub(super) async fn set_aggregates(call: &Call<'_>) -> ApiResult<Reply> {
         )
         .code(code::CONCURRENT_UPDATE)
     };
-    let (provider, generation, aggregates) = call
+    let asked = call.json(Body::Aggregates).and_then(|document| {
+        let (generation, list) = if call.at_least(19) {
+            (Some(integer(&document["resource_provider_generation"])?), &document["aggregates"])
+        } else {
+            (None, &document)
+        };
+        let texts = list.as_array().into_iter().flatten().filter_map(Value::as_str);
+        // One in two spellings is one.
+        let mut seen = HashSet::new();
+        let aggregates: Vec<Uuid> = texts.filter_map(uuid_like).filter(|uuid| seen.insert(*uuid)).collect();
+        Ok((generation, aggregates))
+    });
+    let provider = call
         .prepare(|state| {
             let found = find(state, call.name(0))?;
-            let document = call.json(Body::Aggregates)?;
-            let (generation, list) = if call.at_least(19) {
-                (Some(integer(&document["resource_provider_generation"])?), &document["aggregates"])
-            } else {
-                (None, &document)
-            };
-            let texts = list.as_array().into_iter().flatten().filter_map(Value::as_str);
-            // One in two spellings is one.
-            let mut seen = HashSet::new();
-            let aggregates: Vec<Uuid> =
-                texts.filter_map(uuid_like).filter(|uuid| seen.insert(*uuid)).collect();
-            Ok((found.uuid, generation, aggregates))
+            as_asked(&asked).map(|_| found.uuid)
         })
         .await?;
+    let (generation, aggregates) = asked?;
     let command = Command::SetAggregates { provider, generation, aggregates: aggregates.clone() };
     let outcome = call.write(command, |error| gone(&error).unwrap_or_else(conflict)).await?;
     // In the order in which they came.
