@@ -30,6 +30,21 @@ use crate::{Name, Provider, State, is_standard_class, is_standard_trait};
 /// anybody can count; it is refused when they have taken this long, which is some seconds.
 pub const BUDGET: u64 = 20_000_000;
 
+/// Steps that a search may still take.
+struct Budget(u64);
+
+impl Budget {
+    fn spend(&mut self, steps: usize) -> Result<(), SearchError> {
+        let steps = u64::try_from(steps).unwrap_or(u64::MAX);
+        self.0 = self.0.checked_sub(steps).ok_or(SearchError::TooWide)?;
+        Ok(())
+    }
+
+    fn left(&self) -> usize {
+        usize::try_from(self.0).unwrap_or(usize::MAX)
+    }
+}
+
 /// What one group asks for.
 #[derive(Debug, Clone, Default)]
 pub struct Group {
@@ -139,6 +154,7 @@ pub fn search(
     options: Options,
     budget: u64,
 ) -> Result<Candidates, SearchError> {
+    let mut budget = Budget(budget);
     for name in query.root_required.iter().chain(&query.root_forbidden) {
         known_trait(state, name)?;
     }
@@ -151,12 +167,13 @@ pub fn search(
     // match make an empty answer: what comes first counts.
     for (index, group) in query.groups.iter().enumerate() {
         if let Some(error) = unknown_name(state, group, &fits[index]) {
-            let empty =
-                fits[..index].iter().any(|fit| !anchors.of_group(fit).any(|anchor| fit.matches_at(anchor)));
-            return match error {
-                Some(error) if !empty => Err(error),
-                _ => Ok(Candidates::default()),
-            };
+            let Some(error) = error else { return Ok(Candidates::default()) };
+            for fit in &fits[..index] {
+                if !is_served(&anchors, fit, &mut budget)? {
+                    return Ok(Candidates::default());
+                }
+            }
+            return Err(error);
         }
     }
     if fits.iter().any(Fit::is_hopeless) {
@@ -180,6 +197,16 @@ pub fn search(
         found.truncate(query.limit.unwrap_or(usize::MAX));
     }
     Ok(combine::answer(state, query, found))
+}
+
+/// Whether a group can be served anywhere.
+fn is_served(anchors: &Anchors<'_>, fit: &Fit<'_>, budget: &mut Budget) -> Result<bool, SearchError> {
+    for anchor in anchors.of_group(fit) {
+        if fit.matches_at(anchor, budget)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn least(a: Option<usize>, b: Option<usize>) -> Option<usize> {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    Candidate, Candidates, Query, SearchError, Summary,
+    Budget, Candidate, Candidates, Query, SearchError, Summary,
     fit::{Fit, Pool},
 };
 use crate::{Name, Slot, State};
@@ -45,12 +45,12 @@ pub(super) struct Combiner<'a> {
     /// Whether the same candidate may be found at two anchors.
     repeats: bool,
     seen: HashSet<Candidate>,
-    budget: u64,
+    budget: Budget,
     pub(super) found: Vec<Candidate>,
 }
 
 impl<'a> Combiner<'a> {
-    pub(super) fn new(state: &'a State, query: &'a Query, fits: &'a [Fit<'a>], budget: u64) -> Self {
+    pub(super) fn new(state: &'a State, query: &'a Query, fits: &'a [Fit<'a>], budget: Budget) -> Self {
         let repeats = !state.sharing().is_empty();
         let mut class_names: Vec<Name> = Vec::new();
         let mut numbers: HashMap<Name, usize> = HashMap::new();
@@ -117,22 +117,16 @@ impl<'a> Combiner<'a> {
         Ok(())
     }
 
-    fn spend(&mut self, steps: usize) -> Result<(), SearchError> {
-        let steps = u64::try_from(steps).unwrap_or(u64::MAX);
-        self.budget = self.budget.checked_sub(steps).ok_or(SearchError::TooWide)?;
-        Ok(())
-    }
-
     fn at(&mut self, anchor: Slot, most: usize) -> Result<(), SearchError> {
         let pool = Pool::new(self.state, anchor);
-        self.spend(1 + pool.tree.len() + pool.sharing.len())?;
+        self.budget.spend(1 + pool.tree.len() + pool.sharing.len())?;
         let mut ways = Vec::with_capacity(self.fits.len());
         for fit in self.fits {
             let group_ways = if fit.together { self.together(fit, &pool)? } else { self.alone(fit, &pool) };
             if group_ways.is_empty() {
                 return Ok(());
             }
-            self.spend(group_ways.len())?;
+            self.budget.spend(group_ways.len())?;
             ways.push(group_ways);
         }
         self.combine(&ways, most)
@@ -147,16 +141,16 @@ impl<'a> Combiner<'a> {
         let choices = fit.choices(pool);
         let mut ways = Vec::new();
         let mut steps = 0;
-        let budget = usize::try_from(self.budget).unwrap_or(usize::MAX);
+        let left = self.budget.left();
         product(&choices, &mut |picked| {
             steps += picked.len();
             if fit.traits_together(picked) {
                 steps += KEPT;
                 ways.push(picked.to_vec());
             }
-            steps <= budget
+            steps <= left
         });
-        self.spend(steps)?;
+        self.budget.spend(steps)?;
         Ok(ways)
     }
 
@@ -171,7 +165,7 @@ impl<'a> Combiner<'a> {
             let index = partial.chosen.len();
             let Some(picks) = ways.get(index).and_then(|group_ways| group_ways.get(*next)) else {
                 if index == ways.len() {
-                    if self.same_subtrees_hold(&partial.chosen) && self.shape_is_known(&partial.taken) {
+                    if self.same_subtrees_hold(&partial.chosen)? && self.shape_is_known(&partial.taken) {
                         self.emit(&partial)?;
                     }
                     if self.found.len() >= most {
@@ -183,8 +177,8 @@ impl<'a> Combiner<'a> {
                 continue;
             };
             *next += 1;
-            // What was taken before is looked through.
-            self.spend(1 + partial.taken.len())?;
+            // What was taken or chosen before is looked through.
+            self.budget.spend(1 + partial.taken.len().max(partial.chosen.len()))?;
             let is_named = !self.query.groups[index].suffix.is_empty();
             if self.query.isolate && is_named && self.is_taken(&partial.chosen, picks[0]) {
                 continue;
@@ -225,12 +219,16 @@ impl<'a> Combiner<'a> {
             .any(|(picks, group)| !group.suffix.is_empty() && picks[0] == slot)
     }
 
-    fn same_subtrees_hold(&self, chosen: &[Picks]) -> bool {
-        self.query.same_subtrees.iter().all(|groups| {
+    fn same_subtrees_hold(&mut self, chosen: &[Picks]) -> Result<bool, SearchError> {
+        for groups in &self.query.same_subtrees {
             let members: BTreeSet<Slot> = groups.iter().flat_map(|index| &chosen[*index]).copied().collect();
-            members.len() <= 1
-                || members.iter().any(|top| members.iter().all(|member| self.is_below(*member, *top)))
-        })
+            self.budget.spend(groups.len() + members.len() * members.len())?;
+            let is_top = |top: &Slot| members.iter().all(|member| self.is_below(*member, *top));
+            if members.len() > 1 && !members.iter().any(is_top) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     fn is_below(&self, slot: Slot, top: Slot) -> bool {
@@ -256,7 +254,7 @@ impl<'a> Combiner<'a> {
     }
 
     fn emit(&mut self, partial: &Partial) -> Result<(), SearchError> {
-        self.spend(partial.taken.len() + partial.chosen.len() + KEPT)?;
+        self.budget.spend(partial.taken.len() + partial.chosen.len() + KEPT)?;
         let mut taken = partial.taken.clone();
         taken.sort_by_key(|(slot, class, _)| (*slot, *class));
         let mut allocations: Vec<(Slot, Name, i64)> = Vec::with_capacity(taken.len());

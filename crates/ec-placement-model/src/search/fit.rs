@@ -2,7 +2,7 @@
 
 use uuid::Uuid;
 
-use super::Group;
+use super::{Budget, Group, SearchError};
 use crate::{Node, Provider, SHARING, Slot, State};
 
 /// A group, ready to be held against providers.
@@ -63,23 +63,24 @@ impl<'a> Fit<'a> {
     }
 
     /// Whether anything at an anchor serves the group.
-    pub(super) fn matches_at(&self, anchor: Slot) -> bool {
+    pub(super) fn matches_at(&self, anchor: Slot, budget: &mut Budget) -> Result<bool, SearchError> {
         if self.is_hopeless() {
-            return false;
+            return Ok(false);
         }
         let pool = Pool::new(self.state, anchor);
-        if self.together {
-            let choices = self.choices(&pool);
-            // Traits are met by the providers together: some combination must do.
-            let mut found = false;
-            super::combine::product(&choices, &mut |picked| {
-                found = self.traits_together(picked);
-                !found
-            });
-            found
-        } else {
-            !self.alone(&pool).is_empty()
+        budget.spend(1 + pool.tree.len() + pool.sharing.len())?;
+        if !self.together {
+            return Ok(!self.alone(&pool).is_empty());
         }
+        // Traits are met by the providers together: some combination must do.
+        let (mut found, mut steps, left) = (false, 0, budget.left());
+        super::combine::product(&self.choices(&pool), &mut |picked| {
+            steps += picked.len();
+            found = self.traits_together(picked);
+            !found && steps <= left
+        });
+        budget.spend(steps)?;
+        Ok(found)
     }
 
     /// The providers at an anchor each of which serves the whole group.

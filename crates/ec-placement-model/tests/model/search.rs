@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::{
     hosts::{Host, Hosts, Way, found},
-    support::{aggregate, id},
+    support::{aggregate, id, some},
 };
 
 const CLASSES: [&str; 3] = ["VCPU", "DISK_GB", "CUSTOM_C"];
@@ -153,6 +153,56 @@ fn summaries(hosts: &Hosts, query: &Query, ways: &BTreeSet<Way>) -> BTreeSet<(Uu
             (uuid, hosts.root(uuid), format!("{:?}", host.record), used)
         })
         .collect()
+}
+
+/// A tree whose parts all have some of each class.
+fn wide(parts: u128) -> Hosts {
+    let part = |number: u128| {
+        let mut record = Provider::new(&format!("h{number}"), (number > 0).then(|| id(0)), 0);
+        record.inventories = CLASSES.map(|class| (intern(class), some(8))).to_vec();
+        record.inventories.sort_by(|a, b| a.0.cmp(&b.0));
+        (id(number), Host { record, used: Vec::new() })
+    };
+    Hosts((0..parts).map(part).collect())
+}
+
+#[test]
+fn a_search_that_ends_at_an_unknown_name_has_its_budget_too() {
+    let state = wide(20).state();
+    let all = Group {
+        resources: CLASSES.map(|class| (intern(class), 1)).to_vec(),
+        // Known, and nobody has it: every combination is looked at.
+        required: vec![vec![intern("HW_CPU_X86_AVX2")]],
+        ..Group::default()
+    };
+    let unknown =
+        Group { suffix: "_Z".into(), resources: vec![(intern("CUSTOM_NO"), 1)], ..Group::default() };
+    let query = Query { groups: vec![all, unknown], nested_aware: true, ..Query::default() };
+    let searched =
+        |budget| search(&state, &query, Options::default(), budget).map(|found| found.candidates.len());
+    assert_eq!(searched(BUDGET), Ok(0));
+    assert_eq!(searched(10_000), Err(SearchError::TooWide));
+}
+
+#[test]
+fn what_must_lie_together_costs_a_step_for_each_group_that_says_so() {
+    let state = wide(20).state();
+    let named = |suffix: &str| Group {
+        suffix: suffix.into(),
+        resources: vec![(intern("VCPU"), 1)],
+        ..Group::default()
+    };
+    let query = |repeated: usize| Query {
+        groups: vec![named("_A"), named("_B")],
+        // In which one may be named as often as one likes.
+        same_subtrees: vec![[0, 1].repeat(repeated)],
+        nested_aware: true,
+        ..Query::default()
+    };
+    let searched =
+        |query| search(&state, &query, Options::default(), 20_000).map(|found| found.candidates.len());
+    assert_eq!(searched(query(1)), Ok(58));
+    assert_eq!(searched(query(100)), Err(SearchError::TooWide));
 }
 
 proptest! {
