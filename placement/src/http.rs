@@ -83,6 +83,8 @@ pub struct Api {
     metrics: Metrics,
     /// Places for searches that take long.
     searches: Arc<Semaphore>,
+    /// Places for bodies that are large.
+    large_bodies: Arc<Semaphore>,
     /// `http` or `https`, for locations.
     scheme: &'static str,
 }
@@ -109,8 +111,9 @@ impl Api {
         // Half of the processors, so that the other half answers everybody else.
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let searches = Arc::new(Semaphore::new((processors / 2).max(1)));
+        let large_bodies = Arc::new(Semaphore::new(body::PLACES));
         let metrics = Metrics::default();
-        Self { replica, config, metrics, searches, scheme: if tls { "https" } else { "http" } }
+        Self { replica, config, metrics, searches, large_bodies, scheme: if tls { "https" } else { "http" } }
     }
 
     /// Answers a request. Never fails: what goes wrong is an answer, too.
@@ -190,11 +193,15 @@ impl Api {
         route.check(parts, minor, frame)?;
         let query =
             if route.takes_query() { params::decode(parts.uri.query().unwrap_or(""))? } else { Vec::new() };
-        let body =
-            if route.takes_body(&parts.method) { body::read(parts, body).await? } else { body::ignore(body) };
+        let (body, place) = if route.takes_body(&parts.method) {
+            body::read(parts, body, &self.large_bodies).await?
+        } else {
+            body::ignore(body)
+        };
         let call = Call { api: self, minor, identity, names, query, body, instance: OnceLock::new() };
         let answer = route.call(&parts.method, &call).await;
         frame.instance = call.instance.into_inner();
+        drop(place);
         answer
     }
 

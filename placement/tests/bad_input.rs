@@ -197,6 +197,29 @@ async fn a_class_whose_name_ends_with_a_newline_is_shown_as_json() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn large_bodies_wait_for_each_other_and_small_ones_for_nobody() {
+    let server = Server::start().await;
+    let address = server.url.trim_start_matches("http://").to_owned();
+    let mut halves = Vec::new();
+    for _ in 0..16 {
+        let mut half = tokio::net::TcpStream::connect(&address).await.unwrap();
+        let head = "POST /resource_providers HTTP/1.1\r\nHost: x\r\nX-Auth-Token: admin\r\n\
+                    Content-Type: application/json\r\nContent-Length: 90000\r\n\r\n";
+        half.write_all(head.as_bytes()).await.unwrap();
+        half.write_all(&[b' '; 80_000]).await.unwrap();
+        halves.push(half);
+    }
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let large = json!({"name": "n", "unknown": "x".repeat(90_000)});
+    let mut large = std::pin::pin!(server.post("/resource_providers", large));
+    assert!(tokio::time::timeout(Duration::from_millis(500), large.as_mut()).await.is_err(), "it waits");
+    assert_eq!(server.post("/resource_providers", json!({"name": "n"})).await.0, 200);
+    halves.pop();
+    let answered = tokio::time::timeout(Duration::from_secs(10), large).await;
+    assert_eq!(answered.unwrap().0, 400);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_does_not_fit_into_one_transaction_is_refused_and_nobody_else_is() {
     let server = Server::start().await;
     let host = server.provider(1, None, &[("VCPU", 1000)], &[], &[]).await;

@@ -8,7 +8,10 @@ use ec_serve::Activity;
 use http_body_util::BodyExt;
 use hyper::{HeaderMap, header, http::request::Parts};
 use serde_json::Value;
-use tokio::time::{Instant, timeout_at};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, timeout_at},
+};
 
 use super::{
     Call,
@@ -20,8 +23,10 @@ const LARGEST: usize = 4 << 20;
 /// What is too large is read to its end all the same, up to this, since many clients look at the answer only
 /// when they have sent everything.
 const DRAINED: usize = 256 << 20;
-/// Room that is made for a body before it is there.
+/// Room that is made for a body before it is there. What is larger needs a place.
 const FORESEEN: usize = 64 << 10;
+/// Places for bodies that are larger, from their reading to their answers: so many of the largest are in memory at a time.
+pub(super) const PLACES: usize = 16;
 /// So long may a body take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -47,19 +52,26 @@ pub(super) fn check_declared(headers: &HeaderMap) -> ApiResult<()> {
 
 /// Reads a body to its end. Meanwhile nothing is being answered on its connection: who leaves a body half sent
 /// makes room for others, as who says nothing does.
-pub(super) async fn read<B: Incoming>(parts: &Parts, body: B) -> ApiResult<Bytes> {
+pub(super) async fn read<B: Incoming>(parts: &Parts, body: B, places: &Arc<Semaphore>) -> ApiResult<Taken> {
     let activity = parts.extensions.get::<Arc<Activity>>();
     activity.inspect(|activity| activity.set_answering(false));
-    let read = read_all(&parts.headers, body).await;
+    let read = read_all(&parts.headers, body, places).await;
     activity.inspect(|activity| activity.set_answering(true));
     read
 }
 
-async fn read_all<B: Incoming>(headers: &HeaderMap, mut body: B) -> ApiResult<Bytes> {
+/// A body, with the place that it needs, where it needs one, for as long as it is in memory.
+pub(super) type Taken = (Bytes, Option<OwnedSemaphorePermit>);
+
+async fn read_all<B: Incoming>(
+    headers: &HeaderMap,
+    mut body: B,
+    places: &Arc<Semaphore>,
+) -> ApiResult<Taken> {
     let deadline = Instant::now() + PATIENCE;
     let declared = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     let mut read = BytesMut::with_capacity(declared.unwrap_or(0).min(FORESEEN));
-    let mut size = 0;
+    let (mut size, mut place) = (0, None);
     while let Some(frame) = timeout_at(deadline, body.frame())
         .await
         .map_err(|_| ApiError::new(408, "The body did not come in time."))?
@@ -70,21 +82,26 @@ async fn read_all<B: Incoming>(headers: &HeaderMap, mut body: B) -> ApiResult<By
         if size > DRAINED {
             break;
         }
-        if size <= LARGEST {
-            read.extend_from_slice(&data);
-        } else {
-            read = BytesMut::new();
+        if size > LARGEST {
+            (read, place) = (BytesMut::new(), None);
+            continue;
         }
+        if size > FORESEEN && place.is_none() {
+            let turn = timeout_at(deadline, Arc::clone(places).acquire_owned()).await;
+            let crowded = || ApiError::new(503, "Too many large bodies are being read. Try again.");
+            place = Some(turn.ok().and_then(Result::ok).ok_or_else(crowded)?);
+        }
+        read.extend_from_slice(&data);
     }
     if size > LARGEST {
         return Err(ApiError::new(413, format!("A body may have {LARGEST} bytes at most.")));
     }
-    Ok(read.freeze())
+    Ok((read.freeze(), place))
 }
 
 /// For those that take none.
-pub(super) fn ignore<B: Incoming>(_: B) -> Bytes {
-    Bytes::new()
+pub(super) fn ignore<B: Incoming>(_: B) -> Taken {
+    (Bytes::new(), None)
 }
 
 impl Call<'_> {
