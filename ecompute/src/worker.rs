@@ -14,7 +14,7 @@ use std::sync::Arc;
 use ec_hypervisor::{DomainSpec, HypervisorError, RunState};
 use ec_image::{CachedImage, ImageError};
 use ec_metadata::InstanceRecord;
-use ec_model::{AccessWish, Request, RequestId, State, Workload};
+use ec_model::{Request, RequestId, State, Workload};
 use ec_placement_client::{PlacementClient, PlacementError};
 use ec_plan::{
     RecordFacts,
@@ -304,7 +304,7 @@ impl Worker {
             Effect::HandOver => self.hand_over().await,
             Effect::Receive => self.receive().await,
             Effect::Extend => self.extend().await,
-            Effect::Admit(wish) => self.admit(wish).await,
+            Effect::Admit(_) => self.admit().await,
             Effect::Bury if planted("not-buried") => Ok(()),
             Effect::Bury => {
                 let request = self.job.request.as_ref();
@@ -343,11 +343,14 @@ impl Worker {
         }
     }
 
-    async fn admit(&mut self, wish: AccessWish) -> Result<(), Stop> {
+    /// Lets look at it whoever wishes to by the request that this goes on for, which may be a newer wish than it was begun for.
+    async fn admit(&mut self) -> Result<(), Stop> {
+        let request = self.request()?;
         // Nobody may have heard that what was told last was written: an older word must not take its place.
         self.read_again().await?;
         let parts = Arc::clone(&self.parts);
         let old = self.status.known().ok_or_else(|| Stop::Retry("it has no status yet".to_owned()))?;
+        let Some(wish) = status::looked_for(&request, Some(old)) else { return Ok(()) };
         let access = parts.streams.admit(self.job.instance, wish, &parts.host);
         let status = status::admitted(old, access, parts.host.now());
         self.write(status).await
@@ -363,11 +366,8 @@ impl Worker {
     /// Lets look at it who wishes to, in the midst of what takes long.
     async fn let_look(&mut self) {
         self.take_up();
-        let request = self.job.request.as_ref();
-        if let Some(wish) = request.and_then(|request| status::looked_for(request, self.status.known())) {
-            // Where it cannot be now, it is when this is over.
-            self.admit(wish).await.ok();
-        }
+        // Where it cannot be now, it is when this is over.
+        self.admit().await.ok();
     }
 
     fn is_volume(&self) -> bool {

@@ -178,7 +178,6 @@ impl Worker {
 
     /// Writes its status.
     pub(super) async fn write(&mut self, status: Status) -> Result<(), Stop> {
-        self.take_up();
         let key = self.parts.status_key(self.job.instance);
         // A write that comes late must not take the place of what was told when the request ended.
         let mut txn = self.hold(Some(&status), Txn::new().put(key, encode(&status))).await?;
