@@ -319,7 +319,7 @@ async fn who_is_killed_at_any_moment_and_applies_again_has_the_volumes_once() ->
     let control = Control::start().await?;
     let _agents = Agents::of(&control);
     let node = control.node("a", true, ROOMY).await?;
-    for (round, after) in [30, 80, 120, 160, 220, 300].into_iter().enumerate() {
+    for (round, after) in [30, 90, 160, 250].into_iter().enumerate() {
         let text = format!(
             "stack: s{round}\nvolumes:\n  d{round}: {{size: 1, count: 3}}\ninstances:\n  w{round}: {{count: 3, query: \"{SMALL}\", volumes: [d{round}]}}\n"
         );
