@@ -201,10 +201,7 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     let mut failed: Option<Failure> = None;
     for (step, one) in steps.iter().zip(&mut applied[groups.len()..]) {
         if stop.is_cancelled() {
-            failed = Some(Failure {
-                code: INTERRUPTED,
-                message: "interrupted; the same again goes on".to_owned(),
-            });
+            failed = Some(interrupted());
             break;
         }
         if let Err(failure) = making.perform(step, one).await {
@@ -576,7 +573,10 @@ impl<'a> Making<'a> {
                 Err(CloudError::Busy(_)) if left > 0 => {
                     left -= 1;
                     shown.get_or_init(|| Shown::new(&format!("waiting for who places {name}")));
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::select! {
+                        () = tokio::time::sleep(PAUSE) => {}
+                        () = self.stop.cancelled() => break Err(interrupted()),
+                    }
                 }
                 Err(error) => break Err(error.into()),
             }
@@ -586,6 +586,10 @@ impl<'a> Making<'a> {
         }
         made
     }
+}
+
+fn interrupted() -> Failure {
+    Failure { code: INTERRUPTED, message: "interrupted; the same again goes on".to_owned() }
 }
 
 fn given_back(name: &str) -> Failure {

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use ec_cloud::{CloudError, Kind, NodeView, View, find, list};
+use ec_cloud::{CloudError, Kind, NodeView, View, list};
 use ec_model::TroubleKind;
 use ec_placement_client::PlacementClient;
 use ec_plan::{host::CLOCKS, lack::some};
@@ -226,18 +226,10 @@ fn not_known(part: &str, error: &CloudError) -> Finding {
 }
 
 async fn instances(session: &Session) -> Vec<Finding> {
-    let mut instances = match list(&session.cloud).await {
-        Ok(instances) => instances,
-        Err(error) => return vec![not_known("instances", &error)],
-    };
-    let now = Timestamp::now();
-    // Since when it has been on its way its status tells, which a list does not read whole.
-    for view in instances.iter_mut().filter(|view| ill(view, now) == Some(LATE)).take(LOOKS) {
-        if let Ok(found) = find(&session.cloud, view.instance).await {
-            *view = View::found(&found);
-        }
+    match list(&session.cloud).await {
+        Ok(instances) => of_instances(&instances, Timestamp::now()),
+        Err(error) => vec![not_known("instances", &error)],
     }
-    of_instances(&instances, now)
 }
 
 /// What etcd and placement know of them together, and what their agents say.
@@ -386,11 +378,6 @@ const ILLS: [(&str, &str); 4] = [
     ("on their way for long", "`eschedule explain` tells what they wait for"),
 ];
 
-/// The last of them.
-const LATE: usize = ILLS.len() - 1;
-/// So many of those that may have it are looked at closer.
-const LOOKS: usize = 100;
-
 /// Which of [`ILLS`] an instance has.
 fn ill(view: &View, now: Timestamp) -> Option<usize> {
     match view.state.as_str() {
@@ -400,8 +387,9 @@ fn ill(view: &View, now: Timestamp) -> Option<usize> {
         // It waits for its user.
         "VERIFY_RESIZE" => None,
         state if view.node_alive && mood(state) == Some(Mood::UnderWay) => {
-            let since = view.status.as_ref().map(|status| status.since).or(view.created_at)?;
-            (now.duration_since(since) > ON_ITS_WAY).then_some(LATE)
+            // What was asked for a moment ago is told by nobody yet.
+            let since = if state == "SCHEDULED" { view.created_at } else { view.since };
+            (now.duration_since(since?) > ON_ITS_WAY).then_some(3)
         }
         _ => None,
     }

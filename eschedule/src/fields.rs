@@ -122,6 +122,7 @@ pub(crate) fn view(all: bool) -> View {
         created_at: None,
         reason: None,
         resources: BTreeMap::new(),
+        since: None,
         doing: Some("d".to_owned()),
         request_id: record.request_id.filter(|_| all),
         record: all.then(|| Box::new(record)),

@@ -362,7 +362,7 @@ pub(crate) fn lines_of(view: &View) -> String {
             let came = view.status.as_ref().and_then(|status| status.rebuilt.as_ref());
             let image = Rebuild::disk(request.rebuild.as_ref(), &spec.image, came);
             let called = image.name.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
-            row("image", format!("{called}{}", image.url));
+            row("image", format!("{called}{}", image.told()));
         }
         let wish = &request.power;
         let pending = view.status.as_ref().is_some_and(|status| status.power_generation < wish.generation);

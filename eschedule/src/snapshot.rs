@@ -225,7 +225,7 @@ async fn restore(session: &Session, restoring: &Restoring, output: Output) -> Re
     if let Err(failure) = outcome {
         if !is_begun {
             // It is as it was, and so is the snapshot.
-            asked(view.volume, Verb::Unlock, "unlocking").await?;
+            let_go(session, view.volume, reason(held.starts)).await?;
             return Err(failure);
         }
         return Err(Failure {
@@ -237,9 +237,17 @@ async fn restore(session: &Session, restoring: &Restoring, output: Output) -> Re
         });
     }
     if is_ours {
-        asked(view.volume, Verb::Unlock, "unlocking").await?;
+        let_go(session, view.volume, kept.unwrap_or_else(|| reason(held.starts))).await?;
     }
     output::volume(output, &view)
+}
+
+/// Takes the lock off a snapshot that a restore put there; another that came since stays.
+async fn let_go(session: &Session, snapshot: InstanceId, reason: String) -> Result<(), Failure> {
+    match act(&session.cloud, snapshot, &Verb::LetGo(reason)).await {
+        Ok(_) | Err(CloudError::Refused(_)) => Ok(()),
+        Err(error) => Err(session.failed(error)),
+    }
 }
 
 /// What is known of an instance that is being restored. While its volumes are, it is locked: nobody starts it on some that are

@@ -76,6 +76,8 @@ async fn what_cannot_be_is_refused_and_changes_nothing() -> Result<()> {
         (&["attach", "data", &data.to_string()], 1, "is a volume"),
         (&["attach", "data", "web", "--device", "sda"], 1, "no device that a volume can be"),
         (&["attach", &web.to_string(), "web"], 1, "no volume"),
+        (&["restore", "data", "data"], 2, "or a disk to copy (volume:NAME"),
+        (&["restore", "data", "volume:data"], 1, "it is what it would be made of"),
         (&["extend", "data", "4"], 1, "never shrinks"),
         (&["extend", "data", "30"], 1, "short by"),
         (&["delete", &data.to_string()[..4]], 1, "would be lost"),
@@ -90,12 +92,18 @@ async fn what_cannot_be_is_refused_and_changes_nothing() -> Result<()> {
         (&["rebuild", "far", "volume:data"], 1, "is copied there only"),
         (&["rebuild", "web", "volume:none"], 1, "no volume of project"),
         (&["rescue", "web", "--image", "volume:data"], 1, "name one with `--image`"),
+        // Its uuid may be all that somebody has of a volume.
+        (&["explain", &data.to_string()], 1, "`eschedule volume show"),
+        (&["set", &data.to_string(), "--meta", "a=b"], 1, "it is a volume"),
+        (&["snapshot", "create", &data.to_string(), "x"], 1, "`eschedule volume clone`"),
         (&[TINY, "volume:data"], 2, "which has 5"),
     ] {
         let output = control.eschedule(arguments)?;
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(output.status.code() == Some(code) && text.contains(wanted), "{arguments:?}: {output:?}");
     }
+    let shown = control.done(&["show", &data.to_string()])?;
+    ensure!(shown.starts_with("volume "), "it is shown as what it is: {shown}");
     assert_eq!(control.count("volume-names/").await?, 1);
     assert_eq!(control.count("instances/").await?, 3);
     let held = control.placement.allocations(data).await?.context("it is claimed")?;
@@ -107,7 +115,8 @@ async fn what_cannot_be_is_refused_and_changes_nothing() -> Result<()> {
     // A copy that nobody said the size of has no room where it has to lie: it is told of which size.
     made(&control, here, &["fill", "--size", "12", "--node", "h1"]).await?;
     refused(&control, &["clone", "data", "copy"], 1, "short by")?;
-    control.done(&["volume", "delete", "fill"])?;
+    // Named twice it is deleted once.
+    assert_eq!(control.done(&["volume", "delete", "fill", "fill"])?, "DELETED VOLUME fill\n");
 
     // A name is one volume's, and an instance may have it, too.
     runs(&control, here, "data").await?;

@@ -21,7 +21,7 @@ use crate::{
     lookup::{Known, Read, find_placed},
     schedule::not_understood,
     sizes::{claim, settle},
-    source::Source,
+    source::{Source, kind_of},
     volume::{nameable, refuse_running},
     wait::Awaited,
 };
@@ -77,6 +77,7 @@ pub(crate) async fn act_as(
 
 async fn wish(cloud: &Cloud, kind: Workload, instance: InstanceId, verb: &Verb) -> CloudResult<Acted> {
     let mut unheard: Option<Unheard> = None;
+    let mut let_go_unheard = false;
     for _ in 0..TRIES {
         let known = find_placed(cloud, instance).await?;
         if *verb == Verb::Unlock
@@ -100,6 +101,9 @@ async fn wish(cloud: &Cloud, kind: Workload, instance: InstanceId, verb: &Verb) 
                     )));
                 }
             }
+        }
+        if let_go_unheard && record.record.locked.is_none() {
+            return Ok(acted(&known, None, None));
         }
         // In the words of who asks.
         let word = verb.name_of(kind);
@@ -170,8 +174,7 @@ async fn wish(cloud: &Cloud, kind: Workload, instance: InstanceId, verb: &Verb) 
         let before = order.record.rebuild.clone();
         let Changed { awaited, order, generation, txn } = change(cloud, &known, record, order, wish);
         let txn = understood(cloud, &known, &order, "such an image", txn).await?;
-        let txn =
-            let_in(cloud, &known, verb.name(), matches!(verb, Verb::Unlock | Verb::LetGo(_)), txn).await?;
+        let txn = let_in(cloud, &known, word, matches!(verb, Verb::Unlock | Verb::LetGo(_)), txn).await?;
         let (recorded, detail) = verb.recorded();
         let at = match awaited {
             Some(
@@ -186,6 +189,7 @@ async fn wish(cloud: &Cloud, kind: Workload, instance: InstanceId, verb: &Verb) 
             Ok(_) => {}
             Err(StoreError::Unknown(_)) => {
                 unheard = awaited.map(|awaited| Unheard { awaited, order, before });
+                let_go_unheard = matches!(verb, Verb::LetGo(_));
             }
             Err(error) => return Err(error.into()),
         }
@@ -270,8 +274,10 @@ pub(crate) async fn let_in(
     let record = pair.and_then(|pair| decode::<Node>(&pair.value).ok());
     if let Some(record) = record.filter(|record| record.revoked && !anyway) {
         return Err(CloudError::Refused(format!(
-            "cannot {verb} {}: its node {} ({node}) was revoked, and nothing is written for it any more; `eschedule destroy` ends the instance, `eschedule node add --uuid` lets the node in again",
-            known.instance, record.name
+            "cannot {verb} {}: its node {} ({node}) was revoked, and nothing is written for it any more; `eschedule {}` ends it, `eschedule node add --uuid` lets the node in again",
+            known.instance,
+            record.name,
+            if kind_of(known) == Some(Workload::Volume) { "volume delete" } else { "destroy" }
         )));
     }
     Ok(txn.when(Compare::Unchanged(key, revision)))

@@ -90,7 +90,7 @@ pub struct Facts {
     pub virtual_size: u64,
 }
 
-/// An image whose bytes are on their way. Each of its writes demands that nobody else has written since: who lost it has to
+/// An image whose bytes are on their way. What users say of it meanwhile stays; who lost it, since somebody took it away, has to
 /// take away what was sent.
 pub struct Upload {
     stored: Stored,

@@ -395,6 +395,9 @@ pub struct View {
     /// What it takes, by class, where that is told.
     #[serde(skip)]
     pub resources: Resources,
+    /// Since when it has been in this state, where its agent tells that.
+    #[serde(skip)]
+    pub since: Option<Timestamp>,
     /// What its agent is about with it, or waits for, while it is on its way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub doing: Option<String>,
@@ -467,6 +470,7 @@ impl View {
             (_, None) => State::Scheduled.to_string(),
         };
         let kind = request.map(|request| request.kind).or(status.map(|status| status.kind));
+        let since = status.filter(|status| status.state.to_string() == state).map(|status| status.since);
         Self {
             instance,
             kind: kind.unwrap_or_default(),
@@ -482,6 +486,7 @@ impl View {
             reason: unknown.or_else(|| status.and_then(|status| status.reason.clone())),
             doing: doing(request, is),
             resources: request.and_then(|r| Some(r.spec.as_ref()?.resources.clone())).unwrap_or_default(),
+            since,
             request_id: None,
             record: None,
             request: None,
@@ -541,6 +546,7 @@ impl View {
             reason: Some(format!("being placed since {}", record.created_at)),
             doing: None,
             resources: Resources::new(),
+            since: None,
             request_id: None,
             record: None,
             request: None,
@@ -565,6 +571,7 @@ impl View {
             reason: Some(not_wanted(why)),
             doing: None,
             resources: Resources::new(),
+            since: None,
             request_id: None,
             record: None,
             request: None,

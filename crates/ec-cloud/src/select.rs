@@ -186,6 +186,7 @@ mod tests {
             created_at: Some(Timestamp::UNIX_EPOCH + jiff::SignedDuration::from_secs(i64::from(number != 2))),
             reason: None,
             resources: BTreeMap::new(),
+            since: None,
             doing: None,
             request_id: None,
             record: None,

@@ -12,7 +12,7 @@ use std::{
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use ec_guard::ports::mark_of;
@@ -24,6 +24,8 @@ use serde::{Deserialize, Serialize};
 const FILE_MAX: u64 = 8 << 20;
 
 /// A directory can change twice within one tick of the clock that stamps it. Until it has been quiet for
+/// A file that could not be read is tried again after so long.
+const READ_AGAIN: Duration = Duration::from_secs(10);
 /// so long, its stamp proves nothing.
 const QUIET: Duration = Duration::from_secs(1);
 
@@ -173,10 +175,12 @@ struct Index {
     directory: Option<Stamp>,
     files: HashMap<InstanceId, (Stamp, Vec<MacAddr>)>,
     by_mac: HashMap<MacAddr, InstanceId>,
+    /// When a file that could not be read is tried again, whatever is as it was.
+    again: Option<Instant>,
 }
 
 /// A file or directory at one moment: another one under the same name differs in it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Stamp {
     modified: (i64, i64),
     size: u64,
@@ -374,21 +378,21 @@ impl RecordDir {
             Err(error) => return Err(failed("look at", &self.directory)(error)),
         };
         let stamp = Stamp::of(&meta);
-        if index.directory == Some(stamp) {
+        if index.directory == Some(stamp) && index.again.is_none_or(|again| Instant::now() < again) {
             return Ok(());
         }
         let mut known = std::mem::take(&mut index.files);
-        let mut is_whole = true;
+        index.again = None;
         for (instance, path) in self.files()? {
             let Ok(stamp) = fs::metadata(&path).map(|meta| Stamp::of(&meta)) else { continue };
-            let macs = match known.remove(&instance) {
-                Some((seen, macs)) if seen == stamp => macs,
-                _ => match read_if_it_can_be(&path, instance) {
-                    Some(record) => record.map(|record| record.macs).unwrap_or_default(),
-                    // It may be read the next time.
+            let (stamp, macs) = match known.remove(&instance) {
+                Some((seen, macs)) if seen == stamp => (stamp, macs),
+                before => match read_if_it_can_be(&path, instance) {
+                    Some(record) => (stamp, record.map(|record| record.macs).unwrap_or_default()),
+                    // Its guest is told of an error, as far as its addresses are known, and no stranger.
                     None => {
-                        is_whole = false;
-                        continue;
+                        index.again = Some(Instant::now() + READ_AGAIN);
+                        (Stamp::default(), before.map(|(_, macs)| macs).unwrap_or_default())
                     }
                 },
             };
@@ -401,7 +405,7 @@ impl RecordDir {
             .ok()
             .and_then(|modified| SystemTime::now().duration_since(modified).ok())
             .is_some_and(|since| since > QUIET);
-        index.directory = (quiet && is_whole).then_some(stamp);
+        index.directory = quiet.then_some(stamp);
         Ok(())
     }
 

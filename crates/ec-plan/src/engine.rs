@@ -17,7 +17,7 @@
 //! a hint that never came costs time and nothing else: every [`LOOK_PERIOD`] everything is looked at anyway.
 //!
 //! One instance has at most one job. A wish that changes meanwhile asks the job to stop at its next safe point, and
-//! is planned for when it has.
+//! is planned for when it has; but for one that differs by a look at the guest alone, for which it goes on.
 
 mod agenda;
 mod ended;
@@ -313,11 +313,11 @@ impl Engine {
         let Some(known) = self.known.get_mut(&instance) else { return };
         match &mut known.busy {
             // Who looks at it costs it nothing of what was done.
-            Some(Busy::Working { request: Some(request), cancelled: false, .. })
+            Some(Busy::Working { request: Some(request), cancelled: false, takes_up, .. })
                 if let Some(newer) =
                     known.request.as_ref().filter(|newer| newer.only_looks_since(request)) =>
             {
-                *request = newer.clone();
+                (*request, *takes_up) = (newer.clone(), true);
                 self.commands.push(Command::TakeUp(instance, newer.clone()));
                 return;
             }
@@ -415,7 +415,8 @@ impl Engine {
     fn begin(&mut self, instance: InstanceId, work: Work, why: Cow<'static, str>) {
         let known = self.touch(instance);
         let tells_failure = matches!(work, Work::Fail(_) | Work::Delayed(_));
-        known.busy = Some(Busy::Working { request: known.request.clone(), tells_failure, cancelled: false });
+        let (request, cancelled, takes_up) = (known.request.clone(), false, false);
+        known.busy = Some(Busy::Working { request, tells_failure, cancelled, takes_up });
         let request = known.request.as_ref();
         let job = Job {
             instance,

@@ -135,7 +135,8 @@ fn of_one(stack: &str, wish: &Wished, Standing { record, user_data }: &Standing)
     } else if !boots && !record.spec.image.is_same(&wish.image) {
         let why = format!(
             "its image is {}: `eschedule rebuild` gives it a new disk from {}, and what it wrote is lost",
-            record.spec.image.url, wish.image.url
+            record.spec.image.told(),
+            wish.image.told()
         );
         steps.push(Difference::Stands(instance, name.clone(), why));
     }

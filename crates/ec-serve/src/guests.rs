@@ -208,11 +208,17 @@ impl<S> Watched<S> {
         Self { inner, patience, activity, stalled: None }
     }
 
+    /// Something was written. A flush of nothing, which comes after each read, is no use.
+    fn note_written(&self, outcome: &Poll<io::Result<usize>>) {
+        if matches!(outcome, Poll::Ready(Ok(1..))) {
+            self.activity.touch();
+        }
+    }
+
     /// What comes of an attempt to write.
     fn wrote<T>(&mut self, outcome: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         if outcome.is_ready() {
             self.stalled = None;
-            self.activity.touch();
             return outcome;
         }
         let patience = self.patience;
@@ -244,6 +250,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.inner).poll_write(context, bytes);
+        self.note_written(&outcome);
         self.wrote(outcome, context)
     }
 
@@ -253,6 +260,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.inner).poll_write_vectored(context, slices);
+        self.note_written(&outcome);
         self.wrote(outcome, context)
     }
 
@@ -326,6 +334,8 @@ mod tests {
                 sleep(RECENT / 2).await;
                 far.write_all(b"G").await.unwrap();
                 stream.read_exact(&mut [0]).await.unwrap();
+                // As whoever serves it does after each read.
+                stream.flush().await.unwrap();
             }
         };
         trickle(1).await;

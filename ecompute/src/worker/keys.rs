@@ -195,7 +195,7 @@ impl Worker {
         self.unsure = written.is_err();
         let Some(revision) = written? else {
             // A newer wish is not held up by the pause before another try.
-            if self.cancel.is_cancelled() {
+            if self.cancel.is_cancelled() || self.newer.has_changed().is_ok_and(|is| is) {
                 return Err(Stop::Abandoned);
             }
             let known = self.status.clone();

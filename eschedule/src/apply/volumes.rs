@@ -8,9 +8,9 @@ use ec_cloud::{
     room_of, until_active, until_free,
 };
 use ec_model::{ImageRef, Instance, InstanceId, NodeId, State, Workload};
-use ec_runtime::exit::{FAILED, Failure, INTERRUPTED};
+use ec_runtime::exit::{FAILED, Failure};
 
-use super::{Applied, LOOKS, Making, given_back, is_of_stack, no_room, of_stack, words};
+use super::{Applied, LOOKS, Making, given_back, interrupted, is_of_stack, no_room, of_stack, words};
 use crate::{
     config::Session,
     run,
@@ -139,7 +139,7 @@ pub(super) fn told(step: &VolumeStep, of: &Volumes<'_>) -> Applied {
 /// What a new one is.
 fn described(wish: &WishedVolume) -> String {
     let size = wish.size_gb.map(|size| format!("{size} GiB"));
-    let of = wish.image.as_ref().map(|image| format!("of {}", image.name.as_ref().unwrap_or(&image.url)));
+    let of = wish.image.as_ref().map(|image| format!("of {}", image.name.as_deref().unwrap_or(image.told())));
     size.into_iter().chain(of).collect::<Vec<_>>().join(" ")
 }
 
@@ -286,7 +286,7 @@ impl Making<'_> {
         tokio::select! {
             outcome = outcome => outcome.map_err(|error| self.session.failed(error)),
             () = self.stop.cancelled() => {
-                Err(Failure { code: INTERRUPTED, message: "interrupted; the same again goes on".to_owned() })
+                Err(interrupted())
             }
         }
     }

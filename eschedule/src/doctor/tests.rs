@@ -115,6 +115,7 @@ fn instances_that_need_somebody_are_told_by_name_some_of_them() {
         state: state.into(),
         node_alive: true,
         created_at: Some(now - minutes.minutes()),
+        since: Some(now - minutes.minutes()),
         ..crate::fields::view(false)
     };
     assert_eq!(levels(&of_instances(&[view(0, "ACTIVE", 60), view(1, "BUILDING", 15)], now)), [Level::Ok]);
@@ -133,12 +134,10 @@ fn instances_that_need_somebody_are_told_by_name_some_of_them() {
         [Level::Ok],
         "it waits for its user"
     );
-    let status = serde_json::from_value(serde_json::json!({
-        "version": 1, "instance": view(0, "", 0).instance, "node": ec_model::NodeId::new(uuid::Uuid::nil()), "state": "REBUILDING",
-        "since": now, "updated_at": now,
-    }));
-    let since_now = View { status: Some(Box::new(status.unwrap())), ..view(0, "REBUILDING", 16) };
-    assert_eq!(levels(&of_instances(&[since_now], now)), [Level::Ok], "not for long");
+    let just_now = View { since: Some(now), ..view(0, "REBUILDING", 16) };
+    assert_eq!(levels(&of_instances(&[just_now], now)), [Level::Ok], "not for long");
+    let untold = View { since: None, ..view(0, "DESTROYING", 16) };
+    assert_eq!(levels(&of_instances(&[untold], now)), [Level::Ok], "its agent has yet to hear of it");
     let dead = View { node_alive: false, ..view(0, "SCHEDULED", 16) };
     assert_eq!(levels(&of_instances(&[dead], now)), [Level::Ok]);
 }

@@ -69,6 +69,7 @@ fn view(number: u128, name: &str, state: State, node: u128) -> View {
         created_at: Some(now() - SignedDuration::from_mins(i64::try_from(number).unwrap())),
         reason: (state == State::Error).then(|| "no\nimage".to_owned()),
         resources: [("VCPU".to_owned(), 1), ("MEMORY_MB".to_owned(), 512)].into(),
+        since: None,
         doing: None,
         request_id: None,
         record: None,

@@ -55,7 +55,7 @@ pub(super) fn check_declared(headers: &HeaderMap) -> ApiResult<()> {
 pub(super) async fn read<B: Incoming>(parts: &Parts, body: B, places: &Arc<Semaphore>) -> ApiResult<Taken> {
     let activity = parts.extensions.get::<Arc<Activity>>();
     activity.inspect(|activity| activity.set_answering(false));
-    let read = read_all(&parts.headers, body, places).await;
+    let read = read_all(&parts.headers, body, places, activity.map(Arc::as_ref)).await;
     activity.inspect(|activity| activity.set_answering(true));
     read
 }
@@ -67,6 +67,7 @@ async fn read_all<B: Incoming>(
     headers: &HeaderMap,
     mut body: B,
     places: &Arc<Semaphore>,
+    activity: Option<&Activity>,
 ) -> ApiResult<Taken> {
     let deadline = Instant::now() + PATIENCE;
     let declared = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
@@ -87,7 +88,10 @@ async fn read_all<B: Incoming>(
             continue;
         }
         if size > FORESEEN && place.is_none() {
+            // It is we who have it wait.
+            activity.inspect(|activity| activity.set_answering(true));
             let turn = timeout_at(deadline, Arc::clone(places).acquire_owned()).await;
+            activity.inspect(|activity| activity.set_answering(false));
             let crowded = || ApiError::new(503, "Too many large bodies are being read. Try again.");
             place = Some(turn.ok().and_then(Result::ok).ok_or_else(crowded)?);
         }

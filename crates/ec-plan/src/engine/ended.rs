@@ -20,8 +20,10 @@ impl Engine {
         let (instance, now) = (report.instance, self.now);
         let known = self.touch(instance);
         let busy = known.busy.take();
-        let (request, tells_failure, cancelled) = match busy {
-            Some(Busy::Working { request, tells_failure, cancelled }) => (request, tells_failure, cancelled),
+        let (request, tells_failure, is_expected) = match busy {
+            Some(Busy::Working { request, tells_failure, cancelled, takes_up }) => {
+                (request, tells_failure, cancelled || takes_up)
+            }
             Some(Busy::Asking) | None => (None, false, false),
         };
         // A newer one may have come since, and was heard of before this.
@@ -64,7 +66,7 @@ impl Engine {
                 // Who has its addresses is not waited for any more.
                 self.search_again = true;
             }
-            Outcome::Abandoned if cancelled => {}
+            Outcome::Abandoned if is_expected => {}
             Outcome::Abandoned => self.retry_later(instance, "what it stood on has changed"),
             Outcome::Retry(why) => {
                 self.try_again(instance, why);

@@ -79,6 +79,8 @@ pub(super) enum Busy {
         tells_failure: bool,
         /// It was asked to stop at its next safe point.
         cancelled: bool,
+        /// It was told to go on for another request, and may have met that before.
+        takes_up: bool,
     },
 }
 
