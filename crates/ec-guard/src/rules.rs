@@ -8,6 +8,7 @@
 //! packet for the host ─▶ inet input: does it come from a bridge of guests?
 //!                          DHCP, DNS, metadata and ICMP; what answers the host; nothing else
 //! DHCP answer of ours ─▶ bridge output: the kernel notes which address was given to which port
+//! DHCP answer routed here ─▶ inet forward: dropped, since there it would pass for one of ours
 //! ```
 //!
 //! A drop in any table is final and an accept is not, so these tables live beside libvirt's, Docker's and
@@ -16,7 +17,7 @@
 //! set would leave every guest mute until it renews its lease.
 
 /// Grows with each change of the rules. An older agent leaves a newer one's alone.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// What a rule's comment begins with that tells the version.
 pub(crate) const VERSION_COMMENT: &str = "ecompute rules ";
@@ -44,6 +45,7 @@ table bridge ecompute {
 table inet ecompute {
   set bridges { type ifname; }
   chain input { type filter hook input priority -10; policy accept; }
+  chain forward { type filter hook forward priority -10; policy accept; }
   chain guests_in { }
 }
 ";
@@ -77,6 +79,7 @@ table bridge ecompute {
   chain port_ip4 {
     ip daddr . tcp dport @control4 counter drop
     udp sport 67 counter drop
+    udp dport 67 ip frag-off & 0x3fff != 0 counter drop
     udp dport 67 iifname . @th,288,48 != @own_chaddr counter drop
     ip saddr 0.0.0.0 ip daddr 255.255.255.255 udp sport 68 udp dport 67 accept
     ip daddr 169.254.169.254 tcp dport 80 meta mark set iifname map @marks
@@ -106,6 +109,9 @@ table bridge ecompute {
 table inet ecompute {
   chain input {
     iifname @bridges goto guests_in
+  }
+  chain forward {
+    oifname @bridges udp sport 67 udp dport 68 counter drop
   }
   chain guests_in {
     ct state established,related accept

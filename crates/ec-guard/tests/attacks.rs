@@ -123,6 +123,8 @@ fn namespace() -> Process {
 /// A host of its own for this thread: network and /sys, a bridge with DHCP, servers on several ports, a
 /// network behind it. Its processes go with it.
 struct Host {
+    /// Of the process that is somewhere else on the network.
+    far: u32,
     _processes: Vec<Process>,
     _files: tempfile::TempDir,
 }
@@ -138,6 +140,7 @@ impl Host {
         ));
         let files = tempfile::tempdir().unwrap();
         let far = namespace();
+        let far_pid = far.0.id();
         sh(&format!(
             "ip link add far type veth peer name eth0 netns {0}; ip addr add 10.9.9.1/24 dev far; ip link set far up
              nsenter -t {0} -n sh -ec 'ip link set lo up; ip addr add {FAR}/24 dev eth0; ip link set eth0 up
@@ -178,7 +181,7 @@ print(\"ready\", flush=True); time.sleep(1000)";
             ),
             far,
         ];
-        Self { _processes: processes, _files: files }
+        Self { far: far_pid, _processes: processes, _files: files }
     }
 
     /// Which of the attacker's frames arrive at the other guest.
@@ -299,6 +302,54 @@ fn nobody_gives_back_or_takes_another_guests_lease() {
     assert_ne!(late.dhcp().unwrap(), v, "the victim's lease stands");
     assert_eq!(victim.dhcp(), Some(v), "and is renewed");
     assert!(victim.pings(GATEWAY));
+}
+
+#[test]
+fn a_release_in_parts_too_short_to_tell_whose_it_is_gives_nothing_back() {
+    let _host = Host::new();
+    let (attacker, victim, late) = (Guest::new(1), Guest::new(2), Guest::new(3));
+    let guard = Guard::default();
+    guard.sync(&want(vec![attacker.tap(), victim.tap(), late.tap()])).unwrap();
+    let (a, v) = (attacker.dhcp().unwrap(), victim.dhcp().unwrap());
+    let (own, theirs) = (attacker.mac, victim.mac);
+    let gateway = sh(&format!("cat /sys/class/net/{BRIDGE}/address"));
+    let gateway = gateway.trim();
+    attacker.sh(&format!(
+        "python3 {SCRIPT} release_in_fragments eth0 {own} {theirs} {v} {GATEWAY} {gateway} {a}"
+    ));
+    thread::sleep(Duration::from_millis(500));
+    assert_ne!(late.dhcp().unwrap(), v, "the victim's lease stands");
+    assert_eq!(victim.dhcp(), Some(v), "and is renewed");
+    assert!(victim.pings(GATEWAY));
+}
+
+#[test]
+fn an_answer_of_somebody_far_away_gives_nobody_an_address() {
+    let host = Host::new();
+    let attacker = Guest::new(1);
+    let guard = Guard::default();
+    guard.sync(&want(vec![attacker.tap()])).unwrap();
+    let a = attacker.dhcp().unwrap();
+    let serve = format!(
+        "import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind((\"0.0.0.0\", 67)); print(\"ready\", flush=True)
+while True:
+    asked, asker = s.recvfrom(2048)
+    answer = bytearray(asked); answer[0] = 2; answer[16:20] = socket.inet_aton(\"{GATEWAY}\")
+    answer[240:243] = bytes([53, 1, 5]); s.sendto(bytes(answer), asker)"
+    );
+    let mut child = Command::new("nsenter")
+        .args(["-t", &host.far.to_string(), "-n", "python3", "-c", &serve])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+    let _far = Process(child);
+    let own = attacker.mac;
+    assert_eq!(attacker.sh(&format!("python3 {SCRIPT} ask_far {FAR} {own}")).trim(), "none");
+    let has = sh("nft list set bridge ecompute own_ip4");
+    let hex = |ip: Ipv4Addr| format!("0x{:08x}", u32::from(ip));
+    assert!(has.contains(&hex(a)) && !has.contains(&hex(GATEWAY.parse().unwrap())), "{has}");
 }
 
 #[test]

@@ -1,6 +1,8 @@
 """What a guest of the test does, with frames of its own making. usage: guest.py COMMAND ARGUMENTS…
 
 dhcp DEVICE MAC [CHADDR]       takes an address as a client does; prints it, or "none"
+release_in_fragments DEVICE MAC CHADDR IP SERVER SERVER_MAC SOURCE   the same, each part too short to tell whose it is
+ask_far IP PORT                sends what passes for a renewal from port 68, and takes the answer
 bpdu DEVICE MAC                says that it is the root of the spanning tree
 release DEVICE MAC CHADDR IP SERVER   gives an address back
 attack DEVICE MAC IP PEER_MAC PEER_IP GATEWAY   sends one frame of each kind, with its name in it
@@ -93,6 +95,25 @@ def release(device, own, chaddr, address, server):
     body = udp(68, 67, bootp(1, 99, ip(address), ANY, mac(chaddr), b"\x35\1\7" + b"\x36\4" + ip(server)))
     packets(device).send(ether(BROADCAST, mac(own), 0x800, ip4(ip(address), ip(server), 17, body)))
     packets(device).send(ether(BROADCAST, mac(own), 0x800, ip4(ANY, ALL, 17, body)))
+
+
+def release_in_fragments(device, own, chaddr, address, server, server_mac, source):
+    body = udp(68, 67, bootp(1, 99, ip(address), ANY, mac(chaddr), b"\x35\1\7" + b"\x36\4" + ip(server)))
+    raw = packets(device)
+    for part, place in [(body[:16], 0x2000), (body[16:], 2)]:
+        raw.send(ether(mac(server_mac), mac(own), 0x800, ip4(ip(source), ip(server), 17, part, place)))
+
+
+def ask_far(address, chaddr):
+    asker = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    asker.bind(("0.0.0.0", 68))
+    asker.settimeout(1)
+    asker.sendto(bootp(1, 99, ANY, ANY, mac(chaddr), b"\x35\1\3"), (address, 67))
+    try:
+        asker.recv(2048)
+        print("answered")
+    except socket.timeout:
+        print("none")
 
 
 def bpdu(device, own):
