@@ -184,6 +184,13 @@ pub(crate) async fn refresh(parts: &Parts) -> Result<(), PlacementError> {
     }
     let measured = inventory::measure(&parts.settings).map_err(PlacementError::Invalid)?;
     let mut wanted = offered(parts, &measured);
+    if parts.settings.shared.is_some()
+        && let (Some(current), Some(disk)) = (current.get(DISK), wanted.get(DISK))
+        && current.reserved == disk.reserved
+    {
+        // Another node of the same storage was quicker to say it, and may be gone when it is to be taken back.
+        note_reserved(parts, [(DISK, disk)]);
+    }
     let told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner).clone();
     wanted.retain(|class, inventory| {
         let slack = if class == DISK { 1 } else { 0 };
@@ -214,6 +221,8 @@ fn offered(parts: &Parts, measured: &Measured) -> BTreeMap<String, Inventory> {
 /// Sets these classes, and remembers what of them this agent has reserved. Of storage that is shared the disk is no node's own.
 async fn tell(parts: &Parts, inventory: &BTreeMap<String, Inventory>) -> Result<(), PlacementError> {
     let (placement, node) = (&parts.placement, parts.node);
+    // Before: a write whose answer is lost may have been done, and is not to pass for an operator's.
+    note_reserved(parts, inventory.iter().map(|(class, inventory)| (class.as_str(), inventory)));
     match &parts.settings.shared {
         None => placement.set_inventory(node, inventory).await?,
         Some(shared) => {
@@ -236,9 +245,12 @@ async fn tell(parts: &Parts, inventory: &BTreeMap<String, Inventory>) -> Result<
             placement.set_inventory(node, &own).await?;
         }
     }
-    let mut told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-    told.extend(inventory.iter().map(|(class, inventory)| (class.clone(), inventory.reserved)));
     Ok(())
+}
+
+fn note_reserved<'a>(parts: &Parts, inventory: impl IntoIterator<Item = (&'a str, &'a Inventory)>) {
+    let mut told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+    told.extend(inventory.into_iter().map(|(class, inventory)| (class.to_owned(), inventory.reserved)));
 }
 
 /// What guests take that are here and not counted, by class. Of storage that is shared each node would have its own opinion.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
-use ec_cloud::{Membership, Part, ROOT};
+use ec_cloud::{CloudError, Membership, Part, ROOT};
 use ec_model::{NodeId, encode, input::is_hostname};
 use ec_pki::{Access, Bundle, new_token};
 use ec_runtime::exit::{Failure, UNREACHABLE, tell};
@@ -343,6 +343,11 @@ impl Cluster {
             hosts.push(name.clone());
         }
         let user = Part::Node(node).role();
+        if !again {
+            // Nobody knows it, so what it had once is of a node that was revoked, perhaps by a call that was killed.
+            self.files.revoke_given(&user)?;
+            self.files.list_revoked()?;
+        }
         let issued = self.files.read_authority()?.issue(&user, &hosts).map_err(wrong)?;
         self.files.keep_given(&name, &issued.certificate)?;
         let bundle = Bundle {
@@ -374,7 +379,13 @@ impl Cluster {
         let node = self.membership.node(name).await?;
         // First what a call that is killed after its rights went could not find any more; but those do not wait for it.
         let known = node.map_or(Ok(0), |node| self.files.revoke_given(&Part::Node(node).role()));
-        self.membership.revoke_node(name).await?;
+        if let Err(error) = self.membership.revoke_node(name).await {
+            // A call that was killed may have come so far that nobody knows the node, and not to the list.
+            if matches!(error, CloudError::NotFound(_)) && self.files.list_revoked()?.is_some() {
+                tell("eschedule: what was revoked before is on etcd's list now");
+            }
+            return Err(error.into());
+        }
         output::deleted(output, "the rights of node", name)?;
         tell(STILL_OPEN);
         let listed = known.and_then(|known| self.files.list_revoked().map(|_| known));

@@ -64,6 +64,9 @@ const SHIPPED: [&str; 3] = [
 const USER_DATA_KEY: &str = "user-data.key";
 /// Certificates that nodes were given.
 const GIVEN: &str = "nodes";
+/// Certificates that the programs beside the authority ever had: one that was copied is good until it is revoked, also when others
+/// have taken its place.
+const ISSUED: &str = "issued";
 /// Certificates that are good no more, whoever put them there.
 const REVOKED: &str = "revoked";
 /// The list of them, for etcd.
@@ -213,6 +216,7 @@ impl Directory {
             let hosts = if serves { &served[..] } else { &[] };
             let (certificate, _) = self.pair(name);
             if certificate.exists() {
+                self.keep_issued(name)?;
                 continue;
             }
             if serves && hosts.len() == ITSELF.len() {
@@ -319,9 +323,26 @@ impl Directory {
     fn issue(&self, authority: &Authority, name: &str, hosts: &[String]) -> Result<[String; 2], Failure> {
         let issued = authority.issue(name, hosts).map_err(wrong)?;
         let made = [format!("{name}.key"), format!("{name}.pem")];
+        self.keep_issued(name)?;
         self.write(&made[0], &issued.key)?;
         self.write(&made[1], &issued.certificate)?;
+        self.keep_issued(name)?;
         Ok(made)
+    }
+
+    /// Keeps the certificate of that name that is there, if one is, so that it can be revoked later; and makes the place for what is.
+    fn keep_issued(&self, name: &str) -> Result<(), Failure> {
+        for directory in [self.file(ISSUED), self.revoked()] {
+            fs::create_dir_all(&directory).map_err(failed("make directory", &directory))?;
+        }
+        let (path, _) = self.pair(name);
+        let Ok(known) = Certificate::read(&path) else { return Ok(()) };
+        let serial: String = known.serial.iter().map(|byte| format!("{byte:02x}")).collect();
+        let kept = format!("{ISSUED}/{name}-{serial}.pem");
+        if self.file(&kept).exists() {
+            return Ok(());
+        }
+        self.write(&kept, self.read(&path)?)
     }
 
     /// Refuses to mix with the configuration of something else.
