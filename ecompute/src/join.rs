@@ -79,7 +79,8 @@ pub fn join(bundle: &Path, directory: &Path) -> Result<Vec<PathBuf>, Failure> {
         ("node.token", format!("{}\n", bundle.token), Access::Secret),
     ];
     if let Some(keys) = &bundle.user_data_key {
-        files.push((USER_DATA_KEY, keys.clone(), Access::Secret));
+        let there = fs::read_to_string(directory.join(USER_DATA_KEY)).unwrap_or_default();
+        files.push((USER_DATA_KEY, with_keys(&there, keys), Access::Secret));
     }
     if known.is_none() {
         // The last: where it is, all that it names is there.
@@ -93,6 +94,18 @@ pub fn join(bundle: &Path, directory: &Path) -> Result<Vec<PathBuf>, Failure> {
             Ok(path)
         })
         .collect()
+}
+
+/// The keys that are there, where the bundle has none beside: they were turned since it was made; else those of the bundle, with what is
+/// there and not in it behind them. What was sealed with any stays readable.
+fn with_keys(there: &str, keys: &str) -> String {
+    let has = |keys: &str, key: &str| keys.lines().any(|one| one.trim() == key.trim());
+    if !keys.trim().is_empty() && keys.lines().all(|key| has(there, key)) {
+        return there.to_owned();
+    }
+    let left = there.lines().filter(|key| !key.trim().is_empty() && !has(keys, key));
+    let left: String = left.map(|key| format!("{key}\n")).collect();
+    if left.is_empty() { keys.to_owned() } else { format!("{}\n{left}", keys.trim_end()) }
 }
 
 fn configuration(bundle: &Bundle, directory: &Path) -> String {
@@ -138,6 +151,19 @@ mod tests {
             key: "key".into(),
             token: "token".into(),
             user_data_key: Some("a".repeat(64)),
+        }
+    }
+
+    #[test]
+    fn keys_that_were_turned_since_are_not_turned_back_and_none_is_lost() {
+        for (there, bundle, are) in [
+            ("", "a", "a"),
+            ("a\n", "a\n", "a\n"),
+            ("b\na\n", "a\n", "b\na\n"),
+            ("a\n", "b\na\n", "b\na\n"),
+            ("c\n", "a\n", "a\nc\n"),
+        ] {
+            assert_eq!(with_keys(there, bundle), are, "{there:?} {bundle:?}");
         }
     }
 

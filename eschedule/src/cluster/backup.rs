@@ -144,22 +144,28 @@ pub(super) fn restore(
 ) -> Result<(), Failure> {
     // What is said to be done next is done wherever.
     let data_dir = &std::path::absolute(data_dir).map_err(failed("look for", data_dir))?;
+    let mut plain = data_dir.as_os_str().to_owned();
+    plain.push(".restoring");
+    let plain = PathBuf::from(plain);
     if data_dir.exists() {
+        // One that was killed at its very end left secrets there.
+        fs::remove_dir_all(&plain).ok();
         return Err(Failure::usage(format!(
             "{} is there already: name a directory that is not, and exchange the two while etcd is stopped",
             data_dir.display()
         )));
     }
     let tool = Tool::find()?;
-    let mut plain = data_dir.as_os_str().to_owned();
-    plain.push(".restoring");
-    let unpacked = Unpacked::make(&PathBuf::from(plain))?;
+    let unpacked = Unpacked::make(&plain)?;
     let database = unpacked.0.join("etcd.db");
     let made = File::options().write(true).create_new(true).mode(0o600).open(&database);
     archive::read(file, made.map_err(failed("create", &database))?)?;
     let member =
         if arguments.is_empty() { member(&Directory::new(directory).etcd()) } else { arguments.to_vec() };
-    tool.restore(&database, data_dir, &member)?;
+    // Killed in its midst, nothing bears the name of what is whole.
+    let begun = unpacked.0.join("data");
+    tool.restore(&database, &begun, &member)?;
+    fs::rename(&begun, data_dir).map_err(failed("make", data_dir))?;
     let done = Restored { data_dir: data_dir.to_owned(), next: next(data_dir, file) };
     let lines = || {
         let steps = done.next.iter().enumerate().map(|(number, step)| format!("{}. {step}", number + 1));
@@ -255,6 +261,7 @@ impl Tool {
         ))
     }
 
+    /// What is left of one that fails goes with where it was unpacked.
     fn restore(&self, database: &Path, data_dir: &Path, member: &[String]) -> Result<(), Failure> {
         let name = self.name;
         let mut command = Command::new(name);
@@ -269,8 +276,6 @@ impl Tool {
         if done.status.success() {
             return Ok(());
         }
-        // Nothing of it is of use.
-        fs::remove_dir_all(data_dir).ok();
         let said = String::from_utf8_lossy(&done.stderr).trim().to_owned();
         Err(Failure::failed(format!("{name} snapshot restore failed: {said}")))
     }
