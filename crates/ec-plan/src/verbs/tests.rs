@@ -509,6 +509,16 @@ fn of_a_volume_only_its_name_its_labels_its_lock_and_more_room_are_asked() {
     let mut more = extent(9);
     more.resources.insert("VCPU".into(), 1);
     assert!(matches!(asked(&Verb::Resize(more)), Verdict::Refuse(why) if why.contains("DISK_GB alone")));
+    let words = |key: &str| [(key.to_owned(), Some("x".to_owned()))].into();
+    let labelled = Change { labels: words("a"), ..Change::default() };
+    assert_eq!(asked(&Verb::Set(labelled.clone())), Verdict::Do(Wish::Set(labelled.clone())));
+    let no_guest = [
+        Change { metadata: words("a"), ..labelled.clone() },
+        Change { restart: Some(ec_model::Restart::Always), ..labelled },
+    ];
+    for change in no_guest {
+        assert_eq!(asked(&Verb::Set(change)), Verdict::Refuse(IS_VOLUME.to_owned()));
+    }
     // Made anew, as a copy or of an image, where it is there; and then nothing else, till that is told.
     let image = ImageRef::at("http://h/i");
     let anew = Verb::Rebuild(Some(image.clone()));
