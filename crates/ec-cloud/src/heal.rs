@@ -435,6 +435,16 @@ async fn to_go(
         .into_iter()
         .chain(demands)
         .fold(Txn::new(), Txn::when);
+    // It stays the machine's that is to have it, as that is now.
+    let txn = match record.record.attached.map(|holder| keys.instance(holder)) {
+        Some(key) => {
+            let revision = cloud.store.get(&key).await?.0.map(|pair| pair.mod_revision);
+            txn.when(
+                revision.map_or(Compare::Absent(key.clone()), |revision| Compare::Unchanged(key, revision)),
+            )
+        }
+        None => txn,
+    };
     let txn = txn
         .when(Compare::Absent(from_key.clone()))
         .put(from_key, order.encode())
