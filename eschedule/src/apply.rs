@@ -137,6 +137,7 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
         there: &there,
         stored: &stored,
     };
+    of_volumes.check().map_err(|refused| volumes::refused(&stack, &source, &of_volumes, refused))?;
     let prune = Prune { instances: apply.prune, volumes: apply.prune_volumes };
     let mut steps = differences(&stack.stack.0, &wished, &there, apply.prune);
     steps.extend(of_volumes.differences(prune));
@@ -169,7 +170,6 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
         ));
         return Err(source.wrong(&Place::of(&["instances", stack.entry_of(name)]), failure));
     }
-    of_volumes.check().map_err(|refused| volumes::refused(&stack, &source, &of_volumes, refused))?;
     for step in &steps {
         let Difference::Run(number) = step else { continue };
         let Entry { query, guest, .. } = &entries[*number];

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use ec_cloud::{Bytes, CloudError, CloudResult, ImageChange, NewImage};
-use ec_image::ImageStore;
+use ec_image::{ImageStore, StoreFailure};
 use ec_model::{
     Image, ImageRef, Visibility,
     input::{image_name, is_image_url, property, property_key},
@@ -306,14 +306,16 @@ fn store(session: &Session) -> Result<ImageStore, Failure> {
 /// Takes an image's bytes out of the image store.
 async fn remove(session: &Session, image: &Image) -> CloudResult<()> {
     let store = store(session).map_err(|failure| CloudError::Invalid(failure.message))?;
-    store.remove(image).await.map_err(|error| {
+    let kept = |error: StoreFailure| {
         CloudError::Refused(format!(
             "the bytes of image {} were not taken away: {}; `eschedule image delete {}` tries it again",
             image.id,
             chain(&error),
             image.id
         ))
-    })
+    };
+    store.attend(&ec_cloud::stored_images(&session.cloud).await?).map_err(kept)?;
+    store.remove(image).await.map_err(kept)
 }
 
 /// Takes away what killed commands left; where that cannot be, it is told and stays.

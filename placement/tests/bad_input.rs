@@ -209,6 +209,7 @@ async fn large_bodies_wait_for_each_other_and_small_ones_for_nobody() {
         half.write_all(&[b' '; 80_000]).await.unwrap();
         halves.push(half);
     }
+    // Until the server has taken a place for each, of which it tells nobody.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let large = json!({"name": "n", "unknown": "x".repeat(90_000)});
     let mut large = std::pin::pin!(server.post("/resource_providers", large));

@@ -444,9 +444,11 @@ fn change(
         .when(Compare::Unchanged(record_key.clone(), known.record_revision()))
         .when(Compare::Unchanged(order_key.clone(), known.request_revision()));
     let mut awaited = None;
-    let came = known.status.record().and_then(|status| status.rebuilt.as_ref());
-    let (wanted, wish_before) = (record.record.spec.image.clone(), order.record.rebuild.clone());
-    let disk = || Rebuild::disk(wish_before.as_ref(), &wanted, came).clone();
+    let (record_before, order_before) = (record.record.clone(), order.record.clone());
+    let disk = || {
+        let status = known.status.record();
+        made_of(Sides { record: &record_before, request: &order_before, status }).clone()
+    };
     match wish {
         Wish::Locked(locked) => record.record.locked = locked,
         Wish::Name(name) => {

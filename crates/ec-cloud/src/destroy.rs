@@ -13,6 +13,7 @@ use crate::{
     history::{Asked, note_end},
     intent::{STALE, sweep},
     lookup::{Claimed, Found, Known, Read, claimed, find},
+    select::in_words,
     source::kind_of,
     volume::refuse_attached,
 };
@@ -131,11 +132,8 @@ fn selected(record: &Instance, selectors: &[LabelSelector]) -> bool {
 }
 
 fn not_selected(instance: InstanceId, selectors: &[LabelSelector]) -> CloudError {
-    let labels: Vec<String> = selectors.iter().map(ToString::to_string).collect();
-    CloudError::Refused(format!(
-        "{instance} has not the label {} any more, and was not destroyed",
-        labels.join(" and ")
-    ))
+    let labels = in_words(selectors);
+    CloudError::Refused(format!("{instance} has not the label {labels} any more, and was not destroyed"))
 }
 
 /// An error where the disk of a volume is missed on its node, and another of the same storage has it: what is deleted where it is

@@ -79,7 +79,7 @@ pub use heal::{Healed, Outcome, heal};
 pub use history::history;
 pub use image::{
     Bytes, Facts, ImageChange, NewImage, Upload, add_image, change_image, copy_for_image, delete_image,
-    drop_copy, image, image_for, images, tend_copies, tend_images,
+    drop_copy, image, image_for, images, stored_images, tend_copies, tend_images,
 };
 pub use intent::{Naming, name_is_free};
 pub use lookup::{Found, Known, Read, View, called_beginning, find, find_placed, list, resolve, standing};

@@ -122,14 +122,19 @@ pub async fn select(cloud: &Cloud, selectors: &[LabelSelector]) -> CloudResult<V
         }
     }
     if selected.is_empty() {
-        let labels: Vec<String> = selectors.iter().map(ToString::to_string).collect();
         return Err(CloudError::NotFound(format!(
             "no instance of project `{}` has the label {}; nothing was done",
             cloud.project,
-            labels.join(" and ")
+            in_words(selectors)
         )));
     }
     Ok(selected)
+}
+
+/// Selectors, as a sentence has them.
+pub(crate) fn in_words(selectors: &[LabelSelector]) -> String {
+    let labels: Vec<String> = selectors.iter().map(ToString::to_string).collect();
+    labels.join(" and ")
 }
 
 /// The node that the text is the uuid or the name of.

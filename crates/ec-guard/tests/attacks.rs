@@ -317,6 +317,7 @@ fn a_release_in_parts_too_short_to_tell_whose_it_is_gives_nothing_back() {
     attacker.sh(&format!(
         "python3 {SCRIPT} release_in_fragments eth0 {own} {theirs} {v} {GATEWAY} {gateway} {a}"
     ));
+    // Nobody tells of a packet that is dropped: so long the helper has to take it, were it let through.
     thread::sleep(Duration::from_millis(500));
     assert_ne!(late.dhcp().unwrap(), v, "the victim's lease stands");
     assert_eq!(victim.dhcp(), Some(v), "and is renewed");

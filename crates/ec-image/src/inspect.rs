@@ -95,6 +95,15 @@ pub enum Refusal {
         /// The unknown bits.
         bits: u64,
     },
+    /// A qcow2 with more tables than anybody goes through in time.
+    #[error(
+        "its clusters of {cluster} bytes are too small for its size: convert it with `qemu-img convert -O qcow2`, which takes \
+         larger ones"
+    )]
+    Scattered {
+        /// The size of a cluster, in bytes.
+        cluster: u64,
+    },
     /// A qcow2 that contradicts itself.
     #[error("its qcow2 structure is damaged: {what}")]
     Damaged {

@@ -2,8 +2,8 @@
 //! missing, bits that mean nothing, and clusters that are used oftener than their reference count says.
 //!
 //! Every number in the file is somebody else's claim: each is checked before it is used, sums cannot
-//! overflow, and the walk reads no table twice, so its work is bounded by the size of the file. Counting is done
-//! for [`WINDOW`] clusters at a time, so its memory is bounded, too.
+//! overflow. Counting is done for [`WINDOW`] clusters at a time, so its memory is bounded; for each of them every
+//! table is gone through once, so that the work is bounded, too, where both are ([`GONE_THROUGH_MAX`]).
 
 use std::io::{Read, Seek, SeekFrom};
 
@@ -46,6 +46,8 @@ const EXTENSION_CRYPTO: u32 = 0x0537_be77;
 const WINDOW: u64 = 1 << 20;
 /// L2 tables that are named, by the disk and its snapshots together.
 const L2_TABLES_MAX: usize = 1 << 22;
+/// Bytes of tables that are gone through in all: minutes of work, and what 5 TiB in the usual clusters have.
+const GONE_THROUGH_MAX: u64 = 64 << 30;
 
 /// The bytes of a version 2 header, and the least of a version 3 header.
 const V2_LEN: usize = 72;
@@ -237,6 +239,11 @@ pub(crate) fn check(image: &mut (impl Read + Seek), size: u64, header: &Header) 
     // Who names a table several times comes to stand beside each other.
     walk.tables.sort_unstable();
     let clusters = size.div_ceil(header.cluster());
+    let tables = walk.tables.chunk_by(|a, b| a & !3 == b & !3).count() as u64;
+    let at_a_time = (tables * header.cluster()).saturating_add(walk.regions.len() as u64 * 16);
+    if clusters.div_ceil(WINDOW).saturating_mul(at_a_time) > GONE_THROUGH_MAX {
+        return Err(refuse(Refusal::Scattered { cluster: header.cluster() }));
+    }
     for first in (0..clusters).step_by(usize::try_from(WINDOW).unwrap_or(usize::MAX)) {
         walk.count(first, WINDOW.min(clusters - first))?;
     }
@@ -668,6 +675,25 @@ mod tests {
             "no reference count says so"
         );
         assert!(begun.elapsed() < std::time::Duration::from_secs(20));
+    }
+
+    #[test]
+    fn tables_that_nobody_could_go_through_in_time_are_refused_at_once() {
+        use std::os::unix::fs::FileExt;
+        let entries = 1_u32 << 18;
+        let mut bytes = header();
+        bytes[20..24].copy_from_slice(&9_u32.to_be_bytes());
+        bytes[36..40].copy_from_slice(&entries.to_be_bytes());
+        bytes[40..48].copy_from_slice(&1024_u64.to_be_bytes());
+        bytes[48..56].copy_from_slice(&512_u64.to_be_bytes());
+        bytes.resize(1024, 0);
+        // A table for each, one behind the other, and then nothing for a long way.
+        bytes.extend((1..=u64::from(entries)).flat_map(|table| ((table << 24) + 512).to_be_bytes()));
+        let mut image = tempfile::tempfile().unwrap();
+        image.write_all_at(&bytes, 0).unwrap();
+        image.set_len(8 << 40).unwrap();
+        let error = crate::inspect_file(&mut image).unwrap_err();
+        assert!(matches!(error, InspectError::Refused(Refusal::Scattered { cluster: 512 })), "{error:?}");
     }
 
     #[test]

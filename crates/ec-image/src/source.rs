@@ -43,8 +43,8 @@ impl Source {
 impl Wanted {
     pub(crate) fn parse(image: &ImageRef) -> Result<Self, ImageError> {
         let bad = |url: String, why: &str| ImageError::BadUrl { url, why: why.to_owned() };
-        let url = Url::parse(&image.url).map_err(|error| bad(excerpt(&image.url), &error.to_string()))?;
-        let label = label(&url);
+        let label = image.told();
+        let url = Url::parse(&image.url).map_err(|error| bad(label.clone(), &error.to_string()))?;
         let source = match url.scheme() {
             "http" | "https" => Source::Http(url),
             "file" => {
@@ -62,14 +62,6 @@ impl Wanted {
     }
 }
 
-/// What does not parse may hold a password all the same.
-fn excerpt(text: &str) -> String {
-    if text.contains('@') {
-        return "(not shown: it has an `@`)".to_owned();
-    }
-    text.chars().take_while(|c| *c != '?').take(120).collect()
-}
-
 fn digest(
     text: Option<&str>,
     algorithm: &'static str,
@@ -82,18 +74,6 @@ fn digest(
         }
         text => Ok(text.map(str::to_ascii_lowercase)),
     }
-}
-
-/// The URL without user, password, fragment and the values of its query, which may be a signature.
-fn label(url: &Url) -> String {
-    let mut url = url.clone();
-    // Both fail only for URLs that cannot have a user.
-    let _ = url.set_username("");
-    let _ = url.set_password(None);
-    url.set_fragment(None);
-    let query = url.query().is_some();
-    url.set_query(None);
-    if query { format!("{url}?…") } else { url.into() }
 }
 
 #[cfg(test)]

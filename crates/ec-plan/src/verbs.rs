@@ -121,10 +121,8 @@ impl Verb {
             Self::Unpause => (ActionVerb::Unpause, None),
             Self::Suspend => (ActionVerb::Suspend, None),
             Self::Resume => (ActionVerb::Resume, None),
-            Self::Rebuild(image) => {
-                (ActionVerb::Rebuild, image.as_ref().map(|image| image.told().to_owned()))
-            }
-            Self::Rescue(image) => (ActionVerb::Rescue, image.as_ref().map(|image| image.told().to_owned())),
+            Self::Rebuild(image) => (ActionVerb::Rebuild, image.as_ref().map(ImageRef::told)),
+            Self::Rescue(image) => (ActionVerb::Rescue, image.as_ref().map(ImageRef::told)),
             Self::Unrescue => (ActionVerb::Unrescue, None),
             Self::Resize(extent) => (ActionVerb::Resize, Some(extent.query.clone())),
             Self::Confirm => (ActionVerb::ConfirmResize, None),

@@ -139,7 +139,8 @@ pub(super) fn told(step: &VolumeStep, of: &Volumes<'_>) -> Applied {
 /// What a new one is.
 fn described(wish: &WishedVolume) -> String {
     let size = wish.size_gb.map(|size| format!("{size} GiB"));
-    let of = wish.image.as_ref().map(|image| format!("of {}", image.name.as_deref().unwrap_or(image.told())));
+    let of =
+        wish.image.as_ref().map(|image| format!("of {}", image.name.clone().unwrap_or_else(|| image.told())));
     size.into_iter().chain(of).collect::<Vec<_>>().join(" ")
 }
 

@@ -29,7 +29,7 @@ pub(super) async fn sender(url: &str) -> Result<Sender, Failure> {
     let answer = answer(client, url, unreachable).await?;
     let size = answer.content_length();
     let pieces = answer.bytes_stream().map_err(|error| io::Error::other(chain(&error.without_url())));
-    Ok(Sender::of(StreamReader::new(Box::pin(pieces)), at.told().to_owned(), size))
+    Ok(Sender::of(StreamReader::new(Box::pin(pieces)), at.told(), size))
 }
 
 /// What is answered at a URL, where that is what was asked for.

@@ -98,6 +98,7 @@ pub(super) async fn send(
     let stop = shutdown_on_signals()
         .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
     let remove = async |image: &Image| remove(session, image).await;
+    store.attend(&ec_cloud::stored_images(cloud).await?).map_err(stored)?;
     let place = Bytes::Sent { store: store.url().to_owned() };
     let mut upload = ec_cloud::add_image(cloud, new, place, remove).await?;
     let shown = Shown::new("sending");

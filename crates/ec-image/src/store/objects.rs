@@ -57,6 +57,18 @@ pub enum StoreFailure {
         #[source]
         source: Box<object_store::Error>,
     },
+    /// A directory in which images are to lie, and nothing does.
+    #[error(
+        "{path} is empty or missing, and {images} image(s) of the catalogue lie in it: is its file system mounted? \
+         (Where they are lost for good, put any file there.)",
+        path = .path.display()
+    )]
+    NotThere {
+        /// The directory.
+        path: PathBuf,
+        /// How many.
+        images: usize,
+    },
     /// The object lies elsewhere.
     #[error("the image's bytes lie at {url}, and the image store that is configured is {store}")]
     Elsewhere {
@@ -105,6 +117,21 @@ impl ImageStore {
     /// What all objects' URLs begin with.
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// Looks whether the directory is the one that had these images: one whose file system is not mounted looks like an empty
+    /// one, and what is written or missed there is so on the wrong disk. A bucket is always the same.
+    ///
+    /// # Errors
+    /// [`StoreFailure::NotThere`].
+    pub fn attend(&self, images: &[Image]) -> Result<(), StoreFailure> {
+        let images = images.iter().filter(|image| self.name(&image.url).is_some()).count();
+        let Place::Directory(path) = &self.place else { return Ok(()) };
+        let has_any = fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some());
+        match images == 0 || has_any {
+            true => Ok(()),
+            false => Err(StoreFailure::NotThere { path: path.clone(), images }),
+        }
     }
 
     /// Begins to take bytes for an image; `image.upload` of its record is to be [`Sending::upload`] from then on.
@@ -225,4 +252,35 @@ fn s3(settings: &S3Settings) -> Result<AmazonS3, StoreFailure> {
         builder = builder.with_access_key_id(key).with_secret_access_key(secret.trim());
     }
     builder.build().map_err(failed(&settings.url, "be set up"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_directory_in_which_images_are_to_lie_is_not_the_store() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let url = format!("file://{}", path.display());
+        let store =
+            ImageStore::open(&serde_json::from_value(serde_json::json!({"url": url})).unwrap()).unwrap();
+        let of = |url: &str| {
+            let id: ImageId = "00000000-0000-0000-0000-000000000001".parse().unwrap();
+            let image = serde_json::json!({
+                "id": id, "name": "x", "project": "p", "status": "active", "url": format!("{url}/{id}"),
+                "created_at": "2026-01-01T00:00:00Z", "updated_at": "2026-01-01T00:00:00Z",
+            });
+            serde_json::from_value::<Image>(image).unwrap()
+        };
+        store.attend(&[]).unwrap();
+        store.attend(&[of("file:///elsewhere")]).unwrap();
+        let ours = [of(&url)];
+        let why = store.attend(&ours).unwrap_err().to_string();
+        assert!(why.contains("1 image(s)") && why.contains("is its file system mounted?"), "{why}");
+        fs::create_dir(&path).unwrap();
+        assert!(store.attend(&ours).is_err(), "a mount point is there");
+        fs::write(path.join("one"), "").unwrap();
+        store.attend(&ours).unwrap();
+    }
 }

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, fmt};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use url::Url;
 
 use super::{Attachment, Extent, PowerWish, Resources, Restart, Workload};
 use crate::{ImageId, InstanceId, NodeId, RequestId, request_id::overlooked};
@@ -193,13 +194,23 @@ impl ImageRef {
         Self { url: url.into(), ..Self::default() }
     }
 
-    /// Its URL as people and logs may have it: without user, password and query.
-    pub fn told(&self) -> &str {
-        let url = &self.url[..self.url.find(['?', '#']).unwrap_or(self.url.len())];
-        match url.split_once("://").and_then(|(_, rest)| rest.split('/').next()) {
-            Some(authority) if authority.contains('@') => "(a URL with a password)",
-            _ => url,
-        }
+    /// Its URL as people and logs may have it: without user, password, fragment and the values of its query, which may be a
+    /// signature.
+    pub fn told(&self) -> String {
+        let Ok(mut url) = Url::parse(&self.url) else {
+            // What does not parse may hold a password all the same.
+            return match self.url.contains('@') {
+                true => "(not shown: it has an `@`)".to_owned(),
+                false => self.url.chars().take_while(|c| *c != '?').take(120).collect(),
+            };
+        };
+        // Both fail only for URLs that cannot have a user.
+        let _ = url.set_username("");
+        let _ = url.set_password(None);
+        url.set_fragment(None);
+        let query = url.query().is_some();
+        url.set_query(None);
+        if query { format!("{url}?…") } else { url.into() }
     }
 
     /// A copy of other disks of its node.

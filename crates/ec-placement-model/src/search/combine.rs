@@ -224,7 +224,7 @@ impl<'a> Combiner<'a> {
             let members: BTreeSet<Slot> = groups.iter().flat_map(|index| &chosen[*index]).copied().collect();
             self.budget.spend(groups.len() + members.len() * members.len())?;
             let is_top = |top: &Slot| members.iter().all(|member| self.is_below(*member, *top));
-            if members.len() > 1 && !members.iter().any(is_top) {
+            if !members.is_empty() && !members.iter().any(is_top) {
                 return Ok(false);
             }
         }

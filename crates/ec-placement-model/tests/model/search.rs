@@ -185,6 +185,23 @@ fn a_search_that_ends_at_an_unknown_name_has_its_budget_too() {
 }
 
 #[test]
+fn one_combination_that_serves_a_group_is_enough_whatever_comes_after_it() {
+    let mut hosts = wide(2);
+    let root = hosts.0.get_mut(&id(0)).expect("the root is one of them");
+    root.record.traits = vec![intern("HW_CPU_X86_AVX2")];
+    let served = Group {
+        resources: vec![(intern("VCPU"), 1)],
+        required: vec![vec![intern("HW_CPU_X86_AVX2")]],
+        ..Group::default()
+    };
+    let unknown =
+        Group { suffix: "_Z".into(), resources: vec![(intern("CUSTOM_NO"), 1)], ..Group::default() };
+    let query = Query { groups: vec![served, unknown], nested_aware: true, ..Query::default() };
+    let error = search(&hosts.state(), &query, Options::default(), BUDGET).expect_err("a name is not known");
+    assert_eq!(error, SearchError::UnknownClass("CUSTOM_NO".into()));
+}
+
+#[test]
 fn what_must_lie_together_costs_a_step_for_each_group_that_says_so() {
     let state = wide(20).state();
     let named = |suffix: &str| Group {
@@ -202,6 +219,8 @@ fn what_must_lie_together_costs_a_step_for_each_group_that_says_so() {
     let searched =
         |query| search(&state, &query, Options::default(), 20_000).map(|found| found.candidates.len());
     assert_eq!(searched(query(1)), Ok(58));
+    // Where none of those named asks for anything, nothing is wanted.
+    assert_eq!(searched(Query { same_subtrees: vec![Vec::new()], ..query(1) }), Ok(20 * 20));
     assert_eq!(searched(query(100)), Err(SearchError::TooWide));
 }
 

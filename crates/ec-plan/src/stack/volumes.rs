@@ -329,7 +329,7 @@ impl<'a> Volumes<'a> {
         }
         let made_of = &record.spec.image;
         if wish.image.as_ref().is_some_and(|image| !image.is_same(made_of)) {
-            let of = if made_of.is_none() { "nothing" } else { made_of.told() };
+            let of = if made_of.is_none() { "nothing".to_owned() } else { made_of.told() };
             let why = format!(
                 "it was made of {of}, and keeps what is on it: `eschedule volume delete` and apply again makes it anew"
             );

@@ -11,6 +11,7 @@ async fn a_turn_is_given_back_where_no_other_has_taken_it_since() {
     let committer = Committer::new(shared, Limits::default(), &reader, Host::default());
     let turn = committer.prefix().turn();
     let holder = async || store.get(&turn).await.unwrap().0.map(|pair| pair.value);
+    // Of what a view is to have heard nothing can be waited for; the time is simulated.
     let told = || tokio::time::sleep(Duration::from_millis(100));
     committer.lanes().push(Pending::new(None, oneshot::channel().0, Duration::from_secs(10)));
     let mut lane = committer.set_out().unwrap();
