@@ -23,7 +23,8 @@ use crate::{
 /// Another writer changed the claim in between so often: something is wrong with the cluster.
 const TRIES: usize = 10;
 
-/// Claims the greater of what an instance has and what it is to have, of each class. What is claimed already stays.
+/// Claims the greater of what an instance has and what it is to have, of each class. What is claimed already stays, and is claimed
+/// once more: whoever is about to give it back finds that somebody wants it.
 ///
 /// # Errors
 /// There is no such room where it is, or that is not such a place: [`CloudError::Refused`], with nothing claimed.
@@ -43,14 +44,18 @@ pub(crate) async fn claim(cloud: &Cloud, known: &Known, extent: &Extent) -> Clou
                 reasons.text()
             )));
         }
-        if allocations == held.allocations {
-            return Ok(());
-        }
         match cloud.placement.reallocate(instance, &held, &allocations).await {
             Ok(()) => return Ok(()),
             // By who changed it, or took the room: that is seen then.
             Err(PlacementError::Conflict(_)) => {}
             Err(error) => return Err(error.into()),
+        }
+        if allocations == held.allocations {
+            // Or there is less by now than was given out, of which what it has stays its own.
+            let now = cloud.placement.allocations(instance).await?;
+            if now.is_some_and(|now| now.generation == held.generation) {
+                return Ok(());
+            }
         }
     }
     Err(CloudError::Busy(format!("the allocation of {instance} keeps changing; try again")))

@@ -480,6 +480,8 @@ async fn volumes_outlive_the_guests_that_have_them(
     hypervisor.start(instance).await.expect("go on");
     has(instance, from_ref(&vdc)).await;
     hypervisor.power_off(instance).await.expect("power off");
+    hypervisor.redefine(&small_domain(instance)).await.expect("define it as large as it is");
+    has(instance, from_ref(&vdc)).await;
     hypervisor.set_volumes(instance, &[]).await.expect("take the volume of one that does not run");
     has(instance, &[]).await;
 

@@ -23,8 +23,8 @@ pub(crate) enum Scope {
     Host,
     /// One instance.
     Instance(InstanceId),
-    /// Destroying one instance. On its own, because killing a stuck guest is what frees a hung call.
-    Destroy(InstanceId),
+    /// Ending or destroying one instance. On its own, because killing a stuck guest is what frees a hung call.
+    End(InstanceId),
 }
 
 /// The calls that passed their deadline and have not come back, by scope.
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(result.unwrap_err(), NoResult::Deadline);
         assert!(hung.is(Scope::Instance(one)));
         assert!(!hung.is(Scope::Instance(two)));
-        assert!(!hung.is(Scope::Destroy(one)), "destroying is the cure");
+        assert!(!hung.is(Scope::End(one)), "to end it is the cure");
         assert_eq!(permits.available_permits(), 1, "the thread still counts");
 
         let permit = Arc::clone(&permits).acquire_owned().await.unwrap();

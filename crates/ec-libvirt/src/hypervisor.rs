@@ -32,7 +32,7 @@ use crate::{
     moving,
     prepare::{self, Facts},
     protect::Protection,
-    reading, terminal, usage, volumes,
+    reading, sys, terminal, usage, volumes,
     xml::{self, DomainXml, Machine, Mark},
 };
 
@@ -186,9 +186,31 @@ impl LibvirtHypervisor {
         call: fn(&virt::connect::Connect, NodeId, InstanceId) -> Result<(), CallError>,
         instance: InstanceId,
     ) -> HypervisorResult<()> {
+        self.within(Scope::Instance(instance), what, call, instance).await
+    }
+
+    async fn within(
+        &self,
+        scope: Scope,
+        what: &str,
+        call: fn(&virt::connect::Connect, NodeId, InstanceId) -> Result<(), CallError>,
+        instance: InstanceId,
+    ) -> HypervisorResult<()> {
         let node = self.config.node;
         let work = move |connect: &virt::connect::Connect| call(connect, node, instance);
-        self.act.call(format!("{what} domain {instance}"), Scope::Instance(instance), work).await
+        self.act.call(format!("{what} domain {instance}"), scope, work).await
+    }
+
+    /// As large as this, and with the volumes that it has: those are set apart, and may be refused it.
+    async fn with_its_volumes(&self, spec: &DomainSpec) -> HypervisorResult<DomainSpec> {
+        let (node, pool, spec) = (self.config.node, Arc::clone(&self.pool), spec.clone());
+        let what = format!("read the volumes of domain {}", spec.instance);
+        let scope = Scope::Instance(spec.instance);
+        let work = move |connect: &virt::connect::Connect| {
+            let has = volumes::kept(connect, node, &pool, &spec)?;
+            Ok(DomainSpec { volumes: has.unwrap_or_else(|| spec.volumes.clone()), ..spec })
+        };
+        self.look.call(what, scope, work).await
     }
 
     fn machine(&self, facts: &Facts, spec: &DomainSpec) -> Result<Machine, String> {
@@ -541,6 +563,10 @@ impl Hypervisor for LibvirtHypervisor {
                 {
                     Err(CallError::NotNow("the guest let go of it meanwhile".to_owned()))
                 }
+                // Whoever began the copy: QEMU changes no disk under one.
+                (Err(_), Some((domain, _))) if sys::backup(domain)?.is_some() => {
+                    Err(CallError::NotNow("it is being copied, and grows when that is done".to_owned()))
+                }
                 (grown, _) => grown,
             }
         };
@@ -548,13 +574,12 @@ impl Hypervisor for LibvirtHypervisor {
     }
 
     async fn redefine(&self, spec: &DomainSpec) -> HypervisorResult<()> {
-        let document = self.document(&self.facts().await?, spec);
+        let spec = self.with_its_volumes(spec).await?;
+        let document = self.document(&self.facts().await?, &spec);
         let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
-        let spec = spec.clone();
         let work = move |connect: &virt::connect::Connect| {
             domain::refuse_memory(connect, node, instance)?;
             pool.refuse_snapshots(instance)?;
-            volumes::refuse_other(&domain::ours(connect, node, instance)?, &pool, &spec)?;
             connect.define_domain_xml(&document?)?;
             Ok(())
         };
@@ -562,12 +587,11 @@ impl Hypervisor for LibvirtHypervisor {
     }
 
     async fn grow(&self, spec: &DomainSpec) -> HypervisorResult<()> {
-        let document = self.document(&self.facts().await?, spec);
+        let spec = self.with_its_volumes(spec).await?;
+        let document = self.document(&self.facts().await?, &spec);
         let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
-        let spec = spec.clone();
         let work = move |connect: &virt::connect::Connect| {
             pool.refuse_snapshots(instance)?;
-            volumes::refuse_other_of(connect, node, &pool, &spec)?;
             domain::grow(connect, node, &spec, &document?)
         };
         self.act.call(format!("grow domain {instance}"), Scope::Instance(instance), work).await
@@ -609,7 +633,7 @@ impl Hypervisor for LibvirtHypervisor {
     }
 
     async fn power_off(&self, instance: InstanceId) -> HypervisorResult<()> {
-        self.on_domain("power off", domain::power_off, instance).await
+        self.within(Scope::End(instance), "power off", domain::power_off, instance).await
     }
 
     async fn pause(&self, instance: InstanceId) -> HypervisorResult<()> {
@@ -651,7 +675,7 @@ impl Hypervisor for LibvirtHypervisor {
             pool.delete_volume(connect, instance)?;
             console::remove(&log)
         };
-        self.act.call(format!("destroy domain {instance}"), Scope::Destroy(instance), work).await?;
+        self.act.call(format!("destroy domain {instance}"), Scope::End(instance), work).await?;
         self.agents.forget(instance);
         self.told.forget(instance);
         Ok(())

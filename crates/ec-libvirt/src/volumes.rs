@@ -176,9 +176,31 @@ pub(crate) fn refuse_other_of(
     spec: &DomainSpec,
 ) -> Result<(), CallError> {
     let Found::Ours(domain) = domain::find(connect, node, spec.instance)? else { return Ok(()) };
-    match refuse_other(&domain, pool, spec) {
-        Err(CallError::Libvirt(error)) => Ok(absent(Err::<(), _>(error), ErrorNumber::NoDomain).map(drop)?),
-        refused => refused,
+    unless_gone(refuse_other(&domain, pool, spec)).map(Option::unwrap_or_default)
+}
+
+/// The volumes that a domain has and keeps when the rest of it is defined anew, that which it boots from among them; an error
+/// where it boots from another disk. Nothing where it went meanwhile.
+pub(crate) fn kept(
+    connect: &Connect,
+    node: NodeId,
+    pool: &Pool,
+    spec: &DomainSpec,
+) -> Result<Option<Vec<Attachment>>, CallError> {
+    let Found::Ours(domain) = domain::find(connect, node, spec.instance)? else { return Ok(None) };
+    let has = || {
+        refuse_other(&domain, pool, spec)?;
+        // Of a guest that somebody undefined there is no next start.
+        let which = Which::of(&domain)?.pop().unwrap_or(Which::Next);
+        volumes_in(&domain, pool, spec.instance, which)
+    };
+    unless_gone(has())
+}
+
+fn unless_gone<T>(result: Result<T, CallError>) -> Result<Option<T>, CallError> {
+    match result {
+        Err(CallError::Libvirt(error)) => Ok(absent(Err(error), ErrorNumber::NoDomain)?),
+        result => result.map(Some),
     }
 }
 

@@ -282,7 +282,7 @@ pub struct Facts {
     pub resumed: Option<Duration>,
     /// That the guest was asked to end, and runs on.
     pub asked_to_end: Option<Asked>,
-    /// For how long it ran, or runs, since it was started, by the clock on the wall.
+    /// For how long it ran, or runs, since it was started, by the clock on the wall; that it ended is known once it is told.
     pub ran_for: Duration,
     /// For how long this agent has seen that it does not run.
     pub ended_for: Duration,

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use ec_model::{
-    Desired, Extent, Instance, NodeId, Request, ResourceQuery, Resources, Status, Workload, greater,
+    Desired, Extent, Instance, NodeId, Request, Resized, ResourceQuery, Resources, Status, Workload, greater,
 };
 
 use crate::verbs::{Situation, Verb, Verdict, Wish};
@@ -44,10 +44,18 @@ pub fn resized(instance: &Instance, request: &Request, status: &Status) -> Optio
     Some(if failed { Resizing::Failed } else { Resizing::Done })
 }
 
+/// What came of the last wish for another size, where that failed: then it is not as large as its record says.
+fn missed<'a>(request: &Request, status: Option<&'a Status>) -> Option<&'a Resized> {
+    let wished_at = request.resize.map(|wish| wish.wished_at);
+    let told = status.and_then(|status| status.resized.as_ref());
+    told.filter(|was| was.failed.is_some() && Some(was.wished_at) == wished_at)
+}
+
 /// What becomes of a wish for a size, beside what the table says of it.
 pub(crate) fn judge(
     verb: &Verb,
     instance: &Instance,
+    request: &Request,
     status: Option<&Status>,
     situation: Situation,
 ) -> Option<Verdict> {
@@ -58,7 +66,7 @@ pub(crate) fn judge(
             format!("it is {situation}; `eschedule unrescue` boots it from its own disk first"),
         )),
         Verb::Resize(extent) if matches!(situation, Situation::Running | Situation::Stopped) => {
-            resize(extent, instance, status)
+            resize(extent, instance, request, status)
         }
         // It failed, or its guest is in ERROR: then the table knows nothing of its size.
         Verb::Revert
@@ -80,8 +88,14 @@ fn is_of_sizes(situation: Situation) -> bool {
 }
 
 /// What becomes of a wish that a volume is as large as this. It is done at once, so there is nothing to confirm.
-pub(crate) fn extend(extent: &Extent, instance: &Instance) -> Verdict {
-    let (has, asked) = (of_disk(&instance.spec.resources), of_disk(&extent.resources));
+pub(crate) fn extend(
+    extent: &Extent,
+    instance: &Instance,
+    request: &Request,
+    status: Option<&Status>,
+) -> Verdict {
+    let takes = missed(request, status).map_or(&instance.spec.resources, |was| &was.resources);
+    let (has, asked) = (of_disk(takes), of_disk(&extent.resources));
     if extent.resources.keys().any(|class| class != DISK) {
         return Verdict::Refuse(format!("it is a volume, which has {DISK} alone"));
     }
@@ -95,9 +109,15 @@ pub(crate) fn extend(extent: &Extent, instance: &Instance) -> Verdict {
 }
 
 /// A disk never shrinks, whatever else is asked for.
-fn resize(extent: &Extent, instance: &Instance, status: Option<&Status>) -> Option<Verdict> {
+fn resize(
+    extent: &Extent,
+    instance: &Instance,
+    request: &Request,
+    status: Option<&Status>,
+) -> Option<Verdict> {
     let spec = &instance.spec;
-    if instance.before.is_none() && extent.query == spec.query && extent.resources == spec.resources {
+    let has_it = instance.before.is_none() && missed(request, status).is_none();
+    if has_it && extent.query == spec.query && extent.resources == spec.resources {
         return Some(Verdict::Already("it has that size already".to_owned()));
     }
     let (has, asked) = (disk(instance, status), of_disk(&extent.resources));

@@ -273,7 +273,7 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
             return Verdict::Refuse("it is being made anew; ask again when that is done".to_owned());
         }
         (Verb::Resize(extent), None) if instance.kind == Workload::Volume => {
-            return sizes::extend(extent, instance);
+            return sizes::extend(extent, instance, request, status);
         }
         (Verb::Rebuild(_), None) if Attachment::root_of(&instance.volumes).is_some() => {
             let why = "it boots from a volume: `eschedule volume restore` makes that anew";
@@ -302,9 +302,11 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
     // It is to be stopped once it was built, and that is taken back.
     let situation = match (verb, situation) {
         (Verb::Start, Situation::Building) if request.power.power != Power::Running => Situation::Stopping,
+        // It ended by itself: its policy, or one that is set later, would start it again.
+        (Verb::Stop(_), Situation::Stopped) if request.power.power != Power::Stopped => Situation::Stopping,
         _ => situation,
     };
-    sizes::judge(verb, instance, status, situation).unwrap_or_else(|| in_situation(verb, situation))
+    sizes::judge(verb, instance, request, status, situation).unwrap_or_else(|| in_situation(verb, situation))
 }
 
 /// Why nothing is done to what is locked.

@@ -303,10 +303,12 @@ impl Worker {
         (0..self.parts.settings.nics()).map(|nic| self.job.instance.mac(nic)).collect()
     }
 
-    /// What the guest takes: as allocated, else as this node wrote down, else as its domain is. More than it takes is allocated
-    /// to one that is being given another size.
+    /// What the guest takes: of one that ran as this node wrote down, since more may be allocated for a size that it is yet to be
+    /// given; else as allocated, else as its domain is.
     pub(super) async fn amounts(&self) -> Result<Resources, Stop> {
-        if let Some(record) = self.record().await?.filter(|record| record.resized.is_some()) {
+        let ran = |record: &InstanceRecord| record.started || record.resized.is_some();
+        let noted = self.record().await?.filter(|record| ran(record) && !record.resources.is_empty());
+        if let Some(record) = noted {
             return Ok(record.resources);
         }
         if let Some(allocated) = &self.job.allocated {

@@ -465,8 +465,7 @@ impl Host {
         refuse_other(domain, spec)?;
         let before = std::mem::replace(&mut domain.vcpus, spec.vcpus);
         let memory_before = std::mem::replace(&mut domain.memory_mb, spec.memory_mb);
-        let volumes_before = std::mem::replace(&mut domain.volumes, spec.volumes.clone());
-        Ok((before, memory_before) != (spec.vcpus, spec.memory_mb) || volumes_before != spec.volumes)
+        Ok((before, memory_before) != (spec.vcpus, spec.memory_mb))
     }
 
     pub(super) fn grow(&mut self, node: NodeId, spec: &DomainSpec) -> Result<bool, String> {
@@ -485,7 +484,6 @@ impl Host {
         domain.memory_mb = spec.memory_mb;
         // Growing defines it for good.
         let undefined = std::mem::take(&mut domain.transient);
-        domain.volumes = spec.volumes.clone();
         Ok(before != spec.vcpus || more > 0 || undefined)
     }
 

@@ -297,10 +297,11 @@ impl Known {
         status::looked_for(self.readable()?, self.status.known())
     }
 
-    /// Clocks of the wall go back at times; then it ran for no time at all.
+    /// To its end, where that is told. Clocks of the wall go back at times; then it ran for no time at all.
     fn ran_for(&self, now: Now) -> Duration {
-        let started = self.status.known().and_then(|status| status.started_at);
-        let ran = started.map(|started| now.stamp.duration_since(started));
+        let Some(status) = self.status.known() else { return Duration::ZERO };
+        let end = if status.state == State::Stopped { status.since } else { now.stamp };
+        let ran = status.started_at.map(|started| end.duration_since(started));
         ran.and_then(|ran| Duration::try_from(ran).ok()).unwrap_or_default()
     }
 
@@ -619,6 +620,12 @@ mod tests {
         assert_eq!(ran(Some(10), 70), Duration::from_secs(60));
         assert_eq!(ran(Some(70), 10), Duration::ZERO, "the clock was put back");
         assert_eq!(ran(None, 70), Duration::ZERO);
+        let mut stopped = wished(PowerWish::default(), 1, Some(10));
+        if let StatusEntry::Known(status, _) = &mut stopped.status {
+            (status.state, status.since) = (State::Stopped, Timestamp::from_second(15).unwrap());
+        }
+        let ran = stopped.facts(at_wall(70)).ran_for;
+        assert_eq!(ran, Duration::from_secs(5), "to its end, however long ago that was");
 
         let mut known = Known::default();
         let seen = |domain| Observed { domain: Some(domain), volume: true, ..Observed::default() };

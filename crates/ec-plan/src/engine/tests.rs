@@ -152,6 +152,18 @@ fn the_newest_wish_wins_over_a_running_job_which_is_asked_to_stop_once() {
 }
 
 #[test]
+fn what_failed_for_an_older_wish_says_nothing_of_the_newest() {
+    for outcome in [Outcome::Failed("no such file".to_owned()), Outcome::RetryBounded("away".to_owned())] {
+        let mut told = Told::building();
+        let Requested { record, .. } = requested(Desired::Active);
+        let record = Ok(Arc::new(Request { generation: 2, ..Request::clone(&record.unwrap()) }));
+        told.on(Event::Changed(vec![(one(), Some(Requested { record, revision: 2 }))]));
+        let commands = told.ended(vec![], outcome);
+        assert!(matches!(commands[..], [Command::Observe(..)]), "looked at, and decided anew: {commands:?}");
+    }
+}
+
+#[test]
 fn a_running_job_goes_on_for_who_looks_at_its_instance_and_not_for_who_wishes_more() {
     let mut told = Told::building();
     let asked = |revision, access: u64, generation| {

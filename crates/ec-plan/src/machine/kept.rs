@@ -181,7 +181,10 @@ fn not_started(facts: &Facts) -> Plan {
             "it ended before its host or its hypervisor was started anew; its restart policy starts it again",
         ),
         Some((State::Stopped, _)) => stopped(facts),
-        Some((State::Active | State::Paused | State::Rescued, _)) if facts.power.wanted == Power::Running => {
+        // Its disk was missed, say, when it should have been, and is there again.
+        Some((State::Active | State::Paused | State::Rescued | State::Error, _))
+            if facts.power.wanted == Power::Running =>
+        {
             reopen(
                 known(facts).map_or(0, |status| status.restarts),
                 "it ran before its host or its hypervisor was started anew; starting it as it was wanted",

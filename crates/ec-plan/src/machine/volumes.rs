@@ -24,6 +24,11 @@ pub(super) fn volumes(facts: &Facts, _: &Limits) -> Option<Plan> {
     if matches!(facts.observed.domain, None | Some(RunState::Saved)) || facts.boots_elsewhere() {
         return None;
     }
+    // Once it ended: what is told of one that is up would look as if the start after that had begun.
+    let is_to_end = facts.power.pending && facts.power.anew;
+    if is_to_end && matches!(facts.observed.domain, Some(RunState::Running | RunState::Paused(_))) {
+        return None;
+    }
     if facts.observed.volumes == facts.volumes.wanted {
         return (facts.volumes.told != Some(facts.volumes.wanted))
             .then(|| Plan::run(vec![NoteVolumes], "telling which volumes it has"));

@@ -116,6 +116,9 @@ fn a_disk_never_shrinks_and_goes_on_as_large_as_it_was_grown() {
     };
     let plain = |asked| judged(extent(1, 2), None, Some((1, false, amounts(1, 2))), asked);
     assert!(matches!(plain(extent(1, 2)), Verdict::Already(_)));
+    // It could not go back to what it was before, and is larger than its record says.
+    let larger = judged(extent(1, 2), None, Some((1, true, amounts(2, 2))), extent(1, 2));
+    assert_eq!(larger, Verdict::Do(Wish::Resize(extent(1, 2))));
     assert_eq!(plain(extent(2, 2)), Verdict::Do(Wish::Resize(extent(2, 2))));
     assert_eq!(plain(extent(1, 3)), Verdict::Do(Wish::Resize(extent(1, 3))));
     let refused = |verdict| match verdict {

@@ -369,6 +369,19 @@ fn a_start_takes_a_stop_back_that_is_not_carried_out_yet() {
 }
 
 #[test]
+fn a_stop_of_what_ended_by_itself_is_wished_since_its_policy_would_start_it_again() {
+    let stop = |power| {
+        let stopped = status(State::Stopped, 2, true);
+        judge(&Verb::Stop(7), &instance(None), &request(wish(power, 2, false)), Some(&stopped))
+    };
+    for power in [Power::Running, Power::Paused, Power::Suspended] {
+        let Verdict::Do(Wish::Power(wish)) = stop(power) else { panic!("{power:?}") };
+        assert_eq!((wish.power, wish.grace_seconds), (Power::Stopped, 7));
+    }
+    assert!(matches!(stop(Power::Stopped), Verdict::Already(_)));
+}
+
+#[test]
 fn whoever_is_refused_is_told_what_helps() {
     let refused = |verb: Verb, situation| match in_situation(&verb, situation) {
         Verdict::Refuse(why) => why,
@@ -527,6 +540,24 @@ fn of_a_volume_only_its_name_its_labels_its_lock_and_more_room_are_asked() {
     assert!(
         matches!(judge(&anew, &volume, &order, Some(&gone)), Verdict::Refuse(why) if why.contains("ERROR"))
     );
+    // One that could not be extended is as large as it was, and asked for again.
+    let [first, second] = [1, 2].map(|second| Timestamp::from_second(second).unwrap());
+    let of = |wished_at, failed: Option<&str>| ec_model::Resized {
+        wished_at,
+        failed: failed.map(str::to_owned),
+        resources: extent(2).resources,
+    };
+    let extended = |told: ec_model::Resized, gb| {
+        let order = Request { resize: Some(ec_model::Resize { wished_at: second }), ..order.clone() };
+        let told = Status { resized: Some(told), ..status(State::Active, 0, false) };
+        judge(&Verb::Resize(extent(gb)), &volume, &order, Some(&told))
+    };
+    for gb in [3, 4, 5] {
+        assert_eq!(extended(of(second, Some("why")), gb), Verdict::Do(Wish::Resize(extent(gb))));
+    }
+    assert!(matches!(extended(of(second, Some("why")), 1), Verdict::Refuse(why) if why.contains("has 2 GB")));
+    assert!(matches!(extended(of(second, None), 4), Verdict::Already(_)));
+    assert!(matches!(extended(of(first, Some("why")), 4), Verdict::Already(_)), "an older one failed");
     let wished = Rebuild { wished_at: Timestamp::UNIX_EPOCH, before: None };
     let pending = Request { rebuild: Some(wished), ..order.clone() };
     let meanwhile = judge(&Verb::Resize(extent(9)), &volume, &pending, Some(&told));

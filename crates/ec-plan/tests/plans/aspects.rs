@@ -226,7 +226,9 @@ fn a_guest_that_does_not_run_is_started_where_it_was_to_be_and_else_told() {
     let perhaps = || Tells(State::Stopped, "perhaps since its host was started anew", &[]);
     all([
         (because(State::Error, "no", false), Runs(&[MarkStarted, Start, NoteStart])),
-        (because(State::Error, "no", true), perhaps()),
+        // Its disk was missed when it should have been started.
+        (because(State::Error, "no", true), Runs(&[Reopen(0)])),
+        (power::wanted(Power::Stopped, because(State::Error, "no", true)), perhaps()),
         (says(State::Active, idle()), Runs(&[Reopen(0)])),
         (says(State::Paused, idle()), Runs(&[Reopen(0)])),
         (power::wanted(Power::Stopped, says(State::Active, idle())), perhaps()),

@@ -57,6 +57,12 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(late_claim(stage)),
     )
     .with_controllers(1),
+    Scenario::new(
+        "resize-with-a-late-return",
+        "placement gets late what a controller gives back of a claim, which its user wished for again meanwhile: it stays claimed",
+        |stage| Box::pin(late_return(stage)),
+    )
+    .with_controllers(1),
 ];
 
 /// Processors and GB of disk that a guest has.
@@ -268,5 +274,20 @@ async fn late_claim(stage: Stage) {
     is(&stage, guest, (1, 1), (2, 1)).await;
     stage.pass(200).await;
     is(&stage, guest, (1, 1), (1, 1)).await;
+    stage.stays(guest, 60, "well", Sight::is_well).await;
+}
+
+async fn late_return(stage: Stage) {
+    let guest = stage.ready("web").await;
+    stage.snag("u1", "PUT /allocations", Fate::KillsAfterwards);
+    let told = stage.user(1).wish(guest, &to(2, 1)).await;
+    stage.demand(told.is_err_and(|why| why == "killed"), "it was killed").await;
+    stage.snag("c1", "PUT /allocations", Fate::IsLate(Duration::from_secs(120)));
+    stage.pass(150).await;
+    is(&stage, guest, (1, 1), (2, 1)).await;
+    does(&stage, guest, &to(2, 1)).await;
+    stage.until_well(guest).await;
+    stage.pass(120).await;
+    is(&stage, guest, (2, 1), (2, 1)).await;
     stage.stays(guest, 60, "well", Sight::is_well).await;
 }

@@ -47,6 +47,16 @@ fn what_a_machine_cannot_have_holds_nothing_up() {
     };
     let Next::Run(effects) = plan(&stops, &LIMITS).next else { panic!("it is to be stopped") };
     assert!(!effects.contains(&SetVolumes), "{effects:?}");
+    // Told of meanwhile, the start after its end would seem to have begun.
+    for domain in [RUNS, Some(RunState::Paused(Pause::ByHand)), Some(RunState::Ended(End::ByHand))] {
+        let reboots = Facts {
+            power: PowerFacts { pending: true, anew: true, ..PowerFacts::default() },
+            ..machine(7, 0, Some(0), None, domain)
+        };
+        let Next::Run(effects) = plan(&reboots, &LIMITS).next else { panic!("it is to be rebooted") };
+        let has_ended = domain == Some(RunState::Ended(End::ByHand));
+        assert_eq!(effects.contains(&SetVolumes), has_ended, "{domain:?}: {effects:?}");
+    }
     let rescued = failed(RUNS);
     let rescued = Facts { observed: Observed { rescued: true, ..rescued.observed }, ..rescued };
     let Next::Run(effects) = plan(&rescued, &LIMITS).next else { panic!("it is ended") };
