@@ -170,7 +170,7 @@ async fn cloned_and_off(stage: Stage) {
     stage.kill(2);
     stage.node(2).keep_down(true);
     stage.start(1);
-    stage.until(guest, "STOPPED and kept", |is| is.is(State::Stopped) && is.is_kept()).await;
+    stage.until_well(guest).await;
 }
 
 async fn in_trouble(stage: Stage) {
