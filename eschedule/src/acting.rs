@@ -154,6 +154,19 @@ impl Patience {
     }
 }
 
+/// Keeps the first failure, which is the process's own last word, and tells of each after it.
+pub(crate) fn note(failed: &mut Option<Failure>, failure: Failure) {
+    match failed {
+        None => *failed = Some(failure),
+        Some(_) => tell(&format!("eschedule: {}", failure.message)),
+    }
+}
+
+/// That somebody interrupted the command before it came to this one.
+pub(crate) fn nothing_asked(text: &str) -> Failure {
+    Failure { code: INTERRUPTED, message: format!("interrupted: nothing was asked of {text}") }
+}
+
 /// One that fails does not keep the others from being done. The first failure is the outcome of all, and of one alone.
 /// What costs a disk must be `certain`.
 async fn each(
@@ -178,8 +191,8 @@ async fn each(
     let mut done = Vec::new();
     for text in &texts {
         if patience.stop.is_cancelled() {
-            tell(&format!("eschedule: nothing was asked of {text}"));
             done.push(Done::failed(text, None, "interrupted before anything was asked of it"));
+            note(&mut failed, nothing_asked(text));
             continue;
         }
         let meant = meant(cloud, text, certain).await;
@@ -200,11 +213,7 @@ async fn each(
             Ok((one, _)) => done.push(Done { request_id, ..one }),
             Err(failure) => {
                 done.push(Done { request_id, ..Done::failed(text, instance, &failure.message) });
-                // The last word is the process's own.
-                match &failed {
-                    None => failed = Some(failure),
-                    Some(_) => tell(&format!("eschedule: {}", failure.message)),
-                }
+                note(&mut failed, failure);
             }
         }
     }
@@ -365,4 +374,29 @@ async fn destroy_one(
     };
     let (instance, node_alive, state) = (Some(instance), Some(alive), Some(done.to_owned()));
     Ok(Done { instance, node, node_alive, state, line, ..Done::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::Settings;
+
+    #[tokio::test]
+    async fn who_interrupts_before_all_were_asked_is_not_told_that_all_is_done() {
+        ec_runtime::install_tls_provider();
+        let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../schedule.yaml");
+        let settings = Settings::load(Some(Path::new(shipped))).map_err(|failure| failure.message).unwrap();
+        let session = Session::open(settings).await.map_err(|failure| failure.message).unwrap();
+        let patience = Patience { timeout: None, stop: CancellationToken::new() };
+        patience.stop.cancel();
+        let instances = Instances { instances: vec!["one".into(), "two".into()], ..Instances::default() };
+        let work = async |_, _: &[LabelSelector]| panic!("it was asked");
+        let failed = each(&session, &instances, Output::Table, false, work, &patience).await.unwrap_err();
+        assert_eq!(
+            (failed.code, failed.message.as_str()),
+            (INTERRUPTED, "interrupted: nothing was asked of one")
+        );
+    }
 }

@@ -200,16 +200,19 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     let mut making = Making::new(session, &of_volumes, &entries, &stop, Duration::from_secs(apply.timeout));
     let mut failed: Option<Failure> = None;
     for (step, one) in steps.iter().zip(&mut applied[groups.len()..]) {
-        if stop.is_cancelled() {
-            failed = Some(interrupted());
-            break;
-        }
-        if let Err(failure) = making.perform(step, one).await {
+        let is_interrupted = stop.is_cancelled();
+        let failure = if is_interrupted {
+            interrupted()
+        } else {
+            let Err(failure) = making.perform(step, one).await else { continue };
             one.note = Some(failure.message.clone());
-            let message = format!("{}: {}", one.name, failure.message);
-            if let Some(before) = failed.replace(Failure { message, ..failure }) {
-                tell(&format!("eschedule: {}", before.message));
-            }
+            Failure { message: format!("{}: {}", one.name, failure.message), ..failure }
+        };
+        if let Some(before) = failed.replace(failure) {
+            tell(&format!("eschedule: {}", before.message));
+        }
+        if is_interrupted {
+            break;
         }
     }
     print(output, &applied)?;

@@ -14,7 +14,7 @@ use ec_runtime::{
 };
 
 use crate::{
-    acting::{CERTAIN, Patience},
+    acting::{CERTAIN, Patience, note, nothing_asked},
     cli::{Output, Waiting},
     config::Session,
     output, run,
@@ -335,7 +335,7 @@ pub(crate) async fn delete(
             continue;
         }
         if patience.stop.is_cancelled() {
-            tell(&format!("eschedule: nothing was asked of {text}"));
+            note(&mut failed, nothing_asked(text));
             continue;
         }
         let outcome = match delete_one(session, text, &patience).await {
@@ -343,10 +343,7 @@ pub(crate) async fn delete(
             Err(failure) => Err(failure),
         };
         if let Err(failure) = outcome {
-            match &failed {
-                None => failed = Some(failure),
-                Some(_) => tell(&format!("eschedule: {}", failure.message)),
-            }
+            note(&mut failed, failure);
         }
     }
     failed.map_or(Ok(()), Err)
