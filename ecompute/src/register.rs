@@ -174,7 +174,8 @@ async fn reserve_uncounted(parts: &Parts) -> Result<(), PlacementError> {
     Ok(())
 }
 
-/// Brings what is reserved up to date, where it is out by more than the disk's breathing. What an operator set
+/// Brings what is reserved up to date, where it is out by more than the disk's breathing: whether there is any of it is told to the
+/// last GiB. What an operator set
 /// otherwise (a lock, say) stays.
 pub(crate) async fn refresh(parts: &Parts) -> Result<(), PlacementError> {
     let mut current = parts.placement.inventory(parts.node).await?;
@@ -193,10 +194,11 @@ pub(crate) async fn refresh(parts: &Parts) -> Result<(), PlacementError> {
     }
     let told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner).clone();
     wanted.retain(|class, inventory| {
-        let slack = if class == DISK { 1 } else { 0 };
         current.get(class).is_none_or(|current| {
+            let is_all = |of: &Inventory| of.reserved >= of.total;
+            let slack = u64::from(class == DISK && !is_all(inventory) && !is_all(current));
             // Where guests that are not counted take all that there is, this agent has reserved all of it itself.
-            let locked = current.reserved >= current.total && told.get(class) != Some(&current.reserved);
+            let locked = is_all(current) && told.get(class) != Some(&current.reserved);
             !locked && current.reserved.abs_diff(inventory.reserved) > slack
         })
     });
@@ -207,13 +209,17 @@ pub(crate) async fn refresh(parts: &Parts) -> Result<(), PlacementError> {
     tell(parts, &wanted).await
 }
 
-/// What the node has to give now: of a host in trouble no processor, so that nothing new is placed there.
+/// What the node has to give now: of a host in trouble no processor, so that no instance is placed there, and nothing of a disk
+/// of its own, so that no volume is. Of storage that is shared others have to give, too.
 fn offered(parts: &Parts, measured: &Measured) -> BTreeMap<String, Inventory> {
     let mut offered = inventory::inventory(measured, &parts.settings, &uncounted(parts));
-    if !parts.troubles.borrow().is_empty()
-        && let Some(processors) = offered.get_mut("VCPU")
-    {
-        processors.reserved = processors.total;
+    if !parts.troubles.borrow().is_empty() {
+        let disk = parts.settings.shared.is_none().then_some(DISK);
+        for class in ["VCPU"].into_iter().chain(disk) {
+            if let Some(of_class) = offered.get_mut(class) {
+                of_class.reserved = of_class.total;
+            }
+        }
     }
     offered
 }

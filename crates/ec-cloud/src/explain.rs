@@ -13,7 +13,8 @@ use crate::{Ask, Cloud, CloudError, CloudResult, lookup::CONCURRENCY, nodes::cap
 const TOLD: usize = 3;
 /// So many nodes that are not alive are told by name.
 const LISTED: usize = 20;
-/// So many nodes that no summary shows are asked singly: they are full or locked.
+/// So many nodes that no summary shows are asked singly: they are full or locked, or have
+/// nothing of the classes themselves.
 const ASKED: usize = 64;
 
 /// Looks into placement and etcd once more, for the reason.
@@ -104,8 +105,9 @@ pub async fn explain(cloud: &Cloud, ask: &Ask<'_>, seen: &NoRoom) -> CloudResult
 
 /// One that no summary shows; empty where placement does not know it.
 async fn singly(cloud: &Cloud, node: NodeId) -> CloudResult<Host> {
-    let (Ok(inventory), Ok(used)) =
-        tokio::join!(cloud.placement.inventory(node), cloud.placement.usages(node))
+    let placement = &cloud.placement;
+    let (Ok(inventory), Ok(used), Ok(traits)) =
+        tokio::join!(placement.inventory(node), placement.usages(node), placement.traits(node))
     else {
         return Ok(Host::default());
     };
@@ -115,6 +117,7 @@ async fn singly(cloud: &Cloud, node: NodeId) -> CloudResult<Host> {
     };
     Ok(Host {
         amounts: inventory.iter().map(|(class, of)| (class.clone(), amount(class, of))).collect(),
+        traits,
         ..Host::default()
     })
 }

@@ -2,11 +2,14 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use ec_model::{Alive, Assigned, Attachment, Desired, Instance, InstanceId, NodeId, Request, decode, encode};
-use ec_placement_client::{Candidate, Candidates, Claim, PlacementError};
+use ec_model::{
+    Alive, Assigned, Attachment, Desired, Instance, InstanceId, Node, NodeId, Request, decode, encode,
+};
+use ec_placement_client::{Candidate, Candidates, Claim, DISABLED, PlacementError};
 use ec_plan::choice::{Peers, Try};
 use ec_runtime::planted;
 use ec_store::{Compare, KeyValue, StoreError, Txn};
+use futures::{StreamExt, TryStreamExt};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -17,6 +20,7 @@ use crate::{
     group::tidy,
     history::{Asked, begin},
     intent::{Back, Intent, Reached, STALE},
+    lookup::CONCURRENCY,
     volume::booted,
 };
 
@@ -217,7 +221,7 @@ pub(crate) async fn look(
         };
         let found = found.map_err(refused)?;
         let mut alive = alive(cloud, &found, ask.format).await?;
-        let members = members(cloud, &found, ask.format, &mut alive).await?;
+        let members = members(cloud, ask, &found, &mut alive).await?;
         let peers = match &ask.group {
             Some(group) => Some(group.peers(cloud).await?),
             None => None,
@@ -266,13 +270,14 @@ async fn alive(cloud: &Cloud, found: &Candidates, format: u32) -> Result<Signs, 
 }
 
 /// The living nodes of the storages that candidates take all that they take from: which of them it is, placement leaves open. They
-/// are tried in a random order, so that none gets all.
+/// are tried in a random order, so that none gets all. Those where nothing new is to be placed are passed over, as placement would,
+/// unless it is the one that is asked for.
 async fn members(
     cloud: &Cloud,
+    ask: &Ask<'_>,
     found: &Candidates,
-    format: u32,
     alive: &mut Signs,
-) -> Result<HashMap<NodeId, Vec<NodeId>>, StoreError> {
+) -> CloudResult<HashMap<NodeId, Vec<NodeId>>> {
     let storages: BTreeSet<NodeId> =
         found.candidates.iter().filter_map(|candidate| found.storage_alone(candidate)).collect();
     let mut members: HashMap<NodeId, Vec<NodeId>> = HashMap::new();
@@ -281,16 +286,46 @@ async fn members(
     }
     for sign in cloud.store.list(&cloud.keys.all_alive()).await?.pairs {
         let Ok(Alive { node, storage: Some(storage), .. }) = decode(&sign.value) else { continue };
-        if storages.contains(&storage.provider) && is_understood(cloud, node, &sign, format) {
+        if storages.contains(&storage.provider) && is_understood(cloud, node, &sign, ask.format) {
             members.entry(storage.provider).or_default().push(node);
             alive.insert(node, Some(sign));
         }
+    }
+    if ask.node.is_none() {
+        let closed = closed(cloud, members.values().flatten()).await?;
+        members.values_mut().for_each(|nodes| nodes.retain(|node| !closed.contains(node)));
     }
     let drawn = cloud.host.uuid();
     for nodes in members.values_mut() {
         nodes.sort_by_cached_key(|node| Uuid::new_v5(&drawn, node.uuid().as_bytes()));
     }
     Ok(members)
+}
+
+/// Those of the nodes where nothing new is to be placed: a controller or an operator disabled them, or their hosts are in trouble.
+async fn closed(cloud: &Cloud, nodes: impl Iterator<Item = &NodeId>) -> CloudResult<HashSet<NodeId>> {
+    // Most often nobody is disabled.
+    let is_any_disabled = !cloud.placement.associated_traits(&[DISABLED.to_owned()].into()).await?.is_empty();
+    let looked: Vec<(NodeId, bool)> = futures::stream::iter(nodes.copied())
+        .map(async |node| {
+            let pair = cloud.store.get(&cloud.keys.node(node)).await?.0;
+            // What cannot be read is no trouble of its host.
+            let record = pair.and_then(|pair| decode::<Node>(&pair.value).ok());
+            if record.is_some_and(|record| !record.troubles.is_empty()) {
+                return Ok((node, true));
+            }
+            let is_disabled = is_any_disabled
+                && match cloud.placement.traits(node).await {
+                    Ok(traits) => traits.contains(DISABLED),
+                    Err(PlacementError::NotFound(_)) => false,
+                    Err(error) => return Err(CloudError::from(error)),
+                };
+            Ok((node, is_disabled))
+        })
+        .buffer_unordered(CONCURRENCY)
+        .try_collect()
+        .await?;
+    Ok(looked.into_iter().filter(|(_, is_closed)| *is_closed).map(|(node, _)| node).collect())
 }
 
 /// The sign of life of a node whose agent can be asked by a request of that format.

@@ -250,19 +250,11 @@ async fn locked(stage: Stage) {
 
 async fn disabled(stage: Stage) {
     let guest = stage.ready("web").await;
-    let path = format!("/resource_providers/{}/traits", stage.node(1).node);
-    let (_, mut traits) = stage.placement(Method::GET, &path, None).await;
-    let before = traits["traits"].clone();
-    if let Some(all) = traits["traits"].as_array_mut() {
-        all.push(json!("COMPUTE_STATUS_DISABLED"));
-    }
-    stage.placement(Method::PUT, &path, Some(traits)).await;
+    stage.disable(1, true).await;
     let told = stage.user(1).schedule("db").await;
     stage.demand(told.is_err(), "nothing new comes there").await;
     stage.pass(120).await;
     stage.until_well(guest).await;
-    let (_, mut traits) = stage.placement(Method::GET, &path, None).await;
-    traits["traits"] = before;
-    stage.placement(Method::PUT, &path, Some(traits)).await;
+    stage.disable(1, false).await;
     stage.ready("db").await;
 }

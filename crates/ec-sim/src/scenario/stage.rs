@@ -5,13 +5,13 @@ use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 use ec_cloud::Scheduled;
 use ec_hypervisor::{End, Pause, RunState};
 use ec_model::{Desired, InstanceId, State};
-use ec_placement_client::Request;
+use ec_placement_client::{DISABLED, Request};
 use ec_store::{Backup, Store, Txn};
 use reqwest::{
     Method, Url,
     header::{HeaderMap, HeaderValue},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::people::User;
@@ -326,6 +326,17 @@ impl Stage {
         let answer = self.ask_placement(method, path, body).await;
         self.say(format!("     is answered with {}", answer.0));
         answer
+    }
+
+    /// Has placement offer nothing of a node, as an operator does, or offer it again.
+    pub(super) async fn disable(&self, node: usize, is_disabled: bool) {
+        let path = format!("/resource_providers/{}/traits", self.node(node).node);
+        let (_, mut traits) = self.placement(Method::GET, &path, None).await;
+        if let Some(all) = traits["traits"].as_array_mut() {
+            all.retain(|name| name != DISABLED);
+            all.extend(is_disabled.then(|| json!(DISABLED)));
+        }
+        self.placement(Method::PUT, &path, Some(traits)).await;
     }
 
     /// The same, without a word in the log.

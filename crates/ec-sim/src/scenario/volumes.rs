@@ -47,6 +47,13 @@ pub(super) const ALL: &[Scenario] = &[
     .on_nodes(2)
     .on_shared_storage(),
     Scenario::new(
+        "volume-and-a-closed-host",
+        "on shared storage new volumes go neither to a host whose disk is nearly full nor to one that an operator disabled",
+        |stage| Box::pin(closed_host(stage)),
+    )
+    .on_nodes(2)
+    .on_shared_storage(),
+    Scenario::new(
         "volume-deleted-where-it-is-not",
         "on shared storage an older etcd has a volume where it was before, and there it is deleted; healed from where it is, it comes back to that node whole",
         |stage| Box::pin(deleted_where_it_is_not(stage)),
@@ -369,10 +376,36 @@ async fn full_host(stage: Stage) {
     stage.trouble(here, true);
     stage.pass(60).await;
     given(&stage, volume, guest).await;
-    let other = made(&stage, Order::SMALL).await;
-    stage.demand(stage.sight(other).host != stage.sight(volume).host, "another lies elsewhere").await;
+    for _ in 0..4 {
+        let other = made(&stage, Order::SMALL).await;
+        stage.demand(stage.sight(other).host != stage.sight(volume).host, "another lies elsewhere").await;
+    }
     taken(&stage, volume, guest).await;
     stage.trouble(here, false);
+}
+
+async fn closed_host(stage: Stage) {
+    let lies_with = async |volume: InstanceId, number: usize| {
+        let is_there = stage.sight(volume).host == Some(stage.node(number).node);
+        stage.demand(is_there, "it lies with the one that takes new work").await;
+    };
+    stage.trouble(1, true);
+    stage.pass(5).await;
+    for _ in 0..4 {
+        lies_with(made(&stage, Order::SMALL).await, 2).await;
+    }
+    stage.trouble(1, false);
+    stage.disable(2, true).await;
+    stage.pass(5).await;
+    for _ in 0..4 {
+        lies_with(made(&stage, Order::SMALL).await, 1).await;
+    }
+    stage.trouble(1, true);
+    stage.pass(5).await;
+    let refused = stage.user(1).makes_volume(Order::SMALL).await;
+    stage.demand(refused.is_err(), "nobody takes one").await;
+    stage.trouble(1, false);
+    stage.disable(2, false).await;
 }
 
 async fn moved_with_kills(stage: Stage) {
