@@ -1,8 +1,8 @@
 //! Destroying: change what is wanted; the node's agent does it, now or when it is back.
 
 use ec_model::{
-    ActionVerb, Desired, Doc, Instance, InstanceId, NodeId, Request, Restart, State, Status, Workload,
-    decode, input::LabelSelector,
+    ActionVerb, Desired, Doc, ImageId, Instance, InstanceId, NodeId, Request, Restart, State, Status,
+    Workload, decode, input::LabelSelector,
 };
 use ec_plan::verbs::locked;
 use ec_runtime::planted;
@@ -11,6 +11,7 @@ use ec_store::{Compare, Revision, Txn};
 use crate::{
     Cloud, CloudError, CloudResult,
     history::{Asked, note_end},
+    image::image_of_copy,
     intent::{STALE, sweep},
     lookup::{Claimed, Found, Known, Read, claimed, find},
     select::in_words,
@@ -40,7 +41,7 @@ pub enum Doomed {
 /// # Errors
 /// It is a volume, which holds what others wrote: [`crate::delete_volume`] is meant to end one.
 pub async fn destroy(cloud: &Cloud, instance: InstanceId) -> CloudResult<Doomed> {
-    destroy_as(cloud, Workload::Machine, instance, &[]).await
+    destroy_as(cloud, Workload::Machine, instance, Chosen::By(&[])).await
 }
 
 /// The same of one that was selected by its labels: it is spared where somebody has changed them since.
@@ -52,7 +53,48 @@ pub async fn destroy_selected(
     instance: InstanceId,
     selectors: &[LabelSelector],
 ) -> CloudResult<Doomed> {
-    destroy_as(cloud, Workload::Machine, instance, selectors).await
+    destroy_as(cloud, Workload::Machine, instance, Chosen::By(selectors)).await
+}
+
+/// By what it was chosen: it is spared where that is otherwise by now.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Chosen<'a> {
+    /// By labels that all of these take; by its uuid alone where there are none.
+    By(&'a [LabelSelector]),
+    /// By the name of a copy that was made for this image.
+    CopyFor(ImageId),
+}
+
+impl Chosen<'_> {
+    /// Whether it is meant still. Of labels the record alone tells; of a name what there is of the three.
+    fn means(&self, record: Option<&Instance>, request: Option<&Request>, status: Option<&Status>) -> bool {
+        match self {
+            Self::By(selectors) => {
+                record.is_none_or(|record| selectors.iter().all(|selector| selector.takes(&record.labels)))
+            }
+            Self::CopyFor(image) => {
+                let name = match (record, request) {
+                    (Some(record), _) => record.name.as_ref(),
+                    (None, Some(request)) => request.name.as_ref(),
+                    (None, None) => status.and_then(|status| status.name.as_ref()),
+                };
+                name.and_then(|name| image_of_copy(name)) == Some(*image)
+            }
+        }
+    }
+
+    /// That an instance is not meant any more.
+    fn spared(&self, instance: InstanceId) -> CloudError {
+        CloudError::Refused(match self {
+            Self::By(selectors) => {
+                let labels = in_words(selectors);
+                format!("{instance} has not the label {labels} any more, and was not destroyed")
+            }
+            Self::CopyFor(image) => format!(
+                "{instance} is not called as the copy for image {image} any more, and was not deleted"
+            ),
+        })
+    }
 }
 
 /// The same of any kind of workload. What nobody can tell the kind of any more is whatever is meant.
@@ -60,7 +102,7 @@ pub(crate) async fn destroy_as(
     cloud: &Cloud,
     kind: Workload,
     instance: InstanceId,
-    selectors: &[LabelSelector],
+    chosen: Chosen<'_>,
 ) -> CloudResult<Doomed> {
     let mut unheard = None;
     for _ in 0..TRIES {
@@ -75,8 +117,8 @@ pub(crate) async fn destroy_as(
         };
         let known = match found {
             Found::Placed(known) => known,
-            Found::Unplaced(record, _) if !selected(&record, selectors) => {
-                return Err(not_selected(instance, selectors));
+            Found::Unplaced(record, _) if !chosen.means(Some(&record), None, None) => {
+                return Err(chosen.spared(instance));
             }
             Found::Unplaced(record, revision) => match take_away(cloud, *record, revision).await? {
                 true => return Ok(Doomed::Already),
@@ -92,8 +134,8 @@ pub(crate) async fn destroy_as(
             return Err(CloudError::Refused(format!("cannot {word} {instance}: {why}")));
         }
         // Its wish is written only while the record is this.
-        if known.record.as_ref().is_some_and(|record| !selected(record, selectors)) {
-            return Err(not_selected(instance, selectors));
+        if !chosen.means(known.record.as_ref(), known.request.record(), known.status.record()) {
+            return Err(chosen.spared(instance));
         }
         if kind.is_machine() && kind_of(&known) == Some(Workload::Volume) {
             let why =
@@ -125,15 +167,6 @@ pub(crate) async fn destroy_as(
         }
     }
     Err(CloudError::Busy(format!("the request of {instance} keeps changing; try again")))
-}
-
-fn selected(record: &Instance, selectors: &[LabelSelector]) -> bool {
-    selectors.iter().all(|selector| selector.takes(&record.labels))
-}
-
-fn not_selected(instance: InstanceId, selectors: &[LabelSelector]) -> CloudError {
-    let labels = in_words(selectors);
-    CloudError::Refused(format!("{instance} has not the label {labels} any more, and was not destroyed"))
 }
 
 /// An error where the disk of a volume is missed on its node, and another of the same storage has it: what is deleted where it is

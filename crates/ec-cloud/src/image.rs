@@ -17,7 +17,7 @@ mod stored;
 use std::collections::{BTreeMap, HashSet};
 
 pub use copied::{copy_for_image, drop_copy, tend_copies};
-pub(crate) use copied::{image_of_copy, left_over};
+pub(crate) use copied::{delete_copy, image_of_copy, left_over};
 use ec_model::{Doc, Image, ImageId, ImageRef, ImageStatus, Resources, Visibility, encode};
 use ec_store::{Compare, StoreError, Txn};
 use stored::{Stored, bearers, drop_alone, found, free, owned, read, take_away, taken, write};

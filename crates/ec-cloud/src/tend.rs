@@ -11,8 +11,8 @@ use ec_plan::fleet::{Fleet, Move, Seen};
 use futures::StreamExt;
 
 use crate::{
-    Cloud, CloudError, CloudResult, Kind, delete_volume,
-    image::left_over,
+    Cloud, CloudError, CloudResult, Kind,
+    image::{delete_copy, left_over},
     intent::{drop_alone, sweep, wanted},
     lookup::CONCURRENCY,
 };
@@ -101,9 +101,9 @@ pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Tended<Cleared>> {
     let recorded: BTreeSet<InstanceId> =
         records.iter().filter_map(|key| keys.parse_instance(key).ok()).collect();
     let mut tended = Tended::new();
-    for (_, copy) in left_over(cloud, &volumes).await? {
-        match delete_volume(cloud, copy).await {
-            // It is being made at this moment, or somebody gave it to an instance, or locked it.
+    for (image, copy) in left_over(cloud, &volumes).await? {
+        match delete_copy(cloud, image, copy).await {
+            // It is being made at this moment, or somebody gave it to an instance, or locked it, or calls it otherwise.
             Err(error) if error.kind() != Kind::Unreachable => {}
             deleted => tended.note(deleted.map(|_| Some(Cleared { instance: copy, request_id: None }))),
         }

@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     Acted, Ask, Cloud, CloudError, CloudResult, Guest, Naming, NoRoom, Scheduled, Wanted,
     act::{act_as, docs, let_in, understood},
-    destroy::{Doomed, destroy_as},
+    destroy::{Chosen, Doomed, destroy_as},
     history::{Asked, note},
     image::{self, image_of_copy},
     lookup::{Found, Known, Read, View, find, find_placed, list_of, resolve_as},
@@ -635,8 +635,17 @@ pub async fn delete_selected_volume(
     volume: InstanceId,
     selectors: &[LabelSelector],
 ) -> CloudResult<Doomed> {
+    delete_chosen(cloud, volume, Chosen::By(selectors)).await
+}
+
+/// The same, however it was chosen.
+pub(crate) async fn delete_chosen(
+    cloud: &Cloud,
+    volume: InstanceId,
+    chosen: Chosen<'_>,
+) -> CloudResult<Doomed> {
     known_volume(cloud, volume).await?;
-    destroy_as(cloud, Workload::Volume, volume, selectors).await
+    destroy_as(cloud, Workload::Volume, volume, chosen).await
 }
 
 /// An error where a machine has this volume.

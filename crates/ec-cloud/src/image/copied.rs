@@ -8,8 +8,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::stored::read;
 use crate::{
-    Cloud, CloudError, CloudResult, NewVolume, NoRoom, Scheduled, delete_volume, resolve_volume,
-    volume::make_volume,
+    Cloud, CloudError, CloudResult, Doomed, NewVolume, NoRoom, Scheduled,
+    destroy::Chosen,
+    resolve_volume,
+    volume::{delete_chosen, make_volume},
 };
 
 /// What such a volume's name begins with.
@@ -45,10 +47,18 @@ pub(crate) fn image_of_copy(name: &str) -> Option<ImageId> {
 /// It stays, until [`tend_copies`] comes across it.
 pub async fn drop_copy(cloud: &Cloud, image: ImageId) -> CloudResult<()> {
     match resolve_volume(cloud, &name(image)).await {
-        Ok(volume) => delete_volume(cloud, volume).await.map(drop),
+        Ok(volume) => delete_copy(cloud, image, volume).await.map(drop),
         Err(CloudError::NotFound(_)) => Ok(()),
         Err(error) => Err(error),
     }
+}
+
+/// Deletes a copy that was made for this image.
+///
+/// # Errors
+/// As [`crate::delete_volume`]; [`CloudError::Refused`] where it is called otherwise by now, and so is somebody's.
+pub(crate) async fn delete_copy(cloud: &Cloud, image: ImageId, copy: InstanceId) -> CloudResult<Doomed> {
+    delete_chosen(cloud, copy, Chosen::CopyFor(image)).await
 }
 
 /// Deletes the project's copies for images that nobody sends any more. Answers for which. Those of images that are being sent stay.
@@ -59,8 +69,8 @@ pub async fn tend_copies(cloud: &Cloud) -> CloudResult<Vec<ImageId>> {
     let names =
         cloud.store.keys(&cloud.keys.names_beginning(Workload::Volume, &cloud.project, BEGINNING)).await?;
     let left = left_over(cloud, &names).await?;
-    for (_, copy) in &left {
-        delete_volume(cloud, *copy).await?;
+    for (image, copy) in &left {
+        delete_copy(cloud, *image, *copy).await?;
     }
     Ok(left.into_iter().map(|(image, _)| image).collect())
 }
@@ -74,9 +84,13 @@ pub(crate) async fn left_over(cloud: &Cloud, names: &[String]) -> CloudResult<Ve
         let is_sent = match read(cloud, image).await {
             Ok(stored) => stored.is_some_and(|stored| {
                 let image = stored.doc.record;
-                image.status == ImageStatus::Saving && !image.is_left_over(cloud.host.now())
+                match image.status {
+                    ImageStatus::Saving => !image.is_left_over(cloud.host.now()),
+                    ImageStatus::Active | ImageStatus::PendingDelete => false,
+                    ImageStatus::Unknown => true,
+                }
             }),
-            // Of what cannot be read nobody can tell.
+            // Nobody can tell, as of what a later release says of one.
             Err(CloudError::Unreadable(_)) => true,
             Err(error) => return Err(error),
         };

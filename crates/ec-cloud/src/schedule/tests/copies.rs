@@ -77,6 +77,14 @@ async fn a_copy_for_an_image_goes_when_nobody_sends_that_any_more_and_nothing_el
     let unreadable = world.image(ImageStatus::Saving, 20).await;
     copy_for_image(&cloud, unreadable, &of, &world.stop).await.unwrap().unwrap();
     world.etcd.memory.txn(Txn::new().put(world.keys.image(unreadable), "{}")).await.unwrap();
+    // Nor is what a later release says of one understood.
+    let later = world.image(ImageStatus::Saving, 21).await;
+    copy_for_image(&cloud, later, &of, &world.stop).await.unwrap().unwrap();
+    let key = world.keys.image(later);
+    let saving = String::from_utf8(world.under(&key)[0].value.clone()).unwrap();
+    let text = saving.replace("\"saving\"", "\"queued\"");
+    assert_eq!(decode::<Image>(text.as_bytes()).unwrap().status, ImageStatus::Unknown);
+    world.etcd.memory.txn(Txn::new().put(key, text)).await.unwrap();
     let mut others = world.cloud();
     others.project = "others".into();
     assert_eq!(tend_copies(&others).await.unwrap(), []);
@@ -92,6 +100,34 @@ async fn a_copy_for_an_image_goes_when_nobody_sends_that_any_more_and_nothing_el
         .map(|request| request.instance)
         .collect();
     assert_eq!(doomed, gone.into_iter().collect());
+}
+
+#[tokio::test]
+async fn a_copy_that_somebody_calls_otherwise_meanwhile_is_somebodys() {
+    use crate::{
+        Kind, Verb, act,
+        image::{delete_copy, left_over},
+    };
+
+    let world = World::new(1, 0, &[]).await.roomy(2);
+    let cloud = world.cloud();
+    let data = world.volume("data").await;
+    let of = ImageRef::copy_of(&CopyOf::disk(Workload::Volume, data));
+    let image = world.image(ImageStatus::Saving, 11).await;
+    let copy = copy_for_image(&cloud, image, &of, &world.stop).await.unwrap().unwrap();
+    world.active(copy, "volume").await;
+    let copy = copy.instance;
+    let names = cloud.store.keys(&world.keys.all_names(Workload::Volume)).await.unwrap();
+    assert_eq!(left_over(&cloud, &names).await.unwrap(), [(image, copy)]);
+    act(&cloud, copy, &Verb::Rename("mine".to_owned())).await.unwrap();
+    let error = delete_copy(&cloud, image, copy).await.unwrap_err();
+    assert!(error.kind() == Kind::Refused && error.to_string().contains("not called"), "{error}");
+    // Where its record is gone, its request tells.
+    let record = world.under(&world.keys.instance(copy)).remove(0);
+    world.etcd.memory.txn(Txn::new().delete(record.key.clone())).await.unwrap();
+    delete_copy(&cloud, image, copy).await.unwrap_err();
+    world.etcd.memory.txn(Txn::new().put(record.key, record.value)).await.unwrap();
+    assert_eq!(crate::resolve_volume(&cloud, "mine").await.unwrap(), copy, "it is there still");
 }
 
 #[tokio::test]
