@@ -5,6 +5,9 @@ use ec_store::{Compare, StoreError, Txn};
 
 use crate::{Ask, Cloud, CloudError, CloudResult};
 
+/// Records come and go while we look; so often is enough for anybody.
+const TRIES: usize = 5;
+
 /// Makes a flavor of a query that a virtual machine can be made of.
 ///
 /// # Errors
@@ -109,12 +112,27 @@ pub(crate) async fn all<R: Record>(cloud: &Cloud, prefix: &str) -> CloudResult<V
     Ok(records)
 }
 
-async fn delete<R: Record>(cloud: &Cloud, key: String, name: &str) -> CloudResult<()> {
-    let outcome = cloud.store.txn(Txn::new().when(Compare::Present(key.clone())).delete(key)).await?;
-    if outcome.succeeded {
-        return Ok(());
+/// A record that can be read, to be deleted as it was read; none where there is none. What cannot be read is not touched.
+pub(crate) async fn deletable<R: Record>(cloud: &Cloud, key: &str) -> CloudResult<Option<Compare>> {
+    let Some(pair) = cloud.store.get(key).await?.0 else { return Ok(None) };
+    match decode::<R>(&pair.value) {
+        Ok(_) => Ok(Some(Compare::Unchanged(key.to_owned(), pair.mod_revision))),
+        Err(error) => Err(CloudError::Unreadable(format!(
+            "key {key} cannot be read: {error}; nothing was changed: use the release that wrote it, or delete the key with etcdctl"
+        ))),
     }
-    Err(missing::<R>(name))
+}
+
+/// What is made anew between the look and the deletion has another revision, and is what is meant by then.
+async fn delete<R: Record>(cloud: &Cloud, key: String, name: &str) -> CloudResult<()> {
+    for _ in 0..TRIES {
+        let Some(unchanged) = deletable::<R>(cloud, &key).await? else { return Err(missing::<R>(name)) };
+        if cloud.store.txn(Txn::new().when(unchanged).delete(key.clone())).await?.succeeded {
+            return Ok(());
+        }
+    }
+    let what = R::WHAT;
+    Err(CloudError::Busy(format!("the {what} `{name}` is deleted and made again and again; try again")))
 }
 
 /// That there is none of that name.

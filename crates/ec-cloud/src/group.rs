@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use crate::{
     Cloud, CloudError, CloudResult,
-    catalog::{all, create, missing},
+    catalog::{all, create, deletable, missing},
     intent::{Left, clear},
     lookup::CONCURRENCY,
 };
@@ -97,13 +97,13 @@ async fn members(cloud: &Cloud, group: &str) -> CloudResult<Vec<Member>> {
 pub async fn delete_group(cloud: &Cloud, name: &str) -> CloudResult<()> {
     let key = cloud.keys.group(&cloud.project, name);
     for _ in 0..TRIES {
+        let Some(unchanged) = deletable::<Group>(cloud, &key).await? else {
+            return Err(missing::<Group>(name));
+        };
         let alone = Compare::NoneUnder(cloud.keys.members(&cloud.project, name));
-        let txn = Txn::new().when(Compare::Present(key.clone())).when(alone).delete(key.clone());
+        let txn = Txn::new().when(unchanged).when(alone).delete(key.clone());
         if cloud.store.txn(txn).await?.succeeded {
             return Ok(());
-        }
-        if cloud.store.get(&key).await?.0.is_none() {
-            return Err(missing::<Group>(name));
         }
         tidy(cloud, name).await?;
         match members(cloud, name).await?.len() {

@@ -178,3 +178,34 @@ async fn who_joins_a_group_that_is_deleted_meanwhile_is_refused_and_claims_nothi
     assert!(error.kind() == Kind::Refused && error.to_string().contains("was deleted while"), "{error}");
     assert!(world.claims().is_empty() && world.under("/ecompute/instances").is_empty());
 }
+
+#[tokio::test]
+async fn what_cannot_be_read_is_deleted_by_nobody() {
+    use crate::{add_keypair, create_flavor, delete_flavor, delete_keypair};
+
+    let world = World::new(1, 0, &[]).await;
+    let (cloud, keys) = (world.cloud(), &world.keys);
+    let query = ResourceQuery::parse(QUERY).unwrap();
+    create_flavor(&cloud, "small", &query).await.unwrap();
+    add_keypair(&cloud, "me", Vec::new()).await.unwrap();
+    create_group(&cloud, "apart", Policy::AntiAffinity, None).await.unwrap();
+    let delete = async || {
+        let flavor = delete_flavor(&cloud, "small").await;
+        [flavor, delete_keypair(&cloud, "me").await, delete_group(&cloud, "apart").await]
+    };
+    let all = [keys.flavor("small"), keys.keypair("p", "me"), keys.group("p", "apart")];
+    let whole: Vec<_> = all.iter().map(|key| world.under(key).remove(0)).collect();
+    for unreadable in ["{", r#"{"version": 99}"#] {
+        let txn = all.iter().fold(Txn::new(), |txn, key| txn.put(key.clone(), unreadable));
+        world.etcd.memory.txn(txn).await.unwrap();
+        for (deleted, key) in delete().await.into_iter().zip(&all) {
+            let error = deleted.unwrap_err().to_string();
+            assert!(error.contains(key) && error.contains("nothing was changed: use the release"), "{error}");
+            assert_eq!(world.under(key)[0].value, unreadable.as_bytes());
+        }
+    }
+    let txn = whole.into_iter().fold(Txn::new(), |txn, pair| txn.put(pair.key, pair.value));
+    world.etcd.memory.txn(txn).await.unwrap();
+    assert!(delete().await.into_iter().all(|deleted| deleted.is_ok()));
+    assert!(delete().await.into_iter().all(|deleted| matches!(deleted, Err(CloudError::NotFound(_)))));
+}
