@@ -114,7 +114,9 @@ where
         let asked = async {
             let config = std::env::var_os("ESCHEDULE_CONFIG").filter(|file| !file.is_empty());
             let settings = Settings::load(config.as_deref().map(std::path::Path::new)).ok()?;
-            let session = Session::open(settings).await.ok()?;
+            let mut session = Session::open(settings).await.ok()?;
+            // Whoever types reads nothing between.
+            session.cloud.notice = |_| {};
             ask(session, beginning.clone()).await.ok()
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -122,6 +124,33 @@ where
             runtime.block_on(async { tokio::time::timeout(PATIENCE, asked).await.ok().flatten() })
         });
         let words = words.unwrap_or_default().into_iter();
-        words.filter(|word| word.starts_with(&beginning)).map(CompletionCandidate::new).collect()
+        words
+            .filter(|word| word.starts_with(&beginning) && is_word(word))
+            .map(CompletionCandidate::new)
+            .collect()
     })
+}
+
+/// Whether it is one word of a command line, and nothing else. The shells' scripts quote nothing, and what others' records have as
+/// a name may be anything.
+fn is_word(text: &str) -> bool {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | ':' | '@' | '/' | '-');
+    !text.starts_with('-') && text.chars().all(fits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_shell_would_run_or_take_apart_is_no_word() {
+        for word in ["web-1", "host.example.org", "debian:12", "me@home", "a_b/c", "", "72ff1f6a-0"] {
+            assert!(is_word(word), "{word}");
+        }
+        for text in
+            ["$(id)", "`id`", "a b", "a;b", "a&b", "a\nb", "a'b", "*", "~root", "--yes", "wörd", "a\u{9b}b"]
+        {
+            assert!(!is_word(text), "{text}");
+        }
+    }
 }

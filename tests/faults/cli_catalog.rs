@@ -258,7 +258,7 @@ fn offered(control: &Control, line: &[&str]) -> Result<Vec<String>> {
     let mut bash = std::process::Command::new("bash");
     bash.env("ESCHEDULE_CONFIG", control.directory().join("schedule.yaml"));
     let output = bash.arg("-c").arg(script).arg("bash").args(line).env("PATH", path).output()?;
-    ensure!(output.status.success(), "{output:?}");
+    ensure!(output.status.success() && output.stderr.is_empty(), "{output:?}");
     Ok(String::from_utf8(output.stdout)?.lines().map(|word| word.trim_end().to_owned()).collect())
 }
 
@@ -278,6 +278,11 @@ async fn a_shell_completes_what_the_cluster_has_by_name() -> Result<()> {
     assert_eq!(offered(&control, &["run", "x", "--flavor", "s"])?, ["small"]);
     assert_eq!(offered(&control, &["run", "x", "--image", ""])?, ["debian"]);
     assert_eq!(offered(&control, &["list", "--node", "ho"])?, ["host-a"]);
+    // A name that is more than a word is not offered, and of a record that cannot be read nothing is told.
+    control.node("host-$(id)", true, PLENTY).await?;
+    control.put(control.keys.flavor("smaller"), "{}").await?;
+    assert_eq!(offered(&control, &["list", "--node", "ho"])?, ["host-a"]);
+    assert_eq!(offered(&control, &["run", "x", "--flavor", "s"])?, ["small"]);
     assert!(offered(&control, &["lis"])?.contains(&"list".to_owned()));
     // Who types is not made to wait for an etcd that is away, and is told nothing.
     control.etcd.kill();
