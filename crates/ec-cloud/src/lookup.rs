@@ -555,7 +555,13 @@ impl View {
         view.with(record)
     }
 
-    fn unreadable(instance: InstanceId, why: &str) -> Self {
+    /// The same, of one whose record cannot be read: it may well run, and nothing can be asked of it.
+    pub(crate) fn without_record(self, why: &str) -> Self {
+        Self { state: UNKNOWN.to_owned(), reason: Some(not_wanted(why)), ..self }
+    }
+
+    /// One of which there is nothing but a record that cannot be read.
+    pub(crate) fn unreadable(instance: InstanceId, why: &str) -> Self {
         Self {
             instance,
             kind: Workload::Machine,
@@ -667,8 +673,7 @@ pub(crate) async fn list_of(
                 let view = view.with(&record).wished(&record, &request, &status);
                 View { record: Some(Box::new(as_made(record, &request, &status))), ..view }
             }
-            // It may well run, and nothing can be asked of it.
-            Some(Err(why)) => View { state: UNKNOWN.to_owned(), reason: Some(not_wanted(&why)), ..view },
+            Some(Err(why)) => view.without_record(&why),
             None => view,
         }
     });

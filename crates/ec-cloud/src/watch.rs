@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use ec_model::{Instance, InstanceId, Keyspace, NodeId, input::LabelSelector};
+use ec_model::{InstanceId, Keyspace, NodeId, input::LabelSelector};
 use ec_store::{Change, Event, FollowOptions, KeyValue, follow};
 use serde::Serialize;
 
@@ -136,11 +136,10 @@ impl Board {
 
     /// How an instance is now; none where nothing speaks of it.
     fn view(&self, instance: InstanceId) -> Option<View> {
-        let record: Option<Instance> =
-            self.records.get(&instance).and_then(|pair| wanted(instance, &pair.value).ok());
+        let record = self.records.get(&instance).map(|pair| wanted(instance, &pair.value));
         let nodes = self.placed.get(&instance);
         // Where several nodes speak of it, the one that its record names counts.
-        let named = record.as_ref().and_then(Instance::node);
+        let named = record.as_ref().and_then(|record| record.as_ref().ok()?.node());
         let place = nodes.and_then(|nodes| {
             named.and_then(|node| nodes.get_key_value(&node)).or_else(|| nodes.first_key_value())
         });
@@ -150,13 +149,21 @@ impl Board {
                 let (request, status) = (read(request, *node, instance), read(status, *node, instance));
                 let view = View::brief(instance, *node, true, &request, &status);
                 Some(match record {
-                    Some(record) => view.with(&record).wished(&record, &request, &status),
+                    Some(Ok(record)) => view.with(&record).wished(&record, &request, &status),
+                    Some(Err(why)) => self.as_told(view.without_record(&why)),
                     None => view,
                 })
             }
-            (None, Some(record)) if record.assigned.is_none() => Some(View::unplaced(&record)),
+            (None, Some(Ok(record))) if record.assigned.is_none() => Some(View::unplaced(&record)),
+            (None, Some(Err(why))) => Some(self.as_told(View::unreadable(instance, &why))),
             (None, _) => None,
         }
+    }
+
+    /// The same with what only its record tells as that was told last.
+    fn as_told(&self, view: View) -> View {
+        let Some(before) = self.told.get(&view.instance).cloned() else { return view };
+        View { project: before.project, labels: before.labels, group: before.group, ..view }
     }
 
     /// What is to be told of instances of which something was taken in.
@@ -273,7 +280,7 @@ pub async fn watch<E: From<CloudError>>(
 
 #[cfg(test)]
 mod tests {
-    use ec_model::{Assigned, State, encode};
+    use ec_model::{Assigned, Instance, State, encode};
     use serde_json::json;
 
     use super::*;
@@ -350,6 +357,29 @@ mod tests {
         // Its label is heard to be gone with it.
         assert_eq!(set(Kind::Record, record_key, None), named(What::Changed));
         assert_eq!(set(Kind::Status, status_key, None), named(What::Gone));
+    }
+
+    #[test]
+    fn one_whose_record_cannot_be_read_is_unknown_and_not_gone() {
+        for labels in [Vec::new(), vec![ec_model::input::label_selector("role=web").unwrap()]] {
+            let watched = Watched { labels, project: "p".into(), ..Watched::default() };
+            let mut board = Board::new(Keyspace::default(), watched);
+            let mut set = |kind, pair: KeyValue| {
+                let of = board.set(kind, &pair.key.clone(), Some(pair)).into_iter().collect();
+                let told = board.tell(of, false).into_iter();
+                told.map(|(what, view)| (what, view.state, view.reason)).collect::<Vec<_>>()
+            };
+            let whole = record(1, "web", "p");
+            set(Kind::Record, whole.clone());
+            let status = status(1, State::Active, None);
+            assert_eq!(set(Kind::Status, status.clone()), [(What::New, "ACTIVE".to_owned(), None)]);
+            let later = KeyValue { value: br#"{"version":99}"#.to_vec(), ..whole.clone() };
+            let told = set(Kind::Record, later);
+            let [(What::Changed, state, Some(why))] = &told[..] else { panic!("{told:?}") };
+            assert!(state == "UNKNOWN" && why.contains("cannot be read") && why.contains("99"), "{told:?}");
+            assert_eq!(set(Kind::Status, status), [], "it is told once");
+            assert_eq!(set(Kind::Record, whole), [(What::Changed, "ACTIVE".to_owned(), None)]);
+        }
     }
 
     #[test]
