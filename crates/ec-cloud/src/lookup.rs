@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use ec_model::{
-    Alive, Attachment, Blob, Desired, Doc, Instance, InstanceId, Keyspace, NodeId, Record, Request,
+    Alive, Attachment, Blob, Desired, Doc, Handover, Instance, InstanceId, Keyspace, NodeId, Record, Request,
     RequestId, Resources, State, Status, Workload, decode, decode_part,
 };
 use ec_plan::{
@@ -664,18 +664,25 @@ pub(crate) async fn list_of(
         .buffer_unordered(CONCURRENCY)
         .try_collect()
         .await?;
-    let placed = both.into_iter().map(|((node, instance), [request, status])| {
+    let placed = both.iter().filter_map(|(&(node, instance), &[request, status])| {
         let request: Read<Request> = read(request, node, instance);
         let status = of_epoch(read(status, node, instance), request.record().map(|request| request.epoch));
+        let record = recorded.get(&instance).map(|pair| wanted(instance, &pair.value));
+        // Of one that is on its way to another node its record says which of the two counts.
+        let named = record.as_ref().and_then(|record| record.as_ref().ok()?.node());
+        let leaves = request.record().is_some_and(|it| matches!(it.handover, Some(Handover::To(_))));
+        if leaves && named.is_some_and(|named| named != node && both.contains_key(&(named, instance))) {
+            return None;
+        }
         let view = View::brief(instance, node, alive.contains(&node), &request, &status);
-        match recorded.get(&instance).map(|pair| wanted(instance, &pair.value)) {
+        Some(match record {
             Some(Ok(record)) => {
                 let view = view.with(&record).wished(&record, &request, &status);
                 View { record: Some(Box::new(as_made(record, &request, &status))), ..view }
             }
             Some(Err(why)) => view.without_record(&why),
             None => view,
-        }
+        })
     });
     let of_kind = |view: &View| view.kind == kind;
     let mut views: Vec<View> = placed.chain(alone.into_iter().flatten()).filter(of_kind).collect();

@@ -709,7 +709,7 @@ pub async fn volumes(cloud: &Cloud) -> CloudResult<Vec<VolumeView>> {
         }
     }
     let told_of_one = |mut view: View| {
-        let (record, holder) = (view.record.take(), holders.remove(&view.instance));
+        let (record, holder) = (view.record.take(), holders.get(&view.instance).cloned());
         told(view, record.as_deref(), holder)
     };
     Ok(views.into_iter().map(told_of_one).collect())

@@ -75,3 +75,28 @@ async fn a_volume_that_another_has_by_now_stays_there() {
     let detached = detach(&cloud, volume, Some(machines[1])).await.unwrap();
     assert_eq!(detached.map(|detached| detached.instance), Some(machines[1]));
 }
+
+#[tokio::test]
+async fn a_volume_that_is_handed_over_is_listed_once_with_who_has_it() {
+    let world = World::new(2, 0, &[]).await.roomy(9);
+    let cloud = world.cloud();
+    let volume = world.volume("data").await;
+    let made = world.schedule(QUERY, Some("web")).await.unwrap().unwrap();
+    world.active(made, "machine").await;
+    attach(&cloud, volume, made.instance, None).await.unwrap();
+    let (here, other) = (made.node, node(1));
+    assert_ne!(here, other);
+    let leaving = &world.under(&world.keys.request(here, volume))[0].value;
+    let leaving =
+        Request { handover: Some(ec_model::Handover::To(here)), ..decode::<Request>(leaving).unwrap() };
+    let put = Txn::new().put(world.keys.request(other, volume), encode(&leaving));
+    world.etcd.memory.txn(put).await.unwrap();
+    let listed = crate::volumes(&cloud).await.unwrap();
+    let told: Vec<_> = listed.iter().map(|view| (view.node, view.instance)).collect();
+    assert_eq!(told, [(Some(here), Some(made.instance))]);
+    // Where the record is gone nobody can say which counts.
+    world.etcd.memory.txn(Txn::new().delete(world.keys.instance(volume))).await.unwrap();
+    let listed = crate::volumes(&cloud).await.unwrap();
+    assert_eq!(listed.len(), 2);
+    assert!(listed.iter().all(|view| view.instance == Some(made.instance)), "{listed:?}");
+}
