@@ -209,7 +209,7 @@ async fn each(
         };
         match outcome {
             Ok((one, _)) if output == Output::Table => print(&one.line)?,
-            Ok((_, name)) if output == Output::Name => print(&name)?,
+            Ok((_, name)) if output == Output::Name => print(&output::plain(&name))?,
             Ok((one, _)) => done.push(Done { request_id, ..one }),
             Err(failure) => {
                 done.push(Done { request_id, ..Done::failed(text, instance, &failure.message) });

@@ -58,7 +58,8 @@ pub(crate) async fn instance(session: &Session, called: &str, output: Output) ->
             .collect();
         print(&format!(
             "{called} is {}{why}: {meaning}\nOne more with its query, {}:",
-            view.state, record.spec.query
+            view.state,
+            plain(&record.spec.query)
         ))?;
     }
     query(session, &record.spec.query, output).await

@@ -28,7 +28,7 @@ impl Output {
         let failed = |why: String| Failure::failed(format!("failed to write the answer: {why}"));
         let text = match self {
             Self::Table => lines(),
-            Self::Json => serde_json::to_string_pretty(value).map_err(|error| failed(error.to_string()))?,
+            Self::Json => escaped(serde_json::to_string_pretty(value)).map_err(failed)?,
             Self::Yaml => serde_yaml::to_string(value).map_err(|error| failed(error.to_string()))?,
             Self::Name => names().iter().map(|name| plain(name)).collect::<Vec<_>>().join("\n"),
         };
@@ -39,6 +39,20 @@ impl Output {
     pub(crate) fn print_fields<T: Serialize + ?Sized>(self, value: &T) -> Result<(), Failure> {
         self.print(value, Vec::new, String::new)
     }
+}
+
+/// JSON that does nothing to a terminal: the controls from U+007F on, which need not be escaped, are. They stand nowhere but in strings.
+pub(crate) fn escaped(json: serde_json::Result<String>) -> Result<String, String> {
+    let json = json.map_err(|error| error.to_string())?;
+    let is_left = |c: char| ('\u{7f}'..='\u{9f}').contains(&c);
+    if !json.contains(is_left) {
+        return Ok(json);
+    }
+    let mut text = String::with_capacity(json.len());
+    for c in json.chars() {
+        if is_left(c) { text.push_str(&format!("\\u{:04x}", u32::from(c))) } else { text.push(c) }
+    }
+    Ok(text)
 }
 
 /// What an instance is called: its name, or its uuid.
@@ -276,7 +290,7 @@ pub(crate) fn members(output: Output, nodes: &[Added]) -> Result<(), Failure> {
 /// That something with a name is there no more.
 pub(crate) fn deleted(output: Output, what: &str, name: &str) -> Result<(), Failure> {
     let deleted = Deleted { deleted: name };
-    output.print(&deleted, || vec![name.to_owned()], || format!("DELETED {what} {name}"))
+    output.print(&deleted, || vec![name.to_owned()], || format!("DELETED {what} {}", plain(name)))
 }
 
 #[derive(Serialize)]
@@ -387,6 +401,17 @@ pub(crate) fn word(value: &impl Serialize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn json_has_the_same_in_it_and_does_nothing_to_a_terminal() {
+        let text = "a\u{9b}31m\u{7f}\u{80}\u{9f}\u{a0}\u{1b}[0m\n\"ü\\";
+        for json in [serde_json::to_string(&[text]), serde_json::to_string_pretty(&[text])] {
+            let json = escaped(json).unwrap();
+            assert!(json.contains("\\u009b31m\\u007f\\u0080\\u009f\u{a0}\\u001b[0m"), "{json}");
+            assert!(json.chars().all(|c| c == '\n' || !c.is_control()), "{json}");
+            assert_eq!(serde_json::from_str::<[String; 1]>(&json).unwrap(), [text]);
+        }
+    }
 
     #[test]
     fn a_key_is_told_without_its_blob() {

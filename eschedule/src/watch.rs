@@ -86,7 +86,7 @@ pub(crate) async fn watch(session: &Session, watching: Watching, output: Output)
             let failed = |why: String| Failure::failed(format!("failed to write the answer: {why}"));
             print(&match output {
                 Output::Table => line.text(),
-                Output::Json => serde_json::to_string(&line).map_err(|error| failed(error.to_string()))?,
+                Output::Json => output::escaped(serde_json::to_string(&line)).map_err(failed)?,
                 Output::Yaml => {
                     format!(
                         "---\n{}",
