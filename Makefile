@@ -136,7 +136,7 @@ fuzz-placement:
 SEEDS ?= 0..3000
 sim:
 	scripts/check-rust.sh
-	cargo run --release --locked -p ec-sim --all-features -- $(SEEDS) --jobs $$(nproc)
+	cargo run --profile sim --locked -p ec-sim --all-features -- $(SEEDS) --jobs $$(nproc)
 
 guards:
 	scripts/check-rust.sh

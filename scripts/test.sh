@@ -64,5 +64,5 @@ if [ "${1-}" = shared ]; then
 fi
 cargo nextest run --workspace --locked --all-features -E 'not (package(ec-sim) and kind(test))'
 # Whole clusters are computed, not waited for: optimised it takes a tenth of the time.
-cargo nextest run --release --locked -p ec-sim --all-features -E 'kind(test)'
+cargo nextest run --cargo-profile sim --locked -p ec-sim --all-features --test '*'
 scripts/docker-test.sh target/debug "$EC_TEST_TINY_IMAGE"

@@ -15,6 +15,7 @@ mod network;
 mod valid;
 
 use std::{
+    fs, io,
     net::Ipv4Addr,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -45,6 +46,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const PROBED: Duration = Duration::from_secs(120);
 /// So many daemons are started for one that finds it out.
 const STARTS: usize = 3;
+/// Where a daemon keeps what it found out, below its directory. It takes nothing from there that is not of the same QEMU, libvirt
+/// and kernel.
+const FOUND_OUT: &str = "var/cache/libvirt/qemu/capabilities";
 
 /// Begins a backup by libvirt's own call into files that are there, for whoever measures ours beside it.
 ///
@@ -75,12 +79,13 @@ pub struct LibvirtServer {
 impl LibvirtServer {
     /// Starts one, with a network of its own. Any number may run side by side.
     ///
-    /// It has come to know its QEMU by then, which takes a daemon seconds, and which one of thousands seems not to have come
-    /// back from: such a one is told of, and another takes its place.
+    /// It has come to know its QEMU by then, which takes a daemon seconds where none did before, and which one of thousands seems
+    /// not to have come back from: such a one is told of, and another takes its place.
     pub fn start() -> Self {
         for _ in 0..STARTS {
             let server = Self::start_one();
             if server.knows_its_qemu() {
+                copy_missing(&server.directory().join(FOUND_OUT), &found_out());
                 return server;
             }
             tracing::warn!("the test's libvirtd does not come to know its QEMU\n{}", server.told());
@@ -93,7 +98,8 @@ impl LibvirtServer {
         let (uri, (done, wait)) = (self.uri.clone(), mpsc::channel());
         thread::spawn(move || {
             let known = Connect::open(Some(&uri)).and_then(|connect| {
-                connect.domain_capabilities(None, Some("x86_64"), Some("pc"), Some("qemu"), 0)
+                connect.domain_capabilities(None, Some("x86_64"), Some("pc"), Some("qemu"), 0)?;
+                connect.capabilities()
             });
             let _ = done.send(known.is_ok());
         });
@@ -107,7 +113,7 @@ impl LibvirtServer {
 
     fn start_one() -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let owner = std::fs::metadata("/proc/self").map(|process| process.uid());
+        let owner = fs::metadata("/proc/self").map(|process| process.uid());
         assert!(owner.is_ok_and(|uid| uid == 0), "a private libvirtd needs root");
         events::start_loop().expect("libvirt's event loop");
         network::remove_leftovers();
@@ -116,6 +122,7 @@ impl LibvirtServer {
             .prefix(&format!("{}{}-", network::DIRECTORY_PREFIX, std::process::id()))
             .tempdir()
             .expect("a directory for the test's libvirtd");
+        copy_missing(&found_out(), &directory.path().join(FOUND_OUT));
         let namespace = Namespace::start(directory.path());
         let socket = namespace::socket(directory.path());
         let uri = format!("qemu+unix:///system?socket={}", socket.display());
@@ -282,6 +289,31 @@ fn take_down(uri: &str) -> Result<(), Error> {
         network.undefine()?;
     }
     Ok(())
+}
+
+/// Where tests find what an earlier daemon found out of its QEMU.
+fn found_out() -> PathBuf {
+    cache_directory().join("qemu-capabilities")
+}
+
+/// Copies the files of a directory that the other has not. Tests run in several processes, so each file is there whole or not at all.
+fn copy_missing(from: &Path, to: &Path) {
+    let copy = || -> io::Result<()> {
+        fs::create_dir_all(to)?;
+        let Ok(files) = fs::read_dir(from) else { return Ok(()) };
+        for file in files {
+            let file = file?;
+            let name = file.file_name();
+            let is_whole = name.to_string_lossy().ends_with(".xml");
+            if is_whole && !to.join(&name).exists() {
+                let part = tempfile::NamedTempFile::new_in(to)?;
+                fs::copy(file.path(), part.path())?;
+                part.persist(to.join(&name))?;
+            }
+        }
+        Ok(())
+    };
+    copy().expect("the files of what a daemon found out");
 }
 
 /// Where files of tests that are worth keeping between runs lie.
