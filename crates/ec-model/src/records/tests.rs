@@ -416,8 +416,12 @@ fn a_copy_is_told_by_what_its_url_begins_with() {
 #[test]
 fn of_a_url_nobody_is_told_what_may_be_secret() {
     for (url, told) in [
-        ("https://host/x.qcow2?X-Amz-Signature=abc#y", "https://host/x.qcow2"),
-        ("https://user:word@host/x", "(a URL with a password)"),
+        ("https://host/x.qcow2?X-Amz-Signature=abc#y", "https://host/x.qcow2?…"),
+        ("https://user:word@host:8443/x#y", "https://host:8443/x"),
+        ("https:user:word@host/x", "https://host/x"),
+        ("http://user:word@host:port/x", "(not shown: it has an `@`)"),
+        ("no url?secret", "no url"),
+        ("", ""),
         ("file:///a/b", "file:///a/b"),
         ("volume:7d3c1f0a-2b4e-4c55-9a7e-0123456789ab", "volume:7d3c1f0a-2b4e-4c55-9a7e-0123456789ab"),
         ("https://host/mail@home", "https://host/mail@home"),
