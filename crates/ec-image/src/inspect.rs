@@ -97,8 +97,7 @@ pub enum Refusal {
     },
     /// A qcow2 with more tables than anybody goes through in time.
     #[error(
-        "its clusters of {cluster} bytes are too small for its size: convert it with `qemu-img convert -O qcow2`, which takes \
-         larger ones"
+        "its clusters of {cluster} bytes are too small for its size: convert it with `qemu-img convert -O qcow2 -o cluster_size=2M`"
     )]
     Scattered {
         /// The size of a cluster, in bytes.

@@ -548,7 +548,9 @@ impl Hypervisor for LibvirtHypervisor {
     async fn grow_disk(&self, instance: InstanceId, capacity_bytes: u64) -> HypervisorResult<()> {
         let (node, pool) = (self.config.node, Arc::clone(&self.pool));
         let work = move |connect: &virt::connect::Connect| {
-            let running = match domain::find(connect, node, instance)? {
+            let found = domain::find(connect, node, instance)?;
+            let is_own = matches!(found, Found::Ours(_));
+            let running = match found {
                 Found::Ours(domain) => domain.is_active()?.then(|| (domain, DISK.to_owned())),
                 Found::Foreign => return Err(domain::foreign(instance)),
                 Found::Nothing => volumes::user_of(connect, &pool, instance)?
@@ -563,8 +565,9 @@ impl Hypervisor for LibvirtHypervisor {
                 {
                     Err(CallError::NotNow("the guest let go of it meanwhile".to_owned()))
                 }
-                // Whoever began the copy: QEMU changes no disk under one.
-                (Err(_), Some((domain, _))) if sys::backup(domain)?.is_some() => {
+                // Whoever began the copy: QEMU changes no disk under one. A volume waits for its end, which a machine, of which all
+                // else would wait, too, does not.
+                (Err(_), Some((domain, _))) if !is_own && sys::backup(domain)?.is_some() => {
                     Err(CallError::NotNow("it is being copied, and grows when that is done".to_owned()))
                 }
                 (grown, _) => grown,

@@ -139,6 +139,7 @@ fn disk(facts: &Facts, _: &Limits) -> Option<Plan> {
         Some(RunState::Running | RunState::Paused(_)) => {
             "its disk file was deleted under the running guest; what the guest writes is lost when it ends"
         }
+        _ if was_stopped(facts) => GONE_WHILE_STOPPED,
         None | Some(RunState::NotStarted | RunState::Ended(_) | RunState::Saved) => {
             if facts.on_volume {
                 "the disk of the volume that it boots from is gone; the rest is kept until it is destroyed"
@@ -148,6 +149,16 @@ fn disk(facts: &Facts, _: &Limits) -> Option<Plan> {
         }
     };
     Some(Plan::tell(facts, State::Error, reason))
+}
+
+/// What is told of one that did not run when its disk was missed, and so is left when the disk is there again.
+const GONE_WHILE_STOPPED: &str =
+    "its disk is gone, and it was stopped; the rest is kept until it is destroyed";
+
+fn was_stopped(facts: &Facts) -> bool {
+    known(facts).is_some_and(|status| {
+        status.state == State::Stopped || status.reason.as_deref() == Some(GONE_WHILE_STOPPED)
+    })
 }
 
 fn power(facts: &Facts, _: &Limits) -> Option<Plan> {
@@ -183,7 +194,7 @@ fn not_started(facts: &Facts) -> Plan {
         Some((State::Stopped, _)) => stopped(facts),
         // Its disk was missed, say, when it should have been, and is there again.
         Some((State::Active | State::Paused | State::Rescued | State::Error, _))
-            if facts.power.wanted == Power::Running =>
+            if facts.power.wanted == Power::Running && !was_stopped(facts) =>
         {
             reopen(
                 known(facts).map_or(0, |status| status.restarts),

@@ -229,6 +229,14 @@ fn a_guest_that_does_not_run_is_started_where_it_was_to_be_and_else_told() {
         // Its disk was missed when it should have been started.
         (because(State::Error, "no", true), Runs(&[Reopen(0)])),
         (power::wanted(Power::Stopped, because(State::Error, "no", true)), perhaps()),
+        (
+            because(
+                State::Error,
+                "its disk is gone, and it was stopped; the rest is kept until it is destroyed",
+                true,
+            ),
+            perhaps(),
+        ),
         (says(State::Active, idle()), Runs(&[Reopen(0)])),
         (says(State::Paused, idle()), Runs(&[Reopen(0)])),
         (power::wanted(Power::Stopped, says(State::Active, idle())), perhaps()),
