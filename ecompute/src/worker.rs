@@ -247,6 +247,8 @@ impl Worker {
                 Ok(())
             }
             Effect::PowerOff if planted("not-ended") => {
+                // It is asked for again at once, and a history of nothing else takes minutes to play.
+                tokio::time::sleep(std::time::Duration::from_secs(5)).await;
                 self.touched_hypervisor = true;
                 Ok(())
             }

@@ -135,29 +135,24 @@ fn disk(facts: &Facts, _: &Limits) -> Option<Plan> {
     if facts.observed.volume {
         return None;
     }
-    let reason = match facts.observed.domain {
-        Some(RunState::Running | RunState::Paused(_)) => {
-            "its disk file was deleted under the running guest; what the guest writes is lost when it ends"
-        }
-        _ if was_stopped(facts) => GONE_WHILE_STOPPED,
-        None | Some(RunState::NotStarted | RunState::Ended(_) | RunState::Saved) => {
-            if facts.on_volume {
-                "the disk of the volume that it boots from is gone; the rest is kept until it is destroyed"
-            } else {
-                "its disk is gone; the rest is kept until it is destroyed"
-            }
-        }
-    };
-    Some(Plan::tell(facts, State::Error, reason))
+    if matches!(facts.observed.domain, Some(RunState::Running | RunState::Paused(_))) {
+        let reason =
+            "its disk file was deleted under the running guest; what the guest writes is lost when it ends";
+        return Some(Plan::tell(facts, State::Error, reason));
+    }
+    let what = if facts.on_volume { "the disk of the volume that it boots from" } else { "its disk" };
+    let stopped = if was_stopped(facts) { AND_STOPPED } else { "" };
+    let reason = format!("{what} is gone{stopped}; the rest is kept until it is destroyed");
+    Some(Plan::tell(facts, State::Error, &reason))
 }
 
-/// What is told of one that did not run when its disk was missed, and so is left when the disk is there again.
-const GONE_WHILE_STOPPED: &str =
-    "its disk is gone, and it was stopped; the rest is kept until it is destroyed";
+/// What is told besides of one that did not run when its disk was missed: it is left when that is there again.
+const AND_STOPPED: &str = ", and it was stopped";
 
 fn was_stopped(facts: &Facts) -> bool {
     known(facts).is_some_and(|status| {
-        status.state == State::Stopped || status.reason.as_deref() == Some(GONE_WHILE_STOPPED)
+        status.state == State::Stopped
+            || status.reason.as_ref().is_some_and(|reason| reason.contains(AND_STOPPED))
     })
 }
 
