@@ -159,7 +159,14 @@ fn what_failed_for_an_older_wish_says_nothing_of_the_newest() {
         let record = Ok(Arc::new(Request { generation: 2, ..Request::clone(&record.unwrap()) }));
         told.on(Event::Changed(vec![(one(), Some(Requested { record, revision: 2 }))]));
         let commands = told.ended(vec![], outcome);
-        assert!(matches!(commands[..], [Command::Observe(..)]), "looked at, and decided anew: {commands:?}");
+        let [Command::Observe(_, begun_look)] = commands[..] else { panic!("{commands:?}") };
+        // Decided anew, and what is wished now is waited for as long as anything.
+        let here = Observed { volume: true, ..Observed::default() };
+        let commands = told.on(Event::Observed(one(), begun_look, Ok(here)));
+        assert!(begun(&commands).is_some(), "{commands:?}");
+        told.pass(IMAGE_PATIENCE);
+        let commands = told.ended(vec![], Outcome::RetryBounded("away".to_owned()));
+        assert!(!commands.iter().any(|command| matches!(command, Command::Begin(_))), "{commands:?}");
     }
 }
 
