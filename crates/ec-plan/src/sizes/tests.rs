@@ -116,6 +116,13 @@ fn a_disk_never_shrinks_and_goes_on_as_large_as_it_was_grown() {
     };
     let plain = |asked| judged(extent(1, 2), None, Some((1, false, amounts(1, 2))), asked);
     assert!(matches!(plain(extent(1, 2)), Verdict::Already(_)));
+    let (instance, request) = wished(extent(1, 2), None, Some(1));
+    let paused = status(State::Paused, Some((1, false, amounts(1, 2))));
+    let of_paused = crate::verbs::judge(&Verb::Resize(extent(1, 2)), &instance, &request, Some(&paused));
+    assert!(
+        matches!(of_paused, Verdict::Refuse(why) if why.contains("unpause")),
+        "the table tells what helps"
+    );
     // It could not go back to what it was before, and is larger than its record says.
     let larger = judged(extent(1, 2), None, Some((1, true, amounts(2, 2))), extent(1, 2));
     assert_eq!(larger, Verdict::Do(Wish::Resize(extent(1, 2))));

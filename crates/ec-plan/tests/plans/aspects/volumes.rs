@@ -57,6 +57,11 @@ fn what_a_machine_cannot_have_holds_nothing_up() {
         let has_ended = domain == Some(RunState::Ended(End::ByHand));
         assert_eq!(effects.contains(&SetVolumes), has_ended, "{domain:?}: {effects:?}");
     }
+    // Not of one that is not to end first, nor of one whose reboot is over.
+    for (pending, anew) in [(true, false), (false, true)] {
+        let power = PowerFacts { pending, anew, ..PowerFacts::default() };
+        holds(&Facts { power, ..machine(7, 0, Some(0), None, RUNS) }, &Runs(&[SetVolumes]));
+    }
     let rescued = failed(RUNS);
     let rescued = Facts { observed: Observed { rescued: true, ..rescued.observed }, ..rescued };
     let Next::Run(effects) = plan(&rescued, &LIMITS).next else { panic!("it is ended") };
