@@ -174,9 +174,8 @@ async fn reserve_uncounted(parts: &Parts) -> Result<(), PlacementError> {
     Ok(())
 }
 
-/// Brings what is reserved up to date, where it is out by more than the disk's breathing: whether there is any of it is told to the
-/// last GiB. What an operator set
-/// otherwise (a lock, say) stays.
+/// Brings what is reserved up to date, where it is out by more than the disk's breathing: whether there is any of it is told to
+/// the last GiB. What an operator set otherwise (a lock, say) stays.
 pub(crate) async fn refresh(parts: &Parts) -> Result<(), PlacementError> {
     let mut current = parts.placement.inventory(parts.node).await?;
     if let Some(shared) = &parts.settings.shared {

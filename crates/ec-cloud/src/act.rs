@@ -1,8 +1,8 @@
 //! What users ask of an instance that is there: judged, then written as what is wanted; the node's agent does it.
 
 use ec_model::{
-    ActionVerb, Desired, Doc, Extent, Instance, InstanceId, Node, NodeId, PowerWish, Rebuild, Record,
-    Request, Rescue, Resize, Workload, decode,
+    ActionVerb, Desired, Doc, Extent, ImageRef, Instance, InstanceId, Node, NodeId, PowerWish, Rebuild,
+    Record, Request, Rescue, Resize, Workload, decode,
 };
 use ec_plan::{
     sizes::reverted,
@@ -140,8 +140,7 @@ async fn wish(cloud: &Cloud, kind: Workload, instance: InstanceId, verb: &Verb) 
             let of_project = Cloud { project: record.record.project.clone(), ..cloud.clone() };
             free(&of_project, record.record.kind, name).await?;
         }
-        let sides = Sides { record: &record.record, request: &order.record, status: known.status.record() };
-        let its_own = made_of(sides);
+        let its_own = its_own(&known, &record, &order);
         if let Wish::Rescue(image) = &wish
             && let image = image.as_ref().unwrap_or(its_own)
             && (image.is_none() || image.copied().is_some())
@@ -427,6 +426,11 @@ fn later(cloud: &Cloud, last: Option<Timestamp>) -> Timestamp {
     last.map_or(cloud.host.now(), |last| cloud.host.now().max(next(last)))
 }
 
+/// What its disk was made of.
+fn its_own<'a>(known: &'a Known, record: &'a Doc<Instance>, order: &'a Doc<Request>) -> &'a ImageRef {
+    made_of(Sides { record: &record.record, request: &order.record, status: known.status.record() })
+}
+
 /// The transaction that writes a wish into record and request.
 fn change(
     cloud: &Cloud,
@@ -444,11 +448,6 @@ fn change(
         .when(Compare::Unchanged(record_key.clone(), known.record_revision()))
         .when(Compare::Unchanged(order_key.clone(), known.request_revision()));
     let mut awaited = None;
-    let (record_before, order_before) = (record.record.clone(), order.record.clone());
-    let disk = || {
-        let status = known.status.record();
-        made_of(Sides { record: &record_before, request: &order_before, status }).clone()
-    };
     match wish {
         Wish::Locked(locked) => record.record.locked = locked,
         Wish::Name(name) => {
@@ -477,7 +476,7 @@ fn change(
             awaited = Some(Awaited::Power(generation));
         }
         Wish::Rebuild(image) => {
-            let before = disk();
+            let before = its_own(known, &record, &order).clone();
             record.record.spec.image = image.unwrap_or_else(|| before.clone());
             if let Some(spec) = &mut order.record.spec {
                 spec.image = record.record.spec.image.clone();
@@ -488,7 +487,7 @@ fn change(
         }
         Wish::Rescue(image) => {
             let wished_at = rescue_wished_at(cloud, known, &order.record);
-            let image = image.unwrap_or_else(disk);
+            let image = image.unwrap_or_else(|| its_own(known, &record, &order).clone());
             order.record.rescue = Some(Rescue { wished_at, image });
             awaited = Some(Awaited::Rescue { wished_at, generation });
         }

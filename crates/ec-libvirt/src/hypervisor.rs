@@ -473,7 +473,7 @@ impl Hypervisor for LibvirtHypervisor {
         let spec = spec.clone();
         let work = move |connect: &virt::connect::Connect| {
             pool.refuse_snapshots(instance)?;
-            volumes::refuse_other_of(connect, node, &pool, &spec)?;
+            volumes::kept(connect, node, &pool, &spec)?;
             domain::persist(connect, node, instance, &document?)
         };
         self.act.call(format!("define domain {instance} for good"), Scope::Instance(instance), work).await

@@ -168,17 +168,6 @@ pub(crate) fn refuse_other(domain: &Domain, pool: &Pool, spec: &DomainSpec) -> R
     Ok(())
 }
 
-/// The same of the domain that is up, which may end at any moment: whoever works on it finds that.
-pub(crate) fn refuse_other_of(
-    connect: &Connect,
-    node: NodeId,
-    pool: &Pool,
-    spec: &DomainSpec,
-) -> Result<(), CallError> {
-    let Found::Ours(domain) = domain::find(connect, node, spec.instance)? else { return Ok(()) };
-    unless_gone(refuse_other(&domain, pool, spec)).map(Option::unwrap_or_default)
-}
-
 /// The volumes that a domain has and keeps when the rest of it is defined anew, that which it boots from among them; an error
 /// where it boots from another disk. Nothing where it went meanwhile.
 pub(crate) fn kept(
@@ -194,13 +183,10 @@ pub(crate) fn kept(
         let which = Which::of(&domain)?.pop().unwrap_or(Which::Next);
         volumes_in(&domain, pool, spec.instance, which)
     };
-    unless_gone(has())
-}
-
-fn unless_gone<T>(result: Result<T, CallError>) -> Result<Option<T>, CallError> {
-    match result {
+    match has() {
+        // A guest that is up may end at any moment.
         Err(CallError::Libvirt(error)) => Ok(absent(Err(error), ErrorNumber::NoDomain)?),
-        result => result.map(Some),
+        has => has.map(Some),
     }
 }
 

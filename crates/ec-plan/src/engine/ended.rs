@@ -47,8 +47,12 @@ impl Engine {
         let known = self.touch(instance);
         // What failed was for a wish that another has taken the place of, of which it says nothing.
         let is_of_older = known.request.is_some() && known.request != request;
+        if is_of_older && matches!(report.outcome, Outcome::RetryBounded(_) | Outcome::Failed(_)) {
+            known.without_image = None;
+            return self.observe(instance);
+        }
         let out_of_patience = match report.outcome {
-            Outcome::RetryBounded(_) if !is_of_older => {
+            Outcome::RetryBounded(_) => {
                 let since = *known.without_image.get_or_insert(now.since_start);
                 now.since_start.saturating_sub(since) >= IMAGE_PATIENCE
             }
@@ -69,7 +73,6 @@ impl Engine {
                 self.search_again = true;
             }
             Outcome::Abandoned if is_expected => {}
-            Outcome::RetryBounded(_) | Outcome::Failed(_) if is_of_older => return self.observe(instance),
             Outcome::Abandoned => self.retry_later(instance, "what it stood on has changed"),
             Outcome::Retry(why) => {
                 self.try_again(instance, why);
