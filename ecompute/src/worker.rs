@@ -284,11 +284,7 @@ impl Worker {
             Effect::ReplaceDisk => self.replace_disk().await,
             Effect::GiveUpRebuild(reason) => self.give_up_rebuild(reason).await,
             Effect::NoteRebuild => self.note_rebuild().await,
-            Effect::DropSuccessor => {
-                self.touched_hypervisor = true;
-                let dropped = parts.hypervisor.drop_successor(instance).await;
-                dropped.map_err(|error| Stop::Retry(error.to_string()))
-            }
+            Effect::DropSuccessor => self.drop_successor().await,
             Effect::PrepareRescue => self.prepare_rescue().await,
             Effect::EnterRescue => self.enter_rescue().await,
             Effect::LeaveRescue => self.leave_rescue().await,

@@ -199,16 +199,31 @@ impl Intent {
     /// Gives up after a claim whose answer was lost. It may still arrive, and only where there is a record does its
     /// node give it back; so that stays, without the name, until somebody comes across it.
     pub(crate) async fn abandon(self, cloud: &Cloud) -> CloudResult<()> {
-        let key = cloud.keys.instance(self.instance);
-        let nameless = Instance { name: None, ..self.record.clone() };
-        let mut txn =
-            Txn::new().when(Compare::Unchanged(key.clone(), self.revision)).put(key, encode(&nameless));
-        if let Some(name) = &self.record.name {
-            txn = txn.delete(cloud.keys.name(self.record.kind, &cloud.project, name, self.instance));
-        }
-        let (released, written) = tokio::join!(cloud.placement.release(self.instance), cloud.store.txn(txn));
-        written?;
+        let (released, kept) =
+            tokio::join!(cloud.placement.release(self.instance), self.keep_nameless(cloud));
+        kept?;
         Ok(released?)
+    }
+
+    /// Whatever stands there: somebody may have swept the record away while this host slept.
+    async fn keep_nameless(&self, cloud: &Cloud) -> CloudResult<()> {
+        let key = cloud.keys.instance(self.instance);
+        let nameless = Instance { name: None, created_at: cloud.host.now(), ..self.record.clone() };
+        let mut stands = Compare::Unchanged(key.clone(), self.revision);
+        for _ in 0..TRIES {
+            let mut txn = Txn::new().when(stands).put(key.clone(), encode(&nameless));
+            if let Some(name) = &self.record.name {
+                txn = txn.delete(cloud.keys.name(self.record.kind, &cloud.project, name, self.instance));
+            }
+            if cloud.store.txn(txn).await?.succeeded {
+                return Ok(());
+            }
+            stands = match cloud.store.get(&key).await?.0 {
+                Some(pair) => Compare::Unchanged(key.clone(), pair.mod_revision),
+                None => Compare::Absent(key.clone()),
+            };
+        }
+        Err(lost(self.instance))
     }
 
     /// Takes back what was begun: the claim where there may be one, then record and name. Where the request may

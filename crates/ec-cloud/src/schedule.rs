@@ -5,12 +5,10 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use ec_model::{
     Alive, Assigned, Attachment, Desired, Instance, InstanceId, Node, NodeId, Request, decode, encode,
 };
-use ec_placement_client::{Candidate, Candidates, Claim, DISABLED, PlacementError};
+use ec_placement_client::{Candidate, Candidates, Claim, PlacementError};
 use ec_plan::choice::{Peers, Try};
 use ec_runtime::planted;
 use ec_store::{Compare, KeyValue, StoreError, Txn};
-use futures::{StreamExt, TryStreamExt};
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -20,7 +18,6 @@ use crate::{
     group::tidy,
     history::{Asked, begin},
     intent::{Back, Intent, Reached, STALE},
-    lookup::CONCURRENCY,
     volume::booted,
 };
 
@@ -63,7 +60,6 @@ pub async fn schedule(
     wanted: &Wanted<'_>,
     stop: &CancellationToken,
 ) -> CloudResult<Result<Scheduled, NoRoom>> {
-    let begun = Instant::now();
     let mut seen = NoRoom::default();
     let wanted = &wanted.beside_source(cloud).await?;
     // At the same time: the intent is needed only for the claim.
@@ -96,8 +92,8 @@ pub async fn schedule(
                 intent = intent.renewed(cloud, wanted).await?;
             }
             tried += 1;
-            if begun.elapsed() > STALE.unsigned_abs() / 2 {
-                // Stopped and continued, perhaps: what was begun may count as left over at any moment.
+            if cloud.host.now().duration_since(intent.record.created_at) > STALE / 2 {
+                // Stopped and continued, perhaps, or the host slept: what was begun may count as left over at any moment.
                 let late = CloudError::Busy("this took minutes, so it was given up; try again".into());
                 return Err(given_up(cloud, intent, Reached::Intent, late).await);
             }
@@ -292,7 +288,7 @@ async fn members(
         }
     }
     if ask.node.is_none() {
-        let closed = closed(cloud, members.values().flatten()).await?;
+        let closed = closed(cloud).await?;
         members.values_mut().for_each(|nodes| nodes.retain(|node| !closed.contains(node)));
     }
     let drawn = cloud.host.uuid();
@@ -302,30 +298,14 @@ async fn members(
     Ok(members)
 }
 
-/// Those of the nodes where nothing new is to be placed: a controller or an operator disabled them, or their hosts are in trouble.
-async fn closed(cloud: &Cloud, nodes: impl Iterator<Item = &NodeId>) -> CloudResult<HashSet<NodeId>> {
-    // Most often nobody is disabled.
-    let is_any_disabled = !cloud.placement.associated_traits(&[DISABLED.to_owned()].into()).await?.is_empty();
-    let looked: Vec<(NodeId, bool)> = futures::stream::iter(nodes.copied())
-        .map(async |node| {
-            let pair = cloud.store.get(&cloud.keys.node(node)).await?.0;
-            // What cannot be read is no trouble of its host.
-            let record = pair.and_then(|pair| decode::<Node>(&pair.value).ok());
-            if record.is_some_and(|record| !record.troubles.is_empty()) {
-                return Ok((node, true));
-            }
-            let is_disabled = is_any_disabled
-                && match cloud.placement.traits(node).await {
-                    Ok(traits) => traits.contains(DISABLED),
-                    Err(PlacementError::NotFound(_)) => false,
-                    Err(error) => return Err(CloudError::from(error)),
-                };
-            Ok((node, is_disabled))
-        })
-        .buffer_unordered(CONCURRENCY)
-        .try_collect()
-        .await?;
-    Ok(looked.into_iter().filter(|(_, is_closed)| *is_closed).map(|(node, _)| node).collect())
+/// The nodes where nothing new is to be placed: a controller or an operator disabled them, or their hosts are in trouble.
+async fn closed(cloud: &Cloud) -> CloudResult<BTreeSet<NodeId>> {
+    let mut closed = cloud.placement.disabled().await?;
+    let records = cloud.store.list(&cloud.keys.nodes()).await?.pairs;
+    // What cannot be read is no trouble of its host.
+    let read = records.iter().filter_map(|pair| decode::<Node>(&pair.value).ok());
+    closed.extend(read.filter(|record| !record.troubles.is_empty()).map(|record| record.node));
+    Ok(closed)
 }
 
 /// The sign of life of a node whose agent can be asked by a request of that format.

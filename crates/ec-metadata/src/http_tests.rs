@@ -22,6 +22,7 @@ async fn server() -> (SocketAddr, CancellationToken, tokio::task::JoinHandle<Tcp
         base_digest: None,
         next_base_digest: None,
         next_wished_at: None,
+        next_is_whole: false,
         rescue_base_digest: None,
         rebuilt: None,
         rescued: None,

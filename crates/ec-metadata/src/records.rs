@@ -65,6 +65,9 @@ pub struct InstanceRecord {
     /// The wish for which its disk is being made anew at this moment: what is made for an older one is not put in its place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_wished_at: Option<Timestamp>,
+    /// Whether that disk is whole and comes now: where it is not beside the old one any more, it is in its place.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub next_is_whole: bool,
     /// The same of its rescue disk, from before that is made until after it is gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rescue_base_digest: Option<String>,

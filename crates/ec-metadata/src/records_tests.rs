@@ -15,6 +15,7 @@ fn record(number: u32) -> InstanceRecord {
         base_digest: None,
         next_base_digest: None,
         next_wished_at: None,
+        next_is_whole: false,
         rescue_base_digest: None,
         rebuilt: None,
         rescued: None,

@@ -59,6 +59,9 @@ pub trait Placement: Send + Sync {
     /// The providers that are marked as down by [`Self::mark_down`].
     async fn marked_down(&self) -> PlacementResult<BTreeSet<NodeId>>;
 
+    /// The providers where nothing new is to be placed, by a controller's mark or an operator's.
+    async fn disabled(&self) -> PlacementResult<BTreeSet<NodeId>>;
+
     /// Marks a provider as of a node that is down, so that nothing new is placed there, or takes the mark away. Whether
     /// anything was changed: one that is not there, and one that an operator disabled, stays as it is.
     async fn mark_down(&self, node: NodeId, down: bool) -> PlacementResult<bool>;
@@ -129,6 +132,10 @@ impl Placement for PlacementClient {
 
     async fn marked_down(&self) -> PlacementResult<BTreeSet<NodeId>> {
         Self::marked_down(self).await
+    }
+
+    async fn disabled(&self) -> PlacementResult<BTreeSet<NodeId>> {
+        Self::disabled(self).await
     }
 
     async fn mark_down(&self, node: NodeId, down: bool) -> PlacementResult<bool> {

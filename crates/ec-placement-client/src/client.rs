@@ -487,11 +487,21 @@ impl PlacementClient {
 
     /// The providers that are marked as down by [`Self::mark_down`].
     pub async fn marked_down(&self) -> PlacementResult<BTreeSet<NodeId>> {
+        self.having(DOWN).await
+    }
+
+    /// The providers where nothing new is to be placed, by a controller's mark or an operator's.
+    pub async fn disabled(&self) -> PlacementResult<BTreeSet<NodeId>> {
+        self.having(DISABLED).await
+    }
+
+    /// The providers that have the trait.
+    async fn having(&self, name: &str) -> PlacementResult<BTreeSet<NodeId>> {
         // Placement refuses to look for a trait that nobody has made yet.
-        if self.associated_traits(&[DOWN.to_owned()].into()).await?.is_empty() {
+        if self.associated_traits(&[name.to_owned()].into()).await?.is_empty() {
             return Ok(BTreeSet::new());
         }
-        let body: ProvidersBody = self.wire.get("resource_providers", &[("required", DOWN)]).await?;
+        let body: ProvidersBody = self.wire.get("resource_providers", &[("required", name)]).await?;
         Ok(body.resource_providers.into_iter().map(|provider| provider.uuid).collect())
     }
 

@@ -219,6 +219,7 @@ impl Worker {
             base_digest: None,
             next_base_digest: None,
             next_wished_at: None,
+            next_is_whole: false,
             rescue_base_digest: None,
             rebuilt: None,
             rescued: None,

@@ -23,6 +23,10 @@ impl Worker {
             return Err(Stop::Failed("it boots from a volume, and has no disk of its own".to_owned()));
         }
         let record = self.own_record().await?;
+        // What it was made of may be gone since.
+        if self.is_replaced(&record).await? {
+            return Ok(());
+        }
         let disk_bytes = match self.is_volume() {
             // As large as it is.
             true => Some(record.resources.get(DISK).copied().unwrap_or(0).saturating_mul(1 << 30)),
@@ -37,7 +41,8 @@ impl Worker {
             dropped.map_err(|error| Stop::Retry(error.to_string()))?;
         }
         let next_base_digest = digest_of(&source);
-        self.put_record(InstanceRecord { next_base_digest, next_wished_at, ..record }).await?;
+        let next_is_whole = false;
+        self.put_record(InstanceRecord { next_base_digest, next_wished_at, next_is_whole, ..record }).await?;
         self.until_made(parts.hypervisor.create_successor(instance, &source, disk_bytes)).await
     }
 
@@ -46,9 +51,13 @@ impl Worker {
         let instance = self.job.instance;
         let wished_at = self.wished_at()?;
         // Nothing is replaced of which that could not be noted.
-        let record = self.own_record().await?;
-        self.touched_hypervisor = true;
-        self.parts.hypervisor.replace_overlay(instance).await?;
+        let mut record = self.own_record().await?;
+        if !self.is_replaced(&record).await? {
+            record.next_is_whole = true;
+            self.put_record(record.clone()).await?;
+            self.touched_hypervisor = true;
+            self.parts.hypervisor.replace_overlay(instance).await?;
+        }
         self.permit = None;
         let base_digest = record.next_base_digest.clone();
         let rebuilt = Some(Rebuilt { wished_at, failed: None });
@@ -56,6 +65,7 @@ impl Worker {
             base_digest,
             next_base_digest: None,
             next_wished_at: None,
+            next_is_whole: false,
             rebuilt,
             ..record
         })
@@ -74,8 +84,35 @@ impl Worker {
         dropped.map_err(|error| Stop::Retry(error.to_string()))?;
         let record = self.own_record().await?;
         let rebuilt = Some(Rebuilt { wished_at, failed: Some(reason) });
-        self.put_record(InstanceRecord { next_base_digest: None, next_wished_at: None, rebuilt, ..record })
-            .await
+        self.put_record(InstanceRecord {
+            next_base_digest: None,
+            next_wished_at: None,
+            next_is_whole: false,
+            rebuilt,
+            ..record
+        })
+        .await
+    }
+
+    /// Whether the new disk of this wish came in the old one's place, and whoever did that was killed before it was noted.
+    async fn is_replaced(&self, record: &InstanceRecord) -> Result<bool, Stop> {
+        if !record.next_is_whole || record.next_wished_at != Some(self.wished_at()?) {
+            return Ok(false);
+        }
+        let observed = self.parts.hypervisor.observe(self.job.instance).await?;
+        Ok(observed.volume && !observed.successor)
+    }
+
+    /// What was to take the place of the disk goes. That it does not come is noted first: else it would pass for what came.
+    pub(super) async fn drop_successor(&mut self) -> Result<(), Stop> {
+        if let Ok(record) = self.looked_at().await?
+            && record.next_is_whole
+        {
+            self.put_record(InstanceRecord { next_is_whole: false, ..record }).await?;
+        }
+        self.touched_hypervisor = true;
+        let dropped = self.parts.hypervisor.drop_successor(self.job.instance).await;
+        dropped.map_err(|error| Stop::Retry(error.to_string()))
     }
 
     /// Tells what the node's record has; where that cannot be read, that it was not done.

@@ -214,6 +214,10 @@ impl Placement for Rooms {
         Ok(BTreeSet::new())
     }
 
+    async fn disabled(&self) -> PlacementResult<BTreeSet<NodeId>> {
+        Ok(BTreeSet::new())
+    }
+
     async fn mark_down(&self, _: NodeId, _: bool) -> PlacementResult<bool> {
         Ok(false)
     }
@@ -514,6 +518,26 @@ async fn through(faults: &[(usize, Fault)], rivals: usize, group: Option<&str>) 
     assert_eq!(world.under("/ecompute/names/").len(), requested.len(), "{what}: names");
     let members = if group.is_some() { requested.len() } else { 0 };
     assert_eq!(world.under("/ecompute/members/").len(), members, "{what}: members");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_in_doubt_is_known_also_where_its_record_was_swept_while_the_host_slept() {
+    // The record is the first step; giving the claim back, the second, fails.
+    let world = World::new(1, 0, &[(1, Fault::Fails)]).await;
+    let (cloud, guest, query) = (world.cloud(), guest(Some("web")), ResourceQuery::parse(QUERY).unwrap());
+    let wanted = Wanted::new(Ask::new(&query).unwrap(), &guest).unwrap();
+    let intent = Intent::write(&cloud, &wanted, &wanted.spec()).await.unwrap();
+    let instance = intent.instance;
+    world.etcd.memory.txn(Txn::new().delete(cloud.keys.instance(instance))).await.unwrap();
+    world.placement.claims.lock().unwrap().insert(instance, node(0));
+    intent.abandon(&cloud).await.unwrap_err();
+    world.every_claim_is_known("swept");
+    let left: Instance = decode(&world.under(&world.keys.instance(instance))[0].value).unwrap();
+    assert!(left.name.is_none() && Timestamp::now().duration_since(left.created_at) < STALE / 2);
+    world.swept().await;
+    assert!(
+        world.claims().is_empty() && world.under("/ecompute/").len() == world.under("/ecompute/alive").len()
+    );
 }
 
 #[tokio::test(start_paused = true)]
