@@ -155,6 +155,14 @@ impl std::fmt::Display for Destroyed {
     }
 }
 
+/// Cuts off what a full disk left of the last line: what comes next would be read as its end.
+fn drop_half_line(mut file: &File) -> io::Result<()> {
+    let mut text = Vec::new();
+    file.read_to_end(&mut text)?;
+    let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+    if whole < text.len() { file.set_len(whole as u64) } else { Ok(()) }
+}
+
 /// The record files cannot be worked on.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to {doing} {path}", path = .path.display())]
@@ -301,11 +309,13 @@ impl RecordDir {
         let path = self.directory.join(DESTROYED);
         let is_new = !path.exists();
         File::options()
+            .read(true)
             .append(true)
             .create(true)
             .mode(0o600)
             .open(&path)
             .and_then(|mut file| {
+                drop_half_line(&file)?;
                 file.write_all(lines.as_bytes())?;
                 file.sync_all()
             })

@@ -184,5 +184,9 @@ fn what_was_destroyed_is_remembered_for_a_while_and_no_line_is_believed_by_half(
     assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 6);
     records.bury(id(2), Some(9)).unwrap();
     assert_eq!(buried(&records), [(id(1), None), (id(2), Some(9)), (id(5), Some(2))].into());
+    // Nor where a full disk cut it short under who writes.
+    fs::write(&path, fs::read_to_string(&path).unwrap() + &id(4).to_string()[..20]).unwrap();
+    records.bury(id(6), Some(3)).unwrap();
+    assert_eq!(buried(&records).remove(&id(6)), Some(Some(3)));
     assert!(records.list().unwrap().is_empty());
 }
