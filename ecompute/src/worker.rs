@@ -354,7 +354,7 @@ impl Worker {
         self.write(status).await
     }
 
-    /// Goes on for the newest request that differs by a wish to look at the instance alone.
+    /// Goes on for the newest request that differs in nothing that this is about.
     fn take_up(&mut self) {
         if let Some(Requested { record: Ok(request), revision }) = self.newer.borrow_and_update().clone() {
             (self.job.request, self.job.request_revision) = (Some(request), Some(revision));

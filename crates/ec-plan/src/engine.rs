@@ -17,7 +17,8 @@
 //! a hint that never came costs time and nothing else: every [`LOOK_PERIOD`] everything is looked at anyway.
 //!
 //! One instance has at most one job. A wish that changes meanwhile asks the job to stop at its next safe point, and
-//! is planned for when it has; but for one that differs by a look at the guest alone, for which it goes on.
+//! is planned for when it has; but for one that differs by a look at the guest, or a volume's name, alone, for which it
+//! goes on.
 
 mod agenda;
 mod ended;
@@ -312,10 +313,9 @@ impl Engine {
         }
         let Some(known) = self.known.get_mut(&instance) else { return };
         match &mut known.busy {
-            // Who looks at it costs it nothing of what was done.
+            // Who looks at it, or names it, costs it nothing of what was done.
             Some(Busy::Working { request: Some(request), cancelled: false, takes_up, .. })
-                if let Some(newer) =
-                    known.request.as_ref().filter(|newer| newer.only_looks_since(request)) =>
+                if let Some(newer) = known.request.as_ref().filter(|newer| newer.goes_on_from(request)) =>
             {
                 (*request, *takes_up) = (newer.clone(), true);
                 self.commands.push(Command::TakeUp(instance, newer.clone()));

@@ -91,7 +91,7 @@ pub enum Command {
     Begin(Box<Job>),
     /// Ask this instance's job to stop at its next safe point.
     Cancel(InstanceId),
-    /// Have this instance's job go on for this request, which differs from its own by a wish to look at the instance alone.
+    /// Have this instance's job go on for this request, which differs from its own in nothing that the job is about.
     TakeUp(InstanceId, Requested),
     /// From now on look for the addresses of these.
     Search(Search),

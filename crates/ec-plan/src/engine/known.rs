@@ -26,10 +26,17 @@ pub struct Requested {
 }
 
 impl Requested {
-    /// Whether all that it wants beyond another is that somebody may look at the instance.
-    pub(super) fn only_looks_since(&self, before: &Self) -> bool {
+    /// Whether what is under way for another goes on for it: all that it wants beyond that is that somebody may look at the instance,
+    /// or of a volume, which may be the copy of hours, another name, or what only its record in etcd tells: labels, a lock.
+    pub(super) fn goes_on_from(&self, before: &Self) -> bool {
         let (Ok(newer), Ok(older)) = (&self.record, &before.record) else { return false };
-        newer.access != older.access && **newer == Request { access: newer.access, ..Request::clone(older) }
+        let same = Request { access: newer.access, ..Request::clone(older) };
+        if **newer == same {
+            return newer.access != older.access;
+        }
+        let Request { generation, request_id, ref name, .. } = **newer;
+        newer.kind == Workload::Volume
+            && **newer == Request { generation, request_id, name: name.clone(), ..same }
     }
 }
 

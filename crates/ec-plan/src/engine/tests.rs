@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use ec_model::{
     AccessKind, AccessWish, AddressSource, Desired, NodeId, Observed, PowerWish, Request, Resources, Restart,
-    RunState, State,
+    RunState, State, Workload,
 };
 use jiff::Timestamp;
 
@@ -189,6 +189,26 @@ fn a_running_job_goes_on_for_who_looks_at_its_instance_and_not_for_who_wishes_mo
     }
     assert_eq!(told.on(heard(&asked(4, 3, 2))), [Command::Cancel(one())], "more is wished than to look");
     assert_eq!(told.on(heard(&asked(5, 4, 2))), [], "it ends, and all is decided anew");
+}
+
+#[test]
+fn a_copy_goes_on_for_who_names_its_volume_and_not_for_who_wishes_another_size() {
+    let of = |generation, change: fn(&mut Request)| {
+        let mut record = Request::clone(&requested(Desired::Active).record.unwrap());
+        (record.kind, record.generation) = (Workload::Volume, generation);
+        change(&mut record);
+        Requested { record: Ok(Arc::new(record)), revision: i64::try_from(generation).unwrap() }
+    };
+    let first = of(1, |_| ());
+    let labelled = of(2, |_| ());
+    assert!(labelled.goes_on_from(&first) && !first.goes_on_from(&first), "the same again is nothing new");
+    assert!(of(3, |record| record.name = Some("other".to_owned())).goes_on_from(&first));
+    let larger = of(4, |record| record.resize = Some(ec_model::Resize { wished_at: Timestamp::UNIX_EPOCH }));
+    assert!(!larger.goes_on_from(&first));
+    assert!(!of(5, |record| record.epoch += 1).goes_on_from(&first), "placed anew");
+    assert!(!of(6, |record| record.desired = Desired::Destroyed).goes_on_from(&first));
+    let machine = |generation| of(generation, |record| record.kind = Workload::Machine);
+    assert!(!machine(2).goes_on_from(&machine(1)), "a guest is told of its labels");
 }
 
 #[test]
