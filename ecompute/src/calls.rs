@@ -119,7 +119,7 @@ impl Hypervisor for CountedHypervisor {
         &self,
         volume: InstanceId,
         source: &VolumeSource,
-        capacity_bytes: u64,
+        capacity_bytes: Option<u64>,
     ) -> HypervisorResult<()> {
         self.one(self.0.create_volume(volume, source, capacity_bytes)).await
     }

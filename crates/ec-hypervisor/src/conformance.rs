@@ -381,14 +381,17 @@ async fn volumes_outlive_the_guests_that_have_them(
     assert_eq!(bytes(data).await, None);
     expect_failed(hypervisor.set_volumes(instance, &[]).await, "volumes of what is not there");
     for capacity in [1 << 20, 1 << 20, 64 << 20] {
-        hypervisor.create_volume(data, &VolumeSource::Empty, capacity).await.expect("create an empty volume");
+        hypervisor
+            .create_volume(data, &VolumeSource::Empty, Some(capacity))
+            .await
+            .expect("create an empty volume");
         expect(hypervisor, data, None, true).await;
         assert_eq!(bytes(data).await, Some(capacity));
     }
     let capacity = base.virtual_size.next_multiple_of(1024);
     let of_image = VolumeSource::Image(base.clone());
-    hypervisor.create_volume(second, &of_image, capacity).await.expect("create a volume of an image");
-    expect_failed(hypervisor.create_volume(other, &of_image, 512).await, "less than its image has");
+    hypervisor.create_volume(second, &of_image, Some(capacity)).await.expect("create a volume of an image");
+    expect_failed(hypervisor.create_volume(other, &of_image, Some(512)).await, "less than its image has");
 
     // One is there before the guest is, the other comes while it runs.
     hypervisor.create_overlay(instance, base, None).await.expect("create the overlay");
@@ -409,20 +412,32 @@ async fn volumes_outlive_the_guests_that_have_them(
     has(other, &[]).await;
     hypervisor.read_disk(data).await.expect_err("read what a guest may write");
     hypervisor.read_disk(nothing).await.expect_err("read what is not there");
+    hypervisor.create_overlay(nothing, base, None).await.expect("create the overlay");
+    let with_both = vec![vdb.clone(), attachment(third, "vdc")];
+    let spec = DomainSpec { volumes: with_both, ..small_domain(nothing) };
+    hypervisor.define(&spec).await.expect("define, without what another has and what is not there");
+    has(nothing, &[]).await;
+    hypervisor.destroy(nothing).await.expect("destroy");
     let destroyed = hypervisor.destroy(data).await.expect_err("destroy a volume that a guest has");
     assert!(destroyed.is_transient(), "until it has it no more: {destroyed}");
     hypervisor
-        .create_volume(data, &VolumeSource::Empty, 1 << 20)
+        .create_volume(data, &VolumeSource::Empty, Some(1 << 20))
         .await
         .expect_err("make anew what a guest has");
     // Copies are of one moment, whether a guest may write meanwhile or not.
     let copy = VolumeSource::Copy(CopyOf::disk(Workload::Volume, data));
     let own = VolumeSource::Copy(CopyOf::disk(Workload::Machine, instance));
     for (source, least) in [(&copy, 128 << 20), (&own, base.virtual_size.next_multiple_of(1024))] {
-        expect_failed(hypervisor.create_volume(third, source, least - 512).await, "a copy that is smaller");
+        expect_failed(
+            hypervisor.create_volume(third, source, Some(least - 512)).await,
+            "a copy that is smaller",
+        );
         expect(hypervisor, third, None, false).await;
         for capacity in [least, least, least + (1 << 20)] {
-            hypervisor.create_volume(third, source, capacity).await.expect("copy what a guest may write");
+            hypervisor
+                .create_volume(third, source, Some(capacity))
+                .await
+                .expect("copy what a guest may write");
             assert_eq!(bytes(third).await, Some(capacity));
         }
         has(instance, &both).await;
@@ -433,21 +448,21 @@ async fn volumes_outlive_the_guests_that_have_them(
     let of_all = VolumeSource::Copy(of_all);
     let first = base.virtual_size.next_multiple_of(1024);
     let least = first + (128 << 20) + capacity;
-    expect_failed(hypervisor.create_volume(third, &of_all, least - 512).await, "less than all have");
+    expect_failed(hypervisor.create_volume(third, &of_all, Some(least - 512)).await, "less than all have");
     expect(hypervisor, third, None, false).await;
     for _ in 0..2 {
-        hypervisor.create_volume(third, &of_all, least).await.expect("copy several disks of a guest");
+        hypervisor.create_volume(third, &of_all, Some(least)).await.expect("copy several disks of a guest");
         assert_eq!(bytes(third).await, Some(first));
     }
     let held =
         |held| VolumeSource::Copy(CopyOf { held: Some(held), ..CopyOf::disk(Workload::Volume, third) });
-    hypervisor.create_volume(nothing, &held(data), 128 << 20).await.expect("copy what is in a snapshot");
+    hypervisor.create_volume(nothing, &held(data), None).await.expect("copy what is in a snapshot");
     assert_eq!(bytes(nothing).await, Some(128 << 20));
     hypervisor.destroy(nothing).await.expect("delete the copy");
-    expect_failed(hypervisor.create_volume(nothing, &held(other), 1 << 30).await, "what is not in it");
+    expect_failed(hypervisor.create_volume(nothing, &held(other), Some(1 << 30)).await, "what is not in it");
     let of_others = CopyOf { beside: vec![data], ..CopyOf::disk(Workload::Machine, other) };
     let of_others = VolumeSource::Copy(of_others);
-    expect_failed(hypervisor.create_volume(nothing, &of_others, least).await, "disks of two guests");
+    expect_failed(hypervisor.create_volume(nothing, &of_others, Some(least)).await, "disks of two guests");
     // A volume is made anew when no guest is up with it.
     let anew = held(data);
     hypervisor.create_successor(data, &anew, Some(128 << 20)).await.expect("make it anew beside it");
@@ -457,7 +472,7 @@ async fn volumes_outlive_the_guests_that_have_them(
     hypervisor.destroy(third).await.expect("delete the snapshot");
     expect(hypervisor, third, None, false).await;
     let of_nothing = VolumeSource::Copy(CopyOf::disk(Workload::Volume, nothing));
-    expect_failed(hypervisor.create_volume(third, &of_nothing, 1 << 30).await, "a copy of nothing");
+    expect_failed(hypervisor.create_volume(third, &of_nothing, Some(1 << 30)).await, "a copy of nothing");
     expect_failed(
         hypervisor.set_volumes(other, &[attachment(nothing, "vdb")]).await,
         "a volume that is not there",
@@ -489,9 +504,9 @@ async fn volumes_outlive_the_guests_that_have_them(
     hypervisor.destroy(other).await.expect("destroy");
     hypervisor.destroy(instance).await.expect("destroy");
     expect(hypervisor, data, None, true).await;
-    expect_failed(hypervisor.create_volume(other, &copy, 1 << 20).await, "a copy that is smaller");
+    expect_failed(hypervisor.create_volume(other, &copy, Some(1 << 20)).await, "a copy that is smaller");
     for _ in 0..2 {
-        hypervisor.create_volume(other, &copy, 128 << 20).await.expect("copy a volume");
+        hypervisor.create_volume(other, &copy, Some(128 << 20)).await.expect("copy a volume");
         assert_eq!(bytes(other).await, Some(128 << 20));
     }
     expect_read(hypervisor, other).await;
@@ -528,7 +543,7 @@ async fn a_guest_boots_from_a_volume_in_the_place_of_its_own_disk(
     };
     let capacity = base.virtual_size.next_multiple_of(1024);
     let of_image = VolumeSource::Image(base.clone());
-    hypervisor.create_volume(root, &of_image, capacity).await.expect("create a volume of an image");
+    hypervisor.create_volume(root, &of_image, Some(capacity)).await.expect("create a volume of an image");
     expect_failed(hypervisor.define(&booting(instance, nothing)).await, "on a volume that is not there");
     for _ in 0..2 {
         hypervisor.define(&spec).await.expect("define on the volume");
@@ -550,7 +565,7 @@ async fn a_guest_boots_from_a_volume_in_the_place_of_its_own_disk(
     let bytes = async |volume| hypervisor.disk_bytes(volume).await.expect("measure");
     assert_eq!(bytes(root).await, Some(larger));
     let copy = VolumeSource::Copy(CopyOf::disk(Workload::Volume, root));
-    hypervisor.create_volume(other, &copy, larger).await.expect("copy it under its guest");
+    hypervisor.create_volume(other, &copy, Some(larger)).await.expect("copy it under its guest");
     hypervisor.destroy(other).await.expect("delete the copy");
 
     // A rescue disk comes before it.
@@ -788,7 +803,7 @@ pub async fn a_volume_is_handed_over(
     theirs.prepare().await.expect("prepare theirs");
     let capacity = 1 << 30;
     ours.hand_over(data, node).await.expect("hand over what there is not");
-    ours.create_volume(data, &VolumeSource::Empty, capacity).await.expect("create a volume");
+    ours.create_volume(data, &VolumeSource::Empty, Some(capacity)).await.expect("create a volume");
     build(ours, base, machine).await;
     let attachment = Attachment { volume: data, device: "vdb".to_owned() };
     ours.set_volumes(machine, &[attachment]).await.expect("give it to a guest");

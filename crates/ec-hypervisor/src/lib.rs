@@ -67,7 +67,8 @@ pub trait Hypervisor: Send + Sync + 'static {
     async fn drop_successor(&self, instance: InstanceId) -> HypervisorResult<()>;
 
     /// Defines the domain for good. One that is there for good already is left as it is; one that only lives
-    /// until it ends goes on running. Fails where the volume that it is to boot from is not there, or is another domain's.
+    /// until it ends goes on running. Fails where the volume that it is to boot from is not there, or is another domain's; without
+    /// other volumes of which that is so it is defined, and [`Hypervisor::set_volumes`] tells of them.
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()>;
 
     /// Defines for good the domain that is up and only lives until it ends, since somebody undefined it; for good already is
@@ -85,13 +86,13 @@ pub trait Hypervisor: Send + Sync + 'static {
 
     /// Makes a volume's disk, or that of a machine whose guest never ran; none that another node has on the same storage. One that is there already is kept where it may be that, and made
     /// anew otherwise: nobody has written it. Of a snapshot of several disks the first is the volume's, as large as it was, the others lie
-    /// beside it, and together they have no more than that capacity. A copy may take hours; one that failed leaves what the next call, or
-    /// [`Hypervisor::destroy`], takes away.
+    /// beside it, and together they have no more than that capacity. Capacity is `capacity_bytes`, or where `None` that of what it is
+    /// made of. A copy may take hours; one that failed leaves what the next call, or [`Hypervisor::destroy`], takes away.
     async fn create_volume(
         &self,
         volume: InstanceId,
         source: &VolumeSource,
-        capacity_bytes: u64,
+        capacity_bytes: Option<u64>,
     ) -> HypervisorResult<()>;
 
     /// Has a volume's disk be that of another node, which has its disks beside this one's on the same storage. One that is there

@@ -185,7 +185,15 @@ fn cold(
         let part = original.part(pool, copy.owner, original.disk, number);
         // Of a single one it grows before it is copied: that costs nothing.
         let capacity = copy.capacity.filter(|_| originals.len() == 1).unwrap_or(original.capacity);
-        pool.create(connect, &part.file, |name| VolumeXml::alone(name, capacity), Some(&original.volume))?;
+        let made =
+            pool.create(connect, &part.file, |name| VolumeXml::alone(name, capacity), Some(&original.volume));
+        match (made, user(connect, node, pool, original.disk)?) {
+            // It was started before anything kept it from that.
+            (Err(_), Some((_, from, _))) => {
+                return Err(CallError::NotNow(format!("{from} was started before its disk was copied")));
+            }
+            (made, _) => made?,
+        }
         parts.push(part);
     }
     end(connect, pool, copy, &parts)

@@ -3,6 +3,7 @@
 use std::{
     fs::File,
     io::{self, ErrorKind},
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -101,10 +102,15 @@ impl Pool {
             .is_ok_and(|stat| stat.blocks_available() * stat.fragment_size() >= ROOM_TO_GO_ON)
     }
 
-    /// The capacity of the instance's volume in bytes; nothing where there is none.
-    pub(crate) fn capacity(&self, connect: &Connect, instance: InstanceId) -> Result<Option<u64>, CallError> {
-        let volume = self.known(connect, instance)?;
-        Ok(volume.map(|volume| volume.info()).transpose()?.map(|info| info.capacity))
+    /// The capacity of the instance's volume in bytes; nothing where there is none. Its file tells, since libvirt hears of one that
+    /// came by another's hand only when it makes no other disk, which may take it hours.
+    pub(crate) fn capacity(&self, instance: InstanceId) -> Result<Option<u64>, CallError> {
+        let path = self.volume_path(instance);
+        match capacity_in(&path) {
+            Ok(capacity) => Ok(Some(capacity)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(CallError::io("measure", &path, &error)),
+        }
     }
 
     /// Whether there is a disk that is to replace the instance's own, or what was begun of a copy for it.
@@ -401,20 +407,20 @@ impl Pool {
         running: Option<(&Domain, &str)>,
     ) -> Result<(), CallError> {
         self.refuse_snapshots(instance)?;
-        let pool = self.open(connect)?;
-        let Some(volume) = self.find(&pool, &volume_name(instance))? else {
-            return Err(CallError::Refused("there is no disk to grow".into()));
-        };
-        if volume.info()?.capacity >= capacity {
+        let none = || CallError::Refused("there is no disk to grow".into());
+        if self.capacity(instance)?.ok_or_else(none)? >= capacity {
             return Ok(());
         }
         match running {
             Some((domain, device)) => {
-                domain.block_resize(device, capacity, sys::VIR_DOMAIN_BLOCK_RESIZE_BYTES)?
+                Ok(domain.block_resize(device, capacity, sys::VIR_DOMAIN_BLOCK_RESIZE_BYTES)?)
             }
-            None => volume.resize(capacity, 0)?,
+            // Not while it is copied.
+            None => {
+                let volume = self.known(connect, instance)?.ok_or_else(none)?;
+                busy_by(volume.resize(capacity, 0), ErrorNumber::OperationInvalid)
+            }
         }
-        Ok(())
     }
 
     /// Deletes the overlay beside the instance's own, and copies that are not whole; what is not there is not an error.
@@ -519,6 +525,17 @@ fn overlay(name: &str, base: &BaseImage, capacity: Option<u64>) -> Result<Volume
     // libvirt hands qemu-img whole KiB, rounded up, and reports what came of it: an image of an odd
     // number of sectors would never be found as wanted.
     VolumeXml::overlay(name, base, capacity.next_multiple_of(1024)).map_err(CallError::Refused)
+}
+
+/// The capacity of an image in bytes, as its head has it (QEMU's `docs/interop/qcow2.txt`).
+fn capacity_in(path: &Path) -> io::Result<u64> {
+    let mut head = [0; 32];
+    File::open(path)?.read_exact_at(&mut head, 0)?;
+    if !head.starts_with(b"QFI\xfb") {
+        return Err(io::Error::new(ErrorKind::InvalidData, "it is no qcow2 image"));
+    }
+    let [.., a, b, c, d, e, f, g, h] = head;
+    Ok(u64::from_be_bytes([a, b, c, d, e, f, g, h]))
 }
 
 /// Whether QEMU has a file open, of which it locks single bytes; one that is not there nobody has.

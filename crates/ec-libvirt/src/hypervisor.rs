@@ -15,7 +15,7 @@ use ec_hypervisor::{
 use ec_model::{Address, Attachment, BaseImage, InstanceId, NodeId};
 use tokio::{
     net::UnixStream,
-    sync::{Notify, Semaphore, broadcast, mpsc},
+    sync::{Semaphore, broadcast, mpsc, watch},
 };
 use virt::domain::Domain;
 
@@ -47,6 +47,10 @@ const ASKING_AGENTS: usize = 3;
 /// Consoles that may be open at a time; each is a connection and a thread.
 const CONSOLES: usize = 8;
 
+/// Copies that are made at a time. Each takes as much of the disks as it can have, and where `qemu-img` makes it one of the lanes
+/// that act.
+const COPYING: usize = 4;
+
 /// Between two looks whether a copy is whole, a sixteenth of the time that it took so far, so that it is seen soon after its
 /// end; but no less than the first, and no more than the second.
 const COPY_LOOKS: [Duration; 2] = [Duration::from_millis(25), Duration::from_secs(1)];
@@ -66,7 +70,9 @@ pub struct LibvirtHypervisor {
     told: Told,
     protection: Arc<Protection>,
     /// The copies that are being made, by for whom: to be told when they are not wanted any more.
-    copies: Mutex<HashMap<InstanceId, Arc<Notify>>>,
+    copies: Mutex<HashMap<InstanceId, watch::Sender<bool>>>,
+    /// Places for copies under way.
+    copying: Arc<Semaphore>,
     turns: Turns,
     facts: OnceLock<Facts>,
     events: broadcast::Sender<HypervisorEvent>,
@@ -96,6 +102,7 @@ impl LibvirtHypervisor {
             told: Told::default(),
             protection: Arc::default(),
             copies: Mutex::default(),
+            copying: Arc::new(Semaphore::new(COPYING)),
             turns: Turns::default(),
             pool: Arc::new(Pool::new(&config.pool, &config.pool_path)),
             config: Arc::new(config),
@@ -146,29 +153,52 @@ impl LibvirtHypervisor {
         self.look.call(what, Scope::Host, move |connect| protection.sync(connect, &config)).await
     }
 
-    /// Makes the copy. A guest's disk may take hours, which one call must not.
-    async fn copy(&self, what: String, copy: Copy) -> HypervisorResult<()> {
-        let (owner, given_up) = (copy.owner, Arc::new(Notify::new()));
-        locked(&self.copies).insert(owner, Arc::clone(&given_up));
-        let copied = self.copy_unless(&given_up, what, copy).await;
+    /// Makes the copy, unless it is there. A guest's disk may take hours, which one call must not.
+    async fn copy(
+        &self,
+        what: String,
+        copy: Copy,
+        is_there: impl Future<Output = HypervisorResult<bool>>,
+    ) -> HypervisorResult<()> {
+        let (owner, (give_up, given_up)) = (copy.owner, watch::channel(false));
+        locked(&self.copies).insert(owner, give_up);
+        let copied = match is_there.await {
+            Ok(true) => Ok(()),
+            Ok(false) => self.copy_unless(given_up, what, copy).await,
+            Err(error) => Err(error),
+        };
         locked(&self.copies).remove(&owner);
         copied
     }
 
-    async fn copy_unless(&self, given_up: &Notify, what: String, copy: Copy) -> HypervisorResult<()> {
+    async fn copy_unless(
+        &self,
+        mut given_up: watch::Receiver<bool>,
+        what: String,
+        copy: Copy,
+    ) -> HypervisorResult<()> {
+        let detail = "it is not wanted any more".to_owned();
+        let not_wanted = HypervisorError::NotNow { what: what.clone(), detail };
+        let place = tokio::select! {
+            biased;
+            _ = given_up.wait_for(|given_up| *given_up) => return Err(not_wanted),
+            place = Arc::clone(&self.copying).acquire_owned() => Arc::new(place.ok()),
+        };
         let (node, scope) = (self.config.node, Scope::Instance(copy.owner));
         let (pool, begun, turns) = (Arc::clone(&self.pool), copy.clone(), self.turns.clone());
-        let begin = move |connect: &virt::connect::Connect| copy::begin(connect, node, &pool, &begun, &turns);
+        // Kept also by a call that is not waited for any more.
+        let also = Arc::clone(&place);
+        let begin = move |connect: &virt::connect::Connect| {
+            let _place = also;
+            copy::begin(connect, node, &pool, &begun, &turns)
+        };
         let Some(copying) = self.act.call(what.clone(), scope, begin).await? else { return Ok(()) };
         let begun = Instant::now();
         let pause = |took: Duration| (took / 16).clamp(COPY_LOOKS[0], COPY_LOOKS[1]);
         loop {
             tokio::select! {
                 () = tokio::time::sleep(pause(begun.elapsed())) => {}
-                () = given_up.notified() => {
-                    let detail = "it is not wanted any more".to_owned();
-                    return Err(HypervisorError::NotNow { what, detail });
-                }
+                _ = given_up.wait_for(|given_up| *given_up) => return Err(not_wanted),
             }
             let (pool, copy, copying) = (Arc::clone(&self.pool), copy.clone(), copying.clone());
             let look =
@@ -209,6 +239,26 @@ impl LibvirtHypervisor {
         let work = move |connect: &virt::connect::Connect| {
             let has = volumes::kept(connect, node, &pool, &spec)?;
             Ok(DomainSpec { volumes: has.unwrap_or_else(|| spec.volumes.clone()), ..spec })
+        };
+        self.look.call(what, scope, work).await
+    }
+
+    /// With the volumes that it can have, and the one that it is to boot from in any case.
+    async fn with_usable_volumes(&self, spec: &DomainSpec) -> HypervisorResult<DomainSpec> {
+        if spec.volumes.iter().all(Attachment::is_root) {
+            return Ok(spec.clone());
+        }
+        let (pool, spec) = (Arc::clone(&self.pool), spec.clone());
+        let what = format!("look for the volumes of domain {}", spec.instance);
+        let scope = Scope::Instance(spec.instance);
+        let work = move |connect: &virt::connect::Connect| {
+            let mut usable = Vec::new();
+            for has in &spec.volumes {
+                if has.is_root() || volumes::is_usable(connect, &pool, spec.instance, has.volume)? {
+                    usable.push(has.clone());
+                }
+            }
+            Ok(DomainSpec { volumes: usable, ..spec })
         };
         self.look.call(what, scope, work).await
     }
@@ -365,11 +415,9 @@ impl Hypervisor for LibvirtHypervisor {
                 let place = pool.successor_path(instance);
                 // It has its name from when it is whole, which may be after the call for it was not waited for any more.
                 let is_whole = move |_: &virt::connect::Connect| pool.has_whole_successor(instance);
-                if self.act.call(what.clone(), Scope::Instance(instance), is_whole).await? {
-                    return Ok(());
-                }
+                let is_whole = self.act.call(what.clone(), Scope::Instance(instance), is_whole);
                 let copy = Copy { owner: instance, of: of.clone(), capacity: capacity_bytes, place };
-                return self.copy(what, copy).await;
+                return self.copy(what, copy, is_whole).await;
             }
             VolumeSource::Image(base) => base.clone(),
             VolumeSource::Empty => {
@@ -449,6 +497,7 @@ impl Hypervisor for LibvirtHypervisor {
     }
 
     async fn define(&self, spec: &DomainSpec) -> HypervisorResult<()> {
+        let spec = &self.with_usable_volumes(spec).await?;
         let document = self.document(&self.facts().await?, spec);
         let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
         let spec = spec.clone();
@@ -483,14 +532,14 @@ impl Hypervisor for LibvirtHypervisor {
         &self,
         volume: InstanceId,
         source: &VolumeSource,
-        capacity_bytes: u64,
+        capacity_bytes: Option<u64>,
     ) -> HypervisorResult<()> {
         let (node, pool) = (self.config.node, Arc::clone(&self.pool));
         let what = format!("create volume {volume}");
         let place = pool.volume_path(volume);
         let base = match source {
             VolumeSource::Copy(of) => {
-                let copy = Copy { owner: volume, of: of.clone(), capacity: Some(capacity_bytes), place };
+                let copy = Copy { owner: volume, of: of.clone(), capacity: capacity_bytes, place };
                 let is_snapshot = !of.beside.is_empty();
                 let is_there = move |connect: &virt::connect::Connect| {
                     volumes::refuse_used(connect, &pool, volume)?;
@@ -501,28 +550,31 @@ impl Hypervisor for LibvirtHypervisor {
                     }
                     // It has its name from when it is whole.
                     let is_there = moving::refuse_second(&pool, volume)?;
-                    if is_there && !is_snapshot {
-                        pool.grow(connect, volume, capacity_bytes, None)?;
+                    if let Some(bytes) = capacity_bytes.filter(|_| is_there && !is_snapshot) {
+                        pool.grow(connect, volume, bytes, None)?;
                     }
                     Ok(is_there)
                 };
-                let is_there = self.look.call(what.clone(), Scope::Instance(volume), is_there).await?;
-                return if is_there { Ok(()) } else { self.copy(what, copy).await };
+                let is_there = self.look.call(what.clone(), Scope::Instance(volume), is_there);
+                return self.copy(what, copy, is_there).await;
             }
             VolumeSource::Image(base) => Some(base.clone()),
             VolumeSource::Empty => None,
         };
+        let Some(capacity) = capacity_bytes.or(base.as_ref().map(|base| base.virtual_size)) else {
+            return Err(HypervisorError::Failed { what, detail: "an empty disk has to have a size".into() });
+        };
         let work = move |connect: &virt::connect::Connect| {
             volumes::refuse_used(connect, &pool, volume)?;
             moving::refuse_second(&pool, volume)?;
-            pool.create_volume(connect, volume, base.as_ref(), capacity_bytes)
+            pool.create_volume(connect, volume, base.as_ref(), capacity)
         };
         self.act.call(what, Scope::Instance(volume), work).await
     }
 
     fn give_up_copy(&self, owner: InstanceId) {
-        if let Some(given_up) = locked(&self.copies).get(&owner) {
-            given_up.notify_one();
+        if let Some(give_up) = locked(&self.copies).get(&owner) {
+            give_up.send_replace(true);
         }
     }
 
@@ -541,7 +593,7 @@ impl Hypervisor for LibvirtHypervisor {
 
     async fn disk_bytes(&self, instance: InstanceId) -> HypervisorResult<Option<u64>> {
         let pool = Arc::clone(&self.pool);
-        let work = move |connect: &virt::connect::Connect| pool.capacity(connect, instance);
+        let work = move |_: &virt::connect::Connect| pool.capacity(instance);
         self.look.call(format!("measure the disk of {instance}"), Scope::Instance(instance), work).await
     }
 
@@ -602,9 +654,11 @@ impl Hypervisor for LibvirtHypervisor {
 
     async fn start(&self, instance: InstanceId) -> HypervisorResult<()> {
         let (config, protection) = (Arc::clone(&self.config), Arc::clone(&self.protection));
+        let pool = Arc::clone(&self.pool);
         let work = move |connect: &virt::connect::Connect| {
             protection.admit(&config, instance)?;
-            domain::start(connect, config.node, instance)?;
+            let started = domain::start(connect, config.node, instance);
+            volumes::started(connect, config.node, &pool, instance, started)?;
             protection.admit_running(connect, &config, instance)
         };
         self.act.call(format!("start domain {instance}"), Scope::Instance(instance), work).await
@@ -617,10 +671,12 @@ impl Hypervisor for LibvirtHypervisor {
             let rescue = Some(xml::utf8(&self.pool.rescue_path(instance))?.to_owned());
             xml::write(&DomainXml::new(spec, &Machine { rescue, ..machine }))
         });
+        let pool = Arc::clone(&self.pool);
         let work = move |connect: &virt::connect::Connect| {
             let document = document.map_err(CallError::Refused)?;
             protection.admit(&config, instance)?;
-            domain::start_as(connect, config.node, instance, &document)?;
+            let started = domain::start_as(connect, config.node, instance, &document);
+            volumes::started(connect, config.node, &pool, instance, started)?;
             protection.admit_running(connect, &config, instance)
         };
         let what = format!("start domain {instance} from its rescue disk");
@@ -656,7 +712,7 @@ impl Hypervisor for LibvirtHypervisor {
                 vcpus: info.nr_virt_cpu.into(),
                 // libvirt counts in KiB.
                 memory_mb: info.max_mem.div_ceil(1024),
-                disk_bytes: pool.capacity(connect, instance)?.unwrap_or(0),
+                disk_bytes: pool.capacity(instance)?.unwrap_or(0),
             }))
         };
         self.look.call(format!("measure domain {instance}"), Scope::Instance(instance), work).await

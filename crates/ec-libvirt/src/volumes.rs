@@ -7,7 +7,7 @@ use ec_model::{Attachment, InstanceId, NodeId, Observed};
 use virt::{connect::Connect, domain::Domain, error::ErrorNumber, sys};
 
 use crate::{
-    disk::Pool,
+    disk::{self, Pool},
     domain::{self, Found, ours},
     error::{CallError, absent},
     xml::{self, DiskXml, VolumeFile},
@@ -207,6 +207,45 @@ fn refuse_unusable(
     }
 }
 
+/// Whether a volume's disk is there, and no other domain's.
+pub(crate) fn is_usable(
+    connect: &Connect,
+    pool: &Pool,
+    instance: InstanceId,
+    volume: InstanceId,
+) -> Result<bool, CallError> {
+    match refuse_unusable(connect, pool, instance, volume) {
+        Err(CallError::Refused(_)) => Ok(false),
+        usable => usable.map(|()| true),
+    }
+}
+
+/// What came of a domain's start: one of whose disks is being copied waits for that.
+pub(crate) fn started(
+    connect: &Connect,
+    node: NodeId,
+    pool: &Pool,
+    instance: InstanceId,
+    started: Result<(), CallError>,
+) -> Result<(), CallError> {
+    let Err(CallError::Libvirt(_)) = started else { return started };
+    let Found::Ours(domain) = domain::find(connect, node, instance)? else { return started };
+    for disk in disks(&domain, pool, Which::Next)? {
+        refuse_copied(connect, pool, disk.volume)?;
+    }
+    started
+}
+
+/// An error for now where somebody who is no guest keeps a disk from being written: it is being copied.
+fn refuse_copied(connect: &Connect, pool: &Pool, volume: InstanceId) -> Result<(), CallError> {
+    let path = pool.volume_path(volume);
+    let is_locked = disk::is_locked(&path).map_err(|error| CallError::io("look at", &path, &error))?;
+    if is_locked && user_of(connect, pool, volume)?.is_none_or(|user| user.device.is_none()) {
+        return Err(CallError::NotNow(format!("the disk of {volume} is being copied")));
+    }
+    Ok(())
+}
+
 /// A volume as a domain is told of it.
 pub(crate) fn file(pool: &Pool, attachment: &Attachment) -> Result<VolumeFile, String> {
     Ok(VolumeFile {
@@ -260,7 +299,10 @@ pub(crate) fn set(
             }
         }
         for missing in wanted.iter().filter(|wanted| !has.contains(wanted)) {
-            domain.attach_device_flags(&document(missing)?, which.flags().1)?;
+            if let Err(error) = domain.attach_device_flags(&document(missing)?, which.flags().1) {
+                refuse_copied(connect, pool, missing.volume)?;
+                return Err(error.into());
+            }
         }
     }
     Ok(())

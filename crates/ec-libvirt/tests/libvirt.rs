@@ -9,13 +9,14 @@ use std::{
 };
 
 use ec_hypervisor::{
-    Hypervisor, HypervisorError, HypervisorEvent, HypervisorResult, RunState, VolumeSource, conformance,
+    DomainSpec, Hypervisor, HypervisorError, HypervisorEvent, HypervisorResult, RunState, VolumeSource,
+    conformance,
 };
 use ec_libvirt::{
     LibvirtConfig, LibvirtHypervisor,
     testing::{LibvirtServer, assert_valid, base_image, tiny_image},
 };
-use ec_model::{AddressSource, BaseImage, CopyOf, DiskFormat, InstanceId, NodeId, Workload};
+use ec_model::{AddressSource, Attachment, BaseImage, CopyOf, DiskFormat, InstanceId, NodeId, Workload};
 use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
 
@@ -124,7 +125,7 @@ async fn a_volume_on_shared_storage_is_handed_over_and_never_over_another() {
     let own = test.config.node;
     let create = async |source: &VolumeSource| {
         let volume = fresh();
-        ours.create_volume(volume, source, 1 << 30).await.unwrap();
+        ours.create_volume(volume, source, Some(1 << 30)).await.unwrap();
         volume
     };
     let handed = |volume: InstanceId| {
@@ -140,7 +141,7 @@ async fn a_volume_on_shared_storage_is_handed_over_and_never_over_another() {
     }
     // Nothing is given up for that: people can bring it back.
     let Err(HypervisorError::NotNow { detail, .. }) =
-        ours.create_volume(volume, &VolumeSource::Empty, 1 << 30).await
+        ours.create_volume(volume, &VolumeSource::Empty, Some(1 << 30)).await
     else {
         panic!("it is made a second time")
     };
@@ -162,7 +163,7 @@ async fn a_volume_on_shared_storage_is_handed_over_and_never_over_another() {
     let inode = std::fs::metadata(file(node, volume)).unwrap().ino();
     other.hand_over(volume, own).await.unwrap();
     for capacity in [1_u64 << 30, 2 << 30, 1 << 30] {
-        ours.create_volume(volume, &VolumeSource::Empty, capacity).await.unwrap();
+        ours.create_volume(volume, &VolumeSource::Empty, Some(capacity)).await.unwrap();
         assert_eq!(std::fs::metadata(file(own, volume)).unwrap().ino(), inode);
     }
     assert_eq!(ours.disk_bytes(volume).await.unwrap(), Some(2 << 30));
@@ -390,7 +391,7 @@ async fn while_libvirt_copies_one_disk_others_are_replaced_and_a_next_agent_wait
     let (hypervisor, big, copy, other) = (Arc::clone(&test.hypervisor), fresh(), fresh(), fresh());
     hypervisor.prepare().await.unwrap();
     let file = |name: String| test.config.pool_path.join(name);
-    hypervisor.create_volume(big, &VolumeSource::Empty, 1 << 30).await.unwrap();
+    hypervisor.create_volume(big, &VolumeSource::Empty, Some(1 << 30)).await.unwrap();
     let written = test.config.pool_path.with_extension("raw");
     let mut random = std::io::Read::take(std::fs::File::open("/dev/urandom").unwrap(), 700 << 20);
     std::io::copy(&mut random, &mut std::fs::File::create(&written).unwrap()).unwrap();
@@ -405,7 +406,7 @@ async fn while_libvirt_copies_one_disk_others_are_replaced_and_a_next_agent_wait
     let of = VolumeSource::Copy(CopyOf::disk(Workload::Volume, big));
     let copying = {
         let (hypervisor, of) = (Arc::clone(&hypervisor), of.clone());
-        tokio::spawn(async move { hypervisor.create_volume(copy, &of, 1 << 30).await })
+        tokio::spawn(async move { hypervisor.create_volume(copy, &of, Some(1 << 30)).await })
     };
     let part = file(format!("{copy}.{big}.part.qcow2"));
     wait_for("beginning of a copy", async || {
@@ -413,13 +414,25 @@ async fn while_libvirt_copies_one_disk_others_are_replaced_and_a_next_agent_wait
     })
     .await;
     hypervisor.replace_overlay(other).await.unwrap();
+    let bytes = base().virtual_size.next_multiple_of(1024);
+    assert_eq!(hypervisor.disk_bytes(other).await.unwrap(), Some(bytes), "measured all the same");
+    // What waits for the end of the copy: nothing is wrong with it.
+    let grown = hypervisor.grow_disk(big, 2 << 30).await.unwrap_err();
+    assert!(grown.is_transient(), "{grown}");
+    let volumes = vec![Attachment { volume: big, device: "vdb".to_owned() }];
+    let spec = DomainSpec { volumes, ..conformance::small_domain(other) };
+    hypervisor.define(&spec).await.unwrap();
+    let started = hypervisor.start(other).await.unwrap_err();
+    assert!(started.is_transient(), "{started}");
     // The next agent's, whose predecessor was killed: libvirt goes on with what that began.
-    let next = test.second(|_| ()).create_volume(copy, &of, 1 << 30).await.unwrap_err();
+    let next = test.second(|_| ()).create_volume(copy, &of, Some(1 << 30)).await.unwrap_err();
     assert!(next.is_transient(), "{next}");
     assert!(!copying.is_finished(), "it was to be copied meanwhile");
     copying.await.unwrap().unwrap();
 
     assert_eq!(hypervisor.disk_bytes(copy).await.unwrap(), Some(1 << 30));
+    hypervisor.start(other).await.unwrap();
+    hypervisor.power_off(other).await.unwrap();
     let connect = virt::connect::Connect::open(Some(&test.config.uri)).unwrap();
     let pool = connect.lookup_storage_pool_by_name(&test.config.pool).unwrap();
     let mut known: Vec<_> =
@@ -428,7 +441,7 @@ async fn while_libvirt_copies_one_disk_others_are_replaced_and_a_next_agent_wait
     let mut there: Vec<_> = [big, copy, other].iter().map(|disk| format!("{disk}.qcow2")).collect();
     there.sort_unstable();
     assert_eq!(known, there, "and libvirt has heard of all");
-    for disk in [big, copy, other] {
+    for disk in [other, big, copy] {
         hypervisor.destroy(disk).await.unwrap();
     }
     test.end().await;

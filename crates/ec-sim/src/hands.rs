@@ -246,7 +246,7 @@ impl Hypervisor for Hands {
         &self,
         volume: InstanceId,
         source: &VolumeSource,
-        capacity_bytes: u64,
+        capacity_bytes: Option<u64>,
     ) -> HypervisorResult<()> {
         let source = source.clone();
         self.change(Operation::CreateVolume, volume, move |hypervisor| async move {

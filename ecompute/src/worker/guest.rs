@@ -65,12 +65,8 @@ impl Worker {
             VolumeSource::Image(base) => {
                 Ok(parts.hypervisor.create_overlay(instance, base, disk_bytes).await?)
             }
-            VolumeSource::Copy(of) => {
-                let bytes = match disk_bytes {
-                    Some(bytes) => bytes,
-                    None => self.parts.hypervisor.disk_bytes(of.disk).await?.unwrap_or(0),
-                };
-                self.until_made(parts.hypervisor.create_volume(instance, &source, bytes)).await
+            VolumeSource::Copy(_) => {
+                self.until_made(&source, parts.hypervisor.create_volume(instance, &source, disk_bytes)).await
             }
             VolumeSource::Empty => Err(Stop::Failed("it has no image to boot".to_owned())),
         }
@@ -109,8 +105,13 @@ impl Worker {
     /// for all the same, lest what comes next meets it.
     pub(super) async fn until_made(
         &mut self,
+        source: &VolumeSource,
         made: impl Future<Output = HypervisorResult<()>>,
     ) -> Result<(), Stop> {
+        // Copies take turns of their own: all else of this node would wait for them.
+        if matches!(source, VolumeSource::Copy(_)) {
+            self.permit = None;
+        }
         tokio::pin!(made);
         loop {
             tokio::select! {
@@ -195,7 +196,10 @@ impl Worker {
         record.rescued = self.status.known().and_then(|status| status.rescued.clone());
         // How large it is, is seen: more may be claimed already, for a wish that has yet to be heard of.
         if request.kind == Workload::Volume {
-            if let Some(bytes) = self.parts.hypervisor.disk_bytes(self.job.instance).await? {
+            // Of several disks the first says nothing of the others.
+            if !spec_of(&request)?.image.is_of_several()
+                && let Some(bytes) = self.parts.hypervisor.disk_bytes(self.job.instance).await?
+            {
                 record.resources.insert("DISK_GB".to_owned(), bytes.div_ceil(1 << 30));
             }
         } else if let Some(size) = self.parts.hypervisor.size(self.job.instance).await? {

@@ -43,7 +43,7 @@ impl Worker {
         let next_base_digest = digest_of(&source);
         let next_is_whole = false;
         self.put_record(InstanceRecord { next_base_digest, next_wished_at, next_is_whole, ..record }).await?;
-        self.until_made(parts.hypervisor.create_successor(instance, &source, disk_bytes)).await
+        self.until_made(&source, parts.hypervisor.create_successor(instance, &source, disk_bytes)).await
     }
 
     /// The guest has ended: the new disk comes, and the old one goes.

@@ -53,7 +53,8 @@ impl Worker {
         self.put_record(record).await?;
         pause_for_test_named("before-create-volume");
         self.touched_hypervisor = true;
-        self.until_made(parts.hypervisor.create_volume(instance, &source, bytes)).await?;
+        let made = parts.hypervisor.create_volume(instance, &source, Some(bytes));
+        self.until_made(&source, made).await?;
         self.permit = None;
         Ok(())
     }

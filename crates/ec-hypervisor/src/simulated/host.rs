@@ -185,13 +185,13 @@ impl Host {
         node: NodeId,
         volume: InstanceId,
         source: &VolumeSource,
-        capacity: u64,
+        capacity: Option<u64>,
     ) -> Result<bool, String> {
         let is_up = |machine: &Machine| machine.domain.as_ref().is_some_and(Domain::is_up);
         if self.machines.get(&volume).is_some_and(is_up) {
             return Err("a domain is up with it".into());
         }
-        let disk = self.disk(node, source, Some(capacity))?;
+        let disk = self.disk(node, source, capacity)?;
         let machine = self.machine(node, volume)?;
         // What is there stays: whose disk it is may have grown it since, or another node handed it over.
         if let Some(has) = machine.volume.as_mut().filter(|has| has.base == disk.base) {
@@ -410,6 +410,8 @@ impl Host {
         if let Some(root) = spec.root().filter(|_| !is_defined) {
             self.refuse_unusable(node, spec.instance, root)?;
         }
+        let is_usable = |has: &&Attachment| self.refuse_unusable(node, spec.instance, has.volume).is_ok();
+        let volumes = spec.volumes.iter().filter(is_usable).cloned().collect();
         let machine = self.machine(node, spec.instance)?;
         if let Some(domain) = &mut machine.domain {
             refuse_other(domain, spec)?;
@@ -421,7 +423,7 @@ impl Host {
             rescued: false,
             vcpus: spec.vcpus,
             memory_mb: spec.memory_mb,
-            volumes: spec.volumes.clone(),
+            volumes,
             volumes_up: Vec::new(),
             room: None,
             address: None,

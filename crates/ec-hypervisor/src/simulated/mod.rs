@@ -315,7 +315,7 @@ impl Hypervisor for SimulatedHypervisor {
         &self,
         volume: InstanceId,
         source: &VolumeSource,
-        capacity_bytes: u64,
+        capacity_bytes: Option<u64>,
     ) -> HypervisorResult<()> {
         self.enter(Operation::CreateVolume, Some(volume)).await?;
         self.refuse_used(Operation::CreateVolume, volume)?;
