@@ -7,7 +7,7 @@
 //!   manifest.json    the digests of both, and when, of which cluster, by which release
 //! ```
 //!
-//! It is written beside its place and renamed when it is whole and proved, so that a file of that name is a backup.
+//! It is written beside its place and gets its name when it is whole and proved, so that a file of that name is a backup.
 
 use std::{
     fs::{self, File},
@@ -19,9 +19,14 @@ use std::{
 use ec_placement_store::transfer::Snapshot;
 use ec_runtime::exit::Failure;
 use jiff::Timestamp;
+use nix::{
+    errno::Errno,
+    fcntl::{AT_FDCWD, RenameFlags, renameat2},
+};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tar::{Archive, Builder, EntryType, Header};
+use uuid::Uuid;
 
 const DATABASE: &str = "etcd.db";
 const PLACEMENT: &str = "placement.json";
@@ -141,18 +146,12 @@ impl Writing {
     /// Beside this file, which must not be there.
     pub(super) fn begin(path: &Path) -> Result<Self, Failure> {
         if path.exists() {
-            return Err(Failure::usage(format!("{} is there already: name another file", path.display())));
+            return Err(taken(path));
         }
+        // Nobody else's: another backup to the same file may be under way.
         let mut half = path.as_os_str().to_owned();
-        half.push(".part");
+        half.push(format!(".{}.part", Uuid::new_v4().simple()));
         let half = PathBuf::from(half);
-        // Of a try that was killed.
-        match fs::remove_file(&half) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(failed("remove", &half)(error));
-            }
-            _ => {}
-        }
         let file = File::options().write(true).create_new(true).mode(0o600).open(&half);
         let mut file = BufWriter::new(file.map_err(failed("create", &half))?);
         // The header goes there when its length is known.
@@ -182,7 +181,10 @@ impl Writing {
         let placement = document.as_deref().map(Document::of).transpose().map_err(unwritable)?;
         let manifest = Manifest { bytes, sha256, placement, ..manifest };
         self.finish(length, &manifest, document.as_deref()).map_err(failed("write", &self.half))?;
-        fs::rename(&self.half, &self.path).map_err(failed("rename", &self.half))?;
+        name(&self.half, &self.path).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => taken(&self.path),
+            _ => failed("rename", &self.half)(error),
+        })?;
         self.kept = true;
         let directory = self.path.parent().filter(|path| !path.as_os_str().is_empty());
         let directory = directory.unwrap_or(Path::new("."));
@@ -216,6 +218,22 @@ impl Drop for Writing {
         if !self.kept {
             fs::remove_file(&self.half).ok();
         }
+    }
+}
+
+fn taken(path: &Path) -> Failure {
+    Failure::usage(format!("{} is there already: name another file", path.display()))
+}
+
+/// Renames it, and replaces nothing that came there meanwhile.
+fn name(half: &Path, path: &Path) -> io::Result<()> {
+    match renameat2(AT_FDCWD, half, AT_FDCWD, path, RenameFlags::RENAME_NOREPLACE) {
+        // NFS and others know no such renaming.
+        Err(Errno::EINVAL | Errno::ENOSYS) => {
+            fs::hard_link(half, path)?;
+            fs::remove_file(half)
+        }
+        named => Ok(named?),
     }
 }
 
@@ -374,6 +392,20 @@ mod tests {
         written(&path, b"database", 3, None).unwrap();
         assert_eq!(Writing::begin(&path).err().unwrap().code, ec_runtime::exit::USAGE);
         read(&path, io::sink()).unwrap();
+    }
+
+    #[test]
+    fn of_two_that_write_the_same_file_one_gets_the_name_and_the_other_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("b.tar");
+        let whole = |database: &[u8]| [database, &*Sha256::digest(database)].concat();
+        let (mut first, mut second) = (Writing::begin(&path).unwrap(), Writing::begin(&path).unwrap());
+        first.add(&whole(b"one")).unwrap();
+        second.add(&whole(b"another")).unwrap();
+        let kept = first.end(manifest(), None).unwrap();
+        assert_eq!(second.end(manifest(), None).err().unwrap().code, ec_runtime::exit::USAGE);
+        assert_eq!(read(&path, io::sink()).unwrap(), kept);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 
     #[test]
