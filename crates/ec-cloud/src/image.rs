@@ -104,10 +104,11 @@ pub async fn images(cloud: &Cloud) -> CloudResult<Vec<Image>> {
     Ok(seen)
 }
 
-/// All images whose bytes lie in an image store, whosever they are.
+/// All images whose bytes lie in an image store, whosever they are: also one that is being deleted, since they may lie there still.
 pub async fn stored_images(cloud: &Cloud) -> CloudResult<Vec<Image>> {
     let all: Vec<Image> = crate::catalog::all(cloud, &cloud.keys.images()).await?;
-    Ok(all.into_iter().filter(|image| image.stored && image.status == ImageStatus::Active).collect())
+    // They are counted when all of them came.
+    Ok(all.into_iter().filter(|image| image.stored && image.size.is_some()).collect())
 }
 
 /// The image of that uuid or name: the project's own before one that everybody may use.

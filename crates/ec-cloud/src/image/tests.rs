@@ -271,6 +271,28 @@ async fn what_was_taken_away_while_it_was_sent_is_not_brought_back() {
     assert_eq!(world.keys(), Vec::<String>::new());
 }
 
+#[tokio::test]
+async fn bytes_are_in_the_store_until_an_images_end_and_not_before_all_came() {
+    let world = World::new();
+    let cloud = world.cloud("p");
+    let mut upload = world.add(&cloud, &new("web", Visibility::Private), sent()).await.unwrap();
+    assert!(stored_images(&cloud).await.unwrap().is_empty());
+    upload.finish(&cloud, facts()).await.unwrap();
+    let kept = delete_image(&cloud, "web", async |_: &Image| {
+        assert_eq!(stored_images(&cloud).await?.len(), 1, "the last one is looked for, too");
+        Err(CloudError::Busy("the store is not mounted".into()))
+    });
+    kept.await.unwrap_err();
+    assert_eq!(stored_images(&cloud).await.unwrap().len(), 1);
+    world.tend(&cloud).await;
+    assert!(stored_images(&cloud).await.unwrap().is_empty());
+    // What is left of one whose bytes never came.
+    world.add(&cloud, &new("half", Visibility::Private), sent()).await.unwrap();
+    let half = delete_image(&cloud, "half", async |_: &Image| Err(CloudError::Busy("x".into())));
+    half.await.unwrap_err();
+    assert!(stored_images(&cloud).await.unwrap().is_empty());
+}
+
 /// Adds, sends, says that it goes on, and finishes.
 async fn whole(world: &World, cloud: &Cloud) -> CloudResult<Image> {
     let mut upload = world.add(cloud, &new("web", Visibility::Public), sent()).await?;
