@@ -4,7 +4,7 @@ use std::{
     fs::{self, File, Permissions},
     io::Write,
     os::unix::fs::{OpenOptionsExt, PermissionsExt},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
@@ -27,6 +27,8 @@ const PARTS_MAX: usize = 10_000;
 
 /// QEMU's host's agent reads what lies there; nobody but the store's owner writes.
 const READABLE: u32 = 0o644;
+/// Agents open objects by the names that their records have; no other user of the host learns those here.
+const PASSABLE: u32 = 0o711;
 
 /// Bytes of one image on their way. Nobody sees the object before [`Sending::finish`]; what came before is taken away by
 /// [`super::ImageStore::remove`].
@@ -43,7 +45,7 @@ impl Sending {
     pub(super) async fn begin(place: Place, name: String) -> Result<Self, StoreFailure> {
         let way = match place {
             Place::Directory(directory) => {
-                fs::create_dir_all(&directory).map_err(file("create", &directory))?;
+                make(&directory)?;
                 let (part, path) = (part(&directory, &name), directory.join(&name));
                 let created = File::options().write(true).create_new(true).mode(0o600).open(&part);
                 Way::File { file: created.map_err(file("create", &part))?, part, path }
@@ -138,7 +140,34 @@ impl Sending {
     }
 }
 
-fn file(doing: &'static str, path: &std::path::Path) -> impl FnOnce(std::io::Error) -> StoreFailure {
+/// Makes the directory, where there is none.
+fn make(directory: &Path) -> Result<(), StoreFailure> {
+    if directory.is_dir() {
+        return Ok(());
+    }
+    fs::create_dir_all(directory).map_err(file("create", directory))?;
+    fs::set_permissions(directory, Permissions::from_mode(PASSABLE))
+        .map_err(file("set the mode of", directory))
+}
+
+fn file(doing: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> StoreFailure {
     let path = path.to_owned();
     move |source| StoreFailure::File { doing, path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_directory_that_is_made_shows_nobody_what_is_in_it_and_one_that_is_there_stays_as_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let (made, own) = (directory.path().join("a/store"), directory.path().join("own"));
+        fs::create_dir(&own).unwrap();
+        fs::set_permissions(&own, Permissions::from_mode(0o750)).unwrap();
+        for (path, mode) in [(made, 0o711), (own, 0o750)] {
+            Sending::begin(Place::Directory(path.clone()), "x".to_owned()).await.unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, mode);
+        }
+    }
 }
