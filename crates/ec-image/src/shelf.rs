@@ -151,8 +151,9 @@ impl Shelf {
         let pin = {
             let mut ledger = self.ledger();
             // What is there already has the same content, and overlays may lie on it: it stays. One of
-            // another size is a damaged one; it is put right under a new inode.
-            if !self.has(&base.digest, size) {
+            // another size, or that `find` would refuse, is a damaged one; it is put right under a new inode.
+            let is_there = fs::metadata(&path).is_ok_and(|meta| meta.is_file() && meta.len() == size);
+            if !is_there || virtual_size(&path, base.format).is_err() {
                 fs::rename(&temporary.path, &path).map_err(failed("rename"))?;
                 temporary.placed = true;
             }
@@ -198,7 +199,7 @@ impl Shelf {
         let mut ledger = self.ledger();
         let touched = ledger.touched.take().unwrap_or_default();
         let mut total = bases.iter().map(|base| base.size).sum::<u64>() + ledger.reserved;
-        let mut doomed = Vec::new();
+        let (mut doomed, mut failed) = (Vec::new(), None);
         for base in bases {
             if total + wanted <= self.max_bytes {
                 break;
@@ -212,7 +213,11 @@ impl Shelf {
             match fs::rename(&base.path, &away) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(error) => return Err(ImageError::cache("evict", &base.path)(error)),
+                Err(error) => {
+                    // What is out of sight already is counted by nobody any more, and has to go all the same.
+                    failed = Some(ImageError::cache("evict", &base.path)(error));
+                    break;
+                }
             }
             tracing::info!(digest = base.digest, bytes = base.size, "evicted a base image");
             total -= base.size;
@@ -220,7 +225,12 @@ impl Shelf {
         }
         drop(ledger);
         for path in doomed {
-            fs::remove_file(&path).map_err(ImageError::cache("remove", &path))?;
+            if let Err(error) = fs::remove_file(&path) {
+                failed.get_or_insert(ImageError::cache("remove", &path)(error));
+            }
+        }
+        if let Some(error) = failed {
+            return Err(error);
         }
         if total + wanted > self.max_bytes {
             return Err(ImageError::CacheFull { wanted, held: total, max_bytes: self.max_bytes });

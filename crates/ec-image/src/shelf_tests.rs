@@ -129,3 +129,16 @@ fn a_base_that_is_there_already_keeps_its_inode_and_a_damaged_one_is_put_right()
     put(&shelf, 'a', 1024).unwrap();
     assert!(shelf.find(&digest('a')).is_some());
 }
+
+#[test]
+fn a_damaged_base_of_the_same_length_is_put_right() {
+    let dir = tempfile::tempdir().unwrap();
+    let shelf = shelf(dir.path(), 8192, &[]);
+    let path = put(&shelf, 'a', 1024).unwrap().base.path;
+    fs::remove_file(&path).unwrap();
+    // What is said to be a raw disk begins as a qcow2.
+    fs::write(&path, [&b"QFI\xfb"[..], &[0; 1020]].concat()).unwrap();
+    assert!(shelf.find(&digest('a')).is_none());
+    put(&shelf, 'a', 1024).unwrap();
+    assert!(shelf.find(&digest('a')).is_some());
+}
