@@ -1,12 +1,12 @@
 //! Images whose bytes are copied from a URL into the image store: their origin is asked once, whatever number of nodes there
 //! are.
 
-use std::{io, path::Path, time::Duration};
+use std::{io, path::PathBuf, time::Duration};
 
 use ec_model::ImageRef;
 use ec_runtime::exit::{Failure, chain};
 use futures::TryStreamExt;
-use reqwest::{Client, ClientBuilder, Response};
+use reqwest::{Client, ClientBuilder, Response, Url};
 use tokio_util::io::StreamReader;
 
 use super::send::Sender;
@@ -16,10 +16,13 @@ const STALLED: Duration = Duration::from_secs(60);
 
 /// Opens what lies at this URL.
 pub(super) async fn sender(url: &str) -> Result<Sender, Failure> {
-    if let Some(path) = url.strip_prefix("file://") {
-        return Sender::file(Path::new(path)).await;
-    }
     let at = ImageRef::at(url);
+    if let Some(path) = file(url) {
+        let elsewhere = || {
+            Failure::usage(format!("{}: a file on another host cannot be read; nothing was added", at.told()))
+        };
+        return Sender::file(&path.map_err(|()| elsewhere())?).await;
+    }
     let unreachable = |error: reqwest::Error| {
         let why = chain(&error.without_url());
         Failure::failed(format!("cannot fetch {}: {why}; nothing was added", at.told()))
@@ -30,6 +33,12 @@ pub(super) async fn sender(url: &str) -> Result<Sender, Failure> {
     let size = answer.content_length();
     let pieces = answer.bytes_stream().map_err(|error| io::Error::other(chain(&error.without_url())));
     Ok(Sender::of(StreamReader::new(Box::pin(pieces)), at.told(), size))
+}
+
+/// The path of a file's URL, as agents read it.
+fn file(url: &str) -> Option<Result<PathBuf, ()>> {
+    let url = Url::parse(url).ok().filter(|url| url.scheme() == "file")?;
+    Some(url.to_file_path())
 }
 
 /// What is answered at a URL, where that is what was asked for.
@@ -49,4 +58,22 @@ pub(super) async fn answer(
     let status = answer.status().as_u16();
     let url = ImageRef::at(url);
     Err(Failure::failed(format!("{} was answered with HTTP status {status}: nothing was added", url.told())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_the_one_that_agents_read_by_its_url() {
+        for (url, path) in [
+            ("file:///a%20b.qcow2", Some(Ok("/a b.qcow2"))),
+            ("file://localhost/x", Some(Ok("/x"))),
+            ("file:///x", Some(Ok("/x"))),
+            ("file://elsewhere/x", Some(Err(()))),
+            ("https://host/x", None),
+        ] {
+            assert_eq!(file(url), path.map(|path| path.map(PathBuf::from)), "{url}");
+        }
+    }
 }
