@@ -16,7 +16,7 @@ use crate::{
     config::Session,
     output,
     spec::once_each,
-    volume::{called, delete, done, make},
+    volume::{called, delete, done, make, named},
 };
 
 pub(crate) const EXAMPLES: &str = "\
@@ -81,7 +81,7 @@ pub(crate) enum SnapshotCommand {
 /// `eschedule snapshot restore`.
 #[derive(Args)]
 pub(crate) struct Restoring {
-    /// Its name, its uuid, or the beginning of that
+    /// Its name, its uuid, or eight characters or more of its beginning
     #[arg(value_name = "SNAPSHOT", value_parser = NonEmptyStringValueParser::new())]
     snapshot: String,
 
@@ -145,6 +145,8 @@ async fn restore(session: &Session, restoring: &Restoring, output: Output) -> Re
     let cloud = &session.cloud;
     let patience = Patience::new(Waiting { wait: true, timeout: restoring.timeout })?;
     let view = known(session, &restoring.snapshot).await?;
+    let cost = "what its instance wrote since would be lost";
+    named(session, &restoring.snapshot, view.volume, view.name.as_deref(), cost)?;
     let name = called(&view);
     if view.status != "available" {
         return Err(Failure::failed(format!("snapshot {name} is {}, and cannot be restored", view.status)));

@@ -117,7 +117,7 @@ pub(crate) enum VolumeCommand {
     ///
     /// Not while an instance that has it runs.
     Restore {
-        /// Its name, its uuid, or the beginning of that
+        /// Its name, its uuid, or eight characters or more of its beginning
         #[arg(value_name = "VOLUME", value_parser = NonEmptyStringValueParser::new())]
         volume: String,
         /// What it is made of: volume:NAME, a snapshot's copy of it as volume:SNAPSHOT/NAME, or an image
@@ -230,7 +230,7 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
             make(session, &new, waiting, output).await
         }
         VolumeCommand::Restore { volume, of, waiting } => {
-            let volume = resolve_volume(cloud, &volume).await?;
+            let volume = certain(session, &volume).await?;
             let image = image_ref(session, &of, None).await?;
             let patience = Patience::new(waiting)?;
             let acted = ec_cloud::restore_volume(cloud, volume, &image).await;
@@ -349,18 +349,35 @@ pub(crate) async fn delete(
     failed.map_or(Ok(()), Err)
 }
 
+/// The volume that a word means, where a mistake costs a disk.
+async fn certain(session: &Session, text: &str) -> Result<InstanceId, Failure> {
+    let volume = resolve_volume(&session.cloud, text).await?;
+    let name = ec_cloud::volume(&session.cloud, volume).await?.name;
+    named(session, text, volume, name.as_deref(), "what was written on it would be lost")?;
+    Ok(volume)
+}
+
+/// That a word is a volume's name, or enough of its uuid: what is done to it has such a `cost`.
+pub(crate) fn named(
+    session: &Session,
+    text: &str,
+    volume: InstanceId,
+    name: Option<&str>,
+    cost: &str,
+) -> Result<(), Failure> {
+    // A name that is borne by nobody any more may well be the beginning of another's uuid.
+    if text.len() >= CERTAIN || name.is_some_and(|name| name.eq_ignore_ascii_case(text)) {
+        return Ok(());
+    }
+    Err(Failure::failed(format!(
+        "no volume of project `{}` is named `{text}`; {volume} begins so, and {cost}: give {CERTAIN} characters of that or more",
+        session.cloud.project
+    )))
+}
+
 async fn delete_one(session: &Session, text: &str, patience: &Patience) -> Result<(), Failure> {
     let cloud = &session.cloud;
-    let volume = resolve_volume(cloud, text).await?;
-    let name = ec_cloud::volume(cloud, volume).await?.name;
-    let is_name = name.is_some_and(|name| name.eq_ignore_ascii_case(text));
-    // A name that is borne by nobody any more may well be the beginning of another's uuid.
-    if text.len() < CERTAIN && !is_name {
-        return Err(Failure::failed(format!(
-            "no volume of project `{}` is named `{text}`; {volume} begins so, and what was written on it would be lost: give {CERTAIN} characters of that or more",
-            cloud.project
-        )));
-    }
+    let volume = certain(session, text).await?;
     let doomed = ec_cloud::delete_volume(cloud, volume).await.map_err(|error| session.failed(error))?;
     let Doomed::By { node, alive } = doomed else { return Ok(()) };
     if !alive {

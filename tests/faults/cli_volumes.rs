@@ -81,6 +81,7 @@ async fn what_cannot_be_is_refused_and_changes_nothing() -> Result<()> {
         (&["extend", "data", "4"], 1, "never shrinks"),
         (&["extend", "data", "30"], 1, "short by"),
         (&["delete", &data.to_string()[..4]], 1, "would be lost"),
+        (&["restore", &data.to_string()[..7], "volume:none"], 1, "would be lost"),
         (&["delete", "none"], 1, "no volume of project"),
     ] {
         refused(&control, arguments, code, wanted)?;
