@@ -237,7 +237,15 @@ impl Inner {
             }
             Source::File { path, .. } => {
                 let (local, ground) = (Arc::clone(&self.local), self.ground.clone());
-                local::bring(&self.host, local, ground, wanted, path, state).await
+                let url = wanted.label.clone();
+                let brought = local::bring(&self.host, local, ground, wanted, path.clone(), state).await;
+                let (Err(ImageError::Local { .. }), Some(store)) = (&brought, self.store.clone()) else {
+                    return brought;
+                };
+                match self.host.blocking(move || store.misses(&path)).await {
+                    Ok(true) => Err(ImageError::StoreAway { url }),
+                    _ => brought,
+                }
             }
         }
     }

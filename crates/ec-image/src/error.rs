@@ -2,6 +2,8 @@
 
 use std::{fmt, io, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
+use nix::errno::Errno;
+
 use crate::Refusal;
 
 /// A failed fetch. Everyone who waited for the same download gets the same error, so it can be cloned.
@@ -117,6 +119,14 @@ pub enum ImageError {
         /// Why not.
         #[source]
         source: Arc<crate::StoreFailure>,
+    },
+    /// The directory that is the image store has nothing in it.
+    #[error(
+        "the image {url} lies in an image store that is empty or missing on this node: is its file system mounted?"
+    )]
+    StoreAway {
+        /// The URL.
+        url: String,
     },
     /// An object of an image store that this node does not know.
     #[error(
@@ -287,10 +297,16 @@ impl ImageError {
             | Self::Changed { .. }
             | Self::CacheFull { .. }
             | Self::DiskFull { .. }
+            | Self::StoreAway { .. }
             | Self::Interrupted => true,
             Self::Status { status, .. } => matches!(status, 408 | 429 | 500..),
             // What is wrong with our rights there, or with the name, another time does not mend.
             Self::Store { source, .. } => matches!(**source, object_store::Error::Generic { .. }),
+            // Its server or its disk is in trouble.
+            Self::Local { source, .. } => matches!(
+                source.raw_os_error().map(Errno::from_raw),
+                Some(Errno::ESTALE | Errno::EIO | Errno::ETIMEDOUT)
+            ),
             _ => false,
         }
     }
@@ -365,6 +381,21 @@ mod tests {
             (u64::MAX, "15.9 EiB"),
         ] {
             assert_eq!(Size(bytes).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_stays_away_and_one_whose_disk_is_in_trouble_may_come_back() {
+        for (errno, transient) in [
+            (Errno::ENOENT, false),
+            (Errno::EACCES, false),
+            (Errno::ESTALE, true),
+            (Errno::EIO, true),
+            (Errno::ETIMEDOUT, true),
+        ] {
+            let source = Arc::new(io::Error::from(errno));
+            let error = ImageError::Local { path: "/srv/x".into(), source };
+            assert_eq!(error.is_transient(), transient, "{errno}");
         }
     }
 

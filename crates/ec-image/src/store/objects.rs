@@ -127,11 +127,15 @@ impl ImageStore {
     pub fn attend(&self, images: &[Image]) -> Result<(), StoreFailure> {
         let images = images.iter().filter(|image| self.name(&image.url).is_some()).count();
         let Place::Directory(path) = &self.place else { return Ok(()) };
-        let has_any = fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some());
-        match images == 0 || has_any {
+        match images == 0 || has_any(path) {
             true => Ok(()),
             false => Err(StoreFailure::NotThere { path: path.clone(), images }),
         }
+    }
+
+    /// Whether a file is missed because the directory is not the one that it lies in.
+    pub(crate) fn misses(&self, file: &Path) -> bool {
+        matches!(&self.place, Place::Directory(path) if file.parent() == Some(path) && !has_any(path))
     }
 
     /// Begins to take bytes for an image; `image.upload` of its record is to be [`Sending::upload`] from then on.
@@ -210,6 +214,10 @@ impl ImageStore {
             .map(str::to_owned)
             .ok_or_else(|| StoreFailure::Elsewhere { url: image.url.clone(), store: self.url.clone() })
     }
+}
+
+fn has_any(directory: &Path) -> bool {
+    fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some())
 }
 
 /// What an object is called while it comes.

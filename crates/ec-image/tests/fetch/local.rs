@@ -143,3 +143,30 @@ async fn a_full_disk_is_an_error_of_its_own_and_leaves_no_temporary_file() {
     fs::write(&source, disk(1, 100)).unwrap();
     fetch(&cache, &url(&source)).await.unwrap();
 }
+
+#[tokio::test]
+async fn a_store_that_is_not_mounted_yet_is_waited_for_and_an_image_that_is_gone_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let directory = dir.path().join("store");
+    let store = ec_image::StoreSection {
+        url: Some(format!("file://{}", directory.display())),
+        ..ec_image::StoreSection::default()
+    };
+    let config = CacheConfig {
+        store: Some(store),
+        ..config(&dir.path().join("cache"), 64 << 20, Duration::from_secs(1))
+    };
+    let cache = open_cache(config).await;
+    let wanted = url(&directory.join("7d3c1f0a-2b4e-4c55-9a7e-0123456789ab"));
+    for _ in ["missing", "an empty mount point"] {
+        let error = fetch(&cache, &wanted).await.unwrap_err();
+        assert!(matches!(error, ImageError::StoreAway { .. }) && error.is_transient(), "{error}");
+        fs::create_dir(&directory).ok();
+    }
+    // What lies beside the store is nobody's to wait for.
+    let error = fetch(&cache, &url(&dir.path().join("none"))).await.unwrap_err();
+    assert!(matches!(error, ImageError::Local { .. }) && !error.is_transient(), "{error}");
+    fs::write(directory.join("another"), "").unwrap();
+    let error = fetch(&cache, &wanted).await.unwrap_err();
+    assert!(matches!(error, ImageError::Local { .. }) && !error.is_transient(), "{error}");
+}
