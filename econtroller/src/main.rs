@@ -18,12 +18,13 @@ use tokio_util::sync::CancellationToken;
 ///
 /// Marks nodes in placement whose agents are gone (COMPUTE_STATUS_DISABLED), so that nothing is offered of them, and
 /// takes the mark away when they are back. Takes away what killed commands left: records, names and claims that nobody
-/// asks for. Everything works without it, too; any number of them may run at once; on one host, each with a `listen` of
+/// asks for, and volumes that were copies for images. Everything works without it, too; any number of them may run at once; on one host, each with a `listen` of
 /// its own.
 #[derive(Parser)]
 #[command(
     version,
-    after_help = "Its own port (`listen`): GET /healthz (alive), /readyz (etcd and placement answer), /metrics (Prometheus).\n\
+    after_help = "Its own port (`listen`): GET /healthz (alive), /readyz (etcd and placement answer,\n                  \
+                  and its last looks at nodes, instances and claims went well), /metrics (Prometheus).\n\
                   Signals: SIGINT or SIGTERM end it; nothing is left half done.\n\
                   Logging: to standard error; RUST_LOG decides which lines there are.\n\
                   Exit codes: 0 ended as asked, 1 failed, 2 wrong usage or configuration"

@@ -81,7 +81,8 @@ pub(crate) struct Cli {
     #[arg(value_name = "QUERY|INSTANCE", required = true, value_parser = NonEmptyStringValueParser::new())]
     pub(crate) target: Option<String>,
 
-    /// What to boot: http://, https:// or file://, or the name of an image [default: `image` of schedule.yaml]
+    /// What to boot: http://, https:// or file://, the name of an image, or a copy of the disk of volume:NAME or instance:NAME
+    /// [default: `image` of schedule.yaml]
     #[arg(value_name = "IMAGE_URL")]
     pub(crate) image: Option<String>,
 
@@ -301,10 +302,11 @@ pub(crate) enum Command {
     /// one; what room it takes says a flavor (`eschedule flavor list`), or a query.
     #[command(after_help = crate::run::EXAMPLES)]
     Run(Run),
-    /// Make instances and groups what a file says of them
+    /// Make instances, groups and volumes what a file says of them
     ///
-    /// What is otherwise is told before. An instance of the file that is not there is asked for; labels, metadata and what
-    /// follows its end are set; another image, room or group is told, and left to you.
+    /// What is otherwise is told before. An instance or a volume of the file that is not there is asked for; labels, metadata and
+    /// what follows its end are set; volumes are given, taken and made larger; another image, room or group is told, and left to
+    /// you.
     #[command(after_help = crate::apply::EXAMPLES)]
     Apply(Apply),
     /// List instances, those of all projects, by node and name

@@ -79,7 +79,8 @@ pub(crate) struct InstanceEntry {
     /// What room each takes: a resources query.
     #[serde(default)]
     pub(crate) query: Option<Query>,
-    /// What to boot: a URL, or a name of `images` in schedule.yaml; without it that file's `image`.
+    /// What to boot: a URL, the name of an image (of `images` in schedule.yaml, or of the catalogue), or a copy of the disk of
+    /// `volume:NAME` or `instance:NAME`; without it the `image` of schedule.yaml.
     #[serde(default)]
     pub(crate) image: Option<String>,
     /// The SHA-256 that the image must have, in hex.

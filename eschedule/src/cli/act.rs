@@ -102,8 +102,8 @@ pub(crate) enum Act {
         /// Its name, its uuid, or the beginning of that
         #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
         instance: String,
-        /// What to make the disk from: http://, https://, file://, or the name of an image [default: the
-        /// one that was asked for last]
+        /// What to make the disk from: http://, https://, file://, the name of an image, or a copy of the disk of volume:NAME or
+        /// instance:NAME [default: the one that was asked for last]
         #[arg(value_name = "IMAGE")]
         image: Option<String>,
         /// The SHA-256 that the image must have, in hex
