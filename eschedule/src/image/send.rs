@@ -2,7 +2,7 @@
 
 use std::{fs::File, os::unix::fs::FileTypeExt, path::Path, time::Duration};
 
-use ec_cloud::{Bytes, CloudError, Facts, NewImage, Upload};
+use ec_cloud::{Bytes, Cloud, CloudError, Facts, NewImage, Upload};
 use ec_image::{
     ImageStore, InspectError, Packing, Probe, Probed, Refusal, Sending, StoreFailure, inspect_file,
 };
@@ -171,9 +171,7 @@ async fn bytes(
     loop {
         let length = tokio::select! {
             biased;
-            () = stop.cancelled() => {
-                return Err(Failure { code: INTERRUPTED, message: "interrupted; nothing was added".to_owned() });
-            }
+            () = stop.cancelled() => return Err(interrupted()),
             // Nothing is lost of what is being read: it is read anew.
             _ = alive.tick() => {
                 upload.go_on(cloud, sending.upload()).await?;
@@ -185,7 +183,9 @@ async fn bytes(
             break;
         }
         probe.push(&chunk[..length]).map_err(|error| wrong(chain(&error)))?;
-        sending.push(&chunk[..length]).await.map_err(stored)?;
+        let part = sending.upload();
+        let pushed = async { sending.push(&chunk[..length]).await.map_err(stored) };
+        attended(cloud, upload, part, &mut alive, stop, pushed).await?;
         sent += length as u64;
         shown.tell(&progress(sent, sender.size));
     }
@@ -209,9 +209,36 @@ async fn bytes(
         }
     }
     // The last look whether it is still ours: what is whole from here on has a record that knows it.
-    upload.go_on(cloud, sending.upload()).await?;
-    sending.finish().await.map_err(stored)?;
+    let part = sending.upload();
+    upload.go_on(cloud, part.clone()).await?;
+    let finished = async { sending.finish().await.map_err(stored) };
+    attended(cloud, upload, part, &mut alive, stop, finished).await?;
     Ok(facts(probed))
+}
+
+/// What comes of something that the store is asked for, which may take its time: meanwhile the record goes on saying that somebody is
+/// at it, and who interrupts is heard.
+async fn attended(
+    cloud: &Cloud,
+    upload: &mut Upload,
+    part: Option<String>,
+    alive: &mut Interval,
+    stop: &CancellationToken,
+    work: impl Future<Output = Result<(), Failure>>,
+) -> Result<(), Failure> {
+    tokio::pin!(work);
+    loop {
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return Err(interrupted()),
+            _ = alive.tick() => upload.go_on(cloud, part.clone()).await?,
+            done = &mut work => return done,
+        }
+    }
+}
+
+fn interrupted() -> Failure {
+    Failure { code: INTERRUPTED, message: "interrupted; nothing was added".to_owned() }
 }
 
 fn facts(probed: Probed) -> Facts {

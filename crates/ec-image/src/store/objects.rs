@@ -16,6 +16,7 @@ use object_store::{
     multipart::MultipartStore,
     path::Path as Key,
 };
+use tokio::time::timeout;
 
 use super::{
     Sending, StoreSection,
@@ -25,6 +26,9 @@ use super::{
 /// How long a store is asked again that does not answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 const TRIES: usize = 6;
+
+/// How long one answer is waited for of a store that takes the connection, and says nothing.
+pub(super) const SILENCE: Duration = Duration::from_secs(60);
 
 /// Amazon's first one: other makers of S3 take any.
 const REGION: &str = "us-east-1";
@@ -57,6 +61,16 @@ pub enum StoreFailure {
         #[source]
         source: Box<object_store::Error>,
     },
+    /// S3 takes the connection, and says nothing.
+    #[error("the image store {url} failed to {doing}: it did not answer for {} s", .after.as_secs())]
+    Silent {
+        /// The store.
+        url: String,
+        /// What was being done.
+        doing: &'static str,
+        /// How long it was waited for.
+        after: Duration,
+    },
     /// A directory in which images are to lie, and nothing does.
     #[error(
         "{path} is empty or missing, and {images} image(s) of the catalogue lie in it: is its file system mounted? \
@@ -82,7 +96,11 @@ pub enum StoreFailure {
 impl StoreFailure {
     /// Whether another time may help.
     pub fn is_away(&self) -> bool {
-        matches!(self, Self::Object { source, .. } if matches!(**source, object_store::Error::Generic { .. }))
+        match self {
+            Self::Object { source, .. } => matches!(**source, object_store::Error::Generic { .. }),
+            Self::Silent { .. } => true,
+            _ => false,
+        }
     }
 }
 
@@ -167,14 +185,18 @@ impl ImageStore {
             }
             Place::S3 { s3, prefix, url } => {
                 let key = key(prefix, &name);
-                let gone = |outcome: Result<(), object_store::Error>| match outcome {
-                    Err(object_store::Error::NotFound { .. }) | Ok(()) => Ok(()),
-                    Err(source) => Err(failed(url, "delete an object")(source)),
+                let gone = async |deleted| match answered(url, "delete an object", SILENCE, deleted).await {
+                    Err(StoreFailure::Object { source, .. })
+                        if matches!(*source, object_store::Error::NotFound { .. }) =>
+                    {
+                        Ok(())
+                    }
+                    outcome => outcome,
                 };
                 if let Some(upload) = &image.upload {
-                    gone(s3.abort_multipart(&key, upload).await)?;
+                    gone(s3.abort_multipart(&key, upload)).await?;
                 }
-                gone(s3.delete(&key).await)
+                gone(Box::pin(s3.delete(&key))).await
             }
         }
     }
@@ -229,7 +251,20 @@ pub(super) fn key(prefix: &str, name: &str) -> Key {
     Key::from_iter(prefix.split('/').filter(|segment| !segment.is_empty()).chain([name]))
 }
 
-pub(super) fn failed(url: &str, doing: &'static str) -> impl FnOnce(object_store::Error) -> StoreFailure {
+/// What S3 says, where it says anything within that time.
+pub(super) async fn answered<T>(
+    url: &str,
+    doing: &'static str,
+    after: Duration,
+    asked: impl Future<Output = Result<T, object_store::Error>>,
+) -> Result<T, StoreFailure> {
+    match timeout(after, asked).await {
+        Ok(answer) => answer.map_err(failed(url, doing)),
+        Err(_) => Err(StoreFailure::Silent { url: url.to_owned(), doing, after }),
+    }
+}
+
+fn failed(url: &str, doing: &'static str) -> impl FnOnce(object_store::Error) -> StoreFailure {
     let url = url.to_owned();
     move |source| StoreFailure::Object { url, doing, source: Box::new(source) }
 }
@@ -241,6 +276,7 @@ fn s3(settings: &S3Settings) -> Result<AmazonS3, StoreFailure> {
     // What the configuration does not say the environment may, as for other tools (`AWS_ACCESS_KEY_ID` and so on).
     let mut builder = AmazonS3Builder::from_env()
         .with_bucket_name(&settings.bucket)
+        // How long an image takes nobody knows: each answer is waited for by who asks.
         .with_client_options(ClientOptions::new().with_allow_http(plain).with_timeout_disabled())
         .with_retry(RetryConfig { max_retries: TRIES, retry_timeout: PATIENCE, ..RetryConfig::default() });
     if let Some(region) = &settings.region {
@@ -266,6 +302,15 @@ fn s3(settings: &S3Settings) -> Result<AmazonS3, StoreFailure> {
 mod tests {
     use super::*;
 
+    fn image(store: &str) -> Image {
+        let id: ImageId = "00000000-0000-0000-0000-000000000001".parse().unwrap();
+        let image = serde_json::json!({
+            "id": id, "name": "x", "project": "p", "status": "active", "url": format!("{store}/{id}"),
+            "created_at": "2026-01-01T00:00:00Z", "updated_at": "2026-01-01T00:00:00Z",
+        });
+        serde_json::from_value(image).unwrap()
+    }
+
     #[test]
     fn an_empty_directory_in_which_images_are_to_lie_is_not_the_store() {
         let directory = tempfile::tempdir().unwrap();
@@ -273,22 +318,35 @@ mod tests {
         let url = format!("file://{}", path.display());
         let store =
             ImageStore::open(&serde_json::from_value(serde_json::json!({"url": url})).unwrap()).unwrap();
-        let of = |url: &str| {
-            let id: ImageId = "00000000-0000-0000-0000-000000000001".parse().unwrap();
-            let image = serde_json::json!({
-                "id": id, "name": "x", "project": "p", "status": "active", "url": format!("{url}/{id}"),
-                "created_at": "2026-01-01T00:00:00Z", "updated_at": "2026-01-01T00:00:00Z",
-            });
-            serde_json::from_value::<Image>(image).unwrap()
-        };
         store.attend(&[]).unwrap();
-        store.attend(&[of("file:///elsewhere")]).unwrap();
-        let ours = [of(&url)];
+        store.attend(&[image("file:///elsewhere")]).unwrap();
+        let ours = [image(&url)];
         let why = store.attend(&ours).unwrap_err().to_string();
         assert!(why.contains("1 image(s)") && why.contains("is its file system mounted?"), "{why}");
         fs::create_dir(&path).unwrap();
         assert!(store.attend(&ours).is_err(), "a mount point is there");
         fs::write(path.join("one"), "").unwrap();
         store.attend(&ours).unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_bucket_that_takes_the_connection_and_says_nothing_is_not_waited_for_without_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let secret = directory.path().join("secret");
+        fs::write(&secret, "SK").unwrap();
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let store = serde_json::json!({
+            "url": "s3://bucket/ours", "endpoint": format!("http://{}", silent.local_addr().unwrap()),
+            "access_key": "AK", "secret_key_file": secret,
+        });
+        let store = ImageStore::open(&serde_json::from_value(store).unwrap()).unwrap();
+        let mut image = image("s3://bucket/ours");
+        for upload in [None, Some("parts".to_owned())] {
+            image.upload = upload;
+            let error = store.remove(&image).await.unwrap_err();
+            assert!(error.is_away() && error.to_string().contains("did not answer for 60 s"), "{error}");
+        }
+        let error = store.begin(&image).await.map(drop).unwrap_err();
+        assert!(matches!(error, StoreFailure::Silent { .. }), "{error}");
     }
 }

@@ -6,6 +6,7 @@ use std::{
     os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -18,12 +19,15 @@ use object_store::{
 
 use super::{
     StoreFailure,
-    objects::{Place, failed, key, part},
+    objects::{Place, SILENCE, answered, key, part},
 };
 
 /// What is sent to S3 at once; it takes 10,000 of these for one object, and at least 5 MiB in each but the last.
 const PART: usize = 16 << 20;
 const PARTS_MAX: usize = 10_000;
+
+/// A part may go by a slow line, and a store may have to put thousands of them together: 16 MiB in so long are 55 KiB a second.
+const SLOWEST: Duration = Duration::from_secs(300);
 
 /// QEMU's host's agent reads what lies there; nobody but the store's owner writes.
 const READABLE: u32 = 0o644;
@@ -52,7 +56,7 @@ impl Sending {
             }
             Place::S3 { s3, prefix, url } => {
                 let key = key(&prefix, &name);
-                let upload = s3.create_multipart(&key).await.map_err(failed(&url, "begin an object"))?;
+                let upload = answered(&url, "begin an object", SILENCE, s3.create_multipart(&key)).await?;
                 Way::S3 { s3, url, key, upload, parts: Vec::new(), rest: Vec::new() }
             }
         };
@@ -107,8 +111,8 @@ impl Sending {
             )));
         }
         let bytes = PutPayload::from(Bytes::from(std::mem::take(rest)));
-        let sent = s3.put_part(key, upload, parts.len(), bytes).await;
-        parts.push(sent.map_err(failed(url, "take a part of an object"))?);
+        let sent = s3.put_part(key, upload, parts.len(), bytes);
+        parts.push(answered(url, "take a part of an object", SLOWEST, sent).await?);
         Ok(())
     }
 
@@ -133,8 +137,8 @@ impl Sending {
                 File::open(&directory).and_then(|it| it.sync_all()).map_err(file("sync", &directory))
             }
             Way::S3 { s3, url, key, upload, parts, .. } => {
-                let done = s3.complete_multipart(&key, &upload, parts).await;
-                done.map(drop).map_err(failed(&url, "complete an object"))
+                let done = s3.complete_multipart(&key, &upload, parts);
+                answered(&url, "complete an object", SLOWEST, done).await.map(drop)
             }
         }
     }
