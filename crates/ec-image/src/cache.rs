@@ -80,6 +80,7 @@ struct Inner {
     origin: Origin,
     store: Option<ImageStore>,
     stall_timeout: Duration,
+    patience: Duration,
     flights: Arc<Flights>,
     downloads: Semaphore,
 }
@@ -135,6 +136,7 @@ impl ImageCache {
             local: Arc::new(Local(local)),
             store,
             stall_timeout,
+            patience,
             origin: Origin::new(stall_timeout, patience, Addresses(allow_addresses.into())),
             flights: Arc::default(),
             downloads: Semaphore::new(DOWNLOADS_MAX),
@@ -233,7 +235,8 @@ impl Inner {
             Source::Object(url) => {
                 let store = self.store_of(&url, &wanted.label)?;
                 let came = |bytes| self.origin.came(bytes);
-                store::bring(store, self.ground.clone(), wanted, state, self.stall_timeout, came).await
+                let times = (self.stall_timeout, self.patience);
+                store::bring(store, self.ground.clone(), wanted, state, times, came).await
             }
             Source::File { path, .. } => {
                 let (local, ground) = (Arc::clone(&self.local), self.ground.clone());

@@ -28,19 +28,13 @@ use crate::{
     landing::{Ground, Landing, Piece, Written, land},
     shelf::Landed,
     source::Wanted,
+    tries::Tries,
 };
 
 const REDIRECTS_MAX: usize = 10;
 
-/// The first pause before another try, which doubles up to the longest.
-const PAUSE_FIRST: Duration = Duration::from_millis(250);
-const PAUSE_LONGEST: Duration = Duration::from_secs(4);
-
 /// Where the cache has what the URL gave last, an origin that is away is not waited for longer.
 const PATIENCE_WITH_COPY: Duration = Duration::from_secs(2);
-
-/// Who gets ahead by so much between two failures is not given up.
-const PROGRESS: u64 = 64 << 10;
 
 /// The least that must come, in bytes a second, over [`Origin::window`].
 const RATE_MIN: u64 = 1 << 10;
@@ -124,8 +118,7 @@ impl Origin {
             .await
             .map_err(|_| ImageError::Interrupted)?;
         let mut partial: Option<Partial> = None;
-        let (mut progressed, mut furthest) = (Instant::now(), 0);
-        let mut pause = PAUSE_FIRST;
+        let mut tries = Tries::new();
         loop {
             let mut reached = 0;
             let outcome =
@@ -134,16 +127,13 @@ impl Origin {
                 Err(error) => error,
                 landed => return landed,
             };
-            // How far it came counts over all tries: a server that always breaks off at one place gets nowhere.
-            if reached >= furthest + PROGRESS {
-                (furthest, progressed, pause) = (reached, Instant::now(), PAUSE_FIRST);
-            }
             let patience =
                 if known.is_some() { self.patience.min(PATIENCE_WITH_COPY) } else { self.patience };
-            if error.is_of_the_way() && progressed.elapsed() + pause < patience {
+            if error.is_of_the_way()
+                && let Some(pause) = tries.next(reached, patience)
+            {
                 tracing::debug!(url = wanted.label, %error, reached, "fetching the image again");
                 tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(PAUSE_LONGEST);
                 continue;
             }
             return match known {

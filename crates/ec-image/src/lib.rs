@@ -41,6 +41,7 @@ mod source;
 mod store;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod tries;
 mod unpack;
 
 pub use cache::{CacheConfig, CachedImage, ImageCache};

@@ -7,11 +7,9 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use ec_model::{Image, ImageId};
-use futures::Stream;
 use object_store::{
-    ClientOptions, ObjectStoreExt, RetryConfig,
+    ClientOptions, GetOptions, GetRange, GetResult, ObjectStore, ObjectStoreExt, RetryConfig,
     aws::{AmazonS3, AmazonS3Builder},
     multipart::MultipartStore,
     path::Path as Key,
@@ -201,22 +199,25 @@ impl ImageStore {
         }
     }
 
-    /// The bytes at the URL of an object of a bucket, as they come, and how many they are. Of a directory they are read as other files.
+    /// The object of a bucket at this URL, or the rest of it, behind so many bytes of the one with that tag. Of a directory they are read
+    /// as other files.
     pub(crate) async fn read(
         &self,
         url: &str,
-    ) -> Result<
-        (u64, impl Stream<Item = Result<Bytes, object_store::Error>> + Unpin + use<>),
-        object_store::Error,
-    > {
+        rest: Option<(u64, &str)>,
+    ) -> Result<GetResult, object_store::Error> {
         let (Place::S3 { s3, prefix, .. }, Some(name)) = (&self.place, self.name(url)) else {
             return Err(object_store::Error::NotFound {
                 path: url.to_owned(),
                 source: "not of this store".into(),
             });
         };
-        let found = s3.get(&key(prefix, name)).await?;
-        Ok((found.meta.size, found.into_stream()))
+        let options = rest.map_or_else(GetOptions::default, |(from, tag)| GetOptions {
+            range: Some(GetRange::Offset(from)),
+            if_match: Some(tag.to_owned()),
+            ..GetOptions::default()
+        });
+        s3.get_opts(&key(prefix, name), options).await
     }
 
     /// Whether it is a bucket, and the URL one of its objects.

@@ -1,5 +1,7 @@
 //! Packed images: unpacked while they come, by whatever way, whole or not at all.
 
+use std::path::Path;
+
 use ec_image::{ImageError, Packing};
 use sha2::{Digest, Sha256, Sha512};
 
@@ -177,4 +179,80 @@ async fn a_store_that_takes_the_connection_and_says_nothing_is_not_waited_for_wi
     let image = ec_model::ImageRef::at("s3://bucket/ours/7d3c1f0a-2b4e-4c55-9a7e-0123456789ab");
     let error = fetch(&open_cache(config).await, &image).await.unwrap_err();
     assert!(matches!(error, ImageError::Stalled { .. }), "{error}");
+}
+
+/// A bucket's answer to one question for an object, which breaks off behind so many bytes of it.
+fn bucket(head: &str, object: &[u8], tag: &str, most: usize) -> Vec<Step> {
+    let header = |name: &str| {
+        let line = head.lines().find(|line| line.to_ascii_lowercase().starts_with(&format!("{name}: ")));
+        line.map(|line| line[name.len() + 2..].to_owned())
+    };
+    if header("if-match").is_some_and(|wanted| wanted != tag) {
+        return vec![Step::Send(answer("412 Precondition Failed", "", b""))];
+    }
+    let range = header("range");
+    let from = range.as_deref().map_or(0, |range| {
+        let (from, _) = range.trim_start_matches("bytes=").split_once('-').unwrap();
+        from.parse().unwrap()
+    });
+    let length = object.len();
+    let (status, of) = match range {
+        Some(_) => {
+            ("206 Partial Content", format!("content-range: bytes {from}-{}/{length}\r\n", length - 1))
+        }
+        None => ("200 OK", String::new()),
+    };
+    let headers = format!("etag: {tag}\r\nlast-modified: Tue, 03 Feb 2026 00:00:00 GMT\r\n{of}");
+    let mut bytes = answer(status, &headers, &object[from..]);
+    let sent = bytes.len() - (object.len() - from) + most.min(object.len() - from);
+    bytes.truncate(sent);
+    vec![Step::Send(bytes)]
+}
+
+async fn cache_of_bucket(directory: &Path, server: &Server) -> ec_image::ImageCache {
+    let secret = directory.join("secret");
+    std::fs::write(&secret, "SK").unwrap();
+    let store = ec_image::StoreSection {
+        url: Some("s3://bucket/ours".to_owned()),
+        endpoint: Some(server.url.clone()),
+        access_key: Some("AK".to_owned()),
+        secret_key_file: Some(secret),
+        ..ec_image::StoreSection::default()
+    };
+    open_cache(ec_image::CacheConfig {
+        store: Some(store),
+        ..config(&directory.join("cache"), 64 << 20, std::time::Duration::from_secs(10))
+    })
+    .await
+}
+
+const OBJECT: &str = "s3://bucket/ours/7d3c1f0a-2b4e-4c55-9a7e-0123456789ab";
+
+#[tokio::test]
+async fn an_object_goes_on_where_it_broke_off_however_often_it_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let object = disk(7, 4096);
+    let whole = object.clone();
+    // More often than the store's client tries by itself.
+    let server = Server::start(move |_, head| bucket(head, &object, "\"one\"", 128 << 10)).await;
+    let cache = cache_of_bucket(dir.path(), &server).await;
+    let fetched = fetch(&cache, &ec_model::ImageRef::at(OBJECT)).await.unwrap();
+    assert_eq!(std::fs::read(&fetched.base.path).unwrap(), whole);
+    assert_eq!((server.hits(), cache.downloaded()), (16, whole.len() as u64), "nothing came twice");
+    assert_eq!(temporary_files(&dir.path().join("cache")), 0);
+}
+
+#[tokio::test]
+async fn an_object_that_was_replaced_while_it_came_is_asked_for_from_its_beginning() {
+    let dir = tempfile::tempdir().unwrap();
+    let (first, second) = (disk(8, 4096), disk(9, 4096));
+    let whole = second.clone();
+    let server = Server::start(move |number, head| match number {
+        0 => bucket(head, &first, "\"one\"", 1 << 20),
+        _ => bucket(head, &second, "\"two\"", usize::MAX),
+    })
+    .await;
+    let cache = cache_of_bucket(dir.path(), &server).await;
+    let fetched = fetch(&cache, &ec_model::ImageRef::at(OBJECT)).await.unwrap();
+    assert_eq!(std::fs::read(&fetched.base.path).unwrap(), whole);
 }
