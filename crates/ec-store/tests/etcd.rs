@@ -63,6 +63,23 @@ async fn with_one_of_two_endpoints_dead_no_request_fails() {
 }
 
 #[tokio::test]
+async fn a_member_that_is_cut_off_gives_no_copy_of_what_it_has() {
+    let server = EtcdServer::start(None).await.unwrap();
+    let store = connect(&[server.endpoint()]).await;
+    assert!(store.snapshot().await.unwrap().next().await.unwrap().is_some());
+    // A second member that never comes: one of two is no majority.
+    let mut client = etcd_client::Client::connect([server.endpoint()], None).await.unwrap();
+    client.member_add(["http://127.0.0.1:1"], None).await.unwrap();
+    let begin = Instant::now();
+    while client.status().await.unwrap().leader() != 0 {
+        assert!(begin.elapsed() < PATIENCE);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let text = assert_unreachable(store.snapshot().await.map(drop));
+    assert!(text.contains("has no leader"), "{text}");
+}
+
+#[tokio::test]
 async fn requests_move_to_the_other_endpoint_when_one_freezes() {
     // Two servers of different clusters: which one answers can then be seen.
     let (a, b) = (EtcdServer::start(None).await.unwrap(), EtcdServer::start(None).await.unwrap());
