@@ -238,7 +238,8 @@ async fn add(session: &Session, adding: Adding) -> Result<Image, Failure> {
             send::send(session, &new, send::From::Here(sender), &at).await
         }
         Source::At(at) => {
-            let added = ec_cloud::add_image(cloud, &new, Bytes::At(at), remove).await?;
+            let is_whole = async |image: &Image| is_whole(session, image).await;
+            let added = ec_cloud::add_image(cloud, &new, Bytes::At(at), is_whole, remove).await?;
             Ok(added.image().clone())
         }
         Source::File(path) => {
@@ -318,10 +319,25 @@ async fn remove(session: &Session, image: &Image) -> CloudResult<()> {
     store.remove(image).await.map_err(kept)
 }
 
+/// Whether all of an image's bytes are in the image store.
+async fn is_whole(session: &Session, image: &Image) -> CloudResult<bool> {
+    let store = store(session).map_err(|failure| CloudError::Invalid(failure.message))?;
+    let unknown = |error: StoreFailure| {
+        CloudError::Refused(format!(
+            "nobody knows whether all bytes of image {} are there: {}; `eschedule image delete {}` takes away what is",
+            image.id,
+            chain(&error),
+            image.id
+        ))
+    };
+    store.has_whole(image).await.map_err(unknown)
+}
+
 /// Takes away what killed commands left; where that cannot be, it is told and stays.
 async fn tidy(session: &Session) {
     let remove = async |image: &Image| remove(session, image).await;
-    match ec_cloud::tend_images(&session.cloud, remove).await {
+    let is_whole = async |image: &Image| is_whole(session, image).await;
+    match ec_cloud::tend_images(&session.cloud, is_whole, remove).await {
         Ok(gone) => {
             for image in gone.done {
                 tell(&format!("eschedule: took away what was left of the image `{}`", image.name));

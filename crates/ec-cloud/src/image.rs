@@ -9,7 +9,8 @@
 //! Names are written and taken away in the transaction that makes, changes or ends the record. Bytes in our image store are
 //! the caller's to move ([`Upload`]) and to take away (the closure of [`delete_image`]); they are called by the record's uuid, which is
 //! written before there are any and deleted after the last are gone. So whatever is in the store has a record that says how it
-//! stands, and whoever comes across one that nobody is at any more takes both away ([`tend_images`]).
+//! stands, and whoever comes across one that nobody is at any more takes both away ([`tend_images`]). Not where all bytes are there: in
+//! an etcd that was put back an image is on its way that was whole long since.
 
 mod copied;
 mod stored;
@@ -20,7 +21,9 @@ pub use copied::{copy_for_image, drop_copy, tend_copies};
 pub(crate) use copied::{delete_copy, image_of_copy, left_over};
 use ec_model::{Doc, Image, ImageId, ImageRef, ImageStatus, Resources, Visibility, encode};
 use ec_store::{Compare, StoreError, Txn};
-use stored::{Stored, bearers, drop_alone, found, free, owned, read, take_away, taken, write};
+use stored::{
+    Stored, bearers, drop_alone, drop_left_over, found, free, owned, read, take_away, taken, write,
+};
 
 use crate::{Cloud, CloudError, CloudResult, Tended};
 
@@ -141,7 +144,8 @@ pub(crate) async fn fits(cloud: &Cloud, image: &ImageRef, size: &Resources) -> C
     image.fits(size).map_err(|why| CloudError::Invalid(format!("image `{}` {why}", image.name)))
 }
 
-/// Makes an image; one whose bytes are to be sent is not to be used before they are there.
+/// Makes an image; one whose bytes are to be sent is not to be used before they are there. What is left over of another of that name is
+/// taken away, as by [`tend_images`].
 ///
 /// # Errors
 /// [`CloudError::Refused`] where the project has one of that name.
@@ -149,6 +153,7 @@ pub async fn add_image(
     cloud: &Cloud,
     new: &NewImage,
     bytes: Bytes,
+    is_whole: impl AsyncFn(&Image) -> CloudResult<bool>,
     remove: impl AsyncFn(&Image) -> CloudResult<()>,
 ) -> CloudResult<Upload> {
     let id = ImageId::new(cloud.host.uuid());
@@ -190,7 +195,7 @@ pub async fn add_image(
             Ok(outcome) if outcome.succeeded => {
                 return Ok(Upload { stored: Stored { doc: Doc::new(record), revision: outcome.revision } });
             }
-            Ok(_) => free(cloud, &new.name, &remove).await?,
+            Ok(_) => free(cloud, &new.name, &is_whole, &remove).await?,
             Err(error @ StoreError::Unknown(_)) => match read(cloud, id).await? {
                 Some(stored) => return Ok(Upload { stored }),
                 None => return Err(error.into()),
@@ -265,9 +270,11 @@ pub async fn delete_image(
     Err(CloudError::Busy(format!("the image `{text}` keeps changing; try again")))
 }
 
-/// Takes away what killed commands left of images, whosever they are; `remove` takes their bytes away. Answers of which.
+/// Takes away what killed commands left of images, whosever they are; `remove` takes their bytes away. Answers of which. One all of
+/// whose bytes are there, which `is_whole` tells, stays and is told as what failed.
 pub async fn tend_images(
     cloud: &Cloud,
+    is_whole: impl AsyncFn(&Image) -> CloudResult<bool>,
     remove: impl AsyncFn(&Image) -> CloudResult<()>,
 ) -> CloudResult<Tended<Image>> {
     let now = cloud.host.now();
@@ -286,8 +293,9 @@ pub async fn tend_images(
         let Ok(doc) = Doc::<Image>::decode(&pair.value) else { continue };
         let image = doc.record.clone();
         if image.is_left_over(now) {
-            let taken = take_away(cloud, Stored { doc, revision: pair.mod_revision }, &remove).await;
-            tended.note(taken.map(|is| is.then_some(image)));
+            let taken =
+                drop_left_over(cloud, Stored { doc, revision: pair.mod_revision }, &is_whole, &remove);
+            tended.note(taken.await.map(|is| is.then_some(image)));
         }
     }
     Ok(tended)

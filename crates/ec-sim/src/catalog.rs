@@ -98,6 +98,7 @@ fn a_change(world: &World) -> ImageChange {
 
 pub(crate) async fn perform(world: &Arc<World>, actor: Actor, cloud: &Cloud, deed: Deed) {
     let remove = async |image: &Image| remove(world, cloud, image.id).await;
+    let is_whole = async |image: &Image| Ok(world.objects().contains(&image.id));
     let told = match deed {
         Deed::Add { name, parts, public, protected } => {
             let visibility = if public { Visibility::Public } else { Visibility::Private };
@@ -123,7 +124,7 @@ pub(crate) async fn perform(world: &Arc<World>, actor: Actor, cloud: &Cloud, dee
         Deed::List => {
             world.log(actor, "lists images");
             world.judge(|referee, _| referee.changes_images(actor, None));
-            if let Ok(gone) = tend_images(cloud, remove).await {
+            if let Ok(gone) = tend_images(cloud, is_whole, remove).await {
                 for image in gone.done {
                     world.log(actor, format!("took away what was left of the image {}", image.name));
                 }
@@ -152,13 +153,15 @@ pub(crate) async fn perform(world: &Arc<World>, actor: Actor, cloud: &Cloud, dee
 /// Makes an image, as the command line does: it sends the bytes, part by part, and takes away what came where it cannot go on.
 async fn add(world: &Arc<World>, cloud: &Cloud, new: &NewImage, parts: Option<u64>) -> CloudResult<Image> {
     let remove = async |image: &Image| remove(world, cloud, image.id).await;
+    let is_whole = async |image: &Image| Ok(world.objects().contains(&image.id));
     let Some(parts) = parts else {
         let at = Bytes::At(ImageRef::at("https://images.example/debian.qcow2"));
-        let added = add_image(cloud, new, at, remove).await?.image().clone();
+        let added = add_image(cloud, new, at, is_whole, remove).await?.image().clone();
         world.judge(|referee, world| referee.image_acknowledged(world, added.id));
         return Ok(added);
     };
-    let mut upload = add_image(cloud, new, Bytes::Sent { store: "file:///store".to_owned() }, remove).await?;
+    let sent = Bytes::Sent { store: "file:///store".to_owned() };
+    let mut upload = add_image(cloud, new, sent, is_whole, remove).await?;
     let id = upload.image().id;
     let sent = async {
         for part in 0..parts {
@@ -237,8 +240,9 @@ pub(crate) async fn clear(world: &Arc<World>, somebody: Actor) {
         let Ok(mut cloud) = cloud(world, somebody, &Life::new()) else { return };
         project.clone_into(&mut cloud.project);
         let remove = async |image: &Image| remove(world, &cloud, image.id).await;
+        let is_whole = async |image: &Image| Ok(world.objects().contains(&image.id));
         world.judge(|referee, _| referee.changes_images(somebody, None));
-        if let Err(error) = tend_images(&cloud, remove).await {
+        if let Err(error) = tend_images(&cloud, is_whole, remove).await {
             world.judge(|referee, _| referee.found(format!("what is left of images stays: {error}")));
         }
         let records = world.store.content(&world.keys.images()).pairs;

@@ -17,7 +17,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{disk, remove, store};
+use super::{disk, is_whole, remove, store};
 use crate::{config::Session, shown::Shown};
 
 const CHUNK: usize = 1 << 20;
@@ -100,7 +100,8 @@ pub(super) async fn send(
     let remove = async |image: &Image| remove(session, image).await;
     store.attend(&ec_cloud::stored_images(cloud).await?).map_err(stored)?;
     let place = Bytes::Sent { store: store.url().to_owned() };
-    let mut upload = ec_cloud::add_image(cloud, new, place, remove).await?;
+    let is_whole = async |image: &Image| is_whole(session, image).await;
+    let mut upload = ec_cloud::add_image(cloud, new, place, is_whole, remove).await?;
     let shown = Shown::new("sending");
     // First of all: a store that takes nothing is told before a disk is copied for it.
     let outcome = match (begun(session, &store, &mut upload).await, from) {

@@ -31,6 +31,7 @@ pub(super) fn taken(name: &str) -> CloudError {
 pub(super) async fn free(
     cloud: &Cloud,
     name: &str,
+    is_whole: &impl AsyncFn(&Image) -> CloudResult<bool>,
     remove: &impl AsyncFn(&Image) -> CloudResult<()>,
 ) -> CloudResult<()> {
     let names = cloud.keys.image_names(&cloud.project, name);
@@ -44,9 +45,30 @@ pub(super) async fn free(
                 _ => taken(name),
             });
         }
-        take_away(cloud, stored, remove).await?;
+        drop_left_over(cloud, stored, is_whole, remove).await?;
     }
     Ok(())
+}
+
+/// Takes away an image that nobody is at any more. Not where all of its bytes are there: whoever sent them may have ended it well, in an
+/// etcd that had more than this one has.
+pub(super) async fn drop_left_over(
+    cloud: &Cloud,
+    stored: Stored,
+    is_whole: &impl AsyncFn(&Image) -> CloudResult<bool>,
+    remove: &impl AsyncFn(&Image) -> CloudResult<()>,
+) -> CloudResult<bool> {
+    let image = &stored.doc.record;
+    if image.stored && image.status == ImageStatus::Saving && is_whole(image).await? {
+        return Err(CloudError::Refused(format!(
+            "the image `{}` is {}, and nobody is at it, but all of its bytes lie at {}: etcd was put back, or its command was killed at its end. It can be added anew from              there; `eschedule image delete {}` takes both away",
+            image.name,
+            image.status.name(),
+            image.url,
+            image.id
+        )));
+    }
+    take_away(cloud, stored, remove).await
 }
 
 /// Takes names away whose images are not there: both are written and deleted together, so somebody took the record away by hand.

@@ -162,6 +162,31 @@ impl ImageStore {
         Sending::begin(self.place.clone(), self.object(image)?).await
     }
 
+    /// Whether all bytes of an image are there: an object gets its name once it is whole.
+    ///
+    /// # Errors
+    /// The store cannot be asked.
+    pub async fn has_whole(&self, image: &Image) -> Result<bool, StoreFailure> {
+        let name = self.object(image)?;
+        match &self.place {
+            Place::Directory(directory) => {
+                let path = directory.join(&name);
+                path.try_exists().map_err(|source| StoreFailure::File { doing: "look for", path, source })
+            }
+            Place::S3 { s3, prefix, url } => {
+                let key = key(prefix, &name);
+                match answered(url, "look for an object", SILENCE, s3.head(&key)).await {
+                    Err(StoreFailure::Object { source, .. })
+                        if matches!(*source, object_store::Error::NotFound { .. }) =>
+                    {
+                        Ok(false)
+                    }
+                    answer => answer.map(|_| true),
+                }
+            }
+        }
+    }
+
     /// Takes away all that there is of an image's bytes, also where only some had come.
     ///
     /// # Errors

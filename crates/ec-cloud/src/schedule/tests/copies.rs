@@ -30,7 +30,9 @@ impl World {
     async fn image(&self, status: ImageStatus, minutes: i64) -> ImageId {
         let new = NewImage { name: format!("of{minutes}"), ..NewImage::default() };
         let sent = Bytes::Sent { store: "file:///store/".to_owned() };
-        let upload = add_image(&self.cloud(), &new, sent, async |_: &Image| Ok(())).await.unwrap();
+        let cloud = self.cloud();
+        let upload = add_image(&cloud, &new, sent, async |_: &Image| Ok(false), async |_: &Image| Ok(()));
+        let upload = upload.await.unwrap();
         let image = Image {
             status,
             updated_at: Timestamp::now() - SignedDuration::from_mins(minutes),
