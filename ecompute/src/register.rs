@@ -121,7 +121,7 @@ async fn remember(parts: &Parts) {
 /// Sets provider, inventory and traits anew. What was locked by the last end is unlocked by this.
 async fn register(parts: &Parts) -> Result<(), PlacementError> {
     let (placement, node, settings) = (&parts.placement, parts.node, &parts.settings);
-    let measured = inventory::measure(settings).map_err(PlacementError::Invalid)?;
+    let measured = measure(parts).await?;
     let provider = placement.ensure_provider(node, &settings.name).await?;
     storage::join(parts).await?;
     reserve_uncounted(parts).await?;
@@ -135,6 +135,13 @@ async fn register(parts: &Parts) -> Result<(), PlacementError> {
     tracing::info!(%node, name = provider.name, measured = %serde_json::json!(measured), traits = traits.len(), "registered with placement");
     parts.registered.send_replace(());
     Ok(())
+}
+
+/// What this host has. A storage whose server is away may hold up who looks at it for as long as that is.
+async fn measure(parts: &Parts) -> Result<Measured, PlacementError> {
+    let settings = parts.settings.clone();
+    let measured = parts.host.blocking(move || inventory::measure(&settings)).await;
+    measured.map_err(|error| error.to_string()).flatten().map_err(PlacementError::Invalid)
 }
 
 /// Has the room of guests reserved that are here and that placement does not know of, before it is offered: one by
@@ -182,7 +189,7 @@ pub(crate) async fn refresh(parts: &Parts) -> Result<(), PlacementError> {
         current.remove(DISK);
         current.extend(parts.placement.inventory(shared.storage.provider).await?);
     }
-    let measured = inventory::measure(&parts.settings).map_err(PlacementError::Invalid)?;
+    let measured = measure(parts).await?;
     let mut wanted = offered(parts, &measured);
     if parts.settings.shared.is_some()
         && let (Some(current), Some(disk)) = (current.get(DISK), wanted.get(DISK))

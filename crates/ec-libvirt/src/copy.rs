@@ -46,6 +46,8 @@ pub(crate) struct Copy {
 #[derive(Debug, Clone)]
 pub(crate) struct Copying {
     from: InstanceId,
+    /// Which run of it: libvirt's number of the domain.
+    run: Option<u32>,
     parts: Vec<Part>,
     /// What came of a backup libvirt tells until the next one begins: nobody begins another before that was heard.
     _turn: Arc<Turn>,
@@ -232,7 +234,7 @@ fn live(
         thawed?;
     }
     match begun {
-        Ok(()) => Ok(Copying { from, parts, _turn: turn }),
+        Ok(()) => Ok(Copying { from, run: domain.id(), parts, _turn: turn }),
         // What nobody is up with is copied otherwise.
         Err(_) if !domain.is_active()? => Err(ended(from)),
         Err(error) => {
@@ -253,9 +255,13 @@ pub(crate) fn is_done(
     node: NodeId,
     pool: &Pool,
     copy: &Copy,
-    Copying { from, parts, .. }: &Copying,
+    Copying { from, run, parts, .. }: &Copying,
 ) -> Result<bool, CallError> {
     let Found::Ours(domain) = domain::find(connect, node, *from)? else { return Err(ended(*from)) };
+    // It was ended and started again since the last look.
+    if domain.is_active()? && domain.id() != *run {
+        return Err(ended(*from));
+    }
     let first = parts.first().map(|part| part.file.as_path()).unwrap_or(Path::new(""));
     if is_backup_to(&domain, first)? {
         return Ok(false);

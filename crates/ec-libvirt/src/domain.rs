@@ -14,8 +14,8 @@ use virt::{
 
 use crate::{
     disk::impassable_ancestor,
-    error::{CallError, absent, has_code},
-    sys::saved_xml,
+    error::{CallError, absent, has_code, is_connection_error},
+    sys::{backup, saved_xml},
     xml::{self, MARK_NAMESPACE, Mark, MemoryXml},
 };
 
@@ -94,9 +94,19 @@ pub(crate) fn open_graphics(
 pub(crate) fn is_rescued(domain: &Domain, mark: &Mark, state: RunState) -> Result<bool, Error> {
     Ok(match state {
         RunState::Running | RunState::Paused(_) => mark.rescued,
-        RunState::Saved => xml::is_rescued(&saved_xml(domain)?),
+        RunState::Saved => was_rescued(domain)?,
         RunState::NotStarted | RunState::Ended(_) => false,
     })
+}
+
+/// Whether the memory that was saved with the domain is of a guest that was up from its rescue disk. What a power cut left of it tells
+/// nothing, and libvirt throws it away at the next start: no look may fail for it.
+fn was_rescued(domain: &Domain) -> Result<bool, Error> {
+    match saved_xml(domain) {
+        Ok(document) => Ok(xml::is_rescued(&document)),
+        Err(error) if has_code(&error, ErrorNumber::NoDomain) || is_connection_error(&error) => Err(error),
+        Err(_) => Ok(false),
+    }
 }
 
 /// An error where a guest is up from its rescue disk; memory that was saved of such a guest goes.
@@ -114,7 +124,7 @@ pub(crate) fn leave_rescue(connect: &Connect, node: NodeId, instance: InstanceId
             _ => Ok(()),
         };
     }
-    if domain.has_managed_save(0)? && xml::is_rescued(&saved_xml(&domain)?) {
+    if domain.has_managed_save(0)? && was_rescued(&domain)? {
         domain.managed_save_remove(0)?;
     }
     Ok(())
@@ -232,6 +242,10 @@ pub(crate) fn power_off(connect: &Connect, node: NodeId, instance: InstanceId) -
 /// it is paused now. What does not run is not an error.
 pub(crate) fn save(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<(), CallError> {
     let domain = ours(connect, node, instance)?;
+    // libvirt would wait for the end of a copy, as long as it waits for anything.
+    if domain.is_active()? && backup(&domain)?.is_some() {
+        return Err(CallError::NotNow("a disk of it is being copied".into()));
+    }
     unless_ended(&domain, domain.managed_save(sys::VIR_DOMAIN_SAVE_RUNNING).map(drop))
 }
 

@@ -61,7 +61,7 @@ pub(crate) fn has_code(error: &Error, code: ErrorNumber) -> bool {
 }
 
 /// Errors of the transport come from the RPC code; errors about domains and volumes come from elsewhere.
-fn is_connection_error(error: &Error) -> bool {
+pub(crate) fn is_connection_error(error: &Error) -> bool {
     error.domain().is(ErrorDomain::Rpc)
         || [ErrorNumber::NoConnect, ErrorNumber::InvalidConn, ErrorNumber::Rpc]
             .into_iter()

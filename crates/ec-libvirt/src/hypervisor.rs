@@ -517,6 +517,7 @@ impl Hypervisor for LibvirtHypervisor {
     }
 
     async fn persist(&self, spec: &DomainSpec) -> HypervisorResult<()> {
+        let spec = &self.with_usable_volumes(spec).await?;
         let document = self.document(&self.facts().await?, spec);
         let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
         let spec = spec.clone();

@@ -102,8 +102,9 @@ pub(crate) struct User {
     pub(crate) device: Option<String>,
 }
 
-/// Looks whether a domain has this volume.
+/// Looks whether a domain has this volume: one whose guest is up with it, where there is any.
 pub(crate) fn user_of(connect: &Connect, pool: &Pool, volume: InstanceId) -> Result<Option<User>, CallError> {
+    let mut user = None;
     for domain in connect.list_all_domains(0)? {
         let instance = InstanceId::new(domain.uuid()?);
         if instance == volume {
@@ -124,11 +125,13 @@ pub(crate) fn user_of(connect: &Connect, pool: &Pool, volume: InstanceId) -> Res
                 found = found.or(Some(device));
             }
         }
-        if let Some(device) = found {
-            return Ok(Some(User { domain, instance, device }));
+        match found {
+            Some(device @ Some(_)) => return Ok(Some(User { domain, instance, device })),
+            Some(None) => user = user.or(Some(User { domain, instance, device: None })),
+            None => {}
         }
     }
-    Ok(None)
+    Ok(user)
 }
 
 /// An error where a domain has this volume.
@@ -214,10 +217,8 @@ pub(crate) fn is_usable(
     instance: InstanceId,
     volume: InstanceId,
 ) -> Result<bool, CallError> {
-    match refuse_unusable(connect, pool, instance, volume) {
-        Err(CallError::Refused(_)) => Ok(false),
-        usable => usable.map(|()| true),
-    }
+    let is_others = || Ok(user_of(connect, pool, volume)?.is_some_and(|user| user.instance != instance));
+    Ok(pool.has_volume(volume)? && pool.refuse_snapshots(volume).is_ok() && !is_others()?)
 }
 
 /// What came of a domain's start: one of whose disks is being copied waits for that.

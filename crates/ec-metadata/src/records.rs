@@ -178,6 +178,8 @@ pub struct RecordFileError {
 pub struct RecordDir {
     directory: PathBuf,
     index: Arc<Mutex<Index>>,
+    /// One line at a time is written of what was destroyed.
+    noting: Arc<Mutex<()>>,
 }
 
 /// Which instance has which hardware address; the records themselves stay on the disk.
@@ -225,7 +227,7 @@ impl RecordDir {
 
     /// The directory for one who only reads; it need not be there yet.
     pub fn reader(directory: impl Into<PathBuf>) -> Self {
-        Self { directory: directory.into(), index: Arc::default() }
+        Self { directory: directory.into(), index: Arc::default(), noting: Arc::default() }
     }
 
     /// Where the records lie.
@@ -306,6 +308,7 @@ impl RecordDir {
     }
 
     fn note(&self, lines: &str) -> Result<(), RecordFileError> {
+        let _noting = self.noting.lock().unwrap_or_else(PoisonError::into_inner);
         let path = self.directory.join(DESTROYED);
         let is_new = !path.exists();
         File::options()

@@ -80,8 +80,7 @@ impl Worker {
         tracing::warn!(reason, "its disk cannot be made anew; the old one stays");
         let wished_at = self.wished_at()?;
         // For good or not: a wish that is given up for it would be given up again at once.
-        let dropped = self.parts.hypervisor.drop_successor(instance).await;
-        dropped.map_err(|error| Stop::Retry(error.to_string()))?;
+        self.drop_successor().await?;
         let record = self.own_record().await?;
         let rebuilt = Some(Rebuilt { wished_at, failed: Some(reason) });
         self.put_record(InstanceRecord {

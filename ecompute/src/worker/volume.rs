@@ -158,7 +158,8 @@ impl Worker {
                 tracing::info!(volumes = %serde_json::json!(wanted), "it has the volumes that it is to have");
                 Ok(())
             }
-            Err(error @ HypervisorError::Failed { .. }) => {
+            // For now or for good: nothing else that is wanted of it waits for that.
+            Err(error @ (HypervisorError::Failed { .. } | HypervisorError::NotNow { .. })) => {
                 tracing::warn!(%error, "it has not the volumes that it is to have");
                 self.tell_volumes(Volumes::Failed(either, error.to_string())).await?;
                 self.done.push(Change::VolumesFailed);

@@ -176,7 +176,12 @@ impl Host {
         capacity: Option<u64>,
     ) -> Result<bool, String> {
         let disk = self.disk(node, source, capacity)?;
-        self.machine(node, instance)?.successor = Some(disk);
+        let machine = self.machine(node, instance)?;
+        // A copy that is whole stays, whatever it is of.
+        if matches!(source, VolumeSource::Copy(_)) && machine.successor.is_some() {
+            return Ok(false);
+        }
+        machine.successor = Some(disk);
         Ok(true)
     }
 
@@ -333,6 +338,10 @@ impl Host {
             Some(other) => Err(format!("{other} has volume {volume}")),
             None => Ok(()),
         }
+    }
+
+    pub(super) fn origin(&self, node: NodeId, instance: InstanceId) -> Option<String> {
+        Some(self.ours(node, instance)?.volume.as_ref()?.base.display().to_string())
     }
 
     pub(super) fn disk_bytes(&self, node: NodeId, instance: InstanceId) -> Option<u64> {

@@ -176,6 +176,11 @@ impl SimulatedHypervisor {
         self.inner().host.volumes()
     }
 
+    /// What the disk of this machine or volume was made of: the path of an image, or the URL of what it is a copy of.
+    pub fn origin(&self, instance: InstanceId) -> Option<String> {
+        self.inner().host.origin(self.node, instance)
+    }
+
     /// How many processors the guests have that run now, of every node on this host.
     pub fn processors(&self) -> u64 {
         self.inner().host.processors()

@@ -52,6 +52,10 @@ impl Engine {
                 self.search_again = true;
             }
         }
+        // What is not asked for may be, by a request that is not listed yet.
+        if !self.listed {
+            return;
+        }
         for (instance, addresses) in found.addresses {
             let news = self.known.get(&instance).and_then(|known| to_write(known, addresses));
             if let Some(addresses) = news {

@@ -192,6 +192,28 @@ fn a_running_job_goes_on_for_who_looks_at_its_instance_and_not_for_who_wishes_mo
 }
 
 #[test]
+fn addresses_are_told_of_a_guest_without_a_request_once_requests_were_listed() {
+    let now = Now { since_start: Duration::ZERO, stamp: Timestamp::UNIX_EPOCH };
+    let mut told = Told { engine: Engine::new(SETUP, now), now };
+    let [Command::LookAtAll(begun_look)] = told.on(Event::Due)[..] else { panic!() };
+    let statuses = [(one(), says(State::Unclaimed, None))].into();
+    let seen = Seen { statuses, observed: [(one(), HERE)].into(), ..Seen::default() };
+    told.on(Event::Looked(begun_look, Ok(seen)));
+    let address = ec_model::Address {
+        ip: "10.0.0.7".parse().unwrap(),
+        mac: one().mac(0),
+        nic: 0,
+        source: ec_model::AddressSource::Lease,
+    };
+    let found = || Found { addresses: [(one(), vec![address])].into(), ..Found::default() };
+    assert_eq!(told.on(Event::Found(found())), []);
+    told.on(Event::Listed(Vec::new()));
+    let commands = told.on(Event::Found(found()));
+    let [Command::Begin(job)] = &commands[..] else { panic!("{commands:?}") };
+    assert_eq!(job.work, Work::Addresses(vec![address]));
+}
+
+#[test]
 fn a_copy_goes_on_for_who_names_its_volume_and_not_for_who_wishes_another_size() {
     let of = |generation, change: fn(&mut Request)| {
         let mut record = Request::clone(&requested(Desired::Active).record.unwrap());

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use ec_cloud::Verb;
 use ec_hypervisor::Operation;
-use ec_model::{ImageRef, InstanceId, State};
+use ec_model::{CopyOf, ImageRef, InstanceId, State, Workload};
 
 use super::{Scenario, Stage, stage::Sight};
-use crate::snag::Fate;
+use crate::{snag::Fate, volumes::Order};
 
 pub(super) const ALL: &[Scenario] = &[
     Scenario::new(
@@ -39,6 +39,11 @@ pub(super) const ALL: &[Scenario] = &[
         "rebuild-of-a-lost-disk",
         "somebody deletes a guest's disk: a rebuild gives it another, and it is well",
         |stage| Box::pin(lost_disk(stage)),
+    ),
+    Scenario::new(
+        "rebuild-of-another-copy",
+        "the agent is killed when it has copied a volume for a rebuild, and another volume is wished then: the guest has a copy of that",
+        |stage| Box::pin(another_copy(stage)),
     ),
     Scenario::new(
         "rebuild-made-late",
@@ -154,6 +159,41 @@ async fn lost_disk(stage: Stage) {
     stage.until(guest, "an ERROR", |is| is.is(State::Error)).await;
     rebuilt(&stage, guest).await;
     stage.until_well(guest).await;
+}
+
+async fn another_copy(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let mut copies = Vec::new();
+    for _ in 0..2 {
+        let order = Order { near: Some(guest), ..Order::SMALL };
+        let Ok(volume) = stage.user(1).makes_volume(order).await else {
+            return stage.fail("no volume was made").await;
+        };
+        stage.until(volume, "there", |is| is.is(State::Active) && is.volume).await;
+        copies.push(CopyOf::disk(Workload::Volume, volume));
+    }
+    let of = |copy: &CopyOf| Verb::Rebuild(Some(ImageRef::copy_of(copy)));
+    stage.snag("n1", "hypervisor CreateSuccessor", Fate::KillsAfterwards);
+    let (user, next) = (stage.user(1), stage.user(2));
+    let (first, second) = (of(&copies[0]), of(&copies[1]));
+    let (_, second, ()) = tokio::join!(
+        user.wish(guest, &first),
+        async {
+            stage.until_down(1).await;
+            next.wish(guest, &second).await
+        },
+        async {
+            stage.until_down(1).await;
+            stage.pass(20).await;
+            stage.start(1);
+        }
+    );
+    stage.demand(second.is_ok(), "it is rebuilt").await;
+    stage.until_well(guest).await;
+    let origin = stage.node(1).hypervisor.origin(guest);
+    stage
+        .demand(origin == Some(copies[1].to_string()), "it has a copy of the one that was wished last")
+        .await;
 }
 
 async fn made_late(stage: Stage) {
