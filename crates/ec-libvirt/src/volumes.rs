@@ -217,8 +217,10 @@ pub(crate) fn is_usable(
     instance: InstanceId,
     volume: InstanceId,
 ) -> Result<bool, CallError> {
-    let is_others = || Ok(user_of(connect, pool, volume)?.is_some_and(|user| user.instance != instance));
-    Ok(pool.has_volume(volume)? && pool.refuse_snapshots(volume).is_ok() && !is_others()?)
+    if !pool.has_volume(volume)? || pool.refuse_snapshots(volume).is_err() {
+        return Ok(false);
+    }
+    Ok(user_of(connect, pool, volume)?.is_none_or(|user| user.instance == instance))
 }
 
 /// What came of a domain's start: one of whose disks is being copied waits for that.

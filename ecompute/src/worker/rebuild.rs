@@ -76,7 +76,6 @@ impl Worker {
 
     /// It cannot be: the old disk stays, and that is all there is.
     pub(super) async fn give_up_rebuild(&mut self, reason: String) -> Result<(), Stop> {
-        let instance = self.job.instance;
         tracing::warn!(reason, "its disk cannot be made anew; the old one stays");
         let wished_at = self.wished_at()?;
         // For good or not: a wish that is given up for it would be given up again at once.

@@ -192,7 +192,7 @@ fn a_running_job_goes_on_for_who_looks_at_its_instance_and_not_for_who_wishes_mo
 }
 
 #[test]
-fn addresses_are_told_of_a_guest_without_a_request_once_requests_were_listed() {
+fn addresses_of_a_guest_without_a_request_are_not_told_before_requests_were_listed() {
     let now = Now { since_start: Duration::ZERO, stamp: Timestamp::UNIX_EPOCH };
     let mut told = Told { engine: Engine::new(SETUP, now), now };
     let [Command::LookAtAll(begun_look)] = told.on(Event::Due)[..] else { panic!() };
@@ -205,12 +205,8 @@ fn addresses_are_told_of_a_guest_without_a_request_once_requests_were_listed() {
         nic: 0,
         source: ec_model::AddressSource::Lease,
     };
-    let found = || Found { addresses: [(one(), vec![address])].into(), ..Found::default() };
-    assert_eq!(told.on(Event::Found(found())), []);
-    told.on(Event::Listed(Vec::new()));
-    let commands = told.on(Event::Found(found()));
-    let [Command::Begin(job)] = &commands[..] else { panic!("{commands:?}") };
-    assert_eq!(job.work, Work::Addresses(vec![address]));
+    let found = Found { addresses: [(one(), vec![address])].into(), ..Found::default() };
+    assert_eq!(told.on(Event::Found(found)), []);
 }
 
 #[test]
