@@ -447,6 +447,28 @@ async fn while_libvirt_copies_one_disk_others_are_replaced_and_a_next_agent_wait
     test.end().await;
 }
 
+/// libvirt itself throws such memory away at the next start.
+#[tokio::test(flavor = "multi_thread")]
+async fn saved_memory_that_a_power_cut_left_in_halves_hides_no_guest() {
+    let test = Test::new(|_| ()).await;
+    let (hypervisor, instance) = (&test.hypervisor, fresh());
+    hypervisor.prepare().await.unwrap();
+    hypervisor.create_overlay(instance, &base(), None).await.unwrap();
+    hypervisor.define(&conformance::small_domain(instance)).await.unwrap();
+    hypervisor.start(instance).await.unwrap();
+    hypervisor.save(instance).await.unwrap();
+    let saved = test.server.as_ref().unwrap().directory().join("var/lib/libvirt/qemu/save");
+    let saved = std::fs::File::options().write(true).open(saved.join(format!("{instance}.save")));
+    saved.unwrap().set_len(0).unwrap();
+    assert_eq!(hypervisor.observe(instance).await.unwrap().domain, Some(RunState::Saved));
+    assert!(hypervisor.list().await.unwrap().contains_key(&instance), "and nobody else is hidden");
+    hypervisor.drop_rescue(instance).await.unwrap();
+    hypervisor.start(instance).await.unwrap();
+    assert_eq!(hypervisor.observe(instance).await.unwrap().domain, Some(RunState::Running));
+    hypervisor.destroy(instance).await.unwrap();
+    test.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_console_is_text_and_half_made_overlays_are_made_again() {
     let test = Test::new(|_| ()).await;
