@@ -14,6 +14,7 @@ if [ "$(id -u)" -ne 0 ]; then
   sudo chown -R "$(id -u):$(id -g)" target .cache "${CARGO_HOME:-$HOME/.cargo}"
   exit $code
 fi
+what=${1-}
 cache=${CACHE:-/var/cache/etcd-compute}
 mkdir -p "$cache"
 if ! command -v cargo-nextest >/dev/null; then
@@ -24,8 +25,9 @@ export EC_TEST_TINY_IMAGE=$cache/tiny.qcow2 EC_TEST_DEBIAN_IMAGE=$cache/debian.q
 export EC_TEST_PLACEMENT=$cache/placement EC_TEST_S3=$cache/s3
 parts() {
   scripts/guests/build-tiny.sh "$EC_TEST_TINY_IMAGE" "$cache/debs"
-  # Also with the data source that stock images do not look for by themselves.
-  scripts/guests/build-debian.sh "$EC_TEST_DEBIAN_IMAGE" Ec2
+  # Of minutes of a processor each: the image, and every boot of it. Also with the data source that stock images do not look for by
+  # themselves.
+  [ "$what" != long ] || scripts/guests/build-debian.sh "$EC_TEST_DEBIAN_IMAGE" Ec2
   scripts/placement-venv.sh "$EC_TEST_PLACEMENT"
   scripts/s3-venv.sh "$EC_TEST_S3"
   scripts/fetch-newer-etcd.sh >/dev/null
@@ -50,7 +52,7 @@ export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-1}
 export RUST_BACKTRACE=0
 host=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
 export "CARGO_TARGET_${host}_RUNNER=$PWD/scripts/in-netns.sh"
-if [ "${1-}" = long ]; then
+if [ "what" = long ]; then
   export KILLS=${KILLS:-20}
   exec cargo nextest run --profile long --workspace --locked --all-features --no-capture
 fi
