@@ -16,6 +16,7 @@ use crate::{
     mend::heal,
     nemesis::{rage, selection},
     node::Computer,
+    referee::offered_by,
     scenario::{Scenario, Stage},
     user,
     way::Way,
@@ -50,9 +51,12 @@ pub fn run(seed: u64) -> Result<Ended> {
         5 if nodes > 2 => (2, ", on two shared storages"),
         _ => (0, ""),
     };
+    // Elsewhere memory never runs out.
+    let (tight, memory) = if seed % 11 == 6 { (true, ", with little memory") } else { (false, "") };
     let (keepers, seen_to) = if seed % 9 == 4 { (21..24, ", and a catalogue") } else { (0..0, "") };
-    let title = format!("{title}{told}{seen_to}");
-    history(Cluster { seed, calm: false, nodes, replicas, controllers, storages, title }, async |world| {
+    let title = format!("{title}{told}{memory}{seen_to}");
+    let cluster = Cluster { seed, calm: false, nodes, replicas, controllers, storages, tight, title };
+    history(cluster, async |world| {
         live(&world, u32::try_from(users).unwrap_or(1), keepers).await;
     })
 }
@@ -64,7 +68,9 @@ pub fn run(seed: u64) -> Result<Ended> {
 pub fn play(scenario: &Scenario) -> Result<Ended> {
     let title = format!("{}: {}", scenario.name, scenario.story);
     let Scenario { nodes, replicas, controllers, storages, .. } = *scenario;
-    history(Cluster { seed: 1, calm: true, nodes, replicas, controllers, storages, title }, async |world| {
+    let cluster =
+        Cluster { seed: 1, calm: true, nodes, replicas, controllers, storages, tight: false, title };
+    history(cluster, async |world| {
         begin(&world).await;
         (scenario.play)(Stage::new(&world)).await;
         if !world.failed.is_cancelled() {
@@ -84,6 +90,8 @@ pub(crate) struct Cluster {
     pub(crate) controllers: usize,
     /// On how many storages the nodes have their disks, by turns; each on one of its own where there is none.
     pub(crate) storages: usize,
+    /// Their memory is given out once, and others have most of it.
+    pub(crate) tight: bool,
     pub(crate) title: String,
 }
 
@@ -105,8 +113,9 @@ async fn in_world(cluster: Cluster, happens: impl AsyncFnOnce(Arc<World>)) -> Re
     fs::create_dir_all(&images)?;
     fs::write(images.join("tiny.img"), disk())?;
     let storage = |number: usize| (number - 1).checked_rem(cluster.storages);
-    let make = |make: fn(usize, &Path, Option<usize>) -> Result<Computer>| {
-        let made = (1..=cluster.nodes).map(|it| Ok(Arc::new(make(it, directory.path(), storage(it))?)));
+    let make = |make: fn(usize, &Path, Option<usize>, bool) -> Result<Computer>| {
+        let made = (1..=cluster.nodes)
+            .map(|it| Ok(Arc::new(make(it, directory.path(), storage(it), cluster.tight)?)));
         made.collect::<Result<Vec<_>>>()
     };
     let computers = [make(Computer::new)?, make(Computer::clone_of)?];
@@ -198,12 +207,19 @@ async fn seal(world: &Arc<World>) {
     }
 }
 
-/// Somebody else uses placement, too, and takes a little of each node.
+const MEMORY: &str = "MEMORY_MB";
+
+/// So much memory of a node with little is left to others: for fewer guests than there are processors for.
+const LITTLE_MB: u64 = 384;
+
+/// Somebody else uses placement, too, and takes a little of each node; or all but a little.
 async fn claim_for_others(world: &Arc<World>) {
     let Ok(placement) = Way::client(world, Actor::Nemesis, &Life::new()) else { return };
     for computer in &world.computers {
         let consumer = InstanceId::new(Uuid::from_u128(world.any()));
-        let amounts = [(computer.node, [("MEMORY_MB".to_owned(), 1)].into())].into();
+        let offered = offered_by(world, computer.node, MEMORY) as u64;
+        let takes = if world.is_tight() { offered.saturating_sub(LITTLE_MB).max(1) } else { 1 };
+        let amounts = [(computer.node, [(MEMORY.to_owned(), takes)].into())].into();
         if placement.claim_exact(consumer, &amounts, "others", "others").await.is_ok() {
             world.judge(|referee, world| referee.seal_claim(world, consumer));
         }

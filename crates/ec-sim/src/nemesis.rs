@@ -111,7 +111,10 @@ pub(crate) fn selection(world: &World) -> Vec<Ill> {
         Ill::KillAgent | Ill::StoreStorm => 60,
         _ => 35,
     };
-    ALL.into_iter().filter(|ill| world.chance(often(*ill))).collect()
+    // Where there is no memory to count a guest with, it waits for that, and the referee reckons with processors alone.
+    let is_counted_anew = |ill: &Ill| matches!(ill, Ill::Restore | Ill::LoseClaim);
+    let some = ALL.into_iter().filter(|ill| world.chance(often(*ill)));
+    some.filter(|ill| !(world.is_tight() && is_counted_anew(ill))).collect()
 }
 
 /// Does harm until `done`.

@@ -68,13 +68,18 @@ struct Running {
 
 impl Computer {
     /// The computer of a number from 1 on, with its files and an image below `directory`.
-    pub(crate) fn new(number: usize, directory: &Path, storage: Option<usize>) -> Result<Self> {
-        Self::called(number, directory, &format!("n{number}"), 0, storage)
+    pub(crate) fn new(number: usize, directory: &Path, storage: Option<usize>, tight: bool) -> Result<Self> {
+        Self::called(number, directory, &format!("n{number}"), 0, storage, tight)
     }
 
     /// Another computer that was made from the same image, and takes itself for the same node.
-    pub(crate) fn clone_of(number: usize, directory: &Path, storage: Option<usize>) -> Result<Self> {
-        Self::called(number, directory, &format!("n{number}-clone"), CLONES, storage)
+    pub(crate) fn clone_of(
+        number: usize,
+        directory: &Path,
+        storage: Option<usize>,
+        tight: bool,
+    ) -> Result<Self> {
+        Self::called(number, directory, &format!("n{number}-clone"), CLONES, storage, tight)
     }
 
     fn called(
@@ -83,6 +88,7 @@ impl Computer {
         name: &str,
         starts: u32,
         storage: Option<usize>,
+        tight: bool,
     ) -> Result<Self> {
         let node = NodeId::new(Uuid::from_u128(number as u128));
         let directory = directory.join(name);
@@ -90,6 +96,8 @@ impl Computer {
         let processors = std::thread::available_parallelism()?.get() as u64;
         // Two of however many there are, each given out twice; or the one there is, four times.
         let (kept, ratio) = if processors > 1 { (processors - 2, 2.0) } else { (0, 4.0) };
+        // Of everything else there is more than anybody asks for; or of memory what there is.
+        let of_memory = if tight { 1.0 } else { 1000.0 };
         let images = directory.parent().unwrap_or(Path::new("/")).join("images");
         let shared = match (storage, directory.parent()) {
             (Some(storage), Some(parent)) => {
@@ -102,7 +110,7 @@ impl Computer {
             directory.join("compute.yaml"),
             format!(
                 "uuid: {node}\nname: n{number}\nplacement: {{endpoint: \"http://placement\"}}\nstate_dir: {}\n\
-                 allocation_ratio: {{VCPU: {ratio:?}, MEMORY_MB: 1000.0, DISK_GB: 1000.0}}\n\
+                 allocation_ratio: {{VCPU: {ratio:?}, MEMORY_MB: {of_memory:?}, DISK_GB: 1000.0}}\n\
                  reserved: {{VCPU: {kept}, MEMORY_MB: 0, DISK_GB: 0}}\nimages: {{local: [{}], max_gb: 1}}\n\
                  address_timeout: 60\naudit_grace: 60\n{shared}",
                 directory.join("state").display(),

@@ -21,7 +21,7 @@ use ec_store::{KeyValue, Op, Txn};
 use jiff::Timestamp;
 use serde_json::Value;
 
-pub(crate) use room::marked;
+pub(crate) use room::{marked, offered_by};
 
 use self::keys::told;
 use crate::{

@@ -111,6 +111,8 @@ pub(crate) struct World {
     deafened: Mutex<BTreeMap<String, u64>>,
     /// On how many storages the nodes have their disks.
     storages: usize,
+    /// They have little memory to give out.
+    tight: bool,
     /// Nothing is left to chance: every call takes as long, and what goes wrong was said before.
     calm: bool,
     /// Single calls that are to go wrong.
@@ -132,7 +134,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl World {
     pub(crate) fn new(cluster: &Cluster, [computers, clones]: [Vec<Arc<Computer>>; 2]) -> Self {
-        let Cluster { seed, calm, replicas, controllers, storages, .. } = *cluster;
+        let Cluster { seed, calm, replicas, controllers, storages, tight, .. } = *cluster;
         let names: BTreeMap<Uuid, String> = computers
             .iter()
             .map(|computer| (computer.node.uuid(), Actor::Agent(computer.node, 0).to_string()))
@@ -157,6 +159,7 @@ impl World {
             silenced: AtomicBool::new(false),
             deafened: Mutex::default(),
             storages,
+            tight,
             calm,
             snags: Mutex::default(),
             objects: Mutex::default(),
@@ -170,6 +173,11 @@ impl World {
     /// Whether nodes have their disks on the same storage.
     pub(crate) fn shares_storage(&self) -> bool {
         self.storages > 0
+    }
+
+    /// Whether nodes have little memory to give out.
+    pub(crate) fn is_tight(&self) -> bool {
+        self.tight
     }
 
     /// Whether nothing is left to chance.

@@ -45,6 +45,33 @@ fn taken(record: &[u8]) -> Resources {
     taken
 }
 
+/// What is taken, by provider and class.
+type Used = BTreeMap<(String, String), u64>;
+
+/// Adds what a consumer takes, by its record.
+fn count(record: &[u8], used: &mut Used) {
+    let record: Value = serde_json::from_slice(record).unwrap_or_default();
+    for (provider, amounts) in record["allocations"].as_object().into_iter().flatten() {
+        for (class, amount) in amounts.as_object().into_iter().flatten() {
+            let key = (provider.clone(), class.clone());
+            *used.entry(key).or_default() += amount.as_u64().unwrap_or(0);
+        }
+    }
+}
+
+/// So much of a class a provider gives out, by its record.
+fn offered(record: &[u8], class: &str) -> f64 {
+    let record: Value = serde_json::from_slice(record).unwrap_or_default();
+    let inventory = &record["inventories"][class];
+    let number = |field: &str, default: f64| inventory[field].as_f64().unwrap_or(default);
+    (number("total", 0.0) - number("reserved", 0.0)) * number("allocation_ratio", 1.0)
+}
+
+/// So much of a class a node gives out, by placement.
+pub(crate) fn offered_by(world: &World, node: NodeId, class: &str) -> f64 {
+    content(world, &format!("{PLACEMENT}/providers/{node}")).map_or(0.0, |pair| offered(&pair.value, class))
+}
+
 /// Whether it is asked for, and was not given up.
 fn is_wanted(world: &World, instance: InstanceId) -> bool {
     world.computers.iter().any(|computer| {
@@ -93,16 +120,43 @@ impl Referee {
                 known.unclaimed = Some(world.elapsed().as_secs() - known.claimed);
             }
         }
-        let mut used: BTreeMap<String, u64> = BTreeMap::new();
+        let mut used = Used::new();
         for pair in world.store.content(&consumers).pairs {
-            let Ok(consumer) = serde_json::from_slice::<Value>(&pair.value) else { continue };
-            for (provider, amounts) in consumer["allocations"].as_object().into_iter().flatten() {
-                *used.entry(provider.clone()).or_default() += amounts["VCPU"].as_u64().unwrap_or(0);
+            count(&pair.value, &mut used);
+        }
+        // Whatever the records of the nodes say that they have.
+        for ((provider, _), used) in used.iter().filter(|((_, class), _)| class == "VCPU") {
+            if *used > PROCESSORS {
+                self.found(format!("{used} processors of {provider} are allocated, and it has {PROCESSORS}"));
             }
         }
-        for (provider, used) in used {
-            if used > PROCESSORS {
-                self.found(format!("{used} processors of {provider} are allocated, and it has {PROCESSORS}"));
+        self.look_at_growth(world, txn, before, &used);
+    }
+
+    /// Where more is taken than before, it is no more than what its provider gives out. What is taken already may be more than
+    /// that: there may be less by now, or room is kept for guests that are not counted.
+    fn look_at_growth(&mut self, world: &World, txn: &Txn, before: &[Option<KeyValue>], used: &Used) {
+        let (consumers, providers) = (format!("{PLACEMENT}/consumers/"), format!("{PLACEMENT}/providers/"));
+        let (mut was, mut is) = (Used::new(), Used::new());
+        for (op, old) in txn.then.iter().zip(before).filter(|(op, _)| op.key().starts_with(&consumers)) {
+            if let Some(old) = old {
+                count(&old.value, &mut was);
+            }
+            if let Op::Put { value, .. } = op {
+                count(value, &mut is);
+            }
+        }
+        for (place, amount) in is {
+            let grew = amount > was.get(&place).copied().unwrap_or(0);
+            let used = used.get(&place).copied().unwrap_or(0);
+            let (provider, class) = place;
+            let key = format!("{providers}{provider}");
+            // In one transaction somebody may claim, and somebody else say then that there is less.
+            let earlier = txn.then.iter().zip(before).filter(|(op, _)| op.key() == key);
+            let records = earlier.filter_map(|(_, old)| old.clone()).chain(content(world, &key));
+            let most = records.map(|pair| offered(&pair.value, &class)).fold(0.0, f64::max);
+            if grew && used as f64 > most {
+                self.found(format!("{used} of {class} of {provider} are allocated, and it gives out {most}"));
             }
         }
     }
