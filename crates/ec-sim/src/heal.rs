@@ -363,6 +363,10 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         if let Some(why) = traces.has_other_volumes() {
             found.push((soon, format!("{instance}: {why}")));
         }
+        // Whoever waits until the newest wish is taken up hears of that also where it changes nothing.
+        if is_settled && !(restored || uncounted) && !traces.is_taken_up() {
+            found.push((soon, format!("{instance}: nothing is told of the newest that is asked for")));
+        }
         let has_gb = traces.disk_bytes.div_ceil(1 << 30);
         let claimed_gb = claimed(world, instance, "DISK_GB");
         if traces.is_volume && traces.claim && claimed_gb < has_gb && !(restored || claims_lost) {

@@ -182,6 +182,12 @@ impl Traces {
             || is_told && (status.is_rescued() == self.rescue_disk || late)
     }
 
+    /// Whether what is told is told by the newest request, or a later one.
+    pub(crate) fn is_taken_up(&self) -> bool {
+        let (Some(request), Some(status)) = (&self.request, &self.status) else { return true };
+        request.desired != Desired::Active || status.observed_generation >= request.generation
+    }
+
     /// Whether whoever wished to look at it last was answered: whatever is wrong with it, its agent tells.
     pub(crate) fn is_answered(&self) -> bool {
         let (Some(request), Some(status)) = (&self.request, &self.status) else { return true };
