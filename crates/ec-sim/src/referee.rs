@@ -4,6 +4,7 @@
 mod catalog;
 mod demands;
 mod ends;
+mod fences;
 mod groups;
 mod healing;
 mod ids;
@@ -17,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use ec_cloud::{ImageChange, Verb};
 use ec_hypervisor::{DomainSize, End, Observed, Operation, RunState};
 use ec_model::{ImageId, InstanceId, NodeId, State, Status, decode};
-use ec_store::{KeyValue, Op, Txn};
+use ec_store::{KeyValue, Op, Revision, Txn};
 use jiff::Timestamp;
 use serde_json::Value;
 
@@ -94,6 +95,11 @@ pub(crate) struct Known {
     wrote_disk: bool,
     /// So many disks were replaced that a guest may have written.
     replaced: u32,
+    /// Who wrote its record last, and at which revision and as the how manyth transaction that was.
+    record_written: Option<(Actor, Revision)>,
+    record_count: u64,
+    /// As the how manyth transaction its claim was written last.
+    claim_count: u64,
     /// When it was claimed.
     claimed: u64,
     /// Its claim was given back so old, and before it was requested: a command that slept too long requests it in
@@ -376,6 +382,7 @@ impl Referee {
             self.look_at_image(world, (actor, late), key, old.as_ref(), new);
             self.look_at_volumes(world, actor, key, new);
             self.look_at_healing(world, actor, key, old.as_ref(), new);
+            self.look_at_fence(world, actor, txn, key, old.as_ref());
         }
         if txn.then.iter().any(|op| op.key().starts_with(PLACEMENT)) {
             self.look_at_placement(world, txn, before);

@@ -96,10 +96,13 @@ impl Referee {
             self.look_at_mark(world, op, old.as_ref());
             let instance = op.key().strip_prefix(&consumers).and_then(|text| text.parse().ok());
             let Some(instance) = instance else { continue };
-            if matches!(op, Op::Put { .. }) {
+            if let Op::Put { value, .. } = op {
                 self.known.entry(instance).or_default().claimed = world.elapsed().as_secs();
-                if let Some(old) = old {
-                    self.look_at_surplus(world, instance, &taken(&old.value));
+                let (was, is) = (old.as_ref().map(|old| taken(&old.value)).unwrap_or_default(), taken(value));
+                let is_less = was.iter().any(|(class, amount)| is.get(class) < Some(amount));
+                self.look_at_claim(instance, is_less);
+                if old.is_some() {
+                    self.look_at_surplus(world, instance, &was);
                 }
                 continue;
             }
