@@ -1,6 +1,7 @@
 //! What must never be, whatever breaks. The referee sees every transaction that is applied and everything that the
 //! hypervisors do, and remembers it by itself: it believes no program's word about anything.
 
+mod answers;
 mod catalog;
 mod demands;
 mod ends;
@@ -13,7 +14,10 @@ mod room;
 mod volumes;
 mod wishes;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Duration,
+};
 
 use ec_cloud::{ImageChange, Verb};
 use ec_hypervisor::{DomainSize, End, Observed, Operation, RunState};
@@ -24,7 +28,7 @@ use serde_json::Value;
 
 pub(crate) use room::{marked, offered_by};
 
-use self::keys::told;
+use self::{answers::Being, keys::told};
 use crate::{
     door::content,
     node::PROCESSORS,
@@ -122,6 +126,12 @@ pub(crate) struct Known {
     ends: u32,
     /// Epoch and generation of the newest request by which its node told anything.
     pub(crate) taken_up: Option<(u64, u64)>,
+    /// The newest wish for its power that was told to be carried out.
+    power_told: u64,
+    /// When it was last seen up, halted and down.
+    seen: BTreeMap<Being, Duration>,
+    /// Somebody did something with it by hand.
+    by_hand: bool,
     /// The nemesis did something to it, so that it may be in trouble.
     pub(crate) disturbed: bool,
 }
@@ -403,6 +413,8 @@ impl Referee {
         if self.sealed_guests.contains(&instance) {
             self.found(format!("{what:?} of {instance}, whose request nobody can read"));
         }
+        self.known.entry(instance).or_default().seen.insert(Being::of(&before), world.elapsed());
+        self.see(world, instance);
         let known = self.known.entry(instance).or_default();
         known.revived = late && what != Operation::Destroy;
         known.was_revived |= known.revived;

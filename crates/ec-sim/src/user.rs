@@ -429,7 +429,11 @@ pub(crate) async fn wish(
 ) -> Result<Option<State>, String> {
     world.log(actor, format!("{} {instance}", verb.name()));
     // From here on it may arrive.
-    world.judge(|referee, _| referee.wished(instance, verb));
+    world.judge(|referee, world| {
+        referee.wished(instance, verb);
+        referee.see(world, instance);
+    });
+    let since = world.elapsed();
     let done = async {
         let acted = act(cloud, instance, verb).await?;
         world.log(actor, format!("is told: {}", acted.already.as_deref().unwrap_or("it is written")));
@@ -444,6 +448,10 @@ pub(crate) async fn wish(
         let Some(patience) = patience else { return Ok(None) };
         let came = until_done(cloud, acted.node, instance, awaited, patience, |_| {}).await?;
         world.log(actor, format!("waited for {instance}: {}", came.state));
+        if let Awaited::Power(generation) = awaited {
+            let wish = (verb, generation, since);
+            world.judge(|referee, world| referee.power_answered(world, instance, wish, &came));
+        }
         Ok(Some(came.state))
     };
     told(world, actor, done.await)

@@ -36,7 +36,8 @@ impl Referee {
 
     /// Somebody does something with it by hand.
     pub(crate) fn handled(&mut self, instance: InstanceId) {
-        self.known.entry(instance).or_default().ended = None;
+        let known = self.known.entry(instance).or_default();
+        (known.ended, known.by_hand) = (None, true);
     }
 
     /// A request is another from now on.

@@ -211,6 +211,8 @@ impl Referee {
     pub(super) fn look_at_status(&mut self, world: &World, key: &str, new: Option<&[u8]>, late: bool) {
         let Ok((node, instance)) = world.keys.parse_status(key) else { return };
         let Some(status) = new.and_then(|value| decode::<Status>(value).ok()) else { return };
+        let known = self.known.entry(instance).or_default();
+        known.power_told = known.power_told.max(status.power_generation);
         let restored = self.restored;
         let request = content(world, &world.keys.request(node, instance))
             .and_then(|pair| decode::<Request>(&pair.value).ok());
