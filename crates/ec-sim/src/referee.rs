@@ -95,6 +95,8 @@ pub(crate) struct Known {
     pub(crate) rescues_wished: u32,
     /// The newest wish for another size that a user was told of.
     pub(crate) resize_acknowledged: Option<Timestamp>,
+    /// The wish for a new disk of which its first one was made, by what its agent had told to have taken up.
+    made_of: Option<Timestamp>,
     /// A guest may have written the disk that there is now.
     wrote_disk: bool,
     /// So many disks were replaced that a guest may have written.
@@ -390,7 +392,7 @@ impl Referee {
             self.look_at_index(world, actor, key, old.as_ref(), new);
             self.look_at_group(world, actor, key, new);
             self.look_at_image(world, (actor, late), key, old.as_ref(), new);
-            self.look_at_volumes(world, actor, key, new);
+            self.look_at_volumes(world, actor, key, old.as_ref(), new);
             self.look_at_healing(world, actor, key, old.as_ref(), new);
             self.look_at_fence(world, actor, txn, key, old.as_ref());
         }
@@ -500,6 +502,7 @@ impl Referee {
             }
             _ => {}
         }
+        self.look_at_made(world, node, what, instance, late);
         self.look_at_domains(world, node, what, instance, late);
         let hosts = world.computers.iter().filter(|computer| {
             observed(computer, instance).is_some_and(|observed| observed.domain.is_some())

@@ -35,10 +35,20 @@ fn had(computer: &Computer, instance: InstanceId) -> BTreeSet<InstanceId> {
 
 impl Referee {
     /// A volume is asked for by one machine at most, and none that a machine is to have is asked to end.
-    pub(super) fn look_at_volumes(&mut self, world: &World, actor: Actor, key: &str, new: Option<&[u8]>) {
+    pub(super) fn look_at_volumes(
+        &mut self,
+        world: &World,
+        actor: Actor,
+        key: &str,
+        old: Option<&KeyValue>,
+        new: Option<&[u8]>,
+    ) {
         if let Some(record) = world.keys.parse_instance(key).ok().and(new)
             && let Ok(record) = decode::<Instance>(record)
         {
+            if let Some(was) = old.and_then(|old| decode::<Instance>(&old.value).ok()) {
+                self.look_at_holder(world, actor, &was, &record);
+            }
             let known = self.known.entry(record.instance).or_default();
             known.is_volume = record.kind == Workload::Volume;
             if let (Some(node), Some(before)) = (record.node(), known.acknowledged)
@@ -71,10 +81,75 @@ impl Referee {
         }
         let Some((_, volume)) = world.keys.parse_request(key).ok().filter(|_| new.is_some()) else { return };
         let ends = new.and_then(|new| decode::<Request>(new).ok());
-        if ends.is_some_and(|request| request.desired == Desired::Destroyed)
-            && let Some(machines) = wanted(world).get(&volume)
-        {
+        if ends.is_none_or(|request| request.desired != Desired::Destroyed) {
+            return;
+        }
+        if let Some(machines) = wanted(world).get(&volume) {
             self.found(format!("{actor} asked for the end of {volume}, which {} is to have", machines[0]));
+        }
+        if let Some(holder) = self.holder(world, volume, None) {
+            self.found(format!("{actor} asked for the end of {volume}, which {holder} has"));
+        }
+    }
+
+    /// A volume changes hands, or its node, once no other machine has it; and what is told of it there is newer.
+    fn look_at_holder(&mut self, world: &World, actor: Actor, was: &Instance, is: &Instance) {
+        if is.kind != Workload::Volume {
+            return;
+        }
+        let volume = is.instance;
+        let [before, after] = [was, is].map(|record| record.assigned);
+        let moves = before.is_some() && was.node() != is.node();
+        if moves && before.map(|at| at.epoch) >= after.map(|at| at.epoch) {
+            self.found(format!("{actor} wrote that {volume} is elsewhere, by no newer epoch"));
+        }
+        if (moves || was.attached != is.attached)
+            && let Some(holder) = self.holder(world, volume, is.attached)
+        {
+            self.found(format!("{actor} wrote that {volume} changes hands, which {holder} has"));
+        }
+    }
+
+    /// A machine whose hypervisor has a volume, other than this one; but for one to which something was done that its agent
+    /// could not know.
+    fn holder(&self, world: &World, volume: InstanceId, but: Option<InstanceId>) -> Option<InstanceId> {
+        let all = world.computers.iter().flat_map(|computer| computer.hypervisor.volumes());
+        let is_sure = |machine: &InstanceId| {
+            let known = self.known(*machine);
+            let harmed = known.disturbed || known.vanished || known.was_revived || known.by_hand;
+            !(harmed || known.status_lost || known.request_lost || known.record_lost)
+        };
+        let has_it = all.filter(|(_, has)| has.iter().flatten().any(|has| has.volume == volume));
+        has_it
+            .map(|(machine, _)| machine)
+            .filter(|machine| Some(*machine) != but && !self.restored)
+            .find(is_sure)
+    }
+
+    /// A disk that was made of the newest wish is not made of it once more.
+    pub(super) fn look_at_made(
+        &mut self,
+        world: &World,
+        node: NodeId,
+        what: Operation,
+        instance: InstanceId,
+        late: bool,
+    ) {
+        let is_made = matches!(what, Operation::CreateOverlay | Operation::CreateVolume);
+        if late || !(is_made || what == Operation::ReplaceOverlay) {
+            return;
+        }
+        let request = content(world, &world.keys.request(node, instance));
+        let Some(request) = request.and_then(|pair| decode::<Request>(&pair.value).ok()) else { return };
+        let wished_at = request.rebuild.map(|wish| wish.wished_at);
+        let status = content(world, &world.keys.status(node, instance));
+        let status = status.and_then(|pair| decode::<Status>(&pair.value).ok());
+        let is_known = status.is_some_and(|status| status.observed_generation >= request.generation);
+        let known = self.known.entry(instance).or_default();
+        if is_made {
+            known.made_of = wished_at.filter(|_| is_known);
+        } else if wished_at.is_some() && known.made_of == wished_at && !self.restored {
+            self.found(format!("the disk of {instance} was made of a wish, and once more of the same"));
         }
     }
 
