@@ -217,6 +217,7 @@ async fn claim_for_others(world: &Arc<World>) {
     let Ok(placement) = Way::client(world, Actor::Nemesis, &Life::new()) else { return };
     for computer in &world.computers {
         let consumer = InstanceId::new(Uuid::from_u128(world.any()));
+        #[expect(clippy::cast_possible_truncation, reason = "memory is far below 2^52 MB")]
         let offered = offered_by(world, computer.node, MEMORY) as u64;
         let takes = if world.is_tight() { offered.saturating_sub(LITTLE_MB).max(1) } else { 1 };
         let amounts = [(computer.node, [(MEMORY.to_owned(), takes)].into())].into();
