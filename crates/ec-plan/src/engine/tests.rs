@@ -218,7 +218,7 @@ fn a_copy_goes_on_for_who_names_its_volume_and_not_for_who_wishes_another_size()
         Requested { record: Ok(Arc::new(record)), revision: i64::try_from(generation).unwrap() }
     };
     let first = of(1, |_| ());
-    let labelled = of(2, |_| ());
+    let labelled = of(2, |record| record.request_id = None);
     assert!(labelled.goes_on_from(&first) && !first.goes_on_from(&first), "the same again is nothing new");
     assert!(of(3, |record| record.name = Some("other".to_owned())).goes_on_from(&first));
     let larger = of(4, |record| record.resize = Some(ec_model::Resize { wished_at: Timestamp::UNIX_EPOCH }));
