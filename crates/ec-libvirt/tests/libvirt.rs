@@ -419,11 +419,6 @@ async fn while_libvirt_copies_one_disk_others_are_replaced_and_a_next_agent_wait
     // What waits for the end of the copy: nothing is wrong with it.
     let grown = hypervisor.grow_disk(big, 2 << 30).await.unwrap_err();
     assert!(grown.is_transient(), "{grown}");
-    let volumes = vec![Attachment { volume: big, device: "vdb".to_owned() }];
-    let spec = DomainSpec { volumes, ..conformance::small_domain(other) };
-    hypervisor.define(&spec).await.unwrap();
-    let started = hypervisor.start(other).await.unwrap_err();
-    assert!(started.is_transient(), "{started}");
     // The next agent's, whose predecessor was killed: libvirt goes on with what that began.
     let next = test.second(|_| ()).create_volume(copy, &of, Some(1 << 30)).await.unwrap_err();
     assert!(next.is_transient(), "{next}");
@@ -431,6 +426,22 @@ async fn while_libvirt_copies_one_disk_others_are_replaced_and_a_next_agent_wait
     copying.await.unwrap().unwrap();
 
     assert_eq!(hypervisor.disk_bytes(copy).await.unwrap(), Some(1 << 30));
+    // A start meets the same lock as long as somebody holds it, which a copy may cease to do at any moment.
+    let volumes = vec![Attachment { volume: big, device: "vdb".to_owned() }];
+    let spec = DomainSpec { volumes, ..conformance::small_domain(other) };
+    hypervisor.define(&spec).await.unwrap();
+    let big_file = file(format!("{big}.qcow2"));
+    let mut holder =
+        std::process::Command::new("qemu-io").args(["-c", "sleep 60000"]).arg(&big_file).spawn().unwrap();
+    wait_for("lock", async || {
+        let look = std::process::Command::new("qemu-img").arg("info").arg(&big_file).output().unwrap();
+        (!look.status.success()).then_some(())
+    })
+    .await;
+    let started = hypervisor.start(other).await.unwrap_err();
+    assert!(started.is_transient(), "{started}");
+    holder.kill().unwrap();
+    holder.wait().unwrap();
     hypervisor.start(other).await.unwrap();
     hypervisor.power_off(other).await.unwrap();
     let connect = virt::connect::Connect::open(Some(&test.config.uri)).unwrap();
