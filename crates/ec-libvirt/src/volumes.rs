@@ -200,14 +200,7 @@ fn refuse_unusable(
     instance: InstanceId,
     volume: InstanceId,
 ) -> Result<(), CallError> {
-    if !pool.has_volume(volume)? {
-        return Err(CallError::Refused(format!("the disk of volume {volume} is not there")));
-    }
-    pool.refuse_snapshots(volume)?;
-    match user_of(connect, pool, volume)?.filter(|user| user.instance != instance) {
-        Some(user) => Err(CallError::Refused(format!("the domain {} has volume {volume}", user.instance))),
-        None => Ok(()),
-    }
+    why_unusable(connect, pool, instance, volume)?.map_or(Ok(()), Err)
 }
 
 /// Whether a volume's disk is there, and no other domain's.
@@ -217,10 +210,24 @@ pub(crate) fn is_usable(
     instance: InstanceId,
     volume: InstanceId,
 ) -> Result<bool, CallError> {
-    if !pool.has_volume(volume)? || pool.refuse_snapshots(volume).is_err() {
-        return Ok(false);
+    Ok(why_unusable(connect, pool, instance, volume)?.is_none())
+}
+
+/// Why a volume is not for this domain; an error where that cannot be looked at.
+fn why_unusable(
+    connect: &Connect,
+    pool: &Pool,
+    instance: InstanceId,
+    volume: InstanceId,
+) -> Result<Option<CallError>, CallError> {
+    if !pool.has_volume(volume)? {
+        return Ok(Some(CallError::Refused(format!("the disk of volume {volume} is not there"))));
     }
-    Ok(user_of(connect, pool, volume)?.is_none_or(|user| user.instance == instance))
+    if let Err(error) = pool.refuse_snapshots(volume) {
+        return Ok(Some(error));
+    }
+    let other = user_of(connect, pool, volume)?.filter(|user| user.instance != instance);
+    Ok(other.map(|user| CallError::Refused(format!("the domain {} has volume {volume}", user.instance))))
 }
 
 /// What came of a domain's start: one of whose disks is being copied waits for that.

@@ -9,7 +9,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     fs::{self, DirBuilder, File, Metadata},
     io::{self, Read, Write},
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant, SystemTime},
@@ -157,10 +157,17 @@ impl std::fmt::Display for Destroyed {
 
 /// Cuts off what a full disk left of the last line: what comes next would be read as its end.
 fn drop_half_line(mut file: &File) -> io::Result<()> {
+    let (length, mut last) = (file.metadata()?.len(), [b'\n']);
+    if length > 0 {
+        file.read_exact_at(&mut last, length - 1)?;
+    }
+    if last == [b'\n'] {
+        return Ok(());
+    }
     let mut text = Vec::new();
     file.read_to_end(&mut text)?;
     let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
-    if whole < text.len() { file.set_len(whole as u64) } else { Ok(()) }
+    file.set_len(whole as u64)
 }
 
 /// The record files cannot be worked on.

@@ -92,6 +92,11 @@ pub enum StoreFailure {
 }
 
 impl StoreFailure {
+    /// Whether S3 has no such object.
+    fn is_not_found(&self) -> bool {
+        matches!(self, Self::Object { source, .. } if matches!(**source, object_store::Error::NotFound { .. }))
+    }
+
     /// Whether another time may help.
     pub fn is_away(&self) -> bool {
         match self {
@@ -176,11 +181,7 @@ impl ImageStore {
             Place::S3 { s3, prefix, url } => {
                 let key = key(prefix, &name);
                 match answered(url, "look for an object", SILENCE, s3.head(&key)).await {
-                    Err(StoreFailure::Object { source, .. })
-                        if matches!(*source, object_store::Error::NotFound { .. }) =>
-                    {
-                        Ok(false)
-                    }
+                    Err(error) if error.is_not_found() => Ok(false),
                     answer => answer.map(|_| true),
                 }
             }
@@ -209,11 +210,7 @@ impl ImageStore {
             Place::S3 { s3, prefix, url } => {
                 let key = key(prefix, &name);
                 let gone = async |deleted| match answered(url, "delete an object", SILENCE, deleted).await {
-                    Err(StoreFailure::Object { source, .. })
-                        if matches!(*source, object_store::Error::NotFound { .. }) =>
-                    {
-                        Ok(())
-                    }
+                    Err(error) if error.is_not_found() => Ok(()),
                     outcome => outcome,
                 };
                 if let Some(upload) = &image.upload {
