@@ -51,10 +51,13 @@ fn guest(facts: &Facts, _: &Limits) -> Option<Plan> {
     Some(told)
 }
 
-/// Whether what this node knows of what was wanted is not what it told with its status.
+/// Whether what this node knows of what was wanted is not what it told with its status, or is held nowhere: nobody could read it
+/// when that was told.
 fn holds_another(facts: &Facts) -> bool {
     let Some(kept) = facts.record.kept() else { return false };
-    known(facts).is_some_and(|status| kept != Edition { epoch: status.epoch, generation: status.generation })
+    !facts.is_held
+        || known(facts)
+            .is_some_and(|status| kept != Edition { epoch: status.epoch, generation: status.generation })
 }
 
 /// Destroyed by a user, or never ran: what a call that came late left behind, or a build without its request.

@@ -556,13 +556,18 @@ impl Outside {
         observed: BTreeMap<InstanceId, Observed>,
     ) -> Seen {
         let records = self.things.iter().filter(|(_, thing)| thing.record != RecordFacts::Absent);
+        let is_unclaimed = |status: &StatusEntry| match status {
+            StatusEntry::Known(status, _) => status.state == State::Unclaimed,
+            StatusEntry::Absent | StatusEntry::Unreadable => false,
+        };
+        let unclaimed = statuses.iter().filter(|(_, status)| is_unclaimed(status));
         Seen {
+            // Goes with the status.
+            held: unclaimed.map(|(instance, _)| *instance).collect(),
             statuses,
             observed,
             records: records.map(|(instance, thing)| (*instance, thing.record)).collect(),
             buried: self.things.iter().filter(|(_, thing)| thing.buried).map(|(id, _)| (*id, None)).collect(),
-            // Goes with the status.
-            ..Seen::default()
         }
     }
 

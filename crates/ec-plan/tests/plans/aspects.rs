@@ -151,7 +151,9 @@ fn told(facts: Facts) -> Facts {
         StatusFacts::Absent | StatusFacts::Unreadable => 0,
     };
     let StatusFacts::Known(told) = status(*state, reason.as_deref(), false, true) else { panic!() };
-    Facts { status: StatusFacts::Known(KnownStatus { restarts, ..told }), ..facts }
+    // What it was asked for is held with that.
+    let is_held = *state == State::Unclaimed;
+    Facts { status: StatusFacts::Known(KnownStatus { restarts, ..told }), is_held, ..facts }
 }
 
 #[test]
@@ -410,6 +412,12 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
         (told(left(RUNS, true, keeps(1, 1))), Told),
         (told(left(RUNS, true, keeps(1, 2))), tells("that runs without a request")),
         (told(left(RUNS, true, keeps(2, 1))), tells("that runs without a request")),
+        // Nobody could read what was wanted of it when that was told.
+        (
+            Facts { is_held: false, ..told(left(RUNS, true, keeps(1, 1))) },
+            tells("that runs without a request"),
+        ),
+        (Facts { is_held: false, ..told(runs()) }, Told),
         (with(Allocation::Elsewhere, told(runs())), Told),
         (buried(runs()), Runs(&[Inquire, Release, RemoveDomain, DropRecord])),
         (left(NOT_STARTED, true, never), swept()),
