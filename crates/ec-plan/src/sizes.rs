@@ -169,11 +169,13 @@ pub fn needed(instance: &Instance, request: &Request, status: Option<&Status>) -
         Some(status) => resized(instance, request, status) != Some(Resizing::UnderWay),
         None => request.resize.is_none(),
     };
-    if request.desired != Desired::Active || !is_measured || !is_told {
+    let told = status.and_then(|status| status.resized.as_ref()).map(|told| &told.resources);
+    // Its node could not read how large it is.
+    let is_unknown = told.is_some_and(Resources::is_empty);
+    if request.desired != Desired::Active || !is_measured || !is_told || is_unknown {
         return None;
     }
     let before = instance.before.as_ref().map(|before| &before.resources);
-    let told = status.and_then(|status| status.resized.as_ref()).map(|told| &told.resources);
     Some([before, told].into_iter().flatten().fold(spec.clone(), |needed, also| greater(&needed, also)))
 }
 

@@ -99,6 +99,8 @@ fn what_is_claimed_is_the_greater_until_nobody_can_want_it_any_more() {
         Some(amounts(1, 3)),
         "its disk stays"
     );
+    let unread = Some((1, true, Resources::new()));
+    assert_eq!(needs(extent(1, 2), None, Some(1), unread), None, "its node could not read how large it is");
     let (instance, request) = wished(extent(1, 2), None, Some(1));
     assert_eq!(needed(&instance, &request, None), None, "nobody tells of it");
     let (instance, request) = wished(extent(1, 2), None, None);
