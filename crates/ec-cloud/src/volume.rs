@@ -258,7 +258,7 @@ pub(crate) async fn refuse_running(cloud: &Cloud, disk: &Known) -> CloudResult<(
 /// What a snapshot of an instance is made of.
 ///
 /// # Errors
-/// There is no such instance, or its volumes are being changed: [`CloudError::Refused`].
+/// There is no such instance, or its volumes are being changed or cannot be had: [`CloudError::Refused`].
 pub async fn snapshot_of(cloud: &Cloud, instance: InstanceId) -> CloudResult<ImageRef> {
     let machine = find_placed(cloud, instance).await?;
     if kind_of(&machine) == Some(Workload::Volume) {
@@ -269,13 +269,16 @@ pub async fn snapshot_of(cloud: &Cloud, instance: InstanceId) -> CloudResult<Ima
     let beside = machine.record.as_ref().map(|record| record.volumes.clone()).unwrap_or_default();
     // Those that it is to have, and those that its agent tells of.
     let set = |volumes: &[Attachment]| volumes.iter().map(|has| has.volume).collect::<HashSet<_>>();
-    let is_changing = machine
-        .status
-        .record()
-        .is_some_and(|status| status.volumes_changing || set(&status.volumes) != set(&beside));
-    if is_changing {
+    let status = machine.status.record();
+    if status.is_some_and(|status| status.volumes_changing || set(&status.volumes) != set(&beside)) {
         return Err(CloudError::Refused(format!(
             "the volumes of instance {instance} are being changed; ask again when that is done"
+        )));
+    }
+    // It may have all that are told then, and what it has not is copied at no moment with the rest.
+    if let Some(why) = status.and_then(|status| status.volumes_failed.as_ref()) {
+        return Err(CloudError::Refused(format!(
+            "instance {instance} may not have all of its volumes yet: {why}; ask again when it has, or detach what it cannot have"
         )));
     }
     // The one that it boots from is its disk.
