@@ -99,10 +99,13 @@ pub struct Upload {
     stored: Stored,
 }
 
-/// All images that the project may use, by name.
+/// All images that the project may use, by name; but for one that was deleted, of which bytes may come late.
 pub async fn images(cloud: &Cloud) -> CloudResult<Vec<Image>> {
     let all: Vec<Image> = crate::catalog::all(cloud, &cloud.keys.images()).await?;
-    let mut seen: Vec<Image> = all.into_iter().filter(|image| image.is_seen_by(&cloud.project)).collect();
+    let now = cloud.host.now();
+    let is_there = |image: &Image| image.status != ImageStatus::PendingDelete || image.is_left_over(now);
+    let mut seen: Vec<Image> =
+        all.into_iter().filter(|image| image.is_seen_by(&cloud.project) && is_there(image)).collect();
     seen.sort_by_key(|image| (image.name.to_ascii_lowercase(), image.project != cloud.project, image.id));
     Ok(seen)
 }
@@ -262,7 +265,7 @@ pub async fn delete_image(
                 "the image `{text}` is protected: `eschedule image set {text} --unprotected` lets it be deleted"
             )));
         }
-        if take_away(cloud, stored, &remove).await? {
+        if take_away(cloud, stored, false, &remove).await? {
             return Ok(image);
         }
         stored = found(cloud, &image.id.to_string()).await?;
@@ -350,7 +353,7 @@ impl Upload {
         let image = self.image().clone();
         let mut stored = self.stored;
         for _ in 0..TRIES {
-            if take_away(cloud, stored, &remove).await? {
+            if take_away(cloud, stored, true, &remove).await? {
                 return Ok(());
             }
             // Somebody else was quicker, and may have been so before the last bytes came.

@@ -278,6 +278,24 @@ async fn what_was_taken_away_while_it_was_sent_is_not_brought_back() {
 }
 
 #[tokio::test]
+async fn bytes_that_come_after_their_image_was_deleted_are_found_though_who_sent_them_was_killed() {
+    let world = World::new();
+    let cloud = world.cloud("p");
+    let upload = world.add(&cloud, &new("web", Visibility::Private), sent()).await.unwrap();
+    world.delete(&cloud, "web").await.unwrap();
+    assert!(images(&cloud).await.unwrap().is_empty(), "it is deleted for all that anybody sees");
+    let next = world.add(&cloud, &new("web", Visibility::Private), sent()).await.unwrap();
+    world.send(&upload.image().clone()).await;
+    drop(upload);
+    assert!(world.tend(&cloud).await.is_empty(), "it may still be sent");
+    world.delete(&cloud, &next.image().id.to_string()).await.unwrap();
+    world.clock.0.fetch_add(600, Ordering::Relaxed);
+    world.tend(&cloud).await;
+    assert!(world.objects.lock().unwrap().is_empty());
+    assert_eq!(world.keys(), Vec::<String>::new());
+}
+
+#[tokio::test]
 async fn bytes_are_in_the_store_until_an_images_end_and_not_before_all_came() {
     let world = World::new();
     let cloud = world.cloud("p");

@@ -131,9 +131,14 @@ impl Image {
     pub fn is_left_over(&self, now: Timestamp) -> bool {
         match self.status {
             ImageStatus::Saving => now.duration_since(self.updated_at) >= STALE,
-            ImageStatus::PendingDelete => true,
+            ImageStatus::PendingDelete => !self.may_be_sent(now),
             ImageStatus::Active | ImageStatus::Unknown => false,
         }
+    }
+
+    /// Whether a command may still be sending its bytes, also where somebody deletes it meanwhile: what comes late is found by its record.
+    pub fn may_be_sent(&self, now: Timestamp) -> bool {
+        self.stored && self.size.is_none() && now.duration_since(self.updated_at) < STALE
     }
 
     /// What an instance of this size is made from.
@@ -263,6 +268,16 @@ mod tests {
         ] {
             let image = Image { status, ..image() };
             assert_eq!(image.is_left_over(at(seconds)), left, "{status:?} after {seconds} s");
+        }
+        // It was deleted while its bytes were on their way.
+        for (stored, size, seconds, left) in [
+            (true, None, 599, false),
+            (true, None, 600, true),
+            (true, Some(1), 0, true),
+            (false, None, 0, true),
+        ] {
+            let image = Image { status: ImageStatus::PendingDelete, stored, size, ..image() };
+            assert_eq!(image.is_left_over(at(seconds)), left, "{stored} {size:?} after {seconds} s");
         }
     }
 }
