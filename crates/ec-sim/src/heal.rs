@@ -7,7 +7,9 @@ use std::{
 };
 
 use ec_cloud::{CloudError, Verb, act, delete_volume, destroy, list};
-use ec_model::{Actions, Desired, Held, Instance, InstanceId, Outcomes, Resources, State, decode, greater};
+use ec_model::{
+    Actions, Desired, Handover, Held, Instance, InstanceId, Outcomes, Resources, State, decode, greater,
+};
 use ec_plan::history::{Fate, told};
 use ec_store::LeaseId;
 use tokio::time::{Instant, sleep};
@@ -177,18 +179,22 @@ fn is_held(world: &World, instance: InstanceId) -> bool {
 
 /// What people are shown of what is wanted, and what its node is asked for, are one; and a size before this one is remembered
 /// only of one whose node was asked for another.
-fn at_odds(world: &World, traces: &Traces, instance: InstanceId) -> Option<&'static str> {
+fn at_odds(world: &World, traces: &Traces, instance: InstanceId) -> Option<String> {
     let request = traces.request.as_ref().filter(|request| request.desired == Desired::Active)?;
+    // The node that is to let go of a volume, and the one that it goes to, may know of it from different times.
+    if matches!(request.handover, Some(Handover::To(_))) {
+        return None;
+    }
     let record = content(world, &world.keys.instance(instance))?;
     let record = decode::<Instance>(&record.value).ok()?;
     if record.volumes != request.volumes {
-        return Some("its record and its request want other volumes");
+        return Some("its record and its request want other volumes".to_owned());
     }
     if request.spec.as_ref() != Some(&record.spec) {
-        return Some("its record and its request want otherwise");
+        return Some(format!("its record wants {:?}, and its request {:?}", record.spec, request.spec));
     }
     (record.before.is_some() && request.resize.is_none())
-        .then_some("its record tells of a resize that nobody is asked for")
+        .then(|| "its record tells of a resize that nobody is asked for".to_owned())
 }
 
 /// Whether a domain has this volume.
@@ -250,6 +256,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             copy_of,
             volumes_acknowledged,
             record_lost: known_to_none,
+            record_garbled,
             taken_up,
             root,
             ..
@@ -278,7 +285,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             _ if traces.is_only_claim() && (disturbed || vanished) && world.shares_storage() => true,
             _ if doomed && !restored => !traces.is_anything(),
             (Some(Desired::Active), Some(State::Active)) if traces.is_volume => {
-                traces.claim && traces.index && traces.volume && traces.record
+                counted && traces.index && traces.volume && traces.record
             }
             // A guest that nobody asks for has it, in an etcd that was put back.
             (Some(_), Some(State::Destroying)) if traces.is_volume && restored => is_had(world, instance),
@@ -383,7 +390,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
                 format!("{instance}: it is UNCLAIMED, and nothing is held by which it could be brought back"),
             ));
         }
-        let is_kept = !(restored || known_to_none);
+        let is_kept = !(restored || known_to_none || record_garbled);
         if let Some(why) = holds_older(world, instance, taken_up).filter(|_| is_kept) {
             found.push((soon, format!("{instance}: {why}")));
         }

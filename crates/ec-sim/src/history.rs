@@ -53,9 +53,12 @@ pub fn run(seed: u64) -> Result<Ended> {
     };
     // Elsewhere memory never runs out.
     let (tight, memory) = if seed % 11 == 6 { (true, ", with little memory") } else { (false, "") };
+    let (garbled, records) =
+        if seed % 5 == 2 { (true, ", and records that are garbled") } else { (false, "") };
     let (keepers, seen_to) = if seed % 9 == 4 { (21..24, ", and a catalogue") } else { (0..0, "") };
-    let title = format!("{title}{told}{memory}{seen_to}");
-    let cluster = Cluster { seed, calm: false, nodes, replicas, controllers, storages, tight, title };
+    let title = format!("{title}{told}{memory}{seen_to}{records}");
+    let cluster =
+        Cluster { seed, calm: false, nodes, replicas, controllers, storages, tight, garbled, title };
     history(cluster, async |world| {
         live(&world, u32::try_from(users).unwrap_or(1), keepers).await;
     })
@@ -68,8 +71,17 @@ pub fn run(seed: u64) -> Result<Ended> {
 pub fn play(scenario: &Scenario) -> Result<Ended> {
     let title = format!("{}: {}", scenario.name, scenario.story);
     let Scenario { nodes, replicas, controllers, storages, .. } = *scenario;
-    let cluster =
-        Cluster { seed: 1, calm: true, nodes, replicas, controllers, storages, tight: false, title };
+    let cluster = Cluster {
+        seed: 1,
+        calm: true,
+        nodes,
+        replicas,
+        controllers,
+        storages,
+        tight: false,
+        garbled: false,
+        title,
+    };
     history(cluster, async |world| {
         begin(&world).await;
         (scenario.play)(Stage::new(&world)).await;
@@ -92,6 +104,8 @@ pub(crate) struct Cluster {
     pub(crate) storages: usize,
     /// Their memory is given out once, and others have most of it.
     pub(crate) tight: bool,
+    /// Their agents' records are garbled now and then.
+    pub(crate) garbled: bool,
     pub(crate) title: String,
 }
 

@@ -55,6 +55,7 @@ async fn mend(world: &Arc<World>) {
     for computer in &world.computers {
         while !operator::let_in(world, computer).await {}
         computer.hypervisor.set_unreachable(false);
+        computer.mend_records();
         computer.troubles.send_if_modified(|troubles| !std::mem::take(troubles).is_empty());
         match computer.life() {
             Some(life) => life.wake(),

@@ -52,6 +52,7 @@ pub(crate) enum Ill {
     StepClock,
     Hand,
     Revoke,
+    GarbleRecord,
 }
 
 const ALL: [Ill; 33] = [
@@ -114,7 +115,9 @@ pub(crate) fn selection(world: &World) -> Vec<Ill> {
     // Where there is no memory to count a guest with, it waits for that, and the referee reckons with processors alone.
     let is_counted_anew = |ill: &Ill| matches!(ill, Ill::Restore | Ill::LoseClaim);
     let some = ALL.into_iter().filter(|ill| world.chance(often(*ill)));
-    some.filter(|ill| !(world.is_tight() && is_counted_anew(ill))).collect()
+    let some = some.filter(|ill| !(world.is_tight() && is_counted_anew(ill)));
+    // In no other histories, so that those are what they were.
+    some.chain(world.is_garbled().then_some(Ill::GarbleRecord)).collect()
 }
 
 /// Does harm until `done`.
@@ -307,6 +310,21 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
                 if world.chance(20) {
                     crash_on(world, &computer, guest);
                 }
+            }
+        }
+        Ill::GarbleRecord => {
+            if let Some(guest) = any_guest(world, &computer).await
+                && computer.garble_record(guest)
+            {
+                say(world, format!("garbles the record of {guest} on {name}"));
+                world.judge(|referee, _| referee.record_garbled(guest));
+                acts::disturb_holders(world, &computer, guest);
+                let (world, after) = (Arc::clone(world), world.millis(5_000..120_000));
+                tokio::spawn(async move {
+                    sleep(after).await;
+                    say(&world, format!("mends the records on {name}"));
+                    computer.mend_records();
+                });
             }
         }
         Ill::Hand => {

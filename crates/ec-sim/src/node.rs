@@ -34,6 +34,9 @@ pub(crate) const PROCESSORS: u64 = 4;
 /// From this start on they are agents of a clone.
 pub(crate) const CLONES: u32 = 1000;
 
+/// What a disk may have in the place of a record after a crash.
+const GARBAGE: &[u8] = &[0; 16];
+
 /// As an init system restarts it.
 const RESTART: Duration = Duration::from_secs(5);
 
@@ -55,6 +58,8 @@ pub(crate) struct Computer {
     revoked: AtomicBool,
     /// What its agents find that it is in.
     pub(crate) troubles: watch::Sender<Vec<Trouble>>,
+    /// Its agent's records that cannot be read for now, as they were.
+    garbled: Mutex<BTreeMap<InstanceId, Vec<u8>>>,
     /// The agent of now.
     agent: Mutex<Option<Running>>,
 }
@@ -130,6 +135,7 @@ impl Computer {
             kept_down: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
             troubles: watch::Sender::default(),
+            garbled: Mutex::default(),
             agent: Mutex::default(),
         })
     }
@@ -277,9 +283,36 @@ impl Computer {
         self.hypervisor.restart_host();
     }
 
+    fn record(&self, instance: InstanceId) -> PathBuf {
+        self.directory.join(format!("state/instances/{instance}.json"))
+    }
+
     /// Takes the agent's own record of an instance away.
     pub(crate) fn lose_record(&self, instance: InstanceId) {
-        fs::remove_file(self.directory.join(format!("state/instances/{instance}.json"))).ok();
+        fs::remove_file(self.record(instance)).ok();
+    }
+
+    /// Has nobody read the agent's own record of an instance, of which a start was begun, for now. Whether there was such a one.
+    pub(crate) fn garble_record(&self, instance: InstanceId) -> bool {
+        let mut garbled = self.garbled.lock().unwrap_or_else(PoisonError::into_inner);
+        let path = self.record(instance);
+        let Some(record) = fs::read(&path).ok().filter(|record| is_of_started(record)) else { return false };
+        let done = fs::write(&path, GARBAGE).is_ok();
+        if done {
+            garbled.insert(instance, record);
+        }
+        done
+    }
+
+    /// What was garbled is as it was, but for what was deleted or written anew since.
+    pub(crate) fn mend_records(&self) {
+        let garbled = std::mem::take(&mut *self.garbled.lock().unwrap_or_else(PoisonError::into_inner));
+        for (instance, record) in garbled {
+            let path = self.record(instance);
+            if fs::read(&path).is_ok_and(|now| now == GARBAGE) {
+                fs::write(&path, record).ok();
+            }
+        }
     }
 
     /// The agent's own records, by instance: whether a start was begun.
@@ -297,4 +330,9 @@ impl Computer {
         }
         Ok(records)
     }
+}
+
+/// Whether a record says that a start was begun.
+fn is_of_started(record: &[u8]) -> bool {
+    serde_json::from_slice::<Value>(record).is_ok_and(|record| record["started"] == true)
 }

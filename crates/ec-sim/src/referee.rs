@@ -121,6 +121,8 @@ pub(crate) struct Known {
     pub(crate) request_lost: bool,
     /// Its node's record was taken: what that knew is lost.
     pub(crate) record_lost: bool,
+    /// Its node's record could not be read for a while: what was asked for meanwhile was not kept there.
+    pub(crate) record_garbled: bool,
     /// So it came to its end, all that was wished of it being done, and nobody has wished anything since.
     ended: Option<End>,
     /// So many wishes there were that end a guest, and so often its node ended it.
@@ -202,6 +204,11 @@ impl Referee {
 
     pub(crate) fn record_lost(&mut self, instance: InstanceId) {
         self.known.entry(instance).or_default().record_lost = true;
+    }
+
+    pub(crate) fn record_garbled(&mut self, instance: InstanceId) {
+        let known = self.known.entry(instance).or_default();
+        (known.record_garbled, known.disturbed) = (true, true);
     }
 
     pub(crate) fn status_lost(&mut self, instance: InstanceId) {

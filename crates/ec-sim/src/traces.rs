@@ -287,24 +287,24 @@ impl Traces {
 
 /// Whether placement has room for so many processors more where a guest is.
 pub(crate) fn has_room(world: &World, traces: &Traces, more: u64) -> bool {
-    let of_node = traces.host.and_then(|node| Some((node, inventory(world, node)?)));
+    let of_node = traces.host.and_then(|node| Some((node, inventory(world, node, "VCPU")?)));
     of_node.is_some_and(|(node, inventory)| used(world, node).0 + more as f64 <= inventory.offered)
 }
 
-/// What a node has of processors, by placement.
-struct Processors {
+/// What a node has of a class, by placement.
+struct Inventory {
     /// That may be given out.
     offered: f64,
     ratio: f64,
 }
 
-fn inventory(world: &World, node: NodeId) -> Option<Processors> {
+fn inventory(world: &World, node: NodeId, class: &str) -> Option<Inventory> {
     let record = content(world, &format!("{PLACEMENT}/providers/{node}"))?;
     let record: Value = serde_json::from_slice(&record.value).ok()?;
-    let inventory = &record["inventories"]["VCPU"];
+    let inventory = &record["inventories"][class];
     let number = |field: &str| inventory[field].as_f64().unwrap_or(0.0);
     let ratio = number("allocation_ratio").max(1.0);
-    Some(Processors { offered: (number("total") - number("reserved")) * ratio, ratio })
+    Some(Inventory { offered: (number("total") - number("reserved")) * ratio, ratio })
 }
 
 /// How many processors of a node are claimed, and by whom.
@@ -324,7 +324,11 @@ fn used(world: &World, node: NodeId) -> (f64, BTreeSet<String>) {
 /// counted. What is reserved is given out several times, so that it comes in steps.
 pub(crate) fn is_kept_free(world: &World, traces: &Traces) -> bool {
     let Some(node) = traces.host else { return false };
-    let Some(Processors { offered, ratio }) = inventory(world, node) else { return false };
+    // Of disks there is always room, but where a lock came back with an older etcd.
+    if traces.is_volume {
+        return inventory(world, node, "DISK_GB").is_some_and(|disks| disks.offered <= 0.0);
+    }
+    let Some(Inventory { offered, ratio }) = inventory(world, node, "VCPU") else { return false };
     let (used, counted) = used(world, node);
     let here = world.computers.iter().find(|computer| computer.node == node);
     let records = here.and_then(|computer| computer.records().ok()).unwrap_or_default();

@@ -113,6 +113,8 @@ pub(crate) struct World {
     storages: usize,
     /// They have little memory to give out.
     tight: bool,
+    /// Their agents' records are garbled now and then.
+    garbled: bool,
     /// Nothing is left to chance: every call takes as long, and what goes wrong was said before.
     calm: bool,
     /// Single calls that are to go wrong.
@@ -134,7 +136,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl World {
     pub(crate) fn new(cluster: &Cluster, [computers, clones]: [Vec<Arc<Computer>>; 2]) -> Self {
-        let Cluster { seed, calm, replicas, controllers, storages, tight, .. } = *cluster;
+        let Cluster { seed, calm, replicas, controllers, storages, tight, garbled, .. } = *cluster;
         let names: BTreeMap<Uuid, String> = computers
             .iter()
             .map(|computer| (computer.node.uuid(), Actor::Agent(computer.node, 0).to_string()))
@@ -160,6 +162,7 @@ impl World {
             deafened: Mutex::default(),
             storages,
             tight,
+            garbled,
             calm,
             snags: Mutex::default(),
             objects: Mutex::default(),
@@ -178,6 +181,11 @@ impl World {
     /// Whether nodes have little memory to give out.
     pub(crate) fn is_tight(&self) -> bool {
         self.tight
+    }
+
+    /// Whether agents' records are garbled now and then.
+    pub(crate) fn is_garbled(&self) -> bool {
+        self.garbled
     }
 
     /// Whether nothing is left to chance.

@@ -126,7 +126,7 @@ impl Referee {
             .find(is_sure)
     }
 
-    /// A disk that was made of the newest wish is not made of it once more.
+    /// A disk that was made of the newest wish is not made of it once more; nor after its user was told that the old one stays.
     pub(super) fn look_at_made(
         &mut self,
         world: &World,
@@ -144,12 +144,16 @@ impl Referee {
         let wished_at = request.rebuild.map(|wish| wish.wished_at);
         let status = content(world, &world.keys.status(node, instance));
         let status = status.and_then(|pair| decode::<Status>(&pair.value).ok());
-        let is_known = status.is_some_and(|status| status.observed_generation >= request.generation);
+        let is_known = status.as_ref().is_some_and(|status| status.observed_generation >= request.generation);
+        let given_up = status.and_then(|status| status.rebuilt).filter(|told| told.failed.is_some());
+        let is_given_up = given_up.is_some_and(|told| Some(told.wished_at) == wished_at);
         let known = self.known.entry(instance).or_default();
         if is_made {
             known.made_of = wished_at.filter(|_| is_known);
         } else if wished_at.is_some() && known.made_of == wished_at && !self.restored {
             self.found(format!("the disk of {instance} was made of a wish, and once more of the same"));
+        } else if is_given_up && !self.restored {
+            self.found(format!("the disk of {instance} was replaced, of which was told that it stays"));
         }
     }
 

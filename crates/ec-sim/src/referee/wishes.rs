@@ -60,9 +60,10 @@ impl Wish {
         if !(disk || rescue || size || volumes) || self.record[0].kind == Workload::Volume {
             return None;
         }
-        // One that was stopped before its first start is started from a rescue disk as well.
+        // One that was stopped before its first start was built by then, and is started from a rescue disk as well.
         let is_built = |status: &&Status| {
             status.started_at.is_some()
+                || status.power_generation != 0
                 || was.rescue.is_some()
                 || !matches!(status.state, State::Scheduled | State::Preparing | State::Starting)
         };

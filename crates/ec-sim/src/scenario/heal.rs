@@ -1,8 +1,10 @@
 //! Somebody has what etcd lost brought back from the nodes.
 
+use std::time::Duration;
+
 use ec_cloud::{Change, Verb};
-use ec_hypervisor::Operation;
-use ec_model::{Instance, InstanceId, Policy, Restart, State, decode};
+use ec_hypervisor::{Hypervisor, Operation};
+use ec_model::{BaseImage, DiskFormat, End, Instance, InstanceId, Policy, Restart, State, decode};
 
 use super::{Scenario, Stage, people::SMALL, stage::Sight};
 use crate::{acts, door::content, snag::Fate, user::Order};
@@ -46,6 +48,12 @@ pub(super) const ALL: &[Scenario] = &[
         "etcd is put back to a time when a guest was UNCLAIMED, which was healed and renamed since: its node tells what it knew \
          last, and that is brought back",
         |stage| Box::pin(lost_twice(stage)),
+    ),
+    Scenario::new(
+        "disk-brought-back-while-its-claim-goes",
+        "somebody takes the domain and the disk of a guest away that nobody asks for any more, and brings a disk back when its node \
+         is about to give back what is claimed for it: it stays counted",
+        |stage| Box::pin(brought_back(stage)),
     ),
 ];
 
@@ -247,4 +255,38 @@ async fn lost_twice(stage: Stage) {
     stage.until_well(guest).await;
     let named = record(&stage, guest).and_then(|record| record.name);
     stage.demand(named.as_deref() == Some("db"), "it is called as it was last").await;
+}
+
+async fn brought_back(stage: Stage) {
+    let guest = stage.ready("web").await;
+    stage.empty_etcd();
+    until_unclaimed(&stage, &[guest]).await;
+    stage.expects_trouble(guest);
+    let hypervisor = &stage.node(1).hypervisor;
+    // Each look at it takes so long.
+    hypervisor.set_latency(Operation::Observe, Duration::from_secs(20));
+    stage.end_guest(1, guest, End::ByHand);
+    stage.undefine(1, guest);
+    stage.delete_disk(1, guest);
+    stage.until(guest, "out of its node's records", |is| !is.record).await;
+    // By now it looks what is left of it, and before it gives back what is claimed once more.
+    let looks = hypervisor.calls_of(Operation::Observe, guest);
+    while hypervisor.calls_of(Operation::Observe, guest) == looks {
+        stage.pass(1).await;
+    }
+    let base = BaseImage {
+        path: "/backup/web.qcow2".into(),
+        format: DiskFormat::Qcow2,
+        virtual_size: 1 << 30,
+        digest: "backup".to_owned(),
+    };
+    let is_back = hypervisor.create_overlay(guest, &base, None).await.is_ok();
+    stage.demand(is_back && stage.sight(guest).claim, "its disk is back, and it is counted").await;
+    stage.stays(guest, 60, "counted", |is| is.claim).await;
+    hypervisor.set_latency(Operation::Observe, Duration::ZERO);
+    stage
+        .until(guest, "a disk that nobody asks for", |is| {
+            is.is(State::Unclaimed) && is.says("a disk of this node") && is.claim && is.volume
+        })
+        .await;
 }

@@ -127,6 +127,12 @@ impl User {
         self.living(given).await
     }
 
+    /// Asks for a snapshot of a guest; as what it comes.
+    pub(super) async fn snapshots(&self, instance: InstanceId) -> Result<InstanceId, String> {
+        let made = volumes::snapshot(&self.stage.world, self.actor, self.cloud()?, instance, &self.stop);
+        Ok(self.living(made).await?.instance)
+    }
+
     /// Has a volume be with another node, and waits until it is.
     pub(super) async fn moves(&self, volume: InstanceId, node: NodeId) -> Result<(), String> {
         self.living(volumes::go(&self.stage.world, self.actor, self.cloud()?, volume, node, true)).await

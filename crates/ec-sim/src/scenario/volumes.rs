@@ -24,6 +24,11 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(made_with_kills(stage)),
     ),
     Scenario::new(
+        "snapshot-before-an-attachment",
+        "a hypervisor refuses an attachment once: until it is tried again a snapshot of the guest is refused, and then all of its disks are copied",
+        |stage| Box::pin(snapshot_before_attachment(stage)),
+    ),
+    Scenario::new(
         "volume-raced-for",
         "two people give one volume to two guests at the same moment: one of them has it, and the other is told so",
         |stage| Box::pin(raced_for(stage)),
@@ -284,6 +289,20 @@ async fn one_life(stage: Stage) {
     stage.demand(stage.user(1).deletes(volume).await.is_ok(), "it is deleted").await;
     stage.until_gone(volume).await;
     stage.stays(copy, 60, "there", there).await;
+}
+
+async fn snapshot_before_attachment(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let volume = near(&stage, guest).await;
+    stage.snag("n1", "hypervisor SetVolumes i1", Fate::IsRefused(0));
+    stage.demand(stage.user(1).attaches(volume, guest).await.is_err(), "it is told that it has it not").await;
+    let refused = stage.user(1).snapshots(guest).await;
+    stage.demand(refused.is_err(), "one moment of both cannot be had").await;
+    stage.until(guest, "well", |is| is.is_well() && has(&stage, guest, volume)).await;
+    match stage.user(1).snapshots(guest).await {
+        Ok(copy) => stage.until(copy, "there", there).await,
+        Err(why) => stage.fail(format!("no snapshot was made: {why}")).await,
+    }
 }
 
 async fn attached_with_kills(stage: Stage) {
