@@ -388,12 +388,9 @@ impl Worker {
             status.console = console.ok().filter(|text| !text.is_empty());
         }
         if status.name.is_none()
-            && let Some(record) = self.record().await?
+            && let Some((kind, name)) = self.known_as().await?
         {
-            // No request speaks of it, and no status did: what it is, this node alone knows.
-            let kept = record.intent.as_ref().and_then(|intent| intent.request().ok());
-            status.kind = kept.map_or(status.kind, |kept| kept.record.kind);
-            status.name = Some(record.name);
+            (status.kind, status.name) = (kind.unwrap_or(status.kind), Some(name));
         }
         self.write(status).await
     }

@@ -200,8 +200,11 @@ pub async fn add_image(
             }
             Ok(_) => free(cloud, &new.name, &is_whole, &remove).await?,
             Err(error @ StoreError::Unknown(_)) => match read(cloud, id).await? {
-                Some(stored) => return Ok(Upload { stored }),
-                None => return Err(error.into()),
+                Some(stored) if stored.doc.record.status != ImageStatus::PendingDelete => {
+                    return Ok(Upload { stored });
+                }
+                // Or somebody has deleted it since.
+                Some(_) | None => return Err(error.into()),
             },
             Err(error) => return Err(error.into()),
         }

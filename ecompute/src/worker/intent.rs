@@ -1,11 +1,11 @@
 //! What is wanted of an instance, kept on the node: should etcd lose it, it can be told again.
 
 use ec_metadata::InstanceRecord;
-use ec_model::{Held, Intent, State, Status, encode};
+use ec_model::{Held, Intent, State, Status, Workload, decode, encode};
 use ec_runtime::planted;
 use ec_store::Txn;
 
-use super::{Stop, Worker, guest::spec_of};
+use super::{Stop, Worker, guest::spec_of, hostname};
 
 impl Worker {
     /// From then on the metadata service tells the guest what is wished now, and this node knows what was asked for.
@@ -27,6 +27,19 @@ impl Worker {
         let request = request.ok_or(Stop::Abandoned)?;
         Intent::of(&request.value, record.as_ref().map(|pair| pair.value.as_slice()))
             .map_err(|error| Stop::Retry(error.to_string()))
+    }
+
+    /// What that is and how it is called of which no request speaks and no status did: this node alone knows, or what it held of it
+    /// while it could read its record.
+    pub(super) async fn known_as(&self) -> Result<Option<(Option<Workload>, String)>, Stop> {
+        if let Some(record) = self.record().await? {
+            let kept = record.intent.and_then(|intent| intent.request().ok());
+            return Ok(Some((kept.map(|kept| kept.record.kind), record.name)));
+        }
+        let key = self.parts.settings.keys.held(self.parts.node, self.job.instance);
+        let held = self.parts.store.get(&key).await?.0.and_then(|pair| decode::<Held>(&pair.value).ok());
+        let kept = held.and_then(|held| held.intent.request().ok());
+        Ok(kept.map(|kept| (Some(kept.record.kind), hostname(&kept.record))))
     }
 
     /// Adds to the writing of a status that what is known of an instance without a request is held for it; or, once that
