@@ -140,8 +140,10 @@ pub(crate) fn begin(
 /// What is to be copied, as it is.
 fn originals(connect: &Connect, node: NodeId, pool: &Pool, copy: &Copy) -> Result<Vec<Original>, CallError> {
     let CopyOf { disk, held, ref beside, .. } = copy.of;
+    for disk in std::iter::once(&disk).chain(beside) {
+        volumes::refuse_astray(connect, pool, *disk)?;
+    }
     let original = |disk, path: &Path, place: PathBuf, user| {
-        pool.refuse_snapshots(disk)?;
         let Some(volume) = pool.at(connect, path)? else {
             return Err(CallError::Refused(format!("there is no disk of {disk} to copy")));
         };

@@ -350,7 +350,6 @@ impl Pool {
         base: &BaseImage,
         capacity: Option<u64>,
     ) -> Result<(), CallError> {
-        self.refuse_snapshots(instance)?;
         self.create_beside(connect, &successor_name(instance), base, capacity)
     }
 
@@ -380,7 +379,6 @@ impl Pool {
 
     /// Puts the overlay beside the instance's own in its place, in one step: there is always one of them.
     pub(crate) fn replace_overlay(&self, connect: &Connect, instance: InstanceId) -> Result<(), CallError> {
-        self.refuse_snapshots(instance)?;
         self.put_in_place(connect, &self.successor_path(instance), &self.volume_path(instance))
     }
 

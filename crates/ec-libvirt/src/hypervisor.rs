@@ -432,6 +432,7 @@ impl Hypervisor for LibvirtHypervisor {
                 return Err(domain::foreign(instance));
             }
             copy::give_up(connect, node, &pool, instance)?;
+            volumes::refuse_astray(connect, &pool, instance)?;
             pool.create_successor(connect, instance, &base, capacity_bytes)
         };
         self.act.call(what, Scope::Instance(instance), work).await
@@ -440,6 +441,7 @@ impl Hypervisor for LibvirtHypervisor {
     async fn replace_overlay(&self, instance: InstanceId) -> HypervisorResult<()> {
         let (node, pool) = (self.config.node, Arc::clone(&self.pool));
         let work = move |connect: &virt::connect::Connect| {
+            volumes::refuse_astray(connect, &pool, instance)?;
             domain::forget_memory(connect, node, instance)?;
             // From the looks to the end no guest is started on the one that goes.
             let _kept = pool.keep_from_writing(instance)?;
@@ -482,6 +484,7 @@ impl Hypervisor for LibvirtHypervisor {
             if !boots_from_volume && !pool.has_volume(instance)? {
                 return Err(CallError::Refused("it has no disk of its own".into()));
             }
+            volumes::refuse_astray(connect, &pool, instance)?;
             pool.create_rescue(connect, instance, &base)
         };
         self.act.call(format!("create the rescue disk of {instance}"), Scope::Instance(instance), work).await
@@ -508,7 +511,7 @@ impl Hypervisor for LibvirtHypervisor {
                 Found::Ours(domain) => volumes::refuse_other(&domain, &pool, &spec)?,
                 Found::Nothing => {}
             }
-            pool.refuse_snapshots(instance)?;
+            volumes::refuse_astray(connect, &pool, instance)?;
             volumes::refuse_root(connect, &pool, &spec)?;
             connect.define_domain_xml(&document?)?;
             Ok(())
@@ -522,7 +525,7 @@ impl Hypervisor for LibvirtHypervisor {
         let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
         let spec = spec.clone();
         let work = move |connect: &virt::connect::Connect| {
-            pool.refuse_snapshots(instance)?;
+            volumes::refuse_astray(connect, &pool, instance)?;
             volumes::kept(connect, node, &pool, &spec)?;
             domain::persist(connect, node, instance, &document?)
         };
@@ -610,6 +613,7 @@ impl Hypervisor for LibvirtHypervisor {
                     .and_then(|user| user.device.map(|device| (user.domain, device))),
             };
             let running = running.as_ref().map(|(domain, device)| (domain, device.as_str()));
+            volumes::refuse_astray(connect, &pool, instance)?;
             let grown = pool.grow(connect, instance, capacity_bytes, running);
             match (grown, running) {
                 // It ended, or the disk was taken from it: then it is grown otherwise.
@@ -635,7 +639,7 @@ impl Hypervisor for LibvirtHypervisor {
         let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
         let work = move |connect: &virt::connect::Connect| {
             domain::refuse_memory(connect, node, instance)?;
-            pool.refuse_snapshots(instance)?;
+            volumes::refuse_astray(connect, &pool, instance)?;
             connect.define_domain_xml(&document?)?;
             Ok(())
         };
@@ -647,7 +651,7 @@ impl Hypervisor for LibvirtHypervisor {
         let document = self.document(&self.facts().await?, &spec);
         let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
         let work = move |connect: &virt::connect::Connect| {
-            pool.refuse_snapshots(instance)?;
+            volumes::refuse_astray(connect, &pool, instance)?;
             domain::grow(connect, node, &spec, &document?)
         };
         self.act.call(format!("grow domain {instance}"), Scope::Instance(instance), work).await

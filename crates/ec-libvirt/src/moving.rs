@@ -42,7 +42,7 @@ pub(crate) fn hand_over(
     take_in(pool, volume)?;
     let from = pool.volume_path(volume);
     if let Some(own) = look(&from)? {
-        pool.refuse_snapshots(volume)?;
+        volumes::refuse_astray(connect, pool, volume)?;
         if let Some(known) = pool.known(connect, volume)? {
             let described: VolumeXml = xml::read(&known.xml_desc(0)?).map_err(CallError::Refused)?;
             if described.stands_on_another() {

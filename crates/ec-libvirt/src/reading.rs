@@ -25,7 +25,7 @@ const PIECES: usize = 4;
 /// Opens the file of a volume that no domain has, and that is whole by itself.
 pub(crate) fn open(connect: &Connect, pool: &Pool, volume: InstanceId) -> Result<File, CallError> {
     volumes::refuse_used(connect, pool, volume)?;
-    pool.refuse_snapshots(volume)?;
+    volumes::refuse_astray(connect, pool, volume)?;
     let known = pool.known(connect, volume)?;
     let known = known.ok_or_else(|| CallError::Refused("there is no disk of it".to_owned()))?;
     let described: VolumeXml = xml::read(&known.xml_desc(0)?).map_err(CallError::Refused)?;

@@ -1,6 +1,9 @@
 //! The volumes that domains have.
 
-use std::time::{Duration, Instant};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use ec_hypervisor::DomainSpec;
 use ec_model::{Attachment, InstanceId, NodeId, Observed};
@@ -10,7 +13,7 @@ use crate::{
     disk::{self, Pool},
     domain::{self, Found, ours},
     error::{CallError, absent},
-    xml::{self, DiskXml, VolumeFile},
+    xml::{self, DiskFile, DiskXml, VolumeFile},
 };
 
 /// A guest lets go of a disk by itself, and is waited for so long; one whose system is not up yet does not hear at all.
@@ -45,13 +48,29 @@ impl Which {
     }
 }
 
-/// The disks of instances that a domain has in one of its documents, its own among them.
-fn disks(domain: &Domain, pool: &Pool, which: Which) -> Result<Vec<Attachment>, CallError> {
+/// A disk of an instance that a domain has.
+struct Has {
+    attachment: Attachment,
+    /// Where it lies, which somebody may have changed.
+    file: String,
+}
+
+/// The disks of instances that a domain has in one of its documents, its own among them. A volume's has its uuid as its serial number,
+/// wherever somebody moved it.
+fn disks(domain: &Domain, pool: &Pool, which: Which) -> Result<Vec<Has>, CallError> {
     let files = xml::disk_files(&domain.xml_desc(which.flags().0)?).map_err(CallError::Refused)?;
-    let owned = files
-        .into_iter()
-        .filter_map(|disk| Some(Attachment { volume: pool.owner(&disk.file)?, device: disk.device }));
+    let owned = files.into_iter().filter_map(|DiskFile { file, device, serial }| {
+        let volume = pool.owner(&file).or_else(|| serial?.parse().ok())?;
+        Some(Has { attachment: Attachment { volume, device }, file })
+    });
     Ok(owned.collect())
+}
+
+/// The volumes that a domain has in one of its documents, and where they lie.
+fn files_in(domain: &Domain, pool: &Pool, instance: InstanceId, which: Which) -> Result<Vec<Has>, CallError> {
+    let mut volumes = disks(domain, pool, which)?;
+    volumes.retain(|has| has.attachment.volume != instance);
+    Ok(volumes)
 }
 
 fn volumes_in(
@@ -60,15 +79,64 @@ fn volumes_in(
     instance: InstanceId,
     which: Which,
 ) -> Result<Vec<Attachment>, CallError> {
-    let mut volumes = disks(domain, pool, which)?;
-    volumes.retain(|disk| disk.volume != instance);
-    Ok(volumes)
+    let files = files_in(domain, pool, instance, which)?;
+    Ok(files.into_iter().map(|has| has.attachment).collect())
+}
+
+/// An error where a domain has another file in the place of this disk, which is what it was before somebody moved it or made a snapshot.
+pub(crate) fn refuse_astray(connect: &Connect, pool: &Pool, disk: InstanceId) -> Result<(), CallError> {
+    pool.refuse_snapshots(disk)?;
+    let own = absent(connect.lookup_domain_by_uuid(disk.uuid()), ErrorNumber::NoDomain)?;
+    let domains = match own {
+        Some(domain) => vec![domain],
+        // A volume, which any may have.
+        None => connect.list_all_domains(0)?,
+    };
+    for domain in domains {
+        // It may go at any moment, and has nothing then.
+        let astray = match astray(&domain, pool, disk) {
+            Err(CallError::Libvirt(error)) => absent(Err(error), ErrorNumber::NoDomain)?.flatten(),
+            astray => astray?,
+        };
+        if let Some(file) = astray {
+            return Err(moved_to(&file, pool, disk));
+        }
+    }
+    Ok(())
+}
+
+fn moved_to(file: &str, pool: &Pool, disk: InstanceId) -> CallError {
+    CallError::Refused(format!(
+        "its domain has {file}, where the guest writes, and not {}, which somebody left behind: bring it back there \
+         (`virsh blockcopy --pivot`, or `virsh blockcommit --shallow --pivot` of a snapshot), or define the domain by hand",
+        pool.volume_path(disk).display()
+    ))
+}
+
+/// The file that a domain has in the place of this disk, its own or a volume's.
+fn astray(domain: &Domain, pool: &Pool, disk: InstanceId) -> Result<Option<String>, CallError> {
+    let place = pool.volume_path(disk);
+    let rescue = pool.rescue_path(disk);
+    for which in Which::of(domain)? {
+        let files = xml::disk_files(&domain.xml_desc(which.flags().0)?).map_err(CallError::Refused)?;
+        let is_own = InstanceId::new(domain.uuid()?) == disk;
+        let is_in_place = |has: &DiskFile| Path::new(&has.file) == place;
+        let is_it = |has: &DiskFile| match &has.serial {
+            Some(serial) => serial.parse() == Ok(disk),
+            // What it boots from, but for a rescue disk.
+            None => is_own && has.device == disk::DISK && Path::new(&has.file) != rescue,
+        };
+        if let Some(other) = files.iter().find(|has| is_it(has)).filter(|_| !files.iter().any(is_in_place)) {
+            return Ok(Some(other.file.clone()));
+        }
+    }
+    Ok(None)
 }
 
 /// As which device the guest that is up has this disk.
 pub(crate) fn device_of(domain: &Domain, pool: &Pool, disk: InstanceId) -> Result<Option<String>, CallError> {
-    let has = disks(domain, pool, Which::Up)?.into_iter().find(|has| has.volume == disk);
-    Ok(has.map(|has| has.device))
+    let has = disks(domain, pool, Which::Up)?.into_iter().find(|has| has.attachment.volume == disk);
+    Ok(has.map(|has| has.attachment.device))
 }
 
 /// Whether the domain is up still, and has this disk as that device.
@@ -120,8 +188,8 @@ pub(crate) fn user_of(connect: &Connect, pool: &Pool, volume: InstanceId) -> Res
                 }
                 has => has?,
             };
-            if let Some(has) = has.into_iter().find(|disk| disk.volume == volume) {
-                let device = (which == Which::Up).then_some(has.device);
+            if let Some(has) = has.into_iter().find(|has| has.attachment.volume == volume) {
+                let device = (which == Which::Up).then_some(has.attachment.device);
                 found = found.or(Some(device));
             }
         }
@@ -164,7 +232,7 @@ pub(crate) fn refuse_other(domain: &Domain, pool: &Pool, spec: &DomainSpec) -> R
     for which in Which::of(domain)? {
         let disks = disks(domain, pool, which)?;
         // A rescue disk is nobody's.
-        if disks.iter().any(|disk| disk.is_root() && disk.volume != boots_from) {
+        if disks.iter().any(|has| has.attachment.is_root() && has.attachment.volume != boots_from) {
             return Err(CallError::Refused("the domain boots from another disk, and stays so".into()));
         }
     }
@@ -223,8 +291,9 @@ fn why_unusable(
     if !pool.has_volume(volume)? {
         return Ok(Some(CallError::Refused(format!("the disk of volume {volume} is not there"))));
     }
-    if let Err(error) = pool.refuse_snapshots(volume) {
-        return Ok(Some(error));
+    match refuse_astray(connect, pool, volume) {
+        Err(error @ CallError::Refused(_)) => return Ok(Some(error)),
+        is => is?,
     }
     let other = user_of(connect, pool, volume)?.filter(|user| user.instance != instance);
     Ok(other.map(|user| CallError::Refused(format!("the domain {} has volume {volume}", user.instance))))
@@ -240,8 +309,8 @@ pub(crate) fn started(
 ) -> Result<(), CallError> {
     let Err(CallError::Libvirt(_)) = started else { return started };
     let Found::Ours(domain) = domain::find(connect, node, instance)? else { return started };
-    for disk in disks(&domain, pool, Which::Next)? {
-        refuse_copied(connect, pool, disk.volume)?;
+    for has in disks(&domain, pool, Which::Next)? {
+        refuse_copied(connect, pool, has.attachment.volume)?;
     }
     started
 }
@@ -279,18 +348,29 @@ pub(crate) fn set(
             "the guest's memory is saved, and goes on with the volumes that it had".into(),
         ));
     }
-    for Attachment { volume, .. } in wanted {
-        refuse_unusable(connect, pool, instance, *volume)?;
+    for which in Which::of(&domain)? {
+        let has = volumes_in(&domain, pool, instance, which)?;
+        for missing in wanted.iter().filter(|wanted| !has.contains(wanted)) {
+            refuse_unusable(connect, pool, instance, missing.volume)?;
+        }
     }
     let document = |attachment: &Attachment| {
         file(pool, attachment).and_then(|file| xml::write(&DiskXml::of(&file))).map_err(CallError::Refused)
     };
     for which in Which::of(&domain)? {
-        let has = volumes_in(&domain, pool, instance, which)?;
+        let files = files_in(&domain, pool, instance, which)?;
+        let has: Vec<Attachment> = files.iter().map(|has| has.attachment.clone()).collect();
         if Attachment::root_of(&has) != Attachment::root_of(wanted) {
             return Err(CallError::Refused("the disk that it boots from is not changed".into()));
         }
-        for unwanted in has.iter().filter(|has| !wanted.contains(has)) {
+        for (unwanted, file) in files.iter().map(|has| (&has.attachment, &has.file)) {
+            if wanted.contains(unwanted) {
+                continue;
+            }
+            // What the guest wrote last would be left where nobody looks for it.
+            if pool.owner(file) != Some(unwanted.volume) {
+                return Err(moved_to(file, pool, unwanted.volume));
+            }
             let detached = domain.detach_device_flags(&document(unwanted)?, which.flags().1);
             let is_left =
                 || Ok::<_, CallError>(volumes_in(&domain, pool, instance, which)?.contains(unwanted));

@@ -431,15 +431,22 @@ async fn while_libvirt_copies_one_disk_others_are_replaced_and_a_next_agent_wait
     let spec = DomainSpec { volumes, ..conformance::small_domain(other) };
     hypervisor.define(&spec).await.unwrap();
     let big_file = file(format!("{big}.qcow2"));
-    let mut holder =
-        std::process::Command::new("qemu-io").args(["-c", "sleep 60000"]).arg(&big_file).spawn().unwrap();
+    let hold =
+        || std::process::Command::new("qemu-io").args(["-c", "sleep 60000"]).arg(&big_file).spawn().unwrap();
+    let holder = std::sync::Mutex::new(hold());
     wait_for("lock", async || {
+        // Whoever copies it may be at its end just now.
+        let mut holder = holder.lock().unwrap();
+        if holder.try_wait().unwrap().is_some() {
+            *holder = hold();
+        }
         let look = std::process::Command::new("qemu-img").arg("info").arg(&big_file).output().unwrap();
         (!look.status.success()).then_some(())
     })
     .await;
     let started = hypervisor.start(other).await.unwrap_err();
     assert!(started.is_transient(), "{started}");
+    let mut holder = holder.into_inner().unwrap();
     holder.kill().unwrap();
     holder.wait().unwrap();
     hypervisor.start(other).await.unwrap();
@@ -725,5 +732,91 @@ async fn a_guest_that_somebody_undefines_and_ends_is_not_taken_for_one_that_neve
         hypervisor.start(instance).await.unwrap();
     }
     hypervisor.destroy(instance).await.unwrap();
+    test.end().await;
+}
+
+/// As `virsh snapshot-create-as --disk-only` and `virsh blockcopy --pivot` do it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_somebody_moved_is_not_taken_for_the_file_that_was_left_behind() {
+    let test = Test::new(|_| ()).await;
+    let (hypervisor, instance) = (&test.hypervisor, fresh());
+    let [volume, other, copy] = [fresh(), fresh(), fresh()];
+    hypervisor.prepare().await.unwrap();
+    conformance::build(&**hypervisor, &base(), instance).await;
+    for volume in [volume, other] {
+        hypervisor.create_volume(volume, &VolumeSource::Empty, Some(1 << 30)).await.unwrap();
+    }
+    let has = |volume, device: &str| Attachment { volume, device: device.to_owned() };
+    let [one, both] = [vec![has(volume, "vdb")], vec![has(volume, "vdb"), has(other, "vdc")]];
+    hypervisor.set_volumes(instance, &one).await.unwrap();
+    let virsh = |arguments: &[&str]| {
+        let mut command = std::process::Command::new("virsh");
+        let done = command.args(["--connect", &test.config.uri]).args(arguments).output().unwrap();
+        assert!(done.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
+    };
+    let domain = instance.to_string();
+    let away = test.config.pool_path.with_extension("away");
+    std::fs::create_dir(&away).unwrap();
+    let elsewhere = |device: &str| format!("{device},file={}/{device}.qcow2", away.display());
+    virsh(&[
+        "snapshot-create-as",
+        &domain,
+        "--disk-only",
+        "--no-metadata",
+        "--diskspec",
+        &elsewhere("vda"),
+        "--diskspec",
+        &elsewhere("vdb"),
+    ]);
+
+    for (is_up, volumes) in [(true, &one), (false, &both)] {
+        let observed = hypervisor.observe(instance).await.unwrap();
+        assert_eq!(observed.volumes, Attachment::fingerprint(volumes), "it has it still");
+        for refused in [
+            hypervisor.create_successor(instance, &VolumeSource::Image(base()), None).await,
+            hypervisor.replace_overlay(instance).await,
+            hypervisor.create_rescue(instance, &base()).await,
+            hypervisor.grow_disk(instance, 1 << 31).await,
+            hypervisor.grow_disk(volume, 1 << 31).await,
+            hypervisor.grow(&conformance::small_domain(instance)).await,
+            hypervisor.set_volumes(instance, &[]).await,
+            hypervisor
+                .create_volume(
+                    copy,
+                    &VolumeSource::Copy(CopyOf::disk(Workload::Machine, instance)),
+                    Some(1 << 30),
+                )
+                .await,
+            hypervisor
+                .create_volume(
+                    copy,
+                    &VolumeSource::Copy(CopyOf::disk(Workload::Volume, volume)),
+                    Some(1 << 30),
+                )
+                .await,
+        ] {
+            let why = failure(refused);
+            assert!(why.contains("/away") || why.contains(".away/"), "{why}");
+            assert!(why.contains("bring it back"), "{why}");
+        }
+        hypervisor.destroy(volume).await.expect_err("its guest has it");
+        // What else it has is none of that.
+        hypervisor.set_volumes(instance, &both).await.unwrap();
+        if is_up {
+            hypervisor.power_off(instance).await.unwrap();
+        }
+    }
+    hypervisor.set_volumes(instance, &one).await.unwrap();
+    hypervisor.start(instance).await.unwrap();
+    for device in ["vda", "vdb"] {
+        // Not into the image below.
+        virsh(&["blockcommit", &domain, device, "--active", "--shallow", "--pivot", "--wait"]);
+    }
+    hypervisor.grow_disk(instance, 1 << 31).await.unwrap();
+    hypervisor.power_off(instance).await.unwrap();
+    hypervisor.set_volumes(instance, &[]).await.unwrap();
+    for disk in [instance, volume, other] {
+        hypervisor.destroy(disk).await.unwrap();
+    }
     test.end().await;
 }

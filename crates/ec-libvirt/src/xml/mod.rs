@@ -69,6 +69,7 @@ pub(crate) fn is_rescued(document: &str) -> bool {
 pub(crate) struct DiskFile {
     pub(crate) file: String,
     pub(crate) device: String,
+    pub(crate) serial: Option<String>,
 }
 
 /// The files that the document of a domain has as disks.
@@ -86,6 +87,7 @@ pub(crate) fn disk_files(document: &str) -> Result<Vec<DiskFile>, String> {
     struct Disk {
         source: Option<Source>,
         target: Target,
+        serial: Option<String>,
     }
     #[derive(Deserialize)]
     struct Source {
@@ -99,7 +101,8 @@ pub(crate) fn disk_files(document: &str) -> Result<Vec<DiskFile>, String> {
     }
     let Domain { devices } = read(document)?;
     let files = devices.disks.into_iter().filter_map(|disk| {
-        Some(DiskFile { file: disk.source.and_then(|source| source.file)?, device: disk.target.dev })
+        let (file, device) = (disk.source.and_then(|source| source.file)?, disk.target.dev);
+        Some(DiskFile { file, device, serial: disk.serial })
     });
     Ok(files.collect())
 }
@@ -170,10 +173,15 @@ mod tests {
             <interface type='network'><source network='default'/><target dev='tap0'/></interface>\
             <disk type='file' device='cdrom'><target dev='hda' bus='ide'/></disk>\
             <disk type='block' device='disk'><source dev='/dev/sdb'/><target dev='vdc' bus='virtio'/></disk>\
-            <disk type='file' device='disk'><source file='/p/v.qcow2'/><target dev='vdb' bus='virtio'/></disk>\
+            <disk type='file' device='disk'><source file='/p/v.qcow2'/><target dev='vdb' bus='virtio'/><serial>v</serial></disk>\
             </devices></domain>";
-        let file = |file: &str, device: &str| DiskFile { file: file.into(), device: device.into() };
-        assert_eq!(disk_files(document).unwrap(), [file("/p/a&b.qcow2", "vda"), file("/p/v.qcow2", "vdb")]);
+        let file = |file: &str, device: &str, serial: Option<&str>| DiskFile {
+            file: file.into(),
+            device: device.into(),
+            serial: serial.map(str::to_owned),
+        };
+        let own = [file("/p/a&b.qcow2", "vda", None), file("/p/v.qcow2", "vdb", Some("v"))];
+        assert_eq!(disk_files(document).unwrap(), own);
         assert_eq!(disk_files("<domain><devices/></domain>").unwrap(), []);
         assert!(disk_files("<domain/>").is_err());
     }
