@@ -79,6 +79,8 @@ async fn wish(cloud: &Cloud, known: &Known, kind: AccessKind) -> CloudResult<Opt
     let txn = Txn::new()
         .when(Compare::Unchanged(record_key, known.record_revision()))
         .when(Compare::Unchanged(order_key.clone(), known.request_revision()))
+        // It goes when the node is revoked, for which nothing is written then.
+        .when(Compare::Unchanged(cloud.keys.alive(node), known.alive_revision()))
         .put(order_key, order.encode());
     match cloud.store.txn(txn).await {
         Ok(outcome) if outcome.succeeded => Ok(Some((url, generation))),
