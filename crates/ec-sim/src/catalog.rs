@@ -236,6 +236,16 @@ pub(crate) async fn clear(world: &Arc<World>, somebody: Actor) {
     // Until what killed commands left counts as that.
     sleep(STALE + Duration::from_secs(1)).await;
     world.judge(|referee, world| referee.look_at_images(world));
+    clear_once(world, somebody).await;
+    if !world.store.content(&world.keys.images()).pairs.is_empty() {
+        // Bytes of what was on its way may come late.
+        sleep(STALE + Duration::from_secs(1)).await;
+        clear_once(world, somebody).await;
+    }
+    world.judge(|referee, world| referee.look_at_empty_catalog(world));
+}
+
+async fn clear_once(world: &Arc<World>, somebody: Actor) {
     for project in PROJECTS {
         let Ok(mut cloud) = cloud(world, somebody, &Life::new()) else { return };
         project.clone_into(&mut cloud.project);
@@ -265,5 +275,4 @@ pub(crate) async fn clear(world: &Arc<World>, somebody: Actor) {
             }
         }
     }
-    world.judge(|referee, world| referee.look_at_empty_catalog(world));
 }

@@ -347,7 +347,8 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         let lost_wish = traces.request.as_ref().is_some_and(is_older) && !restored && !healed;
         let as_wished = as_wished
             && !lost_wish
-            && (uncounted || traces.is_rescued_as_wished(was_revived))
+            // With its node's record it was lost that there was a rescue disk, which goes with the next wish, too.
+            && (uncounted || traces.is_rescued_as_wished(was_revived || known_to_none))
             && traces.is_answered();
         // What is wished of its size is done when it is there.
         let is_waiting = waits_to_be_copied || waits_for_root;
