@@ -186,6 +186,17 @@ fn first_version(value: &[u8]) -> Option<u32> {
     serde_json::Deserializer::from_slice(after).into_iter().next()?.ok()
 }
 
+/// What is wrong with a record and where; of what it holds in a wrong place, which may be of any size and a secret, only the beginning.
+fn in_short(error: &serde_json::Error) -> String {
+    const ENDS: usize = 60;
+    let text: Vec<char> = error.to_string().chars().collect();
+    if text.len() <= 3 * ENDS {
+        return text.into_iter().collect();
+    }
+    let (first, last) = (&text[..ENDS], &text[text.len() - ENDS..]);
+    first.iter().chain(&['…']).chain(last).collect()
+}
+
 /// Reads a record from the value of its key.
 pub fn decode<R: Record>(value: &[u8]) -> Result<R, RecordError> {
     decode_part::<R, R>(value)
@@ -194,7 +205,7 @@ pub fn decode<R: Record>(value: &[u8]) -> Result<R, RecordError> {
 /// Reads what `P` has of a record: most of what a look at thousands costs is what it has no use for.
 pub fn decode_part<R: Record, P: DeserializeOwned>(value: &[u8]) -> Result<P, RecordError> {
     let malformed =
-        |error: serde_json::Error| RecordError::Malformed { what: R::WHAT, detail: error.to_string() };
+        |error: serde_json::Error| RecordError::Malformed { what: R::WHAT, detail: in_short(&error) };
     // Before the rest: a later release may have other fields, and then its format explains more than the first of them.
     let version = match first_version(value) {
         Some(version) => version,
@@ -229,7 +240,7 @@ impl<R: Record> Doc<R> {
     pub fn decode(value: &[u8]) -> Result<Self, RecordError> {
         let record = decode::<R>(value)?;
         let raw = serde_json::from_slice(value)
-            .map_err(|error| RecordError::Malformed { what: R::WHAT, detail: error.to_string() })?;
+            .map_err(|error| RecordError::Malformed { what: R::WHAT, detail: in_short(&error) })?;
         Ok(Self { raw, read: plain(&record), record })
     }
 

@@ -107,7 +107,11 @@ pub fn told(actions: &Actions, outcomes: &[Outcomes], statuses: &[Status]) -> Ve
     let mut of_users = vec![false; all.len()];
     let mut told = Vec::new();
     for action in &actions.actions {
-        let (fate, place) = fate(action, actions, &all, seen);
+        let mut came = fate(action, actions, &all, seen);
+        if outcomes.iter().any(|of| is_before(action, of)) {
+            came = certain(action.verb, came);
+        }
+        let (fate, place) = came;
         if let Some(place) = place {
             of_users[place] = true;
         }
@@ -150,6 +154,23 @@ pub fn told(actions: &Actions, outcomes: &[Outcomes], statuses: &[Status]) -> Ve
     }));
     told.sort_by_key(|happening| happening.at);
     told
+}
+
+/// Whether what came of an action may be kept no more.
+fn is_before(action: &Action, of: &Outcomes) -> bool {
+    let first = of.outcomes.first().filter(|_| of.outcomes.len() >= HISTORY_MAX);
+    first.is_some_and(|first| action.at < first.at)
+}
+
+/// What is certain of that still: an outcome that is kept may have come of something later.
+fn certain(verb: ActionVerb, came: (Fate, Option<usize>)) -> (Fate, Option<usize>) {
+    match (verb, came.0) {
+        (verb, Fate::Done | Fate::Overtaken) if is_of_power(verb) || verb == ActionVerb::Unrescue => {
+            (Fate::Unknown, None)
+        }
+        (ActionVerb::Create, Fate::Failed) => (Fate::Unknown, None),
+        _ => came,
+    }
 }
 
 /// What came of an action, and the place of the outcome that tells so. All up to the generation that its agent has seen
@@ -419,6 +440,43 @@ mod tests {
         );
         assert_eq!(of(wish(), vec![rebuilt(21, None)])[0].0, Fate::Overtaken);
         assert_eq!(of(wish(), vec![rebuilt(19, None)])[0].0, Fate::Pending);
+    }
+
+    #[test]
+    fn an_outcome_that_is_kept_is_not_told_of_what_was_asked_for_before_the_others_went() {
+        let actions = || {
+            vec![
+                asked(1, ActionVerb::Create, 1),
+                asked(3, ActionVerb::Stop, 2),
+                asked(5, ActionVerb::Start, 3),
+            ]
+        };
+        let all = vec![
+            came(2, Some(State::Active), 1, 0),
+            came(4, Some(State::Stopped), 2, 2),
+            came(6, Some(State::Active), 3, 3),
+        ];
+        let fates = |outcomes| {
+            let told = history(actions(), outcomes);
+            let of_users = told.into_iter().filter(|happening| happening.verb.is_some());
+            of_users.map(|happening| (happening.outcome.unwrap(), happening.state)).collect::<Vec<_>>()
+        };
+        let known = vec![
+            (Fate::Done, Some(State::Active)),
+            (Fate::Done, Some(State::Stopped)),
+            (Fate::Done, Some(State::Active)),
+        ];
+        assert_eq!(fates(all.clone()), known);
+        for (state, first) in [(State::Paused, (Fate::Unknown, None)), (State::Error, (Fate::Unknown, None))]
+        {
+            let later = vec![came(9, Some(state), 3, 3); HISTORY_MAX];
+            let nobody_knows = (Fate::Unknown, None);
+            assert_eq!(fates(later.clone()), [first, nobody_knows, nobody_knows], "{state}");
+            // One less, and all that ever came is kept.
+            let mut kept = all.clone();
+            kept.extend(later.into_iter().take(HISTORY_MAX - 4));
+            assert_eq!(fates(kept), known, "{state}");
+        }
     }
 
     #[test]

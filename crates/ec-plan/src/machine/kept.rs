@@ -118,6 +118,12 @@ fn persist(facts: &Facts) -> Plan {
 fn redefine(facts: &Facts) -> Plan {
     let reason = "its domain was gone from libvirt; it is defined again from what this node knows";
     match (facts.allocation, facts.record) {
+        // It could not be before, and that is told until it can.
+        (Allocation::Held { .. }, _) | (_, RecordFacts::Kept { .. })
+            if state(facts) == Some(State::Error) =>
+        {
+            Plan::run(vec![Define], "defining its domain again, which is gone from libvirt")
+        }
         // Told first: of a domain that is there again, nobody could tell any more why it does not run.
         (Allocation::Held { .. }, _) | (_, RecordFacts::Kept { .. }) => {
             Plan::run(vec![Announce(State::Stopped, Some(reason.to_owned())), Define], reason)

@@ -178,6 +178,7 @@ fn what_ran_is_kept_and_the_first_thing_that_is_wrong_with_it_is_made_good() {
         (seen(ended, true, true), Tells(State::Stopped, "powered itself off", &[])),
         (seen(None, true, false), redefined()),
         (with(Allocation::Absent, seen(None, true, false)), redefined()),
+        (says(State::Error, seen(None, true, false)), Runs(&[Define])),
         (unreadable(HELD), redefined()),
         (unreadable(Allocation::Unknown), Asks(Question::Placement)),
         (unreadable(Allocation::Absent), nobody_knows()),
