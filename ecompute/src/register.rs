@@ -1,7 +1,7 @@
 //! The node's resource provider in placement: what it has to give, and what it can.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::{Arc, PoisonError},
     time::Duration,
 };
@@ -51,7 +51,7 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
     // The start is over, and what comes now needs little of its code.
     parts.host.started();
     let mut held = parts.presence.subscribe();
-    let (mut failed, mut doubtful) = (false, false);
+    let mut failed = false;
     loop {
         tokio::select! {
             biased;
@@ -60,11 +60,10 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
             // The senders live in the parts. Keys put anew may mean that etcd, and placement in it, was emptied.
             _ = uncounted.changed() => {}
             _ = troubles.changed() => {}
-            _ = held.changed() => doubtful = true,
+            _ = held.changed() => {}
         }
         remember(parts).await;
-        let counted = if doubtful { reserve_uncounted(parts).await } else { Ok(()) };
-        let refreshed = match counted {
+        let refreshed = match reserve_uncounted(parts).await {
             Ok(()) => refresh(parts).await,
             failed => failed,
         };
@@ -72,7 +71,6 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
             Err(PlacementError::NotFound(_)) => register(parts).await,
             other => other,
         };
-        doubtful &= refreshed.is_err();
         match &refreshed {
             Ok(()) => parts.registration.up(),
             Err(error) => parts.registration.down(error),
@@ -144,17 +142,19 @@ async fn measure(parts: &Parts) -> Result<Measured, PlacementError> {
     measured.map_err(|error| error.to_string()).flatten().map_err(PlacementError::Invalid)
 }
 
-/// Has the room of guests reserved that are here and that placement does not know of, before it is offered: one by
-/// one they are claimed again.
+/// Has the room of guests reserved that are here and that placement does not count here, before it is offered: one by
+/// one they are claimed again, but for those that somebody has counted elsewhere.
 async fn reserve_uncounted(parts: &Parts) -> Result<(), PlacementError> {
     let mut held = parts.placement.provider_allocations(parts.node).await?;
     if let Some(shared) = &parts.settings.shared {
         held.extend(parts.placement.provider_allocations(shared.storage.provider).await?);
     }
-    let records = Arc::clone(&parts.records);
-    let listed = parts.host.blocking(move || records.list()).await;
-    let here = match listed {
-        Ok(Ok(records)) => records.into_iter().filter_map(|(instance, record)| Some((instance, record?))),
+    let (records, counted) = (Arc::clone(&parts.records), held.into_keys().collect::<HashSet<InstanceId>>());
+    let listed = parts.host.blocking(move || {
+        records.list_but(|instance| counted.contains(&instance)).map(|records| (records, counted))
+    });
+    let (here, counted) = match listed.await {
+        Ok(Ok((records, counted))) => (records.into_iter().collect::<HashMap<_, _>>(), counted),
         other => {
             let error = match other {
                 Ok(outcome) => outcome.err().map(|error| error.to_string()),
@@ -167,16 +167,20 @@ async fn reserve_uncounted(parts: &Parts) -> Result<(), PlacementError> {
             return Ok(());
         }
     };
-    let here: HashMap<InstanceId, Resources> = here
-        .filter(|(instance, record)| record.started && !held.contains_key(instance))
-        .map(|(instance, record)| (instance, record.resources))
-        .collect();
     parts.uncounted.send_if_modified(|uncounted| {
         let before = uncounted.len();
-        for (instance, amounts) in here {
-            uncounted.entry(instance).or_insert(amounts);
+        // Of one whose record cannot be read nobody knows better.
+        uncounted.retain(|instance, _| here.contains_key(instance) && !counted.contains(instance));
+        let mut is_news = uncounted.len() != before;
+        let missed = here.into_iter().filter_map(|(instance, record)| Some((instance, record?)));
+        for (instance, record) in missed.filter(|(_, record)| record.started) {
+            if !uncounted.contains_key(&instance) {
+                tracing::warn!(%instance, "placement does not count it on this node; as much is reserved");
+                uncounted.insert(instance, record.resources);
+                is_news = true;
+            }
         }
-        uncounted.len() != before
+        is_news
     });
     Ok(())
 }

@@ -401,13 +401,21 @@ impl Worker {
             // It may lie in etcd, and is newer than what is known of it.
             return;
         }
-        let Some((state, reason)) = self.status.known().and_then(|old| status::delayed(old, why)) else {
-            return;
-        };
+        let Some(old) = self.status.known() else { return };
+        let delayed = status::delayed(old, why);
+        let held_up = status::held_up(&self.subject, old, why, self.parts.host.now());
         // Nor does it take the place of what a job before told without hearing that it was done.
-        if self.is_told_last().await {
-            self.announce(state, Some(reason)).await.ok();
+        if delayed.is_none() && held_up.is_none() || !self.is_told_last().await {
+            return;
         }
+        match (delayed, held_up) {
+            (Some((state, reason)), _) => self.announce(state, Some(reason)).await.ok(),
+            (None, Some(status)) => {
+                tracing::info!(state = %status.state, doing = status.doing, "told");
+                self.write(status).await.ok()
+            }
+            (None, None) => None,
+        };
     }
 
     /// Starts the domain, or as that one from its rescue disk. One that certainly did not start is as one that never was

@@ -227,7 +227,7 @@ fn results() -> Vec<(&'static str, Value)> {
                 volume: instance,
                 name: None,
                 status: name(),
-                size_gb: 1,
+                size_gb: Some(1),
                 node: None,
                 instance: None,
                 device: None,

@@ -73,7 +73,7 @@ pub struct VolumeView {
     /// `creating`, `available`, `in-use`, `changing` (it grows, or is made anew), `deleting`, `error`, `unclaimed` or `unknown`.
     pub status: String,
     /// How large it is, or shall be, in GiB.
-    pub size_gb: u64,
+    pub size_gb: Option<u64>,
     /// The node on whose storage it lies.
     pub node: Option<NodeId>,
     /// The machine that has it, or is about to.
@@ -740,7 +740,7 @@ fn told(view: View, record: Option<&Instance>, holder: Option<(InstanceId, Strin
         volume: view.instance,
         name: view.name,
         status: status.to_owned(),
-        size_gb: view.resources.get(DISK).copied().unwrap_or(0),
+        size_gb: view.resources.get(DISK).copied(),
         node: view.node,
         instance,
         device,

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ec_model::{Attachment, InstanceId, NodeId, State, Status, decode};
+use ec_model::{Attachment, InstanceId, NodeId, State, Status, Workload, decode};
 use ec_store::{Change, Event, FollowOptions, follow};
 use jiff::Timestamp;
 
@@ -229,6 +229,9 @@ fn resized(instance: InstanceId, wished_at: Timestamp, status: Status) -> CloudR
             elsewhere("was to be of yet another size by somebody else".to_owned())
         }
         Some(resized) if resized.wished_at == wished_at => match (&resized.failed, status.state) {
+            (Some(why), _) if status.kind == Workload::Volume => Err(CloudError::Elsewhere(format!(
+                "volume {instance} is as large as it was: {why}; `eschedule volume extend {instance}` tries it again"
+            ))),
             (Some(why), _) => elsewhere(format!(
                 "is as large as it was: {why}; `eschedule resize --revert {instance}` gives back what was claimed for more"
             )),
@@ -345,7 +348,7 @@ mod tests {
             rebuilt: None,
             rescued: None,
             resized: None,
-            kind: ec_model::Workload::Machine,
+            kind: Workload::Machine,
             volumes: Vec::new(),
             volumes_changing: false,
             volumes_failed: None,

@@ -294,10 +294,20 @@ impl RecordDir {
 
     /// Every instance that has a record, in no order; without the record where it cannot be read.
     pub fn list(&self) -> Result<Vec<(InstanceId, Option<InstanceRecord>)>, RecordFileError> {
+        self.list_but(|_| false)
+    }
+
+    /// The same, without reading the records of those that are known.
+    pub fn list_but(
+        &self,
+        is_known: impl Fn(InstanceId) -> bool,
+    ) -> Result<Vec<(InstanceId, Option<InstanceRecord>)>, RecordFileError> {
         let files = self.files()?.into_iter();
-        Ok(files
-            .map(|(instance, path)| (instance, read_if_it_can_be(&path, instance).unwrap_or_default()))
-            .collect())
+        let read = |instance, path: &Path| match is_known(instance) {
+            true => None,
+            false => read_if_it_can_be(path, instance).unwrap_or_default(),
+        };
+        Ok(files.map(|(instance, path)| (instance, read(instance, &path))).collect())
     }
 
     /// Notes that the instance was destroyed here as of that placement, where that is known. When this returns it outlives a

@@ -8,7 +8,7 @@ use crate::{Image, ImageId, Instance, InstanceId, InvalidId, NodeId, Visibility,
 
 /// A key below the prefix that is not of the form which belongs there.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("key `{key}` is not of the form `{form}`")]
+#[error("key `{}` is not of the form `{form}`", .key.escape_debug())]
 pub struct KeyError {
     key: String,
     form: &'static str,

@@ -285,6 +285,19 @@ pub fn delayed(old: &Status, why: &str) -> Option<(State, String)> {
     (under_way && old.reason.as_ref() != Some(&reason)).then_some((old.state, reason))
 }
 
+/// What a newer wish, or a start that was begun, waits for while the state tells nothing of that; nothing where that is told already. All
+/// else stays as it is told.
+pub fn held_up(subject: &Subject, old: &Status, why: &str, now: Timestamp) -> Option<Status> {
+    let is_newer = subject.order.is_some_and(|order| order.generation > old.observed_generation);
+    let is_starting = old.state == State::Starting && old.started_at.is_some();
+    let doing = Some(format!("{why}; trying again"));
+    ((is_newer || is_starting) && old.doing != doing).then(|| Status {
+        doing,
+        updated_at: now,
+        ..old.clone()
+    })
+}
+
 /// What is known now replaces what was known of the same interface; interfaces of which nothing is
 /// known now keep what they had. Of each interface the best comes first, as it was told.
 pub fn merge(old: &[Address], new: Vec<Address>) -> Vec<Address> {
@@ -613,6 +626,24 @@ mod tests {
         }
         let starting = announced(&subject, Some(&told), State::Starting, None, at(4));
         assert!(delayed(&starting, "libvirt is away").is_some());
-        assert_eq!(delayed(&started(&subject, Some(&starting), at(5)), "placement is away"), None);
+        let up = started(&subject, Some(&starting), at(5));
+        assert_eq!(delayed(&up, "placement is away"), None);
+        // Nobody takes that for its end.
+        let told = held_up(&subject, &up, "it is being copied", at(6)).unwrap();
+        assert_eq!(told.doing.as_deref(), Some("it is being copied; trying again"));
+        assert_eq!((told.reason.clone(), told.state, told.updated_at), (None, State::Starting, at(6)));
+        assert_eq!(held_up(&subject, &told, "it is being copied", at(7)), None, "it is told already");
+        let order =
+            Order { kind: Workload::Machine, epoch: 2, generation: 4, power_generation: 1, runs: true };
+        let rests =
+            announced(&Subject { order: Some(order), ..subject.clone() }, None, State::Active, None, at(1));
+        for (generation, is_told) in [(3, false), (4, false), (5, true)] {
+            let wished = Subject { order: Some(Order { generation, ..order }), ..subject.clone() };
+            assert_eq!(
+                held_up(&wished, &rests, "its disk is full", at(2)).is_some(),
+                is_told,
+                "{generation}"
+            );
+        }
     }
 }

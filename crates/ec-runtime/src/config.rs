@@ -130,10 +130,13 @@ fn in_words(text: &str) -> String {
     match text.split_once(", expected struct ") {
         Some((what, _)) => format!("{what}, wanted keys with values"),
         None => {
-            let number = ["u8", "u16", "u32", "u64", "usize"].into_iter();
-            let ends = number.map(|of| format!(", expected {of}")).find(|ending| text.ends_with(ending));
-            let text =
-                ends.map_or_else(|| text.to_owned(), |of| text.replace(&of, ", wanted a whole number"));
+            let numbers =
+                [("u8", " up to 255"), ("u16", " up to 65535"), ("u32", ""), ("u64", ""), ("usize", "")];
+            let is_of = |(of, bound)| {
+                let before = text.strip_suffix(&format!(", expected {of}"))?;
+                Some(format!("{before}, wanted a whole number{bound}"))
+            };
+            let text = numbers.into_iter().find_map(is_of).unwrap_or_else(|| text.to_owned());
             text.replace(", expected ", ", wanted ").replace("unknown variant", "unknown word")
         }
     }
@@ -238,7 +241,7 @@ mod tests {
         let text = wrong("etcd:\n  port: many\n");
         assert!(
             text.starts_with(
-                "compute.yaml:2:9: etcd.port: invalid type: string \"many\", wanted a whole number"
+                "compute.yaml:2:9: etcd.port: invalid type: string \"many\", wanted a whole number up to 65535"
             ),
             "{text}"
         );

@@ -20,7 +20,7 @@ pub(crate) fn volumes(output: Output, volumes: &[VolumeView]) -> Result<(), Fail
                     or_dash(view.name.clone()),
                     or_dash(view.node.map(|node| node.to_string())),
                     view.status.clone(),
-                    view.size_gb.to_string(),
+                    or_dash(view.size_gb.map(|size| size.to_string())),
                     or_dash(view.instance.map(|instance| instance.to_string())),
                     or_dash(view.device.clone()),
                     view.reason.clone().unwrap_or_default(),
@@ -46,7 +46,7 @@ pub(crate) fn snapshots(output: Output, snapshots: &[VolumeView]) -> Result<(), 
                     or_dash(view.name.clone()),
                     or_dash(view.node.map(|node| node.to_string())),
                     view.status.clone(),
-                    view.size_gb.to_string(),
+                    or_dash(view.size_gb.map(|size| size.to_string())),
                     or_dash(view.copy_of.map(|instance| instance.to_string())),
                     (1 + view.beside.len()).to_string(),
                     or_dash(view.created_at.map(|at| at.to_string())),
@@ -72,7 +72,7 @@ fn lines(view: &VolumeView) -> String {
     if let Some(reason) = &view.reason {
         row("reason", reason.clone());
     }
-    row("size", format!("{} GB", view.size_gb));
+    row("size", or_dash(view.size_gb.map(|size| format!("{size} GB"))));
     if let Some(node) = view.node {
         row("node", node.to_string());
     }

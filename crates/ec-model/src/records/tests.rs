@@ -47,6 +47,18 @@ fn json<R: Record>(record: &R) -> Value {
 }
 
 #[test]
+fn of_what_cannot_be_read_only_the_ends_are_told() {
+    let long = format!("\"{}\"", "a".repeat(1_000_000));
+    let why = decode::<Request>(long.as_bytes()).unwrap_err().to_string();
+    assert!(
+        why.len() < 300 && why.contains("invalid type: string \"aaa") && why.ends_with("column 1000002"),
+        "{why}"
+    );
+    let why = decode::<Request>(b"{\"version\": 1}").unwrap_err().to_string();
+    assert!(why.contains("missing field") && !why.contains('…'), "{why}");
+}
+
+#[test]
 fn a_request_reads_back_as_written_and_user_data_hides_from_debug() {
     let request = request();
     assert_eq!(decode::<Request>(&encode(&request)).unwrap(), request);

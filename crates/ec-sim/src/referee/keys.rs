@@ -309,10 +309,11 @@ impl Referee {
         known.wrote |= known.is_volume && state == State::Active;
         // Somebody had deleted its status: what is told since is all that is known.
         known.was_active &= !(known.status_lost && is_before_active(state));
-        // Whoever looks is answered, and what was told before stays.
+        // Whoever looks is answered, or waits and is told what for, and what was told before stays.
         let told = (status.epoch, status.observed_generation, state, reason.clone());
         let was_told = known.told.as_ref() == Some(&told) || known.told_before.contains(&told);
-        let only_answers = status.access.is_some() && was_told;
+        let waits = status.doing.as_ref().is_some_and(|doing| doing.ends_with("; trying again"));
+        let only_answers = (status.access.is_some() || waits) && was_told;
         if let Some(before) = known.told.replace(told) {
             known.told_before.push_front(before);
             known.told_before.truncate(UNHEARD);
