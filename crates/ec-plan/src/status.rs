@@ -90,9 +90,14 @@ fn next(subject: &Subject, old: Option<&Status>, state: State, now: Timestamp) -
         console: None,
         access: old.and_then(|old| old.access.clone()),
         since: old.filter(|old| old.state == state).map_or(now, |old| old.since),
-        started_at: old.and_then(|old| old.started_at),
+        started_at: old.and_then(|old| old.started_at.or(ran_before(old, state))),
         updated_at: now,
     }
+}
+
+/// That a guest ran of which its node told by UNCLAIMED, and by no start, with an older etcd: ERROR alone would not tell that.
+fn ran_before(old: &Status, state: State) -> Option<Timestamp> {
+    (old.state == State::Unclaimed && state == State::Error).then_some(old.since)
 }
 
 /// Whether somebody waits for what comes next.
@@ -628,6 +633,10 @@ mod tests {
         assert!(delayed(&starting, "libvirt is away").is_some());
         let up = started(&subject, Some(&starting), at(5));
         assert_eq!(delayed(&up, "placement is away"), None);
+        let unclaimed = announced(&subject, None, State::Unclaimed, None, at(5));
+        for (state, ran) in [(State::Error, Some(at(5))), (State::Stopped, None)] {
+            assert_eq!(announced(&subject, Some(&unclaimed), state, None, at(6)).started_at, ran, "{state}");
+        }
         // Nobody takes that for its end.
         let told = held_up(&subject, &up, "it is being copied", at(6)).unwrap();
         assert_eq!(told.doing.as_deref(), Some("it is being copied; trying again"));
