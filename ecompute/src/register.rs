@@ -174,11 +174,11 @@ async fn reserve_uncounted(parts: &Parts) -> Result<(), PlacementError> {
         let mut is_news = uncounted.len() != before;
         let missed = here.into_iter().filter_map(|(instance, record)| Some((instance, record?)));
         for (instance, record) in missed.filter(|(_, record)| record.started) {
-            if !uncounted.contains_key(&instance) {
+            uncounted.entry(instance).or_insert_with(|| {
                 tracing::warn!(%instance, "placement does not count it on this node; as much is reserved");
-                uncounted.insert(instance, record.resources);
                 is_news = true;
-            }
+                record.resources
+            });
         }
         is_news
     });
