@@ -472,6 +472,9 @@ mod tests {
             let later = vec![came(9, Some(state), 3, 3); HISTORY_MAX];
             let nobody_knows = (Fate::Unknown, None);
             assert_eq!(fates(later.clone()), [first, nobody_knows, nobody_knows], "{state}");
+            // The first that is kept may be of one that was asked for in that moment.
+            let at_once = vec![came(5, Some(state), 3, 3); HISTORY_MAX];
+            assert_eq!(fates(at_once), [first, nobody_knows, (Fate::Done, Some(state))], "{state}");
             // One less, and all that ever came is kept.
             let mut kept = all.clone();
             kept.extend(later.into_iter().take(HISTORY_MAX - 4));

@@ -637,6 +637,7 @@ mod tests {
         for (state, ran) in [(State::Error, Some(at(5))), (State::Stopped, None)] {
             assert_eq!(announced(&subject, Some(&unclaimed), state, None, at(6)).started_at, ran, "{state}");
         }
+        assert_eq!(held_up(&subject, &starting, "libvirt is away", at(6)), None, "that is a reason");
         // Nobody takes that for its end.
         let told = held_up(&subject, &up, "it is being copied", at(6)).unwrap();
         assert_eq!(told.doing.as_deref(), Some("it is being copied; trying again"));
