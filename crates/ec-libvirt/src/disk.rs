@@ -404,7 +404,6 @@ impl Pool {
         capacity: u64,
         running: Option<(&Domain, &str)>,
     ) -> Result<(), CallError> {
-        self.refuse_snapshots(instance)?;
         let none = || CallError::Refused("there is no disk to grow".into());
         if self.capacity(instance)?.ok_or_else(none)? >= capacity {
             return Ok(());

@@ -555,6 +555,7 @@ impl Hypervisor for LibvirtHypervisor {
                     // It has its name from when it is whole.
                     let is_there = moving::refuse_second(&pool, volume)?;
                     if let Some(bytes) = capacity_bytes.filter(|_| is_there && !is_snapshot) {
+                        pool.refuse_snapshots(volume)?;
                         pool.grow(connect, volume, bytes, None)?;
                     }
                     Ok(is_there)

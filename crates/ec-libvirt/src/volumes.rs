@@ -55,6 +55,14 @@ struct Has {
     file: String,
 }
 
+impl Has {
+    /// An error where another file is in the place of the volume's: what a guest wrote last would be left where nobody looks for it.
+    fn refuse_astray(&self, pool: &Pool) -> Result<(), CallError> {
+        let volume = self.attachment.volume;
+        if pool.owner(&self.file) == Some(volume) { Ok(()) } else { Err(moved_to(&self.file, pool, volume)) }
+    }
+}
+
 /// The disks of instances that a domain has in one of its documents, its own among them. A volume's has its uuid as its serial number,
 /// wherever somebody moved it.
 fn disks(domain: &Domain, pool: &Pool, which: Which) -> Result<Vec<Has>, CallError> {
@@ -87,22 +95,16 @@ fn volumes_in(
 pub(crate) fn refuse_astray(connect: &Connect, pool: &Pool, disk: InstanceId) -> Result<(), CallError> {
     pool.refuse_snapshots(disk)?;
     let own = absent(connect.lookup_domain_by_uuid(disk.uuid()), ErrorNumber::NoDomain)?;
-    let domains = match own {
-        Some(domain) => vec![domain],
+    let Some(domain) = own else {
         // A volume, which any may have.
-        None => connect.list_all_domains(0)?,
+        return uses(connect, pool, disk)?.iter().try_for_each(|one| one.has.refuse_astray(pool));
     };
-    for domain in domains {
+    let astray = match own_astray(&domain, pool, disk) {
         // It may go at any moment, and has nothing then.
-        let astray = match astray(&domain, pool, disk) {
-            Err(CallError::Libvirt(error)) => absent(Err(error), ErrorNumber::NoDomain)?.flatten(),
-            astray => astray?,
-        };
-        if let Some(file) = astray {
-            return Err(moved_to(&file, pool, disk));
-        }
-    }
-    Ok(())
+        Err(CallError::Libvirt(error)) => absent(Err(error), ErrorNumber::NoDomain)?.flatten(),
+        astray => astray?,
+    };
+    astray.map_or(Ok(()), |file| Err(moved_to(&file, pool, disk)))
 }
 
 fn moved_to(file: &str, pool: &Pool, disk: InstanceId) -> CallError {
@@ -113,21 +115,17 @@ fn moved_to(file: &str, pool: &Pool, disk: InstanceId) -> CallError {
     ))
 }
 
-/// The file that a domain has in the place of this disk, its own or a volume's.
-fn astray(domain: &Domain, pool: &Pool, disk: InstanceId) -> Result<Option<String>, CallError> {
-    let place = pool.volume_path(disk);
-    let rescue = pool.rescue_path(disk);
+/// The file that a domain boots from in the place of its own disk; neither a volume, which has a serial number, nor a rescue disk.
+fn own_astray(domain: &Domain, pool: &Pool, instance: InstanceId) -> Result<Option<String>, CallError> {
+    let [place, rescue] = [pool.volume_path(instance), pool.rescue_path(instance)];
     for which in Which::of(domain)? {
         let files = xml::disk_files(&domain.xml_desc(which.flags().0)?).map_err(CallError::Refused)?;
-        let is_own = InstanceId::new(domain.uuid()?) == disk;
-        let is_in_place = |has: &DiskFile| Path::new(&has.file) == place;
-        let is_it = |has: &DiskFile| match &has.serial {
-            Some(serial) => serial.parse() == Ok(disk),
-            // What it boots from, but for a rescue disk.
-            None => is_own && has.device == disk::DISK && Path::new(&has.file) != rescue,
-        };
-        if let Some(other) = files.iter().find(|has| is_it(has)).filter(|_| !files.iter().any(is_in_place)) {
-            return Ok(Some(other.file.clone()));
+        if files.iter().any(|has| Path::new(&has.file) == place) {
+            continue;
+        }
+        let is_first = |has: &DiskFile| has.device == disk::DISK && has.serial.is_none();
+        if let Some(other) = files.into_iter().find(|has| is_first(has) && Path::new(&has.file) != rescue) {
+            return Ok(Some(other.file));
         }
     }
     Ok(None)
@@ -170,36 +168,49 @@ pub(crate) struct User {
     pub(crate) device: Option<String>,
 }
 
-/// Looks whether a domain has this volume: one whose guest is up with it, where there is any.
-pub(crate) fn user_of(connect: &Connect, pool: &Pool, volume: InstanceId) -> Result<Option<User>, CallError> {
-    let mut user = None;
+/// One document in which a domain has a volume.
+struct Use {
+    domain: Domain,
+    instance: InstanceId,
+    which: Which,
+    has: Has,
+}
+
+/// All documents in which domains have this volume.
+fn uses(connect: &Connect, pool: &Pool, volume: InstanceId) -> Result<Vec<Use>, CallError> {
+    let mut uses = Vec::new();
     for domain in connect.list_all_domains(0)? {
         let instance = InstanceId::new(domain.uuid()?);
         if instance == volume {
             continue;
         }
         // It may go at any moment, and has nothing then.
-        let Some(which) = absent(Which::of(&domain), ErrorNumber::NoDomain)? else { continue };
-        let mut found = None;
-        for which in which {
+        let Some(documents) = absent(Which::of(&domain), ErrorNumber::NoDomain)? else { continue };
+        for which in documents {
             let has = match disks(&domain, pool, which) {
                 Err(CallError::Libvirt(error)) => {
                     absent(Err(error), ErrorNumber::NoDomain)?.unwrap_or_default()
                 }
                 has => has?,
             };
-            if let Some(has) = has.into_iter().find(|has| has.attachment.volume == volume) {
-                let device = (which == Which::Up).then_some(has.attachment.device);
-                found = found.or(Some(device));
-            }
-        }
-        match found {
-            Some(device @ Some(_)) => return Ok(Some(User { domain, instance, device })),
-            Some(None) => user = user.or(Some(User { domain, instance, device: None })),
-            None => {}
+            let has = has.into_iter().find(|has| has.attachment.volume == volume);
+            uses.extend(has.map(|has| Use { domain: domain.clone(), instance, which, has }));
         }
     }
-    Ok(user)
+    Ok(uses)
+}
+
+/// One whose guest is up with it, where there is any.
+fn foremost(mut uses: Vec<Use>) -> Option<User> {
+    uses.sort_by_key(|one| one.which == Which::Next);
+    let Use { domain, instance, which, has } = uses.into_iter().next()?;
+    let device = (which == Which::Up).then_some(has.attachment.device);
+    Some(User { domain, instance, device })
+}
+
+/// Looks whether a domain has this volume: one whose guest is up with it, where there is any.
+pub(crate) fn user_of(connect: &Connect, pool: &Pool, volume: InstanceId) -> Result<Option<User>, CallError> {
+    Ok(foremost(uses(connect, pool, volume)?))
 }
 
 /// An error where a domain has this volume.
@@ -291,11 +302,14 @@ fn why_unusable(
     if !pool.has_volume(volume)? {
         return Ok(Some(CallError::Refused(format!("the disk of volume {volume} is not there"))));
     }
-    match refuse_astray(connect, pool, volume) {
-        Err(error @ CallError::Refused(_)) => return Ok(Some(error)),
-        is => is?,
+    if let Err(error) = pool.refuse_snapshots(volume) {
+        return Ok(Some(error));
     }
-    let other = user_of(connect, pool, volume)?.filter(|user| user.instance != instance);
+    let uses = uses(connect, pool, volume)?;
+    if let Err(error) = uses.iter().try_for_each(|one| one.has.refuse_astray(pool)) {
+        return Ok(Some(error));
+    }
+    let other = foremost(uses).filter(|user| user.instance != instance);
     Ok(other.map(|user| CallError::Refused(format!("the domain {} has volume {volume}", user.instance))))
 }
 
@@ -348,29 +362,25 @@ pub(crate) fn set(
             "the guest's memory is saved, and goes on with the volumes that it had".into(),
         ));
     }
+    let mut documents = Vec::new();
     for which in Which::of(&domain)? {
-        let has = volumes_in(&domain, pool, instance, which)?;
+        let files = files_in(&domain, pool, instance, which)?;
+        let has: Vec<Attachment> = files.iter().map(|has| has.attachment.clone()).collect();
         for missing in wanted.iter().filter(|wanted| !has.contains(wanted)) {
             refuse_unusable(connect, pool, instance, missing.volume)?;
         }
+        documents.push((which, files, has));
     }
     let document = |attachment: &Attachment| {
         file(pool, attachment).and_then(|file| xml::write(&DiskXml::of(&file))).map_err(CallError::Refused)
     };
-    for which in Which::of(&domain)? {
-        let files = files_in(&domain, pool, instance, which)?;
-        let has: Vec<Attachment> = files.iter().map(|has| has.attachment.clone()).collect();
+    for (which, files, has) in documents {
         if Attachment::root_of(&has) != Attachment::root_of(wanted) {
             return Err(CallError::Refused("the disk that it boots from is not changed".into()));
         }
-        for (unwanted, file) in files.iter().map(|has| (&has.attachment, &has.file)) {
-            if wanted.contains(unwanted) {
-                continue;
-            }
-            // What the guest wrote last would be left where nobody looks for it.
-            if pool.owner(file) != Some(unwanted.volume) {
-                return Err(moved_to(file, pool, unwanted.volume));
-            }
+        for goes in files.iter().filter(|has| !wanted.contains(&has.attachment)) {
+            goes.refuse_astray(pool)?;
+            let unwanted = &goes.attachment;
             let detached = domain.detach_device_flags(&document(unwanted)?, which.flags().1);
             let is_left =
                 || Ok::<_, CallError>(volumes_in(&domain, pool, instance, which)?.contains(unwanted));

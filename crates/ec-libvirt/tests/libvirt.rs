@@ -769,6 +769,7 @@ async fn a_disk_that_somebody_moved_is_not_taken_for_the_file_that_was_left_behi
         &elsewhere("vdb"),
     ]);
 
+    let of = |kind, disk| VolumeSource::Copy(CopyOf::disk(kind, disk));
     for (is_up, volumes) in [(true, &one), (false, &both)] {
         let observed = hypervisor.observe(instance).await.unwrap();
         assert_eq!(observed.volumes, Attachment::fingerprint(volumes), "it has it still");
@@ -780,20 +781,8 @@ async fn a_disk_that_somebody_moved_is_not_taken_for_the_file_that_was_left_behi
             hypervisor.grow_disk(volume, 1 << 31).await,
             hypervisor.grow(&conformance::small_domain(instance)).await,
             hypervisor.set_volumes(instance, &[]).await,
-            hypervisor
-                .create_volume(
-                    copy,
-                    &VolumeSource::Copy(CopyOf::disk(Workload::Machine, instance)),
-                    Some(1 << 30),
-                )
-                .await,
-            hypervisor
-                .create_volume(
-                    copy,
-                    &VolumeSource::Copy(CopyOf::disk(Workload::Volume, volume)),
-                    Some(1 << 30),
-                )
-                .await,
+            hypervisor.create_volume(copy, &of(Workload::Machine, instance), Some(1 << 30)).await,
+            hypervisor.create_volume(copy, &of(Workload::Volume, volume), Some(1 << 30)).await,
         ] {
             let why = failure(refused);
             assert!(why.contains("/away") || why.contains(".away/"), "{why}");
