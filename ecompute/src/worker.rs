@@ -401,21 +401,14 @@ impl Worker {
             // It may lie in etcd, and is newer than what is known of it.
             return;
         }
-        let Some(old) = self.status.known() else { return };
-        let delayed = status::delayed(old, why);
-        let held_up = status::held_up(&self.subject, old, why, self.parts.host.now());
+        let now = self.parts.host.now();
+        let waiting = self.status.known().and_then(|old| status::waiting(&self.subject, old, why, now));
+        let Some(status) = waiting else { return };
         // Nor does it take the place of what a job before told without hearing that it was done.
-        if delayed.is_none() && held_up.is_none() || !self.is_told_last().await {
-            return;
+        if self.is_told_last().await {
+            tracing::info!(state = %status.state, why, "told that it waits");
+            self.write(status).await.ok();
         }
-        match (delayed, held_up) {
-            (Some((state, reason)), _) => self.announce(state, Some(reason)).await.ok(),
-            (None, Some(status)) => {
-                tracing::info!(state = %status.state, doing = status.doing, "told");
-                self.write(status).await.ok()
-            }
-            (None, None) => None,
-        };
     }
 
     /// Starts the domain, or as that one from its rescue disk. One that certainly did not start is as one that never was

@@ -591,9 +591,6 @@ fn not_wanted(why: &str) -> String {
     format!("what is wanted of it cannot be read: {why}")
 }
 
-/// How an agent ends what it says of what is in its way.
-const AGAIN: &str = "; trying again";
-
 /// What an agent said that it is about; or that it has not said anything of the newest wish yet.
 fn doing(request: Option<&Request>, status: &Read<Status>) -> Option<String> {
     // Nobody knows what one says that cannot be read.
@@ -605,8 +602,9 @@ fn doing(request: Option<&Request>, status: &Read<Status>) -> Option<String> {
     match request {
         Some(request) if told.is_none_or(|told| told < (request.epoch, request.generation)) => {
             let waits = "its agent has yet to take up what is asked for";
-            let why =
-                status.and_then(|status| status.doing.as_deref()).filter(|doing| doing.ends_with(AGAIN));
+            let why = status
+                .and_then(|status| status.doing.as_deref())
+                .filter(|doing| doing.ends_with(ec_plan::status::AGAIN));
             Some(why.map_or_else(|| waits.to_owned(), |why| format!("{waits}: {why}")))
         }
         _ => status.and_then(|status| status.doing.clone()),

@@ -270,9 +270,20 @@ pub fn ended_in_error(subject: &Subject, old: Option<&Status>, now: Timestamp) -
     }
 }
 
+/// How it ends what is told of what is in the way.
+pub const AGAIN: &str = "; trying again";
+
+/// What is to be told of what is in the way; nothing where nobody waits, or that is told already.
+pub fn waiting(subject: &Subject, old: &Status, why: &str, now: Timestamp) -> Option<Status> {
+    match delayed(old, why) {
+        Some((state, reason)) => Some(announced(subject, Some(old), state, Some(reason), now)),
+        None => held_up(subject, old, why, now),
+    }
+}
+
 /// Whoever waits is told what for: the state to tell and its reason, where they are not told yet.
 pub fn delayed(old: &Status, why: &str) -> Option<(State, String)> {
-    let reason = format!("{why}; trying again");
+    let reason = format!("{why}{AGAIN}");
     let under_way = match old.state {
         State::Preparing
         | State::Stopping
@@ -292,10 +303,10 @@ pub fn delayed(old: &Status, why: &str) -> Option<(State, String)> {
 
 /// What a newer wish, or a start that was begun, waits for while the state tells nothing of that; nothing where that is told already. All
 /// else stays as it is told.
-pub fn held_up(subject: &Subject, old: &Status, why: &str, now: Timestamp) -> Option<Status> {
+fn held_up(subject: &Subject, old: &Status, why: &str, now: Timestamp) -> Option<Status> {
     let is_newer = subject.order.is_some_and(|order| order.generation > old.observed_generation);
     let is_starting = old.state == State::Starting && old.started_at.is_some();
-    let doing = Some(format!("{why}; trying again"));
+    let doing = Some(format!("{why}{AGAIN}"));
     ((is_newer || is_starting) && old.doing != doing).then(|| Status {
         doing,
         updated_at: now,
@@ -639,7 +650,7 @@ mod tests {
         }
         assert_eq!(held_up(&subject, &starting, "libvirt is away", at(6)), None, "that is a reason");
         // Nobody takes that for its end.
-        let told = held_up(&subject, &up, "it is being copied", at(6)).unwrap();
+        let told = waiting(&subject, &up, "it is being copied", at(6)).unwrap();
         assert_eq!(told.doing.as_deref(), Some("it is being copied; trying again"));
         assert_eq!((told.reason.clone(), told.state, told.updated_at), (None, State::Starting, at(6)));
         assert_eq!(held_up(&subject, &told, "it is being copied", at(7)), None, "it is told already");

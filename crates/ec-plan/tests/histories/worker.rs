@@ -109,13 +109,12 @@ impl Worker {
                     self.write(outside, |subject, old| status::addressed(subject, old, addresses, now))
                 }
                 (None, Work::Delayed(why)) => {
-                    let told = self.status.known().and_then(|old| status::delayed(old, why));
                     let now = outside.stamp();
+                    let known = self.status.known();
+                    let waiting = known.and_then(|old| status::waiting(&self.subject, old, why, now));
                     // That this may fail, too, changes nothing.
-                    if let Some((state, reason)) = told {
-                        _ = self.write(outside, |subject, old| {
-                            status::announced(subject, old, state, Some(reason), now)
-                        });
+                    if let Some(waiting) = waiting {
+                        _ = self.write(outside, |_, _| waiting);
                     }
                     Ok(())
                 }

@@ -312,7 +312,7 @@ impl Referee {
         // Whoever looks is answered, or waits and is told what for, and what was told before stays.
         let told = (status.epoch, status.observed_generation, state, reason.clone());
         let was_told = known.told.as_ref() == Some(&told) || known.told_before.contains(&told);
-        let waits = status.doing.as_ref().is_some_and(|doing| doing.ends_with("; trying again"));
+        let waits = status.doing.as_ref().is_some_and(|doing| doing.ends_with(ec_plan::status::AGAIN));
         let only_answers = (status.access.is_some() || waits) && was_told;
         if let Some(before) = known.told.replace(told) {
             known.told_before.push_front(before);
