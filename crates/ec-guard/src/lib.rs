@@ -122,7 +122,7 @@ impl Guard {
     }
 
     /// Lets a guest in before it runs. Cheaper than a sync, which it falls back to where the tables are not
-    /// there; free for one that is let in already.
+    /// there; free for one that was let in since the last, or is there.
     pub fn admit(&self, want: &Want) -> Result<(), GuardError> {
         let taps = plain(&want.taps);
         if self.is_admitted(&taps) {
@@ -197,7 +197,9 @@ impl Guard {
             memory.admitted.retain(|port, _| !load && !gone.contains(port));
             let done = if script.is_empty() { Ok(String::new()) } else { nft::run(&["-f", "-"], &script) };
             if done.is_ok() {
-                memory.admitted.extend(by_name(want.taps.clone()));
+                // What is said of a port that is not there another agent of this host may take for left over.
+                let there = want.taps.iter().filter(|tap| ports::exists(&tap.name)).cloned().collect();
+                memory.admitted.extend(by_name(there));
             }
             match done {
                 Ok(_) if load => {
@@ -238,8 +240,8 @@ impl Memory {
         now: Instant,
         look: impl Fn(&str, &[MacAddr]) -> Device,
     ) -> BTreeSet<String> {
-        let wanted: BTreeSet<&str> =
-            want.taps.iter().map(|tap| &tap.name).chain(&want.bridge).map(|name| &**name).collect();
+        let known = want.taps.iter().map(|tap| &tap.name).chain(&want.bridge).chain(&want.others);
+        let wanted: BTreeSet<&str> = known.map(|name| &**name).collect();
         let (mut gone, mut missing) = (BTreeSet::new(), BTreeSet::new());
         for name in have.devices().into_iter().filter(|name| !wanted.contains(name)) {
             let macs: Vec<MacAddr> =
@@ -255,6 +257,8 @@ impl Memory {
             let since = *self.missing.entry(port.to_owned()).or_insert(now);
             if now.duration_since(since) >= GONE_AFTER {
                 gone.insert(port.to_owned());
+                // Who puts it there again has use for it.
+                self.missing.remove(port);
             }
         }
         gone
@@ -347,7 +351,12 @@ mod tests {
         assert_eq!(look(GONE_AFTER / 2, Device::There), 0);
         assert_eq!(look(GONE_AFTER, Device::Missing), 0, "it was there in between");
         assert_eq!(look(GONE_AFTER * 2, Device::Missing), 1);
-        assert_eq!(look(GONE_AFTER * 2, Device::Another), 1, "a name that another guest has now");
+        assert_eq!(look(GONE_AFTER * 2, Device::Missing), 0, "somebody put it there again");
+        assert_eq!(look(GONE_AFTER * 3, Device::Missing), 1);
+        assert_eq!(look(GONE_AFTER * 3, Device::Another), 1, "a name that another guest has now");
+        let known = Want { others: ["ecother".to_owned()].into(), ..want };
+        let left = memory.long_gone(&have, &known, begin + GONE_AFTER * 9, |_, _| Device::Missing);
+        assert!(left.is_empty(), "its guest is stopped");
     }
 
     #[test]

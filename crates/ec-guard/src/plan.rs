@@ -23,6 +23,8 @@ pub struct Want {
     pub control_known: bool,
     /// The ports of this agent's guests.
     pub taps: Vec<Tap>,
+    /// Ports of other agents' guests, up or not: what was said of them stays.
+    pub others: BTreeSet<String>,
     /// The living leases of the guests' network.
     pub leases: BTreeMap<Ipv4Addr, MacAddr>,
 }

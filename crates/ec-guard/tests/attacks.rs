@@ -408,6 +408,21 @@ fn a_guest_reaches_dhcp_dns_metadata_and_icmp_of_its_host_and_no_control_endpoin
 }
 
 #[test]
+fn a_guest_that_starts_is_let_in_whatever_became_of_its_elements_since_the_last_look() {
+    let _host = Host::new();
+    let mac = MacAddr([0x52, 0, 0, 0, 0, 3]);
+    let stopped = want(vec![Tap { name: ports::tap_name(mac), mac, pin: Pin::Mac }]);
+    let guard = Guard::default();
+    guard.sync(&stopped).unwrap();
+    // As another agent of this host may, which does not know it.
+    sh("nft flush set bridge ecompute taps_mac");
+    guard.admit(&stopped).unwrap();
+    let listed = run("nft", &["list", "set", "bridge", "ecompute", "taps_mac"]);
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    assert!(listed.contains(&ports::tap_name(mac)), "{listed}");
+}
+
+#[test]
 fn whatever_others_do_to_the_tables_comes_back_and_running_guests_keep_their_addresses() {
     let _host = Host::new();
     let (one, two) = (Guest::new(1), Guest::plug(MacAddr([0x52, 0, 0, 0, 0, 2]), "vnet7".into()));

@@ -77,12 +77,14 @@ impl Protection {
         let what: NetworkXml = xml::read(&network.xml_desc(0)?).map_err(CallError::Refused)?;
         self.learns.store(what.has_dhcp(), Ordering::Relaxed);
         let leases = addresses::leases(&network)?;
-        let mut taps = Vec::new();
+        let (mut taps, mut others) = (Vec::new(), BTreeSet::new());
         for domain in connect.list_all_domains(0)? {
             let Ok(instance) = domain.uuid().map(InstanceId::new) else { continue };
-            if let Whose::Ours(_) = domain::whose(&domain, config.node)? {
+            match domain::whose(&domain, config.node)? {
                 // One that goes meanwhile needs nothing.
-                taps.extend(self.taps(&domain, instance, config).unwrap_or_default());
+                Whose::Ours(_) => taps.extend(self.taps(&domain, instance, config).unwrap_or_default()),
+                Whose::Foreign => others.extend(names(instance)),
+                Whose::Nobodys => {}
             }
         }
         let (control, control_known) = {
@@ -96,6 +98,7 @@ impl Protection {
             control,
             control_known,
             taps,
+            others,
             leases: leases.into_iter().filter_map(|(mac, ip)| Some((as_ip4(ip)?, mac))).collect(),
         };
         if config.address_filter == AddressFilter::Off {
@@ -153,8 +156,7 @@ impl Protection {
         if config.address_filter == AddressFilter::Off {
             return;
         }
-        let names: Vec<String> = (0..NICS).map(|nic| tap_name(instance.mac(nic))).collect();
-        if let Err(error) = self.guard.dismiss(&names) {
+        if let Err(error) = self.guard.dismiss(&names(instance).collect::<Vec<_>>()) {
             tracing::debug!(%instance, %error, "its packet rules stay for now");
         }
     }
@@ -209,6 +211,11 @@ impl Protection {
             }
         }
     }
+}
+
+/// What an instance's ports are called, whoever's it is.
+fn names(instance: InstanceId) -> impl Iterator<Item = String> {
+    (0..NICS).map(move |nic| tap_name(instance.mac(nic)))
 }
 
 fn as_ip4(ip: IpAddr) -> Option<std::net::Ipv4Addr> {
