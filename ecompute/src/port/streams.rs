@@ -56,6 +56,8 @@ const PIECE_BYTES: usize = 32 << 10;
 const PIECES: usize = 4;
 /// The most that is typed at a time.
 const MESSAGE_BYTES: usize = 64 << 10;
+/// What a peer has not taken yet, of a piece of a disk and of answers to its pings; of these the newest counts.
+const UNSENT_BYTES: usize = 1 << 20;
 /// A peer is asked so often whether it is there, and has gone when nothing was heard of it for so long.
 const PING: Duration = Duration::from_secs(30);
 const SILENCE: Duration = Duration::from_secs(90);
@@ -234,8 +236,10 @@ impl Ends {
 
 /// Passes bytes on in both directions, until the guest, whoever looks at it, or the agent ends.
 async fn pass(io: Io, mut ends: Ends, stop: CancellationToken) -> tungstenite::Result<()> {
-    let config =
-        WebSocketConfig::default().max_message_size(Some(MESSAGE_BYTES)).max_frame_size(Some(MESSAGE_BYTES));
+    let config = WebSocketConfig::default()
+        .max_message_size(Some(MESSAGE_BYTES))
+        .max_frame_size(Some(MESSAGE_BYTES))
+        .max_write_buffer_size(UNSENT_BYTES);
     let mut socket = WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await;
     let mut ping = interval(PING);
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);

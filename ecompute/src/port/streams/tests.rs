@@ -141,6 +141,25 @@ async fn a_log_says_where_it_goes_on_and_takes_nothing_and_all_ends_with_the_age
 }
 
 #[tokio::test]
+async fn who_asks_without_end_and_takes_no_answer_is_kept_little_for() {
+    let served = served().await;
+    let guest = served.guest(1).await;
+    let mut log = served.look(guest, AccessKind::Log).await.unwrap();
+    let (piece, pings) = (Bytes::from(vec![7; 125]), 200_000);
+    for _ in 0..pings {
+        log.feed(Message::Ping(piece.clone())).await.unwrap();
+    }
+    log.flush().await.unwrap();
+    // All was read by then: what comes now was kept for it, by the agent and by the kernel.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let mut answers = 0;
+    while let Ok(Some(Ok(message))) = timeout(Duration::from_secs(1), log.next()).await {
+        answers += usize::from(matches!(message, Message::Pong(_)));
+    }
+    assert!((1..pings * 2 / 3).contains(&answers), "{answers} of {pings}");
+}
+
+#[tokio::test]
 async fn a_screen_speaks_and_is_spoken_to_and_is_let_go_with_its_viewer() {
     let served = served().await;
     let guest = served.guest(1).await;
