@@ -5,7 +5,7 @@ use std::{collections::HashSet, path::PathBuf, sync::Arc, time::Duration};
 use ec_model::{BaseImage, ImageRef, Progress};
 use ec_runtime::Host;
 use ipnet::IpNet;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use crate::{
     ImageError, ImageStore, StoreSection,
@@ -18,10 +18,11 @@ use crate::{
     shelf::{Landed, Pin, Shelf},
     source::{Source, Wanted},
     store,
+    turns::Turns,
 };
 
-/// Downloads at once; each has a thread and a file. More wait for their turn.
-const DOWNLOADS_MAX: usize = 16;
+/// At once from files and the image store, which wait for no server that somebody else may have made slow.
+const AT_ONCE: usize = 8;
 
 /// How a cache is set up.
 #[derive(Debug, Clone)]
@@ -82,7 +83,7 @@ struct Inner {
     stall_timeout: Duration,
     patience: Duration,
     flights: Arc<Flights>,
-    downloads: Semaphore,
+    turns: Turns,
 }
 
 /// A base image that stays in the cache at least as long as this value lives.
@@ -139,7 +140,7 @@ impl ImageCache {
             patience,
             origin: Origin::new(stall_timeout, patience, Addresses(allow_addresses.into())),
             flights: Arc::default(),
-            downloads: Semaphore::new(DOWNLOADS_MAX),
+            turns: Turns::new(AT_ONCE),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -229,16 +230,18 @@ impl Inner {
     }
 
     async fn bring(&self, wanted: Wanted, state: watch::Sender<State>) -> Result<Landed, ImageError> {
-        let _turn = self.downloads.acquire().await.map_err(|_| ImageError::Interrupted)?;
         match wanted.source.clone() {
+            // Whose turn it is it knows itself: who is slow gives it up.
             Source::Http(_) => self.origin.bring(self.ground.clone(), wanted, state).await,
             Source::Object(url) => {
+                let _turn = self.turns.take().await?;
                 let store = self.store_of(&url, &wanted.label)?;
                 let came = |bytes| self.origin.came(bytes);
                 let times = (self.stall_timeout, self.patience);
                 store::bring(store, self.ground.clone(), wanted, state, times, came).await
             }
             Source::File { path, .. } => {
+                let _turn = self.turns.take().await?;
                 let (local, ground) = (Arc::clone(&self.local), self.ground.clone());
                 let url = wanted.label.clone();
                 let brought = local::bring(&self.host, local, ground, wanted, path.clone(), state).await;

@@ -1,6 +1,7 @@
 //! Images over HTTP: asked for with a condition where the cache has something; where the connection fails,
 //! tried again from where it ended; cut off where nothing comes any more, or next to nothing. There is no
-//! limit on the whole time: a big image over a slow line takes what it takes.
+//! limit on the whole time: a big image over a slow line takes what it takes. But while others wait for their turn,
+//! what comes slowly goes behind them, and goes on from where it was when its turn comes again.
 //!
 //! No proxy is used, whatever the environment says: a proxy resolves names itself, and so would be a way
 //! around [`Addresses`].
@@ -29,6 +30,7 @@ use crate::{
     shelf::Landed,
     source::Wanted,
     tries::Tries,
+    turns::Turns,
 };
 
 const REDIRECTS_MAX: usize = 10;
@@ -38,6 +40,11 @@ const PATIENCE_WITH_COPY: Duration = Duration::from_secs(2);
 
 /// The least that must come, in bytes a second, over [`Origin::window`].
 const RATE_MIN: u64 = 1 << 10;
+/// The same while others wait.
+const RATE_FAIR: u64 = 256 << 10;
+
+/// Downloads at once; each has a thread and a file.
+const AT_ONCE: usize = 8;
 
 /// Chunks between the socket and the disk.
 const CHUNKS: usize = 8;
@@ -48,6 +55,7 @@ pub(crate) struct Origin {
     stall_timeout: Duration,
     patience: Duration,
     addresses: Addresses,
+    turns: Turns,
     /// Bytes that came.
     downloaded: AtomicU64,
 }
@@ -71,7 +79,8 @@ enum Astray {
 
 impl Origin {
     pub(crate) fn new(stall_timeout: Duration, patience: Duration, addresses: Addresses) -> Self {
-        Self { client: OnceCell::new(), stall_timeout, patience, addresses, downloaded: AtomicU64::new(0) }
+        let (client, turns, downloaded) = (OnceCell::new(), Turns::new(AT_ONCE), AtomicU64::new(0));
+        Self { client, stall_timeout, patience, addresses, turns, downloaded }
     }
 
     /// How many bytes of images have come so far, those of tries that failed among them.
@@ -121,8 +130,12 @@ impl Origin {
         let mut tries = Tries::new();
         loop {
             let mut reached = 0;
+            let asked = Instant::now();
+            let turn = self.turns.take().await?;
+            tries.waited(asked.elapsed());
             let outcome =
                 self.attempt(&ground, &wanted, &state, &mut known, &mut partial, &mut reached).await;
+            drop(turn);
             let error = match outcome {
                 Err(error) => error,
                 landed => return landed,
@@ -247,7 +260,8 @@ impl Origin {
                     received += chunk.len() as u64;
                     self.downloaded.fetch_add(chunk.len() as u64, Ordering::Relaxed);
                     *reached = received;
-                    if let Some(bytes) = meter.crawls(asked.elapsed(), chunk.len()) {
+                    let least = if self.turns.are_wanted() { RATE_FAIR } else { RATE_MIN };
+                    if let Some(bytes) = meter.crawls(asked.elapsed(), chunk.len(), least) {
                         let (url, window) = (wanted.label.clone(), self.window());
                         break Some(ImageError::Crawl { url, bytes, window });
                     }
@@ -324,14 +338,14 @@ impl Meter {
         Self { window, waited: Duration::ZERO, bytes: 0 }
     }
 
-    /// Takes what came after how long. Answers how little it was where a whole window brought too little.
-    fn crawls(&mut self, waited: Duration, bytes: usize) -> Option<u64> {
+    /// Takes what came after how long. Answers how little it was where a whole window brought less than so many bytes a second.
+    fn crawls(&mut self, waited: Duration, bytes: usize, least: u64) -> Option<u64> {
         self.waited += waited;
         self.bytes += bytes as u64;
         if self.waited < self.window {
             return None;
         }
-        let enough = u128::from(self.bytes) * 1000 >= u128::from(RATE_MIN) * self.waited.as_millis();
+        let enough = u128::from(self.bytes) * 1000 >= u128::from(least) * self.waited.as_millis();
         let bytes = self.bytes;
         *self = Self::new(self.window);
         (!enough).then_some(bytes)
@@ -436,12 +450,13 @@ mod tests {
         let second = Duration::from_secs(1);
         let mut meter = Meter::new(60 * second);
         // One burst buys a minute, and no more.
-        assert_eq!(meter.crawls(second, 1 << 20), None);
-        let told =
-            (0..200).find_map(|second| meter.crawls(Duration::from_secs(1), 1).map(|bytes| (second, bytes)));
+        assert_eq!(meter.crawls(second, 1 << 20, RATE_MIN), None);
+        let told = (0..200).find_map(|second| {
+            meter.crawls(Duration::from_secs(1), 1, RATE_MIN).map(|bytes| (second, bytes))
+        });
         assert_eq!(told, Some((118, 60)));
         let mut meter = Meter::new(60 * second);
-        assert!((0..500).all(|_| meter.crawls(second, 1024).is_none()));
+        assert!((0..500).all(|_| meter.crawls(second, 1024, RATE_MIN).is_none()));
     }
 
     #[test]

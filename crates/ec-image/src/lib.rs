@@ -42,6 +42,7 @@ mod store;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod tries;
+mod turns;
 mod unpack;
 
 pub use cache::{CacheConfig, CachedImage, ImageCache};

@@ -20,6 +20,11 @@ impl Tries {
         Self { progressed: Instant::now(), furthest: 0, pause: PAUSE_FIRST }
     }
 
+    /// Time in which nothing could be tried does not count.
+    pub(crate) fn waited(&mut self, time: Duration) {
+        self.progressed += time;
+    }
+
     /// How long to wait for the next try after one that reached so many bytes; none where nothing has come for too long.
     ///
     /// How far it came counts over all tries: a server that always breaks off at one place gets nowhere.

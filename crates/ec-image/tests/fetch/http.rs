@@ -250,6 +250,50 @@ async fn a_slow_server_that_keeps_sending_is_waited_for() {
 }
 
 #[tokio::test]
+async fn who_is_slow_waits_behind_others_and_goes_on_from_where_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let patience = Duration::from_secs(60);
+    let cache = open_cache(CacheConfig { patience, ..config(dir.path(), 64 << 20, SHORT) }).await;
+    // Some 160 KiB a second: nobody would mind, if nobody waited.
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&gate);
+    let slow = Server::start(move |_, request| {
+        let whole = disk(1, 800);
+        let from = request.split("bytes=").nth(1).and_then(|text| text.split('-').next()?.parse().ok());
+        let from: usize = from.unwrap_or(0);
+        let range = format!("Content-Range: bytes {from}-{}/{}\r\n", whole.len() - 1, whole.len());
+        let (status, range) = if from > 0 { ("206 Partial Content", &*range) } else { ("200 OK", "") };
+        answer(status, &format!("ETag: \"same\"\r\n{range}"), &whole[from..])
+            .chunks(16 << 10)
+            .flat_map(|part| [Step::Send(part.to_vec()), Step::Wait(Arc::clone(&held))])
+            .collect()
+    })
+    .await;
+    let pulse = tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(SHORT / 3).await;
+            gate.add_permits(8);
+        }
+    });
+    let slow_ones: Vec<_> = (0..8)
+        .map(|number| {
+            let (cache, image) = (cache.clone(), image(&format!("{}?{number}", slow.url)));
+            tokio::spawn(async move { fetch(&cache, &image).await.map(|_| ()) })
+        })
+        .collect();
+    eventually("all are at it", || async { slow.hits() == 8 }).await;
+    let quick = Server::start(|_, _| ok(&disk(2, 10))).await;
+    fetch(&cache, &quick.image()).await.unwrap();
+    assert!(slow_ones.iter().any(|one| !one.is_finished()), "it did not wait for all of them");
+    for one in slow_ones {
+        one.await.unwrap().unwrap();
+    }
+    let heads = slow.heads.lock().unwrap();
+    assert!(heads.iter().skip(8).any(|head| head.contains("bytes=")), "{heads:?}");
+    pulse.abort();
+}
+
+#[tokio::test]
 async fn a_connection_that_breaks_is_tried_again_and_a_short_body_is_never_taken_for_whole() {
     let dir = tempfile::tempdir().unwrap();
     let cache = open(dir.path()).await;
