@@ -18,6 +18,7 @@ mod account;
 mod answer;
 mod bridge;
 mod caller;
+mod destroyed;
 mod ec2;
 mod http;
 mod openstack;

@@ -9,7 +9,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     fs::{self, DirBuilder, File, Metadata},
     io::{self, Read, Write},
-    os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant, SystemTime},
@@ -20,29 +20,21 @@ use ec_model::{Blob, InstanceId, Intent, MacAddr, Rebuilt, Rescued, Resized, Res
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::destroyed::DestroyedFile;
+
 /// Far more than the most user-data there can be, with its keys, and what etcd takes of records.
 const FILE_MAX: u64 = 8 << 20;
 
-/// A directory can change twice within one tick of the clock that stamps it. Until it has been quiet for
 /// A file that could not be read is tried again after so long.
 const READ_AGAIN: Duration = Duration::from_secs(10);
+/// A directory can change twice within one tick of the clock that stamps it. Until it has been quiet for
 /// so long, its stamp proves nothing.
 const QUIET: Duration = Duration::from_secs(1);
 
-const TEMPORARY: &str = ".new-";
+pub(crate) const TEMPORARY: &str = ".new-";
 
 /// The version written into every record of a node's own.
 pub const RECORD_VERSION: u32 = 1;
-
-/// The file that tells which instances were destroyed here: a line for each, with the time in seconds since 1970.
-const DESTROYED: &str = "destroyed";
-
-/// What such a line ends with where the instance was placed here anew since.
-const BACK: &str = "back";
-
-/// How long it is remembered that an instance was destroyed: far longer than any call of ours can be under
-/// way in the hypervisor, or a backup of etcd be brought back.
-const REMEMBERED: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// What a guest may learn about itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,61 +107,6 @@ pub struct InstanceRecord {
     pub created_at: Timestamp,
 }
 
-/// That an instance was destroyed here.
-struct Destroyed {
-    instance: InstanceId,
-    /// In seconds since 1970.
-    when: u64,
-    /// As of which placement, where that is known.
-    epoch: Option<u64>,
-}
-
-impl Destroyed {
-    /// What a file says, line by line; what is no such line says nothing.
-    fn all_of(text: &str) -> Vec<Self> {
-        let mut all = BTreeMap::<InstanceId, Self>::new();
-        for line in text.lines() {
-            let mut words = line.split(' ');
-            let (Some(instance), Some(when)) = (words.next(), words.next()) else { continue };
-            let (Ok(instance), Ok(when)) = (instance.parse(), when.parse()) else { continue };
-            match words.next() {
-                None => _ = all.insert(instance, Self { instance, when, epoch: None }),
-                Some(BACK) => _ = all.remove(&instance),
-                Some(epoch) => {
-                    if let Some(destroyed) = all.get_mut(&instance) {
-                        destroyed.epoch = epoch.parse().ok();
-                    }
-                }
-            }
-        }
-        all.into_values().collect()
-    }
-}
-
-/// The placement has a line of its own, which releases that know nothing of it pass over.
-impl std::fmt::Display for Destroyed {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { instance, when, epoch } = self;
-        writeln!(f, "{instance} {when}")?;
-        epoch.map_or(Ok(()), |epoch| writeln!(f, "{instance} {when} {epoch}"))
-    }
-}
-
-/// Cuts off what a full disk left of the last line: what comes next would be read as its end.
-fn drop_half_line(mut file: &File) -> io::Result<()> {
-    let (length, mut last) = (file.metadata()?.len(), [b'\n']);
-    if length > 0 {
-        file.read_exact_at(&mut last, length - 1)?;
-    }
-    if last == [b'\n'] {
-        return Ok(());
-    }
-    let mut text = Vec::new();
-    file.read_to_end(&mut text)?;
-    let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
-    file.set_len(whole as u64)
-}
-
 /// The record files cannot be worked on.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to {doing} {path}", path = .path.display())]
@@ -177,7 +114,7 @@ pub struct RecordFileError {
     doing: &'static str,
     path: PathBuf,
     #[source]
-    source: io::Error,
+    pub(crate) source: io::Error,
 }
 
 /// The directory of the records. Clones share what they have learnt.
@@ -185,8 +122,7 @@ pub struct RecordFileError {
 pub struct RecordDir {
     directory: PathBuf,
     index: Arc<Mutex<Index>>,
-    /// One line at a time is written of what was destroyed.
-    noting: Arc<Mutex<()>>,
+    destroyed: DestroyedFile,
 }
 
 /// Which instance has which hardware address; the records themselves stay on the disk.
@@ -228,13 +164,15 @@ impl RecordDir {
             }
         }
         let records = Self::reader(directory);
-        records.forget_destroyed()?;
+        records.destroyed.sweep()?;
         Ok(records)
     }
 
     /// The directory for one who only reads; it need not be there yet.
     pub fn reader(directory: impl Into<PathBuf>) -> Self {
-        Self { directory: directory.into(), index: Arc::default(), noting: Arc::default() }
+        let directory = directory.into();
+        let destroyed = DestroyedFile::in_directory(&directory);
+        Self { directory, index: Arc::default(), destroyed }
     }
 
     /// Where the records lie.
@@ -313,71 +251,19 @@ impl RecordDir {
     /// Notes that the instance was destroyed here as of that placement, where that is known. When this returns it outlives a
     /// crash.
     pub fn bury(&self, instance: InstanceId, epoch: Option<u64>) -> Result<(), RecordFileError> {
-        self.note(&Destroyed { instance, when: seconds(SystemTime::now()), epoch }.to_string())
+        self.destroyed.note(instance, epoch)
     }
 
     /// Takes that back: it is placed here anew.
     pub fn unbury(&self, instance: InstanceId) -> Result<(), RecordFileError> {
-        if !self.buried()?.contains_key(&instance) {
-            return Ok(());
-        }
-        self.note(&format!("{instance} {} {BACK}\n", seconds(SystemTime::now())))
-    }
-
-    fn note(&self, lines: &str) -> Result<(), RecordFileError> {
-        let _noting = self.noting.lock().unwrap_or_else(PoisonError::into_inner);
-        let path = self.directory.join(DESTROYED);
-        let is_new = !path.exists();
-        File::options()
-            .read(true)
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .open(&path)
-            .and_then(|mut file| {
-                drop_half_line(&file)?;
-                file.write_all(lines.as_bytes())?;
-                file.sync_all()
-            })
-            .map_err(failed("write", &path))?;
-        if is_new { self.sync() } else { Ok(()) }
+        self.destroyed.take_back(instance)
     }
 
     /// The instances that were destroyed here, each with the placement as of which. A line that a crash cut short is of a
     /// destroy that was not begun.
     pub fn buried(&self) -> Result<HashMap<InstanceId, Option<u64>>, RecordFileError> {
-        let all = Destroyed::all_of(&self.destroyed()?);
+        let all = self.destroyed.all()?;
         Ok(all.into_iter().map(|destroyed| (destroyed.instance, destroyed.epoch)).collect())
-    }
-
-    fn destroyed(&self) -> Result<String, RecordFileError> {
-        let path = self.directory.join(DESTROYED);
-        match fs::read_to_string(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-            text => text.map_err(failed("read", &path)),
-        }
-    }
-
-    /// Forgets what was destroyed long ago, so that the file does not grow for ever, and a line that was cut short, so that none is
-    /// written behind it.
-    fn forget_destroyed(&self) -> Result<(), RecordFileError> {
-        let text = self.destroyed()?;
-        let all = Destroyed::all_of(&text);
-        let oldest = seconds(SystemTime::now()).saturating_sub(REMEMBERED.as_secs());
-        let kept: Vec<_> = all.iter().filter(|destroyed| destroyed.when >= oldest).collect();
-        if kept.len() == all.len() && (text.is_empty() || text.ends_with('\n')) {
-            return Ok(());
-        }
-        let new = self.directory.join(format!("{TEMPORARY}{DESTROYED}"));
-        let lines: String = kept.iter().map(ToString::to_string).collect();
-        // Empty after a power cut, it would have what was destroyed come back with an older etcd.
-        let written = File::create(&new).and_then(|mut file| {
-            file.write_all(lines.as_bytes())?;
-            file.sync_all()
-        });
-        written.map_err(failed("write", &new))?;
-        fs::rename(&new, self.directory.join(DESTROYED)).map_err(failed("rename", &new))?;
-        self.sync()
     }
 
     /// The record of the instance that has this hardware address. With nothing changed since the last
@@ -460,18 +346,17 @@ impl RecordDir {
     }
 
     fn sync(&self) -> Result<(), RecordFileError> {
-        File::open(&self.directory)
-            .and_then(|directory| directory.sync_all())
-            .map_err(failed("sync", &self.directory))
+        sync(&self.directory)
     }
 }
 
-fn seconds(time: SystemTime) -> u64 {
-    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+/// Has the names in a directory outlive a crash.
+pub(crate) fn sync(directory: &Path) -> Result<(), RecordFileError> {
+    File::open(directory).and_then(|opened| opened.sync_all()).map_err(failed("sync", directory))
 }
 
 /// Whether there was something to remove.
-fn remove(path: &Path) -> Result<bool, RecordFileError> {
+pub(crate) fn remove(path: &Path) -> Result<bool, RecordFileError> {
     match fs::remove_file(path) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
@@ -521,7 +406,7 @@ fn parse(bytes: &[u8], instance: InstanceId) -> Result<InstanceRecord, String> {
     Ok(record)
 }
 
-fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RecordFileError {
+pub(crate) fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RecordFileError {
     let path = path.to_owned();
     move |source| RecordFileError { doing, path, source }
 }

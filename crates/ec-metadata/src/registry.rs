@@ -174,7 +174,7 @@ mod tests {
         drop(ended);
         let lost = Sources::new("br9".into(), gone, &place);
         lost.register().unwrap();
-        fs::remove_dir(root.path().join("gone")).unwrap();
+        fs::remove_dir_all(root.path().join("gone")).unwrap();
         let sources = Sources::new("br1".into(), one, &place);
         let mac = |number| record(number).macs[0];
         assert_eq!(sources.find_by_mac(mac(2)).unwrap(), Some(record(2)), "before it is known itself");

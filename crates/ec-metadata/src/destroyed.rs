@@ -1,0 +1,332 @@
+//! Which instances were destroyed on this node: a file with a line for each, beside the records.
+//!
+//! What is written there outlives a crash, an older etcd that is put back, and a clock that is wrong for a while.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{self, Read, Write},
+    os::unix::fs::{FileExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant, SystemTime},
+};
+
+use ec_model::InstanceId;
+
+use crate::records::{RecordFileError, TEMPORARY, failed, remove, sync};
+
+/// The file: of each the time in seconds since 1970.
+const NAME: &str = "destroyed";
+
+/// What a line ends with where the instance was placed here anew since.
+const BACK: &str = "back";
+
+/// How long it is remembered: far longer than any call of ours can be under way in the hypervisor, or a backup of etcd be brought back.
+const REMEMBERED: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// How often what is older is dropped.
+const SWEPT: Duration = Duration::from_secs(24 * 3600);
+
+/// And of so many at most, should a clock have been ahead for long.
+const MOST: usize = 100_000;
+
+/// A clock that says less was not set: there was no such program in 2024.
+const CLOCKS_ARE_SET: u64 = 1_735_689_600;
+
+/// Room for lines where the disk is full: a destroy is what makes room, and it begins with a line.
+const SPARE: &str = "spare";
+const SPARE_BYTES: u64 = 64 << 10;
+
+/// The file; clones are the same one.
+#[derive(Debug, Clone)]
+pub(crate) struct DestroyedFile {
+    directory: PathBuf,
+    /// When old lines were last dropped. Held while a line is written: there is one at a time.
+    swept: Arc<Mutex<Option<Instant>>>,
+}
+
+impl DestroyedFile {
+    pub(crate) fn in_directory(directory: &Path) -> Self {
+        Self { directory: directory.to_owned(), swept: Arc::default() }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.join(NAME)
+    }
+
+    /// See [`RecordDir::buried`](crate::RecordDir::buried).
+    pub(crate) fn all(&self) -> Result<Vec<Destroyed>, RecordFileError> {
+        Ok(Destroyed::all_of(&self.text()?))
+    }
+
+    /// Notes one as of now.
+    pub(crate) fn note(&self, instance: InstanceId, epoch: Option<u64>) -> Result<(), RecordFileError> {
+        self.write(&Destroyed { instance, when: now(), epoch }.to_string())
+    }
+
+    /// Takes that back.
+    pub(crate) fn take_back(&self, instance: InstanceId) -> Result<(), RecordFileError> {
+        if !self.all()?.iter().any(|destroyed| destroyed.instance == instance) {
+            return Ok(());
+        }
+        self.write(&format!("{instance} {} {BACK}\n", now()))
+    }
+
+    /// Drops what was destroyed long ago, so that the file does not grow for ever, and a line that was cut short, so that none is
+    /// written behind it.
+    pub(crate) fn sweep(&self) -> Result<(), RecordFileError> {
+        let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
+        self.drop_old()?;
+        self.keep_spare();
+        *swept = Some(Instant::now());
+        Ok(())
+    }
+
+    fn text(&self) -> Result<String, RecordFileError> {
+        let path = self.path();
+        match fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+            text => text.map_err(failed("read", &path)),
+        }
+    }
+
+    fn write(&self, lines: &str) -> Result<(), RecordFileError> {
+        let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
+        let path = self.path();
+        let is_new = !path.exists();
+        let written = match append(&path, lines) {
+            Err(error)
+                if error.kind() == io::ErrorKind::StorageFull && remove(&self.directory.join(SPARE))? =>
+            {
+                append(&path, lines)
+            }
+            written => written,
+        };
+        written.map_err(failed("write", &path))?;
+        if is_new {
+            sync(&self.directory)?;
+        }
+        // The line is there: whatever fails from here on is tried again with the next.
+        if swept.is_none_or(|at| at.elapsed() >= SWEPT) {
+            match self.drop_old() {
+                Ok(()) => *swept = Some(Instant::now()),
+                Err(error) => {
+                    tracing::debug!(error = %error.source, "failed to drop what was destroyed long ago")
+                }
+            }
+        }
+        self.keep_spare();
+        Ok(())
+    }
+
+    fn drop_old(&self) -> Result<(), RecordFileError> {
+        let text = self.text()?;
+        let all = Destroyed::all_of(&text);
+        let kept = remembered(&all, now());
+        if kept == all && (text.is_empty() || text.ends_with('\n')) {
+            return Ok(());
+        }
+        let new = self.directory.join(format!("{TEMPORARY}{NAME}"));
+        let lines: String = kept.iter().map(ToString::to_string).collect();
+        // Empty after a power cut, it would have what was destroyed come back with an older etcd.
+        let written = File::create(&new).and_then(|mut file| {
+            file.write_all(lines.as_bytes())?;
+            file.sync_all()
+        });
+        written.map_err(failed("write", &new))?;
+        fs::rename(&new, self.path()).map_err(failed("rename", &new))?;
+        sync(&self.directory)
+    }
+
+    /// Makes the spare where there is none, and room for it. Of bytes that no file system stores as less.
+    fn keep_spare(&self) {
+        let path = self.directory.join(SPARE);
+        let made =
+            File::options().write(true).create_new(true).mode(0o600).open(&path).and_then(|mut file| {
+                io::copy(&mut File::open("/dev/urandom")?.take(SPARE_BYTES), &mut file)?;
+                file.sync_all()
+            });
+        match made {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                // Half of one is none.
+                let _ = fs::remove_file(&path);
+                tracing::debug!(%error, "there is no spare room for what will be destroyed");
+            }
+            _ => {}
+        }
+    }
+}
+
+/// That an instance was destroyed here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Destroyed {
+    pub(crate) instance: InstanceId,
+    /// In seconds since 1970.
+    when: u64,
+    /// As of which placement, where that is known.
+    pub(crate) epoch: Option<u64>,
+}
+
+impl Destroyed {
+    /// What a file says, line by line and the oldest first; what is no such line says nothing.
+    fn all_of(text: &str) -> Vec<Self> {
+        let mut all = BTreeMap::<InstanceId, Self>::new();
+        let mut latest = 0;
+        for line in text.lines() {
+            let mut words = line.split(' ');
+            let (Some(instance), Some(when)) = (words.next(), words.next()) else { continue };
+            let (Ok(instance), Ok(when)) = (instance.parse(), when.parse::<u64>()) else { continue };
+            // Lines are in the order of what they tell, whatever the clock was set to meanwhile.
+            latest = latest.max(when);
+            match words.next() {
+                None => _ = all.insert(instance, Self { instance, when: latest, epoch: None }),
+                Some(BACK) => _ = all.remove(&instance),
+                Some(epoch) => {
+                    if let Some(destroyed) = all.get_mut(&instance) {
+                        destroyed.epoch = epoch.parse().ok();
+                    }
+                }
+            }
+        }
+        let mut all: Vec<_> = all.into_values().collect();
+        all.sort_by_key(|destroyed| destroyed.when);
+        all
+    }
+}
+
+/// The placement has a line of its own, which releases that know nothing of it pass over.
+impl std::fmt::Display for Destroyed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { instance, when, epoch } = self;
+        writeln!(f, "{instance} {when}")?;
+        epoch.map_or(Ok(()), |epoch| writeln!(f, "{instance} {when} {epoch}"))
+    }
+}
+
+/// Those that are not too old. A clock that is far ahead makes none so: age counts from the newest, if that is earlier; and
+/// what was noted by one that was not set is as old as now.
+fn remembered(all: &[Destroyed], now: u64) -> Vec<Destroyed> {
+    let newest = all.last().map_or(now, |destroyed| destroyed.when);
+    let oldest = newest.min(now).saturating_sub(REMEMBERED.as_secs());
+    let newest_of_all = &all[all.len().saturating_sub(MOST)..];
+    let when = |destroyed: &Destroyed| if destroyed.when < CLOCKS_ARE_SET { now } else { destroyed.when };
+    let dated = newest_of_all.iter().map(|destroyed| Destroyed { when: when(destroyed), ..*destroyed });
+    dated.filter(|destroyed| destroyed.when >= oldest).collect()
+}
+
+fn append(path: &Path, lines: &str) -> io::Result<()> {
+    let mut file = File::options().read(true).append(true).create(true).mode(0o600).open(path)?;
+    drop_half_line(&file)?;
+    file.write_all(lines.as_bytes())?;
+    file.sync_all()
+}
+
+/// Cuts off what a full disk left of the last line: what comes next would be read as its end.
+fn drop_half_line(mut file: &File) -> io::Result<()> {
+    let (length, mut last) = (file.metadata()?.len(), [b'\n']);
+    if length > 0 {
+        file.read_exact_at(&mut last, length - 1)?;
+    }
+    if last == [b'\n'] {
+        return Ok(());
+    }
+    let mut text = Vec::new();
+    file.read_to_end(&mut text)?;
+    let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+    file.set_len(whole as u64)
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::records::RecordDir;
+
+    const DAY: u64 = 24 * 3600;
+    const NOW: u64 = 1_800_000_000;
+
+    fn id(number: u128) -> InstanceId {
+        format!("00000000-0000-4000-8000-{number:012x}").parse().unwrap()
+    }
+
+    fn buried(records: &RecordDir) -> BTreeMap<InstanceId, Option<u64>> {
+        records.buried().unwrap().into_iter().collect()
+    }
+
+    #[test]
+    fn what_was_destroyed_is_remembered_for_a_while_and_no_line_is_believed_by_half() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = RecordDir::open(dir.path()).unwrap();
+        assert_eq!(buried(&records), BTreeMap::new());
+        records.bury(id(1), None).unwrap();
+        records.bury(id(2), Some(7)).unwrap();
+        let path = dir.path().join(NAME);
+        let text = fs::read_to_string(&path).unwrap();
+        // A crash cut the last line short, and one is of long ago.
+        let long_ago = now() - 31 * DAY;
+        fs::write(&path, format!("{} {long_ago}\n{text}{}", id(3), &id(4).to_string()[..20])).unwrap();
+        assert_eq!(buried(&records), [(id(1), None), (id(2), Some(7)), (id(3), None)].into());
+        let records = RecordDir::open(dir.path()).unwrap();
+        assert_eq!(buried(&records), [(id(1), None), (id(2), Some(7))].into());
+        // Half a line is not continued by the next one.
+        fs::write(&path, fs::read_to_string(&path).unwrap() + &id(4).to_string()[..20]).unwrap();
+        let records = RecordDir::open(dir.path()).unwrap();
+        records.bury(id(5), Some(2)).unwrap();
+        // What was placed here anew is none of them, unless it is destroyed once more.
+        for _ in 0..2 {
+            records.unbury(id(2)).unwrap();
+        }
+        assert_eq!(buried(&records), [(id(1), None), (id(5), Some(2))].into());
+        assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 6);
+        records.bury(id(2), Some(9)).unwrap();
+        assert_eq!(buried(&records), [(id(1), None), (id(2), Some(9)), (id(5), Some(2))].into());
+        // Nor where a full disk cut it short under who writes.
+        fs::write(&path, fs::read_to_string(&path).unwrap() + &id(4).to_string()[..20]).unwrap();
+        records.bury(id(6), Some(3)).unwrap();
+        assert_eq!(buried(&records).remove(&id(6)), Some(Some(3)));
+        assert!(records.list().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_clock_that_is_wrong_makes_nobody_forget_what_was_destroyed() {
+        let of = |lines: &[(u128, u64)]| {
+            let text: String =
+                lines.iter().map(|(number, when)| format!("{} {when}\n", id(*number))).collect();
+            Destroyed::all_of(&text)
+        };
+        let kept = |lines: &[(u128, u64)], now: u64| {
+            let kept = remembered(&of(lines), now);
+            kept.into_iter().map(|kept| (kept.instance, kept.when)).collect::<Vec<_>>()
+        };
+        let [before, lately] = [NOW - 40 * DAY, NOW - DAY];
+        assert_eq!(kept(&[(1, before), (2, lately)], NOW), [(id(2), lately)]);
+        assert_eq!(kept(&[(2, lately)], NOW + 900 * DAY), [(id(2), lately)], "it is far ahead for now");
+        assert_eq!(kept(&[(2, lately), (3, 70)], NOW), [(id(2), lately), (id(3), lately)], "it was not set");
+        assert_eq!(kept(&[(3, 70)], NOW), [(id(3), NOW)], "nor ever before");
+        let ahead = NOW + 900 * DAY;
+        let after_it = kept(&[(1, before), (3, ahead), (2, lately)], NOW);
+        assert_eq!(after_it, [(id(2), ahead), (id(3), ahead)], "nobody knows when that was");
+        let many: Vec<_> = (0..MOST as u128 + 1).map(|number| (number, ahead)).collect();
+        assert_eq!(kept(&many, NOW).len(), MOST);
+    }
+
+    #[test]
+    fn what_grew_old_is_dropped_while_others_are_noted() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = DestroyedFile::in_directory(dir.path());
+        fs::write(file.path(), format!("{} {}\n", id(1), now() - 31 * DAY)).unwrap();
+        file.note(id(2), None).unwrap();
+        let all = || file.all().unwrap().into_iter().map(|destroyed| destroyed.instance).collect::<Vec<_>>();
+        assert_eq!(all(), [id(2)], "nobody has looked before");
+        fs::write(file.path(), format!("{} {}\n", id(1), now() - 31 * DAY)).unwrap();
+        file.note(id(3), None).unwrap();
+        assert_eq!(all(), [id(1), id(3)], "that was a moment ago");
+        *file.swept.lock().unwrap() = None;
+        file.note(id(4), None).unwrap();
+        assert_eq!(all(), [id(3), id(4)]);
+    }
+}
