@@ -356,10 +356,14 @@ impl Engine {
             Next::Stuck(Problem::Report(what)) => self.report(instance, what),
         }
         if self.known.get(&instance).is_some_and(Known::is_empty) {
-            self.known.remove(&instance);
-            self.no_failure(instance);
-            self.agenda.clear(What::Wake(instance));
+            self.forget(instance);
         }
+    }
+
+    fn forget(&mut self, instance: InstanceId) {
+        self.known.remove(&instance);
+        self.no_failure(instance);
+        self.agenda.clear(What::Wake(instance));
     }
 
     /// What is known of an instance, with the disk that it boots from.

@@ -97,6 +97,12 @@ impl Engine {
             }
         }
         self.buried = seen.buried;
+        // What was destroyed is kept in mind only as long as an older look may come that has yet to see so.
+        if !self.auditing {
+            let is_over = |known: &Known| known.is_gone() && tells_of(known, begun);
+            let over = self.known.iter().filter(|(_, known)| is_over(known)).map(|(instance, _)| *instance);
+            over.collect::<Vec<_>>().into_iter().for_each(|instance| self.forget(instance));
+        }
     }
 
     pub(super) fn observed(&mut self, instance: InstanceId, begun: Begun, seen: Result<Observed, String>) {
