@@ -3,12 +3,13 @@
 use std::{
     collections::HashSet,
     ffi::OsStr,
-    fs::File,
+    fs::{self, File},
     io,
     path::{Path, PathBuf},
 };
 
 use ec_metadata::RecordDir;
+use ec_model::InstanceId;
 
 /// The digests of the bases that some disk stands on, as the disks themselves say, or is about to, as the records do.
 /// Where one of them cannot be read, that is all bases: rather a full disk than a guest without its base.
@@ -54,18 +55,29 @@ fn digest(base: &Path) -> Option<String> {
     base.file_stem().and_then(OsStr::to_str).map(str::to_owned)
 }
 
-/// The files in a directory; none where there is no directory.
+/// What a machine's or a volume's disk stands on, where that can be told.
+pub(crate) fn base_of(disks: &Path, instance: InstanceId) -> Option<String> {
+    let mut disk = File::open(disks.join(format!("{instance}.qcow2"))).ok()?;
+    digest(Path::new(&ec_image::stands_on(&mut disk).ok()??))
+}
+
+/// The files in a directory, and what others have there leads to; none where there is no directory.
 fn files_of(directory: &Path) -> Result<Vec<PathBuf>, String> {
     let failed = |error: io::Error| format!("failed to list {}: {error}", directory.display());
-    let entries = match std::fs::read_dir(directory) {
+    let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(failed)?,
     };
     let mut files = Vec::new();
     for entry in entries {
         let entry = entry.map_err(failed)?;
-        if entry.file_type().map_err(failed)?.is_file() {
-            files.push(entry.path());
+        let path = entry.path();
+        match fs::metadata(&path) {
+            Ok(found) if found.is_file() => files.push(path),
+            Ok(_) => {}
+            // It went since; but what leads to something that is not there now may lead to it again.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !path.is_symlink() => {}
+            Err(error) => return Err(format!("failed to look at {}: {error}", path.display())),
         }
     }
     Ok(files)
@@ -73,10 +85,9 @@ fn files_of(directory: &Path) -> Result<Vec<PathBuf>, String> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, process::Command};
+    use std::{os::unix::fs::symlink, process::Command};
 
     use ec_metadata::InstanceRecord;
-    use ec_model::InstanceId;
     use jiff::Timestamp;
 
     use super::*;
@@ -131,6 +142,17 @@ mod tests {
         assert_eq!(in_use(), "aa bb cc dd");
         fs::remove_file(disks.join("torn.qcow2")).unwrap();
         assert_eq!(in_use(), "aa bb cc");
+        // One that somebody put elsewhere, where there was room, with a link to it.
+        let moved = InstanceId::new(uuid::Uuid::new_v4());
+        let base = bases.join("dd.qcow2").display().to_string();
+        qemu_img(&["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", &base, "moved"], directory.path());
+        symlink(directory.path().join("moved"), disks.join(format!("{moved}.qcow2"))).unwrap();
+        assert_eq!((in_use(), base_of(&disks, moved)), ("aa bb cc dd".to_owned(), Some("dd".to_owned())));
+        qemu_img(&["create", "-q", "-f", "qcow2", "moved", "1M"], directory.path());
+        assert_eq!((in_use(), base_of(&disks, moved)), ("aa bb cc".to_owned(), None));
+        fs::remove_file(directory.path().join("moved")).unwrap();
+        assert_eq!(in_use(), "aa bb cc dd", "nobody knows what stands there");
+        fs::remove_file(disks.join(format!("{moved}.qcow2"))).unwrap();
         let unreadable = InstanceId::new(uuid::Uuid::new_v4());
         fs::write(directory.path().join(format!("instances/{unreadable}.json")), "{\"version\": 99}")
             .unwrap();

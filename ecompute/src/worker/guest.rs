@@ -13,7 +13,7 @@ use ec_plan::{RecordFacts, engine::Change, status};
 use tokio::sync::watch;
 
 use super::{Stop, Worker, hostname, pause_for_test_named};
-use crate::look::record_facts;
+use crate::{bases::base_of, look::record_facts};
 
 /// Progress is for people: once a second is enough, and keeps etcd's history small.
 const PROGRESS_PERIOD: Duration = Duration::from_secs(1);
@@ -181,6 +181,9 @@ impl Worker {
         let request = self.request()?;
         let mut record = self.record_of(&request).await?;
         record.started = true;
+        let (disks, instance) = (self.parts.settings.disks(self.parts.node), self.job.instance);
+        let base = self.parts.host.blocking(move || base_of(&disks, instance)).await;
+        record.base_digest = base.unwrap_or_default();
         // Whether that was done nobody can tell, unless the status does; doing it again might cost what a guest wrote since.
         let told = self.status.known().and_then(|status| status.rebuilt.clone());
         record.rebuilt = match &request.rebuild {
