@@ -343,7 +343,14 @@ impl Hypervisor for LibvirtHypervisor {
             }
             let [mut volumes, successors, handed_over] = pool.instances()?;
             for volume in handed_over {
-                volumes.extend(moving::take_in(&pool, volume)?.then_some(volume));
+                match moving::take_in(&pool, volume) {
+                    Ok(is_there) => volumes.extend(is_there.then_some(volume)),
+                    // It takes nothing of the others; a look at it alone says the same.
+                    Err(CallError::Refused(why)) => {
+                        tracing::warn!(%volume, why, "a disk that came stays aside")
+                    }
+                    Err(error) => return Err(error),
+                }
             }
             let not_foreign = |instance: &InstanceId| !foreign.contains(instance);
             for instance in volumes.into_iter().filter(not_foreign) {
