@@ -306,7 +306,11 @@ fn of_nodes(nodes: &[NodeView]) -> Vec<Finding> {
 }
 
 fn of_node(node: &NodeView, ready: Option<&Result<Ready, String>>) -> Vec<Finding> {
-    let part = format!("node {}", node.name);
+    let part = match node.name.as_str() {
+        // Nobody knows what it is called.
+        "-" => format!("node {}", node.node),
+        name => format!("node {name}"),
+    };
     if node.revoked {
         let found = format!("it was revoked, and {} instances are there", node.instances);
         let mend =
@@ -317,6 +321,11 @@ fn of_node(node: &NodeView, ready: Option<&Result<Ready, String>>) -> Vec<Findin
         let found = format!("its agent is not alive, and {} instances are there", node.instances);
         let mend = "start `ecompute` there; `ecompute --check` tells what is in its way";
         return vec![Finding::failed(part, found, mend)];
+    }
+    // Who is alive told its release, if anybody can read it.
+    if let (None, Some(note)) = (&node.agent, &node.note) {
+        let mend = "an agent that is there writes it anew once it was started again; if there is none, delete that key";
+        return vec![Finding::failed(part, note, mend)];
     }
     let mut findings: Vec<_> = node
         .troubles

@@ -291,7 +291,7 @@ fn results() -> Vec<(&'static str, Value)> {
         ),
         ("member", json(serde_json::to_value(Member { instance, node }))),
         ("apply", json(serde_json::to_value(applied))),
-        ("delete", json(serde_json::to_value(Deleted { deleted: "n" }))),
+        ("delete", json(serde_json::to_value(Deleted { deleted: "n", state: "DELETED" }))),
         ("doctor", json(serde_json::to_value(Finding::warning("p", "f", "m")))),
         (
             "node",

@@ -289,13 +289,19 @@ pub(crate) fn members(output: Output, nodes: &[Added]) -> Result<(), Failure> {
 
 /// That something with a name is there no more.
 pub(crate) fn deleted(output: Output, what: &str, name: &str) -> Result<(), Failure> {
-    let deleted = Deleted { deleted: name };
-    output.print(&deleted, || vec![name.to_owned()], || format!("DELETED {what} {}", plain(name)))
+    gone(output, what, name, "DELETED")
+}
+
+/// The same of what may still be on its way.
+pub(crate) fn gone(output: Output, what: &str, name: &str, state: &str) -> Result<(), Failure> {
+    let deleted = Deleted { deleted: name, state };
+    output.print(&deleted, || vec![name.to_owned()], || format!("{state} {what} {}", plain(name)))
 }
 
 #[derive(Serialize)]
 pub(crate) struct Deleted<'a> {
     pub(crate) deleted: &'a str,
+    pub(crate) state: &'a str,
 }
 
 /// All of one instance.

@@ -339,7 +339,7 @@ pub(crate) async fn delete(
             continue;
         }
         let outcome = match delete_one(session, text, &patience).await {
-            Ok(()) => output::deleted(output, what, text),
+            Ok(state) => output::gone(output, what, text, state),
             Err(failure) => Err(failure),
         };
         if let Err(failure) = outcome {
@@ -375,22 +375,21 @@ pub(crate) fn named(
     )))
 }
 
-async fn delete_one(session: &Session, text: &str, patience: &Patience) -> Result<(), Failure> {
+/// How far it is then.
+async fn delete_one(session: &Session, text: &str, patience: &Patience) -> Result<&'static str, Failure> {
     let cloud = &session.cloud;
     let volume = certain(session, text).await?;
     let doomed = ec_cloud::delete_volume(cloud, volume).await.map_err(|error| session.failed(error))?;
-    let Doomed::By { node, alive } = doomed else { return Ok(()) };
+    let Doomed::By { node, alive } = doomed else { return Ok("DELETED") };
     if !alive {
         tell(&format!("eschedule: node {node} is not alive: {volume} is deleted when it is back"));
     }
-    if let Some(timeout) = patience.timeout {
-        let shown = Shown::new("deleting");
-        let gone = until_gone(cloud, node, volume, timeout, |step| shown.step(step));
-        let gone = patience.wait(session, volume, gone).await;
-        shown.finish();
-        gone?;
-    }
-    Ok(())
+    let Some(timeout) = patience.timeout else { return Ok("DELETING") };
+    let shown = Shown::new("deleting");
+    let gone = until_gone(cloud, node, volume, timeout, |step| shown.step(step));
+    let gone = patience.wait(session, volume, gone).await;
+    shown.finish();
+    gone.map(|_| "DELETED")
 }
 
 /// Waits for what was asked for, where it is to be waited for.

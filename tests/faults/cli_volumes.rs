@@ -117,7 +117,7 @@ async fn what_cannot_be_is_refused_and_changes_nothing() -> Result<()> {
     made(&control, here, &["fill", "--size", "12", "--node", "h1"]).await?;
     refused(&control, &["clone", "data", "copy"], 1, "short by")?;
     // Named twice it is deleted once.
-    assert_eq!(control.done(&["volume", "delete", "fill", "fill"])?, "DELETED VOLUME fill\n");
+    assert_eq!(control.done(&["volume", "delete", "fill", "fill"])?, "DELETING VOLUME fill\n");
 
     // A name is one volume's, and an instance may have it, too.
     runs(&control, here, "data").await?;

@@ -119,10 +119,10 @@ pub async fn nodes(cloud: &Cloud) -> CloudResult<Vec<NodeView>> {
     let rooms: HashMap<NodeId, (Room, Option<String>)> = futures::stream::iter(all)
         .map(async |node| {
             // Of a dead one etcd does not have the name.
-            let name = match records.contains_key(&node) {
-                true => None,
+            let name = match records.get(&node) {
+                Some(Ok(_)) => None,
                 // What keeps it from being told is told with its room.
-                false => cloud.placement.provider(node).await.ok().flatten().map(|provider| provider.name),
+                _ => cloud.placement.provider(node).await.ok().flatten().map(|provider| provider.name),
             };
             let room = match found.summaries.get(&node) {
                 Some(summary) => of_summary(summary),

@@ -102,6 +102,10 @@ fn a_node_is_well_where_its_agent_and_placement_say_so() {
         Level::Failed,
         "does not know",
     );
+    let nobody = NodeView { agent: None, note: Some("its record cannot be read: no".into()), ..node("-") };
+    let found = of_node(&nobody, None);
+    bad(&found, Level::Failed, "its record cannot be read");
+    assert_eq!(found[0].part, format!("node {}", nobody.node));
     let full = Trouble { kind: TroubleKind::Disk, since: Timestamp::UNIX_EPOCH, why: "it is full".into() };
     let troubled = NodeView { locked: true, troubles: vec![full], ..node("a") };
     bad(&of_node(&troubled, None), Level::Warning, "it is full");
