@@ -17,8 +17,8 @@ use std::{
 use clap::Args;
 use ec_cloud::{
     Ask, Change, Cloud, CloudError, Difference, Doomed, GroupView, Guest, NoRoom, Prune, STACK, Scheduled,
-    Verb, View, VolumeStep, Volumes, Wanted, Wished, act, destroy_selected, differences, find, find_placed,
-    resolve, resolve_volume,
+    Verb, View, VolumeStep, Volumes, Wanted, Wished, act, destroy_called, differences, find, find_placed,
+    resolve_name,
 };
 use ec_model::{
     Instance, InstanceId, NodeId, Policy, RequestId, ResourceQuery, Workload, input::LabelSelector,
@@ -99,11 +99,18 @@ pub(crate) struct Applied {
     /// Whether it is of a volume.
     #[serde(skip)]
     pub(crate) of_volume: bool,
+    /// Whether it failed, or was never begun.
+    #[serde(skip)]
+    pub(crate) undone: bool,
 }
 
 impl Applied {
     fn new(what: &'static str, name: &str) -> Self {
         Self { what, name: name.to_owned(), ..Self::default() }
+    }
+
+    fn undo(&mut self, why: &str) {
+        (self.note, self.undone) = (Some(why.to_owned()), true);
     }
 }
 
@@ -199,13 +206,15 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     }
     let mut making = Making::new(session, &of_volumes, &entries, &stop, Duration::from_secs(apply.timeout));
     let mut failed: Option<Failure> = None;
-    for (step, one) in steps.iter().zip(&mut applied[groups.len()..]) {
+    let mut left = applied[groups.len()..].iter_mut();
+    for (step, one) in steps.iter().zip(left.by_ref()) {
         let is_interrupted = stop.is_cancelled();
         let failure = if is_interrupted {
+            one.undo("interrupted: nothing was asked for");
             interrupted()
         } else {
             let Err(failure) = making.perform(step, one).await else { continue };
-            one.note = Some(failure.message.clone());
+            one.undo(&failure.message);
             Failure { message: format!("{}: {}", one.name, failure.message), ..failure }
         };
         if let Some(before) = failed.replace(failure) {
@@ -215,6 +224,7 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
             break;
         }
     }
+    left.for_each(|one| one.undo("interrupted: nothing was asked for"));
     print(output, &applied)?;
     match failed {
         Some(failure) => Err(failure),
@@ -468,9 +478,9 @@ impl<'a> Making<'a> {
                 let acted = act(cloud, *instance, &Verb::Set(change.clone())).await;
                 one.node = Some(acted.map_err(|error| session.failed(error))?.node);
             }
-            Difference::Destroy(instance, _) => {
-                // Whoever took it out of the stack since has spared it.
-                let doomed = destroy_selected(cloud, *instance, &[of_stack(self.of.stack)]).await;
+            Difference::Destroy(instance, name) => {
+                // Whoever took it out of the stack since, or gave it a name of the file, has spared it.
+                let doomed = destroy_called(cloud, *instance, name, &[of_stack(self.of.stack)]).await;
                 if let Doomed::By { node, .. } = doomed.map_err(|error| session.failed(error))? {
                     one.node = Some(node);
                 }
@@ -569,7 +579,7 @@ impl<'a> Making<'a> {
         let shown: OnceCell<Shown> = OnceCell::new();
         let mut left = PLACED;
         let made = loop {
-            let found = async { find_placed(cloud, named(cloud, kind, name).await?).await };
+            let found = async { find_placed(cloud, resolve_name(cloud, kind, name).await?).await };
             match found.await {
                 Ok(known) => break Ok(Some(Scheduled { instance: known.instance, node: known.node })),
                 Err(CloudError::NotFound(_)) => break Ok(None),
@@ -620,7 +630,7 @@ fn of_stack(stack: &str) -> LabelSelector {
 /// Whether what bears that name is of the stack.
 async fn is_of_stack(cloud: &Cloud, kind: Workload, name: &str, stack: &str) -> bool {
     for _ in 0..LOOKS {
-        let found = async { Ok(View::found(&find(cloud, named(cloud, kind, name).await?).await?)) };
+        let found = async { Ok(View::found(&find(cloud, resolve_name(cloud, kind, name).await?).await?)) };
         match found.await {
             Err(CloudError::NotFound(_)) => {}
             found => return found.is_ok_and(|view| view.labels.get(STACK).is_some_and(|of| of == stack)),
@@ -629,14 +639,7 @@ async fn is_of_stack(cloud: &Cloud, kind: Workload, name: &str, stack: &str) -> 
     false
 }
 
-async fn named(cloud: &Cloud, kind: Workload, name: &str) -> Result<InstanceId, CloudError> {
-    match kind {
-        Workload::Machine => resolve(cloud, name).await,
-        Workload::Volume => resolve_volume(cloud, name).await,
-    }
-}
-
 fn print(output: Output, applied: &[Applied]) -> Result<(), Failure> {
-    let names = || applied.iter().map(|one| one.name.clone()).collect();
+    let names = || applied.iter().filter(|one| !one.undone).map(|one| one.name.clone()).collect();
     output.print(applied, names, String::new)
 }

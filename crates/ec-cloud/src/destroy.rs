@@ -41,7 +41,7 @@ pub enum Doomed {
 /// # Errors
 /// It is a volume, which holds what others wrote: [`crate::delete_volume`] is meant to end one.
 pub async fn destroy(cloud: &Cloud, instance: InstanceId) -> CloudResult<Doomed> {
-    destroy_as(cloud, Workload::Machine, instance, Chosen::By(&[])).await
+    destroy_as(cloud, Workload::Machine, instance, Chosen::uuid()).await
 }
 
 /// The same of one that was selected by its labels: it is spared where somebody has changed them since.
@@ -53,25 +53,45 @@ pub async fn destroy_selected(
     instance: InstanceId,
     selectors: &[LabelSelector],
 ) -> CloudResult<Doomed> {
-    destroy_as(cloud, Workload::Machine, instance, Chosen::By(selectors)).await
+    destroy_as(cloud, Workload::Machine, instance, Chosen::By { labels: selectors, name: None }).await
+}
+
+/// The same of one that was called so then, or nothing: it is spared where somebody has given it another name since, too.
+///
+/// # Errors
+/// As [`destroy_selected`].
+pub async fn destroy_called(
+    cloud: &Cloud,
+    instance: InstanceId,
+    name: &str,
+    selectors: &[LabelSelector],
+) -> CloudResult<Doomed> {
+    let chosen = Chosen::By { labels: selectors, name: Some(name) };
+    destroy_as(cloud, Workload::Machine, instance, chosen).await
 }
 
 /// By what it was chosen: it is spared where that is otherwise by now.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Chosen<'a> {
-    /// By labels that all of these take; by its uuid alone where there are none.
-    By(&'a [LabelSelector]),
+    /// By labels that all of these take, and where there is one, by what it was called; by its uuid alone where there is neither.
+    By { labels: &'a [LabelSelector], name: Option<&'a str> },
     /// By the name of a copy that was made for this image.
     CopyFor(ImageId),
 }
 
 impl Chosen<'_> {
+    pub(crate) fn uuid() -> Self {
+        Self::By { labels: &[], name: None }
+    }
+
     /// Whether it is meant still. Of labels the record alone tells; of a name what there is of the three.
     fn means(&self, record: Option<&Instance>, request: Option<&Request>, status: Option<&Status>) -> bool {
         match self {
-            Self::By(selectors) => {
-                record.is_none_or(|record| selectors.iter().all(|selector| selector.takes(&record.labels)))
-            }
+            Self::By { labels, name } => record.is_none_or(|record| {
+                let called = record.name.as_deref().unwrap_or_default();
+                labels.iter().all(|selector| selector.takes(&record.labels))
+                    && name.is_none_or(|name| name.eq_ignore_ascii_case(called))
+            }),
             Self::CopyFor(image) => {
                 let name = match (record, request) {
                     (Some(record), _) => record.name.as_ref(),
@@ -86,9 +106,10 @@ impl Chosen<'_> {
     /// That an instance is not meant any more.
     fn spared(&self, instance: InstanceId) -> CloudError {
         CloudError::Refused(match self {
-            Self::By(selectors) => {
-                let labels = in_words(selectors);
-                format!("{instance} has not the label {labels} any more, and was not destroyed")
+            Self::By { labels, name } => {
+                let called = name.map(|name| format!("is not called `{name}` or ")).unwrap_or_default();
+                let labels = in_words(labels);
+                format!("{instance} {called}has not the label {labels} any more, and was not destroyed")
             }
             Self::CopyFor(image) => format!(
                 "{instance} is not called as the copy for image {image} any more, and was not deleted"

@@ -62,7 +62,7 @@ pub use ask::{Ask, Guest, Wanted};
 pub use catalog::{
     add_keypair, create_flavor, delete_flavor, delete_keypair, flavor, flavors, keypair, keypairs, no_keypair,
 };
-pub use destroy::{Doomed, destroy, destroy_selected};
+pub use destroy::{Doomed, destroy, destroy_called, destroy_selected};
 pub use ec_plan::{
     choice::Strategy,
     history::{Fate, Happening},
@@ -82,7 +82,9 @@ pub use image::{
     drop_copy, image, image_for, images, stored_images, tend_copies, tend_images,
 };
 pub use intent::{Naming, name_is_free};
-pub use lookup::{Found, Known, Read, View, called_beginning, find, find_placed, list, resolve, standing};
+pub use lookup::{
+    Found, Known, Read, View, called_beginning, find, find_placed, list, resolve, resolve_name, standing,
+};
 pub use members::{Membership, ROOT};
 pub use moving::{move_volume, node_to_come_to};
 pub use nodes::{NodeView, nodes};
@@ -95,7 +97,7 @@ pub use sizes::{settle, tend_claims};
 pub use storage::{StorageView, join_storage, leave_storage, storages};
 pub use tend::{Cleared, Tended, tend_instances, tend_nodes};
 pub use volume::{
-    Attached, NewVolume, VolumeView, attach, create_volume, delete_selected_volume, delete_volume, detach,
+    Attached, NewVolume, VolumeView, attach, create_volume, delete_called_volume, delete_volume, detach,
     extend_volume, let_go, nameable, node_of_copy, resolve_volume, restore_volume, room_of, snapshot_of,
     until_free, volume, volumes,
 };

@@ -174,13 +174,25 @@ pub async fn resolve(cloud: &Cloud, text: &str) -> CloudResult<InstanceId> {
     resolve_as(cloud, Workload::Machine, text).await
 }
 
+/// The one of the project that bears this name: whatever the text may be besides, it is no uuid and no beginning of one.
+pub async fn resolve_name(cloud: &Cloud, kind: Workload, name: &str) -> CloudResult<InstanceId> {
+    let bearers = bearers(cloud, kind, name).await?;
+    only_one(bearers, kind, name, || {
+        format!("no {} of project `{}` is named `{name}`", kind.word(), cloud.project)
+    })
+}
+
+async fn bearers(cloud: &Cloud, kind: Workload, name: &str) -> CloudResult<Vec<InstanceId>> {
+    let names = cloud.keys.names(kind, &cloud.project, name);
+    below(cloud, &names, &names).await
+}
+
 /// The same of any kind of workload.
 pub(crate) async fn resolve_as(cloud: &Cloud, kind: Workload, text: &str) -> CloudResult<InstanceId> {
     if let Ok(instance) = text.parse() {
         return Ok(instance);
     }
-    let names = cloud.keys.names(kind, &cloud.project, text);
-    let mut bearers = below(cloud, &names, &names).await?;
+    let mut bearers = bearers(cloud, kind, text).await?;
     // Without a name it is called by the first part of its uuid.
     if bearers.is_empty()
         && kind.is_machine()
@@ -193,20 +205,41 @@ pub(crate) async fn resolve_as(cloud: &Cloud, kind: Workload, text: &str) -> Clo
         let instances = cloud.keys.instances();
         bearers = below(cloud, &format!("{instances}{text}"), &instances).await?;
     }
-    let what = kind.word();
-    let (neither, list) = match kind {
-        Workload::Machine => ("neither a uuid nor a resources query", "eschedule list"),
-        Workload::Volume => ("no uuid", "eschedule volume list"),
+    let neither = match kind {
+        Workload::Machine => "neither a uuid nor a resources query",
+        Workload::Volume => "no uuid",
     };
-    let mut bearers = bearers.into_iter();
-    match (bearers.next(), bearers.next()) {
-        (Some(instance), None) => Ok(instance),
-        (None, _) => Err(CloudError::NotFound(format!(
-            "no {what} of project `{}` is named `{text}`, and it is {neither}; `{list}` shows all",
-            cloud.project
-        ))),
-        (Some(_), Some(_)) => Err(CloudError::Invalid(format!(
-            "several {what}s are called `{text}`: give the whole uuid, `{list}` shows them"
+    only_one(bearers, kind, text, || {
+        format!(
+            "no {} of project `{}` is named `{text}`, and it is {neither}; `{}` shows all",
+            kind.word(),
+            cloud.project,
+            shows(kind)
+        )
+    })
+}
+
+/// The command that lists them.
+fn shows(kind: Workload) -> &'static str {
+    match kind {
+        Workload::Machine => "eschedule list",
+        Workload::Volume => "eschedule volume list",
+    }
+}
+
+fn only_one(
+    bearers: Vec<InstanceId>,
+    kind: Workload,
+    text: &str,
+    nobody: impl FnOnce() -> String,
+) -> CloudResult<InstanceId> {
+    match bearers[..] {
+        [instance] => Ok(instance),
+        [] => Err(CloudError::NotFound(nobody())),
+        _ => Err(CloudError::Invalid(format!(
+            "several {}s are called `{text}`: give the whole uuid, `{}` shows them",
+            kind.word(),
+            shows(kind)
         ))),
     }
 }
@@ -708,19 +741,30 @@ async fn records(cloud: &Cloud) -> CloudResult<Vec<Instance>> {
     Ok(records)
 }
 
-/// The project's instances, those of the stack with their user-data; and its volumes.
-pub async fn standing(cloud: &Cloud, stack: &str) -> CloudResult<(Vec<Standing>, Vec<Instance>)> {
-    let (machines, volumes): (Vec<_>, Vec<_>) =
-        records(cloud).await?.into_iter().partition(|record| record.kind.is_machine());
-    let standing = machines.into_iter().map(async |record| {
-        let has_data = Standing::is_of(&record, stack) && record.spec.user_data_bytes.is_some();
-        let user_data = match record.node().filter(|_| has_data) {
-            Some(node) => cloud.store.get(&cloud.keys.user_data(node, record.instance)).await?.0,
-            None => None,
-        };
-        Ok::<_, CloudError>(Standing { record, user_data: user_data.map(|pair| Blob(pair.value)) })
+/// The project's instances and its volumes, those of the stack with all that a file may say of them, and what is wrong with them.
+pub async fn standing(cloud: &Cloud, stack: &str) -> CloudResult<(Vec<Standing>, Vec<Standing>)> {
+    let standing = records(cloud).await?.into_iter().map(async |record| {
+        match record.node().filter(|_| Standing::is_of(&record, stack)) {
+            Some(node) => standing_on(cloud, record, node).await,
+            None => Ok(Standing::of_record(record)),
+        }
     });
-    Ok((futures::stream::iter(standing).buffered(CONCURRENCY).try_collect().await?, volumes))
+    let standing: Vec<_> = futures::stream::iter(standing).buffered(CONCURRENCY).try_collect().await?;
+    Ok(standing.into_iter().partition(|standing| standing.record.kind.is_machine()))
+}
+
+async fn standing_on(cloud: &Cloud, record: Instance, node: NodeId) -> CloudResult<Standing> {
+    let known = look(cloud, record.instance, node, Some(record.clone())).await?;
+    let user_data = match record.spec.user_data_bytes {
+        Some(_) => cloud.store.get(&cloud.keys.user_data(node, record.instance)).await?.0,
+        None => None,
+    };
+    let user_data = user_data.map(|pair| Blob(pair.value));
+    if let (Some(why), _) | (None, Some(why)) = (known.request.unreadable(), known.status.unreadable()) {
+        let ails = Some(format!("not all of it can be read: {why}"));
+        return Ok(Standing { user_data, ails, ..Standing::of_record(record) });
+    }
+    Ok(Standing::of_stack(record, user_data, known.request.record(), known.status.record()))
 }
 
 /// An instance of which only the record was listed: one that is being placed now, or what is left of one, which is

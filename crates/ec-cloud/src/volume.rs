@@ -626,19 +626,20 @@ pub async fn until_free(
 /// # Errors
 /// A machine has it: [`CloudError::Refused`], with nothing changed.
 pub async fn delete_volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<Doomed> {
-    delete_selected_volume(cloud, volume, &[]).await
+    delete_chosen(cloud, volume, Chosen::uuid()).await
 }
 
-/// The same of one that was selected by its labels: it is spared where somebody has changed them since.
+/// The same of one that was selected by its labels and called so, or nothing: it is spared where somebody has changed that since.
 ///
 /// # Errors
-/// As [`delete_volume`]; [`CloudError::Refused`] where a selector does not take it any more.
-pub async fn delete_selected_volume(
+/// As [`delete_volume`]; [`CloudError::Refused`] where it is otherwise.
+pub async fn delete_called_volume(
     cloud: &Cloud,
     volume: InstanceId,
+    name: &str,
     selectors: &[LabelSelector],
 ) -> CloudResult<Doomed> {
-    delete_chosen(cloud, volume, Chosen::By(selectors)).await
+    delete_chosen(cloud, volume, Chosen::By { labels: selectors, name: Some(name) }).await
 }
 
 /// The same, however it was chosen.

@@ -45,7 +45,7 @@ pub fn resized(instance: &Instance, request: &Request, status: &Status) -> Optio
 }
 
 /// What came of the last wish for another size, where that failed: then it is not as large as its record says.
-fn missed<'a>(request: &Request, status: Option<&'a Status>) -> Option<&'a Resized> {
+pub(crate) fn missed<'a>(request: &Request, status: Option<&'a Status>) -> Option<&'a Resized> {
     let wished_at = request.resize.map(|wish| wish.wished_at);
     let told = status.and_then(|status| status.resized.as_ref());
     told.filter(|was| was.failed.is_some() && Some(was.wished_at) == wished_at)

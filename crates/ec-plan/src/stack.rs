@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ec_model::{Attachment, Blob, ImageRef, Instance, InstanceId, Restart};
+use ec_model::{Attachment, Blob, ImageRef, Instance, InstanceId, Request, Restart, State, Status, Workload};
 
-use crate::verbs::Change;
+use crate::{sizes, verbs::Change};
 
 mod volumes;
 
@@ -46,9 +46,46 @@ pub struct Standing {
     pub record: Instance,
     /// What it was given as user-data; of instances of the stack only.
     pub user_data: Option<Blob>,
+    /// What is wrong with it, and what helps; of what is of the stack only.
+    pub ails: Option<String>,
 }
 
 impl Standing {
+    /// One of which nothing else is looked at.
+    pub fn of_record(record: Instance) -> Self {
+        Self { record, user_data: None, ails: None }
+    }
+
+    /// One of the stack, by what its node was asked for and tells: a disk or a size that was wished and failed it has not.
+    pub fn of_stack(
+        mut record: Instance,
+        user_data: Option<Blob>,
+        request: Option<&Request>,
+        status: Option<&Status>,
+    ) -> Self {
+        let mut ails = ailing(&record, request, status);
+        if let (Some(request), Some(status)) = (request, status) {
+            let wish = request.rebuild.as_ref().filter(|wish| {
+                let came = status.rebuilt.as_ref().filter(|came| came.wished_at >= wish.wished_at);
+                came.is_some_and(|came| came.failed.is_some())
+            });
+            if let Some(before) = wish.and_then(|wish| wish.before.clone()) {
+                record.spec.image = before;
+            }
+            if let Some(was) = sizes::missed(request, Some(status)) {
+                if record.kind == Workload::Volume && !was.resources.is_empty() {
+                    record.spec.resources.clone_from(&was.resources);
+                } else if record.before.is_some() {
+                    let why = was.failed.as_deref().unwrap_or_default();
+                    ails.get_or_insert_with(|| {
+                        format!("its last resize failed ({why}): `eschedule resize --revert` it, or ask for it again")
+                    });
+                }
+            }
+        }
+        Self { record, user_data, ails }
+    }
+
     /// Whether it is of the stack.
     pub fn is_of(record: &Instance, stack: &str) -> bool {
         record.labels.get(STACK).is_some_and(|of| of == stack)
@@ -72,6 +109,27 @@ pub enum Difference {
     Volume(VolumeStep),
     /// A group that was made for the stack, and the file says nothing of it.
     DeleteGroup(String),
+}
+
+/// What is wrong with what is wanted, and what helps.
+fn ailing(record: &Instance, request: Option<&Request>, status: Option<&Status>) -> Option<String> {
+    let end = match record.kind {
+        Workload::Machine => "`eschedule destroy`",
+        Workload::Volume => "`eschedule volume delete`",
+    };
+    let Some(status) = status else {
+        let nobodys = format!("nobody asks for it and no agent tells of it: {end} it and apply again");
+        return request.is_none().then_some(nobodys);
+    };
+    let why = status.reason.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
+    match (status.state, request) {
+        (State::Error, None) => Some(format!("it is in ERROR{why}: {end} it and apply again")),
+        (State::Error, Some(_)) => Some(format!("it is in ERROR{why}: `eschedule explain` it")),
+        (State::Unclaimed, None) => {
+            Some("no request speaks of it: `eschedule heal` brings it back".to_owned())
+        }
+        _ => None,
+    }
 }
 
 /// A name in one case of letters, which makes no other name.
@@ -112,7 +170,7 @@ pub fn differences(stack: &str, wished: &[Wished], there: &[Standing], prune: bo
 }
 
 /// What is otherwise of one that is there.
-fn of_one(stack: &str, wish: &Wished, Standing { record, user_data }: &Standing) -> Vec<Difference> {
+fn of_one(stack: &str, wish: &Wished, Standing { record, user_data, ails }: &Standing) -> Vec<Difference> {
     let (instance, name) = (record.instance, wish.name.clone());
     let mut labels = wish.labels.clone();
     labels.insert(STACK.to_owned(), stack.to_owned());
@@ -125,6 +183,7 @@ fn of_one(stack: &str, wish: &Wished, Standing { record, user_data }: &Standing)
     if change != Change::default() {
         steps.push(Difference::Set(instance, name.clone(), change));
     }
+    steps.extend(ails.clone().map(|why| Difference::Stands(instance, name.clone(), why)));
     let boots = Attachment::root_of(&record.volumes).is_some();
     if boots != wish.boots {
         let from = if boots { "a volume" } else { "a disk of its own" };
@@ -182,6 +241,8 @@ fn words(
 
 #[cfg(test)]
 mod tests {
+    use ec_model::{Rebuild, Rebuilt, Resized, Resources};
+
     use super::*;
 
     fn wish(name: &str) -> Wished {
@@ -208,7 +269,94 @@ mod tests {
         );
         let mut record: Instance = ec_model::decode(text.as_bytes()).unwrap();
         record.labels.extend(stack.map(|stack| (STACK.to_owned(), stack.to_owned())));
-        Standing { record, user_data: None }
+        Standing::of_record(record)
+    }
+
+    const UUID: &str = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab";
+
+    fn asked() -> Request {
+        let text = format!(
+            r#"{{"version":1,"instance":"{UUID}","epoch":1,"generation":1,"desired":"active","created_at":"1970-01-01T00:00:00Z"}}"#
+        );
+        ec_model::decode(text.as_bytes()).unwrap()
+    }
+
+    fn told(state: State, reason: Option<&str>) -> Status {
+        let text = format!(
+            r#"{{"version":1,"instance":"{UUID}","node":"{UUID}","state":"ACTIVE","since":"1970-01-01T00:00:00Z","updated_at":"1970-01-01T00:00:00Z"}}"#
+        );
+        let status: Status = ec_model::decode(text.as_bytes()).unwrap();
+        Status { state, reason: reason.map(str::to_owned), ..status }
+    }
+
+    #[test]
+    fn what_failed_is_wrong_and_says_what_helps() {
+        let of = |kind, request: Option<&Request>, status: Option<&Status>| {
+            let record = Instance { kind, ..standing(1, "web", Some("shop")).record };
+            Standing::of_stack(record, None, request, status).ails.unwrap_or_default()
+        };
+        let (error, active) = (told(State::Error, Some("404")), told(State::Active, None));
+        for (kind, request, status, wanted) in [
+            (Workload::Machine, None, Some(&error), "it is in ERROR (404): `eschedule destroy`"),
+            (Workload::Volume, None, Some(&error), "it is in ERROR (404): `eschedule volume delete`"),
+            (Workload::Machine, Some(asked()), Some(&error), "it is in ERROR (404): `eschedule explain`"),
+            (Workload::Machine, None, None, "nobody asks for it"),
+            (Workload::Machine, None, Some(&told(State::Unclaimed, None)), "`eschedule heal` brings it back"),
+        ] {
+            let why = of(kind, request.as_ref(), status);
+            assert!(why.starts_with(wanted) || why.ends_with(wanted), "{why}, wanted: {wanted}");
+        }
+        for status in [None, Some(&active)] {
+            assert_eq!(of(Workload::Machine, Some(&asked()), status), "");
+        }
+        let ill = Standing { ails: Some("it is ill".to_owned()), ..standing(1, "web", Some("shop")) };
+        let (instance, name) = (ill.record.instance, "web".to_owned());
+        let steps = differences("shop", &[wish("web")], &[ill], false);
+        assert_eq!(steps, [Difference::Stands(instance, name, "it is ill".to_owned())]);
+    }
+
+    #[test]
+    fn a_disk_and_a_size_that_were_wished_and_failed_are_what_they_were_before() {
+        let at = |second| jiff::Timestamp::from_second(second).unwrap();
+        let (before, after) = (ImageRef::at("file:///x"), ImageRef::at("file:///y"));
+        let mut record = standing(1, "web", Some("shop")).record;
+        record.spec.image = after.clone();
+        let mut request = asked();
+        request.rebuild = Some(Rebuild { wished_at: at(5), before: Some(before.clone()) });
+        let came = |second, failed: Option<&str>| {
+            let failed = failed.map(str::to_owned);
+            Status { rebuilt: Some(Rebuilt { wished_at: at(second), failed }), ..told(State::Active, None) }
+        };
+        for (status, image) in [
+            (came(5, Some("404")), &before),
+            (came(5, None), &after),
+            (came(4, Some("404")), &after),
+            (told(State::Active, None), &after),
+        ] {
+            let seen = Standing::of_stack(record.clone(), None, Some(&request), Some(&status));
+            assert_eq!((&seen.record.spec.image, &seen.ails), (image, &None));
+        }
+
+        let disk = |gigabytes| Resources::from([("DISK_GB".to_owned(), gigabytes)]);
+        request.resize = Some(ec_model::Resize { wished_at: at(7) });
+        let resized = |failed: Option<&str>| {
+            let failed = failed.map(str::to_owned);
+            let resized = Some(Resized { wished_at: at(7), failed, resources: disk(10) });
+            Status { resized, ..told(State::Active, None) }
+        };
+        let mut volume = Instance { kind: Workload::Volume, ..record.clone() };
+        volume.spec.resources = disk(20);
+        let size = |status: &Status| {
+            let seen = Standing::of_stack(volume.clone(), None, Some(&request), Some(status));
+            (seen.record.spec.resources, seen.ails)
+        };
+        assert_eq!(size(&resized(Some("no"))), (disk(10), None), "it is extended again");
+        assert_eq!(size(&resized(None)), (disk(20), None));
+        record.before = Some(ec_model::Extent { query: "resources=VCPU:1".to_owned(), resources: disk(10) });
+        let seen = Standing::of_stack(record.clone(), None, Some(&request), Some(&resized(Some("no"))));
+        assert!(seen.ails.is_some_and(|why| why.contains("failed (no)") && why.contains("--revert")));
+        let seen = Standing::of_stack(record, None, Some(&request), Some(&resized(None)));
+        assert_eq!(seen.ails, None);
     }
 
     #[test]

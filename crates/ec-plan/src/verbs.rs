@@ -15,6 +15,9 @@ use ec_model::{
 
 use crate::{sizes, volumes::there};
 pub use situation::{Situation, shown};
+
+/// Why nothing is done to unlock one.
+pub const NOT_LOCKED: &str = "it is not locked";
 pub(crate) use situation::{is_built, is_to_be_made_anew};
 
 /// What a user asks for.
@@ -232,7 +235,7 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
             return Verdict::Refuse("somebody else unlocked it meanwhile".to_owned());
         }
         (Verb::Unlock, Some(_)) => return Verdict::Do(Wish::Locked(None)),
-        (Verb::Unlock, None) => return Verdict::Already("it is not locked".to_owned()),
+        (Verb::Unlock, None) => return Verdict::Already(NOT_LOCKED.to_owned()),
         (_, Some(reason)) => return Verdict::Refuse(locked(reason)),
         (Verb::Rename(name), None) if instance.name.as_ref() == Some(name) => {
             return Verdict::Already(format!("it is called `{name}` already"));

@@ -3,11 +3,11 @@
 use std::cell::OnceCell;
 
 use ec_cloud::{
-    Ask, CloudError, NewVolume, Refused, STACK, Scheduled, Step, Verb, VolumeStep, Volumes, Wished,
-    WishedVolume, act, attach, create_volume, delete_selected_volume, detach, extend_volume, node_of_copy,
+    Ask, CloudError, NewVolume, Refused, STACK, Scheduled, Standing, Step, Verb, VolumeStep, Volumes, Wished,
+    WishedVolume, act, attach, create_volume, delete_called_volume, detach, extend_volume, node_of_copy,
     room_of, until_active, until_free,
 };
-use ec_model::{ImageRef, Instance, InstanceId, NodeId, State, Workload};
+use ec_model::{ImageRef, InstanceId, NodeId, State, Workload};
 use ec_runtime::exit::{FAILED, Failure};
 
 use super::{Applied, LOOKS, Making, given_back, interrupted, is_of_stack, no_room, of_stack, words};
@@ -32,12 +32,13 @@ pub(super) async fn wished(
     stack: &Stack,
     source: &Source,
     instances: &[Wished],
-    stored: &[Instance],
+    stored: &[Standing],
 ) -> Result<Vec<WishedVolume>, Failure> {
     let mut wished = Vec::new();
     for NamedVolume { name, entry, says, holder, boots, .. } in named(stack) {
         let is_called = |named: &String| named.eq_ignore_ascii_case(&name);
-        let mut placed = stored.iter().filter(|record| record.assigned.is_some());
+        let records = stored.iter().map(|standing| &standing.record);
+        let mut placed = records.filter(|record| record.assigned.is_some());
         let is_there = placed.any(|record| record.name.as_ref().is_some_and(is_called));
         let (mut image, mut copied_on) = (None, None);
         if let Some(text) = &says.image {
@@ -186,10 +187,10 @@ impl Making<'_> {
                 self.unless_stopped(until_free(cloud, volume, Some(instance), self.patience)).await?;
                 attach(cloud, volume, instance, None).await.map_err(|error| session.failed(error))?;
             }
-            VolumeStep::Delete(volume, _) => {
+            VolumeStep::Delete(volume, name) => {
                 let deleted = async {
                     until_free(cloud, *volume, None, self.patience).await?;
-                    delete_selected_volume(cloud, *volume, &[of_stack(self.of.stack)]).await.map(drop)
+                    delete_called_volume(cloud, *volume, name, &[of_stack(self.of.stack)]).await.map(drop)
                 };
                 self.unless_stopped(async {
                     match deleted.await {

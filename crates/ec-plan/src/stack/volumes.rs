@@ -99,7 +99,7 @@ pub struct Volumes<'a> {
     /// The project's instances.
     pub there: &'a [Standing],
     /// The project's volumes.
-    pub stored: &'a [Instance],
+    pub stored: &'a [Standing],
 }
 
 /// What goes that the file does not name.
@@ -120,7 +120,11 @@ fn placed<'a>(records: impl Iterator<Item = &'a Instance>, name: &str) -> Option
 impl<'a> Volumes<'a> {
     /// The volume that is there for that of the file.
     pub fn there(&self, number: usize) -> Option<&'a Instance> {
-        placed(self.stored.iter(), &self.volumes[number].name)
+        placed(self.records(), &self.volumes[number].name)
+    }
+
+    fn records(&self) -> impl Iterator<Item = &'a Instance> + use<'a> {
+        self.stored.iter().map(|standing| &standing.record)
     }
 
     /// The instance that is there for that of the file.
@@ -323,6 +327,9 @@ impl<'a> Volumes<'a> {
         if change != Change::default() {
             steps.push(VolumeStep::Set(volume, name.clone(), change));
         }
+        let ails = self.stored.iter().find(|standing| standing.record.instance == volume);
+        let ails = ails.and_then(|standing| standing.ails.clone());
+        steps.extend(ails.map(|why| VolumeStep::Stands(volume, name.clone(), why)));
         let from = of_disk(&record.spec.resources);
         if let Some(to) = wish.size_gb.filter(|size| *size > from) {
             steps.push(VolumeStep::Extend { volume, name: name.clone(), from, to });
@@ -341,7 +348,7 @@ impl<'a> Volumes<'a> {
     /// The volumes of the stack that the file does not name.
     fn surplus(&self) -> impl Iterator<Item = &'a Instance> {
         let names: BTreeSet<String> = self.volumes.iter().map(|wish| fold(&wish.name)).collect();
-        let of_stack = self.stored.iter().filter(|record| Standing::is_of(record, self.stack));
+        let of_stack = self.records().filter(|record| Standing::is_of(record, self.stack));
         of_stack.filter(move |record| {
             record.assigned.is_some() && !record.name.as_ref().is_some_and(|name| names.contains(&fold(name)))
         })

@@ -6,7 +6,8 @@ use super::*;
 use ec_plan::verbs::Change;
 
 use crate::{
-    CloudError, Verb, act, attach, copy_for_image, delete_selected_volume, destroy_selected, detach,
+    CloudError, Verb, act, attach, copy_for_image, delete_called_volume, destroy_called, destroy_selected,
+    detach,
 };
 
 fn label(key: &str, value: Option<&str>) -> Verb {
@@ -30,12 +31,43 @@ async fn what_was_selected_by_a_label_and_has_it_no_more_is_spared() {
         act(&cloud, instance, &label("role", Some("keep"))).await.unwrap();
     }
     refused(destroy_selected(&cloud, machine, &selectors).await, "has not the label role=tmp any more");
-    refused(delete_selected_volume(&cloud, volume, &selectors).await, "has not the label role=tmp any more");
+    let gone = delete_called_volume(&cloud, volume, "data", &selectors).await;
+    refused(gone, "has not the label role=tmp any more");
     for instance in [machine, volume] {
         act(&cloud, instance, &label("role", Some("tmp"))).await.unwrap();
     }
     destroy_selected(&cloud, machine, &selectors).await.unwrap();
-    delete_selected_volume(&cloud, volume, &selectors).await.unwrap();
+    delete_called_volume(&cloud, volume, "DATA", &selectors).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_was_chosen_by_its_name_and_has_another_since_is_spared() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let cloud = world.cloud();
+    let machine = world.schedule(QUERY, Some("old")).await.unwrap().unwrap().instance;
+    let volume = world.volume("spare").await;
+    for (instance, name) in [(machine, "web"), (volume, "data")] {
+        act(&cloud, instance, &Verb::Rename(name.to_owned())).await.unwrap();
+    }
+    refused(destroy_called(&cloud, machine, "old", &[]).await, "is not called `old`");
+    refused(delete_called_volume(&cloud, volume, "spare", &[]).await, "is not called `spare`");
+    destroy_called(&cloud, machine, "web", &[]).await.unwrap();
+    delete_called_volume(&cloud, volume, "data", &[]).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_name_that_may_be_the_beginning_of_a_uuid_is_nobody_elses() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let cloud = world.cloud();
+    let machine = world.schedule(QUERY, Some("web")).await.unwrap().unwrap().instance;
+    let beginning = &machine.to_string()[..8];
+    assert_eq!(crate::resolve(&cloud, beginning).await.unwrap(), machine);
+    let named = async |name: &str| crate::resolve_name(&cloud, ec_model::Workload::Machine, name).await;
+    for text in [beginning, &machine.to_string()] {
+        let error = named(text).await.unwrap_err();
+        assert!(matches!(&error, CloudError::NotFound(why) if why.contains("is named")), "{error}");
+    }
+    assert_eq!(named("WEB").await.unwrap(), machine);
 }
 
 #[tokio::test]
@@ -45,7 +77,7 @@ async fn a_copy_that_goes_with_its_image_is_given_to_no_guest() {
     let of =
         ImageRef::copy_of(&ec_model::CopyOf::disk(ec_model::Workload::Volume, world.volume("data").await));
     let image = ec_model::ImageId::new(uuid::Uuid::from_u128(5));
-    let copy = copy_for_image(&cloud, image, &of, &world.stop).await.unwrap().unwrap();
+    let copy = copy_for_image(&cloud, image, &of, None, &world.stop).await.unwrap().unwrap();
     let machine = world.schedule(QUERY, Some("web")).await.unwrap().unwrap();
     for (made, kind) in [(copy, "volume"), (machine, "machine")] {
         world.active(made, kind).await;
@@ -99,4 +131,38 @@ async fn a_volume_that_is_handed_over_is_listed_once_with_who_has_it() {
     let listed = crate::volumes(&cloud).await.unwrap();
     assert_eq!(listed.len(), 2);
     assert!(listed.iter().all(|view| view.instance == Some(made.instance)), "{listed:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_whose_request_is_lost_is_unlocked_once_whatever_is_heard_of_that() {
+    for heard in [true, false] {
+        let world = World::new(1, 0, &[]).await.roomy(9);
+        let cloud = world.cloud();
+        let machine = world.schedule(QUERY, Some("web")).await.unwrap().unwrap().instance;
+        act(&cloud, machine, &Verb::Lock("mine".to_owned())).await.unwrap();
+        let memory = &world.etcd.memory;
+        memory.txn(Txn::new().delete(world.keys.request(node(0), machine))).await.unwrap();
+        memory.faults().lose_answers(usize::from(!heard));
+        assert_eq!(act(&cloud, machine, &Verb::Unlock).await.unwrap().already, None, "heard: {heard}");
+        let again = act(&cloud, machine, &Verb::Unlock).await.unwrap();
+        assert_eq!(again.already.as_deref(), Some("it is not locked"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_etcd_that_is_put_back_to_before_one_was_asked_for_is_no_sign_of_its_end() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let (cloud, memory) = (world.cloud(), &world.etcd.memory);
+    let backup = memory.faults().backup();
+    let machine = world.schedule(QUERY, Some("web")).await.unwrap().unwrap().instance;
+    destroy_selected(&cloud, machine, &[]).await.unwrap();
+    let minute = std::time::Duration::from_secs(60);
+    let gone = crate::until_gone(&cloud, node(0), machine, minute, |_| {});
+    let put_back = async {
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        memory.faults().restore(&backup);
+    };
+    let (gone, ()) = tokio::join!(gone, put_back);
+    let error = gone.unwrap_err();
+    assert!(matches!(&error, CloudError::Elsewhere(why) if why.contains("put back")), "{error}");
 }

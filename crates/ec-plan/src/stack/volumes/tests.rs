@@ -1,6 +1,6 @@
 //! What is done of volumes, in the words of a few cases.
 
-use ec_model::{Blob, Restart, Workload};
+use ec_model::{Restart, Workload};
 
 use super::*;
 
@@ -28,12 +28,12 @@ fn record(number: u128, name: &str, stack: Option<&str>, on: usize) -> Instance 
 }
 
 /// A volume of 5 GiB.
-fn stored(number: u128, name: &str, stack: Option<&str>, on: usize) -> Instance {
+fn stored(number: u128, name: &str, stack: Option<&str>, on: usize) -> Standing {
     let mut volume = record(number, name, stack, on);
     volume.kind = Workload::Volume;
     volume.spec.image = ImageRef::default();
     volume.spec.resources.insert("DISK_GB".to_owned(), 5);
-    volume
+    Standing::of_record(volume)
 }
 
 /// An instance that has these.
@@ -41,7 +41,7 @@ fn standing(number: u128, name: &str, stack: Option<&str>, on: usize, has: &[u12
     let mut record = record(number, name, stack, on);
     record.volumes =
         has.iter().map(|volume| Attachment { volume: id(*volume), device: "vdb".to_owned() }).collect();
-    Standing { record, user_data: None::<Blob> }
+    Standing::of_record(record)
 }
 
 fn instance(name: &str) -> Wished {
@@ -67,7 +67,7 @@ struct Case {
     instances: Vec<Wished>,
     volumes: Vec<WishedVolume>,
     there: Vec<Standing>,
-    stored: Vec<Instance>,
+    stored: Vec<Standing>,
 }
 
 impl Case {
@@ -118,7 +118,7 @@ fn what_is_not_there_is_made_and_given_and_what_is_so_is_left_alone() {
     assert_eq!((case.of().room_for(0, false), case.of().room_for(1, false)), (5, 0));
     // One that is being placed is asked for again, as an instance is.
     let mut begun = stored(7, "data", Some("shop"), 0);
-    begun.assigned = None;
+    begun.record.assigned = None;
     case.stored = vec![begun];
     assert_eq!(case.steps(true, true), ["create data", "create spare", "attach data db"]);
     case.stored = vec![stored(7, "Data", Some("shop"), 0), stored(8, "spare", Some("shop"), 1)];
@@ -224,13 +224,13 @@ fn one_that_goes_by_prune_leaves_its_volume_to_the_next() {
     assert_eq!(case.steps(false, true), ["detach data old", "delete data"]);
     case.there[0].record.labels.clear();
     assert_eq!(case.steps(true, true), ["stands data"], "another's instance has it");
-    case.stored[0].labels.clear();
+    case.stored[0].record.labels.clear();
     assert_eq!(case.steps(true, true), Vec::<String>::new(), "it is of no stack");
 }
 
 #[test]
 fn what_cannot_be_is_refused_before_anything_is_done() {
-    let case = |wish: WishedVolume, there: Vec<Standing>, stored: Vec<Instance>| Case {
+    let case = |wish: WishedVolume, there: Vec<Standing>, stored: Vec<Standing>| Case {
         instances: vec![instance("db")],
         volumes: vec![wish, volume("logs", Some(0))],
         there,
@@ -272,4 +272,18 @@ fn of_what_lies_on_another_node_than_its_instance_is_told_and_the_rest_is_done()
         stored: vec![stored(7, "data", Some("shop"), 1)],
     };
     assert_eq!(case.steps(true, true), ["stands data", "create logs", "attach logs db"]);
+}
+
+#[test]
+fn what_is_wrong_with_a_volume_is_told() {
+    let mut case = Case {
+        instances: Vec::new(),
+        volumes: vec![volume("data", None)],
+        there: Vec::new(),
+        stored: vec![stored(7, "data", Some("shop"), 0), stored(8, "other", None, 0)],
+    };
+    assert_eq!(case.of().differences(Prune::default()), []);
+    case.stored[0].ails = Some("it is ill".to_owned());
+    let stands = VolumeStep::Stands(id(7), "data".to_owned(), "it is ill".to_owned());
+    assert_eq!(case.of().differences(Prune::default()), [Difference::Volume(stands)]);
 }
