@@ -89,6 +89,11 @@ pub(crate) struct Adding {
     #[arg(long, value_name = "DIGEST")]
     sha512: Option<String>,
 
+    /// How large the copy of a disk is to be, in GiB, where no record tells how large that is: of a snapshot of several disks, or of
+    /// an instance without DISK_GB
+    #[arg(long, value_name = "GB", value_parser = clap::value_parser!(u64).range(1..))]
+    size: Option<u64>,
+
     /// Copy what is at a URL, or published of a distribution, into the image store: nodes fetch it from there
     #[arg(long)]
     copy: bool,
@@ -231,6 +236,11 @@ async fn add(session: &Session, adding: Adding) -> Result<Image, Failure> {
         ..ImageRef::default()
     };
     let source = source(session, &adding, &demanded).await?;
+    if adding.size.is_some() && !matches!(source, Source::Disk(_)) {
+        return Err(Failure::usage(
+            "--size is how large the copy of a disk is to be: of instance:NAME or volume:NAME",
+        ));
+    }
     let remove = async |image: &Image| remove(session, image).await;
     match source {
         Source::At(at) if adding.copy => {
@@ -246,7 +256,7 @@ async fn add(session: &Session, adding: Adding) -> Result<Image, Failure> {
             let sender = send::Sender::file(&path).await?;
             send::send(session, &new, send::From::Here(sender), &demanded).await
         }
-        Source::Disk(of) => send::send(session, &new, send::From::Disk(of), &demanded).await,
+        Source::Disk(of) => send::send(session, &new, send::From::Disk(of, adding.size), &demanded).await,
         Source::Standard => {
             let sender = send::Sender::standard();
             send::send(session, &new, send::From::Here(sender), &demanded).await

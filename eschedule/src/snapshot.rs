@@ -6,7 +6,7 @@ use ec_cloud::{
     CloudError, Known, NewVolume, VolumeView, act, find_placed, resolve, resolve_volume, restore_volume,
     snapshot_of,
 };
-use ec_model::{Attachment, CopyOf, ImageRef, InstanceId, State, Workload};
+use ec_model::{Attachment, CopyOf, ImageRef, InstanceId, Power, State, Workload};
 use ec_plan::verbs::{Verb, locked};
 use ec_runtime::exit::{Failure, tell};
 
@@ -32,8 +32,8 @@ Examples:
       another that boots from it
   eschedule volume create old --size 10 --image volume:before-upgrade/data
       what was on volume data
-  eschedule image add golden volume:before-upgrade
-      its first disk, for all nodes
+  eschedule image add golden volume:before-upgrade --size 10
+      its first disk, for all nodes; the size, where it is of several
   eschedule snapshot delete before-upgrade";
 
 /// What is done with snapshots.
@@ -180,8 +180,13 @@ async fn restore(session: &Session, restoring: &Restoring, output: Output) -> Re
     }
     let mut is_begun = held.is_locked || kept.is_some();
     let steps = async {
+        if held.is_locked && !is_down(&machine) {
+            // Somebody has started it beside this, and locked nobody can stop it.
+            asked(instance, Verb::LetGo(held.reason(&name)), "unlocking").await?;
+            held.is_locked = false;
+        }
         if !held.is_locked {
-            if held.starts {
+            if !is_down(&machine) {
                 let acted = act(cloud, instance, &Verb::Stop(restoring.grace)).await;
                 let acted = acted.map_err(|error| session.failed(error))?;
                 is_begun = true;
@@ -189,6 +194,10 @@ async fn restore(session: &Session, restoring: &Restoring, output: Output) -> Re
             }
             asked(instance, Verb::Hold(held.reason(&name)), "locking").await?;
             is_begun = true;
+            if !is_down(&find_placed(cloud, instance).await?) {
+                asked(instance, Verb::LetGo(held.reason(&name)), "unlocking").await?;
+                return Err(Failure::failed(format!("somebody started {instance} meanwhile")));
+            }
         }
         // From now on it keeps the volumes that it has, unless somebody unlocks it.
         let has = held.volumes(session, instance, &name).await?;
@@ -244,6 +253,17 @@ async fn restore(session: &Session, restoring: &Restoring, output: Output) -> Re
     output::volume(output, &view)
 }
 
+/// Whether it is stopped, and nobody has asked for anything else since.
+fn is_down(machine: &Known) -> bool {
+    let wished = machine.request.record().map(|request| (request.power.generation, request.power.power));
+    machine.status.record().is_some_and(|status| {
+        let is_pending = wished.is_some_and(|(generation, power)| {
+            generation > status.power_generation && power != Power::Stopped
+        });
+        status.state == State::Stopped && !is_pending
+    })
+}
+
 /// Takes the lock off a snapshot that a restore put there; another that came since stays.
 async fn let_go(session: &Session, snapshot: InstanceId, reason: String) -> Result<(), Failure> {
     match act(&session.cloud, snapshot, &Verb::LetGo(reason)).await {
@@ -268,9 +288,8 @@ impl Held {
     /// # Errors
     /// Somebody locked it for another reason.
     fn of(snapshot: &str, instance: InstanceId, machine: &Known) -> Result<Self, Failure> {
-        let is_stopped = machine.status.record().is_some_and(|status| status.state == State::Stopped);
         let Some(reason) = machine.record.as_ref().and_then(|record| record.locked.as_deref()) else {
-            return Ok(Self { is_locked: false, starts: !is_stopped });
+            return Ok(Self { is_locked: false, starts: !is_down(machine) });
         };
         let mut held = [true, false].into_iter().map(|starts| Self { is_locked: true, starts });
         held.find(|held| held.reason(snapshot) == reason)

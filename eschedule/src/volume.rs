@@ -9,7 +9,7 @@ use ec_cloud::{
 };
 use ec_model::{InstanceId, NodeId, OF_VOLUME};
 use ec_runtime::{
-    exit::{Failure, tell},
+    exit::{Failure, INTERRUPTED, tell},
     shutdown_on_signals,
 };
 
@@ -187,7 +187,7 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
             let attached = ec_cloud::attach(cloud, volume, instance, device.as_deref()).await;
             let attached = attached.map_err(|error| session.failed(error))?;
             done(session, &patience, instance, &attached.acted, "attaching").await?;
-            show(session, volume, output).await
+            show_asked(session, volume, output).await
         }
         VolumeCommand::Move { volume, node, waiting } => {
             let (volume, node) = (resolve_volume(cloud, &volume).await?, node_named(cloud, &node).await?);
@@ -198,7 +198,7 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
                     move_volume(cloud, volume, node).await.map_err(|error| session.failed(error))?;
                 }
             }
-            show(session, volume, output).await
+            show_asked(session, volume, output).await
         }
         VolumeCommand::Detach { volume, waiting } => {
             let volume = resolve_volume(cloud, &volume).await?;
@@ -213,7 +213,7 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
             if let Err(error) = ec_cloud::let_go(cloud, volume).await {
                 tell(&format!("eschedule: {error}"));
             }
-            show(session, volume, output).await
+            show_asked(session, volume, output).await
         }
         VolumeCommand::Extend { volume, size, waiting } => {
             let volume = resolve_volume(cloud, &volume).await?;
@@ -221,7 +221,7 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
             let acted = ec_cloud::extend_volume(cloud, volume, size).await;
             let acted = acted.map_err(|error| session.failed(error))?;
             done(session, &patience, volume, &acted, "extending").await?;
-            show(session, volume, output).await
+            show_asked(session, volume, output).await
         }
         VolumeCommand::Clone { volume, name, size, waiting } => {
             let image = image_ref(session, &format!("{OF_VOLUME}{volume}"), None).await?;
@@ -236,7 +236,7 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
             let acted = ec_cloud::restore_volume(cloud, volume, &image).await;
             let acted = acted.map_err(|error| session.failed(error))?;
             done(session, &patience, volume, &acted, "restoring").await?;
-            show(session, volume, output).await
+            show_asked(session, volume, output).await
         }
         VolumeCommand::Delete { volumes, waiting } => {
             delete(session, "VOLUME", &volumes, waiting, output).await
@@ -263,6 +263,18 @@ async fn bring(
 
 pub(crate) async fn show(session: &Session, volume: InstanceId, output: Output) -> Result<(), Failure> {
     output::volume(output, &ec_cloud::volume(&session.cloud, volume).await?)
+}
+
+/// The same of one of which something was asked for before: that holds, whatever fails here.
+async fn show_asked(session: &Session, volume: InstanceId, output: Output) -> Result<(), Failure> {
+    let shown = show(session, volume, output).await;
+    shown.map_err(|failure| with(failure, &format!("what was asked of volume {volume} goes on")))
+}
+
+fn with(mut failure: Failure, more: &str) -> Failure {
+    failure.message =
+        if failure.message.is_empty() { more.to_owned() } else { format!("{}; {more}", failure.message) };
+    failure
 }
 
 async fn create(session: &Session, creating: Creating, output: Output) -> Result<(), Failure> {
@@ -316,7 +328,12 @@ pub(crate) async fn make(
         shown.finish();
         made?;
     }
-    show(session, volume, output).await
+    let requested = format!("volume {volume} is requested on {node} and goes on");
+    show(session, volume, output).await.map_err(|failure| with(failure, &requested))?;
+    if stop.is_cancelled() {
+        return Err(Failure { code: INTERRUPTED, message: format!("interrupted; {requested}") });
+    }
+    Ok(())
 }
 
 /// One that fails does not keep the others from being deleted.

@@ -6,7 +6,7 @@ use ec_model::{
 };
 use ec_plan::{
     sizes::reverted,
-    verbs::{IS_VOLUME, Verb, Verdict, Wish, judge},
+    verbs::{IS_VOLUME, NOT_LOCKED, Verb, Verdict, Wish, judge},
     volumes::{Sides, made_of},
 };
 use ec_runtime::planted;
@@ -77,16 +77,23 @@ pub(crate) async fn act_as(
 
 async fn wish(cloud: &Cloud, kind: Workload, instance: InstanceId, verb: &Verb) -> CloudResult<Acted> {
     let mut unheard: Option<Unheard> = None;
-    let mut let_go_unheard = false;
+    let (mut let_go_unheard, mut unlock_unheard) = (false, false);
     for _ in 0..TRIES {
         let known = find_placed(cloud, instance).await?;
         if *verb == Verb::Unlock
             && matches!(known.request, Read::Absent)
-            && let Some(record) = known.record_doc()?.filter(|record| record.record.locked.is_some())
+            && let Some(record) = known.record_doc()?
         {
+            if record.record.locked.is_none() {
+                let why = (!unlock_unheard).then(|| NOT_LOCKED.to_owned());
+                return Ok(acted(&known, None, why));
+            }
             match unlock_lost(cloud, &known, record).await? {
                 Some(acted) => return Ok(acted),
-                None => continue,
+                None => {
+                    unlock_unheard = true;
+                    continue;
+                }
             }
         }
         let (record, order) = docs(&known)?;
@@ -124,7 +131,7 @@ async fn wish(cloud: &Cloud, kind: Workload, instance: InstanceId, verb: &Verb) 
             }
             Verdict::Already(why) => {
                 let awaited = waited(&known).filter(|_| is_of_power(verb));
-                return Ok(acted(&known, awaited.map(Awaited::Power), Some(why)));
+                return Ok(acted(&known, awaited, Some(why)));
             }
             Verdict::Refuse(why) => {
                 return Err(CloudError::Refused(format!("cannot {word} {instance}: {why}")));
@@ -305,8 +312,8 @@ impl Unheard {
     fn became(&self, now: &Request) -> Fate {
         let image = |request: &Request| request.spec.as_ref().map(|spec| spec.image.clone());
         match self.awaited {
-            Awaited::Power(_) if now.power == self.order.power => Fate::Written,
-            Awaited::Power(_) => Fate::NotWritten,
+            Awaited::Power { .. } if now.power == self.order.power => Fate::Written,
+            Awaited::Power { .. } => Fate::NotWritten,
             // They cost nothing that lasts, so they can be made again, too.
             Awaited::Rescue { .. } | Awaited::Unrescue(_) if now.rescue == self.order.rescue => Fate::Written,
             Awaited::Rescue { .. } | Awaited::Unrescue(_) => Fate::NotWritten,
@@ -329,10 +336,10 @@ fn acted(known: &Known, awaited: Option<Awaited>, already: Option<String>) -> Ac
 }
 
 /// A wish that is not carried out yet can be waited for by who asks for the same, too.
-fn waited(known: &Known) -> Option<u64> {
-    let generation = known.request.record()?.power.generation;
+fn waited(known: &Known) -> Option<Awaited> {
+    let PowerWish { power, generation, .. } = known.request.record()?.power;
     let done = known.status.record().is_some_and(|status| status.power_generation >= generation);
-    (!done).then_some(generation)
+    (!done).then_some(Awaited::Power { generation, power })
 }
 
 /// Record and request, to be changed. Both have to be there: what nobody wants can only be destroyed.
@@ -473,7 +480,7 @@ fn change(
         Wish::Power(wish) => {
             let wish = PowerWish { generation, ..wish };
             (record.record.power, order.record.power) = (wish.clone(), wish);
-            awaited = Some(Awaited::Power(generation));
+            awaited = Some(Awaited::Power { generation, power: record.record.power.power });
         }
         Wish::Rebuild(image) => {
             let before = its_own(known, &record, &order).clone();

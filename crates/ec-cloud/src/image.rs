@@ -25,7 +25,12 @@ use stored::{
     Stored, bearers, drop_alone, drop_left_over, found, free, owned, read, take_away, taken, write,
 };
 
-use crate::{Cloud, CloudError, CloudResult, Tended};
+use tokio::time::Instant;
+
+use crate::{
+    Cloud, CloudError, CloudResult, Kind, Tended,
+    intent::{PAUSE, RESOLVE_TIME},
+};
 
 /// Another writer changed the image in between so often: something is wrong with the cluster.
 const TRIES: usize = 10;
@@ -307,6 +312,9 @@ pub async fn tend_images(
     Ok(tended)
 }
 
+/// Who cannot say that they are at it gives up so long before others may take it away.
+const NEAR: jiff::SignedDuration = jiff::SignedDuration::from_mins(2);
+
 impl Upload {
     /// The image as it was written last.
     pub fn image(&self) -> &Image {
@@ -316,9 +324,23 @@ impl Upload {
     /// Says that somebody is at it, and by what the store knows what came so far.
     ///
     /// # Errors
-    /// [`CloudError::Busy`] where somebody else has taken it away.
+    /// [`CloudError::Busy`] where somebody else has taken it away; etcd does not answer.
     pub async fn go_on(&mut self, cloud: &Cloud, upload: Option<String>) -> CloudResult<()> {
         self.write(cloud, |image| image.upload.clone_from(&upload)).await
+    }
+
+    /// The same while it goes on: an etcd that does not answer is no reason to give up until others may soon take it for left over.
+    ///
+    /// # Errors
+    /// As [`Self::go_on`].
+    pub async fn still_at_it(&mut self, cloud: &Cloud, upload: Option<String>) -> CloudResult<()> {
+        match self.go_on(cloud, upload).await {
+            Err(error) if error.kind() == Kind::Unreachable => {
+                let soon = cloud.host.now() + NEAR;
+                if self.image().is_left_over(soon) { Err(error) } else { Ok(()) }
+            }
+            said => said,
+        }
     }
 
     /// All bytes are there: it can be used.
@@ -372,23 +394,47 @@ impl Upload {
 
     /// Writes what is said of its bytes; what users say of it meanwhile stays.
     async fn write(&mut self, cloud: &Cloud, change: impl Fn(&mut Image)) -> CloudResult<()> {
-        let id = self.image().id;
-        for _ in 0..TRIES {
+        let (begun, mut changed) = (Instant::now(), 0);
+        loop {
             let mut after = self.image().clone();
             after.updated_at = cloud.host.now();
             change(&mut after);
-            if let Some(stored) = write(cloud, &self.stored, after).await? {
-                self.stored = stored;
-                return Ok(());
+            match self.write_once(cloud, after).await {
+                Ok(true) => return Ok(()),
+                Ok(false) if changed < TRIES => changed += 1,
+                Ok(false) => {
+                    let id = self.image().id;
+                    return Err(CloudError::Busy(format!("the image {id} keeps changing; try again")));
+                }
+                Err(error) if error.kind() == Kind::Unreachable && begun.elapsed() < RESOLVE_TIME => {
+                    tokio::time::sleep(PAUSE).await;
+                }
+                Err(error) => return Err(error),
             }
-            let newer = read(cloud, id).await?.filter(|it| it.doc.record.status == ImageStatus::Saving);
-            self.stored = newer.ok_or_else(|| {
-                CloudError::Busy(format!(
-                    "somebody else took the image {id} away while its bytes were being sent; add it again"
-                ))
-            })?;
         }
-        Err(CloudError::Busy(format!("the image {id} keeps changing; try again")))
+    }
+
+    /// Whether it is written; if not, it is known as somebody else has changed it.
+    async fn write_once(&mut self, cloud: &Cloud, after: Image) -> CloudResult<bool> {
+        let (id, is_last) = (after.id, after.status == ImageStatus::Active);
+        if let Some(stored) = write(cloud, &self.stored, after).await? {
+            self.stored = stored;
+            return Ok(true);
+        }
+        match read(cloud, id).await? {
+            // By an earlier try, whose answer was lost: nobody else says so.
+            Some(newer) if is_last && newer.doc.record.status == ImageStatus::Active => {
+                self.stored = newer;
+                Ok(true)
+            }
+            Some(newer) if newer.doc.record.status == ImageStatus::Saving => {
+                self.stored = newer;
+                Ok(false)
+            }
+            _ => Err(CloudError::Busy(format!(
+                "somebody else took the image {id} away while its bytes were being sent; add it again"
+            ))),
+        }
     }
 }
 

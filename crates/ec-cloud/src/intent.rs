@@ -20,10 +20,10 @@ use crate::{
 pub(crate) const STALE: SignedDuration = SignedDuration::from_mins(10);
 
 /// How long to find out what became of a write whose answer was lost: a leader is elected meanwhile.
-const RESOLVE_TIME: Duration = Duration::from_secs(10);
+pub(crate) const RESOLVE_TIME: Duration = Duration::from_secs(10);
 
 /// Between two tries.
-const PAUSE: Duration = Duration::from_millis(300);
+pub(crate) const PAUSE: Duration = Duration::from_millis(300);
 
 /// Names come and go while we look; so often is enough for anybody.
 const TRIES: usize = 5;
@@ -54,7 +54,7 @@ impl Naming {
 }
 
 /// A record that stands in etcd, and the revision at which it does.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Intent {
     pub(crate) instance: InstanceId,
     pub(crate) record: Instance,
@@ -262,12 +262,14 @@ impl Intent {
                 Ok(_) => {
                     let ((request, _), (found, _)) =
                         tokio::try_join!(cloud.store.get(request), cloud.store.get(&key))?;
-                    if request.is_some() {
-                        return Ok(None);
-                    }
-                    let fenced = found
-                        .filter(|pair| decode::<Instance>(&pair.value).is_ok_and(|r| r.assigned.is_none()));
-                    return fenced.map(|pair| Some(pair.mod_revision)).ok_or_else(|| lost(self.instance));
+                    let assigned =
+                        found.as_ref().map(|pair| decode::<Instance>(&pair.value).map(|r| r.assigned));
+                    return match (request, assigned, found) {
+                        // Its node may have been quick, and given it up: that says its status.
+                        (Some(_), ..) | (None, Some(Ok(Some(_))), _) => Ok(None),
+                        (None, Some(Ok(None)), Some(pair)) => Ok(Some(pair.mod_revision)),
+                        _ => Err(lost(self.instance)),
+                    };
                 }
                 Err(error) if error.is_transient() => tokio::time::sleep(PAUSE).await,
                 Err(error) => return Err(error.into()),

@@ -89,7 +89,7 @@ pub async fn schedule(
             let candidate = &candidates.candidates[offer];
             if tried > 0 {
                 // A new uuid for each claim: OpenStack keeps the consumer of some claims that it refused.
-                intent = intent.renewed(cloud, wanted).await?;
+                intent = renewed(cloud, intent, wanted).await?;
             }
             tried += 1;
             if cloud.host.now().duration_since(intent.record.created_at) > STALE / 2 {
@@ -172,11 +172,19 @@ pub async fn schedule(
         widened = (widened + 1).min(limits.len() - 1);
         found = look(cloud, &wanted.ask, limits[widened], stop).await;
         if tried > 0 {
-            intent = intent.renewed(cloud, wanted).await?;
+            intent = renewed(cloud, intent, wanted).await?;
         }
     }
     intent.take_back(cloud, Reached::Intent).await?;
     Ok(Err(seen))
+}
+
+/// The same intent under a new uuid; where that fails, what was begun is taken back.
+async fn renewed(cloud: &Cloud, intent: Intent, wanted: &Wanted<'_>) -> CloudResult<Intent> {
+    match intent.clone().renewed(cloud, wanted).await {
+        Ok(next) => Ok(next),
+        Err(error) => Err(given_up(cloud, intent, Reached::Intent, error).await),
+    }
 }
 
 /// What is there to choose among.

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ec_model::{Attachment, InstanceId, NodeId, State, Status, Workload, decode};
+use ec_model::{Attachment, InstanceId, NodeId, Power, State, Status, Workload, decode};
 use ec_store::{Change, Event, FollowOptions, follow};
 use jiff::Timestamp;
 
@@ -117,8 +117,13 @@ async fn withdrawn(cloud: &Cloud, node: NodeId, instance: InstanceId, timeout: D
 /// What there is to wait for when something was asked of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Awaited {
-    /// That its wish for power of this generation, or a later one, is carried out.
-    Power(u64),
+    /// That its wish for power of this generation is carried out, or a later one that comes to the same.
+    Power {
+        /// Which.
+        generation: u64,
+        /// What was wished.
+        power: Power,
+    },
     /// That the disk that was wished then is made, or cannot be.
     Rebuild(Timestamp),
     /// That it runs from the rescue disk that was wished then, or cannot.
@@ -154,7 +159,7 @@ pub async fn until_done(
     seen: impl Fn(Step<'_>),
 ) -> CloudResult<Status> {
     let status = until_status(cloud, node, instance, timeout, seen, |status| match awaited {
-        Awaited::Power(generation) => powered(instance, generation, status),
+        Awaited::Power { generation, power } => powered(instance, generation, power, status),
         Awaited::Rebuild(wished_at) => rebuilt(instance, wished_at, status),
         Awaited::Rescue { wished_at, generation } => rescued(instance, wished_at, generation, status),
         Awaited::Unrescue(generation) => unrescued(instance, generation, status),
@@ -171,7 +176,24 @@ pub async fn until_done(
     Ok(status)
 }
 
-fn powered(instance: InstanceId, generation: u64, status: Status) -> CloudResult<Option<Status>> {
+fn powered(
+    instance: InstanceId,
+    generation: u64,
+    power: Power,
+    status: Status,
+) -> CloudResult<Option<Status>> {
+    let came_to = match status.state {
+        State::Paused => Power::Paused,
+        State::Suspended => Power::Suspended,
+        State::Stopped => Power::Stopped,
+        _ => Power::Running,
+    };
+    if status.power_generation > generation && came_to != power {
+        return Err(CloudError::Elsewhere(format!(
+            "instance {instance} is {}: something else was asked for since",
+            status.state
+        )));
+    }
     if status.power_generation >= generation {
         return Ok(Some(status));
     }
@@ -302,6 +324,8 @@ async fn watch_key<T>(
     // A uuid at its end makes the key the only one with this prefix.
     let mut changes = follow(Arc::clone(&cloud.store), key.clone(), FollowOptions::default());
     let deadline = tokio::time::Instant::now() + timeout;
+    // The newest that was heard of.
+    let mut heard = 0;
     loop {
         let change = tokio::time::timeout_at(deadline, changes.recv()).await.map_err(|_| {
             CloudError::TimedOut(format!(
@@ -311,10 +335,19 @@ async fn watch_key<T>(
         })?;
         let answer = match change {
             Some(Change::Reset(listing)) => {
-                judge(listing.pairs.iter().find(|pair| pair.key == key).map(|pair| pair.value.as_slice()))?
+                let found = listing.pairs.iter().find(|pair| pair.key == key);
+                if found.is_none() && listing.revision < heard {
+                    return Err(CloudError::Elsewhere(
+                        "etcd was put back to an earlier time meanwhile, which knows nothing of what was waited for; look what there is now"
+                            .to_owned(),
+                    ));
+                }
+                heard = listing.revision;
+                judge(found.map(|pair| pair.value.as_slice()))?
             }
             // The last word on the key is the one that holds.
             Some(Change::Events(batch)) => {
+                heard = heard.max(batch.resume_from - 1);
                 match batch.events.into_iter().rev().find(|event| event.key() == key) {
                     Some(Event::Put(pair)) => judge(Some(&pair.value))?,
                     Some(Event::Delete { .. }) => judge(None)?,
@@ -365,6 +398,31 @@ mod tests {
             since: Timestamp::UNIX_EPOCH,
             started_at: started.then_some(Timestamp::UNIX_EPOCH),
             updated_at: Timestamp::UNIX_EPOCH,
+        }
+    }
+
+    #[test]
+    fn a_wish_for_power_is_done_by_a_later_one_only_where_that_comes_to_the_same() {
+        let instance = InstanceId::new(uuid::Uuid::from_u128(1));
+        let told = |state, power_generation| Status { power_generation, ..status(state, true, None) };
+        let is = |power, status| powered(instance, 5, power, status).map(|done| done.is_some());
+        for (state, came_to) in [
+            (State::Active, Power::Running),
+            (State::Paused, Power::Paused),
+            (State::Suspended, Power::Suspended),
+            (State::Stopped, Power::Stopped),
+        ] {
+            for power in [Power::Running, Power::Paused, Power::Suspended, Power::Stopped] {
+                assert!(!is(power, told(state, 4)).unwrap(), "{state} before");
+                // What the guest did since is its own.
+                assert!(is(power, told(state, 5)).unwrap(), "{state}");
+                match is(power, told(state, 6)) {
+                    Ok(done) => assert!(done && power == came_to, "{state} {power:?}"),
+                    Err(why) => {
+                        assert!(power != came_to && why.to_string().contains("something else"), "{why}");
+                    }
+                }
+            }
         }
     }
 

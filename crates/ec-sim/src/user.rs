@@ -439,7 +439,7 @@ pub(crate) async fn wish(
         world.log(actor, format!("is told: {}", acted.already.as_deref().unwrap_or("it is written")));
         let Some(awaited) = acted.awaited else { return Ok(None) };
         world.judge(|referee, _| match awaited {
-            Awaited::Power(generation) => referee.power_acknowledged(instance, generation),
+            Awaited::Power { generation, .. } => referee.power_acknowledged(instance, generation),
             Awaited::Rebuild(wished_at) => referee.rebuild_acknowledged(instance, wished_at),
             Awaited::Resize(wished_at) => referee.resize_acknowledged(instance, wished_at),
             // That the last of them holds is seen in the end.
@@ -448,7 +448,7 @@ pub(crate) async fn wish(
         let Some(patience) = patience else { return Ok(None) };
         let came = until_done(cloud, acted.node, instance, awaited, patience, |_| {}).await?;
         world.log(actor, format!("waited for {instance}: {}", came.state));
-        if let Awaited::Power(generation) = awaited {
+        if let Awaited::Power { generation, .. } = awaited {
             let wish = (verb, generation, since);
             world.judge(|referee, world| referee.power_answered(world, instance, wish, &came));
         }

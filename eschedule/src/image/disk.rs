@@ -24,13 +24,13 @@ pub(super) async fn sender(
     session: &Session,
     upload: &mut Upload,
     part: Option<String>,
-    of: &ImageRef,
+    (of, size_gb): (&ImageRef, Option<u64>),
     stop: &CancellationToken,
     shown: &Shown,
 ) -> Result<Sender, Failure> {
     let cloud = &session.cloud;
     shown.tell("copying");
-    let scheduled = copy_for_image(cloud, upload.image().id, of, stop).await;
+    let scheduled = copy_for_image(cloud, upload.image().id, of, size_gb, stop).await;
     let Scheduled { instance: volume, node } = match scheduled.map_err(|error| session.failed(error))? {
         Ok(scheduled) => scheduled,
         Err(no_room) => {
@@ -51,7 +51,7 @@ pub(super) async fn sender(
                 return Err(Failure { code: INTERRUPTED, message: "interrupted; nothing was added".to_owned() });
             }
             _ = alive.tick() => {
-                upload.go_on(cloud, part.clone()).await?;
+                upload.still_at_it(cloud, part.clone()).await?;
                 if !find_placed(cloud, volume).await?.node_alive {
                     return Err(Failure::failed(format!("node {node} is not alive; nothing was added")));
                 }

@@ -2,7 +2,7 @@
 
 use std::{fs::File, os::unix::fs::FileTypeExt, path::Path, time::Duration};
 
-use ec_cloud::{Bytes, Cloud, CloudError, Facts, NewImage, Upload};
+use ec_cloud::{Bytes, Cloud, CloudError, Facts, NewImage, NewVolume, Upload};
 use ec_image::{
     ImageStore, InspectError, Packing, Probe, Probed, Refusal, Sending, StoreFailure, inspect_file,
 };
@@ -45,8 +45,8 @@ pub(super) struct Sender {
 pub(super) enum From {
     /// From here.
     Here(Sender),
-    /// They are those of a copy of this disk, which its node makes.
-    Disk(ImageRef),
+    /// They are those of a copy of this disk, which its node makes, of so many GiB where that is said.
+    Disk(ImageRef, Option<u64>),
 }
 
 impl Sender {
@@ -99,6 +99,11 @@ pub(super) async fn send(
         .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
     let remove = async |image: &Image| remove(session, image).await;
     store.attend(&ec_cloud::stored_images(cloud).await?).map_err(stored)?;
+    if let From::Disk(of, size_gb) = &from {
+        // Before there is anything of it: nothing may tell how large the copy is to be.
+        let new = NewVolume { size_gb: *size_gb, image: Some(of.clone()), ..NewVolume::default() };
+        ec_cloud::room_of(cloud, &new).await.map_err(|error| session.failed(error))?;
+    }
     let place = Bytes::Sent { store: store.url().to_owned() };
     let is_whole = async |image: &Image| is_whole(session, image).await;
     let mut upload = ec_cloud::add_image(cloud, new, place, is_whole, remove).await?;
@@ -109,10 +114,11 @@ pub(super) async fn send(
         (Ok(sending), From::Here(mut sender)) => {
             bytes(session, sending, &mut upload, &mut sender, demanded, &stop, &shown).await
         }
-        (Ok(sending), From::Disk(of)) => {
+        (Ok(sending), From::Disk(of, size_gb)) => {
             let outcome = async {
                 let part = sending.upload();
-                let mut sender = disk::sender(session, &mut upload, part, &of, &stop, &shown).await?;
+                let mut sender =
+                    disk::sender(session, &mut upload, part, (&of, size_gb), &stop, &shown).await?;
                 bytes(session, sending, &mut upload, &mut sender, demanded, &stop, &shown).await
             };
             let outcome = outcome.await;
@@ -126,8 +132,18 @@ pub(super) async fn send(
             Ok(image) => return Ok(image),
             // Whatever came is nobody's now.
             Err(error @ CloudError::Busy(_)) => error.into(),
-            // It may be written all the same; if not, all that came goes in ten minutes.
-            Err(error) => return Err(error.into()),
+            // It may be written all the same. If not, nobody takes away what is whole but who says so.
+            Err(error) => {
+                let id = upload.image().id;
+                let failure = Failure::from(error);
+                return Err(Failure {
+                    message: format!(
+                        "{}; all of its bytes are in the image store: if `eschedule image show {id}` does not tell that it is active, `eschedule image delete {id}` takes them away",
+                        failure.message
+                    ),
+                    ..failure
+                });
+            }
         },
         Err(failure) => failure,
     };
@@ -175,7 +191,7 @@ async fn bytes(
             () = stop.cancelled() => return Err(interrupted()),
             // Nothing is lost of what is being read: it is read anew.
             _ = alive.tick() => {
-                upload.go_on(cloud, sending.upload()).await?;
+                upload.still_at_it(cloud, sending.upload()).await?;
                 continue;
             }
             read = sender.bytes.read(&mut chunk) => read.map_err(|error| wrong(error.to_string()))?,
@@ -232,7 +248,7 @@ async fn attended(
         tokio::select! {
             biased;
             () = stop.cancelled() => return Err(interrupted()),
-            _ = alive.tick() => upload.go_on(cloud, part.clone()).await?,
+            _ = alive.tick() => upload.still_at_it(cloud, part.clone()).await?,
             done = &mut work => return done,
         }
     }

@@ -21,7 +21,7 @@ fn name(image: ImageId) -> String {
     format!("{BEGINNING}{image}")
 }
 
-/// Has the node of a disk make a copy of it for this image; the inner error says what stood in the way.
+/// Has the node of a disk make a copy of it for this image, of so many GiB where that is said; the inner error says what stood in the way.
 ///
 /// # Errors
 /// As [`create_volume`].
@@ -29,9 +29,10 @@ pub async fn copy_for_image(
     cloud: &Cloud,
     image: ImageId,
     of: &ImageRef,
+    size_gb: Option<u64>,
     stop: &CancellationToken,
 ) -> CloudResult<Result<Scheduled, NoRoom>> {
-    let new = NewVolume { name: Some(name(image)), image: Some(of.clone()), ..NewVolume::default() };
+    let new = NewVolume { name: Some(name(image)), size_gb, image: Some(of.clone()), ..NewVolume::default() };
     make_volume(cloud, &new, stop).await
 }
 

@@ -44,6 +44,8 @@ struct World {
     /// Whether the last step is done before who did it is killed.
     done: bool,
     lose: bool,
+    /// For so many writes etcd does not answer.
+    away: Arc<AtomicUsize>,
 }
 
 async fn killed<T>() -> T {
@@ -59,6 +61,7 @@ impl World {
             left: Arc::new(AtomicUsize::new(usize::MAX)),
             done: false,
             lose: false,
+            away: Arc::default(),
         }
     }
 
@@ -132,6 +135,11 @@ impl Layer for World {
     }
 
     async fn txn(&self, txn: Txn) -> StoreResult<TxnOutcome> {
+        let away = self.away.load(Ordering::Relaxed);
+        if away > 0 {
+            self.away.store(away - 1, Ordering::Relaxed);
+            return Err(StoreError::Unreachable { endpoints: "memory".into(), detail: "as told".into() });
+        }
         let last = self.is_last();
         if last && !self.done {
             return killed().await;
@@ -439,6 +447,25 @@ async fn a_write_whose_answer_was_lost_was_done() {
         assert_eq!(image.status, ImageStatus::Active, "step {step}");
         assert_eq!(world.keys().len(), 3);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_etcd_that_is_away_for_a_while_costs_nothing_of_what_was_sent() {
+    let world = World::new();
+    let cloud = world.cloud("p");
+    let mut upload = world.add(&cloud, &new("web", Visibility::Private), sent()).await.unwrap();
+    let away = |writes| world.away.store(writes, Ordering::Relaxed);
+    away(3);
+    upload.go_on(&cloud, None).await.unwrap();
+    away(usize::MAX);
+    upload.still_at_it(&cloud, None).await.unwrap();
+    assert_eq!(upload.go_on(&cloud, None).await.unwrap_err().kind(), Kind::Unreachable);
+    world.clock.0.fetch_add(479, Ordering::Relaxed);
+    upload.still_at_it(&cloud, None).await.unwrap();
+    world.clock.0.fetch_add(1, Ordering::Relaxed);
+    upload.still_at_it(&cloud, None).await.expect_err("others may soon take it for left over");
+    away(3);
+    assert_eq!(upload.finish(&cloud, facts()).await.unwrap().status, ImageStatus::Active);
 }
 
 #[tokio::test]

@@ -69,6 +69,8 @@ struct Etcd {
     memory: MemoryStore,
     plan: Plan,
     later: Arc<Mutex<Vec<Txn>>>,
+    /// Nodes give up at once what was requested without an answer.
+    gives_up: bool,
 }
 
 #[async_trait]
@@ -84,6 +86,11 @@ impl Layer for Etcd {
             }
             Some(Fault::AnswerLost) => {
                 self.memory.txn(txn).await?;
+                for request in self.memory.content(&Keyspace::default().all_requests()).pairs {
+                    if self.gives_up {
+                        self.memory.txn(Txn::new().delete(request.key)).await?;
+                    }
+                }
                 Err(StoreError::Unknown("as told".into()))
             }
             Some(Fault::DoneLater) => {
@@ -295,7 +302,7 @@ impl World {
             memory.txn(Txn::new().put(keys.alive(node(n)), encode(&alive(n)))).await.unwrap();
         }
         Self {
-            etcd: Etcd { memory, plan: plan.clone(), later: Arc::default() },
+            etcd: Etcd { memory, plan: plan.clone(), later: Arc::default(), gives_up: false },
             placement: Rooms {
                 rooms: (0..nodes).map(|n| (node(n), 1)).collect(),
                 claims: Arc::default(),
@@ -538,6 +545,25 @@ async fn a_claim_in_doubt_is_known_also_where_its_record_was_swept_while_the_hos
     assert!(
         world.claims().is_empty() && world.under("/ecompute/").len() == world.under("/ecompute/alive").len()
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_requested_without_an_answer_is_told_also_where_its_node_gave_it_up_at_once() {
+    let mut given_up = 0;
+    for at in 0..STEPS {
+        let mut world = World::new(1, 0, &[(at, Fault::AnswerLost)]).await;
+        world.etcd.gives_up = true;
+        let outcome = world.schedule(QUERY, Some("web")).await;
+        let records = world.under(&world.keys.instances());
+        let records = records.iter().map(|pair| decode::<Instance>(&pair.value).unwrap());
+        let assigned: Vec<_> = records.filter(|record| record.assigned.is_some()).collect();
+        if let ([record], []) = (&assigned[..], &world.requested()[..]) {
+            given_up += 1;
+            let made = outcome.unwrap().unwrap();
+            assert_eq!(made.instance, record.instance, "its reason is found by that");
+        }
+    }
+    assert_eq!(given_up, 1);
 }
 
 #[tokio::test(start_paused = true)]

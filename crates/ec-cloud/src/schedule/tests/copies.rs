@@ -63,7 +63,7 @@ async fn a_copy_for_an_image_goes_when_nobody_sends_that_any_more_and_nothing_el
         (ImageStatus::Unknown, 4),
     ] {
         let image = world.image(status, minutes).await;
-        let copy = copy_for_image(&cloud, image, &of, &world.stop).await.unwrap().unwrap().instance;
+        let copy = copy_for_image(&cloud, image, &of, None, &world.stop).await.unwrap().unwrap().instance;
         for name in [format!("image-{image}"), format!("IMAGE-{image}")] {
             let new = NewVolume { name: Some(name), size_gb: Some(2), ..NewVolume::default() };
             let error = create_volume(&cloud, &new, &world.stop).await.unwrap_err();
@@ -77,11 +77,11 @@ async fn a_copy_for_an_image_goes_when_nobody_sends_that_any_more_and_nothing_el
     world.volume("image-of-something").await;
     // What cannot be read is left, with all that hangs on it, and ends nobody's look.
     let unreadable = world.image(ImageStatus::Saving, 20).await;
-    copy_for_image(&cloud, unreadable, &of, &world.stop).await.unwrap().unwrap();
+    copy_for_image(&cloud, unreadable, &of, None, &world.stop).await.unwrap().unwrap();
     world.etcd.memory.txn(Txn::new().put(world.keys.image(unreadable), "{}")).await.unwrap();
     // Nor is what a later release says of one understood.
     let later = world.image(ImageStatus::Saving, 21).await;
-    copy_for_image(&cloud, later, &of, &world.stop).await.unwrap().unwrap();
+    copy_for_image(&cloud, later, &of, None, &world.stop).await.unwrap().unwrap();
     let key = world.keys.image(later);
     let saving = String::from_utf8(world.under(&key)[0].value.clone()).unwrap();
     let text = saving.replace("\"saving\"", "\"queued\"");
@@ -116,7 +116,7 @@ async fn a_copy_that_somebody_calls_otherwise_meanwhile_is_somebodys() {
     let data = world.volume("data").await;
     let of = ImageRef::copy_of(&CopyOf::disk(Workload::Volume, data));
     let image = world.image(ImageStatus::Saving, 11).await;
-    let copy = copy_for_image(&cloud, image, &of, &world.stop).await.unwrap().unwrap();
+    let copy = copy_for_image(&cloud, image, &of, None, &world.stop).await.unwrap().unwrap();
     world.active(copy, "volume").await;
     let copy = copy.instance;
     let names = cloud.store.keys(&world.keys.all_names(Workload::Volume)).await.unwrap();
