@@ -1,13 +1,11 @@
 //! `eschedule snapshot`: all disks of an instance, as they are at one moment. A snapshot is a volume that is a copy of an
 //! instance's own disk, with copies of the volumes that it had beside.
 
+use std::{cell::RefCell, time::Duration};
+
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
-use ec_cloud::{
-    CloudError, Known, NewVolume, VolumeView, act, find_placed, resolve, resolve_volume, restore_volume,
-    snapshot_of,
-};
-use ec_model::{Attachment, CopyOf, ImageRef, InstanceId, Power, State, Workload};
-use ec_plan::verbs::{Verb, locked};
+use ec_cloud::{NewVolume, Restoring, VolumeView, resolve, resolve_volume, restore_snapshot, snapshot_of};
+use ec_plan::verbs::Verb;
 use ec_runtime::exit::{Failure, tell};
 
 use crate::{
@@ -15,8 +13,9 @@ use crate::{
     cli::{Output, Waiting},
     config::Session,
     output,
+    shown::Shown,
     spec::once_each,
-    volume::{called, delete, done, make, named},
+    volume::{called, delete, make, named, tell_acted},
 };
 
 pub(crate) const EXAMPLES: &str = "\
@@ -67,7 +66,7 @@ pub(crate) enum SnapshotCommand {
     ///
     /// A running instance is stopped for it and started again; till its volumes are as they were it is locked. Volumes that it had
     /// then and has no more stay as they are, which is told. Where this is broken off, run it again.
-    Restore(Restoring),
+    Restore(Restore),
     /// Delete snapshots
     Delete {
         /// Names, uuids, or beginnings of uuids of eight characters or more
@@ -80,7 +79,7 @@ pub(crate) enum SnapshotCommand {
 
 /// `eschedule snapshot restore`.
 #[derive(Args)]
-pub(crate) struct Restoring {
+pub(crate) struct Restore {
     /// Its name, its uuid, or eight characters or more of its beginning
     #[arg(value_name = "SNAPSHOT", value_parser = NonEmptyStringValueParser::new())]
     snapshot: String,
@@ -141,182 +140,48 @@ async fn known(session: &Session, text: &str) -> Result<VolumeView, Failure> {
     )))
 }
 
-async fn restore(session: &Session, restoring: &Restoring, output: Output) -> Result<(), Failure> {
-    let cloud = &session.cloud;
+async fn restore(session: &Session, restoring: &Restore, output: Output) -> Result<(), Failure> {
     let patience = Patience::new(Waiting { wait: true, timeout: restoring.timeout })?;
     let view = known(session, &restoring.snapshot).await?;
     let cost = "what its instance wrote since would be lost";
     named(session, &restoring.snapshot, view.volume, view.name.as_deref(), cost)?;
-    let name = called(&view);
-    if view.status != "available" {
-        return Err(Failure::failed(format!("snapshot {name} is {}, and cannot be restored", view.status)));
-    }
-    let instance = view.copy_of.ok_or_else(|| Failure::failed(format!("nobody knows whose {name} is")))?;
-    let asked = async |of: InstanceId, verb: Verb, doing: &str| -> Result<(), Failure> {
-        let acted = act(cloud, of, &verb).await.map_err(|error| session.failed(error))?;
-        done(session, &patience, of, &acted, doing).await
-    };
-    let kept = find_placed(cloud, view.volume).await?.record.and_then(|record| record.locked);
-    let reason = |starts: bool| {
-        format!("instance {instance} is being restored from it{}", if starts { STARTS } else { "" })
-    };
-    let is_ours = kept.as_ref().is_none_or(|kept| [true, false].map(reason).contains(kept));
-    let machine = match find_placed(cloud, instance).await {
-        Ok(machine) => machine,
-        Err(error) => {
-            if matches!(error, CloudError::NotFound(_)) && kept.is_some() && is_ours {
-                asked(view.volume, Verb::Unlock, "unlocking").await?;
-            }
-            let failure = session.failed(error);
-            let hint = format!("`eschedule run NAME --image volume:{name}` boots another from it");
-            return Err(Failure { message: format!("{}; {hint}", failure.message), ..failure });
-        }
-    };
-    let mut held = Held::of(&name, instance, &machine)?;
-    // One that broke off after it had stopped it, or unlocked it, left word of that here.
-    held.starts |= kept.as_ref() == Some(&reason(true));
-    if kept.is_none() {
-        asked(view.volume, Verb::Hold(reason(held.starts)), "locking").await?;
-    }
-    let mut is_begun = held.is_locked || kept.is_some();
-    let steps = async {
-        if held.is_locked && !is_down(&machine) {
-            // Somebody has started it beside this, and locked nobody can stop it.
-            asked(instance, Verb::LetGo(held.reason(&name)), "unlocking").await?;
-            held.is_locked = false;
-        }
-        if !held.is_locked {
-            if !is_down(&machine) {
-                let acted = act(cloud, instance, &Verb::Stop(restoring.grace)).await;
-                let acted = acted.map_err(|error| session.failed(error))?;
-                is_begun = true;
-                done(session, &patience, instance, &acted, "stopping").await?;
-            }
-            asked(instance, Verb::Hold(held.reason(&name)), "locking").await?;
-            is_begun = true;
-            if !is_down(&find_placed(cloud, instance).await?) {
-                asked(instance, Verb::LetGo(held.reason(&name)), "unlocking").await?;
-                return Err(Failure::failed(format!("somebody started {instance} meanwhile")));
+    let shown = RefCell::new(None::<Shown>);
+    let told = |what: Restoring<'_>| match what {
+        Restoring::Asks(_, verb) => *shown.borrow_mut() = Some(Shown::new(doing(verb))),
+        Restoring::Asked(of, acted) => tell_acted(of, acted),
+        Restoring::Step(step) => {
+            if let Some(shown) = &*shown.borrow() {
+                shown.step_of_volume(step);
             }
         }
-        // From now on it keeps the volumes that it has, unless somebody unlocks it.
-        let has = held.volumes(session, instance, &name).await?;
-        let (volumes, gone): (Vec<InstanceId>, Vec<InstanceId>) =
-            view.beside.iter().partition(|volume| has.iter().any(|has| has.volume == **volume));
-        for volume in gone {
-            tell(&format!(
-                "eschedule: {instance} has not volume {volume} any more, which stays as it is: `eschedule volume restore {volume} volume:{name}/{volume}`"
-            ));
+        Restoring::Ended => {
+            if let Some(shown) = shown.borrow_mut().take() {
+                shown.finish();
+            }
         }
-        for volume in volumes {
-            held.volumes(session, instance, &name).await?;
-            let of = CopyOf { held: Some(volume), ..CopyOf::disk(Workload::Volume, view.volume) };
-            let acted = restore_volume(cloud, volume, &ImageRef::copy_of(&of)).await;
-            let acted = acted.map_err(|error| session.failed(error))?;
-            done(session, &patience, volume, &acted, "restoring").await?;
-        }
-        let own = ImageRef::copy_of(&CopyOf::disk(Workload::Volume, view.volume));
-        // One that boots from a volume has that for its own.
-        let root = Attachment::root_of(&has);
-        if let Some(root) = root {
-            held.volumes(session, instance, &name).await?;
-            let acted = restore_volume(cloud, root, &own).await.map_err(|error| session.failed(error))?;
-            done(session, &patience, root, &acted, "restoring").await?;
-        }
-        asked(instance, Verb::LetGo(held.reason(&name)), "unlocking").await?;
-        if root.is_none() {
-            asked(instance, Verb::Rebuild(Some(own)), "restoring").await?;
-        }
-        if held.starts {
-            asked(instance, Verb::Start, "starting").await?;
-        }
-        Ok(())
+        Restoring::Left(volume) => tell(&format!(
+            "eschedule: its instance has not volume {volume} any more, which stays as it is: `eschedule volume restore {volume} volume:{}/{volume}`",
+            called(&view)
+        )),
     };
-    let outcome: Result<(), Failure> = steps.await;
-    if let Err(failure) = outcome {
-        if !is_begun {
-            // It is as it was, and so is the snapshot.
-            let_go(session, view.volume, reason(held.starts)).await?;
-            return Err(failure);
-        }
-        return Err(Failure {
-            message: format!(
-                "{}; not all of {instance} is restored: run `eschedule snapshot restore {name}` again",
-                failure.message
-            ),
-            ..failure
-        });
+    let timeout = Duration::from_secs(restoring.timeout);
+    let restored =
+        restore_snapshot(&session.cloud, view.volume, restoring.grace, timeout, &patience.stop, told);
+    let restored = restored.await;
+    if let Some(shown) = shown.take() {
+        shown.finish();
     }
-    if is_ours {
-        let_go(session, view.volume, kept.unwrap_or_else(|| reason(held.starts))).await?;
-    }
+    restored.map_err(|error| session.failed(error))?;
     output::volume(output, &view)
 }
 
-/// Whether it is stopped, and nobody has asked for anything else since.
-fn is_down(machine: &Known) -> bool {
-    let wished = machine.request.record().map(|request| (request.power.generation, request.power.power));
-    machine.status.record().is_some_and(|status| {
-        let is_pending = wished.is_some_and(|(generation, power)| {
-            generation > status.power_generation && power != Power::Stopped
-        });
-        status.state == State::Stopped && !is_pending
-    })
-}
-
-/// Takes the lock off a snapshot that a restore put there; another that came since stays.
-async fn let_go(session: &Session, snapshot: InstanceId, reason: String) -> Result<(), Failure> {
-    match act(&session.cloud, snapshot, &Verb::LetGo(reason)).await {
-        Ok(_) | Err(CloudError::Refused(_)) => Ok(()),
-        Err(error) => Err(session.failed(error)),
-    }
-}
-
-/// What is known of an instance that is being restored. While its volumes are, it is locked: nobody starts it on some that are
-/// restored and some that are not, and whoever looks at it, or goes on with a restore that broke off, is told.
-struct Held {
-    /// It is, by a restore that broke off.
-    is_locked: bool,
-    /// It ran, and is to again.
-    starts: bool,
-}
-
-/// In the reason of the locks of one that ran, and of its snapshot.
-const STARTS: &str = ", and then it is started";
-
-impl Held {
-    /// # Errors
-    /// Somebody locked it for another reason.
-    fn of(snapshot: &str, instance: InstanceId, machine: &Known) -> Result<Self, Failure> {
-        let Some(reason) = machine.record.as_ref().and_then(|record| record.locked.as_deref()) else {
-            return Ok(Self { is_locked: false, starts: !is_down(machine) });
-        };
-        let mut held = [true, false].into_iter().map(|starts| Self { is_locked: true, starts });
-        held.find(|held| held.reason(snapshot) == reason)
-            .ok_or_else(|| Failure::failed(format!("cannot restore instance {instance}: {}", locked(reason))))
-    }
-
-    /// The volumes of what is locked for this.
-    ///
-    /// # Errors
-    /// Somebody unlocked it meanwhile, or locked it for another reason.
-    async fn volumes(
-        &self,
-        session: &Session,
-        instance: InstanceId,
-        snapshot: &str,
-    ) -> Result<Vec<Attachment>, Failure> {
-        let machine = find_placed(&session.cloud, instance).await?;
-        let record = machine.record.filter(|record| record.locked == Some(self.reason(snapshot)));
-        let lost =
-            || Failure::failed(format!("somebody else unlocked or locked instance {instance} meanwhile"));
-        Ok(record.ok_or_else(lost)?.volumes)
-    }
-
-    fn reason(&self, snapshot: &str) -> String {
-        let starts = if self.starts { STARTS } else { "" };
-        format!(
-            "snapshot {snapshot} is being restored{starts}; broken off, `eschedule snapshot restore {snapshot}` goes on"
-        )
+/// What is done, in a word.
+fn doing(verb: &Verb) -> &'static str {
+    match verb {
+        Verb::Stop(_) => "stopping",
+        Verb::Start => "starting",
+        Verb::Hold(_) => "locking",
+        Verb::LetGo(_) | Verb::Unlock => "unlocking",
+        _ => "restoring",
     }
 }

@@ -409,6 +409,16 @@ async fn delete_one(session: &Session, text: &str, patience: &Patience) -> Resul
     gone.map(|_| "DELETED")
 }
 
+/// Says what is not as whoever asked would think.
+pub(crate) fn tell_acted(instance: InstanceId, Acted { node, node_alive, awaited, already }: &Acted) {
+    if let Some(why) = already {
+        tell(&format!("eschedule: {instance}: {why}"));
+    }
+    if awaited.is_some() && !node_alive {
+        tell(&format!("eschedule: node {node} is not alive: it is done when it is back"));
+    }
+}
+
 /// Waits for what was asked for, where it is to be waited for.
 pub(crate) async fn done(
     session: &Session,
@@ -417,14 +427,9 @@ pub(crate) async fn done(
     acted: &Acted,
     doing: &str,
 ) -> Result<(), Failure> {
-    let Acted { node, node_alive, awaited, already } = acted;
-    if let Some(why) = already {
-        tell(&format!("eschedule: {instance}: {why}"));
-    }
+    tell_acted(instance, acted);
+    let Acted { node, awaited, .. } = acted;
     let Some(awaited) = awaited else { return Ok(()) };
-    if !node_alive {
-        tell(&format!("eschedule: node {node} is not alive: it is done when it is back"));
-    }
     let Some(timeout) = patience.timeout else { return Ok(()) };
     let shown = Shown::new(doing);
     let outcome =

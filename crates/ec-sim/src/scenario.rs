@@ -21,6 +21,7 @@ mod rebuild;
 mod records;
 mod rescue;
 mod resize;
+mod snapshots;
 mod stage;
 mod volumes;
 
@@ -79,6 +80,7 @@ pub fn scenarios() -> impl Iterator<Item = &'static Scenario> {
         rebuild::ALL,
         rescue::ALL,
         resize::ALL,
+        snapshots::ALL,
         volumes::ALL,
         build::ALL,
         records::ALL,

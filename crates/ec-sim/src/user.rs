@@ -438,13 +438,7 @@ pub(crate) async fn wish(
         let acted = act(cloud, instance, verb).await?;
         world.log(actor, format!("is told: {}", acted.already.as_deref().unwrap_or("it is written")));
         let Some(awaited) = acted.awaited else { return Ok(None) };
-        world.judge(|referee, _| match awaited {
-            Awaited::Power { generation, .. } => referee.power_acknowledged(instance, generation),
-            Awaited::Rebuild(wished_at) => referee.rebuild_acknowledged(instance, wished_at),
-            Awaited::Resize(wished_at) => referee.resize_acknowledged(instance, wished_at),
-            // That the last of them holds is seen in the end.
-            Awaited::Rescue { .. } | Awaited::Unrescue(_) | Awaited::Volumes { .. } => {}
-        });
+        acknowledged(world, instance, awaited);
         let Some(patience) = patience else { return Ok(None) };
         let came = until_done(cloud, acted.node, instance, awaited, patience, |_| {}).await?;
         world.log(actor, format!("waited for {instance}: {}", came.state));
@@ -455,6 +449,17 @@ pub(crate) async fn wish(
         Ok(Some(came.state))
     };
     told(world, actor, done.await)
+}
+
+/// That something was asked for, and is to be waited for.
+pub(crate) fn acknowledged(world: &World, instance: InstanceId, awaited: Awaited) {
+    world.judge(|referee, _| match awaited {
+        Awaited::Power { generation, .. } => referee.power_acknowledged(instance, generation),
+        Awaited::Rebuild(wished_at) => referee.rebuild_acknowledged(instance, wished_at),
+        Awaited::Resize(wished_at) => referee.resize_acknowledged(instance, wished_at),
+        // That the last of them holds is seen in the end.
+        Awaited::Rescue { .. } | Awaited::Unrescue(_) | Awaited::Volumes { .. } => {}
+    });
 }
 
 /// What was told, in the log and for who asked.

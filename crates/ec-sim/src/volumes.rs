@@ -4,16 +4,16 @@
 use std::{sync::Arc, time::Duration};
 
 use ec_cloud::{
-    Attached, Awaited, Cloud, CloudError, NewVolume, NoRoom, Scheduled, attach, create_volume, delete_volume,
-    detach, extend_volume, find_placed, let_go, move_volume, node_to_come_to, restore_volume, snapshot_of,
-    until_active, until_done, volumes,
+    Attached, Awaited, Cloud, CloudError, NewVolume, NoRoom, Restoring, Scheduled, attach, create_volume,
+    delete_volume, detach, extend_volume, find_placed, let_go, move_volume, node_to_come_to,
+    restore_snapshot, restore_volume, snapshot_of, until_active, until_done, volumes,
 };
 use ec_model::{CopyOf, ImageRef, InstanceId, NodeId};
 use ec_plan::verbs::Verb;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    user::{await_active, image, someone, told},
+    user::{acknowledged, await_active, image, someone, told},
     world::{Actor, World},
 };
 
@@ -47,8 +47,11 @@ pub(crate) enum Deed {
         size_gb: u64,
     },
     Delete(InstanceId),
-    /// All disks of an instance, at one moment.
-    Snapshot(InstanceId),
+    /// All disks of an instance, at one moment; and then the instance is made as it was.
+    Snapshot {
+        instance: InstanceId,
+        restore: bool,
+    },
     /// Made anew as a copy of another, or of the copy of it that the other has.
     Restore {
         volume: InstanceId,
@@ -105,7 +108,7 @@ pub(crate) fn any(world: &World) -> Option<Deed> {
         9..12 => Deed::Detach { volume: some_volume(world)?, wait },
         12 => Deed::Extend { volume: some_volume(world)?, size_gb: world.pick(1..5) },
         13 | 14 => Deed::Delete(some_volume(world)?),
-        15 | 16 => Deed::Snapshot(someone(world)?),
+        15 | 16 => Deed::Snapshot { instance: someone(world)?, restore: world.chance(40) },
         17 | 18 => {
             Deed::Restore { volume: some_volume(world)?, of: some_volume(world)?, held: world.chance(50) }
         }
@@ -146,7 +149,12 @@ pub(crate) async fn perform(
         Deed::Move { volume, node, wait } => _ = go(world, actor, cloud, volume, node, wait).await,
         Deed::Extend { volume, size_gb } => _ = extend(world, actor, cloud, volume, size_gb).await,
         Deed::Delete(volume) => _ = delete(world, actor, cloud, volume).await,
-        Deed::Snapshot(instance) => _ = snapshot(world, actor, cloud, instance, stop).await,
+        Deed::Snapshot { instance, restore } => {
+            let Ok(made) = snapshot(world, actor, cloud, instance, stop).await else { return };
+            if restore && await_active(world, actor, cloud, made, PATIENCE).await {
+                _ = restore_all(world, actor, cloud, made.instance, stop).await;
+            }
+        }
         Deed::Restore { volume, of, held } => {
             let of = CopyOf { held: held.then_some(volume), ..CopyOf::disk(ec_model::Workload::Volume, of) };
             _ = restore(world, actor, cloud, volume, &of).await;
@@ -222,6 +230,37 @@ pub(crate) async fn restore(
     if let Some(Awaited::Rebuild(wished_at)) = acted.awaited {
         world.judge(|referee, _| referee.rebuild_acknowledged(volume, wished_at));
     }
+    Ok(())
+}
+
+/// Restores an instance from a snapshot, with all its volumes; said again where that is broken off.
+pub(crate) async fn restore_all(
+    world: &Arc<World>,
+    actor: Actor,
+    cloud: &Cloud,
+    snapshot: InstanceId,
+    stop: &CancellationToken,
+) -> Result<(), String> {
+    let told_of = |what: Restoring<'_>| match what {
+        Restoring::Asks(of, verb) => {
+            world.log(actor, format!("{} {of}", verb.name()));
+            world.judge(|referee, world| {
+                referee.wished(of, verb);
+                referee.see(world, of);
+            });
+        }
+        Restoring::Asked(of, acted) => {
+            if let Some(awaited) = acted.awaited {
+                acknowledged(world, of, awaited);
+            }
+        }
+        Restoring::Left(volume) => world.log(actor, format!("is told: {volume} stays as it is")),
+        Restoring::Step(_) | Restoring::Ended => {}
+    };
+    world.log(actor, format!("restore snapshot {snapshot}"));
+    let restored = restore_snapshot(cloud, snapshot, 5, PATIENCE, stop, told_of).await;
+    told(world, actor, restored)?;
+    world.log(actor, format!("is told: {snapshot} is restored"));
     Ok(())
 }
 

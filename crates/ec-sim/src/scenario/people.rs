@@ -133,6 +133,13 @@ impl User {
         Ok(self.living(made).await?.instance)
     }
 
+    /// Has a guest be as it was when this was made of it, and waits until it is.
+    pub(super) async fn restores(&self, snapshot: InstanceId) -> Result<(), String> {
+        let restored =
+            volumes::restore_all(&self.stage.world, self.actor, self.cloud()?, snapshot, &self.stop);
+        self.living(restored).await
+    }
+
     /// Has a volume be with another node, and waits until it is.
     pub(super) async fn moves(&self, volume: InstanceId, node: NodeId) -> Result<(), String> {
         self.living(volumes::go(&self.stage.world, self.actor, self.cloud()?, volume, node, true)).await

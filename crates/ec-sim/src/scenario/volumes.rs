@@ -24,11 +24,6 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(made_with_kills(stage)),
     ),
     Scenario::new(
-        "snapshot-before-an-attachment",
-        "a hypervisor refuses an attachment once: until it is tried again a snapshot of the guest is refused, and then all of its disks are copied",
-        |stage| Box::pin(snapshot_before_attachment(stage)),
-    ),
-    Scenario::new(
         "volume-raced-for",
         "two people give one volume to two guests at the same moment: one of them has it, and the other is told so",
         |stage| Box::pin(raced_for(stage)),
@@ -234,7 +229,7 @@ async fn booted_and_gone(stage: Stage) {
     stage.until_gone(volume).await;
 }
 
-fn there(is: &Sight) -> bool {
+pub(super) fn there(is: &Sight) -> bool {
     is.is(State::Active) && is.volume && is.claim && is.record
 }
 
@@ -248,11 +243,11 @@ async fn made(stage: &Stage, order: Order) -> InstanceId {
     }
 }
 
-async fn near(stage: &Stage, guest: InstanceId) -> InstanceId {
+pub(super) async fn near(stage: &Stage, guest: InstanceId) -> InstanceId {
     made(stage, Order { name: Some("data"), near: Some(guest), ..Order::SMALL }).await
 }
 
-async fn given(stage: &Stage, volume: InstanceId, guest: InstanceId) {
+pub(super) async fn given(stage: &Stage, volume: InstanceId, guest: InstanceId) {
     let given = stage.user(1).attaches(volume, guest).await;
     stage.demand(given.is_ok(), "it is given").await;
     stage.demand(has(stage, guest, volume), "the guest has it").await;
@@ -264,7 +259,7 @@ async fn taken(stage: &Stage, volume: InstanceId, guest: InstanceId) {
 }
 
 /// Whether the guest that is up has it.
-fn has(stage: &Stage, guest: InstanceId, volume: InstanceId) -> bool {
+pub(super) fn has(stage: &Stage, guest: InstanceId, volume: InstanceId) -> bool {
     let nodes = stage.world.computers.iter();
     let mut domains = nodes.flat_map(|computer| computer.hypervisor.volumes());
     domains.any(|(instance, [_, up])| instance == guest && up.iter().any(|has| has.volume == volume))
@@ -289,20 +284,6 @@ async fn one_life(stage: Stage) {
     stage.demand(stage.user(1).deletes(volume).await.is_ok(), "it is deleted").await;
     stage.until_gone(volume).await;
     stage.stays(copy, 60, "there", there).await;
-}
-
-async fn snapshot_before_attachment(stage: Stage) {
-    let guest = stage.ready("web").await;
-    let volume = near(&stage, guest).await;
-    stage.snag("n1", "hypervisor SetVolumes i1", Fate::IsRefused(0));
-    stage.demand(stage.user(1).attaches(volume, guest).await.is_err(), "it is told that it has it not").await;
-    let refused = stage.user(1).snapshots(guest).await;
-    stage.demand(refused.is_err(), "one moment of both cannot be had").await;
-    stage.until(guest, "well", |is| is.is_well() && has(&stage, guest, volume)).await;
-    match stage.user(1).snapshots(guest).await {
-        Ok(copy) => stage.until(copy, "there", there).await,
-        Err(why) => stage.fail(format!("no snapshot was made: {why}")).await,
-    }
 }
 
 async fn attached_with_kills(stage: Stage) {

@@ -1,0 +1,290 @@
+//! Restoring a snapshot: an instance's disk, and the volumes that it still has, are made anew as they were.
+//!
+//! ```text
+//!   lock the snapshot ─▶ stop ─▶ lock the instance ─▶ its volumes, one by one ─▶ unlock it
+//!                                                 ─▶ its own disk ─▶ start, if it ran ─▶ unlock the snapshot
+//! ```
+//!
+//! The locks say what is under way, to whoever looks, to whoever would start the guest on disks of two moments, and to the same
+//! command: said again it goes on with what was broken off.
+
+use std::time::Duration;
+
+use ec_model::{Attachment, CopyOf, ImageRef, InstanceId, Power, State, Workload};
+use ec_plan::verbs::{Verb, locked};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    Acted, Cloud, CloudError, CloudResult, Known, Step, act, find_placed, restore_volume, until_done, volume,
+};
+
+/// What happens while one is restored.
+#[derive(Debug)]
+pub enum Restoring<'a> {
+    /// This is about to be asked of an instance or a volume.
+    Asks(InstanceId, &'a Verb),
+    /// It was, and is waited for where there is something to wait for.
+    Asked(InstanceId, &'a Acted),
+    /// How far that is.
+    Step(Step<'a>),
+    /// That is done, or cannot be.
+    Ended,
+    /// The instance has this volume no more, which stays as it is.
+    Left(InstanceId),
+}
+
+/// Restores a snapshot. The guest gets `grace` seconds to end by itself, and each step is waited for so long at most.
+///
+/// # Errors
+/// It is no snapshot, or cannot be restored: [`CloudError::Refused`], with nothing changed. Else the error says that not all is
+/// restored, and the same again goes on.
+pub async fn restore_snapshot(
+    cloud: &Cloud,
+    snapshot: InstanceId,
+    grace: u32,
+    timeout: Duration,
+    stop: &CancellationToken,
+    told: impl Fn(Restoring<'_>),
+) -> CloudResult<()> {
+    let view = volume(cloud, snapshot).await?;
+    let name = view.name.clone().unwrap_or_else(|| snapshot.to_string());
+    if !view.snapshot {
+        return Err(CloudError::Refused(format!("{name} is a volume, and no snapshot of an instance")));
+    }
+    if view.status != "available" {
+        return Err(CloudError::Refused(format!(
+            "snapshot {name} is {}, and cannot be restored",
+            view.status
+        )));
+    }
+    let Some(instance) = view.copy_of else {
+        return Err(CloudError::Refused(format!("nobody knows whose {name} is")));
+    };
+    let asker = Asker { cloud, timeout, stop, told: &told };
+    let kept = find_placed(cloud, snapshot).await?.record.and_then(|record| record.locked);
+    let reasons = [true, false].map(|starts| reason(instance, starts));
+    let is_ours = kept.as_ref().is_none_or(|kept| reasons.contains(kept));
+    let machine = match find_placed(cloud, instance).await {
+        Ok(machine) => machine,
+        Err(error) => {
+            if matches!(error, CloudError::NotFound(_)) && kept.is_some() && is_ours {
+                asker.ask(snapshot, Verb::Unlock).await?;
+            }
+            return Err(
+                error.and(format!("`eschedule run NAME --image volume:{name}` boots another from it"))
+            );
+        }
+    };
+    let mut held = Held::of(name, instance, &machine)?;
+    // One that broke off after it had stopped it, or unlocked it, left word of that here.
+    held.starts |= kept.as_ref() == Some(&reasons[0]);
+    if kept.is_none() {
+        asker.ask(snapshot, Verb::Hold(reason(instance, held.starts))).await?;
+    }
+    let mut is_begun = held.is_locked || kept.is_some();
+    let beside = view.beside;
+    let restored = held.restore(&asker, snapshot, &beside, &machine, grace, &mut is_begun).await;
+    let kept = kept.unwrap_or_else(|| reason(instance, held.starts));
+    match restored {
+        Ok(()) if is_ours => let_go(&asker, snapshot, kept).await,
+        Ok(()) => Ok(()),
+        Err(error) if is_begun => Err(error.and(format!(
+            "not all of {instance} is restored: run `eschedule snapshot restore {}` again",
+            held.snapshot
+        ))),
+        // It is as it was, and so is the snapshot.
+        Err(error) => let_go(&asker, snapshot, kept).await.and(Err(error)),
+    }
+}
+
+/// Why a snapshot is locked meanwhile.
+fn reason(instance: InstanceId, starts: bool) -> String {
+    format!("instance {instance} is being restored from it{}", if starts { STARTS } else { "" })
+}
+
+/// Takes the lock off a snapshot that a restore put there; another that came since stays.
+async fn let_go(
+    asker: &Asker<'_, impl Fn(Restoring<'_>)>,
+    snapshot: InstanceId,
+    reason: String,
+) -> CloudResult<()> {
+    match asker.ask(snapshot, Verb::LetGo(reason)).await {
+        Ok(()) | Err(CloudError::Refused(_)) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Who asks for one thing after the other.
+struct Asker<'a, T> {
+    cloud: &'a Cloud,
+    timeout: Duration,
+    stop: &'a CancellationToken,
+    told: &'a T,
+}
+
+impl<T: Fn(Restoring<'_>)> Asker<'_, T> {
+    /// Asks for this, and waits until it is so.
+    async fn ask(&self, of: InstanceId, verb: Verb) -> CloudResult<()> {
+        (self.told)(Restoring::Asks(of, &verb));
+        let acted = act(self.cloud, of, &verb).await;
+        self.until_done(of, acted?).await
+    }
+
+    /// Has a volume be made anew.
+    async fn remake(&self, volume: InstanceId, of: &ImageRef) -> CloudResult<()> {
+        (self.told)(Restoring::Asks(volume, &Verb::Rebuild(Some(of.clone()))));
+        let acted = restore_volume(self.cloud, volume, of).await;
+        self.until_done(volume, acted?).await
+    }
+
+    async fn until_done(&self, of: InstanceId, acted: Acted) -> CloudResult<()> {
+        (self.told)(Restoring::Asked(of, &acted));
+        let done = match acted.awaited {
+            Some(awaited) => {
+                let step = |step: Step<'_>| (self.told)(Restoring::Step(step));
+                let done = until_done(self.cloud, acted.node, of, awaited, self.timeout, step);
+                tokio::select! {
+                    done = done => done.map(drop),
+                    () = self.stop.cancelled() => Err(CloudError::Interrupted),
+                }
+            }
+            None => Ok(()),
+        };
+        (self.told)(Restoring::Ended);
+        done
+    }
+}
+
+/// In the reason of the locks of one that ran, and of its snapshot.
+const STARTS: &str = ", and then it is started";
+
+/// What is known of an instance that is being restored. While its volumes are, it is locked: nobody starts it on some that are
+/// restored and some that are not, and whoever looks at it, or goes on with a restore that broke off, is told.
+struct Held {
+    /// What the snapshot is called.
+    snapshot: String,
+    instance: InstanceId,
+    /// It is, by a restore that broke off.
+    is_locked: bool,
+    /// It ran, and is to again.
+    starts: bool,
+}
+
+impl Held {
+    /// # Errors
+    /// Somebody locked it for another reason.
+    fn of(snapshot: String, instance: InstanceId, machine: &Known) -> CloudResult<Self> {
+        let new = |is_locked, starts| Self { snapshot: snapshot.clone(), instance, is_locked, starts };
+        let Some(reason) = machine.record.as_ref().and_then(|record| record.locked.as_deref()) else {
+            return Ok(new(false, !is_down(machine)));
+        };
+        let mut held = [true, false].into_iter().map(|starts| new(true, starts));
+        held.find(|held| held.reason() == reason).ok_or_else(|| {
+            CloudError::Refused(format!("cannot restore instance {instance}: {}", locked(reason)))
+        })
+    }
+
+    fn reason(&self) -> String {
+        let Self { snapshot, starts, .. } = self;
+        let starts = if *starts { STARTS } else { "" };
+        format!(
+            "snapshot {snapshot} is being restored{starts}; broken off, `eschedule snapshot restore {snapshot}` goes on"
+        )
+    }
+
+    /// All of it, from where one that broke off was. `is_begun` says afterwards whether anything was changed.
+    async fn restore(
+        &mut self,
+        asker: &Asker<'_, impl Fn(Restoring<'_>)>,
+        snapshot: InstanceId,
+        beside: &[InstanceId],
+        machine: &Known,
+        grace: u32,
+        is_begun: &mut bool,
+    ) -> CloudResult<()> {
+        let instance = self.instance;
+        self.stop_and_lock(asker, machine, grace, is_begun).await?;
+        // From now on it keeps the volumes that it has, unless somebody unlocks it.
+        let has = self.volumes(asker.cloud).await?;
+        for volume in beside {
+            if !has.iter().any(|has| has.volume == *volume) {
+                (asker.told)(Restoring::Left(*volume));
+                continue;
+            }
+            self.volumes(asker.cloud).await?;
+            let of = CopyOf { held: Some(*volume), ..CopyOf::disk(Workload::Volume, snapshot) };
+            asker.remake(*volume, &ImageRef::copy_of(&of)).await?;
+        }
+        let own = ImageRef::copy_of(&CopyOf::disk(Workload::Volume, snapshot));
+        // One that boots from a volume has that for its own.
+        let root = Attachment::root_of(&has);
+        if let Some(root) = root {
+            self.volumes(asker.cloud).await?;
+            asker.remake(root, &own).await?;
+        }
+        asker.ask(instance, Verb::LetGo(self.reason())).await?;
+        if root.is_none() {
+            asker.ask(instance, Verb::Rebuild(Some(own))).await?;
+        }
+        if self.starts {
+            asker.ask(instance, Verb::Start).await?;
+        }
+        Ok(())
+    }
+
+    /// Has it be stopped and locked for this.
+    async fn stop_and_lock(
+        &mut self,
+        asker: &Asker<'_, impl Fn(Restoring<'_>)>,
+        machine: &Known,
+        grace: u32,
+        is_begun: &mut bool,
+    ) -> CloudResult<()> {
+        if self.is_locked && is_down(machine) {
+            return Ok(());
+        }
+        if self.is_locked {
+            // Somebody has started it beside this, and what is locked nobody can stop.
+            asker.ask(self.instance, Verb::LetGo(self.reason())).await?;
+            self.starts = true;
+        }
+        if !is_down(machine) {
+            let stop = Verb::Stop(grace);
+            (asker.told)(Restoring::Asks(self.instance, &stop));
+            let acted = act(asker.cloud, self.instance, &stop).await?;
+            *is_begun = true;
+            asker.until_done(self.instance, acted).await?;
+        }
+        asker.ask(self.instance, Verb::Hold(self.reason())).await?;
+        (*is_begun, self.is_locked) = (true, true);
+        if is_down(&find_placed(asker.cloud, self.instance).await?) {
+            return Ok(());
+        }
+        asker.ask(self.instance, Verb::LetGo(self.reason())).await?;
+        Err(CloudError::Busy(format!("somebody started {} meanwhile", self.instance)))
+    }
+
+    /// The volumes of what is locked for this.
+    ///
+    /// # Errors
+    /// Somebody unlocked it meanwhile, or locked it for another reason.
+    async fn volumes(&self, cloud: &Cloud) -> CloudResult<Vec<Attachment>> {
+        let record = find_placed(cloud, self.instance).await?.record;
+        let record = record.filter(|record| record.locked == Some(self.reason()));
+        let volumes = record.map(|record| record.volumes);
+        volumes.ok_or_else(|| {
+            CloudError::Busy(format!("somebody else unlocked or locked instance {} meanwhile", self.instance))
+        })
+    }
+}
+
+/// Whether it is stopped, and nobody has asked for anything else since.
+fn is_down(machine: &Known) -> bool {
+    let wished = machine.request.record().map(|request| (request.power.generation, request.power.power));
+    machine.status.record().is_some_and(|status| {
+        let is_pending = wished.is_some_and(|(generation, power)| {
+            generation > status.power_generation && power != Power::Stopped
+        });
+        status.state == State::Stopped && !is_pending
+    })
+}

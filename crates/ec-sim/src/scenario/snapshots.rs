@@ -1,0 +1,111 @@
+//! Snapshots: of all disks of a guest at one moment, and the guest as it was then, whatever breaks meanwhile.
+
+use std::time::Duration;
+
+use ec_hypervisor::Hypervisor;
+use ec_model::{Instance, InstanceId, State, decode};
+use ec_plan::verbs::Verb;
+
+use super::{
+    Scenario, Stage,
+    stage::Sight,
+    volumes::{given, has, near, there},
+};
+use crate::snag::Fate;
+
+pub(super) const ALL: &[Scenario] = &[
+    Scenario::new(
+        "snapshot-before-an-attachment",
+        "a hypervisor refuses an attachment once: until it is tried again a snapshot of the guest is refused, and then all of its disks are copied",
+        |stage| Box::pin(before_attachment(stage)),
+    ),
+    Scenario::new(
+        "snapshot-restored-with-kills",
+        "the command that restores a snapshot is killed after each of its steps, and said again until it ends: the guest runs as before, and nothing stays locked",
+        |stage| Box::pin(restored_with_kills(stage)),
+    ),
+    Scenario::new(
+        "snapshot-restored-while-somebody-starts-the-guest",
+        "a guest that is stopped is to be started while it is being restored, and after a restore that broke off: it is stopped for that, and runs in the end",
+        |stage| Box::pin(restored_while_started(stage)),
+    ),
+];
+
+async fn before_attachment(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let volume = near(&stage, guest).await;
+    stage.snag("n1", "hypervisor SetVolumes i1", Fate::IsRefused(0));
+    stage.demand(stage.user(1).attaches(volume, guest).await.is_err(), "it is told that it has it not").await;
+    let refused = stage.user(1).snapshots(guest).await;
+    stage.demand(refused.is_err(), "one moment of both cannot be had").await;
+    stage.until(guest, "well", |is| is.is_well() && has(&stage, guest, volume)).await;
+    snapshot_of(&stage, guest).await;
+}
+
+/// A guest with a volume, and a snapshot of both.
+async fn guest_with_snapshot(stage: &Stage) -> (InstanceId, InstanceId) {
+    let guest = stage.ready("web").await;
+    let volume = near(stage, guest).await;
+    given(stage, volume, guest).await;
+    (guest, snapshot_of(stage, guest).await)
+}
+
+async fn snapshot_of(stage: &Stage, guest: InstanceId) -> InstanceId {
+    match stage.user(1).snapshots(guest).await {
+        Ok(copy) => {
+            stage.until(copy, "there", there).await;
+            copy
+        }
+        Err(why) => stage.fail(format!("no snapshot was made: {why}")).await,
+    }
+}
+
+async fn unlocked(stage: &Stage, of: &[InstanceId]) {
+    for instance in of {
+        let record = stage.get(&stage.world.keys.instance(*instance));
+        let record = record.and_then(|value| decode::<Instance>(&value).ok());
+        stage.demand(record.is_some_and(|record| record.locked.is_none()), "it is not locked").await;
+    }
+}
+
+async fn restored_with_kills(stage: Stage) {
+    let (guest, copy) = guest_with_snapshot(&stage).await;
+    let mut kills = 0;
+    for steps in 1.. {
+        // A call takes some of these: it is killed behind each of them.
+        let time = Duration::from_millis(10) * steps;
+        match tokio::time::timeout(time, stage.user(1).restores(copy)).await {
+            Ok(Ok(())) => break,
+            Ok(Err(why)) => stage.fail(why).await,
+            Err(_) => kills += 1,
+        }
+        stage.pass(30).await;
+    }
+    stage.demand(kills > 20, "each step was the last of one").await;
+    stage.until_well(guest).await;
+    unlocked(&stage, &[guest, copy]).await;
+}
+
+async fn restored_while_started(stage: Stage) {
+    let (guest, copy) = guest_with_snapshot(&stage).await;
+    let stopped = |is: &Sight| is.is(State::Stopped);
+    let stop = async || {
+        stage.user(1).asks(guest, &Verb::Stop(0)).await;
+        stage.until(guest, "stopped", stopped).await;
+    };
+    stop().await;
+    // Its agent has not heard of it when the restore looks.
+    stage.user(2).asks(guest, &Verb::Start).await;
+    stage.demand(stage.user(1).restores(copy).await.is_ok(), "it is restored").await;
+    stage.until_well(guest).await;
+
+    stop().await;
+    // Killed with the guest locked; then somebody starts it on its host, and locked nobody stops it.
+    stage.snag("u1", "put requests/n1/i2", Fate::Kills);
+    stage.demand(stage.user(1).restores(copy).await.is_err(), "it is killed").await;
+    stage.demand(stage.node(1).hypervisor.start(guest).await.is_ok(), "it starts").await;
+    stage.until(guest, "up by hand", |is| is.is(State::Active)).await;
+    stage.demand(stage.user(1).restores(copy).await.is_ok(), "it is restored").await;
+    stage.until_well(guest).await;
+    unlocked(&stage, &[guest, copy]).await;
+}
