@@ -170,6 +170,8 @@ impl Engine {
                     known.hold(Held::Nothing, self.now);
                     known.asked_for = None;
                 }
+                // Its disk is gone, and it is kept until it is destroyed: so is its claim.
+                None if matches!(known.record, RecordFacts::Kept { .. }) => missing.push(*instance),
                 None => {}
             }
         }

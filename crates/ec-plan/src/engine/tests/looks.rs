@@ -44,9 +44,11 @@ fn before_a_build_placement_is_asked_for_the_whole_claim_whatever_an_audit_says(
 #[test]
 fn a_guest_that_is_here_and_in_no_audit_is_asked_for_and_one_that_is_in_it_is_not() {
     let other = Observed { domain: Some(RunState::Ended(End::ByGuest)), ..HERE };
+    // Its disk is gone, and it is kept.
+    let gone = InstanceId::new(uuid::Uuid::from_u128(3));
     let seen = Seen {
         observed: [(one(), HERE), (OTHER, other)].into(),
-        records: [one(), OTHER]
+        records: [one(), OTHER, gone]
             .map(|one| {
                 (
                     one,
@@ -68,6 +70,10 @@ fn a_guest_that_is_here_and_in_no_audit_is_asked_for_and_one_that_is_in_it_is_no
     };
     let (mut told, commands) = Told::looked(seen, Desired::Active);
     told.on(Event::Audited(audit(&commands), Ok(None)));
+    told.on(Event::Changed(vec![(gone, Some(requested_of(gone)))]));
+    let is_told = "its disk is gone; the rest is kept until it is destroyed";
+    let done = vec![Change::Status(says(State::Error, Some(is_told)))];
+    told.on(Event::Ended(Report { instance: gone, done, outcome: Outcome::Done }));
     told.on(Event::Changed(vec![(one(), None)]));
     for instance in [one(), OTHER] {
         told.on(Event::Allocation(instance, Ok(Held::Nothing)));
@@ -78,6 +84,7 @@ fn a_guest_that_is_here_and_in_no_audit_is_asked_for_and_one_that_is_in_it_is_no
     let counted = Command::Counted([OTHER].into());
     assert!(commands.contains(&counted) && commands.contains(&Command::AskPlacement(one())), "{commands:?}");
     assert!(!commands.contains(&Command::AskPlacement(OTHER)), "{commands:?}");
+    assert!(commands.contains(&Command::AskPlacement(gone)), "{commands:?}");
 }
 
 #[test]
