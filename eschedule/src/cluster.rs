@@ -386,7 +386,11 @@ impl Cluster {
             }
             return Err(error.into());
         }
-        output::deleted(output, "the rights of node", name)?;
+        // Once more: it may have been given another at this moment.
+        let known = known.and_then(|known| {
+            let more = node.map_or(Ok(0), |node| self.files.revoke_given(&Part::Node(node).role()));
+            more.map(|more| known + more)
+        });
         tell(STILL_OPEN);
         let listed = known.and_then(|known| self.files.list_revoked().map(|_| known));
         let known = listed.map_err(|failure| {
@@ -412,7 +416,8 @@ impl Cluster {
         if self.files.list_is_ignored() {
             tell(&format!("eschedule: {}", ignored(&self.files)));
         }
-        Ok(())
+        // Last: where nobody reads it, all is done.
+        output::deleted(output, "the rights of node", name)
     }
 }
 

@@ -101,7 +101,7 @@ pub(crate) async fn doctor(session: &Session, output: Output) -> Result<(), Fail
     let mut findings = vec![configuration(&session.settings)];
     findings.extend(session.settings.warnings.iter().map(|warning| own(warning)));
     let (etcd, placement) = tokio::join!(etcd(session), placement(session));
-    let etcd_answers = etcd.iter().any(|finding| finding.level != Level::Failed);
+    let (etcd, etcd_answers) = etcd;
     let both_answer = etcd_answers && placement.iter().all(|finding| finding.level != Level::Failed);
     findings.extend(etcd.into_iter().chain(placement));
     if both_answer {
@@ -133,7 +133,8 @@ fn own(warning: &str) -> Finding {
     Finding::warning("configuration", found, mend)
 }
 
-async fn etcd(session: &Session) -> Vec<Finding> {
+/// What there is to say of it, and whether any member answers.
+async fn etcd(session: &Session) -> (Vec<Finding>, bool) {
     let config = &session.settings.etcd;
     let asked = config.endpoints.iter().map(async |endpoint| {
         let one = EtcdConfig { endpoints: vec![endpoint.clone()], ..config.clone() };
@@ -147,7 +148,7 @@ async fn etcd(session: &Session) -> Vec<Finding> {
     let answers = futures::future::join_all(asked).await;
     let mut findings = of_members(&answers);
     findings.extend(config.open_door().await.map(|door| own(&door)));
-    findings
+    (findings, answers.iter().any(|(_, answer)| answer.is_ok()))
 }
 
 fn of_members(answers: &[(String, Result<Server, String>)]) -> Vec<Finding> {

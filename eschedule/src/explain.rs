@@ -46,9 +46,7 @@ pub(crate) async fn instance(session: &Session, called: &str, output: Output) ->
             "{called} is a volume: `eschedule volume show {called}` tells how it stands"
         )));
     }
-    let Some(record) = &view.record else {
-        return Err(Failure::failed(format!("nothing is kept of what was asked for as {called}")));
-    };
+    let like_it = view.record.as_ref().map(|record| &record.spec.query);
     if output == Output::Table {
         let meaning = list::state(&view.state).map(meaning).unwrap_or("its keys cannot be read, or are gone");
         let why: String = [&view.reason, &view.doing]
@@ -56,13 +54,21 @@ pub(crate) async fn instance(session: &Session, called: &str, output: Output) ->
             .flatten()
             .map(|why| format!(" ({})", plain(why)))
             .collect();
-        print(&format!(
-            "{called} is {}{why}: {meaning}\nOne more with its query, {}:",
-            view.state,
-            plain(&record.spec.query)
-        ))?;
+        print(&format!("{called} is {}{why}: {meaning}", view.state))?;
     }
-    query(session, &record.spec.query, output).await
+    match like_it {
+        Some(like_it) => {
+            if output == Output::Table {
+                print(&format!("One more with its query, {}:", plain(like_it)))?;
+            }
+            query(session, like_it, output).await
+        }
+        // That it is to end, or that nobody asks for it, is all that there is to say.
+        None if output == Output::Table => Ok(()),
+        None => Err(Failure::failed(format!(
+            "nothing is kept of what was asked for as {called}: `eschedule show {called}` tells how it stands"
+        ))),
+    }
 }
 
 /// Says who would take a query now.

@@ -40,22 +40,34 @@ pub(crate) async fn bring_back(session: &Session, healing: Healing, output: Outp
     if !healing.yes {
         let found = heal(cloud, &healing.instances, true).await?;
         let count = found.iter().filter(|healed| healed.outcome == Outcome::Lost).count();
-        if healing.dry_run || count == 0 {
+        if healing.dry_run {
             return output::healed(output, &found);
+        }
+        if count == 0 {
+            output::healed(output, &found)?;
+            return left(&found);
         }
         if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
             return Err(Failure::usage(format!(
                 "{count} would be brought back: say --dry-run to see them, --yes to have it done"
             )));
         }
-        output::healed(output, &found)?;
+        // For scripts there is one list, of what was done.
+        if output == Output::Table {
+            output::healed(output, &found)?;
+        }
         if !agrees(count)? {
             return Err(Failure::failed("nothing was changed"));
         }
     }
     let done = heal(cloud, &healing.instances, false).await.map_err(|error| session.failed(error))?;
     output::healed(output, &done)?;
-    let left: Vec<String> = done
+    left(&done)
+}
+
+/// An error where some stay as they are.
+fn left(healed: &[Healed]) -> Result<(), Failure> {
+    let left: Vec<String> = healed
         .iter()
         .filter(|healed| healed.outcome == Outcome::Left)
         .map(|healed| called(healed.name.as_ref(), healed.instance))

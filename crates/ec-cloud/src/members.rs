@@ -84,7 +84,13 @@ impl Membership {
         }
         self.mark(node, false).await?;
         let part = Part::Node(node);
-        self.admit(&part.role(), part).await
+        self.admit(&part.role(), part).await?;
+        if self.nodes().await?.iter().any(|(_, id)| *id == node) {
+            return Ok(());
+        }
+        // Revoked meanwhile: rights of what nobody knows could not be taken away any more.
+        self.store.drop_user(&part.role()).await?;
+        Err(CloudError::Busy(format!("somebody else revokes node `{name}` at this moment")))
     }
 
     /// Lets a node in no more: neither into etcd nor into placement. Its guests run on.
@@ -102,6 +108,8 @@ impl Membership {
         self.mark(node, true).await?;
         self.store.txn(Txn::new().delete(self.keys.alive(node)).delete(self.keys.agent(node))).await?;
         self.drop_tokens(node).await?;
+        // Who added it once more at this moment finds no token of it; whoever comes after that makes a user anew.
+        self.store.drop_user(&Part::Node(node).role()).await?;
         Ok(node)
     }
 

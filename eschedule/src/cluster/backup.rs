@@ -11,7 +11,7 @@ use std::{
 
 use ec_model::Keyspace;
 use ec_placement_store::transfer::{self, Snapshot, TransferError};
-use ec_runtime::exit::{Failure, tell};
+use ec_runtime::exit::{Failure, INTERRUPTED, tell};
 use ec_store::{EtcdStore, Store};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ use super::{
     archive::{self, Manifest, Writing},
     files::Directory,
 };
-use crate::{cli::Output, config::Settings};
+use crate::{cli::Output, config::Settings, reach::Ending};
 
 /// What takes longer is told of so often.
 const PROGRESS: Duration = Duration::from_secs(1);
@@ -68,6 +68,19 @@ pub(super) async fn backup(
     file: &Path,
     output: Output,
 ) -> Result<(), Failure> {
+    // Interrupted, nothing of it is left.
+    let mut ending = Ending::new()?;
+    tokio::select! {
+        written = written(directory, config, file) => {
+            BackedUp { file: file.to_owned(), manifest: written? }.print("backed up", output)
+        }
+        () = ending.asked() => {
+            Err(Failure { code: INTERRUPTED, message: "interrupted; there is no backup".to_owned() })
+        }
+    }
+}
+
+async fn written(directory: &Path, config: Option<&Path>, file: &Path) -> Result<Manifest, Failure> {
     let (store, keys) = open(directory, config).await?;
     let server = store.server().await?;
     let mut writing = Writing::begin(file)?;
@@ -94,8 +107,7 @@ pub(super) async fn backup(
         }
     }
     let placement = placement(&store, &keys).await?;
-    let manifest = writing.end(manifest, placement.as_ref())?;
-    BackedUp { file: file.to_owned(), manifest }.print("backed up", output)
+    writing.end(manifest, placement.as_ref())
 }
 
 /// What our own placement knows; nothing where there is none of ours. What cannot be written as a document is in the database all
@@ -143,7 +155,9 @@ pub(super) fn restore(
     output: Output,
 ) -> Result<(), Failure> {
     // What is said to be done next is done wherever.
-    let data_dir = &std::path::absolute(data_dir).map_err(failed("look for", data_dir))?;
+    let data_dir = std::path::absolute(data_dir).map_err(failed("look for", data_dir))?;
+    // Without a slash at its end: what is unpacked lies beside it.
+    let data_dir = &data_dir.components().collect::<PathBuf>();
     let mut plain = data_dir.as_os_str().to_owned();
     plain.push(".restoring");
     let plain = PathBuf::from(plain);

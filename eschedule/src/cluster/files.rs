@@ -197,6 +197,9 @@ impl Directory {
             self.refuse_others()?;
             fs::create_dir_all(&self.0).map_err(failed("make directory", &self.0))?;
         }
+        let _lock = self.lock()?;
+        // Somebody else may have begun it meanwhile.
+        let begins = begins && !self.authority().exists();
         for (name, text) in hosts.first().map(|host| self.configurations(host)).into_iter().flatten() {
             // Those of a call that was killed may be for another host.
             if begins || self.find(name)? == Found::Nothing {
@@ -237,14 +240,23 @@ impl Directory {
         // The authority's key may be kept elsewhere, and what is to be listed waits for it; but etcd waits for a list.
         let wanted = !self.list_is_ignored() && !self.revoked_list().exists();
         if wanted || self.file("ca.key").exists() {
-            made.extend(self.list_revoked()?);
+            made.extend(self.list_revoked_alone()?);
         }
         Ok(made)
+    }
+
+    /// Until it is dropped, nobody else makes anything here: two at once would mix keys and certificates, and each would write
+    /// what the other had not seen.
+    fn lock(&self) -> Result<File, Failure> {
+        let lock = File::open(&self.0).map_err(failed("read", &self.0))?;
+        lock.lock().map_err(failed("lock", &self.0))?;
+        Ok(lock)
     }
 
     /// Makes all certificates of this host anew, for the same names; answers what was made. Whoever uses them takes the new ones by
     /// itself.
     pub(super) fn renew(&self) -> Result<Vec<String>, Failure> {
+        let _lock = self.lock()?;
         let authority = self.read_authority()?;
         let known = MEMBERS.map(|(name, serves)| {
             let hosts = Certificate::read(&self.pair(name).0).map(|known| known.hosts);
@@ -255,7 +267,7 @@ impl Directory {
         })?;
         let made = known.iter().map(|(name, hosts)| self.issue(&authority, name, hosts));
         let made = made.collect::<Result<Vec<_>, _>>()?.into_iter().flatten();
-        Ok(made.chain(self.list_revoked()?).collect())
+        Ok(made.chain(self.list_revoked_alone()?).collect())
     }
 
     /// Keeps a certificate that a node is given, so that it is known when the node is revoked.
@@ -282,10 +294,13 @@ impl Directory {
 
     /// Writes the list of certificates that are good no more, where it lacks any; answers its name then. Whoever is on it stays.
     pub(super) fn list_revoked(&self) -> Result<Option<String>, Failure> {
+        let _lock = self.lock()?;
+        self.list_revoked_alone()
+    }
+
+    /// The same, by who has the lock.
+    fn list_revoked_alone(&self) -> Result<Option<String>, Failure> {
         let path = self.file(REVOKED_LIST);
-        // Two at once would each write what the other had not seen.
-        let lock = File::open(&self.0).map_err(failed("read", &self.0))?;
-        lock.lock().map_err(failed("lock", &self.0))?;
         // etcd lets nobody in where the list is missing or none.
         let listed = match fs::read(&path) {
             Ok(der) => revoked_serials(&der),
