@@ -63,8 +63,10 @@ pub async fn check(settings: &Settings, file: Option<PathBuf>) -> Result<u8, Fai
     ];
     let mut code = 0;
     let mut text = String::new();
+    // What others say of themselves makes no line of its own, and moves nobody's cursor.
+    let plain = |text: &str| text.replace(char::is_control, "?");
     for Line { what, found } in &lines {
-        match found {
+        match found.as_ref().map(|found| plain(found)).map_err(|(code, found)| (code, plain(found))) {
             Ok(found) => text.push_str(&format!("{what:<14} ok      {found}\n")),
             // Nothing that must be mended: code 0.
             Err((0, found)) => text.push_str(&format!("{what:<14} WARNING {found}\n")),

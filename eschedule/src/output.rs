@@ -114,9 +114,17 @@ pub(crate) fn healed(output: Output, list: &[Healed]) -> Result<(), Failure> {
 
 /// The reason, and before it that nobody keeps it up to date.
 fn reason(view: &View) -> String {
-    let dead = view.node.is_some() && !view.node_alive;
-    let dead = dead.then_some("its node is not alive");
-    dead.into_iter().chain(view.reason.as_deref()).collect::<Vec<_>>().join("; ")
+    dead(view).into_iter().chain(view.reason.as_deref()).collect::<Vec<_>>().join("; ")
+}
+
+/// The same, and behind it what is done about it.
+pub(crate) fn reason_and_doing(view: &View) -> String {
+    let told = [view.reason.as_deref(), view.doing.as_deref()];
+    dead(view).into_iter().chain(told.into_iter().flatten()).collect::<Vec<_>>().join("; ")
+}
+
+fn dead(view: &View) -> Option<&'static str> {
+    (view.node.is_some() && !view.node_alive).then_some("its node is not alive")
 }
 
 /// What is not known is a dash.

@@ -184,7 +184,10 @@ async fn logs(
             Piece::Bytes(bytes) => bytes,
             Piece::End(why) => {
                 out(last_lines(&before.unwrap_or_default(), lines))?;
-                ended(follow.then_some(why));
+                if !follow {
+                    return Err(Failure::failed(format!("the log broke off: {why}")));
+                }
+                ended(Some(why));
                 return Ok(());
             }
         };

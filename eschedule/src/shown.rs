@@ -48,10 +48,13 @@ impl Shown {
 
     fn status(&self, status: &Status) {
         let text = match (status.state, &status.progress) {
-            (State::Preparing, Some(progress)) => match progress.percent() {
-                Some(percent) => format!("{} {percent} %", progress.step),
-                None => format!("{} {} MiB", progress.step, progress.done >> 20),
-            },
+            (State::Preparing, Some(progress)) => {
+                let step = plain(&progress.step);
+                match progress.percent() {
+                    Some(percent) => format!("{step} {percent} %"),
+                    None => format!("{step} {} MiB", progress.done >> 20),
+                }
+            }
             (State::Starting, _) if status.started_at.is_some() => "booting".to_owned(),
             (State::Active, _) => status.ip.map_or_else(|| "active".to_owned(), |ip| format!("IP {ip}")),
             (state, _) => state.to_string().to_lowercase(),

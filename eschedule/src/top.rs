@@ -19,6 +19,7 @@ mod screen;
 mod tests;
 
 use std::{
+    convert::Infallible,
     ffi::{OsStr, OsString},
     io::{self, IsTerminal},
     process::Stdio,
@@ -29,7 +30,7 @@ use clap::Args;
 use draw::{Look, draw};
 use ec_cloud::{Acted, Cloud, CloudError, Doomed, NodeView, Seen, Verb, View, What, find};
 use ec_model::{GRACE_SECONDS, InstanceId, NodeId};
-use ec_runtime::exit::{Failure, INTERRUPTED};
+use ec_runtime::exit::{Failure, INTERRUPTED, tell};
 use jiff::Timestamp;
 use model::{Action, Asked, Model, Wish};
 use nix::{
@@ -47,6 +48,7 @@ use tokio::{
         mpsc::{self, UnboundedSender},
         watch::{self, Receiver},
     },
+    task::JoinSet,
     time::{MissedTickBehavior, interval},
 };
 
@@ -60,6 +62,9 @@ Examples:
   eschedule top --state ERROR,UNKNOWN        what is in trouble
   eschedule top --label role=web --interval 5
 In it, `?` tells the keys.";
+
+/// Who leaves waits so long for an answer to what was asked for.
+const LEAVING: Duration = Duration::from_secs(15);
 
 /// So many lines of a guest's log are shown at first.
 const LOG_LINES: &str = "200";
@@ -118,7 +123,10 @@ pub(crate) async fn top(session: &Session, top: Top, config: Option<OsString>) -
     let mut stopped = signal(SignalKind::from_raw(Signal::SIGTSTP as i32))
         .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
     let mut screen = Screen::enter()?;
+    // What was asked for and is not told of yet.
+    let mut acts = JoinSet::new();
     loop {
+        while acts.try_join_next().is_some() {}
         screen.draw(|frame| draw(frame, &mut model, look, Timestamp::now()))?;
         drawn.send_replace(model.asked());
         let wish = tokio::select! {
@@ -141,7 +149,10 @@ pub(crate) async fn top(session: &Session, top: Top, config: Option<OsString>) -
         };
         match wish {
             None => {}
-            Some(Wish::Quit) => return Ok(()),
+            Some(Wish::Quit) => {
+                screen.leave();
+                return told_of(acts).await;
+            }
             Some(Wish::Suspend) => {
                 screen.leave();
                 // Goes on behind this when the shell says so.
@@ -150,12 +161,14 @@ pub(crate) async fn top(session: &Session, top: Top, config: Option<OsString>) -
             }
             Some(Wish::Act(action, instance)) => {
                 let name = model.name(instance);
-                model.note = Some(format!("{}: asked for", action.word()));
+                model.note = Some(format!("{}: asking for it", action.word()));
                 let (cloud, news) = (cloud.clone(), news.clone());
-                tokio::spawn(async move {
+                acts.spawn(async move {
                     let came = act(&cloud.for_another(), action, instance).await;
                     let came = came.unwrap_or_else(|error| format!("cannot {}: {error}", action.word()));
-                    news.send(News::Note(format!("{name}: {came}"))).ok();
+                    let told = format!("{name}: {came}");
+                    news.send(News::Note(told.clone())).ok();
+                    told
                 });
             }
             Some(Wish::Show(instance)) => {
@@ -178,11 +191,51 @@ pub(crate) async fn top(session: &Session, top: Top, config: Option<OsString>) -
                     _ => &["logs", "--follow", "--lines", LOG_LINES],
                 };
                 screen.leave();
-                model.note = beside(config.as_deref(), words, instance).await;
+                tokio::select! {
+                    note = beside(config.as_deref(), words, instance) => model.note = note,
+                    () = told_to_end() => return Err(Failure { code: INTERRUPTED, message: String::new() }),
+                    // The same key stops the other command, which goes on with this.
+                    never = stopped_with(&mut stopped) => match never {},
+                }
                 // Ctrl-C was for that.
                 ending = Ending::new()?;
                 screen.take()?;
             }
+        }
+    }
+}
+
+/// What comes of what was asked for a moment ago, to who leaves.
+async fn told_of(mut acts: JoinSet<String>) -> Result<(), Failure> {
+    let all = async {
+        while let Some(told) = acts.join_next().await {
+            // A task that panicked has said so.
+            told.map(|told| tell(&format!("eschedule: {}", output::plain(&told)))).ok();
+        }
+    };
+    tokio::time::timeout(LEAVING, all).await.map_err(|_| {
+        Failure::failed(
+            "nobody knows yet what came of what was asked for last: look at it (`eschedule list`)",
+        )
+    })
+}
+
+/// Until somebody ends the program from elsewhere.
+async fn told_to_end() {
+    let caught = [SignalKind::terminate(), SignalKind::hangup()].map(signal);
+    let [Ok(mut terminate), Ok(mut hangup)] = caught else { return std::future::pending().await };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = hangup.recv() => {}
+    }
+}
+
+/// Stops with the shell's job, whenever its user wants that.
+async fn stopped_with(stopped: &mut tokio::signal::unix::Signal) -> Infallible {
+    loop {
+        match stopped.recv().await {
+            Some(()) => _ = kill(getpid(), Signal::SIGSTOP),
+            None => return std::future::pending().await,
         }
     }
 }
@@ -280,7 +333,7 @@ async fn beside(config: Option<&OsStr>, words: &[&str], instance: InstanceId) ->
         if let Some(config) = config {
             command.arg("--config").arg(config);
         }
-        command.args(words).arg(instance.to_string()).stderr(Stdio::piped());
+        command.args(words).arg(instance.to_string()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn()?;
         let mut last = None;
         if let Some(said) = child.stderr.take() {

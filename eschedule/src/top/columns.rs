@@ -136,11 +136,7 @@ impl Column {
             Self::Cpu => rate.map(|rate| format!("{:.1}", rate.cpu)),
             Self::Disk => rate.map(|rate| bytes(rate.disk)),
             Self::Net => rate.map(|rate| bytes(rate.net)),
-            Self::Doing => {
-                let words: Vec<&str> =
-                    view.reason.as_deref().into_iter().chain(view.doing.as_deref()).collect();
-                Some(words.join("; "))
-            }
+            Self::Doing => Some(crate::output::reason_and_doing(view)),
         };
         crate::output::plain(&text.unwrap_or_else(|| "-".to_owned()))
     }

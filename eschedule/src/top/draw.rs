@@ -16,7 +16,7 @@ use super::{
     columns::{Column, mebibytes},
     model::{Mode, Model, Pane, Text, state_of},
 };
-use crate::output::{Mood, mood, plain};
+use crate::output::{Mood, mood, plain, reason_and_doing};
 
 /// Below this height all room is the instances'.
 const LOW: u16 = 10;
@@ -215,6 +215,8 @@ fn draw_instances(frame: &mut Frame<'_>, area: Rect, model: &mut Model, look: Lo
             .map(|column| {
                 let text = column.cell((view, &node, model.rate(view)), now);
                 let mood = if *column == Column::State { mood(&text) } else { None };
+                // Of a node that is not alive nobody keeps it up to date: whether it is well nobody knows.
+                let mood = mood.filter(|mood| view.node_alive || *mood == Mood::Trouble);
                 aligned(*column, text).style(look.of(mood))
             })
             .collect();
@@ -269,9 +271,9 @@ fn telling(model: &mut Model) -> (String, Option<Mood>) {
         let all = model.instances();
         let view = model.instance.selected(&all).and_then(|id| model.views.get(&id));
         if let Some(view) = view.filter(|_| model.pane == Pane::Instances) {
-            let why = view.reason.as_ref().into_iter().chain(&view.doing).cloned().collect::<Vec<_>>();
+            let why = reason_and_doing(view);
             if !why.is_empty() {
-                words.push(format!("{}: {}", model.name(view.instance), why.join("; ")));
+                words.push(format!("{}: {why}", model.name(view.instance)));
             }
         }
     }

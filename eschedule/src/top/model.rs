@@ -149,8 +149,14 @@ impl Model {
     }
 
     /// An instance is so now.
-    pub(super) fn is(&mut self, view: View) {
+    pub(super) fn is(&mut self, mut view: View) {
+        view.node_alive = self.is_alive(view.node);
         self.views.insert(view.instance, view);
+    }
+
+    /// Whether a node is alive; of one that nobody has told of yet that is to be seen.
+    fn is_alive(&self, node: Option<NodeId>) -> bool {
+        self.nodes.iter().find(|view| Some(view.node) == node).is_none_or(|view| view.alive)
     }
 
     /// Nothing speaks of it any more.
@@ -162,6 +168,10 @@ impl Model {
     pub(super) fn nodes(&mut self, nodes: Vec<NodeView>) {
         self.meters.retain(|node, _| nodes.iter().any(|view| view.node == *node && view.alive));
         self.nodes = nodes;
+        let alive: HashMap<_, _> = self.nodes.iter().map(|view| (view.node, view.alive)).collect();
+        for view in self.views.values_mut() {
+            view.node_alive = view.node.and_then(|node| alive.get(&node).copied()).unwrap_or(true);
+        }
         self.trouble = None;
     }
 

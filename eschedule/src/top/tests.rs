@@ -147,7 +147,7 @@ fn a_screen_of_eighty_by_twenty_four_tells_of_nodes_and_instances() {
     assert_eq!(lines[..8], wanted, "{lines:#?}");
     assert!(lines[8..22].iter().all(String::is_empty), "{lines:#?}");
     // Of the selected: why it is as it is, in one line.
-    assert_eq!(lines[22], "db: no image");
+    assert_eq!(lines[22], "db: its node is not alive; no image");
     assert!(lines[23].starts_with("?help q:quit") && lines[23].contains("d:destroy"), "{lines:#?}");
 }
 
