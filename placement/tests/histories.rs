@@ -459,7 +459,7 @@ async fn ready_means_that_writes_work() {
     until_it_is_ready(&replica).await;
     // Reads work, writes do not: etcd is full.
     sleep(Duration::from_secs(60)).await;
-    store.faults().fail_writes(Some(StoreError::Refused("database space exceeded".into())));
+    store.faults().fail_writes(Some(StoreError::Full("database space exceeded".into())));
     let why = replica.ready().await.unwrap_err().to_string();
     assert!(why.contains("space exceeded"), "{why}");
     replica.fresh().await.unwrap();

@@ -258,8 +258,8 @@ impl Intent {
                 .put(key.clone(), encode(&self.record));
             match cloud.store.txn(fence).await {
                 Ok(outcome) if outcome.succeeded => return Ok(Some(outcome.revision)),
-                // The request came first, or an earlier try was done after all.
-                Ok(_) => {
+                // The request came first, or an earlier try was done after all; or this one was, and left no space.
+                Ok(_) | Err(StoreError::Full(_)) => {
                     let ((request, _), (found, _)) =
                         tokio::try_join!(cloud.store.get(request), cloud.store.get(&key))?;
                     let assigned =
@@ -267,6 +267,11 @@ impl Intent {
                     return match (request, assigned, found) {
                         // Its node may have been quick, and given it up: that says its status.
                         (Some(_), ..) | (None, Some(Ok(Some(_))), _) => Ok(None),
+                        // There was no space for it.
+                        (None, Some(Ok(None)), Some(pair)) if pair.mod_revision == self.revision => {
+                            tokio::time::sleep(PAUSE).await;
+                            continue;
+                        }
                         (None, Some(Ok(None)), Some(pair)) => Ok(Some(pair.mod_revision)),
                         _ => Err(lost(self.instance)),
                     };

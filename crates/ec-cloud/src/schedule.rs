@@ -453,6 +453,14 @@ async fn request(
         Ok(outcome) if outcome.succeeded => Requested::Yes,
         Ok(_) => Requested::No(None),
         Err(error @ StoreError::Unknown(_)) => Requested::Unknown(error.into()),
+        // It has come to its end, so that the record tells what that was.
+        Err(error @ StoreError::Full(_)) => match cloud.store.get(&keys.instance(instance)).await {
+            Ok((Some(pair), _)) if decode::<Instance>(&pair.value).is_ok_and(|it| it.assigned.is_some()) => {
+                Requested::Yes
+            }
+            Ok(_) => Requested::No(Some(error.into())),
+            Err(_) => Requested::Unknown(error.into()),
+        },
         Err(error) => Requested::No(Some(error.into())),
     }
 }

@@ -271,11 +271,12 @@ impl<M: Commands> Committer<M> {
     /// Carries out as many commands from the front of a lane as fit into one transaction.
     async fn carry_out(&self, mut lane: Lane<M>) {
         let ended = self.work(&mut lane).await;
+        self.answer(&mut lane.commands, ended);
+        self.lanes().ended(lane.number, lane.commands);
+        // Last: nobody who was answered, and no other lane, waits for that.
         if let Some(turn) = lane.turn {
             self.give_turn_back(turn).await;
         }
-        self.answer(&mut lane.commands, ended);
-        self.lanes().ended(lane.number, lane.commands);
     }
 
     async fn work(&self, lane: &mut Lane<M>) -> Ended<M> {

@@ -21,6 +21,10 @@ pub enum StoreError {
     /// The connection broke or time ran out after the request was sent: a write may have happened.
     #[error("etcd did not answer, so the outcome is unknown: {0}")]
     Unknown(String),
+    /// There is no space for a write. It has come to its end, and was done if it was the one with which the space ended: etcd looks
+    /// at its quota before it applies a change, and says so afterwards.
+    #[error("etcd has no space left, and may have made this change all the same: {0}")]
+    Full(String),
     /// History from the wanted revision on is gone; list again.
     #[error("revision {wanted} is compacted, history begins at {first}")]
     Compacted {

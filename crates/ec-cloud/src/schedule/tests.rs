@@ -26,6 +26,8 @@ enum Fault {
     Fails,
     /// It is done, and nobody hears of it.
     AnswerLost,
+    /// It is done, and told as what there was no space for.
+    Full,
     /// The process dies before it.
     KilledBefore,
     /// The process dies after it was done.
@@ -93,6 +95,10 @@ impl Layer for Etcd {
                 }
                 Err(StoreError::Unknown("as told".into()))
             }
+            Some(Fault::Full) => {
+                self.memory.txn(txn).await?;
+                Err(StoreError::Full("as told".into()))
+            }
             Some(Fault::DoneLater) => {
                 self.later.lock().unwrap().push(txn);
                 Err(StoreError::Unknown("as told".into()))
@@ -126,7 +132,7 @@ impl Rooms {
     async fn step<T>(&self, act: impl FnOnce() -> PlacementResult<T>) -> PlacementResult<T> {
         match self.plan.next() {
             Some(Fault::Fails | Fault::DoneLater) => Err(Self::lost()),
-            Some(Fault::AnswerLost) => act().and_then(|_| Err(Self::lost())),
+            Some(Fault::AnswerLost | Fault::Full) => act().and_then(|_| Err(Self::lost())),
             Some(Fault::KilledBefore) => killed().await,
             Some(Fault::KilledAfter) => {
                 act()?;
@@ -468,9 +474,10 @@ const QUERY: &str = "resources=VCPU:1,MEMORY_MB:1";
 /// More steps than any of these schedules takes.
 const STEPS: usize = 12;
 
-const FAULTS: [Fault; 6] = [
+const FAULTS: [Fault; 7] = [
     Fault::Fails,
     Fault::AnswerLost,
+    Fault::Full,
     Fault::KilledBefore,
     Fault::KilledAfter,
     Fault::DoneLater,

@@ -197,6 +197,8 @@ pub(super) struct Batch<O, R> {
     /// Whether the view has been brought up to date since the newest of these commands came in.
     fresh: bool,
     catch_up: bool,
+    /// What etcd said where it had no space for the last attempt, which it may have done with its last.
+    full: Option<String>,
 }
 
 impl<O: Debug, R: Debug> Batch<O, R> {
@@ -218,6 +220,7 @@ impl<O: Debug, R: Debug> Batch<O, R> {
             stood_on: Vec::new(),
             fresh: false,
             catch_up: known.is_none(),
+            full: None,
         }
     }
 
@@ -287,6 +290,15 @@ impl<O: Debug, R: Debug> Batch<O, R> {
         if !self.doubtful.is_empty() && known.listings != self.listings {
             return self.fail(in_doubt("the state was read anew meanwhile"));
         }
+        // That one has come to its end, and is not in the view: it was not done. Another before it may still come.
+        if let Some(why) = self.full.take() {
+            let certain = self.doubtful.len() == 1;
+            return self.fail(if certain {
+                Unavailable(format!("{why}; nothing was done"))
+            } else {
+                in_doubt(&why)
+            });
+        }
         self.plan()
     }
 
@@ -334,6 +346,14 @@ impl<O: Debug, R: Debug> Batch<O, R> {
                 self.doubtful.push(Attempt { id: sent.id, answers: sent.answers });
                 self.catch_up = true;
                 self.pause()
+            }
+            Err(StoreError::Full(why)) => {
+                tracing::error!(error = why, "etcd has no space for a transaction");
+                self.obstacle = Obstacle::Etcd(why.clone());
+                self.full = Some(why);
+                self.doubtful.push(Attempt { id: sent.id, answers: sent.answers });
+                self.catch_up = true;
+                self.begin(now)
             }
             Err(error) => self.refused(error.to_string(), now),
         }
@@ -401,7 +421,7 @@ impl<O: Debug, R: Debug> Batch<O, R> {
 
 /// Whether a refusal of etcd may not concern a smaller transaction.
 fn may_be_for_size(why: &str) -> bool {
-    !["space exceeded", "permission denied", "auth"].iter().any(|phrase| why.contains(phrase))
+    !["permission denied", "auth"].iter().any(|phrase| why.contains(phrase))
 }
 
 /// Whether etcd said that it is: in its own words.

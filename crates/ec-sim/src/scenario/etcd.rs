@@ -291,7 +291,7 @@ async fn away(stage: Stage) {
 async fn full(stage: Stage) {
     let guest = stage.ready("web").await;
     stage.say("etcd has no space any more");
-    let full = StoreError::Refused("mvcc: database space exceeded".to_owned());
+    let full = StoreError::Full("mvcc: database space exceeded".to_owned());
     stage.world.store.faults().fail_writes(Some(full));
     let told = stage.user(1).schedule("db").await;
     stage.demand(told.is_err_and(|why| why.contains("space exceeded")), "the reason is told").await;

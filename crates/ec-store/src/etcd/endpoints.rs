@@ -253,6 +253,7 @@ impl Endpoints {
     pub(super) fn error(&self, failure: Failure, repeat: Repeat) -> StoreError {
         match failure {
             Failure::Broken(text) if repeat == Repeat::Unsafe => StoreError::Unknown(text),
+            Failure::Full(text) if repeat == Repeat::Unsafe => StoreError::Full(text),
             Failure::Unsent(detail) | Failure::Broken(detail) => {
                 StoreError::Unreachable { endpoints: self.names(), detail }
             }
@@ -268,6 +269,7 @@ pub(super) fn text(failure: Failure) -> String {
         | Failure::Broken(text)
         | Failure::StaleToken(text)
         | Failure::TooBig(text)
+        | Failure::Full(text)
         | Failure::Refused(text) => text,
         Failure::LeaseGone => "requested lease not found".into(),
         Failure::LeaseExists => "lease already exists".into(),

@@ -24,6 +24,8 @@ pub(super) enum Failure {
     Future,
     /// The answer is larger than we accept.
     TooBig(String),
+    /// There is no space: a write that this was said of may have been done.
+    Full(String),
     /// etcd said no, and will say no again.
     Refused(String),
 }
@@ -68,6 +70,7 @@ fn by_code(code: i32, text: String) -> Failure {
         9 if says("lease already exists") => Failure::LeaseExists,
         // ResourceExhausted: too many requests passes by, a full database does not.
         8 if says("too many requests") => Failure::Unsent(text),
+        8 if says("space exceeded") => Failure::Full(text),
         // OutOfRange.
         11 if says("has been compacted") => Failure::Compacted,
         11 if says("future revision") => Failure::Future,
@@ -115,10 +118,7 @@ mod tests {
     #[test]
     fn refusals_are_told_from_trouble() {
         assert!(matches!(by_code(7, "etcdserver: permission denied".into()), Failure::Refused(_)));
-        assert!(matches!(
-            by_code(8, "etcdserver: mvcc: database space exceeded".into()),
-            Failure::Refused(_)
-        ));
+        assert!(matches!(by_code(8, "etcdserver: mvcc: database space exceeded".into()), Failure::Full(_)));
         assert!(matches!(by_code(5, "etcdserver: requested lease not found".into()), Failure::LeaseGone));
         assert!(matches!(by_code(9, "etcdserver: lease already exists".into()), Failure::LeaseExists));
         assert!(matches!(by_code(16, "etcdserver: invalid auth token".into()), Failure::StaleToken(_)));

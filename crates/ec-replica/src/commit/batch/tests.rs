@@ -194,11 +194,36 @@ fn what_etcd_does_not_take_is_halved_down_to_the_one_that_is_too_much() {
     let action = bench.step(refused("etcdserver: request is too large"));
     let Action::Answer { answers, written: false } = action else { panic!("{action:?}") };
     assert!(matches!(&*answers, [Err(WriteError::NotTaken(_))]), "{answers:?}");
-    // A full disk does not get better by halves.
-    let mut bench = Bench::new(4);
-    bench.begin(5);
-    let action = bench.step(refused("etcdserver: mvcc: database space exceeded"));
-    assert!(matches!(action, Action::Fail(Failed { who: Who::First(4), .. })), "{action:?}");
+}
+
+#[test]
+fn what_etcd_has_no_space_for_was_done_or_not_as_the_view_tells() {
+    let full = || Event::Answered(Err(StoreError::Full("etcdserver: mvcc: database space exceeded".into())));
+    for (happened, unknown) in [(true, false), (false, false), (false, true)] {
+        let mut bench = Bench::new(4);
+        bench.begin(5);
+        if unknown {
+            bench.step(Event::Answered(Err(StoreError::Unknown("away".into()))));
+            let action = bench.step(Event::Performed);
+            assert!(matches!(action, Action::Yield(_)), "{action:?}");
+            assert!(matches!(bench.step(Event::Free(None)), Action::CatchUp(_)));
+            let action = bench.step(Event::CaughtUp(Ok(Known { happened: None, listings: 1 })));
+            bench.send(action, 5);
+        }
+        // It does not get better by halves, nor by another try.
+        assert!(matches!(bench.step(full()), Action::Yield(_)));
+        assert!(matches!(bench.step(Event::Free(None)), Action::CatchUp(_)));
+        let last = bench.batch.doubtful().count() - 1;
+        let known = Known { happened: happened.then_some(last), listings: 1 };
+        match bench.step(Event::CaughtUp(Ok(known))) {
+            Action::Answer { written: true, .. } => assert!(happened),
+            Action::Fail(Failed { who: Who::First(4), why, .. }) => {
+                assert!(!happened && why.0.contains("space exceeded"), "{why:?}");
+                assert_eq!(why.0.contains("not known"), unknown, "{why:?}");
+            }
+            action => panic!("{action:?}"),
+        }
+    }
 }
 
 #[test]
