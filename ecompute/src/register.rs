@@ -9,6 +9,7 @@ use std::{
 use ec_model::{Doc, InstanceId, Node, Resources, encode};
 use ec_placement_client::{Inventory, PlacementError};
 use ec_store::{Compare, Txn};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -21,6 +22,8 @@ const DISK: &str = "DISK_GB";
 
 /// How often an agent makes sure that placement still knows its node, and as it is.
 const PERIOD: Duration = Duration::from_secs(60);
+/// After so long every replica of placement knows a token: it lists all of them more often.
+const HEARD_OF: Duration = Duration::from_secs(20);
 /// Between two tries to reach a placement that is not there yet.
 const RETRY: Duration = Duration::from_secs(2);
 
@@ -30,8 +33,12 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
     let mut uncounted = parts.uncounted.subscribe();
     let mut troubles = parts.troubles.subscribe();
     let mut told = false;
+    let begun = Instant::now();
     while let Err(error) = register(parts).await {
-        if !error.is_transient() {
+        // A replica hears of a new token when it hears of it.
+        let is_new =
+            matches!(error, PlacementError::Denied { status: 401, .. }) && begun.elapsed() < HEARD_OF;
+        if !error.is_transient() && !is_new {
             return Err(error);
         }
         parts.registration.down(&error);

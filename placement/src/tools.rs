@@ -16,7 +16,7 @@ use placement::{
     store::{Keys, Limits, Model},
     transfer::{self, Snapshot, TransferError},
 };
-use reqwest::{Certificate, Client, Identity};
+use reqwest::{Certificate, Client, Identity, redirect::Policy};
 
 use super::StoreOptions;
 
@@ -77,7 +77,7 @@ impl Tls {
                 "certificates are given, and {url} uses none: wanted https://"
             )));
         }
-        let mut builder = Client::builder().timeout(timeout).no_proxy();
+        let mut builder = Client::builder().timeout(timeout).no_proxy().redirect(Policy::none());
         if url.starts_with("http://") {
             // It needs nothing of the system's certificates, which may not be there.
             builder = builder.tls_certs_only([]);

@@ -115,6 +115,8 @@ fn client(config: &PlacementConfig, plain: bool) -> PlacementResult<reqwest::Cli
     let mut builder = reqwest::Client::builder()
         .timeout(config.timeout)
         .connect_timeout(config.timeout.min(Duration::from_secs(3)))
+        // Whoever is behind a redirect would be given the token, and be believed.
+        .redirect(reqwest::redirect::Policy::none())
         .user_agent(concat!("etcd-compute/", env!("CARGO_PKG_VERSION")));
     if plain {
         // Loading the system's certificates costs milliseconds that a plain connection never needs.
@@ -247,11 +249,11 @@ impl Wire {
         let version = self.version();
         let Answer { status, body: answer, .. } = self.ask(&method, &url, body, version).await?;
         if status != StatusCode::NOT_ACCEPTABLE {
-            return self.judge(path, status, answer);
+            return self.judge(path, &method, status, answer);
         }
         let theirs = self.negotiated(&answer)?;
         let Answer { status, body: answer, .. } = self.ask(&method, &url, body, theirs).await?;
-        self.judge(path, status, answer)
+        self.judge(path, &method, status, answer)
     }
 
     async fn ask(
@@ -298,11 +300,29 @@ impl Wire {
         Ok(version)
     }
 
-    fn judge(&self, path: &str, status: StatusCode, body: Vec<u8>) -> PlacementResult<Vec<u8>> {
+    fn judge(
+        &self,
+        path: &str,
+        method: &Method,
+        status: StatusCode,
+        body: Vec<u8>,
+    ) -> PlacementResult<Vec<u8>> {
         if status.is_success() {
+            // Whatever else stands in the way may answer anything with 200, and nothing would be claimed.
+            if path.starts_with("allocations") && *method != Method::GET && status != StatusCode::NO_CONTENT {
+                return Err(PlacementError::Refused(format!(
+                    "{} answers a claim with HTTP {status}, which is not the Placement API",
+                    self.base
+                )));
+            }
             return Ok(body);
         }
-        let detail = detail(&body).unwrap_or_else(|| format!("HTTP {status}"));
+        let detail = detail(&body).unwrap_or_else(|| match status.is_redirection() {
+            true => format!(
+                "HTTP {status}, and no redirect is followed: is `placement.endpoint` the API's own URL?"
+            ),
+            false => format!("HTTP {status}"),
+        });
         Err(match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => PlacementError::Denied {
                 endpoint: self.base.to_string(),

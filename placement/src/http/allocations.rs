@@ -1,6 +1,6 @@
 //! `/allocations`, and those of a provider.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, hash_map::Entry};
 
 use ec_placement_model::{
     Amounts, Command, Consumer, ConsumerWrite, ExpectedGeneration, Key, ModelError, Scope, Seconds, State,
@@ -135,12 +135,18 @@ impl Call<'_> {
         let mut allocations: Vec<(Uuid, Amounts)> = Vec::new();
         match &document["allocations"] {
             Value::Array(list) => {
+                let mut places: HashMap<Uuid, usize> = HashMap::new();
                 for one in list {
                     let text = one["resource_provider"]["uuid"].as_str().unwrap_or_default();
                     let (provider, amounts) = (provider_in(text)?, amounts_in(&one["resources"])?);
                     // Said twice, the last counts.
-                    allocations.retain(|(own, _)| *own != provider);
-                    allocations.push((provider, amounts));
+                    match places.entry(provider) {
+                        Entry::Occupied(place) => allocations[*place.get()].1 = amounts,
+                        Entry::Vacant(place) => {
+                            place.insert(allocations.len());
+                            allocations.push((provider, amounts));
+                        }
+                    }
                 }
             }
             by_provider => {

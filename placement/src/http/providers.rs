@@ -113,6 +113,9 @@ pub(super) async fn list(call: &Call<'_>) -> ApiResult<Reply> {
     let filter = call.provider_filter()?;
     let (documents, modified) = call
         .read(|state| {
+            if !filter.resources.is_empty() {
+                use_known(state)?;
+            }
             let slots = search::providers(state, &filter).map_err(|error| {
                 ApiError::bad_request(match error {
                     SearchError::UnknownTrait(_) => {
