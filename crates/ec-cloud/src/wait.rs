@@ -42,7 +42,7 @@ pub(crate) async fn until_status(
 ) -> CloudResult<Status> {
     let key = cloud.keys.status(node, instance);
     let mut reason = None;
-    let status = watch_key(cloud, key, timeout, &seen, |value| match value {
+    let status = watch_key(cloud, key, timeout, &seen, |key| match key.value() {
         Some(value) => {
             let status: Status = decode(value)?;
             seen(Step::Status(&status));
@@ -98,7 +98,7 @@ fn settled(instance: InstanceId, status: Status) -> CloudResult<Option<Status>> 
 async fn withdrawn(cloud: &Cloud, node: NodeId, instance: InstanceId, timeout: Duration) -> CloudError {
     let key = cloud.keys.request(node, instance);
     // The other watch tells of an outage.
-    let gone = watch_key(cloud, key, timeout, &|_| (), |value| Ok(value.is_none().then_some(()))).await;
+    let gone = watch_key(cloud, key, timeout, &|_| (), |key| Ok(key.value().is_none().then_some(()))).await;
     if let Err(error) = gone {
         return error;
     }
@@ -310,7 +310,35 @@ pub async fn until_gone(
 ) -> CloudResult<()> {
     // The request's key goes in the same transaction as all others.
     let key = cloud.keys.request(node, instance);
-    watch_key(cloud, key, timeout, &seen, |value| Ok(value.is_none().then_some(()))).await
+    let judge = |key: Key<'_>| {
+        match key {
+        Key::Is(_) => Ok(None),
+        Key::IsNot => Ok(Some(())),
+        Key::IsNotYet => Err(CloudError::Elsewhere(
+            "etcd was put back to an earlier time meanwhile, which knows nothing of it; look what there is now"
+                .to_owned(),
+        )),
+    }
+    };
+    watch_key(cloud, key, timeout, &seen, judge).await
+}
+
+/// How a key stands.
+#[derive(Clone, Copy)]
+enum Key<'a> {
+    Is(&'a [u8]),
+    IsNot,
+    /// It is not in an etcd that was put back to an earlier time since it was looked for first.
+    IsNotYet,
+}
+
+impl<'a> Key<'a> {
+    fn value(self) -> Option<&'a [u8]> {
+        match self {
+            Self::Is(value) => Some(value),
+            Self::IsNot | Self::IsNotYet => None,
+        }
+    }
 }
 
 /// Looks at a key now and after each change, until `judge` has an answer.
@@ -319,7 +347,7 @@ async fn watch_key<T>(
     key: String,
     timeout: Duration,
     seen: &impl Fn(Step<'_>),
-    mut judge: impl FnMut(Option<&[u8]>) -> CloudResult<Option<T>>,
+    mut judge: impl FnMut(Key<'_>) -> CloudResult<Option<T>>,
 ) -> CloudResult<T> {
     // A uuid at its end makes the key the only one with this prefix.
     let mut changes = follow(Arc::clone(&cloud.store), key.clone(), FollowOptions::default());
@@ -336,21 +364,20 @@ async fn watch_key<T>(
         let answer = match change {
             Some(Change::Reset(listing)) => {
                 let found = listing.pairs.iter().find(|pair| pair.key == key);
-                if found.is_none() && listing.revision < heard {
-                    return Err(CloudError::Elsewhere(
-                        "etcd was put back to an earlier time meanwhile, which knows nothing of what was waited for; look what there is now"
-                            .to_owned(),
-                    ));
-                }
+                let is_earlier = listing.revision < heard;
                 heard = listing.revision;
-                judge(found.map(|pair| pair.value.as_slice()))?
+                judge(match found {
+                    Some(pair) => Key::Is(&pair.value),
+                    None if is_earlier => Key::IsNotYet,
+                    None => Key::IsNot,
+                })?
             }
             // The last word on the key is the one that holds.
             Some(Change::Events(batch)) => {
                 heard = heard.max(batch.resume_from - 1);
                 match batch.events.into_iter().rev().find(|event| event.key() == key) {
-                    Some(Event::Put(pair)) => judge(Some(&pair.value))?,
-                    Some(Event::Delete { .. }) => judge(None)?,
+                    Some(Event::Put(pair)) => judge(Key::Is(&pair.value))?,
+                    Some(Event::Delete { .. }) => judge(Key::IsNot)?,
                     None => None,
                 }
             }
