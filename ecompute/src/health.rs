@@ -7,7 +7,7 @@ use ec_model::Trouble;
 use ec_plan::host::{Measured, Room, judge};
 use tokio_util::sync::CancellationToken;
 
-use crate::{config::Settings, inventory::existing, parts::Parts};
+use crate::{config::Settings, inventory::existing, parts::Parts, storage};
 
 /// Between two looks at the host.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -56,7 +56,9 @@ fn measure(settings: &Settings, clock_behind: Option<i64>) -> Measured {
     let stall = std::fs::read_to_string("/proc/pressure/memory").ok().as_deref().and_then(full_of_a_minute);
     let places = [existing(&settings.storage()), existing(&settings.images)];
     let disks = places.iter().filter_map(|place| Some((place.display().to_string(), room(place)?))).collect();
-    Measured { memory, memory_stall: stall, disks, clock_behind }
+    let gone = settings.shared.as_ref().and_then(|shared| storage::check(shared, &settings.state_dir).err());
+    let storage_gone = gone.map(|why| ec_runtime::exit::chain(&why));
+    Measured { memory, memory_stall: stall, disks, storage_gone, clock_behind }
 }
 
 fn room(place: &Path) -> Option<Room> {

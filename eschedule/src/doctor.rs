@@ -334,7 +334,9 @@ fn of_node(node: &NodeView, ready: Option<&Result<Ready, String>>) -> Vec<Findin
         .map(|trouble| {
             let mend = match trouble.kind {
                 TroubleKind::Memory => "end or move away what uses it; it takes new work again by itself",
-                TroubleKind::Disk => "make room there; it takes new work again by itself",
+                TroubleKind::Disk => {
+                    "make room there, or mount what is missing; it takes new work again by itself"
+                }
                 TroubleKind::Clock => "see `timedatectl` on both; it takes new work again by itself",
                 TroubleKind::Unknown => "see `ecompute --check` there",
             };

@@ -18,6 +18,8 @@ pub struct Measured {
     pub memory_stall: Option<f64>,
     /// The file systems that guests' disks and images are written to, each with a directory on it.
     pub disks: Vec<(String, Room)>,
+    /// Why the storage that guests' disks are written to is not there, where it is not.
+    pub storage_gone: Option<String>,
     /// So many seconds placement's clock is ahead of this host's.
     pub clock_behind: Option<i64>,
 }
@@ -60,7 +62,10 @@ pub fn judge(measured: &Measured, before: &[Trouble], now: Timestamp) -> Vec<Tro
         let edge = if known.is_some() { Edge::End } else { Edge::Begin };
         let why = match kind {
             TroubleKind::Memory => memory(measured, edge),
-            TroubleKind::Disk => measured.disks.iter().find_map(|(place, room)| disk(place, *room, edge)),
+            TroubleKind::Disk => {
+                let short = measured.disks.iter().find_map(|(place, room)| disk(place, *room, edge));
+                measured.storage_gone.clone().or(short)
+            }
             TroubleKind::Clock => measured.clock_behind.and_then(|seconds| clock(seconds, edge)),
             TroubleKind::Unknown => None,
         }?;
@@ -130,6 +135,13 @@ mod tests {
         assert_eq!(kinds(&stalled(10.1), &[]), [TroubleKind::Memory]);
         assert_eq!(kinds(&stalled(5.1), &begun), [TroubleKind::Memory]);
         assert_eq!(kinds(&stalled(5.0), &begun), []);
+    }
+
+    #[test]
+    fn storage_that_is_not_there_is_trouble_until_it_is() {
+        let gone = Measured { storage_gone: Some("mount it".into()), ..Measured::default() };
+        assert_eq!(judge(&gone, &[], Timestamp::UNIX_EPOCH)[0].why, "mount it");
+        assert_eq!(kinds(&gone, &begun(TroubleKind::Disk)), [TroubleKind::Disk]);
     }
 
     #[test]
