@@ -43,7 +43,13 @@ const PROTECTION_PERIOD: Duration = Duration::from_secs(30);
 pub async fn run(settings: Settings, port: Option<Port>, shutdown: CancellationToken) -> Result<()> {
     let state = StateDir::take(&settings.state_dir)?;
     let node = state.node(settings.uuid)?;
+    let placement = PlacementClient::new(&settings.placement)?;
     if let Some(shared) = &settings.shared {
+        storage::check(shared, &settings.state_dir)?;
+        tokio::select! {
+            refused = storage::refuse_new(shared, &placement, node) => refused?,
+            () = shutdown.cancelled() => return Ok(()),
+        }
         storage::take(shared, &settings.state_dir, node)?;
     }
     tracing::info!(%node, name = settings.name, version = env!("CARGO_PKG_VERSION"), "starting");
@@ -51,7 +57,6 @@ pub async fn run(settings: Settings, port: Option<Port>, shutdown: CancellationT
         Arc::new(sealed(&settings, EtcdStore::connect(settings.etcd.clone()).await?)?);
     let hypervisor: Arc<dyn Hypervisor> =
         Arc::new(LibvirtHypervisor::connect(libvirt_config(&settings, node))?);
-    let placement = PlacementClient::new(&settings.placement)?;
     let parts = assemble(settings, node, store, hypervisor, placement, Host::default()).await?;
     let closed = CancellationToken::new();
     if let Some(port) = &port {

@@ -6,6 +6,7 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use ec_model::{NodeId, SharedStorage};
@@ -17,6 +18,9 @@ use crate::{config::Shared, identity::keep, parts::Parts};
 const MARK: &str = "etcd-compute.storage";
 /// In a node's state directory: the name of the storage where its guests' disks lie.
 const USED: &str = "shared-storage";
+
+/// Between two tries to reach placement.
+const RETRY: Duration = Duration::from_secs(2);
 
 /// Why shared storage cannot serve.
 #[derive(Debug, thiserror::Error)]
@@ -51,6 +55,19 @@ pub(crate) enum StorageError {
         /// What it is called.
         name: String,
     },
+    /// Nobody has used what is there, and others use the storage.
+    #[error(
+        "shared_storage.path: {} is not `{name}`, which node {by} uses: mount that there first (if it is the same, write `{name}` into {MARK} in it)",
+        path.display()
+    )]
+    New {
+        /// Where it was to be.
+        path: PathBuf,
+        /// What it is called.
+        name: String,
+        /// Who has it.
+        by: NodeId,
+    },
     /// It is another.
     #[error("shared_storage.name: what is mounted at {} is `{is}`, not `{name}`", path.display())]
     Other {
@@ -74,6 +91,38 @@ pub(crate) fn take(shared: &Shared, state_dir: &Path, node: NodeId) -> Result<()
         }
     }
     Ok(())
+}
+
+/// Refuses a directory that nobody has used, where placement knows other nodes that use the storage: it is not mounted. Waits for a
+/// placement that is away; one that does not tell is passed over.
+pub(crate) async fn refuse_new(
+    shared: &Shared,
+    placement: &PlacementClient,
+    node: NodeId,
+) -> Result<(), StorageError> {
+    let (name, path) = (shared.storage.name.clone(), shared.path.clone());
+    if read(&path.join(MARK))?.is_some() {
+        return Ok(());
+    }
+    let mut told = false;
+    loop {
+        match placement.shares_of(&shared.storage).await {
+            Ok(nodes) => {
+                let others = nodes.into_iter().find(|other| *other != node);
+                return others.map_or(Ok(()), |by| Err(StorageError::New { path, name, by }));
+            }
+            Err(error) if error.is_transient() => {
+                if !std::mem::replace(&mut told, true) {
+                    tracing::warn!(%error, storage = name, "waiting for placement, which knows whose storage this is");
+                }
+                tokio::time::sleep(RETRY).await;
+            }
+            Err(error) => {
+                tracing::warn!(%error, storage = name, "placement does not tell whether other nodes use this storage");
+                return Ok(());
+            }
+        }
+    }
 }
 
 /// Whether what is mounted may be what it shall be.

@@ -96,6 +96,16 @@ async fn the_disks_of_two_nodes_are_claimed_of_the_storage_that_they_share() -> 
         assert_eq!(classes, ["MEMORY_MB", "VCPU"], "its disk is not its own");
     }
     assert_eq!(placement.inventory(storage.provider).await?.into_keys().collect::<Vec<_>>(), ["DISK_GB"]);
+    // One that has it not mounted, and comes for the first time, is told so, and is none of them.
+    let unmounted = tempfile::Builder::new().prefix("ec-unmounted-").tempdir()?;
+    let third = SecondAgent::start(&stack, Release::This, |config| {
+        let path = |place: &Path| format!("path: {}}}", place.display());
+        config.replace(&path(place.path()), &path(unmounted.path())).replace("/state2\n", "/state3\n")
+    })?;
+    stack.until("it is refused", async || Ok(third.log().contains("mount that there first"))).await?;
+    ensure!(std::fs::read_dir(unmounted.path())?.next().is_none(), "nothing is written there");
+    assert_eq!(placement.shared_by(third.node).await.unwrap_or_default(), []);
+
     let nodes = shown(&stack, &["nodes"])?;
     for node in nodes.as_array().context("no nodes")? {
         ensure!(node["storage"] == POOL && node["capacity"]["DISK_GB"].as_u64() > Some(0), "{node}");

@@ -310,15 +310,13 @@ pub async fn until_gone(
 ) -> CloudResult<()> {
     // The request's key goes in the same transaction as all others.
     let key = cloud.keys.request(node, instance);
-    let judge = |key: Key<'_>| {
-        match key {
+    let judge = |key: Key<'_>| match key {
         Key::Is(_) => Ok(None),
         Key::IsNot => Ok(Some(())),
         Key::IsNotYet => Err(CloudError::Elsewhere(
-            "etcd was put back to an earlier time meanwhile, which knows nothing of it; look what there is now"
+            "etcd was put back to an earlier time meanwhile, which knows nothing of it; look what there is"
                 .to_owned(),
         )),
-    }
     };
     watch_key(cloud, key, timeout, &seen, judge).await
 }

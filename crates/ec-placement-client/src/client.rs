@@ -348,6 +348,14 @@ impl PlacementClient {
         Ok(body.resource_providers.iter().filter_map(Provider::storage).collect())
     }
 
+    /// The nodes that share a storage.
+    pub async fn shares_of(&self, storage: &SharedStorage) -> PlacementResult<Vec<NodeId>> {
+        let query = [("member_of", storage.aggregate().to_string())];
+        let body: ProvidersBody = self.wire.get("resource_providers", &query).await?;
+        let members = body.resource_providers.into_iter().map(|provider| provider.uuid);
+        Ok(members.filter(|member| *member != storage.provider).collect())
+    }
+
     /// Has a node share a storage no more.
     pub async fn leave_shared(&self, storage: &SharedStorage, node: NodeId) -> PlacementResult<()> {
         self.change_aggregates(node, |own| _ = own.remove(&storage.aggregate())).await
