@@ -156,9 +156,13 @@ impl Joining {
 
     /// The members that there are now.
     pub(crate) async fn peers(&self, cloud: &Cloud) -> CloudResult<Peers> {
-        let mut peers = Peers { policy: self.group.policy, on: BTreeMap::new() };
-        for Member { node, instance } in members(cloud, &self.group.name).await? {
-            peers.on.entry(node).or_default().insert(instance);
+        let listing = cloud.store.list(&cloud.keys.members(&cloud.project, &self.group.name)).await?;
+        let (policy, as_of) = (self.group.policy, listing.revision);
+        let mut peers = Peers { policy, on: BTreeMap::new(), as_of };
+        for pair in &listing.pairs {
+            if let Ok((node, instance)) = cloud.keys.parse_member(&pair.key) {
+                peers.on.entry(node).or_default().insert(instance);
+            }
         }
         Ok(peers)
     }
@@ -179,8 +183,15 @@ impl Joining {
     }
 
     /// Adds the demand that one more member may go to this node. Of a group with affinity all are on one node, so who joins
-    /// one that is there still joins all.
-    pub(crate) fn demand(&self, cloud: &Cloud, peers: &Peers, node: NodeId, mut txn: Txn) -> Txn {
+    /// one that is there still joins all. Of a soft one it is that the node is as it was when it was preferred, where that `matters`.
+    pub(crate) fn demand(
+        &self,
+        cloud: &Cloud,
+        peers: &Peers,
+        node: NodeId,
+        matters: bool,
+        mut txn: Txn,
+    ) -> Txn {
         let (keys, Group { project, name, policy, .. }) = (&cloud.keys, &self.group);
         txn = txn.when(Compare::Unchanged(keys.group(project, name), self.revision));
         if planted("group-not-compared") {
@@ -192,6 +203,12 @@ impl Joining {
                 Some(peer) => txn.when(Compare::Present(keys.member(project, name, node, *peer))),
                 None => txn.when(Compare::NoneUnder(keys.members(project, name))),
             },
+            Policy::SoftAntiAffinity if matters => {
+                txn.when(Compare::NoneSince(keys.members_on(project, name, node), peers.as_of))
+            }
+            Policy::SoftAffinity if matters && peers.on.is_empty() => {
+                txn.when(Compare::NoneUnder(keys.members(project, name)))
+            }
             Policy::SoftAffinity | Policy::SoftAntiAffinity => txn,
         }
     }

@@ -522,7 +522,7 @@ async fn with_group(
             Ok(group) => {
                 let peers = group.peers(cloud).await?;
                 match brought.record.record.node().filter(|node| peers.allow(*node)) {
-                    Some(node) => txn = group.demand(cloud, &peers, node, txn).put(member, ""),
+                    Some(node) => txn = group.demand(cloud, &peers, node, false, txn).put(member, ""),
                     None => brought.without_group("its policy leaves out this node, as its members are now"),
                 }
             }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use ec_model::{
-    Alive, Assigned, Attachment, Desired, Instance, InstanceId, Node, NodeId, Request, decode, encode,
+    Alive, Assigned, Attachment, Desired, Instance, InstanceId, Node, NodeId, Policy, Request, decode, encode,
 };
 use ec_placement_client::{Candidate, Candidates, Claim, PlacementError};
 use ec_plan::choice::{Peers, Try};
@@ -29,6 +29,10 @@ const TRIES: u32 = 3;
 
 /// How often candidates are asked for anew after races were lost.
 const ROUNDS: u32 = 5;
+
+/// The same of a soft group, whose members go where they are told to but in the last: what is preferred changes with each that
+/// somebody else places.
+const ROUNDS_OF_SOFT: u32 = 30;
 
 /// An instance with its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +82,13 @@ pub async fn schedule(
         let mut tried = 0;
         let choice = wanted.ask.choose(&looked, &order);
         let Looked { found: candidates, alive, mut peers, .. } = looked;
+        let is_soft = peers
+            .as_ref()
+            .is_some_and(|peers| matches!(peers.policy, Policy::SoftAffinity | Policy::SoftAntiAffinity));
+        let rounds = if is_soft { ROUNDS_OF_SOFT } else { ROUNDS };
+        let nodes: Vec<NodeId> = choice.tries.iter().map(|Try { node, .. }| *node).collect();
+        // In the last round it goes wherever there is room.
+        let preferring = (is_soft && round + 1 < rounds).then_some(&nodes[..]);
         seen.not_alive.extend(choice.not_alive);
         seen.left_out = choice.left_out;
         for Try { offer, node } in choice.tries {
@@ -124,18 +135,20 @@ pub async fn schedule(
                 return Err(given_up(cloud, intent, Reached::Claim, CloudError::Interrupted).await);
             }
             let sign = alive.get(&node).cloned().flatten();
-            match request_within(cloud, &intent, node, wanted, sign, &mut peers).await {
+            match request_within(cloud, &intent, node, wanted, sign, &mut peers, preferring).await {
                 Requested::Yes => return Ok(Ok(Scheduled { instance: intent.instance, node })),
                 // The agent has died since it was looked for, or does not understand us, or the record was taken away.
-                given_back @ (Requested::No(None) | Requested::LeftOut) => {
+                given_back @ (Requested::No(None) | Requested::LeftOut | Requested::Crowded) => {
                     if let Err(error) = cloud.placement.release(intent.instance).await {
                         return Err(given_up(cloud, intent, Reached::Claim, error.into()).await);
                     }
-                    if matches!(given_back, Requested::LeftOut) {
-                        seen.lost_races += 1;
-                        seen.left_out.insert(node);
-                    } else {
-                        seen.not_alive.insert(node);
+                    match given_back {
+                        Requested::LeftOut => {
+                            seen.lost_races += 1;
+                            seen.left_out.insert(node);
+                        }
+                        Requested::Crowded => seen.lost_races += 1,
+                        _ => _ = seen.not_alive.insert(node),
                     }
                 }
                 Requested::No(Some(error)) => {
@@ -158,7 +171,7 @@ pub async fn schedule(
         let all = limits[widened].is_none_or(|limit| candidates.candidates.len() < limit);
         // Whoever won took room somewhere, but there may be other room that no candidate of then showed.
         round += u32::from(lost);
-        if (all || tried >= wanted.ask.limit) && (!lost || round >= ROUNDS) {
+        if (all || tried >= wanted.ask.limit) && (!lost || round >= rounds) {
             let left_over = match &wanted.ask.group {
                 Some(group) if !seen.left_out.is_empty() => tidy(cloud, &group.group.name).await,
                 _ => Ok(0),
@@ -346,6 +359,8 @@ enum Requested {
     No(Option<CloudError>),
     /// Certainly not: others are members of its group since it was looked, and leave its node out.
     LeftOut,
+    /// Certainly not: others are members of its group since it was looked, and another node is preferred now.
+    Crowded,
     /// Nobody knows yet.
     Unknown(CloudError),
 }
@@ -358,11 +373,13 @@ async fn request_within(
     wanted: &Wanted<'_>,
     sign: Option<KeyValue>,
     peers: &mut Option<Peers>,
+    preferring: Option<&[NodeId]>,
 ) -> Requested {
     let mut left = if wanted.guest.boot.is_some() { TRIES } else { 0 };
     let mut sign = sign;
     loop {
-        let requested = request(cloud, intent, node, wanted, sign.clone(), peers.as_ref()).await;
+        let requested =
+            request(cloud, intent, node, wanted, sign.clone(), peers.as_ref(), preferring.is_some()).await;
         // Its volume was changed meanwhile; the next look says whether it can still boot from that.
         if matches!(requested, Requested::No(None)) && left > 0 {
             left -= 1;
@@ -374,13 +391,17 @@ async fn request_within(
             Ok(now) => now,
             Err(error) => return Requested::No(Some(error)),
         };
-        if peers.as_ref() == Some(&now) {
+        if peers.as_ref().is_some_and(|peers| peers.on == now.on) {
             return requested;
         }
         let allow = now.allow(node);
+        let is_crowded = preferring.is_some_and(|nodes| now.prefer(nodes, node));
         *peers = Some(now);
         if !allow {
             return Requested::LeftOut;
+        }
+        if is_crowded {
+            return Requested::Crowded;
         }
     }
 }
@@ -392,6 +413,7 @@ async fn request(
     wanted: &Wanted<'_>,
     sign: Option<KeyValue>,
     peers: Option<&Peers>,
+    prefers: bool,
 ) -> Requested {
     let (keys, instance) = (&cloud.keys, intent.instance);
     let alive = match sign {
@@ -438,7 +460,7 @@ async fn request(
     txn = begin(cloud, Asked::create(&record, node), txn);
     if let (Some(group), Some(peers), Some(membership)) = (&wanted.ask.group, peers, keys.membership(&record))
     {
-        txn = group.demand(cloud, peers, node, txn).put(membership, "");
+        txn = group.demand(cloud, peers, node, prefers, txn).put(membership, "");
     }
     if let Some(volume) = wanted.guest.boot {
         txn = match booted(cloud, volume, instance, node, txn).await {

@@ -35,6 +35,8 @@ pub struct Peers {
     pub policy: Policy,
     /// Where they are.
     pub on: BTreeMap<NodeId, BTreeSet<InstanceId>>,
+    /// The revision at which they were read.
+    pub as_of: i64,
 }
 
 impl Peers {
@@ -45,6 +47,11 @@ impl Peers {
             Policy::AntiAffinity => !self.on.contains_key(&node),
             Policy::SoftAffinity | Policy::SoftAntiAffinity => true,
         }
+    }
+
+    /// Whether one of these would be tried before this node.
+    pub fn prefer(&self, nodes: &[NodeId], to: NodeId) -> bool {
+        nodes.iter().any(|node| self.rank(*node) < self.rank(to))
     }
 
     /// Before which others a node is tried: the smaller first.
@@ -189,7 +196,7 @@ mod tests {
                     (0..*count).map(|member| InstanceId::new(Uuid::from_u128(number * 100 + member)));
                 (node(*number), members.collect())
             });
-            Peers { policy, on: on.collect() }
+            Peers { policy, on: on.collect(), as_of: 1 }
         };
         let nodes = |numbers: &[u128]| numbers.iter().map(|number| node(*number)).collect::<Vec<_>>();
         let with = |policy, on: &[(u128, u128)], limit| {
@@ -209,6 +216,20 @@ mod tests {
             (Policy::SoftAffinity, &[], 9, &[1, 2, 3], &[]),
         ] {
             assert_eq!(with(policy, on, limit), (nodes(tries), nodes(left_out)), "{policy} {on:?}");
+        }
+        // One that others are preferred to by now.
+        for (policy, preferred) in [
+            (Policy::SoftAntiAffinity, &[2, 3][..]),
+            (Policy::SoftAffinity, &[1]),
+            (Policy::AntiAffinity, &[]),
+            (Policy::Affinity, &[]),
+        ] {
+            let peers = peers(policy, &[(1, 2), (2, 1), (3, 1)]);
+            for other in [1, 2, 3] {
+                let is_preferred = peers.prefer(&nodes(&[other]), node(if other == 1 { 2 } else { 1 }));
+                assert_eq!(is_preferred, preferred.contains(&other), "{policy} {other}");
+                assert!(!peers.prefer(&nodes(&[other]), node(other)), "{policy}: it is as good as itself");
+            }
         }
     }
 

@@ -44,6 +44,7 @@ pub async fn suite(store: Arc<dyn Store>, root: &str) {
         writes::a_transaction_that_changes_nothing_has_no_revision,
         writes::what_etcd_refuses_is_refused,
         writes::values_may_be_any_bytes,
+        writes::what_was_written_under_a_prefix_since_is_seen,
         writes::a_store_that_went_back_is_not_written,
         reads::a_listing_holds_its_prefix_and_nothing_else,
         reads::a_listing_is_of_one_revision_however_long,

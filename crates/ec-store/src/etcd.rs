@@ -346,6 +346,10 @@ fn wire_txn(txn: Txn) -> etcd_client::Txn {
                 let end = prefix_end(&prefix);
                 etcd_client::Compare::create_revision(prefix, CompareOp::Equal, 0).with_range(end)
             }
+            Compare::NoneSince(prefix, revision) => {
+                let end = prefix_end(&prefix);
+                etcd_client::Compare::mod_revision(prefix, CompareOp::Less, revision + 1).with_range(end)
+            }
             Compare::NotBefore(key, revision) => {
                 etcd_client::Compare::mod_revision(key, CompareOp::Greater, revision - 1)
             }

@@ -58,6 +58,8 @@ pub enum Compare {
     Unchanged(String, Revision),
     /// There is no key that begins with this prefix.
     NoneUnder(String),
+    /// No key that begins with this prefix was written after this revision. That one was deleted does not matter.
+    NoneSince(String, Revision),
     /// The key was last changed at this revision or later: the store is not one that went back behind it.
     NotBefore(String, Revision),
 }
@@ -70,6 +72,7 @@ impl Compare {
             | Self::Present(key)
             | Self::Unchanged(key, _)
             | Self::NoneUnder(key)
+            | Self::NoneSince(key, _)
             | Self::NotBefore(key, _) => key,
         }
     }

@@ -82,6 +82,8 @@ impl Layer for Etcd {
     }
 
     async fn txn(&self, txn: Txn) -> StoreResult<TxnOutcome> {
+        // Others come between.
+        tokio::task::yield_now().await;
         match self.plan.next() {
             Some(Fault::Fails) => {
                 Err(StoreError::Unreachable { endpoints: "memory".into(), detail: "as told".into() })

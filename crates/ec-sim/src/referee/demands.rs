@@ -29,7 +29,9 @@ const NAMES: [&str; 2] = ["/ecompute/names/", "/ecompute/volume-names/"];
 fn compares(txn: &Txn, key: &str) -> bool {
     txn.when.iter().any(|compare| match compare {
         Compare::Absent(own) | Compare::Unchanged(own, _) => own == key,
-        Compare::Present(_) | Compare::NoneUnder(_) | Compare::NotBefore(..) => false,
+        Compare::Present(_) | Compare::NoneUnder(_) | Compare::NoneSince(..) | Compare::NotBefore(..) => {
+            false
+        }
     })
 }
 
@@ -241,7 +243,9 @@ fn waits_for_a_node(world: &World, txn: &Txn) -> bool {
         Compare::Absent(key) | Compare::Unchanged(key, _) => {
             key.starts_with(&alive) || key.starts_with(&known)
         }
-        Compare::Present(_) | Compare::NoneUnder(_) | Compare::NotBefore(..) => false,
+        Compare::Present(_) | Compare::NoneUnder(_) | Compare::NoneSince(..) | Compare::NotBefore(..) => {
+            false
+        }
     })
 }
 

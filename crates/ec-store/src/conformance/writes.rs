@@ -98,6 +98,21 @@ pub(super) async fn values_may_be_any_bytes(scene: Scene) {
     assert_eq!(scene.value("empty").await.unwrap(), b"");
 }
 
+pub(super) async fn what_was_written_under_a_prefix_since_is_seen(scene: Scene) {
+    let under = scene.key("under/");
+    let since =
+        |revision| Txn::new().when(Compare::NoneSince(under.clone(), revision)).put(scene.key("b"), "");
+    let begun = scene.put("beside", "1").await;
+    assert!(scene.txn(since(begun)).await.unwrap().succeeded, "there is none");
+    let first = scene.put("under/a", "1").await;
+    assert!(!scene.txn(since(begun)).await.unwrap().succeeded);
+    assert!(scene.txn(since(first)).await.unwrap().succeeded);
+    scene.put("under/b", "1").await;
+    assert!(!scene.txn(since(first)).await.unwrap().succeeded, "one of them is newer");
+    scene.commit(Txn::new().delete(scene.key("under/b"))).await;
+    assert!(scene.txn(since(first)).await.unwrap().succeeded);
+}
+
 pub(super) async fn a_store_that_went_back_is_not_written(scene: Scene) {
     let seen = scene.put("a", "1").await;
     let from = |revision| {

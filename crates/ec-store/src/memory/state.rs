@@ -118,6 +118,9 @@ impl State {
                 self.keys.get(key).map_or(0, |pair| pair.mod_revision) == *revision
             }
             Compare::NoneUnder(prefix) => self.list(prefix).pairs.is_empty(),
+            Compare::NoneSince(prefix, revision) => {
+                self.list(prefix).pairs.iter().all(|pair| pair.mod_revision <= *revision)
+            }
             Compare::NotBefore(key, revision) => {
                 self.keys.get(key).map_or(0, |pair| pair.mod_revision) >= *revision
             }

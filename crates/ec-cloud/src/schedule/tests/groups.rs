@@ -69,6 +69,23 @@ async fn members_together_are_refused_where_their_node_is_full_and_soft_ones_go_
 }
 
 #[tokio::test]
+async fn soft_members_that_come_at_once_go_where_they_would_one_after_the_other() {
+    for (policy, nodes, wanted) in [
+        (Policy::SoftAntiAffinity, 3, &[8, 8, 8][..]),
+        (Policy::SoftAntiAffinity, 24, &[1; 24]),
+        (Policy::SoftAffinity, 3, &[24]),
+    ] {
+        let world = World::new(nodes, 0, &[]).await.roomy(99);
+        world.group("rather", policy).await;
+        let placed = futures::future::join_all((0..24).map(|_| world.member("rather"))).await;
+        let mut on: BTreeMap<NodeId, usize> = BTreeMap::new();
+        placed.into_iter().for_each(|node| *on.entry(node.unwrap()).or_default() += 1);
+        assert_eq!(on.into_values().collect::<Vec<_>>(), wanted, "{policy}");
+        assert_eq!(world.claims().len(), 24, "who was crowded out claims nothing");
+    }
+}
+
+#[tokio::test]
 async fn a_place_is_found_beyond_the_first_candidates() {
     let world = World::new(40, 0, &[]).await.roomy(2);
     world.group("together", Policy::Affinity).await;
@@ -107,7 +124,8 @@ async fn who_is_quicker_at_a_node_has_it_and_the_other_goes_on() {
             .put(world.keys.member("p", name, at, instance), "")
             .put(world.keys.request(at, instance), "x");
         world.etcd.memory.txn(between).await.unwrap();
-        let refused = ask.group.as_ref().unwrap().demand(&cloud, &peers, node(0), Txn::new()).put("k", "v");
+        let refused =
+            ask.group.as_ref().unwrap().demand(&cloud, &peers, node(0), true, Txn::new()).put("k", "v");
         assert!(!world.etcd.memory.txn(refused).await.unwrap().succeeded, "{policy}");
         assert_eq!(world.member(name).await, wanted, "{policy}");
     }
