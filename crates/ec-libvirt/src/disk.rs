@@ -62,6 +62,8 @@ const MOVED_SUFFIX: &str = ".moved.qcow2";
 /// By a lock on this byte of an image, QEMU is told to start no guest that writes it (its `RAW_LOCK_SHARED_BASE` and
 /// `BLK_PERM_WRITE`).
 const NO_WRITER: i64 = 201;
+/// The byte that it locks while it may write.
+const WRITER: i64 = 101;
 
 impl Pool {
     pub(crate) fn new(name: &str, path: &Path) -> Self {
@@ -535,14 +537,24 @@ fn capacity_in(path: &Path) -> io::Result<u64> {
     Ok(u64::from_be_bytes([a, b, c, d, e, f, g, h]))
 }
 
+/// Whether QEMU writes an image, on this host or another that has the same file system: as long as it may, it holds a lock on the byte
+/// that stands for that (QEMU's `block/file-posix.c`).
+pub(crate) fn is_written(path: &Path) -> io::Result<bool> {
+    has_lock(path, WRITER, 1)
+}
+
 /// Whether QEMU has a file open, of which it locks single bytes; one that is not there nobody has.
 pub(crate) fn is_locked(path: &Path) -> io::Result<bool> {
+    // To the end of whatever a file can have.
+    has_lock(path, 0, 0)
+}
+
+fn has_lock(path: &Path, start: i64, length: i64) -> io::Result<bool> {
     let file = match File::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
         other => other?,
     };
-    // To the end of whatever a file can have.
-    let mut found = lock(libc::F_WRLCK, 0, 0);
+    let mut found = lock(libc::F_WRLCK, start, length);
     fcntl(&file, FcntlArg::F_OFD_GETLK(&mut found))?;
     Ok(found.l_type != lock(libc::F_UNLCK, 0, 0).l_type)
 }
@@ -732,7 +744,9 @@ mod tests {
         // As QEMU says that it reads: a shared lock on a byte that is not there.
         let file = File::open(&path).unwrap();
         fcntl(&file, FcntlArg::F_OFD_SETLK(&lock(libc::F_RDLCK, 100, 1))).unwrap();
-        assert!(is_locked(&path).unwrap());
+        assert!(is_locked(&path).unwrap() && !is_written(&path).unwrap());
+        fcntl(&file, FcntlArg::F_OFD_SETLK(&lock(libc::F_RDLCK, 101, 1))).unwrap();
+        assert!(is_written(&path).unwrap());
         drop(file);
         assert!(!is_locked(&path).unwrap());
     }

@@ -744,6 +744,7 @@ impl Hypervisor for LibvirtHypervisor {
             copy::give_up(connect, config.node, &pool, instance)?;
             domain::remove(connect, config.node, instance)?;
             protection.dismiss(&config, instance);
+            volumes::refuse_written(&pool, instance)?;
             pool.delete_volume(connect, instance)?;
             console::remove(&log)
         };

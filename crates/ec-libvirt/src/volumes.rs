@@ -217,7 +217,20 @@ pub(crate) fn user_of(connect: &Connect, pool: &Pool, volume: InstanceId) -> Res
 pub(crate) fn refuse_used(connect: &Connect, pool: &Pool, volume: InstanceId) -> Result<(), CallError> {
     match user_of(connect, pool, volume)? {
         Some(user) => Err(CallError::NotNow(format!("the domain {} has it", user.instance))),
-        None => Ok(()),
+        None => refuse_written(pool, volume),
+    }
+}
+
+/// An error for now where somebody writes a disk that no domain here has: its guest runs on another host, by a node that was cloned.
+pub(crate) fn refuse_written(pool: &Pool, volume: InstanceId) -> Result<(), CallError> {
+    let path = pool.volume_path(volume);
+    match disk::is_written(&path) {
+        Ok(false) => Ok(()),
+        Ok(true) => Err(CallError::NotNow(format!(
+            "{} is written by somebody, and no domain of this host: is this node on another host, too?",
+            path.display()
+        ))),
+        Err(error) => Err(CallError::io("look at", &path, &error)),
     }
 }
 

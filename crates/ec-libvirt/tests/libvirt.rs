@@ -809,3 +809,41 @@ async fn a_disk_that_somebody_moved_is_not_taken_for_the_file_that_was_left_behi
     }
     test.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_somebody_writes_who_is_no_domain_here_is_not_deleted() {
+    use std::{
+        io::{BufRead, BufReader, Write},
+        process::{Command, Stdio},
+    };
+
+    let test = Test::new(|_| ()).await;
+    let (hypervisor, volume) = (&test.hypervisor, fresh());
+    hypervisor.prepare().await.unwrap();
+    hypervisor.create_volume(volume, &VolumeSource::Empty, Some(1 << 30)).await.unwrap();
+    let path = test.config.pool_path.join(format!("{volume}.qcow2"));
+    // As QEMU does it for a guest of another host.
+    let mut writer = Command::new("qemu-io")
+        .args(["-f", "qcow2"])
+        .arg(&path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut asked = writer.stdin.take().unwrap();
+    asked.write_all(b"write 0 512\n").unwrap();
+    let mut line = String::new();
+    BufReader::new(writer.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("wrote 512/512"), "{line}");
+    for refused in [
+        hypervisor.destroy(volume).await,
+        hypervisor.hand_over(volume, NodeId::new(Uuid::new_v4())).await,
+    ] {
+        let why = refused.unwrap_err().to_string();
+        assert!(why.contains("is written by somebody"), "{why}");
+    }
+    drop(asked);
+    writer.wait().unwrap();
+    hypervisor.destroy(volume).await.unwrap();
+    assert!(!path.exists());
+}
