@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Cloud, CloudError, CloudResult,
-    intent::{sweep, wanted},
+    intent::{STALE, sweep, wanted},
     select::{SortBy, sort},
 };
 
@@ -298,10 +298,14 @@ pub async fn find(cloud: &Cloud, instance: InstanceId) -> CloudResult<Found> {
 pub async fn find_placed(cloud: &Cloud, instance: InstanceId) -> CloudResult<Known> {
     match find(cloud, instance).await? {
         Found::Placed(known) => Ok(*known),
-        Found::Unplaced(record, _) => Err(CloudError::Busy(format!(
-            "instance {instance} is not placed: a command began with it at {} and has not finished; `eschedule destroy {instance}` takes away what it left",
-            record.created_at
-        ))),
+        Found::Unplaced(record, _) => {
+            let age = cloud.host.now().duration_since(record.created_at);
+            Err(CloudError::Busy(format!(
+                "instance {instance} is not placed: a command began with it at {} and has not finished; if that was killed, its name is free in {} s, and `eschedule destroy {instance}` takes away what it left",
+                record.created_at,
+                (STALE - age).as_secs().max(0)
+            )))
+        }
     }
 }
 

@@ -835,10 +835,9 @@ async fn a_disk_that_somebody_writes_who_is_no_domain_here_is_not_deleted() {
     let mut line = String::new();
     BufReader::new(writer.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert!(line.contains("wrote 512/512"), "{line}");
-    for refused in [
-        hypervisor.destroy(volume).await,
-        hypervisor.hand_over(volume, NodeId::new(Uuid::new_v4())).await,
-    ] {
+    for refused in
+        [hypervisor.destroy(volume).await, hypervisor.hand_over(volume, NodeId::new(Uuid::new_v4())).await]
+    {
         let why = refused.unwrap_err().to_string();
         assert!(why.contains("is written by somebody"), "{why}");
     }
