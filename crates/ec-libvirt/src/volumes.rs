@@ -347,6 +347,7 @@ fn refuse_copied(connect: &Connect, pool: &Pool, volume: InstanceId) -> Result<(
     let path = pool.volume_path(volume);
     let is_locked = disk::is_locked(&path).map_err(|error| CallError::io("look at", &path, &error))?;
     if is_locked && user_of(connect, pool, volume)?.is_none_or(|user| user.device.is_none()) {
+        refuse_written(pool, volume)?;
         return Err(CallError::NotNow(format!("the disk of {volume} is being copied")));
     }
     Ok(())

@@ -3,6 +3,7 @@
 use ec_hypervisor::Operation;
 use ec_model::{InstanceId, State};
 use ec_plan::verbs::Verb;
+use reqwest::Method;
 
 use super::{Scenario, Stage, stage::Sight};
 use crate::{acts, fashion::resize, referee::observed, snag::Fate, volumes::Order};
@@ -72,6 +73,18 @@ pub(super) const ALL: &[Scenario] = &[
         "etcd is put back to before an attachment: the guest lets go of the volume, as it is wanted then, and can be given it again",
         |stage| Box::pin(older_etcd(stage)),
     ),
+    Scenario::new(
+        "volume-grown-since-a-backup",
+        "etcd, and placement with it, is put back to before a volume was made larger: its node claims all of what the disk takes",
+        |stage| Box::pin(grown_since_backup(stage)),
+    ),
+    Scenario::new(
+        "volume-grown-since-a-backup-on-shared-storage",
+        "the same of a volume that is claimed of storage which nodes share",
+        |stage| Box::pin(grown_since_backup(stage)),
+    )
+    .on_nodes(2)
+    .on_shared_storage(),
     Scenario::new(
         "volume-healed",
         "etcd loses everything, and somebody heals: guest and volume are asked for as before, and the guest has had it all the time",
@@ -494,6 +507,19 @@ async fn deleted_where_it_is_not(stage: Stage) {
     stage.demand(user.heals().await == Ok(1), "it goes to where it is asked for").await;
     stage.until(volume, "there", there).await;
     stage.demand(is_at(2), "it is on n2").await;
+}
+
+async fn grown_since_backup(stage: Stage) {
+    let volume = made(&stage, Order::SMALL).await;
+    let backup = stage.back_up();
+    stage.demand(stage.user(1).extends(volume, 3).await.is_ok(), "it is to grow").await;
+    stage.until(volume, "as large as is wished", |is| there(is) && is.disk_bytes == 3 << 30).await;
+    stage.restore(&backup);
+    stage.pass(300).await;
+    let (_, held) = stage.placement(Method::GET, &format!("/allocations/{volume}"), None).await;
+    let providers = held["allocations"].as_object().into_iter().flatten();
+    let claimed: u64 = providers.filter_map(|(_, of)| of["resources"]["DISK_GB"].as_u64()).sum();
+    stage.demand(claimed == 3, "all that its disk takes is claimed").await;
 }
 
 async fn older_etcd(stage: Stage) {
