@@ -28,14 +28,12 @@ use crate::{
     parts::Parts,
     port::{self, Port, Recent, Streams},
     presence::{self, Presence, machine},
-    register::keep_registered,
+    register::{RETRY, keep_registered},
     storage,
 };
 
 /// Placement gets so long to take the lock when the agent ends.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
-/// Between two tries to reach what is not there yet.
-const RETRY: Duration = Duration::from_secs(2);
 /// How soon packet rules come back that somebody took away.
 const PROTECTION_PERIOD: Duration = Duration::from_secs(30);
 

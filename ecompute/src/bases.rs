@@ -40,12 +40,13 @@ fn recorded(records: &RecordDir) -> Result<HashSet<String>, String> {
 fn under(disks: &Path) -> Result<HashSet<String>, String> {
     let mut digests = HashSet::new();
     for path in files_of(disks)? {
-        let base = match File::open(&path).and_then(|mut disk| ec_image::stands_on(&mut disk)) {
+        match base_in(&path) {
             // It went, or was renamed, since the directory was read: of its other name the record tells.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            base => base.map_err(|error| format!("failed to read {}: {error}", path.display()))?,
-        };
-        digests.extend(base.and_then(|base| digest(Path::new(&base))));
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            base => {
+                digests.extend(base.map_err(|error| format!("failed to read {}: {error}", path.display()))?);
+            }
+        }
     }
     Ok(digests)
 }
@@ -57,8 +58,13 @@ fn digest(base: &Path) -> Option<String> {
 
 /// What a machine's or a volume's disk stands on, where that can be told.
 pub(crate) fn base_of(disks: &Path, instance: InstanceId) -> Option<String> {
-    let mut disk = File::open(disks.join(format!("{instance}.qcow2"))).ok()?;
-    digest(Path::new(&ec_image::stands_on(&mut disk).ok()??))
+    base_in(&disks.join(format!("{instance}.qcow2"))).ok()?
+}
+
+/// The digest of what the disk in this file stands on.
+fn base_in(disk: &Path) -> io::Result<Option<String>> {
+    let base = ec_image::stands_on(&mut File::open(disk)?)?;
+    Ok(base.and_then(|base| digest(Path::new(&base))))
 }
 
 /// The files in a directory, and what others have there leads to; none where there is no directory.

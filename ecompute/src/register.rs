@@ -24,8 +24,8 @@ const DISK: &str = "DISK_GB";
 const PERIOD: Duration = Duration::from_secs(60);
 /// After so long every replica of placement knows a token: it lists all of them more often.
 const HEARD_OF: Duration = Duration::from_secs(20);
-/// Between two tries to reach a placement that is not there yet.
-const RETRY: Duration = Duration::from_secs(2);
+/// Between two tries to reach what is not there yet.
+pub(crate) const RETRY: Duration = Duration::from_secs(2);
 
 /// Registers, and keeps the registration true until asked to end: a placement that was wiped or restored is told
 /// anew, and so is what guests take that it could not count. Fails only where placement refuses for good.

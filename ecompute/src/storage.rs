@@ -6,21 +6,17 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use ec_model::{NodeId, SharedStorage};
 use ec_placement_client::{PlacementClient, PlacementError, PlacementResult};
 
-use crate::{config::Shared, identity::keep, parts::Parts};
+use crate::{config::Shared, identity::keep, parts::Parts, register::RETRY};
 
 /// In the directory that is shared: the name of the storage.
 const MARK: &str = "etcd-compute.storage";
 /// In a node's state directory: the name of the storage where its guests' disks lie.
 const USED: &str = "shared-storage";
-
-/// Between two tries to reach placement.
-const RETRY: Duration = Duration::from_secs(2);
 
 /// Why shared storage cannot serve.
 #[derive(Debug, thiserror::Error)]

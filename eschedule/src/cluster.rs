@@ -378,7 +378,8 @@ impl Cluster {
     async fn revoke(&self, name: &str, output: Output) -> Result<(), Failure> {
         let node = self.membership.node(name).await?;
         // First what a call that is killed after its rights went could not find any more; but those do not wait for it.
-        let known = node.map_or(Ok(0), |node| self.files.revoke_given(&Part::Node(node).role()));
+        let revoke = || node.map_or(Ok(0), |node| self.files.revoke_given(&Part::Node(node).role()));
+        let known = revoke();
         if let Err(error) = self.membership.revoke_node(name).await {
             // A call that was killed may have come so far that nobody knows the node, and not to the list.
             if matches!(error, CloudError::NotFound(_)) && self.files.list_revoked()?.is_some() {
@@ -387,10 +388,7 @@ impl Cluster {
             return Err(error.into());
         }
         // Once more: it may have been given another at this moment.
-        let known = known.and_then(|known| {
-            let more = node.map_or(Ok(0), |node| self.files.revoke_given(&Part::Node(node).role()));
-            more.map(|more| known + more)
-        });
+        let known = known.and_then(|known| Ok(known + revoke()?));
         tell(STILL_OPEN);
         let listed = known.and_then(|known| self.files.list_revoked().map(|_| known));
         let known = listed.map_err(|failure| {

@@ -286,9 +286,14 @@ fn going_on(instance: InstanceId) -> String {
 }
 
 /// The failure, with the instance that nobody would know of otherwise.
-fn beside(mut failure: Failure, node: NodeId, instance: InstanceId) -> Failure {
-    let made = format!("instance {instance} is requested on {node} and goes on");
-    failure.message = if failure.message.is_empty() { made } else { format!("{}; {made}", failure.message) };
+fn beside(failure: Failure, node: NodeId, instance: InstanceId) -> Failure {
+    with(failure, &format!("instance {instance} is requested on {node} and goes on"))
+}
+
+/// The failure, and what is so all the same.
+pub(crate) fn with(mut failure: Failure, more: &str) -> Failure {
+    failure.message =
+        if failure.message.is_empty() { more.to_owned() } else { format!("{}; {more}", failure.message) };
     failure
 }
 

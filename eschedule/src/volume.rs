@@ -268,13 +268,7 @@ pub(crate) async fn show(session: &Session, volume: InstanceId, output: Output) 
 /// The same of one of which something was asked for before: that holds, whatever fails here.
 async fn show_asked(session: &Session, volume: InstanceId, output: Output) -> Result<(), Failure> {
     let shown = show(session, volume, output).await;
-    shown.map_err(|failure| with(failure, &format!("what was asked of volume {volume} goes on")))
-}
-
-fn with(mut failure: Failure, more: &str) -> Failure {
-    failure.message =
-        if failure.message.is_empty() { more.to_owned() } else { format!("{}; {more}", failure.message) };
-    failure
+    shown.map_err(|failure| run::with(failure, &format!("what was asked of volume {volume} goes on")))
 }
 
 async fn create(session: &Session, creating: Creating, output: Output) -> Result<(), Failure> {
@@ -329,7 +323,7 @@ pub(crate) async fn make(
         made?;
     }
     let requested = format!("volume {volume} is requested on {node} and goes on");
-    show(session, volume, output).await.map_err(|failure| with(failure, &requested))?;
+    show(session, volume, output).await.map_err(|failure| run::with(failure, &requested))?;
     if stop.is_cancelled() {
         return Err(Failure { code: INTERRUPTED, message: format!("interrupted; {requested}") });
     }

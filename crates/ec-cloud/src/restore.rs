@@ -15,7 +15,8 @@ use ec_plan::verbs::{Verb, locked};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Acted, Cloud, CloudError, CloudResult, Known, Step, act, find_placed, restore_volume, until_done, volume,
+    Acted, Cloud, CloudError, CloudResult, Known, Step, VolumeView, act, find_placed, restore_volume,
+    until_done, volume,
 };
 
 /// What happens while one is restored.
@@ -81,14 +82,13 @@ pub async fn restore_snapshot(
     if kept.is_none() {
         asker.ask(snapshot, Verb::Hold(reason(instance, held.starts))).await?;
     }
-    let mut is_begun = held.is_locked || kept.is_some();
-    let beside = view.beside;
-    let restored = held.restore(&asker, snapshot, &beside, &machine, grace, &mut is_begun).await;
+    held.is_begun |= kept.is_some();
+    let restored = held.restore(&asker, &view, &machine, grace).await;
     let kept = kept.unwrap_or_else(|| reason(instance, held.starts));
     match restored {
         Ok(()) if is_ours => let_go(&asker, snapshot, kept).await,
         Ok(()) => Ok(()),
-        Err(error) if is_begun => Err(error.and(format!(
+        Err(error) if held.is_begun => Err(error.and(format!(
             "not all of {instance} is restored: run `eschedule snapshot restore {}` again",
             held.snapshot
         ))),
@@ -168,13 +168,21 @@ struct Held {
     is_locked: bool,
     /// It ran, and is to again.
     starts: bool,
+    /// Something of it was changed.
+    is_begun: bool,
 }
 
 impl Held {
     /// # Errors
     /// Somebody locked it for another reason.
     fn of(snapshot: String, instance: InstanceId, machine: &Known) -> CloudResult<Self> {
-        let new = |is_locked, starts| Self { snapshot: snapshot.clone(), instance, is_locked, starts };
+        let new = |is_locked, starts| Self {
+            snapshot: snapshot.clone(),
+            instance,
+            is_locked,
+            starts,
+            is_begun: is_locked,
+        };
         let Some(reason) = machine.record.as_ref().and_then(|record| record.locked.as_deref()) else {
             return Ok(new(false, !is_down(machine)));
         };
@@ -192,21 +200,19 @@ impl Held {
         )
     }
 
-    /// All of it, from where one that broke off was. `is_begun` says afterwards whether anything was changed.
+    /// All of it, from where one that broke off was.
     async fn restore(
         &mut self,
         asker: &Asker<'_, impl Fn(Restoring<'_>)>,
-        snapshot: InstanceId,
-        beside: &[InstanceId],
+        view: &VolumeView,
         machine: &Known,
         grace: u32,
-        is_begun: &mut bool,
     ) -> CloudResult<()> {
-        let instance = self.instance;
-        self.stop_and_lock(asker, machine, grace, is_begun).await?;
+        let (instance, snapshot) = (self.instance, view.volume);
+        self.stop_and_lock(asker, machine, grace).await?;
         // From now on it keeps the volumes that it has, unless somebody unlocks it.
         let has = self.volumes(asker.cloud).await?;
-        for volume in beside {
+        for volume in &view.beside {
             if !has.iter().any(|has| has.volume == *volume) {
                 (asker.told)(Restoring::Left(*volume));
                 continue;
@@ -238,7 +244,6 @@ impl Held {
         asker: &Asker<'_, impl Fn(Restoring<'_>)>,
         machine: &Known,
         grace: u32,
-        is_begun: &mut bool,
     ) -> CloudResult<()> {
         if self.is_locked && is_down(machine) {
             return Ok(());
@@ -252,11 +257,11 @@ impl Held {
             let stop = Verb::Stop(grace);
             (asker.told)(Restoring::Asks(self.instance, &stop));
             let acted = act(asker.cloud, self.instance, &stop).await?;
-            *is_begun = true;
+            self.is_begun = true;
             asker.until_done(self.instance, acted).await?;
         }
         asker.ask(self.instance, Verb::Hold(self.reason())).await?;
-        (*is_begun, self.is_locked) = (true, true);
+        (self.is_begun, self.is_locked) = (true, true);
         if is_down(&find_placed(asker.cloud, self.instance).await?) {
             return Ok(());
         }

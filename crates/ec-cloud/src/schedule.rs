@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use ec_model::{
-    Alive, Assigned, Attachment, Desired, Instance, InstanceId, Node, NodeId, Policy, Request, decode, encode,
+    Alive, Assigned, Attachment, Desired, Instance, InstanceId, Node, NodeId, Request, decode, encode,
 };
 use ec_placement_client::{Candidate, Candidates, Claim, PlacementError};
 use ec_plan::choice::{Peers, Try};
@@ -82,9 +82,7 @@ pub async fn schedule(
         let mut tried = 0;
         let choice = wanted.ask.choose(&looked, &order);
         let Looked { found: candidates, alive, mut peers, .. } = looked;
-        let is_soft = peers
-            .as_ref()
-            .is_some_and(|peers| matches!(peers.policy, Policy::SoftAffinity | Policy::SoftAntiAffinity));
+        let is_soft = peers.as_ref().is_some_and(|peers| peers.policy.is_soft());
         let rounds = if is_soft { ROUNDS_OF_SOFT } else { ROUNDS };
         let nodes: Vec<NodeId> = choice.tries.iter().map(|Try { node, .. }| *node).collect();
         // In the last round it goes wherever there is room.

@@ -224,6 +224,16 @@ async fn a_server_that_stalls_is_given_up_wherever_it_stalls() {
     }
 }
 
+/// Lets a slow server go on, so many steps each time: that it takes its time is what it is for.
+fn pulse(gate: Arc<Semaphore>, steps: usize) -> tokio::task::JoinHandle<()> {
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(SHORT / 3).await;
+            gate.add_permits(steps);
+        }
+    })
+}
+
 #[tokio::test]
 async fn a_slow_server_that_keeps_sending_is_waited_for() {
     let dir = tempfile::tempdir().unwrap();
@@ -237,12 +247,7 @@ async fn a_slow_server_that_keeps_sending_is_waited_for() {
             .collect()
     })
     .await;
-    let pulse = tokio::spawn(async move {
-        loop {
-            tokio::time::sleep(SHORT / 3).await;
-            gate.add_permits(1);
-        }
-    });
+    let pulse = pulse(gate, 1);
     let begun = Instant::now();
     fetch(&cache, &server.image()).await.unwrap();
     assert!(begun.elapsed() > SHORT, "longer in all than any one pause may be");
@@ -269,12 +274,7 @@ async fn who_is_slow_waits_behind_others_and_goes_on_from_where_it_was() {
             .collect()
     })
     .await;
-    let pulse = tokio::spawn(async move {
-        loop {
-            tokio::time::sleep(SHORT / 3).await;
-            gate.add_permits(8);
-        }
-    });
+    let pulse = pulse(gate, 8);
     let slow_ones: Vec<_> = (0..8)
         .map(|number| {
             let (cache, image) = (cache.clone(), image(&format!("{}?{number}", slow.url)));
@@ -529,12 +529,7 @@ async fn a_crawl_ends() {
         steps.collect()
     })
     .await;
-    let pulse = tokio::spawn(async move {
-        loop {
-            tokio::time::sleep(SHORT / 3).await;
-            gate.add_permits(1);
-        }
-    });
+    let pulse = pulse(gate, 1);
     let begun = Instant::now();
     let error = fetch(&cache, &server.image()).await.unwrap_err();
     pulse.abort();

@@ -9,7 +9,7 @@ use ec_plan::verbs::Verb;
 use super::{
     Scenario, Stage,
     stage::Sight,
-    volumes::{given, has, near, there},
+    volumes::{come, given, has, near},
 };
 use crate::snag::Fate;
 
@@ -51,13 +51,8 @@ async fn guest_with_snapshot(stage: &Stage) -> (InstanceId, InstanceId) {
 }
 
 async fn snapshot_of(stage: &Stage, guest: InstanceId) -> InstanceId {
-    match stage.user(1).snapshots(guest).await {
-        Ok(copy) => {
-            stage.until(copy, "there", there).await;
-            copy
-        }
-        Err(why) => stage.fail(format!("no snapshot was made: {why}")).await,
-    }
+    let asked = stage.user(1).snapshots(guest).await;
+    come(stage, asked).await
 }
 
 async fn unlocked(stage: &Stage, of: &[InstanceId]) {

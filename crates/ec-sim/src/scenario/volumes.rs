@@ -242,17 +242,23 @@ async fn booted_and_gone(stage: Stage) {
     stage.until_gone(volume).await;
 }
 
-pub(super) fn there(is: &Sight) -> bool {
+fn there(is: &Sight) -> bool {
     is.is(State::Active) && is.volume && is.claim && is.record
 }
 
 async fn made(stage: &Stage, order: Order) -> InstanceId {
-    match stage.user(1).makes_volume(order).await {
+    let asked = stage.user(1).makes_volume(order).await;
+    come(stage, asked).await
+}
+
+/// A volume that was asked for, once it is there.
+pub(super) async fn come(stage: &Stage, asked: Result<InstanceId, String>) -> InstanceId {
+    match asked {
         Ok(volume) => {
             stage.until(volume, "there", there).await;
             volume
         }
-        Err(why) => stage.fail(format!("no volume was made: {why}")).await,
+        Err(why) => stage.fail(format!("it was not made: {why}")).await,
     }
 }
 

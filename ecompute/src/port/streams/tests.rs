@@ -140,6 +140,19 @@ async fn a_log_says_where_it_goes_on_and_takes_nothing_and_all_ends_with_the_age
     served.ended.await.unwrap();
 }
 
+/// Whether all that was sent from this port has been read at its other end (Linux's `Documentation/networking/proc_net_tcp.rst`).
+fn is_read(port: u16) -> bool {
+    let port = format!(":{port:04X}");
+    let all = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    all.lines().all(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        let [from, to, _, queues] = [(); 4].map(|()| words.next().unwrap_or_default());
+        let (unsent, unread) = queues.split_once(':').unwrap_or_default();
+        let is_empty = |queue: &str| queue.bytes().all(|digit| digit == b'0');
+        (is_empty(unsent) || !from.ends_with(&port)) && (is_empty(unread) || !to.ends_with(&port))
+    })
+}
+
 #[tokio::test]
 async fn who_asks_without_end_and_takes_no_answer_is_kept_little_for() {
     let served = served().await;
@@ -150,8 +163,15 @@ async fn who_asks_without_end_and_takes_no_answer_is_kept_little_for() {
         log.feed(Message::Ping(piece.clone())).await.unwrap();
     }
     log.flush().await.unwrap();
-    // All was read by then: what comes now was kept for it, by the agent and by the kernel.
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    // What comes once all was read was kept for it, by the agent and by the kernel.
+    let own = log.get_ref().local_addr().unwrap().port();
+    timeout(Duration::from_secs(60), async {
+        while !is_read(own) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .unwrap();
     let mut answers = 0;
     while let Ok(Some(Ok(message))) = timeout(Duration::from_secs(1), log.next()).await {
         answers += usize::from(matches!(message, Message::Pong(_)));
