@@ -126,6 +126,27 @@ fn what_a_user_destroyed_here_is_known_until_a_look_says_otherwise() {
 }
 
 #[test]
+fn what_is_gone_is_kept_in_mind_until_no_audit_can_tell_of_it_as_it_was() {
+    let seen = Seen { statuses: [(OTHER, says(State::Preparing, None))].into(), ..Seen::default() };
+    let (mut told, commands) = Told::looked(seen, Desired::Active);
+    let before = audit(&commands);
+    told.pass(Duration::from_secs(1));
+    let done = vec![Change::Buried(Some(9)), Change::Status(StatusEntry::Absent)];
+    told.on(Event::Ended(Report { instance: OTHER, done, outcome: Outcome::Done }));
+    let look = |told: &mut Told| {
+        told.pass(Duration::from_secs(1));
+        let [Command::LookAtAll(look)] = told.on(Event::HintAll)[..] else { panic!() };
+        let seen = Seen { buried: [(OTHER, Some(9))].into(), ..Seen::default() };
+        told.on(Event::Looked(look, Ok(seen)));
+        told.engine.known.contains_key(&OTHER)
+    };
+    assert!(look(&mut told), "an audit is under way that began before it was gone");
+    let commands = told.on(Event::Audited(before, Ok(Some([(OTHER, Resources::new())].into()))));
+    assert!(!commands.contains(&Command::AskPlacement(OTHER)), "it held that before: {commands:?}");
+    assert!(!look(&mut told), "nobody can tell of it now");
+}
+
+#[test]
 fn a_volume_that_was_destroyed_here_and_is_placed_here_since_comes_from_its_node() {
     let from = Some(Handover::From(NodeId::new(uuid::Uuid::from_u128(9))));
     for (destroyed, handover, comes) in
