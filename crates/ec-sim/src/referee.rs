@@ -11,6 +11,7 @@ mod healing;
 mod ids;
 pub(crate) mod keys;
 mod room;
+mod served;
 mod volumes;
 mod wishes;
 
@@ -27,6 +28,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 pub(crate) use room::{marked, offered_by};
+pub(crate) use served::Question;
 
 use self::{answers::Being, keys::told};
 use crate::{
@@ -108,6 +110,8 @@ pub(crate) struct Known {
     claim_count: u64,
     /// When it was claimed.
     claimed: u64,
+    /// At which generations of what it holds somebody asked that it hold something else.
+    claims_asked: BTreeSet<Option<i64>>,
     /// Its claim was given back so old, and before it was requested: a command that slept too long requests it in
     /// vain.
     unclaimed: Option<u64>,
@@ -400,7 +404,7 @@ impl Referee {
             self.look_at_group(world, actor, key, new);
             self.look_at_image(world, (actor, late), key, old.as_ref(), new);
             self.look_at_volumes(world, actor, key, old.as_ref(), new);
-            self.look_at_healing(world, actor, key, old.as_ref(), new);
+            self.look_at_healing(world, actor, (txn, before), key, old.as_ref(), new);
             self.look_at_fence(world, actor, txn, key, old.as_ref());
         }
         if txn.then.iter().any(|op| op.key().starts_with(PLACEMENT)) {

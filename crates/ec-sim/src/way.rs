@@ -10,6 +10,7 @@ use tokio::time::sleep;
 
 use crate::{
     life::Life,
+    referee::Question,
     snag::Fate,
     world::{Actor, World},
 };
@@ -35,6 +36,10 @@ impl Way {
 
     /// Has a replica answer; what it has begun it ends, whoever waits.
     pub(crate) async fn ask(&self, request: Request) -> Result<Answer, String> {
+        let question = Question::of(&self.world, &request);
+        if let Some(question) = &question {
+            self.world.judge(|referee, _| referee.asked(question));
+        }
         let Some((replica, life)) = self.world.replicas.any(&self.world) else {
             return Err("connection refused".into());
         };
@@ -63,7 +68,13 @@ impl Way {
         });
         tokio::select! {
             biased;
-            answer = answering => answer.map_err(|error| error.to_string()),
+            answer = answering => {
+                let answer = answer.map_err(|error| error.to_string())?;
+                if let Some(question) = &question {
+                    self.world.judge(|referee, world| referee.answered(world, self.actor, question, &answer));
+                }
+                Ok(answer)
+            }
             () = life.over() => Err("connection reset by peer".into()),
         }
     }

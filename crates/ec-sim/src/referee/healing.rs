@@ -3,7 +3,7 @@
 use ec_model::{
     Desired, Edition, Handover, Held, Instance, InstanceId, NodeId, Request, Size, State, Status, decode,
 };
-use ec_store::KeyValue;
+use ec_store::{KeyValue, Txn};
 
 use super::Referee;
 use crate::{
@@ -17,6 +17,7 @@ impl Referee {
         &mut self,
         world: &World,
         actor: Actor,
+        (txn, before): (&Txn, &[Option<KeyValue>]),
         key: &str,
         old: Option<&KeyValue>,
         new: Option<&[u8]>,
@@ -28,11 +29,44 @@ impl Referee {
             return;
         };
         let Some(held) = read::<Held>(world, &world.keys.held(node, instance)) else { return };
+        let record_key = world.keys.instance(instance);
+        let recorded = txn.then.iter().zip(before).find(|(op, _)| *op.key() == *record_key);
+        let recorded = recorded.and_then(|(_, old)| decode::<Instance>(&old.as_ref()?.value).ok());
         let wrong = undone(world, node, instance, &request, &held);
+        let wrong = wrong.into_iter().chain(older(world, node, &request, &held, recorded.as_ref()));
         for what in wrong {
             self.found(format!("{actor} brought {instance} back, {what}"));
         }
     }
+}
+
+/// What the request goes back to, of which more is known: of the placement by which it was recorded until then, and of what its user
+/// said of it last.
+fn older(
+    world: &World,
+    node: NodeId,
+    request: &Request,
+    held: &Held,
+    recorded: Option<&Instance>,
+) -> Option<&'static str> {
+    let placed = recorded.and_then(|recorded| recorded.assigned);
+    if placed.is_some_and(|placed| {
+        placed.epoch > request.epoch || placed.node != node && placed.epoch == request.epoch
+    }) {
+        return Some("and it was recorded elsewhere, by a placement that is not older");
+    }
+    if recorded.is_some_and(|recorded| request.generation <= recorded.generation) {
+        return Some("by no newer generation than it is recorded with");
+    }
+    let kept = held.intent.record().ok().flatten().map(|kept| kept.record);
+    let is_here = placed.is_some_and(|placed| placed.node == node && placed.epoch == request.epoch);
+    let since = kept.as_ref().map_or(0, |kept| kept.generation);
+    let newest = recorded.filter(|recorded| is_here && recorded.generation >= since);
+    let newest = newest.or(kept.as_ref()).or(recorded)?;
+    let record = read::<Instance>(world, &world.keys.instance(held.instance))?;
+    let said = |record: &Instance| (record.labels.clone(), record.locked.clone(), record.restart);
+    (said(&record) != said(newest))
+        .then_some("and its labels, its lock or its policy are not what they were last")
 }
 
 fn read<T: ec_model::Record>(world: &World, key: &str) -> Option<T> {

@@ -72,6 +72,27 @@ pub(crate) fn offered_by(world: &World, node: NodeId, class: &str) -> f64 {
     content(world, &format!("{PLACEMENT}/providers/{node}")).map_or(0.0, |pair| offered(&pair.value, class))
 }
 
+/// Whether each provider has room for what an instance is to have of it, by its capacity alone, beside what all others have.
+pub(super) fn has_room(world: &World, instance: InstanceId, wanted: &Value) -> bool {
+    let (mut used, mut asked) = (Used::new(), Used::new());
+    let own = format!("{PLACEMENT}/consumers/{instance}");
+    for pair in world.store.content(&format!("{PLACEMENT}/consumers/")).pairs {
+        if pair.key != own {
+            count(&pair.value, &mut used);
+        }
+    }
+    for (provider, amounts) in wanted.as_object().into_iter().flatten() {
+        for (class, amount) in amounts["resources"].as_object().into_iter().flatten() {
+            asked.insert((provider.clone(), class.clone()), amount.as_u64().unwrap_or(0));
+        }
+    }
+    asked.iter().all(|(place, amount)| {
+        let used = used.get(place).copied().unwrap_or(0);
+        let record = content(world, &format!("{PLACEMENT}/providers/{}", place.0));
+        record.is_some_and(|record| (used + amount) as f64 <= offered(&record.value, &place.1))
+    })
+}
+
 /// Whether it is asked for, and was not given up.
 fn is_wanted(world: &World, instance: InstanceId) -> bool {
     world.computers.iter().any(|computer| {
@@ -94,6 +115,9 @@ impl Referee {
         let consumers = format!("{PLACEMENT}/consumers/");
         for (op, old) in txn.then.iter().zip(before) {
             self.look_at_mark(world, op, old.as_ref());
+            if let Op::Put { key, value, .. } = op {
+                self.look_at_generation(txn, key, old.as_ref(), value);
+            }
             let instance = op.key().strip_prefix(&consumers).and_then(|text| text.parse().ok());
             let Some(instance) = instance else { continue };
             if let Op::Put { value, .. } = op {

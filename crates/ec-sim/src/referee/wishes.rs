@@ -4,9 +4,11 @@
 //! They are less than the table of verbs (`docs/lifecycle.md`): what would cost a user something.
 
 use ec_model::{
-    Desired, Instance, InstanceId, Power, Request, Resources, State, Status, Workload, decode, greater,
+    Assigned, Desired, Instance, InstanceId, NodeId, Power, Request, Resources, State, Status, Workload,
+    decode, greater,
 };
 use ec_store::{KeyValue, Op, Txn};
+use jiff::Timestamp;
 
 use super::{Referee, claimed, disk_bytes, size};
 use crate::{
@@ -18,6 +20,7 @@ const DISK: &str = "DISK_GB";
 
 /// What somebody wishes of one that is asked for: before and after.
 struct Wish {
+    node: NodeId,
     order: [Request; 2],
     record: [Instance; 2],
     status: Option<Status>,
@@ -149,6 +152,34 @@ impl Wish {
         }
     }
 
+    /// What is said of a wish that its node never hears of, since it is placed elsewhere by now.
+    fn is_late(&self) -> Option<&'static str> {
+        let ([was, is], [record, _]) = (&self.order, &self.record);
+        let placed = Some(Assigned { node: self.node, epoch: was.epoch });
+        let is_wish = was.generation != is.generation && was.handover == is.handover;
+        (is_wish && record.assigned != placed).then_some("which is placed elsewhere by now")
+    }
+
+    /// What is said of a wish that is told by when it was made, where that is not later than the one before it.
+    fn repeats(&self) -> Option<&'static str> {
+        let [was, is] = &self.order;
+        let told = self.status.as_ref();
+        let times = [
+            [was, is].map(|order| order.rebuild.as_ref().map(|wish| wish.wished_at)),
+            [was, is].map(|order| order.rescue.as_ref().map(|wish| wish.wished_at)),
+            [was, is].map(|order| order.resize.map(|wish| wish.wished_at)),
+        ];
+        let last = [
+            told.and_then(|status| status.rebuilt.as_ref()).map(|was| was.wished_at),
+            told.and_then(|status| status.rescued.as_ref()).map(|was| was.wished_at),
+            told.and_then(|status| status.resized.as_ref()).map(|was| was.wished_at),
+        ];
+        let is_older = |([was, is], last): ([Option<Timestamp>; 2], Option<Timestamp>)| {
+            was != is && is.is_some() && (is <= was || is <= last)
+        };
+        times.into_iter().zip(last).any(is_older).then_some("as of no later time than what was wished before")
+    }
+
     /// What is said of a wish that a volume cannot be wished.
     fn is_of_machines(&self) -> Option<&'static str> {
         let [was, is] = &self.order;
@@ -214,9 +245,10 @@ impl Referee {
             let told = !(known.status_lost || self.restored);
             let status = content(world, &world.keys.status(node, instance));
             let status = status.and_then(|pair| decode::<Status>(&pair.value).ok());
-            let wish = Wish { order: [was, is], record: [record, after], status, brings_back };
-            let of_how_it_stands = || wish.meets_another().or_else(|| wish.loses_size());
-            let wrong = wish.breaks_lock().or_else(|| wish.is_of_machines());
+            let wish = Wish { node, order: [was, is], record: [record, after], status, brings_back };
+            let of_how_it_stands =
+                || wish.meets_another().or_else(|| wish.loses_size()).or_else(|| wish.repeats());
+            let wrong = wish.breaks_lock().or_else(|| wish.is_of_machines()).or_else(|| wish.is_late());
             if let Some(what) = wrong.or_else(|| of_how_it_stands().filter(|_| told)) {
                 self.found(format!("{actor} wished something of {instance}, {what}"));
             }

@@ -1,0 +1,210 @@
+//! Rules for what placement answers: it was so, and what it carried out was asked for as it then was.
+//!
+//! The state of placement is the same as long as its clock in etcd is. So where nobody wrote between a question and its answer,
+//! the answer has to be what lies in etcd, whichever replica gave it and however far that had come.
+
+use ec_model::{InstanceId, NodeId};
+use ec_placement_client::{Answer, Request};
+use ec_store::{KeyValue, Op, Revision, Txn};
+use serde_json::Value;
+
+use super::{Referee, room::has_room};
+use crate::{
+    door::content,
+    world::{Actor, PLACEMENT, World},
+};
+
+/// What somebody asks placement, and when that is of placement's own history.
+#[derive(Debug, Clone)]
+pub(crate) struct Question {
+    about: About,
+    asked_at: (u64, Option<Revision>),
+}
+
+#[derive(Debug, Clone)]
+enum About {
+    /// What a consumer holds.
+    Consumer(InstanceId),
+    /// That a consumer is to hold this, and something else than it did at this generation; none: than nothing.
+    Claim(InstanceId, Option<i64>, Value),
+    /// That a consumer is to hold nothing.
+    Release(InstanceId),
+    /// A provider.
+    Provider(NodeId),
+    /// That something of a provider be otherwise than it was at this generation.
+    Change(NodeId, Option<i64>),
+    /// Who holds something of a provider.
+    Holders(NodeId),
+}
+
+impl About {
+    fn of(request: &Request) -> Option<Self> {
+        let mut path = request.url.path().trim_start_matches('/').split('/');
+        let (kind, id, part, more) = (path.next()?, path.next()?, path.next(), path.next());
+        Some(match (request.method.as_str(), kind, part, more) {
+            ("GET", "allocations", None, None) => Self::Consumer(id.parse().ok()?),
+            ("DELETE", "allocations", None, None) => Self::Release(id.parse().ok()?),
+            ("PUT", "allocations", None, None) => {
+                let body = request.body.as_ref()?;
+                Self::Claim(
+                    id.parse().ok()?,
+                    body["consumer_generation"].as_i64(),
+                    body["allocations"].clone(),
+                )
+            }
+            ("GET", "resource_providers", None, None) => Self::Provider(id.parse().ok()?),
+            ("GET", "resource_providers", Some("allocations"), None) => Self::Holders(id.parse().ok()?),
+            ("PUT", "resource_providers", Some(_), None) => {
+                let given = request.body.as_ref()?["resource_provider_generation"].as_i64();
+                Self::Change(id.parse().ok()?, given)
+            }
+            _ => return None,
+        })
+    }
+}
+
+/// When that is of placement's own history: in which etcd, and at which moment of its clock.
+fn moment(world: &World) -> (u64, Option<Revision>) {
+    let clock = content(world, &format!("{PLACEMENT}/clock"));
+    (world.era(), clock.map(|pair| pair.mod_revision))
+}
+
+impl Question {
+    pub(crate) fn of(world: &World, request: &Request) -> Option<Self> {
+        Some(Self { about: About::of(request)?, asked_at: moment(world) })
+    }
+}
+
+fn read(pair: Option<&KeyValue>) -> Option<Value> {
+    pair.and_then(|pair| serde_json::from_slice(&pair.value).ok())
+}
+
+fn consumer(world: &World, instance: InstanceId) -> Option<Value> {
+    read(content(world, &format!("{PLACEMENT}/consumers/{instance}")).as_ref())
+}
+
+fn generation(record: Option<&Value>) -> Option<i64> {
+    record?["generation"].as_i64()
+}
+
+fn generation_of(world: &World, provider: NodeId) -> Option<i64> {
+    read(content(world, &format!("{PLACEMENT}/generations/{provider}")).as_ref())?.as_i64()
+}
+
+impl Referee {
+    /// Somebody wants a consumer to hold something else, which may be carried out from now on.
+    pub(crate) fn asked(&mut self, question: &Question) {
+        if let About::Claim(instance, generation, _) = question.about {
+            self.known.entry(instance).or_default().claims_asked.insert(generation);
+        }
+    }
+
+    /// It was answered.
+    pub(crate) fn answered(&mut self, world: &World, actor: Actor, question: &Question, answer: &Answer) {
+        if moment(world) != question.asked_at {
+            return;
+        }
+        let status = answer.status.as_u16();
+        let body: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+        let code = body["errors"][0]["code"].as_str().unwrap_or_default();
+        let wrong = match question.about {
+            About::Consumer(instance) => {
+                let is = generation(consumer(world, instance).as_ref());
+                let told = body["consumer_generation"].as_i64();
+                (status == 200 && told != is)
+                    .then(|| format!("{instance} is at the generation {told:?}, and it is at {is:?}"))
+            }
+            About::Claim(instance, asked, ref wanted) => {
+                let is = generation(consumer(world, instance).as_ref());
+                let is_full = body.to_string().contains("would exceed the capacity");
+                match code {
+                    "placement.concurrent_update" if asked == is => {
+                        Some(format!("{instance} is not at the generation {asked:?}, and it is"))
+                    }
+                    _ if status == 409 && is_full && has_room(world, instance, wanted) => {
+                        Some(format!("there is no room for {instance}, and there is"))
+                    }
+                    _ => None,
+                }
+            }
+            About::Release(instance) => (status == 404 && consumer(world, instance).is_some())
+                .then(|| format!("{instance} holds nothing, and it does")),
+            About::Provider(provider) => {
+                let is = generation_of(world, provider);
+                let told = body["generation"].as_i64();
+                ([200, 404].contains(&status) && told != is).then(|| {
+                    format!("provider {provider} is at the generation {told:?}, and it is at {is:?}")
+                })
+            }
+            About::Change(provider, given) => {
+                let is = generation_of(world, provider);
+                let is_old = code == "placement.concurrent_update" && given == is;
+                (is_old || status == 404 && is.is_some()).then(|| {
+                    format!("provider {provider} is not at the generation {given:?}, and it is at {is:?}")
+                })
+            }
+            About::Holders(provider) => {
+                let told: Vec<InstanceId> = body["allocations"]
+                    .as_object()
+                    .map(|all| all.keys().filter_map(|key| key.parse().ok()).collect())
+                    .unwrap_or_default();
+                let holds = |instance: &InstanceId| {
+                    consumer(world, *instance)
+                        .is_some_and(|record| !record["allocations"][provider.to_string()].is_null())
+                };
+                let all = world.store.content(&format!("{PLACEMENT}/consumers/")).pairs;
+                let ids = all.iter().filter_map(|pair| pair.key.rsplit('/').next()?.parse().ok());
+                let is: Vec<InstanceId> = ids.filter(holds).collect();
+                let differ =
+                    is.iter().find(|one| !told.contains(one)).or(told.iter().find(|one| !is.contains(one)));
+                differ.filter(|_| status == 200).map(|one| {
+                    format!(
+                        "{} of {provider} is held by {one}, and that is not so",
+                        if is.contains(one) { "nothing" } else { "something" }
+                    )
+                })
+            }
+        };
+        if let Some(wrong) = wrong {
+            self.found(format!("{actor} was told by placement that {wrong}"));
+        }
+    }
+
+    /// A consumer is written as somebody asked for who knew how it was; and generations only ever grow: that of a provider with
+    /// each claim of it.
+    pub(super) fn look_at_generation(&mut self, txn: &Txn, key: &str, old: Option<&KeyValue>, new: &[u8]) {
+        let Some((kind, id)) = key.strip_prefix(PLACEMENT).and_then(|rest| rest[1..].split_once('/')) else {
+            return;
+        };
+        let new: Value = serde_json::from_slice(new).unwrap_or_default();
+        let (was, is, grows) = match kind {
+            "consumers" => (generation(read(old).as_ref()), generation(Some(&new)), true),
+            "generations" => (read(old).and_then(|old| old.as_i64()), new.as_i64(), is_claimed_of(txn, id)),
+            _ => return,
+        };
+        if was > is || grows && was == is {
+            self.found(format!("the generation of {kind} {id} went from {was:?} to {is:?}"));
+        }
+        if kind == "consumers"
+            && let Ok(instance) = id.parse::<InstanceId>()
+            && !self.restored
+            && self.known.get(&instance).is_none_or(|known| !known.claims_asked.contains(&was))
+        {
+            self.found(format!(
+                "{instance} was given a claim at the generation {was:?}, and nobody asked for that"
+            ));
+        }
+    }
+}
+
+/// Whether somebody is given something of a provider.
+fn is_claimed_of(txn: &Txn, provider: &str) -> bool {
+    let consumers = format!("{PLACEMENT}/consumers/");
+    txn.then.iter().any(|op| match op {
+        Op::Put { key, value, .. } if key.starts_with(&consumers) => {
+            let record: Value = serde_json::from_slice(value).unwrap_or_default();
+            !record["allocations"][provider].is_null()
+        }
+        _ => false,
+    })
+}
