@@ -179,7 +179,7 @@ async fn wish(cloud: &Cloud, kind: Workload, instance: InstanceId, verb: &Verb) 
         }
         let before = order.record.rebuild.clone();
         let Changed { awaited, order, generation, txn } = change(cloud, &known, record, order, wish);
-        let txn = understood(cloud, &known, &order, "such an image", txn).await?;
+        understood(cloud, &known, &order, "such an image").await?;
         let txn = let_in(cloud, &known, word, matches!(verb, Verb::Unlock | Verb::LetGo(_)), txn).await?;
         let (recorded, detail) = verb.recorded();
         let at = match awaited {
@@ -225,37 +225,32 @@ async fn unlock_lost(cloud: &Cloud, known: &Known, mut record: Doc<Instance>) ->
     }
 }
 
-/// Adds the demand that the node's agent reads the request, where that is of a later format than requests usually are.
+/// Whether the node's agent reads the request, where that is of a later format than requests usually are. That it is the same agent
+/// when the request is written, [`let_in`] demands.
 ///
 /// # Errors
 /// It does not, or nobody knows, since it is not alive.
-pub(crate) async fn understood(
-    cloud: &Cloud,
-    known: &Known,
-    order: &Request,
-    what: &str,
-    txn: Txn,
-) -> CloudResult<Txn> {
+pub(crate) async fn understood(cloud: &Cloud, known: &Known, order: &Request, what: &str) -> CloudResult<()> {
     if order.format() == 1 {
-        return Ok(txn);
+        return Ok(());
     }
-    let key = cloud.keys.alive(known.node);
     let refused = |why: String| {
         CloudError::Refused(format!(
             "{} cannot have {what} there, and nothing was changed: {why}",
             known.instance
         ))
     };
-    match cloud.store.get(&key).await?.0 {
-        Some(sign) => match not_understood(known.node, &sign.value, order.format()) {
-            None => Ok(txn.when(Compare::Unchanged(key, sign.mod_revision))),
-            Some(why) => Err(refused(why)),
-        },
-        None => Err(refused(format!(
-            "node {} is not alive, so it is not known whether its agent reads that",
-            known.node
-        ))),
-    }
+    let sign = match known.node_alive {
+        true => cloud.store.get(&cloud.keys.alive(known.node)).await?.0,
+        false => None,
+    };
+    let why = match sign {
+        Some(sign) => not_understood(known.node, &sign.value, order.format()),
+        None => {
+            Some(format!("node {} is not alive, so it is not known whether its agent reads that", known.node))
+        }
+    };
+    why.map_or(Ok(()), |why| Err(refused(why)))
 }
 
 /// Adds the demand that the node is not revoked meanwhile: whoever has its credentials may still watch what is written for it.

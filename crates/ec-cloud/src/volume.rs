@@ -340,7 +340,7 @@ pub async fn attach(
         wish(cloud, &mut record, &mut order, generation);
         let txn = taken(cloud, &disk, &mut disk_record, &mut disk_order, instance, txn);
         let txn = written(cloud, &machine, &record, &order, txn);
-        let txn = understood(cloud, &machine, &order.record, "volumes", txn).await?;
+        understood(cloud, &machine, &order.record, "volumes").await?;
         let txn = let_in(cloud, &machine, "attach a volume to", false, txn).await?;
         let asked = asked(cloud, &machine, ActionVerb::AttachVolume, &attachment, generation);
         let txn = note(cloud, asked, txn, None).await?;

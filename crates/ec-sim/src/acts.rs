@@ -128,6 +128,13 @@ pub(crate) fn disturb_holders(world: &World, computer: &Computer, volume: Instan
     }
 }
 
+/// The volumes that a machine is to have, by its record.
+pub(crate) fn volumes_of(world: &World, machine: InstanceId) -> Vec<InstanceId> {
+    let record = content(world, &world.keys.instance(machine));
+    let record = record.and_then(|pair| decode::<Instance>(&pair.value).ok());
+    record.into_iter().flat_map(|record| record.volumes).map(|has| has.volume).collect()
+}
+
 /// As somebody with etcdctl does it; its status goes with it, or stays. Not a wish to destroy: with its record gone, too,
 /// nobody can tell any more whose the claim is.
 pub(crate) async fn delete_request(world: &World, computer: &Computer, guest: InstanceId, with_status: bool) {

@@ -95,6 +95,7 @@ const ALL: [Ill; 33] = [
 pub(crate) fn selection(world: &World) -> Vec<Ill> {
     let often = |ill: Ill| match ill {
         // After a restore the referee can say little, so most histories go without.
+        Ill::Restore if world.shares_storage() => 35,
         Ill::Restore => 18,
         // Room may be sold twice till its node has noticed.
         Ill::LoseClaim => 8,
@@ -284,6 +285,12 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
         }
         Ill::LoseRequest => {
             if let Some(guest) = any_guest(world, &computer).await {
+                // With those of its volumes, now and then.
+                for volume in acts::volumes_of(world, guest) {
+                    if world.chance(40) {
+                        acts::delete_request(world, &computer, volume, world.chance(50)).await;
+                    }
+                }
                 acts::delete_request(world, &computer, guest, world.chance(50)).await;
             }
         }

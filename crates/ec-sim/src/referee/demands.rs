@@ -133,6 +133,13 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
                 // It waits for one that was let in: the sign of life goes with the rights, or the node's record tells.
                 stands_on.push(keys.alive(node));
             }
+            let access = |request: Option<&Request>| request.and_then(|request| request.access);
+            if old.is_some()
+                && access(request.as_ref()).is_some_and(|wish| Some(wish) != access(of_before.as_ref()))
+            {
+                // Whoever is to look at it is shown it by who is let in.
+                stands_on.push(keys.alive(node));
+            }
             let format = |request: Option<&Request>| request.map_or(1, Record::format);
             let is_later = format(request.as_ref()) > format(of_before.as_ref());
             if is_later && is_new {
