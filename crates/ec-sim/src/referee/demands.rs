@@ -309,11 +309,16 @@ fn of_member(world: &World, txn: &Txn, op: &Op, place: &str) -> Vec<String> {
     let (group, members) = (format!("{GROUPS}{}", group.join("/")), format!("{MEMBERS}{}/", group.join("/")));
     let there = format!("{members}{node}/");
     let policy = content(world, &group).and_then(|pair| decode::<Group>(&pair.value).ok());
+    // It is where it is.
+    let is_back = content(world, &world.keys.held(node, instance)).is_some();
     let is_demanded = |compare: &Compare| match (policy.as_ref().map(|group| group.policy), compare) {
         (Some(Policy::AntiAffinity), Compare::NoneUnder(under)) => *under == there,
         (Some(Policy::Affinity), Compare::NoneUnder(under)) => *under == members,
         (Some(Policy::Affinity), Compare::Present(peer)) => peer.starts_with(&there),
-        (Some(Policy::SoftAffinity | Policy::SoftAntiAffinity), _) => true,
+        // In the last of its rounds it goes anywhere; in no history anybody comes to that.
+        (Some(Policy::SoftAntiAffinity), Compare::NoneSince(under, _)) => *under == there,
+        (Some(Policy::SoftAntiAffinity), _) => is_back,
+        (Some(Policy::SoftAffinity), _) => true,
         _ => false,
     };
     if txn.when.iter().any(is_demanded) { vec![group] } else { vec![group, members] }
