@@ -328,6 +328,7 @@ impl Worker {
                 self.done.push(Change::Record(RecordFacts::Absent));
                 Ok(())
             }
+            Effect::Reread => self.reread().await,
             Effect::Claim => self.claim().await,
             Effect::Release if planted("claim-not-released") => {
                 self.done.push(Change::Allocation(Held::Nothing));
@@ -541,6 +542,7 @@ fn pause_for_test(effect: &Effect) {
         Effect::Bury => "before-bury",
         Effect::RemoveDomain => "before-remove-domain",
         Effect::DropRecord => "before-drop-record",
+        Effect::Reread => "before-reread",
         Effect::Claim => "before-claim",
         Effect::Ascertain => "before-ascertain",
         Effect::Inquire => "before-inquire",

@@ -114,6 +114,8 @@ pub enum Effect {
     RemoveDomain,
     /// Delete the node's record.
     DropRecord,
+    /// Look once more whether the node's record cannot be read, and stop where it can: somebody may have mended it since.
+    Reread,
     /// Claim in placement what the guest takes.
     Claim,
     /// Look once more that nothing of it is here, and stop where something is: another node may have handed a volume over since.
@@ -133,7 +135,7 @@ use Effect::{
     EnterRescue, Extend, GiveUpRescue, Grow, HandOver, Inquire, KeepIntent, KeepRecord, LeaveRescue,
     MarkStarted, NotePower, NoteRebuild, NoteRescue, NoteResize, NoteStart, NoteVolumes, Pause, Persist,
     PowerOff, PrepareDisk, PrepareRebuild, PrepareRescue, PrepareVolume, Receive, Release, RemoveDomain,
-    Reopen, ReplaceDisk, Resize, Resume, Save, SetVolumes, ShutDown, Start, StartRescue,
+    Reopen, ReplaceDisk, Reread, Resize, Resume, Save, SetVolumes, ShutDown, Start, StartRescue,
 };
 
 /// What to do about one instance, and what for.
@@ -202,6 +204,18 @@ type Aspect = fn(&Facts, &Limits) -> Option<Plan>;
 
 /// What to do about an instance, from everything known of it.
 pub fn plan(facts: &Facts, limits: &Limits) -> Plan {
+    let mut plan = decide(facts, limits);
+    // That a wish cannot be carried out for want of the node's record is told for good: not by what was seen of that a while ago.
+    if let Next::Run(effects) = &mut plan.next
+        && facts.record == RecordFacts::Unreadable
+        && effects.iter().any(|effect| matches!(effect, NoteRebuild | NoteRescue | NoteResize))
+    {
+        effects.insert(0, Reread);
+    }
+    plan
+}
+
+fn decide(facts: &Facts, limits: &Limits) -> Plan {
     match facts.wanted {
         Wanted::Destroyed => destroy("its user destroyed it"),
         // What cannot be seen is not judged. A destroy takes everything, whatever it is.

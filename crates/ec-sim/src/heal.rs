@@ -435,7 +435,11 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         let waits =
             matches!(state, Some(State::Rescuing | State::Unrescuing | State::Starting | State::Rebooting));
         let waits_for_room = waits && (claims_lost || restored) && !traces.claim && counted;
-        if !(waits_for_room || well && as_wished && traces.is_true()) {
+        // Its user deleted it where an older etcd has it go, and it goes when the guest lets go of it that has it here.
+        let handover = traces.request.as_ref().and_then(|request| request.handover);
+        let waits_for_guest =
+            restored && matches!(handover, Some(Handover::To(_))) && is_had(world, instance);
+        if !(waits_for_room || waits_for_guest || well && as_wished && traces.is_true()) {
             let bound = if traces.request.is_some() { soon } else { BOUND };
             found.push((bound, format!("{instance}: {}", traces.told())));
         }

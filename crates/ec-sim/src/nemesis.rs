@@ -247,6 +247,14 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
                 }
                 acts::restore(world, &older);
                 *backup = world.chance(30).then_some(older);
+                // Who sees what an older etcd asks for deletes some of it by hand.
+                while world.chance(50) {
+                    sleep(world.millis(1..4000)).await;
+                    let computer = Arc::clone(any_computer(world));
+                    if let Some(guest) = any_guest(world, &computer).await {
+                        acts::delete_request(world, &computer, guest, world.chance(50)).await;
+                    }
+                }
             }
         },
         Ill::LoseDomain => {

@@ -282,12 +282,21 @@ impl Worker {
     pub(super) async fn looked_at(&mut self) -> Result<Result<InstanceRecord, RecordFacts>, Stop> {
         let instance = self.job.instance;
         if let Some(record) = self.record().await? {
+            self.done.push(Change::Record(record_facts(&record)));
             return Ok(Ok(record));
         }
         let is_there = self.records(move |records| records.has(instance)).await?;
         let facts = if is_there { RecordFacts::Unreadable } else { RecordFacts::Absent };
         self.done.push(Change::Record(facts));
         Ok(Err(facts))
+    }
+
+    /// Stops where the node's record can be read by now.
+    pub(super) async fn reread(&mut self) -> Result<(), Stop> {
+        match self.looked_at().await? {
+            Ok(_) => Err(Stop::Abandoned),
+            Err(_) => Ok(()),
+        }
     }
 
     /// Works on the node's records, which waits for the disk.

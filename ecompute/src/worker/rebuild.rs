@@ -115,14 +115,14 @@ impl Worker {
 
     /// Tells what the node's record has; where that cannot be read, that it was not done.
     pub(super) async fn note_rebuild(&mut self) -> Result<(), Stop> {
-        let noted = self.looked_at().await?.ok().and_then(|record| record.rebuilt);
+        let looked_at = self.looked_at().await?;
         let wished =
             self.job.request.as_ref().and_then(|request| request.rebuild.as_ref()).map(|wish| wish.wished_at);
         let unread = |wished_at| Rebuilt {
             wished_at,
             failed: Some("its node's record of it cannot be read, so nothing of it is touched".to_owned()),
         };
-        let rebuilt = noted.or(wished.map(unread));
+        let rebuilt = looked_at.map_or_else(|_| wished.map(unread), |record| record.rebuilt);
         let status = status::rebuilt(&self.subject, self.status.known(), rebuilt, self.parts.host.now());
         self.write(status).await
     }

@@ -49,6 +49,10 @@ fn older(
     held: &Held,
     recorded: Option<&Instance>,
 ) -> Option<&'static str> {
+    if request.handover.is_some() {
+        // It goes to where it is asked for, and stays what it is there.
+        return None;
+    }
     let placed = recorded.and_then(|recorded| recorded.assigned);
     if placed.is_some_and(|placed| {
         placed.epoch > request.epoch || placed.node != node && placed.epoch == request.epoch
@@ -64,9 +68,12 @@ fn older(
     let newest = recorded.filter(|recorded| is_here && recorded.generation >= since);
     let newest = newest.or(kept.as_ref()).or(recorded)?;
     let record = read::<Instance>(world, &world.keys.instance(held.instance))?;
-    let said = |record: &Instance| (record.labels.clone(), record.locked.clone(), record.restart);
+    let said = |record: &Instance| {
+        let Instance { labels, locked, restart, spec, .. } = record.clone();
+        (labels, locked, restart, spec.metadata)
+    };
     (said(&record) != said(newest))
-        .then_some("and its labels, its lock or its policy are not what they were last")
+        .then_some("and its labels, its metadata, its lock or its policy are not what they were last")
 }
 
 fn read<T: ec_model::Record>(world: &World, key: &str) -> Option<T> {
