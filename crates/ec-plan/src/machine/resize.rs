@@ -26,7 +26,7 @@ use super::{
     Announce, Cover, Grow, NoteResize, Plan, Question, Reopen, Resize, kept::count, known, power::end_within,
     state,
 };
-use crate::{Allocation, Facts, KnownStatus, Limits, RecordFacts, SizeFacts};
+use crate::{Allocation, Facts, KnownStatus, Limits, RecordFacts, ResizeFacts, SizeFacts};
 
 /// How long a guest may take to end by itself.
 const GRACE: Duration = Duration::from_secs(GRACE_SECONDS as u64);
@@ -60,11 +60,12 @@ fn tell_again(facts: &Facts) -> Option<Plan> {
 }
 
 /// Whether the status has another end of the wish than the node noted: one that was carried out may be wished again by an etcd that was
-/// put back, and fail.
+/// put back, and fail; and one that failed since the node could not read its record has come to its end since that can.
 fn is_told_otherwise(facts: &Facts, noted: SizeFacts) -> bool {
-    noted.wished_at.is_some()
-        && facts.resize.told == noted.wished_at
-        && facts.resize.told_failed != noted.failed
+    let ResizeFacts { told, told_failed, wished, .. } = facts.resize;
+    let is_read = matches!(facts.record, RecordFacts::Kept { .. });
+    let was_unread = is_read && told_failed && told == wished && noted.wished_at < told;
+    was_unread || noted.wished_at.is_some() && told == noted.wished_at && told_failed != noted.failed
 }
 
 fn is_up(facts: &Facts) -> bool {

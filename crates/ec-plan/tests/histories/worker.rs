@@ -407,13 +407,15 @@ impl Worker {
             }
             Effect::DropSuccessor => (thing.observed.successor, self.touched) = (false, true),
             Effect::NoteRebuild => {
-                let noted = match thing.record {
-                    RecordFacts::Kept { rebuilt, .. } => rebuilt,
-                    RecordFacts::Absent | RecordFacts::Unreadable => None,
-                };
+                self.done.push(Change::Record(thing.record));
                 let wished = self.job.request.as_ref().and_then(|request| request.rebuild.clone());
-                let wished_at = noted.or(wished.map(|wish| wish.wished_at));
-                let rebuilt = wished_at.map(|wished_at| Rebuilt { wished_at, failed: None });
+                let (wished_at, failed) = match thing.record {
+                    RecordFacts::Kept { rebuilt, .. } => (rebuilt, None),
+                    RecordFacts::Absent | RecordFacts::Unreadable => {
+                        (wished.map(|wish| wish.wished_at), Some(BROKEN.to_owned()))
+                    }
+                };
+                let rebuilt = wished_at.map(|wished_at| Rebuilt { wished_at, failed });
                 self.write(outside, |subject, old| status::rebuilt(subject, old, rebuilt, now))?;
             }
             Effect::PrepareRescue => {
@@ -522,7 +524,7 @@ impl Worker {
                     RecordFacts::Absent | RecordFacts::Unreadable => None,
                 };
                 let wished_at = self.resized_at(None).max(noted);
-                let mut failed = None;
+                let mut failed = Some(BROKEN.to_owned());
                 if let RecordFacts::Kept { size, .. } = thing.record {
                     failed = (size.failed && size.wished_at == wished_at).then(|| BROKEN.to_owned());
                     let size = SizeFacts { wished_at, failed: failed.is_some(), unproven: false, ..size };
@@ -672,6 +674,12 @@ impl Worker {
                 self.touched = true;
                 if thing.observed.domain.is_some() || thing.observed.volume {
                     return Err(Stop::Retry);
+                }
+            }
+            Effect::Reread => {
+                self.done.push(Change::Record(thing.record));
+                if matches!(thing.record, RecordFacts::Kept { .. }) {
+                    return Err(Stop::Abandoned);
                 }
             }
             Effect::Inquire => {

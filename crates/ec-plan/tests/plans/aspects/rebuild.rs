@@ -1,6 +1,6 @@
 //! A user's wish for a new disk, and for other metadata.
 
-use Effect::{KeepIntent, NoteRebuild, PowerOff, PrepareRebuild, ReplaceDisk};
+use Effect::{KeepIntent, NoteRebuild, PowerOff, PrepareRebuild, ReplaceDisk, Reread};
 use ec_plan::{RebuildFacts, fingerprint};
 use jiff::Timestamp;
 
@@ -122,7 +122,7 @@ fn of_a_record_that_cannot_be_read_nothing_is_made_and_that_is_told_once() {
         record: RecordFacts::Unreadable,
         ..rebuilds(Some(1), None, told, State::Active, RUNS)
     };
-    all([(unread(None), Runs(&[NoteRebuild])), (unread(Some(1)), Settled)]);
+    all([(unread(None), Runs(&[Reread, NoteRebuild])), (unread(Some(1)), Settled)]);
     let absent = Facts { record: RecordFacts::Absent, ..unread(None) };
     all([(absent, Runs(&[KeepRecord]))]);
 }

@@ -1,7 +1,8 @@
 //! A user's wish to boot from another disk.
 
 use Effect::{
-    EnterRescue, GiveUpRescue, LeaveRescue, NotePower, NoteRescue, PowerOff, PrepareRescue, StartRescue,
+    EnterRescue, GiveUpRescue, LeaveRescue, NotePower, NoteRescue, PowerOff, PrepareRescue, Reread,
+    StartRescue,
 };
 use ec_plan::{RescueFacts, RescuedFacts};
 use jiff::Timestamp;
@@ -206,7 +207,7 @@ fn a_wish_that_failed_is_told_once_and_the_guest_is_as_it_was() {
 fn of_a_record_that_cannot_be_read_nothing_is_done_and_that_is_told_once() {
     let unread =
         |told| Facts { record: RecordFacts::Unreadable, ..rescues(Some(1), None, told, State::Active, RUNS) };
-    all([(unread(None), Runs(&[NoteRescue])), (unread(FAILED), Settled)]);
+    all([(unread(None), Runs(&[Reread, NoteRescue])), (unread(FAILED), Settled)]);
     let absent = Facts { record: RecordFacts::Absent, ..unread(None) };
     all([(absent, Runs(&[KeepRecord]))]);
 }

@@ -1,6 +1,6 @@
 //! A user's wish for another size.
 
-use Effect::{Cover, Grow, NoteResize, Resize, ShutDown};
+use Effect::{Cover, Grow, NoteResize, Reread, Resize, ShutDown};
 use ec_plan::Asked;
 use jiff::Timestamp;
 
@@ -176,7 +176,7 @@ fn what_came_of_it_is_told_when_it_runs_with_its_new_size_or_is_not_to_run() {
         (told(1, wished(SMALL, SMALL, State::Resizing, RUNS)), Runs(&[ShutDown])),
         (
             Facts { record: RecordFacts::Unreadable, ..wished(LARGE, SMALL, State::Active, RUNS) },
-            Runs(&[NoteResize]),
+            Runs(&[Reread, NoteResize]),
         ),
     ]);
 }
@@ -197,6 +197,19 @@ fn what_failed_is_told_also_where_an_older_etcd_says_that_it_was_done() {
         (says(false, 1, done.clone()), Settled),
         // Of another wish it says nothing.
         (says(true, 2, done), Settled),
+    ]);
+    // It failed since the node could not read its record, which it can by now; whatever was wished before that.
+    let read = |wished_at| Facts {
+        record: noted(SizeFacts { is: SMALL, wished_at, ..SizeFacts::default() }),
+        ..wished(SMALL, SMALL, State::Active, RUNS)
+    };
+    let unread = Facts { record: RecordFacts::Unreadable, ..read(None) };
+    all([
+        (says(true, 1, read(None)), Runs(&[NoteResize])),
+        (says(true, 1, read(at(0))), Runs(&[NoteResize])),
+        (says(false, 1, read(None)), Settled),
+        (says(true, 2, read(None)), Settled),
+        (says(true, 1, unread), Settled),
     ]);
     // Also while it is rescued, when nothing else is done about its size.
     let rescued = |mut facts: Facts| {
