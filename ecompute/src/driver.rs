@@ -59,7 +59,7 @@ pub(crate) async fn run(parts: Arc<Parts>, shutdown: CancellationToken) -> Resul
     let start = Instant::now();
     let prefix = parts.settings.keys.requests(parts.node);
     let options = FollowOptions { resync: RESYNC, ..FollowOptions::default() };
-    let (changes, relist) = follow_on_demand(Arc::clone(&parts.store), prefix, options);
+    let (changes, relist) = follow_on_demand(Arc::clone(&parts.store), prefix, None, options);
     let mut driver = Driver {
         engine: Engine::new(setup, Now { since_start: Duration::ZERO, stamp: parts.host.now() }),
         start,

@@ -41,7 +41,7 @@ impl Stored {
     /// Keeps them as they are in the store, for ever. While that is away they stay as they were.
     pub(crate) async fn keep(self: Arc<Self>, store: Arc<dyn Store>, prefix: String) {
         self.change(|known| known.awaited = true);
-        let (mut changes, relist) = follow_on_demand(store, prefix.clone(), FollowOptions::default());
+        let (mut changes, relist) = follow_on_demand(store, prefix.clone(), None, FollowOptions::default());
         let mut list_again = tokio::time::interval(LIST_AGAIN);
         list_again.reset();
         loop {

@@ -42,7 +42,8 @@ impl<M: Model> Reader<M> {
     pub fn start(store: Arc<dyn Store>, model: M, stop: CancellationToken) -> Self {
         let options = FollowOptions { resync: RESYNC, ..FollowOptions::default() };
         let (prefix, clock) = (model.prefix().as_str().to_owned(), model.prefix().clock());
-        let (changes, relist) = ec_store::follow_on_demand(Arc::clone(&store), prefix, options);
+        let (changes, relist) =
+            ec_store::follow_on_demand(Arc::clone(&store), prefix, Some(clock.clone()), options);
         let (tasks, metrics) = (Tasks::new(stop.clone()), Arc::<Metrics>::default());
         let history = Arc::new(History::new(relist, M::IMPORTING, Arc::clone(&metrics)));
         let view = Arc::new(View::new(model, Arc::clone(&history), Arc::clone(&metrics)));

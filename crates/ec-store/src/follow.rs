@@ -72,7 +72,7 @@ pub enum Change {
 /// Follows `prefix` until the receiver is dropped. The first change is a [`Change::Reset`], or a
 /// [`Change::Lost`] before it where the store is not there yet.
 pub fn follow(store: Arc<dyn Store>, prefix: String, options: FollowOptions) -> mpsc::Receiver<Change> {
-    follow_on_demand(store, prefix, options).0
+    follow_on_demand(store, prefix, None, options).0
 }
 
 /// A handle on a follower, for who knows better than it that its history is not the store's any more.
@@ -97,10 +97,12 @@ impl Relist {
     }
 }
 
-/// Like [`follow`], with a handle to have everything listed again.
+/// Like [`follow`], with a handle to have everything listed again. `clock`: a key under the prefix that each transaction writes, with what
+/// no other has written, where there is one. By others a history that is another may look the same: equal values at equal revisions.
 pub fn follow_on_demand(
     store: Arc<dyn Store>,
     prefix: String,
+    clock: Option<String>,
     options: FollowOptions,
 ) -> (mpsc::Receiver<Change>, Relist) {
     let (changes, receiver) = mpsc::channel(QUEUE);
@@ -109,6 +111,7 @@ pub fn follow_on_demand(
     let follower = Follower {
         store,
         prefix,
+        clock,
         options,
         changes,
         relist: relist.clone(),
@@ -150,32 +153,32 @@ impl From<StoreError> for End {
 struct Place {
     /// The first revision not told yet.
     next: Revision,
-    /// The newest change that it knows of.
+    /// The newest change that it knows of: of several at once that of the clock.
     witness: Option<KeyValue>,
     /// Whether the witness was listed, so that there may have been deletions between it and `next`.
     listed: bool,
 }
 
 impl Place {
-    fn of(listing: &Listing) -> Self {
-        let witness = listing.pairs.iter().max_by_key(|pair| pair.mod_revision).cloned();
+    fn of(listing: &Listing, clock: Option<&str>) -> Self {
+        let rank = |pair: &&KeyValue| (pair.mod_revision, Some(&*pair.key) == clock);
+        let witness = listing.pairs.iter().max_by_key(rank).cloned();
         Self { next: listing.revision + 1, witness, listed: true }
     }
 
     /// The place after these changes were told.
-    fn after(&mut self, batch: &WatchBatch) -> Self {
+    fn after(&mut self, batch: &WatchBatch, clock: Option<&str>) -> Self {
         let next = batch.resume_from;
         let Some(newest) = batch.events.last().map(Event::revision) else {
             return Self { next, witness: self.witness.take(), listed: self.listed };
         };
         // A deletion leaves nothing to ask for.
-        let witness =
-            batch.events.iter().rev().take_while(|event| event.revision() == newest).find_map(|event| {
-                match event {
-                    Event::Put(pair) => Some(pair.clone()),
-                    Event::Delete { .. } => None,
-                }
-            });
+        let written = batch.events.iter().rev().take_while(|event| event.revision() == newest);
+        let written = written.filter_map(|event| match event {
+            Event::Put(pair) => Some(pair),
+            Event::Delete { .. } => None,
+        });
+        let witness = written.max_by_key(|pair| Some(&*pair.key) == clock).cloned();
         Self { next, witness, listed: false }
     }
 
@@ -203,6 +206,7 @@ fn spread(prefix: &str, failures: u32) -> f64 {
 struct Follower {
     store: Arc<dyn Store>,
     prefix: String,
+    clock: Option<String>,
     options: FollowOptions,
     changes: mpsc::Sender<Change>,
     relist: Relist,
@@ -277,7 +281,7 @@ impl Follower {
                 () = sleep_until(resync_at) => return Err(End::Relist),
                 () = self.relist.0.wanted.notified() => return Err(End::Relist),
             };
-            let place = self.place.as_mut().map(|place| place.after(&batch));
+            let place = self.place.as_mut().map(|place| place.after(&batch, self.clock.as_deref()));
             self.tell(Change::Events(batch)).await?;
             self.place = place;
         }
@@ -285,7 +289,7 @@ impl Follower {
 
     async fn list(&mut self) -> Result<(), End> {
         let listing = self.store.list(&self.prefix).await?;
-        let place = Place::of(&listing);
+        let place = Place::of(&listing, self.clock.as_deref());
         self.tell(Change::Reset(listing)).await?;
         self.place = Some(place);
         Ok(())

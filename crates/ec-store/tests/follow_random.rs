@@ -5,9 +5,9 @@ mod support;
 
 use std::{sync::Arc, time::Duration};
 
-use ec_store::{FollowOptions, MemoryStore, Store, StoreError, Txn, follow};
+use ec_store::{FollowOptions, MemoryStore, Store, StoreError, Txn, follow, follow_on_demand};
 use proptest::prelude::*;
-use support::{OPTIONS, PATIENCE, View, pairs};
+use support::{OPTIONS, PATIENCE, View, pairs, put};
 use tokio::{
     runtime::Builder,
     time::{Instant, sleep, timeout, timeout_at},
@@ -156,6 +156,28 @@ async fn one_outage_is_told_once_however_long_it_lasts() {
     assert!(begin.elapsed() <= FollowOptions::default().backoff_max);
     store.faults().set_reachable(false);
     view.until(&mut changes, |view| view.outages == 2).await;
+}
+
+/// A store was put back and has come as far as it was, by transactions that wrote the same to the same keys, and to others something
+/// else: all that tells one history from the other is the clock.
+#[tokio::test(start_paused = true)]
+async fn another_history_is_known_by_the_clock() {
+    let write =
+        |clock: &str, other: &str| Txn::new().put(other, "1").put("/f/clock", clock).put("/f/same", "1");
+    let store = MemoryStore::new();
+    put(&store, "/f/first", "1").await;
+    let backup = store.faults().backup();
+    let clock = Some("/f/clock".to_owned());
+    let (mut changes, _relist) =
+        follow_on_demand(Arc::new(store.clone()), "/f/".into(), clock, FollowOptions::default());
+    let mut view = View::default();
+    let listed = store.txn(write("a", "/f/one")).await.unwrap();
+    view.until_key(&mut changes, "/f/one", "1").await;
+    store.faults().restore(&backup);
+    assert_eq!(store.txn(write("b", "/f/two")).await.unwrap(), listed, "at the same revision");
+    put(&store, "/f/last", "1").await;
+    view.until_key(&mut changes, "/f/last", "1").await;
+    assert_eq!(view.pairs, pairs(&store.list("/f/").await.unwrap()));
 }
 
 #[tokio::test(start_paused = true)]
