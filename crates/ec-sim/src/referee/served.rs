@@ -87,6 +87,12 @@ fn generation(record: Option<&Value>) -> Option<i64> {
     record?["generation"].as_i64()
 }
 
+/// Whether there is a consumer that nobody can read: it holds what it held before, which does not lie there any more.
+fn has_damage(world: &World) -> bool {
+    let consumers = world.store.content(&format!("{PLACEMENT}/consumers/")).pairs;
+    consumers.iter().any(|pair| read(Some(pair)).is_none())
+}
+
 fn generation_of(world: &World, provider: NodeId) -> Option<i64> {
     read(content(world, &format!("{PLACEMENT}/generations/{provider}")).as_ref())?.as_i64()
 }
@@ -101,7 +107,7 @@ impl Referee {
 
     /// It was answered.
     pub(crate) fn answered(&mut self, world: &World, actor: Actor, question: &Question, answer: &Answer) {
-        if moment(world) != question.asked_at {
+        if moment(world) != question.asked_at || has_damage(world) {
             return;
         }
         let status = answer.status.as_u16();
