@@ -253,6 +253,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             rebuild_acknowledged,
             resize_acknowledged,
             request_lost,
+            is_volume,
             copy_of,
             volumes_acknowledged,
             record_lost: known_to_none,
@@ -334,10 +335,10 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
                 let nobodys = lost && traces.is_only_claim();
                 // A volume that its user deleted goes when the guest does that has it, of which that etcd knew nothing.
                 let nobodys = nobodys || restored && wished_away && is_had(world, instance);
-                // Its request and all of its files were taken away by hand: what it has claimed of storage that others
+                // A volume whose request and files were all taken away by hand: what it has claimed of storage that others
                 // share stays, and with that its record, until somebody destroys it.
                 let is_bare = !(traces.domain || traces.volume || traces.record);
-                let nobodys = nobodys || world.shares_storage() && request_lost && is_bare;
+                let nobodys = nobodys || world.shares_storage() && is_volume && request_lost && is_bare;
                 (!traces.is_anything() || nobodys) && !missed
             }
             _ => false,
