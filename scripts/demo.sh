@@ -202,10 +202,14 @@ libvirt: {network: $NETWORK}
 # Emulated or not, the demo's guests are idle: many may share a processor.
 allocation_ratio: {VCPU: 16.0}
 C
+  ssh-keygen -q -t ed25519 -N '' -C demo -f "$STATE/id_ed25519"
+  # Through sudo the stack, and so the key, is for the user who called it.
+  if [ -n "${SUDO_USER-}" ]; then chown "$SUDO_USER" "$STATE/id_ed25519"; fi
   cat >"$STATE/schedule.yaml" <<C
 etcd: {host: 127.0.0.1, port: $etcd}
 placement: {endpoint: "http://127.0.0.1:$placement"}
 image: file://$CACHE/tiny.qcow2
+defaults: {keys: [$STATE/id_ed25519.pub]}
 C
   cat >"$STATE/controller.yaml" <<C
 listen: 127.0.0.1:$controller
@@ -233,11 +237,8 @@ C
   eschedule nodes
 
   say "Scheduling a virtual machine"
-  ssh-keygen -q -t ed25519 -N '' -C demo -f "$STATE/id_ed25519"
-  # Through sudo the stack, and so the key, is for the user who called it.
-  if [ -n "${SUDO_USER-}" ]; then chown "$SUDO_USER" "$STATE/id_ed25519"; fi
   printf '#!/bin/sh\necho "hello from user-data on $(hostname)"\n' >"$STATE/user-data"
-  eschedule --wait --timeout 300 --name demo --key "$STATE/id_ed25519.pub" --user-data "$STATE/user-data" \
+  eschedule --wait --timeout 300 --name demo --user-data "$STATE/user-data" \
     'resources=VCPU:1,MEMORY_MB:128,DISK_GB:1' | tee "$STATE/scheduled"
   local instance ip
   instance=$(sed -n 's/.*OF INSTANCE //p' "$STATE/scheduled")
@@ -267,6 +268,7 @@ C
   . $STATE/env                         # first: the commands below then mean this demo
   eschedule list
   eschedule --wait 'resources=VCPU:1,MEMORY_MB:128,DISK_GB:1'
+  eschedule ssh demo -- uptime
   eschedule destroy --wait demo
   etcdctl get --prefix /ecompute
   curl -sH 'X-Auth-Token: admin' http://127.0.0.1:$placement/resource_providers

@@ -17,7 +17,7 @@ use ec_model::{
 };
 use ec_runtime::exit::{Failure, chain, tell};
 
-pub(crate) use known::is_distribution;
+pub(crate) use known::{distribution, is_distribution};
 
 use crate::{
     cli::Output,

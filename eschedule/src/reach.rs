@@ -1,5 +1,6 @@
 //! Reaching an instance: its console, its log, its screen, its shell.
 
+mod login;
 mod printed;
 mod stream;
 mod terminal;
@@ -32,8 +33,6 @@ use crate::config::Session;
 const QUIET: Duration = Duration::from_secs(1);
 /// Of what a viewer says, so much is passed on at a time.
 const VIEWER_BYTES: usize = 16 << 10;
-/// Who logs in where nobody says: images that want another user say so to this one.
-const SSH_USER: &str = "root";
 
 #[derive(Subcommand)]
 pub(crate) enum Reach {
@@ -73,10 +72,10 @@ pub(crate) enum Reach {
         /// Its name, its uuid, or the beginning of that
         #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
         instance: String,
-        /// Who logs in [default: `defaults.ssh_user` of schedule.yaml, else root]
+        /// Who logs in [default: `defaults.ssh_user` of schedule.yaml, else whom the images of its distribution have, else root]
         #[arg(long, short = 'l', value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
         user: Option<String>,
-        /// The file with the private key [default: as ssh finds one]
+        /// The file with the private key [default: beside a public one that the instance was given, of `defaults.keys` or ~/.ssh; else as ssh finds one]
         #[arg(long, short, value_name = "FILE")]
         identity: Option<PathBuf>,
         /// What to run there [default: a shell]
@@ -276,12 +275,15 @@ async fn ssh(
     let refuse = |why: &str| Failure::failed(format!("cannot reach {instance}: {why}"));
     let request = known.request.record().ok_or_else(|| refuse("nothing of it is wanted, or can be read"))?;
     let address = ec_plan::reach::address(request, known.status.record()).map_err(|why| refuse(&why))?;
-    let configured = session.settings.defaults.ssh_user.clone();
+    let spec = request.spec.as_ref().ok_or_else(|| refuse("nothing tells what it is made of"))?;
+    let image = request.rescue.as_ref().map_or(&spec.image, |rescue| &rescue.image);
+    let defaults = &session.settings.defaults;
     let mut ssh = std::process::Command::new("ssh");
     // Addresses are given to others in time; an instance's uuid is not.
     ssh.args(["-o", &format!("HostKeyAlias={instance}"), "-o", "StrictHostKeyChecking=accept-new"]);
-    ssh.args(["-l", &user.or(configured).unwrap_or_else(|| SSH_USER.to_owned())]);
-    if let Some(file) = identity {
+    ssh.args(["-l", user.as_deref().or(defaults.ssh_user.as_deref()).unwrap_or_else(|| login::user(image))]);
+    let own = || login::identity(&spec.keys, &defaults.keys, std::env::home_dir().as_deref());
+    if let Some(file) = identity.or_else(own) {
         ssh.arg("-i").arg(file);
     }
     ssh.arg(address.to_string());

@@ -295,6 +295,16 @@ async fn a_guest_is_reached_by_ssh_whose_exit_code_is_told() -> Result<()> {
     ensure!(output.status.success(), "{output:?}");
     ensure!(String::from_utf8_lossy(&output.stdout).contains(&known.to_string()), "{output:?}");
     assert_eq!(ssh(&["exit", "7"])?.status.code(), Some(7));
+    // Whoever names no key is let in with the one of which the guest was given the public part.
+    let home = own.path().join(".ssh");
+    std::fs::create_dir(&home)?;
+    std::fs::copy(&guest.key, home.join("work"))?;
+    std::fs::copy(format!("{}.pub", guest.key), home.join("work.pub"))?;
+    let mut found = guest.stack.command("eschedule");
+    found.args(["ssh", "web", "--", "id", "-un"]).env("HOME", own.path());
+    found.env("PATH", format!("{}:/usr/bin:/bin", own.path().display()));
+    let output = found.stdin(Stdio::null()).output()?;
+    ensure!(output.status.success() && output.stdout == b"root\n", "{output:?}");
     let remembered = std::fs::read_to_string(&keys)?;
     ensure!(remembered.starts_with(&guest.instance.to_string()), "by the instance: {remembered}");
     ensure!(!remembered.contains(&known.to_string()), "not by its address: {remembered}");

@@ -95,6 +95,13 @@ pub(crate) fn is_distribution(name: &str) -> bool {
     PLACES.iter().any(|(distribution, _)| *distribution == name)
 }
 
+/// The distribution that a name of an image, or of a file with one, tells of: with a word of it.
+pub(crate) fn distribution(name: &str) -> Option<&'static str> {
+    let name = name.to_ascii_lowercase();
+    let mut words = name.split(|c: char| !c.is_ascii_alphanumeric());
+    words.find_map(|word| PLACES.iter().map(|(distribution, _)| *distribution).find(|known| *known == word))
+}
+
 impl Known {
     fn distribution(&self) -> &'static str {
         self.name.split(':').next().unwrap_or_default()
