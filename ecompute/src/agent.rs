@@ -29,7 +29,7 @@ use crate::{
     port::{self, Port, Recent, Streams},
     presence::{self, Presence, machine},
     register::{RETRY, keep_registered},
-    storage,
+    storage::{self, Asked},
 };
 
 /// Placement gets so long to take the lock when the agent ends.
@@ -42,13 +42,20 @@ pub async fn run(settings: Settings, port: Option<Port>, shutdown: CancellationT
     let state = StateDir::take(&settings.state_dir)?;
     let node = state.node(settings.uuid)?;
     let placement = PlacementClient::new(&settings.placement)?;
-    if let Some(shared) = &settings.shared {
-        storage::check(shared, &settings.state_dir)?;
+    if let Some(shared) = settings.shared.clone() {
+        let state_dir = settings.state_dir.clone();
+        let taken = async {
+            let (found, known) = (shared.clone(), state_dir.clone());
+            // A server that is away holds up who asks it, and not this agent's end.
+            tokio::task::spawn_blocking(move || storage::check(&found, &known)).await??;
+            storage::refuse_new(&shared, &placement, node).await?;
+            tokio::task::spawn_blocking(move || storage::take(&shared, &state_dir, node)).await??;
+            anyhow::Ok(())
+        };
         tokio::select! {
-            refused = storage::refuse_new(shared, &placement, node) => refused?,
+            taken = taken => taken?,
             () = shutdown.cancelled() => return Ok(()),
         }
-        storage::take(shared, &settings.state_dir, node)?;
     }
     tracing::info!(%node, name = settings.name, version = env!("CARGO_PKG_VERSION"), "starting");
     let store: Arc<dyn Store> =
@@ -147,6 +154,8 @@ pub async fn assemble(
         troubles: watch::Sender::default(),
         registered: watch::Sender::default(),
         calls,
+        health: Asked::default(),
+        capacity: Asked::default(),
         metadata: Arc::new(Account::default()),
         jobs: Jobs::default(),
         streams: Streams::default(),

@@ -14,13 +14,16 @@ const PERIOD: Duration = Duration::from_secs(10);
 
 /// Looks at the host until `stop`.
 pub(crate) async fn watch(parts: &Parts, stop: CancellationToken) {
-    loop {
-        look(parts).await;
-        tokio::select! {
-            biased;
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(PERIOD) => {}
+    let looking = async {
+        loop {
+            look(parts).await;
+            tokio::time::sleep(PERIOD).await;
         }
+    };
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => {}
+        () = looking => {}
     }
 }
 
@@ -28,7 +31,11 @@ pub(crate) async fn watch(parts: &Parts, stop: CancellationToken) {
 pub(crate) async fn look(parts: &Parts) {
     let settings = parts.settings.clone();
     let clock_behind = parts.placement.clock_ahead();
-    let Ok(measured) = parts.host.blocking(move || measure(&settings, clock_behind)).await else { return };
+    let asked = parts.health.ask(&parts.host, move || measure(&settings, clock_behind)).await;
+    let measured = asked.unwrap_or_else(|before| Measured {
+        storage_gone: Some(storage::silent(&parts.settings.storage())),
+        ..before.unwrap_or_default()
+    });
     let before = parts.troubles.borrow().clone();
     let now = judge(&measured, &before, parts.host.now());
     if now == before {

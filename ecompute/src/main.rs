@@ -4,6 +4,7 @@ use std::{
     ffi::OsString,
     path::{Path, PathBuf},
     process::ExitCode,
+    time::Duration,
 };
 
 use clap::{Parser, Subcommand};
@@ -19,6 +20,9 @@ use ecompute::{
     join::{self, join},
     port::Port,
 };
+
+/// What still works when the agent has ended gets so long.
+const ENDS_IN: Duration = Duration::from_secs(5);
 
 /// The agent of etcd-compute: one per host.
 ///
@@ -95,7 +99,7 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         .enable_all()
         .build()
         .map_err(|error| Failure::failed(format!("failed to start: {error}")))?;
-    runtime.block_on(async {
+    let ended = runtime.block_on(async {
         if cli.check {
             return check(&settings, file).await;
         }
@@ -111,5 +115,8 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         let port = Port::open(&settings).await.map_err(|error| Failure::usage(error.to_string()))?;
         agent::run(settings, port, shutdown).await.map_err(|error| Failure::failed(format!("{error:#}")))?;
         Ok(0)
-    })
+    });
+    // A thread that waits for storage whose server is away waits for longer than anybody.
+    runtime.shutdown_timeout(ENDS_IN);
+    ended
 }

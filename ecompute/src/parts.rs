@@ -11,6 +11,7 @@ use ec_image::ImageCache;
 use ec_metadata::{Account, RecordDir};
 use ec_model::{InstanceId, NodeId, Resources, Trouble};
 use ec_placement_client::PlacementClient;
+use ec_plan::host::Measured;
 use ec_runtime::Host;
 use ec_store::Store;
 use tokio::sync::{mpsc, watch};
@@ -21,6 +22,8 @@ use crate::{
     jobs::Jobs,
     port::{Inquiry, Recent, Streams},
     presence::Presence,
+    register::Capacity,
+    storage::Asked,
 };
 
 /// Everything outside the agent that it talks to.
@@ -49,6 +52,10 @@ pub struct Parts {
     pub reserved: Mutex<BTreeMap<String, u64>>,
     /// What of the host keeps new work away.
     pub troubles: watch::Sender<Vec<Trouble>>,
+    /// What was measured of its file systems, for that.
+    pub(crate) health: Asked<Measured>,
+    /// What was measured of what it has to give, and whether its storage was there.
+    pub(crate) capacity: Asked<Capacity>,
     /// Told when the node was registered anew, so that what it holds is looked at.
     pub registered: watch::Sender<()>,
     /// Whether placement knows the node as it is.

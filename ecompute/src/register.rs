@@ -20,6 +20,9 @@ use crate::{
 
 const DISK: &str = "DISK_GB";
 
+/// What was measured, or why it could not be; and whether the storage of guests' disks was there.
+pub(crate) type Capacity = (Result<Measured, String>, bool);
+
 /// How often an agent makes sure that placement still knows its node, and as it is.
 const PERIOD: Duration = Duration::from_secs(60);
 /// After so long every replica of placement knows a token: it lists all of them more often.
@@ -34,6 +37,12 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
     let mut troubles = parts.troubles.subscribe();
     let mut told = false;
     let begun = Instant::now();
+    // Nothing is known of a file system that has never answered.
+    while let Err(None) = ask(parts).await {
+        if stop.is_cancelled() {
+            return Ok(());
+        }
+    }
     while let Err(error) = register(parts).await {
         // A replica hears of a new token when it hears of it.
         let is_new =
@@ -126,11 +135,15 @@ async fn remember(parts: &Parts) {
 /// Sets provider, inventory and traits anew. What was locked by the last end is unlocked by this.
 async fn register(parts: &Parts) -> Result<(), PlacementError> {
     let (placement, node, settings) = (&parts.placement, parts.node, &parts.settings);
-    let measured = measure(parts).await?;
+    let (measured, is_there) = measure(parts).await?;
     let provider = placement.ensure_provider(node, &settings.name).await?;
     storage::join(parts).await?;
     reserve_uncounted(parts).await?;
-    tell(parts, &offered(parts, &measured)).await?;
+    let mut offers = offered(parts, &measured);
+    if !is_there {
+        offers.remove(DISK);
+    }
+    tell(parts, &offers).await?;
     let mut traits: BTreeSet<String> = settings.traits.clone();
     // Not a Linux on x86, or no /proc: then there are no such traits.
     traits.extend(
@@ -142,11 +155,28 @@ async fn register(parts: &Parts) -> Result<(), PlacementError> {
     Ok(())
 }
 
-/// What this host has. A storage whose server is away may hold up who looks at it for as long as that is.
-async fn measure(parts: &Parts) -> Result<Measured, PlacementError> {
+/// What this host has, and whether its storage is there: what lies where that was is not what it is. What does not answer is as it
+/// was when it did.
+async fn measure(parts: &Parts) -> Result<(Measured, bool), PlacementError> {
+    let (measured, is_there) = match ask(parts).await {
+        Ok(answer) => answer,
+        Err(Some((before, _))) => (before, false),
+        Err(None) => (Err(storage::silent(&parts.settings.storage())), false),
+    };
+    measured.map(|measured| (measured, is_there)).map_err(PlacementError::Invalid)
+}
+
+async fn ask(parts: &Parts) -> Result<Capacity, Option<Capacity>> {
     let settings = parts.settings.clone();
-    let measured = parts.host.blocking(move || inventory::measure(&settings)).await;
-    measured.map_err(|error| error.to_string()).flatten().map_err(PlacementError::Invalid)
+    let look = move || {
+        let is_there = || {
+            settings.shared.as_ref().is_none_or(|shared| storage::check(shared, &settings.state_dir).is_ok())
+        };
+        // Before and after: it may go, or come, in between.
+        let was_there = is_there();
+        (inventory::measure(&settings), was_there && is_there())
+    };
+    parts.capacity.ask(&parts.host, look).await
 }
 
 /// Has the room of guests reserved that are here and that placement does not count here, before it is offered: one by
@@ -200,8 +230,11 @@ pub(crate) async fn refresh(parts: &Parts) -> Result<(), PlacementError> {
         current.remove(DISK);
         current.extend(parts.placement.inventory(shared.storage.provider).await?);
     }
-    let measured = measure(parts).await?;
+    let (measured, is_there) = measure(parts).await?;
     let mut wanted = offered(parts, &measured);
+    if !is_there {
+        wanted.remove(DISK);
+    }
     if parts.settings.shared.is_some()
         && let (Some(current), Some(disk)) = (current.get(DISK), wanted.get(DISK))
         && current.reserved == disk.reserved

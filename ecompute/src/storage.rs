@@ -6,10 +6,14 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use ec_model::{NodeId, SharedStorage};
 use ec_placement_client::{PlacementClient, PlacementError, PlacementResult};
+use ec_runtime::Host;
+use futures::future::BoxFuture;
+use tokio::{sync::Mutex, time::timeout};
 
 use crate::{config::Shared, identity::keep, parts::Parts, register::RETRY};
 
@@ -17,6 +21,56 @@ use crate::{config::Shared, identity::keep, parts::Parts, register::RETRY};
 const MARK: &str = "etcd-compute.storage";
 /// In a node's state directory: the name of the storage where its guests' disks lie.
 const USED: &str = "shared-storage";
+
+/// A file system that is there answers in less; one whose server is away holds up whoever looks at it for as long as that is.
+const ANSWERS_IN: Duration = Duration::from_secs(10);
+
+/// A question to the host's file systems, of which one may not answer. It is asked once at a time: each that is not answered holds
+/// a thread.
+pub(crate) struct Asked<T>(Mutex<(Option<BoxFuture<'static, Option<T>>>, Option<T>)>);
+
+impl<T> Default for Asked<T> {
+    fn default() -> Self {
+        Self(Mutex::new((None, None)))
+    }
+}
+
+impl<T: Clone + Send + 'static> Asked<T> {
+    /// What that answers.
+    ///
+    /// # Errors
+    /// It does not answer; what it answered before, where it did.
+    pub(crate) async fn ask(
+        &self,
+        host: &Host,
+        question: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Option<T>> {
+        let mut asked = self.0.lock().await;
+        let mut under_way = match asked.0.take() {
+            Some(under_way) => under_way,
+            None => {
+                let host = host.clone();
+                Box::pin(async move { host.blocking(question).await.ok() })
+            }
+        };
+        match timeout(ANSWERS_IN, &mut under_way).await {
+            Ok(Some(answer)) => {
+                asked.1 = Some(answer.clone());
+                Ok(answer)
+            }
+            Ok(None) => Err(asked.1.clone()),
+            Err(_) => {
+                asked.0 = Some(under_way);
+                Err(asked.1.clone())
+            }
+        }
+    }
+}
+
+/// What is told of one that does not answer.
+pub(crate) fn silent(path: &Path) -> String {
+    format!("the file system of {} has not answered for {} s", path.display(), ANSWERS_IN.as_secs())
+}
 
 /// Why shared storage cannot serve.
 #[derive(Debug, thiserror::Error)]
@@ -188,6 +242,21 @@ mod tests {
 
     fn node(number: u128) -> NodeId {
         NodeId::new(uuid::Uuid::from_u128(number))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_system_that_does_not_answer_is_asked_once_and_what_it_answered_before_is_known() {
+        let (host, asked) = (Host::default(), Asked::<u8>::default());
+        assert_eq!(asked.ask(&host, || 1).await, Ok(1));
+        let (answer, waits) = std::sync::mpsc::channel::<u8>();
+        // While a thread works the clock does not go on by itself.
+        let later = || tokio::time::advance(ANSWERS_IN);
+        let (first, ()) = tokio::join!(asked.ask(&host, move || waits.recv().unwrap()), later());
+        let (second, ()) = tokio::join!(asked.ask(&host, || panic!("it was asked twice")), later());
+        assert_eq!([first, second], [Err(Some(1)); 2]);
+        answer.send(2).unwrap();
+        assert_eq!(asked.ask(&host, || 3).await, Ok(2));
+        assert_eq!(asked.ask(&host, || 3).await, Ok(3));
     }
 
     #[test]

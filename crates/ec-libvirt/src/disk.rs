@@ -1,12 +1,12 @@
 //! Overlays in the pool.
 
 use std::{
-    fs::File,
+    fs::{File, metadata},
     io::{self, ErrorKind},
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -34,6 +34,8 @@ pub(crate) struct Pool {
     pub(crate) path: PathBuf,
     /// Files came or went, and libvirt was too busy to hear of them.
     is_stale: Arc<AtomicBool>,
+    /// The directory's inode when it was made ready: what lies in its place while its file system is not mounted has another.
+    inode: Arc<OnceLock<u64>>,
 }
 
 /// With less than this many bytes left a guest that goes on would soon be paused again.
@@ -67,7 +69,42 @@ const WRITER: i64 = 101;
 
 impl Pool {
     pub(crate) fn new(name: &str, path: &Path) -> Self {
-        Self { name: name.to_owned(), path: path.to_owned(), is_stale: Arc::default() }
+        Self { name: name.to_owned(), path: path.to_owned(), is_stale: Arc::default(), inode: Arc::default() }
+    }
+
+    /// Makes the directory, the first time; from then on it is missed where it is gone, and no other one is taken for it.
+    pub(crate) fn make_ready(&self, make: impl FnOnce() -> Result<(), CallError>) -> Result<(), CallError> {
+        if self.inode.get().is_none() {
+            make()?;
+            let found = metadata(&self.path).map_err(|error| self.missing(&error))?;
+            self.inode.get_or_init(|| found.ino());
+        }
+        self.there()
+    }
+
+    /// An error where the directory is not there that disks are looked for in: of what lies on a file system that is not mounted
+    /// nothing is known, least of all that it is gone.
+    fn there(&self) -> Result<(), CallError> {
+        let found = metadata(&self.path).map_err(|error| self.missing(&error))?;
+        match self.inode.get() {
+            Some(inode) if *inode != found.ino() => Err(CallError::NotNow(format!(
+                "{} is another directory than the one that this agent began with: mount again what was there, or start ecompute anew",
+                self.path.display()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn missing(&self, error: &io::Error) -> CallError {
+        CallError::NotNow(format!("could not look into {}, where disks are: {error}", self.path.display()))
+    }
+
+    /// Whether a file of the pool is there.
+    fn has(&self, path: &Path) -> Result<bool, CallError> {
+        if is_there(path)? {
+            return Ok(true);
+        }
+        self.there().map(|()| false)
     }
 
     /// Where the instance's overlay lies.
@@ -95,7 +132,7 @@ impl Pool {
     /// find after a refresh, at none of the cost, and shows half-made files that libvirt does not know.
     /// A directory that cannot be looked into says nothing, least of all that the disk is gone.
     pub(crate) fn has_volume(&self, instance: InstanceId) -> Result<bool, CallError> {
-        is_there(&self.volume_path(instance))
+        self.has(&self.volume_path(instance))
     }
 
     /// Whether the file system below the disks has room for a guest to go on.
@@ -117,23 +154,21 @@ impl Pool {
 
     /// Whether there is a disk that is to replace the instance's own, or what was begun of a copy for it.
     pub(crate) fn has_successor(&self, instance: InstanceId) -> Result<bool, CallError> {
-        let begun = is_there(&self.successor_path(instance))? || !self.parts_of(instance)?.is_empty();
+        let begun = self.has(&self.successor_path(instance))? || !self.parts_of(instance)?.is_empty();
         Ok(begun || (!self.has_volume(instance)? && !self.copies_of(instance)?.is_empty()))
     }
 
     /// Whether there is one that can be put in its disk's place.
     pub(crate) fn has_whole_successor(&self, instance: InstanceId) -> Result<bool, CallError> {
-        is_there(&self.successor_path(instance))
+        self.has(&self.successor_path(instance))
     }
 
     /// Every instance with a volume, every one with a disk that is to replace it, or a part of a copy for it, and every one without a
     /// volume whose disk another node has handed over.
     pub(crate) fn instances(&self) -> Result<[Vec<InstanceId>; 3], CallError> {
         let failed = |error| CallError::io("list the pool's directory", &self.path, &error);
-        let entries = match std::fs::read_dir(&self.path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok([const { Vec::new() }; 3]),
-            other => other.map_err(failed)?,
-        };
+        self.there()?;
+        let entries = std::fs::read_dir(&self.path).map_err(|error| self.missing(&error))?;
         let [mut volumes, mut successors, mut copies, mut handed_over] = [const { Vec::new() }; 4];
         for entry in entries {
             let name = entry.map_err(failed)?.file_name();
@@ -240,8 +275,18 @@ impl Pool {
         {
             return self.grow(connect, volume, capacity, None);
         }
+        let path = self.volume_path(volume);
+        // A call that was held up finds what was handed over meanwhile.
+        if base.is_some()
+            && holds_data_alone(&path).map_err(|error| CallError::io("look into", &path, &error))?
+        {
+            return Err(CallError::NotNow(format!(
+                "{} holds what was written on it, and stands on no image: it is not made anew",
+                path.display()
+            )));
+        }
         delete(&pool, &name)?;
-        remove_file(&self.volume_path(volume))?;
+        remove_file(&path)?;
         StorageVol::create_xml(&pool, &xml::write(&wanted).map_err(CallError::Refused)?, 0)?;
         Ok(())
     }
@@ -475,10 +520,8 @@ impl Pool {
     /// Every file of the instance: its disk, and what an external snapshot put beside it under the disk's name.
     fn files_of(&self, instance: InstanceId) -> Result<Vec<PathBuf>, CallError> {
         let failed = |error| CallError::io("list the pool's directory", &self.path, &error);
-        let entries = match std::fs::read_dir(&self.path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            other => other.map_err(failed)?,
-        };
+        self.there()?;
+        let entries = std::fs::read_dir(&self.path).map_err(|error| self.missing(&error))?;
         let start = format!("{instance}.");
         let mut found = Vec::new();
         for entry in entries {
@@ -528,13 +571,39 @@ fn overlay(name: &str, base: &BaseImage, capacity: Option<u64>) -> Result<Volume
 
 /// The capacity of an image in bytes, as its head has it (QEMU's `docs/interop/qcow2.txt`).
 fn capacity_in(path: &Path) -> io::Result<u64> {
-    let mut head = [0; 32];
-    File::open(path)?.read_exact_at(&mut head, 0)?;
+    Ok(number(&head_of(&File::open(path)?)?, 24))
+}
+
+/// The beginning of a qcow2 image's header (<https://www.qemu.org/docs/master/interop/qcow2.html>).
+fn head_of(file: &File) -> io::Result<[u8; 48]> {
+    let mut head = [0; 48];
+    file.read_exact_at(&mut head, 0)?;
     if !head.starts_with(b"QFI\xfb") {
         return Err(io::Error::new(ErrorKind::InvalidData, "it is no qcow2 image"));
     }
-    let [.., a, b, c, d, e, f, g, h] = head;
-    Ok(u64::from_be_bytes([a, b, c, d, e, f, g, h]))
+    Ok(head)
+}
+
+/// The number of eight bytes there.
+fn number(head: &[u8; 48], at: usize) -> u64 {
+    head[at..at + 8].iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+/// Whether it is an image that stands on no other, with anything in it: it has tables of clusters then.
+fn holds_data_alone(path: &Path) -> io::Result<bool> {
+    let file = match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        other => other?,
+    };
+    // What was broken off while it was made is no image yet.
+    let Ok(head) = head_of(&file) else { return Ok(false) };
+    let (backing, tables, place) = (number(&head, 8), number(&head, 32) & 0xffff_ffff, number(&head, 40));
+    if backing != 0 {
+        return Ok(false);
+    }
+    // 32 MiB of them stand for more than any disk has.
+    let mut table = vec![0; usize::try_from(tables.min(4 << 20)).unwrap_or_default() * 8];
+    Ok(file.read_exact_at(&mut table, place).is_ok() && table.iter().any(|byte| *byte != 0))
 }
 
 /// Whether QEMU writes an image, on this host or another that has the same file system: as long as it may, it holds a lock on the byte
@@ -713,8 +782,63 @@ mod tests {
             assert_eq!(pool.owner(&file), None, "{file}");
         }
         assert!(pool.has_volume(instance).unwrap());
-        let missing = Pool::new("p", &directory.path().join("no"));
-        assert_eq!(missing.instances().unwrap(), [vec![], vec![], vec![]]);
+    }
+
+    #[test]
+    fn a_disk_that_holds_data_by_itself_is_told_from_an_empty_one_and_from_one_on_an_image() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name).display().to_string();
+        let run = |program: &str, arguments: &[&str]| {
+            let output = std::process::Command::new(program).args(arguments).output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+        };
+        let [base, alone, above, none] = ["base", "alone", "above", "none"].map(at);
+        run("qemu-img", &["create", "-q", "-f", "qcow2", &base, "8M"]);
+        run("qemu-img", &["create", "-q", "-f", "qcow2", &alone, "1T"]);
+        run("qemu-img", &["create", "-q", "-f", "qcow2", "-b", &base, "-F", "qcow2", &above]);
+        let holds = |path: &str| holds_data_alone(Path::new(path)).unwrap();
+        assert!(!holds(&base) && !holds(&alone) && !holds(&above) && !holds(&none));
+        for path in [&base, &alone, &above] {
+            run("qemu-io", &["-c", "write -P 7 1M 512", path]);
+        }
+        assert!(holds(&base) && holds(&alone));
+        assert!(!holds(&above), "what it stands on can be had again");
+        std::fs::write(&none, "no image").unwrap();
+        assert!(!holds(&none));
+    }
+
+    #[test]
+    fn of_a_directory_that_is_gone_or_another_nothing_is_known_and_nothing_in_it_is_deleted() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("disks");
+        let pool = Pool::new("p", &place);
+        let instance: InstanceId = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
+        let make = || {
+            std::fs::create_dir(&place).unwrap();
+            Ok(())
+        };
+        pool.make_ready(make).unwrap();
+        std::fs::write(pool.volume_path(instance), "").unwrap();
+        pool.make_ready(|| panic!("it was made twice")).unwrap();
+        assert_eq!(pool.instances().unwrap()[0], [instance]);
+        // Not mounted: nothing is there, or what lies below.
+        let mounted = directory.path().join("elsewhere");
+        std::fs::rename(&place, &mounted).unwrap();
+        for _ in 0..2 {
+            let not_now = |error| matches!(error, CallError::NotNow(_));
+            assert!(not_now(pool.instances().unwrap_err()));
+            assert!(not_now(pool.has_volume(instance).unwrap_err()));
+            assert!(not_now(pool.has_successor(instance).unwrap_err()));
+            assert!(not_now(pool.has_whole_successor(instance).unwrap_err()));
+            assert!(not_now(pool.remove(None, instance).unwrap_err()));
+            assert!(not_now(pool.make_ready(|| panic!("it is not made anew")).unwrap_err()));
+            std::fs::create_dir_all(&place).unwrap();
+        }
+        std::fs::remove_dir(&place).unwrap();
+        std::fs::rename(&mounted, &place).unwrap();
+        assert_eq!(pool.instances().unwrap()[0], [instance]);
+        pool.remove(None, instance).unwrap();
+        assert!(!pool.has_volume(instance).unwrap());
     }
 
     #[test]

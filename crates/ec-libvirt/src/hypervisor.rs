@@ -136,10 +136,10 @@ impl LibvirtHypervisor {
     }
 
     async fn find_facts(&self) -> HypervisorResult<Facts> {
-        let config = Arc::clone(&self.config);
+        let (config, pool) = (Arc::clone(&self.config), Arc::clone(&self.pool));
         let what = "prepare libvirt's pool and network".to_owned();
-        let facts =
-            self.look.call(what, Scope::Host, move |connect| prepare::prepare(connect, &config)).await?;
+        let prepare = move |connect: &virt::connect::Connect| prepare::prepare(connect, &config, &pool);
+        let facts = self.look.call(what, Scope::Host, prepare).await?;
         // Of two at once, both found the same.
         let _ = self.facts.set(facts.clone());
         Ok(facts)

@@ -11,6 +11,7 @@ use virt::{connect::Connect, error::ErrorNumber, network::Network};
 
 use crate::{
     config::{LibvirtConfig, VirtType},
+    disk::Pool,
     error::{CallError, absent},
     xml::{self, PoolXml},
 };
@@ -28,8 +29,8 @@ pub(crate) struct Facts {
 const TRANSLATION_CACHE_SINCE: u32 = 8_000_000;
 
 /// Makes ready what can be, and says what cannot.
-pub(crate) fn prepare(connect: &Connect, config: &LibvirtConfig) -> Result<Facts, CallError> {
-    directory(&config.pool_path)?;
+pub(crate) fn prepare(connect: &Connect, config: &LibvirtConfig, disks: &Pool) -> Result<Facts, CallError> {
+    disks.make_ready(|| directory(&config.pool_path))?;
     directory(&config.console_dir)?;
     pool(connect, config)?;
     start_network(connect, &config.network)?;

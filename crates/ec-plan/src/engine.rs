@@ -91,6 +91,9 @@ pub struct Engine {
     looked: bool,
     looking: bool,
     auditing: bool,
+    /// That the last of them failed was said.
+    look_failed: bool,
+    audit_failed: bool,
     /// What users destroyed here, as the last look saw it: known before an older etcd brings its request back.
     buried: BTreeMap<InstanceId, Option<u64>>,
     /// Whose addresses are looked for, and whether that may have changed.
@@ -114,6 +117,8 @@ impl Engine {
             looked: false,
             looking: false,
             auditing: false,
+            look_failed: false,
+            audit_failed: false,
             buried: BTreeMap::new(),
             search: Search::default(),
             search_again: false,

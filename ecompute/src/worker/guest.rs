@@ -179,7 +179,15 @@ impl Worker {
     /// Writes the record of a guest that is here anew: somebody deleted it, and metadata stands on it.
     pub(super) async fn keep_record(&mut self) -> Result<(), Stop> {
         let request = self.request()?;
-        let mut record = self.record_of(&request).await?;
+        let mut record = match self.record_of(&request).await {
+            // Lost with its record: its guest had it, and all that is asked for stands on there being a record.
+            Err(Stop::Failed(why)) => {
+                tracing::warn!(why, "its record is written anew without user-data");
+                let spec = Spec { user_data_bytes: None, ..spec_of(&request)?.clone() };
+                self.record_of(&Request { spec: Some(spec), ..Request::clone(&request) }).await?
+            }
+            made => made?,
+        };
         record.started = true;
         let (disks, instance) = (self.parts.settings.disks(self.parts.node), self.job.instance);
         let base = self.parts.host.blocking(move || base_of(&disks, instance)).await;
@@ -334,11 +342,19 @@ impl Worker {
         if let Some(record) = self.record().await?.filter(|record| !record.resources.is_empty()) {
             return Ok(record.resources);
         }
-        let size = self.parts.hypervisor.size(self.job.instance).await?;
-        let size =
-            size.ok_or_else(|| Stop::Retry("neither placement nor this node knows how large it is".into()))?;
-        let disk_gb = size.disk_bytes.div_ceil(1 << 30);
-        Ok([("VCPU", size.vcpus), ("MEMORY_MB", size.memory_mb), ("DISK_GB", disk_gb)]
+        let instance = self.job.instance;
+        let amounts = match self.parts.hypervisor.size(instance).await? {
+            Some(size) => [size.vcpus, size.memory_mb, size.disk_bytes],
+            // Of a disk without a domain: a volume, as far as anybody knows.
+            None => match self.parts.hypervisor.disk_bytes(instance).await? {
+                Some(bytes) => [0, 0, bytes],
+                None => {
+                    return Err(Stop::Retry("neither placement nor this node knows how large it is".into()));
+                }
+            },
+        };
+        let [vcpus, memory_mb, disk_bytes] = amounts;
+        Ok([("VCPU", vcpus), ("MEMORY_MB", memory_mb), ("DISK_GB", disk_bytes.div_ceil(1 << 30))]
             .into_iter()
             .filter(|(_, amount)| *amount > 0)
             .map(|(class, amount)| (class.to_owned(), amount))

@@ -70,9 +70,14 @@ impl Engine {
             Ok(seen) => seen,
             Err(why) => {
                 self.agenda.set(What::Look, soon);
-                return self.warn(None, "failed to look at everything; trying on", Some(why));
+                // Said once: what is away may be so for a night.
+                if !std::mem::replace(&mut self.look_failed, true) {
+                    self.warn(None, "failed to look at everything; trying on", Some(why));
+                }
+                return;
             }
         };
+        self.look_failed = false;
         self.take_look(begun, seen);
         let unseen = self.known.values().any(Known::is_unseen);
         self.agenda.set(What::Look, if unseen { soon } else { self.now.since_start + LOOK_PERIOD });
@@ -134,6 +139,7 @@ impl Engine {
         self.auditing = false;
         match held {
             Ok(Some(held)) => {
+                self.audit_failed = false;
                 self.commands.push(Command::Counted(held.keys().copied().collect()));
                 for instance in self.take_audit(begun, &held) {
                     self.ask(instance, Question::Placement);
@@ -144,7 +150,9 @@ impl Engine {
             Ok(None) => {}
             Err(why) => {
                 self.agenda.set(What::Audit, self.now.since_start + AUDIT_RETRY);
-                self.warn(None, "failed to audit this node's allocations; trying on", Some(why));
+                if !std::mem::replace(&mut self.audit_failed, true) {
+                    self.warn(None, "failed to audit this node's allocations; trying on", Some(why));
+                }
             }
         }
     }

@@ -71,7 +71,12 @@ fn leftovers(facts: &Facts, _: &Limits) -> Option<Plan> {
         ));
     }
     if is_here(facts) || facts.record != RecordFacts::Absent {
-        return Some(Plan::run(vec![Inquire, RemoveDomain, DropRecord], "sweeping what is left of it"));
+        // What ran is not taken for gone by a look of a while ago.
+        let effects = match is_here(facts) {
+            true => vec![Inquire, RemoveDomain, DropRecord],
+            false => vec![Inquire, Ascertain, RemoveDomain, DropRecord],
+        };
+        return Some(Plan::run(effects, "sweeping what is left of it"));
     }
     // The call for it cannot look whether its instance is gone: one whose disk is gone is given another. No guest wrote it,
     // as somebody's snapshot of the disk that was there may hold what one wrote, which stays.
@@ -87,12 +92,12 @@ fn status(facts: &Facts, _: &Limits) -> Option<Plan> {
     match state(facts) {
         // What this node counted by itself it gives back by itself.
         Some(State::Unclaimed) => Some(Plan::run(
-            vec![Ascertain, Release, DropKeys],
+            vec![Ascertain, Inquire, Release, DropKeys],
             "the guest without a request is gone; giving back what this node claimed for it",
         )),
         // Somebody took the status away that told of it, and all of the guest.
         None if facts.is_held => Some(Plan::run(
-            vec![Ascertain, Release, DropKeys],
+            vec![Ascertain, Inquire, Release, DropKeys],
             "nothing is left of the guest that this node holds for its user; giving back what was claimed for it",
         )),
         None | Some(State::Error) => None,
@@ -111,12 +116,12 @@ fn claim(facts: &Facts, limits: &Limits) -> Option<Plan> {
         // With an older etcd, in which nobody asks for it any more, its allocation may have come back, and what
         // came of it here without the lease that ends that.
         _ if facts.buried => Plan::run(
-            vec![Ascertain, Release, DropKeys],
+            vec![Ascertain, Inquire, Release, DropKeys],
             "its user destroyed it here; giving back what an older placement holds for it",
         ),
         None => Plan::ask(Question::Whose),
         Some(true) => {
-            Plan::run(vec![Ascertain, Release], "its request never came; giving its allocation back")
+            Plan::run(vec![Ascertain, Inquire, Release], "its request never came; giving its allocation back")
         }
         Some(false) => {
             Plan::report("an allocation on this node that none of our requests made; it is left alone")

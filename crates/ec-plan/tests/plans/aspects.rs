@@ -396,6 +396,8 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
     };
     let beside = |facts: Facts| Facts { observed: Observed { successor: true, ..facts.observed }, ..facts };
     let swept = || Runs(&[Inquire, RemoveDomain, DropRecord]);
+    // Nothing was seen of it, which may be no more so.
+    let gone = || Runs(&[Inquire, Ascertain, RemoveDomain, DropRecord]);
     let tells = |what| Tells(State::Unclaimed, what, &[]);
     let buried = |facts: Facts| Facts { buried: true, ..facts };
     all([
@@ -424,9 +426,9 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
         (left(NOT_STARTED, true, never), swept()),
         (left(NOT_STARTED, false, absent), swept()),
         (left(None, true, never), swept()),
-        (left(None, false, KEPT), swept()),
-        (left(None, false, never), swept()),
-        (beside(left(None, false, never)), swept()),
+        (left(None, false, KEPT), gone()),
+        (left(None, false, never), gone()),
+        (beside(left(None, false, never)), gone()),
         // The rest of a snapshot whose first disk is missed.
         (beside(left(None, false, KEPT)), tells("a disk of this node without a domain")),
         (beside(told(runs())), Told),
@@ -451,7 +453,7 @@ fn of_what_is_gone_the_keys_go_too_and_errors_are_left_to_read() {
         (gone(None, HELD), may_come()),
         (gone(Some(State::Error), Allocation::Absent), Settled),
         (gone(Some(State::Error), HELD), may_come()),
-        (gone(Some(State::Unclaimed), HELD), Runs(&[Ascertain, Release, DropKeys])),
+        (gone(Some(State::Unclaimed), HELD), Runs(&[Ascertain, Inquire, Release, DropKeys])),
         (gone(Some(State::Active), HELD), Runs(&[DropKeys])),
         (gone(Some(State::Destroying), Allocation::Elsewhere), Runs(&[DropKeys])),
     ]);

@@ -140,13 +140,13 @@ fn a_claim_whose_request_never_came_is_released_after_its_grace_and_not_before_a
     let planned = |seconds, whose| planned(&unrequested(held(seconds), whose));
     assert_eq!(planned(20, Some(true)), Next::Wait(Until::After(Duration::from_secs(40))));
     assert_eq!(planned(60, None), Next::Ask(Question::Whose));
-    assert_eq!(planned(60, Some(true)), Next::Run(vec![Effect::Ascertain, Effect::Release]));
+    assert_eq!(planned(60, Some(true)), Next::Run(vec![Effect::Ascertain, Effect::Inquire, Effect::Release]));
     assert!(matches!(planned(60, Some(false)), Next::Stuck(Problem::Report(_))));
     // Of one that was destroyed here nobody need be asked: etcd may have forgotten who asked for it.
     let buried = Facts { buried: true, ..unrequested(held(60), Some(false)) };
     assert_eq!(
         plan(&buried, &LIMITS).next,
-        Next::Run(vec![Effect::Ascertain, Effect::Release, Effect::DropKeys])
+        Next::Run(vec![Effect::Ascertain, Effect::Inquire, Effect::Release, Effect::DropKeys])
     );
 }
 
@@ -156,7 +156,7 @@ fn what_a_node_holds_of_a_guest_that_is_gone_with_its_status_goes_and_what_it_ho
     let held = Facts { is_held: true, ..unrequested(Allocation::Absent, None) };
     assert_eq!(
         plan(&held, &LIMITS).next,
-        Next::Run(vec![Effect::Ascertain, Effect::Release, Effect::DropKeys])
+        Next::Run(vec![Effect::Ascertain, Effect::Inquire, Effect::Release, Effect::DropKeys])
     );
     assert_eq!(planned(&Facts { is_held: false, ..held.clone() }), Next::Settled);
     let wanted = Facts { wanted: Wanted::Active, ..held.clone() };
