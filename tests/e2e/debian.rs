@@ -305,6 +305,21 @@ async fn a_stock_debian_is_brought_to_rest_for_a_snapshot_by_its_agent_and_goes_
         .await?;
     let told = guest.run("sudo journalctl -b -u qemu-guest-agent").await?;
     ensure!(told.contains("guest-fsfreeze"), "its agent was not asked: {told}");
+    // An agent that is longer at that than anybody waits for it: the guest is let go on all the same, before it is told that all is done.
+    let slow = "printf '#!/bin/sh\\n[ $1 = thaw ] || sleep 20\\n' | sudo tee /usr/local/bin/slow >/dev/null; \
+        sudo chmod 755 /usr/local/bin/slow; sudo mkdir -p /etc/systemd/system/qemu-guest-agent.service.d; \
+        printf '[Service]\\nExecStart=\\nExecStart=/usr/sbin/qemu-ga --fsfreeze-hook=/usr/local/bin/slow\\n' | \
+        sudo tee /etc/systemd/system/qemu-guest-agent.service.d/slow.conf >/dev/null; \
+        sudo systemctl daemon-reload; sudo systemctl restart qemu-guest-agent";
+    guest.run(slow).await?;
+    guest.run(agent).await?;
+    guest.asks(&["snapshot", "create", "web", "slow", "--wait"])?;
+    let count = guest.run("cat /var/count").await?;
+    guest
+        .stack
+        .until("it goes on to write again", async || Ok(guest.run("cat /var/count").await? != count))
+        .await?;
+    guest.asks(&["snapshot", "delete", "slow", "--wait"])?;
     // Back to that, and well.
     guest.run("sudo rm /precious; sync").await?;
     guest.asks(&["snapshot", "restore", "snap", "--grace", "240"])?;

@@ -13,8 +13,13 @@
 
 use std::{
     collections::HashSet,
+    io::ErrorKind,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use ec_model::{CopyOf, InstanceId, NodeId};
@@ -42,6 +47,9 @@ pub(crate) struct Copy {
     pub(crate) place: PathBuf,
 }
 
+/// So long an agent that does not answer is asked to let its guest's file systems go on.
+const TRIES_TO_THAW: Duration = Duration::from_mins(10);
+
 /// A backup that libvirt is at.
 #[derive(Debug, Clone)]
 pub(crate) struct Copying {
@@ -49,6 +57,9 @@ pub(crate) struct Copying {
     /// Which run of it: libvirt's number of the domain.
     run: Option<u32>,
     parts: Vec<Part>,
+    /// Its guest's file systems may be at rest: its agent did not answer when they were to go on.
+    owes: Arc<AtomicBool>,
+    begun: Instant,
     /// What came of a backup libvirt tells until the next one begins: nobody begins another before that was heard.
     _turn: Arc<Turn>,
 }
@@ -229,14 +240,20 @@ fn live(
     let document = xml::write(&BackupXml::new(disks)).map_err(CallError::Refused)?;
     // A guest without an agent is copied as if its power had failed. One whose agent did not answer in time may be frozen
     // all the same.
-    let frozen = sys::freeze(domain);
+    let asked = Instant::now();
+    let may_be_frozen = sys::freeze(domain).is_ok() || was_waited_for(asked);
     let begun = sys::begin_backup(domain, &document);
-    let thawed = sys::thaw(domain);
-    if frozen.is_ok() {
-        thawed?;
-    }
+    // What is left of it where this does not begin has it tried again.
+    let owes = may_be_frozen && owes_thaw(domain);
     match begun {
-        Ok(()) => Ok(Copying { from, run: domain.id(), parts, _turn: turn }),
+        Ok(()) => Ok(Copying {
+            from,
+            run: domain.id(),
+            parts,
+            owes: Arc::new(AtomicBool::new(owes)),
+            begun: asked,
+            _turn: turn,
+        }),
         // What nobody is up with is copied otherwise.
         Err(_) if !domain.is_active()? => Err(ended(from)),
         Err(error) => {
@@ -257,12 +274,15 @@ pub(crate) fn is_done(
     node: NodeId,
     pool: &Pool,
     copy: &Copy,
-    Copying { from, run, parts, .. }: &Copying,
+    Copying { from, run, parts, owes, begun, .. }: &Copying,
 ) -> Result<bool, CallError> {
     let Found::Ours(domain) = domain::find(connect, node, *from)? else { return Err(ended(*from)) };
     // It was ended and started again since the last look.
     if domain.is_active()? && domain.id() != *run {
         return Err(ended(*from));
+    }
+    if owes.load(Ordering::Relaxed) {
+        owes.store(owes_thaw(&domain), Ordering::Relaxed);
     }
     let first = parts.first().map(|part| part.file.as_path()).unwrap_or(Path::new(""));
     if is_backup_to(&domain, first)? {
@@ -276,6 +296,10 @@ pub(crate) fn is_done(
     }
     if !domain.is_active()? {
         return Err(ended(*from));
+    }
+    // Nobody is told that it is done while its guest may stand still for it.
+    if owes.load(Ordering::Relaxed) && begun.elapsed() < TRIES_TO_THAW {
+        return Ok(false);
     }
     // libvirt tells this once.
     if !sys::last_backup_completed(&domain)? {
@@ -297,7 +321,7 @@ pub(crate) fn give_up(
     for (part, from) in pool.parts_of(owner)? {
         if let Some(domain) = domain::up(connect, node, from)? {
             // Whether it was frozen nobody knows any more; one that was not, or has no agent, is none the worse.
-            let _ = sys::thaw(&domain);
+            let owes = owes_thaw(&domain);
             if is_backup_to(&domain, &part)?
                 && let Err(error) = sys::abort_job(&domain)
                 && is_backup_to(&domain, &part)?
@@ -305,10 +329,35 @@ pub(crate) fn give_up(
                 // A libvirtd that was started anew knows of the backup before it knows of the job.
                 return Err(CallError::NotNow(format!("its last copy cannot be ended: {}", error.message())));
             }
+            if owes && is_fresh(&part)? {
+                return Err(CallError::NotNow(format!(
+                    "the agent in {from} does not answer, and may hold its file systems at rest for the last copy"
+                )));
+            }
         }
         pool.drop_part(connect, &part)?;
     }
     Ok(())
+}
+
+/// Whether an agent was waited for in vain since then: what it was asked for it may do yet. Where there is none, that is told at once.
+fn was_waited_for(asked: Instant) -> bool {
+    asked.elapsed() > Duration::from_secs(1)
+}
+
+/// Lets the guest's file systems go on; whether that has to be tried again.
+fn owes_thaw(domain: &Domain) -> bool {
+    let asked = Instant::now();
+    sys::thaw(domain).is_err() && was_waited_for(asked)
+}
+
+/// Whether something was written of a part not long ago: so long after that an agent that does not answer is given up.
+fn is_fresh(part: &Path) -> Result<bool, CallError> {
+    match std::fs::metadata(part).and_then(|found| found.modified()) {
+        Ok(written) => Ok(written.elapsed().unwrap_or_default() < TRIES_TO_THAW),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(CallError::io("look at", part, &error)),
+    }
 }
 
 fn busy(from: InstanceId) -> CallError {
