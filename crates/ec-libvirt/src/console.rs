@@ -144,9 +144,22 @@ impl Follower {
                 self.open = Some(file);
                 return Ok(Step::Piece(bytes.into()));
             }
-            if current == Some(file.metadata()?.ino()) {
+            let own = file.metadata()?.ino();
+            if current == Some(own) {
                 self.open = Some(file);
                 return Ok(Step::Nothing);
+            }
+            match after(&self.log, own)? {
+                After::Next(next) => {
+                    self.open = Some(next);
+                    return self.step();
+                }
+                After::Lost(oldest) => {
+                    self.open = Some(oldest);
+                    return Ok(Step::Piece(Bytes::from_static(GAP)));
+                }
+                // The one that is written comes in a moment, or none does any more.
+                After::Nothing => {}
             }
         }
         let Some(_) = current else {
@@ -159,12 +172,68 @@ impl Follower {
         };
         if !self.was_there {
             let max = u64::try_from(self.max_bytes).unwrap_or(u64::MAX);
-            let length = file.metadata()?.len();
-            self.before = length.min(max);
-            file.seek(SeekFrom::Start(length - self.before))?;
+            let written = file.metadata()?;
+            self.before = written.len().min(max);
+            file.seek(SeekFrom::Start(written.len() - self.before))?;
+            // Just rotated: what came before is in the newest old file.
+            if let Some((mut old, is)) =
+                opened(&rotated(&self.log, 0))?.filter(|(_, is)| is.ino() != written.ino())
+            {
+                let of_old = is.len().min(max - self.before);
+                old.seek(SeekFrom::Start(is.len() - of_old))?;
+                self.before += of_old;
+                file = old;
+            }
         }
         (self.open, self.was_there, self.missing) = (Some(file), true, false);
         self.step()
+    }
+}
+
+/// What is told where the guest printed more than is kept while nobody took it.
+const GAP: &[u8] = b"\n[what was printed here is kept no more]\n";
+
+/// What comes after a file of a log.
+enum After {
+    /// The next one.
+    Next(File),
+    /// It is removed by now, and this is the oldest one that there is.
+    Lost(File),
+    /// Nothing is there, or files are moved just now.
+    Nothing,
+}
+
+/// What comes after the file with this inode, which has another name than the log by now.
+fn after(log: &Path, own: u64) -> io::Result<After> {
+    let look = || -> io::Result<(PathBuf, bool)> {
+        let mut newer = log.to_owned();
+        for number in 0.. {
+            let old = rotated(log, number);
+            match fs::metadata(&old) {
+                Err(error) if error.kind() == ErrorKind::NotFound => break,
+                other if other.as_ref().is_ok_and(|is| is.ino() == own) => return Ok((newer, true)),
+                other => other.map(|_| newer = old)?,
+            }
+        }
+        Ok((newer, false))
+    };
+    let (path, is_there) = look()?;
+    let Some((file, is)) = opened(&path)? else { return Ok(After::Nothing) };
+    // By that name it may be another one by now.
+    if is.ino() == own || look()? != (path, is_there) {
+        return Ok(After::Nothing);
+    }
+    Ok(if is_there { After::Next(file) } else { After::Lost(file) })
+}
+
+fn opened(path: &Path) -> io::Result<Option<(File, fs::Metadata)>> {
+    match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        other => {
+            let file = other?;
+            let is = file.metadata()?;
+            Ok(Some((file, is)))
+        }
     }
 }
 
@@ -278,6 +347,50 @@ mod tests {
         add("end");
         remove(&log).unwrap();
         assert_eq!((step(), step(), step()), (piece("end"), Step::Nothing, Step::Gone));
+    }
+
+    #[test]
+    fn files_that_were_moved_meanwhile_are_read_one_after_the_other_and_what_is_lost_is_told() {
+        let (_directory, log) = log();
+        let rotate = || {
+            for number in (0..2).rev() {
+                fs::rename(rotated(&log, number), rotated(&log, number + 1)).ok();
+            }
+            fs::rename(&log, rotated(&log, 0)).unwrap();
+        };
+        let write = |text: &str| fs::write(&log, text).unwrap();
+        let new = || Follower {
+            log: log.clone(),
+            max_bytes: 6,
+            open: None,
+            was_there: false,
+            before: 0,
+            missing: false,
+        };
+        let read = |follower: &mut Follower| {
+            let mut read = String::new();
+            while let Step::Piece(piece) = follower.step().unwrap() {
+                read.push_str(&String::from_utf8_lossy(&piece));
+            }
+            read
+        };
+        write("first");
+        rotate();
+        write("2nd");
+        let mut follower = new();
+        assert_eq!(read(&mut follower), "rst2nd", "across a rotation from the beginning");
+        rotate();
+        write("third");
+        rotate();
+        write("4th");
+        assert_eq!(read(&mut follower), "third4th", "of two rotations nothing is left out");
+        for text in ["5", "6", "7", "8"] {
+            rotate();
+            write(text);
+        }
+        assert_eq!(read(&mut follower), format!("{}5678", String::from_utf8_lossy(GAP)));
+        remove(&log).unwrap();
+        assert_eq!((follower.step().unwrap(), follower.step().unwrap()), (Step::Nothing, Step::Gone));
     }
 
     #[tokio::test]
