@@ -376,7 +376,7 @@ impl Worker {
     /// Writes the status with that state; what people may have to act upon is logged too.
     async fn announce(&mut self, state: State, reason: Option<String>) -> Result<(), Stop> {
         let old = self.status.known();
-        if status::is_told(old, state, reason.as_deref()) {
+        if status::is_told(&self.subject, old, state, reason.as_deref()) {
             return Ok(());
         }
         if let Some(reason) = &reason {

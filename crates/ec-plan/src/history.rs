@@ -248,7 +248,15 @@ fn fate(action: &Action, actions: &Actions, all: &[(NodeId, &Outcome)], seen: u6
             None => or_failed(false),
         },
         ActionVerb::Unknown => (Fate::Unknown, None),
-        _ => match first(&|it| it.state.is_some() && it.power_generation >= action.generation) {
+        verb => match first(&|it| it.state.is_some() && it.power_generation >= action.generation) {
+            // It did not run any more when its agent came to that: nothing of it was kept.
+            Some(place)
+                if matches!(verb, ActionVerb::Pause | ActionVerb::Suspend)
+                    && all[place].1.power_generation == action.generation
+                    && all[place].1.state == Some(State::Stopped) =>
+            {
+                (Fate::Failed, Some(place))
+            }
             Some(place) if all[place].1.power_generation == action.generation => (Fate::Done, Some(place)),
             Some(_) => (Fate::Overtaken, None),
             None => or_failed(later(|verb| is_of_power(verb) || verb == ActionVerb::Delete)),

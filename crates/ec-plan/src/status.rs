@@ -117,9 +117,14 @@ pub(crate) fn is_under_way(state: State) -> bool {
     )
 }
 
-/// What is tried again and fails again is told once.
-pub fn is_told(old: Option<&Status>, state: State, reason: Option<&str>) -> bool {
-    state == State::Error && old.is_some_and(|old| old.state == state && old.reason.as_deref() == reason)
+/// What is tried again and fails again is told once; and once more of each request, for whoever waits for what comes of that.
+pub fn is_told(subject: &Subject, old: Option<&Status>, state: State, reason: Option<&str>) -> bool {
+    let is_of_it = |old: &Status| {
+        let told = (old.epoch, old.observed_generation);
+        subject.order.as_ref().is_none_or(|order| told == (order.epoch, order.generation))
+    };
+    let old = old.filter(|old| state == State::Error && is_of_it(old));
+    old.is_some_and(|old| old.state == state && old.reason.as_deref() == reason)
 }
 
 /// Whether a guest's last words belong to what is told: they are what people need where it did not come up.
@@ -494,12 +499,28 @@ mod tests {
 
         let mut error = announced(&subject, Some(&starting), State::Error, Some("broken".into()), at(3));
         error.console = Some("panic".into());
-        assert!(is_told(Some(&error), State::Error, Some("broken")));
-        assert!(!is_told(Some(&error), State::Error, Some("broken otherwise")));
+        assert!(is_told(&subject, Some(&error), State::Error, Some("broken")));
+        assert!(!is_told(&subject, Some(&error), State::Error, Some("broken otherwise")));
         assert!(
-            !is_told(Some(&starting), State::Starting, None),
+            !is_told(&subject, Some(&starting), State::Starting, None),
             "only errors: other states have news in them"
         );
+        let of = |epoch, generation| Subject {
+            order: Some(Order {
+                kind: Workload::Machine,
+                epoch,
+                generation,
+                power_generation: 0,
+                runs: true,
+            }),
+            ..subject.clone()
+        };
+        let (epoch, generation) = (error.epoch, error.observed_generation);
+        assert!(is_told(&of(epoch, generation), Some(&error), State::Error, Some("broken")));
+        for (epoch, generation) in [(epoch, generation + 1), (epoch + 1, generation)] {
+            let again = is_told(&of(epoch, generation), Some(&error), State::Error, Some("broken"));
+            assert!(!again, "whoever asked for it waits for what comes of it");
+        }
         let left = ended_in_error(&subject, Some(&error), at(4));
         assert_eq!((left.reason, left.console, left.since), (error.reason, error.console, at(3)));
     }

@@ -50,8 +50,8 @@ pub(super) fn keep(aspects: &[Aspect], facts: &Facts, limits: &Limits) -> Plan {
         // Last, since it is not in the guest's way: it is here all the same, and takes room.
         _ if at_rest && facts.allocation == Allocation::Absent => count(),
         _ if at_rest && let Some(short) = short(facts) => short,
-        // What is asked for now changes nothing of how it is. An ERROR is told once.
-        Some(status) if at_rest && status.generation < facts.generation && status.state != State::Error => {
+        // What is asked for now changes nothing of how it is: whoever waits for it is told so.
+        Some(status) if at_rest && status.generation < facts.generation => {
             let same = Announce(status.state, status.reason.clone());
             Plan::run(vec![same], "telling that what is asked for now was taken up")
         }
@@ -210,9 +210,12 @@ fn reopen(restarts: u32, why: impl Into<Cow<'static, str>>) -> Plan {
     Plan::run(vec![Reopen(restarts)], why)
 }
 
-/// Its reason, where it has one, is still the reason.
+/// Its reason, where it has one, is still the reason; but that its policy starts it again, once that was taken away.
 fn stopped(facts: &Facts) -> Plan {
     let reason = known(facts).and_then(|status| status.reason.clone());
+    if let Some((how, _)) = reason.as_deref().and_then(|reason| reason.split_once(AGAIN)) {
+        return Plan::tell(facts, State::Stopped, how);
+    }
     Plan::told(reason.map_or("it does not run, as its status says".into(), Cow::from))
 }
 

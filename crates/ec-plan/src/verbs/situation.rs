@@ -128,7 +128,10 @@ impl Situation {
         // size that came to its end just now, which the state does not show yet.
         let has_just_ended = matches!(status.state, State::Rebuilding | State::Rescuing | State::Resizing);
         // Of one that is started again by itself it is not told which wish is carried out, but that it is to run.
+        // Nor is there a way to what its agent knows of, and tells an ERROR.
+        let is_refused = status.state == State::Error && status.observed_generation >= wish.generation;
         let is_wished = status.power_generation < wish.generation
+            && !is_refused
             && (status.power_generation != 0 || is_built && wish.power != Power::Running);
         if is_wished || has_just_ended {
             return match wish.power {

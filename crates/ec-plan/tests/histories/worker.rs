@@ -282,7 +282,7 @@ impl Worker {
                 if matches!(self.job.work, Work::Fail(_)) && reason.as_deref() != Some(BROKEN) {
                     assert!(!thing.wrote || thing.disk_deleted, "what ever ran does not fail: {thing:?}");
                 }
-                if !status::is_told(self.status.known(), state, reason.as_deref()) {
+                if !status::is_told(&self.subject, self.status.known(), state, reason.as_deref()) {
                     self.write(outside, |subject, old| status::announced(subject, old, state, reason, now))?;
                 }
             }

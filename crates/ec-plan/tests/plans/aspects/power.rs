@@ -205,13 +205,15 @@ fn what_was_asked_for_is_told_to_be_taken_up_where_it_changes_nothing() {
     let Next::Run(effects) = plan(&asked(stopped.clone()), &LIMITS).next else { panic!() };
     assert_eq!(effects, [Announce(State::Stopped, Some(reason.to_owned()))]);
     let no_disk = Facts { observed: Observed { volume: false, ..well().observed }, ..well() };
+    let Next::Run(effects) = plan(&asked(told(no_disk.clone())), &LIMITS).next else { panic!() };
+    assert!(matches!(&effects[..], [Announce(State::Error, Some(_))]), "whoever asked waits for that");
     all([
         (asked(well()), Runs(&[Announce(State::Active, None)])),
         (since(asked(well())), Settled),
         (asked(since(stopped)), Told),
         (asked(says(State::Starting, well())), Runs(&[Announce(State::Starting, None)])),
-        // What is wrong is told once.
-        (asked(told(no_disk)), Told),
+        // Of each request what is wrong is told once.
+        (asked(since(told(no_disk))), Told),
         (with(Allocation::Absent, asked(well())), Runs(&[Claim])),
     ]);
 }
@@ -295,17 +297,19 @@ fn a_restart_that_was_told_is_made_also_where_its_hypervisor_was_started_anew_me
     let again = |restarts| Next::Run(vec![Reopen(restarts)]);
     assert_eq!(after(told(down(Restart::OnFailure, End::Crashed, 2))), again(3));
     assert_eq!(after(told(down(Restart::Always, End::ByGuest, 0))), again(1));
-    // What was left, or is not wanted any more, stays as it is.
-    for left in [
-        told(down(Restart::OnFailure, End::Crashed, 5)),
-        told(down(Restart::Always, End::ByHand, 0)),
-        wanted(Power::Stopped, told(down(Restart::Always, End::Crashed, 0))),
-        {
-            let facts = told(down(Restart::Always, End::Crashed, 0));
-            Facts { power: PowerFacts { restart: Restart::No, ..facts.power }, ..facts }
-        },
-    ] {
+    // What was left stays as it is.
+    for left in [told(down(Restart::OnFailure, End::Crashed, 5)), told(down(Restart::Always, End::ByHand, 0))]
+    {
         assert!(!matches!(after(left), Next::Run(_)));
+    }
+    // Of one that is not wanted any more it is not told on that it comes.
+    let facts = told(down(Restart::Always, End::Crashed, 0));
+    let unwanted = Facts { power: PowerFacts { restart: Restart::No, ..facts.power }, ..facts.clone() };
+    for left in [wanted(Power::Stopped, facts), unwanted] {
+        let crashed = Next::Run(vec![Announce(State::Stopped, Some("it crashed".to_owned()))]);
+        assert_eq!(after(left.clone()), crashed);
+        assert_eq!(plan(&left, &LIMITS).next, crashed);
+        assert!(!matches!(after(told(left)), Next::Run(_)));
     }
 }
 
