@@ -116,7 +116,7 @@ async fn wish(cloud: &Cloud, kind: Workload, instance: InstanceId, verb: &Verb) 
         let word = verb.name_of(kind);
         if kind.is_machine()
             && record.record.kind == Workload::Volume
-            && matches!(verb, Verb::Rebuild(_) | Verb::Resize(_))
+            && matches!(verb, Verb::Rebuild(_) | Verb::Remake(..) | Verb::Resize(_))
         {
             return Err(CloudError::Refused(format!("cannot {} {instance}: {}", verb.name(), IS_VOLUME)));
         }
@@ -375,6 +375,7 @@ fn is_of_power(verb: &Verb) -> bool {
         | Verb::Suspend
         | Verb::Resume => true,
         Verb::Rebuild(_)
+        | Verb::Remake(..)
         | Verb::Rescue(_)
         | Verb::Unrescue
         | Verb::Resize(_)

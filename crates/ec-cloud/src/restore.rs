@@ -1,8 +1,8 @@
 //! Restoring a snapshot: an instance's disk, and the volumes that it still has, are made anew as they were.
 //!
 //! ```text
-//!   lock the snapshot ─▶ stop ─▶ lock the instance ─▶ its volumes, one by one ─▶ unlock it
-//!                                                 ─▶ its own disk ─▶ start, if it ran ─▶ unlock the snapshot
+//!   lock the snapshot ─▶ stop ─▶ lock the instance ─▶ its volumes, one by one ─▶ its own disk
+//!                                                 ─▶ unlock it ─▶ start, if it ran ─▶ unlock the snapshot
 //! ```
 //!
 //! The locks say what is under way, to whoever looks, to whoever would start the guest on disks of two moments, and to the same
@@ -145,7 +145,9 @@ impl<T: Fn(Restoring<'_>)> Asker<'_, T> {
                 let done = until_done(self.cloud, acted.node, of, awaited, self.timeout, step);
                 tokio::select! {
                     done = done => done.map(drop),
-                    () = self.stop.cancelled() => Err(CloudError::Interrupted),
+                    () = self.stop.cancelled() => {
+                        Err(CloudError::BrokenOff(format!("what was asked of {of} last goes on")))
+                    }
                 }
             }
             None => Ok(()),
@@ -158,7 +160,7 @@ impl<T: Fn(Restoring<'_>)> Asker<'_, T> {
 /// In the reason of the locks of one that ran, and of its snapshot.
 const STARTS: &str = ", and then it is started";
 
-/// What is known of an instance that is being restored. While its volumes are, it is locked: nobody starts it on some that are
+/// What is known of an instance that is being restored. While its volumes are, it is locked: nobody starts it on some disks that are
 /// restored and some that are not, and whoever looks at it, or goes on with a restore that broke off, is told.
 struct Held {
     /// What the snapshot is called.
@@ -228,10 +230,10 @@ impl Held {
             self.volumes(asker.cloud).await?;
             asker.remake(root, &own).await?;
         }
-        asker.ask(instance, Verb::LetGo(self.reason())).await?;
         if root.is_none() {
-            asker.ask(instance, Verb::Rebuild(Some(own))).await?;
+            asker.ask(instance, Verb::Remake(self.reason(), own)).await?;
         }
+        asker.ask(instance, Verb::LetGo(self.reason())).await?;
         if self.starts {
             asker.ask(instance, Verb::Start).await?;
         }

@@ -39,6 +39,8 @@ pub enum Verb {
     Resume,
     /// Make its disk anew, from this image or from the one that it has; what the guest wrote goes.
     Rebuild(Option<ImageRef>),
+    /// The same of one that is locked for this reason, from this image; it stays locked.
+    Remake(String, ImageRef),
     /// Boot it from a disk made of this image, or of the one that it has, with its own beside it.
     Rescue(Option<ImageRef>),
     /// Boot it from its own again.
@@ -125,6 +127,7 @@ impl Verb {
             Self::Suspend => (ActionVerb::Suspend, None),
             Self::Resume => (ActionVerb::Resume, None),
             Self::Rebuild(image) => (ActionVerb::Rebuild, image.as_ref().map(ImageRef::told)),
+            Self::Remake(_, image) => (ActionVerb::Rebuild, Some(image.told())),
             Self::Rescue(image) => (ActionVerb::Rescue, image.as_ref().map(ImageRef::told)),
             Self::Unrescue => (ActionVerb::Unrescue, None),
             Self::Resize(extent) => (ActionVerb::Resize, Some(extent.query.clone())),
@@ -158,7 +161,7 @@ impl Verb {
             Self::Unpause => "unpause",
             Self::Suspend => "suspend",
             Self::Resume => "resume",
-            Self::Rebuild(_) => "rebuild",
+            Self::Rebuild(_) | Self::Remake(..) => "rebuild",
             Self::Rescue(_) => "rescue",
             Self::Unrescue => "unrescue",
             Self::Resize(_) => "resize",
@@ -218,6 +221,13 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
         return Verdict::Refuse("it is being destroyed".to_owned());
     }
     match (verb, &instance.locked) {
+        (Verb::Remake(reason, image), Some(before)) if reason == before => {
+            let open = Instance { locked: None, ..instance.clone() };
+            return judge(&Verb::Rebuild(Some(image.clone())), &open, request, status);
+        }
+        (Verb::LetGo(_) | Verb::Remake(..), None) => {
+            return Verdict::Refuse("somebody else unlocked it meanwhile".to_owned());
+        }
         (Verb::Lock(reason), None) => return Verdict::Do(Wish::Locked(Some(reason.clone()))),
         // Another reason takes the place of the one before; none is no other.
         (Verb::Lock(reason), Some(before)) if !reason.is_empty() && reason != before => {
@@ -230,9 +240,6 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
         }
         (Verb::LetGo(reason), Some(before)) if reason == before => {
             return Verdict::Do(Wish::Locked(None));
-        }
-        (Verb::LetGo(_), None) => {
-            return Verdict::Refuse("somebody else unlocked it meanwhile".to_owned());
         }
         (Verb::Unlock, Some(_)) => return Verdict::Do(Wish::Locked(None)),
         (Verb::Unlock, None) => return Verdict::Already(NOT_LOCKED.to_owned()),
@@ -412,7 +419,13 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
         (_, S::Error) => refuse(": `eschedule show` tells why"),
         // Judged before.
         (
-            Verb::Lock(_) | Verb::Hold(_) | Verb::Unlock | Verb::LetGo(_) | Verb::Rename(_) | Verb::Set(_),
+            Verb::Remake(..)
+            | Verb::Lock(_)
+            | Verb::Hold(_)
+            | Verb::Unlock
+            | Verb::LetGo(_)
+            | Verb::Rename(_)
+            | Verb::Set(_),
             _,
         ) => already(),
     }

@@ -127,6 +127,9 @@ fn an_instance_stands_where_its_agent_tells_until_a_wish_leads_elsewhere() {
         (Power::Suspended, false, Situation::Suspending),
         (Power::Stopped, false, Situation::Stopping),
     ] {
+        let told = |observed_generation| Status { observed_generation, ..status(State::Error, 1, true) };
+        assert_eq!(of(wish(power, 2, anew), Some(told(1))), situation, "{power:?}, of which nothing is told");
+        assert_eq!(of(wish(power, 2, anew), Some(told(2))), Situation::Error, "{power:?}, which failed");
         let pending = status(State::Active, 1, true);
         assert_eq!(of(wish(power, 2, anew), Some(pending)), situation, "{power:?} is on its way");
         let ended = status(State::Rescuing, 2, true);
@@ -208,8 +211,18 @@ fn a_locked_instance_is_left_alone_and_one_that_goes_too() {
     assert_eq!(judged(&hold, &request, None), Verdict::Do(Wish::Locked(Some("backup".into()))));
     assert!(matches!(judged(&hold, &request, Some("backup")), Verdict::Already(_)));
     assert_eq!(judged(&let_go, &request, Some("backup")), Verdict::Do(Wish::Locked(None)));
-    for (verb, before) in [(&hold, Some("")), (&hold, Some("mine")), (&let_go, Some("mine")), (&let_go, None)]
-    {
+    // Nobody starts it before its disk is made anew by who holds it for that.
+    let image = ImageRef::at("http://h/i");
+    let remake = Verb::Remake("backup".into(), image.clone());
+    assert_eq!(judged(&remake, &request, Some("backup")), Verdict::Do(Wish::Rebuild(Some(image))));
+    for (verb, before) in [
+        (&hold, Some("")),
+        (&hold, Some("mine")),
+        (&let_go, Some("mine")),
+        (&let_go, None),
+        (&remake, Some("mine")),
+        (&remake, None),
+    ] {
         assert!(matches!(judged(verb, &request, before), Verdict::Refuse(_)), "{verb:?} {before:?}");
     }
     request.desired = Desired::Destroyed;

@@ -36,19 +36,23 @@ impl Wish {
     /// What is said of it, where it was locked before.
     fn breaks_lock(&self) -> Option<&'static str> {
         let [was, is] = &self.record;
-        was.locked.as_ref()?;
+        let why = was.locked.as_ref()?;
+        // Whoever restores it has it locked till its disk is the one of the snapshot, too.
+        let restores = why.starts_with("snapshot ") && self.order[0].rebuild != self.order[1].rebuild;
         let kept = Instance {
             locked: was.locked.clone(),
             generation: was.generation,
             request_id: was.request_id,
             // Whoever brings a machine back says that it has the volume that it has.
             attached: if self.brings_back || is.attached.is_none() { was.attached } else { is.attached },
+            spec: if restores { was.spec.clone() } else { is.spec.clone() },
             ..is.clone()
         };
         let [before, after] = &self.order;
         let order = |order: &Request| {
             let Request { power, restart, rebuild, rescue, resize, name, spec, volumes, .. } = order.clone();
-            (power, restart, rebuild, rescue, resize, name, spec, volumes)
+            let disk = (!restores).then_some((rebuild, spec));
+            (power, restart, disk, rescue, resize, name, volumes)
         };
         (kept != *was || order(before) != order(after)).then_some("which is locked")
     }
