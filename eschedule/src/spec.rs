@@ -256,6 +256,9 @@ async fn image_of(session: &Session, text: &str, size: &Resources) -> Result<Ima
 
 fn demanding(image: ImageRef, text: &str, digest: Option<String>, option: &str) -> Result<ImageRef, Failure> {
     match (&image.sha256, &digest) {
+        (_, Some(_)) if image.copied().is_some() => Err(Failure::usage(format!(
+            "{option} goes with an image: `{text}` is a copy of a disk, of which nobody knows a digest"
+        ))),
         (Some(has), Some(demanded)) if has != demanded => {
             Err(Failure::usage(format!("{option} demands {demanded}, and image `{text}` has {has}")))
         }

@@ -285,6 +285,15 @@ impl Stack {
         let volumes = self.named_volumes().map(|volume| (volume.name, volume.entry));
         alone(volumes, "a volume")
             .map_err(|(entry, why)| source.wrong(&Place::of(&["volumes", entry]), Failure::usage(why)))?;
+        // Which may be called otherwise than a host.
+        let mut groups: Vec<&CatalogName> = self.groups.keys().collect();
+        groups.sort_by_key(|CatalogName(name)| name.to_ascii_lowercase());
+        if let Some([CatalogName(one), CatalogName(other)]) =
+            groups.array_windows().find(|[one, other]| one.0.eq_ignore_ascii_case(&other.0))
+        {
+            let why = format!("`{other}` is the group `{one}`, too");
+            return Err(source.wrong(&Place::of(&["groups", other]), Failure::usage(why)));
+        }
         for volume in self.named_volumes() {
             nameable(&volume.name)
                 .map_err(|error| source.wrong(&Place::of(&["volumes", volume.entry]), error.into()))?;
@@ -407,6 +416,10 @@ mod tests {
             (
                 "stack: s\ninstances:\n  WEB-1: {flavor: x}\n  web: {flavor: x, count: 1}\n",
                 "s.yaml:4:8: instances.web: `web-1` is an instance of `WEB-1`, too",
+            ),
+            (
+                "stack: s\ngroups:\n  Web: {policy: affinity}\n  web: {policy: anti-affinity}\n",
+                "s.yaml:4:8: groups.web: `web` is the group `Web`, too",
             ),
             (
                 "stack: s\nvolumes:\n  D-1: {size: 1}\n  d: {size: 1, count: 1}\n",

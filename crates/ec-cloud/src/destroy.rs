@@ -16,6 +16,7 @@ use crate::{
     lookup::{Claimed, Found, Known, Read, claimed, find},
     select::in_words,
     source::kind_of,
+    storage::storage_of,
     volume::refuse_attached,
 };
 
@@ -190,10 +191,11 @@ pub(crate) async fn destroy_as(
     Err(CloudError::Busy(format!("the request of {instance} keeps changing; try again")))
 }
 
-/// An error where the disk of a volume is missed on its node, and another of the same storage has it: what is deleted where it is
-/// not would come back from there.
+/// An error where another node of the same storage tells that it has the disk of a volume, whatever is told of the one that is asked
+/// for it: what is deleted where it is not would come back from there.
 async fn refuse_elsewhere(cloud: &Cloud, known: &Known) -> CloudResult<()> {
-    if known.status.record().is_none_or(|status| status.state != State::Error) {
+    // All statuses are looked through, which is not done where nobody else can have it.
+    if known.node_alive && storage_of(cloud, known.node).await?.is_none() {
         return Ok(());
     }
     let (keys, instance) = (&cloud.keys, known.instance);

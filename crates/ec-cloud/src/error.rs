@@ -54,6 +54,9 @@ pub enum CloudError {
     /// Asked to end, before anything was requested.
     #[error("interrupted; nothing was requested")]
     Interrupted,
+    /// Asked to end, when something was asked for that goes on.
+    #[error("interrupted; {0}")]
+    BrokenOff(String),
     /// One of these, and what came of it.
     #[error("{error}; {more}")]
     And {
@@ -86,7 +89,7 @@ impl CloudError {
             | Self::Invalid(_) => Kind::Wrong,
             Self::Store(error) if error.is_transient() => Kind::Unreachable,
             Self::Placement(PlacementError::Unreachable { .. }) | Self::Unavailable(_) => Kind::Unreachable,
-            Self::Interrupted => Kind::Interrupted,
+            Self::Interrupted | Self::BrokenOff(_) => Kind::Interrupted,
             Self::And { error, .. } => error.kind(),
             _ => Kind::Refused,
         }

@@ -201,9 +201,10 @@ pub(crate) async fn resolve_as(cloud: &Cloud, kind: Workload, text: &str) -> Clo
         let instances = cloud.keys.instances();
         bearers = below(cloud, &format!("{instances}{part}-"), &instances).await?;
     }
-    if bearers.is_empty() && is_beginning(text) {
+    let beginning = text.to_ascii_lowercase();
+    if bearers.is_empty() && is_beginning(&beginning) {
         let instances = cloud.keys.instances();
-        bearers = below(cloud, &format!("{instances}{text}"), &instances).await?;
+        bearers = below(cloud, &format!("{instances}{beginning}"), &instances).await?;
     }
     let neither = match kind {
         Workload::Machine => "neither a uuid nor a resources query",
@@ -300,8 +301,12 @@ pub async fn find_placed(cloud: &Cloud, instance: InstanceId) -> CloudResult<Kno
         Found::Placed(known) => Ok(*known),
         Found::Unplaced(record, _) => {
             let age = cloud.host.now().duration_since(record.created_at);
+            let (what, verb) = match record.kind {
+                Workload::Machine => ("instance", "destroy"),
+                Workload::Volume => ("volume", "volume delete"),
+            };
             Err(CloudError::Busy(format!(
-                "instance {instance} is not placed: a command began with it at {} and has not finished; if that was killed, its name is free in {} s, and `eschedule destroy {instance}` takes away what it left",
+                "{what} {instance} is not placed: a command began with it at {} and has not finished; if that was killed, its name is free in {} s, and `eschedule {verb} {instance}` then takes away what it left",
                 record.created_at,
                 (STALE - age).as_secs().max(0)
             )))

@@ -151,7 +151,8 @@ impl Board {
                 Some(match record {
                     Some(Ok(record)) => view.with(&record).wished(&record, &request, &status),
                     Some(Err(why)) => self.as_told(view.without_record(&why)),
-                    None => view,
+                    // Gone with the wish for its end, which takes a while.
+                    None => self.as_told(view),
                 })
             }
             (None, Some(Ok(record))) if record.assigned.is_none() => Some(View::unplaced(&record)),
@@ -342,21 +343,25 @@ mod tests {
     }
 
     #[test]
-    fn one_whose_record_goes_first_keeps_its_name_to_the_end() {
-        let mut board = Board::new(Keyspace::default(), Watched::default());
+    fn one_whose_record_goes_first_keeps_its_name_and_labels_to_the_end() {
+        let labels = vec![ec_model::input::label_selector("role=web").unwrap()];
+        let watched = Watched { labels, project: "p".into(), ..Watched::default() };
+        let mut board = Board::new(Keyspace::default(), watched);
         let mut set = |kind, key: String, pair| {
             let of = board.set(kind, &key, pair).into_iter().collect();
             let told = board.tell(of, false);
-            told.into_iter().map(|(what, view)| (what, view.name)).collect::<Vec<_>>()
+            told.into_iter().map(|(what, view)| (what, view.name, view.state)).collect::<Vec<_>>()
         };
         let (record, status) = (record(1, "web", "p"), status(1, State::Active, None));
         let (record_key, status_key) = (record.key.clone(), status.key.clone());
         assert_eq!(set(Kind::Record, record_key.clone(), Some(record)), []);
-        let named = |what| vec![(what, Some("n1".to_owned()))];
-        assert_eq!(set(Kind::Status, status_key.clone(), Some(status)), named(What::New));
-        // Its label is heard to be gone with it.
-        assert_eq!(set(Kind::Record, record_key, None), named(What::Changed));
-        assert_eq!(set(Kind::Status, status_key, None), named(What::Gone));
+        let named = |what, state: &str| vec![(what, Some("n1".to_owned()), state.to_owned())];
+        assert_eq!(set(Kind::Status, status_key.clone(), Some(status)), named(What::New, "ACTIVE"));
+        assert_eq!(set(Kind::Record, record_key, None), []);
+        let destroying = super::tests::status(1, State::Destroying, None);
+        let told = set(Kind::Status, status_key.clone(), Some(destroying));
+        assert_eq!(told, named(What::Changed, "DESTROYING"));
+        assert_eq!(set(Kind::Status, status_key, None), named(What::Gone, "DESTROYING"));
     }
 
     #[test]

@@ -168,7 +168,7 @@ pub enum ImageError {
     },
     /// Everything in the cache is in use.
     #[error(
-        "the image cache is full: {} wanted, {} of {} held by images in use",
+        "the image cache is full: {} more wanted, {} of {} held by images in use and what is being fetched",
         Size(*.wanted), Size(*.held), Size(*.max_bytes)
     )]
     CacheFull {

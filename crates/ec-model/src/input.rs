@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 
-use crate::{ImageId, InstanceId, Request};
+use crate::{ImageId, InstanceId, OF_INSTANCE, OF_VOLUME, Request};
 
 /// Keys for one guest; more is a mistake rather than a wish.
 pub const KEYS_MAX: usize = 64;
@@ -167,8 +167,11 @@ pub fn catalog_name(text: &str) -> Result<String, String> {
 }
 
 /// What an image of the catalogue can be called: as other things, and with a colon as in `debian:12`. It is not a uuid, by
-/// which images are told apart.
+/// which images are told apart, nor what a copy of a disk is asked for by.
 pub fn image_name(text: &str) -> Result<String, String> {
+    if let Some(of) = [OF_VOLUME, OF_INSTANCE].into_iter().find(|of| text.starts_with(of)) {
+        return Err(format!("begins with `{of}`, as a copy of a disk is asked for: wanted another name"));
+    }
     if text.parse::<ImageId>().is_ok() {
         return Err("is a uuid: wanted a name".to_owned());
     }
@@ -250,7 +253,8 @@ mod tests {
         for name in ["debian", "debian:12", "a.b_c@d-e"] {
             assert_eq!(image_name(name).as_deref(), Ok(name));
         }
-        for name in ["", ":a", "-a", "a/b", "a b", &"a".repeat(64), "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab"] {
+        let uuid = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab";
+        for name in ["", ":a", "-a", "a/b", "a b", &"a".repeat(64), uuid, "volume:db", "instance:web"] {
             assert!(image_name(name).is_err(), "{name}");
         }
         assert_eq!(property("os_distro=debian"), Ok(("os_distro".to_owned(), "debian".to_owned())));
