@@ -137,12 +137,14 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     }
     let (there, stored) = ec_cloud::standing(cloud, &stack.stack.0).await?;
     let of_file = volumes::wished(session, &stack, &source, &wished, &stored).await?;
+    let shared = if of_file.is_empty() { BTreeMap::new() } else { ec_cloud::sharing(cloud).await? };
     let of_volumes = Volumes {
         stack: &stack.stack.0,
         instances: &wished,
         volumes: &of_file,
         there: &there,
         stored: &stored,
+        shared: &shared,
     };
     of_volumes.check().map_err(|refused| volumes::refused(&stack, &source, &of_volumes, refused))?;
     let prune = Prune { instances: apply.prune, volumes: apply.prune_volumes };

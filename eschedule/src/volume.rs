@@ -170,6 +170,13 @@ pub(crate) struct Creating {
     waiting: Waiting,
 }
 
+impl VolumeCommand {
+    /// Whether it takes back, when it is interrupted, what it began with.
+    pub(crate) const fn is_long(&self) -> bool {
+        matches!(self, Self::Create(_) | Self::Clone { .. } | Self::Move { .. })
+    }
+}
+
 /// Does it.
 pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Output) -> Result<(), Failure> {
     let cloud = &session.cloud;
@@ -181,7 +188,7 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
             let (volume, instance) =
                 (resolve_volume(cloud, &volume).await?, resolve(cloud, &instance).await?);
             let patience = Patience::new(waiting)?;
-            if let Some(node) = node_to_come_to(cloud, volume, instance).await? {
+            if let Some(node) = node_to_come_to(cloud, volume, instance, device.as_deref()).await? {
                 bring(session, volume, node, &patience, patience.timeout.unwrap_or(MOVES_WITHIN)).await?;
             }
             let attached = ec_cloud::attach(cloud, volume, instance, device.as_deref()).await;

@@ -166,6 +166,55 @@ async fn the_disks_of_two_nodes_are_claimed_of_the_storage_that_they_share() -> 
     let listed = shown(&stack, &["list"])?;
     assert_eq!(listed.as_array().map(Vec::len), Some(2), "{listed}");
 
+    // Volumes of a stack come to the instance that is to have them.
+    let here = stack.node.to_string();
+    for (name, node) in [("near", &here), ("far", &to_second)] {
+        let create =
+            ["volume", "create", name, "--size", "1", "--node", node, "--label", "stack=shop", "--wait"];
+        done(&stack, &create)?;
+    }
+    let file = stack.directory().join("shop.yaml");
+    let text = format!(
+        "stack: shop\nvolumes: {{near: {{size: 1}}, far: {{size: 1}}}}\ninstances:\n  db: {{query: \"{GUEST}\", volumes: [near, far]}}\n"
+    );
+    std::fs::write(&file, text)?;
+    let file = file.display().to_string();
+    done(&stack, &["apply", "-f", &file, "--wait"])?;
+    let db = shown(&stack, &["show", "db"])?;
+    for name in ["near", "far"] {
+        let shown = shown(&stack, &["volume", "show", name])?;
+        assert_eq!((&shown["node"], &shown["instance"]), (&db["node"], &db["instance"]), "{shown}");
+    }
+    done(&stack, &["destroy", "db", "--wait"])?;
+    done(&stack, &["volume", "delete", "near", "far", "--wait"])?;
+
+    // What lies on storage that is not mounted is not taken for gone, though nobody asks for it.
+    done(&stack, &["volume", "create", "held", "--size", "1", "--node", &here, "--wait"])?;
+    let held = uuid(&stack, &["volume", "show", "held"], "volume")?;
+    let request = ec_model::Keyspace::default().request(stack.node, held);
+    stack.store.txn(ec_store::Txn::new().delete(request)).await?;
+    let is_unclaimed = async || {
+        let status = stack.status_at(stack.node, held).await?;
+        Ok(status.is_some_and(|status| status.state == State::Unclaimed))
+    };
+    stack.until("nobody asks for it", is_unclaimed).await?;
+    let (mounted, away) = (place.of(stack.node, second.node), place.path().join("away"));
+    std::fs::rename(&mounted, &away)?;
+    stack.until("its agent misses the storage", async || Ok(stack.log().contains("where disks are"))).await?;
+    // A look that saw nothing would have it swept at once.
+    tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+    std::fs::rename(&away, &mounted)?;
+    is_claimed(held, None).await?;
+    ensure!(is_unclaimed().await?, "it is told of as it was");
+    let healed = shown(&stack, &["heal", "--yes"])?;
+    ensure!(healed[0]["outcome"] == "healed", "{healed}");
+    stack
+        .until("it is there again", async || {
+            Ok(shown(&stack, &["volume", "show", "held"])?["status"] == "available")
+        })
+        .await?;
+    done(&stack, &["volume", "delete", "held", "--wait"])?;
+
     done(&stack, &["destroy", "first", "other", "--wait"])?;
     for name in ["data", "any0", "any1", "any2", "any3"] {
         done(&stack, &["volume", "delete", name, "--wait"])?;

@@ -96,7 +96,7 @@ pub use rights::Part;
 pub use schedule::{NoRoom, Scheduled, schedule};
 pub use select::{Filter, Page, SortBy, named_nodes, node_named, page, select};
 pub use sizes::{settle, tend_claims};
-pub use storage::{StorageView, join_storage, leave_storage, storages};
+pub use storage::{StorageView, join_storage, leave_storage, sharing, storages};
 pub use tend::{Cleared, Tended, tend_instances, tend_nodes};
 pub use volume::{
     Attached, NewVolume, VolumeView, attach, create_volume, delete_called_volume, delete_volume, detach,

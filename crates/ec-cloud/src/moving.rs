@@ -25,14 +25,16 @@ use crate::{
 /// Another writer changed it in between so often: something is wrong with the cluster.
 const TRIES: usize = 10;
 
-/// Where a machine is that is to have a volume, where that lies with another node of the same storage; none where it need not, or cannot, move.
+/// Where a machine is that is to have a volume as that device, where that lies with another node of the same storage; none where it
+/// need not, or cannot, move.
 ///
 /// # Errors
-/// There is no such volume, or no such machine.
+/// There is no such volume, or no such machine; [`CloudError::Refused`]: the machine would not take it.
 pub async fn node_to_come_to(
     cloud: &Cloud,
     volume: InstanceId,
     machine: InstanceId,
+    device: Option<&str>,
 ) -> CloudResult<Option<NodeId>> {
     let (disk, machine) = (known_volume(cloud, volume).await?, find_placed(cloud, machine).await?);
     if disk.node == machine.node || kind_of(&machine) == Some(Workload::Volume) {
@@ -40,7 +42,16 @@ pub async fn node_to_come_to(
     }
     let (from, to) = (storage_of(cloud, disk.node).await?, storage_of(cloud, machine.node).await?);
     let is_shared = from.is_some_and(|(_, from)| to.is_some_and(|(_, to)| from == to));
-    Ok(is_shared.then_some(machine.node))
+    if !is_shared {
+        return Ok(None);
+    }
+    // It stays where it is when it came for nothing.
+    let (record, order) = docs(&machine)?;
+    let sides = Sides { record: &record.record, request: &order.record, status: machine.status.record() };
+    volumes::taken_as(sides, device).map_err(|why| {
+        CloudError::Refused(format!("cannot attach volume {volume} to instance {}: {why}", machine.instance))
+    })?;
+    Ok(Some(machine.node))
 }
 
 /// Has a volume be with another node. That it is there already is no error.

@@ -53,6 +53,16 @@ pub async fn storages(cloud: &Cloud) -> CloudResult<Vec<StorageView>> {
     Ok(views)
 }
 
+/// Of the living nodes that share storage with others, which: its resource provider.
+///
+/// # Errors
+/// etcd does not answer.
+pub async fn sharing(cloud: &Cloud) -> CloudResult<BTreeMap<NodeId, NodeId>> {
+    let signs = cloud.store.list(&cloud.keys.all_alive()).await?.pairs;
+    let alive = signs.iter().filter_map(|pair| decode::<Alive>(&pair.value).ok());
+    Ok(alive.filter_map(|node| Some((node.node, node.storage?.provider))).collect())
+}
+
 /// Lets a node use shared storage, which is made known to placement where it is not. Doing it again changes nothing.
 ///
 /// # Errors

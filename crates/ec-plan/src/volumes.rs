@@ -64,6 +64,15 @@ pub fn attach(volume: Sides<'_>, machine: Sides<'_>, device: Option<&str>) -> Re
         return Err(format!("the volume lies on the storage of {node}, where the instance is not"));
     }
     there(volume.status)?;
+    Ok(Attach::Do(Attachment { volume: wanted, device: taken_as(machine, device)? }))
+}
+
+/// As which device a machine takes one more volume.
+///
+/// # Errors
+/// Why it takes none, or not as that one.
+pub fn taken_as(machine: Sides<'_>, device: Option<&str>) -> Result<String, String> {
+    changeable(machine, "the instance")?;
     settled(machine)?;
     if machine.record.volumes.len() >= Attachment::MOST {
         return Err(format!("the instance has {} volumes, and may have no more", Attachment::MOST));
@@ -78,8 +87,7 @@ pub fn attach(volume: Sides<'_>, machine: Sides<'_>, device: Option<&str>) -> Re
         Some(device) => Some(device.to_owned()),
         None => Attachment::free_device(&machine.record.volumes),
     };
-    let device = free.ok_or("the instance has no device left")?;
-    Ok(Attach::Do(Attachment { volume: wanted, device }))
+    free.ok_or_else(|| "the instance has no device left".to_owned())
 }
 
 /// Why no new machine of that project can boot from a volume, on its node.

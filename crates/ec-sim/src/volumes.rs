@@ -294,7 +294,7 @@ pub(crate) async fn give(
 ) -> Result<(), String> {
     world.log(actor, format!("attach {volume} to {instance}"));
     if world.shares_storage()
-        && let Some(node) = told(world, actor, node_to_come_to(cloud, volume, instance).await)?
+        && let Some(node) = told(world, actor, node_to_come_to(cloud, volume, instance, None).await)?
     {
         go(world, actor, cloud, volume, node, true).await?;
     }

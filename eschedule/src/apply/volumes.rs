@@ -4,8 +4,8 @@ use std::cell::OnceCell;
 
 use ec_cloud::{
     Ask, CloudError, NewVolume, Refused, STACK, Scheduled, Standing, Step, Verb, VolumeStep, Volumes, Wished,
-    WishedVolume, act, attach, create_volume, delete_called_volume, detach, extend_volume, node_of_copy,
-    room_of, until_active, until_free,
+    WishedVolume, act, attach, create_volume, delete_called_volume, detach, extend_volume, move_volume,
+    node_of_copy, node_to_come_to, room_of, until_active, until_free,
 };
 use ec_model::{ImageRef, InstanceId, NodeId, State, Workload};
 use ec_runtime::exit::{FAILED, Failure};
@@ -185,6 +185,11 @@ impl Making<'_> {
                 self.until_there(volume).await?;
                 let (volume, instance) = (volume.instance, instance.instance);
                 self.unless_stopped(until_free(cloud, volume, Some(instance), self.patience)).await?;
+                if let Some(node) = node_to_come_to(cloud, volume, instance, None).await? {
+                    let moved =
+                        move_volume(cloud, volume, node).await.map_err(|error| session.failed(error))?;
+                    self.until_there(moved).await?;
+                }
                 attach(cloud, volume, instance, None).await.map_err(|error| session.failed(error))?;
             }
             VolumeStep::Delete(volume, name) => {

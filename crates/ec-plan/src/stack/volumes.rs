@@ -9,6 +9,8 @@
 //!                        └ prune ──────────────────────▶ told that it stays
 //! ```
 //!
+//! A volume that lies with another node of the storage that its instance's node has comes to it, if it stands on no image.
+//!
 //! What the file does not name is left as it is, volumes of instances and instances of volumes, too.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ec_model::{Attachment, ImageRef, Instance, InstanceId, NodeId};
 
 use super::{Difference, STACK, Standing, Wished, fold, words};
-use crate::{sizes::of_disk, verbs::Change};
+use crate::{sizes::of_disk, verbs::Change, volumes::lies_alone};
 
 /// A volume as a file says it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -100,6 +102,8 @@ pub struct Volumes<'a> {
     pub there: &'a [Standing],
     /// The project's volumes.
     pub stored: &'a [Standing],
+    /// Of the living nodes that share storage, which: its resource provider.
+    pub shared: &'a BTreeMap<NodeId, NodeId>,
 }
 
 /// What goes that the file does not name.
@@ -135,7 +139,21 @@ impl<'a> Volumes<'a> {
     /// The node where one of the file's instances is, or has to be: where its volumes lie, or will.
     pub fn node_for(&self, instance: usize) -> Option<NodeId> {
         let there = self.instance_there(instance).and_then(Instance::node);
-        there.or_else(|| self.of(instance).find_map(|number| self.lies(number)))
+        // What stays where it is comes before what goes where it is wanted.
+        let fixed =
+            || self.of(instance).filter(|number| !self.moves(*number)).find_map(|number| self.lies(number));
+        there.or_else(fixed).or_else(|| self.of(instance).find_map(|number| self.lies(number)))
+    }
+
+    /// Whether a volume that is there goes to another node of its storage where it is wanted there. What is booted from is not.
+    fn moves(&self, number: usize) -> bool {
+        let alone = self.there(number).is_some_and(|record| lies_alone(&record.spec.image).is_ok());
+        alone && !self.volumes[number].boots
+    }
+
+    /// Whether two nodes share storage.
+    fn share(&self, one: NodeId, other: NodeId) -> bool {
+        self.shared.get(&one).is_some_and(|storage| self.shared.get(&other) == Some(storage))
     }
 
     /// The volume of the file that one of its instances boots from.
@@ -208,6 +226,9 @@ impl<'a> Volumes<'a> {
             // What is there stays there: of that it is told only where its instance could still be elsewhere.
             let is_fixed = is_there && self.there(number).is_some();
             let Some(lies) = self.lies(number).filter(|lies| *lies != node && !is_fixed) else { continue };
+            if self.moves(number) && self.share(lies, node) {
+                continue;
+            }
             let name = &self.volumes[number].name;
             let what = if is_there { "it is on" } else { "another of its volumes lies on" };
             return Err(Refused::Instance(
@@ -242,6 +263,8 @@ impl<'a> Volumes<'a> {
             };
             if let Some(instance) = self.instance_there(wanted)
                 && instance.node() != record.node()
+                && !(self.moves(number)
+                    && instance.node().zip(record.node()).is_some_and(|(to, from)| self.share(to, from)))
             {
                 let node = |record: &Instance| {
                     record.node().map_or_else(|| "no node".to_owned(), |node| node.to_string())

@@ -68,12 +68,13 @@ struct Case {
     volumes: Vec<WishedVolume>,
     there: Vec<Standing>,
     stored: Vec<Standing>,
+    shared: BTreeMap<NodeId, NodeId>,
 }
 
 impl Case {
     fn of(&self) -> Volumes<'_> {
-        let Self { instances, volumes, there, stored } = self;
-        Volumes { stack: "shop", instances, volumes, there, stored }
+        let Self { instances, volumes, there, stored, shared } = self;
+        Volumes { stack: "shop", instances, volumes, there, stored, shared }
     }
 
     /// Each step in a word or two.
@@ -112,6 +113,7 @@ fn what_is_not_there_is_made_and_given_and_what_is_so_is_left_alone() {
         volumes: vec![volume("data", Some(0)), volume("spare", None)],
         there: vec![standing(1, "DB", Some("shop"), 0, &[])],
         stored: Vec::new(),
+        shared: BTreeMap::new(),
     };
     assert_eq!(case.steps(true, true), ["create data", "create spare", "attach data db"]);
     assert_eq!((case.of().node_for(0), case.of().node_for(1)), (Some(node(0)), None));
@@ -135,6 +137,7 @@ fn what_an_instance_boots_from_is_made_before_it_and_is_neither_given_nor_taken(
         volumes: vec![WishedVolume { boots: true, ..volume("root", Some(0)) }, volume("data", Some(0))],
         there: Vec::new(),
         stored: Vec::new(),
+        shared: BTreeMap::new(),
     };
     assert_eq!(case.steps(true, true), ["create root", "create data", "attach data db"]);
     assert_eq!((case.of().root_of(0), case.of().root_of(1)), (Some(0), None));
@@ -174,6 +177,7 @@ fn labels_and_sizes_are_changed_and_another_image_is_told() {
         volumes: vec![wish],
         there: Vec::new(),
         stored: vec![stored(7, "data", Some("shop"), 0)],
+        shared: BTreeMap::new(),
     };
     assert_eq!(case.steps(false, false), ["set data labels tier", "extend data 5 6", "stands data"]);
     // What is not said is as it is.
@@ -189,6 +193,7 @@ fn a_volume_moves_to_another_instance_of_the_stack_and_is_taken_from_no_other() 
         volumes: vec![volume("data", Some(0)), volume("logs", Some(1))],
         there: vec![standing(1, "db", Some("shop"), 0, &[8]), standing(2, "web", Some("shop"), 0, &[7])],
         stored: vec![stored(7, "data", Some("shop"), 0), stored(8, "logs", Some("shop"), 0)],
+        shared: BTreeMap::new(),
     };
     assert_eq!(
         case.steps(false, false),
@@ -212,6 +217,7 @@ fn one_that_goes_by_prune_leaves_its_volume_to_the_next() {
         volumes: vec![volume("data", Some(0))],
         there: vec![standing(1, "old", Some("shop"), 1, &[7])],
         stored: vec![stored(7, "data", Some("shop"), 1)],
+        shared: BTreeMap::new(),
     };
     assert_eq!(case.of().node_for(0), Some(node(1)), "where its volume lies");
     assert_eq!(case.steps(true, false), ["attach data new"], "its end lets go of it");
@@ -235,6 +241,7 @@ fn what_cannot_be_is_refused_before_anything_is_done() {
         volumes: vec![wish, volume("logs", Some(0))],
         there,
         stored,
+        shared: BTreeMap::new(),
     };
     let mut small = volume("data", None);
     small.size_gb = Some(4);
@@ -270,6 +277,7 @@ fn of_what_lies_on_another_node_than_its_instance_is_told_and_the_rest_is_done()
         volumes: vec![volume("data", Some(0)), volume("logs", Some(0))],
         there: vec![standing(1, "db", Some("shop"), 0, &[])],
         stored: vec![stored(7, "data", Some("shop"), 1)],
+        shared: BTreeMap::new(),
     };
     assert_eq!(case.steps(true, true), ["stands data", "create logs", "attach logs db"]);
 }
@@ -281,9 +289,41 @@ fn what_is_wrong_with_a_volume_is_told() {
         volumes: vec![volume("data", None)],
         there: Vec::new(),
         stored: vec![stored(7, "data", Some("shop"), 0), stored(8, "other", None, 0)],
+        shared: BTreeMap::new(),
     };
     assert_eq!(case.of().differences(Prune::default()), []);
     case.stored[0].ails = Some("it is ill".to_owned());
     let stands = VolumeStep::Stands(id(7), "data".to_owned(), "it is ill".to_owned());
     assert_eq!(case.of().differences(Prune::default()), [Difference::Volume(stands)]);
+}
+
+#[test]
+fn on_storage_that_nodes_share_a_volume_comes_to_its_instance_unless_it_stands_on_an_image() {
+    let mut case = Case {
+        instances: vec![instance("db")],
+        volumes: vec![volume("data", Some(0)), volume("log", Some(0))],
+        there: vec![],
+        stored: vec![stored(1, "data", Some("shop"), 0), stored(2, "log", Some("shop"), 1)],
+        shared: BTreeMap::new(),
+    };
+    let storage = |number| NodeId::new(uuid::Uuid::from_u128(number));
+    assert!(case.of().check().is_err(), "each on storage of its own");
+    case.shared = [(node(0), storage(7)), (node(1), storage(7))].into();
+    assert_eq!(case.steps(false, false), ["attach data db", "attach log db"]);
+    assert_eq!(case.of().node_for(0), Some(node(0)));
+    // One of them stays.
+    case.stored[1].record.spec.image = ImageRef::at("file:///x");
+    assert_eq!(case.of().node_for(0), Some(node(1)));
+    assert_eq!(case.steps(false, false), ["attach data db", "attach log db"]);
+    case.there = vec![standing(9, "db", Some("shop"), 0, &[])];
+    assert_eq!(case.steps(false, false), ["stands log", "attach data db"]);
+    case.there = vec![standing(9, "db", Some("shop"), 1, &[])];
+    assert_eq!(case.steps(false, false), ["attach data db", "attach log db"]);
+    // What is booted from is not moved, nor is anything between storages.
+    case.there = vec![];
+    case.volumes[0].boots = true;
+    assert!(case.of().check().is_err());
+    case.volumes[0].boots = false;
+    case.shared = [(node(0), storage(7)), (node(1), storage(8))].into();
+    assert!(case.of().check().is_err());
 }
