@@ -1,10 +1,14 @@
-//! What is done to instances that are there: one after the other, each answered for by itself.
+//! What is done to instances that are there: each is asked, one after the other; then all that was asked for is waited for, at the
+//! same time. Each is answered for by itself.
 
-use std::{collections::HashSet, time::Duration};
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
 
 use ec_cloud::{
-    Acted, Ask, Cloud, CloudError, Doomed, Verb, View, destroy_selected, find, find_placed, resolve, select,
-    until_active, until_done, until_gone,
+    Acted, Ask, Awaited, Cloud, CloudError, Doomed, Verb, View, destroy_selected, find, find_placed, resolve,
+    select, until_active, until_done, until_gone,
 };
 use ec_model::{
     Attachment, Extent, InstanceId, NodeId, RequestId, ResourceQuery, State, input::LabelSelector,
@@ -13,6 +17,7 @@ use ec_runtime::{
     exit::{Failure, INTERRUPTED, print, tell},
     shutdown_on_signals,
 };
+use futures::StreamExt;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
@@ -20,11 +25,14 @@ use crate::{
     cli::{Instances, Output, Resizing, Waiting},
     config::Session,
     output::{self, Mood},
-    shown::Shown,
+    shown::{Progress, Shown},
 };
 
 /// So many characters of a uuid are no chance, where a mistake costs a disk.
 pub(crate) const CERTAIN: usize = 8;
+
+/// So many are waited for at the same time: each is two watches.
+const AT_ONCE: usize = 64;
 
 /// What came of one.
 #[derive(Default, Serialize)]
@@ -56,6 +64,14 @@ impl Done {
     fn failed(asked: &str, instance: Option<InstanceId>, why: &str) -> Self {
         Self { instance, asked: Some(asked.to_owned()), error: Some(why.to_owned()), ..Self::default() }
     }
+
+    /// Of one that is so now, or on the way there.
+    fn being(self, state: &str) -> Self {
+        let [instance, node] = [self.instance.map(|it| it.to_string()), self.node.map(|it| it.to_string())]
+            .map(Option::unwrap_or_default);
+        let line = format!("{state} INSTANCE {instance} ON {node}");
+        Self { state: Some(state.to_owned()), line, ..self }
+    }
 }
 
 /// Asks the same of each.
@@ -68,8 +84,12 @@ pub(crate) async fn act(
 ) -> Result<(), Failure> {
     let certain = matches!(verb, Verb::Rebuild(_));
     let patience = Patience::new(waiting)?;
-    let work = async |instance, _: &[LabelSelector]| act_on(session, verb, instance, &patience).await;
-    each(session, instances, output, certain, work, &patience).await
+    let ask = async |instance, _: &[LabelSelector]| ask_of(session, verb, instance, &patience).await;
+    let wait = async |done: Done, awaited, shown: &Shown| {
+        let state = come_to(session, verb, awaited, shown, &patience).await?;
+        Ok(done.being(&state))
+    };
+    each(session, instances, output, certain, ask, wait, &patience).await
 }
 
 /// Gives an instance another size, by a flavor's name or a query; or has what there is of that confirmed or reverted.
@@ -112,25 +132,29 @@ pub(crate) async fn destroy(
     output: Output,
 ) -> Result<(), Failure> {
     let patience = Patience::new(waiting)?;
-    let work = async |instance, selectors: &[LabelSelector]| {
-        destroy_one(session, instance, selectors, &patience).await
+    let ask = async |instance, selectors: &[LabelSelector]| {
+        ask_to_go(session, instance, selectors, &patience).await
     };
-    each(session, instances, output, true, work, &patience).await
+    let wait = async |done: Done, (instance, node, timeout), shown: &Shown| {
+        let gone = until_gone(&session.cloud, node, instance, timeout, |step| shown.step(step));
+        patience.wait(session, instance, gone).await?;
+        Ok(done.being("DESTROYED"))
+    };
+    each(session, instances, output, true, ask, wait, &patience).await
 }
 
 /// How long an outcome is waited for.
 pub(crate) struct Patience {
     /// None where it is not waited for at all.
     pub(crate) timeout: Option<Duration>,
-    /// Whether somebody pressed Ctrl-C while something is waited for; otherwise that ends the process at once.
+    /// Whether somebody pressed Ctrl-C.
     pub(crate) stop: CancellationToken,
 }
 
 impl Patience {
     pub(crate) fn new(waiting: Waiting) -> Result<Self, Failure> {
         let failed = |error| Failure::failed(format!("failed to listen for signals: {error}"));
-        let stop =
-            if waiting.wait { shutdown_on_signals().map_err(failed)? } else { CancellationToken::new() };
+        let stop = shutdown_on_signals().map_err(failed)?;
         Ok(Self { timeout: waiting.wait.then_some(Duration::from_secs(waiting.timeout)), stop })
     }
 
@@ -167,14 +191,24 @@ pub(crate) fn nothing_asked(text: &str) -> Failure {
     Failure { code: INTERRUPTED, message: format!("interrupted: nothing was asked of {text}") }
 }
 
-/// One that fails does not keep the others from being done. The first failure is the outcome of all, and of one alone.
-/// What costs a disk must be `certain`.
-async fn each(
+/// What was asked of one, by the word by which that was meant, and what is left to wait for.
+struct Asked<W> {
+    word: String,
+    done: Done,
+    /// As it was called; what is destroyed has no name afterwards.
+    called: Option<String>,
+    awaited: Option<W>,
+}
+
+/// Asks each, and then waits for all for which there is something to wait for. One that fails does not keep the others from being
+/// done, nor does one that takes long. The first failure is the outcome of all, and of one alone. What costs a disk must be `certain`.
+async fn each<W>(
     session: &Session,
     instances: &Instances,
     output: Output,
     certain: bool,
-    work: impl AsyncFn(InstanceId, &[LabelSelector]) -> Result<Done, Failure>,
+    ask: impl AsyncFn(InstanceId, &[LabelSelector]) -> Result<(Done, Option<W>), Failure>,
+    wait: impl AsyncFn(Done, W, &Shown) -> Result<Done, Failure>,
     patience: &Patience,
 ) -> Result<(), Failure> {
     let cloud = &session.cloud;
@@ -186,13 +220,15 @@ async fn each(
     // Named twice it is asked once, whichever way: once it is gone its name would mean nobody.
     let (mut words, mut asked) = (HashSet::new(), HashSet::new());
     texts.retain(|text| words.insert(text.clone()));
-    let request_id = cloud.request_id;
-    let mut failed = None::<Failure>;
-    let mut done = Vec::new();
+    let mut told =
+        Told { output, request_id: cloud.request_id, failed: None, unread: None, done: Vec::new() };
+    let mut later = Vec::new();
     for text in &texts {
         if patience.stop.is_cancelled() {
-            done.push(Done::failed(text, None, "interrupted before anything was asked of it"));
-            note(&mut failed, nothing_asked(text));
+            later.push(Err((
+                Done::failed(text, None, "interrupted before anything was asked of it"),
+                nothing_asked(text),
+            )));
             continue;
         }
         let meant = meant(cloud, text, certain).await;
@@ -203,43 +239,94 @@ async fn each(
         let outcome = match meant {
             Ok(instance) => {
                 let selectors = if named.contains(text) { &[][..] } else { &instances.label };
-                one(cloud, (instance, selectors), output, &work).await
+                let called = if output == Output::Name { name_of(cloud, instance).await } else { None };
+                let asked = ask(instance, selectors).await;
+                asked.map(|(done, awaited)| Asked { word: text.clone(), done, called, awaited })
             }
             Err(error) => Err(error.into()),
         };
+        let outcome = outcome.map_err(|failure| (Done::failed(text, instance, &failure.message), failure));
+        // What is known is told at once, where nothing is to be told before.
         match outcome {
-            Ok((one, _)) if output == Output::Table => print(&one.line)?,
-            Ok((_, name)) if output == Output::Name => print(&output::plain(&name))?,
-            Ok((one, _)) => done.push(Done { request_id, ..one }),
-            Err(failure) => {
-                done.push(Done { request_id, ..Done::failed(text, instance, &failure.message) });
-                note(&mut failed, failure);
+            Ok(asked) if asked.awaited.is_none() && later.is_empty() => {
+                told.tell(named_now(cloud, output, asked).await)
             }
+            Err(failed) if later.is_empty() => told.fail(failed),
+            outcome => later.push(outcome),
         }
     }
-    match done.as_slice() {
-        // One that was named is no list.
-        [one] if instances.instances.len() == 1 => output.print_fields(one)?,
-        all => output.print_fields(all)?,
+    let all = Progress::of(later.len());
+    let outcomes = later.into_iter().map(async |outcome| {
+        let Asked { word, done, called, awaited } = outcome?;
+        let Some(awaited) = awaited else {
+            return Ok(named_now(cloud, output, Asked::<W> { word, done, called, awaited: None }).await);
+        };
+        let instance = done.instance;
+        let first = done.state.as_deref().unwrap_or_default().to_lowercase();
+        let shown = all.shown(&word, &first);
+        let done = wait(done, awaited, &shown).await;
+        shown.finish();
+        let done = done.map_err(|failure| (Done::failed(&word, instance, &failure.message), failure))?;
+        Ok(named_now(cloud, output, Asked::<W> { word, done, called, awaited: None }).await)
+    });
+    let mut outcomes = futures::stream::iter(outcomes).buffered(AT_ONCE);
+    while let Some(outcome) = outcomes.next().await {
+        match outcome {
+            Ok(done) => told.tell(done),
+            Err(failed) => told.fail(failed),
+        }
     }
-    failed.map_or(Ok(()), Err)
+    told.end(instances.instances.len() == 1)
 }
 
-/// What comes of one, and what that is called where names are wanted.
-async fn one(
-    cloud: &Cloud,
-    (instance, selectors): (InstanceId, &[LabelSelector]),
+/// What came of one, and what it is called where names are wanted: as it is called now, for it may be renamed.
+async fn named_now<W>(cloud: &Cloud, output: Output, asked: Asked<W>) -> (Done, String) {
+    let Asked { done, called, .. } = asked;
+    let Some(instance) = done.instance.filter(|_| output == Output::Name) else {
+        return (done, String::new());
+    };
+    let name = name_of(cloud, instance).await.or(called);
+    (done, output::called(name.as_ref(), instance))
+}
+
+/// What came of all, as it is told.
+struct Told {
     output: Output,
-    work: &impl AsyncFn(InstanceId, &[LabelSelector]) -> Result<Done, Failure>,
-) -> Result<(Done, String), Failure> {
-    if output != Output::Name {
-        return Ok((work(instance, selectors).await?, String::new()));
+    request_id: Option<RequestId>,
+    failed: Option<Failure>,
+    /// Nobody reads what is told, or it cannot be written; all are asked nevertheless.
+    unread: Option<Failure>,
+    done: Vec<Done>,
+}
+
+impl Told {
+    fn tell(&mut self, (one, name): (Done, String)) {
+        let told = match self.output {
+            Output::Table => print(&one.line),
+            Output::Name => print(&output::plain(&name)),
+            Output::Json | Output::Yaml => {
+                self.done.push(Done { request_id: self.request_id, ..one });
+                Ok(())
+            }
+        };
+        if let Err(failure) = told {
+            self.unread.get_or_insert(failure);
+        }
     }
-    // Asked before, since what is destroyed has none afterwards, and again, since it may be renamed.
-    let before = name_of(cloud, instance).await;
-    let one = work(instance, selectors).await?;
-    let name = name_of(cloud, instance).await.or(before);
-    Ok((one, output::called(name.as_ref(), instance)))
+
+    fn fail(&mut self, (one, failure): (Done, Failure)) {
+        self.done.push(Done { request_id: self.request_id, ..one });
+        note(&mut self.failed, failure);
+    }
+
+    fn end(self, is_one: bool) -> Result<(), Failure> {
+        match self.done.as_slice() {
+            // One that was named is no list.
+            [one] if is_one => self.output.print_fields(one)?,
+            all => self.output.print_fields(all)?,
+        }
+        self.failed.or(self.unread).map_or(Ok(()), Err)
+    }
 }
 
 /// The instance that a word means.
@@ -248,7 +335,7 @@ async fn meant(cloud: &Cloud, text: &str, certain: bool) -> Result<InstanceId, C
     // A name that is borne by nobody any more may well be the beginning of another's uuid.
     if certain
         && text.len() < CERTAIN
-        && instance.to_string().starts_with(text)
+        && instance.to_string().starts_with(&text.to_ascii_lowercase())
         && !bears(cloud, instance, text).await
     {
         return Err(CloudError::NotFound(format!(
@@ -268,12 +355,16 @@ async fn name_of(cloud: &Cloud, instance: InstanceId) -> Option<String> {
     find(cloud, instance).await.ok().and_then(|found| View::found(&found).name)
 }
 
-async fn act_on(
+/// What is waited for of an instance on a node, and how long.
+type Awaiting = (InstanceId, NodeId, Awaited, Duration);
+
+/// Asks it of one.
+async fn ask_of(
     session: &Session,
     verb: &Verb,
     instance: InstanceId,
     patience: &Patience,
-) -> Result<Done, Failure> {
+) -> Result<(Done, Option<Awaiting>), Failure> {
     let Acted { node, node_alive, awaited, already } =
         ec_cloud::act(&session.cloud, instance, verb).await.map_err(|error| session.failed(error))?;
     if let Some(why) = &already {
@@ -282,41 +373,53 @@ async fn act_on(
     if awaited.is_some() && !node_alive {
         tell(&format!("eschedule: node {node} is not alive: it is done to {instance} when it is back"));
     }
-    let state = match (awaited, patience.timeout) {
-        (Some(awaited), Some(timeout)) => {
-            let shown = Shown::new(&under_way(verb).to_lowercase());
-            // How it stood before tells nothing of what is under way, and how it stands at the end the result does.
-            let seen = |step: ec_cloud::Step<'_>| match step {
-                ec_cloud::Step::Status(status) if output::mood_of(status.state) != Some(Mood::UnderWay) => {}
-                step => shown.step(step),
-            };
-            let cloud = &session.cloud;
-            let outcome = async {
-                let status = until_done(cloud, node, instance, awaited, timeout, seen).await?;
-                // Who waits for a guest that runs wants to reach it.
-                match status.state {
-                    State::Starting => until_active(cloud, node, instance, timeout, seen).await,
-                    _ => Ok(status),
-                }
-            };
-            let outcome = patience.wait(session, instance, outcome).await;
-            shown.finish();
-            match (outcome?.state, verb) {
-                // Its agent tells how it is besides.
-                (State::Active | State::Stopped, Verb::Resize(_)) => State::VerifyResize,
-                (state, _) => state,
-            }
-            .to_string()
+    let awaited = awaited.zip(patience.timeout).map(|(awaited, timeout)| (instance, node, awaited, timeout));
+    let done = Done {
+        instance: Some(instance),
+        node: Some(node),
+        node_alive: Some(node_alive),
+        line: format!("NOTHING TO DO FOR INSTANCE {instance} ON {node}"),
+        ..Done::default()
+    };
+    let done = match already {
+        // What is on its way there is waited for.
+        Some(why) => Done { note: Some(why), ..done },
+        None => done.being(under_way(verb)),
+    };
+    Ok((done, awaited))
+}
+
+/// Waits for what was asked for; how the instance is then.
+async fn come_to(
+    session: &Session,
+    verb: &Verb,
+    (instance, node, awaited, timeout): Awaiting,
+    shown: &Shown,
+    patience: &Patience,
+) -> Result<String, Failure> {
+    let until = Instant::now() + timeout;
+    // How it stood before tells nothing of what is under way, and how it stands at the end the result does.
+    let seen = |step: ec_cloud::Step<'_>| match step {
+        ec_cloud::Step::Status(status) if output::mood_of(status.state) != Some(Mood::UnderWay) => {}
+        step => shown.step(step),
+    };
+    let cloud = &session.cloud;
+    let outcome = async {
+        let status = until_done(cloud, node, instance, awaited, timeout, seen).await?;
+        let left = until.saturating_duration_since(Instant::now());
+        // Who waits for a guest that runs wants to reach it.
+        match status.state {
+            State::Starting => until_active(cloud, node, instance, left, seen).await,
+            _ => Ok(status),
         }
-        _ => under_way(verb).to_owned(),
     };
-    let line = match &already {
-        Some(_) => format!("NOTHING TO DO FOR INSTANCE {instance} ON {node}"),
-        None => format!("{state} INSTANCE {instance} ON {node}"),
-    };
-    let state = already.is_none().then_some(state);
-    let (instance, node, node_alive) = (Some(instance), Some(node), Some(node_alive));
-    Ok(Done { instance, node, node_alive, state, note: already, line, ..Done::default() })
+    let status = patience.wait(session, instance, outcome).await?;
+    Ok(match (status.state, verb) {
+        // Its agent tells how it is besides.
+        (State::Active | State::Stopped, Verb::Resize(_)) => State::VerifyResize,
+        (state, _) => state,
+    }
+    .to_string())
 }
 
 /// The word for what is under way then.
@@ -329,7 +432,7 @@ pub(crate) fn under_way(verb: &Verb) -> &'static str {
         Verb::Unpause => "UNPAUSING",
         Verb::Suspend => "SUSPENDING",
         Verb::Resume => "RESUMING",
-        Verb::Rebuild(_) => "REBUILDING",
+        Verb::Rebuild(_) | Verb::Remake(..) => "REBUILDING",
         Verb::Rescue(_) => "RESCUING",
         Verb::Unrescue => "UNRESCUING",
         Verb::Resize(_) | Verb::Revert => "RESIZING",
@@ -341,39 +444,27 @@ pub(crate) fn under_way(verb: &Verb) -> &'static str {
     }
 }
 
-/// Destroys one; where it was selected, only while it is what was.
-async fn destroy_one(
+/// Asks for the end of one; where it was selected, only while it is what was.
+async fn ask_to_go(
     session: &Session,
     instance: InstanceId,
     selectors: &[LabelSelector],
     patience: &Patience,
-) -> Result<Done, Failure> {
+) -> Result<(Done, Option<(InstanceId, NodeId, Duration)>), Failure> {
     let doomed = destroy_selected(&session.cloud, instance, selectors).await;
     let (node, alive) = match doomed.map_err(|error| session.failed(error))? {
         Doomed::By { node, alive } => (Some(node), alive),
         Doomed::Already => (None, false),
     };
-    if let Some(node) = node.filter(|_| !alive) {
+    let done = Done { instance: Some(instance), node, node_alive: Some(alive), ..Done::default() };
+    let Some(node) = node else {
+        let line = format!("DESTROYED INSTANCE {instance}, WHICH WAS NEVER PLACED");
+        return Ok((Done { state: Some("DESTROYED".to_owned()), line, ..done }, None));
+    };
+    if !alive {
         tell(&format!("eschedule: node {node} is not alive: {instance} is destroyed when it is back"));
     }
-    let done = match (node, patience.timeout) {
-        (Some(node), Some(timeout)) => {
-            let shown = Shown::new("destroying");
-            let gone = until_gone(&session.cloud, node, instance, timeout, |step| shown.step(step));
-            let outcome = patience.wait(session, instance, gone).await;
-            shown.finish();
-            outcome?;
-            "DESTROYED"
-        }
-        (Some(_), None) => "DESTROYING",
-        (None, _) => "DESTROYED",
-    };
-    let line = match node {
-        Some(node) => format!("{done} INSTANCE {instance} ON {node}"),
-        None => format!("{done} INSTANCE {instance}, WHICH WAS NEVER PLACED"),
-    };
-    let (instance, node_alive, state) = (Some(instance), Some(alive), Some(done.to_owned()));
-    Ok(Done { instance, node, node_alive, state, line, ..Done::default() })
+    Ok((done.being("DESTROYING"), patience.timeout.map(|timeout| (instance, node, timeout))))
 }
 
 #[cfg(test)]
@@ -392,8 +483,10 @@ mod tests {
         let patience = Patience { timeout: None, stop: CancellationToken::new() };
         patience.stop.cancel();
         let instances = Instances { instances: vec!["one".into(), "two".into()], ..Instances::default() };
-        let work = async |_, _: &[LabelSelector]| panic!("it was asked");
-        let failed = each(&session, &instances, Output::Table, false, work, &patience).await.unwrap_err();
+        let ask = async |_, _: &[LabelSelector]| panic!("it was asked");
+        let wait = async |done, (), _: &Shown| Ok(done);
+        let failed =
+            each(&session, &instances, Output::Table, false, ask, wait, &patience).await.unwrap_err();
         assert_eq!(
             (failed.code, failed.message.as_str()),
             (INTERRUPTED, "interrupted: nothing was asked of one")

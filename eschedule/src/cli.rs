@@ -10,9 +10,10 @@ use std::{
 };
 
 use clap::{
-    Args, Parser, Subcommand, ValueEnum,
+    Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
     builder::NonEmptyStringValueParser,
     error::{ContextKind, ContextValue},
+    parser::ValueSource,
 };
 use clap_complete::Shell;
 use ec_model::{RequestId, Restart, input::LabelSelector};
@@ -115,6 +116,10 @@ pub(crate) struct Cli {
 
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
+
+    /// The options that are not everywhere the same and stand before a command, or beside a query or an instance.
+    #[arg(skip)]
+    pub(crate) given: Vec<String>,
 }
 
 /// What the guest shall be, beside its resources.
@@ -249,7 +254,16 @@ impl From<Policy> for Restart {
 impl Cli {
     /// What was typed; where that cannot be, or was a question, how the process ends after its answer.
     pub(crate) fn read() -> Result<Self, ExitCode> {
-        let mut cli = Self::try_parse().map_err(|error| answered(&brief(error)))?;
+        let wrong = |error| answered(&brief(error));
+        let command = Self::command();
+        let matches = command.clone().try_get_matches().map_err(wrong)?;
+        let mut cli = Self::from_arg_matches(&matches).map_err(wrong)?;
+        let is_given = |arg: &&Arg| {
+            !arg.is_global_set()
+                && matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine)
+        };
+        let given = command.get_arguments().filter(is_given).filter_map(Arg::get_long);
+        cli.given = given.map(|option| format!("--{option}")).collect();
         cli.config = cli.config.or_else(|| std::env::var_os("ESCHEDULE_CONFIG"));
         Ok(cli)
     }

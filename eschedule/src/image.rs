@@ -176,6 +176,13 @@ enum Source {
     Standard,
 }
 
+impl ImageCommand {
+    /// Whether it takes back, when it is interrupted, what it began with.
+    pub(crate) const fn is_long(&self) -> bool {
+        matches!(self, Self::Add(_))
+    }
+}
+
 /// Does it.
 pub(crate) async fn image(session: &Session, command: ImageCommand, output: Output) -> Result<(), Failure> {
     let cloud = &session.cloud;

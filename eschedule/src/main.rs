@@ -28,7 +28,7 @@ mod top;
 mod volume;
 mod watch;
 
-use std::{fs, path::Path, process::ExitCode};
+use std::{fs, path::Path, process::ExitCode, time::Duration};
 
 use clap::CommandFactory;
 use cli::{Cli, Command, Output};
@@ -36,8 +36,8 @@ use config::{Session, Settings};
 use ec_cloud::{View, find, resolve};
 use ec_model::{ResourceQuery, Workload};
 use ec_runtime::{
-    exit::{Failure, tell},
-    init_logging, install_tls_provider,
+    exit::{Failure, INTERRUPTED, tell},
+    init_logging, install_tls_provider, shutdown_on_signals,
 };
 
 fn main() -> ExitCode {
@@ -79,10 +79,12 @@ async fn run(cli: Cli) -> Result<(), Failure> {
                 "`{target}` does not go with a command; see `eschedule --help`"
             )));
         }
-        (Some(_), None) if cli.place.is_told() => {
-            return Err(Failure::usage(
-                "--node, --group, --strategy and --dry-run go with a resources query or with `run`, behind it",
-            ));
+        // Else it would be left out without a word.
+        (Some(_), None) if !cli.given.is_empty() => {
+            return Err(Failure::usage(format!(
+                "{} stands before a command, and goes with a resources query; what a command takes stands behind it",
+                cli.given.join(", ")
+            )));
         }
         _ => {}
     }
@@ -99,15 +101,17 @@ async fn run(cli: Cli) -> Result<(), Failure> {
     let settings = Settings { request_id: cli.request_id, ..Settings::load(config.map(Path::new))? };
     match (command, cli.target) {
         (Some(Command::Destroy { instances, waiting }), _) => {
-            acting::destroy(&Session::open(settings).await?, &instances, waiting, output).await
+            let session = Session::open(settings).await?;
+            to_its_end(acting::destroy(&session, &instances, waiting, output)).await
         }
         (Some(Command::Act(act)), _) => {
             let session = Session::open(settings).await?;
             let (verb, instances, waiting) = act.what(&session).await?;
-            acting::act(&session, &verb, &instances, waiting, output).await
+            to_its_end(acting::act(&session, &verb, &instances, waiting, output)).await
         }
         (Some(Command::Resize(resizing)), _) => {
-            acting::resize(&Session::open(settings).await?, resizing, output).await
+            let session = Session::open(settings).await?;
+            to_its_end(acting::resize(&session, resizing, output)).await
         }
         (Some(Command::Reach(_)), _) if output != Output::Table => {
             Err(Failure::usage("what comes of a console, a log or ssh has no other form: leave --output out"))
@@ -156,28 +160,40 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         }
         (Some(Command::Doctor), _) => doctor::doctor(&Session::open(settings).await?, output).await,
         (Some(Command::Flavor(command)), _) => {
-            catalog::flavor(&Session::open(settings).await?, command, output).await
+            let session = Session::open(settings).await?;
+            to_its_end(catalog::flavor(&session, command, output)).await
         }
         (Some(Command::Keypair(command)), _) => {
-            catalog::keypair(&Session::open(settings).await?, command, output).await
+            let session = Session::open(settings).await?;
+            to_its_end(catalog::keypair(&session, command, output)).await
         }
         (Some(Command::Image(command)), _) => {
-            image::image(&Session::open(settings).await?, command, output).await
+            let session = Session::open(settings).await?;
+            match command.is_long() {
+                true => image::image(&session, command, output).await,
+                false => to_its_end(image::image(&session, command, output)).await,
+            }
         }
         (Some(Command::Apply(apply)), _) => {
             apply::apply(&Session::open(settings).await?, apply, output).await
         }
         (Some(Command::Volume(command)), _) => {
-            volume::volume(&Session::open(settings).await?, command, output).await
+            let session = Session::open(settings).await?;
+            match command.is_long() {
+                true => volume::volume(&session, command, output).await,
+                false => to_its_end(volume::volume(&session, command, output)).await,
+            }
         }
         (Some(Command::Snapshot(command)), _) => {
             snapshot::snapshot(&Session::open(settings).await?, command, output).await
         }
         (Some(Command::Storage(command)), _) => {
-            storage::storage_command(&Session::open(settings).await?, command, output).await
+            let session = Session::open(settings).await?;
+            to_its_end(storage::storage_command(&session, command, output)).await
         }
         (Some(Command::Group(command)), _) => {
-            catalog::group(&Session::open(settings).await?, command, output).await
+            let session = Session::open(settings).await?;
+            to_its_end(catalog::group(&session, command, output)).await
         }
         (_, Some(target)) if target.contains('=') => {
             let query = ResourceQuery::parse(&target).map_err(|error| Failure::usage(error.to_string()))?;
@@ -193,10 +209,36 @@ async fn run(cli: Cli) -> Result<(), Failure> {
                     "`{instance}` is not a resources query: wanted for example `resources=VCPU:1,MEMORY_MB:256`"
                 )));
             }
+            let left_out =
+                cli.given.iter().find(|option| !["--wait", "--timeout"].contains(&option.as_str()));
+            if let Some(option) = left_out {
+                return Err(Failure::usage(format!(
+                    "{option} goes with a resources query: of `{instance}` the address is told, with --wait once it has one"
+                )));
+            }
             run::address(&Session::open(settings).await?, &instance, cli.waiting, output).await
         }
         (_, None) => Err(Failure::usage("nothing to do; see `eschedule --help`")),
     }
+}
+
+/// Who is interrupted in the midst of what he asks for may come to the end of that, and say so; who waits for something says what
+/// goes on.
+const ENDS_WITHIN: Duration = Duration::from_secs(1);
+
+/// What comes of work that is short, or ends by itself when it is interrupted. Where it does not, nobody here knows what was done.
+async fn to_its_end(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    let stop = shutdown_on_signals()
+        .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
+    tokio::pin!(work);
+    tokio::select! {
+        biased;
+        done = &mut work => return done,
+        () = stop.cancelled() => {}
+    }
+    let unknown = "interrupted: nobody here knows whether what was asked for last was done; look before you ask again (`list`, `show`)";
+    let ended = tokio::time::timeout(ENDS_WITHIN, work).await;
+    ended.unwrap_or_else(|_| Err(Failure { code: INTERRUPTED, message: unknown.to_owned() }))
 }
 
 fn manual_pages(directory: &Path) -> Result<(), Failure> {

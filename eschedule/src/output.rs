@@ -5,10 +5,13 @@ mod image;
 mod table;
 mod volume;
 
+use std::{os::fd::AsFd, time::Duration};
+
 use ec_cloud::{GroupView, Healed, NodeView, Outcome, StorageView, View};
 use ec_model::{Flavor, InstanceId, Keypair, Rebuild, Restart};
-use ec_runtime::exit::{Failure, print};
+use ec_runtime::exit::{Failure, NOBODY_READS, print};
 use jiff::Timestamp;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 
 use crate::{cli::Output, cluster::Added};
@@ -53,6 +56,21 @@ pub(crate) fn escaped(json: serde_json::Result<String>) -> Result<String, String
         if is_left(c) { text.push_str(&format!("\\u{:04x}", u32::from(c))) } else { text.push(c) }
     }
     Ok(text)
+}
+
+/// Ends when nobody reads standard output any more, of which who prints nothing would not hear.
+pub(crate) async fn nobody_reads() -> Failure {
+    const PERIOD: Duration = Duration::from_secs(1);
+    let gone = PollFlags::POLLERR | PollFlags::POLLHUP | PollFlags::POLLNVAL;
+    loop {
+        tokio::time::sleep(PERIOD).await;
+        let output = std::io::stdout();
+        let mut asked = [PollFd::new(output.as_fd(), PollFlags::empty())];
+        let told = poll(&mut asked, PollTimeout::ZERO).is_ok_and(|told| told > 0);
+        if told && asked[0].revents().is_some_and(|is| is.intersects(gone)) {
+            return Failure { code: NOBODY_READS, message: String::new() };
+        }
+    }
 }
 
 /// What an instance is called: its name, or its uuid.

@@ -27,7 +27,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
-use crate::config::Session;
+use crate::{config::Session, output};
 
 /// When there is nothing more to type, what the guest still prints is taken until it prints nothing for so long.
 const QUIET: Duration = Duration::from_secs(1);
@@ -178,6 +178,7 @@ async fn logs(
         let piece = tokio::select! {
             piece = stream.next() => piece?,
             () = ending.asked() => return Err(Failure { code: INTERRUPTED, message: String::new() }),
+            gone = output::nobody_reads() => return Err(gone),
         };
         let bytes = match piece {
             Piece::Bytes(bytes) => bytes,

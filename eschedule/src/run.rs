@@ -121,11 +121,6 @@ impl Place {
     pub(crate) fn on(&self, node: Option<NodeId>) -> Self {
         Self { node: node.map(|node| node.to_string()), ..self.clone() }
     }
-
-    /// Whether anything is said of it.
-    pub(crate) fn is_told(&self) -> bool {
-        self.node.is_some() || self.group.is_some() || self.strategy.is_some() || self.dry_run
-    }
 }
 
 /// What came of a request.

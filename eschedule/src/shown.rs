@@ -5,29 +5,60 @@ use std::{cell::RefCell, io::IsTerminal, time::Duration};
 use ec_cloud::Step;
 use ec_model::{State, Status};
 use ec_runtime::exit::tell;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use crate::output::plain;
+
+/// What the user sees of several that are waited for at the same time.
+pub(crate) struct Progress {
+    bars: MultiProgress,
+    several: bool,
+}
+
+impl Progress {
+    /// Of so many.
+    pub(crate) fn of(many: usize) -> Self {
+        Self { bars: MultiProgress::new(), several: many > 1 }
+    }
+
+    /// What the user sees of one of them, which is called so.
+    pub(crate) fn shown(&self, who: &str, first: &str) -> Shown {
+        let bar = Shown::bar().map(|bar| self.bars.add(bar));
+        let who = if self.several { format!("{}: ", plain(who)) } else { String::new() };
+        Shown::with(bar, who, first)
+    }
+}
 
 /// What the user sees.
 pub(crate) struct Shown {
     bar: Option<ProgressBar>,
+    /// Whom it is about, where that is not clear.
+    who: String,
     last: RefCell<String>,
 }
 
 impl Shown {
     pub(crate) fn new(first: &str) -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| {
+        Self::with(Self::bar(), String::new(), first)
+    }
+
+    fn with(bar: Option<ProgressBar>, who: String, first: &str) -> Self {
+        if let Some(bar) = &bar {
+            bar.enable_steady_tick(Duration::from_millis(120));
+        }
+        let shown = Self { bar, who, last: RefCell::default() };
+        shown.tell(first);
+        shown
+    }
+
+    fn bar() -> Option<ProgressBar> {
+        std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new_spinner();
             if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed:>4} {msg}") {
                 bar.set_style(style);
             }
-            bar.enable_steady_tick(Duration::from_millis(120));
             bar
-        });
-        let shown = Self { bar, last: RefCell::default() };
-        shown.tell(first);
-        shown
+        })
     }
 
     /// Shows a step.
@@ -69,8 +100,8 @@ impl Shown {
     /// Shows this.
     pub(crate) fn tell(&self, text: &str) {
         match &self.bar {
-            Some(bar) => bar.set_message(text.to_owned()),
-            None if *self.last.borrow() != text => tell(text),
+            Some(bar) => bar.set_message(format!("{}{text}", self.who)),
+            None if *self.last.borrow() != text => tell(&format!("{}{text}", self.who)),
             None => {}
         }
         text.clone_into(&mut self.last.borrow_mut());

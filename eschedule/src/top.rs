@@ -106,6 +106,9 @@ pub(crate) fn for_people(output: Output) -> Result<(), Failure> {
     ))
 }
 
+/// A signal is heard of within.
+const HEARD_OF: Duration = Duration::from_millis(100);
+
 /// Shows it until its user leaves. `config` is the configuration's file, where one was named.
 pub(crate) async fn top(session: &Session, top: Top, config: Option<OsString>) -> Result<(), Failure> {
     let cloud = Cloud { notice: |_| {}, ..session.cloud.clone() };
@@ -197,7 +200,8 @@ pub(crate) async fn top(session: &Session, top: Top, config: Option<OsString>) -
                     // The same key stops the other command, which goes on with this.
                     never = stopped_with(&mut stopped) => match never {},
                 }
-                // Ctrl-C was for that.
+                // Ctrl-C was for that, and may be heard of here a little later.
+                tokio::time::sleep(HEARD_OF).await;
                 ending = Ending::new()?;
                 screen.take()?;
             }

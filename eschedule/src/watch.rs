@@ -80,7 +80,7 @@ pub(crate) async fn watch(session: &Session, watching: Watching, output: Output)
     for text in &watching.instances {
         watched.instances.insert(resolve(cloud, text).await?);
     }
-    ec_cloud::watch(cloud, watched, |seen| match seen {
+    let watched = ec_cloud::watch(cloud, watched, |seen| match seen {
         Seen::Is(what, view) => {
             let line = Line::of(what, &view);
             let failed = |why: String| Failure::failed(format!("failed to write the answer: {why}"));
@@ -100,6 +100,9 @@ pub(crate) async fn watch(session: &Session, watching: Watching, output: Output)
             tell(&format!("eschedule: {why}; watching on"));
             Ok(())
         }
-    })
-    .await
+    });
+    tokio::select! {
+        ended = watched => ended,
+        gone = output::nobody_reads() => Err(gone),
+    }
 }
