@@ -11,6 +11,7 @@ use ec_model::{Image, ImageId, ImageRef, ResourceQuery, Visibility, decode};
 use tokio::time::sleep;
 
 use crate::{
+    acts,
     life::Life,
     user::cloud,
     world::{Actor, World},
@@ -39,6 +40,8 @@ pub(crate) enum Deed {
         change: ImageChange,
     },
     Delete(String),
+    /// Somebody takes an image's record away by hand, and leaves its names.
+    Lose(String),
     List,
     CreateFlavor(&'static str),
     DeleteFlavor(&'static str),
@@ -58,6 +61,7 @@ pub(crate) fn any(world: &World) -> (Deed, &'static str) {
         },
         6..10 => Deed::Change { image: some_image(world, name), change: a_change(world) },
         10..13 => Deed::Delete(some_image(world, name)),
+        13 if world.chance(30) => Deed::Lose(some_image(world, name)),
         13 => Deed::List,
         14 | 15 => Deed::CreateFlavor(name),
         16 => Deed::DeleteFlavor(name),
@@ -120,6 +124,13 @@ pub(crate) async fn perform(world: &Arc<World>, actor: Actor, cloud: &Cloud, dee
                 world.judge(|referee, world| referee.image_deleted(world, image.id));
             }
             deleted
+        }
+        Deed::Lose(text) => {
+            if let Ok(image) = text.parse() {
+                world.judge(|referee, _| referee.image_lost(image));
+                acts::delete_key(world, &world.keys.image(image)).await;
+            }
+            return;
         }
         Deed::List => {
             world.log(actor, "lists images");

@@ -164,6 +164,10 @@ pub(crate) struct Referee {
     missed: BTreeMap<NodeId, Vec<u64>>,
     /// What lets somebody in to look at a guest, and by which wish.
     words: BTreeMap<String, (InstanceId, u64)>,
+    /// Groups that had a member.
+    joined: BTreeSet<String>,
+    /// Images whose records somebody took away.
+    images_lost: BTreeSet<ImageId>,
     /// Images that users were told of, and those that somebody is about to delete.
     images: BTreeSet<ImageId>,
     images_asked_away: BTreeSet<ImageId>,
@@ -255,7 +259,7 @@ impl Referee {
     pub(crate) fn wished(&mut self, instance: InstanceId, verb: &Verb) {
         let known = self.known.entry(instance).or_default();
         (known.power_wished, known.ended) = (true, None);
-        known.rebuilds_wished += u32::from(matches!(verb, Verb::Rebuild(_)));
+        known.rebuilds_wished += u32::from(matches!(verb, Verb::Rebuild(_) | Verb::Remake(..)));
         known.rescues_wished += u32::from(matches!(verb, Verb::Rescue(_)));
         known.extended |= matches!(verb, Verb::Resize(_));
     }

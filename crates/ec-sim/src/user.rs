@@ -27,10 +27,11 @@ const NAMES: [&str; 4] = ["web", "db", "mail", "cache"];
 const WINDOW: u32 = 10;
 
 /// Groups that users of one project have, or have again.
-const GROUPS: [(&str, Policy); 3] = [
+const GROUPS: [(&str, Policy); 4] = [
     ("apart", Policy::AntiAffinity),
     ("together", Policy::Affinity),
     ("rather-apart", Policy::SoftAntiAffinity),
+    ("rather-together", Policy::SoftAffinity),
 ];
 
 /// A command line of a life.
@@ -156,7 +157,7 @@ pub(crate) fn a_name(world: &World) -> &'static str {
 }
 
 fn a_group(world: &World) -> (&'static str, Policy) {
-    GROUPS[usize::try_from(world.pick(0..3)).unwrap_or(0)]
+    GROUPS[usize::try_from(world.pick(0..4)).unwrap_or(0)]
 }
 
 /// Most often that what ends stays so.

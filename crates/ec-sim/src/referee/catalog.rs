@@ -24,6 +24,11 @@ impl Referee {
         self.look_at_known(world, image);
     }
 
+    /// Somebody takes its record away by hand.
+    pub(crate) fn image_lost(&mut self, image: ImageId) {
+        self.images_lost.insert(image);
+    }
+
     /// A user was told that it is gone.
     pub(crate) fn image_deleted(&mut self, world: &World, image: ImageId) {
         self.images.remove(&image);
@@ -56,7 +61,7 @@ impl Referee {
     fn look_at_known(&mut self, world: &World, image: ImageId) {
         let usable = record(world, image).is_some_and(|image| image.status == ImageStatus::Active);
         // Another may have deleted it, whose word is not here yet, or was killed.
-        let is_asked_away = self.images_asked_away.contains(&image);
+        let is_asked_away = self.images_asked_away.contains(&image) || self.images_lost.contains(&image);
         if !usable && !self.restored && !is_asked_away {
             self.found(format!("the image {image} was told to be there, and is not"));
         }
@@ -69,7 +74,8 @@ impl Referee {
         let left = left.iter().flat_map(|under| world.store.content(under).pairs).map(|pair| pair.key);
         let mut left: Vec<String> = left.collect();
         if !self.restored {
-            left.extend(world.objects().into_iter().map(|image| format!("the bytes of {image}")));
+            let known = world.objects().into_iter().filter(|image| !self.images_lost.contains(image));
+            left.extend(known.map(|image| format!("the bytes of {image}")));
         }
         if !left.is_empty() {
             self.found(format!("of images there are left: {}", left.join(", ")));
@@ -203,6 +209,11 @@ pub(super) fn of_catalog(world: &World, txn: &Txn, op: &Op) -> Vec<String> {
             let name = key.rsplit_once('/').map_or(key, |(name, _)| name);
             let is_free = |compare: &Compare| matches!(compare, Compare::NoneUnder(under) if *under == format!("{name}/"));
             if txn.when.iter().any(is_free) { Vec::new() } else { vec![format!("{name}/")] }
+        }
+        // Of a name alone its image is not there.
+        Op::Delete(_) if is_any(&[keys.all_image_names(), keys.all_public_images()]) => {
+            let record = keys.parse_image(key).map(|image| keys.image(image)).ok();
+            record.filter(|record| !txn.then.iter().any(|op| op.key() == record)).into_iter().collect()
         }
         Op::Delete(_) if is_record => {
             let is_there = |compare: &Compare| matches!(compare, Compare::Present(own) if own == key);

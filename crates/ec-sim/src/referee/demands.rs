@@ -54,7 +54,10 @@ impl Referee {
                 Actor::Nemesis => continue,
                 Actor::Agent(node, _) => of_agent(world, node, op, old.as_ref()),
                 Actor::User(_) | Actor::Controller(_) => {
-                    let mut stands_on = of_tool(world, txn, op, old.as_ref());
+                    let mut stands_on = match op.key().strip_prefix(MEMBERS) {
+                        Some(place) => self.of_member(world, txn, op, place),
+                        None => of_tool(world, txn, op, old.as_ref()),
+                    };
                     lacking.extend(of_revoked(world, op, old.as_ref()));
                     if world.keys.parse_instance(op.key()).is_ok() {
                         stands_on.extend(of_attach(world, txn, old.as_ref(), written(op), &mut lacking));
@@ -183,9 +186,6 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
         // Two who note something at once: neither is forgotten.
         return if matches!(op, Op::Put { .. }) && old.is_some() { vec![key.to_owned()] } else { Vec::new() };
     }
-    if let Some(place) = key.strip_prefix(MEMBERS) {
-        return of_member(world, txn, op, place);
-    }
     if let Some(group) = key.strip_prefix(GROUPS) {
         let members = format!("{MEMBERS}{group}/");
         let is_alone = |compare: &Compare| matches!(compare, Compare::NoneUnder(under) if *under == members);
@@ -298,30 +298,36 @@ fn brought_back(world: &World, txn: &Txn, node: NodeId, instance: InstanceId) ->
     stands_on
 }
 
-/// Whoever takes a place in a group compares the group, and what its policy says of others' places.
-fn of_member(world: &World, txn: &Txn, op: &Op, place: &str) -> Vec<String> {
-    let Some((node, instance)) = world.keys.parse_member(op.key()).ok() else { return Vec::new() };
-    let record = world.keys.instance(instance);
-    if let Op::Delete(_) = op {
-        return if writes(txn, &record) { Vec::new() } else { vec![record] };
+impl Referee {
+    /// Whoever takes a place in a group compares the group, and what its policy says of others' places.
+    fn of_member(&mut self, world: &World, txn: &Txn, op: &Op, place: &str) -> Vec<String> {
+        let Some((node, instance)) = world.keys.parse_member(op.key()).ok() else { return Vec::new() };
+        let record = world.keys.instance(instance);
+        if let Op::Delete(_) = op {
+            return if writes(txn, &record) { Vec::new() } else { vec![record] };
+        }
+        let group: Vec<&str> = place.splitn(3, '/').take(2).collect();
+        let (group, members) =
+            (format!("{GROUPS}{}", group.join("/")), format!("{MEMBERS}{}/", group.join("/")));
+        let there = format!("{members}{node}/");
+        let policy = content(world, &group).and_then(|pair| decode::<Group>(&pair.value).ok());
+        let had_some = !self.joined.insert(members.clone());
+        // It is where it is.
+        let is_back = content(world, &world.keys.held(node, instance)).is_some();
+        let is_demanded = |compare: &Compare| match (policy.as_ref().map(|group| group.policy), compare) {
+            (Some(Policy::AntiAffinity), Compare::NoneUnder(under)) => *under == there,
+            (Some(Policy::Affinity), Compare::NoneUnder(under)) => *under == members,
+            (Some(Policy::Affinity), Compare::Present(peer)) => peer.starts_with(&there),
+            // In the last of its rounds it goes anywhere; in no history anybody comes to that.
+            (Some(Policy::SoftAntiAffinity), Compare::NoneSince(under, _)) => *under == there,
+            (Some(Policy::SoftAntiAffinity), _) => is_back,
+            // Who saw that it has none goes where it likes while that is so. Who saw some joins them, or does not.
+            (Some(Policy::SoftAffinity), Compare::NoneUnder(under)) => *under == members,
+            (Some(Policy::SoftAffinity), _) => is_back || had_some,
+            _ => false,
+        };
+        if txn.when.iter().any(is_demanded) { vec![group] } else { vec![group, members] }
     }
-    let group: Vec<&str> = place.splitn(3, '/').take(2).collect();
-    let (group, members) = (format!("{GROUPS}{}", group.join("/")), format!("{MEMBERS}{}/", group.join("/")));
-    let there = format!("{members}{node}/");
-    let policy = content(world, &group).and_then(|pair| decode::<Group>(&pair.value).ok());
-    // It is where it is.
-    let is_back = content(world, &world.keys.held(node, instance)).is_some();
-    let is_demanded = |compare: &Compare| match (policy.as_ref().map(|group| group.policy), compare) {
-        (Some(Policy::AntiAffinity), Compare::NoneUnder(under)) => *under == there,
-        (Some(Policy::Affinity), Compare::NoneUnder(under)) => *under == members,
-        (Some(Policy::Affinity), Compare::Present(peer)) => peer.starts_with(&there),
-        // In the last of its rounds it goes anywhere; in no history anybody comes to that.
-        (Some(Policy::SoftAntiAffinity), Compare::NoneSince(under, _)) => *under == there,
-        (Some(Policy::SoftAntiAffinity), _) => is_back,
-        (Some(Policy::SoftAffinity), _) => true,
-        _ => false,
-    };
-    if txn.when.iter().any(is_demanded) { vec![group] } else { vec![group, members] }
 }
 
 /// A replica of eplacement compares clock and epoch, all that it writes, and all that its decision counts at; and
