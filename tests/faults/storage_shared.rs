@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use ec_model::{InstanceId, NodeId, Resources, SharedStorage, State};
 use ec_placement_client::SHARES;
+use ec_store::{Store, Txn};
 use ec_tests::{Release, SecondAgent, Stack};
 use serde_json::Value;
 use uuid::Uuid;
@@ -179,7 +180,7 @@ async fn the_disks_of_two_nodes_are_claimed_of_the_storage_that_they_share() -> 
     );
     std::fs::write(&file, text)?;
     let file = file.display().to_string();
-    done(&stack, &["apply", "-f", &file, "--wait"])?;
+    done(&stack, &["apply", "-f", &file])?;
     let db = shown(&stack, &["show", "db"])?;
     for name in ["near", "far"] {
         let shown = shown(&stack, &["volume", "show", name])?;
@@ -192,7 +193,7 @@ async fn the_disks_of_two_nodes_are_claimed_of_the_storage_that_they_share() -> 
     done(&stack, &["volume", "create", "held", "--size", "1", "--node", &here, "--wait"])?;
     let held = uuid(&stack, &["volume", "show", "held"], "volume")?;
     let request = ec_model::Keyspace::default().request(stack.node, held);
-    stack.store.txn(ec_store::Txn::new().delete(request)).await?;
+    stack.store.txn(Txn::new().delete(request)).await?;
     let is_unclaimed = async || {
         let status = stack.status_at(stack.node, held).await?;
         Ok(status.is_some_and(|status| status.state == State::Unclaimed))
