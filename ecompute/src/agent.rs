@@ -47,9 +47,10 @@ pub async fn run(settings: Settings, port: Option<Port>, shutdown: CancellationT
         let taken = async {
             let (found, known) = (shared.clone(), state_dir.clone());
             // A server that is away holds up who asks it, and not this agent's end.
-            tokio::task::spawn_blocking(move || storage::check(&found, &known)).await??;
+            let host = Host::default();
+            host.blocking(move || storage::check(&found, &known)).await??;
             storage::refuse_new(&shared, &placement, node).await?;
-            tokio::task::spawn_blocking(move || storage::take(&shared, &state_dir, node)).await??;
+            host.blocking(move || storage::take(&shared, &state_dir, node)).await??;
             anyhow::Ok(())
         };
         tokio::select! {

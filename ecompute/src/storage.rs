@@ -27,11 +27,17 @@ const ANSWERS_IN: Duration = Duration::from_secs(10);
 
 /// A question to the host's file systems, of which one may not answer. It is asked once at a time: each that is not answered holds
 /// a thread.
-pub(crate) struct Asked<T>(Mutex<(Option<BoxFuture<'static, Option<T>>>, Option<T>)>);
+pub(crate) struct Asked<T>(Mutex<Question<T>>);
+
+struct Question<T> {
+    under_way: Option<BoxFuture<'static, Option<T>>>,
+    /// What was answered last.
+    before: Option<T>,
+}
 
 impl<T> Default for Asked<T> {
     fn default() -> Self {
-        Self(Mutex::new((None, None)))
+        Self(Mutex::new(Question { under_way: None, before: None }))
     }
 }
 
@@ -46,7 +52,7 @@ impl<T: Clone + Send + 'static> Asked<T> {
         question: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Option<T>> {
         let mut asked = self.0.lock().await;
-        let mut under_way = match asked.0.take() {
+        let mut under_way = match asked.under_way.take() {
             Some(under_way) => under_way,
             None => {
                 let host = host.clone();
@@ -55,13 +61,13 @@ impl<T: Clone + Send + 'static> Asked<T> {
         };
         match timeout(ANSWERS_IN, &mut under_way).await {
             Ok(Some(answer)) => {
-                asked.1 = Some(answer.clone());
+                asked.before = Some(answer.clone());
                 Ok(answer)
             }
-            Ok(None) => Err(asked.1.clone()),
+            Ok(None) => Err(asked.before.clone()),
             Err(_) => {
-                asked.0 = Some(under_way);
-                Err(asked.1.clone())
+                asked.under_way = Some(under_way);
+                Err(asked.before.clone())
             }
         }
     }
